@@ -1,0 +1,59 @@
+# Everything runs in .venv, which the first target that needs it sets up.
+#   PYTHON=/path/to/python3.12   interpreter for it (default: the first one found)
+#   PYTEST_ARGS="-k ledger -x"   more arguments for pytest
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.set-up
+CANDIDATES := python3.11 python3.12 python3 python
+
+# `make test` leaves out what is slow or needs a GPU, the network or hours.
+ORDINARY := not slow and not gpu and not network and not paper
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo check test test-all golden bench clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Create .venv with Python 3.11 or 3.12 and the pinned packages
+
+demo: $(STAMP) ## Train on the embedded digits through Flower and show the result
+	$(BIN)/fedgs demo
+
+check: $(STAMP) ## Lint, formatting, types and the import rule
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/python -m pyright
+	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_repository.py
+
+test: $(STAMP) ## The ordinary tests: on the CPU, offline, under five minutes
+	$(BIN)/python -m pytest -m "$(ORDINARY)" $(PYTEST_ARGS)
+
+test-all: $(STAMP) ## Every test; what the machine cannot run is skipped with a reason
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+golden: $(STAMP) ## Rewrite the golden trajectories (explain the change in CHANGELOG.md)
+	$(BIN)/python -m pytest tests/test_golden.py --update-golden $(PYTEST_ARGS)
+
+bench: $(STAMP) ## Measure speed and memory on this machine
+	$(BIN)/python -m experiments.bench
+
+clean: ## Remove caches and built packages (never .venv or runs)
+	rm -rf build dist *.egg-info *.fab .benchmarks .hypothesis .pytest_cache .ruff_cache
+	find fedgs clients server experiments tests -type d -name __pycache__ -prune -exec rm -rf {} +
+
+# The interpreter is tried, not only looked up: a version manager's shim may exist
+# without its Python, and Debian's Python without the module that makes environments.
+$(STAMP): pyproject.toml constraints.txt
+	@for python in $(or $(PYTHON),$(CANDIDATES)); do \
+	  if "$$python" -c 'import ensurepip, sys, venv; \
+	    sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; then \
+	    echo "make: $(VENV) from $$python"; "$$python" -m venv $(VENV) && exit 0; exit 1; \
+	  fi; \
+	done; \
+	echo "make: no usable Python 3.11 or 3.12 among: $(or $(PYTHON),$(CANDIDATES))." >&2; \
+	echo "make: install one with its venv module, or name it: make setup PYTHON=/path/to/python3.12" >&2; \
+	exit 1
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[all,dev]"
+	@touch $@
