@@ -1,0 +1,565 @@
+"""Every setting of a run, in one frozen dataclass.
+
+The field names are the public names: TOML keys, command-line flags (with `-` for `_`),
+Flower's `[tool.flwr.app.config]` and the run folder's `config.json` all use them.
+Validation is in two steps: each field against its own range (`option`), then the
+combinations (`RunConfig.validate`). This module imports no tensor library.
+"""
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# GS-WGAN source/config.py defaults, as published (Chen, Orekondy, Fritz, NeurIPS 2020).
+REFERENCE_NOISE_MULTIPLIER = 1.07
+REFERENCE_NUM_CLIENTS = 1000
+REFERENCE_NUM_ROUNDS = 20_000
+REFERENCE_WARM_START_ROUNDS = 2_000
+
+GROUPS = ("Data", "Federation", "Privacy", "Training", "Model", "Runtime")
+
+Scalar = str | int | float | bool
+
+
+class UserError(ValueError):
+    """A mistake in the input: names the setting, its value and the remedy.
+
+    The command line prints it in one or two lines and exits with code 2.
+    """
+
+
+def option(
+    default: Any,
+    group: str,
+    text: str,
+    *,
+    choices: tuple[str, ...] = (),
+    at_least: float | None = None,
+    at_most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """Declares a field of `RunConfig` with its help text and its valid range."""
+    limits = {
+        "choices": choices,
+        "at_least": at_least,
+        "at_most": at_most,
+        "above": above,
+        "below": below,
+    }
+    return field(default=default, metadata={"group": group, "help": text, **limits})
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All settings of one training run; see each field's help text.
+
+    Privacy: public. Nothing here may be computed from private data.
+    """
+
+    # Data
+    data: str = option(
+        "digits",
+        "Data",
+        "digits, mnist, fashion-mnist, mnist-by-writer or npz:PATH.",
+    )
+    data_dir: str | None = option(
+        None, "Data", "Folder in torchvision's layout, for example with MNIST/raw."
+    )
+    download: bool = option(
+        False, "Data", "Download a missing torchvision data set into data_dir."
+    )
+    partition: str = option(
+        "auto",
+        "Data",
+        "How records become clients; auto is by-client where the data has clients.",
+        choices=("auto", "iid", "by-client", "dirichlet"),
+    )
+    dirichlet_alpha: float = option(
+        0.5, "Data", "Label skew of the dirichlet partition; smaller is more.", above=0
+    )
+    image_size: int = option(
+        28, "Data", "Side of the square images: 16, 28, 32 or 64.", at_least=16
+    )
+    image_channels: int = option(
+        1, "Data", "1 for grey, 3 for RGB.", at_least=1, at_most=3
+    )
+    num_classes: int | None = option(
+        None, "Data", "Number of labels; taken from the data when unset.", at_least=1
+    )
+
+    # Federation
+    num_clients: int | None = option(
+        None,
+        "Federation",
+        "K, the units of privacy; all clients of the data when unset.",
+        at_least=1,
+    )
+    clients_per_round: int | None = option(
+        1, "Federation", "m, participants of a round, 1 to K.", at_least=1
+    )
+    client_selection: str = option(
+        "uniform",
+        "Federation",
+        "Who participates: uniform (the paper), balanced (equally often) or all.",
+        choices=("uniform", "balanced", "all"),
+    )
+    discriminator_training: str = option(
+        "selected",
+        "Federation",
+        "Whose discriminators train in a round: selected (the paper), "
+        "every_round (all clients) or frozen (none after the warm start).",
+        choices=("selected", "every_round", "frozen"),
+    )
+    clients_per_node: int = option(
+        1,
+        "Federation",
+        "P, clients hosted by one node; the node adds noise once to their sum.",
+        at_least=1,
+    )
+    privacy_unit: str = option(
+        "client",
+        "Federation",
+        "What one client stands for in the guarantee.",
+        choices=("client", "record"),
+    )
+    min_nodes: int | None = option(
+        None,
+        "Federation",
+        "A round counts when this many of its nodes answered; all when unset.",
+        at_least=1,
+    )
+    round_timeout: float = option(
+        600.0, "Federation", "Seconds to wait for the nodes of a round.", above=0
+    )
+
+    # Privacy
+    noise_multiplier: float | None = option(
+        None,
+        "Privacy",
+        "Noise per node and release: noise_std = 2 * clip_bound * noise_multiplier.",
+        at_least=0,
+    )
+    target_epsilon: float | None = option(
+        None,
+        "Privacy",
+        "Find the smallest noise for this epsilon over all rounds.",
+        above=0,
+    )
+    adversary: str = option(
+        "release",
+        "Privacy",
+        "Against whom target_epsilon holds.",
+        choices=("release", "server", "secagg"),
+    )
+    relation: str = option(
+        "replace-one",
+        "Privacy",
+        "Neighbouring relation of target_epsilon.",
+        choices=("replace-one", "zero-out"),
+    )
+    delta: float = option(1e-5, "Privacy", "delta of every epsilon.", above=0, below=1)
+    clip_bound: float = option(
+        1.0, "Privacy", "C, the largest L2 norm of one fake's gradient.", above=0
+    )
+    batch_size: int = option(
+        32, "Privacy", "B, fakes answered by a release.", at_least=1
+    )
+    gradient_basis: str = option(
+        "pixels",
+        "Privacy",
+        "Clip and noise pixels (the paper) or a low-frequency DCT block.",
+        choices=("pixels", "dct"),
+    )
+    dct_size: int = option(
+        14, "Privacy", "Side k of the k x k DCT block; never tuned on private data.",
+        at_least=1,
+    )
+    noise_seed: int | None = option(
+        None,
+        "Privacy",
+        "Seed of the noise, for reproduction only: a seeded run is not private.",
+        at_least=0,
+    )
+
+    # Training
+    num_rounds: int = option(
+        REFERENCE_NUM_ROUNDS, "Training", "T, generator updates.", at_least=1
+    )
+    discriminator_steps: int = option(
+        5, "Training", "n_dis, discriminator steps of a round.", at_least=1
+    )
+    discriminator_batch_size: int = option(
+        32,
+        "Training",
+        "Real and fake images of a discriminator step; drawn with replacement.",
+        at_least=1,
+    )
+    fakes_per_round: int | None = option(
+        None,
+        "Training",
+        "Size of the one set of fakes that a round's steps draw from; "
+        "unset: n_dis fresh batches, the last one answered (the paper).",
+        at_least=1,
+    )
+    warm_start: str = option(
+        "local",
+        "Training",
+        "Warm start against an own generator that is thrown away (local) or "
+        "against the server's first fakes (public).",
+        choices=("local", "public"),
+    )
+    warm_start_rounds: int = option(
+        REFERENCE_WARM_START_ROUNDS,
+        "Training",
+        "T_w, warm-start rounds of n_dis discriminator steps.",
+        at_least=0,
+    )
+    generator_learning_rate: float = option(
+        1e-4, "Training", "Adam's step size for the generator.", above=0
+    )
+    generator_beta1: float = option(
+        0.5, "Training", "Adam's beta1 for the generator.", at_least=0, below=1
+    )
+    generator_beta2: float = option(
+        0.9, "Training", "Adam's beta2 for the generator.", at_least=0, below=1
+    )
+    discriminator_learning_rate: float = option(
+        1e-4, "Training", "Adam's step size for the discriminators.", above=0
+    )
+    discriminator_beta1: float = option(
+        0.5, "Training", "Adam's beta1 for the discriminators.", at_least=0, below=1
+    )
+    discriminator_beta2: float = option(
+        0.9, "Training", "Adam's beta2 for the discriminators.", at_least=0, below=1
+    )
+    gradient_penalty_weight: float = option(
+        10.0, "Training", "Weight of the WGAN gradient penalty.", at_least=0
+    )
+    drift_weight: float = option(
+        1e-3, "Training", "Weight of mean(D(real)^2).", at_least=0
+    )
+    ema_decay: float = option(
+        0.999,
+        "Training",
+        "Decay of the averaged generator, min(1 - 1/(t+1), ema_decay).",
+        at_least=0,
+        below=1,
+    )
+
+    # Model
+    generator: str = option(
+        "resnet",
+        "Model",
+        "Generator: resnet or dcgan (the paper) or the light upsample.",
+        choices=("resnet", "dcgan", "upsample"),
+    )
+    generator_dim: int = option(
+        64, "Model", "Width of the generator.", at_least=1
+    )
+    discriminator_dim: int = option(
+        64, "Model", "Width d of the discriminator: channels d, 2d, 4d.", at_least=1
+    )
+    spectral_norm: bool = option(
+        True, "Model", "Spectral normalisation of the discriminator."
+    )
+    discriminator_activation: str = option(
+        "relu",
+        "Model",
+        "Activation of the discriminator.",
+        choices=("relu", "leaky_relu"),
+    )
+    conditional: bool = option(
+        True, "Model", "Generator and discriminator see the label."
+    )
+    latent: str = option(
+        "bernoulli",
+        "Model",
+        "Latent z: bernoulli bits (the paper; 10 bits and 10 labels give at most "
+        "10,240 distinct images) or normal.",
+        choices=("bernoulli", "normal"),
+    )
+    latent_dim: int = option(10, "Model", "Length of z.", at_least=1)
+
+    # Runtime
+    engine: str = option(
+        "local",
+        "Runtime",
+        "local (one process) or flower (a simulation on Ray).",
+        choices=("local", "flower"),
+    )
+    output: str = option("", "Runtime", "The run folder to create.")
+    seed: int | None = option(
+        None,
+        "Runtime",
+        "Seed of initialisation, latents, data order and selection; "
+        "drawn and recorded when unset.",
+        at_least=0,
+    )
+    device: str = option(
+        "cpu", "Runtime", "cpu or cuda, for discriminators and generator."
+    )
+    num_workers: int = option(
+        2,
+        "Runtime",
+        "Threads (local) or Ray actors (flower) that nodes are spread over; "
+        "does not change the result.",
+        at_least=1,
+    )
+    num_threads: int = option(
+        1,
+        "Runtime",
+        "torch threads of one worker; bit-for-bit promises hold for one value.",
+        at_least=1,
+    )
+    gpu_fraction: float = option(
+        0.0, "Runtime", "GPU share of one Ray actor.", at_least=0, at_most=1
+    )
+    stacking: str = option(
+        "auto",
+        "Runtime",
+        "Many discriminators in one batched call (stacked) or in turn (loop); "
+        "auto is stacked below width 32 and on a GPU.",
+        choices=("auto", "stacked", "loop"),
+    )
+    chunk_size: int = option(
+        64,
+        "Runtime",
+        "Clients of a node in one batched call; changes the last bits.",
+        at_least=1,
+    )
+    checkpoint_every: int | None = option(
+        None,
+        "Runtime",
+        "Rounds between checkpoints; unset: as often as costs under 5 % of the time.",
+        at_least=1,
+    )
+    sample_every: int | None = option(
+        None,
+        "Runtime",
+        "Rounds between sample grids; unset: ten over the run.",
+        at_least=1,
+    )
+
+    def __post_init__(self) -> None:
+        """Coerces and checks every field by itself.
+
+        Raises:
+            UserError: a value of the wrong type or outside its range.
+        """
+        for spec in dataclasses.fields(self):
+            value = _coerce(spec.name, getattr(self, spec.name))
+            object.__setattr__(self, spec.name, value)
+            if value is not None:
+                _check_range(spec, value)
+
+    @property
+    def stacked(self) -> bool:
+        """Whether discriminators train in batched calls (see `stacking`)."""
+        if self.stacking == "auto":
+            return self.device != "cpu" or self.discriminator_dim < 32
+        return self.stacking == "stacked"
+
+    @property
+    def fakes_sent(self) -> int:
+        """Number of fake images that one round sends to every participant."""
+        if self.fakes_per_round is not None:
+            return self.fakes_per_round
+        steps = self.discriminator_steps * self.discriminator_batch_size
+        return max(steps, self.batch_size)
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes that `num_clients` clients live on."""
+        return math.ceil(_known(self.num_clients) / self.clients_per_node)
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of one node's noise, 2 * clip_bound * noise_multiplier."""
+        if self.noise_multiplier is None:
+            raise UserError(
+                "noise_multiplier is unset: give --noise-multiplier or "
+                "--target-epsilon"
+            )
+        return 2.0 * self.clip_bound * self.noise_multiplier
+
+    @property
+    def release_shape(self) -> tuple[int, int, int, int]:
+        """Shape (B, channels, side, side) of one release in the gradient basis."""
+        side = self.dct_size if self.gradient_basis == "dct" else self.image_size
+        return (self.batch_size, self.image_channels, side, side)
+
+    def validate(self) -> "RunConfig":
+        """Checks the combinations of settings and returns the same configuration.
+
+        Raises:
+            UserError: two settings contradict each other.
+        """
+        for check in (
+            _check_model,
+            _check_data,
+            _check_federation,
+            _check_privacy,
+            _check_training,
+            _check_runtime,
+        ):
+            check(self)
+        return self
+
+    def to_flat(self) -> dict[str, Scalar]:
+        """Returns the settings as flat scalars, unset ones as the empty string."""
+        return {
+            name: "" if value is None else value
+            for name, value in dataclasses.asdict(self).items()
+        }
+
+    @classmethod
+    def from_flat(
+        cls, values: Mapping[str, Any], base: "RunConfig | None" = None
+    ) -> "RunConfig":
+        """Builds a configuration from flat scalars, on top of `base`.
+
+        Args:
+            values: setting name to value; the empty string means unset.
+            base: the configuration that `values` override; defaults when None.
+
+        Raises:
+            UserError: an unknown name, or a value outside its range.
+        """
+        known = {spec.name for spec in dataclasses.fields(cls)}
+        for name in values:
+            if name not in known:
+                raise UserError(
+                    f"{name}: unknown setting; `fedgs train --help` lists them all"
+                )
+        return dataclasses.replace(base or cls(), **values)
+
+
+def _known(num_clients: int | None) -> int:
+    if num_clients is None:
+        raise UserError("num_clients is unset: give --num-clients or data with clients")
+    return num_clients
+
+
+def field_type(name: str) -> tuple[type, bool]:
+    """Returns the scalar type of a setting and whether it may be unset."""
+    annotation = typing.get_type_hints(RunConfig)[name]
+    if isinstance(annotation, types.UnionType):
+        return typing.get_args(annotation)[0], True
+    return annotation, False
+
+
+def _coerce(name: str, value: Any) -> Any:
+    kind, optional = field_type(name)
+    if optional and (value is None or value == ""):
+        return None
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    is_bool = isinstance(value, bool)
+    if not isinstance(value, kind) or (is_bool and kind is not bool):
+        raise UserError(f"{name} = {value!r}: must be of type {kind.__name__}")
+    return value
+
+
+def _check_range(spec: "dataclasses.Field[Any]", value: Any) -> None:
+    limits = spec.metadata
+    flag = f"--{spec.name.replace('_', '-')}"
+    if limits["choices"] and value not in limits["choices"]:
+        names = ", ".join(limits["choices"])
+        raise UserError(f"{spec.name} = {value!r}: give {flag} one of {names}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{spec.name} = {value}: give {flag} a finite number")
+    for key, holds, words in (
+        ("at_least", lambda v, limit: v >= limit, "at least"),
+        ("at_most", lambda v, limit: v <= limit, "at most"),
+        ("above", lambda v, limit: v > limit, "a number above"),
+        ("below", lambda v, limit: v < limit, "a number below"),
+    ):
+        limit = limits[key]
+        if limit is not None and not holds(value, limit):
+            raise UserError(f"{spec.name} = {value}: give {flag} {words} {limit:g}")
+
+
+def _check_model(config: RunConfig) -> None:
+    if config.image_size not in (16, 28, 32, 64):
+        raise UserError(
+            f"image_size = {config.image_size}: give --image-size 16, 28, 32 or 64"
+        )
+    if config.image_channels not in (1, 3):
+        raise UserError(
+            f"image_channels = {config.image_channels}: give --image-channels 1 or 3"
+        )
+    if config.device.split(":")[0] not in ("cpu", "cuda"):
+        raise UserError(f"device = {config.device!r}: give --device cpu or cuda")
+
+
+def _check_data(config: RunConfig) -> None:
+    if config.download and config.data_dir is None:
+        raise UserError("download = True: give --data-dir, the folder to download into")
+
+
+def _check_federation(config: RunConfig) -> None:
+    num_clients, per_round = config.num_clients, config.clients_per_round
+    if config.client_selection == "all":
+        if num_clients is not None and per_round not in (None, num_clients):
+            raise UserError(
+                f"clients_per_round = {per_round}: client_selection = all means all "
+                f"{num_clients} clients; leave --clients-per-round out"
+            )
+    elif per_round is None:
+        raise UserError(
+            f"clients_per_round is unset: client_selection = {config.client_selection} "
+            "needs --clients-per-round"
+        )
+    elif num_clients is not None and per_round > num_clients:
+        raise UserError(
+            f"clients_per_round = {per_round}: give --clients-per-round at most "
+            f"num_clients = {num_clients}"
+        )
+    if num_clients is not None and config.min_nodes is not None:
+        if config.min_nodes > config.num_nodes:
+            raise UserError(
+                f"min_nodes = {config.min_nodes}: give --min-nodes at most the "
+                f"{config.num_nodes} nodes of this run"
+            )
+    if config.privacy_unit == "record" and config.partition in (
+        "by-client",
+        "dirichlet",
+    ):
+        raise UserError(
+            f"privacy_unit = record: partition = {config.partition} lets a record "
+            "move others between clients; give --partition iid or --privacy-unit client"
+        )
+
+
+def _check_privacy(config: RunConfig) -> None:
+    if config.target_epsilon is not None and config.noise_multiplier == 0:
+        raise UserError(
+            "noise_multiplier = 0: no finite target_epsilon can hold; "
+            "leave one of the two out"
+        )
+    if config.gradient_basis == "dct" and config.dct_size > config.image_size:
+        raise UserError(
+            f"dct_size = {config.dct_size}: give --dct-size at most "
+            f"image_size = {config.image_size}"
+        )
+
+
+def _check_training(config: RunConfig) -> None:
+    if config.fakes_per_round is not None:
+        if config.fakes_per_round < config.batch_size:
+            raise UserError(
+                f"fakes_per_round = {config.fakes_per_round}: give --fakes-per-round "
+                f"at least batch_size = {config.batch_size}"
+            )
+
+
+def _check_runtime(config: RunConfig) -> None:
+    if config.gpu_fraction and config.device == "cpu":
+        raise UserError(
+            f"gpu_fraction = {config.gpu_fraction}: give --device cuda with it"
+        )
