@@ -1,0 +1,164 @@
+"""Private images that belong to clients: the one form in which all data enters.
+
+Images are uint8 in memory, (record, channel, height, width), 0 = background, and become
+float32 in [0, 1] one client at a time. `sources` reads the data sets, `partition`
+decides which records belong to which client.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedgs.config import RunConfig
+from fedgs.data import partition, sources
+
+__all__ = ["FederatedImages", "load_data", "load_test_data"]
+
+
+@dataclass(frozen=True, eq=False)
+class FederatedImages:
+    """Labelled images and the client that each of them belongs to.
+
+    A record may belong to no client (what an even split leaves over), never to two:
+    the sensitivity of a release rests on that.
+
+    Privacy: reads private data; output private.
+
+    Attributes:
+        images: all records, shape (N, channel, height, width), uint8, 0 = background;
+            may be read-only.
+        labels: shape (N,), int64, in [0, num_classes); all 0 for data without labels.
+        client_records: for each client its record numbers, 1-D int64, at least one.
+        client_names: one public name per client, in the order of `client_records`.
+        num_classes: number of labels, at least 1.
+        name: the setting `data` that it was loaded from.
+
+    Raises:
+        ValueError: the arrays contradict each other, a client is empty or a record
+            belongs to two clients.
+
+    >>> images = np.full((3, 1, 2, 2), 255, dtype=np.uint8)
+    >>> labels = np.array([0, 1, 0])
+    >>> records = (np.array([2, 1]), np.array([0]))
+    >>> data = FederatedImages(images, labels, records, ("ann", "bob"), 2, "toy")
+    >>> data.num_clients, data.sizes, data.client(0)[1]
+    (2, array([2, 1]), array([0, 1]))
+    """
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    client_records: tuple[NDArray[np.int64], ...]
+    client_names: tuple[str, ...]
+    num_classes: int
+    name: str
+
+    def __post_init__(self) -> None:
+        """Checks what the rest of the package relies on."""
+        count = len(self.images)
+        if self.images.dtype != np.uint8 or self.images.ndim != 4:
+            raise ValueError("images must be uint8 of shape (N, C, H, W)")
+        if self.labels.dtype != np.int64 or self.labels.shape != (count,):
+            raise ValueError(f"labels must be int64 of shape ({count},)")
+        if count and not 0 <= self.labels.min() <= self.labels.max() < self.num_classes:
+            raise ValueError(f"labels must lie in [0, {self.num_classes})")
+        if not 0 < len(self.client_records) == len(self.client_names):
+            raise ValueError("client_names must name every client, at least one")
+        if self.sizes.min() == 0:
+            raise ValueError("every client needs at least one record")
+        owned = np.concatenate(self.client_records)
+        if owned.dtype != np.int64 or owned.min() < 0 or owned.max() >= count:
+            raise ValueError(f"client_records must be int64 in [0, {count})")
+        if np.bincount(owned).max() > 1:
+            raise ValueError("a record must not belong to two clients or twice to one")
+
+    @property
+    def num_clients(self) -> int:
+        """K, the number of clients."""
+        return len(self.client_records)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Records of each client, shape (K,), int64; private where clients are real."""
+        return np.array([len(records) for records in self.client_records], np.int64)
+
+    def client(self, client_id: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Returns copies of one client's images and labels.
+
+        Privacy: reads private data; output private.
+
+        Args:
+            client_id: in [0, num_clients).
+
+        Returns:
+            Images, shape (n, channel, height, width), float32 in [0, 1], and labels,
+            shape (n,), int64.
+
+        Raises:
+            ValueError: there is no such client.
+        """
+        if not 0 <= client_id < self.num_clients:
+            raise ValueError(
+                f"client_id = {client_id}: must be in [0, {self.num_clients})"
+            )
+        records = self.client_records[client_id]
+        return to_float(self.images[records]), self.labels[records]
+
+
+def to_float(images: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Returns images in [0, 255] as float32 in [0, 1], of the same shape.
+
+    Privacy: reads private data; output private.
+    """
+    return images.astype(np.float32) / np.float32(255)
+
+
+def load_data(config: RunConfig) -> FederatedImages:
+    """Loads the data of a run, fits its images and splits it into clients.
+
+    Images of another size are resized with antialiased bilinear interpolation, grey
+    images become RGB by repetition, and RGB images are never turned into grey.
+
+    Privacy: reads private data; output private. Without `num_classes` the largest label
+    of an npz file becomes public; give the setting where that is not acceptable.
+
+    Args:
+        config: resolved, so with a seed; a `num_clients` of None takes all clients of
+            the data, or 180 for `digits`.
+
+    Raises:
+        UserError: the data is missing or malformed, or does not suit the settings.
+    """
+    records = sources.load_records(config)
+    client_records, client_names = partition.split(
+        config, records.labels, records.num_classes, records.clients
+    )
+    return FederatedImages(
+        records.images,
+        records.labels,
+        tuple(client_records),
+        client_names,
+        records.num_classes,
+        config.data,
+    )
+
+
+def load_test_data(
+    config: RunConfig,
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Loads the test split that belongs to `config.data`, fitted like the data.
+
+    It is MNIST's for `mnist` and `mnist-by-writer`, Fashion-MNIST's for
+    `fashion-mnist`; `digits` and npz files have none.
+
+    Privacy: public. Benchmark test splits, of no client of the run.
+
+    Returns:
+        Images, shape (n, channel, height, width), float32 in [0, 1], 0 = background,
+        and labels, shape (n,), int64.
+
+    Raises:
+        UserError: the data has no test split, or it is missing or malformed.
+    """
+    records = sources.load_test_records(config)
+    return to_float(records.images), records.labels

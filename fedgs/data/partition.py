@@ -1,0 +1,181 @@
+"""Which records belong to which client.
+
+`iid` cuts shuffled records into equal shards (GS-WGAN Algorithm 1: 1000 x 60 records of
+MNIST), `by-client` keeps the owners that the data names, `dirichlet` skews the labels.
+
+Source:
+    Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020, Algorithm 1.
+    Yurochkin et al., "Bayesian nonparametric federated learning of neural networks",
+    ICML 2019, section 4 (label skew by a Dirichlet draw per class over clients).
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedgs.config import RunConfig, UserError
+from fedgs.stream import stream
+
+DIGITS_NUM_CLIENTS = 180  # about 10 images each: noise on the average falls as 1/K
+# Above it a Dirichlet draw is uniform to float precision of a record count.
+LARGEST_ALPHA = 1e9
+
+Groups = list[NDArray[np.int64]]
+
+
+def split(
+    config: RunConfig,
+    labels: NDArray[np.int64],
+    num_classes: int,
+    clients: NDArray[np.generic] | None,
+) -> tuple[Groups, tuple[str, ...]]:
+    """Applies `config.partition` to N records.
+
+    Privacy: reads private data; output private. `iid` depends on N alone.
+
+    Args:
+        config: with `seed`; uses `partition`, `num_clients` and `dirichlet_alpha`.
+        labels: shape (N,), int64, in [0, num_classes).
+        num_classes: number of labels, at least 1.
+        clients: owner of each record, shape (N,), integers or strings; None without.
+
+    Returns:
+        The record numbers of each client (disjoint, int64, at least one) and its name.
+
+    Raises:
+        UserError: the partition does not suit the data, or num_clients is unset,
+            larger than the records, or larger than the clients of the data.
+    """
+    rule = config.partition
+    if rule == "auto":
+        rule = "iid" if clients is None else "by-client"
+    if rule == "by-client":
+        return _named(config, clients)
+    num_clients = _num_clients(config, len(labels))
+    if config.seed is None:
+        raise UserError(f"seed is unset: partition = {rule} needs --seed")
+    rng = stream(config.seed, "partition")
+    if rule == "iid":
+        groups = iid(len(labels), num_clients, rng)
+    else:
+        alpha = config.dirichlet_alpha
+        groups = dirichlet(labels, num_classes, num_clients, alpha, rng)
+    return groups, tuple(str(client_id) for client_id in range(num_clients))
+
+
+def iid(num_records: int, num_clients: int, rng: np.random.Generator) -> Groups:
+    """Shuffles once and cuts floor(N / K) consecutive records per client.
+
+    The N mod K records left over belong to nobody, so that all clients are equal.
+
+    Privacy: public. The records themselves are not read.
+
+    Args:
+        num_records: N, at least num_clients.
+        num_clients: K, at least 1.
+        rng: the stream of the partition.
+
+    >>> [len(group) for group in iid(11, 3, np.random.default_rng(0))]
+    [3, 3, 3]
+    """
+    size = num_records // num_clients
+    order = rng.permutation(num_records).astype(np.int64)
+    return list(order[: num_clients * size].reshape(num_clients, size))
+
+
+def by_client(clients: NDArray[np.generic]) -> tuple[Groups, list[str]]:
+    """Groups records by owner; clients in sorted order, records in the data's.
+
+    Privacy: reads private data; output private.
+
+    Args:
+        clients: owner of each record, shape (N,), integers (sorted as numbers) or
+            strings.
+
+    >>> by_client(np.array([10, 9, 10]))
+    ([array([1]), array([0, 2])], ['9', '10'])
+    """
+    names, owner = np.unique(clients, return_inverse=True)
+    order = np.argsort(owner, kind="stable").astype(np.int64)
+    ends = np.cumsum(np.bincount(owner))
+    return np.split(order, ends[:-1]), [str(name) for name in names]
+
+
+def dirichlet(
+    labels: NDArray[np.int64],
+    num_classes: int,
+    num_clients: int,
+    alpha: float,
+    rng: np.random.Generator,
+) -> Groups:
+    """Deals each class to the clients in proportions drawn from Dirichlet(alpha).
+
+    All N records are dealt; sizes differ too. A client left without any takes one
+    record from the largest. With a single class only the sizes are skewed.
+
+    Privacy: reads private data; output private.
+
+    Args:
+        labels: shape (N,), int64, in [0, num_classes), N at least num_clients.
+        num_classes: number of labels; each has its own draw, used or not.
+        num_clients: K, at least 1.
+        alpha: dirichlet_alpha > 0; small means few labels per client, large uniform.
+        rng: the stream of the partition.
+    """
+    owner = np.zeros(len(labels), np.int64)
+    concentration = np.full(num_clients, min(alpha, LARGEST_ALPHA))
+    for label in range(num_classes):
+        shares = rng.dirichlet(concentration)
+        members = rng.permutation(np.flatnonzero(labels == label))
+        cuts = np.rint(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
+        for client_id, records in enumerate(np.split(members, cuts)):
+            owner[records] = client_id
+    sizes = np.bincount(owner, minlength=num_clients)
+    for client_id in np.flatnonzero(sizes == 0):
+        largest = sizes.argmax()
+        owner[np.flatnonzero(owner == largest)[0]] = client_id
+        sizes[largest] -= 1
+        sizes[client_id] = 1
+    order = np.argsort(owner, kind="stable").astype(np.int64)
+    return np.split(order, np.cumsum(sizes)[:-1])
+
+
+def _named(
+    config: RunConfig, clients: NDArray[np.generic] | None
+) -> tuple[Groups, tuple[str, ...]]:
+    """Returns the data's own clients, the first `num_clients` in name order."""
+    if clients is None:
+        raise UserError(
+            f"partition = by-client: data = {config.data} names no clients; "
+            "give --partition iid or dirichlet"
+        )
+    if config.privacy_unit == "record":
+        raise UserError(
+            f"privacy_unit = record: partition = {config.partition} keeps the clients "
+            "of the data; give --partition iid or --privacy-unit client"
+        )
+    groups, names = by_client(clients)
+    num_clients = config.num_clients or len(groups)
+    if num_clients > len(groups):
+        raise UserError(
+            f"num_clients = {num_clients}: data = {config.data} has {len(groups)} "
+            f"clients; give --num-clients at most {len(groups)}"
+        )
+    return groups[:num_clients], tuple(names[:num_clients])
+
+
+def _num_clients(config: RunConfig, num_records: int) -> int:
+    """Returns K for a partition that does not take it from the data."""
+    num_clients = config.num_clients
+    if num_clients is None and config.data == "digits":
+        num_clients = DIGITS_NUM_CLIENTS
+    if num_clients is None:
+        raise UserError(
+            f"num_clients is unset: data = {config.data} names no number of clients "
+            "for this partition; give --num-clients"
+        )
+    if num_clients > num_records:
+        raise UserError(
+            f"num_clients = {num_clients}: data = {config.data} has {num_records} "
+            f"records; give --num-clients at most {num_records}"
+        )
+    return num_clients
