@@ -1,0 +1,1 @@
+"""The client side of the Flower app: an adapter, no mathematics."""

@@ -1,0 +1,249 @@
+"""What `fedgs train`, `resume`, `sample`, `evaluate` and `demo` do."""
+
+import dataclasses
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from experiments import privacy_report
+from experiments.flower_engine import FlowerFailed
+from experiments.flower_engine import train as train_flower
+from experiments.recipes import demo as demo_recipe
+from fedgs import local
+from fedgs import sample as samples
+from fedgs.config import RunConfig, UserError
+from fedgs.data import FederatedImages, load_data, load_test_data
+from fedgs.evaluation.downstream import cnn_accuracy
+from fedgs.noise import SEEDED_WARNING
+from fedgs.run_folder import RunFolder
+from fedgs.training import (
+    RunStopped,
+    check_capacity,
+    resolve,
+    stop_on_signal,
+)
+
+PLAIN_SECONDS = 10.0  # between progress lines where there is no terminal
+console = Console()
+
+
+def train(config: RunConfig, name: str) -> RunFolder:
+    """Creates a run folder and trains in it.
+
+    Raises:
+        UserError: bad input; nothing was written.
+        typer.Exit: the run stopped early or failed (code 1).
+    """
+    if not config.output:
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        data = config.data.split(":")[0]
+        config = dataclasses.replace(config, output=f"runs/{name}-{data}-{stamp}")
+    path = Path(config.output).absolute()
+    if path.exists():
+        raise UserError(
+            f"output = {config.output}: exists already; choose another --output, or "
+            f"continue it with `fedgs resume {config.output}`"
+        )
+    # Paths in config.json must hold from any working directory.
+    found = {"output": str(path)}
+    if config.data_dir is not None:
+        found["data_dir"] = str(Path(config.data_dir).absolute())
+    if config.data.startswith("npz:"):
+        found["data"] = f"npz:{Path(config.data[4:]).absolute()}"
+    config, data = resolve(dataclasses.replace(config, **found))
+    check_capacity(config, path.parent)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = RunFolder.create(config)
+    _run(folder, data)
+    return folder
+
+
+def resume(run: Path) -> None:
+    """Continues a run folder.
+
+    Raises:
+        UserError: not a run folder, or a corrupted one.
+        typer.Exit: the run stopped early or failed (code 1).
+    """
+    folder = RunFolder.open(run)
+    if (folder.path / "generator.safetensors").exists():
+        console.print(f"{run}: all {folder.config.num_rounds} rounds are done")
+        return
+    with folder.locked():  # check the checkpoint here, where errors are plain
+        folder.load_checkpoint(folder.ledger())
+    data = load_data(folder.config) if folder.config.engine == "local" else None
+    _run(folder, data)
+
+
+def _run(folder: RunFolder, data: FederatedImages | None) -> None:
+    config = folder.config
+    console.print(_description(config), highlight=False)
+    try:
+        with stop_on_signal() as stop, _Report(config) as report:
+            if config.engine == "local":
+                assert data is not None
+                local.train(folder, data, report, stop)
+            else:
+                train_flower(folder, report, stop)
+    except (RunStopped, FlowerFailed) as error:
+        print(f"{error}\ncontinue with: fedgs resume {folder.path}", file=sys.stderr)
+        raise typer.Exit(1) from error
+    privacy_report.show(privacy_report.of_run(folder.path))
+    console.print(f"run folder   {folder.path}", soft_wrap=True, highlight=False)
+    grids = sorted((folder.path / "samples").glob("*.png"))
+    console.print(f"sample grid  {grids[-1]}", soft_wrap=True, highlight=False)
+
+
+def _description(config: RunConfig) -> str:
+    noise = f"noise_multiplier {config.noise_multiplier:g}"
+    if config.noise_multiplier == 0:
+        noise += ": NOT PRIVATE"
+    elif config.noise_seed is not None:
+        noise += f" ({SEEDED_WARNING})"
+    return (
+        f"{config.num_clients} clients on {config.num_nodes} nodes, "
+        f"{config.clients_per_round} per round, {config.num_rounds} rounds, {noise}, "
+        f"engine {config.engine}"
+    )
+
+
+class _Report:
+    """Progress: a bar with an estimate on a terminal, plain lines elsewhere."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.total = config.num_rounds
+        self.started = self.printed = time.monotonic()
+        self.first: int | None = None
+        self.bar = Progress(
+            TextColumn("round {task.completed:.0f} of {task.total:.0f}"),
+            BarColumn(),
+            TextColumn("{task.fields[pace]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.task = self.bar.add_task("", total=self.total, pace="starting")
+
+    def __enter__(self) -> "_Report":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def __call__(self, metrics: dict[str, Any]) -> None:
+        done, now = metrics["round"], time.monotonic()
+        if self.first is None:  # start-up and warm start do not count as a round
+            self.first, self.started = done, now
+        rounds = done - self.first
+        pace = (now - self.started) / rounds if rounds else metrics["seconds"]
+        self.bar.update(self.task, completed=done, pace=f"{pace:.2f} s/round")
+        is_last = done == self.total
+        if not console.is_terminal and (is_last or now - self.printed > PLAIN_SECONDS):
+            self.printed = now
+            left = pace * (self.total - done) / 60
+            print(
+                f"round {done} of {self.total}, {pace:.2f} s/round, about "
+                f"{left:.1f} min left",
+                flush=True,
+            )
+
+
+def sample(run: Path, output: Path, count: int, labels: str | None, seed: int) -> None:
+    """Draws images into an npz file or a PNG grid.
+
+    Raises:
+        UserError: invalid labels, count or file name, or no generator yet.
+    """
+    folder = RunFolder.open(run)
+    config = folder.config
+    if output.suffix not in (".npz", ".png"):
+        raise UserError(f"output = {output}: give a name that ends in .npz or .png")
+    if not output.absolute().parent.is_dir():
+        raise UserError(f"output = {output}: its folder does not exist; make it first")
+    if count < 1:
+        raise UserError(f"count = {count}: give -n at least 1")
+    generator = samples.load_generator(folder)
+    wanted = _labels(config, labels, count, seed)
+    images = samples.draw(config, generator, wanted, seed)
+    if output.suffix == ".png":
+        samples.save_images(output, images, columns=min(count, 10))
+    else:
+        temporary = output.with_name(f".{output.name}")
+        with open(temporary, "wb") as file:
+            np.savez_compressed(file, images=images, labels=wanted)
+        temporary.replace(output)
+    console.print(f"{count} images in {output}", soft_wrap=True, highlight=False)
+
+
+def _labels(
+    config: RunConfig, labels: str | None, count: int, seed: int
+) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    if labels is None:
+        return samples.uniform_labels(config, count, seed)
+    num_classes = config.num_classes or 1
+    try:
+        asked = [int(label) for label in labels.split(",")]
+    except ValueError as error:
+        raise UserError(f"labels = {labels!r}: give numbers like 3,7") from error
+    if not config.conditional or not all(0 <= y < num_classes for y in asked):
+        last = num_classes - 1 if config.conditional else 0
+        raise UserError(f"labels = {labels}: this generator knows labels 0 to {last}")
+    return np.resize(np.array(asked, dtype=np.int64), count)
+
+
+def evaluate(
+    run: Path, data: str, data_dir: str | None, count: int, seed: int, as_json: bool
+) -> None:
+    """Appends and prints the downstream accuracy of a run's generator.
+
+    Raises:
+        UserError: no generator yet, or no test data.
+    """
+    folder = RunFolder.open(run)
+    config = folder.config
+    test = dataclasses.replace(config, data=data, data_dir=data_dir)
+    test_images, test_labels = load_test_data(test)
+    generator = samples.load_generator(folder)
+    labels = samples.uniform_labels(config, count, seed)
+    images = samples.draw(config, generator, labels, seed)
+    accuracy = cnn_accuracy(
+        images, labels, test_images, test_labels, config.num_classes or 1, seed
+    )
+    result = {"downstream_cnn_accuracy": accuracy, "num_synthetic": count,
+              "num_test": len(test_labels), "data": data, "seed": seed}
+    with open(folder.path / "evaluations.jsonl", "a") as lines:
+        lines.write(json.dumps(result) + "\n")
+    if as_json:
+        print(json.dumps(result))
+    else:
+        console.print(
+            f"downstream_cnn_accuracy {accuracy:.4f} ({count} synthetic images, "
+            f"{len(test_labels)} real test images of {data})", highlight=False
+        )
+
+
+def demo(output: Path) -> None:
+    """Trains the demo recipe with privacy and without, and says where to look.
+
+    Raises:
+        UserError: the output exists.
+        typer.Exit: a run stopped early or failed.
+    """
+    private = dataclasses.replace(demo_recipe(), output=str(output / "private"))
+    noise_free = dataclasses.replace(
+        demo_recipe(), target_epsilon=None, noise_multiplier=0.0,
+        output=str(output / "noise-free"),
+    )
+    if output.exists():
+        raise UserError(f"output = {output}: exists already; choose another --output")
+    for title, config in (("with privacy", private), ("without noise", noise_free)):
+        console.rule(f"demo {title}")
+        train(config, "demo")

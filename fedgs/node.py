@@ -1,0 +1,142 @@
+"""One node: the clients it hosts, their discriminators, and its stored answer.
+
+A node is a Flower SuperNode, a simulated one, or a share of the local engine's work.
+The same request gets the same bytes: the answer is kept with the state under the
+request's hash and is never made a second time with other noise.
+"""
+
+from pathlib import Path
+
+from fedgs.config import RunConfig, UserError
+from fedgs.data import FederatedImages
+from fedgs.discriminators import Discriminators
+from fedgs.messages import FakeBatch
+from fedgs.round import client_round, warm_start
+from fedgs.run_folder import (
+    node_folder,
+    read_tensors,
+    remove_old_states,
+    state_path,
+    state_rounds,
+    write_tensors,
+)
+from fedgs.sanitizer import SanitizedGradients, received
+
+
+class Node:
+    """Answers requests; makes its discriminators when they are first needed.
+
+    Attributes:
+        node_id: j; hosts clients j*P .. j*P + P-1.
+        round: the last round that this node's state has seen, -1 without a state.
+    """
+
+    def __init__(
+        self, config: RunConfig, node_id: int, data: FederatedImages, private: Path
+    ) -> None:
+        """Remembers what it needs; touches no data yet."""
+        first = node_id * config.clients_per_node
+        last = min(first + config.clients_per_node, config.num_clients or 1)
+        self.config = config
+        self.node_id = node_id
+        self.hosted = range(first, last)
+        self.data = data
+        self.folder = node_folder(private, node_id)
+        self.round = -1
+        self.is_saved = True
+        self._discriminators: Discriminators | None = None
+        self._digest = ""
+        self._answer: SanitizedGradients | None = None
+
+    def answer(self, request: FakeBatch) -> SanitizedGradients | None:
+        """Trains, releases and remembers; a repeated request gets the stored answer.
+
+        Privacy: releases (epsilon, delta)-DP output; event: as `client_round`.
+
+        Raises:
+            UserError: the node's state is missing or is not that of the round before.
+        """
+        digest = request.digest()
+        if digest == self._digest:
+            return self._answer
+        self._catch_up(request.round)
+        if digest == self._digest:
+            return self._answer
+        if self.round >= request.round:
+            raise UserError(
+                f"node {self.node_id}: has already answered round {self.round}, "
+                f"refuses another request for round {request.round}"
+            )
+        if self._discriminators is None:
+            self._first_state(request)
+        answer = None
+        if request.round > 0:
+            answer = client_round(
+                self.config, self._state, self.data, self.hosted, request, self.node_id
+            )
+        self.round, self._digest, self._answer = request.round, digest, answer
+        self.is_saved = False
+        return answer
+
+    def save(self, keep_round: int) -> None:
+        """Writes the state and the stored answer, if they changed.
+
+        Privacy: reads private data; output private (the run's private folder).
+
+        Args:
+            keep_round: the last committed checkpoint, whose state is kept.
+        """
+        if self.is_saved:
+            return
+        tensors = self._state.state()
+        metadata = {"digest": self._digest}
+        if self._answer is not None:
+            tensors["answer"] = self._answer.values
+        write_tensors(state_path(self.folder, self.round), tensors, metadata)
+        remove_old_states(self.folder, keep_round)
+        self.is_saved = True
+
+    @property
+    def _state(self) -> Discriminators:
+        assert self._discriminators is not None
+        return self._discriminators
+
+    def _catch_up(self, round: int) -> None:
+        """Loads the newest state on disk up to this round, if it is newer than ours.
+
+        Another worker process may have hosted this node since.
+        """
+        found = [r for r in state_rounds(self.folder) if self.round < r <= round]
+        if not found:
+            return
+        tensors, metadata = read_tensors(state_path(self.folder, found[-1]))
+        values = tensors.pop("answer", None)
+        if self._discriminators is None:
+            self._discriminators = Discriminators(self.config, self.hosted)
+        try:
+            self._discriminators.load_state(tensors)
+        except ValueError as error:
+            raise UserError(f"{self.folder}: {error}") from error
+        self.round, self._digest = found[-1], metadata["digest"]
+        self._answer = None
+        if values is not None:
+            noise = (self.config.noise_std, self.config.clip_bound)
+            self._answer = received(values, self.round, self.node_id, *noise)
+        self.is_saved = True
+
+    def _first_state(self, request: FakeBatch) -> None:
+        """Makes and warm-starts the discriminators when they are first needed."""
+        if self.config.warm_start == "public" and request.round > 0:
+            raise UserError(
+                f"node {self.node_id}: its state is missing from {self.folder}; "
+                "restore it, or start the run again"
+            )
+        self._discriminators = Discriminators(self.config, self.hosted)
+        is_public = self.config.warm_start == "public"
+        warm_start(
+            self.config,
+            self._discriminators,
+            self.data,
+            self.hosted,
+            request if is_public else None,
+        )

@@ -1,0 +1,78 @@
+"""Ends the processes of a run by pid, and lets a run notice that its launcher died.
+
+Flower and Ray start daemons in sessions of their own, which outlive a killed launcher.
+All of them inherit the environment, so a token in it tells whose they are.
+"""
+
+import contextlib
+import fcntl
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+TOKEN_VARIABLE = "FEDGS_RUN_TOKEN"
+LOCK_VARIABLE = "FEDGS_LAUNCHER_LOCK"
+WATCH_SECONDS = 0.5
+
+
+def processes_of(token: str) -> list[int]:
+    """Returns the pids of all other processes that carry the token.
+
+    Privacy: public.
+    """
+    mark = f"{TOKEN_VARIABLE}={token}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+            variables = (folder / "environ").read_bytes().split(b"\0")
+            if mark in variables and int(folder.name) != os.getpid():
+                found.append(int(folder.name))
+    return found
+
+
+def end_processes(token: str, patience: float = 5.0) -> None:
+    """Terminates all other processes that carry the token, then kills what is left.
+
+    Args:
+        token: the run's token.
+        patience: seconds between SIGTERM and SIGKILL; 0 kills at once.
+    """
+    deadline = time.monotonic() + patience
+    number = signal.SIGTERM if patience else signal.SIGKILL
+    while pids := processes_of(token):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        if time.monotonic() > deadline:
+            number = signal.SIGKILL
+        time.sleep(0.1)
+
+
+def hold_launcher_lock(path: Path) -> int:
+    """Locks a file until this process ends, however it ends; returns its descriptor."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return descriptor
+
+
+def watch_launcher() -> None:
+    """Ends this process and its siblings soon after the launcher has died.
+
+    Does nothing in a process that no launcher started (a plain `flwr run`).
+    """
+    path, token = os.environ.get(LOCK_VARIABLE), os.environ.get(TOKEN_VARIABLE)
+    if path and token:
+        threading.Thread(target=_watch, args=(path, token), daemon=True).start()
+
+
+def _watch(path: str, token: str) -> None:
+    with contextlib.suppress(FileNotFoundError), open(path) as lock:
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(WATCH_SECONDS)
+    end_processes(token, patience=0)
+    os._exit(1)

@@ -1,0 +1,336 @@
+"""The run folder: everything a run writes, readable, atomic and without pickle.
+
+    config.json  versions.json  ledger.jsonl  metrics.jsonl
+    generator.safetensors  generator_ema.safetensors  samples/
+    checkpoint/   server state by round; checkpoint.json commits last
+    private/      mode 0700: the simulated clients' discriminators, by node and round
+
+A checkpoint is whole or absent: node states are written first, then the server's
+tensors, and the rename of `checkpoint.json` commits. Files of rounds after the last
+commit are leftovers of an interrupted run and are removed when it resumes.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from fedgs.config import RunConfig, UserError
+from fedgs.ledger import Ledger
+from fedgs.shapes import TensorDict
+
+FORMAT_VERSION = 1
+PACKAGES = ("torch", "torchvision", "flwr", "ray", "numpy", "autodp", "safetensors")
+
+
+class RunFolder:
+    """One run's folder; see the module for what lies where.
+
+    Attributes:
+        path: the folder, absolute.
+        config: the run's resolved configuration.
+    """
+
+    def __init__(self, path: Path, config: RunConfig) -> None:
+        """Is called by `create` and `open`."""
+        self.path = path
+        self.config = config
+
+    @classmethod
+    def create(cls, config: RunConfig) -> "RunFolder":
+        """Makes the folder `config.output` and writes configuration and versions.
+
+        Privacy: public.
+
+        Raises:
+            UserError: the folder exists or cannot be made.
+        """
+        path = Path(config.output).absolute()
+        if path.exists():
+            raise UserError(
+                f"output = {config.output}: exists already; choose another --output "
+                f"or continue it with `fedgs resume {config.output}`"
+            )
+        staging = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            for name in ("samples", "checkpoint", "private"):
+                (staging / name).mkdir(parents=True)
+            (staging / "private").chmod(0o700)
+            write_json(staging / "config.json", config.to_flat())
+            write_json(staging / "versions.json", versions())
+            Ledger.open(staging / "ledger.jsonl")
+            staging.rename(path)
+        except OSError as error:
+            raise UserError(f"output = {config.output}: {error}") from error
+        return cls(path, config)
+
+    @classmethod
+    def open(cls, path: str | Path) -> "RunFolder":
+        """Opens an existing run folder.
+
+        Raises:
+            UserError: no run folder, of another format version, or unreadable.
+        """
+        path = Path(path).absolute()
+        if not (path / "config.json").is_file():
+            raise UserError(f"{path}: no run folder (config.json is missing)")
+        found = read_json(path / "versions.json").get("format")
+        if found != FORMAT_VERSION:
+            raise UserError(
+                f"{path}: run folder of format {found}, this fedgs reads "
+                f"{FORMAT_VERSION}; use the version in its versions.json"
+            )
+        return cls(path, RunConfig.from_flat(read_json(path / "config.json")))
+
+    @property
+    def private(self) -> Path:
+        """The folder of the simulated clients' states."""
+        return self.path / "private"
+
+    def ledger(self) -> Ledger:
+        """Opens the ledger for appending.
+
+        Raises:
+            UserError: a broken chain or line.
+        """
+        return Ledger.open(self.path / "ledger.jsonl")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the folder for one training process; a dead one's hold is gone.
+
+        Raises:
+            UserError: another process trains in this folder.
+        """
+        with open(self.path / ".lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise UserError(
+                    f"{self.path}: another process trains in this folder; wait for "
+                    "it to end, or stop it"
+                ) from error
+            yield
+
+    def append_metrics(self, metrics: dict[str, Any]) -> None:
+        """Appends one line to metrics.jsonl: public numbers of one round.
+
+        Privacy: post-processing of DP output.
+        """
+        with open(self.path / "metrics.jsonl", "a") as lines:
+            lines.write(json.dumps(metrics) + "\n")
+
+    def truncate_metrics(self, round: int) -> None:
+        """Drops the metrics of rounds after `round`, which a resumed run repeats."""
+        path = self.path / "metrics.jsonl"
+        if path.exists():
+            kept = []
+            for line in path.read_text().splitlines():
+                with contextlib.suppress(json.JSONDecodeError):  # a torn last line
+                    if json.loads(line)["round"] <= round:
+                        kept.append(line + "\n")
+            write_atomically(path, "".join(kept).encode())
+
+    def save_checkpoint(self, round: int, tensors: TensorDict, ledger: Ledger) -> None:
+        """Commits the server's state of a round; the nodes' states are on disk.
+
+        Privacy: post-processing of DP output.
+
+        Args:
+            round: the finished round.
+            tensors: name -> tensor, everything the server needs to go on.
+            ledger: whose length and head the checkpoint records.
+        """
+        for state in self.private.glob("*/*.safetensors"):
+            with contextlib.suppress(FileNotFoundError):
+                _sync(state)
+        name = f"round-{round:07d}.safetensors"
+        path = self.path / "checkpoint" / name
+        write_tensors(path, tensors)
+        commit = {
+            "round": round,
+            "file": name,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+            "ledger_length": ledger.length,
+            "ledger_head": ledger.head,
+        }
+        write_json(self.path / "checkpoint" / "checkpoint.json", commit)
+        for old in sorted((self.path / "checkpoint").glob("round-*.safetensors"))[:-1]:
+            old.unlink()
+
+    def load_checkpoint(self, ledger: Ledger) -> tuple[int, TensorDict] | None:
+        """Returns the last committed round and its tensors, None before the first.
+
+        Removes what later, uncommitted rounds left behind.
+
+        Raises:
+            UserError: a corrupted checkpoint, or a ledger that lost events since.
+        """
+        folder = self.path / "checkpoint"
+        if not (folder / "checkpoint.json").exists():
+            remove_states_after(self.private, 0)
+            return None
+        commit = read_json(folder / "checkpoint.json")
+        path = folder / str(commit.get("file"))
+        broken = f"{path}: corrupted checkpoint; restore the file from a backup, or "
+        broken += "start again with `fedgs train` and another --output"
+        try:
+            content = path.read_bytes()
+            if hashlib.sha256(content).hexdigest() != commit["sha256"]:
+                raise UserError(broken)
+            tensors = read_tensors(path)[0]
+            round, length = int(commit["round"]), int(commit["ledger_length"])
+        except (OSError, KeyError, ValueError) as error:
+            raise UserError(broken) from error
+        ledger.verify_prefix(length, commit["ledger_head"])
+        remove_states_after(self.private, round)
+        return round, tensors
+
+    def save_generator(self, generator: TensorDict, ema: TensorDict) -> None:
+        """Writes the generator and its average, the run's product.
+
+        Privacy: post-processing of DP output.
+        """
+        for name, tensors in (("generator", generator), ("generator_ema", ema)):
+            write_tensors(self.path / f"{name}.safetensors", tensors)
+
+
+# ------------------------------------------------------------------ node states
+
+
+def node_folder(private: Path, node_id: int) -> Path:
+    """Returns the folder of one simulated node's states."""
+    return private / f"node-{node_id:05d}"
+
+
+def state_rounds(folder: Path) -> list[int]:
+    """Returns the rounds whose states are on disk, increasing."""
+    return sorted(int(path.stem[6:]) for path in folder.glob("round-*.safetensors"))
+
+
+def state_path(folder: Path, round: int) -> Path:
+    """Returns the file of a node's state after a round."""
+    return folder / f"round-{round:07d}.safetensors"
+
+
+def remove_states_after(private: Path, round: int) -> None:
+    """Deletes node states of rounds that no checkpoint committed."""
+    for folder in private.glob("node-*"):
+        for later in state_rounds(folder):
+            if later > round:
+                state_path(folder, later).unlink()
+
+
+def remove_old_states(folder: Path, keep_round: int) -> None:
+    """Keeps the state as of the committed round and the two newest; deletes others."""
+    rounds = state_rounds(folder)
+    committed = [round for round in rounds if round <= keep_round][-1:]
+    for round in rounds[:-2]:
+        if round not in committed:
+            state_path(folder, round).unlink(missing_ok=True)
+
+
+# ------------------------------------------------------------------ files
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Writes a file so that a reader sees the old or the new content, never half."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(temporary, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    _sync(path.parent)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes a JSON object atomically."""
+    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a JSON object.
+
+    Raises:
+        UserError: missing or malformed.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: is not a JSON object")
+    return content
+
+
+def write_tensors(
+    path: Path, tensors: TensorDict, metadata: dict[str, str] | None = None
+) -> None:
+    """Writes tensors as safetensors, atomically; durable after `save_checkpoint`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    flat = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    save_file(flat, temporary, metadata)
+    temporary.replace(path)
+
+
+def read_tensors(path: Path) -> tuple[TensorDict, dict[str, str]]:
+    """Reads a safetensors file and its metadata.
+
+    Raises:
+        UserError: missing or corrupted.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return tensors, file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from error
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def versions() -> dict[str, Any]:
+    """Returns the format, the package versions and the git commit, where known."""
+    found: dict[str, Any] = {"format": FORMAT_VERSION}
+    for package in ("fedgs", *PACKAGES):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    found["python"] = platform.python_version()
+    found["machine"] = f"{platform.machine()}, {os.cpu_count()} CPUs"
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+    source = Path(__file__).parent.parent
+    if (source / ".git").exists():
+        found["git_commit"] = _git(source, "rev-parse", "HEAD")
+        found["git_clean"] = _git(source, "status", "--porcelain") == ""
+    return found
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        result = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True, text=True, check=True, timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip()

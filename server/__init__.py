@@ -1,0 +1,1 @@
+"""The server side of the Flower app: an adapter, no mathematics."""

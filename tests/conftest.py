@@ -1,0 +1,53 @@
+"""What all tests share: a private, offline Flower, one thread, the data folder."""
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+OFFLINE = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="rewrite the golden trajectories instead of comparing with them",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Sets the environment before a test module can import Flower or Ray."""
+    flower_home = tempfile.mkdtemp(prefix="fedgs-tests-")
+    os.environ.update(OFFLINE, FLWR_HOME=flower_home)
+    config.add_cleanup(lambda: shutil.rmtree(flower_home, ignore_errors=True))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """Keeps the last bits of sums independent of the machine's number of cores."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder with the real data sets, in torchvision's layout."""
+    if not (folder := os.environ.get("FEDGS_DATA_DIR")):
+        pytest.skip("needs real data: FEDGS_DATA_DIR is unset")
+    if not Path(folder).is_dir():
+        pytest.skip(f"needs real data: FEDGS_DATA_DIR={folder} is no directory")
+    return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    """True under `make golden`: write the trajectory instead of comparing."""
+    return bool(request.config.getoption("--update-golden"))
