@@ -55,5 +55,6 @@ $(STAMP): pyproject.toml constraints.txt
 	echo "make: no usable Python 3.11 or 3.12 among: $(or $(PYTHON),$(CANDIDATES))." >&2; \
 	echo "make: install one with its venv module, or name it: make setup PYTHON=/path/to/python3.12" >&2; \
 	exit 1
+	@echo "make: installing the pinned packages: some minutes, about 6 GB with CUDA"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[all,dev]"
 	@touch $@

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,9 @@ def resume(run: Path) -> None:
     if (folder.path / "generator.safetensors").exists():
         console.print(f"{run}: all {folder.config.num_rounds} rounds are done")
         return
-    with folder.locked():  # check the checkpoint here, where errors are plain
-        folder.load_checkpoint(folder.ledger())
+    # Check the checkpoint here, where errors are plain.
+    with folder.locked(), closing(folder.ledger()) as ledger:
+        folder.load_checkpoint(ledger)
     data = load_data(folder.config) if folder.config.engine == "local" else None
     _run(folder, data)
 

@@ -69,7 +69,7 @@ class RunFolder:
             (staging / "private").chmod(0o700)
             write_json(staging / "config.json", config.to_flat())
             write_json(staging / "versions.json", versions())
-            Ledger.open(staging / "ledger.jsonl")
+            Ledger.open(staging / "ledger.jsonl").close()
             staging.rename(path)
         except OSError as error:
             raise UserError(f"output = {config.output}: {error}") from error

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -196,8 +196,14 @@ def run_rounds(
     Raises:
         RunStopped: too few nodes answered, the budget is spent, or `stop` was set.
     """
+    with closing(folder.ledger()) as ledger:
+        _run_rounds(folder, ledger, exchange, report, stop)
+
+
+def _run_rounds(
+    folder: RunFolder, ledger: Ledger, exchange: Exchange, report: Report, stop: Stop
+) -> None:
     config = folder.config
-    ledger = folder.ledger()
     server = new_server(config)
     restore(folder, server, ledger)
     budget = _budget(config, ledger)
@@ -221,12 +227,13 @@ def run_rounds(
         if budget is not None:
             budget.add(event)
         answers = exchange.answers(request)
-        if len(answers) < event.counted_nodes:
+        required = min(config.min_nodes or event.planned_nodes, event.planned_nodes)
+        if len(answers) < required:
             checkpoints.commit()
             raise RunStopped(
                 f"round {request.round}: {len(answers)} of {event.planned_nodes} nodes "
                 f"answered within round_timeout = {config.round_timeout:g} s, min_nodes "
-                f"asks for {event.counted_nodes}; the round is counted and discarded"
+                f"asks for {required}; the round is counted and discarded"
             )
         server_round(config, server, answered, answers)
         _report_round(folder, server, answers, started, report)
@@ -255,7 +262,7 @@ def make_event(config: RunConfig, request: FakeBatch, attempt: int) -> Event:
         ),
         num_clients=config.num_clients or 1,
         planned_nodes=planned,
-        counted_nodes=min(config.min_nodes or planned, planned),
+        counted_nodes=Plan.from_config(config).counted_nodes,
         noise_std=config.noise_std,
         clip_bound=config.clip_bound,
         batch_size=config.batch_size,
