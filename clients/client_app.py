@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.app import Error as FlowerError
 from flwr.clientapp import ClientApp
 
-from clients.state import worker_of
+from clients.state import forget, worker_of
 from fedgs.messages import decode_batch, encode_answer
 from fedgs.run_folder import node_folder
 
@@ -48,6 +48,7 @@ def answer(message: Message, context: Context) -> Message:
         node.save(batch.keep_round)
         return _reply(encode_answer(release), message)
     except Exception as error:
+        forget(run_folder, node_id)
         _log_privately(Path(run_folder), node_id)
         reason = f"node {node_id} failed: {type(error).__name__}"
         return Message(FlowerError(CLIENT_APP_RAISED, reason), reply_to=message)

@@ -41,6 +41,15 @@ class Worker:
         return self.nodes[node_id]
 
 
+def forget(run_folder: str, node_id: int) -> None:
+    """Drops a node that failed half-way; its last whole state is on disk.
+
+    Privacy: public.
+    """
+    if run_folder in _workers:
+        _workers[run_folder].nodes.pop(node_id, None)
+
+
 def worker_of(run_folder: str) -> Worker:
     """Returns this process's worker for a run, made on the first message.
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
 
 from experiments.recipes import RECIPES, recipe
@@ -34,7 +35,12 @@ JSON_HELP = "Print JSON instead of a table."
 def main() -> None:
     """Runs the command line; the console script `fedgs`."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
+    except click.UsageError as error:
+        if text := error.format_message():  # empty where the help was printed
+            where = error.ctx.command_path if error.ctx else "fedgs"
+            print(f"Error: {text} See `{where} --help`.", file=sys.stderr)
+        sys.exit(2)
     except UserError as error:
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -43,7 +49,9 @@ def main() -> None:
 # ------------------------------------------------------------------ flags
 
 
-def settings_flags(*groups: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def settings_flags(
+    *groups: str,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Adds one flag per setting to a command, which receives the given ones.
 
     Args:
@@ -116,7 +124,9 @@ def configure(
         try:
             sources.insert(0, tomllib.loads(config_file.read_text()))
         except (OSError, ValueError) as error:
-            raise UserError(f"config = {config_file}: {error}") from error
+            raise UserError(
+                f"config = {config_file}: {error}; give --config a TOML file"
+            ) from error
     for source in sources:
         noise = {"noise_multiplier", "target_epsilon"} & set(source)
         if len(noise) == 1:

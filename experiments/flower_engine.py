@@ -79,16 +79,17 @@ def train(folder: RunFolder, report: Report, stop: Stop) -> None:
     """
     flower = folder.path / ".flower"
     flower.mkdir(exist_ok=True)
-    _end_previous(flower)
-    with folder.locked():
-        pass  # whoever still holds it is alive and reachable by no token
-    for name in ("stop", "result.json"):
-        (flower / name).unlink(missing_ok=True)
     lock = hold_launcher_lock(flower / "launcher.lock")
     token = secrets.token_hex(16)
-    write_atomically(flower / "token", token.encode())
-    home = Path(tempfile.mkdtemp(prefix="fedgs-"))
     try:
+        _end_previous(flower)
+        with folder.locked():
+            pass  # whoever still holds it is alive and reachable by no token
+        for name in ("stop", "result.json"):
+            (flower / name).unlink(missing_ok=True)
+        write_atomically(flower / "token", token.encode())
+        home = _home(token)
+        home.mkdir(mode=0o700)
         with _superlink(folder, home, token) as environment:
             run_id = _submit(folder.config, folder.path, home, environment)
             _follow(folder, report, stop, token)
@@ -96,15 +97,23 @@ def train(folder: RunFolder, report: Report, stop: Stop) -> None:
         _conclude(folder, status)
     finally:
         end_processes(token)
-        shutil.rmtree(home, ignore_errors=True)
+        shutil.rmtree(_home(token), ignore_errors=True)
         (flower / "token").unlink(missing_ok=True)
         os.close(lock)
 
 
 def _end_previous(flower: Path) -> None:
-    """Ends what a killed launcher left running."""
+    """Ends what a killed launcher left running, and removes its temporary files."""
     with contextlib.suppress(FileNotFoundError):
-        end_processes((flower / "token").read_text(), patience=0)
+        token = (flower / "token").read_text()
+        end_processes(token, patience=0)
+        if token.isalnum():  # a file in a folder of the user: no path may come from it
+            shutil.rmtree(_home(token), ignore_errors=True)
+
+
+def _home(token: str) -> Path:
+    """Returns the run's temporary folder; short, for Ray makes sockets in it."""
+    return Path(tempfile.gettempdir()) / f"fedgs-{token[:8]}"
 
 
 @contextlib.contextmanager
@@ -215,7 +224,10 @@ def _status(run_id: str, environment: dict[str, str]) -> str:
     for _ in range(50):
         result = subprocess.run(
             ["flwr", "list", "run", "--run-id", run_id, "--format", "json"],
-            env=environment, capture_output=True, text=True, timeout=START_TIMEOUT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=START_TIMEOUT,
         )
         with contextlib.suppress(ValueError, KeyError, IndexError):
             answer = json.loads(result.stdout[result.stdout.index("{") :])

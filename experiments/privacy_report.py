@@ -39,8 +39,11 @@ def of_settings(
     for name in needed:
         if name not in settings and (is_open or getattr(config, name) is None):
             raise UserError(f"{name} is unset: give --{name.replace('_', '-')}")
-    values = {name: getattr(config, name) for name in Plan.__dataclass_fields__
-              if name != "noise_source"}
+    values = {
+        name: getattr(config, name)
+        for name in Plan.__dataclass_fields__
+        if name != "noise_source"
+    }
     if is_open and "client_selection" not in settings:
         values["client_selection"] = None
     if config.client_selection == "all":
@@ -99,16 +102,31 @@ def show(found: Sequence[Statement]) -> None:
     """Prints a table and below it the conditions under which its rows hold."""
     console = Console()
     table = Table(title="epsilon (no row holds without its conditions)")
-    for column in ("adversary", "relation", "unit", "delta", "selection", "epsilon",
-                   "guarantee", "theorem"):
+    for column in (
+        "adversary",
+        "relation",
+        "unit",
+        "delta",
+        "selection",
+        "epsilon",
+        "guarantee",
+        "theorem",
+    ):
         table.add_column(column, justify="right" if column == "epsilon" else "left")
     for row in found:
         epsilon = "unbounded" if row.epsilon is None else f"{row.epsilon:.5g}"
         if row.epsilon is not None and row.epsilon >= 100:
             epsilon = f"{row.epsilon:.2f}"
-        table.add_row(row.adversary, row.relation, row.unit, f"{row.delta:g}",
-                      row.client_selection, epsilon,
-                      "yes" if row.guarantee else "NO", row.theorem)
+        table.add_row(
+            row.adversary,
+            row.relation,
+            row.unit,
+            f"{row.delta:g}",
+            row.client_selection,
+            epsilon,
+            "yes" if row.guarantee else "NO",
+            row.theorem,
+        )
     console.print(table)
     conditions: dict[str, list[str]] = {}
     for row in found:

@@ -55,12 +55,11 @@ def train(config: RunConfig, name: str) -> RunFolder:
     # Paths in config.json must hold from any working directory.
     found = {"output": str(path)}
     if config.data_dir is not None:
-        found["data_dir"] = str(Path(config.data_dir).absolute())
+        found["data_dir"] = str(Path(config.data_dir).expanduser().absolute())
     if config.data.startswith("npz:"):
-        found["data"] = f"npz:{Path(config.data[4:]).absolute()}"
+        found["data"] = f"npz:{Path(config.data[4:]).expanduser().absolute()}"
     config, data = resolve(dataclasses.replace(config, **found))
     check_capacity(config, path.parent)
-    path.parent.mkdir(parents=True, exist_ok=True)
     folder = RunFolder.create(config)
     _run(folder, data)
     return folder
@@ -79,7 +78,8 @@ def resume(run: Path) -> None:
         return
     # Check the checkpoint here, where errors are plain.
     with folder.locked(), closing(folder.ledger()) as ledger:
-        folder.load_checkpoint(ledger)
+        found = folder.load_checkpoint(ledger)
+        folder.truncate_metrics(found[0] if found else 0)
     data = load_data(folder.config) if folder.config.engine == "local" else None
     _run(folder, data)
 
@@ -219,8 +219,13 @@ def evaluate(
     accuracy = cnn_accuracy(
         images, labels, test_images, test_labels, config.num_classes or 1, seed
     )
-    result = {"downstream_cnn_accuracy": accuracy, "num_synthetic": count,
-              "num_test": len(test_labels), "data": data, "seed": seed}
+    result = {
+        "downstream_cnn_accuracy": accuracy,
+        "num_synthetic": count,
+        "num_test": len(test_labels),
+        "data": data,
+        "seed": seed,
+    }
     with open(folder.path / "evaluations.jsonl", "a") as lines:
         lines.write(json.dumps(result) + "\n")
     if as_json:
@@ -228,7 +233,8 @@ def evaluate(
     else:
         console.print(
             f"downstream_cnn_accuracy {accuracy:.4f} ({count} synthetic images, "
-            f"{len(test_labels)} real test images of {data})", highlight=False
+            f"{len(test_labels)} real test images of {data})",
+            highlight=False,
         )
 
 
@@ -241,7 +247,9 @@ def demo(output: Path) -> None:
     """
     private = dataclasses.replace(demo_recipe(), output=str(output / "private"))
     noise_free = dataclasses.replace(
-        demo_recipe(), target_epsilon=None, noise_multiplier=0.0,
+        demo_recipe(),
+        target_epsilon=None,
+        noise_multiplier=0.0,
         output=str(output / "noise-free"),
     )
     if output.exists():

@@ -176,7 +176,9 @@ class RunConfig:
         choices=("pixels", "dct"),
     )
     dct_size: int = option(
-        14, "Privacy", "Side k of the k x k DCT block; never tuned on private data.",
+        14,
+        "Privacy",
+        "Side k of the k x k DCT block; never tuned on private data.",
         at_least=1,
     )
     noise_seed: int | None = option(
@@ -258,9 +260,7 @@ class RunConfig:
         "Generator: resnet or dcgan (the paper) or the light upsample.",
         choices=("resnet", "dcgan", "upsample"),
     )
-    generator_dim: int = option(
-        64, "Model", "Width of the generator.", at_least=1
-    )
+    generator_dim: int = option(64, "Model", "Width of the generator.", at_least=1)
     discriminator_dim: int = option(
         64, "Model", "Width d of the discriminator: channels d, 2d, 4d.", at_least=1
     )
@@ -382,8 +382,7 @@ class RunConfig:
         """Standard deviation of one node's noise, 2 * clip_bound * noise_multiplier."""
         if self.noise_multiplier is None:
             raise UserError(
-                "noise_multiplier is unset: give --noise-multiplier or "
-                "--target-epsilon"
+                "noise_multiplier is unset: give --noise-multiplier or --target-epsilon"
             )
         return 2.0 * self.clip_bound * self.noise_multiplier
 

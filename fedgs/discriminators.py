@@ -117,7 +117,9 @@ class ModuleStack:
             ValueError: the names or shapes are those of another architecture.
         """
         own = self.state()
-        if {n: v.shape for n, v in own.items()} != {n: v.shape for n, v in state.items()}:
+        if {n: v.shape for n, v in own.items()} != {
+            n: v.shape for n, v in state.items()
+        }:
             raise ValueError("the stored discriminators have another architecture")
         for name, value in state.items():
             own[name].copy_(value)
@@ -186,7 +188,8 @@ class Discriminators(ModuleStack):
         """Splits client positions into chunks of at most `chunk_size`, in order."""
         size = self.config.chunk_size if self.is_stacked else 1
         for chunk in torch.tensor(list(indices), dtype=torch.int64).split(size):
-            yield chunk.to(self.steps.device)
+            if len(chunk):  # no indices split into one empty chunk
+                yield chunk.to(self.steps.device)
 
     def train(
         self,
@@ -209,9 +212,7 @@ class Discriminators(ModuleStack):
             fake_labels: (n, b).
             mix_weight: (n, b) in [0, 1).
         """
-        self.step(
-            self._loss, indices, real, real_labels, fake, fake_labels, mix_weight
-        )
+        self.step(self._loss, indices, real, real_labels, fake, fake_labels, mix_weight)
 
     def query(self, indices: Tensor, images: Images, labels: Labels) -> PerSampleGrads:
         """Returns every listed client's gradient for every image; changes no state.
@@ -251,9 +252,7 @@ class Discriminators(ModuleStack):
             self.template, tensors, (images, labels)
         )
 
-    def _loss(
-        self, params: TensorDict, buffers: TensorDict, *batch: Tensor
-    ) -> Tensor:
+    def _loss(self, params: TensorDict, buffers: TensorDict, *batch: Tensor) -> Tensor:
         return discriminator_loss(
             self.score(params, buffers),
             *batch,
@@ -290,8 +289,10 @@ def _loop(function: Loss, args: Sequence[Tensor | TensorDict]) -> Tensor | Tenso
             return {name: value[index] for name, value in arg.items()}
         return arg[index]
 
-    num = len(args[-1]) if isinstance(args[-1], Tensor) else len(
-        next(iter(args[-1].values()))
+    num = (
+        len(args[-1])
+        if isinstance(args[-1], Tensor)
+        else len(next(iter(args[-1].values())))
     )
     results = [function(*(item(arg, i) for arg in args)) for i in range(num)]
     if isinstance(results[0], dict):

@@ -18,9 +18,7 @@ from fedgs.sanitizer import SanitizedGradients
 from fedgs.training import Report, Stop, nodes_of, run_rounds
 
 
-def train(
-    folder: RunFolder, data: FederatedImages, report: Report, stop: Stop
-) -> None:
+def train(folder: RunFolder, data: FederatedImages, report: Report, stop: Stop) -> None:
     """Trains a run in this process, from its last checkpoint or from the start.
 
     Privacy: releases (epsilon, delta)-DP output; events: in the folder's ledger.

@@ -8,6 +8,7 @@ that encodes a reply, and it accepts sanitized gradients only.
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from safetensors import SafetensorError
@@ -18,7 +19,8 @@ from fedgs.sanitizer import SanitizedGradients, received
 from fedgs.shapes import Images, Labels
 
 Payload = dict[str, str | int | float | bytes]
-EVERYONE = "all"
+Clients = Sequence[int] | Literal["all"]
+EVERYONE: Literal["all"] = "all"
 
 
 @dataclass(frozen=True)
@@ -34,16 +36,14 @@ class FakeBatch:
         participants: the clients that answer on the last `batch_size` fakes.
         trainees: the clients whose discriminators train on the fakes, or "all".
         keep_round: the last committed checkpoint; a node keeps its state of then.
-        is_saved: whether the nodes save their state after this round.
     """
 
     round: int
     images: Images
     labels: Labels
-    participants: Sequence[int] | str
-    trainees: Sequence[int] | str
+    participants: Clients
+    trainees: Clients
     keep_round: int = 0
-    is_saved: bool = False
 
     def digest(self) -> str:
         """Returns the hash of what is asked: the same request, the same answer.
@@ -57,9 +57,7 @@ class FakeBatch:
         return content.hexdigest()
 
 
-def clients_of(
-    clients: Sequence[int] | str, hosted: Sequence[int]
-) -> list[int]:
+def clients_of(clients: Clients, hosted: Sequence[int]) -> list[int]:
     """Returns which of a node's hosted clients are meant by a request.
 
     Privacy: public.
@@ -80,7 +78,6 @@ def encode_batch(batch: FakeBatch) -> Payload:
         "participants": _join(batch.participants),
         "trainees": _join(batch.trainees),
         "keep_round": batch.keep_round,
-        "is_saved": int(batch.is_saved),
         "tensors": save({"images": batch.images, "labels": batch.labels}),
     }
 
@@ -110,10 +107,9 @@ def decode_batch(payload: Mapping[str, object], config: RunConfig) -> FakeBatch:
         round=_integer(payload, "round"),
         images=images,
         labels=labels,
-        participants=_split(payload["participants"]),
-        trainees=_split(payload["trainees"]),
+        participants=_split(payload.get("participants")),
+        trainees=_split(payload.get("trainees")),
         keep_round=_integer(payload, "keep_round"),
-        is_saved=bool(_integer(payload, "is_saved")),
     )
 
 
@@ -176,8 +172,9 @@ def _tensors(payload: Mapping[str, object], names: set[str]) -> dict[str, torch.
         raise UserError("message without tensors: refused")
     try:
         tensors = load(content)
-    except (SafetensorError, ValueError) as error:
-        raise UserError(f"message that cannot be decoded: {error}") from error
+    except (SafetensorError, KeyError, ValueError):  # KeyError: an unknown dtype
+        # Without the cause: its text quotes the sender's bytes.
+        raise UserError("message that cannot be decoded: refused") from None
     if set(tensors) != names:
         raise UserError(f"message with other tensors than {sorted(names)}: refused")
     return tensors
@@ -190,13 +187,13 @@ def _integer(payload: Mapping[str, object], name: str) -> int:
     return value
 
 
-def _join(clients: Sequence[int] | str) -> str:
+def _join(clients: Clients) -> str:
     if isinstance(clients, str):
         return clients
     return ",".join(str(client) for client in clients)
 
 
-def _split(text: object) -> Sequence[int] | str:
+def _split(text: object) -> Clients:
     if text == EVERYONE:
         return EVERYONE
     try:

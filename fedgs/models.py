@@ -269,6 +269,8 @@ class Discriminator(nn.Module):
         self.embedding = None
         if config.conditional:
             self.embedding = nn.Embedding(_num_labels(config), size)
+            if not config.spectral_norm:  # nothing would scale N(0, 1) entries down
+                nn.init.zeros_(self.embedding.weight)
         if config.spectral_norm:
             for layer in (self.conv1, self.conv2, self.conv3, self.linear):
                 _normalise(layer)

@@ -12,9 +12,12 @@ import threading
 import time
 from pathlib import Path
 
+from fedgs.config import UserError
+
 TOKEN_VARIABLE = "FEDGS_RUN_TOKEN"
 LOCK_VARIABLE = "FEDGS_LAUNCHER_LOCK"
 WATCH_SECONDS = 0.5
+LOCK_SECONDS = 5.0
 
 
 def processes_of(token: str) -> list[int]:
@@ -51,10 +54,27 @@ def end_processes(token: str, patience: float = 5.0) -> None:
 
 
 def hold_launcher_lock(path: Path) -> int:
-    """Locks a file until this process ends, however it ends; returns its descriptor."""
+    """Locks a file until this process ends, however it ends; returns its descriptor.
+
+    What a killed launcher left behind may hold it for a moment, until it has ended.
+
+    Raises:
+        UserError: another launcher holds it.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return descriptor
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                os.close(descriptor)
+                raise UserError(
+                    f"{path.parent.parent}: another process trains in this folder; "
+                    "wait for it to end, or stop it"
+                ) from error
+        time.sleep(0.1)
 
 
 def watch_launcher() -> None:

@@ -24,15 +24,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
+from fedgs.client_training import Draws, train_discriminators
 from fedgs.config import RunConfig
 from fedgs.data import FederatedImages
-from fedgs.discriminators import Discriminators, ModuleStack
-from fedgs.messages import EVERYONE, FakeBatch, clients_of
+from fedgs.discriminators import Discriminators
+from fedgs.messages import EVERYONE, Clients, FakeBatch, clients_of
 from fedgs.models import (
     Generator,
     build_generator,
@@ -50,8 +49,21 @@ from fedgs.sanitizer import (
     sanitize,
     to_dct,
 )
-from fedgs.shapes import Images, Labels, TensorDict
+from fedgs.shapes import Images, Labels
 from fedgs.stream import derived_seed, stream
+from fedgs.warm_start import warm_start
+
+__all__ = [
+    "ServerState",
+    "client_round",
+    "draw_fakes",
+    "jacobian_step",
+    "new_server",
+    "public_fakes",
+    "select",
+    "server_round",
+    "warm_start",
+]
 
 # ------------------------------------------------------------------ server
 
@@ -89,7 +101,7 @@ def new_server(config: RunConfig) -> ServerState:
     return ServerState(generator, optimizer, average)
 
 
-def select(config: RunConfig, round: int) -> Sequence[int] | str:
+def select(config: RunConfig, round: int) -> Clients:
     """Returns the participants of a round, sorted, or "all".
 
     Privacy: public; independent of the data.
@@ -112,18 +124,21 @@ def select(config: RunConfig, round: int) -> Sequence[int] | str:
 
 
 @lru_cache(maxsize=4)
-def _balanced_lap(
-    seed: int, num_clients: int, count: int, lap: int
-) -> tuple[int, ...]:
+def _balanced_lap(seed: int, num_clients: int, count: int, lap: int) -> tuple[int, ...]:
     """Returns a shuffled order of all clients, used up before the next one starts.
 
     A round that runs over two laps must not hold a client twice: whoever stands in
-    its first part moves behind the others in the second lap.
+    its first part moves behind the others in the second lap. So a lap depends on the
+    ones before it, back to the last lap that starts with a round.
     """
-    order = stream(seed, "balanced", lap).permutation(num_clients).tolist()
-    shared = (lap * num_clients) % count if lap else 0
-    if shared:
-        before = set(_balanced_lap(seed, num_clients, count, lap - 1)[-shared:])
+    first = lap
+    while (first * num_clients) % count:
+        first -= 1
+    order: list[int] = []
+    for number in range(first, lap + 1):
+        shared = (number * num_clients) % count
+        before = set(order[len(order) - shared :])
+        order = stream(seed, "balanced", number).permutation(num_clients).tolist()
         order.sort(key=lambda client: client in before)  # stable
     return tuple(order)
 
@@ -258,13 +273,14 @@ def client_round(
     """
     device = config.device
     fakes, labels = request.images.to(device), request.labels.to(device)
+    one_set = None if config.fakes_per_round is None else request.labels.numpy()
     position = {client: index for index, client in enumerate(hosted)}
     if config.discriminator_training != "frozen":
         trainees = [position[c] for c in clients_of(request.trainees, hosted)]
         for chunk in discriminators.chunks(trainees):
             clients = [hosted[index] for index in chunk.tolist()]
-            draws = _Draws(config, data, clients, "data", request.round, len(fakes))
-            _train(config, discriminators, chunk, draws, fakes, labels)
+            draws = Draws(config, data, clients, "data", request.round, one_set)
+            train_discriminators(config, discriminators, chunk, draws, fakes, labels)
     answering = [position[c] for c in clients_of(request.participants, hosted)]
     if not answering:
         return None
@@ -288,164 +304,6 @@ def _clipped_answer(
     if config.gradient_basis == "dct":
         grads = to_dct(grads, config.dct_size)
     return clip(PerSampleGradients(grads), config.clip_bound)
-
-
-def warm_start(
-    config: RunConfig,
-    discriminators: Discriminators,
-    data: FederatedImages,
-    hosted: Sequence[int],
-    public: FakeBatch | None = None,
-) -> None:
-    """Trains fresh discriminators before their first round (lines 16-27).
-
-    `local` (the paper): against an own generator per client, which is thrown away and
-    never leaves. `public`: against the server's first fakes, in `public`.
-
-    Privacy: reads private data; output private. Its length is fixed.
-
-    Args:
-        config: the resolved configuration.
-        discriminators: of the hosted clients, trained in place.
-        data: all data that the node can see.
-        hosted: the clients of this node.
-        public: the request of round 0 when `config.warm_start` is public.
-    """
-    for chunk in discriminators.chunks(range(len(hosted))):
-        clients = [hosted[index] for index in chunk.tolist()]
-        own = _LocalGenerators(config, clients) if public is None else None
-        for warm_round in range(1, config.warm_start_rounds + 1):
-            if own is not None:
-                fakes, labels = own.draw(warm_round)
-            else:
-                assert public is not None
-                fakes = public.images.to(config.device)
-                labels = public.labels.to(config.device)
-            draws = _Draws(
-                config, data, clients, "warm-start-data", warm_round, fakes.shape[-4],
-                is_in_order=own is not None,
-            )
-            _train(config, discriminators, chunk, draws, fakes, labels)
-            if own is not None:
-                own.step(discriminators, chunk, warm_round)
-
-
-class _Draws:
-    """What some clients draw for the n_dis steps of a round, each from its stream."""
-
-    def __init__(
-        self,
-        config: RunConfig,
-        data: FederatedImages,
-        clients: Sequence[int],
-        purpose: str,
-        round: int,
-        num_fakes: int,
-        is_in_order: bool | None = None,
-    ) -> None:
-        self.data = data
-        steps, size = config.discriminator_steps, config.discriminator_batch_size
-        if is_in_order is None:
-            is_in_order = config.fakes_per_round is None
-        records, fakes, mix = [], [], []
-        for client in clients:
-            rng = stream(_seed(config), purpose, client, round)
-            own = data.client_records[client]
-            records.append(own[rng.integers(len(own), size=(steps, size))])
-            mix.append(rng.random((steps, size), dtype=np.float32))
-            if is_in_order:  # step t takes the t-th fresh batch
-                fakes.append(np.arange(steps * size).reshape(steps, size))
-            else:
-                fakes.append(rng.integers(num_fakes, size=(steps, size)))
-        self.records, self.mix, self.fakes = map(np.stack, (records, mix, fakes))
-
-    def real(self, step: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-        """Returns the private images (n, b, C, S, S) and labels (n, b) of a step."""
-        records = self.records[:, step]
-        return self.data.images[records], self.data.labels[records]
-
-
-def _train(
-    config: RunConfig,
-    discriminators: Discriminators,
-    chunk: Tensor,
-    draws: _Draws,
-    fakes: Images,
-    labels: Labels,
-) -> None:
-    """Takes n_dis steps; fakes (F, ...) for all clients or (n, F, ...) one's own."""
-    device, num_clients = config.device, len(chunk)
-    if fakes.dim() == 4:
-        fakes = fakes.expand(num_clients, *fakes.shape)
-        labels = labels.expand(num_clients, *labels.shape)
-    rows = torch.arange(num_clients, device=device).unsqueeze(1)
-    for step in range(config.discriminator_steps):
-        images, real_labels = draws.real(step)
-        index = torch.from_numpy(draws.fakes[:, step]).to(device)
-        discriminators.train(
-            chunk,
-            torch.from_numpy(images).to(device).float().div_(255.0),
-            torch.from_numpy(real_labels).to(device),
-            fakes[rows, index],
-            labels[rows, index],
-            torch.from_numpy(draws.mix[:, step].copy()).to(device),
-        )
-
-
-class _LocalGenerators:
-    """The warm start's own generators of some clients; never stored, never sent."""
-
-    def __init__(self, config: RunConfig, clients: Sequence[int]) -> None:
-        self.config, self.clients = config, clients
-        seed = _seed(config)
-        self.stack = ModuleStack(
-            lambda i: build_generator(
-                config, derived_seed(seed, "warm-start-generator", clients[i])
-            ),
-            len(clients),
-            config.generator_learning_rate,
-            (config.generator_beta1, config.generator_beta2),
-            config.stacked,
-            config.device,
-        )
-        self.indices = torch.arange(len(clients), device=config.device)
-
-    def draw(self, warm_round: int) -> tuple[Images, Labels]:
-        """Returns n_dis fresh batches of each client: (n, F, C, S, S) and (n, F)."""
-        size = self.config.discriminator_steps * self.config.discriminator_batch_size
-        z, labels = self._latents("warm-start-latent", warm_round, size)
-        with torch.no_grad():
-            return self.stack.map(self._images, self.indices, z, labels), labels
-
-    def step(self, discriminators: Discriminators, chunk: Tensor, round: int) -> None:
-        """Takes one generator step per client against its discriminator (line 25)."""
-        z, labels = self._latents("warm-start-step", round, self.config.batch_size)
-        tensors = discriminators.tensors(chunk)
-
-        def loss(params: TensorDict, buffers: TensorDict, *batch: Tensor) -> Tensor:
-            own_params, own_buffers, z, labels = batch
-            images = self._images(params, buffers, z, labels)
-            score = discriminators.score(own_params, own_buffers)
-            return -score(images, labels).mean()
-
-        self.stack.step(loss, self.indices, *tensors, z, labels)
-
-    def _images(
-        self, params: TensorDict, buffers: TensorDict, z: Tensor, labels: Labels
-    ) -> Images:
-        return functional_call(self.stack.template, (params, buffers), (z, labels))
-
-    def _latents(
-        self, purpose: str, warm_round: int, count: int
-    ) -> tuple[Tensor, Labels]:
-        config, seed = self.config, _seed(self.config)
-        z, labels = [], []
-        for client in self.clients:
-            rng = stream(seed, purpose, client, warm_round)
-            z.append(sample_latents(config, rng, count))
-            labels.append(sample_labels(config, rng, count))
-        device = config.device
-        return torch.stack(z).to(device), torch.stack(labels).to(device)
 
 
 def _seed(config: RunConfig) -> int:

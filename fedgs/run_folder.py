@@ -17,21 +17,23 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from fedgs.config import RunConfig, UserError
 from fedgs.ledger import Ledger
-from fedgs.shapes import TensorDict
+
+if TYPE_CHECKING:  # torch is imported where tensors are: `fedgs privacy` needs none
+    from fedgs.shapes import TensorDict
 
 FORMAT_VERSION = 1
 PACKAGES = ("torch", "torchvision", "flwr", "ray", "numpy", "autodp", "safetensors")
+REMEDY = "restore it from a backup, or start again with another --output"
 
 
 class RunFolder:
@@ -72,7 +74,11 @@ class RunFolder:
             Ledger.open(staging / "ledger.jsonl").close()
             staging.rename(path)
         except OSError as error:
-            raise UserError(f"output = {config.output}: {error}") from error
+            raise UserError(
+                f"output = {config.output}: {error.strerror}; choose another --output"
+            ) from error
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)  # is gone after the rename
         return cls(path, config)
 
     @classmethod
@@ -84,7 +90,10 @@ class RunFolder:
         """
         path = Path(path).absolute()
         if not (path / "config.json").is_file():
-            raise UserError(f"{path}: no run folder (config.json is missing)")
+            raise UserError(
+                f"{path}: no run folder (config.json is missing); give the --output of "
+                "a `fedgs train`"
+            )
         found = read_json(path / "versions.json").get("format")
         if found != FORMAT_VERSION:
             raise UserError(
@@ -142,7 +151,9 @@ class RunFolder:
                         kept.append(line + "\n")
             write_atomically(path, "".join(kept).encode())
 
-    def save_checkpoint(self, round: int, tensors: TensorDict, ledger: Ledger) -> None:
+    def save_checkpoint(
+        self, round: int, tensors: "TensorDict", ledger: Ledger
+    ) -> None:
         """Commits the server's state of a round; the nodes' states are on disk.
 
         Privacy: post-processing of DP output.
@@ -155,9 +166,12 @@ class RunFolder:
         for state in self.private.glob("*/*.safetensors"):
             with contextlib.suppress(FileNotFoundError):
                 _sync(state)
+        for folder in self.private.glob("node-*"):
+            _sync(folder)
         name = f"round-{round:07d}.safetensors"
         path = self.path / "checkpoint" / name
         write_tensors(path, tensors)
+        _sync(path)
         commit = {
             "round": round,
             "file": name,
@@ -166,10 +180,11 @@ class RunFolder:
             "ledger_head": ledger.head,
         }
         write_json(self.path / "checkpoint" / "checkpoint.json", commit)
-        for old in sorted((self.path / "checkpoint").glob("round-*.safetensors"))[:-1]:
-            old.unlink()
+        for other in (self.path / "checkpoint").glob("round-*.safetensors"):
+            if other != path:  # older, or a leftover of a crash before its commit
+                other.unlink()
 
-    def load_checkpoint(self, ledger: Ledger) -> tuple[int, TensorDict] | None:
+    def load_checkpoint(self, ledger: Ledger) -> "tuple[int, TensorDict] | None":
         """Returns the last committed round and its tensors, None before the first.
 
         Removes what later, uncommitted rounds left behind.
@@ -183,26 +198,28 @@ class RunFolder:
             return None
         commit = read_json(folder / "checkpoint.json")
         path = folder / str(commit.get("file"))
-        broken = f"{path}: corrupted checkpoint; restore the file from a backup, or "
-        broken += "start again with `fedgs train` and another --output"
+        broken = f"{path}: corrupted checkpoint; {REMEDY}"
         try:
             content = path.read_bytes()
             if hashlib.sha256(content).hexdigest() != commit["sha256"]:
                 raise UserError(broken)
             tensors = read_tensors(path)[0]
             round, length = int(commit["round"]), int(commit["ledger_length"])
-        except (OSError, KeyError, ValueError) as error:
+            head = str(commit["ledger_head"])
+        except (OSError, KeyError, TypeError, ValueError) as error:
             raise UserError(broken) from error
-        ledger.verify_prefix(length, commit["ledger_head"])
+        ledger.verify_prefix(length, head)
         remove_states_after(self.private, round)
         return round, tensors
 
-    def save_generator(self, generator: TensorDict, ema: TensorDict) -> None:
+    def save_generator(self, generator: "TensorDict", ema: "TensorDict") -> None:
         """Writes the generator and its average, the run's product.
+
+        `generator.safetensors` is written last: it says that the run is complete.
 
         Privacy: post-processing of DP output.
         """
-        for name, tensors in (("generator", generator), ("generator_ema", ema)):
+        for name, tensors in (("generator_ema", ema), ("generator", generator)):
             write_tensors(self.path / f"{name}.safetensors", tensors)
 
 
@@ -269,16 +286,18 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from error
+        raise UserError(f"{path}: cannot be read ({error}); {REMEDY}") from error
     if not isinstance(content, dict):
-        raise UserError(f"{path}: is not a JSON object")
+        raise UserError(f"{path}: is not a JSON object; {REMEDY}")
     return content
 
 
 def write_tensors(
-    path: Path, tensors: TensorDict, metadata: dict[str, str] | None = None
+    path: Path, tensors: "TensorDict", metadata: dict[str, str] | None = None
 ) -> None:
     """Writes tensors as safetensors, atomically; durable after `save_checkpoint`."""
+    from safetensors.torch import save_file
+
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     flat = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
@@ -286,7 +305,7 @@ def write_tensors(
     temporary.replace(path)
 
 
-def read_tensors(path: Path) -> tuple[TensorDict, dict[str, str]]:
+def read_tensors(path: Path) -> "tuple[TensorDict, dict[str, str]]":
     """Reads a safetensors file and its metadata.
 
     Raises:
@@ -297,7 +316,7 @@ def read_tensors(path: Path) -> tuple[TensorDict, dict[str, str]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             return tensors, file.metadata() or {}
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from error
+        raise UserError(f"{path}: cannot be read ({error}); {REMEDY}") from error
 
 
 def _sync(path: Path) -> None:
@@ -310,6 +329,8 @@ def _sync(path: Path) -> None:
 
 def versions() -> dict[str, Any]:
     """Returns the format, the package versions and the git commit, where known."""
+    import torch
+
     found: dict[str, Any] = {"format": FORMAT_VERSION}
     for package in ("fedgs", *PACKAGES):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -329,7 +350,10 @@ def _git(folder: Path, *arguments: str) -> str | None:
     try:
         result = subprocess.run(
             ["git", "-C", str(folder), *arguments],
-            capture_output=True, text=True, check=True, timeout=10,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -44,7 +44,7 @@ class ClippedGradients:
     """Gradients of bounded norm: still private, with a known sensitivity.
 
     Attributes:
-        values: shape (n, B, C, k, k), float32; each (client, fake) has L2 norm at
+        values: shape (n, B, C, k, k), float64; each (client, fake) has L2 norm at
             most `clip_bound`.
         clip_bound: C.
     """
@@ -134,8 +134,8 @@ def clip(grads: PerSampleGradients, clip_bound: float) -> ClippedGradients:
     Source: GS-WGAN, Definition 3.3 (clipping per fake).
 
     >>> grads = PerSampleGradients(torch.ones(1, 2, 1, 2, 2))
-    >>> clip(grads, clip_bound=1.0).values.flatten(2).norm(dim=2)
-    tensor([[1., 1.]])
+    >>> clip(grads, clip_bound=1.0).values.flatten(2).norm(dim=2).tolist()
+    [[1.0, 1.0]]
     """
     if not (clip_bound > 0 and math.isfinite(clip_bound)):
         raise ValueError(f"clip_bound = {clip_bound}: give a positive finite number")
@@ -178,10 +178,12 @@ def sanitize(
     """
     if len({part.clip_bound for part in parts}) != 1:
         raise ValueError("a release needs clipped gradients of one clip bound")
-    if any(part.is_released for part in parts):
-        raise RuntimeError("these gradients were already released; they must not be "
-                           "released again with other noise")
     for part in parts:
+        if part.is_released:  # before, or twice in this release
+            raise RuntimeError(
+                "these gradients were already released; they must not be "
+                "released again with other noise"
+            )
         part.is_released = True
     total = torch.zeros(parts[0].values.shape[1:], dtype=torch.float64)
     for part in parts:
@@ -189,7 +191,11 @@ def sanitize(
             total += client_grads
     total += torch.from_numpy(noise.normal(tuple(total.shape), noise_std))
     return SanitizedGradients(
-        total.float(), round, node_id, noise_std, parts[0].clip_bound,
+        total.float(),
+        round,
+        node_id,
+        noise_std,
+        parts[0].clip_bound,
         _MADE_BY_SANITIZER,
     )
 

@@ -25,7 +25,7 @@ from fedgs.accounting import Budget, Plan, calibrate_noise
 from fedgs.config import RunConfig, UserError
 from fedgs.data import FederatedImages, load_data
 from fedgs.ledger import Event, Ledger
-from fedgs.messages import EVERYONE, FakeBatch
+from fedgs.messages import EVERYONE, Clients, FakeBatch
 from fedgs.round import (
     ServerState,
     draw_fakes,
@@ -131,6 +131,8 @@ def check_capacity(config: RunConfig, folder: Path) -> None:
     Raises:
         UserError: with the estimate and what is there.
     """
+    if config.device != "cpu" and not torch.cuda.is_available():
+        raise UserError(f"device = {config.device}: no GPU is here; give --device cpu")
     state = state_bytes(config)
     copies = 1 if config.engine == "local" else 2  # workers overlap in what they hold
     if config.device == "cpu":
@@ -213,12 +215,13 @@ def _run_rounds(
         exchange.answers(public_fakes(config, server))
     while server.round < config.num_rounds:
         started = time.monotonic()
+        before = {name: v.clone() for name, v in server.generator.named_buffers()}
         request, answered = draw_fakes(config, server)
         request = dataclasses.replace(request, keep_round=checkpoints.committed)
         attempts[request.round] += 1
         event = make_event(config, request, attempts[request.round])
         if budget is not None and not budget.allows(event):
-            checkpoints.commit()
+            checkpoints.commit(before)
             raise BudgetSpent(
                 f"stopped before round {request.round}: its release would exceed "
                 f"target_epsilon = {config.target_epsilon}"
@@ -229,7 +232,7 @@ def _run_rounds(
         answers = exchange.answers(request)
         required = min(config.min_nodes or event.planned_nodes, event.planned_nodes)
         if len(answers) < required:
-            checkpoints.commit()
+            checkpoints.commit(before)
             raise RunStopped(
                 f"round {request.round}: {len(answers)} of {event.planned_nodes} nodes "
                 f"answered within round_timeout = {config.round_timeout:g} s, min_nodes "
@@ -242,9 +245,7 @@ def _run_rounds(
             checkpoints.commit()
             raise RunStopped(f"stopped after round {server.round}")
     checkpoints.commit()
-    folder.save_generator(
-        server.generator.state_dict(), server.ema.state_dict()
-    )
+    folder.save_generator(server.generator.state_dict(), server.ema.state_dict())
 
 
 def make_event(config: RunConfig, request: FakeBatch, attempt: int) -> Event:
@@ -257,9 +258,7 @@ def make_event(config: RunConfig, request: FakeBatch, attempt: int) -> Event:
     return Event(
         round=request.round,
         attempt=attempt,
-        participants=(
-            participants if isinstance(participants, str) else tuple(participants)
-        ),
+        participants=EVERYONE if participants == EVERYONE else tuple(participants),
         num_clients=config.num_clients or 1,
         planned_nodes=planned,
         counted_nodes=Plan.from_config(config).counted_nodes,
@@ -272,7 +271,7 @@ def make_event(config: RunConfig, request: FakeBatch, attempt: int) -> Event:
     )
 
 
-def nodes_of(config: RunConfig, clients: Sequence[int] | str) -> list[int]:
+def nodes_of(config: RunConfig, clients: Clients) -> list[int]:
     """Returns the nodes that host the given clients, increasing.
 
     Privacy: public.
@@ -314,8 +313,14 @@ def restore(folder: RunFolder, server: ServerState, ledger: Ledger) -> None:
     for name, value in groups["adam"].items():
         index, _, rest = name.partition(".")
         moments.setdefault(int(index), {})[rest] = value
-    server.generator.load_state_dict(groups["generator"])
-    server.ema.load_state_dict(groups["ema"])
+    try:
+        server.generator.load_state_dict(groups["generator"])
+        server.ema.load_state_dict(groups["ema"])
+    except RuntimeError as error:
+        raise UserError(
+            f"{folder.path}: the checkpoint is of another generator than config.json "
+            "says; restore config.json"
+        ) from error
     adam = server.optimizer.state_dict()
     server.optimizer.load_state_dict({**adam, "state": moments})
     server.round = round
@@ -349,13 +354,12 @@ def _report_round(
             config,
             server.ema,
         )
+    total = torch.stack([answer.values.double() for answer in answers]).sum(0)
     metrics = {
         "round": server.round,
         "seconds": round(time.monotonic() - started, 4),
         "num_answers": len(answers),
-        "release_norm": round(
-            float(sum(a.values.double() for a in answers).norm()), 6
-        ),
+        "release_norm": round(float(total.norm()), 6),
     }
     folder.append_metrics(metrics)
     report(metrics)
@@ -376,8 +380,15 @@ class _Checkpoints:
         self.committed = server.round
         self.last, self.cost = time.monotonic(), 0.0
 
-    def commit(self) -> None:
-        """Saves the nodes, then commits the server's state."""
+    def commit(self, buffers: TensorDict | None = None) -> None:
+        """Saves the nodes, then commits the server's state.
+
+        Args:
+            buffers: the generator's, from before the drawing of a round that is
+                discarded; a resumed run draws it again.
+        """
+        if buffers:
+            self.server.generator.load_state_dict(buffers, strict=False)
         if self.committed == self.server.round and self.committed > 0:
             return
         started = time.monotonic()

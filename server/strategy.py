@@ -47,7 +47,7 @@ class GsWgan(Strategy):
         self.config = folder.config
         self.report = report
         self.stop = stop
-        self.grid: Grid | None = None
+        self.grid: Grid  # set by `start`
         self.addresses: dict[int, int] = {}
 
     def start(  # type: ignore[override]
@@ -108,11 +108,8 @@ class GsWgan(Strategy):
         answers: list[SanitizedGradients],
     ) -> list[int]:
         """Asks the nodes, appends to `answers`, returns who failed."""
-        assert self.grid is not None
-        message_nodes: dict[str, int] = {}
-        messages = list(self._messages(request, nodes))
-        ids = self.grid.push_messages(messages)
-        message_nodes.update(zip(ids, nodes, strict=True))
+        ids = self.grid.push_messages(self._messages(request, nodes))
+        message_nodes = dict(zip(ids, nodes, strict=True))
         failed = []
         while message_nodes and time.monotonic() < deadline:
             replies = list(self.grid.pull_messages(list(message_nodes)))
@@ -130,13 +127,16 @@ class GsWgan(Strategy):
                 time.sleep(POLL_SECONDS)
         return sorted([*failed, *message_nodes.values()])
 
-    def _messages(
-        self, request: FakeBatch, nodes: Sequence[int]
-    ) -> Iterable[Message]:
+    def _messages(self, request: FakeBatch, nodes: Sequence[int]) -> Iterable[Message]:
         payload = encode_batch(request) | {"run_folder": str(self.folder.path)}
-        for node_id in nodes:
-            content = RecordDict({RECORD: ConfigRecord(payload)})
-            yield Message(content, self.addresses[node_id], "train")
+        return [
+            Message(
+                RecordDict({RECORD: ConfigRecord(payload)}),
+                self.addresses[node_id],
+                "train",
+            )
+            for node_id in nodes
+        ]
 
     def _decode(
         self, reply: Message, round: int, node_id: int
@@ -158,8 +158,8 @@ class GsWgan(Strategy):
             time.sleep(ROLL_CALL_SECONDS)
         if len(node_ids) != expected:
             raise UserError(
-                f"num-supernodes = {len(node_ids)}: this run has {expected} nodes; give "
-                f"--federation-config 'num-supernodes={expected}' or another "
+                f"num-supernodes = {len(node_ids)}: this run has {expected} nodes; "
+                f"give --federation-config 'num-supernodes={expected}' or another "
                 "clients_per_node"
             )
         empty = RecordDict({RECORD: ConfigRecord({})})

@@ -1,9 +1,12 @@
 """The tiny problem that tests share: 6 clients, 40 images of two strokes, 3 classes."""
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedgs.config import RunConfig
 from fedgs.data import FederatedImages
@@ -65,6 +68,28 @@ def write_tiny_npz(path: Path) -> str:
     images, labels, owners = _arrays()
     np.savez(path, images=images, labels=labels, clients=owners)
     return f"npz:{path}"
+
+
+def digest(tensors: dict[str, Tensor]) -> str:
+    """Returns the hash of every bit of some state."""
+    content = hashlib.sha256()
+    for name, value in tensors.items():
+        content.update(name.encode() + value.contiguous().numpy().tobytes())
+    return content.hexdigest()
+
+
+def record_calls(
+    monkeypatch: pytest.MonkeyPatch, owner: object, name: str
+) -> list[tuple]:
+    """Returns the arguments of every later call of `owner.name`, which happens."""
+    calls, original = [], getattr(owner, name)
+
+    def recorded(*args: object, **kwargs: object) -> object:
+        calls.append(args)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, recorded)
+    return calls
 
 
 def _arrays() -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:

@@ -1,0 +1,374 @@
+"""The run folder: whole or absent, refused when broken, and never a pickle."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedgs import run_folder
+from fedgs.config import UserError
+from fedgs.ledger import Event, Ledger
+from fedgs.run_folder import RunFolder, state_path, state_rounds, write_tensors
+from tiny import tiny_config
+
+LOCKER = "import fcntl, sys; file = open(sys.argv[1], 'w'); "
+LOCKER += "fcntl.flock(file, fcntl.LOCK_EX); print(1, flush=True); sys.stdin.read()"
+TENSORS = {"generator.weight": torch.arange(6.0).view(2, 3)}
+
+
+@pytest.fixture
+def folder(tmp_path) -> RunFolder:
+    return RunFolder.create(tiny_config(output=str(tmp_path / "run")))
+
+
+def event(round: int) -> Event:
+    return Event(
+        round=round,
+        attempt=1,
+        participants=(0, 2),
+        num_clients=6,
+        planned_nodes=2,
+        counted_nodes=2,
+        noise_std=1.0,
+        clip_bound=1.0,
+        batch_size=4,
+        client_selection="uniform",
+        discriminator_training="selected",
+        noise_source="seeded",
+    )
+
+
+def save_rounds(folder: RunFolder, *rounds: int) -> None:
+    with closing(folder.ledger()) as ledger:
+        for round in rounds:
+            ledger.append(event(round))
+            folder.save_checkpoint(round, TENSORS, ledger)
+
+
+def load(folder: RunFolder):
+    with closing(folder.ledger()) as ledger:
+        return folder.load_checkpoint(ledger)
+
+
+def refusal(folder: RunFolder) -> str:
+    with pytest.raises(UserError) as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def names(path: Path) -> list[str]:
+    return sorted(entry.name for entry in path.iterdir())
+
+
+# ------------------------------------------------------------------ create and open
+
+
+def test_new_folder_holds_settings_versions_and_an_empty_ledger(folder):
+    assert names(folder.path) == [
+        "checkpoint",
+        "config.json",
+        "ledger.jsonl",
+        "private",
+        "samples",
+        "versions.json",
+    ]
+    stored = json.loads((folder.path / "config.json").read_text())
+    assert stored == folder.config.to_flat()
+    versions = json.loads((folder.path / "versions.json").read_text())
+    assert versions["format"] == 1
+    assert versions["torch"] == torch.__version__.split("+")[0]
+    assert (folder.path / "ledger.jsonl").read_bytes() == b""
+
+
+def test_private_folder_is_closed_to_others(folder):
+    assert folder.private.stat().st_mode & 0o777 == 0o700
+
+
+def test_opened_folder_has_the_configuration_that_it_was_created_with(folder):
+    assert RunFolder.open(folder.path).config == folder.config
+
+
+def test_versions_name_the_git_commit_of_a_checkout():
+    source = Path(run_folder.__file__).parent.parent
+    if not (source / ".git").exists():
+        pytest.skip("not a git checkout")
+    commit = run_folder.versions()["git_commit"]
+    assert len(commit) == 40
+    assert not set(commit) - set("0123456789abcdef")
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, Path.touch])
+def test_existing_output_is_refused_and_kept(tmp_path, make):
+    make(tmp_path / "run")
+    with pytest.raises(UserError, match=r"output = .*run: exists already; .*--output"):
+        RunFolder.create(tiny_config(output=str(tmp_path / "run")))
+    assert names(tmp_path) == ["run"]
+
+
+@pytest.mark.parametrize("failing", ["write_json", "versions", "Ledger"])
+def test_failed_creation_leaves_nothing_behind(tmp_path, monkeypatch, failing):
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if failing == "Ledger":
+        monkeypatch.setattr(Ledger, "open", fail)
+    else:
+        monkeypatch.setattr(run_folder, failing, fail)
+    with pytest.raises(UserError, match=r"output = .*No space left.*--output"):
+        RunFolder.create(tiny_config(output=str(tmp_path / "run")))
+    assert names(tmp_path) == []
+
+
+def test_output_below_a_file_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"output = .*Not a directory.*--output"):
+        RunFolder.create(tiny_config(output=str(tmp_path / "file" / "run")))
+
+
+def test_folder_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"no run folder .*config.json.*--output"):
+        RunFolder.open(tmp_path)
+
+
+@pytest.mark.parametrize("found", [0, 2, None])
+def test_folder_of_another_format_is_refused(folder, found):
+    run_folder.write_json(folder.path / "versions.json", {"format": found})
+    with pytest.raises(
+        UserError, match=rf"format {found}, .* reads 1; use the version"
+    ):
+        RunFolder.open(folder.path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", '{"num_rounds": 3'),
+        ("config.json", "[]"),
+        ("versions.json", ""),
+    ],
+)
+def test_broken_json_is_refused_with_its_path(folder, name, content):
+    (folder.path / name).write_text(content)
+    with pytest.raises(UserError, match=rf"{name}: .*restore it from a backup"):
+        RunFolder.open(folder.path)
+
+
+def test_settings_of_another_fedgs_are_refused(folder):
+    flat = folder.config.to_flat() | {"no_such_setting": 1}
+    run_folder.write_json(folder.path / "config.json", flat)
+    with pytest.raises(UserError, match="no_such_setting: unknown setting"):
+        RunFolder.open(folder.path)
+
+
+def test_folder_in_use_is_refused_until_its_process_is_dead(folder):
+    command = [sys.executable, "-c", LOCKER, str(folder.path / ".lock")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as other:
+        other.stdout.readline()
+        with pytest.raises(UserError, match=r"another process trains .*; wait"):
+            folder.locked().__enter__()
+        other.kill()
+        other.wait()
+        with folder.locked():
+            pass
+
+
+# ------------------------------------------------------------------ checkpoints
+
+
+def test_no_checkpoint_before_the_first(folder):
+    assert load(folder) is None
+
+
+def test_checkpoint_comes_back_equal(folder):
+    save_rounds(folder, 4)
+    round, tensors = load(folder)
+    assert round == 4
+    assert {name: value.tolist() for name, value in tensors.items()} == {
+        "generator.weight": [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    }
+
+
+def test_one_checkpoint_is_kept(folder):
+    save_rounds(folder, 1, 2, 3)
+    found = names(folder.path / "checkpoint")
+    assert found == ["checkpoint.json", "round-0000003.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+        lambda content: content[:-8],
+        lambda content: content + b"\0",
+        lambda content: b"",
+        None,
+    ],
+    ids=["one bit", "truncated", "longer", "empty", "missing"],
+)
+def test_damaged_tensors_are_refused_with_the_remedy(folder, damage):
+    save_rounds(folder, 2)
+    path = folder.path / "checkpoint" / "round-0000002.safetensors"
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_bytes(damage(path.read_bytes()))
+    text = refusal(folder)
+    assert str(path) in text
+    assert "corrupted checkpoint; restore it from a backup, or start again" in text
+
+
+@pytest.mark.parametrize(
+    "key", ["round", "file", "sha256", "ledger_length", "ledger_head"]
+)
+@pytest.mark.parametrize("value", ["missing", None])
+def test_incomplete_commit_is_refused_with_the_remedy(folder, key, value):
+    save_rounds(folder, 2)
+    path = folder.path / "checkpoint" / "checkpoint.json"
+    commit = json.loads(path.read_text())
+    commit[key] = value
+    if value == "missing":
+        del commit[key]
+    path.write_text(json.dumps(commit))
+    assert "restore" in refusal(folder)
+
+
+def test_torn_commit_is_refused_with_the_remedy(folder):
+    save_rounds(folder, 2)
+    path = folder.path / "checkpoint" / "checkpoint.json"
+    path.write_text(path.read_text()[:20])
+    assert "checkpoint.json: cannot be read" in refusal(folder)
+
+
+def test_ledger_shorter_than_the_checkpoint_is_refused(folder):
+    save_rounds(folder, 1, 2)
+    path = folder.path / "ledger.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:1]))
+    text = refusal(folder)
+    assert "line 1 is the last, the checkpoint saw 2" in text
+    assert "restore the file" in text
+
+
+def test_ledger_of_another_run_is_refused(folder, tmp_path):
+    save_rounds(folder, 1, 2)
+    other = tmp_path / "ledger.jsonl"
+    with closing(Ledger.open(other)) as ledger:
+        for round in (1, 1, 2):
+            ledger.append(event(round))
+    (folder.path / "ledger.jsonl").write_bytes(other.read_bytes())
+    assert "line 2 is not the one that the checkpoint saw" in refusal(folder)
+
+
+def test_ledger_longer_than_the_checkpoint_stays_as_it_is(folder):
+    save_rounds(folder, 1)
+    with closing(folder.ledger()) as ledger:
+        ledger.append(event(2))
+    before = (folder.path / "ledger.jsonl").read_bytes()
+    assert load(folder)[0] == 1
+    assert (folder.path / "ledger.jsonl").read_bytes() == before
+
+
+def test_crash_before_the_commit_leaves_the_checkpoint_before_it(folder, monkeypatch):
+    save_rounds(folder, 1)
+
+    def crash(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_folder, "write_json", crash)
+    with pytest.raises(KeyboardInterrupt):
+        save_rounds(folder, 5)
+    assert load(folder)[0] == 1
+
+
+def test_leftover_of_a_crash_does_not_displace_a_later_commit(folder):
+    save_rounds(folder, 1)
+    write_tensors(folder.path / "checkpoint" / "round-0000005.safetensors", TENSORS)
+    save_rounds(folder, 3)
+    assert load(folder)[0] == 3
+
+
+def test_generator_file_is_the_last_one_written(folder, monkeypatch):
+    written = []
+    monkeypatch.setattr(
+        run_folder, "write_tensors", lambda path, tensors: written.append(path.name)
+    )
+    folder.save_generator(TENSORS, TENSORS)
+    assert written == ["generator_ema.safetensors", "generator.safetensors"]
+
+
+# ------------------------------------------------------------------ node states
+
+
+def with_states(private: Path, node: int, rounds: list[int]) -> Path:
+    for round in rounds:
+        write_tensors(state_path(run_folder.node_folder(private, node), round), TENSORS)
+    return run_folder.node_folder(private, node)
+
+
+def test_resuming_removes_the_states_that_no_checkpoint_committed(folder):
+    nodes = [with_states(folder.private, node, [0, 2, 3, 4]) for node in (0, 11)]
+    save_rounds(folder, 3)
+    load(folder)
+    assert [state_rounds(node) for node in nodes] == [[0, 2, 3]] * 2
+
+
+def test_without_a_checkpoint_only_the_warm_start_stays(folder):
+    node = with_states(folder.private, 0, [0, 1, 2])
+    load(folder)
+    assert state_rounds(node) == [0]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "committed", "kept"),
+    [
+        ([1, 2, 3, 4], 2, [2, 3, 4]),
+        ([1, 5, 6, 7], 4, [1, 6, 7]),  # last asked long before the commit
+        ([5, 6, 7], 4, [6, 7]),
+        ([1, 2], 0, [1, 2]),
+        ([0, 1, 2, 3], 0, [0, 2, 3]),
+        ([3, 4, 5], 5, [4, 5]),
+    ],
+)
+def test_committed_state_and_the_two_newest_are_kept(folder, rounds, committed, kept):
+    node = with_states(folder.private, 0, rounds)
+    run_folder.remove_old_states(node, committed)
+    assert state_rounds(node) == kept
+
+
+# ------------------------------------------------------------------ metrics and files
+
+
+def test_metrics_of_repeated_rounds_and_a_torn_line_are_dropped(folder):
+    for round in (1, 2, 3):
+        folder.append_metrics({"round": round})
+    with open(folder.path / "metrics.jsonl", "a") as lines:
+        lines.write('{"round": 2')
+    folder.truncate_metrics(2)
+    text = (folder.path / "metrics.jsonl").read_text()
+    assert text == '{"round": 1}\n{"round": 2}\n'
+
+
+def test_reader_never_sees_half_a_file(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    run_folder.write_atomically(path, b"old")
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="Input"):
+        run_folder.write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+
+
+def test_unreadable_tensors_are_a_user_error_with_the_path(tmp_path):
+    (tmp_path / "state.safetensors").write_bytes(b"\x80\x04no tensors")
+    with pytest.raises(UserError, match=r"state.safetensors: cannot be read .*restore"):
+        run_folder.read_tensors(tmp_path / "state.safetensors")
