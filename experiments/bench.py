@@ -65,7 +65,10 @@ def steps_table(device: str) -> None:
             config = _config(discriminator_dim=width, stacking=stacking, device=device)
             rates.append(clients / _seconds(_training_step(config, clients), device))
         table.add_row(
-            str(width), str(clients), f"{rates[0]:.0f}", f"{rates[1]:.0f}",
+            str(width),
+            str(clients),
+            f"{rates[0]:.0f}",
+            f"{rates[1]:.0f}",
             f"{rates[0] / rates[1]:.2f}",
         )
     console.print(table)
@@ -84,8 +87,12 @@ def _training_step(config: RunConfig, clients: int) -> Callable[[], None]:
     def step() -> None:
         for chunk in chunks:
             discriminators.train(
-                chunk, images[0, chunk], labels[0, chunk], images[1, chunk],
-                labels[1, chunk], mix[chunk],
+                chunk,
+                images[0, chunk],
+                labels[0, chunk],
+                images[1, chunk],
+                labels[1, chunk],
+                mix[chunk],
             )
 
     return step
@@ -132,24 +139,39 @@ def warm_start_table(device: str, clients: int = 64, rounds: int = 2) -> None:
     """Prints the speed of the paper's local warm start at width 64 on a GPU."""
     peak = _matrix_peak(device)
     table = Table(title=f"local warm start, width 64, {torch.cuda.get_device_name()}")
-    for column in ("stacking", "steps per second", "1000 clients x 2000 rounds, hours",
-                   "share of measured float32 matrix peak"):
+    for column in (
+        "stacking",
+        "steps per second",
+        "1000 clients x 2000 rounds, hours",
+        "share of measured float32 matrix peak",
+    ):
         table.add_column(column, justify="right")
     data = bench_data(clients, 60)
     for stacking in ("stacked", "loop"):
         config = _config(
-            discriminator_dim=64, generator="resnet", generator_dim=64,
-            spectral_norm=True, discriminator_activation="relu", latent="bernoulli",
-            discriminator_steps=5, discriminator_batch_size=32, fakes_per_round=None,
-            warm_start="local", warm_start_rounds=rounds, stacking=stacking,
-            device=device, num_clients=clients, clients_per_round=clients,
+            discriminator_dim=64,
+            generator="resnet",
+            generator_dim=64,
+            spectral_norm=True,
+            discriminator_activation="relu",
+            latent="bernoulli",
+            discriminator_steps=5,
+            discriminator_batch_size=32,
+            fakes_per_round=None,
+            warm_start="local",
+            warm_start_rounds=rounds,
+            stacking=stacking,
+            device=device,
+            num_clients=clients,
+            clients_per_round=clients,
         )
         state = Discriminators(config, range(clients))
         seconds = _once(lambda: warm_start(config, state, data, range(clients)), device)
         steps = clients * rounds * config.discriminator_steps / seconds
         flops = steps * _step_flops(64, 32)
-        table.add_row(stacking, f"{steps:.0f}", f"{1e7 / steps / 3600:.1f}",
-                      f"{flops / peak:.1%}")
+        table.add_row(
+            stacking, f"{steps:.0f}", f"{1e7 / steps / 3600:.1f}", f"{flops / peak:.1%}"
+        )
     console.print(table)
 
 
@@ -178,10 +200,26 @@ def engines_table() -> None:
         for engine in ("local", "flower"):
             output = Path(scratch) / engine
             command = [
-                sys.executable, "-m", "fedgs", "train", "--recipe",
-                "full-participation", "--data", f"npz:{path}", "--engine", engine,
-                "--num-rounds", str(BENCH_ROUNDS), "--warm-start-rounds", "1",
-                "--noise-multiplier", "1", "--output", str(output), "--seed", "0",
+                sys.executable,
+                "-m",
+                "fedgs",
+                "train",
+                "--recipe",
+                "full-participation",
+                "--data",
+                f"npz:{path}",
+                "--engine",
+                engine,
+                "--num-rounds",
+                str(BENCH_ROUNDS),
+                "--warm-start-rounds",
+                "1",
+                "--noise-multiplier",
+                "1",
+                "--output",
+                str(output),
+                "--seed",
+                "0",
             ]
             subprocess.run(command, check=True, capture_output=True)
             lines = (RunFolder.open(output).path / "metrics.jsonl").read_text()

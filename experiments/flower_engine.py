@@ -82,7 +82,7 @@ def train(folder: RunFolder, report: Report, stop: Stop) -> None:
     lock = hold_launcher_lock(flower / "launcher.lock")
     token = secrets.token_hex(16)
     try:
-        _end_previous(flower)
+        end_previous(folder)
         with folder.locked():
             pass  # whoever still holds it is alive and reachable by no token
         for name in ("stop", "result.json"):
@@ -102,10 +102,10 @@ def train(folder: RunFolder, report: Report, stop: Stop) -> None:
         os.close(lock)
 
 
-def _end_previous(flower: Path) -> None:
+def end_previous(folder: RunFolder) -> None:
     """Ends what a killed launcher left running, and removes its temporary files."""
     with contextlib.suppress(FileNotFoundError):
-        token = (flower / "token").read_text()
+        token = (folder.path / ".flower" / "token").read_text()
         end_processes(token, patience=0)
         if token.isalnum():  # a file in a folder of the user: no path may come from it
             shutil.rmtree(_home(token), ignore_errors=True)

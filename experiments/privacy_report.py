@@ -101,33 +101,25 @@ def of_run(run: Path, delta: float | None = None) -> list[Statement]:
 def show(found: Sequence[Statement]) -> None:
     """Prints a table and below it the conditions under which its rows hold."""
     console = Console()
-    table = Table(title="epsilon (no row holds without its conditions)")
-    for column in (
-        "adversary",
-        "relation",
-        "unit",
-        "delta",
-        "selection",
-        "epsilon",
-        "guarantee",
-        "theorem",
-    ):
-        table.add_column(column, justify="right" if column == "epsilon" else "left")
-    for row in found:
-        epsilon = "unbounded" if row.epsilon is None else f"{row.epsilon:.5g}"
-        if row.epsilon is not None and row.epsilon >= 100:
-            epsilon = f"{row.epsilon:.2f}"
-        table.add_row(
-            row.adversary,
-            row.relation,
-            row.unit,
-            f"{row.delta:g}",
-            row.client_selection,
-            epsilon,
-            "yes" if row.guarantee else "NO",
-            row.theorem,
-        )
-    console.print(table)
+    for unit, delta in dict.fromkeys((row.unit, row.delta) for row in found):
+        table = Table(title=f"epsilon at delta {delta:g}, unit: one {unit}")
+        for column in ("adversary", "relation", "selection"):
+            table.add_column(column, no_wrap=True)
+        table.add_column("epsilon", justify="right", no_wrap=True)
+        table.add_column("guarantee", no_wrap=True)
+        table.add_column("theorem")
+        for row in found:
+            if (row.unit, row.delta) == (unit, delta):
+                table.add_row(
+                    row.adversary,
+                    row.relation,
+                    row.client_selection,
+                    _number(row.epsilon, 2 if row.guarantee else 3),
+                    "yes" if row.guarantee else "NO",
+                    row.theorem,
+                )
+        console.print(table)
+    console.print("No row holds without its conditions:")
     conditions: dict[str, list[str]] = {}
     for row in found:
         for condition in row.conditions:
@@ -136,3 +128,9 @@ def show(found: Sequence[Statement]) -> None:
                 where.append(row.adversary)
     for condition, where in conditions.items():
         console.print(f"- {condition} ({', '.join(where)})", highlight=False)
+
+
+def _number(epsilon: float | None, digits: int) -> str:
+    if epsilon is None:
+        return "unbounded"
+    return f"{epsilon:.{digits}f}" if epsilon >= 100 else f"{epsilon:.4g}"

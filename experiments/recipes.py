@@ -57,14 +57,14 @@ def full_participation() -> RunConfig:
         num_rounds=320,
         discriminator_steps=1,
         discriminator_batch_size=16,
-        fakes_per_round=512,
+        fakes_per_round=256,
         warm_start="public",
-        warm_start_rounds=40,
+        warm_start_rounds=20,
         generator="upsample",
         generator_dim=16,
         generator_learning_rate=1e-3,
         discriminator_dim=8,
-        discriminator_learning_rate=1e-3,
+        discriminator_learning_rate=2e-3,
         spectral_norm=False,
         discriminator_activation="leaky_relu",
         latent="normal",
@@ -75,7 +75,12 @@ def full_participation() -> RunConfig:
 def demo() -> RunConfig:
     """Full participation at the size of scikit-learn's digits: minutes on a laptop."""
     return dataclasses.replace(
-        full_participation(), clients_per_node=45, num_rounds=150, seed=0
+        full_participation(),
+        clients_per_node=90,
+        dct_size=10,
+        num_rounds=250,
+        fakes_per_round=128,
+        seed=0,
     )
 
 

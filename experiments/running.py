@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from experiments import privacy_report
-from experiments.flower_engine import FlowerFailed
+from experiments.flower_engine import FlowerFailed, end_previous
 from experiments.flower_engine import train as train_flower
 from experiments.recipes import demo as demo_recipe
 from fedgs import local
@@ -76,6 +76,7 @@ def resume(run: Path) -> None:
     if (folder.path / "generator.safetensors").exists():
         console.print(f"{run}: all {folder.config.num_rounds} rounds are done")
         return
+    end_previous(folder)
     # Check the checkpoint here, where errors are plain.
     with folder.locked(), closing(folder.ledger()) as ledger:
         found = folder.load_checkpoint(ledger)
@@ -245,9 +246,10 @@ def demo(output: Path) -> None:
         UserError: the output exists.
         typer.Exit: a run stopped early or failed.
     """
-    private = dataclasses.replace(demo_recipe(), output=str(output / "private"))
+    recipe = dataclasses.replace(demo_recipe(), engine="flower")
+    private = dataclasses.replace(recipe, output=str(output / "private"))
     noise_free = dataclasses.replace(
-        demo_recipe(),
+        recipe,
         target_epsilon=None,
         noise_multiplier=0.0,
         output=str(output / "noise-free"),

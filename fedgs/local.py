@@ -68,6 +68,10 @@ class LocalNodes:
         results = self.pool.map(lambda i: self._node(i).answer(request), asked)
         return [answer for answer in results if answer is not None]
 
+    def prepare(self, request: FakeBatch, nodes: Sequence[int]) -> None:
+        """Has the nodes make their discriminators."""
+        list(self.pool.map(lambda i: self._node(i).answer(request), nodes))
+
     def save(self, keep_round: int) -> None:
         """Writes the state of every node that changed."""
         for node in list(self.nodes.values()):

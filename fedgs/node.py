@@ -11,7 +11,7 @@ from fedgs.config import RunConfig, UserError
 from fedgs.data import FederatedImages
 from fedgs.discriminators import Discriminators
 from fedgs.messages import FakeBatch
-from fedgs.round import client_round, warm_start
+from fedgs.round import client_round
 from fedgs.run_folder import (
     node_folder,
     read_tensors,
@@ -21,10 +21,11 @@ from fedgs.run_folder import (
     write_tensors,
 )
 from fedgs.sanitizer import SanitizedGradients, received
+from fedgs.warm_start import warm_start
 
 
 class Node:
-    """Answers requests; makes its discriminators when they are first needed.
+    """Answers requests; the first one, of round 0, makes its discriminators.
 
     Attributes:
         node_id: j; hosts clients j*P .. j*P + P-1.
@@ -56,6 +57,8 @@ class Node:
         Raises:
             UserError: the node's state is missing or is not that of the round before.
         """
+        if request.round == 0:
+            return self._prepare(request)
         digest = request.digest()
         if digest == self._digest:
             return self._answer
@@ -68,12 +71,18 @@ class Node:
                 f"refuses another request for round {request.round}"
             )
         if self._discriminators is None:
-            self._first_state(request)
-        answer = None
-        if request.round > 0:
-            answer = client_round(
-                self.config, self._state, self.data, self.hosted, request, self.node_id
+            raise UserError(
+                f"node {self.node_id}: its state is missing from {self.folder}; "
+                "restore it, or start the run again"
             )
+        answer = client_round(
+            self.config,
+            self._discriminators,
+            self.data,
+            self.hosted,
+            request,
+            self.node_id,
+        )
         self.round, self._digest, self._answer = request.round, digest, answer
         self.is_saved = False
         return answer
@@ -86,20 +95,15 @@ class Node:
         Args:
             keep_round: the last committed checkpoint, whose state is kept.
         """
-        if self.is_saved:
+        if self.is_saved or self._discriminators is None:
             return
-        tensors = self._state.state()
+        tensors = self._discriminators.state()
         metadata = {"digest": self._digest}
         if self._answer is not None:
             tensors["answer"] = self._answer.values
         write_tensors(state_path(self.folder, self.round), tensors, metadata)
         remove_old_states(self.folder, keep_round)
         self.is_saved = True
-
-    @property
-    def _state(self) -> Discriminators:
-        assert self._discriminators is not None
-        return self._discriminators
 
     def _catch_up(self, round: int) -> None:
         """Loads the newest state on disk up to this round, if it is newer than ours.
@@ -124,13 +128,10 @@ class Node:
             self._answer = received(values, self.round, self.node_id, *noise)
         self.is_saved = True
 
-    def _first_state(self, request: FakeBatch) -> None:
-        """Makes and warm-starts the discriminators when they are first needed."""
-        if self.config.warm_start == "public" and request.round > 0:
-            raise UserError(
-                f"node {self.node_id}: its state is missing from {self.folder}; "
-                "restore it, or start the run again"
-            )
+    def _prepare(self, request: FakeBatch) -> None:
+        """Makes and warm-starts the discriminators, once in the run."""
+        if self._discriminators is not None or state_rounds(self.folder):
+            return
         self._discriminators = Discriminators(self.config, self.hosted)
         is_public = self.config.warm_start == "public"
         warm_start(
@@ -140,3 +141,4 @@ class Node:
             self.hosted,
             request if is_public else None,
         )
+        self.round, self.is_saved = 0, False

@@ -51,19 +51,6 @@ from fedgs.sanitizer import (
 )
 from fedgs.shapes import Images, Labels
 from fedgs.stream import derived_seed, stream
-from fedgs.warm_start import warm_start
-
-__all__ = [
-    "ServerState",
-    "client_round",
-    "draw_fakes",
-    "jacobian_step",
-    "new_server",
-    "public_fakes",
-    "select",
-    "server_round",
-    "warm_start",
-]
 
 # ------------------------------------------------------------------ server
 
@@ -182,16 +169,17 @@ def draw_fakes(config: RunConfig, server: ServerState) -> tuple[FakeBatch, Image
     return request, answered
 
 
-def public_fakes(config: RunConfig, server: ServerState) -> FakeBatch:
+def public_fakes(config: RunConfig) -> FakeBatch:
     """Draws the fakes of the public warm start: round 0, which nobody answers.
 
-    Privacy: public; the generator is untrained.
+    Privacy: public; they come from the untrained generator.
     """
     rng = stream(_seed(config), "latent", 0)
     z = sample_latents(config, rng, config.fakes_sent).to(config.device)
     labels = sample_labels(config, rng, config.fakes_sent)
+    generator = new_server(config).generator.eval()
     with torch.no_grad():
-        images = server.generator.eval()(z, labels.to(config.device)).cpu()
+        images = generator(z, labels.to(config.device)).cpu()
     return FakeBatch(0, images, labels, participants=(), trainees=EVERYONE)
 
 

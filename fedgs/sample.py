@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from torchvision.utils import make_grid
 from torchvision.transforms.functional import to_pil_image
+from torchvision.utils import make_grid
 
 from fedgs.config import RunConfig, UserError
 from fedgs.models import build_generator, sample_labels, sample_latents

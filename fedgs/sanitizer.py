@@ -206,7 +206,7 @@ def received(
     """Wraps a release that arrived in a message, or that was stored.
 
     Privacy: post-processing of DP output. Raw gradients must never be passed here;
-    `fedgs.messages` and `fedgs.run_folder` are the only callers (a test).
+    `fedgs.messages` and `fedgs.node` are the only callers (a test).
     """
     return SanitizedGradients(
         values, round, node_id, noise_std, clip_bound, _MADE_BY_SANITIZER

@@ -66,6 +66,10 @@ class Exchange(Protocol):
         """Sends the request to the nodes concerned and returns who answered."""
         ...
 
+    def prepare(self, request: FakeBatch, nodes: Sequence[int]) -> None:
+        """Has the nodes make their discriminators, however long that takes."""
+        ...
+
     def save(self, keep_round: int) -> None:
         """Has the state of every node on disk when it returns."""
         ...
@@ -92,7 +96,6 @@ def resolve(config: RunConfig) -> tuple[RunConfig, FederatedImages]:
         num_clients=data.num_clients,
         num_classes=data.num_classes,
         clients_per_round=data.num_clients if is_all else config.clients_per_round,
-        # One curator hosts all shards of Algorithm 1; a node is a share of its work.
     ).validate()
     return with_noise(config), data
 
@@ -211,20 +214,24 @@ def _run_rounds(
     budget = _budget(config, ledger)
     attempts = Counter(event.round for event in ledger.events)
     checkpoints = _Checkpoints(folder, server, ledger, exchange)
-    if config.warm_start == "public" and server.round == 0:
-        exchange.answers(public_fakes(config, server))
+    first_request = public_fakes(config)
+    prepared: set[int] = set()
     while server.round < config.num_rounds:
         started = time.monotonic()
         before = {name: v.clone() for name, v in server.generator.named_buffers()}
         request, answered = draw_fakes(config, server)
         request = dataclasses.replace(request, keep_round=checkpoints.committed)
+        new = set(nodes_of(config, request.trainees)) - prepared
+        exchange.prepare(first_request, sorted(new))
+        prepared |= new
         attempts[request.round] += 1
         event = make_event(config, request, attempts[request.round])
         if budget is not None and not budget.allows(event):
             checkpoints.commit(before)
+            save_generator(folder, server)
             raise BudgetSpent(
                 f"stopped before round {request.round}: its release would exceed "
-                f"target_epsilon = {config.target_epsilon}"
+                f"target_epsilon = {config.target_epsilon}; the generator is written"
             )
         ledger.append(event)
         if budget is not None:
@@ -234,9 +241,9 @@ def _run_rounds(
         if len(answers) < required:
             checkpoints.commit(before)
             raise RunStopped(
-                f"round {request.round}: {len(answers)} of {event.planned_nodes} nodes "
-                f"answered within round_timeout = {config.round_timeout:g} s, min_nodes "
-                f"asks for {required}; the round is counted and discarded"
+                f"round {request.round}: {len(answers)} of {event.planned_nodes} "
+                f"nodes answered within round_timeout = {config.round_timeout:g} s, "
+                f"min_nodes asks for {required}; the round is counted and discarded"
             )
         server_round(config, server, answered, answers)
         _report_round(folder, server, answers, started, report)
@@ -245,6 +252,14 @@ def _run_rounds(
             checkpoints.commit()
             raise RunStopped(f"stopped after round {server.round}")
     checkpoints.commit()
+    save_generator(folder, server)
+
+
+def save_generator(folder: RunFolder, server: ServerState) -> None:
+    """Writes the run's product: the generator and its average.
+
+    Privacy: post-processing of DP output.
+    """
     folder.save_generator(server.generator.state_dict(), server.ema.state_dict())
 
 

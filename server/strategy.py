@@ -5,6 +5,7 @@ overrides `start`, because Flower's own loop logs and polls per round and knows 
 checkpoint, and uses `push_messages` and `pull_messages` only.
 """
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from logging import INFO, WARNING
@@ -24,7 +25,7 @@ from fedgs.config import UserError
 from fedgs.messages import FakeBatch, decode_answer, encode_batch
 from fedgs.run_folder import RunFolder
 from fedgs.sanitizer import SanitizedGradients
-from fedgs.training import Report, Stop, nodes_of, run_rounds
+from fedgs.training import Report, RunStopped, Stop, nodes_of, run_rounds
 
 RECORD = "fedgs"
 POLL_SECONDS = 0.005
@@ -96,6 +97,18 @@ class GsWgan(Strategy):
         if waiting:
             log(WARNING, "round %d: no answer of nodes %s", request.round, waiting)
         return answers
+
+    def prepare(self, request: FakeBatch, nodes: Sequence[int]) -> None:
+        """Has the nodes make their discriminators, without a time limit.
+
+        Raises:
+            RunStopped: a node failed twice.
+        """
+        waiting = list(nodes)
+        for _ in range(2):
+            waiting = self._ask(request, waiting, math.inf, [])
+        if waiting:
+            raise RunStopped(f"nodes {waiting} could not make their discriminators")
 
     def save(self, keep_round: int) -> None:
         """Does nothing: nodes save their state in every round."""

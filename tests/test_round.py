@@ -28,7 +28,6 @@ from fedgs.round import (
     new_server,
     select,
     server_round,
-    warm_start,
 )
 from fedgs.sanitizer import (
     PerSampleGradients,
@@ -39,6 +38,7 @@ from fedgs.sanitizer import (
     sanitize,
 )
 from fedgs.stream import derived_seed
+from fedgs.warm_start import warm_start
 from oracles import PLAIN, PLAIN_TOLERANCE, PlainGan, adam, latents
 from tiny import SIZES, digest, record_calls, tiny_config, tiny_data
 
@@ -424,20 +424,21 @@ def test_the_average_is_over_planned_participants_and_the_batch(monkeypatch):
 
 
 def test_the_order_of_answers_does_not_matter(monkeypatch):
+    # In float64 (1e20 + 1) - 1e20 is 0 and (1e20 - 1e20) + 1 is 1.
     config = tiny_config()
-    rng = torch.Generator().manual_seed(0)
-    answers = [
-        _release(
-            config, 10.0**node * torch.rand(config.release_shape, generator=rng), node
-        )
-        for node in range(5)
-    ]
-    servers = [
-        _step(config, order, monkeypatch)[0]
-        for order in (answers, answers[::-1], answers[2:] + answers[:2])
-    ]
-    digests = {digest(server.generator.state_dict()) for server in servers}
-    assert len(digests) == 1
+    values = (1e20, 1.0, -1e20)
+    answers = [_release(config, value, node) for node, value in enumerate(values)]
+    for order in ((0, 1, 2), (2, 1, 0), (0, 2, 1), (1, 0, 2)):
+        arrived = [answers[node] for node in order]
+        assert not _step(config, arrived, monkeypatch)[1].any()
+
+
+def test_small_releases_survive_an_average_with_large_ones(monkeypatch):
+    # In float32 (1e8 + 1) - 1e8 would be 0; 1 / (m B) = 1 / 8.
+    config = tiny_config()
+    values = (1e8, 1.0, -1e8)
+    answers = [_release(config, value, node) for node, value in enumerate(values)]
+    assert (_step(config, answers, monkeypatch)[1] == 0.125).all()
 
 
 def test_the_generator_descends_along_the_released_gradients(monkeypatch):

@@ -1,6 +1,8 @@
 """The mechanism: clipping, sensitivity, one noisy sum, types that keep the order."""
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -264,6 +266,24 @@ def test_the_types_cannot_be_made_by_hand():
             ClippedGradients(values, 1.0, made_by)
         with pytest.raises(TypeError, match="made by"):
             SanitizedGradients(values[0], 1, 0, 1.0, 1.0, made_by)
+
+
+def test_releases_are_made_in_three_places_only():
+    root = Path(__file__).resolve().parent.parent
+    packages = ("fedgs", "clients", "server", "experiments")
+    sources = {
+        path.relative_to(root).as_posix(): path.read_text()
+        for package in packages
+        for path in (root / package).rglob("*.py")
+    }
+    for name, places in (
+        (r"\breceived\(", {"messages", "node", "sanitizer"}),
+        (r"\b_MADE_BY_SANITIZER\b", {"sanitizer"}),
+        (r"\b(Clipped|Sanitized)Gradients\(", {"sanitizer"}),
+        (r"\b__new__\(", set()),  # would skip the check of the maker
+    ):
+        found = {path for path, text in sources.items() if re.search(name, text)}
+        assert found == {f"fedgs/{place}.py" for place in places}
 
 
 def test_a_received_release_keeps_what_was_received():

@@ -6,6 +6,7 @@ own serialisation, as it would on a network.
 
 import logging
 import threading
+import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,6 +47,7 @@ MODES = {
     "trains without answering": {
         "clients_per_round": 1,
         "discriminator_training": "every_round",
+        "clients_per_node": 3,
     },
 }
 Spoil = Callable[[int, Message, Message], Message | None]
@@ -168,6 +170,7 @@ def create(tmp_path) -> Callable[..., RunFolder]:
     def create(name: str, **settings: object) -> RunFolder:
         defaults = {"num_rounds": 3, "sample_every": 9, "checkpoint_every": 2}
         defaults |= {"round_timeout": 1.0, "engine": "flower", "data": data}
+        defaults |= {"warm_start_rounds": 1, "discriminator_steps": 1}
         output = str(tmp_path / name)
         return RunFolder.create(tiny_config(output=output, **defaults | settings))
 
@@ -223,7 +226,7 @@ def test_flower_trains_bit_for_bit_as_the_local_engine(create, mode):
         assert node_state(flower, node) == node_state(alone, node)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["selected", "full participation"])
 def test_nodes_may_hop_between_workers(create, mode):
     """Three workers that keep few nodes: most messages find an old state, or none."""
     flower, alone = (create(name, **MODES[mode]) for name in ("flower", "local"))
@@ -240,8 +243,9 @@ def test_worker_keeps_its_share_of_the_nodes_only(create):
     assert len(worker.nodes) == 3  # 6 nodes by 3 workers, and one
 
 
-@pytest.mark.parametrize("round", [1, 2, 3])
-@pytest.mark.parametrize("mode", ["selected", "full participation"])
+@pytest.mark.parametrize(
+    ("mode", "round"), [("selected", 3), ("full participation", 1)]
+)
 def test_resumed_simulation_equals_the_uninterrupted_one(create, mode, round):
     whole, folder = (create(name, **MODES[mode]) for name in ("whole", "run"))
     start(whole, FakeGrid(whole.config.num_nodes))
@@ -264,7 +268,7 @@ ANSWER = {"is_empty", "round", "node_id", "noise_std", "clip_bound", "tensors"}
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_reply_holds_sanitized_gradients_and_public_identifiers_only(create, mode):
+def test_only_sanitized_gradients_and_public_identifiers_leave_a_node(create, mode):
     folder = create("run", **MODES[mode])
     grid = FakeGrid(folder.config.num_nodes)
     start(folder, grid)
@@ -287,6 +291,8 @@ def test_reply_holds_sanitized_gradients_and_public_identifiers_only(create, mod
             assert tuple(tensors["gradients"].shape) == folder.config.release_shape
             sizes.add(len(record["tensors"]))
     assert len(sizes) == 1  # a client of one image and one of twelve look the same
+    # Nor does anything travel in what Flower would carry from message to message.
+    assert all(not context.state for context in grid.contexts.values())
 
 
 def test_reply_is_the_release_that_the_node_made(create, monkeypatch):
@@ -304,14 +310,6 @@ def test_reply_is_the_release_that_the_node_made(create, monkeypatch):
     ]
     for record, release in zip(sent, made, strict=True):
         assert torch.equal(load(record["tensors"])["gradients"], release.values)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_nothing_is_put_into_flowers_state(create, mode):
-    folder = create("run", **MODES[mode])
-    grid = FakeGrid(folder.config.num_nodes)
-    start(folder, grid)
-    assert all(not context.state for context in grid.contexts.values())
 
 
 def test_request_holds_fakes_and_public_settings_only(create):
@@ -381,12 +379,10 @@ def test_error_leaves_a_node_as_its_type_alone(create, monkeypatch, log):
     grid = FakeGrid(6)
     with pytest.raises(RunStopped):
         start(folder, grid)
-    errors = [
-        (node, reply.error) for _, node, reply in grid.replies if reply.has_error()
+    errors = [reply.error for _, _, reply in grid.replies if reply.has_error()]
+    assert [error.reason for error in errors] == [
+        f"node {index} failed: LookupError" for index in failed
     ]
-    assert [node for node, _ in errors] == failed
-    for node, error in errors:
-        assert error.reason == f"node {node} failed: LookupError"
     assert SECRET not in "\n".join(log)
     assert "Traceback" not in "\n".join(log)
     private = node_folder(folder.private, failed[0]) / "error.log"
@@ -445,14 +441,10 @@ def without_record(reply: Message) -> Message:
 
 WRONG = {
     "shape": with_gradients(lambda grads: grads[:, :, :-1]),
-    "one fake less": with_gradients(lambda grads: grads[1:]),
-    "dtype": with_gradients(lambda grads: grads.double()),
     "non-finite": with_gradients(lambda grads: grads * float("nan")),
     "other tensors": changed(tensors=save({"loss": torch.tensor([4711.0])})),
     "no tensors": changed(tensors=b"4711 \x80 not safetensors"),
     "noise": changed(noise_std=0.0),
-    "clip bound": changed(clip_bound=2.0),
-    "round": changed(round=4711),
     "node": changed(node_id=4711),
     "no record": without_record,
     "no answer": lambda reply: None,
@@ -565,8 +557,6 @@ def test_strategy_never_evaluates_on_clients(create):
 
 
 def test_apps_are_where_pyproject_says():
-    import tomllib
-
     root = Path(strategy.__file__).resolve().parent.parent
     app = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     assert app["components"] == {

@@ -1,0 +1,658 @@
+"""The command line: commands, the frozen flags, the issue's numbers and bad input."""
+
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from experiments import cli, running
+from experiments.cli import main
+from fedgs import training
+from fedgs.config import RunConfig, UserError
+from fedgs.run_folder import RunFolder, write_json
+from tiny import NUM_CLASSES, SIDE, write_tiny_npz
+
+TINY = {
+    "image_size": SIDE,
+    "clients_per_round": 2,
+    "noise_multiplier": 0.5,
+    "batch_size": 4,
+    "num_rounds": 3,
+    "discriminator_steps": 1,
+    "discriminator_batch_size": 4,
+    "warm_start_rounds": 1,
+    "generator": "upsample",
+    "generator_dim": 4,
+    "discriminator_dim": 4,
+    "latent_dim": 4,
+    "num_workers": 1,
+    "seed": 5,
+    "noise_seed": 7,
+}
+FLAGS = """
+adversary batch-size checkpoint-every chunk-size client-selection clients-per-node
+clients-per-round clip-bound conditional data data-dir dct-size delta device
+dirichlet-alpha discriminator-activation discriminator-batch-size discriminator-beta1
+discriminator-beta2 discriminator-dim discriminator-learning-rate discriminator-steps
+discriminator-training download drift-weight ema-decay engine fakes-per-round generator
+generator-beta1 generator-beta2 generator-dim generator-learning-rate gpu-fraction
+gradient-basis gradient-penalty-weight image-channels image-size latent latent-dim
+min-nodes noise-multiplier noise-seed num-classes num-clients num-rounds num-threads
+num-workers output partition privacy-unit relation round-timeout sample-every seed
+spectral-norm stacking target-epsilon warm-start warm-start-rounds
+"""
+# privacy.md, "The paper's federated figure".
+PAPER = {
+    "num_clients": 866,
+    "clients_per_round": 1,
+    "num_rounds": 30_000,
+    "batch_size": 32,
+    "noise_multiplier": 1.07,
+    "delta": "1.15e-3",
+}
+STATEMENT_KEYS = {
+    "adversary",
+    "relation",
+    "unit",
+    "delta",
+    "epsilon",
+    "theorem",
+    "conditions",
+    "guarantee",
+}
+
+
+@pytest.fixture
+def fedgs(monkeypatch, capsys):
+    """Runs the command line in this process: code, standard output and error."""
+
+    def fedgs(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedgs", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        found = capsys.readouterr()
+        return ended.value.code or 0, found.out, found.err
+
+    return fedgs
+
+
+def flags(**settings: object) -> list[str]:
+    return [
+        part
+        for name, value in settings.items()
+        for part in (f"--{name.replace('_', '-')}", str(value))
+    ]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> str:
+    return write_tiny_npz(tmp_path_factory.mktemp("data") / "tiny.npz")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, data) -> Path:
+    """A finished run, made by the command line."""
+    path = tmp_path_factory.mktemp("trained") / "run"
+    arguments = ["fedgs", "train", *flags(data=data, output=path, **TINY)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", arguments)
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert not ended.value.code
+    return path
+
+
+def tree(path: Path) -> dict[str, bytes]:
+    return {
+        str(entry.relative_to(path)): entry.read_bytes() if entry.is_file() else b""
+        for entry in path.rglob("*")
+    }
+
+
+# ------------------------------------------------------------------ flags
+
+
+def test_flags_of_train_are_the_frozen_list():
+    """A new setting is a new public name: add it here, and to CHANGELOG.md."""
+    settings = [spec.name for spec in dataclasses.fields(RunConfig)]
+    assert sorted(name.replace("_", "-") for name in settings) == FLAGS.split()
+    found = {"recipe", "config"} | {flag.replace("-", "_") for flag in FLAGS.split()}
+    command = cli.typer.main.get_command(cli.app).commands["train"]
+    assert {param.name for param in command.params} == found
+
+
+def test_flag_is_the_field_name_with_dashes():
+    command = cli.typer.main.get_command(cli.app).commands["train"]
+    for param in command.params:
+        assert param.opts == [f"--{param.name.replace('_', '-')}"]
+
+
+def test_commands_are_the_frozen_list():
+    commands = set(cli.typer.main.get_command(cli.app).commands)
+    assert {"train", "resume", "sample", "privacy", "evaluate", "demo"} <= commands
+
+
+def test_help_groups_the_flags(fedgs):
+    code, out, _ = fedgs("train", "--help")
+    assert code == 0
+    for group in ("Data", "Federation", "Privacy", "Training", "Model", "Runtime"):
+        assert re.search(rf"─ {group} ─", out)
+
+
+def test_python_m_fedgs_is_the_same_program():
+    command = [sys.executable, "-m", "fedgs", "train", "--recipe", "nope"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: recipe = 'nope': give --recipe one of demo")
+
+
+# ------------------------------------------------------------------ train and resume
+
+
+def test_trained_run_names_epsilons_folder_and_grid(trained, fedgs, tmp_path, data):
+    output = tmp_path / "new" / "run"
+    code, out, err = fedgs("train", *flags(data=data, output=output, **TINY))
+    assert (code, err) == (0, "")
+    assert "6 clients on 6 nodes, 2 per round, 3 rounds" in out
+    assert "seeded: not private" in out
+    assert "round 3 of 3" in out
+    assert f"run folder   {output}" in out
+    assert f"sample grid  {output}/samples/round-0000003.png" in out
+    for word in ("release", "replace-one", "zero-out", "1e-05"):
+        assert word in out
+    same = [(path / "generator.safetensors").read_bytes() for path in (output, trained)]
+    assert same[0] == same[1]
+
+
+def test_settings_come_from_recipe_file_and_flags(trained, tmp_path, data, fedgs):
+    file = tmp_path / "run.toml"
+    small = {name: value for name, value in TINY.items() if name != "clients_per_round"}
+    lines = [f"{name} = {json.dumps(value)}" for name, value in small.items()]
+    file.write_text("\n".join([*lines, "fakes_per_round = 8", "dct_size = 8"]))
+    output = tmp_path / "run"
+    arguments = flags(data=data, output=output, num_rounds=1, config=file)
+    code, _, err = fedgs("train", "--recipe", "full-participation", *arguments)
+    assert (code, err) == (0, "")
+    config = RunFolder.open(output).config
+    assert (config.client_selection, config.clients_per_round) == ("all", 6)
+    assert (config.num_rounds, config.batch_size) == (1, 4)
+
+
+def test_output_is_named_by_recipe_data_and_time_when_unset(
+    monkeypatch, tmp_path, data, fedgs
+):
+    monkeypatch.chdir(tmp_path)
+    assert fedgs("train", *flags(data=data, **TINY | {"num_rounds": 1}))[0] == 0
+    (path,) = (tmp_path / "runs").iterdir()
+    assert re.fullmatch(r"run-npz-\d{8}T\d{6}Z", path.name)
+
+
+def test_relative_paths_hold_from_any_working_directory(
+    monkeypatch, tmp_path, fedgs, trained
+):
+    write_tiny_npz(tmp_path / "tiny.npz")
+    monkeypatch.chdir(tmp_path)
+    arguments = flags(data="npz:tiny.npz", output="run", **TINY | {"num_rounds": 1})
+    assert fedgs("train", *arguments)[0] == 0
+    config = RunFolder.open(tmp_path / "run").config
+    assert config.data == f"npz:{tmp_path}/tiny.npz"
+    assert config.output == str(tmp_path / "run")
+
+
+def test_interrupted_run_exits_with_1_and_resumes(
+    monkeypatch, tmp_path, data, fedgs, trained
+):
+    class Stopping(running._Report):
+        def __call__(self, metrics: dict) -> None:
+            if metrics["round"] == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    output = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "_Report", Stopping)
+        code, _, err = fedgs("train", *flags(data=data, output=output, **TINY))
+    assert code == 1
+    assert err == f"stopped after round 1\ncontinue with: fedgs resume {output}\n"
+    code, out, err = fedgs("resume", output)
+    assert (code, err) == (0, "")
+    assert "round 3 of 3" in out
+    same = [(path / "generator.safetensors").read_bytes() for path in (output, trained)]
+    assert same[0] == same[1]
+
+
+def test_resuming_a_finished_run_says_so_and_changes_nothing(trained, fedgs):
+    before = tree(trained)
+    code, out, _ = fedgs("resume", trained)
+    assert code == 0
+    assert "all 3 rounds are done" in out
+    assert tree(trained) == before
+
+
+# ------------------------------------------------------------------ sample
+
+
+def test_sampled_npz_holds_images_and_uniform_labels(trained, fedgs, tmp_path):
+    code, out, _ = fedgs("sample", trained, "-n", 300, "-o", tmp_path / "s.npz")
+    assert code == 0
+    assert f"300 images in {tmp_path}/s.npz" in out
+    with np.load(tmp_path / "s.npz", allow_pickle=False) as found:
+        images, labels = found["images"], found["labels"]
+    assert (images.shape, images.dtype) == ((300, 1, SIDE, SIDE), np.float32)
+    assert 0 <= images.min() < images.max() <= 1
+    assert labels.dtype == np.int64
+    counts = np.bincount(labels, minlength=NUM_CLASSES)
+    assert len(counts) == NUM_CLASSES
+    assert counts.min() > 60  # 100 expected, standard deviation 8.2
+
+
+def test_sampled_labels_are_those_asked_for_in_turn(trained, fedgs, tmp_path):
+    fedgs("sample", trained, "-n", 5, "--labels", "2,0", "-o", tmp_path / "s.npz")
+    with np.load(tmp_path / "s.npz") as found:
+        assert found["labels"].tolist() == [2, 0, 2, 0, 2]
+
+
+def test_samples_of_a_seed_are_the_same_and_of_another_are_not(
+    trained, fedgs, tmp_path
+):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        fedgs("sample", trained, "-o", tmp_path / f"{name}.npz", "--seed", seed)
+    a, b, c = (np.load(tmp_path / f"{name}.npz")["images"] for name in "abc")
+    assert len(a) == 80
+    assert (a == b).all()
+    assert (a != c).any()
+
+
+@pytest.mark.parametrize("labels", [[], ["--labels", "1"]])
+def test_sampled_png_is_a_grid(trained, fedgs, tmp_path, labels):
+    fedgs("sample", trained, "-n", 20, "-o", tmp_path / "s.png", *labels)
+    picture = np.asarray(Image.open(tmp_path / "s.png"))
+    assert picture.shape[:2] == (2 * (SIDE + 2) + 2, 10 * (SIDE + 2) + 2)
+
+
+def test_sampling_changes_nothing_in_the_run(trained, fedgs, tmp_path):
+    before = tree(trained)
+    fedgs("sample", trained, "-o", tmp_path / "s.npz")
+    assert tree(trained) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["-o", "s.jpg"], "output = s.jpg: give a name that ends in .npz or .png"),
+        (["-o", "no/s.png"], "output = no/s.png: its folder does not exist; make it"),
+        (["-o", "s.png", "-n", "0"], "count = 0: give -n at least 1"),
+        (["-o", "s.png", "--labels", "3"], "labels = 3: .* knows labels 0 to 2"),
+        (["-o", "s.png", "--labels", "a"], "labels = 'a': give numbers like 3,7"),
+        ([], "Missing option '-o' / '--output'"),
+    ],
+)
+def test_bad_sampling_is_refused(
+    trained, fedgs, monkeypatch, tmp_path, arguments, named
+):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = fedgs("sample", trained, *arguments)
+    assert code == 2
+    assert re.match(f"Error: {named}", err)
+    assert tree(tmp_path) == {}
+
+
+# ------------------------------------------------------------------ privacy
+
+
+def statements(out: str) -> list[dict]:
+    found = json.loads(out)
+    for statement in found:
+        assert set(statement) >= STATEMENT_KEYS
+        assert isinstance(statement["conditions"], list)
+    return found
+
+
+def test_paper_figures_of_the_federated_setting(fedgs):
+    code, out, _ = fedgs("privacy", *flags(**PAPER), "--json")
+    assert code == 0
+    found = {
+        (s["adversary"], s["relation"], s["client_selection"], s["guarantee"]): s
+        for s in statements(out)
+    }
+    targets = {
+        ("server", "replace-one", "uniform", True): 774.31,
+        ("server", "zero-out", "uniform", True): 206.70,
+        ("server", "replace-one", "balanced", True): 583.52,
+        ("server", "zero-out", "balanced", True): 169.04,
+        ("server", "replace-one", "uniform", False): 598.605,
+    }
+    for key, epsilon in targets.items():
+        digits = 3 if epsilon == 598.605 else 2
+        assert round(found[key]["epsilon"], digits) == epsilon
+        assert (found[key]["delta"], found[key]["unit"]) == (1.15e-3, "client")
+    assert "as published" in found["server", "replace-one", "uniform", False]["theorem"]
+
+
+def test_table_shows_the_same_figures_with_all_that_they_depend_on(fedgs, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, _ = fedgs("privacy", *flags(**PAPER))
+    assert code == 0
+    for number in ("774.31", "206.70", "583.52", "169.04", "598.6", "0.00115", "NO"):
+        assert number in out
+    assert "not a bound" in out
+
+
+def test_selection_among_the_flags_leaves_the_others_out(fedgs):
+    arguments = [*flags(**PAPER), "--client-selection", "balanced", "--json"]
+    found = statements(fedgs("privacy", *arguments)[1])
+    assert {s["client_selection"] for s in found} == {"balanced"}
+    assert all(s["guarantee"] for s in found)
+
+
+def test_privacy_of_a_run_is_that_of_its_ledger(trained, fedgs):
+    code, out, _ = fedgs("privacy", trained, "--json")
+    assert code == 0
+    found = statements(out)
+    assert [(s["adversary"], s["relation"]) for s in found] == [
+        ("release", "replace-one"),  # local: one curator, no other column
+        ("release", "zero-out"),
+    ]
+    assert found[0]["epsilon"] > found[1]["epsilon"] > 0
+    assert any("seeded" in condition for condition in found[0]["conditions"])
+    assert "release" in fedgs("privacy", trained)[1]
+
+
+def test_delta_of_a_run_can_be_asked_for(trained, fedgs):
+    loose, strict = (
+        statements(fedgs("privacy", trained, "--delta", delta, "--json")[1])
+        for delta in (1e-3, 1e-6)
+    )
+    assert loose[0]["delta"] == 1e-3
+    assert loose[0]["epsilon"] < strict[0]["epsilon"]
+
+
+def test_unbounded_epsilon_is_null(fedgs):
+    flag = ["--num-clients", 10, "--num-rounds", 5, "--batch-size", 4]
+    arguments = [*flag, "--noise-multiplier", 0, "--json"]
+    found = statements(fedgs("privacy", *arguments)[1])
+    assert {s["epsilon"] for s in found} == {None}
+
+
+def test_target_is_met_by_the_noise_that_is_printed(fedgs):
+    flag = ["--num-clients", 539, "--recipe", "full-participation", "--json"]
+    code, out, err = fedgs("privacy", *flag)
+    assert code == 0
+    assert re.match(r"noise_multiplier [\d.]+ for target_epsilon 10 \(release,", err)
+    (release,) = [
+        s
+        for s in statements(out)
+        if (s["adversary"], s["relation"]) == ("release", "zero-out")
+    ]
+    assert 9.9 < release["epsilon"] <= 10
+
+
+WITHOUT_TORCH = """
+import sys
+from experiments.cli import main
+try:
+    main()
+finally:
+    print(sorted({"torch", "flwr", "ray"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("of", ["settings", "a run"])
+def test_privacy_loads_no_torch(trained, of):
+    arguments = flags(**PAPER) if of == "settings" else [str(trained)]
+    command = [sys.executable, "-c", WITHOUT_TORCH, "privacy", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "release" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("missing", ["num_clients", "num_rounds", "batch_size"])
+def test_privacy_without_a_needed_setting_is_refused(fedgs, missing):
+    given = {"num_clients": 10, "num_rounds": 5, "batch_size": 4, "noise_multiplier": 1}
+    del given[missing]
+    code, out, err = fedgs("privacy", *flags(**given))
+    assert (code, out) == (2, "")
+    flag = missing.replace("_", "-")
+    assert err == f"Error: {missing} is unset: give --{flag}\n"
+
+
+def test_broken_ledger_is_refused(trained, fedgs, tmp_path):
+    for name in ("config.json", "versions.json", "ledger.jsonl"):
+        (tmp_path / name).write_bytes((trained / name).read_bytes())
+    text = (tmp_path / "ledger.jsonl").read_text()
+    changed = text.replace('"noise_std":1.0', '"noise_std":9.0', 1)
+    assert changed != text
+    (tmp_path / "ledger.jsonl").write_text(changed)
+    code, _, err = fedgs("privacy", tmp_path)
+    assert code == 2
+    assert re.match(r"Error: .*ledger.jsonl: line 1: .*altered.*restore", err)
+
+
+# ------------------------------------------------------------------ bad input
+
+
+def arrays(**changes: object) -> dict[str, object]:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (12, SIDE, SIDE)).astype(np.uint8)
+    found = {"images": images, "labels": np.arange(12) % 3, "clients": np.arange(12)}
+    return {
+        name: value for name, value in (found | changes).items() if value is not None
+    }
+
+
+FLOATS = np.full((12, SIDE, SIDE), 0.5, np.float32)
+NPZ = {
+    "no images": (arrays(images=None), r"holds labels, clients; give 'images'"),
+    "unknown key": (arrays(masks=np.ones(3)), r"holds .*masks; give 'images'"),
+    "shape of images": (
+        arrays(images=np.ones((12, SIDE), np.uint8)),
+        "images has shape",
+    ),
+    "not square": (arrays(images=np.ones((12, 16, 9), np.uint8)), "square"),
+    "number of labels": (arrays(labels=np.arange(11)), r"labels has shape \(11,\)"),
+    "number of clients": (arrays(clients=np.arange(13)), r"clients has shape \(13,\)"),
+    "dtype of labels": (arrays(labels=np.ones(12)), "labels has dtype float64"),
+    "dtype of images": (arrays(images=FLOATS.astype(complex)), "images has dtype"),
+    "dtype of clients": (arrays(clients=np.ones(12)), "clients has dtype float64"),
+    "NaN": (arrays(images=FLOATS * np.nan), "images has NaN or infinite values"),
+    "above 1": (arrays(images=FLOATS * 2.5), r"images has values in \[1.25, 1.25\]"),
+    "below 0": (arrays(images=-FLOATS), r"values in \[-0.5, -0.5\]; give all in"),
+    "above 255": (arrays(images=FLOATS * 600), r"values in \[300.0, 300.0\]"),
+    "objects": (
+        arrays(clients=np.array([{}] * 12, object)),
+        "be read .*np.savez",
+    ),
+}
+
+
+def assert_refused(done: tuple[int, str, str], named: str) -> None:
+    """Exit code 2 and one or two lines that name setting, value and remedy."""
+    code, out, err = done
+    assert (code, out) == (2, "")
+    assert re.match(f"Error: {named}", err), err
+    assert err.count("\n") <= 2
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("wrong", NPZ)
+def test_bad_npz_is_refused(fedgs, tmp_path, wrong):
+    content, named = NPZ[wrong]
+    np.savez(tmp_path / "bad.npz", **content)
+    before = tree(tmp_path)
+    arguments = flags(data=f"npz:{tmp_path}/bad.npz", output=tmp_path / "run", **TINY)
+    path = re.escape(str(tmp_path / "bad.npz"))
+    assert_refused(fedgs("train", *arguments), rf"data = 'npz:{path}': .*{named}")
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"recipe": "nope"}, "recipe = 'nope': give --recipe one of demo, algorithm-1"),
+        ({"num_rounds": 0}, "num_rounds = 0: give --num-rounds at least 1"),
+        ({"delta": 1}, r"delta = 1.0: give --delta a number below 1"),
+        ({"clip_bound": -1}, r"clip_bound = -1.0: give --clip-bound a number above 0"),
+        ({"ema_decay": "nan"}, "ema_decay = nan: give --ema-decay a finite number"),
+        ({"engine": "mpi"}, "engine = 'mpi': give --engine one of local, flower"),
+        (
+            {"num_rounds": "ten"},
+            "Invalid value for '--num-rounds': 'ten' is not a valid",
+        ),
+        ({"rounds": 3}, r"No such option '?--rounds'?"),
+        (
+            {"num_clients": 41, "partition": "iid"},
+            "num_clients = 41: .* has 40 records; give --num-clients at most 40",
+        ),
+        (
+            {"num_clients": 7},
+            "num_clients = 7: .* has 6 clients; give --num-clients at most 6",
+        ),
+        (
+            {"clients_per_round": 9},
+            "clients_per_round = 9: give --clients-per-round at",
+        ),
+        ({"data": "cifar"}, "data = 'cifar': give --data one of digits, mnist"),
+        ({"data": "npz:no.npz"}, "data = 'npz:.*no.npz': .* does not exist; write it"),
+        ({"data": "mnist"}, "data_dir is unset: data = mnist needs --data-dir"),
+        (
+            {"data": "mnist", "data_dir": "/nonexistent"},
+            "data_dir = '/nonexistent': MNIST/raw/.* not found there",
+        ),
+        (
+            {"target_epsilon": 1, "noise_multiplier": 0},
+            "noise_multiplier = 0: no finite target_epsilon",
+        ),
+        ({"config": "no.toml"}, "config = no.toml: .*; give --config a TOML file"),
+    ],
+)
+def test_bad_setting_is_refused_before_anything_is_written(
+    fedgs, monkeypatch, tmp_path, data, settings, named
+):
+    monkeypatch.chdir(tmp_path)
+    given = {"data": data, "output": "new/run", **TINY} | settings
+    assert_refused(fedgs("train", *flags(**given)), named)
+    assert tree(tmp_path) == {}
+
+
+def test_run_without_noise_or_target_is_refused(fedgs, tmp_path, data):
+    given = {name: value for name, value in TINY.items() if name != "noise_multiplier"}
+    done = fedgs("train", *flags(data=data, output=tmp_path / "run", **given))
+    assert_refused(done, "noise_multiplier is unset: give --noise-multiplier")
+    assert tree(tmp_path) == {}
+
+
+def test_existing_run_folder_is_refused_and_kept(fedgs, trained, data):
+    before = tree(trained)
+    done = fedgs("train", *flags(data=data, output=trained, **TINY))
+    named = rf"output = {trained}: exists already; choose another --output, or"
+    assert_refused(done, named)
+    assert f"fedgs resume {trained}" in done[2]
+    assert tree(trained) == before
+
+
+def test_output_below_a_file_is_refused(fedgs, tmp_path, data):
+    (tmp_path / "file").touch()
+    done = fedgs("train", *flags(data=data, output=tmp_path / "file" / "run", **TINY))
+    assert_refused(done, r"output = .*file/run: Not a directory; choose another")
+
+
+COMMANDS = {
+    "resume": [],
+    "sample": ["-o", "s.npz"],
+    "privacy": [],
+    "evaluate": ["--data", "mnist", "--data-dir", "no"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_run_folder_of_another_version_is_refused(
+    fedgs, tmp_path, trained, command, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    for name in ("config.json", "ledger.jsonl"):
+        (tmp_path / "run" / name).write_bytes((trained / name).read_bytes())
+    write_json(tmp_path / "run" / "versions.json", {"format": 99})
+    before = tree(tmp_path)
+    done = fedgs(command, "run", *COMMANDS[command])
+    assert_refused(done, r".*/run: run folder of format 99, .*reads 1; use the version")
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_folder_that_is_no_run_is_refused(fedgs, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    done = fedgs(command, "nowhere", *COMMANDS[command])
+    assert_refused(done, r".*/nowhere: no run folder .*; give the --output of")
+    assert tree(tmp_path) == {}
+
+
+@pytest.fixture
+def interrupted(tmp_path, data, fedgs, monkeypatch) -> Path:
+    """A run with a checkpoint and without its generator."""
+    output = tmp_path / "run"
+
+    def stop(*args: object) -> None:
+        raise UserError("stopped by the test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "save_generator", stop)
+        assert fedgs("train", *flags(data=data, output=output, **TINY))[0] == 2
+    return output
+
+
+@pytest.mark.parametrize("damage", ["tensors", "torn", "commit", "ledger"])
+def test_corrupted_checkpoint_is_refused(fedgs, interrupted, damage):
+    (tensors,) = (interrupted / "checkpoint").glob("*.safetensors")
+    commit = interrupted / "checkpoint" / "checkpoint.json"
+    ledger = interrupted / "ledger.jsonl"
+    if damage == "tensors":
+        tensors.write_bytes(tensors.read_bytes()[:-1] + b"\xff")
+    elif damage == "torn":
+        tensors.write_bytes(tensors.read_bytes()[:100])
+    elif damage == "commit":
+        commit.write_text(commit.read_text()[:-30])
+    else:
+        ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(True)[:-1]))
+    before = tree(interrupted)
+    done = fedgs("resume", interrupted)
+    assert_refused(done, rf"{interrupted}/.*restore (it|the file) from")
+    assert tree(interrupted) | {".lock": b""} == before | {".lock": b""}
+
+
+def test_interrupted_run_can_be_sampled_from_its_checkpoint(
+    fedgs, interrupted, tmp_path
+):
+    assert fedgs("sample", interrupted, "-o", tmp_path / "s.npz")[0] == 0
+    assert (tmp_path / "s.npz").exists()
+
+
+def test_run_without_a_checkpoint_cannot_be_sampled(fedgs, tmp_path, trained):
+    config = dataclasses.replace(
+        RunFolder.open(trained).config, output=str(tmp_path / "run")
+    )
+    RunFolder.create(config)
+    done = fedgs("sample", tmp_path / "run", "-o", tmp_path / "s.npz")
+    assert_refused(done, r".*/run: no generator yet; run `fedgs resume")
+
+
+def test_run_that_is_in_use_is_refused(fedgs, interrupted):
+    with RunFolder.open(interrupted).locked():
+        done = fedgs("resume", interrupted)
+    assert_refused(done, r".*/run: another process trains in this folder; wait")
+
+
+def test_run_that_does_not_fit_is_refused_before_it_is_written(
+    fedgs, tmp_path, data, monkeypatch
+):
+    monkeypatch.setattr(training, "available_memory", lambda: 1000)
+    done = fedgs("train", *flags(data=data, output=tmp_path / "run", **TINY))
+    assert_refused(done, r"discriminator_dim = 4: .* GB of memory.*--discriminator-dim")
+    assert tree(tmp_path) == {}
