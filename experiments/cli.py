@@ -159,9 +159,10 @@ def train(
     settings: dict[str, Any],
 ) -> None:
     """Train a generator. Settings: recipe, then TOML file, then flags."""
+    configured = configure(recipe, config, settings)  # fails before torch is imported
     from experiments import running
 
-    running.train(configure(recipe, config, settings), recipe or "run")
+    running.train(configured, recipe or "run")
 
 
 @app.command()
@@ -232,6 +233,10 @@ def privacy(
     if run is None:
         statements = privacy_report.of_settings(recipe, config, settings)
     else:
+        for name, value in {"recipe": recipe, "config": config, **settings}.items():
+            if name != "delta" and value is not None:
+                remedy = f"leave out RUN or --{name.replace('_', '-')}"
+                raise UserError(f"{name} = {value}: RUN has its own; {remedy}")
         statements = privacy_report.of_run(run, settings.get("delta"))
     if as_json:
         print(json.dumps([s.to_json() for s in statements], indent=2))

@@ -1,5 +1,6 @@
 """What `fedgs privacy` prints: every epsilon with all that it depends on."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ from fedgs.accounting import (
     Plan,
     Statement,
     as_published,
-    calibrate_noise,
     statements,
     statements_from_ledger,
 )
+from fedgs.budget import calibrate_noise
 from fedgs.config import RunConfig, UserError
 from fedgs.ledger import Ledger
+from fedgs.oracle import AutodpMissing
 
 
 def of_settings(
@@ -25,6 +27,7 @@ def of_settings(
     """Returns the statements of a planned run, with the paper's figures beside.
 
     Without a selection among the settings or in a recipe, all selections are stated.
+    Without autodp, a note on standard error replaces the paper's figures.
 
     Privacy: public.
 
@@ -56,7 +59,12 @@ def of_settings(
             )
         values["noise_multiplier"] = _calibrated(config, values)
     plan = Plan(**values, noise_source=seeded)
-    return [*statements(plan, config.delta), *as_published(plan, config.delta)]
+    guaranteed = statements(plan, config.delta)
+    try:
+        return [*guaranteed, *as_published(plan, config.delta)]
+    except AutodpMissing as error:
+        print(f"Note: {error}", file=sys.stderr)
+        return list(guaranteed)
 
 
 def _calibrated(config: RunConfig, values: dict[str, Any]) -> float:

@@ -13,8 +13,8 @@ _MODULES = {
     "Statement": "accounting",
     "statements": "accounting",
     "statements_from_ledger": "accounting",
-    "calibrate_noise": "accounting",
-    "epsilon_from_mu": "accounting",
+    "calibrate_noise": "budget",
+    "epsilon_from_mu": "gaussian",
     "Event": "ledger",
     "Ledger": "ledger",
     "FederatedImages": "data",
@@ -28,7 +28,7 @@ _MODULES = {
     "RunFolder": "run_folder",
     "load_generator": "sample",
 }
-__all__ = sorted(_MODULES)  # noqa: PLE0605
+__all__ = sorted(_MODULES)
 __version__ = "0.1.0"
 
 

@@ -8,6 +8,7 @@ combinations (`RunConfig.validate`). This module imports no tensor library.
 
 import dataclasses
 import math
+import operator
 import types
 import typing
 from collections.abc import Mapping
@@ -473,10 +474,10 @@ def _check_range(spec: "dataclasses.Field[Any]", value: Any) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{spec.name} = {value}: give {flag} a finite number")
     for key, holds, words in (
-        ("at_least", lambda v, limit: v >= limit, "at least"),
-        ("at_most", lambda v, limit: v <= limit, "at most"),
-        ("above", lambda v, limit: v > limit, "a number above"),
-        ("below", lambda v, limit: v < limit, "a number below"),
+        ("at_least", operator.ge, "at least"),
+        ("at_most", operator.le, "at most"),
+        ("above", operator.gt, "a number above"),
+        ("below", operator.lt, "a number below"),
     ):
         limit = limits[key]
         if limit is not None and not holds(value, limit):
@@ -519,12 +520,12 @@ def _check_federation(config: RunConfig) -> None:
             f"clients_per_round = {per_round}: give --clients-per-round at most "
             f"num_clients = {num_clients}"
         )
-    if num_clients is not None and config.min_nodes is not None:
-        if config.min_nodes > config.num_nodes:
-            raise UserError(
-                f"min_nodes = {config.min_nodes}: give --min-nodes at most the "
-                f"{config.num_nodes} nodes of this run"
-            )
+    min_nodes = config.min_nodes or 0
+    if num_clients is not None and min_nodes > config.num_nodes:
+        raise UserError(
+            f"min_nodes = {min_nodes}: give --min-nodes at most the "
+            f"{config.num_nodes} nodes of this run"
+        )
     if config.privacy_unit == "record" and config.partition in (
         "by-client",
         "dirichlet",
@@ -549,12 +550,12 @@ def _check_privacy(config: RunConfig) -> None:
 
 
 def _check_training(config: RunConfig) -> None:
-    if config.fakes_per_round is not None:
-        if config.fakes_per_round < config.batch_size:
-            raise UserError(
-                f"fakes_per_round = {config.fakes_per_round}: give --fakes-per-round "
-                f"at least batch_size = {config.batch_size}"
-            )
+    fakes = config.fakes_per_round
+    if fakes is not None and fakes < config.batch_size:
+        raise UserError(
+            f"fakes_per_round = {fakes}: give --fakes-per-round at least "
+            f"batch_size = {config.batch_size}"
+        )
 
 
 def _check_runtime(config: RunConfig) -> None:

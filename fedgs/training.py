@@ -21,7 +21,8 @@ from typing import Any, Protocol
 
 import torch
 
-from fedgs.accounting import Budget, Plan, calibrate_noise
+from fedgs.accounting import Plan
+from fedgs.budget import Budget, calibrate_noise
 from fedgs.config import RunConfig, UserError
 from fedgs.data import FederatedImages, load_data
 from fedgs.ledger import Event, Ledger

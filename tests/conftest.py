@@ -37,6 +37,21 @@ def _one_thread() -> None:
         torch.set_num_threads(1)
 
 
+class _AutodpIsMissing:
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        if name.partition(".")[0] == "autodp":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+@pytest.fixture
+def without_autodp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation without the extra `oracle`."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "autodp"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [_AutodpIsMissing, *sys.meta_path])
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The folder with the real data sets, in torchvision's layout."""

@@ -1,139 +1,32 @@
-"""Epsilons: literal figures, independent oracles, and a budget that stops in time."""
+"""Statements of a plan and of a ledger: literal figures, conditions, adversaries."""
 
 import math
 import time
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from dp_accounting.pld import privacy_loss_distribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.integrate import quad
-from scipy.stats import binom, norm
+from scipy.stats import binom
 
 from fedgs.accounting import (
     ADVERSARIES,
-    COUNT_THEOREM,
-    MIXTURE_THEOREM,
     RELATIONS,
     SEEDED,
-    Budget,
     Plan,
-    _binomial,
     as_published,
-    binomial_delta,
-    binomial_epsilon,
-    calibrate_noise,
-    delta_from_mu,
-    epsilon_from_mu,
-    largest_num_rounds,
-    mu_from_epsilon,
     noise_ratio,
     noise_shares,
     statements,
     statements_from_ledger,
 )
 from fedgs.config import RunConfig, UserError
-from fedgs.ledger import Event
-
-# The paper's federated run (Table 2), and its central run (Table 1).
-TABLE_2 = Plan(
-    num_clients=866,
-    clients_per_round=1,
-    num_rounds=30_000,
-    batch_size=32,
-    noise_multiplier=1.07,
-    client_selection=None,
-    engine="flower",
-)
-TABLE_1 = replace(TABLE_2, num_clients=1000, num_rounds=20_000, engine="local")
-# Everybody in every round, as in the design's prototype.
-FULL = Plan(
-    num_clients=539,
-    clients_per_round=539,
-    num_rounds=150,
-    batch_size=32,
-    noise_multiplier=1.2,
-    client_selection="all",
-)
-Z = 1.07 / math.sqrt(32)  # one release, replace-one
-
-
-def event(round=1, **changes):
-    values = {
-        "round": round,
-        "attempt": 1,
-        "participants": (round % 10,),
-        "num_clients": 10,
-        "planned_nodes": 1,
-        "counted_nodes": 1,
-        "noise_std": 40.0,
-        "clip_bound": 1.0,
-        "batch_size": 4,
-        "client_selection": "uniform",
-        "discriminator_training": "selected",
-        "noise_source": "os",
-    }
-    return Event(**{**values, **changes})
-
-
-def epsilons(stated, **wanted):
-    """The epsilons of the statements with these fields, in order."""
-    return [
-        s.epsilon
-        for s in stated
-        if all(getattr(s, name) == value for name, value in wanted.items())
-    ]
-
-
-def epsilon(stated, **wanted):
-    (found,) = epsilons(stated, **wanted)
-    return found
-
+from fedgs.gaussian import binomial_epsilon, delta_from_mu, epsilon_from_mu
+from fedgs.oracle import AutodpMissing
+from fedgs.participation import COUNT_THEOREM, MIXTURE_THEOREM
+from plans import FULL, TABLE_1, TABLE_2, epsilon, epsilons, event
 
 # --------------------------------------------- figures of docs/privacy.md and the paper
-
-
-@pytest.mark.parametrize(
-    ("target", "delta", "mu"),
-    [  # privacy.md, "Targets in mu"
-        (10, 1e-5, 2.0004),
-        (10, 1 / 866, 2.4827),
-        (10, 1 / 539, 2.5521),
-        (3, 1e-5, 0.7191),
-        (1, 1e-5, 0.2681),
-        (4.3772, 1e-5, 1.0),
-    ],
-)
-def test_mu_of_an_epsilon(target, delta, mu):
-    assert mu_from_epsilon(target, delta) == pytest.approx(mu, abs=6e-5)
-
-
-@pytest.mark.parametrize(
-    ("mu", "expected"),
-    [  # privacy.md section 2: the prototype, zero-out then replace-one, delta 1e-5
-        (2.552095, 13.56),
-        (2 * 2.552095, 34.07),
-        (0.5, 1.99),
-        (1.0, 4.38),
-    ],
-)
-def test_epsilon_of_a_mu(mu, expected):
-    assert epsilon_from_mu(mu, 1e-5) == pytest.approx(expected, abs=0.006)
-
-
-def test_epsilon_10_for_the_release_is_1926_for_the_server():
-    # privacy.md section 3: 539 one-client nodes, delta 1/539, the same relation twice.
-    for relation in RELATIONS:
-        noise = calibrate_noise(FULL, 10.0, 1 / 539, "release", relation)
-        stated = statements(replace(FULL, noise_multiplier=noise), 1 / 539)
-        release = epsilon(stated, adversary="release", relation=relation)
-        server = epsilon(stated, adversary="server", relation=relation)
-        assert 9.99 < release <= 10.0
-        assert server == pytest.approx(1926, abs=2)  # the noise has 4 digits
-    exact = mu_from_epsilon(10.0, 1 / 539) * math.sqrt(539)
-    assert epsilon_from_mu(exact, 1 / 539) == pytest.approx(1926.26, abs=0.01)
 
 
 def test_table_2_against_every_adversary():
@@ -161,13 +54,6 @@ def test_table_2_as_published():
         assert "not a bound" in statement.conditions[0]
 
 
-def test_table_2_with_the_average_participation_exactly():
-    # privacy.md: [578.03] and [167.55] zero-out; no bounds, so no statement has them.
-    mu = math.sqrt(30_000 / 866) / Z
-    assert epsilon_from_mu(mu, 1.15e-3) == pytest.approx(578.03, abs=0.006)
-    assert epsilon_from_mu(mu / 2, 1.15e-3) == pytest.approx(167.55, abs=0.006)
-
-
 def test_table_1_as_published_and_as_it_is():
     (published,) = as_published(TABLE_1, 1e-5)  # a local run has no server
     assert published.epsilon == pytest.approx(9.9926, abs=1e-4)
@@ -189,121 +75,15 @@ def test_as_published_prints_nothing(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-# --------------------------------------------------------------------------- oracles
+@pytest.mark.usefixtures("without_autodp")
+def test_without_autodp_the_published_figures_name_the_extra():
+    with pytest.raises(AutodpMissing, match=r"pip install 'fedgs\[oracle\]'"):
+        as_published(TABLE_2, 1e-5)
+    assert as_published(FULL, 1e-5) == ()
+    assert len(statements(TABLE_2, 1e-5)) == 12
 
 
-@pytest.mark.parametrize("mu", [0.1, 0.7, 2.0, 6.0])
-@pytest.mark.parametrize("at", [0.0, 0.5, 3.0])
-def test_delta_is_the_integral_of_the_hockey_stick(mu, at):
-    def stick(x):
-        return max(0.0, norm.pdf(x, mu) - math.exp(at) * norm.pdf(x))
-
-    kink = at / mu + mu / 2  # where the densities' ratio is e^epsilon
-    integral, error = quad(stick, kink, kink + mu + 12, epsabs=1e-13)
-    assert error < 1e-9
-    assert delta_from_mu(mu, at) == pytest.approx(integral, abs=2e-9)
-
-
-@pytest.mark.parametrize(("ratio", "count"), [(2.0, 1), (5.0, 40), (Z, 3)])
-def test_composed_gaussian_is_dp_accountings_pld(ratio, count):
-    distribution = privacy_loss_distribution.from_gaussian_mechanism(
-        ratio / math.sqrt(count), value_discretization_interval=1e-3
-    )
-    expected = distribution.get_epsilon_for_delta(1e-5)
-    # The PLD is pessimistic by at most its interval.
-    found = epsilon_from_mu(math.sqrt(count) / ratio, 1e-5)
-    assert expected - 1.1e-3 <= found <= expected + 1e-6
-
-
-def test_the_mixture_is_the_sum_over_participation_counts():
-    total, rate, ratio = 40, 0.3, 1.7
-    expected = sum(
-        binom.pmf(n, total, rate) * delta_from_mu(math.sqrt(n) / ratio, 2.0)
-        for n in range(total + 1)
-    )
-    assert binomial_delta(total, rate, ratio, 2.0) == pytest.approx(expected, rel=1e-9)
-    found = binomial_epsilon(total, rate, ratio, expected)
-    assert found == pytest.approx(2.0, abs=1e-8)
-
-
-@pytest.mark.parametrize(
-    ("rounds", "rate"),
-    [(30_000, 1 / 866), (1, 0.1), (7, 1.0), (7, 0.0), (10**6, 0.5), (2000, 0.999)],
-)
-def test_truncation_keeps_the_law_but_not_its_tails(rounds, rate):
-    law = _binomial({1: rounds}, rate)
-    assert 0 <= law.tail < 2e-18
-    assert law.weights.sum() == pytest.approx(1.0, abs=1e-9)
-    assert law.weights @ law.counts == pytest.approx(rounds * rate, rel=1e-9)
-    spread = math.sqrt(rounds * rate * (1 - rate))
-    assert len(law.counts) < 30 * spread + 30  # fast: not all of 0..T
-
-
-def test_the_mixture_is_the_mean_of_simulated_participation():
-    counts = np.random.default_rng(0).binomial(2000, 0.01, size=20_000)
-    values, times = np.unique(counts, return_counts=True)
-    deltas = [delta_from_mu(math.sqrt(n) / 4.0, 1.0) for n in values]
-    mean = np.average(deltas, weights=times)
-    # Standard error below 0.0009 (deltas spread by 0.12 at most): 5 of them.
-    assert binomial_delta(2000, 0.01, 4.0, 1.0) == pytest.approx(mean, abs=0.0045)
-
-
-# ---------------------------------------------------------------------------- limits
-
-
-def test_limits_of_mu():
-    assert epsilon_from_mu(0.0, 1e-5) == 0.0
-    assert epsilon_from_mu(math.inf, 1e-5) == math.inf
-    assert (delta_from_mu(0.0, 1.0), delta_from_mu(math.inf, 1.0)) == (0.0, 1.0)
-    assert epsilon_from_mu(1e-9, 1e-5) == 0.0
-    assert delta_from_mu(1e-310, 1.0) == 0.0  # no overflow warning
-
-
-def test_large_epsilons_are_stable():
-    # Phi(-eps/mu + mu/2) = delta to first order: eps = mu^2/2 + mu * 4.2649 (1e-5).
-    assert epsilon_from_mu(1000.0, 1e-5) == pytest.approx(504_264, rel=1e-4)
-
-
-def test_certain_selection_is_no_selection():
-    assert binomial_epsilon(50, 1.0, 9.0, 1e-5) == pytest.approx(
-        epsilon_from_mu(math.sqrt(50) / 9.0, 1e-5)
-    )
-    everyone = replace(FULL, client_selection="uniform")
-    assert epsilons(statements(everyone, 1e-5)) == epsilons(statements(FULL, 1e-5))
-
-
-def test_without_noise_epsilon_is_unbounded_and_null():
-    stated = statements(replace(TABLE_2, noise_multiplier=0.0), 1.15e-3)
-    assert {s.epsilon for s in stated} == {None}
-    assert not any(s.guarantee for s in stated)
-    # Also where a client hardly ever takes part: delta = 1e-5 > 1/K.
-    assert binomial_epsilon(1, 1e-6, 0.0, 1e-5) == math.inf
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: delta_from_mu(-1.0, 1.0),
-        lambda: delta_from_mu(math.nan, 1.0),
-        lambda: delta_from_mu(1.0, -1.0),
-        lambda: delta_from_mu(1.0, math.inf),
-        lambda: epsilon_from_mu(1.0, 0.0),
-        lambda: epsilon_from_mu(1.0, 1.0),
-        lambda: mu_from_epsilon(math.inf, 1e-5),
-        lambda: binomial_epsilon(10, 1.5, 1.0, 1e-5),
-        lambda: statements(TABLE_2, 0.0),
-        lambda: statements(replace(TABLE_2, noise_multiplier=None), 1e-5),
-        lambda: replace(TABLE_2, clients_per_round=867),
-        lambda: replace(TABLE_2, noise_source="dice"),
-        lambda: replace(FULL, min_nodes=540),
-    ],
-)
-def test_impossible_arguments_are_user_errors(call):
-    with pytest.raises(UserError):
-        call()
-
-
-# ------------------------------------------------------------- relations, adversaries
+# --------------------------------------------------------------- relations, adversaries
 
 
 def test_noise_ratios_of_the_table():
@@ -367,11 +147,78 @@ def test_only_nodes_that_must_answer_are_counted(
     assert plan.counted_nodes == counted
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    selection=st.sampled_from(["uniform", "balanced", "all"]),
+    rounds=st.integers(1, 3000),
+    noise=st.floats(0.05, 50.0),
+    per_node=st.integers(1, 60),
+)
+def test_server_is_worst_and_replace_one_is_worse(selection, rounds, noise, per_node):
+    plan = Plan(
+        num_clients=60,
+        clients_per_round=60 if selection == "all" else 12,
+        num_rounds=rounds,
+        batch_size=8,
+        noise_multiplier=noise,
+        client_selection=selection,
+        clients_per_node=per_node,
+    )
+    stated = statements(plan, 1e-5)
+    value = {(s.adversary, s.relation): s.epsilon for s in stated}
+    for relation in RELATIONS:
+        assert value["release", relation] <= value["server", relation]
+        assert value["release", relation] == value["secagg", relation]
+    for adversary in ADVERSARIES:
+        assert value[adversary, "zero-out"] <= value[adversary, "replace-one"]
+
+
+# -------------------------------------------------------------------- plans, conditions
+
+
+def test_a_plan_that_selects_everybody_is_full_participation():
+    everyone = replace(FULL, client_selection="uniform")
+    assert epsilons(statements(everyone, 1e-5)) == epsilons(statements(FULL, 1e-5))
+
+
+def test_without_noise_epsilon_is_unbounded_and_null():
+    stated = statements(replace(TABLE_2, noise_multiplier=0.0), 1.15e-3)
+    assert {s.epsilon for s in stated} == {None}
+    assert not any(s.guarantee for s in stated)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: statements(TABLE_2, 0.0),
+        lambda: statements(replace(TABLE_2, noise_multiplier=None), 1e-5),
+        lambda: replace(TABLE_2, clients_per_round=867),
+        lambda: replace(TABLE_2, noise_source="dice"),
+        lambda: replace(FULL, min_nodes=540),
+    ],
+)
+def test_impossible_plans_are_user_errors(call):
+    with pytest.raises(UserError):
+        call()
+
+
 def test_a_seeded_plan_says_so_and_guarantees_nothing():
     for statement in statements(replace(FULL, noise_source="seeded"), 1e-5):
         assert SEEDED in statement.conditions
         assert not statement.guarantee
     assert not any(SEEDED in s.conditions for s in statements(FULL, 1e-5))
+
+
+def test_a_mixture_says_that_its_seed_must_have_been_drawn():
+    planned = statements(TABLE_2, 1e-5)
+    found = statements_from_ledger([event(t) for t in range(1, 9)], 1e-5)
+    for statement in (*planned, *found):
+        said = "seed that was drawn at random, independent of data" in " ".join(
+            statement.conditions
+        )
+        assert said == (statement.theorem == MIXTURE_THEOREM)
+    assert {s.theorem for s in found} == {MIXTURE_THEOREM}
+    assert {s.theorem for s in planned} == {MIXTURE_THEOREM, COUNT_THEOREM}
 
 
 def test_record_level_zero_out_says_what_it_protects():
@@ -409,7 +256,7 @@ def test_plan_from_config():
         Plan.from_config(RunConfig())
 
 
-# ------------------------------------------------------------------------ the ledger
+# --------------------------------------------------------------------------- the ledger
 
 
 def test_a_ledger_of_everybody_agrees_with_the_plan():
@@ -520,240 +367,3 @@ def test_statements_are_quick():
     start = time.process_time()
     statements_from_ledger(events, 1e-5)
     assert time.process_time() - start < 4.0  # about 0.6 s
-
-
-# ----------------------------------------------------------------- calibration, budget
-
-
-@pytest.mark.parametrize("adversary", ADVERSARIES)
-@pytest.mark.parametrize("relation", RELATIONS)
-@pytest.mark.parametrize("selection", ["uniform", "balanced", "all"])
-def test_calibrated_noise_is_the_smallest_of_4_digits(adversary, relation, selection):
-    per_round = 539 if selection == "all" else 20
-    plan = replace(FULL, client_selection=selection, clients_per_round=per_round)
-    noise = calibrate_noise(plan, 3.0, 1e-5, adversary, relation, colluding=2)
-    digits = f"{noise:.4g}"
-    assert float(digits) == noise
-    less = noise - 10.0 ** (math.floor(math.log10(noise)) - 3)
-
-    def reached(value):
-        stated = statements(replace(plan, noise_multiplier=value), 1e-5, colluding=2)
-        return epsilon(stated, adversary=adversary, relation=relation)
-
-    assert reached(noise) <= 3.0 < reached(less)
-
-
-def test_calibration_of_the_prototype():
-    # sigma = sqrt(T B) / (2 mu sqrt(K)) = 0.5847 for zero-out, mu = 2.5521, rounded up.
-    noise = calibrate_noise(FULL, 10.0, 1 / 539, "release", "zero-out")
-    assert noise == pytest.approx(math.sqrt(150 * 32 / 539) / 2 / 2.5521, abs=1.1e-4)
-
-
-@pytest.mark.parametrize("adversary", ["server", "secagg"])
-def test_a_local_run_has_no_server_to_calibrate_against(adversary):
-    with pytest.raises(UserError, match="engine = local has only release"):
-        calibrate_noise(TABLE_1, 10.0, 1e-5, adversary, "zero-out")
-    with pytest.raises(UserError, match="engine = local has only release"):
-        Budget(TABLE_1, 10.0, 1e-5, adversary, "zero-out")
-
-
-@pytest.mark.parametrize(
-    ("plan", "arguments", "message"),
-    [
-        (TABLE_2, (10.0, 1e-5, "server", "zero-out"), "client_selection is unknown"),
-        (FULL, (10.0, 1e-5, "server", "add-or-remove"), "relation = 'add-or-remove'"),
-        (FULL, (10.0, 1e-5, "client", "zero-out"), "adversary = 'client'"),
-        (FULL, (math.inf, 1e-5, "server", "zero-out"), "finite"),
-        (FULL, (10.0, 1.5, "server", "zero-out"), "delta = 1.5"),
-        (FULL, (10.0, 1e-5, "secagg", "zero-out", 539), "colluding = 539"),
-        (
-            replace(TABLE_2, client_selection="uniform", num_rounds=1),
-            (10.0, 0.01, "server", "zero-out"),
-            "a client's chance to take part, 0.00115",
-        ),
-    ],
-)
-def test_impossible_calibrations_are_user_errors(plan, arguments, message):
-    with pytest.raises(UserError, match=message):
-        calibrate_noise(plan, *arguments)
-
-
-@pytest.mark.parametrize("selection", ["uniform", "balanced", "all"])
-def test_largest_num_rounds_is_the_last_within_the_target(selection):
-    per_round = 539 if selection == "all" else 20
-    plan = replace(
-        FULL,
-        client_selection=selection,
-        clients_per_round=per_round,
-        noise_multiplier=12.0,
-    )
-    most = largest_num_rounds(plan, 3.0, 1e-5, "server", "zero-out")
-
-    def reached(rounds):
-        stated = statements(replace(plan, num_rounds=rounds), 1e-5)
-        return epsilon(stated, adversary="server", relation="zero-out")
-
-    assert reached(most) <= 3.0 < reached(most + 1)
-
-
-def test_no_round_fits_without_noise():
-    plan = replace(FULL, noise_multiplier=0.0)
-    assert largest_num_rounds(plan, 3.0, 1e-5, "release", "zero-out") == 0
-    everyone = event(participants="all", num_clients=539, noise_std=0.0)
-    assert not Budget(plan, 3.0, 1e-5, "release", "zero-out").allows(everyone)
-
-
-BUDGET_PLAN = Plan(
-    num_clients=10, clients_per_round=1, num_rounds=1000, batch_size=4, engine="flower"
-)
-
-
-def run_until_refused(budget, events):
-    done = []
-    for candidate in events:
-        if not budget.allows(candidate):
-            return done, candidate
-        budget.add(candidate)
-        done.append(candidate)
-    raise AssertionError("the budget never stopped")
-
-
-def spent(events, adversary="server", relation="replace-one"):
-    stated = statements_from_ledger(events, 1e-5)
-    return epsilon(stated, adversary=adversary, relation=relation)
-
-
-@pytest.mark.parametrize("relation", RELATIONS)
-@pytest.mark.parametrize("adversary", ADVERSARIES)
-@pytest.mark.parametrize("selection", ["uniform", "balanced"])
-def test_a_budget_stops_before_it_is_exceeded(relation, adversary, selection):
-    plan = replace(BUDGET_PLAN, client_selection=selection)
-    budget = Budget(plan, 3.0, 1e-5, adversary, relation)
-    nodes = {"planned_nodes": 3, "counted_nodes": 2, "client_selection": selection}
-    candidates = (event(t, **nodes) for t in range(1, 10_000))
-    done, refused = run_until_refused(budget, candidates)
-    assert len(done) > 20
-    assert spent(done, adversary, relation) <= 3.0
-    assert spent([*done, refused], adversary, relation) > 3.0
-
-
-def test_a_budget_counts_the_earlier_events():
-    done, refused = run_until_refused(
-        Budget(BUDGET_PLAN, 3.0, 1e-5, "server", "replace-one"),
-        (event(t) for t in range(1, 10_000)),
-    )
-    resumed = Budget(BUDGET_PLAN, 3.0, 1e-5, "server", "replace-one", events=done)
-    assert not resumed.allows(refused)
-    shorter = Budget(BUDGET_PLAN, 3.0, 1e-5, "server", "replace-one", events=done[:-1])
-    assert shorter.allows(done[-1])
-
-
-@pytest.mark.parametrize("repeated", [range(1, 11), range(5, 10_000, 5)])
-def test_a_budget_charges_repeated_rounds_for_the_same_clients(repeated):
-    def attempts():
-        for t in range(1, 10_000):
-            yield event(t)
-            if t in repeated:
-                yield event(t, attempt=2)
-
-    budget = Budget(BUDGET_PLAN, 3.0, 1e-5, "server", "replace-one")
-    done, refused = run_until_refused(budget, attempts())
-    assert spent(done) <= 3.0 < spent([*done, refused])
-
-
-def test_a_budget_falls_back_to_counts_when_the_noise_changes():
-    budget = Budget(BUDGET_PLAN, 3.0, 1e-5, "server", "replace-one")
-    events = (event(t, noise_std=40.0 if t < 30 else 60.0) for t in range(1, 10_000))
-    done, refused = run_until_refused(budget, events)
-    assert len(done) > 30
-    assert spent(done) <= 3.0 < spent([*done, refused])
-
-
-def test_a_calibrated_run_uses_its_whole_budget():
-    noise = calibrate_noise(FULL, 10.0, 1e-5, "release", "replace-one")
-    plan = replace(FULL, noise_multiplier=noise)
-    everyone = {
-        "participants": "all",
-        "num_clients": 539,
-        "planned_nodes": 539,
-        "counted_nodes": 539,
-        "noise_std": 2 * noise,
-        "batch_size": 32,
-        "client_selection": "all",
-    }
-    budget = Budget(plan, 10.0, 1e-5, "release", "replace-one")
-    done, _ = run_until_refused(budget, (event(t, **everyone) for t in range(1, 999)))
-    assert len(done) == 150
-
-
-def test_a_budget_refuses_other_clients():
-    budget = Budget(BUDGET_PLAN, 3.0, 1e-5, "server", "replace-one")
-    with pytest.raises(UserError, match="num_clients = 11"):
-        budget.allows(event(num_clients=11))
-    with pytest.raises(UserError, match="num_clients = 11"):
-        budget.add(event(num_clients=11))
-
-
-# ------------------------------------------------------------------------- properties
-
-MUS = st.floats(0.01, 50.0)
-DELTAS = st.floats(1e-9, 0.5)
-
-
-@settings(max_examples=60, deadline=None)
-@given(mu=MUS, delta=DELTAS)
-def test_epsilon_and_delta_are_inverse(mu, delta):
-    found = epsilon_from_mu(mu, delta)
-    assert delta_from_mu(mu, found) <= delta
-    if found > 0:
-        assert delta_from_mu(mu, found) == pytest.approx(delta, rel=1e-6)
-
-
-@settings(max_examples=60, deadline=None)
-@given(mu=MUS, factor=st.floats(1.01, 5.0), delta=DELTAS)
-def test_epsilon_grows_with_mu_and_falls_with_delta(mu, factor, delta):
-    assert epsilon_from_mu(mu * factor, delta) >= epsilon_from_mu(mu, delta)
-    assert epsilon_from_mu(mu, delta / factor) >= epsilon_from_mu(mu, delta)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    rounds=st.integers(1, 2000),
-    rate=st.floats(0.001, 1.0),
-    ratio=st.floats(0.2, 20.0),
-    delta=st.floats(1e-8, 0.1),
-)
-def test_the_mixture_grows_with_rounds_and_lies_below_full_participation(
-    rounds, rate, ratio, delta
-):
-    found = binomial_epsilon(rounds, rate, ratio, delta)
-    slack = 1e-9 * (1 + found)
-    assert found <= binomial_epsilon(rounds + 1, rate, ratio, delta) + slack
-    assert found <= binomial_epsilon(rounds, rate, ratio * 0.9, delta) + slack
-    assert found <= epsilon_from_mu(math.sqrt(rounds) / ratio, delta) + slack
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    selection=st.sampled_from(["uniform", "balanced", "all"]),
-    rounds=st.integers(1, 3000),
-    noise=st.floats(0.05, 50.0),
-    per_node=st.integers(1, 60),
-)
-def test_server_is_worst_and_replace_one_is_worse(selection, rounds, noise, per_node):
-    plan = Plan(
-        num_clients=60,
-        clients_per_round=60 if selection == "all" else 12,
-        num_rounds=rounds,
-        batch_size=8,
-        noise_multiplier=noise,
-        client_selection=selection,
-        clients_per_node=per_node,
-    )
-    stated = statements(plan, 1e-5)
-    value = {(s.adversary, s.relation): s.epsilon for s in stated}
-    for relation in RELATIONS:
-        assert value["release", relation] <= value["server", relation]
-        assert value["release", relation] == value["secagg", relation]
-    for adversary in ADVERSARIES:
-        assert value[adversary, "zero-out"] <= value[adversary, "replace-one"]

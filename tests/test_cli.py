@@ -656,3 +656,27 @@ def test_run_that_does_not_fit_is_refused_before_it_is_written(
     done = fedgs("train", *flags(data=data, output=tmp_path / "run", **TINY))
     assert_refused(done, r"discriminator_dim = 4: .* GB of memory.*--discriminator-dim")
     assert tree(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--noise-multiplier", 9], "noise_multiplier = 9.0: .*--noise-multiplier"),
+        (["--num-rounds", 5, "--delta", 1e-6], "num_rounds = 5: .*--num-rounds"),
+        (["--recipe", "demo"], "recipe = demo: .*--recipe"),
+        (["--config", "settings.toml"], "config = settings.toml: .*--config"),
+    ],
+)
+def test_privacy_of_a_run_takes_no_other_settings(fedgs, trained, arguments, named):
+    code, out, err = fedgs("privacy", trained, *arguments)
+    assert (code, out) == (2, "")
+    assert re.match(f"Error: {named}", err)
+
+
+@pytest.mark.usefixtures("without_autodp")
+def test_privacy_without_autodp_prints_the_guarantees_and_a_note(fedgs):
+    code, out, err = fedgs("privacy", *flags(**PAPER), "--json")
+    assert code == 0
+    assert len(statements(out)) == 12
+    assert all(s["guarantee"] for s in statements(out))
+    assert re.match(r"Note: autodp is not installed.*'fedgs\[oracle\]'\n$", err)

@@ -22,8 +22,15 @@ def _config(**overrides: object) -> RunConfig:
     return tiny_config(**({"clients_per_node": 6, "noise_seed": None} | overrides))
 
 
-def _node(config: RunConfig, private: Path, node_id: int = 0) -> Node:
+def _new_node(config: RunConfig, private: Path, node_id: int = 0) -> Node:
     return Node(config, node_id, tiny_data(config), private)
+
+
+def _node(config: RunConfig, private: Path, node_id: int = 0) -> Node:
+    """A node as a run starts it, or starts it again: with its request of round 0."""
+    node = _new_node(config, private, node_id)
+    assert node.answer(public_fakes(config)) is None
+    return node
 
 
 def _request(config: RunConfig, round: int = 1, **changes: object) -> FakeBatch:
@@ -38,7 +45,7 @@ def _other(request: FakeBatch) -> FakeBatch:
 
 
 def _digest(node: Node) -> str:
-    return digest(node._state.state())
+    return digest(node._discriminators.state())
 
 
 @pytest.fixture
@@ -250,7 +257,7 @@ def test_a_node_without_participants_trains_but_answers_nothing(tmp_path, work):
     node = _node(config, tmp_path, node_id=1)
     request = _request(config, participants=(0, 2))
     assert node.answer(request) is None
-    assert node._state.steps.tolist() == [2, 2, 2]
+    assert node._discriminators.steps.tolist() == [2, 2, 2]
     assert work == {"train": 2, "normal": 0}
     node.save(keep_round=0)
     restarted = _node(config, tmp_path, node_id=1)
@@ -258,39 +265,36 @@ def test_a_node_without_participants_trains_but_answers_nothing(tmp_path, work):
     assert work == {"train": 2, "normal": 0}
 
 
-def test_a_node_warm_starts_once_when_it_is_first_needed(tmp_path, work):
-    config = _config()  # T_w = 2 rounds of n_dis = 2 steps
-    node = _node(config, tmp_path)
+@pytest.mark.parametrize("kind", ["local", "public"])
+def test_a_node_warm_starts_once_when_it_is_first_asked(tmp_path, work, kind):
+    config = _config(warm_start=kind)  # T_w = 2 rounds of n_dis = 2 steps
+    node = _new_node(config, tmp_path)
     assert work["train"] == 0
+    for _ in range(2):
+        assert node.answer(public_fakes(config)) is None
+        assert node.round == 0
+        assert node._discriminators.steps.tolist() == [4] * 6
+        assert work == {"train": 4, "normal": 0}
+    node.save(keep_round=0)
+    restarted = _node(config, tmp_path)
+    assert work == {"train": 4, "normal": 0}
     nobody = {"participants": (), "trainees": ()}
-    node.answer(_request(config, 1, **nobody))
-    assert node._state.steps.tolist() == [4] * 6
-    node.answer(_request(config, 2, **nobody))
-    assert node._state.steps.tolist() == [4] * 6
+    assert restarted.answer(_request(config, **nobody)) is None
+    assert digest(restarted._discriminators.state()) == _digest(node)
+
+
+@pytest.mark.parametrize("kind", ["local", "public"])
+def test_a_node_whose_state_is_gone_refuses(tmp_path, work, kind):
+    config = _config(warm_start=kind)
+    with pytest.raises(UserError, match="its state is missing"):
+        _new_node(config, tmp_path).answer(_request(config))
+    assert work == {"train": 0, "normal": 0}
 
 
 def test_clients_are_dealt_to_nodes_in_order(tmp_path):
     config = _config(clients_per_node=4)
     hosted = [list(_node(config, tmp_path, node).hosted) for node in (0, 1)]
     assert hosted == [[0, 1, 2, 3], [4, 5]]
-
-
-def test_the_public_warm_start_is_a_round_of_its_own(tmp_path):
-    config = _config(warm_start="public")
-    node, public = _node(config, tmp_path), public_fakes(config, new_server(config))
-    assert node.answer(public) is None
-    assert node.round == 0
-    assert node._state.steps.tolist() == [4] * 6
-    node.save(keep_round=0)
-    restarted = _node(config, tmp_path)
-    assert restarted.answer(_request(config)).values.shape == (4, 1, 16, 16)
-
-
-def test_a_publicly_warm_started_node_whose_state_is_gone_refuses(tmp_path, work):
-    config = _config(warm_start="public")
-    with pytest.raises(UserError, match="its state is missing"):
-        _node(config, tmp_path).answer(_request(config))
-    assert work == {"train": 0, "normal": 0}
 
 
 @pytest.mark.parametrize("clients_per_node", [1, 4])
@@ -332,7 +336,7 @@ def test_a_failing_round_leaves_no_answer_behind(tmp_path, monkeypatch):
         patched.setattr(fedgs.node, "client_round", fail)
         with pytest.raises(RuntimeError, match="no memory"):
             node.answer(request)
-    assert node.round == -1
+    assert node.round == 0
     assert node.answer(request).values.shape == (4, 1, 16, 16)
 
 
