@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +29,8 @@ from experiments.recipes import full_participation
 from fedgs.config import RunConfig
 from fedgs.data import FederatedImages
 from fedgs.discriminators import Discriminators
-from fedgs.round import warm_start
 from fedgs.run_folder import RunFolder
+from fedgs.warm_start import warm_start
 
 WIDTHS = (8, 16, 32, 64)
 NUM_CLIENTS = 539
@@ -39,7 +40,7 @@ console = Console()
 
 def main() -> None:
     """Runs the benchmarks."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Speed and memory, as tables")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--skip-flower", action="store_true")
     arguments = parser.parse_args()
@@ -166,7 +167,9 @@ def warm_start_table(device: str, clients: int = 64, rounds: int = 2) -> None:
             clients_per_round=clients,
         )
         state = Discriminators(config, range(clients))
-        seconds = _once(lambda: warm_start(config, state, data, range(clients)), device)
+        seconds = _once(
+            partial(warm_start, config, state, data, range(clients)), device
+        )
         steps = clients * rounds * config.discriminator_steps / seconds
         flops = steps * _step_flops(64, 32)
         table.add_row(

@@ -23,13 +23,9 @@ from fedgs.config import RunConfig, UserError
 from fedgs.data import FederatedImages, load_data, load_test_data
 from fedgs.evaluation.downstream import cnn_accuracy
 from fedgs.noise import SEEDED_WARNING
+from fedgs.preparation import check_capacity, resolve
 from fedgs.run_folder import RunFolder
-from fedgs.training import (
-    RunStopped,
-    check_capacity,
-    resolve,
-    stop_on_signal,
-)
+from fedgs.training import RunStopped, stop_on_signal
 
 PLAIN_SECONDS = 10.0  # between progress lines where there is no terminal
 console = Console()

@@ -28,8 +28,12 @@ _MODULES = {
     "RunFolder": "run_folder",
     "load_generator": "sample",
 }
-__all__ = sorted(_MODULES)
 __version__ = "0.1.0"
+
+
+def __dir__() -> list[str]:
+    """Lists the public names."""
+    return sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

@@ -11,6 +11,7 @@ activations of one chunk, that is at most chunk_size / n of the state plus activ
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from fedgs.shapes import Images, Labels, PerSampleGrads, TensorDict
 from fedgs.stream import derived_seed
 
 ADAM_EPSILON = 1e-8  # torch.optim.Adam's default
-Loss = Callable[..., Tensor]
+Function = Callable[..., Any]  # of (params, buffers, *batch), pure
 
 
 class ModuleStack:
@@ -68,7 +69,7 @@ class ModuleStack:
         """Returns n."""
         return len(self.steps)
 
-    def map(self, function: Loss, indices: Tensor, *batches: Tensor) -> Tensor:
+    def map(self, function: Function, indices: Tensor, *batches: Any) -> Any:
         """Calls function(params, buffers, *batch) for each listed module.
 
         Privacy: reads private data; output private.
@@ -81,7 +82,7 @@ class ModuleStack:
         params, buffers = self._select(indices)
         return self._batched(function)(params, buffers, *batches)
 
-    def step(self, loss: Loss, indices: Tensor, *batches: Tensor) -> None:
+    def step(self, loss: Function, indices: Tensor, *batches: Any) -> None:
         """Takes one Adam step on each listed module, after one power iteration.
 
         Privacy: reads private data; output private.
@@ -124,7 +125,7 @@ class ModuleStack:
         for name, value in state.items():
             own[name].copy_(value)
 
-    def _batched(self, function: Loss) -> Loss:
+    def _batched(self, function: Function) -> Function:
         """Maps a function of one module over the leading axis of its arguments."""
         if self.is_stacked:
             return vmap(function)
@@ -253,9 +254,14 @@ class Discriminators(ModuleStack):
         )
 
     def _loss(self, params: TensorDict, buffers: TensorDict, *batch: Tensor) -> Tensor:
+        real, real_labels, fake, fake_labels, mix_weight = batch
         return discriminator_loss(
             self.score(params, buffers),
-            *batch,
+            real,
+            real_labels,
+            fake,
+            fake_labels,
+            mix_weight,
             self.config.gradient_penalty_weight,
             self.config.drift_weight,
         )
@@ -281,20 +287,22 @@ def _stack_of(tensors: TensorDict, num: int) -> TensorDict:
     }
 
 
-def _loop(function: Loss, args: Sequence[Tensor | TensorDict]) -> Tensor | TensorDict:
+def _loop(function: Function, args: Sequence[Any]) -> Any:
     """What vmap(function)(*args) computes, one module at a time."""
-
-    def item(arg: Tensor | TensorDict, index: int) -> Tensor | TensorDict:
-        if isinstance(arg, dict):
-            return {name: value[index] for name, value in arg.items()}
-        return arg[index]
-
-    num = (
-        len(args[-1])
-        if isinstance(args[-1], Tensor)
-        else len(next(iter(args[-1].values())))
-    )
-    results = [function(*(item(arg, i) for arg in args)) for i in range(num)]
+    results = [
+        function(*(_item(arg, index) for arg in args)) for index in range(_length(args))
+    ]
     if isinstance(results[0], dict):
         return {name: torch.stack([r[name] for r in results]) for name in results[0]}
     return torch.stack(results)
+
+
+def _item(arg: Tensor | TensorDict, index: int) -> Tensor | TensorDict:
+    if isinstance(arg, dict):
+        return {name: value[index] for name, value in arg.items()}
+    return arg[index]
+
+
+def _length(args: Sequence[Tensor | TensorDict]) -> int:
+    last = args[-1]
+    return len(next(iter(last.values())) if isinstance(last, dict) else last)

@@ -272,8 +272,9 @@ class Discriminator(nn.Module):
             if not config.spectral_norm:  # nothing would scale N(0, 1) entries down
                 nn.init.zeros_(self.embedding.weight)
         if config.spectral_norm:
-            for layer in (self.conv1, self.conv2, self.conv3, self.linear):
-                _normalise(layer)
+            for conv in (self.conv1, self.conv2, self.conv3):
+                _normalise(conv)
+            _normalise(self.linear)
             if self.embedding is not None:
                 _normalise(self.embedding)
 

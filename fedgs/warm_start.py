@@ -5,6 +5,7 @@ reference source/pretrain.py.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -101,7 +102,7 @@ class LocalGenerators:
         z, labels = self._latents("warm-start-step", round, self.config.batch_size)
         tensors = discriminators.tensors(chunk)
 
-        def loss(params: TensorDict, buffers: TensorDict, *batch: Tensor) -> Tensor:
+        def loss(params: TensorDict, buffers: TensorDict, *batch: Any) -> Tensor:
             own_params, own_buffers, z, labels = batch
             images = self._images(params, buffers, z, labels)
             score = discriminators.score(own_params, own_buffers)

@@ -16,9 +16,10 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from fedgs.config import RunConfig, UserError
+from fedgs.preparation import check_capacity, resolve
 from fedgs.process import watch_launcher
 from fedgs.run_folder import RunFolder, write_json
-from fedgs.training import RunStopped, check_capacity, resolve
+from fedgs.training import RunStopped
 from server.strategy import GsWgan
 
 app = ServerApp()

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from logging import INFO, WARNING
+from typing import Any
 
 from flwr.app import (
     ArrayRecord,
@@ -73,7 +74,7 @@ class GsWgan(Strategy):
         """
         self.grid = grid
         if hasattr(grid, "pull_interval"):  # the simulation's in-memory grid
-            grid.pull_interval = POLL_SECONDS
+            grid.pull_interval = POLL_SECONDS  # pyright: ignore
         self.addresses = self._roll_call(grid)
         self.summary()
         run_rounds(self.folder, self, self.report, self.stop)
@@ -141,7 +142,8 @@ class GsWgan(Strategy):
         return sorted([*failed, *message_nodes.values()])
 
     def _messages(self, request: FakeBatch, nodes: Sequence[int]) -> Iterable[Message]:
-        payload = encode_batch(request) | {"run_folder": str(self.folder.path)}
+        payload: dict[str, Any] = dict(encode_batch(request))
+        payload["run_folder"] = str(self.folder.path)
         return [
             Message(
                 RecordDict({RECORD: ConfigRecord(payload)}),
@@ -182,7 +184,7 @@ class GsWgan(Strategy):
             for reply in grid.pull_messages(list(ids)):
                 ids.discard(reply.metadata.reply_to_message_id)
                 if not reply.has_error():
-                    index = int(reply.content.config_records[RECORD]["node_id"])
+                    index = int(str(reply.content.config_records[RECORD]["node_id"]))
                     addresses[index] = reply.metadata.src_node_id
             time.sleep(ROLL_CALL_SECONDS)
         if sorted(addresses) != list(range(expected)):

@@ -15,7 +15,7 @@ from PIL import Image
 
 from experiments import cli, running
 from experiments.cli import main
-from fedgs import training
+from fedgs import preparation
 from fedgs.config import RunConfig, UserError
 from fedgs.run_folder import RunFolder, write_json
 from tiny import NUM_CLASSES, SIDE, write_tiny_npz
@@ -652,7 +652,7 @@ def test_run_that_is_in_use_is_refused(fedgs, interrupted):
 def test_run_that_does_not_fit_is_refused_before_it_is_written(
     fedgs, tmp_path, data, monkeypatch
 ):
-    monkeypatch.setattr(training, "available_memory", lambda: 1000)
+    monkeypatch.setattr(preparation, "available_memory", lambda: 1000)
     done = fedgs("train", *flags(data=data, output=tmp_path / "run", **TINY))
     assert_refused(done, r"discriminator_dim = 4: .* GB of memory.*--discriminator-dim")
     assert tree(tmp_path) == {}

@@ -24,9 +24,9 @@ from fedgs import local, process
 from fedgs.config import RunConfig, UserError
 from fedgs.data import load_data
 from fedgs.ledger import Ledger
+from fedgs.preparation import resolve
 from fedgs.process import TOKEN_VARIABLE, end_processes, processes_of
 from fedgs.run_folder import RunFolder
-from fedgs.training import resolve
 from tiny import tiny_config, write_tiny_npz
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -180,9 +180,7 @@ def test_process_ends_with_its_launcher(tmp_path):
     lock = process.hold_launcher_lock(path)
     code = "from fedgs.process import watch_launcher; watch_launcher(); "
     code += "import sys; print(1, flush=True); sys.stdin.read()"
-    env = environment(
-        **{TOKEN_VARIABLE: token, process.LOCK_VARIABLE: str(path)}
-    )
+    env = environment(**{TOKEN_VARIABLE: token, process.LOCK_VARIABLE: str(path)})
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, env=env, cwd=ROOT, **pipes) as child:

@@ -6,7 +6,6 @@ rounding grows over twenty rounds, while any change of the algorithm moves the r
 norms in their first digits.
 """
 
-import json
 import threading
 from pathlib import Path
 
@@ -58,4 +57,6 @@ def test_twenty_rounds_repeat_their_golden_numbers(name, tmp_path, update_golden
         write_json(path, {"versions": versions(), **found})
     golden = read_json(path)
     assert found["release_norms"] == pytest.approx(golden["release_norms"], rel=1e-2)
-    assert found["generator_norms"] == pytest.approx(golden["generator_norms"], rel=1e-3)
+    assert found["generator_norms"] == pytest.approx(
+        golden["generator_norms"], rel=1e-3
+    )

@@ -328,12 +328,14 @@ def test_truncated_node_state_is_refused_with_its_path(tmp_path):
         train(folder)
 
 
-def test_missing_node_state_is_refused(tmp_path):
-    folder = create(tmp_path / "run", **MODES["full participation"])
-    crash(folder, before_sending, 4)
-    for path in node_folder(folder.private, 1).iterdir():
+@pytest.mark.parametrize("mode", ["selected", "full participation"])
+def test_missing_node_state_is_refused(tmp_path, mode):
+    folder = create(tmp_path / "run", **MODES[mode] | {"num_clients": 3})
+    crash(folder, before_sending, 5)
+    node = int(sorted(folder.private.iterdir())[0].name[-5:])
+    for path in node_folder(folder.private, node).iterdir():
         path.unlink()
-    with pytest.raises(UserError, match=r"node 1: its state is missing .*restore"):
+    with pytest.raises(UserError, match=rf"node {node}: its state is missing .*restor"):
         train(folder)
 
 

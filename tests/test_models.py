@@ -105,7 +105,8 @@ def test_generator_makes_images_of_every_shape(
         images = build_generator(config, 0)(*_inputs(config))
         assert images.shape == (BATCH, channels, side, side)
         assert images.dtype == torch.float32
-        assert images.min() >= 0 and images.max() <= 1
+        assert images.min() >= 0
+        assert images.max() <= 1
 
 
 @pytest.mark.parametrize("side", SIZES)
@@ -584,5 +585,6 @@ def test_latents_and_labels_are_functions_of_their_stream() -> None:
     for latent in ("bernoulli", "normal"):
         config = _config(latent=latent)
         first, second = _inputs(config), _inputs(config)
-        assert first[0].equal(second[0]) and first[1].equal(second[1])
+        assert first[0].equal(second[0])
+        assert first[1].equal(second[1])
     assert sample_latents(_config(), np.random.default_rng(0), 0).shape == (0, 10)

@@ -8,11 +8,11 @@ import pytest
 
 from experiments.recipes import RECIPES, recipe
 from fedgs.config import RunConfig, UserError
+from fedgs.data.partition import DIGITS_NUM_CLIENTS
 
 PYPROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
 LEFT_TO_THE_USER = ("data", "data_dir", "download", "output", "engine")
 FLOWER_DEFAULT_NODES = 2  # supernodes of a simulation that is not told otherwise
-DIGITS_CLIENTS = 180
 
 # GS-WGAN, NeurIPS 2020, Algorithms 1 and 2, appendix C.1; source/config.py.
 PAPER = {
@@ -82,13 +82,12 @@ def test_full_participation_asks_everybody_every_round():
     assert chosen("full-participation", stated) == stated
 
 
-def test_demo_is_full_participation_in_small():
-    names = {spec.name for spec in dataclasses.fields(RunConfig)}
-    names -= {"clients_per_node", "num_rounds", "seed"}
+def test_demo_is_full_participation_at_another_size():
+    sizes = {"clients_per_node", "num_rounds", "fakes_per_round", "dct_size", "seed"}
+    names = {spec.name for spec in dataclasses.fields(RunConfig)} - sizes
     full = recipe("full-participation")
     same = {name: getattr(full, name) for name in names}
     assert chosen("demo", same) == same
-    assert recipe("demo").num_rounds < full.num_rounds
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -108,9 +107,7 @@ def test_unknown_recipe_names_the_known_ones():
 
 def test_plain_flwr_run_is_configured_as_the_demo_on_flowers_default_nodes():
     app = tomllib.loads(PYPROJECT.read_text())["tool"]["flwr"]["app"]["config"]
-    per_node = DIGITS_CLIENTS // FLOWER_DEFAULT_NODES
-    demo = dataclasses.replace(
-        recipe("demo"), engine="flower", clients_per_node=per_node
-    )
+    demo = dataclasses.replace(recipe("demo"), engine="flower")
     assert app == {**demo.to_flat(), "run_folder": ""}
-    assert (demo.data, per_node) == ("digits", 90)
+    assert demo.data == "digits"
+    assert FLOWER_DEFAULT_NODES * demo.clients_per_node == DIGITS_NUM_CLIENTS

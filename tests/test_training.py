@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedgs import training
+from fedgs import checkpoint, preparation, training
 from fedgs.accounting import statements_from_ledger
 from fedgs.config import RunConfig, UserError
 from fedgs.ledger import Ledger
@@ -32,6 +32,7 @@ class Nodes:
 
     Attributes:
         sent: the rounds that were asked for.
+        prepared: the nodes that were asked to make their discriminators.
         saved: the argument of every `save`.
     """
 
@@ -40,14 +41,17 @@ class Nodes:
         self.ledger = folder.path / "ledger.jsonl"
         self.lost = lost or {}
         self.sent: list[int] = []
+        self.prepared: list[int] = []
         self.saved: list[int] = []
 
     def answers(self, request: FakeBatch):
         self.sent.append(request.round)
-        if request.round == 0:
-            return []
         nodes = nodes_of(self.config, request.participants)
         return [self.release(request.round, node) for node in self.kept(request, nodes)]
+
+    def prepare(self, request: FakeBatch, nodes) -> None:
+        assert request.round == 0
+        self.prepared += nodes
 
     def kept(self, request: FakeBatch, nodes: list[int]) -> list[int]:
         return nodes[self.lost.get(request.round, 0) :]
@@ -156,12 +160,44 @@ def test_event_says_what_was_planned(tmp_path):
         assert event.noise_source == "seeded"
 
 
-def test_public_warm_start_is_sent_once_and_no_event(tmp_path):
-    folder = create(tmp_path / "run", warm_start="public", client_selection="all")
+@pytest.mark.parametrize(
+    ("settings", "asked"),
+    [
+        ({"client_selection": "all"}, "all"),
+        ({"discriminator_training": "every_round", "clients_per_round": 1}, "all"),
+        ({"clients_per_round": 1}, "participants"),
+    ],
+)
+def test_nodes_prepare_once_when_first_needed_and_that_is_no_event(
+    tmp_path, settings, asked
+):
+    folder = create(tmp_path / "run", **settings)
     nodes = Nodes(folder)
     run(folder, nodes)
-    assert nodes.sent == [0, 1, 2, 3, 4, 5]
-    assert [event.participants for event in events(folder)] == ["all"] * 5
+    needed = {node for event in events(folder) for node in event.participants}
+    if asked == "all":
+        needed = range(6)
+    assert len(nodes.prepared) == len(set(nodes.prepared))
+    assert set(nodes.prepared) == set(needed)
+    assert nodes.sent == [event.round for event in events(folder)] == [1, 2, 3, 4, 5]
+
+
+def test_resumed_run_prepares_only_who_has_not_taken_part(tmp_path):
+    folder = create(tmp_path / "run", clients_per_round=1)
+
+    def interrupt(metrics: dict) -> None:
+        if metrics["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_rounds(folder, Nodes(folder), interrupt, threading.Event())
+    before = {events(folder)[0].participants[0], events(folder)[1].participants[0]}
+    nodes = Nodes(folder)
+    run(folder, nodes)
+    needed = {event.participants[0] for event in events(folder)}
+    assert set(nodes.prepared) == needed - before
+    assert needed - before
+    assert before
 
 
 # ------------------------------------------------------------------ budget
@@ -197,6 +233,7 @@ def test_budget_stops_before_the_release_that_exceeds_it(tmp_path, selection):
     done = events(folder)
     assert 1 < len(done) < 40
     assert len(nodes.sent) == len(done) == committed(folder)
+    assert generator(folder)  # what was bought so far is the run's product
     assert spent(folder, done) <= 6.0
     request, _ = training.draw_fakes(folder.config, at_round(folder, len(done)))
     following = training.make_event(folder.config, request, 1)
@@ -232,7 +269,7 @@ def test_repeated_rounds_use_up_the_budget(tmp_path):
 
 def test_calibrated_noise_lasts_for_all_rounds(tmp_path):
     plan = tiny_config(noise_multiplier=None, target_epsilon=2.0, **BUDGETS["full"])
-    config = training.with_noise(plan)
+    config = preparation.with_noise(plan)
     folder = create(
         tmp_path / "run",
         num_rounds=3,
@@ -246,7 +283,7 @@ def test_calibrated_noise_lasts_for_all_rounds(tmp_path):
 
 def test_run_without_noise_or_target_is_refused():
     with pytest.raises(UserError, match=r"noise_multiplier is unset: give --noise"):
-        training.with_noise(tiny_config(noise_multiplier=None))
+        preparation.with_noise(tiny_config(noise_multiplier=None))
 
 
 # ------------------------------------------------------------------ lost nodes
@@ -350,13 +387,12 @@ def test_automatic_checkpoints_cost_under_5_percent_of_the_time(
     config = tiny_config(checkpoint_every=None, num_rounds=600)
     folder = SimpleNamespace(config=config, save_checkpoint=lambda *args: None)
     server, exchange = SimpleNamespace(round=0), SimpleNamespace(save=save)
-    monkeypatch.setattr(training, "time", clock)
-    monkeypatch.setattr(training, "server_tensors", lambda server: {})
-    checkpoints = training._Checkpoints(folder, server, None, exchange)
+    monkeypatch.setattr(checkpoint, "time", clock)
+    monkeypatch.setattr(checkpoint, "server_tensors", lambda server: {})
+    checkpoints = checkpoint.Checkpoints(folder, server, None, exchange.save)
     for server.round in range(1, 601):
-        started = clock.now
         clock.now += 3.0
-        checkpoints.commit_if_due(started)
+        checkpoints.commit_if_due()
     assert len(saved) == number
     first = cost  # was not known before it was paid
     assert number * cost - first <= 0.05 * (clock.now - first)
@@ -386,11 +422,11 @@ def test_restored_server_is_bit_for_bit_the_saved_one(tmp_path):
     run(folder, Nodes(folder))
     one, other = (training.new_server(folder.config) for _ in range(2))
     with closing(folder.ledger()) as ledger:
-        training.restore(folder, one, ledger)
-        folder.save_checkpoint(5, training.server_tensors(one), ledger)
-        training.restore(folder, other, ledger)
+        checkpoint.restore(folder, one, ledger)
+        folder.save_checkpoint(5, checkpoint.server_tensors(one), ledger)
+        checkpoint.restore(folder, other, ledger)
     assert one.round == other.round == 5
-    saved, found = training.server_tensors(one), training.server_tensors(other)
+    saved, found = checkpoint.server_tensors(one), checkpoint.server_tensors(other)
     assert saved.keys() == found.keys()
     assert {name.split(".")[0] for name in saved} == {"generator", "ema", "adam"}
     assert all(torch.equal(saved[name], found[name]) for name in saved)
@@ -409,13 +445,13 @@ def test_resolving_fixes_clients_classes_seed_and_noise(tiny_npz):
         data=tiny_npz, image_size=16, client_selection="all", clients_per_round=None
     )
     config = dataclasses.replace(config, target_epsilon=3.0, batch_size=4)
-    resolved, data = training.resolve(config)
+    resolved, data = preparation.resolve(config)
     assert (resolved.num_clients, resolved.num_classes, data.num_clients) == (6, 3, 6)
     assert resolved.clients_per_round == 6
     assert resolved.seed is not None
     assert resolved.noise_multiplier is not None
     assert resolved.noise_seed is None
-    assert training.resolve(config)[0].seed != resolved.seed
+    assert preparation.resolve(config)[0].seed != resolved.seed
 
 
 @pytest.mark.parametrize(
@@ -431,7 +467,7 @@ def test_resolving_fixes_clients_classes_seed_and_noise(tiny_npz):
 def test_settings_that_the_data_contradicts_are_refused(tiny_npz, settings, named):
     base = {"data": tiny_npz, "image_size": 16, "noise_multiplier": 1.0}
     with pytest.raises(UserError, match=named):
-        training.resolve(RunConfig(**base | settings))
+        preparation.resolve(RunConfig(**base | settings))
 
 
 def test_nodes_host_consecutive_clients():
@@ -446,28 +482,28 @@ def test_nodes_host_consecutive_clients():
 
 def test_number_of_discriminators_that_a_run_makes():
     few = tiny_config(clients_per_round=1, num_rounds=2, num_clients=6)
-    assert training.clients_needed(few) == 2
+    assert preparation.clients_needed(few) == 2
     packed = dataclasses.replace(few, clients_per_node=2)
-    assert training.clients_needed(packed) == 4
+    assert preparation.clients_needed(packed) == 4
     for setting in (
         {"discriminator_training": "every_round"},
         {"warm_start": "public"},
     ):
-        assert training.clients_needed(dataclasses.replace(few, **setting)) == 6
+        assert preparation.clients_needed(dataclasses.replace(few, **setting)) == 6
 
 
 def test_state_of_a_published_discriminator():
     """1,071,105 weights (methods.md 1), two Adam moments, 4 bytes each."""
     paper = RunConfig(num_clients=1000, num_classes=10, num_rounds=20_000)
-    assert training.state_bytes(paper) == 1000 * 3 * 4 * 1_071_105
+    assert preparation.state_bytes(paper) == 1000 * 3 * 4 * 1_071_105
 
 
 def test_run_that_fits_is_let_through(tmp_path, monkeypatch):
-    state = training.state_bytes(tiny_config())
-    monkeypatch.setattr(training, "available_memory", lambda: state)
+    state = preparation.state_bytes(tiny_config())
+    monkeypatch.setattr(preparation, "available_memory", lambda: state)
     free = SimpleNamespace(free=3 * state)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: free)
-    training.check_capacity(tiny_config(), tmp_path / "not" / "there")
+    preparation.check_capacity(tiny_config(), tmp_path / "not" / "there")
 
 
 @pytest.mark.parametrize("what", ["memory", "disk"])
@@ -476,22 +512,22 @@ def test_run_that_does_not_fit_is_refused_with_the_estimate(
 ):
     paper = RunConfig(num_clients=1000, num_classes=10)
     memory = 2 * GIGABYTE if what == "memory" else 99 * GIGABYTE
-    monkeypatch.setattr(training, "available_memory", lambda: memory)
+    monkeypatch.setattr(preparation, "available_memory", lambda: memory)
     free = SimpleNamespace(free=2 * GIGABYTE if what == "disk" else 99 * GIGABYTE)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: free)
     needed = "12.9" if what == "memory" else "38.6"
     with pytest.raises(UserError) as caught:
-        training.check_capacity(paper, tmp_path)
+        preparation.check_capacity(paper, tmp_path)
     text = str(caught.value)
     assert text.startswith("discriminator_dim = 64: the discriminators of 1000 clients")
     assert f"about {needed} GB of {what}, 2.0 GB are free; give a smaller" in text
 
 
 def test_available_memory_is_a_plausible_number():
-    assert 10**7 < training.available_memory() < 10**14
+    assert 10**7 < preparation.available_memory() < 10**14
 
 
 def test_missing_gpu_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match=r"device = cuda: no GPU .*--device cpu"):
-        training.check_capacity(tiny_config(device="cuda"), tmp_path)
+        preparation.check_capacity(tiny_config(device="cuda"), tmp_path)

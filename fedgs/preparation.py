@@ -1,0 +1,118 @@
+"""From the settings that a user gives to a run that can start.
+
+`resolve` loads the data and fixes every open value; `check_capacity` refuses what the
+machine cannot hold. Both fail before anything is written.
+"""
+
+import dataclasses
+import secrets
+import shutil
+from pathlib import Path
+
+import torch
+
+from fedgs.accounting import Plan
+from fedgs.budget import calibrate_noise
+from fedgs.config import RunConfig, UserError
+from fedgs.data import FederatedImages, load_data
+from fedgs.models import build_discriminator
+
+
+def resolve(config: RunConfig) -> tuple[RunConfig, FederatedImages]:
+    """Loads the data and fixes every open setting: K, m, seed, noise.
+
+    Privacy: public, but for the data itself.
+
+    Raises:
+        UserError: settings that contradict each other, the data or the machine.
+    """
+    config.validate()
+    if config.seed is None:
+        config = dataclasses.replace(config, seed=secrets.randbelow(2**31))
+    data = load_data(config)
+    is_all = config.client_selection == "all"
+    config = dataclasses.replace(
+        config,
+        num_clients=data.num_clients,
+        num_classes=data.num_classes,
+        clients_per_round=data.num_clients if is_all else config.clients_per_round,
+    ).validate()
+    return with_noise(config), data
+
+
+def with_noise(config: RunConfig) -> RunConfig:
+    """Returns the configuration with the noise that its target_epsilon asks for.
+
+    A `noise_multiplier` given beside `target_epsilon` stays: the target is then a
+    budget that stops the run.
+
+    Privacy: public; computed from the plan, never from data.
+
+    Raises:
+        UserError: neither is given, or the target cannot be met.
+    """
+    if config.noise_multiplier is not None:
+        return config
+    if config.target_epsilon is None:
+        raise UserError(
+            "noise_multiplier is unset: give --noise-multiplier (0 for a run without "
+            "privacy) or --target-epsilon"
+        )
+    noise_multiplier = calibrate_noise(
+        Plan.from_config(dataclasses.replace(config, noise_multiplier=1.0)),
+        config.target_epsilon,
+        config.delta,
+        config.adversary,
+        config.relation,
+    )
+    return dataclasses.replace(config, noise_multiplier=noise_multiplier)
+
+
+def check_capacity(config: RunConfig, folder: Path) -> None:
+    """Refuses a run whose discriminators fit neither memory nor disk.
+
+    Raises:
+        UserError: with the estimate and what is there.
+    """
+    if config.device != "cpu" and not torch.cuda.is_available():
+        raise UserError(f"device = {config.device}: no GPU is here; give --device cpu")
+    state = state_bytes(config)
+    copies = 1 if config.engine == "local" else 2  # workers overlap in what they hold
+    if config.device == "cpu":
+        limits = {"memory": (copies * state, available_memory())}
+    else:
+        limits = {"GPU memory": (state, torch.cuda.mem_get_info()[0])}
+    while not folder.exists():
+        folder = folder.parent
+    limits["disk"] = (3 * state, shutil.disk_usage(folder).free)
+    for what, (needed, there) in limits.items():
+        if needed > there:
+            raise UserError(
+                f"discriminator_dim = {config.discriminator_dim}: the discriminators "
+                f"of {clients_needed(config)} clients need about {needed / 1e9:.1f} GB "
+                f"of {what}, {there / 1e9:.1f} GB are free; give a smaller "
+                "--discriminator-dim, --num-clients or --num-rounds"
+            )
+
+
+def clients_needed(config: RunConfig) -> int:
+    """Returns how many clients' discriminators the run makes at most."""
+    num_clients = config.num_clients or 1
+    if config.discriminator_training == "every_round" or config.warm_start == "public":
+        return num_clients
+    nodes = min(config.num_nodes, (config.clients_per_round or 1) * config.num_rounds)
+    return min(num_clients, nodes * config.clients_per_node)
+
+
+def state_bytes(config: RunConfig) -> int:
+    """Returns the size of the run's discriminators with their Adam moments."""
+    params = build_discriminator(config, 0).parameters()
+    return clients_needed(config) * 3 * 4 * sum(param.numel() for param in params)
+
+
+def available_memory() -> int:
+    """Returns the bytes of memory that processes can still take."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/meminfo has no MemAvailable")
