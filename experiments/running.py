@@ -70,7 +70,7 @@ def resume(run: Path) -> None:
     """
     folder = RunFolder.open(run)
     if (folder.path / "generator.safetensors").exists():
-        console.print(f"{run}: all {folder.config.num_rounds} rounds are done")
+        console.print(f"{run}: is finished, its generator is written", soft_wrap=True)
         return
     end_previous(folder)
     # Check the checkpoint here, where errors are plain.
@@ -83,7 +83,7 @@ def resume(run: Path) -> None:
 
 def _run(folder: RunFolder, data: FederatedImages | None) -> None:
     config = folder.config
-    console.print(_description(config), highlight=False)
+    console.print(_description(config), highlight=False, soft_wrap=True)
     try:
         with stop_on_signal() as stop, _Report(config) as report:
             if config.engine == "local":
@@ -255,3 +255,12 @@ def demo(output: Path) -> None:
     for title, config in (("with privacy", private), ("without noise", noise_free)):
         console.rule(f"demo {title}")
         train(config, "demo")
+    console.rule("demo: compare the pictures, one column per digit")
+    epsilon = (
+        f"epsilon {private.target_epsilon:g} ({private.adversary}, "
+        f"{private.relation}, delta {private.delta:g}, "
+        f"unit: one {private.privacy_unit})"
+    )
+    grid = f"samples/round-{private.num_rounds:07d}.png"
+    for words, config in ((epsilon, private), ("not private", noise_free)):
+        console.print(f"{Path(config.output) / grid}  {words}", soft_wrap=True)
