@@ -13,20 +13,14 @@ import pytest
 
 from fedgs import local
 from fedgs.run_folder import RunFolder, read_json, read_tensors, versions, write_json
-from tiny import tiny_config, tiny_data
+from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
 
 GOLDEN = Path(__file__).parent / "golden"
 ROUNDS = 20
 TRAJECTORIES = {
     "selected": {"clients_per_round": 1},
     "full-participation": {
-        "client_selection": "all",
-        "discriminator_training": "every_round",
-        "clients_per_node": 2,
-        "warm_start": "public",
-        "fakes_per_round": 8,
-        "gradient_basis": "dct",
-        "dct_size": 8,
+        **FULL_PARTICIPATION,
         "spectral_norm": False,
         "discriminator_activation": "leaky_relu",
         "latent": "normal",

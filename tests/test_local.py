@@ -16,21 +16,13 @@ from fedgs import local, run_folder
 from fedgs.config import UserError
 from fedgs.ledger import Ledger
 from fedgs.run_folder import RunFolder, node_folder, read_tensors, state_rounds
-from tiny import tiny_config, tiny_data
+from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
 
 ROUNDS = 6
 MODES = {
     # The paper: one client a round, its discriminator made when first needed.
     "selected": {"clients_per_round": 1},
-    "full participation": {
-        "client_selection": "all",
-        "discriminator_training": "every_round",
-        "clients_per_node": 2,
-        "warm_start": "public",
-        "fakes_per_round": 8,
-        "gradient_basis": "dct",
-        "dct_size": 8,
-    },
+    "full participation": FULL_PARTICIPATION,
     "balanced, frozen": {
         "client_selection": "balanced",
         "clients_per_round": 3,

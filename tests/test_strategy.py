@@ -31,19 +31,11 @@ from fedgs.run_folder import RunFolder, node_folder, read_tensors, state_rounds
 from fedgs.training import RunStopped
 from server import strategy
 from server.strategy import GsWgan
-from tiny import tiny_config, write_tiny_npz
+from tiny import FULL_PARTICIPATION, tiny_config, write_tiny_npz
 
 MODES = {
     "selected": {"clients_per_round": 2},
-    "full participation": {
-        "client_selection": "all",
-        "discriminator_training": "every_round",
-        "clients_per_node": 2,
-        "warm_start": "public",
-        "fakes_per_round": 8,
-        "gradient_basis": "dct",
-        "dct_size": 8,
-    },
+    "full participation": FULL_PARTICIPATION,
     "trains without answering": {
         "clients_per_round": 1,
         "discriminator_training": "every_round",

@@ -37,6 +37,16 @@ SETTINGS = {
     "noise_seed": 7,
 }
 
+FULL_PARTICIPATION = {
+    "client_selection": "all",
+    "discriminator_training": "every_round",
+    "clients_per_node": 2,
+    "warm_start": "public",
+    "fakes_per_round": 8,
+    "gradient_basis": "dct",
+    "dct_size": 8,
+}
+
 
 def tiny_config(**overrides: object) -> RunConfig:
     """Returns a resolved and valid configuration of the tiny problem.
