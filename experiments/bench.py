@@ -101,18 +101,7 @@ def _training_step(config: RunConfig, clients: int) -> Callable[[], None]:
 
 def memory_table() -> None:
     """Prints how much 539 width-16 discriminators add to a process that trains."""
-    code = (
-        "import resource, torch; from experiments import bench\n"
-        "torch.set_num_threads(1)\n"
-        "bench._training_step(bench._config(discriminator_dim=16), 1)()\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "config = bench._config(discriminator_dim=16)\n"
-        "state = bench.Discriminators(config, range(bench.NUM_CLIENTS))\n"
-        "bench.train_once(config, state)\n"
-        "after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "size = sum(v.numel() * v.element_size() for v in state.state().values())\n"
-        "print(before / 1024, after / 1024, size / 2**20)"
-    )
+    code = "from experiments import bench; bench.print_memory()"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
@@ -124,6 +113,26 @@ def memory_table() -> None:
         f"{size:.0f}", f"{before:.0f}", f"{after:.0f}", f"{after - before:.0f}"
     )
     console.print(table)
+
+
+def print_memory() -> None:
+    """Prints MiB before, at the peak and of the state; for a process of its own."""
+    torch.set_num_threads(1)
+    config = _config(discriminator_dim=16)
+    _training_step(config, 1)()  # what any training process loads
+    before = _status_mib("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    state = Discriminators(config, range(NUM_CLIENTS))
+    train_once(config, state)
+    size = sum(v.numel() * v.element_size() for v in state.state().values()) / 2**20
+    print(before, _status_mib("VmHWM"), size)
+
+
+def _status_mib(name: str) -> float:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError(f"/proc/self/status has no {name}")
 
 
 def train_once(config: RunConfig, state: Discriminators) -> None:

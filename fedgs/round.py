@@ -133,8 +133,6 @@ def _balanced_lap(seed: int, num_clients: int, count: int, lap: int) -> tuple[in
 def draw_fakes(config: RunConfig, server: ServerState) -> tuple[FakeBatch, Images]:
     """Draws the next round's request and keeps the graph of its answered images.
 
-    Round 0, the public warm start, has no answered images.
-
     Privacy: post-processing of DP output.
 
     Returns:
@@ -152,10 +150,10 @@ def draw_fakes(config: RunConfig, server: ServerState) -> tuple[FakeBatch, Image
     server.generator.train()
     server.generator.advance_spectral_vectors()
     answered = server.generator(z[split:], labels_there[split:])
-    with torch.no_grad():
-        others = server.generator(z[:split], labels_there[:split]) if split else z[:0]
     images = answered.detach()
     if split:
+        with torch.no_grad():
+            others = server.generator(z[:split], labels_there[:split])
         images = torch.cat([others, images])
     participants = select(config, round)
     trains_all = config.discriminator_training == "every_round"
