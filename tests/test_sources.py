@@ -64,8 +64,9 @@ def test_digits_are_scaled_up_with_background_zero(size):
 
 
 def test_digits_keep_their_mean_when_resized():
-    # load_digits has the mean 4.884 of 16; a resize changes the borders only.
-    assert abs(load_data(config()).images.mean() / 255 - 4.884 / 16) < 0.01
+    # load_digits has the mean 4.884 of 16; 8x8 pixels in a frame of 12x12.
+    expected = 4.884 / 16 * 8**2 / 12**2
+    assert abs(load_data(config()).images.mean() / 255 - expected) < 0.01
 
 
 def test_grey_becomes_rgb_by_repetition():
