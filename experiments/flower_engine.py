@@ -54,6 +54,12 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
+# glibc: keep freed memory instead of giving it back and faulting it in again at every
+# batch; in the workers that was an eighth of the time.
+ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": str(2**30),
+    "MALLOC_TRIM_THRESHOLD_": str(2**32 - 1),
+}
 START_TIMEOUT = 120.0
 POLL_SECONDS = 0.2
 
@@ -124,6 +130,7 @@ def _superlink(folder: RunFolder, home: Path, token: str) -> Iterator[dict[str, 
     environment = {
         **os.environ,
         **QUIET,
+        **ALLOCATOR,
         "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
         "FLWR_HOME": str(home / "flwr"),
         "RAY_TMPDIR": str(home),
