@@ -13,10 +13,9 @@ from flwr.app import Error as FlowerError
 from flwr.clientapp import ClientApp
 
 from clients.state import forget, worker_of
-from fedgs.messages import decode_batch, encode_answer
+from fedgs.messages import RECORD, decode_batch, encode_answer
 from fedgs.run_folder import node_folder
 
-RECORD = "fedgs"
 CLIENT_APP_RAISED = 2  # Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 
 app = ClientApp()

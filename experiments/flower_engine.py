@@ -98,7 +98,7 @@ def train(folder: RunFolder, report: Report, stop: Stop) -> None:
         home.mkdir(mode=0o700)
         with _superlink(folder, home, token) as environment:
             run_id = _submit(folder.config, folder.path, home, environment)
-            _follow(folder, report, stop, token)
+            _follow(folder, report, stop)
             status = _status(run_id, environment)
         _conclude(folder, status)
     finally:
@@ -188,7 +188,7 @@ def _submit(
     raise FlowerFailed(f"flwr run failed: {(result.stdout + result.stderr).strip()}")
 
 
-def _follow(folder: RunFolder, report: Report, stop: Stop, token: str) -> None:
+def _follow(folder: RunFolder, report: Report, stop: Stop) -> None:
     """Reports rounds as they are finished, until the run has an outcome."""
     path = folder.path / "metrics.jsonl"
     result = folder.path / ".flower" / "result.json"

@@ -19,10 +19,10 @@ from experiments.flower_engine import train as train_flower
 from experiments.recipes import demo as demo_recipe
 from fedgs import local
 from fedgs import sample as samples
+from fedgs.accounting import SEEDED
 from fedgs.config import RunConfig, UserError
 from fedgs.data import FederatedImages, load_data, load_test_data
 from fedgs.evaluation.downstream import cnn_accuracy
-from fedgs.noise import SEEDED_WARNING
 from fedgs.preparation import check_capacity, resolve
 from fedgs.run_folder import RunFolder
 from fedgs.training import RunStopped, stop_on_signal
@@ -105,7 +105,7 @@ def _description(config: RunConfig) -> str:
     if config.noise_multiplier == 0:
         noise += ": NOT PRIVATE"
     elif config.noise_seed is not None:
-        noise += f" ({SEEDED_WARNING})"
+        noise += f" ({SEEDED})"
     return (
         f"{config.num_clients} clients on {config.num_nodes} nodes, "
         f"{config.clients_per_round} per round, {config.num_rounds} rounds, {noise}, "

@@ -20,6 +20,7 @@ from fedgs.shapes import Images, Labels
 
 Payload = dict[str, str | int | float | bytes]
 Clients = Sequence[int] | Literal["all"]
+RECORD = "fedgs"  # the name under which client and server carry a payload
 EVERYONE: Literal["all"] = "all"
 
 

@@ -13,8 +13,6 @@ import numpy.typing as npt
 
 from fedgs.stream import stream
 
-SEEDED_WARNING = "seeded: not private"
-
 
 class NoiseStream:
     """Draws the Gaussian noise of one release, once.

@@ -23,12 +23,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedgs.config import UserError
-from fedgs.messages import FakeBatch, decode_answer, encode_batch
+from fedgs.messages import RECORD, FakeBatch, decode_answer, encode_batch
 from fedgs.run_folder import RunFolder
 from fedgs.sanitizer import SanitizedGradients
 from fedgs.training import Report, RunStopped, Stop, nodes_of, run_rounds
 
-RECORD = "fedgs"
 POLL_SECONDS = 0.002
 POLL_SHARE = 0.02  # of the time waited: polling takes the workers' cores
 POLL_AT_MOST = 0.05
