@@ -1,26 +1,31 @@
 """The command line: `fedgs train`, `resume`, `sample`, `privacy`, `audit`, ...
 
-The flags of `train` and `privacy` are the fields of `RunConfig`, made from the
-dataclass. Bad input is one line and exit code 2; a run that stopped early or failed is
-exit code 1 and can be resumed.
+The flags of settings are made in `experiments.flags`. Bad input is one line and exit
+code 2; a run that stopped early or failed is exit code 1 and can be resumed.
 """
 
-import dataclasses
-import inspect
 import json
 import sys
 import time
-import tomllib
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import click
 import typer
 
-from experiments.recipes import RECIPES, recipe
-from fedgs.config import GROUPS, RunConfig, UserError, field_type
+from experiments import deploy
+from experiments.flags import (
+    READING,
+    ConfigOption,
+    JsonOption,
+    RecipeOption,
+    RunArgument,
+    configure,
+    refuse,
+    settings_flags,
+)
+from fedgs.config import RunConfig, UserError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -31,12 +36,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Look at private images you own.")
 app.add_typer(data_app, name="data")
-RUN_HELP = "The run folder."
-READING = (  # of real data: where it is and how to read it
-    *("data", "data_dir", "download", "polarity", "classes", "test_fraction"),
-    *("hf_options", "num_classes"),
-)
-JSON_HELP = "Print JSON instead of a table."
+app.add_typer(deploy.app, name="deploy")
 FORMAT_WARNING = warnings.formatwarning
 
 
@@ -62,112 +62,6 @@ def _format_warning(
     if issubclass(category, UserWarning):
         return f"Warning: {message}\n"
     return FORMAT_WARNING(message, category, *where, **line)
-
-
-# ------------------------------------------------------------------ flags
-
-
-def settings_flags(
-    *groups: str,
-    only: tuple[str, ...] = (),
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds one flag per setting to a command, which receives the given ones.
-
-    Args:
-        *groups: of RunConfig's fields; all when empty.
-        only: names of these fields; all when empty.
-    """
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = list(inspect.signature(command).parameters.values())[:-1]
-        specs = [
-            spec
-            for group in groups or GROUPS
-            for spec in dataclasses.fields(RunConfig)
-            if spec.metadata["group"] == group and (not only or spec.name in only)
-        ]
-
-        def run(**arguments: Any) -> None:
-            names = {spec.name for spec in specs}
-            given = {
-                name: value
-                for name, value in arguments.items()
-                if name in names and value is not None
-            }
-            rest = {n: v for n, v in arguments.items() if n not in names}
-            command(**rest, settings=given)
-
-        run.__name__, run.__doc__ = command.__name__, command.__doc__
-        parameters = own + [_parameter(spec) for spec in specs]
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        return run
-
-    return decorate
-
-
-def _parameter(spec: "dataclasses.Field[Any]") -> inspect.Parameter:
-    """Returns one setting as a typer option; unset means: not given."""
-    flag = f"--{spec.name.replace('_', '-')}"
-    kind, _ = field_type(spec.name)
-    text = spec.metadata["help"]
-    if spec.metadata["choices"]:
-        text += f" \\[{'|'.join(spec.metadata['choices'])}]"
-    names = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
-    default = spec.default if spec.default not in (None, "") else "unset"
-    flag_option = typer.Option(
-        names,
-        help=f"{text} Default without a recipe: {default}.",
-        rich_help_panel=spec.metadata["group"],
-        show_default=False,
-    )
-    return inspect.Parameter(
-        spec.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[kind | None, flag_option],
-    )
-
-
-def configure(
-    recipe_name: str | None, config_file: Path | None, given: dict[str, Any]
-) -> RunConfig:
-    """Builds a configuration: the recipe, then the TOML file, then the flags.
-
-    A noise_multiplier or target_epsilon replaces the other one of an earlier source.
-
-    Raises:
-        UserError: an unknown recipe, setting or value, or an unreadable file.
-    """
-    config = recipe(recipe_name) if recipe_name is not None else RunConfig()
-    sources = [given]
-    if config_file is not None:
-        try:
-            sources.insert(0, tomllib.loads(config_file.read_text()))
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"config = {config_file}: {error}; give --config a TOML file"
-            ) from error
-    for source in sources:
-        noise = {"noise_multiplier", "target_epsilon"} & set(source)
-        if len(noise) == 1:
-            other = ({"noise_multiplier", "target_epsilon"} - noise).pop()
-            source = {other: "", **source}
-        if source.get("client_selection") == "all":
-            source = {"clients_per_round": "", **source}
-        config = RunConfig.from_flat(source, config)
-    return config.validate()
-
-
-# ------------------------------------------------------------------ commands
-
-RecipeOption = Annotated[
-    str | None, typer.Option(help=f"Start from a recipe: {', '.join(RECIPES)}.")
-]
-ConfigOption = Annotated[
-    Path | None, typer.Option(help="A TOML file of settings, over the recipe.")
-]
-RunArgument = Annotated[Path, typer.Argument(help=RUN_HELP)]
-JsonOption = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
 
 
 @app.command()
@@ -274,13 +168,11 @@ def evaluate(
 
     The numbers are computed from real images: no epsilon covers them.
     """
-    if "data" not in settings:
-        raise UserError("data is unset: give --data, real data with a test split")
     from experiments import evaluation
 
     request = evaluation.Request(
         source=source,
-        data=settings.pop("data"),
+        data=settings.pop("data", ""),
         reading=settings,
         count=count,
         seed=seed,
@@ -326,7 +218,7 @@ def privacy(
 
     given = {"recipe": recipe, "config": config, "at_epsilon": at_epsilon, **settings}
     if reproduce:
-        _refuse({"RUN": runs or None, **given}, "--reproduce stands alone; leave out")
+        refuse({"RUN": runs or None, **given}, "--reproduce stands alone; leave out")
         from experiments import reproduce as reproduction
 
         reproduction.main(as_json)
@@ -336,7 +228,7 @@ def privacy(
     else:
         own = ("delta", "colluding_nodes", "at_epsilon")
         others = {name: value for name, value in given.items() if name not in own}
-        _refuse(others, "RUN has its own; leave out RUN or")
+        refuse(others, "RUN has its own; leave out RUN or")
         found = privacy_report.of_runs(runs, settings, at_epsilon, same_clients)
     if as_json:
         print(json.dumps([s.to_json() for s in found], indent=2))
@@ -371,6 +263,22 @@ def audit(
         raise typer.Exit(1)
 
 
+@app.command()
+def report(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Run folders or folders of `debug`."),
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="FILE.html; grids beside it.")
+    ] = Path("report.html"),
+) -> None:
+    """Write one page about runs: pictures, curves, privacy, settings."""
+    from experiments import report as reporting
+
+    reporting.report(folders, output)
+
+
 @data_app.command("inspect")
 @settings_flags("Data")
 def inspect_data(
@@ -385,7 +293,7 @@ def inspect_data(
     settings: dict[str, Any],
 ) -> None:
     """Print what a source holds and write a contact sheet; for its owner's eyes."""
-    _refuse({"data": settings.pop("data", None)}, "SOURCE says it; leave out")
+    refuse({"data": settings.pop("data", None)}, "SOURCE says it; leave out")
     config = RunConfig(data=source, num_clients=num_clients, seed=seed, **settings)
     from experiments import data_report
 
@@ -473,9 +381,83 @@ def cohorts(
     selecting.cohorts(config, selection, as_json)
 
 
-def _refuse(given: dict[str, Any], why: str) -> None:
-    """Refuses settings that a command cannot take beside others."""
-    for name, value in given.items():
-        if value is not None:
-            flag = name if name.isupper() else f"--{name.replace('_', '-')}"
-            raise UserError(f"{name} = {value}: {why} {flag}")
+@app.command()
+@settings_flags("Data", "Privacy", "Training", "Model", "Runtime")
+def debug(
+    bug: Annotated[
+        str | None,
+        typer.Option(help="An experiment: plant flip or rotate in clients, or none."),
+    ] = None,
+    fraction: Annotated[
+        float | None, typer.Option(help="Of the clients; 0.5 when unset.")
+    ] = None,
+    healthy: Annotated[
+        Path | None, typer.Option(help="Your cohort: a file of client names.")
+    ] = None,
+    suspicious: Annotated[
+        Path | None, typer.Option(help="The cohort to compare with it.")
+    ] = None,
+    cohorts: Annotated[
+        Path | None, typer.Option(help="A folder of `fedgs cohorts` instead.")
+    ] = None,
+    healthy_run: Annotated[
+        list[Path] | None, typer.Option(help="A run that exists; 4 to 6 times.")
+    ] = None,
+    suspicious_run: Annotated[
+        list[Path] | None, typer.Option(help="Likewise, of the other cohort.")
+    ] = None,
+    percentile_below: Annotated[
+        float | None, typer.Option(help="Suspicious: accuracy; 50 when unset.")
+    ] = None,
+    percentile_above: Annotated[
+        float | None, typer.Option(help="Healthy: accuracy above; 50 when unset.")
+    ] = None,
+    selection_rounds: Annotated[
+        int | None, typer.Option(help="Of the classifier; 40 when unset.")
+    ] = None,
+    groups: Annotated[
+        int | None, typer.Option(help="Generators of each cohort, 4 to 6; 4.")
+    ] = None,
+    clients_per_group: Annotated[
+        int | None, typer.Option(help="As many as there are when unset.")
+    ] = None,
+    samples_per_group: Annotated[
+        int | None, typer.Option(help="Images drawn from each generator; 500.")
+    ] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="False-positive rate; 0.05 when unset.")
+    ] = None,
+    min_effect: Annotated[
+        float | None, typer.Option(help="Share of images that is a bug; 0.25.")
+    ] = None,
+    recipe: RecipeOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Compare two cohorts' generators: is one cohort inverted or rotated?
+
+    With --output of an earlier call alone: go on. The recipe is full-participation and
+    the engine Flower, unless given.
+    """
+    given = {
+        "bug": bug,
+        "fraction": fraction,
+        "healthy": healthy,
+        "suspicious": suspicious,
+        "cohorts": cohorts,
+        "healthy_run": healthy_run,
+        "suspicious_run": suspicious_run,
+        "percentile_below": percentile_below,
+        "percentile_above": percentile_above,
+        "selection_rounds": selection_rounds,
+        "groups": groups,
+        "clients_per_group": clients_per_group,
+        "samples_per_group": samples_per_group,
+        "alpha": alpha,
+        "min_effect": min_effect,
+    }
+    from experiments import debug_flags
+
+    debug_flags.debug(given, recipe, config, settings, as_json)

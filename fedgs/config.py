@@ -2,18 +2,20 @@
 
 The field names are the public names: TOML keys, command-line flags (with `-` for `_`),
 Flower's `[tool.flwr.app.config]` and the run folder's `config.json` all use them.
-Validation is in two steps: each field against its own range (`option`), then the
-combinations (`RunConfig.validate`). This module imports no tensor library.
+Validation is in two steps: each field against its own range (`fedgs.settings.option`),
+then the combinations (`fedgs.config_checks`). This module imports no tensor library.
 """
 
 import dataclasses
 import math
-import operator
-import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+from fedgs.config_checks import CHECKS
+from fedgs.settings import Scalar, check_range, coerced, option, scalar_type
+from fedgs.settings import UserError as UserError
 
 # GS-WGAN source/config.py defaults, as published (Chen, Orekondy, Fritz, NeurIPS 2020).
 REFERENCE_NOISE_MULTIPLIER = 1.07
@@ -22,37 +24,6 @@ REFERENCE_NUM_ROUNDS = 20_000
 REFERENCE_WARM_START_ROUNDS = 2_000
 
 GROUPS = ("Data", "Federation", "Privacy", "Training", "Model", "Runtime")
-
-Scalar = str | int | float | bool
-
-
-class UserError(ValueError):
-    """A mistake in the input: names the setting, its value and the remedy.
-
-    The command line prints it in one or two lines and exits with code 2.
-    """
-
-
-def option(
-    default: Any,
-    group: str,
-    text: str,
-    *,
-    choices: tuple[str, ...] = (),
-    at_least: float | None = None,
-    at_most: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-) -> Any:
-    """Declares a field of `RunConfig` with its help text and its valid range."""
-    limits = {
-        "choices": choices,
-        "at_least": at_least,
-        "at_most": at_most,
-        "above": above,
-        "below": below,
-    }
-    return field(default=default, metadata={"group": group, "help": text, **limits})
 
 
 @dataclass(frozen=True)
@@ -148,6 +119,12 @@ class RunConfig:
         at_least=0,
         at_most=1,
     )
+    corruption_seed: int | None = option(
+        None,
+        "Data",
+        "Decides what is corrupted; seed when unset.",
+        at_least=0,
+    )
     cohort: str | None = option(
         None,
         "Data",
@@ -198,6 +175,19 @@ class RunConfig:
     )
     round_timeout: float = option(
         600.0, "Federation", "Seconds to wait for the nodes of a round.", above=0
+    )
+    transport: str = option(
+        "exact",
+        "Federation",
+        "How tensors travel: exact (float32), or compact: fakes in 8 bits, sanitized "
+        "gradients in sixteenths of the noise, compressed. Changes the result.",
+        choices=("exact", "compact"),
+    )
+    nodes: str | None = option(
+        None,
+        "Federation",
+        "Names of the nodes of a deployment, comma-separated, in the order of their "
+        "clients; unset in a simulation.",
     )
 
     # Privacy
@@ -449,11 +439,12 @@ class RunConfig:
         Raises:
             UserError: a value of the wrong type or outside its range.
         """
+        hints = typing.get_type_hints(RunConfig)
         for spec in dataclasses.fields(self):
-            value = _coerce(spec.name, getattr(self, spec.name))
+            value = coerced(spec.name, hints[spec.name], getattr(self, spec.name))
             object.__setattr__(self, spec.name, value)
             if value is not None:
-                _check_range(spec, value)
+                check_range(spec, value)
 
     @property
     def stacked(self) -> bool:
@@ -476,6 +467,13 @@ class RunConfig:
         return math.ceil(_known(self.num_clients) / self.clients_per_node)
 
     @property
+    def node_names(self) -> tuple[str, ...]:
+        """Names of the nodes of a deployment, in their order; empty elsewhere."""
+        if self.nodes is None:
+            return ()
+        return tuple(name.strip() for name in self.nodes.split(","))
+
+    @property
     def noise_std(self) -> float:
         """Standard deviation of one node's noise, 2 * clip_bound * noise_multiplier."""
         if self.noise_multiplier is None:
@@ -496,14 +494,7 @@ class RunConfig:
         Raises:
             UserError: two settings contradict each other.
         """
-        for check in (
-            _check_model,
-            _check_data,
-            _check_federation,
-            _check_privacy,
-            _check_training,
-            _check_runtime,
-        ):
+        for check in CHECKS:
             check(self)
         return self
 
@@ -544,188 +535,4 @@ def _known(num_clients: int | None) -> int:
 
 def field_type(name: str) -> tuple[type, bool]:
     """Returns the scalar type of a setting and whether it may be unset."""
-    annotation = typing.get_type_hints(RunConfig)[name]
-    if isinstance(annotation, types.UnionType):
-        return typing.get_args(annotation)[0], True
-    return annotation, False
-
-
-def _coerce(name: str, value: Any) -> Any:
-    kind, optional = field_type(name)
-    if optional and (value is None or value == ""):
-        return None
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    is_bool = isinstance(value, bool)
-    if not isinstance(value, kind) or (is_bool and kind is not bool):
-        raise UserError(f"{name} = {value!r}: must be of type {kind.__name__}")
-    return value
-
-
-def _check_range(spec: "dataclasses.Field[Any]", value: Any) -> None:
-    limits = spec.metadata
-    flag = f"--{spec.name.replace('_', '-')}"
-    if limits["choices"] and value not in limits["choices"]:
-        names = ", ".join(limits["choices"])
-        raise UserError(f"{spec.name} = {value!r}: give {flag} one of {names}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"{spec.name} = {value}: give {flag} a finite number")
-    for key, holds, words in (
-        ("at_least", operator.ge, "at least"),
-        ("at_most", operator.le, "at most"),
-        ("above", operator.gt, "a number above"),
-        ("below", operator.lt, "a number below"),
-    ):
-        limit = limits[key]
-        if limit is not None and not holds(value, limit):
-            raise UserError(f"{spec.name} = {value}: give {flag} {words} {limit:g}")
-
-
-def _check_model(config: RunConfig) -> None:
-    if config.image_size not in (16, 28, 32, 64):
-        raise UserError(
-            f"image_size = {config.image_size}: give --image-size 16, 28, 32 or 64"
-        )
-    if config.image_channels not in (1, 3):
-        raise UserError(
-            f"image_channels = {config.image_channels}: give --image-channels 1 or 3"
-        )
-    if config.device.split(":")[0] not in ("cpu", "cuda"):
-        raise UserError(f"device = {config.device!r}: give --device cpu or cuda")
-
-
-def _check_data(config: RunConfig) -> None:
-    kind = config.data.partition(":")[0]
-    if config.download and config.data_dir is None and kind not in ("femnist", "hf"):
-        raise UserError("download = True: give --data-dir, the folder to download into")
-    if config.classes != "all" and kind != "femnist":
-        raise UserError(
-            f"classes = {config.classes}: only femnist has these classes, data = "
-            f"{config.data!r} has not; leave out --classes"
-        )
-    for name in ("hf_options", "partitioner", "partitioner_options"):
-        value = getattr(config, name)
-        flag = f"--{name.replace('_', '-')}"
-        if value is not None and kind != "hf":
-            raise UserError(
-                f"{name} = {value!r}: is for --data hf:NAME, not for "
-                f"{config.data!r}; leave out {flag}"
-            )
-    if config.cohort is not None and config.partition in ("iid", "dirichlet"):
-        raise UserError(
-            f"cohort = {config.cohort!r}: partition = {config.partition} makes clients "
-            "that no file can name; leave one of the two out"
-        )
-    if config.partitioner_options is not None and config.partitioner is None:
-        raise UserError(
-            f"partitioner_options = {config.partitioner_options!r}: give --partitioner"
-        )
-    if config.partitioner is not None and config.partition in ("iid", "dirichlet"):
-        raise UserError(
-            f"partitioner = {config.partitioner!r}: partition = {config.partition} "
-            "would replace its clients; leave one of the two out"
-        )
-
-
-def _check_federation(config: RunConfig) -> None:
-    num_clients, per_round = config.num_clients, config.clients_per_round
-    if config.client_selection == "all":
-        if num_clients is not None and per_round not in (None, num_clients):
-            raise UserError(
-                f"clients_per_round = {per_round}: client_selection = all means all "
-                f"{num_clients} clients; leave --clients-per-round out"
-            )
-    elif per_round is None:
-        raise UserError(
-            f"clients_per_round is unset: client_selection = {config.client_selection} "
-            "needs --clients-per-round"
-        )
-    elif num_clients is not None and per_round > num_clients:
-        raise UserError(
-            f"clients_per_round = {per_round}: give --clients-per-round at most "
-            f"num_clients = {num_clients}"
-        )
-    min_nodes = config.min_nodes or 0
-    if num_clients is not None and min_nodes > config.num_nodes:
-        raise UserError(
-            f"min_nodes = {min_nodes}: give --min-nodes at most the "
-            f"{config.num_nodes} nodes of this run"
-        )
-    if config.privacy_unit == "record" and config.partition in (
-        "by-client",
-        "dirichlet",
-    ):
-        raise UserError(
-            f"privacy_unit = record: partition = {config.partition} lets a record "
-            "move others between clients; give --partition iid or --privacy-unit client"
-        )
-
-
-def _check_privacy(config: RunConfig) -> None:
-    if config.target_epsilon is not None and config.noise_multiplier == 0:
-        raise UserError(
-            "noise_multiplier = 0: no finite target_epsilon can hold; "
-            "leave one of the two out"
-        )
-    if config.amplification:
-        _check_amplification(config)
-    if config.colluding_nodes:
-        _check_collusion(config)
-    if config.gradient_basis == "dct" and config.dct_size > config.image_size:
-        raise UserError(
-            f"dct_size = {config.dct_size}: give --dct-size at most "
-            f"image_size = {config.image_size}"
-        )
-
-
-def _check_amplification(config: RunConfig) -> None:
-    from fedgs.exposure import why_not_amplified  # needs this module
-
-    reason = why_not_amplified(
-        config.client_selection,
-        config.discriminator_training,
-        config.clients_per_node,
-        config.clients_per_round,
-        config.num_clients,
-    )
-    if not reason and config.adversary != "release":
-        reason = f"adversary = {config.adversary} sees who takes part"
-    if not reason and config.client_epsilon is not None:
-        reason = "client_epsilon: a client's refusal tells how often it was selected"
-    if reason:
-        remedy = "leave out --amplification, or change that"
-        raise UserError(f"amplification = True: refused: {reason}; {remedy}")
-
-
-def _check_collusion(config: RunConfig) -> None:
-    colluding = config.colluding_nodes
-    if config.engine == "local":
-        raise UserError(
-            f"colluding_nodes = {colluding}: engine = local has no secagg adversary; "
-            "leave out --colluding-nodes"
-        )
-    clients = config.clients_per_round or config.num_clients
-    if clients is not None:
-        nodes = math.ceil(clients / config.clients_per_node)
-        nodes = min(nodes, config.min_nodes or nodes)
-        if colluding > nodes:
-            raise UserError(
-                f"colluding_nodes = {colluding}: give --colluding-nodes at most the "
-                f"{nodes} nodes of a round whose noise counts"
-            )
-
-
-def _check_training(config: RunConfig) -> None:
-    fakes = config.fakes_per_round
-    if fakes is not None and fakes < config.batch_size:
-        raise UserError(
-            f"fakes_per_round = {fakes}: give --fakes-per-round at least "
-            f"batch_size = {config.batch_size}"
-        )
-
-
-def _check_runtime(config: RunConfig) -> None:
-    if config.gpu_fraction and config.device == "cpu":
-        raise UserError(
-            f"gpu_fraction = {config.gpu_fraction}: give --device cuda with it"
-        )
+    return scalar_type(typing.get_type_hints(RunConfig)[name])

@@ -15,8 +15,9 @@ FORBIDDEN = {  # experiments -> server, clients -> fedgs -> torch, numpy, scipy
 TORCH_FREE = [
     f"fedgs/{name}.py"
     for name in (
-        *("accounting", "amplification", "budget", "config", "exposure", "gaussian"),
-        *("ledger", "oracle", "participation", "plan"),
+        *("accounting", "amplification", "budget", "config", "config_checks"),
+        *("exposure", "gaussian", "ledger", "oracle", "participation", "plan"),
+        "settings",
     )
 ]
 BANNED = {"pickle", "cloudpickle", "dill", "joblib", "torch.load", "torch.save"}

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from experiments.cli import configure
+from experiments.flags import configure
 from fedgs.config import GROUPS, RunConfig, UserError, field_type
 from tiny import tiny_config
 
