@@ -189,6 +189,7 @@ def _write(
 ) -> dict[str, Any]:
     """Writes the cohort files, then `cohorts.json`; returns its content."""
     path, cost = Path(config.output), selection.cost(data.num_clients)
+    selection_id = "" if cost is None else secrets.token_hex(8)
     kind = NOT_PRIVATE if cost is None else "private"
     members = {
         cohort: tuple(
@@ -202,12 +203,14 @@ def _write(
         if names:
             title = f"{cohort}: {len(names)} of {data.num_clients} clients"
             title = f"{title} of {config.data.splitlines()[0]}"
-            write_cohort(path / f"{cohort}.txt", Cohort(names, kind, cost), title)
+            file = Cohort(names, kind, cost, selection_id)
+            write_cohort(path / f"{cohort}.txt", file, title)
     summary = {
         "selection": kind,
         "condition_of_runs": EXCLUDED if cost is None else INCLUDED,
         "statements": [s.to_json() for s in statements(selection, data.num_clients)],
         "cost": None if cost is None else cost.to_json(),
+        "id": selection_id,
         "thresholds": {"below": found["low"], "above": found["high"]},
         "cohorts": {cohort: len(names) for cohort, names in members.items()},
         "planted": _planted(config, data, found["cohorts"]),

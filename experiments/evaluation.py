@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import typer
+from numpy.typing import NDArray
 
 from experiments import evaluation_report
-from experiments.cli import READING
 from experiments.evaluation_report import Progress
+from experiments.flags import READING
 from fedgs.config import RunConfig, UserError
+from fedgs.data import sources
 from fedgs.evaluation import classifiers, downstream, images, inception, quality
 from fedgs.evaluation.images import LabelledImages, RealImages
 from fedgs.evaluation.label_efficiency import (
@@ -25,7 +27,7 @@ from fedgs.evaluation.label_efficiency import (
 )
 from fedgs.evaluation.lenet import (
     PAPER_TEST_ACCURACY,
-    LeNet,
+    Outputs,
     cached_lenet,
     outputs,
     test_accuracy,
@@ -70,10 +72,15 @@ FAST = Sizes(2_000, 10_000, 2_000, 2_000, (10, 100, 1000), 60)
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `fedgs evaluate`; see its help. `reading`: of `READING`."""
+    """The arguments of `fedgs evaluate`; see its help.
+
+    Attributes:
+        data: "" is the run's own.
+        reading: settings of `READING` that the user gave; the run's otherwise.
+    """
 
     source: str
-    data: str
+    data: str = ""
     reading: Mapping[str, Any] = field(default_factory=dict)
     count: int | None = None
     seed: int = 0
@@ -138,6 +145,7 @@ def evaluate(request: Request, as_json: bool) -> None:
         typer.Exit: Ctrl-C (code 1); what is in the cache is not computed again.
     """
     request.validate()
+    request = with_data(request)
     started = time.monotonic()
     real, synthetic = _load(request)
     try:
@@ -149,6 +157,20 @@ def evaluate(request: Request, as_json: bool) -> None:
     result["seconds"] = round(time.monotonic() - started, 1)
     evaluation_report.write(request, result, real, synthetic)
     evaluation_report.show(request, result, as_json)
+
+
+def with_data(request: Request) -> Request:
+    """Returns the request with its data: by default those of the run.
+
+    Raises:
+        UserError: no data where no run says which, or no run folder.
+    """
+    if request.data:
+        return request
+    if Path(request.source).suffix == ".npz" or request.source in images.YARDSTICKS:
+        raise UserError("data is unset: give --data, real data with a test split")
+    data = RunFolder.open(request.source).config.data
+    return dataclasses.replace(request, data=data)
 
 
 def _load(request: Request) -> tuple[RealImages, LabelledImages]:
@@ -185,8 +207,12 @@ def _load(request: Request) -> tuple[RealImages, LabelledImages]:
 
 
 def _reading_of(run: RunConfig, data: str) -> RunConfig:
-    """Returns the run's size of images, and how it reads its data if it is the same."""
-    names = ["image_size", "image_channels", *(READING if run.data == data else ())]
+    """Returns the run's size of images, and how and where it reads its data.
+
+    Of other data only the folder is taken from the run.
+    """
+    is_same = sources.with_absolute_path(data) == run.data
+    names = ["image_size", "image_channels", "data_dir", *(READING if is_same else ())]
     return RunConfig(**{name: getattr(run, name) for name in names})
 
 
@@ -223,13 +249,15 @@ def _result(
         if request.data in PAPER_TEST_ACCURACY:
             paper = PAPER_TEST_ACCURACY[request.data]
             result["paper_classifier_test_accuracy"] = paper
-        logits = outputs(model, synthetic.images).logits
+        ours = outputs(model, synthetic.images)
         if "images" in request.metrics:
-            result |= _image_metrics(request, real, synthetic, model, progress)
+            theirs = outputs(model, real.train.images)
+            seen = (ours, theirs.features)
+            result |= _image_metrics(request, real, synthetic, *seen, progress)
         if "label-efficiency" in request.metrics:
             result["label_efficiency"] = label_efficiency(
                 synthetic,
-                logits.argmax(1),
+                ours.logits.argmax(1),
                 real.test,
                 real.num_classes,
                 request.seed,
@@ -253,24 +281,33 @@ def _image_metrics(
     request: Request,
     real: RealImages,
     synthetic: LabelledImages,
-    model: LeNet,
+    ours: Outputs,
+    theirs: NDArray[np.float32],
     progress: Progress,
 ) -> dict[str, Any]:
-    """Returns IS, FID, precision and recall, and memorisation, by name."""
+    """Returns IS, FID, precision and recall, and memorisation, by name.
+
+    Args:
+        request: seed, sizes and the name of the network.
+        real: the real images.
+        synthetic: the synthetic ones.
+        ours: what the network says of the synthetic images.
+        theirs: its features of the real training images.
+        progress: of the stages.
+    """
     name, seed, count = request.network, request.seed, request.sizes.neighbours
-    ours, theirs = (outputs(model, x.images) for x in (synthetic, real.train))
     mean, std = quality.inception_score(ours.logits, seed)
     result: dict[str, Any] = {
         f"is_{name}_{quality.NUM_SPLITS}_splits": mean,
         f"is_{name}_{quality.NUM_SPLITS}_splits_std": std,
-        f"fid_{name}": quality.fid(theirs.features, ours.features),
+        f"fid_{name}": quality.fid(theirs, ours.features),
     }
     progress.say("precision, recall, density, coverage, nearest training images")
     rows, real_rows, test_rows = (
         np.random.default_rng(seed).permutation(len(part.labels))[:count]
         for part in (synthetic, real.train, real.test)
     )
-    scores = quality.manifold_scores(theirs.features[real_rows], ours.features[rows])
+    scores = quality.manifold_scores(theirs[real_rows], ours.features[rows])
     k = quality.NUM_NEIGHBOURS
     result |= {f"{score}_{name}_k{k}": value for score, value in scores.items()}
     compared = (real.train.images, real.test.images[test_rows], synthetic.images[rows])

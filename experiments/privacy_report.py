@@ -11,7 +11,7 @@ from rich.table import Table
 
 from fedgs.accounting import Run, Statement, statements, statements_of_runs
 from fedgs.budget import calibrate_noise, largest_num_rounds
-from fedgs.cohorts import INCLUDED, selection_condition
+from fedgs.cohorts import INCLUDED, read_cohort, selection_condition, selection_costs
 from fedgs.config import RunConfig, UserError
 from fedgs.ledger import Ledger
 from fedgs.oracle import AutodpMissing, as_published
@@ -44,7 +44,7 @@ def of_settings(
     Raises:
         UserError: settings that decide an epsilon are missing or invalid.
     """
-    from experiments.cli import configure
+    from experiments.flags import configure
 
     is_open = recipe is None and config_file is None
     config = configure(recipe, config_file, {"engine": "flower", **settings})
@@ -72,7 +72,8 @@ def of_settings(
         )
     if is_open and "client_selection" not in settings and not is_limited:
         plan = dataclasses.replace(plan, client_selection=None)
-    stated = statements(plan, config.delta, config.colluding_nodes, at_epsilon)
+    costs = selection_costs([config])
+    stated = statements(plan, config.delta, config.colluding_nodes, at_epsilon, costs)
     stated = _with_cohort_condition(stated, [config])
     if at_epsilon is not None:
         return stated
@@ -103,10 +104,10 @@ def _largest(config: RunConfig, plan: Plan) -> int:
     return most
 
 
-def _target(config: RunConfig) -> tuple[float, float, str, str, int]:
+def _target(config: RunConfig) -> Any:
     assert config.target_epsilon is not None
     asked = (config.target_epsilon, config.delta, config.adversary, config.relation)
-    return (*asked, config.colluding_nodes)
+    return (*asked, config.colluding_nodes, selection_costs([config]))
 
 
 def _target_text(config: RunConfig) -> str:
@@ -179,23 +180,19 @@ def of_runs(
     if not same_clients:
         _check_same_clients(configs, is_reshuffled)
     delta = configs[str(paths[0])].delta
-    found = statements_of_runs(runs, delta, at_epsilon, is_reshuffled)
+    costs = selection_costs(configs.values())
+    found = statements_of_runs(runs, delta, at_epsilon, is_reshuffled, costs)
     return _with_cohort_condition(found, configs.values())
 
 
 def _with_cohort_condition(
     found: Iterable[Statement], configs: Iterable[RunConfig]
 ) -> list[Statement]:
-    """Adds to every statement what it leaves out: how the cohorts were selected."""
+    """Adds how the cohorts were selected, where the statements do not say it yet."""
     texts = [selection_condition(config) for config in configs]
-    more = tuple(dict.fromkeys(text for text in texts if text))
+    more = tuple(dict.fromkeys(text for text in texts if text and text != INCLUDED))
     return [
-        dataclasses.replace(
-            row,
-            conditions=(*row.conditions, *more),
-            guarantee=row.guarantee and INCLUDED not in more,
-        )
-        for row in found
+        dataclasses.replace(row, conditions=(*row.conditions, *more)) for row in found
     ]
 
 
@@ -213,7 +210,6 @@ _WITH_OWNERS = ("mnist-by-writer", "femnist", "folder:")
 def _check_same_clients(configs: dict[str, RunConfig], is_reshuffled: bool) -> None:
     names = ["data", "data_dir", "num_clients", "partition", "classes"]
     names += ["test_fraction", "hf_options", "partitioner", "partitioner_options"]
-    names.append("cohort")
     (first, known), *others = configs.items()
     if known.partition == "dirichlet":
         names.append("dirichlet_alpha")
@@ -223,14 +219,23 @@ def _check_same_clients(configs: dict[str, RunConfig], is_reshuffled: bool) -> N
     if not has_owners and not is_reshuffled:
         names.append("seed")  # decides which records make a client
     for path, config in others:
-        for name in names:
+        different = [n for n in names if getattr(known, n) != getattr(config, n)]
+        if _clients_of(known) != _clients_of(config):
+            different.append("cohort")
+        for name in different:
             one, other = getattr(known, name), getattr(config, name)
-            if one != other:
-                raise UserError(
-                    f"{name} = {one} in {first}, {other} in {path}: other clients, as "
-                    "far as the folders show; account the runs apart, or give "
-                    "--same-clients if you know that they are the same"
-                )
+            raise UserError(
+                f"{name} = {one} in {first}, {other} in {path}: other clients, as "
+                "far as the folders show; account the runs apart, or give "
+                "--same-clients if you know that they are the same"
+            )
+
+
+def _clients_of(config: RunConfig) -> frozenset[str] | None:
+    """Returns the names in a run's cohort: every run has a copy of the file."""
+    if config.cohort is None:
+        return None
+    return frozenset(read_cohort(Path(config.cohort)).names)
 
 
 # ------------------------------------------------------------------ the table

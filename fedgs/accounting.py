@@ -34,8 +34,10 @@ from fedgs.gaussian import check_ranges
 from fedgs.ledger import Event
 from fedgs.participation import Releases, Together
 from fedgs.plan import ADVERSARIES, RELATIONS, Plan, costs_of
+from fedgs.selection_cost import NOT_IN_RDP, SelectionCost, with_selections
 
 SEEDED = "seeded: not private"
+WITH_SELECTION = ", composed with the cohort's selection"
 _SEES = {
     "release": "adversary: sees every published generator, so the noise of {nodes} "
     "nodes counts",
@@ -131,12 +133,18 @@ class _Basis(NamedTuple):
     colluding: int
     is_seeded: bool
     no_amplification: str
+    selections: tuple[SelectionCost, ...] = ()
     shared: tuple[str, ...] = ()
 
     def state(
-        self, adversary: str, relation: str, bound: Bound, theorem: str, *why: str
+        self,
+        adversary: str,
+        relation: str,
+        rounds: Releases | SampledBound | RenyiBound,
+        theorem: str,
+        *why: str,
     ) -> Statement:
-        """Returns one row."""
+        """Returns one row: of the rounds, and of the selections where it can."""
         conditions = [
             *why,
             _SEES[adversary].format(nodes=self.nodes, colluding=self.colluding),
@@ -150,6 +158,14 @@ class _Basis(NamedTuple):
             conditions.append(f"no amplification by sampling: {self.no_amplification}")
         if self.is_seeded:
             conditions.append(SEEDED)
+        bound: Bound = rounds
+        if isinstance(rounds, RenyiBound):
+            conditions.extend([NOT_IN_RDP] * bool(self.selections))
+        elif self.selections:
+            bound = with_selections(rounds, self.selections, adversary, relation)
+            theorem += WITH_SELECTION
+            conditions += [c for s in self.selections for c in s.conditions(adversary)]
+        is_bound = not self.is_seeded and NOT_IN_RDP not in conditions
         epsilon, delta = self.at_epsilon, self.delta
         if epsilon is None:
             epsilon = bound.epsilon(delta)
@@ -164,7 +180,7 @@ class _Basis(NamedTuple):
             asked="epsilon" if self.at_epsilon is None else "delta",
             theorem=theorem,
             conditions=tuple(conditions),
-            guarantee=epsilon < math.inf and delta < 1 and not self.is_seeded,
+            guarantee=epsilon < math.inf and delta < 1 and is_bound,
             client_selection=self.selection,
             num_rounds=self.num_rounds,
         )
@@ -182,7 +198,11 @@ class _Basis(NamedTuple):
 
 
 def statements(
-    plan: Plan, delta: float, colluding: int = 0, at_epsilon: float | None = None
+    plan: Plan,
+    delta: float,
+    colluding: int = 0,
+    at_epsilon: float | None = None,
+    selections: Sequence[SelectionCost] = (),
 ) -> tuple[Statement, ...]:
     """Returns the guarantee of a plan for every selection, adversary and relation.
 
@@ -193,6 +213,7 @@ def statements(
         delta: above 0 and below 1.
         colluding: nodes that take their noise out of secagg's sum, at least 0.
         at_epsilon: state delta at this epsilon, at least 0; delta is then not read.
+        selections: private ones of the run's cohort; see `fedgs.cohorts`.
 
     Raises:
         UserError: an argument is out of range, or there is no noise multiplier.
@@ -214,6 +235,7 @@ def statements(
             colluding,
             plan.noise_source == "seeded",
             no_amplification,
+            tuple(selections),
         )
         law, theorem, why = plan.law(selection)
         for adversary in plan.adversaries:
@@ -290,6 +312,7 @@ def statements_of_runs(
     delta: float,
     at_epsilon: float | None = None,
     is_reshuffled: bool = False,
+    selections: Sequence[SelectionCost] = (),
 ) -> tuple[Statement, ...]:
     """Returns the guarantee of several runs on the same clients, all of them together.
 
@@ -302,6 +325,7 @@ def statements_of_runs(
         delta: above 0 and below 1.
         at_epsilon: state delta at this epsilon, at least 0; delta is then not read.
         is_reshuffled: whether the unit is a record, in another shard in every run.
+        selections: private ones of the runs' cohorts, each once; see `fedgs.cohorts`.
 
     Raises:
         UserError: an argument is out of range, or the runs differ in what one client
@@ -321,9 +345,9 @@ def statements_of_runs(
         no_amplification = f"refused: {no_amplification}"
     elif not all(run.config.amplification for run in runs):
         no_amplification = _ASK
-    selections = {name for exposure in exposures for name in exposure.selections}
+    names = {name for exposure in exposures for name in exposure.selections}
     basis = _Basis(
-        "+".join(sorted(selections)) or "none",
+        "+".join(sorted(names)) or "none",
         units[0],
         sum(len(exposure.draws) for exposure in exposures),
         delta,
@@ -332,6 +356,7 @@ def statements_of_runs(
         colluding,
         any(exposure.is_seeded for exposure in exposures),
         no_amplification,
+        tuple(selections),
         _about(runs),
     )
     is_local = any(run.config.engine == "local" for run in runs)

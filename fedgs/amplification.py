@@ -104,7 +104,7 @@ class SampledBound(NamedTuple):
         Privacy: public.
 
         Args:
-            epsilon: finite, at least 0.
+            epsilon: finite; of either sign, if there are rounds.
         """
         if not self.rounds:
             return 0.0
@@ -294,7 +294,7 @@ def _add(kind: Sampled, epsilons: Floats) -> Floats:
 def _composed(bound: SampledBound) -> Any:
     """Returns dp-accounting's PMF of the privacy loss of all rounds."""
     pld_pmf: Any = importlib.import_module("dp_accounting.pld.pld_pmf")
-    if len(bound.rounds) > MOST_KINDS:
+    if len(bound.rounds) > MOST_KINDS + 1:  # one more for the selection of a cohort
         raise UserError(f"{len(bound.rounds)} kinds of rounds; at most {MOST_KINDS}")
     total, result = sum(kind.rounds for kind in bound.rounds), None
     tops = [_largest_loss(kind, _TAIL / total) for kind in bound.rounds]

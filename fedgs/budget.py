@@ -15,15 +15,14 @@ Source: docs/privacy.md, "Which theorem may be used when", Calibration.
 """
 
 import bisect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import ROUND_CEILING, Decimal
 
-from fedgs.accounting import Bound
 from fedgs.amplification import MOST_KINDS, SampledBound
 from fedgs.config import RunConfig, UserError
 from fedgs.exposure import Exposure, Kind, columns_of
-from fedgs.gaussian import check_ranges, mu_from_epsilon
+from fedgs.gaussian import check_ranges, fixed_law
 from fedgs.ledger import Event
 from fedgs.participation import Releases, mixture_of, sampled_of
 from fedgs.plan import (
@@ -33,6 +32,12 @@ from fedgs.plan import (
     costs_of,
     noise_ratio,
     noise_shares,
+)
+from fedgs.selection_cost import (
+    SelectionCost,
+    check_target,
+    least_ratio,
+    with_selections,
 )
 
 Kinds = Mapping[Kind, int]
@@ -66,6 +71,7 @@ def calibrate_noise(
     adversary: str,
     relation: str,
     colluding: int = 0,
+    selections: Sequence[SelectionCost] = (),
 ) -> float:
     """Returns the least noise multiplier for a target, rounded up to 4 digits.
 
@@ -78,6 +84,7 @@ def calibrate_noise(
         adversary: one of `plan.adversaries`.
         relation: replace-one or zero-out.
         colluding: nodes that take their noise out of secagg's sum, at least 0.
+        selections: private ones of the run's cohort, which the target includes.
 
     Returns:
         noise_std / (2 C) of one node, above 0.
@@ -93,38 +100,36 @@ def calibrate_noise(
     if shares == 0:
         nodes = plan.counted_nodes
         raise UserError(f"colluding = {colluding}: give less than the {nodes} nodes")
-    ratio = plan.law(selection)[0].smallest_ratio(target_epsilon, delta)
+    law, asked = plan.law(selection)[0], (adversary, relation, target_epsilon, delta)
+    ratio = least_ratio(law, selections, *asked)
     exact = Decimal(ratio / noise_ratio(1.0, plan.batch_size, relation, shares))
     digit = Decimal(1).scaleb(exact.adjusted() - 3)
     noise = exact.quantize(digit, rounding=ROUND_CEILING)
     if plan.amplification:
-        noise = _least_amplified(plan, noise, target_epsilon, delta)
+
+        def holds(noise: Decimal) -> bool:
+            rounds = replace(plan, noise_multiplier=float(noise)).sampled()
+            bound = with_selections(SampledBound(rounds), selections, *asked[:2])
+            return bound.delta(target_epsilon) <= delta
+
+        noise = _least(holds, noise)
     return float(noise)
 
 
-def _least_amplified(plan: Plan, most: Decimal, target: float, delta: float) -> Decimal:
-    """Returns the least noise of 4 digits with amplification, at most `most`."""
+def _least(holds: Callable[[Decimal], bool], most: Decimal) -> Decimal:
+    """Returns the least noise of 4 digits for which `holds`, at most `most`."""
     high = (most.adjusted() + 1) * 9000 + int(most.scaleb(3 - most.adjusted()))
     gap = 1  # codes count the numbers of 4 digits, 9000 for each power of ten
-    while _amplified_holds(plan, _of_code(high - gap), target, delta):
+    while holds(_of_code(high - gap)):
         high, gap = high - gap, 2 * gap
     codes = range(high - gap + 1, high + 1)
-    index = bisect.bisect_left(
-        codes,
-        True,
-        key=lambda code: _amplified_holds(plan, _of_code(code), target, delta),
-    )
+    index = bisect.bisect_left(codes, True, key=lambda code: holds(_of_code(code)))
     return _of_code(codes[min(index, len(codes) - 1)])
 
 
 def _of_code(code: int) -> Decimal:
     power, digits = divmod(code - 1000, 9000)
     return Decimal(digits + 1000).scaleb(power - 4)
-
-
-def _amplified_holds(plan: Plan, noise: Decimal, target: float, delta: float) -> bool:
-    rounds = replace(plan, noise_multiplier=float(noise)).sampled()
-    return SampledBound(rounds).delta(target) <= delta
 
 
 def largest_num_rounds(
@@ -134,6 +139,7 @@ def largest_num_rounds(
     adversary: str,
     relation: str,
     colluding: int = 0,
+    selections: Sequence[SelectionCost] = (),
 ) -> int:
     """Returns the most rounds whose epsilon is at most the target.
 
@@ -147,6 +153,7 @@ def largest_num_rounds(
         adversary: one of `plan.adversaries`.
         relation: replace-one or zero-out.
         colluding: nodes that take their noise out of secagg's sum, at least 0.
+        selections: private ones of the run's cohort, which the target includes.
 
     Returns:
         0 if one round is too many; no more than 2^30, about 1e9, is looked for.
@@ -158,15 +165,19 @@ def largest_num_rounds(
     """
     selection = _check_target(plan, target_epsilon, adversary, relation)
     check_ranges(colluding, delta)
+    check_target(selections, adversary, relation, target_epsilon, delta)
     ratio = plan.ratio(adversary, relation, colluding)
+
+    def is_within(rounds: Releases | SampledBound) -> bool:
+        bound = with_selections(rounds, selections, adversary, relation)
+        return bound.delta(target_epsilon) <= delta
 
     def holds(rounds: int) -> bool:
         law = replace(plan, num_rounds=rounds).law(selection)[0]
-        return law.delta(ratio, target_epsilon) <= delta
+        return is_within(Releases(law, ratio))
 
     def holds_amplified(rounds: int) -> bool:
-        sampled = replace(plan, num_rounds=rounds).sampled()
-        return SampledBound(sampled).delta(target_epsilon) <= delta
+        return is_within(SampledBound(replace(plan, num_rounds=rounds).sampled()))
 
     most = _largest(holds)
     return max(most, _largest(holds_amplified, most)) if plan.amplification else most
@@ -200,9 +211,11 @@ class Budget:
         relation: replace-one or zero-out.
         events: released before, also by other runs on the same clients.
         colluding: nodes that take their noise out of secagg's sum, at least 0.
+        selections: private ones of the run's cohort, which the target includes.
 
     Raises:
-        UserError: an argument is out of range, or the number of clients changes.
+        UserError: an argument is out of range, the selections alone exceed the target,
+            or the number of clients changes.
 
     Source: docs/privacy.md, "Which theorem may be used when", Calibration.
     """
@@ -216,6 +229,7 @@ class Budget:
         relation: str,
         events: Iterable[Event] = (),
         colluding: int = 0,
+        selections: Sequence[SelectionCost] = (),
     ) -> None:
         """Counts the earlier events; see the class."""
         plan = plan if isinstance(plan, Plan) else Plan.from_config(plan)
@@ -225,7 +239,10 @@ class Budget:
         self._target, self._delta = target_epsilon, delta
         self._row = ADVERSARIES.index(adversary)
         self._scale = 2 / RELATIONS[relation]
-        self._most = (mu_from_epsilon(target_epsilon, delta) * self._scale) ** 2
+        self._selections, self._asked = tuple(selections), (adversary, relation)
+        asked = (*self._asked, target_epsilon, delta)
+        mu = 1 / least_ratio(fixed_law(1), self._selections, *asked)
+        self._most = (mu * self._scale) ** 2
         self._is_amplified = plan.amplification
         self._exposure = Exposure(clients_per_node=plan.clients_per_node)
         self._caps: dict[str, tuple[Kind, Kinds, int]] = {}
@@ -263,7 +280,7 @@ class Budget:
         self,
         event: Event,
         theorem: str,
-        bound_of: Callable[[Kinds], Bound],
+        bound_of: Callable[[Kinds], Releases | SampledBound],
     ) -> bool:
         """Asks how many draws like this one fit beside the others, once for all."""
         exposure = self._exposure
@@ -280,16 +297,17 @@ class Budget:
             cap = self._caps[theorem] = (draw.kind, others, most)
         return exposure.kinds[draw.kind] < cap[2]
 
-    def _mixture(self, kinds: Kinds) -> Bound:
+    def _mixture(self, kinds: Kinds) -> Releases:
         law, ratio = mixture_of(kinds, self._row)
         return Releases(law, ratio * self._scale)
 
-    def _amplified(self, kinds: Kinds) -> Bound:
+    def _amplified(self, kinds: Kinds) -> SampledBound:
         return SampledBound(sampled_of(kinds, self._row))
 
-    def _holds(self, bound: Bound) -> bool:
-        if isinstance(bound, SampledBound) and len(bound.rounds) > MOST_KINDS:
+    def _holds(self, rounds: Releases | SampledBound) -> bool:
+        if isinstance(rounds, SampledBound) and len(rounds.rounds) > MOST_KINDS:
             return False
+        bound = with_selections(rounds, self._selections, *self._asked)
         return bound.delta(self._target) <= self._delta
 
     def add(self, event: Event) -> None:

@@ -12,7 +12,7 @@ looked at private data to make it. This module imports neither torch nor the dat
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,8 +31,8 @@ EXCLUDED = (
     "so this holds given who is in it; that somebody is in it is not protected"
 )
 INCLUDED = (
-    "the cohort was selected privately: its cost is to be added, and this is not a "
-    "bound without it"
+    "includes cohort selection: it was private, and `fedgs privacy` adds its cost to "
+    "that of every run on the cohort"
 )
 GIVEN = "the cohort is the user's own: it was made without looking at private data"
 _SHOWN = 3
@@ -48,11 +48,14 @@ class Cohort:
         names: client names, each once, at least one.
         selection: "given" by the user, "not private" or "private".
         cost: of a private selection, else None.
+        selection_id: tells one private selection from another: two cohorts of the same
+            one cost it once. "" is like no other.
     """
 
     names: tuple[str, ...]
     selection: str = "given"
     cost: SelectionCost | None = None
+    selection_id: str = ""
 
 
 def write_cohort(path: Path, cohort: Cohort, title: str) -> None:
@@ -67,7 +70,8 @@ def write_cohort(path: Path, cohort: Cohort, title: str) -> None:
     """
     lines = [f"# {title}"]
     if cohort.cost is not None:
-        lines.append(MARK + PRIVATE + json.dumps(cohort.cost.to_json()))
+        values = {**cohort.cost.to_json(), "id": cohort.selection_id}
+        lines.append(MARK + PRIVATE + json.dumps(values))
     elif cohort.selection == NOT_PRIVATE:
         lines.append(MARK + NOT_PRIVATE)
     lines.extend(cohort.names)
@@ -126,13 +130,14 @@ def _selection(path: Path, number: int, words: str) -> Cohort:
     try:
         if not words.startswith(PRIVATE):
             raise ValueError(f"neither {NOT_PRIVATE!r} nor {PRIVATE!r}")
-        cost = SelectionCost.from_json(json.loads(words.removeprefix(PRIVATE)))
+        values = json.loads(words.removeprefix(PRIVATE))
+        cost = SelectionCost.from_json(values)
     except ValueError as error:
         raise UserError(
             f"cohort = {path}: line {number}: unknown selection ({error}); select the "
             "cohort again with `fedgs cohorts`"
         ) from error
-    return Cohort((), "private", cost)
+    return Cohort((), "private", cost, str(values.get("id", "")))
 
 
 # ------------------------------------------------------------------ a run's cohort
@@ -206,20 +211,24 @@ def selection_condition(config: RunConfig) -> str | None:
     return {"given": GIVEN, "not private": EXCLUDED, "private": INCLUDED}[found]
 
 
-def selection_cost(config: RunConfig) -> SelectionCost | None:
-    """Returns what to compose with a run's releases; None where nothing can be.
+def selection_costs(configs: Iterable[RunConfig]) -> tuple[SelectionCost, ...]:
+    """Returns what to compose with the releases of runs: each private selection once.
 
     A selection that is not private has no cost that could be added:
-    `selection_condition` then says that the run's epsilon excludes it.
+    `selection_condition` then says that the epsilon excludes it.
 
     Privacy: public.
 
     Raises:
         UserError: an unreadable cohort file.
     """
-    if config.cohort is None:
-        return None
-    return read_cohort(Path(config.cohort)).cost
+    paths = [config.cohort for config in configs if config.cohort is not None]
+    found = [read_cohort(Path(path)) for path in paths]
+    costs: dict[object, SelectionCost] = {}
+    for number, cohort in enumerate(found):
+        if cohort.cost is not None:
+            costs[(cohort.selection_id or number), cohort.cost] = cohort.cost
+    return tuple(costs.values())
 
 
 def _some(names: Sequence[str]) -> str:

@@ -70,7 +70,7 @@ class Law(NamedTuple):
 
         Args:
             ratio: z of one release, at least 0; 0 is no noise.
-            epsilon: finite, at least 0.
+            epsilon: finite, at least 0; of either sign, if n is never 0.
         """
         if ratio == 0:
             return float(self.counts.max() > 0)

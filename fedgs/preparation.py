@@ -14,15 +14,23 @@ import torch
 from fedgs.accounting import Plan
 from fedgs.budget import calibrate_noise
 from fedgs.client_count import check_start
+from fedgs.cohorts import selection_costs
 from fedgs.config import RunConfig, UserError
 from fedgs.data import FederatedImages, load_data
 from fedgs.models import build_discriminator
+from fedgs.selection_cost import check_target
 
 
-def resolve(config: RunConfig) -> tuple[RunConfig, FederatedImages]:
+def resolve(
+    config: RunConfig, data: FederatedImages | None = None
+) -> tuple[RunConfig, FederatedImages]:
     """Loads the data and fixes every open setting: K, m, seed, noise.
 
     Privacy: public, but for the data itself.
+
+    Args:
+        config: the settings.
+        data: what they describe, if it is loaded already.
 
     Raises:
         UserError: settings that contradict each other, the data or the machine.
@@ -30,7 +38,7 @@ def resolve(config: RunConfig) -> tuple[RunConfig, FederatedImages]:
     config.validate()
     if config.seed is None:
         config = dataclasses.replace(config, seed=secrets.randbelow(2**31))
-    data = load_data(config)
+    data = load_data(config) if data is None else data
     if config.client_selection == "all" and config.clients_per_round is None:
         config = dataclasses.replace(config, clients_per_round=data.num_clients)
     config = dataclasses.replace(
@@ -41,31 +49,62 @@ def resolve(config: RunConfig) -> tuple[RunConfig, FederatedImages]:
     return config, data
 
 
+def resolve_deployed(config: RunConfig) -> RunConfig:
+    """Fixes every open setting of a deployed run, whose data the server does not see.
+
+    Privacy: public.
+
+    Args:
+        config: with the names of its nodes.
+
+    Raises:
+        UserError: settings that contradict each other, or that data would have told.
+    """
+    if config.num_classes is None:
+        raise UserError(
+            "num_classes is unset: the server of a deployment sees no data; give "
+            "--num-classes"
+        )
+    if config.num_clients is None:
+        num_clients = len(config.node_names) * config.clients_per_node
+        config = dataclasses.replace(config, num_clients=num_clients)
+    if config.client_selection == "all" and config.clients_per_round is None:
+        config = dataclasses.replace(config, clients_per_round=config.num_clients)
+    if config.seed is None:
+        config = dataclasses.replace(config, seed=secrets.randbelow(2**31))
+    return with_noise(config.validate())
+
+
 def with_noise(config: RunConfig) -> RunConfig:
     """Returns the configuration with the noise that its target_epsilon asks for.
 
     A `noise_multiplier` given beside `target_epsilon` stays: the target is then a
-    budget that stops the run.
+    budget that stops the run. The target includes a private selection of the cohort.
 
     Privacy: public; computed from the plan, never from data.
 
     Raises:
         UserError: neither is given, or the target cannot be met.
     """
+    selections, target = selection_costs([config]), config.target_epsilon
     if config.noise_multiplier is not None:
+        if target is not None:
+            asked = (config.adversary, config.relation)
+            check_target(selections, *asked, target, config.delta)
         return config
-    if config.target_epsilon is None:
+    if target is None:
         raise UserError(
             "noise_multiplier is unset: give --noise-multiplier (0 for a run without "
             "privacy) or --target-epsilon"
         )
     noise_multiplier = calibrate_noise(
         Plan.from_config(dataclasses.replace(config, noise_multiplier=1.0)),
-        config.target_epsilon,
+        target,
         config.delta,
         config.adversary,
         config.relation,
         config.colluding_nodes,
+        selections,
     )
     return dataclasses.replace(config, noise_multiplier=noise_multiplier)
 

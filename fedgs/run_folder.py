@@ -1,6 +1,7 @@
 """The run folder: everything a run writes, readable, atomic and without pickle.
 
     config.json  versions.json  ledger.jsonl  metrics.jsonl
+    cohort.txt    copy of the run's cohort, if it has one
     generator.safetensors  generator_ema.safetensors  samples/
     checkpoint/   server state by round; checkpoint.json commits last
     private/      mode 0700: the simulated clients' discriminators, by node and round
@@ -11,6 +12,7 @@ commit are leftovers of an interrupted run and are removed when it resumes.
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import importlib.metadata
@@ -32,6 +34,7 @@ if TYPE_CHECKING:  # torch is imported where tensors are: `fedgs privacy` needs 
     from fedgs.shapes import TensorDict
 
 FORMAT_VERSION = 1
+COHORT = "cohort.txt"
 PACKAGES = ("torch", "torchvision", "flwr", "ray", "numpy", "autodp", "safetensors")
 REMEDY = "restore it from a backup, or start again with another --output"
 
@@ -53,10 +56,12 @@ class RunFolder:
     def create(cls, config: RunConfig) -> "RunFolder":
         """Makes the folder `config.output` and writes configuration and versions.
 
+        A cohort file is copied: the run never reads the user's again.
+
         Privacy: public.
 
         Raises:
-            UserError: the folder exists or cannot be made.
+            UserError: the folder exists or cannot be made, or the cohort is unreadable.
         """
         path = Path(config.output).absolute()
         if path.exists():
@@ -64,11 +69,16 @@ class RunFolder:
                 f"output = {config.output}: exists already; choose another --output "
                 f"or continue it with `fedgs resume {config.output}`"
             )
+        cohort = None if config.cohort is None else _content(config.cohort)
+        if cohort is not None:
+            config = dataclasses.replace(config, cohort=str(path / COHORT))
         staging = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             for name in ("samples", "checkpoint", "private"):
                 (staging / name).mkdir(parents=True)
             (staging / "private").chmod(0o700)
+            if cohort is not None:
+                (staging / COHORT).write_bytes(cohort)
             write_json(staging / "config.json", config.to_flat())
             write_json(staging / "versions.json", versions())
             Ledger.open(staging / "ledger.jsonl").close()
@@ -100,7 +110,10 @@ class RunFolder:
                 f"{path}: run folder of format {found}, this fedgs reads "
                 f"{FORMAT_VERSION}; use the version in its versions.json"
             )
-        return cls(path, RunConfig.from_flat(read_json(path / "config.json")))
+        config = RunConfig.from_flat(read_json(path / "config.json"))
+        if config.cohort is not None and (path / COHORT).exists():
+            config = dataclasses.replace(config, cohort=str(path / COHORT))
+        return cls(path, config)
 
     @property
     def private(self) -> Path:
@@ -223,6 +236,15 @@ class RunFolder:
             write_tensors(self.path / f"{name}.safetensors", tensors)
 
 
+def _content(cohort: str) -> bytes:
+    try:
+        return Path(cohort).read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"cohort = {cohort}: {error.strerror}; give --cohort a file that is there"
+        ) from error
+
+
 # ------------------------------------------------------------------ node states
 
 
@@ -295,6 +317,7 @@ def write_tensors(
     tensors: "TensorDict",
     metadata: dict[str, str] | None = None,
     recycle: Path | None = None,
+    is_durable: bool = False,
 ) -> None:
     """Writes tensors as safetensors, atomically; durable after `save_checkpoint`.
 
@@ -304,6 +327,7 @@ def write_tensors(
         metadata: kept in the file's header.
         recycle: a file that is not needed any more: overwriting it costs a third of
             what new pages and their release do.
+        is_durable: have it on the disk when this returns.
     """
     from safetensors.torch import save
 
@@ -315,7 +339,12 @@ def write_tensors(
     with open(temporary, "wb" if recycle is None else "r+b") as file:
         file.write(save(flat, metadata))
         file.truncate()
+        if is_durable:
+            file.flush()
+            os.fsync(file.fileno())
     temporary.replace(path)
+    if is_durable:
+        _sync(path.parent)
 
 
 def read_tensors(path: Path) -> "tuple[TensorDict, dict[str, str]]":

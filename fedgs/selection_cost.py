@@ -1,4 +1,4 @@
-"""What a private selection of cohorts costs each client, and how a run adds to it.
+"""What a private selection of cohorts costs each client, and how runs add to it.
 
 A client takes part in n rounds of federated averaging and in a number of counts, and
 states its cohort once, by randomised response of pure epsilon_r. With the releases of a
@@ -16,7 +16,10 @@ p = e^epsilon_r / (1 + e^epsilon_r). Without a run n_run = 0.
 (2): the run is chosen by the selection's output (who is in the cohort), so this is
 adaptive composition. (3): binary randomised response dominates all mechanisms of pure
 epsilon_r. Its privacy loss is epsilon_r with probability p, else -epsilon_r, and the
-losses of a composition add up, so each outcome shifts the epsilon of the rest.
+losses of a composition add up, so each outcome shifts the epsilon of the rest. Where
+the run's rounds are sampled, D is Eq. 3 of `fedgs.amplification`: one release of mu_s
+by everybody is then one more kind of round. Several selections: mu_s^2 adds up, and
+Eq. 3 is taken once for each.
 
 >>> cost = SelectionCost(2.0, 8, 0, 0.0, 3.0)
 >>> alone = cost.composed("release", "replace-one")
@@ -35,14 +38,36 @@ Source:
 
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from scipy import optimize  # pyright: ignore
 
+from fedgs.amplification import Sampled, SampledBound
 from fedgs.config import UserError
 from fedgs.gaussian import Law, fixed_law
+from fedgs.participation import Releases
 from fedgs.plan import RELATIONS
+
+NOT_IN_RDP = (
+    "excludes cohort selection: RDP has no delta at the negative epsilons that a "
+    "randomised response needs; no bound, a check of the rounds alone"
+)
+_INCLUDED = (
+    "cohort selection is included: at most {} rounds of its classifier with noise {:g} "
+    "C on their sum, {} counts with noise {:g}, a randomised response of epsilon {:g}"
+)
+_FIXED = (
+    "cohort selection: the run's number of clients, rounds and noise were fixed before "
+    "it; where its outcome decided them, only a cap that was set before holds, and no "
+    "mixture"
+)
+_UNBOUNDED = (
+    "cohort selection: its server sees updates and answers before it adds the noise, "
+    "so that this adversary's row is unbounded"
+)
+_LARGEST_RATIO = 1e9  # more is no cost at all
 
 
 @dataclass(frozen=True)
@@ -114,11 +139,25 @@ class SelectionCost:
             law: of a client's number of releases n_run; None for the selection alone.
             ratio: z_run of one release, at least 0; 0 is no noise.
         """
-        law, mu = law or fixed_law(0), self.mu(adversary, relation)
-        if mu == math.inf or ratio == 0:
-            return Composed(fixed_law(1), 0.0, self.membership_epsilon)
-        together = Law(law.counts + (ratio * mu) ** 2, law.weights, law.tail)
-        return Composed(together, ratio, self.membership_epsilon)
+        rounds = Releases(law or fixed_law(0), ratio)
+        gaussian = _with_gaussians(rounds, self.mu(adversary, relation))
+        return Composed(gaussian, self.membership_epsilon)
+
+    def conditions(self, adversary: str) -> tuple[str, ...]:
+        """Returns what a statement depends on that includes this selection.
+
+        Privacy: public.
+        """
+        if adversary != "release":
+            return (_UNBOUNDED,)
+        included = _INCLUDED.format(
+            self.num_releases,
+            self.noise_multiplier,
+            self.num_counts,
+            self.count_noise_std,
+            self.membership_epsilon,
+        )
+        return (included, _FIXED)
 
     def to_json(self) -> dict[str, float]:
         """Returns the fields, from which `from_json` makes the same cost."""
@@ -151,13 +190,12 @@ class Composed(NamedTuple):
     Privacy: public.
 
     Attributes:
-        law: of the number of Gaussian releases, never 0.
-        ratio: z of one of them; 0 is no noise, which is unbounded.
+        rest: all but the response; with at least one release, so that its delta holds
+            for epsilons of either sign.
         membership_epsilon: epsilon_r.
     """
 
-    law: Law
-    ratio: float
+    rest: "Releases | SampledBound | Composed"
     membership_epsilon: float
 
     def delta(self, epsilon: float) -> float:
@@ -166,12 +204,12 @@ class Composed(NamedTuple):
         Privacy: public.
 
         Args:
-            epsilon: finite, at least 0.
+            epsilon: finite.
         """
         shift = self.membership_epsilon
         keep = 1 / (1 + math.exp(-shift))
-        above = self.law.delta(self.ratio, epsilon + shift)
-        return keep * self.law.delta(self.ratio, epsilon - shift) + (1 - keep) * above
+        above = self.rest.delta(epsilon + shift)
+        return keep * self.rest.delta(epsilon - shift) + (1 - keep) * above
 
     def epsilon(self, delta: float) -> float:
         """Returns the least epsilon at which Eq. 3 is at most delta, rounded up.
@@ -186,10 +224,130 @@ class Composed(NamedTuple):
         if self.delta(0.0) <= delta:
             return 0.0
         # Basic composition bounds the root from above.
-        high = self.law.epsilon(self.ratio, delta) + self.membership_epsilon
+        high = self.rest.epsilon(delta) + self.membership_epsilon
         if high == math.inf or self.delta(high) > delta:
             return high
-        found = cast(Any, optimize).brentq(
-            lambda epsilon: self.delta(epsilon) - delta, 0.0, high, xtol=1e-12
+        return min(_root(lambda epsilon: self.delta(epsilon) - delta, 0.0, high), high)
+
+
+def with_selections(
+    rounds: Releases | SampledBound,
+    selections: Sequence[SelectionCost],
+    adversary: str,
+    relation: str,
+) -> Releases | SampledBound | Composed:
+    """Returns the guarantee of runs and of the selections of their cohorts, together.
+
+    Privacy: public.
+
+    Args:
+        rounds: of the runs alone, as this adversary sees them under this relation.
+        selections: each selection once; without any, nothing is added.
+        adversary: as in `SelectionCost.mu`.
+        relation: a key of `RELATIONS`.
+    """
+    if not selections:
+        return rounds
+    mus = [selection.mu(adversary, relation) for selection in selections]
+    result = _with_gaussians(rounds, math.hypot(*mus))
+    for selection in selections:
+        result = Composed(result, selection.membership_epsilon)
+    return result
+
+
+def _with_gaussians(
+    rounds: Releases | SampledBound, mu: float
+) -> Releases | SampledBound:
+    """Adds Gaussian releases of mu to rounds: Eq. 2."""
+    if isinstance(rounds, SampledBound):
+        everybody = Sampled(1, 1, 1 / mu, 1)
+        return rounds._replace(rounds=(*rounds.rounds, everybody))
+    law, ratio = rounds
+    if mu == math.inf or ratio == 0:
+        return Releases(fixed_law(1), 0.0)
+    return Releases(law._replace(counts=law.counts + (ratio * mu) ** 2), ratio)
+
+
+def least_ratio(
+    law: Law,
+    selections: Sequence[SelectionCost],
+    adversary: str,
+    relation: str,
+    epsilon: float,
+    delta: float,
+) -> float:
+    """Returns the least z of a run's releases that keeps a target, rounded up.
+
+    Privacy: public.
+
+    Args:
+        law: of a client's number of releases.
+        selections: as in `with_selections`; without any, this is `Law.smallest_ratio`.
+        adversary: as in `SelectionCost.mu`.
+        relation: a key of `RELATIONS`.
+        epsilon: of run and selections together; finite, at least 0.
+        delta: above 0 and below 1.
+
+    Raises:
+        UserError: the selections alone exceed the target, or as `Law.smallest_ratio`.
+    """
+    asked = (selections, adversary, relation)
+    check_target(*asked, epsilon, delta)
+
+    def excess(ratio: float) -> float:
+        return with_selections(Releases(law, ratio), *asked).delta(epsilon) - delta
+
+    low = law.smallest_ratio(epsilon, delta)
+    if not selections or excess(low) <= 0:
+        return low
+    high = 2 * low
+    while excess(high) > 0:
+        if high > _LARGEST_RATIO:
+            raise UserError(_too_little(*asked, epsilon, delta))
+        high *= 2
+    return _root(excess, low, high)
+
+
+def check_target(
+    selections: Sequence[SelectionCost],
+    adversary: str,
+    relation: str,
+    epsilon: float,
+    delta: float,
+) -> None:
+    """Refuses a target that the selections alone exceed; see `least_ratio`.
+
+    Raises:
+        UserError: with what they cost.
+    """
+    nothing = Releases(fixed_law(0), 1.0)
+    alone = with_selections(nothing, selections, adversary, relation)
+    if selections and alone.delta(epsilon) >= delta:
+        raise UserError(_too_little(selections, adversary, relation, epsilon, delta))
+
+
+def _too_little(
+    selections: Sequence[SelectionCost],
+    adversary: str,
+    relation: str,
+    epsilon: float,
+    delta: float,
+) -> str:
+    target = f"target_epsilon = {epsilon:g}: the private selection of the cohort alone"
+    if adversary != "release":
+        return (
+            f"{target} is unbounded for adversary = {adversary}, who sees it before "
+            "its noise; give --adversary release, or a cohort of your own"
         )
-        return min(float(found) * (1 + 1e-10) + 1e-10, high)
+    nothing = Releases(fixed_law(0), 1.0)
+    least = with_selections(nothing, selections, adversary, relation).epsilon(delta)
+    return (
+        f"{target} costs {least:.4g} ({relation}, delta {delta:g}); give a larger "
+        "--target-epsilon, or a cohort of your own"
+    )
+
+
+def _root(excess: Callable[[float], float], low: float, high: float) -> float:
+    """Returns the root of a decreasing function, rounded up by 1e-10."""
+    found = cast(Any, optimize).brentq(excess, low, high, xtol=1e-12)
+    return float(found) * (1 + 1e-10) + 1e-10

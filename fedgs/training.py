@@ -18,6 +18,7 @@ import torch
 from fedgs.accounting import Plan
 from fedgs.budget import Budget
 from fedgs.checkpoint import Checkpoints, restore
+from fedgs.cohorts import selection_costs
 from fedgs.config import RunConfig
 from fedgs.ledger import Event, Ledger
 from fedgs.messages import EVERYONE, Clients, FakeBatch
@@ -128,7 +129,11 @@ class _Run:
         buffers = {n: v.clone() for n, v in self.server.generator.named_buffers()}
         request, answered = draw_fakes(self.config, self.server)
         request = dataclasses.replace(request, keep_round=self.checkpoints.committed)
-        self._prepare(request)
+        try:
+            self._prepare(request)
+        except RunStopped:
+            self.checkpoints.commit(buffers)
+            raise
         started = time.monotonic()
         event = self._charge(request, buffers)
         answers = self.exchange.answers(request)
@@ -239,6 +244,7 @@ def _budget(config: RunConfig, ledger: Ledger) -> Budget | None:
         config.relation,
         ledger.events,
         config.colluding_nodes,
+        selection_costs([config]),
     )
 
 

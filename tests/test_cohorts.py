@@ -1,13 +1,17 @@
 """Cohort files, a run's clients, thresholds and answers."""
 
 import dataclasses
+import json
 import math
 import random
+import threading
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fedgs import local
 from fedgs.cohorts import (
     EXCLUDED,
     GIVEN,
@@ -17,12 +21,13 @@ from fedgs.cohorts import (
     keep_cohort,
     read_cohort,
     selection_condition,
-    selection_cost,
+    selection_costs,
     write_cohort,
 )
 from fedgs.config import RunConfig, UserError
 from fedgs.data import load_data
 from fedgs.preparation import resolve
+from fedgs.run_folder import RunFolder
 from fedgs.selection import (
     NOBODY_ABOVE,
     NOBODY_BELOW,
@@ -35,6 +40,7 @@ from fedgs.selection import (
     write_plan,
 )
 from fedgs.selection_cost import SelectionCost
+from fedgs.training import RunStopped
 from tiny import SIZES, tiny_config, tiny_data, write_tiny_npz
 
 COST = SelectionCost(1.0, 4, 8, 3.0, 2.0)
@@ -62,6 +68,7 @@ def config(tmp_path):
         Cohort(("b", "a c", "3")),
         Cohort(("ü",), "not private"),
         Cohort(("1", "2"), "private", COST),
+        Cohort(("1", "2"), "private", COST, "5f0e"),
     ],
 )
 def test_written_cohort_is_read_as_it_was(tmp_path, cohort):
@@ -125,6 +132,19 @@ def test_resolved_run_loads_the_same_clients_again(config):
     assert load_data(resolved).client_names == data.client_names == ("2", "4", "5")
 
 
+def test_stopped_run_resumes_without_the_users_file(config, tmp_path):
+    given = {"warm_start_rounds": 1, "output": str(tmp_path / "run")}
+    resolved, data = resolve(config("5\n4\n2\n", **given))
+    folder, stop = RunFolder.create(resolved), threading.Event()
+    stop.set()
+    with pytest.raises(RunStopped):
+        local.train(folder, data, lambda metrics: None, stop)
+    Path(resolved.cohort).unlink()
+    again, stop = RunFolder.open(folder.path), threading.Event()
+    local.train(again, load_data(again.config), lambda metrics: None, stop)
+    assert (folder.path / "generator.safetensors").exists()
+
+
 def test_num_clients_counts_the_cohort(config):
     assert load_data(config("5\n4\n2\n", num_clients=2)).client_names == ("2", "4")
     with pytest.raises(UserError, match=r"num_clients = 4: cohort = .* has 3 clients"):
@@ -164,21 +184,21 @@ def test_run_without_cohort_is_as_before():
     data = tiny_data(config)
     assert keep_cohort(config, data) is data
     assert selection_condition(config) is None
-    assert selection_cost(config) is None
+    assert selection_costs([config]) == ()
 
 
 @pytest.mark.parametrize(
-    ("header", "condition", "cost"),
+    ("header", "condition", "costs"),
     [
-        ("", GIVEN, None),
-        ("# selection: not private\n", EXCLUDED, None),
-        (f"# selection: private {COST.to_json()}\n".replace("'", '"'), INCLUDED, COST),
+        ("", GIVEN, ()),
+        ("# selection: not private\n", EXCLUDED, ()),
+        (f"# selection: private {json.dumps(COST.to_json())}\n", INCLUDED, (COST,)),
     ],
 )
-def test_condition_says_what_the_selection_cost(config, header, condition, cost):
+def test_condition_says_what_the_selection_cost(config, header, condition, costs):
     made = config(f"{header}1\n2\n")
     assert selection_condition(made) == condition
-    assert selection_cost(made) == cost
+    assert selection_costs([made]) == costs
     assert EXCLUDED.startswith("excludes cohort selection")
 
 

@@ -19,7 +19,7 @@ from fedgs.data.corruption import corrupted_clients
 from fedgs.process import processes_of
 from fedgs.selection import Selection, read_plan, statements
 from fedgs.training import RunStopped
-from server import strategy
+from server import roll_call
 from tiny import SIZES, write_tiny_npz
 
 K = len(SIZES)
@@ -29,7 +29,7 @@ SETTINGS = {"image_size": 16, "num_rounds": 2, "clients_per_round": 4, "seed": 3
 @pytest.fixture
 def fedgs(monkeypatch, capsys):
     """Runs the command line in this process: code, standard output and error."""
-    monkeypatch.setattr(strategy, "ROLL_CALL_SECONDS", 0.0)
+    monkeypatch.setattr(roll_call, "POLL_SECONDS", 0.0)
 
     def fedgs(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["fedgs", *map(str, arguments)])
@@ -122,13 +122,14 @@ def test_private_selection_states_its_epsilon_and_cost(select):
         if count:
             found = read_cohort(path / f"{cohort}.txt")
             assert (found.selection, found.cost) == ("private", selection.cost(K))
+            assert found.selection_id == summary["id"] != ""
 
 
 def test_private_selection_prints_what_its_epsilon_depends_on(select):
     code, out, _, _ = select(below=0.5, selection_noise_multiplier=2.0)
     text = " ".join(out.split())
     assert code == 0
-    for word in ("replace-one", "zero-out", "unbounded", "1e-05", "its cost is to be"):
+    for word in ("replace-one", "zero-out", "unbounded", "1e-05", "includes cohort"):
         assert word in text
     assert "NOT PRIVATE" not in text
 
@@ -156,7 +157,9 @@ def test_same_seed_selects_the_same_and_the_run_takes_the_cohort(select, fedgs):
     assert f"{len(names)} clients on {len(names)} nodes" in out
     _, out, _ = fedgs("privacy", one / "run", "--json")
     assert all(EXCLUDED in row["conditions"] for row in json.loads(out))
-    file.write_text("\n".join(names) + "\n")  # the same, but the user's own
+    own = one / "run" / "cohort.txt"
+    assert own.read_text() == file.read_text()
+    own.write_text("\n".join(names) + "\n")  # the same, but the user's own
     _, out, _ = fedgs("privacy", one / "run", "--json")
     assert not any(EXCLUDED in row["conditions"] for row in json.loads(out))
 

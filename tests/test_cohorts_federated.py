@@ -20,7 +20,7 @@ from fedgs import classifier
 from fedgs.selection import ARRAYS, CONFIG, Selection, membership, write_plan
 from fedgs.stream import stream
 from fedgs.training import RunStopped
-from server import classifier_server, strategy
+from server import classifier_server, roll_call, strategy
 from server.classifier_server import Selecting
 from tiny import SINGLE_IMAGE_CLIENT, SIZES, tiny_config, write_tiny_npz
 
@@ -47,7 +47,7 @@ class Grid(LocalGrid):
 def _process(monkeypatch):
     """An empty cache, and a roll call that does not wait."""
     classifier_app.clients_of.cache_clear()
-    monkeypatch.setattr(strategy, "ROLL_CALL_SECONDS", 0.0)
+    monkeypatch.setattr(roll_call, "POLL_SECONDS", 0.0)
     yield
     classifier_app.clients_of.cache_clear()
 

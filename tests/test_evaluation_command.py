@@ -3,8 +3,10 @@
 import dataclasses
 import json
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -60,9 +62,11 @@ def fedgs(monkeypatch, capsys, real, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
 
-    def fedgs(source: object, *arguments: object) -> tuple[int, str, str]:
+    def fedgs(
+        source: object, *arguments: object, names_data: bool = True
+    ) -> tuple[int, str, str]:
         command = ["fedgs", "evaluate", source, *arguments]
-        if "--data" not in arguments:
+        if "--data" not in arguments and names_data:
             command += ["--data", "mnist", "--data-dir", real]
         monkeypatch.setattr(sys, "argv", list(map(str, command)))
         with pytest.raises(SystemExit) as ended:
@@ -76,7 +80,12 @@ def fedgs(monkeypatch, capsys, real, tmp_path):
 @pytest.fixture
 def run(tmp_path) -> RunFolder:
     """A finished run of a generator that was never trained."""
-    config = tiny_config(data="mnist", num_classes=10, output=str(tmp_path / "run"))
+    return finished_run(tmp_path / "run")
+
+
+def finished_run(path: Path, **settings: object) -> RunFolder:
+    values = {"data": "mnist", "num_classes": 10, "output": str(path)} | settings
+    config = tiny_config(**values)
     folder = RunFolder.create(config)
     state = build_generator(config, 0).state_dict()
     folder.save_generator(state, state)
@@ -190,6 +199,39 @@ def test_second_evaluation_trains_nothing_and_adds_a_line(fedgs, tmp_path, monke
     assert first == second
 
 
+INTERRUPTED = ("--metrics", "classifiers", "--classifiers", "gaussian_nb,lda")
+
+
+def test_interrupted_command_continues_classifier_by_classifier(
+    fedgs, tmp_path, monkeypatch
+):
+    path, original = npz(tmp_path / "s.npz", count=62), classifiers.train_and_test
+    release, fits = threading.Event(), []
+
+    def interrupted(task: classifiers.Task, name: str) -> classifiers.Result:
+        if name != "lda":
+            return original(task, name)
+        fits.append(threading.current_thread())
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        release.wait(300)
+        raise RuntimeError("nobody reads this result")
+
+    monkeypatch.setattr(classifiers, "train_and_test", interrupted)
+    code, _, err = fedgs(path, *INTERRUPTED, "--num-workers", 1)
+    (fit,) = fits
+    assert fit.is_alive()  # the command did not wait for it,
+    assert fit.daemon  # and the interpreter does not either
+    release.set()
+    assert code == 1
+    assert err.endswith("stopped; continue with the same command\n")
+    assert not (tmp_path / "s.evaluations.jsonl").exists()
+    monkeypatch.setattr(classifiers, "train_and_test", original)
+    code, _, err = fedgs(path, *INTERRUPTED)
+    assert code == 0
+    assert re.search(r"1 of 2, gaussian_nb .* \(cached\)", err)
+    assert re.search(r"2 of 2, lda .* s\)", err)
+
+
 SLOW_LDA = """
 import os, signal, sys, threading, time
 from experiments.cli import main
@@ -205,10 +247,10 @@ main()
 """
 
 
-def test_interrupted_command_ends_at_once_and_continues(fedgs, tmp_path, real):
-    path = npz(tmp_path / "s.npz", count=62)
-    chosen = ["--metrics", "classifiers", "--classifiers", "gaussian_nb,lda"]
-    command = ["evaluate", path, "--data", "mnist", "--data-dir", real, *chosen]
+@pytest.mark.slow  # a process of its own imports everything again
+def test_interrupted_process_ends_at_once(tmp_path, real):
+    path = npz(tmp_path / "s.npz", count=63)
+    command = ["evaluate", path, "--data", "mnist", "--data-dir", real, *INTERRUPTED]
     started = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", SLOW_LDA, *map(str, command), "--num-workers", "1"],
@@ -221,10 +263,6 @@ def test_interrupted_command_ends_at_once_and_continues(fedgs, tmp_path, real):
     assert done.returncode == 1
     assert done.stderr.endswith("stopped; continue with the same command\n")
     assert not (tmp_path / "s.evaluations.jsonl").exists()
-    code, _, err = fedgs(path, *chosen)
-    assert code == 0
-    assert re.search(r"1 of 2, gaussian_nb .* \(cached\)", err)
-    assert re.search(r"2 of 2, lda .* s\)", err)
 
 
 def test_calibrated_divides_by_the_real_column(fedgs, tmp_path):
@@ -298,14 +336,55 @@ def test_sizes_are_the_documented_ones():
     assert set(paper_tables.REAL["mnist"]) == set(evaluation.ALL)
 
 
-def test_a_run_is_compared_with_its_data_as_it_reads_them():
-    settings = {"polarity": "light-background", "image_channels": 3}
-    config = tiny_config(data="mnist", **settings)
-    same = evaluation._reading_of(config, "mnist")
-    assert (same.polarity, same.image_channels) == ("light-background", 3)
-    assert same.image_size == config.image_size
+def test_a_run_is_compared_with_its_own_data_by_default(fedgs, tmp_path, real):
+    run = finished_run(tmp_path / "run", data_dir=str(real))
+    chosen = ("-n", 40, "--metrics", "classifiers", *SMALL, "--no-calibrate", "--json")
+    ways = (
+        {"names_data": False},
+        {"arguments": ("--data", "mnist")},
+        {"arguments": ("--data", "mnist", "--data-dir", real)},
+    )
+    found = []
+    for way in ways:
+        more = way.pop("arguments", ())
+        found.append(result_of(fedgs(run.path, *chosen, *more, **way)))
+        del found[-1]["seconds"], found[-1]["classifiers"]["seconds"]
+    assert found[0] == found[1] == found[2]
+    assert found[0]["data"] == "mnist"
+
+
+def test_flags_override_what_the_run_says_of_its_data(fedgs, tmp_path, real):
+    run = finished_run(tmp_path / "run", data_dir=str(tmp_path / "gone"))
+    chosen = ("-n", 40, "--metrics", "classifiers", *SMALL, "--no-calibrate")
+    code, _, err = fedgs(run.path, *chosen, names_data=False)
+    assert code == 2
+    assert str(tmp_path / "gone") in err
+    more = ("--data-dir", real)
+    assert fedgs(run.path, *chosen, *more, names_data=False)[0] == 0
+
+
+@pytest.mark.parametrize("source", ["noise", "real", "samples.npz"])
+def test_only_a_run_says_which_data_it_is_of(fedgs, source):
+    code, _, err = fedgs(source, names_data=False)
+    assert (code, err) == (
+        2,
+        "Error: data is unset: give --data, real data with a test split\n",
+    )
+
+
+def test_a_run_is_compared_with_its_data_as_it_reads_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = {"polarity": "light-background", "image_channels": 3, "data_dir": "x"}
+    settings |= {"test_fraction": 0.25, "num_classes": 7}
+    config = tiny_config(data=f"npz:{tmp_path}/a.npz", **settings)
+    for data in (config.data, "npz:a.npz"):
+        same = evaluation._reading_of(config, data)
+        assert {name: getattr(same, name) for name in settings} == settings
+        assert same.image_size == config.image_size
     other = evaluation._reading_of(config, "fashion-mnist")
-    assert (other.polarity, other.image_channels) == ("auto", 3)
+    assert (other.polarity, other.test_fraction) == ("auto", 0)
+    assert (other.num_classes, other.data_dir) == (None, "x")
+    assert (other.image_size, other.image_channels) == (config.image_size, 3)
 
 
 def test_samples_stand_in_columns_by_class(tmp_path):

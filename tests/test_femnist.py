@@ -60,7 +60,8 @@ def test_every_format_gives_the_writers_images_inverted(sources, name):
 
 
 @pytest.mark.parametrize("settings", [{}, {"image_size": 32}, {"classes": "merged"}])
-def test_formats_agree_bit_for_bit(sources, settings):
+def test_all_three_loaders_give_identical_arrays(sources, settings):
+    """TFF's HDF5, LEAF's JSON, the hub through flwr-datasets: one fixture."""
     first, *others = (load_data(config(sources[n], **settings)) for n in FORMATS)
     for other in others:
         assert (first.images == other.images).all()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fedgs.config import UserError
 from fedgs.gaussian import Law, binomial_law, delta_from_mu, fixed_law
+from fedgs.participation import Releases
 from fedgs.selection_cost import Composed, SelectionCost
 
 COST = SelectionCost(
@@ -52,7 +53,7 @@ def test_dp_accounting_composes_the_same_with_a_run(relation):
 )
 def test_lies_between_either_part_alone_and_their_sum(mu, response, delta, count):
     gaussian = fixed_law(count).epsilon(math.sqrt(count) / mu, delta)
-    both = Composed(fixed_law(count), math.sqrt(count) / mu, response)
+    both = Composed(Releases(fixed_law(count), math.sqrt(count) / mu), response)
     epsilon = both.epsilon(delta)
     assert gaussian - 1e-6 <= epsilon <= gaussian + response + 1e-6
     assert both.delta(epsilon) <= delta * (1 + 1e-6)
@@ -66,7 +67,7 @@ def test_epsilon_is_the_least_one():
 
 def test_response_alone_keeps_its_pure_epsilon():
     """With next to no Gaussian part, delta is that of the response: exact."""
-    weak = Composed(Law(np.array([1.0]), np.ones(1), 0.0), 1e9, 1.5)
+    weak = Composed(Releases(Law(np.array([1.0]), np.ones(1), 0.0), 1e9), 1.5)
     assert weak.epsilon(1e-9) == pytest.approx(1.5, abs=1e-6)
     keep = math.exp(1.5) / (1 + math.exp(1.5))
     expected = keep - math.exp(0.5) * (1 - keep)
