@@ -1,12 +1,17 @@
 """The Flower ClientApp: decodes a request, asks the node, encodes the answer.
 
+    query         the roll call: the node says which one it is
+    query.join    a deployed node takes part in a run (`clients.deployment`)
+    train         trains, and returns a sanitized release
+
 A reply carries sanitized gradients and public identifiers, nothing else: an exception
 is reported without its text, which could quote data, and without its type, which could
 depend on data. A refusal names the client's limit, which depends on no data. The full
-text stays on the client, in the run's private folder.
+text stays on the client, in the run's private folder or the state directory.
 """
 
 import contextlib
+import time
 import traceback
 from pathlib import Path
 
@@ -15,12 +20,15 @@ from flwr.app import Error as FlowerError
 from flwr.clientapp import ClientApp
 
 from clients import fast_simulation
-from clients.state import forget, worker_of
+from clients.deployment import DeployedPlace, Site, settings_of
+from clients.state import Place, SimulatedPlace
 from fedgs.client_limits import ClientRefused
+from fedgs.event_log import log_event
 from fedgs.messages import RECORD, decode_batch, encode_answer
 from fedgs.run_folder import node_folder
 
 CLIENT_APP_RAISED = 2  # Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+PARTITION = "partition-id"  # only simulated nodes have one
 
 app = ClientApp()
 if fast_simulation.is_wanted():
@@ -29,11 +37,38 @@ if fast_simulation.is_wanted():
 
 @app.query()
 def roll_call(message: Message, context: Context) -> Message:
-    """Tells the server the node's stable index.
+    """Tells the server the node's stable index, or a deployed node's name.
 
     Privacy: public.
     """
-    return _reply({"node_id": int(context.node_config["partition-id"])}, message)
+    if PARTITION in context.node_config:
+        return _reply({"node_id": int(context.node_config[PARTITION])}, message)
+    try:
+        return _reply({"name": Site.read(context.node_config).name}, message)
+    except Exception:
+        return _failed("a node with a wrong --node-config", message)
+
+
+@app.query("join")
+def join(message: Message, context: Context) -> Message:
+    """Takes part in a run of a deployment; says which round the node has seen.
+
+    Privacy: public.
+    """
+    site = None
+    try:
+        site = Site.read(context.node_config)
+        payload = message.content.config_records[RECORD]
+        settings, committed = settings_of(payload)
+        seen = DeployedPlace(site, str(payload["run_id"])).join(settings, committed)
+        log_event("joined", node=site.name, round=seen, outcome="ok")
+        return _reply({"round": seen}, message)
+    except Exception as error:
+        title = site.name if site else "a node"
+        log_event("joined", node=title, outcome=_outcome(error))
+        if site:
+            _log_privately(site.state_dir)
+        return _failed(title, message, error)
 
 
 @app.train()
@@ -42,33 +77,82 @@ def answer(message: Message, context: Context) -> Message:
 
     Privacy: releases (epsilon, delta)-DP output; event: as `fedgs.round.client_round`.
     """
-    request = message.content.config_records[RECORD]
-    run_folder = str(request["run_folder"])
-    node_id = int(context.node_config["partition-id"])
+    place: Place | None = None
+    started = time.monotonic()
     try:
-        worker = worker_of(run_folder)
+        request = message.content.config_records[RECORD]
+        place = _place(request, context)
+        worker = place.worker()
         batch = decode_batch(request, worker.config)
-        node = worker.node(node_id)
+        node = worker.node(place.node_id)
         release = node.answer(batch)
-        node.save(batch.keep_round)
-        return _reply(encode_answer(release), message)
+        node.save(batch.keep_round, place.is_durable)
+        reply = _reply(encode_answer(release, worker.config, batch), message)
+        _log_answer(place, started, "ok", round=batch.round)
+        return reply
     except Exception as error:
-        forget(run_folder, node_id)
-        _log_privately(Path(run_folder), node_id)
-        reason = f"node {node_id} failed; its own error.log says why"
-        if isinstance(error, ClientRefused):
-            reason = f"node {node_id} refused by its clients' limit: {error.setting}"
-        return Message(FlowerError(CLIENT_APP_RAISED, reason), reply_to=message)
+        if place is None:
+            return _failed("a node", message, error)
+        with contextlib.suppress(Exception):
+            place.forget()
+        _log_privately(_private(place))
+        _log_answer(place, started, _outcome(error))
+        return _failed(place.title, message, error)
+
+
+def _place(request: ConfigRecord, context: Context) -> Place:
+    """Returns where to answer; the client's own configuration decides, no message."""
+    if PARTITION in context.node_config:
+        node_id = int(context.node_config[PARTITION])
+        return SimulatedPlace(str(request["run_folder"]), node_id)
+    return DeployedPlace(Site.read(context.node_config), str(request["run_id"]))
+
+
+def _private(place: Place) -> Path:
+    if isinstance(place, SimulatedPlace):
+        return node_folder(place.private, place.node_id)
+    return place.private
+
+
+def _failed(title: str, message: Message, error: Exception | None = None) -> Message:
+    """Replies that something failed, in words that depend on no data."""
+    reason = f"{title} failed; its own error.log says why"
+    if isinstance(error, ClientRefused):
+        reason = f"{title} refused by its clients' limit: {error.setting}"
+    return _timed(
+        Message(FlowerError(CLIENT_APP_RAISED, reason), reply_to=message), message
+    )
 
 
 def _reply(content: dict, message: Message) -> Message:  # type: ignore[type-arg]
     record = RecordDict({RECORD: ConfigRecord(content)})
-    return Message(record, reply_to=message)
+    return _timed(Message(record, reply_to=message), message)
 
 
-def _log_privately(run_folder: Path, node_id: int) -> None:
+def _timed(reply: Message, message: Message) -> Message:
+    """Dates a reply by the server's clock, so that a wrong one here does no harm.
+
+    Flower takes a reply whose lifetime has run out for lost.
+    """
+    reply.metadata.created_at = message.metadata.created_at
+    reply.metadata.ttl = message.metadata.ttl
+    return reply
+
+
+def _outcome(error: Exception) -> str:
+    if isinstance(error, ClientRefused):
+        return f"refused: {error.setting}"
+    return "failed"
+
+
+def _log_answer(place: Place, started: float, outcome: str, **values: int) -> None:
+    """Tells the client's own event log, if it has one."""
+    seconds = round(time.monotonic() - started, 3)
+    log_event("answer", node=place.title, outcome=outcome, seconds=seconds, **values)
+
+
+def _log_privately(folder: Path) -> None:
     """Writes the current exception's text; raises nothing, for Flower sends it on."""
-    folder = node_folder(run_folder / "private", node_id)
     with contextlib.suppress(OSError):
         if folder.parent.is_dir():
             folder.mkdir(exist_ok=True)

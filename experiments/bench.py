@@ -1,6 +1,6 @@
 """`make bench`: speed and memory on this machine, as tables; nothing is asserted.
 
-    python -m experiments.bench [--device cuda] [--skip-flower]
+    python -m experiments.bench [--device cuda] [--skip-flower] [--skip-deployment]
 
 1. Discriminator steps per second, stacked against one at a time, by width.
 2. Seconds per round of the Flower simulation and of the local engine, same work.
@@ -8,6 +8,8 @@
 4. Milliseconds for the noise of one release, the secure sampler against Philox.
 5. On a GPU: the local warm start of width-64 discriminators, and the share of the
    card's measured matrix peak.
+6. Rounds per second of a simulation's messages alone (`bench_messages`), and seconds
+   per round of a deployment on the loopback (`bench_deployment`).
 """
 
 import argparse
@@ -26,6 +28,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from experiments.bench_deployment import latency_table
+from experiments.bench_messages import messages_table
 from experiments.recipes import full_participation
 from fedgs.config import RunConfig
 from fedgs.data import FederatedImages
@@ -45,6 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Speed and memory, as tables")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--skip-flower", action="store_true")
+    parser.add_argument("--skip-deployment", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     steps_table(arguments.device)
@@ -54,6 +59,9 @@ def main() -> None:
         warm_start_table(arguments.device)
     if not arguments.skip_flower:
         engines_table()
+        messages_table()
+    if not arguments.skip_deployment:
+        latency_table()
 
 
 def steps_table(device: str) -> None:

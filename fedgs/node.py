@@ -100,6 +100,11 @@ class Node:
                 f"node {self.node_id}: its state is missing from {self.folder}; "
                 "restore it, or start the run again"
             )
+        if self._must_see_every_round and self.round < request.round - 1:
+            raise UserError(
+                f"node {self.node_id}: its state is of round {self.round}, not of the "
+                f"one before round {request.round}; restore the newer {self.folder}"
+            )
         self._check(request)
         if (event := self._event(request)) is not None:
             self.count.charge(event, self.limits)
@@ -117,6 +122,12 @@ class Node:
         self.is_saved = False
         return answer
 
+    @property
+    def _must_see_every_round(self) -> bool:
+        """Whether no round counts without this node, so that an old state is wrong."""
+        needs_all = self.config.min_nodes in (None, self.config.num_nodes)
+        return needs_all and self.config.discriminator_training == "every_round"
+
     def check(self, request: FakeBatch) -> None:
         """Refuses a request that `answer` would refuse by a limit; changes nothing.
 
@@ -131,13 +142,14 @@ class Node:
             if not self._has_answered(request, request.digest()):
                 raise
 
-    def save(self, keep_round: int) -> None:
+    def save(self, keep_round: int, is_durable: bool = False) -> None:
         """Writes the state and the stored answer, if they changed.
 
         Privacy: reads private data; output private (the run's private folder).
 
         Args:
             keep_round: the last committed checkpoint, whose state is kept.
+            is_durable: have them on the disk when this returns.
         """
         if self.is_saved or self._discriminators is None:
             return
@@ -147,8 +159,9 @@ class Node:
             tensors["answer"] = self._answer.values
         old = old_states(self.folder, keep_round)
         path = state_path(self.folder, self.round)
-        write_tensors(path, tensors, metadata, recycle=old.pop() if old else None)
-        for file in old:
+        spare = old.pop() if old else None
+        write_tensors(path, tensors, metadata, spare, is_durable)
+        for file in old[:-1]:  # one stays, for the next save to overwrite
             file.unlink(missing_ok=True)
         self.is_saved = True
 

@@ -1,26 +1,40 @@
 """The Flower ServerApp: opens or creates the run folder and starts the strategy.
 
-`fedgs train --engine flower` passes `run_folder`; a plain `flwr run .` passes the
-settings themselves, and the run folder is created here.
+`fedgs train --engine flower` passes `run_folder`; a plain `flwr run .` and a deployment
+pass the settings themselves, and the run folder is created here. A deployment that is
+submitted again with the same settings continues its run.
 """
 
+import contextlib
 import dataclasses
+import os
 import time
-from logging import INFO
+from collections.abc import Iterator
+from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any
 
+import flwr
 import torch
 from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from fedgs.config import RunConfig, UserError
-from fedgs.preparation import check_capacity, resolve
+from fedgs.event_log import log_event
+from fedgs.preparation import check_capacity, resolve, resolve_deployed
 from fedgs.process import watch_launcher
 from fedgs.run_folder import RunFolder, write_json
 from fedgs.training import RunStopped
 from server.strategy import GsWgan
+
+KNOWN_VERSION = "1.41."
+OBJECT_SECONDS = 0.01  # first pause for an object that is announced and not there yet
+LOCK_SECONDS = 60.0  # for the process of a server that was killed, which may be ending
+# What may differ when a deployed run is submitted again: none changes what was agreed.
+FREE_SETTINGS = ("checkpoint_every", "sample_every", "num_workers", "fast_messages")
+
+RUNS_VARIABLE = "FEDGS_RUNS"  # the folder of all run folders; a deployed server has one
 
 app = ServerApp()
 
@@ -46,19 +60,24 @@ def main(grid: Grid, context: Context) -> None:
     watch_launcher()
     folder = open_folder(dict(context.run_config))
     torch.set_num_threads(folder.config.num_threads)
-    flower = folder.path / ".flower"
+    flower, is_deployed = folder.path / ".flower", bool(folder.config.node_names)
     flower.mkdir(exist_ok=True)
     (flower / "result.json").unlink(missing_ok=True)
+    if is_deployed:
+        (flower / "stop").unlink(missing_ok=True)
+        _hasten()
 
     def report(metrics: dict[str, Any]) -> None:
         every = max(1, folder.config.num_rounds // 20)
         if metrics["round"] % every == 0:
             log(INFO, "round %d of %d", metrics["round"], folder.config.num_rounds)
+        log_event("round", **metrics)
 
     outcome = {"status": "failed", "message": ""}
+    strategy = GsWgan(folder, report, StopFile(flower / "stop"))
     try:
-        with folder.locked():
-            GsWgan(folder, report, StopFile(flower / "stop")).start(grid)
+        with locked(folder, LOCK_SECONDS if is_deployed else 0.0):
+            strategy.start(grid)
         outcome["status"] = "completed"
     except RunStopped as error:
         outcome = {"status": "stopped", "message": str(error)}
@@ -67,7 +86,35 @@ def main(grid: Grid, context: Context) -> None:
         outcome["message"] = f"{type(error).__name__}: {error}"
         raise
     finally:
-        write_json(flower / "result.json", outcome)
+        strategy.progress.close(outcome["status"])
+        log_event("ended", outcome=outcome["status"], reason=outcome["message"])
+        try:
+            write_json(flower / "result.json", outcome)
+        except OSError as error:  # a full disk, which may be why the run ended
+            log(ERROR, "result.json: %s; the outcome is %s", error, outcome)
+
+
+@contextlib.contextmanager
+def locked(folder: RunFolder, patience: float) -> Iterator[None]:
+    """Holds the folder, waiting for a process that is about to end.
+
+    Privacy: public.
+
+    Raises:
+        UserError: another process trains in this folder.
+    """
+    deadline = time.monotonic() + patience
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(folder.locked())
+                break
+            except UserError:
+                if time.monotonic() >= deadline:
+                    raise
+                log(INFO, "waiting for the process that trains in this folder")
+            time.sleep(2.0)
+        yield
 
 
 def open_folder(settings: dict[str, Any]) -> RunFolder:
@@ -80,14 +127,60 @@ def open_folder(settings: dict[str, Any]) -> RunFolder:
     """
     run_folder = settings.pop("run_folder", "")
     if run_folder:
-        return RunFolder.open(str(run_folder))
+        return RunFolder.open(_place(str(run_folder)))
     config = RunConfig.from_flat(settings)
     output = config.output or f"run-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
-    path = Path.home() / "fedgs-runs" / output  # an absolute output stays itself
+    path = _place(output)
     config = dataclasses.replace(config, engine="flower", output=str(path))
     if path.exists():
+        if config.node_names:
+            return _continued(path, config)
         raise UserError(f"output = {path}: exists already; choose another output")
     path.parent.mkdir(parents=True, exist_ok=True)
-    config, _ = resolve(config)
-    check_capacity(config, path.parent)
+    if config.node_names:
+        config = resolve_deployed(config)
+    else:
+        config, _ = resolve(config)
+        check_capacity(config, path.parent)
     return RunFolder.create(config)
+
+
+def _place(name: str) -> Path:
+    """Returns where a run folder is; an absolute name stays itself, where it may.
+
+    Whoever may submit a run to a deployed server may not name other folders of it.
+
+    Raises:
+        UserError: outside the server's folder of runs.
+    """
+    given = os.environ.get(RUNS_VARIABLE)
+    runs = Path(given) if given else Path.home() / "fedgs-runs"
+    path = Path(os.path.normpath(runs / name))
+    if given and path.parent != Path(os.path.normpath(runs)):
+        raise UserError(f"output = {name}: give the plain name of a run folder")
+    return path
+
+
+def _continued(path: Path, wanted: RunConfig) -> RunFolder:
+    """Opens a deployed run that was submitted again; what is unset is as it was."""
+    folder = RunFolder.open(path)
+    known = folder.config.to_flat()
+    for name, value in wanted.to_flat().items():
+        if name not in FREE_SETTINGS and value not in ("", known[name]):
+            raise UserError(
+                f"{name} = {value}: the run in {path} has {known[name]}; submit it "
+                "with the same settings, or choose another output"
+            )
+    return folder
+
+
+def _hasten() -> None:
+    """Shortens Flower's first wait for an object that is on its way, 1 s by default."""
+    if not flwr.__version__.startswith(KNOWN_VERSION):
+        text = "a faster path is written for Flower %sx, this is %s; rounds take longer"
+        log(WARNING, text, KNOWN_VERSION, flwr.__version__)
+        return
+    from flwr.supercore.inflatable.inflatable_utils import pull_objects
+
+    defaults: dict[str, Any] = pull_objects.__kwdefaults__ or {}
+    defaults.update(initial_backoff=OBJECT_SECONDS)

@@ -2,10 +2,11 @@
 
 The rounds themselves are `fedgs.training.run_rounds`; this file is its exchange. It
 overrides `start`, because Flower's own loop logs and polls per round and knows no
-checkpoint, and uses `push_messages` and `pull_messages` only.
+checkpoint. `server.roll_call` finds the nodes, `server.asking` sends and collects.
 """
 
 import math
+import secrets
 import time
 from collections.abc import Iterable, Sequence
 from logging import INFO, WARNING
@@ -23,16 +24,21 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedgs.config import UserError
-from fedgs.messages import RECORD, FakeBatch, decode_answer, encode_batch
-from fedgs.run_folder import RunFolder
+from fedgs.ledger import Ledger
+from fedgs.messages import (
+    RECORD,
+    FakeBatch,
+    decode_answer,
+    encode_batch,
+    one_line,
+)
+from fedgs.run_folder import RunFolder, read_json, write_json
 from fedgs.sanitizer import SanitizedGradients
 from fedgs.training import Report, RunStopped, Stop, nodes_of, run_rounds
-
-POLL_SECONDS = 0.002
-POLL_SHARE = 0.02  # of the time waited: polling takes the workers' cores
-POLL_AT_MOST = 0.05
-ROLL_CALL_SECONDS = 0.1
-ROLL_CALL_TIMEOUT = 600.0
+from server.asking import IN_MEMORY, OVER_HTTP, Asking
+from server.progress import Progress
+from server.roll_call import RollCall
+from server.roll_call import roll_call as roll_call
 
 
 class GsWgan(Strategy):
@@ -50,14 +56,14 @@ class GsWgan(Strategy):
         self.config = folder.config
         self.report = report
         self.stop = stop
-        self.grid: Grid  # set by `start`
-        self.addresses: dict[int, int] = {}
-        self.reasons: dict[int, str] = {}
+        self.asking: Asking  # set by `start`
+        self.roll: RollCall | None = None  # of a deployment
+        self.progress = Progress(None, self.config, "", 0)
 
     @property
     def failures(self) -> list[str]:
         """Why nodes did not answer the last request, by node; nodes give no data."""
-        return [self.reasons[node_id] for node_id in sorted(self.reasons)]
+        return [text for _, text in sorted(self.asking.reasons.items())]
 
     def start(  # type: ignore[override]
         self,
@@ -79,13 +85,32 @@ class GsWgan(Strategy):
         Raises:
             RunStopped: the run ended early with a checkpoint.
         """
-        self.grid = grid
-        if hasattr(grid, "pull_interval"):  # the simulation's in-memory grid
-            grid.pull_interval = POLL_SECONDS  # pyright: ignore
-        self.addresses = roll_call(grid, self.config.num_nodes)
         self.summary()
+        if hasattr(grid, "pull_interval"):  # the simulation's in-memory grid
+            grid.pull_interval = IN_MEMORY.least  # pyright: ignore
+        if self.config.node_names:
+            self._meet(grid)
+        else:
+            addresses = roll_call(grid, self.config.num_nodes, self.stop)
+            self.asking = Asking(grid, addresses, IN_MEMORY)
         run_rounds(self.folder, self, self.report, self.stop)
         return Result()
+
+    def _meet(self, grid: Grid) -> None:
+        """Waits for the nodes of a deployment."""
+        run_id = run_identity(self.folder)
+        committed, path = 0, self.folder.path / "checkpoint" / "checkpoint.json"
+        if path.exists():
+            committed = int(read_json(path)["round"])
+        flower = self.folder.path / ".flower"
+        flower.mkdir(exist_ok=True)
+        self.progress = Progress(flower / "nodes.json", self.config, run_id, committed)
+        events = Ledger.read(self.folder.path / "ledger.jsonl").events
+        self.roll = RollCall(
+            grid, self.config, run_id, events, committed, self.progress
+        )
+        self.asking = Asking(grid, self.roll.addresses, OVER_HTTP, self.roll)
+        self.roll.wait(self.stop)
 
     # -------------------------------------------------------------- exchange
 
@@ -95,88 +120,99 @@ class GsWgan(Strategy):
         A node that fails or answers wrongly is asked once more; the same request gets
         the same bytes. Then the round goes on without it, if `min_nodes` allows.
         """
-        waiting = nodes_of(self.config, request.trainees)
         deadline = time.monotonic() + self.config.round_timeout
-        self.reasons.clear()
-        answers: list[SanitizedGradients] = []
-        for _ in range(2):
-            waiting = self._ask(request, waiting, deadline, answers)
-            if not waiting or time.monotonic() >= deadline:
-                break
-        if waiting:
-            log(WARNING, "round %d: no answer of nodes %s", request.round, waiting)
+        nodes = nodes_of(self.config, request.trainees)
+        answers, missing = self._ask("training", request, nodes, deadline)
+        if missing:
+            log(WARNING, "round %d: no answer of nodes %s", request.round, missing)
         return answers
 
     def prepare(self, request: FakeBatch, nodes: Sequence[int]) -> None:
         """Has the nodes make their discriminators, without a time limit.
 
+        A deployed node that is offline for `round_timeout` is given up.
+
         Raises:
-            RunStopped: a node failed twice.
+            RunStopped: a node failed twice or is gone, or `stop` was set.
         """
-        waiting = list(nodes)
-        self.reasons.clear()
-        for _ in range(2):
-            waiting = self._ask(request, waiting, math.inf, [])
-        if waiting:
+        if not nodes:
+            return
+        _, missing = self._ask("preparing", request, nodes, math.inf)
+        if missing and self.stop.is_set():
+            raise RunStopped(f"stopped while nodes {missing} make their discriminators")
+        if missing:
             raise RunStopped(
-                f"nodes {waiting} could not make their discriminators: {self.failures}"
+                f"nodes {missing} could not make their discriminators: {self.failures}"
             )
 
     def save(self, keep_round: int) -> None:
         """Does nothing: nodes save their state in every round."""
 
     def _ask(
-        self,
-        request: FakeBatch,
-        nodes: Sequence[int],
-        deadline: float,
-        answers: list[SanitizedGradients],
-    ) -> list[int]:
-        """Asks the nodes, appends to `answers`, returns who failed."""
-        ids = self.grid.push_messages(self._messages(request, nodes))
-        message_nodes = dict(zip(ids, nodes, strict=True))
-        failed = []
-        asked = time.monotonic()
-        while message_nodes and time.monotonic() < deadline:
-            replies = list(self.grid.pull_messages(list(message_nodes)))
-            for reply in replies:
-                node_id = message_nodes.pop(reply.metadata.reply_to_message_id)
-                try:
-                    answer = self._decode(reply, request.round, node_id)
-                except UserError as error:
-                    log(WARNING, "%s", error)
-                    failed.append(node_id)
-                    self.reasons[node_id] = str(error)
-                else:
-                    self.reasons.pop(node_id, None)
-                    if answer is not None:
-                        answers.append(answer)
-            if not replies:
-                waited = time.monotonic() - asked
-                time.sleep(min(POLL_SECONDS + POLL_SHARE * waited, POLL_AT_MOST))
-        return sorted([*failed, *message_nodes.values()])
+        self, phase: str, request: FakeBatch, nodes: Sequence[int], deadline: float
+    ) -> tuple[list[SanitizedGradients], list[int]]:
+        record = self._record(request)
+        size = len(record["tensors"])  # type: ignore[arg-type]
+        if self.roll is not None:
+            self.roll.round = max(self.roll.round, request.round)
 
-    def _messages(self, request: FakeBatch, nodes: Sequence[int]) -> Iterable[Message]:
-        payload: dict[str, Any] = dict(encode_batch(request))
-        payload["run_folder"] = str(self.folder.path)
-        return [
-            Message(
-                RecordDict({RECORD: ConfigRecord(payload)}),
-                self.addresses[node_id],
-                "train",
-            )
-            for node_id in nodes
-        ]
+        def make(node: int) -> Message:
+            self.progress.add_bytes(sent=size)
+            # What nobody waits for any more is not delivered to a node that is back.
+            left = None
+            if self.roll is not None and deadline < math.inf:
+                left = max(deadline - time.monotonic(), 1.0)
+            content, address = RecordDict({RECORD: record}), self.asking.addresses[node]
+            return Message(content, address, "train", ttl=left)
+
+        def decode(reply: Message, node: int) -> SanitizedGradients | None:
+            answer = self._decode(reply, request, node)
+            if self.roll is not None and request.round:
+                self.roll.seen[node] = request.round
+                self.progress.set_answered(node, request.round)
+            return answer
+
+        def waiting(missing: Sequence[int]) -> None:
+            for node in missing:
+                self.progress.set_reason(node, self.asking.reasons.get(node, ""))
+            self.progress.set_phase("waiting", request.round, list(missing))
+
+        self.progress.set_phase(phase, request.round, list(nodes))
+        return self.asking.ask(
+            nodes,
+            make,
+            decode,
+            deadline,
+            patience=self.config.round_timeout,
+            stop=self.stop if phase == "preparing" else None,
+            waiting=waiting,
+        )
+
+    def _record(self, request: FakeBatch) -> ConfigRecord:
+        payload: dict[str, Any] = dict(encode_batch(request, self.config))
+        if self.roll is None:
+            payload["run_folder"] = str(self.folder.path)
+        else:
+            payload["run_id"] = self.roll.run_id
+        return ConfigRecord(payload)
 
     def _decode(
-        self, reply: Message, round: int, node_id: int
+        self, reply: Message, request: FakeBatch, node_id: int
     ) -> SanitizedGradients | None:
+        """Checks a reply; raises `UserError` with one line that quotes no data."""
+        where = f"round {request.round}: node {node_id}"
         if reply.has_error():
-            raise UserError(f"round {round}: {reply.error.reason}")
+            raise UserError(f"round {request.round}: {one_line(reply.error.reason)}")
+        if reply.metadata.src_node_id != self.asking.addresses.get(node_id):
+            raise UserError(f"{where}: a reply of another sender")
         record = reply.content.config_records.get(RECORD)
         if record is None:
-            raise UserError(f"round {round}: node {node_id} answered without a record")
-        return decode_answer(record, self.config, round, node_id)
+            raise UserError(f"{where} answered without a record")
+        if len(reply.content) > 1:
+            raise UserError(f"{where} answered with other records too")
+        if isinstance(content := record.get("tensors"), bytes):
+            self.progress.add_bytes(received=len(content))
+        return decode_answer(record, self.config, request, node_id)
 
     # -------------------------------------------------------------- Flower's verbs
 
@@ -216,39 +252,18 @@ class GsWgan(Strategy):
         return None
 
 
-def roll_call(grid: Grid, expected: int) -> dict[int, int]:
-    """Returns Flower's address of each node index; those are random per run.
+def run_identity(folder: RunFolder) -> str:
+    """Returns the id under which clients keep their state of a deployed run.
+
+    It is drawn once, so that a run that is submitted again finds its clients' state.
 
     Privacy: public.
 
-    Args:
-        grid: of the run.
-        expected: the number of nodes.
-
     Raises:
-        UserError: another number of nodes, or nodes that did not answer.
+        UserError: the file is broken.
     """
-    deadline = time.monotonic() + ROLL_CALL_TIMEOUT
-    while len(node_ids := list(grid.get_node_ids())) < expected:
-        if time.monotonic() > deadline:
-            break
-        time.sleep(ROLL_CALL_SECONDS)
-    if len(node_ids) != expected:
-        raise UserError(
-            f"num-supernodes = {len(node_ids)}: this run has {expected} nodes; "
-            f"give --federation-config 'num-supernodes={expected}' or another "
-            "clients_per_node"
-        )
-    empty = RecordDict({RECORD: ConfigRecord({})})
-    ids = set(grid.push_messages([Message(empty, n, "query") for n in node_ids]))
-    addresses: dict[int, int] = {}
-    while ids and time.monotonic() < deadline:
-        for reply in grid.pull_messages(list(ids)):
-            ids.discard(reply.metadata.reply_to_message_id)
-            if not reply.has_error():
-                index = int(str(reply.content.config_records[RECORD]["node_id"]))
-                addresses[index] = reply.metadata.src_node_id
-        time.sleep(ROLL_CALL_SECONDS)
-    if sorted(addresses) != list(range(expected)):
-        raise UserError(f"roll call: {len(addresses)} of {expected} nodes answered")
-    return addresses
+    path = folder.path / "deployment.json"
+    if not path.exists():
+        nodes = list(folder.config.node_names)
+        write_json(path, {"run_id": secrets.token_hex(8), "nodes": nodes})
+    return str(read_json(path)["run_id"])

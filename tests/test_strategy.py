@@ -33,7 +33,7 @@ from fedgs.ledger import Ledger
 from fedgs.node import Node
 from fedgs.run_folder import RunFolder, node_folder, read_tensors, state_rounds
 from fedgs.training import RunStopped
-from server import strategy
+from server import asking, roll_call, strategy
 from server.strategy import GsWgan
 from tiny import FULL_PARTICIPATION, tiny_config, write_tiny_npz
 
@@ -145,7 +145,8 @@ def _fast_clock(monkeypatch):
         clock.now += seconds
 
     clock.sleep = sleep
-    monkeypatch.setattr(strategy, "time", clock)
+    for module in (strategy, asking, roll_call):
+        monkeypatch.setattr(module, "time", clock)
 
 
 @pytest.fixture
@@ -261,6 +262,7 @@ def test_resumed_simulation_equals_the_uninterrupted_one(create, mode, round):
 
 
 ANSWER = {"is_empty", "round", "node_id", "noise_std", "clip_bound", "tensors"}
+ANSWER |= {"request"}  # its hash
 
 
 @pytest.mark.parametrize("mode", MODES)

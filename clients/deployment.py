@@ -1,0 +1,374 @@
+"""A deployed node: its own settings, its state directory, and joining a run.
+
+    STATE_DIR/                   mode 0700
+      .client.lock               held by the one process that answers for this node
+      error.log                  texts of failures; they never leave
+      releases/                  the clients' own count, over all runs
+      RUN_ID/run.json            the run's settings as the server sent them
+      RUN_ID/node-*/             discriminators, their moments, the stored answer
+
+The data, the folder, the limits and the device are the client's own, from its
+`--node-config`; a server can set none of them. Everything else is the run's, sent once
+when the node joins, checked, and never changed afterwards.
+"""
+
+import dataclasses
+import fcntl
+import json
+import os
+import re
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from clients.state import Worker, cached_worker, forget
+from fedgs.client_count import ReleaseCount, release_event
+from fedgs.client_limits import Limits
+from fedgs.cohorts import for_all_clients, keep_cohort
+from fedgs.config import RunConfig, UserError
+from fedgs.data import DataWarning, FederatedImages, partition, sources, split_records
+from fedgs.preparation import check_capacity
+from fedgs.run_folder import (
+    node_folder,
+    read_json,
+    remove_states_after,
+    state_rounds,
+    write_json,
+)
+
+PROTOCOL = 1  # of joining; server/roll_call.py sends the same number
+OWN_SETTINGS = frozenset(
+    {
+        *("data", "data_dir", "download", "polarity", "classes", "test_fraction"),
+        *("hf_options", "partitioner", "partitioner_options", "partition"),
+        *("dirichlet_alpha", "cohort", "device"),
+    }
+)
+# What a server may not choose for a client beyond these: see `agreed`.
+NEUTRAL: dict[str, Any] = {
+    "client_limits": None,
+    "corruption": "none",
+    "secure_noise": True,
+    "output": "",
+    "num_workers": 1,
+}
+RUN_ID = re.compile(r"[0-9a-f]{16}")
+LOCK_SECONDS = 10.0  # for the client process before, which may be ending
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a node knows of itself: the values of its `--node-config`.
+
+    Attributes:
+        name: by which the server knows the node.
+        state_dir: absolute.
+        settings: the node's own of the run's settings (`OWN_SETTINGS`).
+        limits: path of its limits file, None without one.
+    """
+
+    name: str
+    state_dir: Path
+    settings: Mapping[str, Any]
+    limits: Path | None = None
+
+    @classmethod
+    def read(cls, node_config: Mapping[str, Any]) -> "Site":
+        """Reads Flower's node configuration; `-` and `_` in a key are the same.
+
+        Raises:
+            UserError: a key is missing, unknown or has a wrong value.
+        """
+        values = {key.replace("-", "_"): value for key, value in node_config.items()}
+        for key in ("name", "data", "state_dir"):
+            if not isinstance(values.get(key), str) or not values[key]:
+                raise UserError(
+                    f"{key} is missing: give --node-config '{key.replace('_', '-')}="
+                    '"..."\' with name, data and state-dir'
+                )
+        name, state_dir = values.pop("name"), Path(values.pop("state_dir"))
+        limits = values.pop("limits", None)
+        if unknown := sorted(values.keys() - OWN_SETTINGS):
+            known = ", ".join(sorted(OWN_SETTINGS | {"name", "state_dir", "limits"}))
+            raise UserError(f"{unknown[0]}: unknown in --node-config; give {known}")
+        values["data"] = sources.with_absolute_path(values["data"])
+        RunConfig.from_flat(values)  # checks each value
+        path = None if limits is None else Path(str(limits)).expanduser().absolute()
+        site = cls(name, state_dir.expanduser().absolute(), values, path)
+        site.own_limits()
+        return site
+
+    def own_limits(self) -> Limits:
+        """Returns what the hosted clients agree to, with a count over all runs.
+
+        Raises:
+            UserError: the file cannot be read.
+        """
+        limits = Limits() if self.limits is None else Limits.read(self.limits)
+        if limits.state_dir is None:
+            limits = dataclasses.replace(limits, state_dir=self.state_dir / "releases")
+        return limits
+
+    def open(self) -> None:
+        """Makes the state directory, and holds it as long as this process lives.
+
+        Raises:
+            UserError: it cannot be made, others can read it, or another process holds
+                it.
+        """
+        try:
+            self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self.state_dir.stat().st_mode & 0o077:
+                raise UserError(
+                    f"state-dir = {self.state_dir}: others can look into it; run "
+                    f"chmod 700 {self.state_dir}"
+                )
+            _hold(self.state_dir / ".client.lock")
+        except OSError as error:
+            raise UserError(
+                f"state-dir = {self.state_dir}: {error.strerror}"
+            ) from error
+
+
+@lru_cache
+def _hold(path: Path) -> int:
+    """Locks a file until this process ends, once; returns its descriptor."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                os.close(descriptor)
+                raise UserError(
+                    f"state-dir = {path.parent}: another client process uses it; give "
+                    "each client its own"
+                ) from error
+        time.sleep(0.1)
+
+
+@dataclass(frozen=True)
+class DeployedPlace:
+    """A deployed node in one run.
+
+    Attributes:
+        site: the node's own settings.
+        run_id: of the server, 16 hexadecimal digits: it becomes a folder's name.
+    """
+
+    site: Site
+    run_id: str
+    is_durable: bool = True
+
+    def __post_init__(self) -> None:
+        """Checks the name that comes from the server."""
+        if not RUN_ID.fullmatch(self.run_id):
+            raise UserError("run_id of the server: not 16 hexadecimal digits; refused")
+
+    @property
+    def title(self) -> str:
+        """The node's public name."""
+        return self.site.name
+
+    @property
+    def node_id(self) -> int:
+        """The node's index, by the names in the run's settings."""
+        return _position(self.site, self._agreed())
+
+    @property
+    def private(self) -> Path:
+        """The state directory."""
+        return self.site.state_dir
+
+    @property
+    def folder(self) -> Path:
+        """This run's folder."""
+        return self.site.state_dir / self.run_id
+
+    def worker(self) -> Worker:
+        """Returns this process's worker, made on the first message.
+
+        Privacy: reads private data; output private.
+        """
+        return cached_worker(str(self.folder), self._make)
+
+    def forget(self) -> None:
+        """Drops the node from memory; its last whole state is on disk."""
+        forget(str(self.folder), self.node_id)
+
+    def join(self, settings: Mapping[str, Any], committed: int) -> int:
+        """Takes part in a run from now on, or again after the server's restart.
+
+        States of rounds after `committed` are removed: the server repeats those rounds,
+        and they count again.
+
+        Privacy: reads private data; the result is public: it tells which round the
+            node has seen, which the server knows.
+
+        Args:
+            settings: the run's, flat.
+            committed: the round that the server goes on from.
+
+        Returns:
+            The last round of the node's state, -1 without a state.
+
+        Raises:
+            ClientRefused: the run is outside the clients' limits.
+            UserError: other settings than before, unsuitable data, no room.
+        """
+        self.site.open()
+        agreed(self.site, settings)
+        path = self.folder / "run.json"
+        if path.exists() and read_json(path) != dict(settings):
+            raise UserError(
+                f"{path}: the server sends other settings under the same run; it must "
+                "start a new run folder"
+            )
+        worker = self._make_from(settings)
+        if not path.exists():
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            write_json(path, dict(settings))
+        remove_states_after(self.folder, committed)
+        self.forget()
+        cached_worker(str(self.folder), lambda: worker)
+        found = state_rounds(node_folder(self.folder, self.node_id))
+        return found[-1] if found else -1
+
+    def _make(self) -> Worker:
+        self.site.open()
+        return self._make_from(self._settings())
+
+    def _make_from(self, settings: Mapping[str, Any]) -> Worker:
+        config, limits = agreed(self.site, settings), self.site.own_limits()
+        limits.check_run(config)
+        hosted = _hosted(self.site, config)
+        data = own_images(config, hosted)
+        names = [data.client_names[client] for client in hosted]
+        count = ReleaseCount(limits.state_dir or self.folder, names)
+        everyone = range(len(hosted))
+        count.check(release_event(config, 1, everyone, len(hosted)), limits)
+        own = dataclasses.replace(config, num_clients=len(hosted), num_rounds=1)
+        check_capacity(own, self.site.state_dir)
+        return Worker(config, data, self.folder, limits)
+
+    def _agreed(self) -> RunConfig:
+        return agreed(self.site, self._settings())
+
+    def _settings(self) -> dict[str, Any]:
+        if not (self.folder / "run.json").exists():
+            raise UserError(
+                f"{self.folder}: this node has not joined the run, or its state is "
+                "lost; restore the state-dir"
+            )
+        return read_json(self.folder / "run.json")
+
+
+def agreed(site: Site, settings: Mapping[str, Any]) -> RunConfig:
+    """Returns a run's configuration as a node computes with it.
+
+    Privacy: public.
+
+    Raises:
+        UserError: unknown or contradictory settings, or the node is not in the run.
+    """
+    config = RunConfig.from_flat(settings)
+    config = dataclasses.replace(config, **NEUTRAL, **_own(site)).validate()
+    if config.seed is None or config.num_classes is None:
+        raise UserError("the server's settings are not resolved: refused")
+    _position(site, config)
+    return config
+
+
+def _own(site: Site) -> dict[str, Any]:
+    defaults = RunConfig().to_flat()
+    return {name: defaults[name] for name in OWN_SETTINGS} | dict(site.settings)
+
+
+def _position(site: Site, config: RunConfig) -> int:
+    names = config.node_names
+    if site.name not in names:
+        raise UserError(f"name = {site.name}: the run has {', '.join(names)} only")
+    return names.index(site.name)
+
+
+def _hosted(site: Site, config: RunConfig) -> range:
+    first = _position(site, config) * config.clients_per_node
+    return range(first, min(first + config.clients_per_node, config.num_clients or 1))
+
+
+class HostedImages:
+    """A node's own images under the run's numbers of its clients.
+
+    It has the part of `FederatedImages` that training reads, and no other clients.
+
+    Privacy: reads private data; output private.
+    """
+
+    def __init__(self, data: FederatedImages, hosted: range) -> None:
+        """Renumbers the clients; see the class."""
+        self.images, self.labels = data.images, data.labels
+        self.client_records = dict(zip(hosted, data.client_records, strict=True))
+        self.client_names = dict(zip(hosted, data.client_names, strict=True))
+
+
+def own_images(config: RunConfig, hosted: range) -> FederatedImages:
+    """Loads a node's data: exactly the clients that it hosts, in the data's order.
+
+    Data that names no clients is one client, unless `partition` says how to cut it.
+
+    Privacy: reads private data; output private.
+
+    Args:
+        config: of `agreed`.
+        hosted: the run's numbers of this node's clients.
+
+    Raises:
+        UserError: the data is missing, malformed or of another number of clients.
+    """
+    config = dataclasses.replace(config, num_clients=None, clients_per_round=None)
+    with warnings.catch_warnings(action="ignore", category=DataWarning):
+        records = sources.load_records(config)
+    if config.partition == "auto" and records.clients is None:
+        owner = np.zeros(len(records.labels), np.int64)
+        records = dataclasses.replace(records, clients=owner)
+    if partition.rule(config, records.clients) != "by-client":
+        config = dataclasses.replace(config, num_clients=len(hosted))
+    data = keep_cohort(config, split_records(for_all_clients(config), records))
+    if data.num_clients != len(hosted):
+        raise UserError(
+            f"data = {config.data}: has {data.num_clients} clients, the run gives this "
+            f"node {len(hosted)}; give data of that many, or have the server set "
+            "clients_per_node and num_clients"
+        )
+    # Training reads client_records and client_names by the run's numbers only.
+    return cast(FederatedImages, HostedImages(data, hosted))
+
+
+def settings_of(payload: Mapping[str, object]) -> tuple[dict[str, Any], int]:
+    """Decodes a request to join: the run's settings and the committed round.
+
+    Privacy: public.
+
+    Raises:
+        UserError: malformed, or of another protocol.
+    """
+    if payload.get("protocol") != PROTOCOL:
+        raise UserError("the server speaks another protocol; use the same fedgs")
+    committed, text = payload.get("committed"), payload.get("settings")
+    if type(committed) is not int or committed < 0 or not isinstance(text, str):
+        raise UserError("request to join without settings or round: refused")
+    try:
+        settings = json.loads(text)
+    except ValueError:
+        raise UserError("request to join that cannot be decoded: refused") from None
+    if not isinstance(settings, dict):
+        raise UserError("request to join that cannot be decoded: refused")
+    return settings, committed

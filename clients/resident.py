@@ -1,0 +1,250 @@
+r"""A client in one process: Flower's SuperNode with the ClientApp inside it.
+
+    python -m clients.resident --superlink HOST:PORT --root-certificates ca.crt \
+        --auth-supernode-private-key KEY --node-config 'name="a" data="..." ...'
+
+The options are those of `flower-supernode`. The stock SuperNode starts an operating
+system process per message, which imports torch and reads every state again, and sleeps
+for seconds between looks. Here the models stay loaded; no port is opened, because
+nobody else answers; and only the installed fedgs is run, never code that a server
+sends. For that a handful of functions of one known Flower version are replaced, below;
+another version, or `--stock`, gets Flower's own path.
+"""
+
+import importlib
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from email.utils import parsedate_to_datetime
+from logging import WARNING
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import flwr
+from flwr.common.logger import log
+
+from clients.deployment import Site
+from fedgs.config import UserError
+
+KNOWN_VERSION = "1.41."
+POLL_LEAST, POLL_MOST = 0.05, 3.0  # seconds between looks for a message
+POLL_SHARE = 0.02  # of the time without one: whoever is rarely asked looks rarely
+HEARTBEAT_SECONDS = 10  # Flower's least; its 30 keep a killed node out for a minute
+RECONNECT_SECONDS = 5.0  # at most, between tries to reach the server
+OBJECT_SECONDS = 0.01  # first pause for an object that is announced and not there yet
+ACTIVATION_SECONDS = 10.0  # at most, between tries to be taken for online
+SKEW_SECONDS = 2.0  # of the clock, from which on it is corrected
+CLIENT_APP_RAISED = 2  # Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+NOT_ACTIVATED = 2004  # Flower's ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED
+
+
+class Waiting:
+    """Stands in for the module `time` of the SuperNode's loop: it sleeps less.
+
+    Privacy: public; how often a node looks depends on when it was asked.
+    """
+
+    def __init__(self) -> None:
+        """Starts as if asked just now."""
+        self.last = time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Sleeps for a share of the time without a message, within limits."""
+        waited = time.monotonic() - self.last
+        pause = min(max(POLL_LEAST, POLL_SHARE * waited), POLL_MOST, seconds)
+        time.sleep(pause)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs a client until it is told to end; see the module.
+
+    Privacy: releases (epsilon, delta)-DP output; events: in the clients' own count.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    wants_stock = "--stock" in given
+    given = [argument for argument in given if argument != "--stock"]
+    is_known = flwr.__version__.startswith(KNOWN_VERSION)
+    try:
+        site = _site(given)
+        if wants_stock or not is_known:
+            if not is_known:
+                text = "clients.resident: written for Flower %sx, this is %s; a process"
+                text += " is started for each message"
+                log(WARNING, text, KNOWN_VERSION, flwr.__version__)
+            command = str(Path(sys.executable).with_name("flower-supernode"))
+            os.execv(command, [command, *given])
+        site.open()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    sys.argv = ["flower-supernode", *given, "--isolation", "process"]
+    install()
+    from flwr.supernode.cli.flower_supernode import flower_supernode
+
+    flower_supernode()
+
+
+def _site(given: Sequence[str]) -> Site:
+    """Reads `--node-config` as Flower does, to refuse a wrong one at once."""
+    from flwr.common.config import parse_config_args
+
+    for place, argument in enumerate(given):
+        name, has_value, value = argument.partition("=")
+        if name == "--node-config":
+            text = value if has_value else "".join(given[place + 1 : place + 2])
+            try:
+                return Site.read(parse_config_args([text]))
+            except UserError:
+                raise
+            except Exception as error:
+                raise UserError(f"--node-config {text}: {error}") from error
+    raise UserError("--node-config is missing: give name, data and state-dir")
+
+
+def install() -> None:
+    """Replaces the functions; must run before the SuperNode starts.
+
+    Privacy: public; moves messages, reads none.
+    """
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+
+    loop = _module("flwr.supernode.start_client_internal")
+    waiting = Waiting()
+    loop.time = waiting
+    loop._push_messages = _answering(loop, waiting, loop._push_messages)
+    # No Runtime API: nobody else answers. Of the server, only its end is used.
+    server = SimpleNamespace(should_exit=False)
+    thread = SimpleNamespace(join=lambda timeout: None, is_alive=lambda: False)
+    command = _module("flwr.supernode.cli.flower_supernode")
+    command._start_supernode_http_api = lambda *config: (server, thread)
+    for name in ("flwr.supercore.heartbeat", "flwr.supernode.fleet_http_connection"):
+        _module(name).HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT_SECONDS
+    _module("flwr.supercore.retry.http_retry").MAX_RETRY_DELAY = RECONNECT_SECONDS
+    objects = _module("flwr.supercore.inflatable.inflatable_utils")
+    objects.pull_objects.__kwdefaults__.update(initial_backoff=OBJECT_SECONDS)
+    FleetHttpClient.ActivateNode = _patient(FleetHttpClient.ActivateNode)  # type: ignore
+    _correct_clock()
+
+
+def _module(name: str) -> Any:
+    """Returns a module, where its package may have a function of the same name."""
+    found: ModuleType = importlib.import_module(name)
+    return found
+
+
+def _answering(
+    loop: Any, waiting: Waiting, stock_push: Callable[..., None]
+) -> Callable[..., None]:
+    """Returns a `_push_messages` that first answers, here, what was pulled."""
+    from flwr.app import Error, Message
+
+    def push_messages(state: Any, object_store: Any, **send: Any) -> None:
+        for announced in state.get_messages_legacy(is_reply=False):
+            name = announced.metadata.message_id
+            try:
+                reply = _answer(state, object_store, announced)
+            except Exception:  # a message that is none: its text may be the server's
+                reply = Message(Error(CLIENT_APP_RAISED, "refused"), reply_to=announced)
+            object_store.delete(name)
+            # Both at once: how long it took depends on data and would be sent.
+            state.record_message_processing_start(name)
+            state.record_message_processing_end(name)
+            loop._insert_message(reply, state, object_store)
+        state.task_store.clear()  # for processes that nobody starts
+        stock_push(state=state, object_store=object_store, **send)
+        waiting.last = time.monotonic()
+
+    return push_messages
+
+
+def _answer(state: Any, store: Any, announced: Any) -> Any:
+    """Returns the ClientApp's reply to a message whose parts are in the store."""
+    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+    from clients.client_app import app
+
+    name = announced.metadata.message_id
+    tree = store.get_object_tree(name)
+    parts = {
+        part.object_id: store.get(part.object_id) for part in iterate_object_tree(tree)
+    }
+    message: Any = inflate_object_from_contents(name, parts)
+    message.metadata.__dict__["_message_id"] = name
+    series = state.get_run(announced.metadata.run_id).series_id
+    return app(message=message, context=state.get_run_series_context(series))
+
+
+def _patient(stock: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Returns an `ActivateNode` that waits until it may.
+
+    The key may be registered later, and a process that was killed counts as online
+    until its heartbeat has run out; Flower's own ends with an error in both cases.
+    """
+    import httpx
+    from flwr.supercore.error import FlowerError
+
+    def activate(client: Any, request: Any) -> Any:
+        pause = 1.0
+        while True:
+            try:
+                return stock(client, request)
+            except httpx.HTTPStatusError as error:
+                found = FlowerError.from_json(error.response.text)
+                if found is None or found.code != NOT_ACTIVATED:
+                    raise
+            text = "this node's key is not registered yet, or the process before it is "
+            log(WARNING, text + "still taken for online; trying again in %g s", pause)
+            time.sleep(pause)
+            pause = min(2 * pause, ACTIVATION_SECONDS)
+
+    return activate
+
+
+def _correct_clock() -> None:
+    """Has requests signed with the server's time where this machine's clock is wrong.
+
+    Flower takes signatures from 5 seconds ahead to 5 minutes behind its own clock, and
+    a refused node ends itself.
+    """
+    from flwr.common.constant import TIMESTAMP_HEADER
+    from flwr.supercore import constant
+    from flwr.supercore.date import now
+
+    auth = _module("flwr.supernode.node_auth_http_interceptor")
+    interceptor = auth.NodeAuthHttpInterceptor
+    stock = interceptor.intercept
+    signed = (
+        TIMESTAMP_HEADER,
+        constant.FLEET_HTTP_PUBLIC_KEY_HEADER,
+        constant.FLEET_HTTP_SIGNATURE_HEADER,
+    )
+    offset = timedelta()
+
+    def intercept(self: Any, context: Any, call_next: Any) -> Any:
+        nonlocal offset
+        response = stock(self, context, call_next)
+        date = response.headers.get("date")
+        if response.status_code != 401 or date is None:
+            return response
+        found = parsedate_to_datetime(date) - now()
+        if abs((found - offset).total_seconds()) < SKEW_SECONDS:
+            return response
+        text = "this machine's clock differs from the server's by %.0f s: set it; "
+        text += "meanwhile requests are signed with the server's time"
+        log(WARNING, text, found.total_seconds())
+        offset = found
+        response.close()
+        for name in signed:
+            context.request.headers.pop(name, None)
+        return stock(self, context, call_next)
+
+    interceptor.intercept = intercept
+    auth.now = lambda: now() + offset
+
+
+if __name__ == "__main__":
+    main()

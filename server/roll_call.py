@@ -1,0 +1,293 @@
+"""Who is there: Flower's address of each node of a run.
+
+A simulated node says its index. A deployed node says its name and joins the run: it
+gets the run's settings, checks them, and says which round its state has seen. With
+SuperNode authentication the name is the one that its key was registered under.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from logging import INFO, WARNING
+from typing import Any
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from fedgs.config import RunConfig, UserError
+from fedgs.event_log import log_event
+from fedgs.ledger import Event
+from fedgs.messages import RECORD, one_line
+from fedgs.training import RunStopped, Stop, nodes_of
+from server.progress import Progress
+
+PROTOCOL = 1  # of joining; clients/deployment.py expects the same number
+POLL_SECONDS = 0.1
+TIMEOUT = 600.0
+LOG_SECONDS = 30.0  # between lines that say who is missing
+STEP_SECONDS = 1.0  # between looks for nodes of a deployment
+AGAIN_SECONDS = 10.0  # until a node that failed or was refused is asked again
+
+
+def roll_call(grid: Grid, expected: int, stop: Stop | None = None) -> dict[int, int]:
+    """Returns Flower's address of each simulated node; those are random per run.
+
+    Privacy: public.
+
+    Args:
+        grid: of the run.
+        expected: the number of nodes.
+        stop: when set, the roll call ends.
+
+    Raises:
+        UserError: another number of nodes, or nodes that did not answer.
+        RunStopped: `stop` was set.
+    """
+    deadline = time.monotonic() + TIMEOUT
+    while len(node_ids := list(grid.get_node_ids())) < expected:
+        _check_stop(stop, f"{expected - len(node_ids)} of {expected} nodes")
+        if time.monotonic() > deadline:
+            break
+        time.sleep(POLL_SECONDS)
+    if len(node_ids) != expected:
+        raise UserError(
+            f"num-supernodes = {len(node_ids)}: this run has {expected} nodes; "
+            f"give --federation-config 'num-supernodes={expected}' or another "
+            "clients_per_node"
+        )
+    empty = RecordDict({RECORD: ConfigRecord({})})
+    ids = set(grid.push_messages([Message(empty, n, "query") for n in node_ids]))
+    addresses: dict[int, int] = {}
+    while ids and time.monotonic() < deadline:
+        _check_stop(stop, f"{expected - len(addresses)} of {expected} nodes")
+        for reply in grid.pull_messages(list(ids)):
+            ids.discard(reply.metadata.reply_to_message_id)
+            if not reply.has_error():
+                index = int(str(reply.content.config_records[RECORD]["node_id"]))
+                addresses[index] = reply.metadata.src_node_id
+        time.sleep(POLL_SECONDS)
+    if sorted(addresses) != list(range(expected)):
+        missing = sorted(set(range(expected)) - set(addresses))
+        shown = ", ".join(map(str, missing[:10])) + (", ..." * (len(missing) > 10))
+        raise UserError(
+            f"roll call: {len(addresses)} of {expected} nodes answered; missing: "
+            f"{shown}"
+        )
+    return addresses
+
+
+def _check_stop(stop: Stop | None, missing: str) -> None:
+    if stop is not None and stop.is_set():
+        raise RunStopped(f"stopped during the roll call, before a round; no {missing}")
+
+
+class RollCall:
+    """The nodes of a deployment: who they are, who joined, under which address.
+
+    Args:
+        grid: of the Flower run.
+        config: the run's, with the names of its nodes.
+        run_id: of the run folder, under which clients keep their state.
+        events: the ledger's, of a resumed run.
+        committed: the round that the run goes on from.
+        progress: is told who is there.
+
+    Attributes:
+        addresses: node -> Flower's address, of the nodes that have joined.
+        active_since: address -> when it was last activated, by Flower's clock.
+        round: the last round that a joining node may have a state of.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        config: RunConfig,
+        run_id: str,
+        events: Sequence[Event],
+        committed: int,
+        progress: Progress,
+    ) -> None:
+        """Asks nobody yet."""
+        self.grid, self.config, self.run_id = grid, config, run_id
+        self.round, self.progress = committed, progress
+        self.seen = last_rounds(config, events, committed)
+        self.addresses: dict[int, int] = {}
+        self.active_since: Mapping[int, str] = {}
+        self._registered: dict[int, str] = {}  # address -> name of its key
+        self._asked: dict[str, tuple[int, int | None]] = {}  # message -> address, node
+        self._quiet_until: dict[int, float] = {}  # address -> when to ask it again
+        self._next_step = 0.0
+
+    def wait(self, stop: Stop) -> None:
+        """Waits until all nodes have joined, or enough of them when resuming.
+
+        Raises:
+            RunStopped: `stop` was set, or a node is missing after the time limit.
+        """
+        started = logged = time.monotonic()
+        patience = max(TIMEOUT, self.config.round_timeout)
+        while self.missing:
+            waited = time.monotonic() - started
+            if stop.is_set():
+                raise RunStopped(f"stopped during the roll call; missing: {self._who}")
+            if waited > self.config.round_timeout and self._is_enough():
+                log(WARNING, "roll call: going on without %s", self._who)
+                break
+            if waited > patience:
+                raise RunStopped(
+                    f"roll call: {self._who} did not join within {patience:g} s"
+                )
+            if time.monotonic() - logged > LOG_SECONDS:
+                logged = time.monotonic()
+                log(INFO, "roll call: waiting for %s", self._who)
+            self.step()
+            time.sleep(POLL_SECONDS)
+
+    @property
+    def missing(self) -> list[str]:
+        """The names of the nodes that have not joined."""
+        names = self.config.node_names
+        return [n for i, n in enumerate(names) if i not in self.addresses]
+
+    @property
+    def _who(self) -> str:
+        reasons = self.progress.reasons
+        return ", ".join(
+            f"{name} ({reasons[name]})" if reasons.get(name) else name
+            for name in self.missing
+        )
+
+    def _is_enough(self) -> bool:
+        """A run that has begun goes on with `min_nodes`; its start needs all."""
+        least = self.config.min_nodes or self.config.num_nodes
+        return self.round > 0 and len(self.addresses) >= least
+
+    def step(self) -> None:
+        """Looks for new nodes and for answers of those that were asked; never waits."""
+        if self._asked:
+            for reply in self.grid.pull_messages(list(self._asked)):
+                address, node = self._asked.pop(reply.metadata.reply_to_message_id)
+                self._take(reply, address, node)
+        now = time.monotonic()
+        if now < self._next_step:
+            return
+        self._next_step = now + STEP_SECONDS
+        infos = list(self.grid.get_nodes())
+        self.active_since = {i.node_id: i.last_activated_at for i in infos}
+        self._registered = {i.node_id: i.name for i in infos}
+        known = set(self.addresses.values()) | {a for a, _ in self._asked.values()}
+        new = [
+            address
+            for address in self.active_since
+            if address not in known and self._quiet_until.get(address, 0.0) <= now
+        ]
+        if new and self.missing_or_gone:
+            self._push(dict.fromkeys(new), "query", {})
+        online = [i for i, a in self.addresses.items() if a in self.active_since]
+        self.progress.set_online(online)
+
+    @property
+    def missing_or_gone(self) -> bool:
+        """Whether a new node may be one of the run's."""
+        gone = set(self.addresses.values()) - self.active_since.keys()
+        return bool(self.missing or gone)
+
+    def _push(self, to: dict[int, int | None], kind: str, payload: Any) -> None:
+        record = RecordDict({RECORD: ConfigRecord(payload)})
+        messages = [Message(record, address, kind) for address in to]
+        for name, item in zip(self.grid.push_messages(messages), to.items()):  # noqa: B905
+            if name:  # else Flower does not know this address any more
+                self._asked[name] = item
+
+    def _take(self, reply: Message, address: int, node: int | None) -> None:
+        """Handles the answer of a node that said its name, or that joined."""
+        self._quiet_until[address] = time.monotonic() + AGAIN_SECONDS
+        title = self.config.node_names[node] if node is not None else f"node {address}"
+        try:
+            if reply.has_error():
+                raise UserError(one_line(reply.error.reason))
+            record = reply.content.config_records.get(RECORD) or ConfigRecord()
+            if node is None:
+                self._invite(address, record.get("name"))
+            else:
+                self._admit(address, node, record.get("round"))
+        except UserError as error:
+            log(WARNING, "roll call: %s: refused: %s", title, error)
+            log_event("refused", node=title, outcome=str(error))
+            if node is not None:
+                self.progress.set_reason(node, str(error))
+
+    def _invite(self, address: int, claimed: object) -> None:
+        """Sends the run's settings to a node that may bear its name."""
+        name = str(claimed)[:64]
+        registered = self._registered.get(address, "")
+        if registered and name != registered:
+            raise UserError(
+                f"claims the name {one_line(name)!r}, is registered as {registered!r}"
+            )
+        if name not in self.config.node_names:
+            raise UserError(f"its name {one_line(name)!r} is not in this run")
+        if not registered and name in self._registered.values():
+            raise UserError(f"{name!r} is registered with another key")
+        node = self.config.node_names.index(name)
+        held = self.addresses.get(node)
+        if held is not None and held in self.active_since:
+            raise UserError(f"another node that is online has joined as {name!r}")
+        if not registered:
+            log(
+                WARNING, "roll call: %s has no registered name: taken at its word", name
+            )
+        payload = {
+            "protocol": PROTOCOL,
+            "run_id": self.run_id,
+            "committed": self.round,
+            "settings": json.dumps(public_settings(self.config), sort_keys=True),
+        }
+        self._push({address: node}, "query.join", payload)
+
+    def _admit(self, address: int, node: int, seen: object) -> None:
+        """Takes a node in, if its state is that of its last answered round."""
+        if type(seen) is not int:
+            raise UserError("joined without saying which round it has seen")
+        expected = self.seen.get(node, 0)
+        if expected > 0 and seen < expected:
+            text = f"its state is of round {seen}, it took part until round {expected}"
+            if seen < 0:
+                text = f"its state is lost; it took part until round {expected}"
+            needs_all = self.config.min_nodes in (None, self.config.num_nodes)
+            if needs_all or seen < 0:
+                raise UserError(f"{text}; restore its state-dir")
+            log(WARNING, "roll call: %s: %s", self.config.node_names[node], text)
+        self.addresses[node] = address
+        self.progress.set_joined(node)
+        log(INFO, "roll call: %s has joined", self.config.node_names[node])
+        log_event("joined", node=self.config.node_names[node], round=seen)
+
+
+def public_settings(config: RunConfig) -> dict[str, Any]:
+    """Returns the settings that a client needs; none that names a path of the server.
+
+    Privacy: public.
+    """
+    kept = config.to_flat()
+    defaults = RunConfig().to_flat()
+    own = ("data", "data_dir", "cohort", "output", "client_limits", "hf_options")
+    return kept | {name: defaults[name] for name in own}
+
+
+def last_rounds(
+    config: RunConfig, events: Sequence[Event], committed: int
+) -> dict[int, int]:
+    """Returns the last committed round that each node was needed for.
+
+    Privacy: public.
+    """
+    found: dict[int, int] = {}
+    everyone = config.discriminator_training == "every_round"
+    for event in events:
+        if event.round <= committed:
+            clients = "all" if everyone else event.participants
+            for node in nodes_of(config, clients):
+                found[node] = max(found.get(node, 0), event.round)
+    return found

@@ -1,0 +1,322 @@
+"""The client in one process: what it replaces of Flower, when, and what that does.
+
+The functions of Flower are called directly; one slow test runs real processes with TLS
+and authentication.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import flwr
+import httpx
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supernode import node_auth_http_interceptor
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.nodestate import NodeStateFactory
+
+from clients import client_app, resident
+from clients.resident import POLL_LEAST, POLL_MOST, Waiting
+
+ROOT = Path(__file__).resolve().parent.parent
+LOOP = resident._module("flwr.supernode.start_client_internal")
+COMMAND = resident._module("flwr.supernode.cli.flower_supernode")
+CHANGED = {
+    LOOP: ("time", "_push_messages"),
+    COMMAND: ("_start_supernode_http_api",),
+    FleetHttpClient: ("ActivateNode",),
+    node_auth_http_interceptor: ("now",),
+    node_auth_http_interceptor.NodeAuthHttpInterceptor: ("intercept",),
+    resident._module("flwr.supercore.heartbeat"): ("HEARTBEAT_DEFAULT_INTERVAL",),
+    resident._module("flwr.supernode.fleet_http_connection"): (
+        "HEARTBEAT_DEFAULT_INTERVAL",
+    ),
+    resident._module("flwr.supercore.retry.http_retry"): ("MAX_RETRY_DELAY",),
+}
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Installs the replacements, and puts Flower's own back afterwards."""
+    for owner, names in CHANGED.items():
+        for name in names:
+            monkeypatch.setattr(owner, name, getattr(owner, name))
+    objects = resident._module("flwr.supercore.inflatable.inflatable_utils")
+    defaults = objects.pull_objects.__kwdefaults__
+    before = dict(defaults)
+    resident.install()
+    yield
+    defaults.update(before)
+
+
+# ------------------------------------------------------------------ the version
+
+
+def test_the_pinned_flower_is_the_known_version():
+    assert flwr.__version__.startswith(resident.KNOWN_VERSION)
+
+
+@pytest.mark.parametrize(
+    ("version", "flags"), [("1.42.0", []), (flwr.__version__, ["--stock"])]
+)
+def test_an_unknown_version_or_a_wish_gets_flowers_own_path(
+    monkeypatch, tmp_path, caplog, version, flags
+):
+    started: list[list[str]] = []
+
+    def execv(command: str, arguments: list[str]) -> None:
+        started.append(arguments)
+        raise SystemExit
+
+    monkeypatch.setattr(os, "execv", execv)
+    monkeypatch.setattr(flwr, "__version__", version)
+    monkeypatch.setattr(flwr.common.logger.FLOWER_LOGGER, "propagate", True)
+    node = f'name="a" data="digits" state-dir="{tmp_path}/s"'
+    given = ["--superlink", "host:1", *flags, "--node-config", node]
+    with pytest.raises(SystemExit):
+        resident.main(given)
+    ((command, *rest),) = started
+    assert Path(command).name == "flower-supernode"
+    assert Path(command).exists()
+    assert rest == [part for part in given if part != "--stock"]
+    assert ("written for Flower 1.41.x, this is 1.42.0" in caplog.text) is not flags
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([], "--node-config is missing"),
+        (["--node-config", 'name="a"'], "data is missing"),
+        (["--node-config=name=a b"], "--node-config name=a b"),
+        (["--node-config", 'name="a" data="digits" state-dir="s" rounds=3'], "rounds"),
+    ],
+)
+def test_a_wrong_node_config_ends_with_exit_code_2(capsys, given, words):
+    with pytest.raises(SystemExit) as ended:
+        resident.main(given)
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert words in error
+
+
+def test_a_second_client_on_a_state_directory_is_refused(tmp_path):
+    node = f'name="a" data="digits" state-dir="{tmp_path}/state"'
+    code = "import sys; from clients.deployment import Site; "
+    code += (
+        "Site.read({'name': 'a', 'data': 'digits', 'state-dir': sys.argv[1]}).open()"
+    )
+    code += "; print(1, flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, str(tmp_path / "state")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=env, **pipes) as first:
+        assert first.stdout.readline() == b"1\n"
+        second = subprocess.run(
+            [sys.executable, "-m", "clients.resident", "--node-config", node],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        first.stdin.close()
+    assert second.returncode == 2
+    assert "another client process uses it" in second.stderr
+
+
+# ------------------------------------------------------------------ the loop
+
+
+def test_looks_for_messages_rarely_only_when_rarely_asked(monkeypatch):
+    slept: list[float] = []
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now, sleep=slept.append)
+    monkeypatch.setattr(resident, "time", clock)
+    waiting = Waiting()
+    for clock.now in (0.0, 1.0, 10.0, 1000.0):
+        waiting.sleep(3)
+    assert slept == [POLL_LEAST, POLL_LEAST, 0.2, POLL_MOST]
+    waiting.last = clock.now
+    waiting.sleep(0.5)
+    assert slept[-1] == POLL_LEAST
+
+
+@pytest.mark.usefixtures("installed")
+def test_no_port_is_opened():
+    server, thread = COMMAND._start_supernode_http_api(None, None)
+    server.should_exit = True
+    thread.join(timeout=3)
+    assert not thread.is_alive()
+
+
+class Flow:
+    """The SuperNode's state with one message, and what is sent to the server."""
+
+    def __init__(self, kind: str = "query") -> None:
+        objects = ObjectStoreFactory()
+        self.state = NodeStateFactory(objectstore_factory=objects).state()
+        self.store = objects.store()
+        self.sent: list[tuple[Message, float]] = []
+        run = SimpleNamespace(run_id=7, series_id=5)
+        self.state.store_run(run)
+        context = Context(7, 3, {"partition-id": 4}, RecordDict(), {}, series_id=5)
+        self.state.set_run_series_context(5, context)
+        content = RecordDict({"fedgs": ConfigRecord({"any": b"x" * 100_000})})
+        message = Message(content, 3, kind)
+        message.metadata.__dict__.update(_run_id=7, _src_node_id=1)
+        LOOP._insert_message(message, self.state, self.store)
+
+    def push(self) -> None:
+        def send(message, tree, seconds):
+            self.sent.append((message, seconds))
+            return set(), "session"
+
+        LOOP._push_messages(
+            state=self.state,
+            object_store=self.store,
+            send=send,
+            push_object=lambda *parts: None,
+        )
+
+
+@pytest.fixture
+def _task(monkeypatch):
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+@pytest.mark.usefixtures("installed", "_task")
+def test_a_message_is_answered_in_the_process_and_nothing_is_left_over():
+    flow = Flow()
+    flow.push()
+    ((reply, seconds),) = flow.sent
+    assert dict(reply.content["fedgs"]) == {"node_id": 4}
+    assert seconds < 0.01  # not how long the answer took: that depends on data
+    assert len(flow.store) == 0
+    assert flow.state.msg_store == {}
+    assert flow.state.task_store == {}
+
+
+@pytest.mark.usefixtures("installed", "_task")
+def test_the_time_that_an_answer_takes_is_not_sent(monkeypatch):
+    def slow(message, context):
+        threading.Event().wait(0.2)
+        return client_app.roll_call(message, context)
+
+    monkeypatch.setattr(client_app, "app", slow)
+    flow = Flow()
+    flow.push()
+    assert flow.sent[0][1] < 0.1
+
+
+@pytest.mark.usefixtures("installed", "_task")
+@pytest.mark.parametrize("spoilt", ["unknown kind", "raises"])
+def test_a_message_that_cannot_be_answered_gets_an_error_without_words(
+    monkeypatch, spoilt
+):
+    if spoilt == "raises":
+
+        def fail(message, context):
+            raise LookupError("label 7 of writer 4711")
+
+        monkeypatch.setattr(client_app, "app", fail)
+    flow = Flow(kind="query" if spoilt == "raises" else "evaluate.other")
+    flow.push()
+    assert flow.sent[0][0].error.reason == "refused"
+    assert len(flow.store) == 0
+
+
+# ------------------------------------------------------------------ the server
+
+
+def http_error(code: int) -> httpx.HTTPStatusError:
+    request = httpx.Request("POST", "http://server/")
+    text = f'{{"code": {code}, "detail": "no"}}'
+    response = httpx.Response(409, text=text, request=request)
+    return httpx.HTTPStatusError("no", request=request, response=response)
+
+
+@pytest.mark.parametrize("times", [0, 3, 9])
+def test_waits_for_its_registration_or_the_end_of_a_killed_predecessor(
+    monkeypatch, times
+):
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    clock.sleep = lambda seconds: setattr(clock, "now", clock.now + seconds)
+    monkeypatch.setattr(resident, "time", clock)
+    tries: list[int] = []
+
+    def activate(client, request):
+        tries.append(1)
+        if len(tries) <= times:
+            raise http_error(resident.NOT_ACTIVATED)
+        return "activated"
+
+    assert resident._patient(activate)(None, None) == "activated"
+    assert clock.now == {0: 0, 3: 1 + 2 + 4, 9: 15 + 5 * 10}[times]
+
+
+def test_another_refusal_of_the_server_is_not_waited_out():
+    def activate(client, request):
+        raise http_error(resident.NOT_ACTIVATED - 1)
+
+    with pytest.raises(httpx.HTTPStatusError):
+        resident._patient(activate)(None, None)
+
+
+@pytest.mark.parametrize("ahead", [-3600, -301, 0, 30, 86400])
+def test_a_wrong_clock_is_corrected_by_the_servers(monkeypatch, ahead):
+    """A server as Flower's: it refuses what is 5 s ahead or 305 s behind its clock."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    real = datetime(2026, 11, 21, 12, tzinfo=UTC)
+    monkeypatch.setattr("flwr.supercore.date.now", lambda: real)
+    monkeypatch.setattr(node_auth_http_interceptor, "now", lambda: real)
+    interceptor = node_auth_http_interceptor.NodeAuthHttpInterceptor
+    monkeypatch.setattr(interceptor, "intercept", interceptor.intercept)
+    resident._correct_clock()
+    asked: list[float] = []
+
+    def call(context) -> httpx.Response:
+        signed = datetime.fromisoformat(context.request.headers["flwr-timestamp"])
+        server = real - timedelta(seconds=ahead)
+        age = (server - signed).total_seconds()
+        asked.append(age)
+        status = 200 if -5 < age < 305 else 401
+        return httpx.Response(status, headers={"date": format_datetime(server, True)})
+
+    key = ec.generate_private_key(ec.SECP384R1())
+    auth = interceptor(key, key.public_key())
+    for _ in range(2):
+        request = httpx.Request("POST", "http://server/")
+        context = SimpleNamespace(request=request)
+        assert auth.intercept(context, call).status_code == 200
+    is_wrong = not -5 < -ahead < 305
+    assert len(asked) == (3 if is_wrong else 2)
+    assert abs(asked[-1]) < 2 or not is_wrong
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_refusal_for_another_reason_stays_a_refusal():
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP384R1())
+    auth = node_auth_http_interceptor.NodeAuthHttpInterceptor(key, key.public_key())
+    date = format_datetime(datetime.now(UTC), True)
+    calls: list[int] = []
+
+    def call(context) -> httpx.Response:
+        calls.append(1)
+        return httpx.Response(401, headers={"date": date})
+
+    context = SimpleNamespace(request=httpx.Request("POST", "http://server/"))
+    assert auth.intercept(context, call).status_code == 401
+    assert calls == [1]
