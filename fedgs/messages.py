@@ -1,27 +1,44 @@
 """What crosses the network: FakeBatch down, SanitizedGradients up, nothing else.
 
-A message is encoded as a flat dictionary of scalars and bytes (tensors as safetensors,
-never pickle), so that any transport can carry it. `encode_answer` is the one place
-that encodes a reply, and it accepts sanitized gradients only.
+A message is encoded as a flat dictionary of scalars and bytes (tensors as
+`fedgs.transport` packs them, never pickle), so that any transport can carry it.
+`encode_answer` is the one place that encodes a reply, and it accepts sanitized
+gradients only.
+
+Both decoders take the other side for hostile. They compare the size of everything with
+what the run's settings allow before they decode it, take no key, type or value but the
+expected, and raise `UserError` with a text that quotes nothing of the message. Which
+inputs were tried: docs/hostile_inputs.md.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import Literal
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
-
 from fedgs.config import RunConfig, UserError
+from fedgs.norm_check import check_norms
 from fedgs.sanitizer import SanitizedGradients, received
 from fedgs.shapes import Images, Labels
+from fedgs.transport import pack_fakes, pack_release, unpack_fakes, unpack_release
 
 Payload = dict[str, str | int | float | bytes]
 Clients = Sequence[int] | Literal["all"]
 RECORD = "fedgs"  # the name under which client and server carry a payload
 EVERYONE: Literal["all"] = "all"
+ADDRESS_FIELDS = frozenset({"run_folder", "run_id"})  # with a request, for clients/
+REQUEST_FIELDS = frozenset(
+    {"round", "participants", "trainees", "keep_round", "tensors"}
+)
+ANSWER_FIELDS = frozenset(
+    {
+        *("is_empty", "round", "node_id", "request"),
+        *("noise_std", "clip_bound", "tensors"),
+    }
+)
+SHOWN_CHARACTERS = 200  # of a foreign text, in one log line
 
 
 @dataclass(frozen=True)
@@ -51,6 +68,10 @@ class FakeBatch:
 
         Privacy: public.
         """
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         asked = (self.round, _join(self.participants), _join(self.trainees))
         content = hashlib.sha256(repr(asked).encode())
         content.update(self.images.numpy().tobytes())
@@ -69,7 +90,7 @@ def clients_of(clients: Clients, hosted: Sequence[int]) -> list[int]:
     return [client for client in hosted if client in wanted]
 
 
-def encode_batch(batch: FakeBatch) -> Payload:
+def encode_batch(batch: FakeBatch, config: RunConfig) -> Payload:
     """Encodes a request.
 
     Privacy: public.
@@ -79,7 +100,7 @@ def encode_batch(batch: FakeBatch) -> Payload:
         "participants": _join(batch.participants),
         "trainees": _join(batch.trainees),
         "keep_round": batch.keep_round,
-        "tensors": save({"images": batch.images, "labels": batch.labels}),
+        "tensors": pack_fakes(batch.images, batch.labels, config),
     }
 
 
@@ -89,32 +110,29 @@ def decode_batch(payload: Mapping[str, object], config: RunConfig) -> FakeBatch:
     Privacy: public.
 
     Raises:
-        UserError: wrong shapes, types or values; nothing of the request is used.
+        UserError: wrong keys, sizes, shapes, types or values; nothing of the request
+            is used, and the text quotes nothing of it.
     """
-    tensors = _tensors(payload, {"images", "labels"})
-    images, labels = tensors["images"], tensors["labels"]
-    side = config.image_size
-    shape = (config.fakes_sent, config.image_channels, side, side)
-    if tuple(images.shape) != shape or images.dtype != torch.float32:
-        raise UserError(f"fakes of shape {tuple(images.shape)}: expected {shape}")
+    _check_fields(payload, REQUEST_FIELDS, ADDRESS_FIELDS)
+    round = _integer(payload, "round", 0, config.num_rounds)
+    participants = _split(payload, "participants", config)
+    asked, most = _count(participants, config), _most_participants(round, config)
+    if asked > most:
+        raise UserError(f"request with more than {most} participants: refused")
+    trainees = _split(payload, "trainees", config)
+    keep_round = _integer(payload, "keep_round", 0, max(round - 1, 0))
+    images, labels = unpack_fakes(payload["tensors"], config)
     if not bool(((images >= 0) & (images <= 1)).all()):
         raise UserError("fakes outside [0, 1]: refused")
     num_classes = config.num_classes or 1
-    if tuple(labels.shape) != shape[:1] or labels.dtype != torch.int64:
-        raise UserError(f"labels of shape {tuple(labels.shape)}: expected {shape[:1]}")
     if not bool(((labels >= 0) & (labels < num_classes)).all()):
         raise UserError(f"labels outside [0, {num_classes}): refused")
-    return FakeBatch(
-        round=_integer(payload, "round"),
-        images=images,
-        labels=labels,
-        participants=_split(payload.get("participants")),
-        trainees=_split(payload.get("trainees")),
-        keep_round=_integer(payload, "keep_round"),
-    )
+    return FakeBatch(round, images, labels, participants, trainees, keep_round)
 
 
-def encode_answer(answer: SanitizedGradients | None) -> Payload:
+def encode_answer(
+    answer: SanitizedGradients | None, config: RunConfig, request: FakeBatch
+) -> Payload:
     """Encodes a reply: sanitized gradients, or an empty one from a node that trained.
 
     Privacy: post-processing of DP output; the only function that encodes a reply.
@@ -134,58 +152,104 @@ def encode_answer(answer: SanitizedGradients | None) -> Payload:
         "node_id": answer.node_id,
         "noise_std": answer.noise_std,
         "clip_bound": answer.clip_bound,
-        "tensors": save({"gradients": answer.values.contiguous()}),
+        "request": bytes.fromhex(request.digest()),
+        "tensors": pack_release(answer.values, config),
     }
 
 
 def decode_answer(
-    payload: Mapping[str, object], config: RunConfig, round: int, node_id: int
+    payload: Mapping[str, object], config: RunConfig, request: FakeBatch, node_id: int
 ) -> SanitizedGradients | None:
-    """Decodes a reply and checks that it answers this round with the agreed noise.
+    """Decodes a reply and checks that it answers this request with the agreed noise.
 
     Privacy: post-processing of DP output.
 
+    Args:
+        payload: what came.
+        config: the run's.
+        request: what was sent.
+        node_id: to whom.
+
     Raises:
-        UserError: wrong round, node, shape, noise, or non-finite values. The text
-            quotes no value of the reply.
+        UserError: wrong keys, round, node, request, size, shape or noise, non-finite
+            values, or a larger norm than honest answers have. The text names node and
+            round, and quotes nothing of the reply.
     """
-    if payload.get("is_empty") == 1:
-        return None
-    values = _tensors(payload, {"gradients"})["gradients"]
-    where = f"answer of node {node_id} to round {round}"
-    if tuple(values.shape) != config.release_shape or values.dtype != torch.float32:
-        raise UserError(
-            f"{where}: shape {tuple(values.shape)}, expected {config.release_shape}"
-        )
-    if not bool(values.isfinite().all()):
-        raise UserError(f"{where}: non-finite values")
-    if _integer(payload, "round") != round or _integer(payload, "node_id") != node_id:
-        raise UserError(f"{where}: belongs to another round or node")
-    agreed = (config.noise_std, config.clip_bound)
-    if (payload.get("noise_std"), payload.get("clip_bound")) != agreed:
-        raise UserError(f"{where}: another noise or clip bound than the run's")
-    return received(values, round, node_id, *agreed)
-
-
-def _tensors(payload: Mapping[str, object], names: set[str]) -> dict[str, torch.Tensor]:
-    content = payload.get("tensors")
-    if not isinstance(content, bytes):
-        raise UserError("message without tensors: refused")
     try:
-        tensors = load(content)
-    except (SafetensorError, KeyError, ValueError):  # KeyError: an unknown dtype
-        # Without the cause: its text quotes the sender's bytes.
-        raise UserError("message that cannot be decoded: refused") from None
-    if set(tensors) != names:
-        raise UserError(f"message with other tensors than {sorted(names)}: refused")
-    return tensors
+        return _decode_answer(payload, config, request, node_id)
+    except UserError as error:
+        where = f"answer of node {node_id} to round {request.round}"
+        raise UserError(f"{where}: {error}") from None
 
 
-def _integer(payload: Mapping[str, object], name: str) -> int:
+def _decode_answer(
+    payload: Mapping[str, object], config: RunConfig, request: FakeBatch, node_id: int
+) -> SanitizedGradients | None:
+    first = node_id * config.clients_per_node
+    last = min(first + config.clients_per_node, config.num_clients or 1)
+    asked = len(clients_of(request.participants, range(first, last)))
+    if _integer(payload, "is_empty", 0, 1):
+        _check_fields(payload, {"is_empty"})
+        if asked:
+            raise UserError("empty, though its clients take part")
+        return None
+    _check_fields(payload, ANSWER_FIELDS)
+    if not asked:
+        raise UserError("gradients, though none of its clients takes part")
+    agreed = {
+        "round": request.round,
+        "node_id": node_id,
+        "request": bytes.fromhex(request.digest()),
+        "noise_std": config.noise_std,
+        "clip_bound": config.clip_bound,
+    }
+    for name, value in agreed.items():
+        if type(payload[name]) is not type(value) or payload[name] != value:
+            raise UserError(f"another {name} than this run and round have")
+    values = unpack_release(payload["tensors"], config)
+    check_norms(values, config, asked)
+    return received(values, request.round, node_id, config.noise_std, config.clip_bound)
+
+
+def one_line(text: object) -> str:
+    """Returns a foreign text for a log: printable, short and on one line.
+
+    Privacy: public; of public texts only.
+    """
+    start = str(text)[:SHOWN_CHARACTERS]
+    return "".join(c if c.isprintable() else "?" for c in start)
+
+
+def _check_fields(
+    payload: Mapping[str, object], names: Set[str], others: Set[str] = frozenset()
+) -> None:
+    for name in sorted(names):
+        if name not in payload:
+            raise UserError(f"message without {name}: refused")
+    if not set(payload) <= names | others:
+        raise UserError(f"message with other fields than {sorted(names)}: refused")
+
+
+def _integer(payload: Mapping[str, object], name: str, least: int, most: int) -> int:
     value = payload.get(name)
-    if not isinstance(value, int):
-        raise UserError(f"message without an integer {name}: refused")
+    if type(value) is not int or not least <= value <= most:  # True is no integer
+        raise UserError(
+            f"message whose {name} is no integer from {least} to {most}: refused"
+        )
     return value
+
+
+def _count(clients: Clients, config: RunConfig) -> int:
+    return (config.num_clients or 1) if clients == EVERYONE else len(clients)
+
+
+def _most_participants(round: int, config: RunConfig) -> int:
+    if round == 0:  # the warm start, which nobody answers
+        return 0
+    everyone = config.num_clients or 1
+    if config.client_selection == "all":
+        return everyone
+    return config.clients_per_round or everyone
 
 
 def _join(clients: Clients) -> str:
@@ -194,10 +258,22 @@ def _join(clients: Clients) -> str:
     return ",".join(str(client) for client in clients)
 
 
-def _split(text: object) -> Clients:
+def _split(payload: Mapping[str, object], name: str, config: RunConfig) -> Clients:
+    """Reads "all", or the increasing numbers of clients exactly as `_join` writes."""
+    text, num_clients = payload[name], config.num_clients or 1
     if text == EVERYONE:
         return EVERYONE
+    problem = f"message whose {name} is no list of clients below {num_clients}: refused"
+    longest = num_clients * (len(str(num_clients)) + 1)
+    if not isinstance(text, str) or len(text) > longest:
+        raise UserError(problem)
     try:
-        return tuple(int(part) for part in str(text).split(",") if part)
-    except ValueError as error:
-        raise UserError("message with a malformed list of clients: refused") from error
+        clients = tuple(int(part) for part in text.split(",") if part)
+    except ValueError:
+        raise UserError(problem) from None
+    is_increasing = all(a < b for a, b in pairwise(clients))
+    if not is_increasing or not all(0 <= client < num_clients for client in clients):
+        raise UserError(problem)
+    if _join(clients) != text:  # " 1", "+1", "01", "1,,2"
+        raise UserError(problem)
+    return clients

@@ -51,6 +51,7 @@ from fedgs.sanitizer import (
 )
 from fedgs.shapes import Images, Labels
 from fedgs.stream import derived_seed, stream
+from fedgs.transport import release_step, round_fakes
 
 # ------------------------------------------------------------------ server
 
@@ -137,7 +138,8 @@ def draw_fakes(config: RunConfig, server: ServerState) -> tuple[FakeBatch, Image
 
     Returns:
         The request with F = `config.fakes_sent` images, and the last B of them,
-        attached to the generator's graph.
+        attached to the generator's graph; only the request's are rounded by the
+        `compact` transport.
 
     Source: Algorithm 2, lines 6 and 8.
     """
@@ -159,7 +161,7 @@ def draw_fakes(config: RunConfig, server: ServerState) -> tuple[FakeBatch, Image
     trains_all = config.discriminator_training == "every_round"
     request = FakeBatch(
         round=round,
-        images=images.cpu(),
+        images=round_fakes(images.cpu(), config),
         labels=labels,
         participants=participants,
         trainees=EVERYONE if trains_all else participants,
@@ -184,6 +186,7 @@ def public_fakes(config: RunConfig) -> FakeBatch:
     else:
         side = config.image_size
         images = torch.zeros(len(labels), config.image_channels, side, side)
+    images = round_fakes(images, config)
     return FakeBatch(0, images, labels, participants=(), trainees=EVERYONE)
 
 
@@ -282,7 +285,8 @@ def client_round(
         for chunk in discriminators.chunks(answering)
     ]
     noise = NoiseStream(config.noise_seed, node_id, request.round, config.secure_noise)
-    return sanitize(parts, config.noise_std, noise, request.round, node_id)
+    step = release_step(config)
+    return sanitize(parts, config.noise_std, noise, request.round, node_id, step)
 
 
 def _clipped_answer(

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from fedgs.noise import NoiseStream
 from fedgs.shapes import Images, PerSampleGrads
+from fedgs.transport import to_grid
 
 _MADE_BY_SANITIZER = object()
 
@@ -154,6 +155,7 @@ def sanitize(
     noise: NoiseStream,
     round: int,
     node_id: int,
+    step: float | None = None,
 ) -> SanitizedGradients:
     """Sums the clipped gradients over a node's clients and adds noise once.
 
@@ -169,6 +171,7 @@ def sanitize(
         noise: a fresh noise stream.
         round: the round that is answered.
         node_id: the node that answers.
+        step: round to its multiples, after the noise (`fedgs.transport`); None: do not.
 
     Raises:
         RuntimeError: a part or the noise was already used for a release.
@@ -190,6 +193,8 @@ def sanitize(
         for client_grads in part.values.cpu():
             total += client_grads
     total += torch.from_numpy(noise.normal(tuple(total.shape), noise_std))
+    if step is not None:
+        total = to_grid(total, step)
     return SanitizedGradients(
         total.float(),
         round,

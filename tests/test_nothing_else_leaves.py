@@ -30,6 +30,7 @@ from experiments import flower_engine
 from fedgs.config import RunConfig
 from fedgs.ledger import Ledger
 from fedgs.run_folder import RunFolder
+from fedgs.transport import pack_release
 from recording import canaries_in, leaves
 from test_strategy import FakeGrid, _fast_clock, _server_process, start  # noqa: F401
 from tiny import tiny_config
@@ -120,11 +121,16 @@ def _check_answer(
     releases: dict[tuple[int, int], torch.Tensor],
 ) -> None:
     """Compares an answer with what the sanitizer made, byte by byte."""
-    content = record.pop("tensors")
+    content, request = record.pop("tensors"), record.pop("request")
+    assert isinstance(request, bytes)  # `_check_hashes` looks at them together
+    assert len(request) == 32
     where = record["node_id"], record["round"]
     expected = {"is_empty": 0, "node_id": where[0], "round": where[1]}
     expected |= {"noise_std": config.noise_std, "clip_bound": config.clip_bound}
     assert record == expected
+    if config.transport == "compact":
+        assert content == pack_release(releases[where], config)
+        return
     tensors = load(content)
     assert list(tensors) == ["gradients"]
     values = tensors["gradients"]
@@ -141,6 +147,18 @@ def _check_answer(
         + str(values.numel() * 4).encode()
         + b"]}}"
     )
+
+
+def _check_hashes(sent: Iterable[bytes]) -> None:
+    """What an answer repeats of its request is the same for all nodes of a round."""
+    hashes: dict[object, set[object]] = {}
+    for content in sent:
+        message = message_from_proto(MessageProto.FromString(content))
+        if not message.has_error() and "request" in message.content["fedgs"]:
+            record = message.content["fedgs"]
+            hashes.setdefault(record["round"], set()).add(record["request"])
+    assert hashes
+    assert all(len(found) == 1 for found in hashes.values())
 
 
 def _check_context(sent: bytes) -> None:
@@ -184,11 +202,15 @@ def upstream() -> Iterable[list[str]]:
     logging.getLogger().removeHandler(handler)
 
 
-@pytest.mark.parametrize("gradient_basis", ["pixels", "dct"])
+@pytest.mark.parametrize(
+    ("gradient_basis", "transport"),
+    [("pixels", "exact"), ("dct", "exact"), ("pixels", "compact")],
+)
 def test_every_message_of_a_run_holds_public_values_only(
-    tmp_path, monkeypatch, upstream, capfd, gradient_basis
+    tmp_path, monkeypatch, upstream, capfd, gradient_basis, transport
 ):
-    config = _config(tmp_path, gradient_basis=gradient_basis, dct_size=5)
+    basis = {"gradient_basis": gradient_basis, "dct_size": 5}
+    config = _config(tmp_path, transport=transport, **basis)
     folder, grid, releases = RunFolder.create(config), FakeGrid(3), {}
     sanitize = fedgs.round.sanitize
 
@@ -209,6 +231,7 @@ def test_every_message_of_a_run_holds_public_values_only(
     assert {kind: kinds.count(kind) for kind in expected} == expected
     assert empty >= 3 + 5
     assert releases
+    _check_hashes(sent)
     for context in grid.contexts.values():
         _check_context(context_to_proto(context).SerializeToString())
     _check_victim_took_part(folder)
@@ -282,6 +305,7 @@ def test_every_message_of_a_real_simulation_holds_public_values_only(
     empty = 3 + 5 * 3 - len(releases)
     expected = {"roll call": 3, "error": 15, "empty": empty, "answer": len(releases)}
     assert {kind: kinds.count(kind) for kind in expected} == expected
+    _check_hashes(sent)
     contexts = [path.read_bytes() for path in records.glob("context-*")]
     assert len(contexts) == len(sent)
     for context in contexts:
