@@ -25,7 +25,7 @@ def corrupted(config: RunConfig, name: str, count: int) -> NDArray[np.bool_]:
     experiment that has to find these clients.
 
     Args:
-        config: with `seed`; uses the three settings of corruption.
+        config: with `seed` or `corruption_seed`; uses the settings of corruption.
         name: the client's, of `FederatedImages.client_names`.
         count: number of images, those held out last.
 
@@ -37,9 +37,10 @@ def corrupted(config: RunConfig, name: str, count: int) -> NDArray[np.bool_]:
     """
     if config.corruption == "none":
         return np.zeros(count, bool)
-    if config.seed is None:
+    seed = config.seed if config.corruption_seed is None else config.corruption_seed
+    if seed is None:
         raise UserError(f"seed is unset: corruption = {config.corruption} needs --seed")
-    rng = stream(config.seed, f"corruption/{name}")
+    rng = stream(seed, f"corruption/{name}")
     if config.corruption_unit == "client":
         return np.full(count, rng.random() < config.corruption_fraction)
     return rng.random(count) < config.corruption_fraction

@@ -1,0 +1,209 @@
+"""What the samples of one generator look like, as vectors that a bug changes.
+
+`intensity` changes its sign if the images are inverted and `orientation` if they are
+rotated by 90 degrees; neither notices the other's bug. So a share f of spoilt images
+multiplies the vector by 1 - 2 f, and f can be read from it. `kernel_means` and
+`classifier_accuracies` notice any difference.
+
+Source: Bigün and Granlund, "Optimal orientation detection of linear symmetry", ICCV
+1987 (structure tensor); Gretton et al., "A kernel two-sample test", JMLR 2012;
+Lopez-Paz and Oquab, "Revisiting classifier two-sample tests", ICLR 2017.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.ndimage import gaussian_filter
+
+Images = NDArray[np.float32]
+Labels = NDArray[np.int64]
+Array = NDArray[np.float64]
+_SMOOTHING = 1.0  # pixels: the noise of a generator is finer than a stroke
+_COMPONENTS = 32
+
+
+def intensity(images: Images) -> Array:
+    """Returns 1 - 2 m, where m is the mean pixel: inversion changes its sign.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        images: shape (n, C, S, S), in [0, 1].
+
+    Returns:
+        Shape (1,), from -1 (all white) to 1 (all background).
+
+    >>> intensity(np.full((1, 1, 2, 2), 0.25, np.float32))
+    array([0.5])
+    """
+    return np.array([1 - 2 * images.mean(dtype=np.float64)])
+
+
+def orientation(images: Images, labels: Labels, num_classes: int) -> Array:
+    """Returns the direction and strength of the strokes of every class.
+
+    Of a class, from the structure tensor J summed over its images and pixels:
+    (Jxx - Jyy, 2 Jxy) / (Jxx + Jyy), the gradient's direction at twice its angle. A
+    rotation by 90 degrees, either way, exchanges Jxx and Jyy and changes the sign of
+    Jxy: the sign of the vector. Inversion changes all gradients' sign, which J does not
+    notice. A rotation by 180 degrees and a reflection at both axes go unseen.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        images: shape (n, C, S, S), in [0, 1].
+        labels: shape (n,), below num_classes.
+        num_classes: at least 1.
+
+    Returns:
+        Shape (2 num_classes,), of norm 0 (no direction) to 1; a class without
+        gradients is 0.
+    """
+    smooth = gaussian_filter(
+        images.astype(np.float64), (0, 0, _SMOOTHING, _SMOOTHING), mode="nearest"
+    )
+    along_x, along_y = np.diff(smooth, axis=3), np.diff(smooth, axis=2)
+    gx = (along_x[:, :, 1:] + along_x[:, :, :-1]) / 2
+    gy = (along_y[:, :, :, 1:] + along_y[:, :, :, :-1]) / 2
+    found = np.zeros((num_classes, 2))
+    products = [(gx * gx - gy * gy), 2 * gx * gy, gx * gx + gy * gy]
+    per_image = np.stack([product.sum((1, 2, 3)) for product in products])
+    for label in range(num_classes):
+        difference, mixed, energy = per_image[:, labels == label].sum(1)
+        if energy > 0:
+            found[label] = difference / energy, mixed / energy
+    return found.ravel() / np.sqrt(num_classes)
+
+
+def gram(features: list[Array]) -> Array:
+    """Returns all inner products of vectors.
+
+    Privacy: post-processing of DP output.
+
+    >>> gram([np.array([1.0, 2.0]), np.array([0.0, 3.0])])
+    array([[5., 6.],
+           [6., 9.]])
+    """
+    stacked = np.stack(features)
+    return stacked @ stacked.T
+
+
+def kernel_means(groups: list[Images]) -> Array:
+    """Returns the mean Gaussian kernel between the images of every two groups.
+
+    That is the inner product of the groups' mean embeddings: the squared distance of
+    two is their MMD^2. The bandwidth is the median distance of all images.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        groups: G arrays (n, C, S, S) of one shape.
+
+    Returns:
+        Shape (G, G), in [0, 1].
+    """
+    from sklearn.metrics.pairwise import euclidean_distances
+
+    flat = np.concatenate(groups).reshape(sum(map(len, groups)), -1)
+    squared = euclidean_distances(flat, squared=True)
+    kernel = np.exp(-squared / (2 * max(float(np.median(squared)), 1e-12)))
+    count = len(groups)
+    return kernel.reshape(count, len(flat) // count, count, -1).mean((1, 3), np.float64)
+
+
+def principal_components(groups: list[Images]) -> list[Array]:
+    """Returns the images in the first principal components of all groups together.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        groups: arrays (n, C, S, S) of one shape.
+
+    Returns:
+        For each group shape (n, k), k at most 32.
+    """
+    from sklearn.decomposition import PCA
+
+    flat = np.concatenate(groups).reshape(sum(map(len, groups)), -1).astype(np.float64)
+    if not np.ptp(flat, axis=0).any():  # PCA divides by the variance
+        return [np.zeros((len(group), 1)) for group in groups]
+    model = PCA(min(_COMPONENTS, *flat.shape), svd_solver="full")
+    return np.split(model.fit_transform(flat), np.cumsum([len(g) for g in groups])[:-1])
+
+
+def classifier_accuracies(components: list[Array], rows: NDArray[np.bool_]) -> Array:
+    """Returns how well a linear classifier tells the two cohorts apart.
+
+    Each group in turn is left out of the training and tested on: the classifier has to
+    learn the cohort and not the generator, for any two generators can be told apart.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        components: of the 2G groups.
+        rows: of `permutation.splits`.
+
+    Returns:
+        Accuracy for every split, shape (number of splits,); a coin's is 0.5, and less
+        is usual where the cohorts are alike.
+    """
+    return np.array([_accuracy(components, row) for row in rows])
+
+
+def _accuracy(components: list[Array], row: NDArray[np.bool_]) -> float:
+    hits = []
+    for left_out, own in enumerate(components):
+        kept = [i for i in range(len(row)) if i != left_out]
+        predicted = _fit_and_predict(
+            [components[i] for i in kept],
+            [np.full(len(components[i]), int(row[i])) for i in kept],
+            own,
+        )
+        hits.append(predicted == row[left_out])
+    return float(np.mean(hits))
+
+
+def class_shares(
+    components: list[Array], labels: list[Labels], num_classes: int
+) -> Array:
+    """Returns what share of a group's images looks like each class.
+
+    A linear classifier of all other groups decides. Labels are drawn by whoever draws
+    the samples, uniformly: how often a class is in the data does not reach a
+    conditional generator. What is seen is a class that looks like another.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        components: of all groups.
+        labels: of all groups, each shape (n,).
+        num_classes: at least 1.
+
+    Returns:
+        Shape (number of groups, num_classes); rows sum to 1.
+    """
+    if len(np.unique(np.concatenate(labels))) < 2:
+        found = np.zeros((len(labels), num_classes))
+        found[:, 0] = 1
+        return found
+    found = np.zeros((len(labels), num_classes))
+    for i, own in enumerate(components):
+        others = [j for j in range(len(labels)) if j != i]
+        predicted = _fit_and_predict(
+            [components[j] for j in others], [labels[j] for j in others], own
+        )
+        found[i] = np.bincount(predicted, minlength=num_classes) / len(own)
+    return found
+
+
+def _fit_and_predict(x: list[Array], y: list[Labels], other: Array) -> Labels:
+    from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+    found, classes = np.concatenate(y), np.unique(np.concatenate(y))
+    if not np.concatenate(x).any():
+        return np.full(len(other), classes[0])
+    model = LinearDiscriminantAnalysis(
+        solver="lsqr",
+        shrinkage=1e-3,
+        priors=np.full(len(classes), 1 / len(classes)),
+    )
+    return np.asarray(model.fit(np.concatenate(x), found).predict(other))
