@@ -1,0 +1,279 @@
+"""`fedgs deploy`: server and clients on different machines; docs/deployment.md.
+
+Thin: each command prints the Flower commands it runs, or only prints them.
+"""
+
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from experiments.flags import (
+    ConfigOption,
+    JsonOption,
+    RecipeOption,
+    configure,
+    refuse,
+    settings_flags,
+)
+from fedgs.config import UserError
+
+app = typer.Typer(
+    no_args_is_help=True, help="Train with server and clients on different machines."
+)
+
+CLIENT_DATA = (  # how a client reads its own data; beside `data`
+    *("data_dir", "download", "polarity", "classes", "test_fraction", "hf_options"),
+    *("partitioner", "partitioner_options", "partition", "cohort", "device"),
+)
+STATUS_PERIOD = 15.0  # seconds between two writings of a Prometheus file
+
+CaOption = Annotated[
+    Path | None, typer.Option(help="Certificate of the authority, ca.crt.")
+]
+ServerOption = Annotated[str, typer.Option(help="HOST:PORT of the server.")]
+InsecureOption = Annotated[
+    bool,
+    typer.Option("--insecure", help="No TLS, no authentication; on one machine only."),
+]
+NetworkOption = Annotated[
+    bool, typer.Option("--insecure-network", help="With --insecure: on a network too.")
+]
+PrintOption = Annotated[
+    bool, typer.Option("--print-only", help="Print the Flower commands, run nothing.")
+]
+LogOption = Annotated[
+    Path | None,
+    typer.Option(help="Append events as JSON lines: who, round, outcome, duration."),
+]
+
+
+@app.command()
+def certs(
+    folder: Annotated[Path, typer.Argument(help="Where to.")] = Path("certs"),
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name or address of the server; again for more."),
+    ] = None,
+    client: Annotated[
+        list[str] | None, typer.Option(help="Name of a client; again for more.")
+    ] = None,
+    days: Annotated[int, typer.Option(help="The server certificate's life.")] = 365,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Make these anew; never the authority.")
+    ] = False,
+) -> None:
+    """Make the authority and the server's certificate, and clients' key pairs."""
+    from experiments.deploy_certs import make_certificates
+
+    for path in make_certificates(folder, host or [], client or [], days, replace):
+        print(f"{path.stat().st_mode & 0o777:o} {path}")
+
+
+@app.command()
+def server(
+    state_dir: Annotated[Path, typer.Option(help="Database and run folders.")] = Path(
+        "fedgs-server"
+    ),
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 is all.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The only port.")] = 8000,
+    certs: Annotated[Path, typer.Option(help="Of `fedgs deploy certs`.")] = Path(
+        "certs"
+    ),
+    control_from: Annotated[
+        str, typer.Option(help="Networks that may submit runs, e.g. 10.0.0.0/24.")
+    ] = "",
+    insecure: InsecureOption = False,
+    insecure_network: NetworkOption = False,
+    log_json: LogOption = None,
+    print_only: PrintOption = False,
+) -> None:
+    """Run the server (a Flower SuperLink) in the foreground."""
+    from experiments import deploy_commands, deploy_processes
+
+    wanted = deploy_commands.Server(
+        host=host,
+        port=port,
+        state=state_dir.expanduser().absolute(),
+        certs=certs,
+        insecure=insecure,
+        insecure_network=insecure_network,
+        control_from=control_from,
+        log_json=log_json,
+    )
+    command, environment = wanted.command()
+    deploy_processes.show(command, environment)
+    if not print_only:
+        state = deploy_processes.make_state(state_dir)
+        (state / "runs").mkdir(mode=0o700, exist_ok=True)
+        print(deploy_commands.who_submits(wanted), flush=True)
+        deploy_processes.become(command, environment)
+
+
+@app.command()
+@settings_flags(only=CLIENT_DATA)
+def client(
+    name: Annotated[str, typer.Argument(help="As registered at the server.")],
+    server: ServerOption,
+    data: Annotated[str, typer.Option(help="This client's own, as --data of train.")],
+    ca: CaOption = None,
+    key: Annotated[
+        Path | None, typer.Option(help="Private key of this client, NAME.key.")
+    ] = None,
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(help="Discriminators, own count; fedgs-client-NAME when unset."),
+    ] = None,
+    limits: Annotated[
+        Path | None, typer.Option(help="TOML file of what this client agrees to.")
+    ] = None,
+    stock: Annotated[
+        bool,
+        typer.Option("--stock", help="Flower's own SuperNode: slow, runs sent code."),
+    ] = False,
+    port: Annotated[
+        int | None, typer.Option(help="With --stock: of its local interface.")
+    ] = None,
+    insecure: InsecureOption = False,
+    insecure_network: NetworkOption = False,
+    log_json: LogOption = None,
+    print_only: PrintOption = False,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Run a client (a Flower SuperNode) in the foreground."""
+    from experiments import deploy_commands, deploy_processes
+
+    state = state_dir or Path(f"fedgs-client-{name}")
+    command, environment = deploy_commands.Client(
+        name=name,
+        data=data,
+        server=server,
+        state=state.expanduser().absolute(),
+        ca=ca,
+        key=key,
+        limits=limits,
+        settings=tuple(settings.items()),
+        stock=stock,
+        port=port,
+        insecure=insecure,
+        insecure_network=insecure_network,
+        log_json=log_json,
+    ).command()
+    deploy_processes.show(command, environment)
+    if not print_only:
+        deploy_processes.make_state(state)
+        deploy_processes.become(command, environment)
+
+
+@app.command()
+@settings_flags()
+def submit(
+    server: ServerOption,
+    ca: CaOption = None,
+    client: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=KEY.pub of a client, or NAME if registered; one for each, in "
+            "the order of the clients of the data."
+        ),
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option(help="Continue this run of the server instead.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow/--no-follow", help="Wait for the run's end.")
+    ] = True,
+    insecure: InsecureOption = False,
+    insecure_network: NetworkOption = False,
+    print_only: PrintOption = False,
+    recipe: RecipeOption = None,
+    config: ConfigOption = None,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Register clients and start a run; exit code 1 unless it completes."""
+    from experiments import deploy_submit
+
+    clients = deploy_submit.read_clients(client or [])
+    flat: dict[str, Any] = {}
+    if resume is not None:
+        given = {"recipe": recipe, "config": config, **settings}
+        refuse(given, "--resume takes the run's own settings; leave out")
+        deploy_submit.check_run_name("resume", resume)
+    else:
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        settings.setdefault("output", f"{recipe or 'run'}-{stamp}")
+        names = [name for name, _ in clients]
+        given = {"engine": "flower", "nodes": ",".join(names), **settings}
+        flat = deploy_submit.run_settings(configure(recipe, config, given), names)
+    submission = deploy_submit.Submission(
+        server=server,
+        ca=ca,
+        insecure=insecure,
+        insecure_network=insecure_network,
+        clients=clients,
+        settings=flat,
+        resume=resume,
+    )
+    if print_only:
+        deploy_submit.print_commands(submission)
+        return
+    run = resume or str(flat["output"])
+    print(f"run folder: {run}, in the server's state directory", flush=True)
+    try:
+        deploy_submit.submit(submission, follow)
+    except deploy_submit.SubmitFailed as error:
+        same = f"fedgs deploy submit --server {server} ... --resume {run}"
+        print(f"{error}\ncontinue with: {same}", file=sys.stderr)
+        raise typer.Exit(1) from error
+
+
+@app.command()
+def status(
+    run: Annotated[
+        Path, typer.Argument(help="A run folder, or a folder of them, on the server.")
+    ],
+    as_json: JsonOption = False,
+    prometheus: Annotated[
+        Path | None,
+        typer.Option(help="Write this file for node_exporter, every 15 seconds."),
+    ] = None,
+    serve: Annotated[
+        str | None, typer.Option(help="Serve /metrics at HOST:PORT until stopped.")
+    ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="With --prometheus: write once and end.")
+    ] = False,
+) -> None:
+    """Print how a run stands: round, participants, epsilon, bytes, time left."""
+    from experiments import deploy_status
+
+    def current() -> list[deploy_status.Status]:
+        return [deploy_status.status_of(path) for path in deploy_status.runs_of(run)]
+
+    found = current()
+    if not found and serve is None and prometheus is None:
+        raise UserError(f"{run}: no run folder here yet; give --output of a run")
+    if serve is not None:
+        from experiments.deploy_processes import split_address
+
+        where = split_address(serve)
+        endpoint = deploy_status.metrics_server(*where, current)
+        print(f"http://{serve}/metrics", flush=True)
+        endpoint.serve_forever()
+    elif prometheus is not None:
+        pause = threading.Event()
+        deploy_status.write_prometheus(prometheus, found)
+        while not once and not pause.wait(STATUS_PERIOD):
+            deploy_status.write_prometheus(prometheus, current())
+    elif as_json:
+        print(json.dumps([deploy_status.to_json(s) for s in found], indent=2))
+    else:
+        deploy_status.show(found)

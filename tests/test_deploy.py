@@ -1,0 +1,396 @@
+"""`fedgs deploy`: what it refuses, the commands it prints, the keys it makes."""
+
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    load_pem_private_key,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+from typer.testing import CliRunner
+
+from experiments import deploy_certs, deploy_commands, deploy_submit
+from experiments.cli import app
+from experiments.deploy_superlink import Guard, networks_of
+from fedgs.config import RunConfig, UserError
+
+PLAN = {
+    "num_clients": "2",
+    "num_classes": "10",
+    "client_selection": "all",
+    "noise_multiplier": "1.0",
+    "num_rounds": "20",
+    "output": "digits-1",
+}
+
+
+def deploy(*arguments: object) -> str:
+    """Runs a command of `fedgs deploy` in this process and returns what it printed."""
+    result = CliRunner().invoke(
+        app, ["deploy", *map(str, arguments)], standalone_mode=False
+    )
+    if result.exception is not None:
+        raise result.exception
+    return result.output
+
+
+def flags(settings: dict[str, str]) -> list[str]:
+    names = {f"--{name.replace('_', '-')}": value for name, value in settings.items()}
+    return [part for pair in names.items() for part in pair]
+
+
+@pytest.fixture
+def certs(tmp_path) -> Path:
+    folder = tmp_path / "certs"
+    deploy_certs.make_certificates(folder, ["10.1.2.3", "gs.example.org"], ["a", "b"])
+    return folder
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+# ------------------------------------------------------------------ certificates
+
+
+def test_private_keys_are_for_their_owner_alone(certs):
+    for name in ("ca.key", "server.key", "clients/a.key", "clients/b.key"):
+        assert mode(certs / name) == 0o600, name
+    assert mode(certs) == mode(certs / "clients") == 0o700
+    assert not list(certs.rglob(".*"))  # no temporary file is left
+
+
+def test_server_certificate_names_the_hosts_and_the_loopback(certs):
+    certificate = x509.load_pem_x509_certificate((certs / "server.crt").read_bytes())
+    names = certificate.extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    ).value
+    assert names.get_values_for_type(x509.DNSName) == ["gs.example.org", "localhost"]
+    addresses = [str(a) for a in names.get_values_for_type(x509.IPAddress)]
+    assert addresses == ["10.1.2.3", "127.0.0.1", "::1"]
+    authority = x509.load_pem_x509_certificate((certs / "ca.crt").read_bytes())
+    certificate.verify_directly_issued_by(authority)
+    key = load_pem_private_key((certs / "server.key").read_bytes(), None)
+    assert key.public_key() == certificate.public_key()
+
+
+def test_client_keys_are_p384_pairs_in_the_form_that_flower_reads(certs):
+    private = load_ssh_private_key((certs / "clients/a.key").read_bytes(), None)
+    public = load_ssh_public_key((certs / "clients/a.pub").read_bytes())
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    assert private.curve.name == "secp384r1"
+    assert private.public_key() == public
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_what_exists_is_kept_and_what_is_missing_is_added(certs):
+    before = content(certs)
+    deploy_certs.make_certificates(certs, ["10.1.2.3"], ["a", "c"])
+    after = content(certs)
+    assert {name: after[name] for name in before} == before
+    assert set(after) - set(before) == {"clients/c.key", "clients/c.pub"}
+
+
+def test_replace_makes_the_named_ones_anew_but_never_the_authority(certs):
+    before = content(certs)
+    deploy_certs.make_certificates(certs, ["10.9.9.9"], ["a"], replace=True)
+    changed = {name for name, old in before.items() if content(certs)[name] != old}
+    expected = {"server.crt", "server.key", "clients/a.key", "clients/a.pub"}
+    assert changed == expected
+    assert mode(certs / "server.key") == mode(certs / "clients/a.key") == 0o600
+
+
+def test_certificate_of_other_hosts_is_not_overwritten(certs):
+    before = content(certs)
+    with pytest.raises(UserError, match=r"is not for 10\.9\.9\.9; add --replace"):
+        deploy_certs.make_certificates(certs, ["10.9.9.9"], [])
+    assert content(certs) == before
+
+
+def test_client_makes_its_own_key_without_an_authority(tmp_path):
+    written = deploy_certs.make_certificates(tmp_path / "own", [], ["a"])
+    assert sorted(path.name for path in written) == ["a.key", "a.pub"]
+    assert sorted(content(tmp_path / "own")) == ["clients/a.key", "clients/a.pub"]
+
+
+def test_public_key_without_its_private_one_is_not_replaced(certs):
+    (certs / "clients/a.key").unlink()
+    with pytest.raises(UserError, match=r"a\.key: is not here; add --replace"):
+        deploy_certs.make_certificates(certs, [], ["a"])
+
+
+def test_file_that_appears_meanwhile_is_not_overwritten(tmp_path):
+    (tmp_path / "ca.key").write_bytes(b"the other one's")
+    with pytest.raises(FileExistsError):
+        deploy_certs._write(tmp_path / "ca.key", b"ours", 0o600)
+    assert (tmp_path / "ca.key").read_bytes() == b"the other one's"
+    assert [path.name for path in tmp_path.iterdir()] == ["ca.key"]
+
+
+@pytest.mark.parametrize("name", ["", "../a", "a/b", "a b", ".a", "a" * 64, 'a"'])
+def test_client_names_are_plain(tmp_path, name):
+    with pytest.raises(UserError, match="client = "):
+        deploy_certs.make_certificates(tmp_path / "certs", [], [name])
+    assert not (tmp_path / "certs").exists()
+
+
+def test_host_with_a_port_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"host = '10\.0\.0\.1:8000': .* no port"):
+        deploy_certs.make_certificates(tmp_path / "certs", ["10.0.0.1:8000"], [])
+
+
+def test_command_prints_modes_and_paths(tmp_path):
+    out = deploy("certs", tmp_path / "c", "--host", "10.0.0.1", "--client", "a")
+    assert f"600 {tmp_path}/c/clients/a.key\n" in out
+    assert f"644 {tmp_path}/c/server.crt\n" in out
+    assert deploy("certs", tmp_path / "c", "--host", "10.0.0.1", "--client", "a") == ""
+
+
+# ------------------------------------------------------------------ server
+
+
+def test_server_prints_flowers_command_with_tls_and_authentication(certs, tmp_path):
+    state = tmp_path / "state"
+    where = ["--host", "0.0.0.0", "--port", 8443, "--certs", certs]
+    out = deploy("server", *where, "--state-dir", state, "--print-only")
+    assert out.startswith("+ FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 ")
+    assert f"FLWR_HOME={state}/flwr" in out
+    assert (
+        f"-m experiments.deploy_superlink --ssl-ca-certfile {certs}/ca.crt "
+        f"--ssl-certfile {certs}/server.crt --ssl-keyfile {certs}/server.key "
+        "--enable-supernode-auth --host 0.0.0.0 --port 8443 "
+        f"--database {state}/superlink.db --disable-runtime-dependency-installation"
+    ) in out
+    assert "--insecure" not in out
+    assert not state.exists()  # --print-only writes nothing
+
+
+def test_server_without_certificates_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"certs = .*ca\.crt: no such file"):
+        deploy("server", "--certs", tmp_path, "--print-only")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "gs.example.org"])
+def test_insecure_server_on_a_network_needs_a_second_flag(host, tmp_path):
+    asked = ["server", "--host", host, "--insecure", "--print-only"]
+    with pytest.raises(UserError, match=r"insecure = True: .* add --insecure-network"):
+        deploy(*asked)
+    assert f"--insecure --host {host}" in deploy(*asked, "--insecure-network")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.9.1"])
+def test_insecure_server_on_the_loopback_is_asked_for_once(host):
+    out = deploy("server", "--host", host, "--insecure", "--print-only")
+    assert f"deploy_superlink --insecure --host {host}" in out
+    assert "--enable-supernode-auth" not in out
+
+
+def test_insecure_network_alone_does_not_drop_tls(certs):
+    with pytest.raises(UserError, match="goes with --insecure"):
+        deploy("server", "--certs", certs, "--insecure-network", "--print-only")
+
+
+# ------------------------------------------------------------------ client
+
+
+def test_client_prints_flowers_command(certs, tmp_path):
+    key = ["--ca", certs / "ca.crt", "--key", certs / "clients/a.key"]
+    where = ["--server", "10.1.2.3:8000", "--state-dir", tmp_path / "state"]
+    data = ["--data", "npz:/data/a.npz", "--test-fraction", "0.2", "--download"]
+    out = deploy("client", "a", *where, *key, *data, "--print-only")
+    assert (
+        f"-m clients.resident --superlink 10.1.2.3:8000 "
+        f"--root-certificates {certs}/ca.crt "
+        f"--auth-supernode-private-key {certs}/clients/a.key"
+    ) in out
+    config = out.split("--node-config '")[1].split("'")[0]
+    assert dict(part.split("=") for part in config.split()) == {
+        "name": '"a"',
+        "data": '"npz:/data/a.npz"',
+        "state-dir": f'"{tmp_path}/state"',
+        "test-fraction": "0.2",
+        "download": "true",
+    }
+    assert not (tmp_path / "state").exists()
+
+
+def test_client_without_key_or_authority_is_refused(certs):
+    asked = ["client", "a", "--server", "10.1.2.3:8000", "--data", "digits"]
+    with pytest.raises(UserError, match="ca is unset: give --ca"):
+        deploy(*asked, "--print-only")
+    with pytest.raises(UserError, match="key is unset: give --key"):
+        deploy(*asked, "--ca", certs / "ca.crt", "--print-only")
+
+
+def test_insecure_client_on_a_network_needs_a_second_flag():
+    asked = ["client", "a", "--server", "10.1.2.3:8000", "--data", "digits"]
+    asked += ["--insecure", "--print-only"]
+    with pytest.raises(UserError, match=r"insecure = True: .* add --insecure-network"):
+        deploy(*asked)
+    out = deploy(*asked, "--insecure-network")
+    assert "--superlink 10.1.2.3:8000 --insecure " in out
+
+
+@pytest.mark.parametrize("server", ["10.1.2.3", ":8000", "host:port", "host:99999"])
+def test_server_address_has_a_port(server, certs):
+    with pytest.raises(UserError, match=r"server = .*: give HOST:PORT"):
+        deploy("client", "a", "--server", server, "--data", "digits", "--print-only")
+
+
+def test_value_that_would_break_out_of_the_node_config_is_refused(certs):
+    asked = ["client", "a", "--server", "127.0.0.1:8000", "--insecure"]
+    with pytest.raises(UserError, match=r"data = .* double quotes"):
+        deploy(*asked, "--data", 'npz:x" name="b', "--print-only")
+
+
+def test_state_directory_is_private(tmp_path):
+    from experiments.deploy_processes import make_state
+
+    assert mode(make_state(tmp_path / "new")) == 0o700
+    (tmp_path / "open").mkdir(mode=0o755)
+    with pytest.raises(UserError, match=r"has mode 755, .* chmod 700"):
+        make_state(tmp_path / "open")
+
+
+# ------------------------------------------------------------------ submit
+
+
+def test_submit_prints_registrations_and_the_run(certs):
+    asked = ["submit", "--server", "10.1.2.3:8000", "--ca", certs / "ca.crt"]
+    clients = [f"{n}={certs}/clients/{n}.pub" for n in ("b", "a")]
+    out = deploy(
+        *asked, "--client", clients[0], "--client", clients[1], *flags(PLAN),
+        "--print-only",
+    )  # fmt: skip
+    assert 'address = "10.1.2.3:8000"' in out
+    assert f'root-certificates = "{certs}/ca.crt"' in out
+    lines = [line for line in out.splitlines() if line.startswith("+ ")]
+    first = f"flwr supernode register {certs}/clients/b.pub server --name b"
+    assert lines[0].endswith(first)
+    assert lines[1].endswith("a.pub server --name a")
+    assert " flwr run " in lines[2]
+    pyproject = out[out.index("[project]") : out.index("+ ")]
+    given = tomllib.loads(pyproject)["tool"]["flwr"]["app"]
+    assert given["components"] == {
+        "serverapp": "server.server_app:app",
+        "clientapp": "clients.client_app:app",
+    }
+    settings = given["config"]
+    assert settings.pop("run_folder") == ""
+    assert settings["nodes"] == "b,a"  # the order of the flags
+    assert RunConfig.from_flat(settings).num_rounds == 20
+
+
+def test_resume_names_the_run_and_takes_no_settings(certs):
+    asked = ["submit", "--server", "127.0.0.1:8000", "--ca", certs / "ca.crt"]
+    out = deploy(*asked, "--resume", "digits-1", "--print-only")
+    config = tomllib.loads(out[out.index("[project]") : out.index("+ ")])
+    assert config["tool"]["flwr"]["app"]["config"]["run_folder"] == "digits-1"
+    with pytest.raises(UserError, match="--resume takes the run's own settings"):
+        deploy(*asked, "--resume", "digits-1", "--num-rounds", 3, "--print-only")
+
+
+@pytest.mark.parametrize("name", ["../up", "/etc", "a/b", "", ".hidden"])
+def test_run_is_named_by_a_plain_word(certs, name):
+    asked = ["submit", "--server", "127.0.0.1:8000", "--ca", certs / "ca.crt"]
+    with pytest.raises(UserError, match=r"resume = .* name of a run folder"):
+        deploy(*asked, "--resume", name, "--print-only")
+
+
+def test_clients_are_named_once_and_with_a_key(certs):
+    with pytest.raises(UserError, match="client = a: given twice"):
+        deploy_submit.read_clients([f"a={certs}/clients/a.pub", "a"])
+    with pytest.raises(UserError, match=r"client = .*nothing: no such file"):
+        deploy_submit.read_clients(["a=nothing"])
+    assert deploy_submit.read_clients(["a"]) == (("a", None),)
+
+
+def test_submit_without_clients_is_refused(certs):
+    with pytest.raises(UserError, match="client"):
+        deploy(
+            "submit", "--server", "127.0.0.1:8000", "--ca", certs / "ca.crt",
+            *flags(PLAN), "--print-only",
+        )  # fmt: skip
+
+
+def test_failed_run_is_exit_code_1_with_the_way_on(certs, monkeypatch, capsys):
+    answers = iter(
+        [
+            (0, '{"success": true, "run-id": "17"}'),
+            (0, '{"runs": [{"status": "finished:failed", "status-details": "why"}]}'),
+        ]
+    )
+    monkeypatch.setattr(deploy_submit, "_call", lambda *_, **__: next(answers))
+    done = subprocess.CompletedProcess([], 0)
+    monkeypatch.setattr(deploy_submit.subprocess, "run", lambda *_, **__: done)
+    asked = ["deploy", "submit", "--server", "127.0.0.1:8000"]
+    result = CliRunner().invoke(
+        app,
+        [*asked, "--insecure", "--resume", "digits-1"],
+    )
+    assert result.exit_code == 1
+    assert "run 17: finished:failed. why" in result.output
+    assert "--resume digits-1" in result.output
+
+
+def test_key_that_is_registered_already_is_no_failure(certs, monkeypatch, capsys):
+    answers = iter([(1, "Error: Public key already in use"), (1, "no server")])
+    monkeypatch.setattr(deploy_submit, "_call", lambda *_, **__: next(answers))
+    register = ["flwr", "supernode", "register", "x", "server", "--name", "a"]
+    deploy_submit._register(register, {})
+    assert capsys.readouterr().out == "a was registered before\n"
+    with pytest.raises(deploy_submit.SubmitFailed, match="no server"):
+        deploy_submit._register(register, {})
+
+
+# ------------------------------------------------------------------ the guard
+
+
+def scope(path: str, client: str | None, server: str = "10.0.0.1") -> dict:
+    peer = None if client is None else (client, 12345)
+    return {"type": "http", "path": path, "client": peer, "server": (server, 8000)}
+
+
+CONTROL = ("/v1/control/start-run", "/v1/control/register-node", "/docs", "/")
+RUNTIME = ("/v1/runtime/acquire-task", "/v1/fleet/../control/start-run")
+
+
+@pytest.mark.parametrize("path", [*CONTROL, *RUNTIME])
+def test_guard_lets_only_this_machine_control(path):
+    guard = Guard(None)
+    for own in ("127.0.0.1", "::1", "10.0.0.1", "::ffff:127.0.0.1"):
+        assert guard.may_pass(scope(path, own)), own
+    for other in ("10.0.0.2", "::ffff:10.0.0.2", "2001:db8::1", "unix", None):
+        assert not guard.may_pass(scope(path, other)), other
+
+
+def test_guard_lets_clients_reach_the_fleet():
+    assert Guard(None).may_pass(scope("/v1/fleet/pull-messages", "10.0.0.2"))
+    assert Guard(None).may_pass(scope("/health", "10.0.0.2"))
+
+
+def test_guard_knows_the_networks_of_users():
+    guard = Guard(None, networks_of("10.5.0.0/16, 2001:db8::/32"))
+    assert guard.may_pass(scope("/v1/control/start-run", "10.5.1.1"))
+    assert guard.may_pass(scope("/v1/control/start-run", "2001:db8::1"))
+    assert not guard.may_pass(scope("/v1/control/start-run", "10.6.1.1"))
+    with pytest.raises(UserError, match=r"control_from = .*give 10\.0\.0\.0/24"):
+        networks_of("10.5.0.1/16")
+
+
+def test_printed_server_is_the_one_that_is_guarded(certs, tmp_path):
+    command, _ = deploy_commands.Server(
+        host="0.0.0.0", port=8000, state=tmp_path, certs=certs
+    ).command()
+    assert command[:3] == [sys.executable, "-m", "experiments.deploy_superlink"]

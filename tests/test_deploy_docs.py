@@ -1,0 +1,69 @@
+"""docs/deployment.md and the systemd units: every command in them exists."""
+
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import typer
+
+from experiments.deploy import app
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGE = (DOCS / "deployment.md").read_text()
+UNITS = sorted((DOCS / "systemd").glob("*.service"))
+
+
+def documented() -> list[str]:
+    """Returns the `fedgs deploy` lines of the page and of the units."""
+    text = PAGE.replace("\\\n", " ")
+    lines = [line.partition("  #")[0].strip() for line in text.splitlines()]
+    found = [line for line in lines if line.startswith("fedgs deploy ")]
+    for unit in UNITS:
+        for line in unit.read_text().splitlines():
+            if line.startswith("ExecStart="):
+                found.append(line[line.index("fedgs deploy ") :].replace("%i", "a"))
+    return found
+
+
+@pytest.mark.parametrize("line", documented())
+def test_documented_command_is_understood(line):
+    _, _, name, *arguments = shlex.split(line)
+    group = typer.main.get_command(app)
+    command = group.get_command(None, name)  # type: ignore[attr-defined]
+    assert command is not None, name
+    context = command.make_context(name, arguments)  # raises for an unknown flag
+    assert context.command is command
+
+
+def test_page_shows_every_command():
+    names = {line.split()[2] for line in documented()}
+    assert names == {"certs", "server", "client", "submit", "status"}
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_unit_is_valid(unit, tmp_path):
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("needs systemd-analyze")
+    program = tmp_path / "fedgs"  # the documented place is not on this machine
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    text = unit.read_text().replace("/opt/fedgs/.venv/bin/fedgs", str(program))
+    (tmp_path / unit.name).write_text(text)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(tmp_path / unit.name)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    own = [line for line in done.stderr.splitlines() if "fedgs" in line]
+    assert (done.returncode, own) == (0, []), done.stderr
+
+
+def test_client_units_keep_their_state_private():
+    for unit in UNITS:
+        if match := re.search(r"StateDirectory=(\S+)", text := unit.read_text()):
+            assert "StateDirectoryMode=0700" in text
+            assert f"--state-dir /var/lib/{match.group(1)}" in text
