@@ -107,15 +107,15 @@ def check_nodes(config: "RunConfig") -> None:
     for name in names:
         if not re.fullmatch(NODE_NAME, name):
             raise UserError(
-                f"nodes = {config.nodes!r}: {name!r} is no name of a node; give --nodes "
-                "names of letters, digits, '.', '_' and '-'"
+                f"nodes = {config.nodes!r}: {name!r} is no name of a node; give "
+                "--nodes names of letters, digits, '.', '_' and '-'"
             )
     if len(set(names)) < len(names):
         raise UserError(f"nodes = {config.nodes!r}: give each node its own name")
     if config.engine != "flower":
         raise UserError(
-            f"nodes = {config.nodes!r}: engine = {config.engine} has no deployed nodes; "
-            "leave out --nodes, or use `fedgs deploy submit`"
+            f"nodes = {config.nodes!r}: engine = {config.engine} has no deployed "
+            "nodes; leave out --nodes, or use `fedgs deploy submit`"
         )
     if config.num_clients is not None and config.num_nodes != len(names):
         raise UserError(

@@ -41,7 +41,8 @@ TINY = {
 FLAGS = """
 adversary amplification batch-size checkpoint-every chunk-size classes client-epsilon
 client-limits client-selection clients-per-node clients-per-round clip-bound cohort
-colluding-nodes conditional corruption corruption-fraction corruption-unit data data-dir
+colluding-nodes conditional corruption corruption-fraction
+corruption-seed corruption-unit data data-dir
 dct-size delta device dirichlet-alpha discriminator-activation discriminator-batch-size
 discriminator-beta1 discriminator-beta2 discriminator-dim discriminator-learning-rate
 discriminator-steps discriminator-training download drift-weight ema-decay engine

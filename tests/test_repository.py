@@ -11,9 +11,12 @@ TEST_HELPERS = {
     "conftest.py",
     "evaluation_data.py",
     "femnist_files.py",
+    "hosts.py",
     "oracles.py",
     "plans.py",
     "recording.py",
+    "report_folders.py",
+    "small_scale.py",
     "tiny.py",
 }
 

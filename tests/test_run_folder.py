@@ -95,6 +95,39 @@ def test_opened_folder_has_the_configuration_that_it_was_created_with(folder):
     assert RunFolder.open(folder.path).config == folder.config
 
 
+def test_run_keeps_a_copy_of_its_cohort(tmp_path):
+    """The user's file may change or go away, and the folder may move."""
+    own = tmp_path / "mine.txt"
+    own.write_text("# selection: not private\n1\n4\n")
+    config = tiny_config(cohort=str(own), output=str(tmp_path / "run"), num_clients=2)
+    made = RunFolder.create(config)
+    content = own.read_bytes()
+    own.unlink()
+    assert made.config.cohort == str(tmp_path / "run" / "cohort.txt")
+    assert Path(made.config.cohort).read_bytes() == content
+    assert RunFolder.open(made.path).config == made.config
+    moved = RunFolder.open(made.path.rename(tmp_path / "moved"))
+    assert moved.config.cohort == str(tmp_path / "moved" / "cohort.txt")
+
+
+def test_run_of_a_missing_cohort_is_not_created(tmp_path):
+    output = tmp_path / "run"
+    config = tiny_config(cohort=str(tmp_path / "no.txt"), output=str(output))
+    with pytest.raises(UserError, match=r"cohort = .*no.txt: No such file"):
+        RunFolder.create(config)
+    assert names(tmp_path) == []
+
+
+def test_folder_from_before_the_copy_reads_the_users_cohort(tmp_path):
+    (tmp_path / "mine.txt").write_text("1\n")
+    own, output = str(tmp_path / "mine.txt"), str(tmp_path / "run")
+    config = tiny_config(cohort=own, num_clients=1, clients_per_round=1, output=output)
+    made = RunFolder.create(config)
+    (made.path / "cohort.txt").unlink()
+    run_folder.write_json(made.path / "config.json", config.to_flat())
+    assert RunFolder.open(made.path).config.cohort == own
+
+
 def test_versions_name_the_git_commit_of_a_checkout():
     source = Path(run_folder.__file__).parent.parent
     if not (source / ".git").exists():
