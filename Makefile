@@ -1,10 +1,12 @@
 # Everything runs in .venv, which the first target that needs it sets up.
 #   PYTHON=/path/to/python3.12   interpreter for it (default: the first one found)
 #   PYTEST_ARGS="-k ledger -x"   more arguments for pytest
+#   WORKERS=4                    processes of `make test`
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
+WORKERS := 2
 CANDIDATES := python3.11 python3.12 python3 python
 
 # `make test` leaves out what is slow or needs a GPU, the network or hours.
@@ -28,7 +30,7 @@ check: $(STAMP) ## Lint, formatting, types and the import rule
 	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_repository.py
 
 test: $(STAMP) ## The ordinary tests: on the CPU, offline, under five minutes
-	$(BIN)/python -m pytest -m "$(ORDINARY)" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "$(ORDINARY)" -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 test-all: $(STAMP) ## Every test; what the machine cannot run is skipped with a reason
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -109,10 +109,10 @@ def bytes_per_round(settings: dict[str, object], rounds: int) -> tuple[float, fl
             place.submit({**SETTINGS, **settings, "num_rounds": rounds})
             done.set()
             watch.join()
-    first, last = min(n for n in seen if n >= FIRST_ROUND), max(seen)
-    down, up = (
-        (seen[last][i] - seen[first][i]) / (last - first) for i in range(2)
-    )  # fmt: skip
+            first, last = min(n for n in seen if n >= FIRST_ROUND), max(seen)
+            pairs = zip(seen[first], seen[last], strict=True)
+            down, up = ((after - before) / (last - first) for before, after in pairs)
+            print(f"{down:,.0f} down, {up:,.0f} up", file=sys.stderr, flush=True)
     return down, up
 
 
@@ -167,7 +167,6 @@ def main() -> None:
         table.add_column(column, justify="right")
     for mode in arguments.modes:
         down, up = bytes_per_round(MODES[mode], arguments.rounds)
-        print(f"{mode}: {down:,.0f} down, {up:,.0f} up", file=sys.stderr, flush=True)
         table.add_row(mode, f"{down:,.0f}", f"{up:,.0f}", f"{down + up:,.0f}")
     Console().print(table)
 

@@ -243,6 +243,10 @@ def test_orientation_of_bars():
     found = group_features.orientation(bar, np.zeros(1, np.int64), 1)
     assert found[0] > 0.5
     assert abs(found[1]) < 1e-9
+    falling = np.eye(15, dtype=np.float32)[None, None]  # its gradients rise: J12 < 0
+    found = group_features.orientation(falling, np.zeros(1, np.int64), 1)
+    assert found[1] < -0.5
+    assert abs(found[0]) < 1e-6
     nothing = group_features.orientation(bar * 0, np.zeros(1, np.int64), 1)
     assert nothing.tolist() == [0, 0]
 

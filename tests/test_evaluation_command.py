@@ -213,11 +213,16 @@ def test_interrupted_command_continues_classifier_by_classifier(
             return original(task, name)
         fits.append(threading.current_thread())
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-        release.wait(300)
+        release.wait(60)
         raise RuntimeError("nobody reads this result")
 
     monkeypatch.setattr(classifiers, "train_and_test", interrupted)
-    code, _, err = fedgs(path, *INTERRUPTED, "--num-workers", 1)
+    # A shell's background job ignores SIGINT, and so would this process.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        code, _, err = fedgs(path, *INTERRUPTED, "--num-workers", 1)
+    finally:
+        signal.signal(signal.SIGINT, before)
     (fit,) = fits
     assert fit.is_alive()  # the command did not wait for it,
     assert fit.daemon  # and the interpreter does not either

@@ -9,8 +9,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("fedgs", "clients", "server", "experiments")
 TEST_HELPERS = {
     "conftest.py",
+    "deployed_grid.py",
     "evaluation_data.py",
     "femnist_files.py",
+    "hostile.py",
+    "hostile_answers.py",
+    "hostile_requests.py",
+    "hostile_table.py",
     "hosts.py",
     "oracles.py",
     "plans.py",
