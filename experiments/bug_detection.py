@@ -324,10 +324,12 @@ def _planted(path: Path, plan: dict[str, Any], verdict: str) -> dict[str, Any]:
         ]
         spoilt = int(corrupted_clients(config, names).sum()) if bug != "none" else 0
         counts[cohort] = {"corrupted": spoilt, "intact": len(names) - spoilt}
-    outcome = "wrong"
-    if verdict == "undecided":
-        outcome = verdict
-    elif verdict == bug:
-        outcome = "right"
     planted = {"bug": bug, "fraction": plan["planted"]["fraction"], "counts": counts}
-    return {"planted": planted, "outcome": outcome}
+    return {"planted": planted, "outcome": outcome(verdict, bug)}
+
+
+def outcome(verdict: str, bug: str) -> str:
+    """Returns right, undecided or wrong; two bugs named for one planted are wrong."""
+    if verdict == "undecided":
+        return verdict
+    return "right" if verdict == bug else "wrong"

@@ -23,7 +23,7 @@ from fedgs.config import RunConfig, UserError
 
 SERVER = "server"  # the connection's name in config.toml
 KNOWN_KEY = "already in use"  # what Flower says of a key that is registered
-TIMEOUT = 60.0  # of one short command
+TIMEOUT = 180.0  # of one short command
 STATUS_SECONDS = 2.0
 PATIENCE = 300.0  # for a server that is being restarted
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

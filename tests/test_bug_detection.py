@@ -461,6 +461,22 @@ def test_read_debug_refuses_other_folders(tmp_path):
         read_debug(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("verdict", "bug", "wanted"),
+    [
+        ("invert", "invert", "right"),
+        ("none", "none", "right"),
+        ("undecided", "none", "undecided"),
+        ("none", "rotate", "wrong"),
+        ("invert", "rotate", "wrong"),
+        ("invert and rotate", "rotate", "wrong"),
+        ("rotate", "none", "wrong"),
+    ],
+)
+def test_outcome_of_an_experiment(verdict, bug, wanted):
+    assert bug_detection.outcome(verdict, bug) == wanted
+
+
 # ------------------------------------------------------------------ the table
 
 

@@ -41,18 +41,17 @@ TINY = {
 FLAGS = """
 adversary amplification batch-size checkpoint-every chunk-size classes client-epsilon
 client-limits client-selection clients-per-node clients-per-round clip-bound cohort
-colluding-nodes conditional corruption corruption-fraction
-corruption-seed corruption-unit data data-dir
-dct-size delta device dirichlet-alpha discriminator-activation discriminator-batch-size
+colluding-nodes conditional corruption corruption-fraction corruption-seed
+corruption-unit data data-dir dct-size delta device dirichlet-alpha discriminator-activation discriminator-batch-size
 discriminator-beta1 discriminator-beta2 discriminator-dim discriminator-learning-rate
 discriminator-steps discriminator-training download drift-weight ema-decay engine
 fakes-per-round fast-messages generator generator-beta1 generator-beta2 generator-dim
 generator-learning-rate gpu-fraction gradient-basis gradient-penalty-weight hf-options
-image-channels image-size latent latent-dim min-nodes noise-multiplier noise-seed
+image-channels image-size latent latent-dim min-nodes nodes noise-multiplier noise-seed
 num-classes num-clients num-rounds num-threads num-workers output partition partitioner
 partitioner-options polarity privacy-unit relation round-timeout sample-every
-secure-noise seed spectral-norm stacking target-epsilon test-fraction warm-start
-warm-start-rounds
+secure-noise seed spectral-norm stacking target-epsilon test-fraction transport
+warm-start warm-start-rounds
 """
 # privacy.md, "The paper's federated figure".
 PAPER = {

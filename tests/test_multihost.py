@@ -55,7 +55,7 @@ SETTINGS: dict[str, object] = {
     "gradient_basis": "dct",
     "dct_size": 8,
     "checkpoint_every": 3,
-    "round_timeout": 240,
+    "round_timeout": 900,
     "output": "digits",
 }
 

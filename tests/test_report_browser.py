@@ -15,6 +15,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 WIDTHS = (390, 1440)  # a phone and a desk
 PAGES = ("one", "two", "debug")
 SCHEMES = ("light", "dark")
+PATIENCE = 300_000  # ms: on a busy machine a browser starves
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,9 @@ def browser() -> Iterator[Any]:
         pytest.skip(f"needs Chromium: none of {', '.join(BROWSERS)} is installed")
     sandbox = [] if os.geteuid() else ["--no-sandbox"]  # Chromium's has no use for root
     with playwright.sync_playwright() as started:
-        launched = started.chromium.launch(executable_path=found, args=sandbox)
+        launched = started.chromium.launch(
+            executable_path=found, args=sandbox, timeout=PATIENCE
+        )
         yield launched
         launched.close()
 
@@ -53,6 +56,7 @@ def opened(browser: Any, path: Path, width: int, scheme: str = "light") -> Any:
     page = browser.new_page(
         viewport={"width": width, "height": 900}, color_scheme=scheme
     )
+    page.set_default_timeout(PATIENCE)
     page.complaints = []
     page.on("console", lambda message: page.complaints.append(message.text))
     page.on("pageerror", lambda error: page.complaints.append(str(error)))

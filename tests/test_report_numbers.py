@@ -181,6 +181,20 @@ def test_drawing_has_a_text_alternative_and_page_colours(folders):
 # ------------------------------------------------------------------ other numbers
 
 
+def test_headline_is_the_best_guarantee_for_the_run_s_own_adversary(folders):
+    facts = read_run(folders / "private")
+    (own, other) = facts.statements
+    rows = [
+        dataclasses.replace(own, epsilon=1.0, guarantee=False),
+        dataclasses.replace(own, adversary="server", epsilon=2.0),
+        dataclasses.replace(own, epsilon=3.0),
+        dataclasses.replace(own, epsilon=4.0),
+        dataclasses.replace(other, epsilon=0.5),
+    ]
+    assert (own.relation, own.guarantee) == (facts.config.relation, True)
+    assert dataclasses.replace(facts, statements=rows).headline is rows[2]
+
+
 def test_communication_of_exact_messages_follows_from_shapes(folders):
     found = communication(read_run(folders / "private"))
     pixels = SIDE * SIDE
