@@ -10,10 +10,10 @@ WORKERS := 2
 CANDIDATES := python3.11 python3.12 python3 python
 
 # `make test` leaves out what is slow or needs a GPU, the network or hours.
-ORDINARY := not slow and not gpu and not network and not paper and not multihost
+ORDINARY := not slow and not gpu and not network and not paper and not browser and not multihost
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-all multihost golden bench clean
+.PHONY: help setup demo check test test-all browser multihost golden bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ test: $(STAMP) ## The ordinary tests: on the CPU, offline, under five minutes
 
 test-all: $(STAMP) ## Every test; what the machine cannot run is skipped with a reason
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+browser: $(STAMP) ## The report in a headless Chromium, if there is one
+	$(BIN)/python -m pytest -m browser $(PYTEST_ARGS)
 
 multihost: $(STAMP) ## Server and clients on three hosts in network namespaces; needs root
 	$(BIN)/python -m pytest -m multihost $(PYTEST_ARGS)

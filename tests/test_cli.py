@@ -42,10 +42,11 @@ FLAGS = """
 adversary amplification batch-size checkpoint-every chunk-size classes client-epsilon
 client-limits client-selection clients-per-node clients-per-round clip-bound cohort
 colluding-nodes conditional corruption corruption-fraction corruption-seed
-corruption-unit data data-dir dct-size delta device dirichlet-alpha discriminator-activation discriminator-batch-size
-discriminator-beta1 discriminator-beta2 discriminator-dim discriminator-learning-rate
-discriminator-steps discriminator-training download drift-weight ema-decay engine
-fakes-per-round fast-messages generator generator-beta1 generator-beta2 generator-dim
+corruption-unit data data-dir dct-size delta device dirichlet-alpha
+discriminator-activation discriminator-batch-size discriminator-beta1
+discriminator-beta2 discriminator-dim discriminator-learning-rate discriminator-steps
+discriminator-training download drift-weight ema-decay engine fakes-per-round
+fast-messages generator generator-beta1 generator-beta2 generator-dim
 generator-learning-rate gpu-fraction gradient-basis gradient-penalty-weight hf-options
 image-channels image-size latent latent-dim min-nodes nodes noise-multiplier noise-seed
 num-classes num-clients num-rounds num-threads num-workers output partition partitioner

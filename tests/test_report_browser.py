@@ -11,6 +11,8 @@ import pytest
 from experiments.report import report
 from report_folders import make_debug, make_run
 
+pytestmark = pytest.mark.browser
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 WIDTHS = (390, 1440)  # a phone and a desk
 PAGES = ("one", "two", "debug")
