@@ -13,11 +13,8 @@ when the node joins, checked, and never changed afterwards.
 """
 
 import dataclasses
-import fcntl
 import json
-import os
 import re
-import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,6 +31,7 @@ from fedgs.cohorts import for_all_clients, keep_cohort
 from fedgs.config import RunConfig, UserError
 from fedgs.data import DataWarning, FederatedImages, partition, sources, split_records
 from fedgs.preparation import check_capacity
+from fedgs.process import hold_lock
 from fedgs.run_folder import (
     node_folder,
     read_json,
@@ -139,20 +137,8 @@ class Site:
 @lru_cache
 def _hold(path: Path) -> int:
     """Locks a file until this process ends, once; returns its descriptor."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
-        except BlockingIOError as error:
-            if time.monotonic() > deadline:
-                os.close(descriptor)
-                raise UserError(
-                    f"state-dir = {path.parent}: another client process uses it; give "
-                    "each client its own"
-                ) from error
-        time.sleep(0.1)
+    refusal = f"{path.parent}: another client process uses it; give each client its own"
+    return hold_lock(path, f"state-dir = {refusal}", LOCK_SECONDS)
 
 
 @dataclass(frozen=True)

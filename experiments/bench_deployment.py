@@ -25,6 +25,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from experiments.flower_app import free_port
+
 NODES = (2, 8)
 ROUNDS = 20
 STOCK_ROUNDS = 5  # a round of these takes many seconds
@@ -228,13 +230,6 @@ def register(place: Place) -> None:
 def fedgs_deploy(*arguments: object) -> list[str]:
     """Returns a command of `fedgs deploy` as an argument list."""
     return [sys.executable, "-m", "fedgs", "deploy", *map(str, arguments)]
-
-
-def free_port() -> int:
-    """Returns a port of the loopback that nobody uses."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_for_port(address: str, process: "subprocess.Popen[bytes]") -> None:

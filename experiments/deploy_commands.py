@@ -8,13 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.deploy_certs import check_name
-from experiments.deploy_processes import (
-    QUIET,
-    check_insecure,
-    file_of,
-    split_address,
-)
+from experiments.deploy_processes import check_insecure, file_of, split_address
 from experiments.deploy_superlink import CONTROL_VARIABLE, networks_of
+from experiments.flower_app import QUIET
 from fedgs.config import UserError
 from fedgs.event_log import EVENT_LOG_VARIABLE
 

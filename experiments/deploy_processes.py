@@ -13,12 +13,6 @@ from pathlib import Path
 
 from fedgs.config import UserError
 
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-}
-
 
 def check_insecure(host: str, insecure: bool, on_network: bool) -> None:
     """Refuses plain text on a network, unless asked for twice.

@@ -17,8 +17,8 @@ from typing import Any
 
 from experiments.deploy_certs import check_name
 from experiments.deploy_commands import connection, toml_value
-from experiments.deploy_processes import QUIET, file_of, full_environment, show
-from experiments.flower_engine import TRAINING
+from experiments.deploy_processes import file_of, full_environment, show
+from experiments.flower_app import QUIET, TRAINING, app_project
 from fedgs.config import RunConfig, UserError
 
 SERVER = "server"  # the connection's name in config.toml
@@ -27,24 +27,6 @@ TIMEOUT = 180.0  # of one short command
 STATUS_SECONDS = 2.0
 PATIENCE = 300.0  # for a server that is being restarted
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-APP = """\
-[project]
-name = "fedgs-run"
-version = "0.1.0"
-description = "A fedgs run, submitted by fedgs deploy submit"
-license = {text = "Apache-2.0"}
-dependencies = ["flwr[simulation]>=1.41,<1.43"]
-
-[tool.flwr.app]
-publisher = "fedgs"
-
-[tool.flwr.app.components]
-serverapp = "%s"
-clientapp = "%s"
-
-[tool.flwr.app.config]
-"""
 
 
 class SubmitFailed(RuntimeError):
@@ -131,7 +113,9 @@ def workplace(submission: Submission) -> Iterator[tuple[Path, dict[str, str]]]:
         home.mkdir()
         app.mkdir()
         (home / "config.toml").write_text(text)
-        (app / "pyproject.toml").write_text(APP % TRAINING + _app_config(submission))
+        config = _app_config(submission)
+        project = app_project("fedgs deploy submit", config, TRAINING)
+        (app / "pyproject.toml").write_text(project)
         yield app, {**QUIET, "FLWR_HOME": str(home)}
 
 

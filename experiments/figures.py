@@ -29,13 +29,13 @@ from experiments.recipes import RECIPES
 from experiments.result_lines import ResultLines
 from experiments.scales import SCALES, configured, label, parse_settings
 from experiments.scores import SAME_IMAGES, Protocol
-from experiments.stored_runs import stored, trained
+from experiments.stored_runs import exit_code, stored, trained
 from fedgs import sample
 from fedgs.config import RunConfig, UserError
 from fedgs.data.sources import with_absolute_path
 from fedgs.plan import ADVERSARIES, RELATIONS
 from fedgs.run_folder import RunFolder, write_json
-from fedgs.training import RunStopped, Stop, stop_on_signal
+from fedgs.training import Stop
 
 NAMES = ("norms", *KINDS, "samples")
 GRID_COLUMNS = 10  # of a generator without labels
@@ -155,18 +155,8 @@ def _scale(folder: RunFolder, config: RunConfig, recipe: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draws one figure; returns the exit code."""
-    try:
-        request = _request(_parser().parse_args(arguments))
-        with stop_on_signal() as stop:
-            paths = draw(request, stop)
-    except UserError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return 2
-    except RunStopped as error:
-        print(f"{error}\ncontinue with the same command", file=sys.stderr)
-        return 1
-    print(*paths, sep="\n")
-    return 0
+    parsed = _parser().parse_args(arguments)
+    return exit_code(lambda stop: print(*draw(_request(parsed), stop), sep="\n"))
 
 
 def _parser() -> argparse.ArgumentParser:

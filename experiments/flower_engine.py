@@ -19,40 +19,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from experiments.flower_app import QUIET, TRAINING, app_project, free_port
 from fedgs.config import UserError
 from fedgs.process import (
     FAST_VARIABLE,
     LOCK_VARIABLE,
     TOKEN_VARIABLE,
     end_processes,
-    hold_launcher_lock,
+    hold_lock,
 )
 from fedgs.run_folder import RunFolder, read_json, write_atomically
 from fedgs.training import Report, RunStopped, Stop
 
-APP = """\
-[project]
-name = "fedgs-run"
-version = "0.1.0"
-description = "A fedgs run, started by fedgs train --engine flower"
-license = {text = "Apache-2.0"}
-dependencies = ["flwr[simulation]>=1.41,<1.43"]
-
-[tool.flwr.app]
-publisher = "fedgs"
-
-[tool.flwr.app.components]
-serverapp = "%s"
-clientapp = "%s"
-
-[tool.flwr.app.config]
-run_folder = ""
-"""
-TRAINING = ("server.server_app:app", "clients.client_app:app")
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+QUIET_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
@@ -63,6 +42,7 @@ ALLOCATOR = {
     "MALLOC_TRIM_THRESHOLD_": str(2**32 - 1),
 }
 START_TIMEOUT = 120.0
+LOCK_SECONDS = 5.0  # for what a killed launcher left behind
 POLL_SECONDS = 0.2
 
 
@@ -93,7 +73,12 @@ def train(
     """
     flower = folder.path / ".flower"
     flower.mkdir(exist_ok=True)
-    lock = hold_launcher_lock(flower / "launcher.lock")
+    lock = hold_lock(
+        flower / "launcher.lock",
+        f"{folder.path}: another process trains in this folder; wait for it to end, or "
+        "stop it",
+        LOCK_SECONDS,
+    )
     token = secrets.token_hex(16)
     try:
         end_previous(folder)
@@ -133,11 +118,12 @@ def _home(token: str) -> Path:
 @contextlib.contextmanager
 def _superlink(folder: RunFolder, home: Path, token: str) -> Iterator[dict[str, str]]:
     """Runs a SuperLink; yields the environment that reaches it."""
-    port = _free_port()
+    port = free_port()
     bin_folder = str(Path(sys.executable).parent)
     environment = {
         **os.environ,
         **QUIET,
+        **QUIET_RAY,
         **ALLOCATOR,
         "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
         "FLWR_HOME": str(home / "flwr"),
@@ -182,7 +168,10 @@ def _submit(
     config = folder.config
     app = home / "app"
     app.mkdir()
-    (app / "pyproject.toml").write_text(APP % components)
+    project = app_project(
+        "fedgs train --engine flower", 'run_folder = ""\n', components
+    )
+    (app / "pyproject.toml").write_text(project)
     gpus = f" client-resources-num-gpus={config.gpu_fraction}"
     federation = (
         f"num-supernodes={config.num_nodes} client-resources-num-cpus=1"
@@ -268,12 +257,6 @@ def _conclude(folder: RunFolder, status: str) -> None:
         raise FlowerFailed(
             f"the Flower run failed ({status}): {detail}; see {folder.path}/flower.log"
         )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _wait_for_port(port: int, process: "subprocess.Popen[bytes]") -> None:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from fedgs.config import RunConfig, UserError
 from fedgs.preparation import check_capacity, resolve
 from fedgs.run_folder import RunFolder, read_json, read_tensors, write_tensors
 from fedgs.sample import load_generator
-from fedgs.training import BudgetSpent, Stop
+from fedgs.training import BudgetSpent, RunStopped, Stop, stop_on_signal
 from server.strategy import GsWgan
 
 NO_RESULT = {  # settings that change no result: where the run lies and what computes it
@@ -111,6 +112,20 @@ def trained(root: Path, title: str, config: RunConfig, stop: Stop) -> RunFolder:
     with contextlib.suppress(BudgetSpent):  # is finished, a little earlier
         train(folder, stop)
     return folder
+
+
+def exit_code(command: Callable[[Stop], None]) -> int:
+    """Runs an experiment's command; returns its exit code, with failures in words."""
+    try:
+        with stop_on_signal() as stop:
+            command(stop)
+    except UserError as error:
+        _say(f"Error: {error}")
+        return 2
+    except RunStopped as error:
+        _say(f"{error}\ncontinue with the same command")
+        return 1
+    return 0
 
 
 def _create(path: Path, config: RunConfig) -> RunFolder:

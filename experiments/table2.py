@@ -21,11 +21,11 @@ from experiments.communication import communication
 from experiments.result_lines import Line, ResultLines
 from experiments.scales import SCALES, Settings, configured, label, parse_settings
 from experiments.scores import SAME_IMAGES, Protocol, score
-from experiments.stored_runs import find, last_round, trained
+from experiments.stored_runs import exit_code, find, last_round, trained
 from fedgs.config import RunConfig, UserError
 from fedgs.data.sources import with_absolute_path
 from fedgs.run_folder import RunFolder
-from fedgs.training import RunStopped, Stop, stop_on_signal
+from fedgs.training import Stop
 
 
 @dataclass(frozen=True)
@@ -125,19 +125,15 @@ def _folder(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fills and prints the table; returns the exit code."""
-    try:
-        request = _request(_parser().parse_args(arguments))
-        with stop_on_signal() as stop:
-            lines = fill(request, stop)
-    except UserError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return 2
-    except RunStopped as error:
-        print(f"{error}\ncontinue with the same command", file=sys.stderr)
-        return 1
-    table2_report.write(request.output, lines)
-    table2_report.show(request.output, lines)
-    return 0
+    parsed = _parser().parse_args(arguments)
+
+    def command(stop: Stop) -> None:
+        request = _request(parsed)
+        lines = fill(request, stop)
+        table2_report.write(request.output, lines)
+        table2_report.show(request.output, lines)
+
+    return exit_code(command)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -18,7 +18,6 @@ TOKEN_VARIABLE = "FEDGS_RUN_TOKEN"
 LOCK_VARIABLE = "FEDGS_LAUNCHER_LOCK"
 FAST_VARIABLE = "FEDGS_FAST_MESSAGES"  # "1": see clients.fast_simulation
 WATCH_SECONDS = 0.5
-LOCK_SECONDS = 5.0
 
 
 def processes_of(token: str) -> list[int]:
@@ -54,16 +53,21 @@ def end_processes(token: str, patience: float = 5.0) -> None:
         time.sleep(0.1)
 
 
-def hold_launcher_lock(path: Path) -> int:
+def hold_lock(path: Path, refusal: str, patience: float) -> int:
     """Locks a file until this process ends, however it ends; returns its descriptor.
 
-    What a killed launcher left behind may hold it for a moment, until it has ended.
+    What a killed process left behind may hold it for a moment, until it has ended.
+
+    Args:
+        path: made with mode 0600 if it is missing.
+        refusal: what to say when another process holds it.
+        patience: seconds to wait for it.
 
     Raises:
-        UserError: another launcher holds it.
+        UserError: another process holds it.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + LOCK_SECONDS
+    deadline = time.monotonic() + patience
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -71,10 +75,7 @@ def hold_launcher_lock(path: Path) -> int:
         except BlockingIOError as error:
             if time.monotonic() > deadline:
                 os.close(descriptor)
-                raise UserError(
-                    f"{path.parent.parent}: another process trains in this folder; "
-                    "wait for it to end, or stop it"
-                ) from error
+                raise UserError(refusal) from error
         time.sleep(0.1)
 
 

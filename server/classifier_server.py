@@ -46,7 +46,7 @@ from fedgs.selection import (
     read_plan,
 )
 from fedgs.training import Report, RunStopped, Stop
-from server.server_app import StopFile
+from server.server_app import StopFile, recorded_outcome
 from server.strategy import roll_call
 
 TIMEOUT = 3600.0  # seconds for one round or question
@@ -257,17 +257,6 @@ def main(grid: Grid, context: Context) -> None:
     flower, stop = path / ".flower", StopFile(path / ".flower" / "stop")
     if hasattr(grid, "pull_interval"):  # the simulation's in-memory grid
         grid.pull_interval = 0.01  # pyright: ignore
-    outcome = {"status": "failed", "message": ""}
-    try:
-        with folder.locked():
-            found = Selecting(path, grid, folder.append_metrics, stop).run()
-            write_json(flower / OUTCOME, found)
-        outcome["status"] = "completed"
-    except RunStopped as error:
-        outcome = {"status": "stopped", "message": str(error)}
-        raise
-    except Exception as error:
-        outcome["message"] = f"{type(error).__name__}: {error}"
-        raise
-    finally:
-        write_json(flower / "result.json", outcome)
+    with recorded_outcome(flower / "result.json"), folder.locked():
+        found = Selecting(path, grid, folder.append_metrics, stop).run()
+        write_json(flower / OUTCOME, found)

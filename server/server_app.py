@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -73,11 +73,30 @@ def main(grid: Grid, context: Context) -> None:
             log(INFO, "round %d of %d", metrics["round"], folder.config.num_rounds)
         log_event("round", **metrics)
 
-    outcome = {"status": "failed", "message": ""}
     strategy = GsWgan(folder, report, StopFile(flower / "stop"))
+
+    def ended(status: str, reason: str) -> None:
+        strategy.progress.close(status)
+        log_event("ended", outcome=status, reason=reason)
+
+    patience = LOCK_SECONDS if is_deployed else 0.0
+    with recorded_outcome(flower / "result.json", ended), locked(folder, patience):
+        strategy.start(grid)
+
+
+@contextlib.contextmanager
+def recorded_outcome(
+    path: Path, ended: Callable[[str, str], None] = lambda status, reason: None
+) -> Iterator[None]:
+    """Writes how a block ended, for the launcher: completed, stopped or failed.
+
+    Args:
+        path: of the JSON file.
+        ended: called before with the status and the reason; the file is the last sign.
+    """
+    outcome = {"status": "failed", "message": ""}
     try:
-        with locked(folder, LOCK_SECONDS if is_deployed else 0.0):
-            strategy.start(grid)
+        yield
         outcome["status"] = "completed"
     except RunStopped as error:
         outcome = {"status": "stopped", "message": str(error)}
@@ -86,12 +105,11 @@ def main(grid: Grid, context: Context) -> None:
         outcome["message"] = f"{type(error).__name__}: {error}"
         raise
     finally:
-        strategy.progress.close(outcome["status"])
-        log_event("ended", outcome=outcome["status"], reason=outcome["message"])
+        ended(outcome["status"], outcome["message"])
         try:
-            write_json(flower / "result.json", outcome)
+            write_json(path, outcome)
         except OSError as error:  # a full disk, which may be why the run ended
-            log(ERROR, "result.json: %s; the outcome is %s", error, outcome)
+            log(ERROR, "%s: %s; the outcome is %s", path.name, error, outcome)
 
 
 @contextlib.contextmanager

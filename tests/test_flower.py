@@ -144,13 +144,13 @@ def test_second_launcher_is_refused_and_harms_nothing(tmp_path, monkeypatch):
     flower.mkdir()
     token = secrets.token_hex(16)
     (flower / "token").write_text(token)
-    lock = process.hold_launcher_lock(flower / "launcher.lock")
+    lock = process.hold_lock(flower / "launcher.lock", "", 0.0)
     sleeper = subprocess.Popen(
         [sys.executable, "-c", "import sys; sys.stdin.read()"],
         env=environment(**{TOKEN_VARIABLE: token}),
         stdin=subprocess.PIPE,
     )
-    monkeypatch.setattr(process, "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(flower_engine, "LOCK_SECONDS", 0.2)
     with sleeper:
         with pytest.raises(UserError, match=r"another process trains .*; wait"):
             flower_engine.train(folder, lambda metrics: None, threading.Event())
@@ -177,7 +177,7 @@ def test_stubborn_process_is_killed_after_the_patience():
 
 def test_process_ends_with_its_launcher(tmp_path):
     token, path = secrets.token_hex(16), tmp_path / "launcher.lock"
-    lock = process.hold_launcher_lock(path)
+    lock = process.hold_lock(path, "", 0.0)
     code = "from fedgs.process import watch_launcher; watch_launcher(); "
     code += "import sys; print(1, flush=True); sys.stdin.read()"
     env = environment(**{TOKEN_VARIABLE: token, process.LOCK_VARIABLE: str(path)})

@@ -29,10 +29,12 @@ from fedgs.norm_check import largest_norm
 from fedgs.transport import release_step
 from hostile import COMPACT, EXACT, NODE, a_release, a_request
 
-QUICK, MANY = 500, 5_000  # of each kind, in each transport
 CONFIGS = [EXACT, COMPACT]
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 each_config = pytest.mark.parametrize("config", CONFIGS, ids=["exact", "compact"])
+each_count = pytest.mark.parametrize(  # messages of each kind, in each transport
+    "count", [500, pytest.param(5_000, marks=pytest.mark.slow)]
+)
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
@@ -231,30 +233,16 @@ def fuzz(messages: st.SearchStrategy[dict], check, config: RunConfig, count: int
 
 
 @each_config
-def test_no_request_is_accepted_wrongly(config):
-    tried, accepted = fuzz(_request_messages(config), check_request, config, QUICK)
-    assert tried >= QUICK
+@each_count
+def test_no_request_is_accepted_wrongly(config, count):
+    tried, accepted = fuzz(_request_messages(config), check_request, config, count)
+    assert tried >= count
     assert 0 < accepted < tried  # both kinds were among them
 
 
 @each_config
-def test_no_answer_is_accepted_wrongly(config):
-    tried, accepted = fuzz(_answer_messages(config), check_answer, config, QUICK)
-    assert tried >= QUICK
-    assert 0 < accepted < tried
-
-
-@pytest.mark.slow
-@each_config
-def test_no_request_of_thousands_is_accepted_wrongly(config):
-    tried, accepted = fuzz(_request_messages(config), check_request, config, MANY)
-    assert tried >= MANY
-    assert 0 < accepted < tried
-
-
-@pytest.mark.slow
-@each_config
-def test_no_answer_of_thousands_is_accepted_wrongly(config):
-    tried, accepted = fuzz(_answer_messages(config), check_answer, config, MANY)
-    assert tried >= MANY
+@each_count
+def test_no_answer_is_accepted_wrongly(config, count):
+    tried, accepted = fuzz(_answer_messages(config), check_answer, config, count)
+    assert tried >= count
     assert 0 < accepted < tried

@@ -5,12 +5,10 @@ own serialisation, as it would on a network.
 """
 
 import json
-import logging
 import threading
 import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,11 +16,15 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.app import Error as FlowerError
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load, save
 
 from clients import state
 from clients.client_app import app as client_app
+from deployed_grid import (  # noqa: F401
+    fixture_clock,
+    fixture_log,
+    fixture_server_process,
+)
 from fedgs import local, node
 from fedgs.client_count import ReleaseCount, release_event
 from fedgs.client_limits import Limits
@@ -33,7 +35,7 @@ from fedgs.ledger import Ledger
 from fedgs.node import Node
 from fedgs.run_folder import RunFolder, node_folder, read_tensors, state_rounds
 from fedgs.training import RunStopped
-from server import asking, roll_call, strategy
+from server import strategy
 from server.strategy import GsWgan
 from tiny import FULL_PARTICIPATION, tiny_config, write_tiny_npz
 
@@ -124,40 +126,6 @@ class FakeGrid(Grid):
         if spoilt is not None:
             self.waiting[name] = message_from_proto(message_to_proto(spoilt))
         return name
-
-
-@pytest.fixture(autouse=True)
-def _server_process(monkeypatch):
-    """A process that Flower started, with empty caches."""
-    for name in ("_task_id", "_run_id", "_node_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
-    state._workers.clear()
-    yield
-    state._workers.clear()
-
-
-@pytest.fixture(autouse=True)
-def _fast_clock(monkeypatch):
-    """Waiting costs no time: a sleep moves the strategy's clock, nothing else does."""
-    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-
-    def sleep(seconds: float) -> None:
-        clock.now += seconds
-
-    clock.sleep = sleep
-    for module in (strategy, asking, roll_call):
-        monkeypatch.setattr(module, "time", clock)
-
-
-@pytest.fixture
-def log():
-    """The lines that the strategy logs."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
-    logging.getLogger("flwr").addHandler(handler)
-    yield lines
-    logging.getLogger("flwr").removeHandler(handler)
 
 
 @pytest.fixture

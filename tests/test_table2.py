@@ -24,6 +24,7 @@ from experiments.wire import CountingProxy
 from fedgs.accounting import Plan, statements
 from fedgs.config import UserError
 from fedgs.run_folder import RunFolder
+from fedgs.training import RunStopped
 from server import roll_call
 from small_scale import (
     FULL_PARTICIPATION,
@@ -230,7 +231,7 @@ def test_an_interrupted_table_goes_on(flags, tmp_path, monkeypatch):
     request = table2._request(table2._parser().parse_args(flags))
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "append_metrics", stop_after_round_1)
-        with pytest.raises(table2.RunStopped, match="after round 1"):
+        with pytest.raises(RunStopped, match="after round 1"):
             table2.fill(request, stop)
     assert table2.main([*flags, "--no-training"]) == 0
     assert lines_of(tmp_path)["full-participation"]["missing"] == "not run yet"

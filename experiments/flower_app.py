@@ -1,0 +1,48 @@
+"""What every run on Flower is submitted with: a minimal app, and a quiet environment.
+
+Imports neither torch nor Flower, so that `fedgs deploy` starts fast.
+"""
+
+import socket
+
+TRAINING = ("server.server_app:app", "clients.client_app:app")
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+_APP = """\
+[project]
+name = "fedgs-run"
+version = "0.1.0"
+description = "A fedgs run, started by %s"
+license = {text = "Apache-2.0"}
+dependencies = ["flwr[simulation]>=1.41,<1.43"]
+
+[tool.flwr.app]
+publisher = "fedgs"
+
+[tool.flwr.app.components]
+serverapp = "%s"
+clientapp = "%s"
+
+[tool.flwr.app.config]
+"""
+
+
+def app_project(command: str, config: str, components: tuple[str, str]) -> str:
+    """Returns the `pyproject.toml` of an app that names the installed packages.
+
+    Args:
+        command: what starts the run, for the description.
+        config: the app's settings, lines of TOML.
+        components: Flower's names of the ServerApp and the ClientApp.
+    """
+    return _APP % (command, *components) + config
+
+
+def free_port() -> int:
+    """Returns a port of the loopback that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
