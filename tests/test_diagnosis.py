@@ -31,6 +31,14 @@ def digits():
     return [LabelledImages(images[p], found.target[p].astype(np.int64)) for p in parts]
 
 
+@pytest.fixture(autouse=True)
+def _without_classifier(monkeypatch):
+    """Leaves out the classifier test, which is no part of the verdict and slow."""
+    monkeypatch.setattr(
+        group_features, "classifier_accuracies", lambda own, rows: np.zeros(len(rows))
+    )
+
+
 def invert(group, share=1.0):
     return spoil(group, lambda images: 1 - images, share)
 
@@ -174,13 +182,8 @@ def test_generators_that_learned_nothing_are_undecided_and_not_cleared():
         assert found.verdict == "undecided"
 
 
-def test_false_positives_stay_below_the_stated_rate_without_a_minimum_effect(
-    monkeypatch,
-):
+def test_false_positives_stay_below_the_stated_rate_without_a_minimum_effect():
     """Exchangeable groups, and no help from the second check: its limit is ~0."""
-    monkeypatch.setattr(  # is not part of the verdict, and slow
-        group_features, "classifier_accuracies", lambda x, rows: np.zeros(len(rows))
-    )
     rng, count, named = np.random.default_rng(1), 300, 0
     rule = Rule(alpha=0.1, min_effect=1e-9, confidence=0.01)
     rate = 3 / 35
@@ -287,7 +290,8 @@ def test_kernel_means_are_those_of_a_loop():
     )
 
 
-def test_two_sample_statistics_see_a_bug_and_no_bug(digits):
+def test_two_sample_statistics_see_a_bug_and_no_bug(digits, monkeypatch):
+    monkeypatch.undo()  # with the classifier
     alike = diagnose(digits[:G], digits[G:], 10).two_sample
     spoilt = diagnose(digits[:G], [rotate(g) for g in digits[G:]], 10).two_sample
     for same, different in zip(alike, spoilt, strict=True):
