@@ -92,6 +92,8 @@ def load_real(config: RunConfig, most: int | None = None) -> RealImages:
 def draw_from_run(folder: RunFolder, count: int, seed: int) -> LabelledImages:
     """Draws images with uniform labels from a run's averaged generator.
 
+    Rounded to 256 values, as all synthetic images here; see `rounded`.
+
     Privacy: post-processing of DP output.
 
     Raises:
@@ -100,7 +102,21 @@ def draw_from_run(folder: RunFolder, count: int, seed: int) -> LabelledImages:
     generator = sample.load_generator(folder)
     labels = sample.uniform_labels(folder.config, count, seed)
     images = sample.draw(folder.config, generator, labels, seed)
-    return LabelledImages(images, labels)
+    return LabelledImages(rounded(images), labels)
+
+
+def rounded(images: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Rounds images to the 256 values of a picture, which real images have too.
+
+    So a background is exactly 0. No classifier can use a difference that no picture
+    shows, and trees train four times as fast.
+
+    Privacy: post-processing.
+
+    Args:
+        images: values in [0, 1].
+    """
+    return to_float(np.rint(images * 255).astype(np.uint8))
 
 
 def yardstick(name: str, real: RealImages, seed: int, count: int) -> LabelledImages:
@@ -115,7 +131,7 @@ def yardstick(name: str, real: RealImages, seed: int, count: int) -> LabelledIma
     shape = (count, *real.train.images.shape[1:])
     generator = np.random.default_rng(seed)
     return LabelledImages(
-        generator.random(shape, dtype=np.float32),
+        rounded(generator.random(shape, dtype=np.float32)),
         generator.integers(real.num_classes, size=count),
     )
 
@@ -193,7 +209,7 @@ def _checked_images(path: Path, images: NDArray[np.generic]) -> NDArray[np.float
             f"{path}: images has values in [{low:g}, {high:g}]; give floats in [0, 1], "
             "0 = background, or uint8"
         )
-    return images.astype(np.float32)
+    return rounded(images.astype(np.float32))
 
 
 def check_labels(source: str, synthetic: LabelledImages, num_classes: int) -> None:
