@@ -2,10 +2,10 @@
 
 Flower's simulation looks for new messages ten times a second and gives a message to
 whichever worker is idle, which then reads the node's state from disk. `install`
-replaces four functions of one known Flower version: pushing a message wakes the loop
-that looks for it, a node always gets the same worker, and the next message is already
-there when a worker has answered one. Results do not change, for a
-node's state is on disk after every answer either way (`clients.state`).
+replaces five functions of one known Flower version: pushing a message wakes the loop
+that looks for it, a node always gets the same worker, the next message is already there
+when a worker has answered one, and a reply wakes the server. Results do not change, for
+a node's state is on disk after every answer either way (`clients.state`).
 
 The launcher asks for it (setting `fast_messages`) by an environment variable, because
 the functions are in use before a run's settings are known.
@@ -70,10 +70,12 @@ def install() -> None:
     """
     from flwr.server.superlink.fleet.vce import vce_api
     from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
+    from flwr.server.superlink.linkstate import InMemoryLinkState
     from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
-    arrivals = Arrivals()
+    arrivals, replied = Arrivals(), threading.Event()
     stock_push = InMemoryGrid.push_messages
+    stock_store = InMemoryLinkState.store_message_res
 
     def push_messages(self: InMemoryGrid, messages: Iterable[Message]) -> Iterable[str]:
         pushed = list(messages)
@@ -92,7 +94,18 @@ def install() -> None:
                 for message in state.get_message_ins(node_id=node, limit=1):
                     queue.put(message)
 
+    def store_message_res(self: InMemoryLinkState, message: Message) -> Any:
+        stored = stock_store(self, message)
+        replied.set()
+        return stored
+
+    def wait_for_reply(self: InMemoryGrid, seconds: float) -> None:
+        replied.wait(seconds)
+        replied.clear()
+
     InMemoryGrid.push_messages = push_messages
+    InMemoryGrid.wait_for_reply = wait_for_reply  # type: ignore[attr-defined]
+    InMemoryLinkState.store_message_res = store_message_res
     vce_api.add_messages_to_queue = add_messages_to_queue
     RayBackend.process_message = _process_message  # type: ignore[method-assign]
     RayBackend.num_workers = property(_threads)  # type: ignore[method-assign]

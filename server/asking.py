@@ -169,7 +169,9 @@ class Asking:
 
     def _sleep(self, started: float, deadline: float) -> None:
         now = time.monotonic()
-        time.sleep(min(self.polling.pause(now - started), max(deadline - now, 0.001)))
+        pause = min(self.polling.pause(now - started), max(deadline - now, 0.001))
+        # Only the grid of `clients.fast_simulation` has it.
+        getattr(self.grid, "wait_for_reply", time.sleep)(pause)
 
     def _send(
         self,
@@ -223,7 +225,7 @@ class Asking:
         """Returns whether a reply is a valid answer; else says when to ask again."""
         try:
             if self.watch and reply.has_error() and reply.error.code in LOST_CODES:
-                raise LostReply(f"node {node}: Flower error {reply.error.code}")
+                raise LostReply(f"Flower error {reply.error.code}")
             answer = decode(reply, node)
         except LostReply as error:
             self._again(node, asked, str(error))

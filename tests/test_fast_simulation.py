@@ -13,6 +13,7 @@ import flwr
 import pytest
 from flwr.server.superlink.fleet.vce import vce_api
 from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
+from flwr.server.superlink.linkstate import InMemoryLinkState
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
 from clients import fast_simulation
@@ -29,6 +30,10 @@ def installed(monkeypatch):
         monkeypatch.setattr(RayBackend, name, getattr(RayBackend, name))
     monkeypatch.setattr(
         InMemoryGrid, "push_messages", lambda self, sent: [str(m) for m in sent]
+    )
+    monkeypatch.setattr(InMemoryGrid, "wait_for_reply", None, raising=False)
+    monkeypatch.setattr(
+        InMemoryLinkState, "store_message_res", lambda self, reply: f"stored {reply}"
     )
     fast_simulation.install()
 
@@ -105,6 +110,23 @@ def test_a_pushed_message_is_handed_over_at_once(extract):
     assert InMemoryGrid.push_messages(None, [message(2)])
     assert queue.get(timeout=5) == "a"
     assert time.monotonic() - started < fast_simulation.SCAN_SECONDS / 2
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("is_early", [True, False])
+def test_a_reply_wakes_the_server(is_early):
+    started = time.monotonic()
+    reply = threading.Timer(0.05, InMemoryLinkState.store_message_res, (None, "a"))
+    if is_early:
+        assert InMemoryLinkState.store_message_res(None, "a") == "stored a"
+    else:
+        reply.start()
+    InMemoryGrid.wait_for_reply(None, 30.0)
+    assert time.monotonic() - started < 15
+    reply.cancel()
+    started = time.monotonic()
+    InMemoryGrid.wait_for_reply(None, 0.05)  # no other one: it waits its time
+    assert time.monotonic() - started >= 0.04
 
 
 @pytest.mark.usefixtures("installed")
