@@ -53,9 +53,9 @@ from fedgs.run_folder import RunFolder, read_json, versions, write_json
 from fedgs.training import RunStopped, stop_on_signal
 
 PARALLEL = (
-    "cohorts: a client is in one group of one cohort, and the groups do not depend on "
-    "data; so this is the largest epsilon of a group and holds for all generators "
-    "together"
+    "cohorts: a client is in one group of one cohort, and beyond the selection of "
+    "cohorts the groups do not depend on data; so this is the largest epsilon of a "
+    "group and holds for all generators together"
 )
 console = Console()
 

@@ -97,9 +97,10 @@ def main(
     config: Annotated[
         Path | None, typer.Option(help="TOML instead of `SETTINGS`.")
     ] = None,
+    engine: Annotated[str, typer.Option(help="As of fedgs debug.")] = "local",
 ) -> None:
     """Fills the table."""
-    wanted = {"data": data, "data_dir": data_dir or "", "engine": "local"}
+    wanted = {"data": data, "data_dir": data_dir or "", "engine": engine}
     if config is None:
         wanted = SETTINGS | wanted
     settings = configure("full-participation", config, wanted)

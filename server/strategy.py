@@ -24,6 +24,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedgs.config import UserError
+from fedgs.event_log import log_event
 from fedgs.ledger import Ledger
 from fedgs.messages import (
     RECORD,
@@ -167,9 +168,17 @@ class GsWgan(Strategy):
 
         def decode(reply: Message, node: int) -> SanitizedGradients | None:
             answer = self._decode(reply, request, node)
-            if self.roll is not None and request.round:
-                self.roll.seen[node] = request.round
-                self.progress.set_answered(node, request.round)
+            if self.roll is not None:
+                log_event(
+                    "answered",
+                    node=self.config.node_names[node],
+                    round=request.round,
+                    outcome="ok",
+                    seconds=round(time.monotonic() - started, 3),
+                )
+                if request.round:
+                    self.roll.seen[node] = request.round
+                    self.progress.set_answered(node, request.round)
             return answer
 
         def waiting(missing: Sequence[int]) -> None:
@@ -177,8 +186,9 @@ class GsWgan(Strategy):
                 self.progress.set_reason(node, self.asking.reasons.get(node, ""))
             self.progress.set_phase("waiting", request.round, list(missing))
 
+        started = time.monotonic()
         self.progress.set_phase(phase, request.round, list(nodes))
-        return self.asking.ask(
+        answers, missing = self.asking.ask(
             nodes,
             make,
             decode,
@@ -187,6 +197,10 @@ class GsWgan(Strategy):
             stop=self.stop if phase == "preparing" else None,
             waiting=waiting,
         )
+        for node in missing if self.roll is not None else ():
+            reason, name = self.asking.reasons[node], self.config.node_names[node]
+            log_event("missing", node=name, round=request.round, outcome=reason)
+        return answers, missing
 
     def _record(self, request: FakeBatch) -> ConfigRecord:
         payload: dict[str, Any] = dict(encode_batch(request, self.config))

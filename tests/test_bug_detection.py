@@ -8,19 +8,26 @@ import sys
 import numpy as np
 import pytest
 
-from experiments import bug_detection, debug_cohorts
+from experiments import bug_detection, debug_cohorts, privacy_report
 from experiments.bug_table import Cell, cells, is_done, table
 from experiments.cli import main
 from experiments.debug_plan import Request, change_rule, read_debug
 from fedgs import local
 from fedgs.accounting import statements
-from fedgs.cohorts import EXCLUDED, Cohort, read_cohort, write_cohort
+from fedgs.cohorts import (
+    EXCLUDED,
+    Cohort,
+    read_cohort,
+    selection_costs,
+    write_cohort,
+)
 from fedgs.config import RunConfig, UserError
 from fedgs.data import load_data
 from fedgs.data.corruption import corrupted_clients
 from fedgs.evaluation.diagnosis import Rule
 from fedgs.plan import Plan
 from fedgs.run_folder import RunFolder
+from fedgs.selection_cost import SelectionCost
 from fedgs.training import RunStopped
 
 OWNERS = 24  # two cohorts of 12, groups of 3
@@ -243,6 +250,59 @@ def test_an_experiment_plants_the_bug_in_selection_and_groups(
         for row in found["privacy"]
     )
     assert not any(row["guarantee"] is None for row in found["privacy"])
+
+
+def test_a_private_selection_is_in_the_epsilon_of_all_generators_once(
+    debug, data, tmp_path
+):
+    folder = tmp_path / "own"  # as `fedgs cohorts` writes it; its noise has no seed
+    folder.mkdir()
+    cost = SelectionCost(4.0, 2, 2, 2.0, 3.0)
+    for name, numbers in (("above", range(12)), ("selected", range(12, 24))):
+        names = tuple(f"o{i:02}" for i in numbers)
+        cohort = Cohort(names, "private", cost, "one and the same")
+        write_cohort(folder / f"{name}.txt", cohort, name)
+    own = {"config": RunConfig(data=data, seed=3).to_flat()}
+    (folder / "cohorts.json").write_text(json.dumps(own))
+    code, _, err = debug(cohorts=folder, clients_per_group=2)
+    assert (code, err) == (0, "")
+    path = tmp_path / "out"
+    _, found = read_debug(path)
+    config = RunFolder.open(path / "healthy-0").config
+    assert selection_costs([config]) == (cost,)
+    alone = {s.relation: s.epsilon for s in statements(Plan.from_config(config), 1e-5)}
+    for row in found["privacy"]:
+        assert "a randomised response of epsilon 3" in " ".join(row["conditions"])
+        relation = row["relation"]
+        own = next(
+            s.epsilon
+            for s in privacy_report.of_run(path / "suspicious-1")
+            if (s.relation, s.adversary) == (relation, row["adversary"])
+        )
+        assert row["epsilon"] == pytest.approx(own)
+        assert row["epsilon"] > alone[relation]
+
+
+@pytest.mark.slow
+@pytest.mark.flower
+def test_flower_gives_the_generators_and_the_verdict_of_the_local_engine(
+    fedgs, data, tmp_path
+):
+    given = {"data": data, "bug": "rotate", "selection_rounds": 2, "noise_seed": 7}
+    given |= SMALL | {"clients_per_group": 2}
+    found = {}
+    for engine in ("local", "flower"):
+        path = tmp_path / engine
+        code, _, err = fedgs("debug", *flags(given | {"engine": engine}), "-o", path)
+        assert code == 0, err
+        plan, diagnosis = read_debug(path)
+        runs = [run for own in plan["runs"].values() for run in own]
+        assert {RunFolder.open(path / run).config.engine for run in runs} == {engine}
+        found[engine] = [
+            (path / r / "generator.safetensors").read_bytes() for r in runs
+        ]
+        found[engine].append(diagnosis["ranking"])
+    assert found["flower"] == found["local"]
 
 
 def test_group_data_are_the_corrupted_images(data):

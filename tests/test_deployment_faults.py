@@ -24,7 +24,7 @@ from deployed_grid import (  # noqa: F401
     fixture_server_process,
     fixture_undisturbed,
 )
-from fedgs import client_count
+from fedgs import client_count, event_log
 from fedgs.config import UserError
 from fedgs.training import RunStopped
 
@@ -265,6 +265,22 @@ def test_a_slow_client_is_not_waited_for_beyond_the_limit(deploy, clock):
     run.start(done.append)
     assert [metrics["num_answers"] for metrics in done] == [3, 2, 3, 3]
     assert 30 <= clock.now < 32
+
+
+def test_the_servers_events_say_who_answered_and_who_did_not(
+    deploy, monkeypatch, tmp_path
+):
+    monkeypatch.setenv(event_log.EVENT_LOG_VARIABLE, str(tmp_path / "events"))
+    run = deploy(min_nodes=2, round_timeout=30.0)
+    lose_once(run, NAMES[2], 2, restart=False)
+    run.start()
+    events = event_log.read_events(tmp_path / "events")
+    answered = [(e["node"], e["round"]) for e in events if e["event"] == "answered"]
+    expected = {(name, round) for name in NAMES[:3] for round in range(5)}
+    assert sorted(answered) == sorted(expected - {(NAMES[2], 2)})  # round 0: warm start
+    (missing,) = [e for e in events if e["event"] == "missing"]
+    assert (missing["node"], missing["round"]) == (NAMES[2], 2)
+    assert missing["outcome"] == "node 2: no answer in time"
 
 
 # ------------------------------------------------------------------ full disks
