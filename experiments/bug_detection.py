@@ -13,7 +13,6 @@ A client is in one group of one cohort. So the generators compose in parallel: a
 them together tell about a client what that of its group tells.
 """
 
-import contextlib
 import dataclasses
 import json
 import secrets
@@ -36,10 +35,9 @@ from experiments.debug_plan import (
     write_plan,
 )
 from experiments.debug_plan import read_debug as read_debug
-from experiments.flower_engine import FlowerFailed, end_previous
-from experiments.flower_engine import train as train_flower
-from experiments.running import _Report
-from fedgs import local, sample
+from experiments.flower_engine import FlowerFailed
+from experiments.running import go_back, train_from_checkpoint, with_absolute_paths
+from fedgs import sample
 from fedgs.accounting import Statement
 from fedgs.cohorts import keep_cohort, read_cohort
 from fedgs.config import RunConfig, UserError
@@ -50,7 +48,7 @@ from fedgs.evaluation.images import LabelledImages
 from fedgs.evaluation.permutation import attainable_p
 from fedgs.preparation import check_capacity, resolve
 from fedgs.run_folder import RunFolder, read_json, versions, write_json
-from fedgs.training import RunStopped, stop_on_signal
+from fedgs.training import RunStopped
 
 PARALLEL = (
     "cohorts: a client is in one group of one cohort, and beyond the selection of "
@@ -64,7 +62,7 @@ def debug(config: RunConfig, request: Request, as_json: bool) -> dict[str, Any]:
     """Makes the cohorts, trains a generator per group, and prints the diagnosis.
 
     Privacy: releases (epsilon, delta)-DP output; events: in the runs' ledgers, in
-    parallel over the groups. The selection of cohorts is not private.
+    parallel over the groups. A selection of cohorts made here is not private.
 
     Args:
         config: settings of all runs, with `output` and the planted corruption.
@@ -87,6 +85,7 @@ def debug(config: RunConfig, request: Request, as_json: bool) -> dict[str, Any]:
             f"output = {path}: exists already; choose another --output, or continue it "
             f"with `fedgs debug --output {config.output}`"
         )
+    config = with_absolute_paths(config)
     if config.seed is None:
         config = dataclasses.replace(config, seed=secrets.randbelow(2**31))
     debug_cohorts.selection_of(request)  # raises where it would later
@@ -99,8 +98,8 @@ def debug(config: RunConfig, request: Request, as_json: bool) -> dict[str, Any]:
         files = {"healthy": request.healthy, "suspicious": request.suspicious}
         debug_cohorts.make_groups(files, everyone, config, request)  # raises, if at all
     _check_budget(config, request, everyone)
-    path.mkdir(parents=True)
-    write_plan(path, config, request)
+    _make(path)
+    write_plan(path, config, request, is_selected=request.healthy is None)
     return _continue(path, everyone, as_json)
 
 
@@ -116,6 +115,15 @@ def resume(path: Path, as_json: bool) -> dict[str, Any]:
     if plan["request"]["runs"] is not None:
         return _diagnose(path, as_json)
     return _continue(path, load_data(config_of(plan)), as_json)
+
+
+def _make(path: Path) -> None:
+    try:
+        path.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(
+            f"output = {path}: {error.strerror}; choose another --output"
+        ) from error
 
 
 def _warn_if_hopeless(request: Request) -> None:
@@ -156,7 +164,7 @@ def _continue(path: Path, everyone: FederatedImages, as_json: bool) -> dict[str,
             files = debug_cohorts.cohort_files(path, config, request)
             groups = debug_cohorts.make_groups(files, everyone, config, request)
             groups.write(path / "groups")
-            write_plan(path, config, request, groups)
+            write_plan(path, config, request, groups, groups.is_selected)
         _train_all(path, config, everyone)
     except (RunStopped, FlowerFailed) as error:
         print(f"{error}\ncontinue with: fedgs debug --output {path}", file=sys.stderr)
@@ -186,18 +194,11 @@ def _train(config: RunConfig, everyone: FederatedImages) -> None:
     path = Path(config.output)
     if path.exists():
         folder = RunFolder.open(path)
-        end_previous(folder)
-        with folder.locked(), contextlib.closing(folder.ledger()) as ledger:
-            found = folder.load_checkpoint(ledger)
-            folder.truncate_metrics(found[0] if found else 0)
+        go_back(folder)
     else:
         check_capacity(config, path.parent)
         folder = RunFolder.create(config)
-    with stop_on_signal() as stop, _Report(folder.config) as report:
-        if folder.config.engine == "local":
-            local.train(folder, data, report, stop)
-        else:
-            train_flower(folder, report, stop)
+    train_from_checkpoint(folder, data)
 
 
 # ------------------------------------------------------------------ the diagnosis
@@ -215,11 +216,10 @@ def _debug_runs(
     config = dataclasses.replace(
         folders["healthy"][0].config, output=config.output, seed=config.seed
     )
-    groups = len(folders["healthy"])
-    request = dataclasses.replace(request, groups=groups)
-    _warn_if_hopeless(request)
-    path.mkdir(parents=True)
-    write_plan(path, config, request)
+    _make(path)
+    cohort = read_cohort(Path(folders["healthy"][0].config.cohort or ""))
+    is_selected = cohort.selection != "given"
+    write_plan(path, config, request, is_selected=is_selected)
     return _diagnose(path, as_json)
 
 

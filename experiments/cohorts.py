@@ -26,7 +26,7 @@ from rich.table import Table
 from clients import classifier_app
 from experiments import flower_engine, privacy_report
 from experiments.local_grid import LocalGrid
-from experiments.running import _Report
+from experiments.running import RoundReport, with_absolute_paths
 from fedgs.cohorts import EXCLUDED, INCLUDED, NOT_PRIVATE, Cohort, check_names
 from fedgs.cohorts import write_cohort as write_cohort
 from fedgs.config import RunConfig, UserError
@@ -98,16 +98,10 @@ def prepare(
     if selection.keep_accuracies:
         _pyplot()
     config = dataclasses.replace(
-        config,
-        output=str(path),
-        data=sources.with_absolute_path(config.data),
+        with_absolute_paths(config),
         seed=secrets.randbelow(2**31) if config.seed is None else config.seed,
         clients_per_node=1,
-    )
-    if config.data_dir is not None:
-        folder = Path(config.data_dir).expanduser().absolute()
-        config = dataclasses.replace(config, data_dir=str(folder))
-    config.validate()
+    ).validate()
     records = sources.load_records(config)
     if records.clients is None or config.partition in ("iid", "dirichlet"):
         raise UserError(
@@ -174,7 +168,7 @@ def _progress(selection: Selection, as_json: bool) -> Iterator[Report]:
         yield lambda metrics: None
     else:
         total = selection.num_rounds + selection.num_questions
-        with _Report(RunConfig(num_rounds=total)) as report:
+        with RoundReport(RunConfig(num_rounds=total)) as report:
             yield report
 
 

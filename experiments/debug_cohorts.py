@@ -33,11 +33,13 @@ class Groups:
         size: clients of each group.
         found: clients of each cohort, before they were grouped.
         members: name of the group, such as healthy-0, to its clients.
+        is_selected: whether accuracy decided who is in which cohort.
     """
 
     size: int
     found: dict[str, int]
     members: dict[str, Cohort]
+    is_selected: bool
 
     def write(self, folder: Path) -> None:
         """Writes one cohort file per group."""
@@ -122,7 +124,7 @@ def group_settings(config: RunConfig, num_clients: int, number: int) -> RunConfi
 def cohort_files(path: Path, config: RunConfig, request: Request) -> dict[str, Path]:
     """Returns the cohort files; selects the cohorts by accuracy where none is given.
 
-    Privacy: the selection is not private; the cohorts are published.
+    Privacy: a selection made here is not private; the cohorts are published.
 
     Raises:
         UserError: the selection left a cohort empty.
@@ -200,6 +202,7 @@ def make_groups(
                 f"{_some(unknown)} ({len(unknown)} of {len(own.names)} names); give "
                 f"--{cohort} a file of this data's clients"
             )
+    check_selection({f"{c} = {files[c]}": own for c, own in found.items()})
     healthy, suspicious = found["healthy"], found["suspicious"]
     if both := sorted(set(healthy.names) & set(suspicious.names)):
         raise UserError(
@@ -219,7 +222,32 @@ def make_groups(
         for number in range(request.groups):
             chosen = tuple(sorted(names[number * size : (number + 1) * size]))
             groups[f"{cohort}-{number}"] = dataclasses.replace(own, names=chosen)
-    return Groups(size, {c: len(own.names) for c, own in found.items()}, groups)
+    counts = {c: len(own.names) for c, own in found.items()}
+    return Groups(size, counts, groups, healthy.selection != "given")
+
+
+def check_selection(found: Mapping[str, Cohort]) -> None:
+    """Refuses cohorts of different sources: no epsilon would hold for all of them.
+
+    Args:
+        found: what it is, for the error, to the cohort.
+
+    Raises:
+        UserError: one is the user's own and another selected, or of two selections.
+    """
+    (title, first), *others = found.items()
+    for name, own in others:
+        if (own.selection, own.cost, own.selection_id) != (
+            first.selection,
+            first.cost,
+            first.selection_id,
+        ):
+            raise UserError(
+                f"{name}: selection {own.selection}; {title}: selection "
+                f"{first.selection}, or another one: their epsilons cannot be stated "
+                "together; take all cohorts from one selection, or all from your own "
+                "files"
+            )
 
 
 def check_size(size: int, num_clients: int, request: Request) -> None:
@@ -267,19 +295,23 @@ def check_runs(folders: Mapping[str, list[RunFolder]]) -> None:
                     f"of different {what} cannot be compared; train both alike"
                 )
     owners = dict[str, Path]()
+    cohorts = dict[str, Cohort]()
     for folder in (first, *others):
         if folder.config.cohort is None:
             raise UserError(
                 f"{folder.path}: is a run on all clients; train every group with "
                 "--cohort, on clients of its own"
             )
-        for name in read_cohort(Path(folder.config.cohort)).names:
+        own = read_cohort(Path(folder.config.cohort))
+        cohorts[str(folder.path)] = own
+        for name in own.names:
             if other := owners.get(name):
                 raise UserError(
                     f"{folder.path}: client {name!r} is in {other} too; a client "
                     "belongs to one group of one cohort"
                 )
             owners[name] = folder.path
+    check_selection(cohorts)
 
 
 def _some(names: list[str]) -> str:

@@ -48,10 +48,9 @@ def debug(
         "fedgs debug sets it by --bug, --fraction and the cohorts; leave out",
     )
     request = request_of(given)
-    own = {"engine": "flower", **settings, **_bug(given, request)}
-    bug_detection.debug(
-        configure(recipe or "full-participation", config, own), request, as_json
-    )
+    own = {**settings, **_bug(given, request)}
+    configured = configure(recipe or "full-participation", config, own, engine="flower")
+    bug_detection.debug(configured, request, as_json)
 
 
 def request_of(given: dict[str, Any]) -> Request:

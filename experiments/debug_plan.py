@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 COHORTS = ("healthy", "suspicious")
 FORMAT = 1
+BY_ACCURACY = "selected by accuracy"  # the source of cohorts
+MOST_SAMPLES = 1000  # of a generator: the kernel of 12 groups then takes about 2 GB
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,15 @@ class Request:
                 f"groups = {self.groups}: give --groups from {FEWEST_GROUPS} to "
                 f"{MOST_GROUPS}"
             )
-        if self.samples_per_group < 50:
+        if not 50 <= self.samples_per_group <= MOST_SAMPLES:
             raise UserError(
                 f"samples_per_group = {self.samples_per_group}: give "
-                "--samples-per-group at least 50"
+                f"--samples-per-group from 50 to {MOST_SAMPLES}"
+            )
+        if self.clients_per_group is not None and self.clients_per_group < 2:
+            raise UserError(
+                f"clients_per_group = {self.clients_per_group}: give "
+                "--clients-per-group at least 2"
             )
         if (self.healthy is None) != (self.suspicious is None):
             name, other = COHORTS if self.suspicious is None else COHORTS[::-1]
@@ -85,8 +92,17 @@ def write_plan(
     config: RunConfig,
     request: Request,
     groups: "Groups | None" = None,
+    is_selected: bool = False,
 ) -> None:
-    """Writes debug.json; the groups are missing until the cohorts are known."""
+    """Writes debug.json; the groups are missing until the cohorts are known.
+
+    Args:
+        path: the folder.
+        config: settings of all runs.
+        request: everything else.
+        groups: of the cohorts.
+        is_selected: whether accuracy decided who is in which cohort.
+    """
     planted = None
     if request.is_experiment or config.corruption != "none":
         planted = {
@@ -107,7 +123,7 @@ def write_plan(
         "runs": runs,
         "clients_per_group": groups.size if groups else None,
         "clients": groups.found if groups else None,
-        "source": _source(request),
+        "source": BY_ACCURACY if is_selected else "the user's own files",
         "planted": planted,
         "command": shlex.join(["fedgs", *sys.argv[1:]]),
         "settings": {
@@ -122,12 +138,6 @@ def write_plan(
     if groups is not None:
         content["command"] = read_json(path / "debug.json")["command"]
     write_json(path / "debug.json", content)
-
-
-def _source(request: Request) -> str:
-    if request.healthy is not None or request.runs is not None:
-        return "the user's own files"
-    return "selected by accuracy"
 
 
 def _plain(value: Any) -> Any:

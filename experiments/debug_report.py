@@ -8,6 +8,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from experiments.debug_plan import BY_ACCURACY
 from fedgs import sample
 from fedgs.evaluation.diagnosis import (
     NAMED,
@@ -101,10 +102,10 @@ def conditions(plan: Mapping[str, Any]) -> list[str]:
         "exchangeable. That holds if the cohorts are one population, processed alike; "
         "clients were put into groups at random, and all generators were trained with "
         "the same settings on equally many clients.",
-        selected if plan["source"] == "selected by accuracy" else given,
+        selected if plan["source"] == BY_ACCURACY else given,
         "Samples do not say which cohort is the spoilt one: look at the picture.",
-        "Inversion goes unseen where the mean pixel is near 0.5, rotation where the "
-        "strokes have no preferred direction, and rotation by 180 degrees always.",
+        "Inversion is not named where the mean pixel is near 0.5, rotation where the "
+        "strokes have no preferred direction, and rotation by 180 degrees never.",
         "A bug is excluded as far as the generators have learned the data: few rounds "
         "or much noise make it undecided, and may make it smaller.",
         "Everything is computed from released samples: it costs no privacy.",

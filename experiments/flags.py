@@ -94,16 +94,26 @@ def _parameter(spec: "dataclasses.Field[Any]") -> inspect.Parameter:
 
 
 def configure(
-    recipe_name: str | None, config_file: Path | None, given: dict[str, Any]
+    recipe_name: str | None,
+    config_file: Path | None,
+    given: dict[str, Any],
+    engine: str = "local",
 ) -> RunConfig:
     """Builds a configuration: the recipe, then the TOML file, then the flags.
 
     A noise_multiplier or target_epsilon replaces the other one of an earlier source.
 
+    Args:
+        recipe_name: of the recipe; None starts from the defaults.
+        config_file: TOML file of settings over it.
+        given: settings over both.
+        engine: unless the file or `given` say another one.
+
     Raises:
         UserError: an unknown recipe, setting or value, or an unreadable file.
     """
     config = recipe(recipe_name) if recipe_name is not None else RunConfig()
+    config = dataclasses.replace(config, engine=engine)
     sources = [given]
     if config_file is not None:
         try:

@@ -47,7 +47,7 @@ def of_settings(
     from experiments.flags import configure
 
     is_open = recipe is None and config_file is None
-    config = configure(recipe, config_file, {"engine": "flower", **settings})
+    config = configure(recipe, config_file, settings, engine="flower")
     noise, target = config.noise_multiplier, config.target_epsilon
     is_limited = noise is not None and target is not None
     needed = ["num_clients", "num_rounds", "batch_size"] if is_open else ["num_clients"]

@@ -48,21 +48,21 @@ def train(config: RunConfig, name: str) -> RunFolder:
             f"output = {config.output}: exists already; choose another --output, or "
             f"continue it with `fedgs resume {config.output}`"
         )
-    # Paths in config.json must hold from any working directory.
-    found = {"output": str(path)}
-    if config.data_dir is not None:
-        found["data_dir"] = str(Path(config.data_dir).expanduser().absolute())
-    if config.client_limits is not None:
-        limits = Path(config.client_limits).expanduser().absolute()
-        found["client_limits"] = str(limits)
-    if config.cohort is not None:
-        found["cohort"] = str(Path(config.cohort).expanduser().absolute())
-    found["data"] = with_absolute_path(config.data)
-    config, data = resolve(dataclasses.replace(config, **found))
+    config, data = resolve(with_absolute_paths(config))
     check_capacity(config, path.parent)
     folder = RunFolder.create(config)
     _run(folder, data)
     return folder
+
+
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """Returns settings whose paths hold from any working directory."""
+    found = {
+        name: str(Path(path).expanduser().absolute())
+        for name in ("output", "data_dir", "client_limits", "cohort")
+        if (path := getattr(config, name))
+    }
+    return dataclasses.replace(config, **found, data=with_absolute_path(config.data))
 
 
 def resume(run: Path) -> None:
@@ -76,26 +76,52 @@ def resume(run: Path) -> None:
     if (folder.path / "generator.safetensors").exists():
         console.print(f"{run}: is finished, its generator is written", soft_wrap=True)
         return
+    go_back(folder)
+    data = load_data(folder.config) if folder.config.engine == "local" else None
+    _run(folder, data)
+
+
+def go_back(folder: RunFolder) -> None:
+    """Takes an interrupted run back to its last checkpoint.
+
+    The checkpoint is checked here, where errors are plain.
+
+    Raises:
+        UserError: a corrupted run, or another process trains in it.
+    """
     end_previous(folder)
     Limits.of_run(folder.config).check_run(folder.config)
-    # Check the checkpoint here, where errors are plain.
     with folder.locked(), closing(folder.ledger()) as ledger:
         found = folder.load_checkpoint(ledger)
         folder.truncate_metrics(found[0] if found else 0)
-    data = load_data(folder.config) if folder.config.engine == "local" else None
-    _run(folder, data)
+
+
+def train_from_checkpoint(folder: RunFolder, data: FederatedImages | None) -> None:
+    """Trains a run folder from its last checkpoint on, through its engine.
+
+    Privacy: releases (epsilon, delta)-DP output; events: in the folder's ledger.
+
+    Args:
+        folder: new, or of `go_back`.
+        data: what the local engine trains on; the Flower engine loads its own.
+
+    Raises:
+        RunStopped: the run ended early with a checkpoint.
+        FlowerFailed: the run failed; it can be resumed.
+    """
+    with stop_on_signal() as stop, RoundReport(folder.config) as report:
+        if folder.config.engine == "local":
+            assert data is not None
+            local.train(folder, data, report, stop)
+        else:
+            train_flower(folder, report, stop)
 
 
 def _run(folder: RunFolder, data: FederatedImages | None) -> None:
     config = folder.config
     console.print(_description(config), highlight=False, soft_wrap=True)
     try:
-        with stop_on_signal() as stop, _Report(config) as report:
-            if config.engine == "local":
-                assert data is not None
-                local.train(folder, data, report, stop)
-            else:
-                train_flower(folder, report, stop)
+        train_from_checkpoint(folder, data)
     except (RunStopped, FlowerFailed) as error:
         print(f"{error}\ncontinue with: fedgs resume {folder.path}", file=sys.stderr)
         raise typer.Exit(1) from error
@@ -118,7 +144,7 @@ def _description(config: RunConfig) -> str:
     )
 
 
-class _Report:
+class RoundReport:
     """Progress: a bar with an estimate on a terminal, plain lines elsewhere."""
 
     def __init__(self, config: RunConfig) -> None:
@@ -135,7 +161,7 @@ class _Report:
         )
         self.task = self.bar.add_task("", total=self.total, pace="starting")
 
-    def __enter__(self) -> "_Report":
+    def __enter__(self) -> "RoundReport":
         self.bar.start()
         return self
 
@@ -143,6 +169,7 @@ class _Report:
         self.bar.stop()
 
     def __call__(self, metrics: dict[str, Any]) -> None:
+        """Shows a finished round; metrics are those of `metrics.jsonl`."""
         done, now = metrics["round"], time.monotonic()
         if self.first is None:  # start-up and warm start do not count as a round
             self.first, self.started = done, now

@@ -21,6 +21,7 @@ from fedgs.accounting import Run, Statement, statements_of_runs
 from fedgs.ledger import Ledger
 from fedgs.run_folder import RunFolder
 
+VERSION = 2  # raise it when the same images get other numbers
 SAME_IMAGES = {"mnist-by-writer": "mnist"}  # one network for both
 KEPT = ("adversary", "relation", "unit", "delta", "epsilon", "theorem", "guarantee")
 
@@ -33,7 +34,8 @@ class Protocol:
         data: the real data, as `--data` of `fedgs evaluate`.
         reading: how it is read, settings of `experiments.flags.READING`.
         count: synthetic images; what `fast` says when None.
-        fast: the protocol of `fedgs evaluate --fast`, whose names end in `_fast`.
+        fast: the protocol of `fedgs evaluate --fast`, whose network is called
+            `..._fast`.
         metrics: groups of `fedgs evaluate`.
     """
 
@@ -47,7 +49,8 @@ class Protocol:
     def key(self) -> str:
         """What tells its results from others."""
         data = self.data if not self.data.startswith("npz:") else "npz"
-        return f"{data},{self.count},{self.fast},{'+'.join(self.metrics)}"
+        metrics = "+".join(self.metrics)
+        return f"{VERSION},{data},{self.count},{self.fast},{metrics}"
 
 
 def score(

@@ -1,9 +1,10 @@
-"""What all tests share: a private, offline Flower, one thread, the data folder."""
+"""What all tests share: an offline Flower, one thread, the command line, the data."""
 
 import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,35 @@ def without_autodp(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "autodp"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [_AutodpIsMissing, *sys.meta_path])
+
+
+@pytest.fixture(scope="session")
+def exit_code() -> Callable[..., int]:
+    """Runs the command line in this process and returns its exit code."""
+    from experiments.cli import main
+
+    def exit_code(*arguments: object) -> int:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["fedgs", *map(str, arguments)])
+            with pytest.raises(SystemExit) as ended:
+                main()
+        return int(ended.value.code or 0)
+
+    return exit_code
+
+
+@pytest.fixture
+def fedgs(
+    exit_code: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Runs the command line in this process: code, standard output and error."""
+
+    def fedgs(*arguments: object) -> tuple[int, str, str]:
+        code = exit_code(*arguments)
+        found = capsys.readouterr()
+        return code, found.out, found.err
+
+    return fedgs
 
 
 @pytest.fixture(scope="session")

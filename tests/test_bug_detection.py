@@ -3,14 +3,13 @@
 import dataclasses
 import json
 import shutil
-import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from experiments import bug_detection, debug_cohorts, privacy_report
 from experiments.bug_table import Cell, cells, is_done, table
-from experiments.cli import main
 from experiments.debug_plan import Request, change_rule, read_debug
 from fedgs import local
 from fedgs.accounting import statements
@@ -64,25 +63,6 @@ def data(tmp_path_factory):
     return f"npz:{path}"
 
 
-def run_main(patch, *arguments: object) -> int:
-    patch.setattr(sys, "argv", ["fedgs", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code or 0
-
-
-@pytest.fixture
-def fedgs(monkeypatch, capsys):
-    """Runs the command line in this process: code, standard output and error."""
-
-    def fedgs(*arguments: object) -> tuple[int, str, str]:
-        code = run_main(monkeypatch, *arguments)
-        found = capsys.readouterr()
-        return code, found.out, found.err
-
-    return fedgs
-
-
 @pytest.fixture
 def files(tmp_path):
     return make_files(tmp_path)
@@ -118,12 +98,11 @@ def debug(fedgs, data, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def original(data, tmp_path_factory):
+def original(data, tmp_path_factory, exit_code):
     """A finished folder on own cohorts; not to be changed."""
     path = tmp_path_factory.mktemp("original")
     given = {"data": data, "output": path / "out"} | SMALL | make_files(path)
-    with pytest.MonkeyPatch.context() as patch:
-        assert run_main(patch, "debug", *flags(given)) == 0
+    assert exit_code("debug", *flags(given)) == 0
     return path / "out"
 
 
@@ -392,6 +371,39 @@ def test_cohorts_that_do_not_fit_are_refused(debug, tmp_path, settings, words):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("no_training")
+def test_cohorts_of_different_sources_are_refused(debug, tmp_path, files):
+    names = read_cohort(files["suspicious"]).names
+    write_cohort(files["suspicious"], Cohort(names, "not private"), "selected")
+    code, _, err = debug(**files)
+    assert code == 2
+    assert "their epsilons cannot be stated together" in err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("no_training")
+def test_relative_paths_hold_from_any_working_directory(
+    debug, data, files, tmp_path, monkeypatch
+):
+    source = Path(data.removeprefix("npz:"))
+    monkeypatch.chdir(source.parent)
+    with pytest.raises(AssertionError, match="trained"):
+        debug(data=f"npz:{source.name}", **files)
+    assert read_debug(tmp_path / "out")[0]["config"]["data"] == data
+
+
+@pytest.mark.usefixtures("no_training")
+@pytest.mark.parametrize("content", ['engine = "local"', ""])
+def test_the_engine_is_flower_unless_a_config_file_says_another(
+    debug, files, tmp_path, content
+):
+    (tmp_path / "own.toml").write_text(content)
+    with pytest.raises(AssertionError, match="trained"):
+        debug(engine=None, config=tmp_path / "own.toml", **files)
+    engine = read_debug(tmp_path / "out")[0]["config"]["engine"]
+    assert engine == ("local" if content else "flower")
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -402,7 +414,9 @@ def test_cohorts_that_do_not_fit_are_refused(debug, tmp_path, settings, words):
         ({"bug": "flip", "groups": 4, "clients_per_group": 4}, "too few"),
         ({"bug": "flip", "alpha": 0}, "--alpha"),
         ({"bug": "flip", "min_effect": 1}, "--min-effect"),
-        ({"bug": "flip", "samples_per_group": 5}, "at least 50"),
+        ({"bug": "flip", "samples_per_group": 5}, "from 50 to 1000"),
+        ({"bug": "flip", "samples_per_group": 5000}, "from 50 to 1000"),
+        ({"bug": "flip", "clients_per_group": 0}, "give --clients-per-group at least"),
         ({"bug": "flip", "cohort": "c.txt"}, "leave out --cohort"),
         ({"corruption": "invert"}, "leave out --corruption"),
         ({"bug": "flip", "output": None}, "give --output"),

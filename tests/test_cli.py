@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 
 from experiments import cli, running
-from experiments.cli import main
 from fedgs import preparation
 from fedgs.config import RunConfig, UserError
 from fedgs.ledger import Ledger
@@ -75,20 +74,6 @@ STATEMENT_KEYS = {
 }
 
 
-@pytest.fixture
-def fedgs(monkeypatch, capsys):
-    """Runs the command line in this process: code, standard output and error."""
-
-    def fedgs(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedgs", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        found = capsys.readouterr()
-        return ended.value.code or 0, found.out, found.err
-
-    return fedgs
-
-
 def flags(**settings: object) -> list[str]:
     return [
         part
@@ -103,15 +88,10 @@ def data(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, data) -> Path:
+def trained(tmp_path_factory, data, exit_code) -> Path:
     """A finished run, made by the command line."""
     path = tmp_path_factory.mktemp("trained") / "run"
-    arguments = ["fedgs", "train", *flags(data=data, output=path, **TINY)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", arguments)
-        with pytest.raises(SystemExit) as ended:
-            main()
-    assert not ended.value.code
+    assert exit_code("train", *flags(data=data, output=path, **TINY)) == 0
     return path
 
 
@@ -200,6 +180,19 @@ def test_output_is_named_by_recipe_data_and_time_when_unset(
     assert re.fullmatch(r"run-npz-\d{8}T\d{6}Z", path.name)
 
 
+def test_privacy_reads_the_engine_of_a_config_file(tmp_path, fedgs):
+    plan = flags(num_clients=10, num_rounds=5, batch_size=4, noise_multiplier=1.0)
+    seen = []
+    for content in ("", 'engine = "local"\n'):
+        (tmp_path / "own.toml").write_text(content)
+        given = ["privacy", "--config", tmp_path / "own.toml", *plan, "--json"]
+        code, out, err = fedgs(*given)
+        assert code == 0, err
+        seen.append({row["adversary"] for row in json.loads(out)})
+    assert {"server", "release"} <= seen[0]
+    assert seen[1] == {"release"}
+
+
 def test_relative_paths_hold_from_any_working_directory(
     monkeypatch, tmp_path, fedgs, trained
 ):
@@ -215,14 +208,14 @@ def test_relative_paths_hold_from_any_working_directory(
 def test_interrupted_run_exits_with_1_and_resumes(
     monkeypatch, tmp_path, data, fedgs, trained
 ):
-    class Stopping(running._Report):
+    class Stopping(running.RoundReport):
         def __call__(self, metrics: dict) -> None:
             if metrics["round"] == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     output = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(running, "_Report", Stopping)
+        patch.setattr(running, "RoundReport", Stopping)
         code, _, err = fedgs("train", *flags(data=data, output=output, **TINY))
     assert code == 1
     assert err == f"stopped after round 1\ncontinue with: fedgs resume {output}\n"

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import stat
-import sys
 import tempfile
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import pytest
 from PIL import Image
 
 from experiments import cohorts, flower_engine
-from experiments.cli import main
 from fedgs.cohorts import EXCLUDED, Cohort, read_cohort
 from fedgs.data.corruption import corrupted_clients
 from fedgs.process import processes_of
@@ -27,17 +25,9 @@ SETTINGS = {"image_size": 16, "num_rounds": 2, "clients_per_round": 4, "seed": 3
 
 
 @pytest.fixture
-def fedgs(monkeypatch, capsys):
-    """Runs the command line in this process: code, standard output and error."""
+def fedgs(fedgs, monkeypatch):
+    """The command line, with a server that never sleeps."""
     monkeypatch.setattr(roll_call, "POLL_SECONDS", 0.0)
-
-    def fedgs(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedgs", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        found = capsys.readouterr()
-        return ended.value.code or 0, found.out, found.err
-
     return fedgs
 
 

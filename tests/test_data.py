@@ -3,18 +3,11 @@
 MNIST comes from the folder in the environment variable FEDGS_DATA_DIR.
 """
 
-import os
-
 import numpy as np
 import pytest
 
 from fedgs.config import RunConfig
 from fedgs.data import FederatedImages, load_data, load_test_data
-
-REAL_DATA = os.environ.get("FEDGS_DATA_DIR")
-needs_data = pytest.mark.skipif(
-    not REAL_DATA, reason="set FEDGS_DATA_DIR to a folder with MNIST/raw"
-)
 
 
 def config(**settings):
@@ -88,9 +81,8 @@ def test_unknown_client_is_refused(client_id):
 # Real data
 
 
-@needs_data
-def test_mnist_by_writer_has_539_writers_of_60000_images():
-    data = load_data(config(data="mnist-by-writer", data_dir=REAL_DATA))
+def test_mnist_by_writer_has_539_writers_of_60000_images(data_dir):
+    data = load_data(config(data="mnist-by-writer", data_dir=str(data_dir)))
     assert data.num_clients == 539  # Yadav, Bottou 2019
     assert data.images.shape == (60_000, 1, 28, 28)
     assert data.sizes.sum() == 60_000
@@ -98,16 +90,14 @@ def test_mnist_by_writer_has_539_writers_of_60000_images():
     assert np.bincount(data.labels)[:2].tolist() == [5923, 6742]  # MNIST
 
 
-@needs_data
-def test_mnist_in_1000_shards_of_60():
-    data = load_data(config(data="mnist", data_dir=REAL_DATA, num_clients=1000))
+def test_mnist_in_1000_shards_of_60(data_dir):
+    data = load_data(config(data="mnist", data_dir=str(data_dir), num_clients=1000))
     assert set(data.sizes) == {60}
     assert abs(data.images.mean() / 255 - 0.1307) < 1e-4  # the usual normalisation
 
 
-@needs_data
-def test_fashion_mnist_and_test_splits():
-    settings = {"data": "fashion-mnist", "data_dir": REAL_DATA, "num_clients": 10}
+def test_fashion_mnist_and_test_splits(data_dir):
+    settings = {"data": "fashion-mnist", "data_dir": str(data_dir), "num_clients": 10}
     assert load_data(config(**settings)).sizes.tolist() == [6000] * 10
     for name in ("fashion-mnist", "mnist", "mnist-by-writer"):
         images, labels = load_test_data(config(**{**settings, "data": name}))

@@ -126,6 +126,24 @@ def test_another_handwriting_is_no_bug(digits, change):
     assert suspect(found, OTHER).decision == diagnosis.DIFFERS  # and it was seen
 
 
+def test_a_mean_pixel_on_either_side_of_the_middle_is_no_inversion(digits):
+    """The vectors oppose each other exactly, and are as short as +-0.1."""
+
+    def of_mean(group, mean):
+        images = 0.5 * (group.images - group.images.mean()) + mean
+        return LabelledImages(images.astype(np.float32), group.labels)
+
+    found = diagnose(
+        [of_mean(g, 0.45) for g in digits[:G]],
+        [of_mean(g, 0.55) for g in digits[G:]],
+        10,
+    )
+    assert suspect(found, INVERT).interval[0] > 0.9
+    assert suspect(found, INVERT).adjusted_p == pytest.approx(1 / 35)
+    assert suspect(found, INVERT).decision == diagnosis.UNDECIDED
+    assert found.verdict == "undecided"
+
+
 @pytest.mark.parametrize("strength", [0.6, 0.3, 0.1])
 def test_less_structure_is_no_bug(digits, strength):
     """Blur by grey shrinks both vectors to 0, never beyond."""

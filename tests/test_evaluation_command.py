@@ -16,7 +16,6 @@ from PIL import Image
 
 from evaluation_data import labelled, write_mnist
 from experiments import evaluation, evaluation_report, paper_tables
-from experiments.cli import main
 from fedgs import sample
 from fedgs.evaluation import classifiers, downstream, lenet
 from fedgs.evaluation.label_efficiency import NUM_LABELS
@@ -57,24 +56,19 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture
-def fedgs(monkeypatch, capsys, real, tmp_path):
+def fedgs(fedgs, monkeypatch, real, tmp_path):
     """Runs `fedgs evaluate SOURCE --data mnist ...` in a new working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
 
-    def fedgs(
+    def evaluate(
         source: object, *arguments: object, names_data: bool = True
     ) -> tuple[int, str, str]:
-        command = ["fedgs", "evaluate", source, *arguments]
         if "--data" not in arguments and names_data:
-            command += ["--data", "mnist", "--data-dir", real]
-        monkeypatch.setattr(sys, "argv", list(map(str, command)))
-        with pytest.raises(SystemExit) as ended:
-            main()
-        found = capsys.readouterr()
-        return ended.value.code or 0, found.out, found.err
+            arguments += ("--data", "mnist", "--data-dir", real)
+        return fedgs("evaluate", source, *arguments)
 
-    return fedgs
+    return evaluate
 
 
 @pytest.fixture

@@ -41,6 +41,8 @@ def cache_folder() -> Path:
 def content_hash(*arrays: NDArray[np.generic], **settings: Any) -> str:
     """Returns a short hash of arrays (type, shape, bytes) and JSON-like settings.
 
+    Privacy: reads private data; output private. A hash tells whether a guess is right.
+
     >>> a = np.arange(3)
     >>> content_hash(a, seed=0) == content_hash(a.copy(), seed=0)
     True
@@ -55,7 +57,10 @@ def content_hash(*arrays: NDArray[np.generic], **settings: Any) -> str:
 
 
 def read_cached(name: str) -> dict[str, Any] | None:
-    """Returns the JSON object of that name, None where there is none or it is torn."""
+    """Returns the JSON object of that name, None where there is none or it is torn.
+
+    Privacy: reads private data; output private.
+    """
     try:
         content = json.loads((cache_folder() / f"{name}.json").read_text())
     except (OSError, ValueError):
@@ -64,5 +69,8 @@ def read_cached(name: str) -> dict[str, Any] | None:
 
 
 def write_cached(name: str, content: dict[str, Any]) -> None:
-    """Writes a JSON object atomically."""
+    """Writes a JSON object atomically.
+
+    Privacy: the file is as private as the content; see the module.
+    """
     write_json(cache_folder() / f"{name}.json", content)

@@ -323,7 +323,10 @@ def _import_all(names: Sequence[str]) -> None:
 
 
 def cached_results(task: Task, names: Sequence[str]) -> dict[str, Result]:
-    """Returns the results that an earlier evaluation left; trains nothing."""
+    """Returns the results that an earlier evaluation left; trains nothing.
+
+    Privacy: reads private data; output private.
+    """
     return _read(_keys(task, names))
 
 
@@ -386,6 +389,8 @@ def calibrated(
     synthetic: dict[str, Result], real: dict[str, Result]
 ) -> dict[str, float]:
     """Returns acc(synthetic) / acc(real) of each classifier that both have.
+
+    Privacy: reads private data; output private. Accuracies are of real test images.
 
     >>> calibrated({"mlp": {"accuracy": 0.79}}, {"mlp": {"accuracy": 0.98}})
     {'mlp': 0.806...}

@@ -1,7 +1,7 @@
 """Which bug do the samples of two cohorts' generators show? With error rates.
 
 Each cohort is split into G groups with a generator of its own; everything here is
-computed from their samples. A bug is *named* if two independent checks agree:
+computed from their samples. A bug is *named* if three checks agree:
 
 1. **Exchangeability.** The cohorts' groups differ in the vector of this bug, by an
    exact permutation test, adjusted over all suspected bugs (`permutation.closed_test`).
@@ -10,6 +10,9 @@ computed from their samples. A bug is *named* if two independent checks agree:
    selected by accuracy differ in handwriting without any bug, so a significant
    difference alone says little. At 0.5 the vector has to point the other way: a cohort
    that merely shows less structure, for its generators learned less, never gets there.
+3. **Distance.** The cohorts' vectors are as far apart as such a share of spoilt images
+   moves a vector of `LEAST_LENGTH`. Where the vectors are shorter, as that of a mean
+   pixel near 0.5, a little more ink would point them the other way.
 
 A bug is *excluded* if the upper limit is below `min_effect` and the generators have
 learned something from their data: the cohorts' strokes agree in direction, or oppose
@@ -41,6 +44,8 @@ TITLES = {
     ROTATE: "rotation by 90 degrees",
     OTHER: "any difference",
 }
+# Inverted and healthy digits have 0.7, rotated ones 0.2 to 0.3.
+LEAST_LENGTH = {INVERT: 0.4, ROTATE: 0.2}
 NAMED, EXCLUDED, UNDECIDED = "named", "excluded", "undecided"
 DIFFERS, SAME = "differs", "no difference seen"
 FEWEST_GROUPS, MOST_GROUPS = 4, 6  # C(12, 6) / 2 = 462 splits
@@ -283,7 +288,9 @@ def _suspect(
         share(gram), len(gram) // 2, rule.confidence
     )
     decision = UNDECIDED
-    if interval is not None and is_significant and interval[0] >= rule.min_effect:
+    is_far = values[0] >= rule.min_effect * LEAST_LENGTH[bug]
+    is_large = interval is not None and interval[0] >= rule.min_effect
+    if is_significant and is_large and is_far:
         decision = NAMED
     elif interval is not None and has_learned and interval[1] < rule.min_effect:
         decision = EXCLUDED

@@ -78,7 +78,14 @@ def train_cnn(
 
 
 def predict(model: nn.Module, images: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    """Returns the most likely label of each image, shape (n,)."""
+    """Returns the most likely label of each image, shape (n,).
+
+    Privacy: as private as the model and the images.
+
+    Args:
+        model: in eval mode; its logits are (n, num_classes).
+        images: shape (n, C, S, S), float32 in [0, 1].
+    """
     device = next(model.parameters()).device
     with torch.no_grad():
         guesses = [

@@ -53,68 +53,71 @@ def effects(
     means = np.array([(1 - v[0]) / 2 for v in intensity])
     direction = np.stack(orientation)
     count = len(means) // 2
-    # One number per group: its strokes along the mean direction of the healthy groups,
-    # leaving out itself.
-    along = np.array(
-        [
-            _projected(direction, i, [j for j in range(count) if j != i])
-            for i in range(2 * count)
-        ]
-    )
+    healthy = np.arange(count)
+    along = np.array([_projected(direction, i, healthy) for i in range(2 * count)])
     return (
         _mean_effect("pixel intensity", "mean pixel, 0 to 1", means, confidence),
-        _mean_effect(
-            "orientation",
-            "strokes along the healthy cohort's direction, -1 to 1",
-            along,
-            confidence,
+        dataclasses.replace(
+            _mean_effect(
+                "orientation",
+                "strokes along the healthy cohort's direction, -1 to 1",
+                along,
+                confidence,
+            ),
+            interval=permutation.jackknife(
+                _orientation_difference(direction), count, confidence
+            )[1],
         ),
-        _effect(
+        Effect(
             "class balance",
             "share of images that look like another class's, total variation",
-            lambda h, s: float(
-                np.abs(class_shares[s].mean(0) - class_shares[h].mean(0)).sum() / 2
-            ),
-            count,
-            confidence,
+            None,
+            None,
+            _total_variation(class_shares[:count], class_shares[count:]),
+            None,  # noise alone makes a distance: no interval around it is right
+            None,
         ),
     )
 
 
-def _projected(direction: Array, group: int, healthy: list[int]) -> float:
-    axis = direction[healthy].mean(0)
+def _orientation_difference(direction: Array) -> permutation.Statistic:
+    """Returns the difference along the axis of the healthy groups that are given."""
+
+    def of(healthy: NDArray[np.int64], suspicious: NDArray[np.int64]) -> float:
+        one, other = (
+            np.mean([_projected(direction, int(i), healthy) for i in groups])
+            for groups in (suspicious, healthy)
+        )
+        return float(one - other)
+
+    return of
+
+
+def _total_variation(one: Array, other: Array) -> float:
+    return float(np.abs(other.mean(0) - one.mean(0)).sum() / 2)
+
+
+def _projected(direction: Array, group: int, healthy: NDArray[np.int64]) -> float:
+    """Returns a group's strokes along the mean of the healthy groups but itself."""
+    axis = direction[healthy[healthy != group]].mean(0)
     return float(direction[group] @ axis / max(float(np.linalg.norm(axis)), 1e-12))
 
 
 def _mean_effect(name: str, unit: str, values: Array, confidence: float) -> Effect:
     count = len(values) // 2
-    found = _effect(
+    difference, interval = permutation.jackknife(
+        lambda h, s: float(values[s].mean() - values[h].mean()), count, confidence
+    )
+    healthy, suspicious = values[:count], values[count:]
+    return Effect(
         name,
         unit,
-        lambda h, s: float(values[s].mean() - values[h].mean()),
-        count,
-        confidence,
+        float(healthy.mean()),
+        float(suspicious.mean()),
+        difference,
+        interval,
+        {"healthy": healthy.tolist(), "suspicious": suspicious.tolist()},
     )
-    return dataclasses.replace(
-        found,
-        healthy=float(values[:count].mean()),
-        suspicious=float(values[count:].mean()),
-        per_group={
-            "healthy": values[:count].tolist(),
-            "suspicious": values[count:].tolist(),
-        },
-    )
-
-
-def _effect(
-    name: str,
-    unit: str,
-    statistic: permutation.Statistic,
-    count: int,
-    confidence: float,
-) -> Effect:
-    difference, interval = permutation.jackknife(statistic, count, confidence)
-    return Effect(name, unit, None, None, difference, interval, None)
 
 
 def two_sample(

@@ -215,6 +215,8 @@ def _checked_images(path: Path, images: NDArray[np.generic]) -> NDArray[np.float
 def check_labels(source: str, synthetic: LabelledImages, num_classes: int) -> None:
     """Checks that synthetic labels are among the real ones.
 
+    Privacy: post-processing of DP output; of the real data only the number of labels.
+
     Raises:
         UserError: a label that is not real.
     """

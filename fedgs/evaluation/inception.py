@@ -101,6 +101,9 @@ def fid_inception_v3_pool3(
 
 
 def to_rgb_bytes(images: torch.Tensor) -> torch.Tensor:
-    """Returns images (n, 1 or 3, S, S) in [0, 1] as RGB uint8, rounded."""
+    """Returns images (n, 1 or 3, S, S) in [0, 1] as RGB uint8, rounded.
+
+    Privacy: as private as the images.
+    """
     scaled = (images * 255).round().to(torch.uint8)
     return scaled.expand(-1, 3, -1, -1) if scaled.shape[1] == 1 else scaled
