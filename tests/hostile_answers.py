@@ -115,6 +115,11 @@ ANSWERS = [
         ),
     ),
     _answer(
+        "a header with a size beyond 64 bits",
+        "message that cannot be decoded: refused",
+        fields(tensors=claims([0, 2**64 - 1])),
+    ),
+    _answer(
         "the training loss beside the gradients",
         "message with other tensors than ['gradients']: refused",
         tensors(gradients=a_release(EXACT).values, loss=torch.tensor(47.11)),

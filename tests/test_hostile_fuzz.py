@@ -43,6 +43,7 @@ def _header(header: object) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
+HUGE = {"dtype": "F32", "shape": [0, 2**64 - 1], "data_offsets": [0, 0]}
 HEADERS = st.dictionaries(
     st.sampled_from(["gradients", "images", "labels", "__metadata__", "x"]),
     st.fixed_dictionaries(
@@ -50,7 +51,9 @@ HEADERS = st.dictionaries(
             "dtype": st.sampled_from(
                 ["F64", "F32", "F16", "BF16", "F8_E4M3", "F4", "C64", "I64", "BOOL", ""]
             ),
-            "shape": st.lists(st.sampled_from([0, 1, 4, 8, 16, 2**40, -1]), max_size=4),
+            "shape": st.lists(
+                st.sampled_from([0, 1, 4, 8, 16, 2**40, 2**64 - 1, -1]), max_size=4
+            ),
             "data_offsets": st.lists(st.sampled_from([0, 4, 64, 8192]), max_size=3),
         }
     ),
@@ -225,6 +228,7 @@ def fuzz(messages: st.SearchStrategy[dict], check, config: RunConfig, count: int
     )
     @given(payload=messages)
     @example(payload={"tensors": _header({"gradients": {"dtype": "F4"}})})
+    @example(payload={"tensors": _header({"gradients": HUGE, "images": HUGE})})
     def tried(payload: dict) -> None:
         outcomes.append(check(payload, config))
 

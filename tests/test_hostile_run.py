@@ -20,11 +20,11 @@ from fedgs.run_folder import read_tensors
 from test_strategy import (  # noqa: F401
     FakeGrid,
     Spoil,
-    _fast_clock,
-    _server_process,
     attempts,
     create,
-    log,
+    fixture_clock,
+    fixture_log,
+    fixture_server_process,
     product,
     round_of,
     start,
@@ -170,7 +170,7 @@ def _victim(make: Make, round: int = 2) -> Spoil:
 
 def _run_with(
     create: Callable,  # noqa: F811
-    log: list[str],  # noqa: F811
+    log: list[str],
     make: Make,
     **settings: object,
 ) -> list[str]:
