@@ -33,7 +33,7 @@ from flwr.app import Error as FlowerError
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
-from clients import fast_simulation
+from clients import CLIENT_APP_RAISED, fast_simulation
 from fedgs import classifier
 from fedgs.config import RunConfig
 from fedgs.data import FederatedImages, load_data
@@ -51,7 +51,6 @@ from fedgs.selection import (
 from fedgs.stream import stream
 
 OWN = "own"  # what a client keeps
-CLIENT_APP_RAISED = 2  # Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 Labelled = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 app = ClientApp()
@@ -124,6 +123,8 @@ def train(message: Message, context: Context) -> Message:
 def measure(message: Message, context: Context) -> Message:
     """Evaluates the classifier on the client's held-out images and keeps the result.
 
+    Refused once the client has stated its cohort: its answer stays the one it gave.
+
     Privacy: reads private data; the reply is public.
     """
     return _answer(_measure, message, context)
@@ -173,6 +174,8 @@ def _train(clients: Clients, message: Message, context: Context) -> RecordDict:
 
 def _measure(clients: Clients, message: Message, context: Context) -> RecordDict:
     client_id = _client_id(context)
+    if OWN in context.state.config_records and "cohort" in _own(context):
+        raise ValueError("a client measures itself no more after it stated its cohort")
     weights = message.content.array_records[ARRAYS].to_torch_state_dict()
     model = classifier.with_weights(clients.config, weights)
     held_out = clients.part(client_id, clients.data, held_out=True)

@@ -19,7 +19,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.app import Error as FlowerError
 from flwr.clientapp import ClientApp
 
-from clients import fast_simulation
+from clients import CLIENT_APP_RAISED, fast_simulation
 from clients.deployment import DeployedPlace, Site, settings_of
 from clients.state import Place, SimulatedPlace
 from fedgs.client_limits import ClientRefused
@@ -27,7 +27,6 @@ from fedgs.event_log import log_event
 from fedgs.messages import RECORD, decode_batch, encode_answer
 from fedgs.run_folder import node_folder
 
-CLIENT_APP_RAISED = 2  # Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 PARTITION = "partition-id"  # only simulated nodes have one
 
 app = ClientApp()

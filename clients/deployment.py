@@ -24,7 +24,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from clients.state import Worker, cached_worker, forget
+from clients.state import Worker, cached_worker, drop_worker, forget
 from fedgs.client_count import ReleaseCount, release_event
 from fedgs.client_limits import Limits
 from fedgs.cohorts import for_all_clients, keep_cohort
@@ -194,7 +194,7 @@ class DeployedPlace:
         """Takes part in a run from now on, or again after the server's restart.
 
         States of rounds after `committed` are removed: the server repeats those rounds,
-        and they count again.
+        and they count again. From now on the limits file counts as it is now.
 
         Privacy: reads private data; the result is public: it tells which round the
             node has seen, which the server knows.
@@ -218,12 +218,12 @@ class DeployedPlace:
                 f"{path}: the server sends other settings under the same run; it must "
                 "start a new run folder"
             )
+        drop_worker(str(self.folder))  # its limits may be older than the file
         worker = self._make_from(settings)
         if not path.exists():
             self.folder.mkdir(mode=0o700, exist_ok=True)
             write_json(path, dict(settings))
         remove_states_after(self.folder, committed)
-        self.forget()
         cached_worker(str(self.folder), lambda: worker)
         found = state_rounds(node_folder(self.folder, self.node_id))
         return found[-1] if found else -1

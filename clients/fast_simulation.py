@@ -23,9 +23,8 @@ import flwr
 from flwr.app import Context, Message
 from flwr.common.logger import log
 
-from fedgs.process import FAST_VARIABLE
+from fedgs.process import FAST_VARIABLE, KNOWN_VERSION
 
-KNOWN_VERSION = "1.41."
 SCAN_SECONDS = 0.5  # between looks at all nodes, for messages from before `install`
 
 

@@ -26,18 +26,17 @@ from typing import Any
 import flwr
 from flwr.common.logger import log
 
+from clients import CLIENT_APP_RAISED
 from clients.deployment import Site
 from fedgs.config import UserError
+from fedgs.process import KNOWN_VERSION, OBJECT_SECONDS
 
-KNOWN_VERSION = "1.41."
 POLL_LEAST, POLL_MOST = 0.05, 3.0  # seconds between looks for a message
 POLL_SHARE = 0.02  # of the time without one: whoever is rarely asked looks rarely
 HEARTBEAT_SECONDS = 10  # Flower's least; its 30 keep a killed node out for a minute
 RECONNECT_SECONDS = 5.0  # at most, between tries to reach the server
-OBJECT_SECONDS = 0.01  # first pause for an object that is announced and not there yet
 ACTIVATION_SECONDS = 10.0  # at most, between tries to be taken for online
 SKEW_SECONDS = 2.0  # of the clock, from which on it is corrected
-CLIENT_APP_RAISED = 2  # Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 NOT_ACTIVATED = 2004  # Flower's ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED
 
 

@@ -157,3 +157,11 @@ def cached_worker(run: str, make: Callable[[], Worker]) -> Worker:
         _workers.clear()
         _workers[run] = make()
     return _workers[run]
+
+
+def drop_worker(run: str) -> None:
+    """Drops this process's worker for a run, with its limits and its nodes.
+
+    Privacy: public.
+    """
+    _workers.pop(run, None)

@@ -243,12 +243,18 @@ def audit(
     full: Annotated[
         bool,
         typer.Option(
-            "--full/--quick", help="Train again with canaries as well; takes long."
+            "--full/--quick",
+            help="Train again with canaries as well, and test with more rounds where "
+            "many nodes add noise; takes long.",
         ),
     ] = False,
     trials: Annotated[
-        int, typer.Option(help="Rounds of each test of the mechanism.")
-    ] = 1_000_000,
+        int | None,
+        typer.Option(
+            help="Most rounds of a test of the mechanism, a million when unset; fewer "
+            "where many nodes add noise."
+        ),
+    ] = None,
     canaries: Annotated[
         int | None, typer.Option(help="Clients of --full; 100 when unset.")
     ] = None,
@@ -260,6 +266,7 @@ def audit(
     """Attack a run's guarantee; exit code 1 if a lower bound exceeds its epsilon."""
     from experiments import audit as attacks
 
+    trials = attacks.TRIALS if trials is None else trials
     if not attacks.audit(run, full, trials, canaries, rounds, as_json):
         raise typer.Exit(1)
 

@@ -3,10 +3,12 @@
 Thin: each command prints the Flower commands it runs, or only prints them.
 """
 
+import dataclasses
 import json
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +30,8 @@ app = typer.Typer(
 
 CLIENT_DATA = (  # how a client reads its own data; beside `data`
     *("data_dir", "download", "polarity", "classes", "test_fraction", "hf_options"),
-    *("partitioner", "partitioner_options", "partition", "cohort", "device"),
+    *("partitioner", "partitioner_options", "partition", "dirichlet_alpha"),
+    *("cohort", "device"),
 )
 STATUS_PERIOD = 15.0  # seconds between two writings of a Prometheus file
 
@@ -208,11 +211,13 @@ def submit(
         refuse(given, "--resume takes the run's own settings; leave out")
         deploy_submit.check_run_name("resume", resume)
     else:
-        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        settings.setdefault("output", f"{recipe or 'run'}-{stamp}")
         names = [name for name, _ in clients]
         given = {"engine": "flower", "nodes": ",".join(names), **settings}
-        flat = deploy_submit.run_settings(configure(recipe, config, given), names)
+        wanted = configure(recipe, config, given)
+        if not wanted.output:
+            stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+            wanted = dataclasses.replace(wanted, output=f"{recipe or 'run'}-{stamp}")
+        flat = deploy_submit.run_settings(wanted, names)
     submission = deploy_submit.Submission(
         server=server,
         ca=ca,
@@ -252,12 +257,13 @@ def status(
         bool, typer.Option("--once", help="With --prometheus: write once and end.")
     ] = False,
 ) -> None:
-    """Print how a run stands: round, participants, epsilon, bytes, time left."""
+    """Print how a run stands: round, participants, epsilon, bytes, time left.
+
+    The exit code is 1 if a run cannot be read.
+    """
     from experiments import deploy_status
 
-    def current() -> list[deploy_status.Status]:
-        return [deploy_status.status_of(path) for path in deploy_status.runs_of(run)]
-
+    current = partial(deploy_status.statuses_in, run)
     found = current()
     if not found and serve is None and prometheus is None:
         raise UserError(f"{run}: no run folder here yet; give --output of a run")
@@ -273,7 +279,10 @@ def status(
         deploy_status.write_prometheus(prometheus, found)
         while not once and not pause.wait(STATUS_PERIOD):
             deploy_status.write_prometheus(prometheus, current())
-    elif as_json:
-        print(json.dumps([deploy_status.to_json(s) for s in found], indent=2))
     else:
-        deploy_status.show(found)
+        if as_json:
+            print(json.dumps([deploy_status.to_json(s) for s in found], indent=2))
+        else:
+            deploy_status.show(found)
+        if any(isinstance(line, deploy_status.Unreadable) for line in found):
+            raise typer.Exit(1)

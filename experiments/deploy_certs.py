@@ -31,8 +31,8 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedgs.config import UserError
+from fedgs.config_checks import NODE_NAME, NODE_NAME_RULE
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")  # for `submit` on the server or by tunnel
 AUTHORITY_DAYS = 3650
 CLOCK_SKEW = timedelta(days=1)
@@ -92,11 +92,8 @@ def check_name(name: str) -> None:
     Raises:
         UserError: names the rule.
     """
-    if not NAME.fullmatch(name):
-        raise UserError(
-            f"client = {name!r}: give letters, digits, '.', '_' and '-', at most 63, "
-            "a letter or digit first"
-        )
+    if not re.fullmatch(NODE_NAME, name):
+        raise UserError(f"client = {name!r}: give {NODE_NAME_RULE}")
 
 
 # ------------------------------------------------------------------ the three kinds
@@ -121,11 +118,8 @@ def _server(
 ) -> list[Path]:
     certificate, key_file = folder / "server.crt", folder / "server.key"
     if certificate.exists() and not replace:
-        found = x509.load_pem_x509_certificate(certificate.read_bytes())
-        extension = found.extensions.get_extension_for_class(
-            x509.SubjectAlternativeName
-        )
-        if missing := [str(n.value) for n in names if n not in extension.value]:
+        known = _hosts_of(certificate)
+        if missing := [str(name.value) for name in names if name not in known]:
             raise UserError(
                 f"{certificate}: is not for {missing[0]}; add --replace to make it anew"
             )
@@ -135,11 +129,11 @@ def _server(
             f"{folder}/ca.key: is not here; put the authority's key back to make a "
             "server certificate"
         )
+    authority = _certificate(folder / "ca.crt", "put the authority's certificate back")
+    signer = _load_key(folder / "ca.key")
     if replace:  # the certificate goes first: a key without one is made use of below
         certificate.unlink(missing_ok=True)
         key_file.unlink(missing_ok=True)
-    authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
-    signer, _ = _key(folder / "ca.key")
     key, written = _key(key_file)
     builder = _builder(_name("fedgs server"), authority.subject, key, days, signer)
     builder = builder.add_extension(x509.BasicConstraints(False, None), critical=True)
@@ -181,6 +175,26 @@ def _key(
     key = ec.generate_private_key(ec.SECP384R1())
     _write(path, key.private_bytes(Encoding.PEM, form, NoEncryption()), 0o600)
     return key, [path]
+
+
+def _certificate(path: Path, remedy: str) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{path}: is no certificate in PEM form; {remedy}") from error
+
+
+def _hosts_of(path: Path) -> x509.SubjectAlternativeName:
+    """Returns the names that a server's certificate is for."""
+    certificate = _certificate(path, "add --replace to make it anew")
+    try:
+        kind = x509.SubjectAlternativeName
+        return certificate.extensions.get_extension_for_class(kind).value
+    except (x509.ExtensionNotFound, ValueError) as error:
+        raise UserError(
+            f"{path}: names no host as SubjectAltName, which Flower's clients ask "
+            "for; add --replace to make it anew"
+        ) from error
 
 
 def _load_key(path: Path) -> ec.EllipticCurvePrivateKey:

@@ -13,8 +13,8 @@ from experiments.deploy_superlink import CONTROL_VARIABLE, networks_of
 from experiments.flower_app import QUIET
 from fedgs.config import UserError
 from fedgs.event_log import EVENT_LOG_VARIABLE
+from fedgs.process import RUNS_VARIABLE
 
-RUNS_VARIABLE = "FEDGS_RUNS"  # where the ServerApp makes run folders
 Command = tuple[list[str], dict[str, str]]  # arguments, environment
 
 

@@ -17,15 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from experiments import privacy_report
-from fedgs.config import UserError
+from fedgs.config import RunConfig, UserError
 from fedgs.ledger import Ledger
 from fedgs.run_folder import RunFolder, read_json, write_atomically
 
 RECENT_ROUNDS = 20  # whose median duration estimates the time left
-STATES = ("running", "completed", "stopped", "failed", "interrupted")
+STATES = ("running", "completed", "stopped", "failed", "interrupted", "unreadable")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,8 @@ class Status:
 
     Attributes:
         run: the folder's name.
-        state: one of `STATES`; interrupted: neither at work nor at an end.
+        state: one of `STATES` but unreadable; interrupted: neither at work nor at an
+            end.
         message: why it stopped or failed.
         round, num_rounds: finished and planned generator updates.
         released: events in the ledger, repeated rounds included.
@@ -78,6 +80,24 @@ class Status:
     updated: float | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Unreadable:
+    """A run folder that cannot be read; no number of it is shown.
+
+    Attributes:
+        run: the folder's name.
+        message: why.
+        state: "unreadable".
+    """
+
+    run: str
+    message: str
+    state: str = "unreadable"
+
+
+Found = Status | Unreadable
+
+
 def runs_of(path: Path) -> list[Path]:
     """Returns a run folder itself, or the run folders in a folder, maybe none.
 
@@ -95,6 +115,26 @@ def runs_of(path: Path) -> list[Path]:
     return sorted(run.parent for place in places for run in place.glob("*/config.json"))
 
 
+def statuses_in(path: Path) -> list[Found]:
+    """Reads how every run of a place stands; a broken one does not hide the others.
+
+    Privacy: public.
+
+    Args:
+        path: as of `runs_of`.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+    found: list[Found] = []
+    for run in runs_of(path):
+        try:
+            found.append(status_of(run))
+        except (UserError, OSError) as error:  # broken, or removed meanwhile
+            found.append(Unreadable(run=run.absolute().name, message=str(error)))
+    return found
+
+
 def status_of(path: Path) -> Status:
     """Reads how a run stands.
 
@@ -107,7 +147,8 @@ def status_of(path: Path) -> Status:
     config = folder.config
     metrics = _metrics(folder.path / "metrics.jsonl")
     last = metrics[-1] if metrics else {}
-    events = Ledger.read(folder.path / "ledger.jsonl").events
+    ledger = Ledger.read(folder.path / "ledger.jsonl")
+    events = ledger.events
     done = int(last.get("round", 0))
     pace = None
     if metrics:
@@ -128,7 +169,7 @@ def status_of(path: Path) -> Status:
         num_nodes=config.num_nodes if config.num_clients else 0,
         num_answers=int(last.get("num_answers", 0)),
         waiting_for=tuple(map(str, told.get("waiting_for", ()))),
-        epsilons=_epsilons(str(folder.path), len(events)),
+        epsilons=_epsilons(str(folder.path), ledger.head, config) if events else (),
         bytes_sent=told.get("bytes_sent"),
         bytes_received=told.get("bytes_received"),
         seconds_per_round=pace,
@@ -138,10 +179,15 @@ def status_of(path: Path) -> Status:
 
 
 @lru_cache(maxsize=64)
-def _epsilons(path: str, released: int) -> tuple[Epsilon, ...]:
-    """Computes once per state of the ledger: a scrape must cost nothing."""
-    if not released:
-        return ()
+def _epsilons(path: str, head: str, config: RunConfig) -> tuple[Epsilon, ...]:
+    """Computes once per state of the ledger: a scrape must cost nothing.
+
+    Args:
+        path: of the run folder.
+        head: hash of the ledger's last line; with `config` it tells a run from another
+            one in the same place.
+        config: the run's.
+    """
     names = [spec.name for spec in dataclasses.fields(Epsilon)]
     return tuple(
         Epsilon(**{name: getattr(row, name) for name in names})
@@ -195,19 +241,21 @@ def _is_held(path: Path) -> bool:
 # ------------------------------------------------------------------ for people
 
 
-def show(found: Sequence[Status]) -> None:
+def show(found: Sequence[Found]) -> None:
     """Prints one table per run."""
     console = Console()
     for status in found:
         table = Table(title=status.run, show_header=False)
         for name, value in _rows(status):
-            table.add_row(name, value)
+            table.add_row(name, escape(value))
         console.print(table)
 
 
-def _rows(status: Status) -> Iterator[tuple[str, str]]:
+def _rows(status: Found) -> Iterator[tuple[str, str]]:
     why = f": {status.message}" if status.message else ""
     yield "state", status.state + why
+    if isinstance(status, Unreadable):
+        return
     yield "round", f"{status.round} of {status.num_rounds}"
     yield (
         "participants",
@@ -236,7 +284,7 @@ def _rows(status: Status) -> Iterator[tuple[str, str]]:
     yield "conditions", "fedgs privacy RUN prints what each epsilon depends on"
 
 
-def to_json(status: Status) -> dict[str, Any]:
+def to_json(status: Found) -> dict[str, Any]:
     """Returns the fields as JSON values; an unbounded epsilon is null."""
     return dataclasses.asdict(status)
 
@@ -262,7 +310,7 @@ _HELP = {
 }
 
 
-def to_prometheus(found: Sequence[Status]) -> str:
+def to_prometheus(found: Sequence[Found]) -> str:
     """Returns the numbers in Prometheus' text exposition format.
 
     Privacy: public.
@@ -283,7 +331,11 @@ def to_prometheus(found: Sequence[Status]) -> str:
     return "".join(parts)
 
 
-def _samples(status: Status) -> Iterator[tuple[str, dict[str, str], float]]:
+def _samples(status: Found) -> Iterator[tuple[str, dict[str, str], float]]:
+    for state in STATES:
+        yield "fedgs_state", {"state": state}, float(state == status.state)
+    if isinstance(status, Unreadable):
+        return
     plain = {
         "fedgs_round": status.round,
         "fedgs_rounds_planned": status.num_rounds,
@@ -310,8 +362,6 @@ def _samples(status: Status) -> Iterator[tuple[str, dict[str, str], float]]:
             "guarantee": "yes" if row.guarantee else "no",
         }
         yield "fedgs_epsilon", labels, math.inf if row.epsilon is None else row.epsilon
-    for state in STATES:
-        yield "fedgs_state", {"state": state}, float(state == status.state)
 
 
 def _escaped(text: str) -> str:
@@ -322,7 +372,7 @@ def _number(value: float) -> str:
     return "+Inf" if value == math.inf else repr(value)
 
 
-def write_prometheus(path: Path, found: Sequence[Status]) -> None:
+def write_prometheus(path: Path, found: Sequence[Found]) -> None:
     """Writes a file for node_exporter's textfile collector; name it *.prom.
 
     Raises:
@@ -335,7 +385,7 @@ def write_prometheus(path: Path, found: Sequence[Status]) -> None:
 
 
 def metrics_server(
-    host: str, port: int, current: Callable[[], Sequence[Status]]
+    host: str, port: int, current: Callable[[], Sequence[Found]]
 ) -> ThreadingHTTPServer:
     """Returns a server of GET /metrics; the caller runs `serve_forever`.
 

@@ -29,6 +29,8 @@ def server_tensors(server: ServerState) -> TensorDict:
 def restore(folder: RunFolder, server: ServerState, ledger: Ledger) -> None:
     """Puts the server into the state of the last checkpoint, if there is one.
 
+    Privacy: post-processing of DP output.
+
     Raises:
         UserError: the checkpoint is corrupted or of another architecture.
     """

@@ -35,7 +35,6 @@ INCLUDED = (
     "that of every run on the cohort"
 )
 GIVEN = "the cohort is the user's own: it was made without looking at private data"
-_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -232,5 +231,6 @@ def selection_costs(configs: Iterable[RunConfig]) -> tuple[SelectionCost, ...]:
 
 
 def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:_SHOWN])
-    return shown + (", ..." if len(names) > _SHOWN else "")
+    from fedgs.data.records import some  # fedgs.data imports this module
+
+    return some(map(repr, names))

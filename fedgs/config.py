@@ -180,7 +180,7 @@ class RunConfig:
         "exact",
         "Federation",
         "How tensors travel: exact (float32), or compact: fakes in 8 bits, sanitized "
-        "gradients in sixteenths of the noise, compressed. Changes the result.",
+        "gradients in eighths of the noise, compressed. Changes the result.",
         choices=("exact", "compact"),
     )
     nodes: str | None = option(

@@ -13,7 +13,10 @@ from fedgs.settings import UserError
 if TYPE_CHECKING:
     from fedgs.config import RunConfig
 
-NODE_NAME = r"[A-Za-z0-9._-]{1,64}"
+NODE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"  # also a file's name: of its key
+NODE_NAME_RULE = (
+    "letters, digits, '.', '_' and '-', at most 63, a letter or digit first"
+)
 
 
 def check_model(config: "RunConfig") -> None:
@@ -108,7 +111,7 @@ def check_nodes(config: "RunConfig") -> None:
         if not re.fullmatch(NODE_NAME, name):
             raise UserError(
                 f"nodes = {config.nodes!r}: {name!r} is no name of a node; give "
-                "--nodes names of letters, digits, '.', '_' and '-'"
+                f"--nodes names of {NODE_NAME_RULE}"
             )
     if len(set(names)) < len(names):
         raise UserError(f"nodes = {config.nodes!r}: give each node its own name")

@@ -2,6 +2,9 @@
 
 Flower and Ray start daemons in sessions of their own, which outlive a killed launcher.
 All of them inherit the environment, so a token in it tells whose they are.
+
+Here too is what different processes must write alike: names of environment variables,
+and the Flower version whose functions `server` and `clients` replace.
 """
 
 import contextlib
@@ -17,6 +20,9 @@ from fedgs.config import UserError
 TOKEN_VARIABLE = "FEDGS_RUN_TOKEN"
 LOCK_VARIABLE = "FEDGS_LAUNCHER_LOCK"
 FAST_VARIABLE = "FEDGS_FAST_MESSAGES"  # "1": see clients.fast_simulation
+RUNS_VARIABLE = "FEDGS_RUNS"  # the folder of all run folders; a deployed server has one
+KNOWN_VERSION = "1.41."  # of Flower, whose functions are replaced in no other one
+OBJECT_SECONDS = 0.01  # first pause for an object that is announced and not there yet
 WATCH_SECONDS = 0.5
 
 

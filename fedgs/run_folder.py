@@ -321,6 +321,8 @@ def write_tensors(
 ) -> None:
     """Writes tensors as safetensors, atomically; durable after `save_checkpoint`.
 
+    Privacy: the file is as private as the tensors.
+
     Args:
         path: the file; its folder is made.
         tensors: on any device.
@@ -349,6 +351,8 @@ def write_tensors(
 
 def read_tensors(path: Path) -> "tuple[TensorDict, dict[str, str]]":
     """Reads a safetensors file and its metadata.
+
+    Privacy: output as private as the file.
 
     Raises:
         UserError: missing or corrupted.

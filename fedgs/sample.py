@@ -95,7 +95,10 @@ def write_grid(path: Path, config: RunConfig, generator: nn.Module) -> None:
 
 
 def save_images(path: Path, images: npt.NDArray[np.float32], columns: int) -> None:
-    """Writes images (n, C, S, S) in [0, 1] as one PNG grid, atomically."""
+    """Writes images (n, C, S, S) in [0, 1] as one PNG grid, atomically.
+
+    Privacy: the file is as private as the images.
+    """
     grid = make_grid(torch.from_numpy(images), nrow=columns, padding=2, pad_value=0.3)
     temporary = path.with_name(f".{path.name}")
     to_pil_image(grid).save(temporary, format="PNG")

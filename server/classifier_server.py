@@ -46,7 +46,7 @@ from fedgs.selection import (
     read_plan,
 )
 from fedgs.training import Report, RunStopped, Stop
-from server.server_app import StopFile, recorded_outcome
+from server.server_app import StopFile, locked, recorded_outcome
 from server.strategy import roll_call
 
 TIMEOUT = 3600.0  # seconds for one round or question
@@ -107,7 +107,7 @@ class Selecting:
         folder: holds the plan.
         grid: reaches one node per client.
         report: called with the public metrics of each round.
-        stop: when set, the selection ends after the current round.
+        stop: when set, the selection ends after the current round or question.
     """
 
     def __init__(self, folder: Path, grid: Grid, report: Report, stop: Stop) -> None:
@@ -131,7 +131,7 @@ class Selecting:
         Raises:
             RunStopped: `stop` was set, or clients did not answer.
         """
-        self.addresses = roll_call(self.grid, self.num_clients)
+        self.addresses = roll_call(self.grid, self.num_clients, self.stop)
         classifier = self._train()
         self._ask("query.measure", {}, classifier)
         low, high = self._thresholds()
@@ -257,6 +257,6 @@ def main(grid: Grid, context: Context) -> None:
     flower, stop = path / ".flower", StopFile(path / ".flower" / "stop")
     if hasattr(grid, "pull_interval"):  # the simulation's in-memory grid
         grid.pull_interval = 0.01  # pyright: ignore
-    with recorded_outcome(flower / "result.json"), folder.locked():
+    with locked(folder), recorded_outcome(flower / "result.json"):
         found = Selecting(path, grid, folder.append_metrics, stop).run()
         write_json(flower / OUTCOME, found)

@@ -23,18 +23,15 @@ from flwr.serverapp import Grid, ServerApp
 from fedgs.config import RunConfig, UserError
 from fedgs.event_log import log_event
 from fedgs.preparation import check_capacity, resolve, resolve_deployed
-from fedgs.process import watch_launcher
+from fedgs.process import KNOWN_VERSION, OBJECT_SECONDS, RUNS_VARIABLE, watch_launcher
 from fedgs.run_folder import RunFolder, write_json
 from fedgs.training import RunStopped
 from server.strategy import GsWgan
 
-KNOWN_VERSION = "1.41."
-OBJECT_SECONDS = 0.01  # first pause for an object that is announced and not there yet
+PEEP_SECONDS = 5.0  # for a launcher that looks whether the folder is locked
 LOCK_SECONDS = 60.0  # for the process of a server that was killed, which may be ending
 # What may differ when a deployed run is submitted again: none changes what was agreed.
 FREE_SETTINGS = ("checkpoint_every", "sample_every", "num_workers", "fast_messages")
-
-RUNS_VARIABLE = "FEDGS_RUNS"  # the folder of all run folders; a deployed server has one
 
 app = ServerApp()
 
@@ -62,9 +59,7 @@ def main(grid: Grid, context: Context) -> None:
     torch.set_num_threads(folder.config.num_threads)
     flower, is_deployed = folder.path / ".flower", bool(folder.config.node_names)
     flower.mkdir(exist_ok=True)
-    (flower / "result.json").unlink(missing_ok=True)
     if is_deployed:
-        (flower / "stop").unlink(missing_ok=True)
         _hasten()
 
     def report(metrics: dict[str, Any]) -> None:
@@ -79,9 +74,12 @@ def main(grid: Grid, context: Context) -> None:
         strategy.progress.close(status)
         log_event("ended", outcome=status, reason=reason)
 
-    patience = LOCK_SECONDS if is_deployed else 0.0
-    with recorded_outcome(flower / "result.json", ended), locked(folder, patience):
-        strategy.start(grid)
+    # What another process wrote, or waits for, is not ours before we hold the folder.
+    with locked(folder, LOCK_SECONDS if is_deployed else PEEP_SECONDS):
+        if is_deployed:
+            (flower / "stop").unlink(missing_ok=True)
+        with recorded_outcome(flower / "result.json", ended):
+            strategy.start(grid)
 
 
 @contextlib.contextmanager
@@ -94,6 +92,7 @@ def recorded_outcome(
         path: of the JSON file.
         ended: called before with the status and the reason; the file is the last sign.
     """
+    path.unlink(missing_ok=True)
     outcome = {"status": "failed", "message": ""}
     try:
         yield
@@ -113,15 +112,15 @@ def recorded_outcome(
 
 
 @contextlib.contextmanager
-def locked(folder: RunFolder, patience: float) -> Iterator[None]:
-    """Holds the folder, waiting for a process that is about to end.
+def locked(folder: RunFolder, patience: float = PEEP_SECONDS) -> Iterator[None]:
+    """Holds the folder, waiting for a process that is about to end, or just looks.
 
     Privacy: public.
 
     Raises:
         UserError: another process trains in this folder.
     """
-    deadline = time.monotonic() + patience
+    deadline, is_waiting = time.monotonic() + patience, False
     with contextlib.ExitStack() as stack:
         while True:
             try:
@@ -130,8 +129,10 @@ def locked(folder: RunFolder, patience: float) -> Iterator[None]:
             except UserError:
                 if time.monotonic() >= deadline:
                     raise
-                log(INFO, "waiting for the process that trains in this folder")
-            time.sleep(2.0)
+                if not is_waiting:
+                    log(INFO, "waiting for the process that trains in this folder")
+                is_waiting = True
+            time.sleep(0.5)
         yield
 
 

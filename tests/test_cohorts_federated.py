@@ -1,5 +1,6 @@
 """Cohort selection over a grid of this process: averaging, answers, noise."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -7,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from flwr.app import Error as FlowerError
 from clients import classifier_app
 from experiments.local_grid import LocalGrid
 from fedgs import classifier
+from fedgs.run_folder import RunFolder
 from fedgs.selection import ARRAYS, CONFIG, Selection, membership, write_plan
 from fedgs.stream import stream
 from fedgs.training import RunStopped
@@ -143,11 +146,37 @@ def test_number_of_threads_changes_nothing(make):
     assert one == three
 
 
-def test_stop_ends_it_after_a_round(make):
+def test_stop_ends_the_roll_call(make):
     selecting = make()
     selecting.stop.set()
-    with pytest.raises(RunStopped, match="after round 0; nothing was selected"):
+    with pytest.raises(RunStopped, match="stopped during the roll call"):
         selecting.run()
+
+
+def test_stop_ends_it_after_a_round(make):
+    def stop(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train":
+            selecting.stop.set()
+        return reply
+
+    selecting = make()
+    selecting.grid.spoil = stop
+    with pytest.raises(RunStopped, match="after round 1; nothing was selected"):
+        selecting.run()
+
+
+def test_launcher_that_looks_at_the_lock_does_not_end_it(make):
+    selecting = make(num_rounds=1)
+    (selecting.folder / ".flower").mkdir()
+    held = contextlib.ExitStack()
+    held.enter_context(RunFolder(selecting.folder, selecting.config).locked())
+    looking = threading.Timer(0.2, held.close)
+    looking.start()
+    context = SimpleNamespace(run_config={"run_folder": str(selecting.folder)})
+    classifier_server.main(selecting.grid, context)
+    looking.join()
+    outcome = json.loads((selecting.folder / ".flower" / "result.json").read_text())
+    assert outcome["status"] == "completed"
 
 
 def test_client_without_an_answer_ends_it(make):
@@ -213,6 +242,18 @@ def test_client_states_its_cohort_once(make):
         assert again == first
     with pytest.raises(RunStopped, match="no answer of clients"):
         selecting._ask("query.join", {"low": 0.6, "high": 2.0})
+
+
+def test_client_measures_no_more_once_it_stated_its_cohort(make):
+    """A second measurement would draw the noise of its answer again."""
+    selecting = make(noise_multiplier=1.0, membership_epsilon=0.01)
+    arrays = ArrayRecord(classifier.build_classifier(selecting.config).state_dict())
+    first = selecting.run()["cohorts"]
+    for _ in range(4):
+        with pytest.raises(RunStopped, match=r"query\.measure: no answer of clients"):
+            selecting._ask("query.measure", {}, arrays)
+        answers = selecting._ask("query.join", {"low": 0.5, "high": 2.0})
+        assert [answer["cohort"] for answer in answers] == first
 
 
 # ------------------------------------------------------------------ training

@@ -1,5 +1,6 @@
 """`fedgs deploy`: what it refuses, the commands it prints, the keys it makes."""
 
+import re
 import stat
 import subprocess
 import sys
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.hazmat.primitives.serialization import (
+    Encoding,
     load_pem_private_key,
     load_ssh_private_key,
     load_ssh_public_key,
@@ -18,6 +21,7 @@ from typer.testing import CliRunner
 
 from experiments import deploy_certs, deploy_commands, deploy_submit
 from experiments.cli import app
+from experiments.deploy import CLIENT_DATA
 from experiments.deploy_superlink import Guard, networks_of
 from fedgs.config import RunConfig, UserError
 
@@ -118,6 +122,23 @@ def test_certificate_of_other_hosts_is_not_overwritten(certs):
     assert content(certs) == before
 
 
+@pytest.mark.parametrize(("name", "replace"), [("server.crt", False), ("ca.crt", True)])
+def test_file_that_is_no_certificate_is_refused(certs, name, replace):
+    (certs / name).write_text("no PEM\n")
+    before = content(certs)
+    with pytest.raises(UserError, match=rf"{name}: is no certificate in PEM form; "):
+        deploy_certs.make_certificates(certs, ["10.1.2.3"], [], replace=replace)
+    assert content(certs) == before
+
+
+def test_own_certificate_that_names_no_host_is_refused(certs):
+    key, name = ec.generate_private_key(ec.SECP384R1()), deploy_certs._name("own")
+    own = deploy_certs._builder(name, name, key, days=30).sign(key, SHA384())
+    (certs / "server.crt").write_bytes(own.public_bytes(Encoding.PEM))
+    with pytest.raises(UserError, match=r"server\.crt: names no host .* add --replace"):
+        deploy_certs.make_certificates(certs, ["10.1.2.3"], [])
+
+
 def test_client_makes_its_own_key_without_an_authority(tmp_path):
     written = deploy_certs.make_certificates(tmp_path / "own", [], ["a"])
     assert sorted(path.name for path in written) == ["a.key", "a.pub"]
@@ -143,6 +164,20 @@ def test_client_names_are_plain(tmp_path, name):
     with pytest.raises(UserError, match="client = "):
         deploy_certs.make_certificates(tmp_path / "certs", [], [name])
     assert not (tmp_path / "certs").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "is_valid"),
+    [("a" * 63, True), ("A.b-c_1", True), ("a" * 64, False), ("_a", False)],
+)
+def test_a_run_accepts_the_names_that_have_keys(name, is_valid):
+    run = RunConfig(engine="flower", nodes=name, client_selection="all")
+    for check in (run.validate, lambda: deploy_certs.check_name(name)):
+        if is_valid:
+            check()
+        else:
+            with pytest.raises(UserError, match="at most 63, a letter or digit first"):
+                check()
 
 
 def test_host_with_a_port_is_refused(tmp_path):
@@ -225,6 +260,15 @@ def test_client_prints_flowers_command(certs, tmp_path):
     assert not (tmp_path / "state").exists()
 
 
+def test_client_has_a_flag_for_every_setting_of_its_own_data():
+    from clients.deployment import OWN_SETTINGS
+
+    assert {"data", *CLIENT_DATA} == OWN_SETTINGS
+    asked = ["client", "a", "--server", "127.0.0.1:8000", "--insecure"]
+    asked += ["--data", "digits", "--partition", "dirichlet", "--dirichlet-alpha", 0.3]
+    assert " dirichlet-alpha=0.3" in deploy(*asked, "--print-only")
+
+
 def test_client_without_key_or_authority_is_refused(certs):
     asked = ["client", "a", "--server", "10.1.2.3:8000", "--data", "digits"]
     with pytest.raises(UserError, match="ca is unset: give --ca"):
@@ -290,6 +334,31 @@ def test_submit_prints_registrations_and_the_run(certs):
     assert settings.pop("run_folder") == ""
     assert settings["nodes"] == "b,a"  # the order of the flags
     assert RunConfig.from_flat(settings).num_rounds == 20
+
+
+@pytest.mark.parametrize(
+    ("flag", "run"),
+    [([], "from-file"), (["--output", "from-flag"], "from-flag")],
+)
+def test_output_of_a_file_names_the_run(tmp_path, flag, run):
+    (tmp_path / "plan.toml").write_text('output = "from-file"')
+    out = deploy(*submission(), "--config", tmp_path / "plan.toml", *flag)
+    assert output_of(out) == run
+
+
+def test_run_without_a_name_is_named_after_the_time():
+    assert re.fullmatch(r"run-\d{8}T\d{6}Z", output_of(deploy(*submission())))
+
+
+def submission() -> list[str]:
+    plan = {name: value for name, value in PLAN.items() if name != "output"}
+    asked = ["submit", "--server", "127.0.0.1:8000", "--insecure", "--print-only"]
+    return [*asked, "--client", "a", "--client", "b", *flags(plan)]
+
+
+def output_of(printed: str) -> str:
+    (line,) = [x for x in printed.splitlines() if x.startswith("output = ")]
+    return tomllib.loads(line)["output"]
 
 
 def test_resume_names_the_run_and_takes_no_settings(certs):

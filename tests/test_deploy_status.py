@@ -1,17 +1,30 @@
 """`fedgs deploy status`: the numbers of a run folder, and their Prometheus text."""
 
+import contextlib
+import dataclasses
 import json
+import shutil
 import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from events import read_events
 from experiments import deploy_status, privacy_report
-from experiments.deploy_status import Epsilon, Status, status_of, to_prometheus
+from experiments.cli import app
+from experiments.deploy_status import (
+    Epsilon,
+    Status,
+    status_of,
+    statuses_in,
+    to_prometheus,
+)
 from fedgs import event_log, local
 from fedgs.config import UserError
+from fedgs.ledger import Ledger
 from fedgs.run_folder import RunFolder
 from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
 
@@ -51,11 +64,22 @@ KNOWN = Status(
 )
 
 
-@pytest.fixture
-def trained(tmp_path) -> RunFolder:
-    config = tiny_config(**FULL_PARTICIPATION, output=str(tmp_path / "run"))
+def train(path: Path, **settings: object) -> RunFolder:
+    config = tiny_config(**FULL_PARTICIPATION | settings, output=str(path))
     folder = RunFolder.create(config)
     local.train(folder, tiny_data(config), lambda metrics: None, threading.Event())
+    return folder
+
+
+@pytest.fixture
+def trained(tmp_path) -> RunFolder:
+    return train(tmp_path / "run")
+
+
+@pytest.fixture
+def broken(tmp_path) -> RunFolder:
+    folder = RunFolder.create(tiny_config(output=str(tmp_path / "broken")))
+    (folder.path / "ledger.jsonl").write_text("[torn]\n")
     return folder
 
 
@@ -120,6 +144,61 @@ def test_broken_ledger_is_an_error_not_a_number(trained):
     ledger.write_bytes(ledger.read_bytes().replace(b'"attempt":1', b'"attempt":2', 1))
     with pytest.raises(UserError, match="ledger"):
         status_of(trained.path)
+
+
+def test_broken_run_does_not_hide_the_others(tmp_path, broken, trained):
+    first, second = statuses_in(tmp_path)
+    assert (first.run, first.state) == ("broken", "unreadable")
+    assert "ledger.jsonl: line 1" in first.message
+    assert second == status_of(trained.path)
+    samples = parsed(to_prometheus([first, second]))
+    assert samples['fedgs_state{run="broken",state="unreadable"}'] == 1
+    assert samples['fedgs_state{run="run",state="unreadable"}'] == 0
+    assert samples['fedgs_round{run="run"}'] == 3
+    of_broken = [name for name in samples if 'run="broken"' in name]
+    assert all(name.startswith("fedgs_state") for name in of_broken)
+
+
+def test_command_shows_broken_runs_beside_others(tmp_path, broken, trained):
+    def status(*flags: object) -> tuple[int, str]:
+        arguments = ["deploy", "status", tmp_path, *flags]
+        done = CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "300"})
+        return done.exit_code, done.stdout
+
+    code, output = status("--json")
+    assert code == 1
+    first, second = json.loads(output)
+    assert sorted(first) == ["message", "run", "state"]
+    assert second["round"] == 3
+    code, output = status()
+    assert code == 1
+    assert "unreadable: " in output
+    assert "3 of 3" in output
+    code, _ = status("--prometheus", tmp_path / "fedgs.prom", "--once")
+    assert code == 0  # the file says it
+    assert (tmp_path / "fedgs.prom").read_text() == to_prometheus(statuses_in(tmp_path))
+
+
+def test_run_made_anew_in_the_same_place_has_its_own_epsilon(trained):
+    before = status_of(trained.path)
+    shutil.rmtree(trained.path)
+    train(trained.path, delta=1e-3)
+    after = status_of(trained.path)
+    assert after.released == before.released
+    assert after.epsilons != before.epsilons
+    stated = privacy_report.of_run(trained.path)
+    assert [e.epsilon for e in after.epsilons] == [s.epsilon for s in stated]
+
+
+def test_another_ledger_of_the_same_length_has_its_own_epsilon(trained):
+    before = status_of(trained.path)
+    path = trained.path / "ledger.jsonl"
+    events = Ledger.read(path).events
+    path.unlink()
+    with contextlib.closing(Ledger.open(path)) as ledger:
+        for event in events:
+            ledger.append(dataclasses.replace(event, noise_std=2 * event.noise_std))
+    assert status_of(trained.path).epsilons != before.epsilons
 
 
 def test_runs_of_a_state_directory(tmp_path, trained):
@@ -212,9 +291,7 @@ def test_events_are_json_lines(tmp_path, monkeypatch):
     event_log.log_event("answer", node="a", round=1)  # nowhere
     monkeypatch.setenv(event_log.EVENT_LOG_VARIABLE, str(path))
     event_log.log_event("answer", node="a", round=2, outcome="ok", seconds=0.5)
-    with open(path, "a") as log:
-        log.write('{"torn')
-    (event,) = event_log.read_events(path)
+    (event,) = read_events(path)
     assert event.pop("time").endswith("Z")
     assert event == {
         "event": "answer", "node": "a", "round": 2, "outcome": "ok", "seconds": 0.5
@@ -226,21 +303,13 @@ def test_event_takes_scalars_only_so_that_no_tensor_slips_in():
         event_log.log_event("answer", pixels=[0.0])
 
 
-def test_event_log_that_cannot_be_written_does_not_stop_the_run(tmp_path):
-    event_log.open_event_log(tmp_path)  # a folder
-    try:
-        event_log.log_event("round", round=1)
-    finally:
-        event_log.close_event_log(tmp_path)
+def test_event_log_that_cannot_be_written_does_not_stop_the_run(tmp_path, monkeypatch):
+    monkeypatch.setenv(event_log.EVENT_LOG_VARIABLE, str(tmp_path))  # a folder
+    event_log.log_event("round", round=1)
 
 
-def test_event_log_is_for_its_owner(tmp_path):
+def test_event_log_is_for_its_owner(tmp_path, monkeypatch):
     path: Path = tmp_path / "events.jsonl"
-    event_log.open_event_log(path)
-    try:
-        event_log.log_event("round", round=1)
-    finally:
-        event_log.close_event_log(path)
-    event_log.log_event("round", round=2)
+    monkeypatch.setenv(event_log.EVENT_LOG_VARIABLE, str(path))
+    event_log.log_event("round", round=1)
     assert path.stat().st_mode & 0o777 == 0o600
-    assert [event["round"] for event in event_log.read_events(path)] == [1]

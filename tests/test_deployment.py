@@ -6,6 +6,7 @@ test_resident.py and test_multihost.py.
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 from flwr.app import Message
@@ -13,6 +14,7 @@ from flwr.app import Message
 from clients import deployment
 from clients.deployment import Site
 from deployed_grid import (  # noqa: F401
+    LIMITS,
     MODES,
     NAMES,
     fixture_clock,
@@ -21,6 +23,7 @@ from deployed_grid import (  # noqa: F401
     fixture_server_process,
     fixture_undisturbed,
 )
+from fedgs.client_limits import ClientRefused
 from fedgs.config import UserError
 from fedgs.run_folder import state_rounds
 from fedgs.training import RunStopped
@@ -205,6 +208,22 @@ def test_another_run_under_a_known_id_is_refused(deploy):
     assert place.join(settings, 4) == 4
     with pytest.raises(UserError, match="other settings under the same run"):
         place.join(settings | {"batch_size": 2}, 4)
+
+
+def test_joining_again_takes_the_limits_as_they_are_now(deploy):
+    run = deploy()
+    client, settings = run.clients[0], roll_call.public_settings(run.folder.config)
+    place = deployment.DeployedPlace(Site.read(client.node_config), "0" * 16)
+    limits = Path(client.node_config["limits"])
+    for most in (8, 64):
+        limits.write_text(f"{LIMITS}max_batch_size = {most}\n")
+        place.join(settings, 0)
+        assert place.worker().limits.max_batch_size == most
+        assert place.worker().node(0).limits.max_batch_size == most
+    limits.write_text(f"{LIMITS}max_batch_size = 1\n")
+    for attempt in (lambda: place.join(settings, 0), place.worker):
+        with pytest.raises(ClientRefused, match="max_batch_size = 1"):
+            attempt()
 
 
 @pytest.mark.parametrize(

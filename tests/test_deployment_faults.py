@@ -24,6 +24,7 @@ from deployed_grid import (  # noqa: F401
     fixture_server_process,
     fixture_undisturbed,
 )
+from events import read_events
 from fedgs import client_count, event_log
 from fedgs.config import UserError
 from fedgs.training import RunStopped
@@ -274,7 +275,7 @@ def test_the_servers_events_say_who_answered_and_who_did_not(
     run = deploy(min_nodes=2, round_timeout=30.0)
     lose_once(run, NAMES[2], 2, restart=False)
     run.start()
-    events = event_log.read_events(tmp_path / "events")
+    events = read_events(tmp_path / "events")
     answered = [(e["node"], e["round"]) for e in events if e["event"] == "answered"]
     expected = {(name, round) for name in NAMES[:3] for round in range(5)}
     assert sorted(answered) == sorted(expected - {(NAMES[2], 2)})  # round 0: warm start

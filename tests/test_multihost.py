@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from events import read_events
 from experiments.deploy_certs import make_certificates
 from fedgs import local
 from fedgs.config import RunConfig
 from fedgs.data import load_data
-from fedgs.event_log import read_events
 from fedgs.ledger import Ledger
 from fedgs.preparation import resolve
 from fedgs.run_folder import RunFolder

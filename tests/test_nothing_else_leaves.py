@@ -32,7 +32,12 @@ from fedgs.ledger import Ledger
 from fedgs.run_folder import RunFolder
 from fedgs.transport import pack_release
 from recording import canaries_in, leaves
-from test_strategy import FakeGrid, _fast_clock, _server_process, start  # noqa: F401
+from test_strategy import (  # noqa: F401
+    FakeGrid,
+    fixture_clock,
+    fixture_server_process,
+    start,
+)
 from tiny import tiny_config
 
 ROOT = Path(__file__).resolve().parent.parent

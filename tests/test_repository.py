@@ -11,6 +11,7 @@ TEST_HELPERS = {
     "conftest.py",
     "deployed_grid.py",
     "evaluation_data.py",
+    "events.py",
     "femnist_files.py",
     "hostile.py",
     "hostile_answers.py",

@@ -43,9 +43,9 @@ from fedgs.transport import (
 from test_strategy import (  # noqa: F401
     MODES,
     FakeGrid,
-    _fast_clock,
-    _server_process,
     create,
+    fixture_clock,
+    fixture_server_process,
     product,
     start,
     start_locally,
