@@ -23,7 +23,7 @@ with d the values of one fake's gradient and n the clients of a node: an eighth 
 coordinate's size, and never so small that an integer could exceed 16 bits.
 
 The paper's round (5 batches of 32 fakes of 28 x 28 down, 32 gradients up) takes at most
-50,000 bytes: 33,400 down, 16,500 up with the other fields of both.
+50,000 bytes: 33,000 down, 16,500 up with the other fields of both.
 
 Privacy: rounding and compression are functions of what is already sanitized, so they
 change no guarantee; the size of a message depends on its public content only. Fakes are
@@ -44,7 +44,7 @@ from fedgs.config import RunConfig, UserError
 from fedgs.shapes import Images, Labels, TensorDict
 
 PIXEL_LEVELS = (255, 127, 63, 31, 15, 7, 3, 2)  # L: the values are 0, 1/L, ..., 1
-FAKE_BYTES = 0.265  # per pixel after compression; three values always fit
+FAKE_BYTES = 0.26  # per pixel after compression; three values always fit
 STEPS_PER_COORDINATE = 8
 LARGEST = 32767  # of the integers that a release is sent as
 MOST_NOISE = 19.0  # standard deviations; `fedgs.noise` draws at most 18.9
