@@ -2,6 +2,7 @@
 
 from fedgs.accounting import WITH_SELECTION, Statement
 from fedgs.amplification import PLD_THEOREM, RDP_THEOREM
+from fedgs.cohorts import EXCLUDED
 from fedgs.config import RunConfig
 from fedgs.participation import COUNT_THEOREM, MIXTURE_THEOREM
 
@@ -84,6 +85,16 @@ def reading(row: Statement) -> tuple[str, str]:
 
     Source: docs/privacy.md, "For a data-protection assessment", 4.
     """
+    text, kind = _worth(row)
+    if any(EXCLUDED in condition for condition in row.conditions):
+        return (
+            f"{text}; excludes cohort selection",
+            "bad" if kind == "bad" else "unsure",
+        )
+    return text, kind
+
+
+def _worth(row: Statement) -> tuple[str, str]:
     if row.epsilon is None or not row.guarantee:
         return "no guarantee", "bad"
     if row.epsilon <= 1:

@@ -13,12 +13,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments import report_curves
+from experiments import report_curves, report_words
 from experiments.flags import configure
 from experiments.report_communication import communication
 from experiments.report_run import RunFacts, read_run, shown_data, train_command
 from fedgs import local
+from fedgs.accounting import statements
+from fedgs.cohorts import EXCLUDED
 from fedgs.config import RunConfig
+from fedgs.plan import Plan
 from fedgs.run_folder import RunFolder
 from report_folders import make_run, tiny_run
 from tiny import FULL_PARTICIPATION, NUM_CLASSES, SIDE, tiny_config, tiny_data
@@ -255,3 +258,22 @@ def test_train_command_makes_the_same_configuration(folders):
 )
 def test_data_is_shown_without_its_folder(data, shown):
     assert shown_data(data) == shown
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "text", "kind", "kind_excluded"),
+    [
+        (9.9, "limits a typical attack", "good", "unsure"),
+        (None, "no guarantee", "bad", "bad"),
+    ],
+)
+def test_an_epsilon_says_at_a_glance_that_it_excludes_the_selection(
+    epsilon, text, kind, kind_excluded
+):
+    config = tiny_config(num_clients=3, clients_per_round=3, noise_multiplier=1.0)
+    row = statements(Plan.from_config(config), 1e-5)[0]
+    row = dataclasses.replace(row, epsilon=epsilon, guarantee=True)
+    assert report_words.reading(row) == (text, kind)
+    row = dataclasses.replace(row, conditions=(*row.conditions, EXCLUDED))
+    words = f"{text}; excludes cohort selection"
+    assert report_words.reading(row) == (words, kind_excluded)
