@@ -70,11 +70,11 @@ def effects(
         ),
         Effect(
             "class balance",
-            "share of images that look like another class's, total variation",
+            "squared distance of the shares of images that look like each class, "
+            "less what noise alone makes",
             None,
             None,
-            _total_variation(class_shares[:count], class_shares[count:]),
-            None,  # noise alone makes a distance: no interval around it is right
+            *permutation.jackknife(_squared_distance(class_shares), count, confidence),
             None,
         ),
     )
@@ -93,8 +93,21 @@ def _orientation_difference(direction: Array) -> permutation.Statistic:
     return of
 
 
-def _total_variation(one: Array, other: Array) -> float:
-    return float(np.abs(other.mean(0) - one.mean(0)).sum() / 2)
+def _squared_distance(features: Array) -> permutation.Statistic:
+    """Returns the squared distance of the cohorts' means, without bias.
+
+    Inner products of different groups only: 0 on average where the cohorts are alike.
+    """
+    gram = features @ features.T
+
+    def of(healthy: NDArray[np.int64], suspicious: NDArray[np.int64]) -> float:
+        within = 0.0
+        for groups in (healthy, suspicious):
+            own, count = gram[np.ix_(groups, groups)], len(groups)
+            within += (own.sum() - np.trace(own)) / (count * (count - 1))
+        return float(within - 2 * gram[np.ix_(healthy, suspicious)].mean())
+
+    return of
 
 
 def _projected(direction: Array, group: int, healthy: NDArray[np.int64]) -> float:
