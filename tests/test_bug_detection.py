@@ -272,7 +272,8 @@ def test_flower_gives_the_generators_and_the_verdict_of_the_local_engine(
     found = {}
     for engine in ("local", "flower"):
         path = tmp_path / engine
-        code, _, err = fedgs("debug", *flags(given | {"engine": engine}), "-o", path)
+        own = given | {"engine": engine, "output": path}
+        code, _, err = fedgs("debug", *flags(own))
         assert code == 0, err
         plan, diagnosis = read_debug(path)
         runs = [run for own in plan["runs"].values() for run in own]
