@@ -265,8 +265,9 @@ def test_a_private_selection_is_in_the_epsilon_of_all_generators_once(
 @pytest.mark.slow
 @pytest.mark.flower
 def test_flower_gives_the_generators_and_the_verdict_of_the_local_engine(
-    fedgs, data, tmp_path
+    fedgs, data, tmp_path, monkeypatch
 ):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parent.parent))
     given = {"data": data, "bug": "rotate", "selection_rounds": 2, "noise_seed": 7}
     given |= SMALL | {"clients_per_group": 2}
     found = {}
