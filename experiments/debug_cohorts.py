@@ -11,13 +11,13 @@ from experiments.debug_plan import Request
 from fedgs.cohorts import Cohort, read_cohort, write_cohort
 from fedgs.config import RunConfig, UserError
 from fedgs.data import FederatedImages
+from fedgs.data.records import some
 from fedgs.run_folder import RunFolder, read_json
 from fedgs.selection import ABOVE, SELECTED, Selection
 from fedgs.stream import derived_seed, stream
 
 FEWEST_CLIENTS = 2  # of a group
 FILES = {"healthy": f"{ABOVE}.txt", "suspicious": f"{SELECTED}.txt"}
-_SHOWN = 3
 # What runs that are compared may differ in.
 _OWN = {"output", "seed", "noise_seed", "cohort", "corruption", "corruption_fraction"}
 _OWN |= {"corruption_unit", "corruption_seed", "num_workers", "num_threads"}
@@ -199,15 +199,16 @@ def make_groups(
         if unknown := sorted(set(own.names) - known):
             raise UserError(
                 f"{cohort} = {files[cohort]}: data = {config.data} has no client "
-                f"{_some(unknown)} ({len(unknown)} of {len(own.names)} names); give "
-                f"--{cohort} a file of this data's clients"
+                f"{some(map(repr, unknown))} ({len(unknown)} of {len(own.names)} "
+                f"names); give --{cohort} a file of this data's clients"
             )
     check_selection({f"{c} = {files[c]}": own for c, own in found.items()})
     healthy, suspicious = found["healthy"], found["suspicious"]
     if both := sorted(set(healthy.names) & set(suspicious.names)):
         raise UserError(
-            f"healthy = {files['healthy']}: {_some(both)} ({len(both)} clients) is in "
-            f"suspicious = {files['suspicious']} too; a client belongs to one cohort"
+            f"healthy = {files['healthy']}: {some(map(repr, both))} ({len(both)} "
+            f"clients) is in suspicious = {files['suspicious']} too; a client belongs "
+            "to one cohort"
         )
     smaller = min(found, key=lambda cohort: len(found[cohort].names))
     count = len(found[smaller].names)
@@ -312,8 +313,3 @@ def check_runs(folders: Mapping[str, list[RunFolder]]) -> None:
                 )
             owners[name] = folder.path
     check_selection(cohorts)
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:_SHOWN])
-    return shown + (", ..." if len(names) > _SHOWN else "")

@@ -249,17 +249,11 @@ def share(gram: Array) -> permutation.Statistic:
     """
 
     def of(healthy: NDArray[np.int64], suspicious: NDArray[np.int64]) -> float:
-        within = max(_within(gram, healthy), _within(gram, suspicious))
+        within = max(permutation.within(gram, g) for g in (healthy, suspicious))
         between = float(gram[np.ix_(healthy, suspicious)].mean())
         return (1 - between / within) / 2 if within > 0 else math.nan
 
     return of
-
-
-def _within(gram: Array, groups: NDArray[np.int64]) -> float:
-    own = gram[np.ix_(groups, groups)]
-    count = len(groups)
-    return float((own.sum() - np.trace(own)) / (count * (count - 1)))
 
 
 def _has_learned(gram: Array, rule: Rule) -> bool:

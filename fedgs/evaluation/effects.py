@@ -101,10 +101,7 @@ def _squared_distance(features: Array) -> permutation.Statistic:
     gram = features @ features.T
 
     def of(healthy: NDArray[np.int64], suspicious: NDArray[np.int64]) -> float:
-        within = 0.0
-        for groups in (healthy, suspicious):
-            own, count = gram[np.ix_(groups, groups)], len(groups)
-            within += (own.sum() - np.trace(own)) / (count * (count - 1))
+        within = sum(permutation.within(gram, g) for g in (healthy, suspicious))
         return float(within - 2 * gram[np.ix_(healthy, suspicious)].mean())
 
     return of
