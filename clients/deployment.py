@@ -31,7 +31,7 @@ from fedgs.cohorts import for_all_clients, keep_cohort
 from fedgs.config import RunConfig, UserError
 from fedgs.data import DataWarning, FederatedImages, partition, sources, split_records
 from fedgs.preparation import check_capacity
-from fedgs.process import hold_lock
+from fedgs.process import hold_lock, make_private
 from fedgs.run_folder import (
     node_folder,
     read_json,
@@ -120,13 +120,8 @@ class Site:
             UserError: it cannot be made, others can read it, or another process holds
                 it.
         """
+        make_private("state-dir", self.state_dir)
         try:
-            self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if self.state_dir.stat().st_mode & 0o077:
-                raise UserError(
-                    f"state-dir = {self.state_dir}: others can look into it; run "
-                    f"chmod 700 {self.state_dir}"
-                )
             _hold(self.state_dir / ".client.lock")
         except OSError as error:
             raise UserError(
@@ -286,8 +281,7 @@ def _position(site: Site, config: RunConfig) -> int:
 
 
 def _hosted(site: Site, config: RunConfig) -> range:
-    first = _position(site, config) * config.clients_per_node
-    return range(first, min(first + config.clients_per_node, config.num_clients or 1))
+    return config.hosting.hosted(_position(site, config))
 
 
 class HostedImages:
@@ -332,7 +326,7 @@ def own_images(config: RunConfig, hosted: range) -> FederatedImages:
         raise UserError(
             f"data = {config.data}: has {data.num_clients} clients, the run gives this "
             f"node {len(hosted)}; give data of that many, or have the server set "
-            "clients_per_node and num_clients"
+            "num_clients and clients_per_node or node_sizes"
         )
     # Training reads client_records and client_names by the run's numbers only.
     return cast(FederatedImages, HostedImages(data, hosted))

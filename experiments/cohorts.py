@@ -101,6 +101,7 @@ def prepare(
         with_absolute_paths(config),
         seed=secrets.randbelow(2**31) if config.seed is None else config.seed,
         clients_per_node=1,
+        node_sizes=None,
     ).validate()
     records = sources.load_records(config)
     if records.clients is None or config.partition in ("iid", "dirichlet"):

@@ -111,6 +111,7 @@ def group_settings(config: RunConfig, num_clients: int, number: int) -> RunConfi
         config,
         num_clients=num_clients,
         clients_per_node=num_clients,
+        node_sizes=None,
         clients_per_round=None if config.client_selection == "all" else num_clients,
         seed=derived_seed(config.seed, "debug-group", number) % 2**31,
         corruption_seed=config.seed if seed is None else seed,

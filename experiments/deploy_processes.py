@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedgs.config import UserError
+from fedgs.process import make_private
 
 
 def check_insecure(host: str, insecure: bool, on_network: bool) -> None:
@@ -74,18 +75,7 @@ def make_state(folder: Path) -> Path:
         UserError: it cannot be made, or others can look into it.
     """
     folder = folder.expanduser().absolute()
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        mode = folder.stat().st_mode & 0o777
-    except OSError as error:
-        raise UserError(
-            f"state_dir = {folder}: {error.strerror}; choose another --state-dir"
-        ) from error
-    if mode & 0o077:
-        raise UserError(
-            f"state_dir = {folder}: has mode {mode:o}, others can look into it; "
-            f"run chmod 700 {folder}"
-        )
+    make_private("state_dir", folder)
     return folder
 
 

@@ -374,7 +374,7 @@ def statements_of_runs(
 
 
 def _exposure(run: Run) -> Exposure:
-    exposure = Exposure(run.config.seed, run.config.clients_per_node)
+    exposure = Exposure(run.config.seed, run.config.largest_node)
     for event in run.events:
         exposure.add(event, costs_of(event, run.config.colluding_nodes))
     return exposure

@@ -244,7 +244,7 @@ class Budget:
         mu = 1 / least_ratio(fixed_law(1), self._selections, *asked)
         self._most = (mu * self._scale) ** 2
         self._is_amplified = plan.amplification
-        self._exposure = Exposure(clients_per_node=plan.clients_per_node)
+        self._exposure = Exposure(largest_node=plan.hosting.largest)
         self._caps: dict[str, tuple[Kind, Kinds, int]] = {}
         for event in events:
             self.add(event)

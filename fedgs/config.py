@@ -7,13 +7,13 @@ then the combinations (`fedgs.config_checks`). This module imports no tensor lib
 """
 
 import dataclasses
-import math
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fedgs.config_checks import CHECKS
+from fedgs.hosting import Hosting, hosting, read_sizes
 from fedgs.settings import Scalar, check_range, coerced, option, scalar_type
 from fedgs.settings import UserError as UserError
 
@@ -160,6 +160,12 @@ class RunConfig:
         "Federation",
         "P, clients hosted by one node; the node adds noise once to their sum.",
         at_least=1,
+    )
+    node_sizes: str | None = option(
+        None,
+        "Federation",
+        "Clients of each node, comma-separated, where nodes differ: 120,45,300. "
+        "Replaces clients_per_node.",
     )
     privacy_unit: str = option(
         "client",
@@ -464,7 +470,20 @@ class RunConfig:
     @property
     def num_nodes(self) -> int:
         """Number of nodes that `num_clients` clients live on."""
-        return math.ceil(_known(self.num_clients) / self.clients_per_node)
+        return self.hosting.num_nodes
+
+    @property
+    def hosting(self) -> Hosting:
+        """Which of the `num_clients` clients live on which node."""
+        num_clients = _known(self.num_clients)
+        return hosting(num_clients, self.clients_per_node, self.node_sizes)
+
+    @property
+    def largest_node(self) -> int:
+        """Most clients that one node hosts; known without `num_clients`."""
+        sizes = read_sizes(self.node_sizes)
+        most = max(sizes, default=self.clients_per_node)
+        return min(most, self.num_clients or most)
 
     @property
     def node_names(self) -> tuple[str, ...]:

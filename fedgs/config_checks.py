@@ -4,10 +4,10 @@ Every check raises UserError naming the setting, its value and the remedy. This 
 imports no tensor library.
 """
 
-import math
 import re
 from typing import TYPE_CHECKING
 
+from fedgs.hosting import read_sizes
 from fedgs.settings import UserError
 
 if TYPE_CHECKING:
@@ -67,6 +67,16 @@ def check_data(config: "RunConfig") -> None:
         )
 
 
+def check_node_sizes(config: "RunConfig") -> None:
+    """Checks the number of clients of each node."""
+    sizes, num_clients = read_sizes(config.node_sizes), config.num_clients
+    if sizes and num_clients is not None and sum(sizes) != num_clients:
+        raise UserError(
+            f"node_sizes = {config.node_sizes}: these nodes host {sum(sizes)} clients, "
+            f"num_clients = {num_clients}; give --node-sizes whose sum is that number"
+        )
+
+
 def check_federation(config: "RunConfig") -> None:
     """Checks the clients, nodes and participants of a round."""
     num_clients, per_round = config.num_clients, config.clients_per_round
@@ -123,10 +133,14 @@ def check_nodes(config: "RunConfig") -> None:
     if config.num_clients is not None and config.num_nodes != len(names):
         raise UserError(
             f"nodes = {config.nodes!r}: {len(names)} names, but num_clients = "
-            f"{config.num_clients} with clients_per_node = {config.clients_per_node} "
-            f"needs {config.num_nodes} nodes; give --num-clients or --clients-per-node "
-            "that fit"
+            f"{config.num_clients} with {_nodes(config)} needs {config.num_nodes} "
+            "nodes; give --num-clients, --clients-per-node or --node-sizes that fit"
         )
+
+
+def _nodes(config: "RunConfig") -> str:
+    name = "clients_per_node" if config.node_sizes is None else "node_sizes"
+    return f"{name} = {getattr(config, name)}"
 
 
 def check_privacy(config: "RunConfig") -> None:
@@ -153,7 +167,7 @@ def _check_amplification(config: "RunConfig") -> None:
     reason = why_not_amplified(
         config.client_selection,
         config.discriminator_training,
-        config.clients_per_node,
+        config.largest_node,
         config.clients_per_round,
         config.num_clients,
     )
@@ -174,8 +188,8 @@ def _check_collusion(config: "RunConfig") -> None:
             "leave out --colluding-nodes"
         )
     clients = config.clients_per_round or config.num_clients
-    if clients is not None:
-        nodes = math.ceil(clients / config.clients_per_node)
+    if clients is not None and config.num_clients is not None:
+        nodes = config.hosting.fewest_nodes(clients)
         nodes = min(nodes, config.min_nodes or nodes)
         if colluding > nodes:
             raise UserError(
@@ -205,6 +219,7 @@ def check_runtime(config: "RunConfig") -> None:
 CHECKS = (
     check_model,
     check_data,
+    check_node_sizes,
     check_federation,
     check_nodes,
     check_privacy,

@@ -19,7 +19,7 @@ from fedgs.ledger import Event
 def why_not_amplified(
     client_selection: str,
     discriminator_training: str,
-    clients_per_node: int = 1,
+    largest_node: int = 1,
     clients_per_round: int | None = None,
     num_clients: int | None = None,
 ) -> str:
@@ -32,7 +32,7 @@ def why_not_amplified(
     Args:
         client_selection: as in `RunConfig`, as all others.
         discriminator_training: selected, every_round or frozen.
-        clients_per_node: P.
+        largest_node: most clients on one node.
         clients_per_round: m; None is unknown.
         num_clients: K; None is unknown.
 
@@ -48,10 +48,11 @@ def why_not_amplified(
             "discriminator_training = selected: only the selected client trains, so a "
             "later release of another client can tell who was selected before"
         )
-    if clients_per_node > 1 and (num_clients is None or clients_per_node < num_clients):
+    if largest_node > 1 and (num_clients is None or largest_node < num_clients):
         return (
-            f"clients_per_node = {clients_per_node}: how many nodes answer, hence the "
-            "noise, depends on who is selected"
+            f"clients_per_node or node_sizes: a node hosts up to {largest_node} "
+            "clients, so how many nodes answer, hence the noise, depends on who is "
+            "selected"
         )
     return ""
 
@@ -96,7 +97,7 @@ class Exposure:
 
     Args:
         seed: of the run's selection; matters beside other runs only.
-        clients_per_node: as in `RunConfig`; matters for amplification only.
+        largest_node: most clients on one node; matters for amplification only.
 
     Attributes:
         mu_squared: the sum of 1 / z^2 over a client's releases, float64 of shape
@@ -112,9 +113,9 @@ class Exposure:
         num_events: all attempts of all rounds.
     """
 
-    def __init__(self, seed: int | None = None, clients_per_node: int = 1) -> None:
+    def __init__(self, seed: int | None = None, largest_node: int = 1) -> None:
         """Starts without events; see the class."""
-        self.seed, self.clients_per_node = seed, clients_per_node
+        self.seed, self.largest_node = seed, largest_node
         self.mu_squared: npt.NDArray[np.float64] = np.zeros((0, 0))
         self.first: Event | None = None
         self.selections: set[str] = set()
@@ -152,7 +153,7 @@ class Exposure:
             or why_not_amplified(
                 event.client_selection,
                 event.discriminator_training,
-                self.clients_per_node,
+                self.largest_node,
                 event.num_participants,
                 event.num_clients,
             )

@@ -185,9 +185,7 @@ def decode_answer(
 def _decode_answer(
     payload: Mapping[str, object], config: RunConfig, request: FakeBatch, node_id: int
 ) -> SanitizedGradients | None:
-    first = node_id * config.clients_per_node
-    last = min(first + config.clients_per_node, config.num_clients or 1)
-    asked = len(clients_of(request.participants, range(first, last)))
+    asked = len(clients_of(request.participants, config.hosting.hosted(node_id)))
     if _integer(payload, "is_empty", 0, 1):
         _check_fields(payload, {"is_empty"})
         if asked:

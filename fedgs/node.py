@@ -59,11 +59,9 @@ class Node:
         Raises:
             UserError: the clients' limits cannot be read.
         """
-        first = node_id * config.clients_per_node
-        last = min(first + config.clients_per_node, config.num_clients or 1)
         self.config = config
         self.node_id = node_id
-        self.hosted = range(first, last)
+        self.hosted = config.hosting.hosted(node_id)
         self.data = data
         self.folder = node_folder(private, node_id)
         self.limits = limits or Limits.of_run(config)

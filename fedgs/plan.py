@@ -20,6 +20,7 @@ from fedgs.amplification import Sampled
 from fedgs.config import RunConfig, UserError
 from fedgs.exposure import why_not_amplified
 from fedgs.gaussian import Law
+from fedgs.hosting import Hosting, hosting
 from fedgs.ledger import Event
 from fedgs.participation import planned_law
 
@@ -122,6 +123,7 @@ class Plan:
     clip_bound: float = 1.0
     noise_multiplier: float | None = None
     clients_per_node: int = 1
+    node_sizes: str | None = None
     client_selection: str | None = "uniform"
     discriminator_training: str = "selected"
     min_nodes: int | None = None
@@ -163,9 +165,14 @@ class Plan:
         return ("release",) if self.engine == "local" else tuple(ADVERSARIES)
 
     @property
+    def hosting(self) -> Hosting:
+        """Which clients live on which node."""
+        return hosting(self.num_clients, self.clients_per_node, self.node_sizes)
+
+    @property
     def counted_nodes(self) -> int:
         """Nodes of any round whose noise counts: the fewest that m clients live on."""
-        fewest = math.ceil(self.clients_per_round / self.clients_per_node)
+        fewest = self.hosting.fewest_nodes(self.clients_per_round)
         return min(fewest, self.min_nodes or fewest)
 
     def law(self, selection: str) -> tuple[Law, str, str]:
@@ -178,7 +185,7 @@ class Plan:
         return why_not_amplified(
             selection,
             self.discriminator_training,
-            self.clients_per_node,
+            self.hosting.largest,
             self.clients_per_round,
             self.num_clients,
         )

@@ -17,6 +17,7 @@ from fedgs.client_count import check_start
 from fedgs.cohorts import selection_costs
 from fedgs.config import RunConfig, UserError
 from fedgs.data import FederatedImages, load_data
+from fedgs.hosting import read_sizes
 from fedgs.models import build_discriminator
 from fedgs.selection_cost import check_target
 
@@ -66,7 +67,8 @@ def resolve_deployed(config: RunConfig) -> RunConfig:
             "--num-classes"
         )
     if config.num_clients is None:
-        num_clients = len(config.node_names) * config.clients_per_node
+        num_clients = sum(read_sizes(config.node_sizes))
+        num_clients = num_clients or len(config.node_names) * config.clients_per_node
         config = dataclasses.replace(config, num_clients=num_clients)
     if config.client_selection == "all" and config.clients_per_round is None:
         config = dataclasses.replace(config, clients_per_round=config.num_clients)
@@ -142,7 +144,7 @@ def clients_needed(config: RunConfig) -> int:
     if config.discriminator_training == "every_round" or config.warm_start == "public":
         return num_clients
     nodes = min(config.num_nodes, (config.clients_per_round or 1) * config.num_rounds)
-    return min(num_clients, nodes * config.clients_per_node)
+    return min(num_clients, config.hosting.most_clients(nodes))
 
 
 def state_bytes(config: RunConfig) -> int:

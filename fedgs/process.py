@@ -26,6 +26,26 @@ OBJECT_SECONDS = 0.01  # first pause for an object that is announced and not the
 WATCH_SECONDS = 0.5
 
 
+def make_private(setting: str, folder: Path) -> None:
+    """Makes a folder with mode 0700, or checks that it has it.
+
+    Raises:
+        UserError: it cannot be made, or others can look into it.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = folder.stat().st_mode & 0o777
+    except OSError as error:
+        raise UserError(
+            f"{setting} = {folder}: {error.strerror}; choose another folder"
+        ) from error
+    if mode & 0o077:
+        raise UserError(
+            f"{setting} = {folder}: has mode {mode:o}, others can look into it; run "
+            f"chmod 700 {folder}"
+        )
+
+
 def processes_of(token: str) -> list[int]:
     """Returns the pids of all other processes that carry the token.
 

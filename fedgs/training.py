@@ -223,7 +223,7 @@ def nodes_of(config: RunConfig, clients: Clients) -> list[int]:
     """
     if clients == EVERYONE:
         return list(range(config.num_nodes))
-    return sorted({int(client) // config.clients_per_node for client in clients})
+    return sorted({config.hosting.node_of(int(client)) for client in clients})
 
 
 def _reasons(failures: Sequence[str]) -> str:

@@ -101,8 +101,7 @@ def release_step(config: RunConfig) -> float | None:
         return None
     size = math.prod(config.release_shape[1:])
     coordinate = math.hypot(config.noise_std, config.clip_bound / math.sqrt(size))
-    clients = min(config.clients_per_node, config.num_clients or 1)
-    largest = clients * config.clip_bound + MOST_NOISE * config.noise_std
+    largest = config.largest_node * config.clip_bound + MOST_NOISE * config.noise_std
     return max(coordinate / STEPS_PER_COORDINATE, largest / LARGEST)
 
 

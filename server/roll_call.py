@@ -54,7 +54,7 @@ def roll_call(grid: Grid, expected: int, stop: Stop | None = None) -> dict[int, 
         raise UserError(
             f"num-supernodes = {len(node_ids)}: this run has {expected} nodes; "
             f"give --federation-config 'num-supernodes={expected}' or another "
-            "clients_per_node"
+            "clients_per_node or node_sizes"
         )
     empty = RecordDict({RECORD: ConfigRecord({})})
     ids = set(grid.push_messages([Message(empty, n, "query") for n in node_ids]))

@@ -21,6 +21,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from clients import state
 from clients.client_app import app as client_app
 from fedgs import local
+from fedgs.config import RunConfig
 from fedgs.data import load_data
 from fedgs.ledger import Ledger
 from fedgs.run_folder import RunFolder
@@ -32,6 +33,7 @@ from tiny import FULL_PARTICIPATION, tiny_config, tiny_data, write_tiny_npz
 NODE_UNAVAILABLE = 5
 MODES = {
     "full participation": FULL_PARTICIPATION,
+    "silos that differ": {**FULL_PARTICIPATION, "node_sizes": "1,3,2"},
     "selected": {"clients_per_round": 2, "clients_per_node": 1},
     "trains without answering": {
         "clients_per_round": 1,
@@ -162,15 +164,12 @@ class DeployedGrid(Grid):
         return self.spoil(client.name, request, reply)
 
 
-def tiny_clients(
-    folder: Path, names: list[str], clients_per_node: int, config
-) -> list[Client]:
+def tiny_clients(folder: Path, names: list[str], config: RunConfig) -> list[Client]:
     """Writes each node's share of the tiny problem; returns the clients."""
     data = tiny_data(config)
     clients = []
     for index, name in enumerate(names):
-        first = index * clients_per_node
-        hosted = range(first, min(first + clients_per_node, data.num_clients))
+        hosted = config.hosting.hosted(index)
         records = np.concatenate([data.client_records[c] for c in hosted])
         owners = np.repeat(list(hosted), [len(data.client_records[c]) for c in hosted])
         path = folder / f"{name}.npz"
@@ -223,15 +222,14 @@ class Deployment:
     def __init__(self, folder, name: str, **settings: object) -> None:
         self.root = folder / name
         self.root.mkdir()
-        per_node = int(settings.get("clients_per_node", 2))
-        names = NAMES[: 6 // per_node]
+        names = NAMES[: tiny_config(**settings).num_nodes]
         defaults = {"num_rounds": 4, "sample_every": 9, "checkpoint_every": 2}
         defaults |= {"round_timeout": 60.0, "engine": "flower", "data": "digits"}
         defaults |= {"warm_start_rounds": 1, "discriminator_steps": 1}
         defaults |= {"output": str(self.root / "run"), "nodes": ",".join(names)}
         config = tiny_config(**defaults | settings)
         self.folder = RunFolder.create(config)
-        self.clients = tiny_clients(self.root, names, per_node, config)
+        self.clients = tiny_clients(self.root, names, config)
         self.grid = DeployedGrid(self.clients)
         self.stop = threading.Event()
 

@@ -16,8 +16,8 @@ TORCH_FREE = [
     f"fedgs/{name}.py"
     for name in (
         *("accounting", "amplification", "budget", "config", "config_checks"),
-        *("exposure", "gaussian", "ledger", "oracle", "participation", "plan"),
-        "settings",
+        *("exposure", "gaussian", "hosting", "ledger", "oracle", "participation"),
+        *("plan", "settings"),
     )
 ]
 BANNED = {"pickle", "cloudpickle", "dill", "joblib", "torch.load", "torch.save"}

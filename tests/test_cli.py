@@ -47,11 +47,11 @@ discriminator-beta2 discriminator-dim discriminator-learning-rate discriminator-
 discriminator-training download drift-weight ema-decay engine fakes-per-round
 fast-messages generator generator-beta1 generator-beta2 generator-dim
 generator-learning-rate gpu-fraction gradient-basis gradient-penalty-weight hf-options
-image-channels image-size latent latent-dim min-nodes nodes noise-multiplier noise-seed
-num-classes num-clients num-rounds num-threads num-workers output partition partitioner
-partitioner-options polarity privacy-unit relation round-timeout sample-every
-secure-noise seed spectral-norm stacking target-epsilon test-fraction transport
-warm-start warm-start-rounds
+image-channels image-size latent latent-dim min-nodes node-sizes nodes noise-multiplier
+noise-seed num-classes num-clients num-rounds num-threads num-workers output partition
+partitioner partitioner-options polarity privacy-unit relation round-timeout
+sample-every secure-noise seed spectral-norm stacking target-epsilon test-fraction
+transport warm-start warm-start-rounds
 """
 # privacy.md, "The paper's federated figure".
 PAPER = {
@@ -431,7 +431,10 @@ def test_reason_why_nothing_is_amplified_is_printed(fedgs, monkeypatch):
         ({"discriminator_training": "selected"}, "discriminator_training = selected"),
         ({"client_selection": "balanced"}, "client_selection = balanced"),
         ({"client_selection": "all", "clients_per_round": None}, "every client takes"),
-        ({"clients_per_node": 2}, "clients_per_node = 2: how many nodes answer"),
+        (
+            {"clients_per_node": 2},
+            "clients_per_node or node_sizes: a node hosts up to 2",
+        ),
         ({"adversary": "server"}, "adversary = server sees who takes part"),
         ({"client_epsilon": 3}, "client_epsilon: a client's refusal tells"),
     ],

@@ -34,7 +34,7 @@ LINK_DOWN_SECONDS = 6.0
 ANSWER_KEYS = {"time", "event", "node", "round", "outcome", "seconds"}
 SETTINGS: dict[str, object] = {
     "num_clients": 4,
-    "clients_per_node": 2,
+    "node_sizes": "3,1",
     "num_classes": 10,
     "client_selection": "all",
     "discriminator_training": "every_round",
@@ -61,12 +61,12 @@ SETTINGS: dict[str, object] = {
 
 
 def write_digits(folder: Path) -> None:
-    """Writes real digits: a.npz and b.npz of two clients each, all.npz of all four."""
+    """Writes real digits: a.npz of three clients, b.npz of one, all.npz of all."""
     data = load_data(RunConfig(data="digits", num_clients=4, image_size=16, seed=1))
     owners = np.full(len(data.images), -1)
     for client, records in enumerate(data.client_records):
         owners[records[:60]] = client
-    for name, clients in (("a", (0, 1)), ("b", (2, 3)), ("all", (0, 1, 2, 3))):
+    for name, clients in (("a", (0, 1, 2)), ("b", (3,)), ("all", (0, 1, 2, 3))):
         kept = np.isin(owners, clients)
         np.savez(
             folder / f"{name}.npz",

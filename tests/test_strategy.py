@@ -42,6 +42,7 @@ from tiny import FULL_PARTICIPATION, tiny_config, write_tiny_npz
 MODES = {
     "selected": {"clients_per_round": 2},
     "full participation": FULL_PARTICIPATION,
+    "silos that differ": {**FULL_PARTICIPATION, "node_sizes": "1,4,1"},
     "trains without answering": {
         "clients_per_round": 1,
         "discriminator_training": "every_round",

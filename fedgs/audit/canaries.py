@@ -182,9 +182,7 @@ class CanaryNodes:
         """Writes nothing: this run is not resumed."""
 
     def _hosted(self, node: int) -> range:
-        first = node * self.config.clients_per_node
-        last = first + self.config.clients_per_node
-        return range(first, min(last, self.config.num_clients or 1))
+        return self.config.hosting.hosted(node)
 
     def _prepare(self, request: FakeBatch, node: int) -> None:
         hosted = self._hosted(node)
@@ -231,6 +229,6 @@ class CanaryNodes:
         for row, client in enumerate(self.canaries.clients):
             if client in asked:
                 direction = self.canaries.directions[row]
-                own = by_node[client // self.config.clients_per_node]
+                own = by_node[self.config.hosting.node_of(client)]
                 self.releases[row] += float((own * direction).sum())
                 self.sums[row] += float((total * direction).sum())

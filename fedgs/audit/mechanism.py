@@ -304,7 +304,7 @@ def node_scores(config: RunConfig, signs: Scores, node_id: int = 0) -> Scores:
 def _node_scores(config: RunConfig, signs: Scores, node_id: int) -> Scores:
     grads = torch.from_numpy(signs.repeat(config.batch_size)).float()
     grads = grads.view(1, -1, 1, 1, 1) * LENGTH * config.clip_bound
-    if config.clients_per_node > 1 and (config.clients_per_round or 1) > 1:
+    if config.largest_node > 1 and (config.clients_per_round or 1) > 1:
         grads = torch.cat([grads, torch.full_like(grads, -LENGTH * config.clip_bound)])
     count = grads.shape[1]
     request = FakeBatch(
