@@ -1,6 +1,7 @@
 """What `fedgs privacy` prints: every epsilon with all that it depends on."""
 
 import dataclasses
+import string
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -242,8 +243,10 @@ def _clients_of(config: RunConfig) -> frozenset[str] | None:
 
 
 def show(found: Sequence[Statement]) -> None:
-    """Prints a table and below it the conditions under which its rows hold."""
+    """Prints a table and below it the theorems and conditions of its rows."""
     console = Console()
+    theorems = list(dict.fromkeys(row.theorem for row in found))
+    letters = dict(zip(theorems, string.ascii_lowercase, strict=False))
     for title in dict.fromkeys(_title(row) for row in found):
         table = Table(title=title)
         for column in ("adversary", "relation", "selection"):
@@ -251,7 +254,7 @@ def show(found: Sequence[Statement]) -> None:
         asked = next(row.asked for row in found if _title(row) == title)
         table.add_column(asked, justify="right", no_wrap=True)
         table.add_column("guarantee", no_wrap=True)
-        table.add_column("theorem")
+        table.add_column("theorem", justify="center", no_wrap=True)
         for row in found:
             if _title(row) == title:
                 table.add_row(
@@ -260,9 +263,11 @@ def show(found: Sequence[Statement]) -> None:
                     row.client_selection,
                     _number(row),
                     "yes" if row.guarantee else "NO",
-                    row.theorem,
+                    letters[row.theorem],
                 )
         console.print(table)
+    for theorem, letter in letters.items():
+        console.print(f"theorem {letter}: {theorem}", highlight=False)
     console.print("No row holds without its conditions:")
     conditions: dict[str, list[str]] = {}
     for row in found:
