@@ -26,6 +26,7 @@ from experiments.flags import (
     refuse,
     settings_flags,
 )
+from fedgs import __version__
 from fedgs.config import RunConfig, UserError
 
 app = typer.Typer(
@@ -54,6 +55,27 @@ def main() -> None:
     except UserError as error:
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"fedgs {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Print the version.",
+            callback=_print_version,
+            is_eager=True,
+        ),
+    ] = False,
+) -> None:
+    """Holds the options of `fedgs` itself; the help text is the app's."""
 
 
 def _format_warning(

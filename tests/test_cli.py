@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -130,6 +131,12 @@ def test_help_groups_the_flags(fedgs):
     assert code == 0
     for group in ("Data", "Federation", "Privacy", "Training", "Model", "Runtime"):
         assert re.search(rf"─ {group} ─", out)
+
+
+def test_version_is_that_of_the_package(fedgs):
+    pyproject = (Path(__file__).parent.parent / "pyproject.toml").read_text()
+    version = tomllib.loads(pyproject)["project"]["version"]
+    assert fedgs("--version") == (0, f"fedgs {version}\n", "")
 
 
 def test_python_m_fedgs_is_the_same_program():
@@ -603,6 +610,7 @@ def test_ledger_with_an_event_of_an_unknown_kind_is_refused(fedgs, trained, tmp_
 
 WITHOUT_TORCH = """
 import sys
+import tomllib
 from experiments.cli import main
 try:
     main()
