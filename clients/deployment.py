@@ -208,7 +208,7 @@ class DeployedPlace:
         self.site.open()
         agreed(self.site, settings)
         path = self.folder / "run.json"
-        if path.exists() and read_json(path) != dict(settings):
+        if path.exists() and not _are_equal(read_json(path), settings):
             raise UserError(
                 f"{path}: the server sends other settings under the same run; it must "
                 "start a new run folder"
@@ -236,7 +236,8 @@ class DeployedPlace:
         count = ReleaseCount(limits.state_dir or self.folder, names)
         everyone = range(len(hosted))
         count.check(release_event(config, 1, everyone, len(hosted)), limits)
-        own = dataclasses.replace(config, num_clients=len(hosted), num_rounds=1)
+        here = {"num_clients": len(hosted), "node_sizes": None, "num_rounds": 1}
+        own = dataclasses.replace(config, **here)
         check_capacity(own, self.site.state_dir)
         return Worker(config, data, self.folder, limits)
 
@@ -266,6 +267,11 @@ def agreed(site: Site, settings: Mapping[str, Any]) -> RunConfig:
         raise UserError("the server's settings are not resolved: refused")
     _position(site, config)
     return config
+
+
+def _are_equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Tells whether settings mean the same run; those left out have their default."""
+    return RunConfig.from_flat(one) == RunConfig.from_flat(other)
 
 
 def _own(site: Site) -> dict[str, Any]:
@@ -313,7 +319,8 @@ def own_images(config: RunConfig, hosted: range) -> FederatedImages:
     Raises:
         UserError: the data is missing, malformed or of another number of clients.
     """
-    config = dataclasses.replace(config, num_clients=None, clients_per_round=None)
+    everything = {"num_clients": None, "node_sizes": None, "clients_per_round": None}
+    config = dataclasses.replace(config, **everything)
     with warnings.catch_warnings(action="ignore", category=DataWarning):
         records = sources.load_records(config)
     if config.partition == "auto" and records.clients is None:

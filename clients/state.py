@@ -19,6 +19,7 @@ from fedgs.client_limits import Limits
 from fedgs.config import RunConfig
 from fedgs.data import DataWarning, FederatedImages, load_data
 from fedgs.node import Node
+from fedgs.preparation import nodes_in_memory
 from fedgs.run_folder import RunFolder
 
 _workers: dict[str, "Worker"] = {}
@@ -46,7 +47,7 @@ class Worker:
         self.limits = limits
         self.nodes: OrderedDict[int, Node] = OrderedDict()
         # Workers share the nodes; the least recent one is dropped, not lost.
-        self.capacity = -(-config.num_nodes // config.num_workers) + 1
+        self.capacity = nodes_in_memory(config)
         torch.set_num_threads(config.num_threads)
 
     def node(self, node_id: int) -> Node:

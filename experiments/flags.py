@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments.recipes import RECIPES, recipe
+from experiments.recipes import RECIPES, overridden, recipe
 from fedgs.config import GROUPS, RunConfig, UserError, field_type
 
 READING = (  # of real data: where it is and how to read it
@@ -101,8 +101,6 @@ def configure(
 ) -> RunConfig:
     """Builds a configuration: the recipe, then the TOML file, then the flags.
 
-    A noise_multiplier or target_epsilon replaces the other one of an earlier source.
-
     Args:
         recipe_name: of the recipe; None starts from the defaults.
         config_file: TOML file of settings over it.
@@ -123,13 +121,7 @@ def configure(
                 f"config = {config_file}: {error}; give --config a TOML file"
             ) from error
     for source in sources:
-        noise = {"noise_multiplier", "target_epsilon"} & set(source)
-        if len(noise) == 1:
-            other = ({"noise_multiplier", "target_epsilon"} - noise).pop()
-            source = {other: "", **source}
-        if source.get("client_selection") == "all":
-            source = {"clients_per_round": "", **source}
-        config = RunConfig.from_flat(source, config)
+        config = overridden(config, source)
     return config.validate()
 
 

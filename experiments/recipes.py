@@ -6,7 +6,9 @@ hundred rounds do instead of tens of thousands.
 """
 
 import dataclasses
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from fedgs.config import (
     REFERENCE_NOISE_MULTIPLIER,
@@ -101,3 +103,25 @@ def recipe(name: str) -> RunConfig:
     if name not in RECIPES:
         raise UserError(f"recipe = {name!r}: give --recipe one of {', '.join(RECIPES)}")
     return RECIPES[name]()
+
+
+def overridden(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+    """Returns a configuration with the settings of a later source over it.
+
+    A setting also unsets what earlier sources say about the same thing: the noise by
+    its multiplier or its target, the nodes by one size or by all sizes.
+
+    Raises:
+        UserError: an unknown setting, or a value outside its range.
+    """
+    unset: dict[str, Any] = {}
+    for one, other in itertools.permutations(("noise_multiplier", "target_epsilon")):
+        if one in settings:
+            unset[other] = ""
+    if "clients_per_node" in settings:
+        unset["node_sizes"] = ""
+    if settings.get("node_sizes"):
+        unset["num_clients"] = ""
+    if settings.get("client_selection") == "all":
+        unset["clients_per_round"] = ""
+    return RunConfig.from_flat(unset | dict(settings), config)

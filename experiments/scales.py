@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.recipes import recipe
+from experiments.recipes import overridden, recipe
 from fedgs.config import RunConfig, UserError, field_type
 
 Settings = Mapping[str, Any]
@@ -39,7 +39,7 @@ TRUE_FALSE = {"true": True, "false": False}
 def configured(recipe_name: str, scale: str, *overrides: Settings) -> RunConfig:
     """Returns a recipe's configuration at a scale, with settings over it.
 
-    A noise_multiplier or target_epsilon replaces the other one; `""` is unset.
+    `""` is unset.
 
     Raises:
         UserError: an unknown scale, setting or value.
@@ -48,11 +48,7 @@ def configured(recipe_name: str, scale: str, *overrides: Settings) -> RunConfig:
         raise UserError(f"scale = {scale!r}: give --scale one of {', '.join(SCALES)}")
     config = recipe(recipe_name)
     for settings in (SCALES[scale].get(recipe_name, {}), *overrides):
-        noise = {"noise_multiplier", "target_epsilon"} & set(settings)
-        if len(noise) == 1:
-            other = ({"noise_multiplier", "target_epsilon"} - noise).pop()
-            settings = {other: "", **settings}
-        config = RunConfig.from_flat(settings, config)
+        config = overridden(config, settings)
     return config.validate()
 
 
@@ -63,6 +59,8 @@ def differences(config: RunConfig, recipe_name: str) -> dict[str, tuple[Any, Any
     """
     own, known = config.to_flat(), recipe(recipe_name).to_flat()
     specs = {spec.name: spec.metadata["group"] for spec in dataclasses.fields(config)}
+    if config.node_sizes is not None:
+        del specs["clients_per_node"]  # has no effect
     return {
         name: (own[name], known[name])
         for name, group in specs.items()

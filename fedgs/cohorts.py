@@ -151,7 +151,9 @@ def for_all_clients(config: RunConfig) -> RunConfig:
     """
     if config.cohort is None:
         return config
-    return dataclasses.replace(config, num_clients=None, partition="by-client")
+    return dataclasses.replace(
+        config, num_clients=None, node_sizes=None, partition="by-client"
+    )
 
 
 def keep_cohort(config: RunConfig, data: "FederatedImages") -> "FederatedImages":

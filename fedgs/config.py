@@ -165,7 +165,7 @@ class RunConfig:
         None,
         "Federation",
         "Clients of each node, comma-separated, where nodes differ: 120,45,300. "
-        "Replaces clients_per_node.",
+        "Replaces clients_per_node; num_clients is their sum.",
     )
     privacy_unit: str = option(
         "client",
@@ -440,7 +440,7 @@ class RunConfig:
     )
 
     def __post_init__(self) -> None:
-        """Coerces and checks every field by itself.
+        """Coerces and checks every field by itself; `node_sizes` implies `num_clients`.
 
         Raises:
             UserError: a value of the wrong type or outside its range.
@@ -451,6 +451,10 @@ class RunConfig:
             object.__setattr__(self, spec.name, value)
             if value is not None:
                 check_range(spec, value)
+        if sizes := read_sizes(self.node_sizes):
+            object.__setattr__(self, "node_sizes", ",".join(map(str, sizes)))
+            if self.num_clients is None:
+                object.__setattr__(self, "num_clients", sum(sizes))
 
     @property
     def stacked(self) -> bool:
@@ -480,10 +484,9 @@ class RunConfig:
 
     @property
     def largest_node(self) -> int:
-        """Most clients that one node hosts; known without `num_clients`."""
-        sizes = read_sizes(self.node_sizes)
-        most = max(sizes, default=self.clients_per_node)
-        return min(most, self.num_clients or most)
+        """Most clients that one node hosts; P where `num_clients` is unset."""
+        unset = self.num_clients is None
+        return self.clients_per_node if unset else self.hosting.largest
 
     @property
     def node_names(self) -> tuple[str, ...]:

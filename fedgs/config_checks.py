@@ -7,7 +7,7 @@ imports no tensor library.
 import re
 from typing import TYPE_CHECKING
 
-from fedgs.hosting import read_sizes
+from fedgs.hosting import read_sizes, shortened
 from fedgs.settings import UserError
 
 if TYPE_CHECKING:
@@ -72,8 +72,9 @@ def check_node_sizes(config: "RunConfig") -> None:
     sizes, num_clients = read_sizes(config.node_sizes), config.num_clients
     if sizes and num_clients is not None and sum(sizes) != num_clients:
         raise UserError(
-            f"node_sizes = {config.node_sizes}: these nodes host {sum(sizes)} clients, "
-            f"num_clients = {num_clients}; give --node-sizes whose sum is that number"
+            f"node_sizes = {shortened(str(config.node_sizes))}: these nodes host "
+            f"{sum(sizes)} clients, num_clients = {num_clients}; give --node-sizes "
+            f"whose sum is that number, or --num-clients {sum(sizes)}"
         )
 
 
@@ -134,13 +135,15 @@ def check_nodes(config: "RunConfig") -> None:
         raise UserError(
             f"nodes = {config.nodes!r}: {len(names)} names, but num_clients = "
             f"{config.num_clients} with {_nodes(config)} needs {config.num_nodes} "
-            "nodes; give --num-clients, --clients-per-node or --node-sizes that fit"
+            "nodes; give --num-clients and --clients-per-node, or --node-sizes, that "
+            "fit"
         )
 
 
 def _nodes(config: "RunConfig") -> str:
-    name = "clients_per_node" if config.node_sizes is None else "node_sizes"
-    return f"{name} = {getattr(config, name)}"
+    if config.node_sizes is None:
+        return f"clients_per_node = {config.clients_per_node}"
+    return f"node_sizes = {shortened(config.node_sizes)}"
 
 
 def check_privacy(config: "RunConfig") -> None:

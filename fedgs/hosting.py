@@ -18,6 +18,9 @@ from functools import cached_property, lru_cache
 
 from fedgs.settings import UserError
 
+MOST_CHARACTERS = 100_000  # of a text that may come from a hostile server
+SHOWN_CHARACTERS = 60
+
 
 @dataclass(frozen=True)
 class Hosting:
@@ -79,7 +82,7 @@ class Hosting:
         return min(self.num_clients, nodes * self.clients_per_node)
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=4)
 def hosting(num_clients: int, clients_per_node: int, node_sizes: str | None) -> Hosting:
     """Returns the nodes of a run; settings as in `RunConfig`.
 
@@ -91,20 +94,28 @@ def hosting(num_clients: int, clients_per_node: int, node_sizes: str | None) -> 
     return Hosting(num_clients, clients_per_node, read_sizes(node_sizes))
 
 
+@lru_cache(maxsize=4)
 def read_sizes(node_sizes: str | None) -> tuple[int, ...]:
     """Returns how many clients each node hosts; empty when unset.
 
     Privacy: public.
 
     Raises:
-        UserError: something else than numbers from 1, comma-separated.
+        UserError: something else than numbers from 1, comma-separated, or too long.
     """
     if node_sizes is None:
         return ()
-    parts = [part.strip() for part in node_sizes.split(",")]
-    if not all(re.fullmatch("[1-9][0-9]{0,8}", part) for part in parts):
+    parts = [part.strip() for part in node_sizes[: MOST_CHARACTERS + 1].split(",")]
+    valid = all(re.fullmatch("[1-9][0-9]{0,8}", part) for part in parts)
+    if not valid or len(node_sizes) > MOST_CHARACTERS:
         raise UserError(
-            f"node_sizes = {node_sizes!r}: give --node-sizes the number of clients of "
-            "each node, at least 1, comma-separated: 120,45,300"
+            f"node_sizes = {shortened(node_sizes)}: give --node-sizes the number of "
+            "clients of each node, at least 1, comma-separated: 120,45,300; at most "
+            f"{MOST_CHARACTERS} characters"
         )
     return tuple(map(int, parts))
+
+
+def shortened(text: str) -> str:
+    """Returns a text for an error message, cut where it is long."""
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."

@@ -33,7 +33,7 @@ class Node:
     """Answers requests; the first one, of round 0, makes its discriminators.
 
     Attributes:
-        node_id: j; hosts clients j*P .. j*P + P-1.
+        node_id: j; `RunConfig.hosting` says which clients it hosts.
         round: the last round that this node's state has seen, -1 without a state.
         limits: what the clients agree to, from their own file.
         count: what they have released.

@@ -5,6 +5,7 @@ machine cannot hold. Both fail before anything is written.
 """
 
 import dataclasses
+import math
 import secrets
 import shutil
 from pathlib import Path
@@ -17,7 +18,6 @@ from fedgs.client_count import check_start
 from fedgs.cohorts import selection_costs
 from fedgs.config import RunConfig, UserError
 from fedgs.data import FederatedImages, load_data
-from fedgs.hosting import read_sizes
 from fedgs.models import build_discriminator
 from fedgs.selection_cost import check_target
 
@@ -67,8 +67,7 @@ def resolve_deployed(config: RunConfig) -> RunConfig:
             "--num-classes"
         )
     if config.num_clients is None:
-        num_clients = sum(read_sizes(config.node_sizes))
-        num_clients = num_clients or len(config.node_names) * config.clients_per_node
+        num_clients = len(config.node_names) * config.clients_per_node
         config = dataclasses.replace(config, num_clients=num_clients)
     if config.client_selection == "all" and config.clients_per_round is None:
         config = dataclasses.replace(config, clients_per_round=config.num_clients)
@@ -120,9 +119,8 @@ def check_capacity(config: RunConfig, folder: Path) -> None:
     if config.device != "cpu" and not torch.cuda.is_available():
         raise UserError(f"device = {config.device}: no GPU is here; give --device cpu")
     state = state_bytes(config)
-    copies = 1 if config.engine == "local" else 2  # workers overlap in what they hold
     if config.device == "cpu":
-        limits = {"memory": (copies * state, available_memory())}
+        limits = {"memory": (memory_bytes(config), available_memory())}
     else:
         limits = {"GPU memory": (state, torch.cuda.mem_get_info()[0])}
     while not folder.exists():
@@ -136,6 +134,21 @@ def check_capacity(config: RunConfig, folder: Path) -> None:
                 f"of {what}, {there / 1e9:.1f} GB are free; give a smaller "
                 "--discriminator-dim, --num-clients or --num-rounds"
             )
+
+
+def memory_bytes(config: RunConfig) -> int:
+    """Returns the size of all discriminators in memory; workers hold some twice."""
+    state = state_bytes(config)
+    if config.engine == "local":
+        return state
+    of_one = config.hosting.most_clients(nodes_in_memory(config))
+    copies = config.num_workers * of_one / (config.num_clients or 1)
+    return int(state * min(max(2.0, copies), config.num_workers))
+
+
+def nodes_in_memory(config: RunConfig) -> int:
+    """Returns how many nodes a worker of a simulation keeps in memory at most."""
+    return math.ceil(config.num_nodes / config.num_workers) + 1
 
 
 def clients_needed(config: RunConfig) -> int:

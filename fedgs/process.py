@@ -27,7 +27,7 @@ WATCH_SECONDS = 0.5
 
 
 def make_private(setting: str, folder: Path) -> None:
-    """Makes a folder with mode 0700, or checks that it has it.
+    """Makes a folder with mode 0700, or checks that nobody else can look into it.
 
     Raises:
         UserError: it cannot be made, or others can look into it.
@@ -37,7 +37,7 @@ def make_private(setting: str, folder: Path) -> None:
         mode = folder.stat().st_mode & 0o777
     except OSError as error:
         raise UserError(
-            f"{setting} = {folder}: {error.strerror}; choose another folder"
+            f"{setting} = {folder}: {error.strerror}; choose another {setting}"
         ) from error
     if mode & 0o077:
         raise UserError(

@@ -19,8 +19,8 @@ computed from the run's settings alone:
 
     step = max(sqrt(noise_std^2 + C^2 / d) / 8, (n C + 19 noise_std) / 32767)
 
-with d the values of one fake's gradient and n the clients of a node: an eighth of a
-coordinate's size, and never so small that an integer could exceed 16 bits.
+with d the values of one fake's gradient and n the clients of the largest node: an
+eighth of a coordinate's size, and never so small that an integer could exceed 16 bits.
 
 The paper's round (5 batches of 32 fakes of 28 x 28 down, 32 gradients up) takes at most
 50,000 bytes: 33,000 down, 16,500 up with the other fields of both.

@@ -171,6 +171,12 @@ ELSEWHERE = [
         _DEPLOYED + "test_another_run_under_a_known_id_is_refused",
     ),
     Elsewhere(
+        "sizes of nodes that are no numbers, do not add up, or are megabytes of text",
+        "server",
+        "the client refuses in one line of at most 300 characters and keeps nothing",
+        _DEPLOYED + "test_sizes_of_nodes_that_cannot_be_are_refused_in_few_words",
+    ),
+    Elsewhere(
         "a run's id that is a path",
         "server",
         "the client refuses and makes no folder",

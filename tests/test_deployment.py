@@ -210,6 +210,26 @@ def test_another_run_under_a_known_id_is_refused(deploy):
         place.join(settings | {"batch_size": 2}, 4)
 
 
+def test_settings_of_an_older_version_are_the_same_run(deploy):
+    """A state without a setting that came later, and whose default is meant."""
+    run = deploy()
+    settings = roll_call.public_settings(run.folder.config)
+    place = deployment.DeployedPlace(Site.read(run.clients[0].node_config), "0" * 16)
+    place.join({k: v for k, v in settings.items() if k != "node_sizes"}, 0)
+    place.join(settings, 0)
+
+
+@pytest.mark.parametrize("sizes", ["2,2,2," * 300_000, "9,1", "2,2,-2", "x"])
+def test_sizes_of_nodes_that_cannot_be_are_refused_in_few_words(deploy, sizes):
+    run = deploy()
+    settings = roll_call.public_settings(run.folder.config)
+    place = deployment.DeployedPlace(Site.read(run.clients[0].node_config), "0" * 16)
+    with pytest.raises(UserError, match="node_sizes = ") as refused:
+        place.join(settings | {"node_sizes": sizes}, 0)
+    assert len(str(refused.value)) < 300
+    assert not place.folder.exists()
+
+
 def test_joining_again_takes_the_limits_as_they_are_now(deploy):
     run = deploy()
     client, settings = run.clients[0], roll_call.public_settings(run.folder.config)

@@ -9,11 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.recipes import overridden
 from fedgs import local
 from fedgs.accounting import Plan, statements
 from fedgs.config import RunConfig, UserError
 from fedgs.hosting import Hosting, hosting, read_sizes
-from fedgs.preparation import clients_needed, resolve_deployed
+from fedgs.preparation import (
+    clients_needed,
+    memory_bytes,
+    nodes_in_memory,
+    resolve_deployed,
+    state_bytes,
+)
 from fedgs.run_folder import RunFolder
 from fedgs.training import nodes_of
 from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
@@ -66,6 +73,37 @@ def test_sizes_that_are_no_numbers_are_refused(text):
         RunConfig(node_sizes=text).validate()
 
 
+def test_long_sizes_are_refused_in_few_words():
+    with pytest.raises(UserError, match="at most 100000 characters") as refused:
+        read_sizes("1," * 60_000 + "1")
+    assert len(str(refused.value)) < 300
+
+
+def test_sizes_say_how_many_clients_there_are():
+    assert RunConfig(node_sizes="5, 1 ,2").num_clients == 8
+    assert RunConfig(node_sizes="5, 1 ,2") == RunConfig(node_sizes="5,1,2")
+
+
+def test_a_later_source_decides_how_nodes_are_described():
+    first = RunConfig(clients_per_node=3, num_clients=6)
+    sizes = overridden(first, {"node_sizes": "5,2"})
+    assert (sizes.num_clients, sizes.num_nodes) == (7, 2)
+    again = overridden(sizes, {"node_sizes": "5,3"})
+    assert (again.num_clients, again.num_nodes) == (8, 2)
+    assert overridden(again, {"clients_per_node": 1}).num_nodes == 8
+    both = overridden(first, {"clients_per_node": 1, "node_sizes": "5,2"})
+    assert both.num_nodes == 2
+
+
+def test_a_worker_may_hold_the_largest_node():
+    sizes = {"num_clients": 12, "node_sizes": "9,1,1,1", "engine": "flower"}
+    assert nodes_in_memory(tiny_config(**sizes, num_workers=4)) == 2
+    state = state_bytes(tiny_config(**sizes))
+    for workers, copies in ((1, 1), (2, 2), (4, 4 * 10 / 12)):
+        config = tiny_config(**sizes, num_workers=workers)
+        assert memory_bytes(config) == pytest.approx(copies * state, abs=1)
+
+
 def test_sizes_replace_clients_per_node():
     config = RunConfig(num_clients=8, clients_per_node=49, node_sizes="5, 1,2")
     assert (config.num_nodes, config.largest_node) == (3, 5)
@@ -83,7 +121,7 @@ def test_a_deployment_has_the_clients_of_its_silos():
     config = RunConfig(nodes="a,b", node_sizes="5,1", **settings)
     assert resolve_deployed(config).num_clients == 6
     with pytest.raises(UserError, match=r"2 names.*node_sizes = 5,1,2 needs 3 nodes"):
-        resolve_deployed(dataclasses.replace(config, node_sizes="5,1,2"))
+        resolve_deployed(RunConfig(nodes="a,b", node_sizes="5,1,2", **settings))
 
 
 @pytest.mark.parametrize(
