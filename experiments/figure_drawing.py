@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 from numpy.typing import NDArray
 
 from experiments.gradient_norms import Norms
@@ -106,6 +107,9 @@ def privacy_utility(
         axes.set(ylabel=names[row], xscale="log")
         axes.grid(alpha=0.3)
     both[1].set(xlabel=f"epsilon ({asked})", yscale="log")
+    for axis in (both[1].xaxis, both[1].yaxis):  # 20, not 2 x 10^1
+        axis.set_major_formatter(LogFormatter(labelOnlyBase=False))
+        axis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
     both[0].legend(fontsize=8)
     _say_scale(figure, scale)
     return figure
