@@ -236,8 +236,9 @@ class DeployedPlace:
         count = ReleaseCount(limits.state_dir or self.folder, names)
         everyone = range(len(hosted))
         count.check(release_event(config, 1, everyone, len(hosted)), limits)
-        here = {"num_clients": len(hosted), "node_sizes": None, "num_rounds": 1}
-        own = dataclasses.replace(config, **here)
+        own = dataclasses.replace(
+            config, num_clients=len(hosted), node_sizes=None, num_rounds=1
+        )
         check_capacity(own, self.site.state_dir)
         return Worker(config, data, self.folder, limits)
 
@@ -319,8 +320,9 @@ def own_images(config: RunConfig, hosted: range) -> FederatedImages:
     Raises:
         UserError: the data is missing, malformed or of another number of clients.
     """
-    everything = {"num_clients": None, "node_sizes": None, "clients_per_round": None}
-    config = dataclasses.replace(config, **everything)
+    config = dataclasses.replace(
+        config, num_clients=None, node_sizes=None, clients_per_round=None
+    )
     with warnings.catch_warnings(action="ignore", category=DataWarning):
         records = sources.load_records(config)
     if config.partition == "auto" and records.clients is None:

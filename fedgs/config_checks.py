@@ -69,12 +69,14 @@ def check_data(config: "RunConfig") -> None:
 
 def check_node_sizes(config: "RunConfig") -> None:
     """Checks the number of clients of each node."""
-    sizes, num_clients = read_sizes(config.node_sizes), config.num_clients
-    if sizes and num_clients is not None and sum(sizes) != num_clients:
+    if config.node_sizes is None:
+        return
+    hosted = sum(read_sizes(config.node_sizes))
+    if hosted != config.num_clients:
         raise UserError(
-            f"node_sizes = {shortened(str(config.node_sizes))}: these nodes host "
-            f"{sum(sizes)} clients, num_clients = {num_clients}; give --node-sizes "
-            f"whose sum is that number, or --num-clients {sum(sizes)}"
+            f"node_sizes = {shortened(config.node_sizes)}: these nodes host {hosted} "
+            f"clients, num_clients = {config.num_clients}; give --node-sizes whose sum "
+            f"is that number, or --num-clients {hosted}"
         )
 
 

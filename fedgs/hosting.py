@@ -109,7 +109,7 @@ def read_sizes(node_sizes: str | None) -> tuple[int, ...]:
     valid = all(re.fullmatch("[1-9][0-9]{0,8}", part) for part in parts)
     if not valid or len(node_sizes) > MOST_CHARACTERS:
         raise UserError(
-            f"node_sizes = {shortened(node_sizes)}: give --node-sizes the number of "
+            f"node_sizes = {shortened(node_sizes)!r}: give --node-sizes the number of "
             "clients of each node, at least 1, comma-separated: 120,45,300; at most "
             f"{MOST_CHARACTERS} characters"
         )

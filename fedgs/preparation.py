@@ -120,7 +120,8 @@ def check_capacity(config: RunConfig, folder: Path) -> None:
         raise UserError(f"device = {config.device}: no GPU is here; give --device cpu")
     state = state_bytes(config)
     if config.device == "cpu":
-        limits = {"memory": (memory_bytes(config), available_memory())}
+        held = int(state * copies_in_memory(config))
+        limits = {"memory": (held, available_memory())}
     else:
         limits = {"GPU memory": (state, torch.cuda.mem_get_info()[0])}
     while not folder.exists():
@@ -136,14 +137,13 @@ def check_capacity(config: RunConfig, folder: Path) -> None:
             )
 
 
-def memory_bytes(config: RunConfig) -> int:
-    """Returns the size of all discriminators in memory; workers hold some twice."""
-    state = state_bytes(config)
+def copies_in_memory(config: RunConfig) -> float:
+    """Returns how often memory holds the discriminators; workers may share a node."""
     if config.engine == "local":
-        return state
+        return 1
     of_one = config.hosting.most_clients(nodes_in_memory(config))
     copies = config.num_workers * of_one / (config.num_clients or 1)
-    return int(state * min(max(2.0, copies), config.num_workers))
+    return min(max(2.0, copies), config.num_workers)
 
 
 def nodes_in_memory(config: RunConfig) -> int:
@@ -157,7 +157,7 @@ def clients_needed(config: RunConfig) -> int:
     if config.discriminator_training == "every_round" or config.warm_start == "public":
         return num_clients
     nodes = min(config.num_nodes, (config.clients_per_round or 1) * config.num_rounds)
-    return min(num_clients, config.hosting.most_clients(nodes))
+    return config.hosting.most_clients(nodes)
 
 
 def state_bytes(config: RunConfig) -> int:

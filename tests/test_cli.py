@@ -610,7 +610,6 @@ def test_ledger_with_an_event_of_an_unknown_kind_is_refused(fedgs, trained, tmp_
 
 WITHOUT_TORCH = """
 import sys
-import tomllib
 from experiments.cli import main
 try:
     main()

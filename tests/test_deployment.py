@@ -219,7 +219,7 @@ def test_settings_of_an_older_version_are_the_same_run(deploy):
     place.join(settings, 0)
 
 
-@pytest.mark.parametrize("sizes", ["2,2,2," * 300_000, "9,1", "2,2,-2", "x"])
+@pytest.mark.parametrize("sizes", ["2,2,2," * 300_000, "9,1", "2,2,-2", "x\n"])
 def test_sizes_of_nodes_that_cannot_be_are_refused_in_few_words(deploy, sizes):
     run = deploy()
     settings = roll_call.public_settings(run.folder.config)
@@ -227,6 +227,7 @@ def test_sizes_of_nodes_that_cannot_be_are_refused_in_few_words(deploy, sizes):
     with pytest.raises(UserError, match="node_sizes = ") as refused:
         place.join(settings | {"node_sizes": sizes}, 0)
     assert len(str(refused.value)) < 300
+    assert str(refused.value).isprintable()  # one line of a log
     assert not place.folder.exists()
 
 

@@ -11,28 +11,21 @@ from hypothesis import strategies as st
 
 from experiments.recipes import overridden
 from fedgs import local
-from fedgs.accounting import Plan, statements
+from fedgs.accounting import statements
 from fedgs.config import RunConfig, UserError
 from fedgs.hosting import Hosting, hosting, read_sizes
 from fedgs.preparation import (
     clients_needed,
-    memory_bytes,
+    copies_in_memory,
     nodes_in_memory,
     resolve_deployed,
-    state_bytes,
 )
 from fedgs.run_folder import RunFolder
 from fedgs.training import nodes_of
+from plans import FULL
 from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
 
-PLAN = Plan(
-    num_clients=10,
-    clients_per_round=10,
-    num_rounds=20,
-    batch_size=8,
-    noise_multiplier=1.0,
-    client_selection="all",
-)
+PLAN = dataclasses.replace(FULL, num_clients=10, clients_per_round=10)
 some_nodes = st.one_of(
     st.builds(Hosting, st.integers(1, 12), st.integers(1, 14)),
     st.lists(st.integers(1, 9), min_size=1, max_size=6).map(
@@ -98,10 +91,9 @@ def test_a_later_source_decides_how_nodes_are_described():
 def test_a_worker_may_hold_the_largest_node():
     sizes = {"num_clients": 12, "node_sizes": "9,1,1,1", "engine": "flower"}
     assert nodes_in_memory(tiny_config(**sizes, num_workers=4)) == 2
-    state = state_bytes(tiny_config(**sizes))
     for workers, copies in ((1, 1), (2, 2), (4, 4 * 10 / 12)):
         config = tiny_config(**sizes, num_workers=workers)
-        assert memory_bytes(config) == pytest.approx(copies * state, abs=1)
+        assert copies_in_memory(config) == pytest.approx(copies)
 
 
 def test_sizes_replace_clients_per_node():
