@@ -97,6 +97,8 @@ def debug(config: RunConfig, request: Request, as_json: bool) -> dict[str, Any]:
     if request.healthy is not None and request.suspicious is not None:
         files = {"healthy": request.healthy, "suspicious": request.suspicious}
         debug_cohorts.make_groups(files, everyone, config, request)  # raises, if at all
+    elif request.cohorts is None:
+        debug_cohorts.check_selectable(config, request)
     _check_budget(config, request, everyone)
     _make(path)
     write_plan(path, config, request, is_selected=request.healthy is None)
@@ -211,8 +213,10 @@ def _debug_runs(
     assert request.runs is not None
     folders = {c: [RunFolder.open(p) for p in request.runs[c]] for c in COHORTS}
     debug_cohorts.check_runs(folders)
-    for group in [*folders["healthy"], *folders["suspicious"]]:
+    groups = [*folders["healthy"], *folders["suspicious"]]
+    for group in groups:
         sample.load_generator(group)  # raises where there is none
+    debug_cohorts.check_independent(groups)
     config = dataclasses.replace(
         folders["healthy"][0].config, output=config.output, seed=config.seed
     )

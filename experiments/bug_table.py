@@ -11,6 +11,7 @@ command continues after an interruption. DIR/table.md is rewritten after every c
 import contextlib
 import dataclasses
 import json
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -106,12 +107,14 @@ def main(
     settings = configure("full-participation", config, wanted)
     request = Request(groups=groups, clients_per_group=clients_per_group)
     request = dataclasses.replace(request, selection_rounds=selection_rounds)
-    levels = [None if e == "none" else float(e) for e in epsilons.split(",")]
+    levels = [_epsilon(text) for text in epsilons.split(",")]
     if unknown := set(bugs.split(",")) - set(BUGS):
         raise UserError(f"bugs = {sorted(unknown)}: give --bugs of {', '.join(BUGS)}")
     output = output.absolute()
-    output.mkdir(parents=True, exist_ok=True)
     planned = cells(bugs.split(","), levels, seeds, none_seeds)
+    for cell in planned:
+        _config(output, cell, settings)  # raises before anything is made
+    output.mkdir(parents=True, exist_ok=True)
     for number, cell in enumerate(planned):
         if is_done(output, cell, request):
             continue
@@ -129,19 +132,37 @@ def main(
         )
 
 
-def compute(
-    output: Path, cell: Cell, settings: RunConfig, request: Request
-) -> dict[str, Any]:
-    """Selects the cohorts, unless they are there, trains and diagnoses one cell."""
+def _epsilon(text: str) -> float | None:
+    try:
+        return None if text == "none" else float(text)
+    except ValueError as error:
+        raise UserError(
+            f"epsilons = {text!r}: give --epsilons like none,10,3,1"
+        ) from error
+
+
+def _config(output: Path, cell: Cell, settings: RunConfig) -> RunConfig:
+    """Returns the settings of all runs of a cell.
+
+    Raises:
+        UserError: an epsilon or a seed out of range.
+    """
     noise = {"target_epsilon": cell.epsilon}
     noise["noise_multiplier"] = 0.0 if cell.epsilon is None else None
-    config = dataclasses.replace(
+    return dataclasses.replace(
         settings,
         **noise,  # type: ignore[arg-type]
         corruption=BUGS[cell.bug],
         seed=cell.seed,
         output=str(output / cell.name),
     )
+
+
+def compute(
+    output: Path, cell: Cell, settings: RunConfig, request: Request
+) -> dict[str, Any]:
+    """Selects the cohorts, unless they are there, trains and diagnoses one cell."""
+    config = _config(output, cell, settings)
     with _quiet(output / "log.txt"):
         selected = _selection(output, cell, config, request)
         if (output / cell.name / "debug.json").exists():
@@ -234,4 +255,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 if __name__ == "__main__":
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(main)
-    app()
+    try:
+        app()
+    except UserError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -18,6 +18,7 @@ from experiments import deploy
 from experiments.debug_command import debug
 from experiments.flags import (
     READING,
+    SHAPE,
     ConfigOption,
     JsonOption,
     RecipeOption,
@@ -140,7 +141,7 @@ def sample(
 
 
 @app.command()
-@settings_flags(only=READING)
+@settings_flags(only=(*READING, *SHAPE))
 def evaluate(
     source: Annotated[
         str,
@@ -364,11 +365,15 @@ def cohorts(
         float | None,
         typer.Option(help="Select privately: noise on a sum of updates / clip bound."),
     ] = None,
-    clip_bound: Annotated[float, typer.Option(help="Largest norm of an update.")] = 1.0,
+    clip_bound: Annotated[
+        float | None, typer.Option(help="Largest norm of an update: 1, if private.")
+    ] = None,
     membership_epsilon: Annotated[
-        float, typer.Option(help="Of a client's randomised answer, if private.")
-    ] = 3.0,
-    delta: Annotated[float, typer.Option(help="Of the epsilon, if private.")] = 1e-5,
+        float | None, typer.Option(help="Of a client's randomised answer: 3, likewise.")
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Of the epsilon: 1e-5, if private.")
+    ] = None,
     private_diagnostics: Annotated[
         bool,
         typer.Option(
@@ -392,6 +397,21 @@ def cohorts(
     )
     from fedgs.selection import Selection
 
+    of_privacy: dict[str, Any] = {
+        name: value
+        for name, value in (
+            ("clip_bound", clip_bound),
+            ("membership_epsilon", membership_epsilon),
+            ("delta", delta),
+        )
+        if value is not None
+    }
+    if of_privacy and selection_noise_multiplier is None:
+        name, value = next(iter(of_privacy.items()))
+        raise UserError(
+            f"{name} = {value}: is for a private selection, this one is not; give "
+            f"--selection-noise-multiplier, or leave out --{name.replace('_', '-')}"
+        )
     selection = Selection(
         below=below,
         above=above,
@@ -401,10 +421,8 @@ def cohorts(
         clients_per_round=clients_per_round,
         train_corrupted=train_corrupted,
         noise_multiplier=selection_noise_multiplier,
-        clip_bound=clip_bound,
-        membership_epsilon=membership_epsilon,
-        delta=delta,
         keep_accuracies=private_diagnostics,
+        **of_privacy,
     )
     from experiments import cohorts as selecting
 

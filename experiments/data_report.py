@@ -15,6 +15,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from fedgs.cohorts import for_all_clients, keep_cohort
 from fedgs.config import RunConfig, UserError
 from fedgs.data import FederatedImages, sources, split_records, to_float
 from fedgs.data.corruption import corrupted
@@ -45,7 +46,7 @@ def inspect(config: RunConfig, sheet: Path, as_json: bool) -> None:
         and config.data != "digits"
     ):
         config = dataclasses.replace(config, num_clients=1)
-    data = split_records(config, records)
+    data = keep_cohort(config, split_records(for_all_clients(config), records))
     try:
         write_contact_sheet(sheet, data)
     except OSError as error:

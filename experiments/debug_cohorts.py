@@ -1,8 +1,9 @@
 """The cohorts of `fedgs debug`: their source, their groups, and their checks."""
 
 import dataclasses
+import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -155,14 +156,28 @@ def select(folder: Path, config: RunConfig, request: Request) -> None:
         UserError: bad input.
         typer.Exit: the selection stopped early or failed (code 1).
     """
+    own = _of_selection(folder, config)
+    selecting.cohorts(own, selection_of(request), as_json=False)
+
+
+def check_selectable(config: RunConfig, request: Request) -> None:
+    """Fails where `select` would before it trains.
+
+    Raises:
+        UserError: as said.
+    """
+    folder = Path(config.output) / "cohorts"
+    selecting.prepare(_of_selection(folder, config), selection_of(request))
+
+
+def _of_selection(folder: Path, config: RunConfig) -> RunConfig:
+    """Returns the settings that a selection shares with the runs."""
     names = {"seed", "engine", "num_workers", "num_threads", "fast_messages"}
     for spec in dataclasses.fields(config):
         if spec.metadata["group"] == "Data":
             names.add(spec.name)
     own = {name: getattr(config, name) for name in names}
-    selecting.cohorts(
-        RunConfig(output=str(folder), **own), selection_of(request), as_json=False
-    )
+    return RunConfig(output=str(folder), **own)
 
 
 def selection_of(request: Request) -> Selection:
@@ -215,7 +230,11 @@ def make_groups(
     count = len(found[smaller].names)
     size = request.clients_per_group or count // request.groups
     if size < FEWEST_CLIENTS or size * request.groups > count:
-        raise _too_few(f"{smaller} = {files[smaller]}", count, request)
+        again = ""
+        if request.healthy is None and request.cohorts is None:
+            folder = files[smaller].parent
+            again = f"; the selection is made: start again with --cohorts {folder}"
+        raise _too_few(f"{smaller} = {files[smaller]}", count, request, again=again)
     assert config.seed is not None
     groups = dict[str, Cohort]()
     for cohort, own in found.items():
@@ -253,22 +272,35 @@ def check_selection(found: Mapping[str, Cohort]) -> None:
 
 
 def check_size(size: int, num_clients: int, request: Request) -> None:
-    """Refuses data with too few clients for any cohorts.
+    """Refuses data with too few clients for the cohorts that will be selected.
 
     Raises:
         UserError: as said.
     """
     if size < FEWEST_CLIENTS or 2 * size * request.groups > num_clients:
         raise _too_few("data", num_clients, request, cohorts=2)
+    if request.healthy is not None or request.cohorts is not None:
+        return
+    shares = {
+        "percentile_below": request.percentile_below,
+        "percentile_above": 100 - request.percentile_above,
+    }
+    for name, share in shares.items():
+        count = math.ceil(num_clients * share / 100)
+        if size * request.groups > count:
+            value = getattr(request, name)
+            raise _too_few(f"{name} = {value:g}", count, request)
 
 
-def _too_few(source: str, count: int, request: Request, cohorts: int = 1) -> UserError:
+def _too_few(
+    source: str, count: int, request: Request, cohorts: int = 1, again: str = ""
+) -> UserError:
     size = request.clients_per_group or FEWEST_CLIENTS
     least = cohorts * request.groups * size
     return UserError(
         f"{source}: {count} clients are too few for {cohorts * request.groups} groups "
         f"of at least {size}, that is {least}; give larger cohorts or a smaller "
-        "--clients-per-group or --groups"
+        f"--clients-per-group or --groups{again}"
     )
 
 
@@ -314,3 +346,33 @@ def check_runs(folders: Mapping[str, list[RunFolder]]) -> None:
                 )
             owners[name] = folder.path
     check_selection(cohorts)
+
+
+def check_independent(folders: Sequence[RunFolder]) -> None:
+    """Refuses generators that were trained elsewhere and do not make a comparison.
+
+    Raises:
+        UserError: two of one seed, or after different rounds.
+    """
+    for name in ("seed", "noise_seed"):
+        found = dict[int, Path]()
+        for folder in folders:
+            value = getattr(folder.config, name)
+            if value is None:
+                continue
+            if value in found:
+                raise UserError(
+                    f"{name} = {value} in {found[value]} and {folder.path}: generators "
+                    "of one seed resemble each other, and the comparison rests on "
+                    "their being independent; train every group with a "
+                    f"--{name.replace('_', '-')} of its own"
+                )
+            found[value] = folder.path
+    first, *others = folders
+    for folder in others:
+        if folder.last_round != first.last_round:
+            raise UserError(
+                f"{folder.path}: ended after round {folder.last_round}, {first.path} "
+                f"after round {first.last_round}: runs of different length cannot be "
+                f"compared; continue with `fedgs resume {folder.path}`"
+            )

@@ -48,6 +48,10 @@ def debug(
         "fedgs debug sets it by --bug, --fraction and the cohorts; leave out",
     )
     request = request_of(given)
+    if request.runs is not None:
+        others = {name: v for name, v in settings.items() if name != "output"}
+        others |= {"recipe": recipe, "config": config}
+        refuse(others, "the runs exist and have their settings; leave out")
     own = {**settings, **_bug(given, request)}
     configured = configure(recipe or "full-participation", config, own, engine="flower")
     bug_detection.debug(configured, request, as_json)

@@ -125,7 +125,7 @@ def write_plan(
         "clients": groups.found if groups else None,
         "source": BY_ACCURACY if is_selected else "the user's own files",
         "planted": planted,
-        "command": shlex.join(["fedgs", *sys.argv[1:]]),
+        "command": _command(config),
         "settings": {
             **rule,
             "samples_per_group": request.samples_per_group,
@@ -138,6 +138,16 @@ def write_plan(
     if groups is not None:
         content["command"] = read_json(path / "debug.json")["command"]
     write_json(path / "debug.json", content)
+
+
+def _command(config: RunConfig) -> str:
+    """Returns the command of this process, with the seed even where it drew one."""
+    given = sys.argv[1:]
+    if Path(sys.argv[0]).stem == "bug_table":
+        return shlex.join(["python", "-m", "experiments.bug_table", *given])
+    if not any(word.split("=")[0] == "--seed" for word in given):
+        given = [*given, "--seed", str(config.seed)]
+    return shlex.join(["fedgs", *given])
 
 
 def _plain(value: Any) -> Any:

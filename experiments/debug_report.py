@@ -97,11 +97,14 @@ def conditions(plan: Mapping[str, Any]) -> list[str]:
         "permutation test alone would notice that; a bug is named only if its share "
         "of the images is large as well."
     )
+    grouped = "as fedgs did here"
+    if plan["request"]["runs"] is not None:
+        grouped = "which only who trained these runs knows"
     return [
         "The null hypothesis of the exact test: the groups of both cohorts are "
-        "exchangeable. That holds if the cohorts are one population, processed alike; "
-        "clients were put into groups at random, and all generators were trained with "
-        "the same settings on equally many clients.",
+        "exchangeable. That holds if the cohorts are one population, processed alike, "
+        f"and clients were put into groups at random, {grouped}. All generators were "
+        "trained with the same settings on equally many clients.",
         selected if plan["source"] == BY_ACCURACY else given,
         "Samples do not say which cohort is the spoilt one: look at the picture.",
         "Inversion is not named where the mean pixel is near 0.5, rotation where the "

@@ -1,6 +1,7 @@
 """What `fedgs evaluate` does: all metrics of one source of images against real ones."""
 
 import dataclasses
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -10,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import typer
 from numpy.typing import NDArray
 
 from experiments import evaluation_report
 from experiments.evaluation_report import Progress
-from experiments.flags import READING
+from experiments.flags import READING, SHAPE
 from fedgs.config import RunConfig, UserError
+from fedgs.config_checks import check_data
 from fedgs.data import sources
 from fedgs.evaluation import classifiers, downstream, images, inception, quality
 from fedgs.evaluation.images import LabelledImages, RealImages
@@ -29,10 +32,11 @@ from fedgs.evaluation.lenet import (
     PAPER_TEST_ACCURACY,
     Outputs,
     cached_lenet,
+    cached_name,
     outputs,
     test_accuracy,
 )
-from fedgs.run_folder import RunFolder
+from fedgs.run_folder import RunFolder, versions
 
 ALL = classifiers.NAMES
 METRICS = ("images", "cnn", "classifiers", "label-efficiency")
@@ -76,7 +80,8 @@ class Request:
 
     Attributes:
         data: "" is the run's own.
-        reading: settings of `READING` that the user gave; the run's otherwise.
+        reading: settings of `READING` and `SHAPE` that the user gave, the run's
+            otherwise; all of them once the data is known.
     """
 
     source: str
@@ -102,8 +107,10 @@ class Request:
     @property
     def network(self) -> str:
         """The classifier of the real data in the names of metrics."""
-        data = self.data.split(":")[0].replace("-", "_")
-        return f"lenet_{data}_fast" if self.fast else f"lenet_{data}"
+        parts = ["lenet", self.data.split(":")[0]]
+        classes = self.reading.get("classes", "all")
+        parts += [classes] * (classes != "all") + ["fast"] * self.fast
+        return "_".join(parts).replace("-", "_")
 
     def validate(self) -> None:
         """Checks what needs no data.
@@ -126,6 +133,14 @@ class Request:
                 )
         if self.count is not None:
             _check_count("count", self.count)
+        if len(set(self.classifiers)) < len(self.classifiers):
+            raise UserError(
+                f"classifiers = {','.join(self.classifiers)}: give each one once"
+            )
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"seed = {self.seed}: give --seed from 0 to {2**32 - 1}")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise UserError("device = 'cuda': no GPU is available; give --device cpu")
         if self.num_workers < 1:
             raise UserError(f"num_workers = {self.num_workers}: give at least 1")
         for package, metrics in NEEDED.items():
@@ -147,7 +162,8 @@ def evaluate(request: Request, as_json: bool) -> None:
     request.validate()
     request = with_data(request)
     started = time.monotonic()
-    real, synthetic = _load(request)
+    request, real, synthetic = _load(request)
+    evaluation_report.check_writable(request)
     try:
         with Progress() as progress:
             result = _result(request, real, synthetic, progress)
@@ -155,8 +171,17 @@ def evaluate(request: Request, as_json: bool) -> None:
         print("stopped; continue with the same command", file=sys.stderr)
         raise typer.Exit(1) from error
     result["seconds"] = round(time.monotonic() - started, 1)
+    result = _finite(result)
     evaluation_report.write(request, result, real, synthetic)
     evaluation_report.show(request, result, as_json)
+
+
+def _finite(value: Any) -> Any:
+    """Returns a result with None for what is not defined: JSON has no NaN."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    is_undefined = isinstance(value, float) and not math.isfinite(value)
+    return None if is_undefined else value
 
 
 def with_data(request: Request) -> Request:
@@ -173,18 +198,31 @@ def with_data(request: Request) -> Request:
     return dataclasses.replace(request, data=data)
 
 
-def _load(request: Request) -> tuple[RealImages, LabelledImages]:
-    """Returns the real images and the synthetic ones."""
+def _load(request: Request) -> tuple[Request, RealImages, LabelledImages]:
+    """Returns the request with all settings of its data, the real and the synthetic."""
     path, folder, synthetic = Path(request.source), None, None
     config = RunConfig()
     if path.suffix == ".npz":
         synthetic = images.read_npz(path)
         channels, side = synthetic.images.shape[1:3]
         config = dataclasses.replace(config, image_channels=channels, image_size=side)
+        _check_shape(request, config)
     elif request.source not in images.YARDSTICKS:
         folder = RunFolder.open(path)
         config = _reading_of(folder.config, request.data)
+        _check_shape(request, config)
+        _check_held_out(request, folder.config)
     config = dataclasses.replace(config, data=request.data, **request.reading)
+    check_data(config)
+    if config.image_size < images.SMALLEST_SIDE:
+        raise UserError(
+            f"image_size = {config.image_size}: give --image-size at least "
+            f"{images.SMALLEST_SIDE}"
+        )
+    names = [name for name in (*READING, *SHAPE) if name != "data"]
+    request = dataclasses.replace(
+        request, reading={name: getattr(config, name) for name in names}
+    )
     sizes, seed = request.sizes, request.seed
     real = images.load_real(config, sizes.real)
     if sizes.test is not None:
@@ -203,7 +241,43 @@ def _load(request: Request) -> tuple[RealImages, LabelledImages]:
             f"{request.source}: one class only (label {classes[0]}), classifiers need "
             "two; give --metrics images"
         )
-    return real, synthetic
+    return request, real, synthetic
+
+
+def _check_shape(request: Request, source: RunConfig) -> None:
+    """Refuses another shape than that of the synthetic images."""
+    for name in SHAPE:
+        value = getattr(source, name)
+        if request.reading.get(name, value) != value:
+            raise UserError(
+                f"{name} = {request.reading[name]}: {request.source} has {value}, and "
+                "real images must be alike; give other --data, or leave out "
+                f"--{name.replace('_', '-')}"
+            )
+
+
+def _check_held_out(request: Request, run: RunConfig) -> None:
+    """Refuses to test on images of owners that the run may have trained on.
+
+    Of one fraction the images held out are a part of those of a larger one.
+    """
+    if sources.with_absolute_path(request.data) != run.data:
+        return
+    fraction = request.reading.get("test_fraction", run.test_fraction)
+    if fraction > run.test_fraction:
+        raise UserError(
+            f"test_fraction = {fraction}: the run held out {run.test_fraction} of its "
+            "clients' images and was trained on all others, so they cannot test it; "
+            "leave out --test-fraction, give other --data, or train with it"
+        )
+    for name in ("classes", "hf_options"):
+        value = getattr(run, name)
+        if run.test_fraction and request.reading.get(name, value) != value:
+            raise UserError(
+                f"{name} = {request.reading[name]!r}: with another than the run's, "
+                f"{value!r}, other images would be held out; leave out "
+                f"--{name.replace('_', '-')}"
+            )
 
 
 def _reading_of(run: RunConfig, data: str) -> RunConfig:
@@ -212,7 +286,7 @@ def _reading_of(run: RunConfig, data: str) -> RunConfig:
     Of other data only the folder is taken from the run.
     """
     is_same = sources.with_absolute_path(data) == run.data
-    names = ["image_size", "image_channels", "data_dir", *(READING if is_same else ())]
+    names = [*SHAPE, "data_dir", *(READING if is_same else ())]
     return RunConfig(**{name: getattr(run, name) for name in names})
 
 
@@ -230,6 +304,12 @@ def _result(
     result: dict[str, Any] = {
         "source": request.source,
         "data": request.data,
+        "reading": {
+            name: value
+            for name, value in request.reading.items()
+            if name not in ("data_dir", "download")
+        },
+        "versions": versions(),
         "seed": request.seed,
         "fast": request.fast,
         "num_synthetic": len(synthetic.labels),
@@ -237,7 +317,10 @@ def _result(
         "num_test": len(real.test.labels),
         "privacy": "computed from real images: not covered by the epsilon of a run",
     }
+    if (Path(request.source) / "config.json").is_file():
+        result["round"] = RunFolder.open(request.source).last_round
     if {"images", "label-efficiency"} & set(request.metrics):
+        result["network"] = cached_name(real.train, real.num_classes)
         model = cached_lenet(
             real.train,
             real.num_classes,
@@ -246,9 +329,9 @@ def _result(
         )
         found = outputs(model, real.test.images)
         result[f"{request.network}_test_accuracy"] = test_accuracy(found, real)
-        if request.data in PAPER_TEST_ACCURACY:
-            paper = PAPER_TEST_ACCURACY[request.data]
-            result["paper_classifier_test_accuracy"] = paper
+        kind = request.data.split(":")[0]
+        if kind in PAPER_TEST_ACCURACY:
+            result["paper_classifier_test_accuracy"] = PAPER_TEST_ACCURACY[kind]
         ours = outputs(model, synthetic.images)
         if "images" in request.metrics:
             theirs = outputs(model, real.train.images)
@@ -336,11 +419,14 @@ def _classifiers(
     )
     names, workers = request.classifiers, request.num_workers
     report = progress.classifiers("classifiers on synthetic images", len(names))
-    ours = classifiers.run_classifiers(task, names, workers, report)
+    ours, failed = classifiers.run_classifiers(task, names, workers, report)
+    names = [name for name in names if name not in failed]
+    average = float(np.mean([ours[name]["accuracy"] for name in names] or [math.nan]))
     result = {
         "protocol": request.protocol,
+        "failed": failed,
         "accuracy": {name: ours[name]["accuracy"] for name in names},
-        "average": float(np.mean([ours[name]["accuracy"] for name in names])),
+        "average": math.nan if failed else average,
         "per_class": {name: ours[name]["per_class"] for name in names},
         "unconverged": [name for name in names if ours[name]["converged"] is False],
         "seconds": {name: round(ours[name]["seconds"], 1) for name in names},
@@ -358,10 +444,10 @@ def _classifiers(
     theirs = classifiers.cached_results(task, names)
     if calibrate and len(theirs) < len(names):
         report = progress.classifiers("classifiers on real images", len(names))
-        theirs = classifiers.run_classifiers(task, names, workers, report)
+        theirs, _ = classifiers.run_classifiers(task, names, workers, report)
     ratios = classifiers.calibrated(ours, theirs)
     result["real_accuracy"] = {n: theirs[n]["accuracy"] for n in names if n in theirs}
     result["calibrated"] = ratios
-    if len(ratios) == len(names):
+    if len(ratios) == len(names) and not failed:
         result["calibrated_average"] = float(np.mean(list(ratios.values())))
     return result

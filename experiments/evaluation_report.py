@@ -77,19 +77,20 @@ class Progress:
 
     def classifiers(
         self, title: str, total: int
-    ) -> Callable[[str, dict[str, Any], bool], None]:
+    ) -> Callable[[str, dict[str, Any] | None, bool], None]:
         """Returns what the classifiers call with each result."""
         bar = self.bars.add_task(title, total=total)
         done = 0
 
-        def report(name: str, result: dict[str, Any], is_cached: bool) -> None:
+        def report(name: str, result: dict[str, Any] | None, is_cached: bool) -> None:
             nonlocal done
             done += 1
             self.bars.update(bar, completed=done)
-            how = "cached" if is_cached else f"{result['seconds']:.1f} s"
-            self.say(
-                f"{title}: {done} of {total}, {name} {result['accuracy']:.4f} ({how})"
-            )
+            shown = "cannot be trained"
+            if result is not None:
+                how = "cached" if is_cached else f"{result['seconds']:.1f} s"
+                shown = f"{result['accuracy']:.4f} ({how})"
+            self.say(f"{title}: {done} of {total}, {name} {shown}")
 
         return report
 
@@ -115,6 +116,27 @@ def places(request: "Request") -> tuple[Path, Path]:
     return base / f"{prefix}evaluations.jsonl", base / f"{prefix}evaluation"
 
 
+def check_writable(request: "Request") -> None:
+    """Makes the folder of pictures, before the work of which it is to show the result.
+
+    Raises:
+        UserError: the output cannot be written.
+    """
+    lines, folder = places(request)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(lines, error.strerror) from error
+    if lines.is_dir() or not os.access(lines if lines.exists() else folder, os.W_OK):
+        raise _unwritable(lines, f"{lines.name} cannot be written")
+
+
+def _unwritable(lines: Path, reason: str | None) -> UserError:
+    return UserError(
+        f"output = {lines.parent}: {reason}; give --output a folder that can be written"
+    )
+
+
 def write(
     request: "Request",
     result: dict[str, Any],
@@ -128,7 +150,6 @@ def write(
     """
     lines, folder = places(request)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         _write_samples(folder / "samples.png", real, synthetic)
         if "label_efficiency" in result:
             figure = label_efficiency_figure(result["label_efficiency"])
@@ -137,14 +158,11 @@ def write(
             figure = per_class_figure(result["classifiers"]["per_class"])
             _save(folder / "per-class-accuracy.png", figure)
         with open(lines, "a") as file:
-            file.write(json.dumps(result) + "\n")
+            file.write(json.dumps(result, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise UserError(
-            f"output = {lines.parent}: {error.strerror}; give --output a folder that "
-            "can be written"
-        ) from error
+        raise _unwritable(lines, error.strerror) from error
 
 
 def _write_samples(path: Path, real: RealImages, synthetic: LabelledImages) -> None:
@@ -216,7 +234,7 @@ def _save(path: Path, figure: "Figure") -> None:
 def show(request: "Request", result: dict[str, Any], as_json: bool) -> None:
     """Prints the result as one JSON object, or as tables."""
     if as_json:
-        print(json.dumps(result))
+        print(json.dumps(result, allow_nan=False))
         return
     table = Table(
         title=f"{request.source} against {request.data}", title_justify="left"
@@ -228,6 +246,8 @@ def show(request: "Request", result: dict[str, Any], as_json: bool) -> None:
             table.add_row(name, f"{value:.4f}")
         elif isinstance(value, int) and not isinstance(value, bool):
             table.add_row(name, str(value))
+        elif value is None:
+            table.add_row(name, "undefined")
     console.print(table)
     if "fid_inception_v3_pool3" not in result and "images" in request.metrics:
         _say("fid_inception_v3_pool3: not computed, needs --inception-weights")
@@ -255,8 +275,9 @@ def _classifier_table(request: "Request", found: dict[str, Any]) -> Table:
     names = list(found["accuracy"])
     for name in names:
         table.add_row(name, *(_cell(column.get(name)) for column in columns.values()))
-    table.add_section()
-    table.add_row("average", *(_mean(column, names) for column in columns.values()))
+    if not found["failed"]:
+        table.add_section()
+        table.add_row("average", *(_mean(column, names) for column in columns.values()))
     return table
 
 
@@ -276,6 +297,8 @@ def _show_notes(request: "Request", found: dict[str, Any]) -> None:
             "calibrated: needs the same classifiers trained on the real images; add "
             "--calibrate (trained once, then cached)"
         )
+    for reason in found["failed"].values():
+        _say(reason)
     if found["unconverged"]:
         _say(f"stopped at their limit of iterations: {', '.join(found['unconverged'])}")
 

@@ -155,7 +155,7 @@ def _scale(folder: RunFolder, config: RunConfig, recipe: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draws one figure; returns the exit code."""
-    parsed = _parser().parse_args(arguments)
+    parsed = _parser().parse_intermixed_args(arguments)
     return exit_code(lambda stop: print(*draw(_request(parsed), stop), sep="\n"))
 
 
@@ -203,6 +203,10 @@ def _request(given: argparse.Namespace) -> Request:
     own = parse_settings(texts, ["run"])["run"]
     is_curve = given.figure in KINDS
     values = parse_values(given.figure, given.values, given.scale) if is_curve else ()
+    if not is_curve and given.values is not None:
+        raise UserError(
+            f"values = {given.values}: only curves vary a setting; leave out --values"
+        )
     return Request(
         figure=given.figure,
         output=given.output,

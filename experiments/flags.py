@@ -19,6 +19,7 @@ READING = (  # of real data: where it is and how to read it
     *("data", "data_dir", "download", "polarity", "classes", "test_fraction"),
     *("hf_options", "num_classes"),
 )
+SHAPE = ("image_channels", "image_size")
 
 RecipeOption = Annotated[
     str | None, typer.Option(help=f"Start from a recipe: {', '.join(RECIPES)}.")

@@ -152,7 +152,8 @@ class Page:
         for debug in self.debugs:
             if debug.statements:
                 caption = f"{debug.name}: all groups, each client in one of them"
-                tables.append(privacy_table(caption, debug.statements, self.config))
+                config = debug.runs[0].config
+                tables.append(privacy_table(caption, debug.statements, config))
                 covered += debug.runs
         for run in self.runs:
             if not any(run is other for other in covered):
@@ -161,7 +162,8 @@ class Page:
                 tables.append(table)
         if self.together:
             caption = "All of these runs together, on the same clients"
-            tables.append(privacy_table(caption, self.together, self.config))
+            config = self.singles[0].config
+            tables.append(privacy_table(caption, self.together, config))
         return tables
 
     @cached_property
@@ -197,6 +199,12 @@ class Page:
             commands.append(f"fedgs evaluate {name} --data {data}{place}")
         names = [shlex.quote(found.name) for found in (*self.debugs, *self.singles)]
         return [*commands, f"fedgs report {' '.join(names)} -o report.html"]
+
+    @property
+    def is_not_added_up(self) -> bool:
+        """Whether no table says what all folders released together."""
+        count = len(self.debugs) + len(self.singles)
+        return count > 1 and (bool(self.debugs) or self.together is None)
 
     @property
     def hides_seeds(self) -> bool:

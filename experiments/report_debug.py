@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.report_run import RunFacts, read_run
+from experiments.report_run import RunFacts, read_png, read_run
 from experiments.report_tables import Table
 from fedgs.accounting import Statement
 from fedgs.config import UserError
@@ -62,7 +62,15 @@ class DebugFacts:
     @property
     def command(self) -> str:
         """The command that made the folder; paths without their folders."""
-        return without_folders(str(self.debug["command"]))
+        command = without_folders(str(self.debug["command"]))
+        if any(facts.config.amplification for facts in self.runs):
+            return re.sub(r" --(noise-)?seed[ =]\S+", "", command)
+        return command
+
+    @property
+    def trained_before(self) -> list[RunFacts]:
+        """Runs that were not trained by that command, but given to it."""
+        return self.runs if self.debug["request"]["runs"] is not None else []
 
     @property
     def outcome(self) -> str:
@@ -115,6 +123,10 @@ def read_debug_folder(path: Path) -> DebugFacts:
     from experiments.bug_detection import read_debug  # imports Flower
 
     debug, diagnosis = read_debug(path)
+    if not isinstance(debug.get("runs"), dict):
+        raise UserError(
+            f"{path}: a broken debug.json (no runs); restore it from a backup"
+        )
     cohorts: dict[str, list[RunFacts]] = {}
     missing: list[str] = []
     for cohort, groups in debug["runs"].items():
@@ -129,14 +141,30 @@ def read_debug_folder(path: Path) -> DebugFacts:
             "ask for the report again"
         )
     picture = path / "diagnosis.png"
-    return DebugFacts(
+    facts = DebugFacts(
         name=path.absolute().name,
         cohorts=cohorts,
         missing=missing,
         debug=debug,
         diagnosis=diagnosis,
-        picture=picture.read_bytes() if picture.is_file() else None,
+        picture=read_png(picture)[0] if picture.is_file() else None,
     )
+    _check(path, facts)
+    return facts
+
+
+def _check(path: Path, facts: DebugFacts) -> None:
+    """Refuses files of which the page cannot be made."""
+    try:
+        _ = (facts.tables, facts.headline, facts.outcome, facts.trained_before)
+        _ = (facts.verdict, facts.debug["source"], facts.debug["groups"])
+        if facts.diagnosis is not None:
+            _ = (facts.diagnosis["sentence"], facts.diagnosis["conditions"])
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{path}: a broken debug.json or diagnosis.json ({error!r}); restore it "
+            "from a backup"
+        ) from error
 
 
 def without_folders(command: str) -> str:
@@ -168,9 +196,11 @@ def diagnosis_tables(diagnosis: Mapping[str, Any]) -> list[Table]:
         for row in diagnosis["ranking"]
     ]
     rate = (
-        f"Bugs are named at a false-positive rate of {diagnosis['alpha']:g} for the "
-        f"whole table. The smallest p that {diagnosis['groups']} groups on each side "
-        f"can reach is {_value(diagnosis['attainable_p'])} "
+        f"Where the cohorts are alike, any bug of this table is named with "
+        f"probability at most {_value(diagnosis['false_positive_rate'])}; for cohorts "
+        "that differ otherwise see the conditions. The smallest p that "
+        f"{diagnosis['groups']} groups on each side can reach is "
+        f"{_value(diagnosis['attainable_p'])} "
         f"({diagnosis['num_splits']} splits)."
     )
     head = ["suspected", "decision", f"effect [{level}]", "p", "adjusted p"]

@@ -164,9 +164,9 @@ def _evaluation(run: Path) -> dict[str, Any]:
     """Returns the last evaluation, filled up from earlier ones of the same kind."""
     lines = read_lines(run / "evaluations.jsonl")
     merged: dict[str, Any] = {}
+    kind = ("data", "fast", "reading", "round")
     for line in lines:
-        kinds = [(found.get("data"), found.get("fast")) for found in (line, lines[-1])]
-        if kinds[0] == kinds[1]:
+        if all(line.get(name) == lines[-1].get(name) for name in kind):
             merged |= line
     return merged
 
@@ -190,12 +190,24 @@ def _grids(run: Path) -> list[Grid]:
 
 
 def _grid(path: Path) -> Grid:
+    png, size = read_png(path)
+    try:
+        return Grid(int(path.stem.removeprefix("round-")), png, *size)
+    except ValueError as error:
+        raise UserError(f"{path}: not named by its round; remove it") from error
+
+
+def read_png(path: Path) -> tuple[bytes, tuple[int, int]]:
+    """Returns the content of a picture, and its width and height.
+
+    Raises:
+        UserError: no PNG, or a damaged one.
+    """
     try:
         png = path.read_bytes()
         with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
             image.verify()
-            size = image.size
-        return Grid(int(path.stem.removeprefix("round-")), png, *size)
+            return png, image.size
     except (OSError, SyntaxError, ValueError) as error:
         raise UserError(f"{path}: no readable PNG; restore it from a copy") from error
 

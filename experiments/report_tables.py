@@ -10,7 +10,8 @@ from experiments.report_run import RunFacts, shown_data, shown_settings
 from fedgs.accounting import Statement
 from fedgs.config import RunConfig
 
-BOOKKEEPING = ("seed", "seconds", "num_", "downstream_cnn_num")  # last in the table
+# Last in the table.
+BOOKKEEPING = ("seed", "seconds", "round", "num_", "downstream_cnn_num")
 
 
 @dataclass(frozen=True)
@@ -220,13 +221,19 @@ def _classifier_tables(facts: RunFacts) -> list[Table]:
             [name, *(_cell(column.get(name)) for column in columns.values())]
             for name in found.get("accuracy", {})
         ]
-        rows.append(["average", *(_mean(c, len(rows)) for c in columns.values())])
+        note = f"Protocol {found.get('protocol', '?')}. Calibrated: synthetic / real."
+        if failed := found.get("failed"):
+            note += (
+                f" Could not be trained, so there is no average: {', '.join(failed)}."
+            )
+        else:
+            rows.append(["average", *(_mean(c, len(rows)) for c in columns.values())])
         tables.append(
             Table(
                 f"{facts.name}: classifiers tested on real images",
                 ["trained on", *columns],
                 rows,
-                f"Protocol {found.get('protocol', '?')}. Calibrated: synthetic / real.",
+                note,
             )
         )
     if curves := facts.evaluation.get("label_efficiency"):

@@ -18,6 +18,8 @@ from experiments.result_lines import Line, ResultLines, read_lines
 from experiments.stored_runs import generator_of
 from fedgs import sample
 from fedgs.accounting import Run, Statement, statements_of_runs
+from fedgs.config import UserError
+from fedgs.evaluation.quality import NUM_SPLITS
 from fedgs.ledger import Ledger
 from fedgs.run_folder import RunFolder
 
@@ -44,6 +46,18 @@ class Protocol:
     count: int | None = None
     fast: bool = True
     metrics: tuple[str, ...] = ("images", "cnn")
+
+    def __post_init__(self) -> None:
+        """Checks the number of images.
+
+        Raises:
+            UserError: fewer than the splits of the Inception Score.
+        """
+        if self.count is not None and self.count < NUM_SPLITS:
+            raise UserError(
+                f"count = {self.count}: give --count at least {NUM_SPLITS}, the splits "
+                "of the Inception Score"
+            )
 
     @property
     def key(self) -> str:

@@ -163,6 +163,9 @@ def _request(given: argparse.Namespace) -> Request:
         seeds = tuple(int(seed) for seed in given.seeds.split(","))
     except ValueError as error:
         raise UserError(f"seeds = {given.seeds!r}: give --seeds like 0,1") from error
+    for name, values in (("rows", rows), ("seeds", seeds)):
+        if len(set(values)) < len(values):
+            raise UserError(f"{name} = {getattr(given, name)!r}: give each one once")
     data = with_absolute_path(given.data)
     reading: dict[str, Any] = {"test_fraction": given.test_fraction}
     if given.data_dir is not None:

@@ -51,6 +51,13 @@ def check_data(config: "RunConfig") -> None:
                 f"{name} = {value!r}: is for --data hf:NAME, not for "
                 f"{config.data!r}; leave out {flag}"
             )
+    if config.partitioner is not None and config.test_fraction:
+        raise UserError(
+            f"test_fraction = {config.test_fraction}: partitioner = "
+            f"{config.partitioner!r} shuffles who has which image, and an evaluation "
+            "could not find those held out; leave out --test-fraction, or name a "
+            "column of clients: --hf-options \"client='NAME'\""
+        )
     if config.cohort is not None and config.partition in ("iid", "dirichlet"):
         raise UserError(
             f"cohort = {config.cohort!r}: partition = {config.partition} makes clients "

@@ -120,6 +120,19 @@ class RunFolder:
         """The folder of the simulated clients' states."""
         return self.path / "private"
 
+    @property
+    def last_round(self) -> int:
+        """The round of the last checkpoint, a finished run's last; 0 before it.
+
+        Raises:
+            UserError: a malformed checkpoint.
+        """
+        path = self.path / "checkpoint" / "checkpoint.json"
+        found = read_json(path).get("round") if path.exists() else 0
+        if not isinstance(found, int):
+            raise UserError(f"{path}: corrupted checkpoint; {REMEDY}")
+        return found
+
     def ledger(self) -> Ledger:
         """Opens the ledger for appending.
 
@@ -284,11 +297,15 @@ def old_states(folder: Path, keep_round: int) -> list[Path]:
 def write_atomically(path: Path, content: bytes) -> None:
     """Writes a file so that a reader sees the old or the new content, never half."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:  # a full disk, or a folder of that name: leave nothing behind
+        temporary.unlink(missing_ok=True)
+        raise
     _sync(path.parent)
 
 

@@ -1,5 +1,6 @@
 """Drawing from a trained generator: arrays and picture grids; no privacy cost."""
 
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from torchvision.utils import make_grid
 
 from fedgs.config import RunConfig, UserError
 from fedgs.models import build_generator, sample_labels, sample_latents
-from fedgs.run_folder import RunFolder, read_tensors
+from fedgs.run_folder import RunFolder, read_tensors, write_atomically
 from fedgs.stream import stream
 
 GRID_ROWS = 8
@@ -100,6 +101,6 @@ def save_images(path: Path, images: npt.NDArray[np.float32], columns: int) -> No
     Privacy: the file is as private as the images.
     """
     grid = make_grid(torch.from_numpy(images), nrow=columns, padding=2, pad_value=0.3)
-    temporary = path.with_name(f".{path.name}")
-    to_pil_image(grid).save(temporary, format="PNG")
-    temporary.replace(path)
+    content = BytesIO()
+    to_pil_image(grid).save(content, format="PNG")
+    write_atomically(path, content.getvalue())

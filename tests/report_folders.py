@@ -67,6 +67,7 @@ def make_debug(path: Path, **diagnosis: object) -> Path:
         "planted": {"corruption": "invert", "fraction": 0.5},
         "command": "fedgs debug --data-dir /home/ada/secret --output /tmp/x",
         "settings": {"alpha": 0.05, "min_effect": 0.25, "groups": 2},
+        "request": {"runs": None},
         "config": {},
         "versions": {},
     }
@@ -83,6 +84,7 @@ DIAGNOSIS = {
     "bugs": ["invert"],
     "alpha": 0.05,
     "attainable_p": 0.3333,
+    "false_positive_rate": 0.0,
     "num_splits": 3,
     "groups": 2,
     "min_effect": 0.25,

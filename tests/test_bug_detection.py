@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -425,6 +428,9 @@ def test_the_engine_is_flower_unless_a_config_file_says_another(
         ({"bug": "flip", "noise_multiplier": None, "target_epsilon": -1}, "above 0"),
         ({"bug": "flip", "percentile_below": 80, "percentile_above": 60}, "exceeds"),
         ({"bug": "flip", "percentile_below": 100}, "below 100"),
+        ({"bug": "flip", "percentile_below": 10}, "percentile_below = 10: 3 clients"),
+        ({"bug": "flip", "percentile_above": 90}, "percentile_above = 90: 3 clients"),
+        ({"bug": "flip", "data": "digits"}, "cohorts are of people"),
         ({"bug": "none", "cohorts": "/nowhere"}, "no folder of `fedgs cohorts`"),
         ({"bug": "flip", "cohorts": "/nowhere"}, "leave out --bug"),
         ({"healthy": "/nowhere"}, "give --suspicious too"),
@@ -465,7 +471,8 @@ def test_alpha_below_the_attainable_p_is_noted_and_undecided(fedgs, runs, tmp_pa
     code, _, err = compare(fedgs, tmp_path, runs, alpha=0.02)
     assert code == 0
     assert "0.02857, the least p of 4 groups: no bug can be named" in err
-    assert read_debug(tmp_path / "two")[1]["bugs"] == []
+    found = read_debug(tmp_path / "two")[1]
+    assert (found["bugs"], found["verdict"]) == ([], "undecided")
 
 
 @pytest.fixture
@@ -500,6 +507,42 @@ def test_runs_that_differ_are_refused(fedgs, runs, tmp_path, settings, words):
     assert code == 2
     assert words in err
     assert not (tmp_path / "two").exists()
+
+
+@pytest.mark.parametrize("name", ["seed", "noise_seed"])
+def test_generators_of_one_seed_are_refused(fedgs, runs, tmp_path, name):
+    """Random starts in common would look like strokes in common."""
+    change_config(runs["healthy"][1], **{name: 17})
+    change_config(runs["suspicious"][2], **{name: 17})
+    code, _, err = compare(fedgs, tmp_path, runs)
+    assert code == 2
+    assert f"{name} = 17 in {runs['healthy'][1]} and {runs['suspicious'][2]}" in err
+    assert f"with a --{name.replace('_', '-')} of its own" in err
+    assert not (tmp_path / "two").exists()
+
+
+def test_a_run_that_was_interrupted_is_refused(fedgs, runs, tmp_path):
+    run = runs["suspicious"][0]
+    (run / "generator.safetensors").unlink()
+    (run / "generator_ema.safetensors").unlink()
+    commit = run / "checkpoint" / "checkpoint.json"
+    commit.write_text(json.dumps(json.loads(commit.read_text()) | {"round": 1}))
+    code, _, err = compare(fedgs, tmp_path, runs)
+    assert code == 2
+    assert f"{run}: ended after round 1, " in err
+    assert f"continue with `fedgs resume {run}`" in err
+    assert not (tmp_path / "two").exists()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"num_rounds": 5}, {"data": "nothing"}, {"recipe": "demo"}, {"seed": 3}],
+)
+def test_settings_beside_runs_that_exist_are_refused(fedgs, runs, tmp_path, settings):
+    code, _, err = compare(fedgs, tmp_path, runs, **settings)
+    (name,) = settings
+    assert code == 2
+    assert re.match(rf"Error: {name} = .*: the runs exist and have their", err)
 
 
 def test_runs_on_the_same_clients_are_refused(fedgs, runs, tmp_path):
@@ -566,6 +609,29 @@ def test_cells_of_the_table_come_seed_by_seed():
         "none-1-noise-free",
         "none-1-epsilon-1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--bugs", "melt"], "bugs = ['melt']: give --bugs of flip, rotate, none"),
+        (["--epsilons", "none,x"], "epsilons = 'x': give --epsilons like none,10,3,1"),
+        (["--epsilons", "-1"], "target_epsilon = -1.0: give --target-epsilon"),
+        (["--config", "none.toml"], "none.toml"),
+    ],
+)
+def test_bad_input_of_the_table_is_refused(tmp_path, arguments, words):
+    command = [sys.executable, "-m", "experiments.bug_table", *arguments]
+    done = subprocess.run(
+        [*command, "--output", tmp_path / "table"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parent.parent,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert words in done.stderr
+    assert not (tmp_path / "table").exists()
 
 
 def test_table_counts_outcomes():

@@ -675,7 +675,16 @@ NPZ = {
     "dtype of labels": (arrays(labels=np.ones(12)), "labels has dtype float64"),
     "dtype of images": (arrays(images=FLOATS.astype(complex)), "images has dtype"),
     "dtype of clients": (arrays(clients=np.ones(12)), "clients has dtype float64"),
-    "NaN": (arrays(images=FLOATS * np.nan), "images has NaN or infinite values"),
+    "NaN": (arrays(images=FLOATS * np.nan), "image 0 has NaN or infinite values"),
+    "label -1": (arrays(labels=np.arange(12) - 1), "image 0 has the label -1"),
+    "label 1e13": (
+        arrays(labels=np.full(12, 10**13)),
+        "image 0 has the label 10000000000000; give labels below 1000",
+    ),
+    "label 2^64 - 5": (
+        arrays(labels=np.full(12, 2**64 - 5, np.uint64)),
+        "image 0 has the label 18446744073709551611; give labels from 0",
+    ),
     "above 1": (arrays(images=FLOATS * 2.5), r"images has values in \[1.25, 1.25\]"),
     "below 0": (arrays(images=-FLOATS), r"values in \[-0.5, -0.5\]; give all in"),
     "above 255": (arrays(images=FLOATS * 600), r"values in \[300.0, 300.0\]"),
@@ -739,6 +748,10 @@ def test_bad_npz_is_refused(fedgs, tmp_path, wrong):
         ({"data": "cifar"}, "data = 'cifar': give --data one of digits, mnist"),
         ({"data": "npz:no.npz"}, "data = 'npz:.*no.npz': .* does not exist; write it"),
         ({"data": "mnist"}, "data_dir is unset: data = mnist needs --data-dir"),
+        (
+            {"data": "hf:x", "partitioner": "IidPartitioner", "test_fraction": 0.2},
+            "test_fraction = 0.2: partitioner = 'IidPartitioner' shuffles who has",
+        ),
         (
             {"data": "mnist", "data_dir": "/nonexistent"},
             "data_dir = '/nonexistent': MNIST/raw/.* not found there",

@@ -205,6 +205,9 @@ def test_histogram_shows_every_group_and_threshold(monkeypatch, tmp_path):
         ({"below": 0.5, "num_clients": 7}, "num_clients = 7"),
         ({"below": 0.5, "cohort": "c.txt"}, "cohort = c.txt: cohorts are selected am"),
         ({"below": 0.5, "clients_per_round": 0}, "clients_per_round = 0"),
+        ({"below": 0.5, "clip_bound": 5}, "clip_bound = 5.0: is for a private sel"),
+        ({"below": 0.5, "membership_epsilon": 2}, "membership_epsilon = 2.0: is for"),
+        ({"below": 0.5, "delta": 1e-6}, "delta = 1e-06: is for a private selection"),
     ],
 )
 def test_bad_input_is_refused_before_work(select, monkeypatch, settings, named):

@@ -78,6 +78,23 @@ def test_flags_of_the_data_apply(inspect, source):
     assert report["corrupted_images"] == 14
 
 
+def test_a_cohort_is_inspected_alone(inspect, source, tmp_path):
+    (tmp_path / "some.txt").write_text("f0001_41\nf0010_07\n")
+    report = json.loads(inspect(source, "--cohort", "some.txt", "--json")[1])
+    assert report["clients"] == 2
+    (tmp_path / "other.txt").write_text("nobody\n")
+    code, _, err = inspect(source, "--cohort", "other.txt")
+    assert (code, "no client 'nobody'" in err) == (2, True)
+
+
+def test_a_sheet_that_cannot_be_written_leaves_nothing(inspect, source, tmp_path):
+    (tmp_path / "folder").mkdir()
+    before = sorted(tmp_path.iterdir())
+    code, _, err = inspect(source, "--sheet", "folder")
+    assert (code, "give another --sheet" in err) == (2, True)
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_warnings_are_one_line_on_standard_error(inspect, source):
     with warnings.catch_warnings():
         warnings.simplefilter("always")

@@ -26,7 +26,10 @@ def task(**changes: object) -> Task:
 
 
 def run(task: Task, names: tuple[str, ...] = QUICK) -> dict[str, dict]:
-    return run_classifiers(task, names, 2, lambda name, result, is_cached: None)
+    """Returns the results; all names can be trained."""
+    found, failed = run_classifiers(task, names, 2, lambda *report: None)
+    assert not failed
+    return found
 
 
 # ------------------------------------------------------------------ protocols
@@ -99,10 +102,10 @@ WEAK = {  # on 60 images whose background is not 0
 @pytest.mark.parametrize("protocol", classifiers.PROTOCOLS)
 def test_all_classifiers_learn_the_strokes(protocol):
     reports = []
-    found = run_classifiers(
+    found, failed = run_classifiers(
         task(protocol=protocol), NAMES, 2, lambda *report: reports.append(report)
     )
-    assert list(found) == list(NAMES)
+    assert (list(found), failed) == (list(NAMES), {})
     assert {name for name, *_ in reports} == set(NAMES)
     weak = {name for name in NAMES if found[name]["accuracy"] < 0.5}  # chance: 1/3
     assert weak <= WEAK[protocol]
@@ -203,13 +206,25 @@ def test_torn_result_is_computed_again(cache):
 def test_one_class_is_refused():
     one = labelled(60, 0)._replace(labels=np.ones(60, np.int64))
     with pytest.raises(UserError, match=r"one class only.*--metrics images"):
-        run(task(train=one), ("lda",))
+        classifiers.train_and_test(task(train=one), "lda")
 
 
-def test_classifier_that_cannot_be_trained_is_named():
-    few = labelled(2, 0)
-    with pytest.raises(UserError, match="classifiers = lda: cannot be trained on 2"):
-        run(task(train=few, protocol="library-defaults"), ("lda",))
+def test_classifier_that_cannot_be_trained_is_named_and_costs_no_other():
+    few, reports = task(train=labelled(2, 0), protocol="library-defaults"), []
+    found, failed = run_classifiers(
+        few, ("lda", "gaussian_nb"), 1, lambda *report: reports.append(report[:2])
+    )
+    assert list(found) == ["gaussian_nb"]
+    assert failed["lda"].startswith("classifiers = lda: cannot be trained on 2 images")
+    assert ("lda", None) in reports
+    assert not classifiers.cached_results(few, ("lda",))
+
+
+def test_result_of_another_layout_is_computed_again(cache):
+    run(task(), ("lda",))
+    (path,) = cache.glob("classifier-*.json")
+    path.write_text("{}")
+    assert run(task(), ("lda",))["lda"]["accuracy"] > 0.8
 
 
 def test_missing_package_is_named(monkeypatch):

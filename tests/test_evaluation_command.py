@@ -17,7 +17,7 @@ from PIL import Image
 from evaluation_data import labelled, write_mnist
 from experiments import evaluation, evaluation_report, paper_tables
 from fedgs import sample
-from fedgs.evaluation import classifiers, downstream, lenet
+from fedgs.evaluation import classifiers, downstream, lenet, quality
 from fedgs.evaluation.label_efficiency import NUM_LABELS
 from fedgs.models import build_generator
 from fedgs.run_folder import RunFolder
@@ -130,8 +130,9 @@ def test_file_of_samples_gives_the_numbers_of_its_run(fedgs, run, tmp_path):
     np.savez(tmp_path / "s.npz", images=images, labels=labels)
     chosen = ("-n", 40, "--metrics", "images,classifiers", *SMALL, "--json")
     found = [result_of(fedgs(path, *chosen)) for path in (run.path, "s.npz")]
+    assert found[0].pop("round") == 0
     for result in found:
-        del result["source"], result["seconds"]
+        del result["source"], result["seconds"], result["reading"]
     assert found[0] == found[1]
     assert (tmp_path / "s.evaluations.jsonl").exists()
     assert (tmp_path / "s.evaluation" / "samples.png").exists()
@@ -396,7 +397,115 @@ def test_samples_stand_in_columns_by_class(tmp_path):
     assert rows[3::4].max() == 0  # no image of that class
 
 
+def test_one_classifier_that_fails_costs_no_other_result(fedgs, tmp_path, monkeypatch):
+    original = classifiers.build
+
+    class Singular:
+        def fit(self, x, y):
+            raise ValueError("the covariance\nis singular")
+
+    monkeypatch.setattr(
+        classifiers,
+        "build",
+        lambda name, protocol, shape, *arguments: (
+            Singular()
+            if name == "gaussian_nb" and shape
+            else original(name, protocol, shape, *arguments)
+        ),
+    )
+    path = npz(tmp_path / "s.npz", count=64)  # no other test has trained on these
+    chosen = ("--metrics", "images,classifiers", "--classifiers", "gaussian_nb,lda")
+    code, out, err = fedgs(path, *chosen)
+    assert code == 0
+    assert "1 of 2, gaussian_nb cannot be trained" in err
+    assert "classifiers = gaussian_nb: cannot be trained on 64 images (the cov" in out
+    assert "average" not in out
+    found = json.loads((tmp_path / "s.evaluations.jsonl").read_text())
+    assert found["fid_lenet_mnist"] > 0
+    found = found["classifiers"]
+    assert list(found["failed"]) == ["gaussian_nb"]
+    assert list(found["accuracy"]) == ["lda"]
+    assert found["average"] is None
+    assert "calibrated_average" not in found
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_undefined_scores_are_null_and_the_line_is_json(
+    fedgs, tmp_path, monkeypatch, value
+):
+    scores = {"memorisation_ratio": float(value), "memorised_share": 1.0}
+    monkeypatch.setattr(quality, "memorisation", lambda *images: scores)
+    chosen = ("--metrics", "images")
+    out = fedgs(npz(tmp_path / "s.npz"), *chosen)[1]
+    assert re.search(r"memorisation_ratio\W+undefined", out)
+    line = (tmp_path / "s.evaluations.jsonl").read_text()
+    printed = fedgs(tmp_path / "s.npz", *chosen, "--json")[1]
+    for text in (line, printed):
+        found = json.loads(text, parse_constant=pytest.fail)
+        assert found["memorisation_ratio"] is None
+
+
+def test_line_says_how_the_data_was_read_and_by_which_network(fedgs, tmp_path):
+    found = result_of(fedgs(npz(tmp_path / "s.npz"), "--metrics", "images", "--json"))
+    assert found["reading"] == {
+        "polarity": "auto",
+        "classes": "all",
+        "test_fraction": 0.0,
+        "hf_options": None,
+        "num_classes": None,
+        "image_channels": 1,
+        "image_size": 28,
+    }
+    assert re.fullmatch("lenet-[0-9a-f]{24}", found["network"])
+    assert found["versions"]["torch"]
+
+
+def test_classes_of_femnist_are_in_the_names_of_metrics():
+    request = evaluation.Request("s.npz", "femnist:a.h5", {"classes": "merged-letters"})
+    assert request.network == "lenet_femnist_merged_letters"
+    fast = dataclasses.replace(request, fast=True, reading={"classes": "all"})
+    assert fast.network == "lenet_femnist_fast"
+
+
+def test_colour_data_has_yardsticks_too(fedgs, tmp_path, real):
+    images, labels = labelled(60, 0)
+    content = {"images": np.repeat(images, 3, axis=1), "labels": labels}
+    np.savez(tmp_path / "colour.npz", **content)
+    arguments = ("--data", f"npz:{tmp_path}/colour.npz", "--test-fraction", "0.3")
+    arguments += ("--metrics", "images", "--image-size", "16", "-n", "40")
+    code, _, err = fedgs("noise", *arguments)
+    assert (code, "give --image-channels 3" in err) == (2, True)
+    assert fedgs("noise", *arguments, "--image-channels", "3")[0] == 0
+
+
 # ------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("own", "arguments", "named"),
+    [
+        (0.0, ("--test-fraction", "0.3"), "test_fraction = 0.3: the run held out 0.0"),
+        (0.2, ("--test-fraction", "0.3"), "test_fraction = 0.3: the run held out 0.2"),
+        (0.2, ("--hf-options", "client='b'"), "hf_options = .*, other images would be"),
+        (0.0, (), "data = 'digits': has no test split, and nothing was held out"),
+    ],
+)
+def test_a_run_is_never_tested_on_what_it_was_trained_on(
+    fedgs, tmp_path, own, arguments, named
+):
+    run = finished_run(tmp_path / "run", data="digits", test_fraction=own)
+    done = fedgs(run.path, *arguments, names_data=False)
+    assert done[0] == 2
+    assert re.match(f"Error: {named}", done[2])
+
+
+@pytest.mark.parametrize("fraction", ["0.2", "0.3"])
+def test_a_run_is_tested_on_what_it_held_out_or_a_part_of_it(fedgs, tmp_path, fraction):
+    run = finished_run(tmp_path / "run", data="digits", test_fraction=0.3)
+    chosen = ("-n", 40, "--metrics", "cnn", "--json", "--test-fraction", fraction)
+    found = result_of(fedgs(run.path, *chosen, names_data=False))
+    assert found["num_test"] == round(float(fraction) * 1797)
+    assert found["round"] == 0
 
 
 @pytest.mark.parametrize(
@@ -412,7 +521,17 @@ def test_samples_stand_in_columns_by_class(tmp_path):
         (["--inception-weights", "no.pth"], "inception_weights = no.pth: does not"),
         (["--data", "digits"], "data = 'digits': .*test split"),
         (["--data", "mnist"], "data_dir is unset: data = mnist needs --data-dir"),
-        (["--data", "nope"], "data = 'nope'"),
+        (["--data", "nope"], "data = 'nope': give --data one of"),
+        (["--data", "npz:no.npz"], r"data = 'npz:no.npz': no.npz does not exist"),
+        (["--classes", "digits"], "classes = digits: only femnist has these classes"),
+        (["--hf-options", "split='x'"], "hf_options = .*: is for --data hf:NAME"),
+        (["--seed", "-1"], "seed = -1: give --seed from 0 to 4294967295"),
+        (["--seed", "4294967296"], "seed = 4294967296: give --seed from 0"),
+        (["--device", "cuda"], "device = 'cuda': no GPU is available"),
+        (["--classifiers", "lda,mlp,lda"], "classifiers = lda,mlp,lda: give each"),
+        (["--image-size", "8"], "image_size = 8: give --image-size at least 16"),
+        (["--inception-weights", __file__], "inception_weights = .*: is not weights-"),
+        (["--output", __file__], "output = .*; give --output a folder that can be"),
     ],
 )
 def test_bad_argument_is_refused_before_anything_is_written(
@@ -422,6 +541,16 @@ def test_bad_argument_is_refused_before_anything_is_written(
     assert (code, out) == (2, "")
     assert re.match(f"Error: {named}", err), err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("name", "value"), [("image_size", 32), ("image_channels", 3)])
+def test_real_images_of_another_shape_than_the_synthetic_are_refused(
+    fedgs, tmp_path, run, name, value
+):
+    for source in (npz(tmp_path / "s.npz"), run.path):
+        code, _, err = fedgs(source, f"--{name.replace('_', '-')}", value)
+        assert code == 2
+        assert re.match(rf"Error: {name} = {value}: .* has \d+, and real images", err)
 
 
 SOURCES = {

@@ -196,5 +196,5 @@ def test_test_file_beside_the_train_file_is_the_test_split(tmp_path):
 
 
 def test_without_it_there_is_none(sources):
-    with pytest.raises(UserError, match=r"has no test split; .* or --test-fr"):
+    with pytest.raises(UserError, match=r"has no test split, .* with --test-fr"):
         load_test_data(config(sources["hdf5"]))

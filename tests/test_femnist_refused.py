@@ -9,7 +9,7 @@ import pytest
 
 import femnist_files as files
 from fedgs.config import RunConfig, UserError
-from fedgs.data import DataWarning, load_data
+from fedgs.data import load_data
 
 datasets = pytest.importorskip("datasets")
 pytest.importorskip("flwr_datasets")
@@ -50,6 +50,16 @@ def replace_hdf5(name, value):
             file[f"examples/f0001_41/{name}"] = value
 
     return break_hdf5(change)
+
+
+def put(group, name, value):
+    """Replaces what has that name, by an empty group where the value is None."""
+    if name in group:
+        del group[name]
+    if value is None:
+        group.create_group(name)
+    else:
+        group[name] = value
 
 
 def truncated_hdf5(tmp_path):
@@ -106,6 +116,30 @@ BAD_HDF5 = {
     "above 1": (replace_hdf5("pixels", pixels_with(1.1)), f"{USER}: image 1 has val"),
     "below 0": (replace_hdf5("pixels", pixels_with(-0.1)), f"{USER}: image 1 has val"),
     "float label": (replace_hdf5("label", np.ones(2)), f"{USER}: label has shape"),
+    "user an array": (
+        break_hdf5(lambda file: put(file["examples"], "f0001_41", np.ones(3))),
+        "user f0001_41 has no pixels and no label",
+    ),
+    "pixels a group": (
+        break_hdf5(lambda file: put(file["examples/f0001_41"], "pixels", None)),
+        "user f0001_41 has no pixels; TFF's layout",
+    ),
+    "label a group": (
+        break_hdf5(lambda file: put(file["examples/f0001_41"], "label", None)),
+        "user f0001_41 has no label; TFF's layout",
+    ),
+    "label without a space": (
+        replace_hdf5("label", h5py.Empty("i4")),
+        "user f0001_41 has no label",
+    ),
+    "dangling": (
+        break_hdf5(lambda file: put(file["examples"], "x", h5py.SoftLink("/none"))),
+        "user x has no pixels|cannot be read as HDF5",
+    ),
+    "user without images": (
+        replace_hdf5("pixels", np.ones((0, 28, 28), np.float32)),
+        f"{USER}: has no images; leave this user out",
+    ),
     "few labels": (replace_hdf5("label", np.ones(1, int)), r"label has shape \(1,\)"),
     "label 62": (replace_hdf5("label", np.array([1, 62])), f"{USER}: image 1 has the"),
     "label -1": (replace_hdf5("label", np.array([-1, 1])), "image 0 has the label -1"),
@@ -117,16 +151,6 @@ def test_bad_hdf5_is_refused_by_file_user_and_index(tmp_path, case):
     make, message = BAD_HDF5[case]
     with pytest.raises(UserError, match=message):
         load_data(config(make(tmp_path)))
-
-
-def test_user_of_no_images_is_left_out_of_hdf5(tmp_path):
-    data = files.write_hdf5(tmp_path / "x.h5", files.WRITERS)
-    with h5py.File(tmp_path / "x.h5", "r+") as file:
-        group = file.create_group("examples/f9999_00")
-        group["pixels"] = np.ones((0, 28, 28), np.float32)
-        group["label"] = np.ones(0, np.int32)
-    with pytest.warns(DataWarning, match=r"1 of 5 users have no images .*f9999_00"):
-        assert load_data(config(data)).num_clients == 4
 
 
 @pytest.mark.parametrize("module", ["h5py", "flwr_datasets"])
@@ -162,6 +186,10 @@ def set_leaf(name, index, value):
         content["user_data"]["f0010_07"][name][index] = value
 
     return break_leaf(change)
+
+
+def put_leaf(**lists):
+    return break_leaf(lambda content: content["user_data"]["f0010_07"].update(lists))
 
 
 def truncated_leaf(tmp_path):
@@ -214,7 +242,25 @@ BAD_LEAF = {
     "text": (set_leaf("x", 2, ["1.0"] * 784), f"{LEAF_USER}: pixels has type <U"),
     "NaN": (set_leaf("x", 2, [float("nan")] * 784), f"{LEAF_USER}: image 2 has values"),
     "label 62": (set_leaf("y", 3, 62), f"{LEAF_USER}: image 3 has the label 62"),
-    "text label": (set_leaf("y", 3, "a"), f"{LEAF_USER}: label has shape"),
+    "text label": (set_leaf("y", 3, "a"), f"{LEAF_USER}: image 3 has the label a"),
+    "huge label": (set_leaf("y", 3, 10**30), f"{LEAF_USER}: image 3 has the label 1"),
+    "list as label": (set_leaf("y", 3, [1]), f"{LEAF_USER}: image 3 has the label"),
+    "a null": (set_leaf("x", 2, [1.0] * 783 + [None]), f"{LEAF_USER}: image 2 is no"),
+    "ragged": (set_leaf("x", 2, [[1.0], [1.0, 2.0]]), f"{LEAF_USER}: image 2 is no"),
+    "x a number": (put_leaf(x=3), "not of LEAF's layout .*user f0010_07, x or y"),
+    "y null": (put_leaf(y=None), "not of LEAF's layout .*user f0010_07, x or y"),
+    "user a list": (
+        break_leaf(lambda content: content["user_data"].update(f0010_07=[1])),
+        "not of LEAF's layout .*of another kind",
+    ),
+    "user a number": (
+        break_leaf(lambda content: content["users"].__setitem__(0, 3)),
+        "not of LEAF's layout .*'?3'? is missing",
+    ),
+    "user without images": (
+        put_leaf(x=[], y=[]),
+        f"{LEAF_USER}: has no images; leave this user out",
+    ),
 }
 
 
@@ -229,17 +275,6 @@ def test_user_in_two_leaf_files_is_refused(tmp_path):
     data = files.write_leaf(tmp_path, files=((0, 1), (1, 2)))
     with pytest.raises(UserError, match=r"_1\.json: user f0001_41 is in .*_0\.json"):
         load_data(config(data))
-
-
-def test_leaf_user_of_no_images_is_left_out(tmp_path):
-    def add(content):
-        content["users"].append("nobody")
-        content["num_samples"].append(0)
-        content["user_data"]["nobody"] = {"x": [], "y": []}
-
-    data = break_leaf(add)(tmp_path)
-    with pytest.warns(DataWarning, match=r"1 of 5 users have no images .*\(nobody\)"):
-        assert load_data(config(data)).num_clients == 4
 
 
 # ------------------------------------------------------------------ bad hub files

@@ -225,7 +225,7 @@ def test_samples_of_runs_side_by_side(flags, tmp_path, monkeypatch):
     (run,) = (tmp_path / "out" / "runs").iterdir()
     forbid_training(monkeypatch)
     output = f"--output={tmp_path / 'grids'}"
-    assert figures.main(["samples", str(run), str(run), output]) == 0
+    assert figures.main(["samples", output, str(run), str(run)]) == 0
     assert (tmp_path / "grids" / "samples.png").read_bytes()[1:4] == b"PNG"
     assert figures.main(["samples", str(tmp_path), output]) == 2
 
@@ -239,6 +239,8 @@ def test_samples_of_runs_side_by_side(flags, tmp_path, monkeypatch):
         (["iterations", "--adversary=nobody"], "adversary = 'nobody'"),
         (["iterations", "--scale=huge"], "scale = 'huge'"),
         (["noise-scale", "--values=a"], "values = 'a'"),
+        (["norms", "--values=1"], "values = 1: only curves vary a setting"),
+        (["iterations", "--count=9"], "count = 9: give --count at least 10"),
         (["iterations", "--set=rounds=3"], "rounds: unknown setting"),
         (["iterations", "--data=npz:nowhere.npz"], "nowhere.npz"),
     ],

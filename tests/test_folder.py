@@ -65,11 +65,11 @@ def test_hidden_files_are_ignored(tmp_path):
     assert len(load_data(config(tmp_path)).images) == 1
 
 
-def test_client_without_pictures_is_left_out(tmp_path):
+def test_client_without_pictures_is_refused(tmp_path):
     write(tmp_path, ["ann/1.png"])
     (tmp_path / "bob").mkdir()
-    with pytest.warns(DataWarning, match=r"1 of 2 users have no images .*\(bob\)"):
-        assert load_data(config(tmp_path)).client_names == ("ann",)
+    with pytest.raises(UserError, match=r"bob: has no pictures \(1 of 2 clients\)"):
+        load_data(config(tmp_path))
 
 
 def test_pictures_of_several_sizes_are_resized(tmp_path):
@@ -164,7 +164,7 @@ BAD = {
     "empty": (lambda root: None, "is empty; give CLIENT/LABEL"),
     "only empty clients": (
         lambda root: (root / "ann").mkdir(),
-        "none of its 1 users has an image",
+        r"ann: has no pictures \(1 of 1 clients\); remove this folder",
     ),
     "pictures of nobody": (files("1.png"), "1.png is in no client's folder"),
     "another kind": (files("ann/1.bmp"), r"ann/1\.bmp: is no picture"),

@@ -119,6 +119,39 @@ def test_other_verdicts_name_no_bug(tmp_path, folders, verdict, words):
     assert "Bug:" not in page
 
 
+def test_debug_folders_are_not_added_up(folders, tmp_path):
+    other = make_debug(tmp_path / "other")
+    for paths in ((folders / "debug", other), (folders / "debug", folders / "private")):
+        assert "Not added up" in page_of(*paths)
+    assert "Not added up" not in page_of(folders / "debug")
+
+
+def test_runs_given_to_debug_have_their_own_commands(folders, tmp_path):
+    debug = Path(shutil.copytree(folders / "debug", tmp_path / "debug"))
+    assert "fedgs train" not in page_of(folders / "debug")
+    plan = json.loads((debug / "debug.json").read_text()) | {"request": {"runs": {}}}
+    (debug / "debug.json").write_text(json.dumps(plan))
+    assert fresh_page_of(debug).count("fedgs train") == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("debug.json", b'{"format": 1}', "broken debug.json"),
+        ("debug.json", b'{"format": 1, "runs": {}}', "no samples yet"),
+        ("diagnosis.json", b'{"format": 1, "verdict": "none"}', "broken debug.json"),
+        ("diagnosis.json", b"[]", "is not a JSON object"),
+        ("diagnosis.png", b"garbage", "no readable PNG"),
+    ],
+)
+def test_a_broken_debug_folder_is_refused(tmp_path, folders, name, content, message):
+    debug = Path(shutil.copytree(folders / "debug", tmp_path / "debug"))
+    (debug / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        report([debug], tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
 def test_unfinished_debug_folder_says_so(tmp_path, folders):
     debug = Path(shutil.copytree(folders / "debug", tmp_path / "debug"))
     (debug / "diagnosis.json").unlink()

@@ -286,6 +286,10 @@ def test_seeds_share_a_row_and_seeded_noise_is_no_guarantee(flags, tmp_path):
     [
         ("--rows=paper", "rows = 'paper'"),
         ("--seeds=x", "seeds = 'x'"),
+        ("--seeds=0,0", "seeds = '0,0': give each one once"),
+        ("--rows=full-participation,full-participation", "give each one once"),
+        ("--count=-5", "count = -5: give --count at least 10"),
+        ("--count=0", "count = 0: give --count at least 10"),
         ("--scale=huge", "scale = 'huge'"),
         ("--set=num_rounds=3", "TARGET.SETTING=VALUE"),
         ("--set=all.rounds=3", "rounds: unknown setting"),

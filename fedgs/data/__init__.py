@@ -240,8 +240,9 @@ def load_test_data(
         return to_float(records.images), records.labels
     if not config.test_fraction:
         raise UserError(
-            f"data = {config.data!r}: has no test split; give data that has one, such "
-            "as mnist, or --test-fraction"
+            f"data = {config.data!r}: has no test split, and nothing was held out; "
+            "give data that has one, such as mnist, or train and evaluate with "
+            "--test-fraction"
         )
     records = sources.load_records(config)
     chosen = np.flatnonzero(held_out(config, records))

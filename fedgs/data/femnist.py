@@ -30,6 +30,9 @@ SIDE = 28
 NUM_CLASSES = 62
 LETTERS, LOWER_CASE = 10, 36  # the first label of each
 HUB_NAME = "flwrlabs/femnist"
+TFF_LAYOUT = "TFF's layout is examples/USER/pixels and examples/USER/label"
+# What h5py raises on damaged files, or on groups in the place of arrays.
+HDF5_ERRORS = (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError)
 
 
 def class_map(classes: str) -> NDArray[np.int64]:
@@ -117,7 +120,9 @@ def _hdf5(config: RunConfig, path: Path) -> Records:
     try:
         with h5py.File(path, "r") as file:
             return _users_of(config, path, file)
-    except OSError as error:
+    except UserError:
+        raise
+    except HDF5_ERRORS as error:
         raise UserError(
             f"{path}: cannot be read as HDF5 ({error}); give TFF's file, whole and "
             "unpacked"
@@ -127,10 +132,7 @@ def _hdf5(config: RunConfig, path: Path) -> Records:
 def _users_of(config: RunConfig, path: Path, file: Any) -> Records:
     examples = file.get("examples")
     if not hasattr(examples, "keys") or not len(examples):
-        raise UserError(
-            f"{path}: holds {some(file) or 'nothing'}; TFF's layout is "
-            "examples/USER/pixels and examples/USER/label"
-        )
+        raise UserError(f"{path}: holds {some(file) or 'nothing'}; {TFF_LAYOUT}")
     users = sorted(examples)
     counts = [_count(path, user, examples[user]) for user in users]
     gathering = Gathering(sum(counts), (1, SIDE, SIDE))
@@ -138,7 +140,7 @@ def _users_of(config: RunConfig, path: Path, file: Any) -> Records:
         where = f"{path}: user {user}"
         try:
             pixels, labels = examples[user]["pixels"][()], examples[user]["label"][()]
-        except OSError as error:
+        except HDF5_ERRORS as error:
             raise UserError(f"{where}: is damaged ({error}); get it again") from error
         labels = labels.reshape(-1) if labels.shape[1:] == (1,) else labels
         gathering.add(user, *_checked(config, pixels, labels, where))
@@ -147,18 +149,26 @@ def _users_of(config: RunConfig, path: Path, file: Any) -> Records:
 
 def _count(path: Path, user: str, group: Any) -> int:
     """Returns a user's number of images, read from the shape alone."""
-    missing = [name for name in ("pixels", "label") if name not in group]
-    if missing:
+    where = f"{path}: user {user}"
+    shapes = {name: _shape(group, name) for name in ("pixels", "label")}
+    if missing := [name for name, shape in shapes.items() if shape is None]:
+        raise UserError(f"{where} has no {' and no '.join(missing)}; {TFF_LAYOUT}")
+    pixels = group["pixels"]
+    if pixels.shape[1:] != (SIDE, SIDE):
         raise UserError(
-            f"{path}: user {user} has no {' and no '.join(missing)}; TFF's layout is "
-            "examples/USER/pixels and examples/USER/label"
+            f"{where}: pixels has shape {pixels.shape}; give (n, {SIDE}, {SIDE})"
         )
-    shape = group["pixels"].shape
-    if shape[1:] != (SIDE, SIDE):
-        raise UserError(
-            f"{path}: user {user}: pixels has shape {shape}; give (n, {SIDE}, {SIDE})"
-        )
-    return shape[0]
+    if not len(pixels):
+        raise UserError(f"{where}: has no images; leave this user out of the file")
+    return len(pixels)
+
+
+def _shape(group: Any, name: str) -> tuple[int, ...] | None:
+    """Returns the shape of an array in a group, None where there is no such array."""
+    try:
+        return getattr(group[name], "shape", None)
+    except HDF5_ERRORS:
+        return None
 
 
 # ------------------------------------------------------------------ LEAF's JSON
@@ -207,18 +217,21 @@ def _leaf_users(file: Path) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
             content = json.load(
                 text, parse_float=_Floats().__getitem__, object_hook=_compact
             )
-        users, counts = list(content["users"]), list(content["num_samples"])
-        data = content["user_data"]
-        lists = [(data[user]["x"], data[user]["y"]) for user in users]
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(
             f"{file}: cannot be read as JSON ({error}); get it again"
         ) from error
-    except (KeyError, TypeError) as error:
-        raise UserError(
-            f"{file}: is not of LEAF's layout ({error} is missing or of another kind); "
-            "it is users, num_samples and user_data of x and y"
-        ) from error
+    try:
+        users, counts = list(content["users"]), list(content["num_samples"])
+        data = content["user_data"]
+        lists = [(data[user]["x"], data[user]["y"]) for user in users]
+        is_known = all(isinstance(user, str) for user in users)
+    except KeyError as error:
+        raise _not_leaf(file, f"{error} is missing") from error
+    except (TypeError, IndexError) as error:
+        raise _not_leaf(file, "a part is of another kind") from error
+    if not is_known:
+        raise _not_leaf(file, "a user is no string")
     if len(set(users)) < len(users) or len(counts) != len(users):
         raise UserError(
             f"{file}: names {len(set(users))} different users in {len(users)}, with "
@@ -226,17 +239,41 @@ def _leaf_users(file: Path) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
         )
     for user, count, (x, y) in zip(users, counts, lists, strict=True):
         where = f"{file}: user {user}"
+        if not (isinstance(x, list | np.ndarray) and isinstance(y, list)):
+            raise _not_leaf(file, f"of user {user}, x or y is no list")
+        if not len(x):
+            raise UserError(f"{where}: has no images; leave this user out of the file")
         if not len(x) == len(y) == count:
             raise UserError(
                 f"{where}: has {len(x)} images, {len(y)} labels and num_samples "
                 f"{count}; the three must agree"
             )
         for index, image in enumerate(x):
-            if np.shape(image) != (SIDE**2,):
+            if not _is_flat(image):
                 raise UserError(
-                    f"{where}: image {index} is no list of {SIDE**2} numbers"
+                    f"{where}: image {index} is no list of {SIDE**2} numbers; remove "
+                    "or repair it"
                 )
-        yield user, x.reshape(-1, SIDE, SIDE), np.array(y)
+        for index, label in enumerate(y):
+            if type(label) is not int or abs(label) >= 2**31:
+                raise _unknown_label(where, index, label)
+        yield user, np.asarray(x).reshape(-1, SIDE, SIDE), np.array(y, np.int64)
+
+
+def _is_flat(image: Any) -> bool:
+    """Tells whether these are 784 values, none of them missing."""
+    try:
+        values = np.asarray(image)
+    except ValueError:  # lists of several lengths
+        return False
+    return values.shape == (SIDE**2,) and all(value is not None for value in values)
+
+
+def _not_leaf(file: Path, problem: str) -> UserError:
+    return UserError(
+        f"{file}: is not of LEAF's layout ({problem}); it is users, num_samples and "
+        "user_data of lists x and y"
+    )
 
 
 # ------------------------------------------------------------------ all of them
@@ -248,6 +285,13 @@ def num_classes(config: RunConfig) -> int:
     Privacy: public.
     """
     return int(class_map(config.classes).max()) + 1
+
+
+def _unknown_label(where: str, index: int, label: object) -> UserError:
+    return UserError(
+        f"{where}: image {index} has the label {label!s:.40}; Federated EMNIST has "
+        f"the integers 0 to {NUM_CLASSES - 1}"
+    )
 
 
 def _checked(
@@ -275,10 +319,7 @@ def _checked(
     is_unknown = (labels < 0) | (labels >= NUM_CLASSES)
     if is_unknown.any():
         index = is_unknown.argmax()
-        raise UserError(
-            f"{where}: image {index} has the label {labels[index]}; Federated EMNIST "
-            f"has 0 to {NUM_CLASSES - 1}"
-        )
+        raise _unknown_label(where, int(index), labels[index])
     labels = class_map(config.classes)[labels]
     is_kept = labels >= 0
     images = np.rint(pixels[is_kept] * 255).astype(np.uint8)

@@ -10,10 +10,16 @@ import numpy as np
 
 from fedgs.config import RunConfig, UserError
 from fedgs.data.pictures import read_picture
-from fedgs.data.records import DARK, Gathering, Records, resize, some
+from fedgs.data.records import (
+    DARK,
+    MOST_CLASSES,
+    Gathering,
+    Records,
+    resize,
+    some,
+)
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
-MOST_CLASSES = 1000  # a larger number as a folder's name is no label
 LAYOUT = "give CLIENT/LABEL/*.png, or CLIENT/*.png without labels"
 
 
@@ -40,6 +46,11 @@ def read(config: RunConfig) -> Records:
     if not clients:
         raise UserError(f"data = {config.data!r}: {root} is empty; {LAYOUT}")
     files = {client.name: _files(client) for client in clients}
+    if empty := [client for client in clients if not files[client.name]]:
+        raise UserError(
+            f"{empty[0]}: has no pictures ({len(empty)} of {len(clients)} clients); "
+            "remove this folder"
+        )
     names = {label for found in files.values() for label, _ in found}
     if None in names and len(names) > 1:
         mixed = [file for found in files.values() for label, file in found if not label]

@@ -61,6 +61,11 @@ def read(config: RunConfig) -> Records:
             f"data = {config.data!r}: labels has dtype {labels.dtype}; give integers "
             "from 0"
         )
+    if labels.max() > np.iinfo(np.int64).max:
+        raise UserError(
+            f"data = {config.data!r}: image {labels.argmax()} has the label "
+            f"{labels.max()}; give labels from 0"
+        )
     num_classes = max(int(labels.max()), 0) + 1
     return Records(images, labels.astype(np.int64), num_classes, clients)
 
@@ -126,10 +131,10 @@ def _to_uint8(data: str, images: NDArray[np.generic]) -> NDArray[np.uint8]:
             "or floats in [0, 1]"
         )
     is_float = images.dtype.kind == "f"
-    if is_float and not np.isfinite(images).all():
+    if is_float and not (is_finite := np.isfinite(images).all(axis=(1, 2, 3))).all():
         raise UserError(
-            f"data = {data!r}: images has NaN or infinite values; give numbers in "
-            "[0, 1] or [0, 255]"
+            f"data = {data!r}: image {is_finite.argmin()} has NaN or infinite values; "
+            "give numbers in [0, 1] or [0, 255]"
         )
     low, high = images.min(), images.max()
     if not is_float and high == 1:

@@ -17,6 +17,7 @@ from fedgs.config import RunConfig, UserError
 DARK, LIGHT, UNCLEAR = "dark-background", "light-background", "unclear"
 CLEAR_SHARE = 0.75  # of the border pixels that must agree for a guess
 GUESSED_FROM = 4096  # images, evenly spread
+MOST_CLASSES = 1000  # a larger label is no class but a mistake
 RESIZE_CHUNK = 4096  # images in float32 at a time: bounds the memory
 
 
@@ -174,14 +175,19 @@ def fit(config: RunConfig, records: Records) -> Records:
 def _check_labels(
     config: RunConfig, labels: NDArray[np.int64], num_classes: int
 ) -> None:
-    wrong = labels[(labels < 0) | (labels >= num_classes)]
-    if len(wrong):
-        value = wrong.max()
-        remedy = "labels from 0" if value < 0 else f"--num-classes above {value}"
-        raise UserError(
-            f"num_classes = {num_classes}: data = {config.data!r} has the label "
-            f"{value}; give {remedy}"
-        )
+    most = max(config.num_classes or 0, MOST_CLASSES)
+    beyond = f"num_classes = {num_classes}: "
+    for wrong, setting, remedy in (
+        (labels < 0, "", "labels from 0"),
+        (labels >= most, "", f"labels below {most}"),
+        (labels >= num_classes, beyond, f"--num-classes above {labels.max(initial=0)}"),
+    ):
+        if wrong.any():
+            index = int(wrong.argmax())
+            raise UserError(
+                f"{setting}data = {config.data!r}: image {index} has the label "
+                f"{labels[index]}; give {remedy}"
+            )
 
 
 def resize(images: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:

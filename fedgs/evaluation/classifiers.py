@@ -86,7 +86,9 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 Result = dict[str, Any]
-Report = Callable[[str, Result, bool], None]  # name, result, whether it was cached
+RESULT = {"accuracy", "per_class", "converged", "seconds", "cpu_seconds"}
+# Name, result (None: it cannot be trained), and whether it was cached.
+Report = Callable[[str, Result | None, bool], None]
 
 
 class Classifier(Protocol):
@@ -263,7 +265,7 @@ def _converged(classifier: Any) -> bool | None:
 
 def run_classifiers(
     task: Task, names: Sequence[str], num_workers: int, report: Report
-) -> dict[str, Result]:
+) -> tuple[dict[str, Result], dict[str, str]]:
     """Trains and tests classifiers side by side, and remembers each when it is done.
 
     A later call with the same images and settings takes what is there from the cache,
@@ -277,8 +279,8 @@ def run_classifiers(
         num_workers: classifiers at a time, each on one core.
         report: is called with every result, from this thread.
 
-    Raises:
-        UserError: a classifier cannot be trained.
+    Returns:
+        The result of every classifier that could be trained, and of the others why not.
     """
     keys = _keys(task, names)
     found = _read(keys)
@@ -289,8 +291,9 @@ def run_classifiers(
     missing = [name for name in LONGEST_FIRST if name in names and name not in found]
     for name in missing:
         waiting.put(name)
+    failed: dict[str, str] = {}
     if not missing:
-        return found
+        return found, failed
     from threadpoolctl import threadpool_limits
 
     threads = torch.get_num_threads()
@@ -305,13 +308,16 @@ def run_classifiers(
                 ).start()
             for _ in missing:
                 name, result = done.get()
-                if isinstance(result, BaseException):
+                if isinstance(result, UserError):
+                    failed[name] = str(result)
+                elif isinstance(result, BaseException):
                     raise result
-                found[name] = result
-                report(name, result, False)
+                else:
+                    found[name] = result
+                report(name, found.get(name), False)
     finally:
         torch.set_num_threads(threads)
-    return {name: found[name] for name in names}
+    return {name: found[name] for name in names if name in found}, failed
 
 
 def _import_all(names: Sequence[str]) -> None:
@@ -332,7 +338,7 @@ def cached_results(task: Task, names: Sequence[str]) -> dict[str, Result]:
 
 def _read(keys: dict[str, str]) -> dict[str, Result]:
     found = {name: read_cached(key) for name, key in keys.items()}
-    return {name: result for name, result in found.items() if result is not None}
+    return {name: own for name, own in found.items() if own and own.keys() >= RESULT}
 
 
 def _work(
@@ -352,6 +358,8 @@ def _work(
             result = train_and_test(task, name)
             write_cached(keys[name], result)
             done.put((name, result))
+        except UserError as error:  # of this classifier; others may do better
+            done.put((name, error))
         except BaseException as error:  # must reach the waiting thread
             done.put((name, error))
             return

@@ -186,7 +186,7 @@ def diagnose(
     components = features.principal_components([g.images for g in groups])
     shares = features.class_shares(components, [g.labels for g in groups], num_classes)
     return Diagnosis(
-        verdict=_verdict(ranking),
+        verdict=_verdict(ranking) if rule.alpha >= 1 / len(rows) else UNDECIDED,
         ranking=tuple(ranking),
         effects=effects(vectors[INVERT], vectors[ROTATE], shares, rule.confidence),
         two_sample=two_sample(2 * statistics[OTHER], components, rows),

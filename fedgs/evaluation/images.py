@@ -74,8 +74,8 @@ def load_real(config: RunConfig, most: int | None = None) -> RealImages:
         privacy_unit="client",
         seed=0,
     )
-    test = LabelledImages(*load_test_data(config))
     data = load_data(config)
+    test = LabelledImages(*load_test_data(config))
     rows = np.sort(data.client_records[0])  # without what is held out
     if most is not None and most < len(rows):
         rows = np.random.default_rng(0).permutation(rows)[:most]

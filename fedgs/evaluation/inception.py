@@ -35,7 +35,7 @@ def find_weights(given: Path | None) -> Path | None:
     """Returns the weights file: the given one, or torch hub's own download.
 
     Raises:
-        UserError: the given file does not exist.
+        UserError: the given file does not exist, or the file is another.
     """
     if given is not None and not given.is_file():
         raise UserError(
@@ -45,7 +45,20 @@ def find_weights(given: Path | None) -> Path | None:
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = Path(os.environ.get("TORCH_HOME") or f"{cache}/torch").expanduser()
     hub = home / "hub" / "checkpoints" / WEIGHTS_NAME
-    return given or (hub if hub.is_file() else None)
+    found = given or (hub if hub.is_file() else None)
+    if found is not None:
+        _check_weights(found)
+    return found
+
+
+def _check_weights(weights: Path) -> None:
+    content = hashlib.sha256(weights.read_bytes()).hexdigest()
+    if content != WEIGHTS_SHA256:
+        raise UserError(
+            f"inception_weights = {weights}: is not {WEIGHTS_NAME} (SHA-256 "
+            f"{content[:8]}..., not {WEIGHTS_SHA256[:8]}...); download it from "
+            f"{WEIGHTS_SOURCE}"
+        )
 
 
 def fid_inception_v3_pool3(
@@ -71,13 +84,7 @@ def fid_inception_v3_pool3(
     Raises:
         UserError: another weights file, or torch-fidelity is not installed.
     """
-    content = hashlib.sha256(weights.read_bytes()).hexdigest()
-    if content != WEIGHTS_SHA256:
-        raise UserError(
-            f"inception_weights = {weights}: is not {WEIGHTS_NAME} (SHA-256 "
-            f"{content[:8]}..., not {WEIGHTS_SHA256[:8]}...); download it from "
-            f"{WEIGHTS_SOURCE}"
-        )
+    _check_weights(weights)
     from torchmetrics.image.fid import FrechetInceptionDistance
 
     try:

@@ -115,8 +115,9 @@ def closed_test(statistics: Mapping[str, Array]) -> dict[str, float]:
 
     Every set of hypotheses is tested by the maximum of its statistics; a hypothesis is
     rejected if all sets with it are. So the probability to reject any true hypothesis
-    is at most alpha, whichever of them are true. One omnibus test at 1/35 is enough
-    where a correction by Holm would ask for 1/70 of G = 4.
+    is at most alpha, whichever of them are true, if the groups are exchangeable in all
+    features together whose hypotheses are true (not only in each). One omnibus test at
+    1/35 is enough where a correction by Holm would ask for 1/70 of G = 4.
 
     Privacy: post-processing of DP output.
 

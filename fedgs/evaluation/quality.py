@@ -94,7 +94,8 @@ def fid(real: Features, synthetic: Features) -> float:
     metric = FrechetInceptionDistance(feature=_Identity(real.shape[1]))
     metric.update(torch.from_numpy(real), real=True)  # it sums in double
     metric.update(torch.from_numpy(synthetic), real=False)
-    return max(0.0, float(metric.compute()))  # rounding can leave -1e-5
+    distance = float(metric.compute())
+    return 0.0 if distance < 0 else distance  # rounding can leave -1e-5; keeps NaN
 
 
 def manifold_scores(
@@ -148,7 +149,8 @@ def memorisation(
 
     `memorisation_ratio`: median distance of a synthetic image to its nearest training
     image, divided by the same median of test images. 1 is as far as fresh real images,
-    0 is a copy. `memorised_share`: share of synthetic images whose nearest training
+    0 is a copy; infinite or NaN where most test images are training images.
+    `memorised_share`: share of synthetic images whose nearest training
     image is nearer than a third of the distance to the second nearest.
 
     Privacy: reads private data; output private.
