@@ -306,7 +306,7 @@ def test_malformed_npz_is_refused(tmp_path, arrays, message):
 
 def test_label_above_num_classes_is_refused(tmp_path):
     path = write_npz(tmp_path, images=PIXELS, labels=LABELS)
-    with pytest.raises(UserError, match="label [5-9]; give --num-classes above 9"):
+    with pytest.raises(UserError, match=r"label [5-9]; give --num-classes above 9"):
         load_data(config(data=path, num_clients=2, num_classes=5))
 
 
