@@ -125,7 +125,7 @@ def write_plan(
         "clients": groups.found if groups else None,
         "source": BY_ACCURACY if is_selected else "the user's own files",
         "planted": planted,
-        "command": _command(config),
+        "command": _command(None if request.runs else config.seed),
         "settings": {
             **rule,
             "samples_per_group": request.samples_per_group,
@@ -140,13 +140,13 @@ def write_plan(
     write_json(path / "debug.json", content)
 
 
-def _command(config: RunConfig) -> str:
+def _command(seed: int | None) -> str:
     """Returns the command of this process, with the seed even where it drew one."""
     given = sys.argv[1:]
     if Path(sys.argv[0]).stem == "bug_table":
         return shlex.join(["python", "-m", "experiments.bug_table", *given])
-    if not any(word.split("=")[0] == "--seed" for word in given):
-        given = [*given, "--seed", str(config.seed)]
+    if seed is not None and not any(w.split("=")[0] == "--seed" for w in given):
+        given = [*given, "--seed", str(seed)]
     return shlex.join(["fedgs", *given])
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import bug_detection, debug_cohorts, privacy_report
+from experiments import bug_detection, debug_cohorts, debug_plan, privacy_report
 from experiments.bug_table import Cell, cells, is_done, table
 from experiments.debug_plan import Request, change_rule, read_debug
 from fedgs import local
@@ -507,6 +507,22 @@ def test_runs_that_differ_are_refused(fedgs, runs, tmp_path, settings, words):
     assert code == 2
     assert words in err
     assert not (tmp_path / "two").exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "given", "seed", "expected"),
+    [
+        ("fedgs", ["debug", "--bug", "flip"], 7, "fedgs debug --bug flip --seed 7"),
+        ("fedgs", ["debug", "--seed=3"], 3, "fedgs debug --seed=3"),
+        ("fedgs", ["debug", "--healthy-run", "a"], None, "fedgs debug --healthy-run a"),
+        ("x/bug_table.py", ["--a"], 0, "python -m experiments.bug_table --a"),
+    ],
+)
+def test_the_command_that_is_kept_can_be_typed_again(
+    monkeypatch, program, given, seed, expected
+):
+    monkeypatch.setattr(sys, "argv", [program, *given])
+    assert debug_plan._command(seed) == expected
 
 
 @pytest.mark.parametrize("name", ["seed", "noise_seed"])

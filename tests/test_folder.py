@@ -177,6 +177,10 @@ BAD = {
         files("ann/Cat/1.png", "bob/cat/1.png"),
         "the label folders 'Cat' and 'cat' collide",
     ),
+    "labels collide by spelling": (
+        files("ann/caf\u00e9/1.png", "bob/cafe\u0301/1.png"),
+        "the label folders .* collide",
+    ),
     "labels collide as numbers": (
         files("ann/03/1.png", "bob/3/1.png"),
         "the label folders '03' and '3' collide",

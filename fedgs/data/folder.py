@@ -4,6 +4,7 @@ Label folders that are all numbers are the labels themselves; other names are nu
 in sorted order. A picture's client is the first folder, always.
 """
 
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -97,7 +98,8 @@ def _numbers(config: RunConfig, names: list[str]) -> dict[str, int]:
     is_numbered = all(name.isdecimal() for name in names)
     seen: dict[object, str] = {}
     for name in names:
-        key = int(name) if is_numbered else name.strip().casefold()
+        plain = unicodedata.normalize("NFC", name).strip().casefold()
+        key = int(name) if is_numbered else plain
         if key in seen:
             raise UserError(
                 f"data = {config.data!r}: the label folders {seen[key]!r} and {name!r} "
