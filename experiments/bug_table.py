@@ -252,7 +252,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-if __name__ == "__main__":
+def command() -> None:
+    """Runs the command line; bad input is one line and exit code 2."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(main)
     try:
@@ -260,3 +261,7 @@ if __name__ == "__main__":
     except UserError as error:
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+if __name__ == "__main__":
+    command()

@@ -4,14 +4,19 @@ import dataclasses
 import json
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from experiments import bug_detection, debug_cohorts, debug_plan, privacy_report
+from experiments import (
+    bug_detection,
+    bug_table,
+    debug_cohorts,
+    debug_plan,
+    privacy_report,
+)
 from experiments.bug_table import Cell, cells, is_done, table
 from experiments.debug_plan import Request, change_rule, read_debug
 from fedgs import local
@@ -636,17 +641,16 @@ def test_cells_of_the_table_come_seed_by_seed():
         (["--config", "none.toml"], "none.toml"),
     ],
 )
-def test_bad_input_of_the_table_is_refused(tmp_path, arguments, words):
-    command = [sys.executable, "-m", "experiments.bug_table", *arguments]
-    done = subprocess.run(
-        [*command, "--output", tmp_path / "table"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parent.parent,
-    )
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert words in done.stderr
+def test_bad_input_of_the_table_is_refused(
+    tmp_path, monkeypatch, capsys, arguments, words
+):
+    given = ["bug_table", *arguments, "--output", str(tmp_path / "table")]
+    monkeypatch.setattr(sys, "argv", given)
+    with pytest.raises(SystemExit) as ended:
+        bug_table.command()
+    err = capsys.readouterr().err
+    assert (ended.value.code, err.count("\n")) == (2, 1)
+    assert words in err
     assert not (tmp_path / "table").exists()
 
 

@@ -531,7 +531,10 @@ def test_a_run_is_tested_on_what_it_held_out_or_a_part_of_it(fedgs, tmp_path, fr
         (["--classifiers", "lda,mlp,lda"], "classifiers = lda,mlp,lda: give each"),
         (["--image-size", "8"], "image_size = 8: give --image-size at least 16"),
         (["--inception-weights", __file__], "inception_weights = .*: is not weights-"),
-        (["--output", __file__], "output = .*; give --output a folder that can be"),
+        (
+            ["--output", __file__, "-n", "20"],
+            "output = .*; give --output a folder that can be",
+        ),
     ],
 )
 def test_bad_argument_is_refused_before_anything_is_written(
