@@ -266,7 +266,8 @@ def _is_flat(image: Any) -> bool:
         values = np.asarray(image)
     except ValueError:  # lists of several lengths
         return False
-    return values.shape == (SIDE**2,) and all(value is not None for value in values)
+    is_whole = values.dtype != object or all(value is not None for value in values)
+    return values.shape == (SIDE**2,) and is_whole
 
 
 def _not_leaf(file: Path, problem: str) -> UserError:
