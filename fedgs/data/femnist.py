@@ -266,8 +266,9 @@ def _is_flat(image: Any) -> bool:
         values = np.asarray(image)
     except ValueError:  # lists of several lengths
         return False
-    is_whole = values.dtype != object or all(value is not None for value in values)
-    return values.shape == (SIDE**2,) and is_whole
+    if values.shape != (SIDE**2,):
+        return False
+    return values.dtype != object or all(value is not None for value in values)
 
 
 def _not_leaf(file: Path, problem: str) -> UserError:
