@@ -26,6 +26,7 @@ import typer
 from rich.console import Console
 
 from experiments import debug_cohorts, debug_report, privacy_report
+from experiments.cohorts import refuse_cohort, split_selectable
 from experiments.debug_plan import (
     COHORTS,
     FORMAT,
@@ -41,7 +42,7 @@ from fedgs import sample
 from fedgs.accounting import Statement
 from fedgs.cohorts import keep_cohort, read_cohort
 from fedgs.config import RunConfig, UserError
-from fedgs.data import FederatedImages, load_data
+from fedgs.data import FederatedImages, load_data, sources
 from fedgs.data.corruption import corrupted_clients
 from fedgs.evaluation.diagnosis import diagnose
 from fedgs.evaluation.images import LabelledImages
@@ -93,12 +94,14 @@ def debug(config: RunConfig, request: Request, as_json: bool) -> dict[str, Any]:
     if request.runs is not None:
         return _debug_runs(config, request, path, as_json)
     config = debug_cohorts.shared_settings(config, request)
-    everyone = load_data(config)
+    if request.healthy is None and request.cohorts is None:
+        refuse_cohort(config)
+        everyone = split_selectable(config, sources.load_records(config))
+    else:
+        everyone = load_data(config)
     if request.healthy is not None and request.suspicious is not None:
         files = {"healthy": request.healthy, "suspicious": request.suspicious}
         debug_cohorts.make_groups(files, everyone, config, request)  # raises, if at all
-    elif request.cohorts is None:
-        debug_cohorts.check_selectable(config, request)
     _check_budget(config, request, everyone)
     _make(path)
     write_plan(path, config, request, is_selected=request.healthy is None)

@@ -398,19 +398,15 @@ def cohorts(
     from fedgs.selection import Selection
 
     of_privacy: dict[str, Any] = {
-        name: value
-        for name, value in (
-            ("clip_bound", clip_bound),
-            ("membership_epsilon", membership_epsilon),
-            ("delta", delta),
-        )
-        if value is not None
+        "clip_bound": clip_bound,
+        "membership_epsilon": membership_epsilon,
+        "delta": delta,
     }
-    if of_privacy and selection_noise_multiplier is None:
-        name, value = next(iter(of_privacy.items()))
-        raise UserError(
-            f"{name} = {value}: is for a private selection, this one is not; give "
-            f"--selection-noise-multiplier, or leave out --{name.replace('_', '-')}"
+    if selection_noise_multiplier is None:
+        refuse(
+            of_privacy,
+            "is for a private selection, this one is not; give "
+            "--selection-noise-multiplier, or leave out",
         )
     selection = Selection(
         below=below,
@@ -422,7 +418,7 @@ def cohorts(
         train_corrupted=train_corrupted,
         noise_multiplier=selection_noise_multiplier,
         keep_accuracies=private_diagnostics,
-        **of_privacy,
+        **{name: value for name, value in of_privacy.items() if value is not None},
     )
     from experiments import cohorts as selecting
 

@@ -25,6 +25,7 @@ from rich.table import Table
 
 from clients import classifier_app
 from experiments import flower_engine, privacy_report
+from experiments.flags import refuse
 from experiments.local_grid import LocalGrid
 from experiments.running import RoundReport, with_absolute_paths
 from fedgs.cohorts import EXCLUDED, INCLUDED, NOT_PRIVATE, Cohort, check_names
@@ -32,6 +33,7 @@ from fedgs.cohorts import write_cohort as write_cohort
 from fedgs.config import RunConfig, UserError
 from fedgs.data import FederatedImages, sources, split_records
 from fedgs.data.corruption import corrupted_clients
+from fedgs.data.records import Records
 from fedgs.run_folder import RunFolder, read_json, versions, write_json
 from fedgs.selection import OUTCOME, REST, Selection, statements, write_plan
 from fedgs.training import Report, RunStopped, Stop, stop_on_signal
@@ -90,11 +92,7 @@ def prepare(
     if not config.output or path.exists():
         problem = "exists already; choose another" if config.output else "unset; give"
         raise UserError(f"output = {config.output}: {problem} --output")
-    if config.cohort is not None:
-        raise UserError(
-            f"cohort = {config.cohort}: cohorts are selected among all clients; leave "
-            "out --cohort"
-        )
+    refuse_cohort(config)
     if selection.keep_accuracies:
         _pyplot()
     config = dataclasses.replace(
@@ -103,7 +101,31 @@ def prepare(
         clients_per_node=1,
         node_sizes=None,
     ).validate()
-    records = sources.load_records(config)
+    data = split_selectable(config, sources.load_records(config))
+    return (
+        dataclasses.replace(
+            config, num_clients=data.num_clients, num_classes=data.num_classes
+        ),
+        data,
+    )
+
+
+def refuse_cohort(config: RunConfig) -> None:
+    """Refuses to select among the clients of a cohort."""
+    refuse(
+        {"cohort": config.cohort},
+        "cohorts are selected among all clients; leave out",
+    )
+
+
+def split_selectable(config: RunConfig, records: Records) -> FederatedImages:
+    """Splits records into clients of which cohorts can be selected.
+
+    Privacy: reads private data; output private.
+
+    Raises:
+        UserError: data without owners, labels or names that a file can hold.
+    """
     if records.clients is None or config.partition in ("iid", "dirichlet"):
         raise UserError(
             f"data = {config.data}: cohorts are of people, and these clients are "
@@ -116,12 +138,7 @@ def prepare(
             f"data = {config.data}: has one class only; a classifier needs labels"
         )
     check_names(data.client_names)
-    return (
-        dataclasses.replace(
-            config, num_clients=data.num_clients, num_classes=data.num_classes
-        ),
-        data,
-    )
+    return data
 
 
 def _make(path: Path) -> None:

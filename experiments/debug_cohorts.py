@@ -156,28 +156,14 @@ def select(folder: Path, config: RunConfig, request: Request) -> None:
         UserError: bad input.
         typer.Exit: the selection stopped early or failed (code 1).
     """
-    own = _of_selection(folder, config)
-    selecting.cohorts(own, selection_of(request), as_json=False)
-
-
-def check_selectable(config: RunConfig, request: Request) -> None:
-    """Fails where `select` would before it trains.
-
-    Raises:
-        UserError: as said.
-    """
-    folder = Path(config.output) / "cohorts"
-    selecting.prepare(_of_selection(folder, config), selection_of(request))
-
-
-def _of_selection(folder: Path, config: RunConfig) -> RunConfig:
-    """Returns the settings that a selection shares with the runs."""
     names = {"seed", "engine", "num_workers", "num_threads", "fast_messages"}
     for spec in dataclasses.fields(config):
         if spec.metadata["group"] == "Data":
             names.add(spec.name)
     own = {name: getattr(config, name) for name in names}
-    return RunConfig(output=str(folder), **own)
+    selecting.cohorts(
+        RunConfig(output=str(folder), **own), selection_of(request), as_json=False
+    )
 
 
 def selection_of(request: Request) -> Selection:

@@ -1,7 +1,6 @@
 """What `fedgs evaluate` does: all metrics of one source of images against real ones."""
 
 import dataclasses
-import math
 import sys
 import time
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from experiments import evaluation_report
 from experiments.evaluation_report import Progress
-from experiments.flags import READING, SHAPE
+from experiments.flags import READING, SHAPE, refuse
 from fedgs.config import RunConfig, UserError
 from fedgs.config_checks import check_data
 from fedgs.data import sources
@@ -32,11 +31,10 @@ from fedgs.evaluation.lenet import (
     PAPER_TEST_ACCURACY,
     Outputs,
     cached_lenet,
-    cached_name,
     outputs,
     test_accuracy,
 )
-from fedgs.run_folder import RunFolder, versions
+from fedgs.run_folder import RunFolder, versions, without_nan
 
 ALL = classifiers.NAMES
 METRICS = ("images", "cnn", "classifiers", "label-efficiency")
@@ -105,6 +103,12 @@ class Request:
         return FAST if self.fast else FULL
 
     @property
+    def is_run(self) -> bool:
+        """Whether the source is a run folder, not a file or a yardstick."""
+        is_file = Path(self.source).suffix == ".npz"
+        return not is_file and self.source not in images.YARDSTICKS
+
+    @property
     def network(self) -> str:
         """The classifier of the real data in the names of metrics."""
         parts = ["lenet", self.data.split(":")[0]]
@@ -171,17 +175,9 @@ def evaluate(request: Request, as_json: bool) -> None:
         print("stopped; continue with the same command", file=sys.stderr)
         raise typer.Exit(1) from error
     result["seconds"] = round(time.monotonic() - started, 1)
-    result = _finite(result)
+    result = without_nan(result)
     evaluation_report.write(request, result, real, synthetic)
     evaluation_report.show(request, result, as_json)
-
-
-def _finite(value: Any) -> Any:
-    """Returns a result with None for what is not defined: JSON has no NaN."""
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    is_undefined = isinstance(value, float) and not math.isfinite(value)
-    return None if is_undefined else value
 
 
 def with_data(request: Request) -> Request:
@@ -192,7 +188,7 @@ def with_data(request: Request) -> Request:
     """
     if request.data:
         return request
-    if Path(request.source).suffix == ".npz" or request.source in images.YARDSTICKS:
+    if not request.is_run:
         raise UserError("data is unset: give --data, real data with a test split")
     data = RunFolder.open(request.source).config.data
     return dataclasses.replace(request, data=data)
@@ -207,7 +203,7 @@ def _load(request: Request) -> tuple[Request, RealImages, LabelledImages]:
         channels, side = synthetic.images.shape[1:3]
         config = dataclasses.replace(config, image_channels=channels, image_size=side)
         _check_shape(request, config)
-    elif request.source not in images.YARDSTICKS:
+    elif request.is_run:
         folder = RunFolder.open(path)
         config = _reading_of(folder.config, request.data)
         _check_shape(request, config)
@@ -248,12 +244,12 @@ def _check_shape(request: Request, source: RunConfig) -> None:
     """Refuses another shape than that of the synthetic images."""
     for name in SHAPE:
         value = getattr(source, name)
-        if request.reading.get(name, value) != value:
-            raise UserError(
-                f"{name} = {request.reading[name]}: {request.source} has {value}, and "
-                "real images must be alike; give other --data, or leave out "
-                f"--{name.replace('_', '-')}"
-            )
+        given = request.reading.get(name, value)
+        refuse(
+            {name: given if given != value else None},
+            f"{request.source} has {value}, and real images must be alike; give other "
+            "--data, or leave out",
+        )
 
 
 def _check_held_out(request: Request, run: RunConfig) -> None:
@@ -317,11 +313,10 @@ def _result(
         "num_test": len(real.test.labels),
         "privacy": "computed from real images: not covered by the epsilon of a run",
     }
-    if (Path(request.source) / "config.json").is_file():
+    if request.is_run:
         result["round"] = RunFolder.open(request.source).last_round
     if {"images", "label-efficiency"} & set(request.metrics):
-        result["network"] = cached_name(real.train, real.num_classes)
-        model = cached_lenet(
+        result["network"], model = cached_lenet(
             real.train,
             real.num_classes,
             request.device,
@@ -421,12 +416,12 @@ def _classifiers(
     report = progress.classifiers("classifiers on synthetic images", len(names))
     ours, failed = classifiers.run_classifiers(task, names, workers, report)
     names = [name for name in names if name not in failed]
-    average = float(np.mean([ours[name]["accuracy"] for name in names] or [math.nan]))
+    accuracy = {name: ours[name]["accuracy"] for name in names}
     result = {
         "protocol": request.protocol,
         "failed": failed,
-        "accuracy": {name: ours[name]["accuracy"] for name in names},
-        "average": math.nan if failed else average,
+        "accuracy": accuracy,
+        "average": None if failed else float(np.mean([*accuracy.values()])),
         "per_class": {name: ours[name]["per_class"] for name in names},
         "unconverged": [name for name in names if ours[name]["converged"] is False],
         "seconds": {name: round(ours[name]["seconds"], 1) for name in names},

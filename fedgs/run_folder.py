@@ -17,6 +17,7 @@ import fcntl
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import shutil
@@ -312,6 +313,23 @@ def write_atomically(path: Path, content: bytes) -> None:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Writes a JSON object atomically."""
     write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def without_nan(value: Any) -> Any:
+    """Returns JSON values with None for what is not defined: JSON has no NaN.
+
+    Privacy: as private as the values.
+
+    >>> without_nan({"a": (1.0, float("nan"))})
+    {'a': [1.0, None]}
+    """
+    if isinstance(value, dict):
+        return {key: without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def read_json(path: Path) -> dict[str, Any]:

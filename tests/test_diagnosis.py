@@ -164,6 +164,11 @@ def test_less_structure_is_no_bug(digits, strength):
     assert suspect(found, ROTATE).effect == pytest.approx(0.5, abs=0.1)
 
 
+def test_alike_cohorts_are_undecided_below_the_attainable_p(digits):
+    found = diagnose(digits[:G], digits[G:], 10, Rule(alpha=0.02))
+    assert (found.verdict, found.bugs) == ("undecided", ())
+
+
 def test_alpha_below_the_attainable_p_is_undecided(digits):
     spoilt = [invert(group) for group in digits[G:]]
     found = diagnose(digits[:G], spoilt, 10, Rule(alpha=0.02))

@@ -21,7 +21,7 @@ def cache(monkeypatch, tmp_path):
 
 
 def get(train) -> lenet.LeNet:
-    return lenet.cached_lenet(train, NUM_CLASSES, "cpu", lambda done, total: None)
+    return lenet.cached_lenet(train, NUM_CLASSES, "cpu", lambda done, total: None)[1]
 
 
 def test_classifier_learns_and_its_outputs_have_documented_shapes():

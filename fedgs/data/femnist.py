@@ -151,16 +151,15 @@ def _count(path: Path, user: str, group: Any) -> int:
     """Returns a user's number of images, read from the shape alone."""
     where = f"{path}: user {user}"
     shapes = {name: _shape(group, name) for name in ("pixels", "label")}
-    if missing := [name for name, shape in shapes.items() if shape is None]:
+    missing = [name for name, shape in shapes.items() if shape is None]
+    shape = shapes["pixels"]
+    if missing or shape is None:
         raise UserError(f"{where} has no {' and no '.join(missing)}; {TFF_LAYOUT}")
-    pixels = group["pixels"]
-    if pixels.shape[1:] != (SIDE, SIDE):
-        raise UserError(
-            f"{where}: pixels has shape {pixels.shape}; give (n, {SIDE}, {SIDE})"
-        )
-    if not len(pixels):
+    if shape[1:] != (SIDE, SIDE):
+        raise UserError(f"{where}: pixels has shape {shape}; give (n, {SIDE}, {SIDE})")
+    if not shape[0]:
         raise UserError(f"{where}: has no images; leave this user out of the file")
-    return len(pixels)
+    return shape[0]
 
 
 def _shape(group: Any, name: str) -> tuple[int, ...] | None:

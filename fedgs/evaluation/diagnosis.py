@@ -36,6 +36,7 @@ from fedgs.evaluation import group_features as features
 from fedgs.evaluation import permutation
 from fedgs.evaluation.effects import Effect, TwoSample, effects, two_sample
 from fedgs.evaluation.images import LabelledImages
+from fedgs.run_folder import without_nan
 
 Array = NDArray[np.float64]
 INVERT, ROTATE, OTHER = "invert", "rotate", "other"
@@ -139,7 +140,7 @@ class Diagnosis:
         found |= found.pop("rule")
         found["attainable_p"] = 1 / self.num_splits
         found["false_positive_rate"] = self.false_positive_rate
-        return _without_nan(found)
+        return without_nan(found)
 
 
 def diagnose(
@@ -309,13 +310,3 @@ def _verdict(ranking: Sequence[Suspect]) -> str:
     if all(suspect.decision == EXCLUDED for suspect in bugs):
         return "none"
     return UNDECIDED
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nan(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -77,7 +77,7 @@ class Outputs(NamedTuple):
 
 def cached_lenet(
     train: LabelledImages, num_classes: int, device: str, report: Report
-) -> LeNet:
+) -> tuple[str, LeNet]:
     """Returns the classifier of these training images, trained if it is not cached.
 
     Privacy: reads private data; output private, in the cache folder too.
@@ -88,10 +88,14 @@ def cached_lenet(
         device: cpu or cuda.
         report: is called after every epoch of a training.
 
+    Returns:
+        Its name, with a hash of what it was trained on, and the classifier.
+
     Raises:
         UserError: the cache cannot be written.
     """
-    path = cache_folder() / f"{cached_name(train, num_classes)}.safetensors"
+    key = content_hash(*train, num_classes=num_classes, version=VERSION)
+    path = cache_folder() / f"lenet-{key}.safetensors"
     model = LeNet(train.images.shape[1], train.images.shape[2], num_classes)
     tensors = _read(path)
     if tensors is None:
@@ -102,16 +106,7 @@ def cached_lenet(
         tensors = trained.state_dict()
         write_tensors(path, tensors)
     model.load_state_dict(tensors)
-    return model.to(device).eval()
-
-
-def cached_name(train: LabelledImages, num_classes: int) -> str:
-    """Returns what tells the classifier of these training images from all others.
-
-    Privacy: reads private data; output private. A hash tells whether a guess is right.
-    """
-    key = content_hash(*train, num_classes=num_classes, version=VERSION)
-    return f"lenet-{key}"
+    return path.stem, model.to(device).eval()
 
 
 def _read(path: Path) -> dict[str, torch.Tensor] | None:
