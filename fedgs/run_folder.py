@@ -13,6 +13,7 @@ commit are leftovers of an interrupted run and are removed when it resumes.
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import hashlib
 import importlib.metadata
@@ -160,12 +161,19 @@ class RunFolder:
             yield
 
     def append_metrics(self, metrics: dict[str, Any]) -> None:
-        """Appends one line to metrics.jsonl: public numbers of one round.
+        """Appends one line to metrics.jsonl, or nothing: public numbers of one round.
 
         Privacy: post-processing of DP output.
+
+        Raises:
+            OSError: it cannot be written.
         """
-        with open(self.path / "metrics.jsonl", "a") as lines:
-            lines.write(json.dumps(metrics) + "\n")
+        line = (json.dumps(metrics) + "\n").encode()
+        with open(self.path / "metrics.jsonl", "ab", buffering=0) as lines:
+            end = lines.tell()
+            if lines.write(line) != len(line):
+                lines.truncate(end)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def truncate_metrics(self, round: int) -> None:
         """Drops the metrics of rounds after `round`, which a resumed run repeats."""

@@ -8,9 +8,11 @@ import dataclasses
 import signal
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -258,11 +260,9 @@ def _report_round(
     config = folder.config
     every = config.sample_every or max(1, config.num_rounds // 10)
     if server.round % every == 0 or server.round == config.num_rounds:
-        write_grid(
-            folder.path / "samples" / f"round-{server.round:07d}.png",
-            config,
-            server.ema,
-        )
+        samples = folder.path / "samples"
+        with _dispensable(samples):
+            write_grid(samples / f"round-{server.round:07d}.png", config, server.ema)
     total = torch.stack([answer.values.double() for answer in answers]).sum(0)
     metrics = {
         "round": server.round,
@@ -270,8 +270,19 @@ def _report_round(
         "num_answers": len(answers),
         "release_norm": round(float(total.norm()), 6),
     }
-    folder.append_metrics(metrics)
+    with _dispensable(folder.path / "metrics.jsonl"):
+        folder.append_metrics(metrics)
     report(metrics)
+
+
+@contextmanager
+def _dispensable(path: Path) -> Iterator[None]:
+    """Warns of a file that cannot be written, once: nothing depends on it."""
+    try:
+        yield
+    except OSError as error:
+        problem = f"cannot be written ({error.strerror}); the run goes on without"
+        warnings.warn(f"{path}: {problem}", RuntimeWarning, stacklevel=1)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import resource
 import subprocess
 import sys
 from contextlib import closing
@@ -398,6 +399,22 @@ def test_metrics_of_repeated_rounds_and_a_torn_line_are_dropped(folder):
     folder.truncate_metrics(2)
     text = (folder.path / "metrics.jsonl").read_text()
     assert text == '{"round": 1}\n{"round": 2}\n'
+
+
+def test_line_of_metrics_that_does_not_fit_leaves_no_half_behind(folder):
+    """Else the next round's line continues it, and readers lose both."""
+    path = folder.path / "metrics.jsonl"
+    folder.append_metrics({"round": 1})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit = path.stat().st_size + 5
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        with pytest.raises(OSError, match="No space left"):
+            folder.append_metrics({"round": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    folder.append_metrics({"round": 3})
+    assert path.read_text() == '{"round": 1}\n{"round": 3}\n'
 
 
 def test_reader_never_sees_half_a_file(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """The loop: event first, then the send; stops, budgets, checkpoints and refusals."""
 
 import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedgs import checkpoint, preparation, training
+from fedgs import checkpoint, preparation, sample, training
 from fedgs.accounting import statements_from_ledger
 from fedgs.config import RunConfig, UserError
 from fedgs.ledger import Ledger
@@ -416,6 +417,34 @@ def test_sample_grids_are_as_often_as_asked(tmp_path):
     run(folder, Nodes(folder))
     names = sorted(path.name for path in (folder.path / "samples").iterdir())
     assert names == ["round-0000002.png", "round-0000004.png", "round-0000005.png"]
+
+
+@pytest.mark.parametrize("full", ["samples", "metrics.jsonl"])
+def test_what_is_only_looked_at_ends_no_round_where_it_cannot_be_written(
+    tmp_path, monkeypatch, full
+):
+    whole, folder = create(tmp_path / "whole"), create(tmp_path / "run", sample_every=1)
+    run(whole, Nodes(whole))
+
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if full == "samples":
+        monkeypatch.setattr(sample, "write_atomically", no_room)
+    else:
+        monkeypatch.setattr(RunFolder, "append_metrics", no_room)
+    reported: list[int] = []
+    with pytest.warns(RuntimeWarning, match=rf"{full}: .*No space left") as warned:
+        run_rounds(
+            folder,
+            Nodes(folder),
+            lambda metrics: reported.append(metrics["round"]),
+            threading.Event(),
+        )
+    assert len({str(warning.message) for warning in warned}) == 1  # is shown once
+    assert reported == [1, 2, 3, 4, 5]
+    assert generator(folder) == generator(whole)
+    assert len(events(folder)) == 5
 
 
 def test_restored_server_is_bit_for_bit_the_saved_one(tmp_path):
