@@ -8,6 +8,7 @@ then the combinations (`fedgs.config_checks`). This module imports no tensor lib
 
 import dataclasses
 import typing
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -58,8 +59,8 @@ class RunConfig:
         "all",
         "Data",
         "Classes of femnist: all (62), merged (36, one case), digits (10), letters "
-        "(52) or merged-letters (26).",
-        choices=("all", "merged", "digits", "letters", "merged-letters"),
+        "(52) or merged-letters (26). Of folder:PATH and hf:NAME: the names of the "
+        "classes in the order of their labels. Example: cat,dog.",
     )
     test_fraction: float = option(
         0.0,
@@ -494,6 +495,15 @@ class RunConfig:
         if self.nodes is None:
             return ()
         return tuple(name.strip() for name in self.nodes.split(","))
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes in the order of their labels; empty for all."""
+        if self.classes == "all":
+            return ()
+        # An accent may be typed as one character or two; NFC makes them the same.
+        names = unicodedata.normalize("NFC", self.classes).split(",")
+        return tuple(name.strip() for name in names)
 
     @property
     def noise_std(self) -> float:

@@ -13,6 +13,7 @@ from fedgs.settings import UserError
 if TYPE_CHECKING:
     from fedgs.config import RunConfig
 
+FEMNIST_CLASSES = ("all", "merged", "digits", "letters", "merged-letters")
 NODE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"  # also a file's name: of its key
 NODE_NAME_RULE = (
     "letters, digits, '.', '_' and '-', at most 63, a letter or digit first"
@@ -33,16 +34,28 @@ def check_model(config: "RunConfig") -> None:
         raise UserError(f"device = {config.device!r}: give --device cpu or cuda")
 
 
+def _check_classes(config: "RunConfig", kind: str) -> None:
+    shown = f"classes = {config.classes!r}"
+    if kind == "femnist" and config.classes not in FEMNIST_CLASSES:
+        raise UserError(
+            f"{shown}: give --classes one of {', '.join(FEMNIST_CLASSES)} for femnist"
+        )
+    if config.classes != "all" and kind not in ("femnist", "folder", "hf"):
+        raise UserError(
+            f"{shown}: only femnist, folder:PATH and hf:NAME have classes to choose, "
+            f"data = {config.data!r} has not; leave out --classes"
+        )
+    names = config.class_names
+    if len(set(names)) < len(names) or "" in names:
+        raise UserError(f"{shown}: give --classes each name once, as in cat,dog")
+
+
 def check_data(config: "RunConfig") -> None:
     """Checks that the settings of the data fit their source."""
     kind = config.data.partition(":")[0]
     if config.download and config.data_dir is None and kind not in ("femnist", "hf"):
         raise UserError("download = True: give --data-dir, the folder to download into")
-    if config.classes != "all" and kind != "femnist":
-        raise UserError(
-            f"classes = {config.classes}: only femnist has these classes, data = "
-            f"{config.data!r} has not; leave out --classes"
-        )
+    _check_classes(config, kind)
     for name in ("hf_options", "partitioner", "partitioner_options"):
         value = getattr(config, name)
         flag = f"--{name.replace('_', '-')}"

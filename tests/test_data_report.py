@@ -129,7 +129,7 @@ def test_data_without_clients_is_inspected_too(inspect, tmp_path, arguments, cli
         (["cifar"], "data = 'cifar': give --data one of digits"),
         (["digits", "--data", "mnist"], "data = mnist: SOURCE says it; leave out"),
         (["digits", "--sheet", "no/such.png"], "sheet = no/such.png: "),
-        (["digits", "--classes", "digits"], "only femnist has these classes"),
+        (["digits", "--classes", "digits"], "only femnist, folder:PATH and hf:NAME"),
     ],
 )
 def test_bad_input_is_one_line_and_code_2(inspect, arguments, message):

@@ -178,7 +178,7 @@ def test_a_run_that_does_not_suit_a_client_is_refused_by_it(deploy, wrong, monke
         words = "has 6 clients, the run gives this node 2"
     elif wrong == "labels":
         client.node_config["classes"] = "digits"
-        words = "classes = digits"
+        words = "classes = 'digits'"
     elif wrong == "file":
         client.node_config["data"] = "npz:/nowhere.npz"
         words = "nowhere.npz"

@@ -179,8 +179,10 @@ def test_nobody_with_an_image_is_an_error(tmp_path, write, monkeypatch):
 
 
 def test_classes_of_other_data_are_refused():
-    with pytest.raises(UserError, match=r"classes = digits: only femnist .*'mnist'"):
+    with pytest.raises(UserError, match=r"classes = 'digits': only femnist.*'mnist'"):
         config("mnist", classes="digits").validate()
+    with pytest.raises(UserError, match=r"classes = 'cat,dog': give .* all, merged"):
+        config("femnist", classes="cat,dog").validate()
 
 
 # ------------------------------------------------------------------ test split

@@ -1,5 +1,7 @@
 """A user's own pictures in folders: layout, kinds of pictures, what is refused."""
 
+import re
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -32,7 +34,7 @@ def write(root, names):
 def test_clients_and_labels_are_the_folders(tmp_path):
     names = ["bob/cat/1.png", "bob/dog/1.png", "ann/dog/1.png", "ann/dog/2.png"]
     write(tmp_path, names)
-    data = load_data(config(tmp_path))
+    data = load_data(config(tmp_path, classes="cat,dog"))
     assert data.client_names == ("ann", "bob")
     assert data.num_classes == 2
     assert [data.labels[own].tolist() for own in data.client_records] == [
@@ -49,6 +51,34 @@ def test_numbered_label_folders_are_the_labels(tmp_path):
     data = load_data(config(tmp_path))
     assert data.num_classes == 11
     assert sorted(data.labels) == [3, 7, 10]
+
+
+def test_two_spellings_of_a_number_are_one_class(tmp_path):
+    write(tmp_path, ["ann/03/1.png", "bob/3/1.png"])
+    assert load_data(config(tmp_path)).labels.tolist() == [3, 3]
+
+
+def test_classes_are_the_settings_even_if_nobody_has_them(tmp_path):
+    """An accent of one character, as typed here, or of two, as macOS writes names."""
+    write(tmp_path, ["ann/cafe\u0301/1.png", "bob/caf\u00e9/1.png", "bob/7/1.png"])
+    data = load_data(config(tmp_path, classes="7, caf\u00e9, tea"))
+    assert data.num_classes == 3
+    assert data.labels.tolist() == [1, 0, 1]
+
+
+def test_the_refusal_of_names_gives_the_setting(tmp_path):
+    write(tmp_path, ["ann/3/1.png", "bob/dog/1.png", "eve/cat/1.png"])
+    with pytest.raises(UserError) as caught:
+        load_data(config(tmp_path))
+    given = re.search(r"--classes '([^']*)'", str(caught.value))
+    assert given
+    assert load_data(config(tmp_path, classes=given[1])).num_classes == 3
+
+
+@pytest.mark.parametrize("classes", ["cat,cat", "cat,", "", "caf\u00e9,cafe\u0301"])
+def test_classes_without_or_with_one_name_twice_are_refused(tmp_path, classes):
+    with pytest.raises(UserError, match="give --classes each name once"):
+        config(tmp_path, classes=classes).validate()
 
 
 def test_without_label_folders_there_is_one_class(tmp_path):
@@ -171,19 +201,21 @@ BAD = {
     "too deep": (files("ann/a/b/1.png"), "ann/a/b: is no picture"),
     "some without label": (
         files("ann/a/1.png", "bob/1.png"),
-        r"bob/1\.png has no label and others have",
+        r"bob/1\.png has no label, but the others",
     ),
-    "labels collide by case": (
-        files("ann/Cat/1.png", "bob/cat/1.png"),
-        "the label folders 'Cat' and 'cat' collide",
+    "a name that is no number": (
+        files("ann/3/1.png", "bob/Cat/1.png"),
+        "classes is unset: .* the class 'Cat', .* give --classes '3,Cat'",
     ),
-    "labels collide by spelling": (
-        files("ann/caf\u00e9/1.png", "bob/cafe\u0301/1.png"),
-        "the label folders .* collide",
+    "a name that classes lack": (
+        files("ann/cat/1.png", "bob/Dog/1.png"),
+        "classes = 'cat,dog': .* has the class 'Dog'; add it to --classes",
+        {"classes": "cat,dog"},
     ),
-    "labels collide as numbers": (
-        files("ann/03/1.png", "bob/3/1.png"),
-        "the label folders '03' and '3' collide",
+    "no label but classes": (
+        files("ann/1.png"),
+        r"ann/1\.png has no label",
+        {"classes": "cat,dog"},
     ),
     "a date as label": (files("ann/2024/1.png"), "2024 would make 2025 classes"),
 }
@@ -191,10 +223,10 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_folder_is_refused_by_file(tmp_path, case):
-    make, message = BAD[case]
+    make, message, *settings = BAD[case]
     make(tmp_path)
     with pytest.raises(UserError, match=message):
-        load_data(config(tmp_path))
+        load_data(config(tmp_path, **dict(*settings)))
 
 
 def test_missing_folder_is_refused(tmp_path):

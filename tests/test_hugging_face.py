@@ -93,6 +93,39 @@ def test_integer_label_column_is_taken_by_name(source):
     assert data.num_classes == 40
 
 
+def test_classes_give_the_labels_of_declared_names(source):
+    data = load_data(config(source, num_clients=2, classes="d,c,b,a,e"))
+    assert data.num_classes == 5
+    assert data.labels.tolist() == [3 - label for label in LABELS]
+
+
+def test_classes_of_a_column_of_numbers_are_refused(source):
+    options = {"hf_options": "label='number'", "classes": "a,b"}
+    with pytest.raises(UserError, match=r"the column number of .* has numbers"):
+        load_data(config(source, num_clients=2, **options))
+
+
+@pytest.mark.parametrize(
+    ("folders", "settings", "labels"),
+    [
+        (["10", "9"], {}, [10, 9]),
+        (["cat", "dog"], {"classes": "dog,cat"}, [1, 0]),
+    ],
+)
+def test_folders_of_pictures_have_the_labels_of_their_names(
+    tmp_path, folders, settings, labels
+):
+    """Not those of their order, which another client's folder would change."""
+    for folder in folders:
+        (tmp_path / "train" / folder).mkdir(parents=True)
+        Image.fromarray(PIXELS[0]).save(tmp_path / "train" / folder / "1.png")
+    data = load_data(config(f"hf:{tmp_path}", num_clients=1, **settings))
+    assert data.labels.tolist() == labels
+    if settings:
+        with pytest.raises(UserError, match=r"give --classes 'cat,dog'"):
+            load_data(config(f"hf:{tmp_path}", num_clients=1))
+
+
 def test_without_label_column_there_is_one_class(tmp_path):
     source = write(tmp_path, columns={"img": datasets.Image()})
     assert load_data(config(source, num_clients=2)).num_classes == 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedgs.config import RunConfig, UserError
-from fedgs.data import load_data, load_test_data
+from fedgs.data import DataWarning, load_data, load_test_data
 
 PIXELS = np.random.default_rng(0).integers(256, size=(12, 28, 28), dtype=np.uint8)
 LABELS = np.arange(12) % 10
@@ -257,6 +257,16 @@ def test_npz_clients_make_a_by_client_partition(tmp_path, clients):
 def test_num_classes_may_exceed_the_labels(tmp_path):
     path = write_npz(tmp_path, images=PIXELS, labels=LABELS)
     assert load_data(config(data=path, num_clients=2, num_classes=26)).num_classes == 26
+
+
+def test_each_float_image_has_its_own_range_and_two_ranges_are_warned_of(tmp_path):
+    images = PIXELS / 255
+    images[0], images[1] = PIXELS[0], 0
+    path = write_npz(tmp_path, images=images)
+    with pytest.warns(DataWarning, match=r"10 images, .* image 2, .* the other 1 as"):
+        data = load_data(config(data=path, num_clients=3))
+    assert (data.images[[0, *range(2, 12)], 0] == PIXELS[[0, *range(2, 12)]]).all()
+    assert not data.images[1].any()
 
 
 def wrong_pixel(value):

@@ -1,24 +1,17 @@
 """A user's own pictures: `folder:PATH` with CLIENT/LABEL/*.png, or CLIENT/*.png.
 
-Label folders that are all numbers are the labels themselves; other names are numbered
-in sorted order. A picture's client is the first folder, always.
+Label folders named by numbers are the labels themselves; other names need the setting
+`classes`. A picture's client is the first folder, always.
 """
 
-import unicodedata
 from pathlib import Path
 
 import numpy as np
 
 from fedgs.config import RunConfig, UserError
+from fedgs.data.labels import number_of_classes, numbered
 from fedgs.data.pictures import read_picture
-from fedgs.data.records import (
-    DARK,
-    MOST_CLASSES,
-    Gathering,
-    Records,
-    resize,
-    some,
-)
+from fedgs.data.records import DARK, Gathering, Records, resize, some
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 LAYOUT = "give CLIENT/LABEL/*.png, or CLIENT/*.png without labels"
@@ -29,12 +22,11 @@ def read(config: RunConfig) -> Records:
 
     Pictures of any size are resized to the run's. Hidden files are ignored.
 
-    Privacy: reads private data; output private. The names of the label folders decide
-    the labels and their number, which is public.
+    Privacy: reads private data; output private. The number of classes is public.
 
     Raises:
-        UserError: another layout, label names that collide, or a picture that cannot
-            be used, named by its file.
+        UserError: another layout, a class without a label, or a picture that cannot be
+            used, named by its file.
     """
     root = Path(config.data.removeprefix("folder:")).expanduser()
     if not root.is_dir():
@@ -53,12 +45,13 @@ def read(config: RunConfig) -> Records:
             "remove this folder"
         )
     names = {label for found in files.values() for label, _ in found}
-    if None in names and len(names) > 1:
+    if None in names and (len(names) > 1 or config.class_names):
         mixed = [file for found in files.values() for label, file in found if not label]
         raise UserError(
-            f"data = {config.data!r}: {mixed[0]} has no label and others have; {LAYOUT}"
+            f"data = {config.data!r}: {mixed[0]} has no label, but the others or "
+            f"--classes have; {LAYOUT}"
         )
-    numbers = _numbers(config, sorted(name for name in names if name is not None))
+    numbers = numbered(config, sorted(name for name in names if name is not None))
     shape = (config.image_channels, config.image_size, config.image_size)
     gathering = Gathering(sum(map(len, files.values())), shape)
     for client, found in files.items():
@@ -68,7 +61,7 @@ def read(config: RunConfig) -> Records:
             if pixels.shape[1:] != shape:
                 pixels = resize(pixels, config.image_size)
             gathering.add(client, pixels, numbers[label] if label else 0)
-    num_classes = max(numbers.values(), default=0) + 1
+    num_classes = number_of_classes(config, numbers.values())
     return gathering.records(config.data, num_classes, DARK)
 
 
@@ -91,27 +84,3 @@ def _files(client: Path) -> list[tuple[str | None, Path]]:
 def _visible(folder: Path) -> list[Path]:
     """Returns the entries of a folder that are not hidden, in sorted order."""
     return sorted(entry for entry in folder.iterdir() if entry.name[0] != ".")
-
-
-def _numbers(config: RunConfig, names: list[str]) -> dict[str, int]:
-    """Returns the label of each label folder."""
-    is_numbered = all(name.isdecimal() for name in names)
-    seen: dict[object, str] = {}
-    for name in names:
-        plain = unicodedata.normalize("NFC", name).strip().casefold()
-        key = int(name) if is_numbered else plain
-        if key in seen:
-            raise UserError(
-                f"data = {config.data!r}: the label folders {seen[key]!r} and {name!r} "
-                "collide; rename one of them"
-            )
-        seen[key] = name
-    if not is_numbered:
-        return {name: number for number, name in enumerate(names)}
-    largest = max(map(int, names), default=0)
-    if largest >= MOST_CLASSES:
-        raise UserError(
-            f"data = {config.data!r}: the label folder {largest} would make "
-            f"{largest + 1} classes; number labels from 0, or give them names"
-        )
-    return {name: int(name) for name in names}

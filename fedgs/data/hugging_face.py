@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fedgs.config import RunConfig, UserError
 from fedgs.data.flower_partitions import parse_toml, partitions
+from fedgs.data.labels import number_of_classes, numbered
 from fedgs.data.pictures import read_picture
 from fedgs.data.records import DARK, Gathering, Records, resize, some
 
@@ -256,6 +257,9 @@ def read_dataset(
     label, num_classes = _label_column(config, dataset, options)
     if reading.class_map is not None:
         num_classes = int(reading.class_map.max()) + 1
+    elif label is not None and (own := _class_map(config, dataset, label)) is not None:
+        reading = replace(reading, class_map=own)
+        num_classes = number_of_classes(config, own.tolist())
     dataset = dataset.cast_column(image, datasets.Image(decode=False))
     shape = (reading.channels, reading.side, reading.side)
     gathering = Gathering(len(dataset), shape)
@@ -355,3 +359,27 @@ def _label_column(
     if is_class:
         return found[0], len(kind.names)
     return found[0], max(int(max(dataset[found[0]], default=0)), 0) + 1
+
+
+def _class_map(config: RunConfig, dataset: Any, label: str) -> NDArray[np.int64] | None:
+    """Returns the run's label of each label of the data; None where they are the same.
+
+    A data set declares its class labels. A folder of pictures does not: its labels are
+    numbered in the order of the folders that are there.
+    """
+    import datasets
+
+    kind = dataset.features[label]
+    is_named = isinstance(kind, datasets.ClassLabel)
+    if config.class_names and not is_named:
+        raise UserError(
+            f"classes = {config.classes!r}: the column {label} of data = "
+            f"{config.data!r} has numbers, not names; leave out --classes"
+        )
+    if not is_named or not (config.class_names or _is_folder(dataset)):
+        return None
+    return np.array([*numbered(config, kind.names).values()], np.int64)
+
+
+def _is_folder(dataset: Any) -> bool:
+    return dataset.info.builder_name == "imagefolder"

@@ -4,6 +4,7 @@ Arrays: `images`, and if known `labels` and `clients`; see docs/data.md. Nothing
 ever unpickled.
 """
 
+import warnings
 import zipfile
 import zlib
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedgs.config import RunConfig, UserError
-from fedgs.data.records import Records
+from fedgs.data.records import DataWarning, Records
 
 ERRORS = (  # what numpy and zipfile raise on damaged or hostile files
     OSError,
@@ -121,32 +122,57 @@ def _channels_first(data: str, images: NDArray[np.generic]) -> NDArray[np.generi
 
 
 def _to_uint8(data: str, images: NDArray[np.generic]) -> NDArray[np.uint8]:
-    """Returns images in [0, 255]; floats in [0, 1] are rounded to steps of 1/255.
+    """Returns images in [0, 255], each float image by its own values alone.
 
-    Floats with a value above 1 must all be whole numbers in [0, 255].
+    A float image without a value above 1 is in [0, 1] and is rounded to steps of 1/255;
+    any other must be whole numbers in [0, 255]. A range that all images decide together
+    would let one client's image rescale everybody's.
     """
     if images.dtype.kind not in "iuf":
         raise UserError(
             f"data = {data!r}: images has dtype {images.dtype}; give uint8 in [0, 255] "
             "or floats in [0, 1]"
         )
+    pixels = (1, 2, 3)
     is_float = images.dtype.kind == "f"
-    if is_float and not (is_finite := np.isfinite(images).all(axis=(1, 2, 3))).all():
+    if is_float and not (is_finite := np.isfinite(images).all(axis=pixels)).all():
         raise UserError(
             f"data = {data!r}: image {is_finite.argmin()} has NaN or infinite values; "
             "give numbers in [0, 1] or [0, 255]"
         )
-    low, high = images.min(), images.max()
-    if not is_float and high == 1:
+    low, high = images.min(axis=pixels), images.max(axis=pixels)
+    if not is_float and high.max() == 1:
         raise UserError(
             f"data = {data!r}: images are integers and none is above 1; give integers "
             "up to 255, or floats in [0, 1]"
         )
-    if low >= 0 and is_float and high <= 1:
-        return np.rint(images.astype(np.float32) * 255).astype(np.uint8)
-    if low < 0 or high > 255 or (is_float and (images != np.rint(images)).any()):
+    is_unit = (high <= 1) & is_float
+    is_bad = (low < 0) | (high > 255)
+    if is_float:
+        is_bad |= ~is_unit & (images != np.rint(images)).any(axis=pixels)
+    if is_bad.any():
+        worst = is_bad.argmax()
         raise UserError(
-            f"data = {data!r}: images has values in [{low}, {high}]; give all in "
-            "[0, 1], or whole numbers in [0, 255]"
+            f"data = {data!r}: image {worst} has values in [{low[worst]}, "
+            f"{high[worst]}]; give each in [0, 1], or whole numbers in [0, 255]"
         )
-    return images.astype(np.uint8)
+    if not is_float:
+        return images.astype(np.uint8)
+    _warn_of_two_ranges(data, is_unit & (high > 0), ~is_unit)
+    scale = np.where(is_unit, np.float32(255), np.float32(1))[:, None, None, None]
+    return np.rint(images.astype(np.float32) * scale).astype(np.uint8)
+
+
+def _warn_of_two_ranges(
+    data: str, is_unit: NDArray[np.bool_], is_whole: NDArray[np.bool_]
+) -> None:
+    """Says that blank images apart, some images are in [0, 1] and some are not."""
+    if is_unit.any() and is_whole.any():
+        warnings.warn(
+            f"data = {data!r}: {is_unit.sum()} images, the first of them image "
+            f"{is_unit.argmax()}, are read as floats in [0, 1], the other "
+            f"{is_whole.sum()} as whole numbers in [0, 255]; write uint8 if some of "
+            "them are not",
+            DataWarning,
+            stacklevel=2,
+        )
