@@ -134,8 +134,8 @@ def measure(message: Message, context: Context) -> Message:
 def compare(message: Message, context: Context) -> Message:
     """Tells of one or two thresholds whether the accuracy is at most that.
 
-    Privacy: reads private data; output private: bits, to which the server adds noise
-    in private mode, in the sum over clients.
+    Privacy: reads private data; output private: true bits, in private mode too, where
+    the server adds noise to their sum over clients. They tell it the cohort.
     """
     return _answer(_compare, message, context)
 

@@ -39,7 +39,8 @@ class Selection:
 
     What a client sends: the trained classifier (clipped in private mode); with
     percentiles `SEARCH_STEPS` times per percentile whether its accuracy exceeds a
-    threshold, which tells the server more than the membership; its cohort.
+    threshold, truthfully in private mode too; its cohort. The threshold that is chosen
+    was asked about, so the server then knows the membership exactly, and more.
 
     Attributes:
         below: accuracy, in [0, 1].
@@ -275,6 +276,7 @@ def statements(selection: Selection, num_clients: int) -> tuple[Statement, ...]:
     if cost is None:
         return ()
     result = []
+    learns = {"release": (), "server": (_SERVER_LEARNS[bool(selection.percentiles)],)}
     for adversary, sees in _ADVERSARIES.items():
         for relation, meaning in _RELATIONS.items():
             epsilon = cost.composed(adversary, relation).epsilon(selection.delta)
@@ -287,7 +289,12 @@ def statements(selection: Selection, num_clients: int) -> tuple[Statement, ...]:
                     epsilon=epsilon if epsilon < math.inf else None,
                     asked="epsilon",
                     theorem=THEOREM,
-                    conditions=(sees, meaning, *_conditions(cost)),
+                    conditions=(
+                        sees,
+                        *learns[adversary],
+                        meaning,
+                        *_conditions(cost),
+                    ),
                     guarantee=epsilon < math.inf,
                     client_selection="balanced",
                     num_rounds=selection.num_rounds,
@@ -300,8 +307,12 @@ _ADVERSARIES = {
     "release": "adversary: sees the classifier after every round, every threshold "
     "asked with its noisy count, and the cohorts; not the clients' messages",
     "server": "adversary: honest but curious server; it adds the noise itself and sees "
-    "updates and answers before, so only the membership (randomised response) is "
-    "protected from it",
+    "updates and answers before",
+}
+_SERVER_LEARNS = {  # whether percentiles are asked for
+    False: "only the membership is protected from it (randomised response)",
+    True: "not even the membership is protected from it: the comparisons of a percentile "
+    "tell it every cohort that a percentile bounds, exactly",
 }
 _RELATIONS = {
     "replace-one": "relation: a client's whole data set is replaced",

@@ -329,3 +329,29 @@ def test_statements_say_all_that_they_depend_on():
         for word in ("at most 4 rounds", "no amplification", "epsilon 3", "hardened"):
             assert word in text
     assert statements(Selection(below=0.5), 539) == ()
+
+
+@pytest.mark.parametrize("thresholds", [{"below": 0.3}, {"percentile_below": 30.0}])
+def test_the_statement_says_what_the_server_learns_of_the_membership(thresholds):
+    found = statements(Selection(noise_multiplier=2.0, **thresholds), 100)
+    words = {row.adversary: " ".join(row.conditions) for row in found}
+    is_told = (
+        "tell it every cohort that a percentile bounds, exactly" in words["server"]
+    )
+    is_hidden = "only the membership" in words["server"]
+    assert (is_told, is_hidden) == ("percentile_below" in thresholds, not is_told)
+    assert "membership" not in words["release"]
+
+
+def test_the_comparisons_of_a_percentile_answer_the_membership_itself():
+    """Why the statement says so: the threshold that is chosen was asked about."""
+    accuracies = np.random.default_rng(0).random(50)
+    answers = {}
+
+    def count(limits):
+        answers.update({limit: accuracies <= limit for limit in limits})
+        return [answers[limit].sum() for limit in limits]
+
+    low, high = find_thresholds([25, 75], 50, count)
+    told = np.where(answers[low], "selected", np.where(answers[high], "rest", "above"))
+    assert told.tolist() == [membership(own, low, high) for own in accuracies]
