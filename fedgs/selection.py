@@ -311,8 +311,8 @@ _ADVERSARIES = {
 }
 _SERVER_LEARNS = {  # whether percentiles are asked for
     False: "only the membership is protected from it (randomised response)",
-    True: "not even the membership is protected from it: the comparisons of a percentile "
-    "tell it every cohort that a percentile bounds, exactly",
+    True: "not even the membership is protected from it: the comparisons of a "
+    "percentile tell it every cohort that a percentile bounds, exactly",
 }
 _RELATIONS = {
     "replace-one": "relation: a client's whole data set is replaced",
