@@ -25,7 +25,7 @@ from typing import Any, cast
 import numpy as np
 
 from clients.state import Worker, cached_worker, drop_worker, forget
-from fedgs.client_count import ReleaseCount, release_event
+from fedgs.client_count import WHOLE, ReleaseCount, release_event
 from fedgs.client_limits import Limits
 from fedgs.cohorts import for_all_clients, keep_cohort
 from fedgs.config import RunConfig, UserError
@@ -234,6 +234,7 @@ class DeployedPlace:
         data = own_images(config, hosted)
         names = [data.client_names[client] for client in hosted]
         count = ReleaseCount(limits.state_dir or self.folder, names)
+        count.upgrade()
         everyone = range(len(hosted))
         count.check(release_event(config, 1, everyone, len(hosted)), limits)
         own = dataclasses.replace(
@@ -295,15 +296,16 @@ class HostedImages:
     """A node's own images under the run's numbers of its clients.
 
     It has the part of `FederatedImages` that training reads, and no other clients.
+    The names are those by which releases are counted: `WHOLE` of every shard.
 
     Privacy: reads private data; output private.
     """
 
-    def __init__(self, data: FederatedImages, hosted: range) -> None:
+    def __init__(self, data: FederatedImages, names: list[str], hosted: range) -> None:
         """Renumbers the clients; see the class."""
         self.images, self.labels = data.images, data.labels
         self.client_records = dict(zip(hosted, data.client_records, strict=True))
-        self.client_names = dict(zip(hosted, data.client_names, strict=True))
+        self.client_names = dict(zip(hosted, names, strict=True))
 
 
 def own_images(config: RunConfig, hosted: range) -> FederatedImages:
@@ -325,11 +327,13 @@ def own_images(config: RunConfig, hosted: range) -> FederatedImages:
     )
     with warnings.catch_warnings(action="ignore", category=DataWarning):
         records = sources.load_records(config)
+    # Other partitioners cut by the run's seed, as iid and dirichlet do.
+    are_named = config.partitioner in (None, "NaturalIdPartitioner")
     if config.partition == "auto" and records.clients is None:
         owner = np.zeros(len(records.labels), np.int64)
-        records = dataclasses.replace(records, clients=owner)
+        records, are_named = dataclasses.replace(records, clients=owner), False
     if partition.rule(config, records.clients) != "by-client":
-        config = dataclasses.replace(config, num_clients=len(hosted))
+        config, are_named = dataclasses.replace(config, num_clients=len(hosted)), False
     data = keep_cohort(config, split_records(for_all_clients(config), records))
     if data.num_clients != len(hosted):
         raise UserError(
@@ -338,7 +342,8 @@ def own_images(config: RunConfig, hosted: range) -> FederatedImages:
             "num_clients and clients_per_node or node_sizes"
         )
     # Training reads client_records and client_names by the run's numbers only.
-    return cast(FederatedImages, HostedImages(data, hosted))
+    names = list(data.client_names) if are_named else [WHOLE] * len(hosted)
+    return cast(FederatedImages, HostedImages(data, names, hosted))
 
 
 def settings_of(payload: Mapping[str, object]) -> tuple[dict[str, Any], int]:

@@ -11,6 +11,10 @@ was packed differently before is in several ledgers, and its count is the sum of
 what it spent follows its name. In a ledger here, `participants` are positions in the
 ledger's list of clients, and the round is that of whichever run asked.
 
+Names of shards say nothing: a server's settings decide which records are in which. So
+the shards of a deployed node are counted as one client, `WHOLE`: every release of any
+of them is charged to the data set, and counts for each of its named clients as well.
+
 Source: docs/privacy.md, "A client that limits itself".
 """
 
@@ -20,6 +24,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +35,9 @@ from fedgs.gaussian import epsilon_from_mu
 from fedgs.ledger import Event, Ledger
 from fedgs.run_folder import read_json, write_json
 
+WHOLE = "*"  # the name of every client that is a shard: their data set as a whole
+_VERSION = "format"  # key of clients.json: from 2 on, `WHOLE` stands for all shards
+
 
 class ReleaseCount:
     """What some clients have released, and the one place that adds to it.
@@ -38,7 +46,8 @@ class ReleaseCount:
 
     Args:
         folder: see the module; made by the first charge if it is missing.
-        clients: the stable names of the clients that release together.
+        clients: the stable names of the clients that release together; `WHOLE` for
+            shards.
     """
 
     def __init__(self, folder: Path, clients: Sequence[str]) -> None:
@@ -47,15 +56,33 @@ class ReleaseCount:
         Raises:
             UserError: a name stands for two clients.
         """
-        self.folder, self.clients = folder, list(clients)
-        self.mu_squared = np.zeros(len(self.clients))  # as of the last look
+        self.folder = folder
+        self.clients = [WHOLE] if WHOLE in clients else list(clients)
         self._position = {name: place for place, name in enumerate(self.clients)}
         if len(self._position) < len(self.clients):
             raise UserError("two clients have the same name; give each its own")
-        self._ledgers: dict[str, tuple[Ledger, npt.NDArray[np.int64]]] = {}
+        self._by_name = np.zeros(len(self.clients))  # mu^2 by position
+        self._of_all = 0.0  # mu^2 of the data set as a whole
+        self._ledgers: dict[str, tuple[Ledger, npt.NDArray[np.int64] | None]] = {}
         self._added: Counter[str] = Counter()  # events of each ledger
         self._own: Ledger | None = None
         self._attempts: Counter[int] = Counter()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the clients are shards, which are charged as one."""
+        return self.clients == [WHOLE]
+
+    @property
+    def mu_squared(self) -> npt.NDArray[np.float64]:
+        """What each of `clients` has spent as of the last look, shape (clients,).
+
+        A record of the data set is of one named client: the largest of them counts.
+        """
+        own = self._by_name[: len(self.clients)]
+        if self.is_whole:
+            own = self._by_name.max(keepdims=True)
+        return own + self._of_all
 
     def check(self, event: Event, limits: Limits) -> None:
         """Refuses a release that `charge` would refuse now; counts nothing.
@@ -72,7 +99,8 @@ class ReleaseCount:
         """Counts a release; once this returns the count is on the disk.
 
         Args:
-            event: its participants are positions in `clients`; its attempt is set here.
+            event: its participants are positions in the clients given, shards too; its
+                attempt is set here.
             limits: of these clients.
 
         Raises:
@@ -84,35 +112,54 @@ class ReleaseCount:
             self._check(event, limits)
             ledger = self._own or self._new_ledger()
             attempt = self._attempts[event.round] + 1
-            ledger.append(replace(event, attempt=attempt))
+            ledger.append(replace(self._own_event(event), attempt=attempt))
             self._add_new()
+
+    def _own_event(self, event: Event) -> Event:
+        """Returns a release as these clients count it: shards are all of the data."""
+        if not self.is_whole:
+            return event
+        return replace(event, participants="all", num_clients=1)
 
     def _check(self, event: Event, limits: Limits) -> None:
         if limits.client_epsilon is None:
             return
         cost = release_cost(event.noise_multiplier, event.batch_size)
-        positions = np.arange(len(self.clients))[_positions(event)]
-        worst = int(positions[self.mu_squared[positions].argmax()])
-        if self.mu_squared[worst] + cost <= limits.most_mu_squared:
+        positions = np.arange(len(self.clients))[_positions(self._own_event(event))]
+        mu_squared = self.mu_squared
+        worst = int(positions[mu_squared[positions].argmax()])
+        if mu_squared[worst] + cost <= limits.most_mu_squared:
             return
         factor = 1.0 if limits.relation == "replace-one" else 0.5
-        spent = epsilon_from_mu(factor * self.mu_squared[worst] ** 0.5, limits.delta)
+        spent = epsilon_from_mu(factor * mu_squared[worst] ** 0.5, limits.delta)
+        who = "the data set" if self.is_whole else f"client {self.clients[worst]}"
         raise ClientRefused(
             "client_epsilon",
             f"client_epsilon = {limits.client_epsilon:g} ({limits.relation}, delta "
-            f"{limits.delta:g}, server adversary): client {self.clients[worst]} has "
-            f"released {spent:.4g}, the next release would exceed it; leave the client "
-            "out, or agree on a larger limit with it",
+            f"{limits.delta:g}, server adversary): {who} has released {spent:.4g}, the "
+            "next release would exceed it; leave it out, or agree on a larger limit",
         )
 
     # -------------------------------------------------------------- files
 
+    def upgrade(self) -> None:
+        """Has releases of an older version, counted by shard, count for all; once.
+
+        Names like those of shards may have been the data's own: then more counts than
+        was released, never less.
+        """
+        with _locked(self.folder):
+            index = self._read_index()
+            if _VERSION not in index:
+                for name, clients in index.items():
+                    if clients == [str(shard) for shard in range(len(clients))]:
+                        index[name] = [WHOLE]
+                write_json(self.folder / "clients.json", {**index, _VERSION: 2})
+
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
         """Holds the folder against other nodes and runs, with the count up to date."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / ".lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with _locked(self.folder):
             try:
                 self._catch_up()
                 yield
@@ -120,39 +167,52 @@ class ReleaseCount:
                 for ledger, _ in self._ledgers.values():
                     ledger.close()
 
-    def _index(self) -> dict[str, list[str]]:
+    def _read_index(self) -> dict[str, Any]:
         path = self.folder / "clients.json"
         return read_json(path) if path.exists() else {}
 
     def _catch_up(self) -> None:
         """Adds what was released since the last look, by whichever process."""
-        for name, clients in self._index().items():
-            if name not in self._ledgers and not self._position.keys().isdisjoint(
-                clients
-            ):
-                ledger = Ledger(self.folder / name)
-                places = [self._position.get(client, -1) for client in clients]
-                self._ledgers[name] = ledger, np.array(places)
-                if clients == self.clients:
-                    self._own = ledger
+        for name, clients in self._read_index().items():
+            if name not in self._ledgers and name != _VERSION:
+                self._add_ledger(name, clients)
         for ledger, _ in self._ledgers.values():
             ledger.reopen()
         self._add_new()
+
+    def _add_ledger(self, name: str, clients: list[str]) -> None:
+        """Takes a ledger in, if it counts any of these clients."""
+        places = None
+        if clients != [WHOLE]:
+            if self.is_whole:  # of everybody: whose record it is nobody knows
+                for client in clients:
+                    self._position.setdefault(client, len(self._position))
+                missing = len(self._position) - len(self._by_name)
+                self._by_name = np.pad(self._by_name, (0, missing))
+            if self._position.keys().isdisjoint(clients):
+                return
+            places = np.array([self._position.get(client, -1) for client in clients])
+        self._ledgers[name] = Ledger(self.folder / name), places
+        if clients == self.clients:
+            self._own = self._ledgers[name][0]
 
     def _add_new(self) -> None:
         """Adds the events that are not in the count yet."""
         for name, (ledger, places) in self._ledgers.items():
             for event in ledger.events[self._added[name] :]:
-                concerned = places[_positions(event)]
                 cost = release_cost(event.noise_multiplier, event.batch_size)
-                self.mu_squared[concerned[concerned >= 0]] += cost
+                if places is None:
+                    self._of_all += cost
+                else:
+                    concerned = places[_positions(event)]
+                    self._by_name[concerned[concerned >= 0]] += cost
                 self._attempts[event.round] += ledger is self._own
             self._added[name] = ledger.length
 
     def _new_ledger(self) -> Ledger:
         """Makes these clients' ledger, then names it in the index."""
-        index = self._index()
-        name = f"releases-{len(index):05d}.jsonl"
+        index = self._read_index()
+        name = f"releases-{len(index.keys() - {_VERSION}):05d}.jsonl"
         ledger = Ledger.open(self.folder / name)
         if ledger.length:
             ledger.close()
@@ -161,9 +221,18 @@ class ReleaseCount:
                 "are; restore it from a copy"
             )
         write_json(self.folder / "clients.json", {**index, name: self.clients})
-        self._ledgers[name] = ledger, np.arange(len(self.clients))
+        places = None if self.is_whole else np.arange(len(self.clients))
+        self._ledgers[name] = ledger, places
         self._own = ledger
         return ledger
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _positions(event: Event) -> slice | list[int]:
