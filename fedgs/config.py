@@ -496,6 +496,11 @@ class RunConfig:
             return ()
         return tuple(name.strip() for name in self.nodes.split(","))
 
+    def node_title(self, node_id: int) -> str:
+        """Returns what a node is called for people: its name, else "node 3"."""
+        names = self.node_names
+        return names[node_id] if names else f"node {node_id}"
+
     @property
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes in the order of their labels; empty for all."""

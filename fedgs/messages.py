@@ -178,7 +178,7 @@ def decode_answer(
     try:
         return _decode_answer(payload, config, request, node_id)
     except UserError as error:
-        where = f"answer of node {node_id} to round {request.round}"
+        where = f"answer of {config.node_title(node_id)} to round {request.round}"
         raise UserError(f"{where}: {error}") from None
 
 

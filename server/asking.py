@@ -101,6 +101,7 @@ class Asking:
         addresses: node -> Flower's address; may change while asking.
         polling: how often to look for replies.
         watch: asked about every `WATCH_SECONDS`; None in a simulation.
+        title: returns what a node is called.
         reasons: node -> why it did not answer the last request.
     """
 
@@ -108,6 +109,7 @@ class Asking:
     addresses: Mapping[int, int]
     polling: Polling
     watch: Watch | None = None
+    title: Callable[[int], str] = "node {}".format
     reasons: dict[int, str] = field(default_factory=dict)
     _late: set[str] = field(default_factory=set)  # messages nobody waits for any more
 
@@ -132,7 +134,7 @@ class Asking:
             deadline: by the monotonic clock.
             patience: seconds that a node may be offline before it is given up.
             stop: when set, gives up whoever has not answered yet.
-            waiting: is told now and then who has not answered.
+            waiting: is told who has not answered, at every look at a deployment.
         """
         self.reasons.clear()
         started = logged = watched = time.monotonic()
@@ -143,6 +145,8 @@ class Asking:
         while pending and (now := time.monotonic()) < deadline:
             if stop is not None and stop.is_set():
                 break
+            if self.watch:
+                waiting(sorted(pending))
             due = [node for node, asked in pending.items() if asked.send_at <= now]
             self._send(due, make, pending, owners)
             replies = self._pull(owners)
@@ -155,16 +159,16 @@ class Asking:
                         del pending[node]
             if self.watch and time.monotonic() - watched > WATCH_SECONDS:
                 watched = time.monotonic()
-                waiting(sorted(pending))
                 failed += self._look(self.watch, pending, patience)
             if self.watch and time.monotonic() - logged > LOG_SECONDS:
                 logged = time.monotonic()
-                log(INFO, "waiting for nodes %s", sorted(pending))
+                log(INFO, "waiting for %s", ", ".join(map(self.title, sorted(pending))))
             if pending and not replies:
                 self._sleep(started, deadline)
+        waiting(())
         self._late.update(owners)
         for node in pending:
-            self.reasons.setdefault(node, f"node {node}: no answer in time")
+            self.reasons.setdefault(node, f"{self.title(node)}: no answer in time")
         return answers, sorted([*failed, *pending])
 
     def _sleep(self, started: float, deadline: float) -> None:
@@ -231,7 +235,7 @@ class Asking:
             self._again(node, asked, str(error))
         except UserError as error:
             log(WARNING, "%s", error)
-            log_event("refused", node=node, outcome=str(error))
+            log_event("refused", node=self.title(node), outcome=str(error))
             self.reasons[node] = str(error)
             asked.tries, asked.send_at = asked.tries + 1, time.monotonic()
         else:
@@ -246,7 +250,7 @@ class Asking:
         pause = PAUSES[min(asked.losses, len(PAUSES) - 1)]
         asked.losses += 1
         asked.send_at = time.monotonic() + pause
-        self.reasons[node] = f"node {node}: {reason}"
+        self.reasons[node] = f"{self.title(node)}: {reason}"
 
     def _look(
         self, watch: Watch, pending: dict[int, Asked], patience: float
@@ -259,11 +263,12 @@ class Asking:
             if since is None:
                 asked.gone_since = asked.gone_since or now
                 if now - asked.gone_since > patience:
-                    self.reasons[node] = f"node {node}: offline for {patience:g} s"
+                    gone_for = f"offline for {patience:g} s"
+                    self.reasons[node] = f"{self.title(node)}: {gone_for}"
                     gone.append(node)
                 continue
             if asked.gone_since is not None or since != asked.active_since:
-                log(INFO, "node %d is back: asking it again", node)
+                log(INFO, "%s is back: asking it again", self.title(node))
                 asked.send_at = now
             asked.gone_since = None
         for node in gone:

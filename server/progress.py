@@ -3,22 +3,30 @@
     {"run_id": "0123456789abcdef", "time": 1795271045.1, "phase": "training",
      "round": 17, "num_rounds": 250, "waiting_for": ["hospital-b"],
      "nodes": {"hospital-a": {"node_id": 0, "joined": true, "online": true,
-                              "last_answer": 17, "reason": ""}},
+                              "last_answer": 17, "last_answer_time": 1795271044,
+                              "resends": 0, "failures": 1, "reason": "",
+                              "last_failure": "hospital-a: no answer in time"}},
      "bytes_sent": 1234, "bytes_received": 1234}
 
-Everything in it is public: names, rounds and counts of bytes. Bytes are those of the
-messages' contents, each counted once however often Flower hands it on.
+Everything in it is public: names, rounds, counts of bytes, and when a node answered,
+to the second. Bytes are those of the messages' contents, each counted once however
+often Flower hands it on. Counts begin anew when a run is submitted again.
 """
 
-import contextlib
+import json
 import time
+from collections.abc import Mapping
+from logging import WARNING
 from pathlib import Path
 from typing import Any
+
+from flwr.common.logger import log
 
 from fedgs.config import RunConfig
 from fedgs.run_folder import write_json
 
-WRITE_SECONDS = 0.5  # at least this long between two writes of an unchanged phase
+WRITE_SECONDS = 0.5  # at least this long between two writes
+ALIVE_SECONDS = 5.0  # between writes where nothing changes: the server is there
 
 
 class Progress:
@@ -26,7 +34,7 @@ class Progress:
 
     Args:
         path: the file; None keeps nothing (a simulation).
-        config: the run's.
+        config: the run's, resolved.
         run_id: of the run folder.
         round: the round that the run goes on from.
     """
@@ -37,14 +45,18 @@ class Progress:
         """Writes nothing yet."""
         self.path, self.config = path, config
         self.nodes: dict[str, dict[str, Any]] = {
-            name: {
+            config.node_title(node_id): {
                 "node_id": node_id,
                 "joined": False,
                 "online": False,
                 "last_answer": 0,
+                "last_answer_time": None,
+                "resends": 0,
+                "failures": 0,
                 "reason": "",
+                "last_failure": "",
             }
-            for node_id, name in enumerate(config.node_names)
+            for node_id in range(config.num_nodes)
         }
         self.content: dict[str, Any] = {
             "run_id": run_id,
@@ -52,12 +64,13 @@ class Progress:
             "phase": "roll call",
             "round": round,
             "num_rounds": config.num_rounds,
-            "waiting_for": list(config.node_names),
+            "waiting_for": list(self.nodes),
             "nodes": self.nodes,
             "bytes_sent": 0,
             "bytes_received": 0,
         }
-        self._written = 0.0
+        self._written, self._last = -WRITE_SECONDS, ""
+        self._is_told = False  # that the file cannot be written
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -66,14 +79,11 @@ class Progress:
 
     def set_joined(self, node: int) -> None:
         """Notes that a node has joined."""
-        self._node(node).update(joined=True, online=True, reason="")
+        name = self.config.node_title(node)
+        self.nodes[name].update(joined=True, online=True, reason="")
+        waiting = self.content["waiting_for"]
+        self.content["waiting_for"] = [other for other in waiting if other != name]
         self._write(now=True)
-
-    def set_reason(self, node: int, reason: str) -> None:
-        """Notes why a node is not there or did not answer."""
-        if self.nodes:
-            self._node(node)["reason"] = reason
-            self._write()
 
     def set_online(self, online: list[int]) -> None:
         """Notes which nodes Flower can reach."""
@@ -81,18 +91,28 @@ class Progress:
             node["online"] = node["node_id"] in online
         self._write()
 
-    def set_phase(self, phase: str, round: int, waiting: list[int]) -> None:
-        """Notes what the run does and which nodes it waits for."""
-        if self.nodes:
-            names = self.config.node_names
-            self.content.update(phase=phase, round=round)
-            self.content["waiting_for"] = [names[node] for node in waiting]
-            self._write()
+    def set_waiting(self, phase: str, round: int, reasons: Mapping[int, str]) -> None:
+        """Notes what the run does, which nodes it waits for, and why if it is known."""
+        names = {self.config.node_title(node): node for node in reasons}
+        for name, node in names.items():
+            self.nodes[name]["reason"] = reasons[node]
+        self.content.update(phase=phase, round=round, waiting_for=list(names))
+        self._write()
 
-    def set_answered(self, node: int, round: int) -> None:
-        """Notes a valid answer."""
-        if self.nodes:
-            self._node(node).update(last_answer=round, reason="")
+    def add_answer(self, node: int, round: int) -> None:
+        """Notes a valid answer to a round."""
+        now = int(time.time())  # coarse: how long it took is nobody's business
+        self._node(node).update(last_answer=round, last_answer_time=now, reason="")
+
+    def add_resend(self, node: int) -> None:
+        """Counts a request that was sent again."""
+        self._node(node)["resends"] += 1
+
+    def add_failure(self, node: int, reason: str) -> None:
+        """Counts an answer that was refused, or that did not come."""
+        failures = self._node(node)["failures"] + 1
+        self._node(node).update(failures=failures, reason=reason, last_failure=reason)
+        self._write()
 
     def add_bytes(self, sent: int = 0, received: int = 0) -> None:
         """Counts what was sent or received."""
@@ -105,14 +125,21 @@ class Progress:
         self._write(now=True)
 
     def _node(self, node: int) -> dict[str, Any]:
-        return self.nodes[self.config.node_names[node]]
+        return self.nodes[self.config.node_title(node)]
 
     def _write(self, now: bool = False) -> None:
-        if self.path is None:
+        """Writes what has changed; what comes too soon is written at the next call."""
+        since = time.monotonic() - self._written
+        if self.path is None or not (now or since >= WRITE_SECONDS):
             return
-        if not now and time.monotonic() - self._written < WRITE_SECONDS:
+        content = json.dumps(self.content)
+        if content == self._last and not (now or since >= ALIVE_SECONDS):
             return
-        self._written = time.monotonic()
-        self.content["time"] = round(time.time(), 1)
-        with contextlib.suppress(OSError):
-            write_json(self.path, self.content)
+        self._written, self._last = time.monotonic(), content
+        try:
+            write_json(self.path, self.content | {"time": round(time.time(), 1)})
+        except OSError as error:
+            if not self._is_told:
+                text = "%s: %s; the run goes on, its status shows old numbers"
+                log(WARNING, text, self.path, error)
+            self._is_told = True

@@ -216,7 +216,7 @@ class RollCall:
             log(WARNING, "roll call: %s: refused: %s", title, error)
             log_event("refused", node=title, outcome=str(error))
             if node is not None:
-                self.progress.set_reason(node, str(error))
+                self.progress.add_failure(node, str(error))
 
     def _invite(self, address: int, claimed: object) -> None:
         """Sends the run's settings to a node that may bear its name."""

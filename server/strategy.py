@@ -110,7 +110,8 @@ class GsWgan(Strategy):
         self.roll = RollCall(
             grid, self.config, run_id, events, committed, self.progress
         )
-        self.asking = Asking(grid, self.roll.addresses, OVER_HTTP, self.roll)
+        title = self.config.node_title
+        self.asking = Asking(grid, self.roll.addresses, OVER_HTTP, self.roll, title)
         self.roll.wait(self.stop)
 
     # -------------------------------------------------------------- exchange
@@ -125,7 +126,7 @@ class GsWgan(Strategy):
         nodes = nodes_of(self.config, request.trainees)
         answers, missing = self._ask("training", request, nodes, deadline)
         if missing:
-            log(WARNING, "round %d: no answer of nodes %s", request.round, missing)
+            log(WARNING, "round %d: no answer of %s", request.round, self._who(missing))
         return answers
 
     def prepare(self, request: FakeBatch, nodes: Sequence[int]) -> None:
@@ -140,14 +141,17 @@ class GsWgan(Strategy):
             return
         _, missing = self._ask("preparing", request, nodes, math.inf)
         if missing and self.stop.is_set():
-            raise RunStopped(f"stopped while nodes {missing} make their discriminators")
+            who = self._who(missing)
+            raise RunStopped(f"stopped before the discriminators of {who} were made")
         if missing:
-            raise RunStopped(
-                f"nodes {missing} could not make their discriminators: {self.failures}"
-            )
+            who, why = self._who(missing), "; ".join(self.failures)
+            raise RunStopped(f"the discriminators of {who} could not be made: {why}")
 
     def save(self, keep_round: int) -> None:
         """Does nothing: nodes save their state in every round."""
+
+    def _who(self, nodes: Sequence[int]) -> str:
+        return ", ".join(map(self.config.node_title, nodes))
 
     def _ask(
         self, phase: str, request: FakeBatch, nodes: Sequence[int], deadline: float
@@ -157,8 +161,13 @@ class GsWgan(Strategy):
         if self.roll is not None:
             self.roll.round = max(self.roll.round, request.round)
 
+        asked, refused = set[int](), set[int]()
+
         def make(node: int) -> Message:
             self.progress.add_bytes(sent=size)
+            if node in asked:
+                self.progress.add_resend(node)
+            asked.add(node)
             # What nobody waits for any more is not delivered to a node that is back.
             left = None
             if self.roll is not None and deadline < math.inf:
@@ -167,27 +176,30 @@ class GsWgan(Strategy):
             return Message(content, address, "train", ttl=left)
 
         def decode(reply: Message, node: int) -> SanitizedGradients | None:
-            answer = self._decode(reply, request, node)
+            try:
+                answer = self._decode(reply, request, node)
+            except UserError as error:
+                self.progress.add_failure(node, str(error))
+                refused.add(node)
+                raise
             if self.roll is not None:
                 log_event(
                     "answered",
-                    node=self.config.node_names[node],
+                    node=self.config.node_title(node),
                     round=request.round,
                     outcome="ok",
                     seconds=round(time.monotonic() - started, 3),
                 )
                 if request.round:
                     self.roll.seen[node] = request.round
-                    self.progress.set_answered(node, request.round)
+                    self.progress.add_answer(node, request.round)
             return answer
 
         def waiting(missing: Sequence[int]) -> None:
-            for node in missing:
-                self.progress.set_reason(node, self.asking.reasons.get(node, ""))
-            self.progress.set_phase("waiting", request.round, list(missing))
+            reasons = {node: self.asking.reasons.get(node, "") for node in missing}
+            self.progress.set_waiting(phase, request.round, reasons)
 
         started = time.monotonic()
-        self.progress.set_phase(phase, request.round, list(nodes))
         answers, missing = self.asking.ask(
             nodes,
             make,
@@ -197,9 +209,11 @@ class GsWgan(Strategy):
             stop=self.stop if phase == "preparing" else None,
             waiting=waiting,
         )
-        for node in missing if self.roll is not None else ():
-            reason, name = self.asking.reasons[node], self.config.node_names[node]
+        for node in missing:
+            reason, name = self.asking.reasons[node], self.config.node_title(node)
             log_event("missing", node=name, round=request.round, outcome=reason)
+            if node not in refused:
+                self.progress.add_failure(node, reason)
         return answers, missing
 
     def _record(self, request: FakeBatch) -> ConfigRecord:
@@ -214,9 +228,9 @@ class GsWgan(Strategy):
         self, reply: Message, request: FakeBatch, node_id: int
     ) -> SanitizedGradients | None:
         """Checks a reply; raises `UserError` with one line that quotes no data."""
-        where = f"round {request.round}: node {node_id}"
+        where = f"round {request.round}: {self.config.node_title(node_id)}"
         if reply.has_error():
-            raise UserError(f"round {request.round}: {one_line(reply.error.reason)}")
+            raise UserError(f"{where} says: {one_line(reply.error.reason)}")
         if reply.metadata.src_node_id != self.asking.addresses.get(node_id):
             raise UserError(f"{where}: a reply of another sender")
         record = reply.content.config_records.get(RECORD)

@@ -25,12 +25,13 @@ from fedgs.config import RunConfig
 from fedgs.data import load_data
 from fedgs.ledger import Ledger
 from fedgs.run_folder import RunFolder
-from server import asking, roll_call
+from server import asking, progress, roll_call
 from server import strategy as strategy_module
 from server.strategy import GsWgan
 from tiny import FULL_PARTICIPATION, tiny_config, tiny_data, write_tiny_npz
 
 NODE_UNAVAILABLE = 5
+EPOCH = 1.8e9  # Unix time of the start of the clock
 MODES = {
     "full participation": FULL_PARTICIPATION,
     "silos that differ": {**FULL_PARTICIPATION, "node_sizes": "1,3,2"},
@@ -196,12 +197,13 @@ def fixture_server_process(monkeypatch):
 def fixture_clock(monkeypatch):
     """Waiting costs no time: a sleep moves the server's clock, nothing else does."""
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    clock.time = lambda: EPOCH + clock.now
 
     def sleep(seconds: float) -> None:
         clock.now += seconds
 
     clock.sleep = sleep
-    for module in (asking, roll_call, strategy_module):
+    for module in (asking, progress, roll_call, strategy_module):
         monkeypatch.setattr(module, "time", clock)
     return clock
 

@@ -15,6 +15,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.app import Error as FlowerError
 
 from deployed_grid import (  # noqa: F401
+    EPOCH,
     MODES,
     NAMES,
     Deployment,
@@ -28,6 +29,7 @@ from events import read_events
 from fedgs import client_count, event_log
 from fedgs.config import UserError
 from fedgs.training import RunStopped
+from server import progress
 
 # ------------------------------------------------------------------ faults
 
@@ -145,7 +147,9 @@ def test_a_run_that_needs_the_client_stops_with_a_checkpoint_and_says_why(
 ):
     run = deploy()
     go_away(run, 2, 3)
-    words = r"round 3: 2 of 3 nodes answered within round_timeout = 60 s(.|\n)*node 2"
+    words = (
+        r"round 3: 2 of 3 nodes answered within round_timeout = 60 s(.|\n)*c-clinic: "
+    )
     with pytest.raises(RunStopped, match=words):
         run.start()
     commit = json.loads((run.folder.path / "checkpoint/checkpoint.json").read_text())
@@ -212,7 +216,7 @@ def test_a_replayed_answer_of_an_old_round_is_refused(deploy, log):
     done: list[dict] = []
     run.start(done.append)
     assert [metrics["num_answers"] for metrics in done] == [3, 2, 3, 3]
-    assert any("answer of node 0 to round 2: another" in line for line in log)
+    assert any("answer of a-clinic to round 2: another" in line for line in log)
 
 
 def test_a_client_that_lost_its_state_is_refused_and_the_run_says_so(deploy):
@@ -281,7 +285,64 @@ def test_the_servers_events_say_who_answered_and_who_did_not(
     assert sorted(answered) == sorted(expected - {(NAMES[2], 2)})  # round 0: warm start
     (missing,) = [e for e in events if e["event"] == "missing"]
     assert (missing["node"], missing["round"]) == (NAMES[2], 2)
-    assert missing["outcome"] == "node 2: no answer in time"
+    assert missing["outcome"] == "c-clinic: no answer in time"
+
+
+def test_those_who_have_answered_are_not_waited_for_any_more(deploy, clock, log):
+    run = deploy(round_timeout=100.0)
+    go_away(run, 2, 3)
+    seen: list[tuple[float, list[str]]] = []
+
+    def look() -> None:
+        seen.append((clock.now, run.progress()["waiting_for"]))
+        if clock.now > 60:
+            run.clients[2].is_online = True
+            run.grid.on_push = lambda name, request: True
+
+    def all_have_joined(metrics: dict) -> None:
+        run.grid.on_look = look
+
+    run.start(all_have_joined)
+    assert len(seen) > 20
+    assert all(waiting == ["c-clinic"] for _, waiting in seen)
+    assert sum(line == "waiting for c-clinic" for line in log) == 2  # every 30 s
+
+
+def test_progress_says_of_each_node_when_it_answered_and_what_went_wrong(
+    deploy, clock, monkeypatch
+):
+    monkeypatch.setattr(progress, "WRITE_SECONDS", 0.0)
+    run = deploy(min_nodes=2, round_timeout=30.0)
+    lose_once(run, NAMES[2], 2, restart=False)
+    lose, wrong = run.grid.spoil, []
+
+    def spoil(who: str, request: Message, reply: Message) -> Message | None:
+        asked = dict(request.content["fedgs"]).get("round")
+        if who == NAMES[1] and asked == 3 and not wrong:
+            wrong.append(who)
+            return Message(FlowerError(0, "out of memory"), reply_to=request)
+        return lose(who, request, reply)
+
+    run.grid.spoil = spoil
+    run.start()
+    nodes = run.progress()["nodes"]
+    counted = [(n["resends"], n["failures"]) for n in nodes.values()]
+    assert counted == [(0, 0), (1, 1), (0, 1)]
+    assert nodes["b-clinic"]["last_failure"] == "round 3: b-clinic says: out of memory"
+    assert nodes["c-clinic"]["last_failure"] == "c-clinic: no answer in time"
+    assert nodes["c-clinic"]["last_answer"] == 4
+    assert nodes["c-clinic"]["last_answer_time"] == round(EPOCH + clock.now)
+    assert nodes["a-clinic"]["last_failure"] == nodes["a-clinic"]["reason"] == ""
+
+
+def test_progress_that_cannot_be_written_is_said_once(deploy, undisturbed, log):
+    run = deploy()
+    (run.folder.path / ".flower").mkdir()
+    (run.folder.path / ".flower" / "nodes.json").mkdir()
+    run.start()
+    assert run.product() == undisturbed(run)
+    (line,) = [line for line in log if "nodes.json" in line]
+    assert "Is a directory" in line
 
 
 # ------------------------------------------------------------------ full disks
@@ -358,7 +419,7 @@ def test_the_roll_call_says_who_is_missing_and_can_be_stopped(deploy, log, clock
     ):
         run.start()
     assert sum("waiting for c-clinic" in line for line in log) == 3
-    assert run.progress()["waiting_for"] == NAMES[:3]
+    assert run.progress()["waiting_for"] == ["c-clinic"]
     assert not run.progress()["nodes"]["c-clinic"]["joined"]
     run.stop.clear()
     run.clients[2].is_online = True
@@ -377,7 +438,7 @@ def test_a_stop_is_honoured_while_nodes_warm_start(deploy, undisturbed, clock):
             run.stop.set()
 
     run.grid.on_look = look
-    with pytest.raises(RunStopped, match=r"nodes \[1\] make their discriminators"):
+    with pytest.raises(RunStopped, match="before the discriminators of b-clinic"):
         run.start()
     assert run.attempts() == []
     run.stop.clear()
@@ -402,7 +463,7 @@ def test_a_stop_before_a_later_warm_start_repeats_no_round(deploy, undisturbed, 
             run.stop.set()
 
     run.grid.on_push, run.grid.on_look = arrives, look
-    with pytest.raises(RunStopped, match="make their discriminators"):
+    with pytest.raises(RunStopped, match="discriminators"):
         run.start()
     done = run.attempts()
     assert done

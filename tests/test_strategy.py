@@ -336,7 +336,8 @@ def test_node_that_fails_once_is_asked_again_and_gives_the_same_bits(
     assert product(folder) == product(whole)
     assert attempts(folder) == [(1, 1), (2, 1), (3, 1)]
     assert [line for line in log if "failed" in line] == [
-        f"round 2: node {node} failed; its own error.log says why" for node in failed
+        f"round 2: node {node} says: node {node} failed; its own error.log says why"
+        for node in failed
     ]
 
 
@@ -464,7 +465,7 @@ def test_wrong_answer_is_logged_without_data_and_min_nodes_decides(create, log, 
     assert [metrics["num_answers"] for metrics in done] == [2, 1, 2]
     assert attempts(folder) == [(1, 1), (2, 1), (3, 1)]
     about = [line for line in log if line.startswith(("round 2", "answer of", "mess"))]
-    assert about[-1].startswith("round 2: no answer of nodes [")
+    assert about[-1].startswith("round 2: no answer of node ")
     assert "4711" not in "\n".join(log)
 
 
