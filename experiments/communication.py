@@ -39,7 +39,7 @@ from fedgs.noise import NoiseStream
 from fedgs.run_folder import RunFolder
 from fedgs.sanitizer import PerSampleGradients, clip, sanitize
 from fedgs.shapes import Images, Labels
-from fedgs.transport import release_step, round_fakes
+from fedgs.transport import release_step, round_fakes, stated_release_bytes
 
 FILE = "communication.jsonl"
 MODES: dict[str, dict[str, Any]] = {  # of Algorithm 2
@@ -52,21 +52,20 @@ Line = dict[str, Any]
 class MeasuringGrid(LocalGrid):
     """All nodes in this process, and a line of the file for every round's message.
 
-    The roll call and the warm start are counted too, as round 0.
+    The roll call and the warm start are counted too, as round 0. A release counts as
+    `fedgs.transport.stated_release_bytes`, because the lines are published and the size
+    of a compact release depends on what it holds.
 
     Args:
         client_app: answers the messages.
-        num_nodes: how many nodes there are.
-        num_workers: threads.
+        config: of the run.
         path: the file of lines; a resumed run appends to it.
     """
 
-    def __init__(
-        self, client_app: ClientApp, num_nodes: int, num_workers: int, path: Path
-    ) -> None:
+    def __init__(self, client_app: ClientApp, config: RunConfig, path: Path) -> None:
         """See the class."""
-        super().__init__(client_app, num_nodes, num_workers)
-        self.path = path
+        super().__init__(client_app, config.num_nodes, config.num_workers)
+        self.config, self.path = config, path
         self.lock = threading.Lock()
 
     def _deliver(self, message: Message) -> Message:
@@ -76,17 +75,32 @@ class MeasuringGrid(LocalGrid):
             "round": int(str(record.get("round", 0))),
             "node": message.metadata.dst_node_id,
             "bytes_down": message_bytes(message),
-            "bytes_up": message_bytes(reply),
+            "bytes_up": self._stated_bytes(reply),
         }
         with self.lock, open(self.path, "a") as lines:
             lines.write(json.dumps(line) + "\n")
         return reply
 
+    def _stated_bytes(self, reply: Message) -> int:
+        """Returns the size of a reply with a stand-in for its release, if it has one.
+
+        Privacy: public.
+        """
+        record = reply.content.config_records.get(RECORD) or ConfigRecord()
+        if "tensors" not in record:
+            return message_bytes(reply)
+        release = record["tensors"]
+        record["tensors"] = bytes(stated_release_bytes(self.config))
+        try:
+            return message_bytes(reply)
+        finally:
+            record["tensors"] = release
+
 
 def message_bytes(message: Message) -> int:
     """Returns the size of a message in Flower's serialisation.
 
-    Privacy: public; sizes of messages do not depend on private data.
+    Privacy: as of the content; of a compact release it depends on what it holds.
     """
     return len(message_to_proto(message).SerializeToString())
 
@@ -105,7 +119,7 @@ def values_per_node(config: RunConfig) -> int:
 def round_bytes(config: RunConfig, images: Images, labels: Labels) -> tuple[int, int]:
     """Returns the bytes down and up of a round with one client on a node.
 
-    The release is noise alone: compact releases weigh the same whatever they hold.
+    The release is noise alone, drawn here.
 
     Privacy: public.
 
@@ -131,7 +145,7 @@ def round_bytes(config: RunConfig, images: Images, labels: Labels) -> tuple[int,
 def communication(folder: RunFolder) -> dict[str, Any]:
     """Returns what a round of a measured run sent, averaged over its messages.
 
-    Privacy: public.
+    Privacy: public; releases count as `stated_release_bytes`.
 
     Returns:
         `bytes_down` and `bytes_up` of one node's message and reply; `bytes_per_client`,

@@ -274,7 +274,7 @@ def _rows(status: Found) -> Iterator[tuple[str, str]]:
         )
     if status.bytes_sent is not None and status.bytes_received is not None:
         sent, received = status.bytes_sent / 1e6, status.bytes_received / 1e6
-        yield "traffic", f"{sent:.2f} MB to nodes, {received:.2f} MB from them"
+        yield "traffic", f"{sent:.2f} MB to nodes, about {received:.2f} MB from them"
     if status.seconds_per_round is not None and status.seconds_left is not None:
         yield (
             "time left",
@@ -302,7 +302,7 @@ _HELP = {
     "fedgs_nodes_waited_for": ("gauge", "Nodes that the server waits for now."),
     "fedgs_epsilon": ("gauge", "Epsilon of all releases so far; +Inf is unbounded."),
     "fedgs_sent_bytes": ("gauge", "Payload to nodes."),
-    "fedgs_received_bytes": ("gauge", "Payload from nodes."),
+    "fedgs_received_bytes": ("gauge", "Payload from nodes; compact: an estimate."),
     "fedgs_round_seconds": ("gauge", "Median duration of the last rounds."),
     "fedgs_left_seconds": ("gauge", "Estimated time to the last round."),
     "fedgs_updated_timestamp_seconds": ("gauge", "When the last round finished."),

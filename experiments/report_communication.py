@@ -1,6 +1,5 @@
 """Bytes between server and nodes: measured where a run counted them, else computed."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,14 +7,9 @@ import torch
 
 from experiments.report_curves import grid_images
 from experiments.report_run import RunFacts
-from fedgs.config import RunConfig
-from fedgs.transport import (
-    pack_fakes,
-    pack_release,
-    release_step,
-    round_fakes,
-    to_grid,
-)
+from fedgs.transport import pack_fakes, round_fakes, stated_release_bytes
+
+MEASURED_REQUESTS = "measured, releases estimated"
 
 
 @dataclass(frozen=True)
@@ -23,7 +17,7 @@ class Communication:
     """What the messages of a run weigh.
 
     Attributes:
-        how: measured, computed or estimated.
+        how: measured (of a compact run the requests), computed or estimated.
         request: bytes of one request to one node.
         reply: bytes of one reply.
         requests, replies: messages of one round.
@@ -53,7 +47,8 @@ class Communication:
 def communication(facts: RunFacts) -> Communication:
     """Returns the size of a run's messages.
 
-    Measured: Flower's serialised messages. Computed: the tensors in the run's own
+    Measured: Flower's serialised messages, with an estimate for a compact release,
+    whose own size would tell of that release. Computed: the tensors in the run's own
     encoding, whose size is that of any others of their shape. Estimated: with the
     compact transport it depends on the content, so fakes are those of the last sample
     grid and releases are noise.
@@ -77,11 +72,12 @@ def communication(facts: RunFacts) -> Communication:
 
 def _sizes(facts: RunFacts) -> tuple[str, int, int]:
     """Returns how the sizes were found, and those of a request and of a reply."""
-    if facts.measured is not None:
-        return "measured", facts.measured["bytes_down"], facts.measured["bytes_up"]
     config = facts.config
+    if (sent := facts.measured) is not None:
+        how = "measured" if config.transport == "exact" else MEASURED_REQUESTS
+        return how, sent["bytes_down"], sent["bytes_up"]
     how = "computed" if config.transport == "exact" else "estimated"
-    return how, len(_fakes(facts)), len(_release(config))
+    return how, len(_fakes(facts)), stated_release_bytes(config)
 
 
 def _fakes(facts: RunFacts) -> bytes:
@@ -93,14 +89,3 @@ def _fakes(facts: RunFacts) -> bytes:
     images = torch.tensor(tiled, dtype=torch.float32).contiguous()
     labels = torch.arange(count) % (config.num_classes or 1)
     return pack_fakes(round_fakes(images, config), labels, config)
-
-
-def _release(config: RunConfig) -> bytes:
-    """Returns a reply's tensors, of noise and a gradient at the clip bound."""
-    size = math.prod(config.release_shape[1:])
-    deviation = math.hypot(config.noise_std, config.clip_bound / math.sqrt(size))
-    values = np.random.default_rng(0).normal(0, deviation, config.release_shape)
-    release, step = torch.tensor(values), release_step(config)
-    if step is not None:
-        release = to_grid(release, step)
-    return pack_release(release.float(), config)

@@ -170,9 +170,11 @@ def communication_table(runs: Sequence[RunFacts]) -> Table:
     }
     note = (
         "A request holds the fakes, a reply the node's release. Measured: Flower's "
-        "serialised messages. Computed: the tensors in the run's own encoding, without "
-        "the frames of Flower and gRPC. Estimated: the same for a transport that "
-        "compresses. The whole run counts repeated rounds, not the warm start."
+        "serialised messages; a compact release counts as one of noise, for its own "
+        "size would tell of this one release. Computed: the tensors in the run's own "
+        "encoding, without the frames of Flower and gRPC. Estimated: the same for a "
+        "transport that compresses. The whole run counts repeated "
+        "rounds, not the warm start."
     )
     head = ["", *(", ".join(names) for names in columns.values())]
     return Table("Bytes", head, [[name, *cells] for name, cells in rows.items()], note)

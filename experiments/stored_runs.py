@@ -149,12 +149,7 @@ def train(folder: RunFolder, stop: Stop) -> None:
     """
     Limits.of_run(folder.config).check_run(folder.config)
     torch.set_num_threads(folder.config.num_threads)
-    grid = MeasuringGrid(
-        client_app,
-        folder.config.num_nodes,
-        folder.config.num_workers,
-        folder.path / FILE,
-    )
+    grid = MeasuringGrid(client_app, folder.config, folder.path / FILE)
     with folder.locked():
         GsWgan(folder, _Snapshots(folder), stop).start(grid)
 

@@ -26,8 +26,10 @@ The paper's round (5 batches of 32 fakes of 28 x 28 down, 32 gradients up) takes
 50,000 bytes: 33,000 down, 16,500 up with the other fields of both.
 
 Privacy: rounding and compression are functions of what is already sanitized, so they
-change no guarantee; the size of a message depends on its public content only. Fakes are
-public. Effect of rounding a release: it adds at most step^2 / 12 per coordinate, 0.13 %
+change no guarantee. The size of a compact release depends on that release, which the
+`release` and `secagg` adversaries do not see: what is published of sizes counts every
+release as `stated_release_bytes`. Fakes are public, and so is the size of a request.
+Effect of rounding a release: it adds at most step^2 / 12 per coordinate, 0.13 %
 of the noise's variance. Effect on fakes: discriminators see, and answer at, images that
 lie within 1 / 2L of the generator's; the server applies the answer at its
 own images.
@@ -35,7 +37,9 @@ own images.
 
 import math
 import zlib
+from functools import lru_cache
 
+import numpy as np
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
@@ -170,6 +174,23 @@ def pack_release(values: Tensor, config: RunConfig) -> bytes:
     unsigned = torch.where(whole >= 0, 2 * whole, -2 * whole - 1)
     planes = torch.stack([unsigned % 256, unsigned // 256]).to(torch.uint8)
     return _deflate(planes)
+
+
+@lru_cache(maxsize=16)
+def stated_release_bytes(config: RunConfig) -> int:
+    """Returns what a release is said to weigh, whatever it holds: the same for all.
+
+    Exact releases weigh that. A compact one weighs about that where it is mostly noise:
+    this is one of noise and gradients at the clip bound, drawn from a fixed seed.
+
+    Privacy: public; a function of the run's settings.
+    """
+    size, step = math.prod(config.release_shape[1:]), release_step(config)
+    deviation = math.hypot(config.noise_std, config.clip_bound / math.sqrt(size))
+    rng = np.random.default_rng(0)
+    values = torch.from_numpy(rng.normal(0, deviation, config.release_shape))
+    rounded = values if step is None else to_grid(values, step)
+    return len(pack_release(rounded.float(), config))
 
 
 def unpack_release(content: object, config: RunConfig) -> Tensor:

@@ -36,6 +36,7 @@ from fedgs.messages import (
 from fedgs.run_folder import RunFolder, read_json, write_json
 from fedgs.sanitizer import SanitizedGradients
 from fedgs.training import Report, RunStopped, Stop, nodes_of, run_rounds
+from fedgs.transport import stated_release_bytes
 from server.asking import IN_MEMORY, OVER_HTTP, Asking
 from server.progress import Progress
 from server.roll_call import RollCall
@@ -238,8 +239,8 @@ class GsWgan(Strategy):
             raise UserError(f"{where} answered without a record")
         if len(reply.content) > 1:
             raise UserError(f"{where} answered with other records too")
-        if isinstance(content := record.get("tensors"), bytes):
-            self.progress.add_bytes(received=len(content))
+        if "tensors" in record:  # what it weighs would tell of this one release
+            self.progress.add_bytes(received=stated_release_bytes(self.config))
         return decode_answer(record, self.config, request, node_id)
 
     # -------------------------------------------------------------- Flower's verbs

@@ -8,6 +8,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from flwr.app import Message
 
@@ -28,6 +29,7 @@ from fedgs.config import UserError
 from fedgs.run_folder import state_rounds
 from fedgs.training import RunStopped
 from server import roll_call
+from server.progress import Progress
 from tiny import write_tiny_npz
 
 # ------------------------------------------------------------------ bits and words
@@ -57,6 +59,24 @@ def test_only_public_words_and_sanitized_gradients_leave_a_client(deploy):
         else:
             allowed = {"is_empty", "round", "node_id", "noise_std", "clip_bound"}
             assert set(record) <= allowed | {"tensors", "request"}
+
+
+@pytest.mark.parametrize("transport", ["exact", "compact"])
+def test_counted_bytes_do_not_depend_on_single_releases(deploy, transport, monkeypatch):
+    """A compact release weighs what is in it, which who sees the sum must not see."""
+    counted: list[int] = []
+    monkeypatch.setattr(
+        Progress, "add_bytes", lambda self, sent=0, received=0: counted.append(received)
+    )
+    run = deploy(transport=transport)
+    run.start()
+    counted = [received for received in counted if received]
+    records = [reply.content["fedgs"] for _, _, reply in run.grid.replies]
+    sizes = [len(record["tensors"]) for record in records if "tensors" in record]
+    assert len(counted) == len(sizes) == 12
+    assert counted == [counted[0]] * 12
+    assert counted[0] == pytest.approx(np.mean(sizes), rel=0.1)
+    assert (len(set(sizes)) > 1) == (transport == "compact")
 
 
 def test_no_path_of_the_server_reaches_a_client_and_none_of_a_client_the_server(deploy):

@@ -8,23 +8,30 @@ import threading
 import numpy as np
 import pytest
 import torch
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 
 from clients import state
+from clients.client_app import app as client_app
 from experiments import evaluation, scores, stored_runs, table2, table2_report
 from experiments.communication import (
+    MeasuringGrid,
     communication,
     round_bytes,
     values_per_node,
     weigh,
 )
 from experiments.communication import main as show_weights
+from experiments.local_grid import LocalGrid
 from experiments.result_lines import ResultLines, read_lines
 from experiments.scales import configured, label
 from experiments.wire import CountingProxy
 from fedgs.accounting import Plan, statements
 from fedgs.config import UserError
+from fedgs.messages import RECORD
 from fedgs.run_folder import RunFolder
 from fedgs.training import RunStopped
+from fedgs.transport import pack_release, release_step, to_grid
 from server import roll_call
 from small_scale import (
     FULL_PARTICIPATION,
@@ -122,6 +129,34 @@ def test_communication_is_what_flower_serialises(flags, tmp_path):
     assert full["bytes_per_client"] == pytest.approx(both * 2 / 6, abs=2)
     assert full["bytes_per_client"] <= full["bytes_per_client_max"]
     assert full["bytes_before"] > 2 * down  # every node's warm start
+
+
+@pytest.mark.parametrize("transport", ["exact", "compact"])
+def test_measured_bytes_do_not_depend_on_the_release(tmp_path, monkeypatch, transport):
+    config = configured(
+        "algorithm-2",
+        "paper",
+        {"transport": transport},
+        {"num_clients": 866, "num_classes": 10},
+    )
+    shape, step = config.release_shape, release_step(config)
+    noise = torch.randn(shape) * config.noise_std
+    values = [torch.zeros(shape), noise if step is None else to_grid(noise, step)]
+    contents = [pack_release(value.float(), config) for value in values]
+    replies = [
+        Message(RecordDict({RECORD: ConfigRecord(record)}), 2, "train")
+        for record in ({"tensors": contents[0]}, {"tensors": contents[1]}, {})
+    ]
+    sent = Message(RecordDict({RECORD: ConfigRecord({"round": 1})}), 2, "train")
+    monkeypatch.setattr(TaskIdentity, "_node_id", 1)
+    grid = MeasuringGrid(client_app, config, tmp_path / "lines.jsonl")
+    monkeypatch.setattr(LocalGrid, "_deliver", lambda self, message: replies.pop(0))
+    for _ in range(3):
+        grid._deliver(sent)
+    sizes = [line["bytes_up"] for line in read_lines(tmp_path / "lines.jsonl")]
+    assert sizes[0] == sizes[1] == pytest.approx(len(contents[1]), rel=0.1)
+    assert sizes[2] < 300  # a node without participants
+    assert (len(contents[0]) < len(contents[1])) == (transport == "compact")
 
 
 def test_a_round_that_was_repeated_counts_once(tmp_path):
