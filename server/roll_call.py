@@ -115,7 +115,8 @@ class RollCall:
         self.addresses: dict[int, int] = {}
         self.active_since: Mapping[int, str] = {}
         self._registered: dict[int, str] = {}  # address -> name of its key
-        self._asked: dict[str, tuple[int, int | None]] = {}  # message -> address, node
+        # Message -> address, node, when that was last activated before.
+        self._asked: dict[str, tuple[int, int | None, str]] = {}
         self._quiet_until: dict[int, float] = {}  # address -> when to ask it again
         self._next_step = 0.0
 
@@ -167,7 +168,7 @@ class RollCall:
         """Looks for new nodes and for answers of those that were asked; never waits."""
         if self._asked:
             for reply in self.grid.pull_messages(list(self._asked)):
-                address, node = self._asked.pop(reply.metadata.reply_to_message_id)
+                address, node, _ = self._asked.pop(reply.metadata.reply_to_message_id)
                 self._take(reply, address, node)
         now = time.monotonic()
         if now < self._next_step:
@@ -176,7 +177,11 @@ class RollCall:
         infos = list(self.grid.get_nodes())
         self.active_since = {i.node_id: i.last_activated_at for i in infos}
         self._registered = {i.node_id: i.name for i in infos}
-        known = set(self.addresses.values()) | {a for a, _ in self._asked.values()}
+        for name, (address, _, since) in list(self._asked.items()):
+            if self.active_since.get(address, since) != since:
+                del self._asked[name]  # lost with the process that was asked
+                self._quiet_until.pop(address, None)
+        known = set(self.addresses.values()) | {a for a, *_ in self._asked.values()}
         new = [
             address
             for address in self.active_since
@@ -196,9 +201,11 @@ class RollCall:
     def _push(self, to: dict[int, int | None], kind: str, payload: Any) -> None:
         record = RecordDict({RECORD: ConfigRecord(payload)})
         messages = [Message(record, address, kind) for address in to]
-        for name, item in zip(self.grid.push_messages(messages), to.items()):  # noqa: B905
+        names = self.grid.push_messages(messages)
+        for name, (address, node) in zip(names, to.items()):  # noqa: B905
             if name:  # else Flower does not know this address any more
-                self._asked[name] = item
+                since = self.active_since.get(address, "")
+                self._asked[name] = address, node, since
 
     def _take(self, reply: Message, address: int, node: int | None) -> None:
         """Handles the answer of a node that said its name, or that joined."""

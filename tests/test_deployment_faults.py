@@ -501,3 +501,23 @@ def test_an_unknown_message_is_answered_without_words(deploy):
     assert reply is not None
     assert isinstance(reply.error, FlowerError)
     assert reply.error.reason == "a-clinic failed; its own error.log says why"
+
+
+@pytest.mark.parametrize("asked", ["query", "query.join"])
+def test_a_client_restarted_in_the_roll_call_is_asked_again_at_once(
+    deploy, undisturbed, clock, asked
+):
+    run = deploy()
+    lost: list[str] = []
+
+    def arrives(name: str, request: Message) -> bool:
+        if name == NAMES[1] and request.metadata.message_type == asked and not lost:
+            lost.append(name)
+            run.clients[1].restart()
+            return False
+        return True
+
+    run.grid.on_push = arrives
+    run.start()
+    assert clock.now < 10
+    assert run.product() == undisturbed(run)
