@@ -6,9 +6,12 @@ r"""A client in one process: Flower's SuperNode with the ClientApp inside it.
 The options are those of `flower-supernode`. The stock SuperNode starts an operating
 system process per message, which imports torch and reads every state again, and sleeps
 for seconds between looks. Here the models stay loaded; no port is opened, because
-nobody else answers; and only the installed fedgs is run, never code that a server
-sends. For that a handful of functions of one known Flower version are replaced, below;
-another version, or `--stock`, gets Flower's own path.
+nobody else answers; only the installed fedgs is run, never code that a server sends;
+and it connects again for as long as it is asked to run. For that a handful of functions
+of one known Flower version are replaced, below; another version, or `--stock`, gets
+Flower's own path.
+
+Exit codes: 0 after SIGTERM or Ctrl-C, 2 for bad input, 1 for any other end.
 """
 
 import importlib
@@ -36,8 +39,13 @@ POLL_SHARE = 0.02  # of the time without one: whoever is rarely asked looks rare
 HEARTBEAT_SECONDS = 10  # Flower's least; its 30 keep a killed node out for a minute
 RECONNECT_SECONDS = 5.0  # at most, between tries to reach the server
 ACTIVATION_SECONDS = 10.0  # at most, between tries to be taken for online
+AGAIN_SECONDS = 2.0  # until a connection that ended is made anew
 SKEW_SECONDS = 2.0  # of the clock, from which on it is corrected
+CLOCK_TRIES, CLOCK_SECONDS = 6, 1.0  # a server writes its date once a second
 NOT_ACTIVATED = 2004  # Flower's ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED
+UNAUTHORIZED = 401
+# What TLS says where waiting mends nothing: another authority or name, no TLS at all.
+FINAL_TLS_ERRORS = ("certificate", "wrong_version_number", "wrong version number")
 
 
 class Waiting:
@@ -119,12 +127,19 @@ def install() -> None:
     thread = SimpleNamespace(join=lambda timeout: None, is_alive=lambda: False)
     command = _module("flwr.supernode.cli.flower_supernode")
     command._start_supernode_http_api = lambda *config: (server, thread)
+    command.start_client_internal = _lasting(command.start_client_internal)
+    connection = _module("flwr.supernode.fleet_http_connection")
+    connection.make_simple_http_retry_invoker = _persistent(
+        connection.make_simple_http_retry_invoker
+    )
     for name in ("flwr.supercore.heartbeat", "flwr.supernode.fleet_http_connection"):
         _module(name).HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT_SECONDS
     _module("flwr.supercore.retry.http_retry").MAX_RETRY_DELAY = RECONNECT_SECONDS
     objects = _module("flwr.supercore.inflatable.inflatable_utils")
     objects.pull_objects.__kwdefaults__.update(initial_backoff=OBJECT_SECONDS)
-    FleetHttpClient.ActivateNode = _patient(FleetHttpClient.ActivateNode)  # type: ignore
+    client: Any = FleetHttpClient
+    client.ActivateNode = _patient(client.ActivateNode)
+    client.SendNodeHeartbeat = _beating(client.SendNodeHeartbeat)
     _correct_clock()
 
 
@@ -177,11 +192,78 @@ def _answer(state: Any, store: Any, announced: Any) -> Any:
     return app(message=message, context=state.get_run_series_context(series))
 
 
+def _lasting(stock: Callable[..., None]) -> Callable[..., None]:
+    """Returns a `start_client_internal` that connects again when it was given up.
+
+    Flower's returns then, and its process ends with code 0 as if it had been asked to.
+    SIGTERM and Ctrl-C pass through as `SystemExit`, with 0.
+    """
+    from flwr.supercore.object_store import ObjectStoreFactory
+    from flwr.supernode.nodestate import NodeStateFactory
+
+    def start(**config: Any) -> None:
+        while True:
+            # What was half received or half sent is gone: the server asks again.
+            objects = ObjectStoreFactory()
+            config["state_factory"] = NodeStateFactory(objectstore_factory=objects)
+            stock(**config)
+            text = "the connection to the server has ended; connecting again in %g s"
+            log(WARNING, text, AGAIN_SECONDS)
+            time.sleep(AGAIN_SECONDS)
+
+    return start
+
+
+def _persistent(stock: Callable[[], Any]) -> Callable[[], Any]:
+    """Returns a `make_simple_http_retry_invoker` that gives up only what is final.
+
+    Flower's gives up at any error of TLS, such as a handshake with a server that stands
+    still, and sends this process Ctrl-C where a signature is refused.
+    """
+    import httpx
+
+    def make() -> Any:
+        invoker = stock()
+        give_up = invoker.should_giveup
+
+        def should_give_up(error: Exception) -> bool:
+            if isinstance(error, httpx.HTTPStatusError):
+                refused = error.response.status_code == UNAUTHORIZED
+                return refused or give_up(error)  # a new connection may be accepted
+            return any(words in str(error).lower() for words in FINAL_TLS_ERRORS)
+
+        invoker.should_giveup = should_give_up
+        return invoker
+
+    return make
+
+
+def _beating(stock: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Returns a `SendNodeHeartbeat` whose refusals are tried again like lost ones.
+
+    At Flower's they end the thread that sends heartbeats, or the process. A refusal
+    that lasts ends the connection in the main thread, which makes it anew.
+    """
+    import httpx
+
+    def beat(client: Any, request: Any) -> Any:
+        try:
+            response = stock(client, request)
+        except httpx.HTTPStatusError as error:
+            raise httpx.TransportError(str(error)) from error
+        if not response.success:
+            raise httpx.TransportError("the server does not know this node")
+        return response
+
+    return beat
+
+
 def _patient(stock: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Returns an `ActivateNode` that waits until it may.
 
-    The key may be registered later, and a process that was killed counts as online
-    until its heartbeat has run out; Flower's own ends with an error in both cases.
+    The key may be registered later, a process that was killed counts as online until
+    its heartbeat has run out, and a server may be in trouble for a while; Flower's own
+    ends with an error in all these cases.
     """
     import httpx
     from flwr.supercore.error import FlowerError
@@ -193,10 +275,15 @@ def _patient(stock: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
                 return stock(client, request)
             except httpx.HTTPStatusError as error:
                 found = FlowerError.from_json(error.response.text)
-                if found is None or found.code != NOT_ACTIVATED:
+                status = error.response.status_code
+                if found is not None and found.code == NOT_ACTIVATED:
+                    reason = "this node's key is not registered yet, or the process "
+                    reason += "before it is still taken for online"
+                elif status == UNAUTHORIZED or status >= 500:
+                    reason = f"the server answers with status {status}"
+                else:
                     raise
-            text = "this node's key is not registered yet, or the process before it is "
-            log(WARNING, text + "still taken for online; trying again in %g s", pause)
+            log(WARNING, "%s; trying again in %g s", reason, pause)
             time.sleep(pause)
             pause = min(2 * pause, ACTIVATION_SECONDS)
 
@@ -226,20 +313,23 @@ def _correct_clock() -> None:
     def intercept(self: Any, context: Any, call_next: Any) -> Any:
         nonlocal offset
         response = stock(self, context, call_next)
-        date = response.headers.get("date")
-        if response.status_code != 401 or date is None:
-            return response
-        found = parsedate_to_datetime(date) - now()
-        if abs((found - offset).total_seconds()) < SKEW_SECONDS:
-            return response
-        text = "this machine's clock differs from the server's by %.0f s: set it; "
-        text += "meanwhile requests are signed with the server's time"
-        log(WARNING, text, found.total_seconds())
-        offset = found
-        response.close()
-        for name in signed:
-            context.request.headers.pop(name, None)
-        return stock(self, context, call_next)
+        for _ in range(CLOCK_TRIES):
+            date = response.headers.get("date")
+            if response.status_code != UNAUTHORIZED or date is None:
+                break
+            found = parsedate_to_datetime(date) - now()
+            if abs((found - offset).total_seconds()) < SKEW_SECONDS:
+                time.sleep(CLOCK_SECONDS)  # the date may be of before a step, or a stop
+            else:
+                text = "this machine's clock differs from the server's by %.0f s: set "
+                text += "it; meanwhile requests are signed with the server's time"
+                log(WARNING, text, found.total_seconds())
+                offset = found
+            response.close()
+            for name in signed:
+                context.request.headers.pop(name, None)
+            response = stock(self, context, call_next)
+        return response
 
     interceptor.intercept = intercept
     auth.now = lambda: now() + offset

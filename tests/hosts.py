@@ -7,13 +7,14 @@ The bridge lies in the server's namespace, so that nothing of it touches this ma
 own network and deleting the namespaces removes all of it.
 """
 
+import contextlib
 import os
 import secrets
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -111,7 +112,13 @@ class Machines:
 
     def start(self, host: str, *arguments: object) -> "subprocess.Popen[bytes]":
         """Starts `fedgs ...` on a host; its output goes to HOST-N.log."""
-        command = [sys.executable, "-m", "fedgs", *map(str, arguments)]
+        return self.launch(host, [sys.executable, "-m", "fedgs", *map(str, arguments)])
+
+    def launch(
+        self, host: str, command: Sequence[str], more: Mapping[str, str] | None = None
+    ) -> "subprocess.Popen[bytes]":
+        """Starts any command on a host, with more variables in its environment."""
+        command = list(command)
         if self.network is not None:
             command = [*self.network.on(host), *command]
         log = self.folder / f"{host}-{len(self.started)}.log"
@@ -119,7 +126,7 @@ class Machines:
             process = subprocess.Popen(
                 command,
                 cwd=self.folder,
-                env=self._environment(),
+                env=self._environment() | dict(more or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -183,6 +190,20 @@ class Machines:
                 process.kill()
                 process.wait()
         end_processes(self.token)
+
+
+def family(pid: int) -> list[int]:
+    """Returns a process and all its descendants that live."""
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(path.parent.name)] = int(
+                path.read_text().rpartition(")")[2].split()[1]
+            )
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found
 
 
 def words(settings: dict[str, object]) -> Sequence[str]:

@@ -28,16 +28,15 @@ from clients.resident import POLL_LEAST, POLL_MOST, Waiting
 ROOT = Path(__file__).resolve().parent.parent
 LOOP = resident._module("flwr.supernode.start_client_internal")
 COMMAND = resident._module("flwr.supernode.cli.flower_supernode")
+CONNECTION = resident._module("flwr.supernode.fleet_http_connection")
 CHANGED = {
     LOOP: ("time", "_push_messages"),
-    COMMAND: ("_start_supernode_http_api",),
-    FleetHttpClient: ("ActivateNode",),
+    COMMAND: ("_start_supernode_http_api", "start_client_internal"),
+    FleetHttpClient: ("ActivateNode", "SendNodeHeartbeat"),
     node_auth_http_interceptor: ("now",),
     node_auth_http_interceptor.NodeAuthHttpInterceptor: ("intercept",),
     resident._module("flwr.supercore.heartbeat"): ("HEARTBEAT_DEFAULT_INTERVAL",),
-    resident._module("flwr.supernode.fleet_http_connection"): (
-        "HEARTBEAT_DEFAULT_INTERVAL",
-    ),
+    CONNECTION: ("HEARTBEAT_DEFAULT_INTERVAL", "make_simple_http_retry_invoker"),
     resident._module("flwr.supercore.retry.http_retry"): ("MAX_RETRY_DELAY",),
 }
 
@@ -240,26 +239,40 @@ def test_a_message_that_cannot_be_answered_gets_an_error_without_words(
 # ------------------------------------------------------------------ the server
 
 
-def http_error(code: int) -> httpx.HTTPStatusError:
+def http_error(code: int, status: int = 409) -> httpx.HTTPStatusError:
     request = httpx.Request("POST", "http://server/")
     text = f'{{"code": {code}, "detail": "no"}}'
-    response = httpx.Response(409, text=text, request=request)
+    response = httpx.Response(status, text=text, request=request)
     return httpx.HTTPStatusError("no", request=request, response=response)
 
 
-@pytest.mark.parametrize("times", [0, 3, 9])
-def test_waits_for_its_registration_or_the_end_of_a_killed_predecessor(
-    monkeypatch, times
-):
+@pytest.fixture(name="clock")
+def fixture_clock(monkeypatch):
+    """Waiting costs no time."""
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     clock.sleep = lambda seconds: setattr(clock, "now", clock.now + seconds)
     monkeypatch.setattr(resident, "time", clock)
+    return clock
+
+
+REFUSALS = {
+    "not registered": http_error(resident.NOT_ACTIVATED),
+    "signature": http_error(0, 401),
+    "full disk": http_error(0, 500),
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+@pytest.mark.parametrize("times", [0, 3, 9])
+def test_waits_for_its_registration_or_the_end_of_a_killed_predecessor(
+    clock, times, refusal
+):
     tries: list[int] = []
 
     def activate(client, request):
         tries.append(1)
         if len(tries) <= times:
-            raise http_error(resident.NOT_ACTIVATED)
+            raise REFUSALS[refusal]
         return "activated"
 
     assert resident._patient(activate)(None, None) == "activated"
@@ -274,51 +287,161 @@ def test_another_refusal_of_the_server_is_not_waited_out():
         resident._patient(activate)(None, None)
 
 
-@pytest.mark.parametrize("ahead", [-3600, -301, 0, 30, 86400])
-def test_a_wrong_clock_is_corrected_by_the_servers(monkeypatch, ahead):
-    """A server as Flower's: it refuses what is 5 s ahead or 305 s behind its clock."""
-    from cryptography.hazmat.primitives.asymmetric import ec
+@pytest.mark.usefixtures("installed")
+def test_a_connection_that_has_ended_is_made_anew_until_the_process_is_to_end(
+    monkeypatch, clock
+):
+    """Flower's returns from a connection that it gave up, and the process ended."""
+    states: list[object] = []
 
-    real = datetime(2026, 11, 21, 12, tzinfo=UTC)
-    monkeypatch.setattr("flwr.supercore.date.now", lambda: real)
-    monkeypatch.setattr(node_auth_http_interceptor, "now", lambda: real)
-    interceptor = node_auth_http_interceptor.NodeAuthHttpInterceptor
-    monkeypatch.setattr(interceptor, "intercept", interceptor.intercept)
-    resident._correct_clock()
-    asked: list[float] = []
+    def connect(*, state_factory, server_address):
+        states.append(state_factory.state())
+        assert server_address == "host:1"
+        if len(states) == 3:
+            raise SystemExit(0)  # as SIGTERM does
 
-    def call(context) -> httpx.Response:
-        signed = datetime.fromisoformat(context.request.headers["flwr-timestamp"])
-        server = real - timedelta(seconds=ahead)
-        age = (server - signed).total_seconds()
-        asked.append(age)
-        status = 200 if -5 < age < 305 else 401
-        return httpx.Response(status, headers={"date": format_datetime(server, True)})
+    start = resident._lasting(connect)
+    with pytest.raises(SystemExit):
+        start(state_factory=None, server_address="host:1")
+    assert len(set(map(id, states))) == 3  # what was half received is gone
+    assert clock.now == 2 * resident.AGAIN_SECONDS
 
-    key = ec.generate_private_key(ec.SECP384R1())
-    auth = interceptor(key, key.public_key())
-    for _ in range(2):
-        request = httpx.Request("POST", "http://server/")
-        context = SimpleNamespace(request=request)
-        assert auth.intercept(context, call).status_code == 200
-    is_wrong = not -5 < -ahead < 305
-    assert len(asked) == (3 if is_wrong else 2)
-    assert abs(asked[-1]) < 2 or not is_wrong
+
+HANDSHAKE = "_ssl.c:989: The handshake operation timed out"
+FINAL = {
+    "certificate": httpx.ConnectError(
+        "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: Hostname mismatch"
+    ),
+    "no TLS": httpx.ConnectError("[SSL: WRONG_VERSION_NUMBER] wrong version number"),
+    "refused": http_error(0, 401),
+    "broken": http_error(0, 500),
+}
+PASSING = {
+    "stands still": httpx.ConnectTimeout(HANDSHAKE),
+    "killed": httpx.ConnectError("[SSL: UNEXPECTED_EOF_WHILE_READING] EOF occurred"),
+    "gone": httpx.ConnectError("[Errno 111] Connection refused"),
+    "slow": httpx.ReadTimeout("timed out"),
+    "overloaded": http_error(0, 503),
+}
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_refusal_for_another_reason_stays_a_refusal():
+@pytest.mark.parametrize("what", FINAL | PASSING)
+def test_a_request_is_repeated_until_the_server_answers(monkeypatch, what):
+    """What is final ends the connection, never the process: no signal is sent."""
+    killed: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda *signal: killed.append(1))
+    invoker = CONNECTION.make_simple_http_retry_invoker()
+    invoker.wait_function = lambda seconds: None
+    calls: list[int] = []
+
+    def request() -> str:
+        calls.append(1)
+        if len(calls) < 40:
+            raise (FINAL | PASSING)[what]
+        return "answer"
+
+    if what in FINAL:
+        with pytest.raises(httpx.HTTPError):
+            invoker.invoke(request)
+    else:
+        assert invoker.invoke(request) == "answer"
+    assert len(calls) == (1 if what in FINAL else 40)
+    assert not killed
+
+
+@pytest.mark.parametrize("answer", ["unknown node", 401, 500])
+def test_a_refused_heartbeat_is_tried_again(answer):
+    """Flower's own would end the thread, or the process."""
+
+    def beat(client, request):
+        if isinstance(answer, int):
+            raise http_error(0, answer)
+        return SimpleNamespace(success=False)
+
+    with pytest.raises(httpx.TransportError):  # what Flower tries again
+        resident._beating(beat)(None, None)
+    good = SimpleNamespace(success=True)
+    assert resident._beating(lambda client, request: good)(None, None) is good
+
+
+class StrictServer:
+    """A server as Flower's: it refuses what is 5 s ahead or 305 s behind its clock.
+
+    Args:
+        real: what this machine's clock says.
+        ahead: seconds that this machine's clock is ahead of the server's.
+        stale: how many answers still have the date of another time, as those do that a
+            server gives right after it stood still or its clock stepped.
+        shown: that other time, in seconds after `real`.
+    """
+
+    def __init__(
+        self, real: datetime, ahead: float, stale: int = 0, shown: float = 0
+    ) -> None:
+        self.now, self.stale = real - timedelta(seconds=ahead), stale
+        self.shown = real + timedelta(seconds=shown)
+        self.ages: list[float] = []
+
+    def __call__(self, context) -> httpx.Response:
+        signed = datetime.fromisoformat(context.request.headers["flwr-timestamp"])
+        self.ages.append((self.now - signed).total_seconds())
+        status = 200 if -5 < self.ages[-1] < 305 else 401
+        date = self.shown if len(self.ages) <= self.stale else self.now
+        return httpx.Response(status, headers={"date": format_datetime(date, True)})
+
+
+REAL = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+@pytest.fixture(name="sign")
+def fixture_sign(monkeypatch, clock):
+    """Flower's signing with this machine's clock at `REAL`, and its correction."""
     from cryptography.hazmat.primitives.asymmetric import ec
 
+    interceptor = node_auth_http_interceptor.NodeAuthHttpInterceptor
+    monkeypatch.setattr("flwr.supercore.date.now", lambda: REAL)
+    monkeypatch.setattr(node_auth_http_interceptor, "now", lambda: REAL)
+    monkeypatch.setattr(interceptor, "intercept", interceptor.intercept)
+    resident._correct_clock()
     key = ec.generate_private_key(ec.SECP384R1())
-    auth = node_auth_http_interceptor.NodeAuthHttpInterceptor(key, key.public_key())
-    date = format_datetime(datetime.now(UTC), True)
+    auth = interceptor(key, key.public_key())
+
+    def sign(call) -> int:
+        request = httpx.Request("POST", "http://server/")
+        return auth.intercept(SimpleNamespace(request=request), call).status_code
+
+    return sign
+
+
+@pytest.mark.parametrize("ahead", [-3600, -301, 0, 30, 86400])
+def test_a_wrong_clock_is_corrected_by_the_servers(sign, ahead):
+    server = StrictServer(REAL, ahead)
+    assert [sign(server), sign(server)] == [200, 200]
+    is_wrong = not -5 < -ahead < 305
+    assert len(server.ages) == (3 if is_wrong else 2)
+    assert abs(server.ages[-1]) < 2 or not is_wrong
+
+
+@pytest.mark.parametrize("ahead", [-600, 600])
+@pytest.mark.parametrize("shown", [0, -2000])
+@pytest.mark.parametrize("stale", [1, 2, 4])
+def test_a_date_of_before_the_servers_clock_stepped_is_not_believed_for_long(
+    sign, clock, ahead, shown, stale
+):
+    server = StrictServer(REAL, ahead, stale, shown)
+    assert sign(server) == 200
+    assert abs(server.ages[-1]) < 2
+    assert clock.now <= resident.CLOCK_TRIES * resident.CLOCK_SECONDS
+
+
+def test_a_refusal_for_another_reason_stays_a_refusal(sign, clock):
     calls: list[int] = []
 
     def call(context) -> httpx.Response:
         calls.append(1)
-        return httpx.Response(401, headers={"date": date})
+        return httpx.Response(401, headers={"date": format_datetime(REAL, True)})
 
-    context = SimpleNamespace(request=httpx.Request("POST", "http://server/"))
-    assert auth.intercept(context, call).status_code == 401
-    assert calls == [1]
+    assert sign(call) == 401
+    assert len(calls) == 1 + resident.CLOCK_TRIES
+    assert clock.now == resident.CLOCK_TRIES * resident.CLOCK_SECONDS
