@@ -11,6 +11,7 @@ text stays on the client, in the run's private folder or the state directory.
 """
 
 import contextlib
+import sys
 import time
 import traceback
 from pathlib import Path
@@ -23,6 +24,7 @@ from clients import CLIENT_APP_RAISED, fast_simulation
 from clients.deployment import DeployedPlace, Site, settings_of
 from clients.state import Place, SimulatedPlace
 from fedgs.client_limits import ClientRefused
+from fedgs.config import UserError
 from fedgs.event_log import log_event
 from fedgs.messages import RECORD, decode_batch, encode_answer
 from fedgs.run_folder import node_folder
@@ -66,7 +68,7 @@ def join(message: Message, context: Context) -> Message:
         title = site.name if site else "a node"
         log_event("joined", node=title, outcome=_outcome(error))
         if site:
-            _log_privately(site.state_dir)
+            _log_privately(site.state_dir, error, is_own=True)
         return _failed(title, message, error)
 
 
@@ -94,7 +96,7 @@ def answer(message: Message, context: Context) -> Message:
             return _failed("a node", message, error)
         with contextlib.suppress(Exception):
             place.forget()
-        _log_privately(_private(place))
+        _log_privately(_private(place), error, isinstance(place, DeployedPlace))
         _log_answer(place, started, _outcome(error))
         return _failed(place.title, message, error)
 
@@ -150,10 +152,22 @@ def _log_answer(place: Place, started: float, outcome: str, **values: int) -> No
     log_event("answer", node=place.title, outcome=outcome, seconds=seconds, **values)
 
 
-def _log_privately(folder: Path) -> None:
-    """Writes the current exception's text; raises nothing, for Flower sends it on."""
-    with contextlib.suppress(OSError):
+def _log_privately(folder: Path, error: Exception, is_own: bool) -> None:
+    """Writes an exception's text; raises nothing, for Flower sends it on.
+
+    Args:
+        folder: where to, private.
+        error: the exception.
+        is_own: this process writes on its client's own stderr; a simulation does not.
+    """
+    try:
         if folder.parent.is_dir():
             folder.mkdir(exist_ok=True)
             with open(folder / "error.log", "a", errors="backslashreplace") as log:
-                log.write(traceback.format_exc())
+                log.write("".join(traceback.format_exception(error)))
+    except OSError as problem:
+        if is_own:  # other texts than these are not for people, and may quote data
+            is_shown = isinstance(error, OSError | UserError)
+            reason = error if is_shown else type(error).__name__
+            place = folder / "error.log"
+            print(f"{place}: {problem.strerror}, after: {reason}", file=sys.stderr)

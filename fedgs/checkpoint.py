@@ -1,7 +1,8 @@
 """Checkpoints: what the server needs to go on, and when it is written."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from fedgs.config import UserError
 from fedgs.ledger import Ledger
@@ -60,6 +61,24 @@ def restore(folder: RunFolder, server: ServerState, ledger: Ledger) -> None:
     server.round = round
 
 
+@contextmanager
+def indispensable(folder: RunFolder, what: str) -> Iterator[None]:
+    """Says which part of a run could not be written, and what to do then.
+
+    Privacy: public.
+
+    Raises:
+        UserError: the system's reason.
+    """
+    try:
+        yield
+    except OSError as error:
+        problem = f"{what} cannot be written ({error.strerror})"
+        raise UserError(
+            f"{folder.path}: {problem}; free the disk, then resume the run"
+        ) from error
+
+
 class Checkpoints:
     """Commits checkpoints, as often as their cost allows.
 
@@ -94,10 +113,11 @@ class Checkpoints:
         if self.committed == self.server.round and self.committed > 0:
             return
         started = time.monotonic()
-        self.save_nodes(self.committed)
-        self.folder.save_checkpoint(
-            self.server.round, server_tensors(self.server), self.ledger
-        )
+        with indispensable(self.folder, f"the checkpoint of round {self.server.round}"):
+            self.save_nodes(self.committed)
+            self.folder.save_checkpoint(
+                self.server.round, server_tensors(self.server), self.ledger
+            )
         self.committed = self.server.round
         self.last = time.monotonic()
         self.cost = self.last - started

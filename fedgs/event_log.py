@@ -8,8 +8,10 @@ also its public metrics. Nothing is written unless the environment variable name
 file, so that simulations and tests stay silent.
 """
 
+import errno
 import json
 import os
+import sys
 import threading
 from datetime import UTC, datetime
 
@@ -19,6 +21,7 @@ EVENT_LOG_VARIABLE = "FEDGS_EVENT_LOG"
 Value = str | int | float | bool | None
 
 _lock = threading.Lock()
+_told: set[str] = set()  # paths whose trouble has been said
 
 
 def log_event(event: str, **values: Value) -> None:
@@ -47,14 +50,18 @@ def log_event(event: str, **values: Value) -> None:
 
 def _append(path: str, line: str) -> None:
     """Appends in one write, so that lines of several processes do not mix."""
+    content = line.encode()
     try:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         descriptor = os.open(path, flags, 0o600)
-    except OSError:
-        return
-    try:
-        os.write(descriptor, line.encode())
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)
+        try:
+            written = os.write(descriptor, content)
+            if written != len(content):  # half a line would spoil the next one too
+                os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if path not in _told:
+            _told.add(path)
+            print(f"{path}: {error.strerror}; events are lost", file=sys.stderr)

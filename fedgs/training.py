@@ -19,7 +19,7 @@ import torch
 
 from fedgs.accounting import Plan
 from fedgs.budget import Budget
-from fedgs.checkpoint import Checkpoints, restore
+from fedgs.checkpoint import Checkpoints, indispensable, restore
 from fedgs.cohorts import selection_costs
 from fedgs.config import RunConfig
 from fedgs.ledger import Event, Ledger
@@ -177,9 +177,10 @@ class _Run:
         return event
 
     def _save_generator(self) -> None:
-        self.folder.save_generator(
-            self.server.generator.state_dict(), self.server.ema.state_dict()
-        )
+        with indispensable(self.folder, "the generator"):
+            self.folder.save_generator(
+                self.server.generator.state_dict(), self.server.ema.state_dict()
+            )
 
 
 def nodes_with_state(config: RunConfig, ledger: Ledger, round: int) -> set[int]:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 import shutil
 import threading
 import urllib.error
@@ -286,6 +287,11 @@ def test_metrics_endpoint():
 # ------------------------------------------------------------------ event log
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_told(monkeypatch):
+    monkeypatch.setattr(event_log, "_told", set())
+
+
 def test_events_are_json_lines(tmp_path, monkeypatch):
     path = tmp_path / "events.jsonl"
     event_log.log_event("answer", node="a", round=1)  # nowhere
@@ -303,9 +309,25 @@ def test_event_takes_scalars_only_so_that_no_tensor_slips_in():
         event_log.log_event("answer", pixels=[0.0])
 
 
-def test_event_log_that_cannot_be_written_does_not_stop_the_run(tmp_path, monkeypatch):
+def test_event_log_that_cannot_be_written_is_said_once_and_stops_no_run(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.setenv(event_log.EVENT_LOG_VARIABLE, str(tmp_path))  # a folder
     event_log.log_event("round", round=1)
+    event_log.log_event("round", round=2)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"{tmp_path}: Is a directory; events are lost"
+
+
+def test_event_that_fits_in_part_leaves_no_half_behind(tmp_path, monkeypatch):
+    path, write = tmp_path / "events.jsonl", os.write
+    monkeypatch.setenv(event_log.EVENT_LOG_VARIABLE, str(path))
+    event_log.log_event("round", round=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda file, line: write(file, line[:9]))
+        event_log.log_event("round", round=2)
+    event_log.log_event("round", round=3)
+    assert [event["round"] for event in read_events(path)] == [1, 3]
 
 
 def test_event_log_is_for_its_owner(tmp_path, monkeypatch):

@@ -335,12 +335,12 @@ def test_progress_says_of_each_node_when_it_answered_and_what_went_wrong(
     assert nodes["a-clinic"]["last_failure"] == nodes["a-clinic"]["reason"] == ""
 
 
-def test_progress_that_cannot_be_written_is_said_once(deploy, undisturbed, log):
-    run = deploy()
+def test_progress_that_cannot_be_written_is_said_once(deploy, log):
+    run = deploy(num_rounds=1)
     (run.folder.path / ".flower").mkdir()
     (run.folder.path / ".flower" / "nodes.json").mkdir()
     run.start()
-    assert run.product() == undisturbed(run)
+    assert run.product()
     (line,) = [line for line in log if "nodes.json" in line]
     assert "Is a directory" in line
 
@@ -382,6 +382,25 @@ def test_a_full_disk_of_a_client_releases_nothing_uncounted(
     assert run.product() == undisturbed(run)
     assert run.counted(1) == [1, 2, 3, 4]
     assert run.counted(0) == [1, 2, 3, 3, 4]  # it had answered, and left
+
+
+def test_a_reason_that_has_no_room_on_a_clients_disk_is_on_its_stderr(
+    deploy, monkeypatch, capsys
+):
+    run = deploy()
+
+    def fill(metrics: dict) -> None:
+        if metrics["round"] == 2:
+            full_disk(monkeypatch, "state-b-clinic")
+            (run.clients[1].state_dir / "error.log").mkdir()
+
+    with pytest.raises(RunStopped, match="b-clinic failed") as stopped:
+        run.start(fill)
+    assert "No space" not in str(stopped.value)  # it stays on the client
+    place = run.clients[1].state_dir / "error.log"
+    lines = [x for x in capsys.readouterr().err.splitlines() if str(place) in x]
+    assert lines
+    assert all("Is a directory" in line and "No space left" in line for line in lines)
 
 
 def test_a_full_disk_of_the_server_sends_nothing_uncounted(

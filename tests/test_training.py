@@ -419,6 +419,29 @@ def test_sample_grids_are_as_often_as_asked(tmp_path):
     assert names == ["round-0000002.png", "round-0000004.png", "round-0000005.png"]
 
 
+@pytest.mark.parametrize(
+    ("full", "what"),
+    [
+        ("/checkpoint/", "the checkpoint of round 2"),
+        ("/.generator.safetensors", "the generator"),
+    ],
+)
+def test_what_must_be_written_ends_the_run_with_the_reason(
+    tmp_path, monkeypatch, full, what
+):
+    folder, write = create(tmp_path / "run"), open
+
+    def no_room(path, *args, **kwargs):
+        if full in str(path) and args[:1] == ("wb",):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, *args, **kwargs)
+
+    monkeypatch.setattr("builtins.open", no_room)
+    words = rf"run: {what} cannot be written \(No space left .*\); free the disk, then"
+    with pytest.raises(UserError, match=words):
+        run(folder, Nodes(folder))
+
+
 @pytest.mark.parametrize("full", ["samples", "metrics.jsonl"])
 def test_what_is_only_looked_at_ends_no_round_where_it_cannot_be_written(
     tmp_path, monkeypatch, full
