@@ -97,8 +97,13 @@ def server(
     log_json: LogOption = None,
     print_only: PrintOption = False,
 ) -> None:
-    """Run the server (a Flower SuperLink) in the foreground."""
+    """Run the server (a Flower SuperLink and SuperExec) in the foreground.
+
+    SIGTERM ends it within 30 seconds, runs at their next round. The exit code is 1 if a
+    process that it needs has ended.
+    """
     from experiments import deploy_commands, deploy_processes
+    from experiments.deploy_supervisor import ServerEnded, Supervisor
 
     wanted = deploy_commands.Server(
         host=host,
@@ -110,13 +115,20 @@ def server(
         control_from=control_from,
         log_json=log_json,
     )
-    command, environment = wanted.command()
-    deploy_processes.show(command, environment)
-    if not print_only:
-        state = deploy_processes.make_state(state_dir)
-        (state / "runs").mkdir(mode=0o700, exist_ok=True)
-        print(deploy_commands.who_submits(wanted), flush=True)
-        deploy_processes.become(command, environment)
+    superlink, environment = wanted.command()
+    superexec = wanted.superexec()
+    for command in (superlink, superexec):
+        deploy_processes.show(command, environment)
+    if print_only:
+        return
+    state = deploy_processes.make_state(state_dir)
+    (state / "runs").mkdir(mode=0o700, exist_ok=True)
+    print(deploy_commands.who_submits(wanted), flush=True)
+    try:
+        Supervisor(state, superlink, superexec, environment, wanted.health).run()
+    except ServerEnded as error:
+        print(f"error: {error}; the server has ended", file=sys.stderr)
+        raise typer.Exit(1) from error
 
 
 @app.command()

@@ -1,6 +1,6 @@
 """The Flower commands of a server machine and of a client machine, as argument lists.
 
-Nothing is started here: `fedgs deploy` prints these and then becomes them.
+Nothing is started here: `fedgs deploy` prints these and then starts or becomes them.
 """
 
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from experiments.deploy_certs import check_name
 from experiments.deploy_processes import check_insecure, file_of, split_address
-from experiments.deploy_superlink import CONTROL_VARIABLE, networks_of
+from experiments.deploy_superlink import CONTROL_VARIABLE, HEALTH_PATH, networks_of
 from experiments.flower_app import QUIET
 from fedgs.config import UserError
 from fedgs.event_log import EVENT_LOG_VARIABLE
@@ -42,7 +42,7 @@ class Server:
     log_json: Path | None = None
 
     def command(self) -> Command:
-        """Returns the SuperLink's command.
+        """Returns the SuperLink's command; its environment is the SuperExec's too.
 
         Raises:
             UserError: a missing certificate, or plain text on a network.
@@ -64,6 +64,7 @@ class Server:
             command.append("--enable-supernode-auth")
         command += ["--host", self.host, "--port", str(self.port)]
         command += ["--database", str(self.state / "superlink.db")]
+        command += ["--isolation", "process"]  # who starts it can start it again
         command.append("--disable-runtime-dependency-installation")
         environment = {
             **QUIET,
@@ -73,6 +74,25 @@ class Server:
         if self.control_from:
             environment[CONTROL_VARIABLE] = self.control_from
         return command, environment | _logging(self.log_json)
+
+    def superexec(self) -> list[str]:
+        """Returns the command of Flower's SuperExec, which starts the runs."""
+        access = ["--insecure"]
+        if not self.insecure:
+            access = ["--root-certificates", file_of("certs", self.certs / "ca.crt")]
+        return ["flower-superexec", *access, "--runtime-api-address", self._own_address]
+
+    @property
+    def health(self) -> str:
+        """The URL that the SuperLink answers while it serves."""
+        scheme = "http" if self.insecure else "https"
+        return f"{scheme}://{self._own_address}{HEALTH_PATH}"
+
+    @property
+    def _own_address(self) -> str:
+        """HOST:PORT by which this machine reaches the server."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """What the processes of a deployment are started with: state, environment, command.
 
-`fedgs deploy server` and `client` become Flower's process: one pid, its signals, its
-exit code. Nothing supervises it but systemd.
+`fedgs deploy client` becomes Flower's process: one pid, its signals, its exit code.
+Nothing supervises it but systemd. `fedgs deploy server` has several processes
+(experiments/deploy_supervisor.py).
 """
 
 import ipaddress

@@ -21,8 +21,10 @@ from typing import Any
 
 from fedgs.config import UserError
 
+HEALTH_PATH = "/health"
 CONTROL_VARIABLE = "FEDGS_CONTROL_FROM"  # networks, separated by commas
-OPEN_PATHS = ("/v1/fleet/", "/health")
+OPEN_PATHS = ("/v1/fleet/", HEALTH_PATH)
+GRACE_SECONDS = 3  # for open connections; clients keep theirs, and ask again elsewhere
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 App = Callable[..., Awaitable[None]]
@@ -108,8 +110,11 @@ def main() -> None:
         sys.exit(f"this Flower is not known ({error}); install flwr 1.41")
 
     def run(app: App, **settings: Any) -> None:
-        # No proxy may say where a request comes from.
-        serve(Guard(app, networks), **settings | {"proxy_headers": False})
+        own = {
+            "proxy_headers": False,  # no proxy may say where a request comes from
+            "timeout_graceful_shutdown": GRACE_SECONDS,
+        }
+        serve(Guard(app, networks), **settings | own)
 
     flower.uvicorn.run = run
     flower.flower_superlink()

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -19,11 +20,13 @@ from fedgs.config import UserError
 
 TOKEN_VARIABLE = "FEDGS_RUN_TOKEN"
 LOCK_VARIABLE = "FEDGS_LAUNCHER_LOCK"
+SERVER_VARIABLE = "FEDGS_SERVER"  # the state directory of a deployed server
 FAST_VARIABLE = "FEDGS_FAST_MESSAGES"  # "1": see clients.fast_simulation
 RUNS_VARIABLE = "FEDGS_RUNS"  # the folder of all run folders; a deployed server has one
 KNOWN_VERSION = "1.41."  # of Flower, whose functions are replaced in no other one
 OBJECT_SECONDS = 0.01  # first pause for an object that is announced and not there yet
 WATCH_SECONDS = 0.5
+STOP_SECONDS = 15.0  # that a deployed run has for its round and its checkpoint
 
 
 def make_private(setting: str, folder: Path) -> None:
@@ -46,12 +49,16 @@ def make_private(setting: str, folder: Path) -> None:
         )
 
 
-def processes_of(token: str) -> list[int]:
+def processes_of(token: str, variable: str = TOKEN_VARIABLE) -> list[int]:
     """Returns the pids of all other processes that carry the token.
 
     Privacy: public.
+
+    Args:
+        token: the variable's value.
+        variable: of the environment that they were started with.
     """
-    mark = f"{TOKEN_VARIABLE}={token}".encode()
+    mark = f"{variable}={token}".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # ended meanwhile, or another user's
@@ -61,22 +68,59 @@ def processes_of(token: str) -> list[int]:
     return found
 
 
-def end_processes(token: str, patience: float = 5.0) -> None:
+def end_processes(
+    token: str, patience: float = 5.0, variable: str = TOKEN_VARIABLE
+) -> None:
     """Terminates all other processes that carry the token, then kills what is left.
 
     Args:
         token: the run's token.
         patience: seconds between SIGTERM and SIGKILL; 0 kills at once.
+        variable: as of `processes_of`.
     """
     deadline = time.monotonic() + patience
     number = signal.SIGTERM if patience else signal.SIGKILL
-    while pids := processes_of(token):
+    while pids := processes_of(token, variable):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
         if time.monotonic() > deadline:
             number = signal.SIGKILL
         time.sleep(0.1)
+
+
+def start_of(pid: int) -> int | None:
+    """Returns when a process was started; a pid that is given again has another start.
+
+    Privacy: public.
+
+    Returns:
+        Clock ticks since the machine's start; None if the process has ended.
+    """
+    try:
+        # The name in parentheses may hold anything.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def notify(text: str) -> None:
+    """Tells systemd how this process stands: READY=1, WATCHDOG=1, STOPPING=1, ...
+
+    Does nothing in a process that no unit with Type=notify started.
+
+    Privacy: public; the caller passes constants and names of processes.
+    """
+    path = os.environ.get("NOTIFY_SOCKET")
+    if not path:
+        return
+    address = "\0" + path[1:] if path.startswith("@") else path
+    with (
+        contextlib.suppress(OSError),  # systemd is gone: nothing depends on it here
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as out,
+    ):
+        out.sendto(text.encode(), address)
 
 
 def hold_lock(path: Path, refusal: str, patience: float) -> int:

@@ -8,10 +8,13 @@ submitted again with the same settings continues its run.
 import contextlib
 import dataclasses
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import flwr
@@ -23,7 +26,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedgs.config import RunConfig, UserError
 from fedgs.event_log import log_event
 from fedgs.preparation import check_capacity, resolve, resolve_deployed
-from fedgs.process import KNOWN_VERSION, RUNS_VARIABLE, watch_launcher
+from fedgs.process import KNOWN_VERSION, RUNS_VARIABLE, STOP_SECONDS, watch_launcher
 from fedgs.run_folder import RunFolder, write_json
 from fedgs.training import RunStopped
 from server.strategy import GsWgan
@@ -37,15 +40,40 @@ app = ServerApp()
 
 
 class StopFile:
-    """Is set once the launcher has written the run's stop file."""
+    """Is set once the run's stop file is there, or a signal has asked for the end."""
 
     def __init__(self, path: Path) -> None:
         """Watches the given path."""
         self.path = path
+        self._is_asked = False  # no Event: its lock may be held when a signal comes
 
     def is_set(self) -> bool:
         """Returns whether the run should stop."""
-        return self.path.exists()
+        return self._is_asked or self.path.exists()
+
+    @contextlib.contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """Has SIGTERM and SIGINT stop the run after its round, and soon in any case.
+
+        Flower's own handlers end the process at once, without a checkpoint; Flower
+        raises SIGINT when the process that started this one has died.
+        """
+        hurry = threading.Timer(STOP_SECONDS, os._exit, (1,))
+        hurry.daemon = True
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            if not self._is_asked:
+                self._is_asked = True
+                hurry.start()
+
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        stock = {number: signal.signal(number, ask) for number in numbers}
+        try:
+            yield
+        finally:
+            hurry.cancel()
+            for number, handler in stock.items():
+                signal.signal(number, handler)
 
 
 @app.main()
@@ -68,16 +96,19 @@ def main(grid: Grid, context: Context) -> None:
             log(INFO, "round %d of %d", metrics["round"], folder.config.num_rounds)
         log_event("round", **metrics)
 
-    strategy = GsWgan(folder, report, StopFile(flower / "stop"))
+    stop = StopFile(flower / "stop")
+    strategy = GsWgan(folder, report, stop)
 
     def ended(status: str, reason: str) -> None:
         strategy.progress.close(status)
         log_event("ended", outcome=status, reason=reason)
 
     # What another process wrote, or waits for, is not ours before we hold the folder.
-    with locked(folder, LOCK_SECONDS if is_deployed else PEEP_SECONDS):
+    patience = LOCK_SECONDS if is_deployed else PEEP_SECONDS
+    with contextlib.ExitStack() as stack, locked(folder, patience):
         if is_deployed:
-            (flower / "stop").unlink(missing_ok=True)
+            stop.path.unlink(missing_ok=True)
+            stack.enter_context(stop.on_signals())
         with recorded_outcome(flower / "result.json", ended):
             strategy.start(grid)
 

@@ -205,8 +205,11 @@ def test_server_prints_flowers_command_with_tls_and_authentication(certs, tmp_pa
         f"-m experiments.deploy_superlink --ssl-ca-certfile {certs}/ca.crt "
         f"--ssl-certfile {certs}/server.crt --ssl-keyfile {certs}/server.key "
         "--enable-supernode-auth --host 0.0.0.0 --port 8443 "
-        f"--database {state}/superlink.db --disable-runtime-dependency-installation"
+        f"--database {state}/superlink.db --isolation process "
+        "--disable-runtime-dependency-installation\n"
     ) in out
+    runs = f"--root-certificates {certs}/ca.crt --runtime-api-address 127.0.0.1:8443"
+    assert f" flower-superexec {runs}\n" in out
     assert "--insecure" not in out
     assert not state.exists()  # --print-only writes nothing
 
