@@ -32,7 +32,6 @@ from fedgs.audit.one_run import audit_run
 from fedgs.audit.published import refute_published
 from fedgs.config import RunConfig, UserError
 from fedgs.data import FederatedImages, load_data, load_test_data, to_float
-from fedgs.ledger import Ledger
 from fedgs.oracle import AutodpMissing
 from fedgs.run_folder import RunFolder, write_atomically, write_json
 from fedgs.training import RunStopped, stop_on_signal
@@ -62,7 +61,7 @@ def audit(
     """
     folder = RunFolder.open(run)
     _check(folder.config, full, trials, canaries, rounds)
-    events = Ledger.read(folder.path / "ledger.jsonl").events
+    events = folder.read_ledger().events
     output = folder.path / "audit"
     output.mkdir(exist_ok=True)
     torch.set_num_threads(1)  # workers are threads, one for each of num_workers

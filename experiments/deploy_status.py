@@ -22,7 +22,6 @@ from rich.table import Table
 
 from experiments import privacy_report
 from fedgs.config import RunConfig, UserError
-from fedgs.ledger import Ledger
 from fedgs.run_folder import RunFolder, read_json, write_atomically
 
 RECENT_ROUNDS = 20  # whose median duration estimates the time left
@@ -147,7 +146,7 @@ def status_of(path: Path) -> Status:
     config = folder.config
     metrics = _metrics(folder.path / "metrics.jsonl")
     last = metrics[-1] if metrics else {}
-    ledger = Ledger.read(folder.path / "ledger.jsonl")
+    ledger = folder.read_ledger()
     events = ledger.events
     done = int(last.get("round", 0))
     pace = None

@@ -14,7 +14,6 @@ from fedgs.accounting import Run, Statement, statements, statements_of_runs
 from fedgs.budget import calibrate_noise, largest_num_rounds
 from fedgs.cohorts import INCLUDED, read_cohort, selection_condition, selection_costs
 from fedgs.config import RunConfig, UserError
-from fedgs.ledger import Ledger
 from fedgs.oracle import AutodpMissing, as_published
 from fedgs.plan import Plan
 
@@ -169,7 +168,7 @@ def of_runs(
     runs = [
         Run(
             dataclasses.replace(folder.config, **settings).validate(),
-            Ledger.read(folder.path / "ledger.jsonl").events,
+            folder.read_ledger().events,
         )
         for folder in folders
     ]

@@ -19,7 +19,7 @@ from experiments.result_lines import read_lines
 from fedgs.accounting import Run, Statement, statements_of_runs
 from fedgs.cohorts import selection_costs
 from fedgs.config import GROUPS, RunConfig, UserError
-from fedgs.ledger import Event, Ledger
+from fedgs.ledger import Event
 from fedgs.run_folder import RunFolder, read_json
 
 if TYPE_CHECKING:
@@ -124,11 +124,10 @@ def read_run(path: Path) -> RunFacts:
         UserError: no run folder, a broken file, or no sample grid yet.
     """
     folder = RunFolder.open(path)
-    ledger = Ledger.read(folder.path / "ledger.jsonl")
     return RunFacts(
         name=folder.path.name,
         config=folder.config,
-        events=ledger.events,
+        events=folder.read_ledger().events,
         metrics=read_lines(folder.path / "metrics.jsonl"),
         statements=privacy_report.of_run(folder.path),
         versions=read_json(folder.path / "versions.json"),

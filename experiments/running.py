@@ -91,8 +91,8 @@ def go_back(folder: RunFolder) -> None:
     """
     end_previous(folder)
     Limits.of_run(folder.config).check_run(folder.config)
-    with folder.locked(), closing(folder.ledger()) as ledger:
-        found = folder.load_checkpoint(ledger)
+    with folder.locked(), closing(folder.ledger()):
+        found = folder.load_checkpoint()
         folder.truncate_metrics(found[0] if found else 0)
 
 

@@ -20,7 +20,6 @@ from fedgs import sample
 from fedgs.accounting import Run, Statement, statements_of_runs
 from fedgs.config import UserError
 from fedgs.evaluation.quality import NUM_SPLITS
-from fedgs.ledger import Ledger
 from fedgs.run_folder import RunFolder
 
 VERSION = 2  # raise it when the same images get other numbers
@@ -102,7 +101,7 @@ def epsilons(folder: RunFolder, round: int) -> list[dict[str, Any]]:
 
     Privacy: public.
     """
-    events = Ledger.read(folder.path / "ledger.jsonl").events
+    events = folder.read_ledger().events
     done = tuple(event for event in events if event.round <= round)
     found = statements_of_runs([Run(folder.config, done)], folder.config.delta)
     return [_short(statement) for statement in found]

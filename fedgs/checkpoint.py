@@ -27,7 +27,7 @@ def server_tensors(server: ServerState) -> TensorDict:
     return flat
 
 
-def restore(folder: RunFolder, server: ServerState, ledger: Ledger) -> None:
+def restore(folder: RunFolder, server: ServerState) -> None:
     """Puts the server into the state of the last checkpoint, if there is one.
 
     Privacy: post-processing of DP output.
@@ -35,7 +35,7 @@ def restore(folder: RunFolder, server: ServerState, ledger: Ledger) -> None:
     Raises:
         UserError: the checkpoint is corrupted or of another architecture.
     """
-    found = folder.load_checkpoint(ledger)
+    found = folder.load_checkpoint()
     folder.truncate_metrics(found[0] if found else 0)
     if found is None:
         return

@@ -8,7 +8,7 @@ Canonical JSON has sorted keys, no spaces and only ASCII; the first line chains 
 `GENESIS`. Nothing is rewritten: a repeated round is a new line and counts again. A
 last line without its line feed was torn by a crash before anything was sent, and is
 dropped; anything else that is broken is an error. The chain cannot show lines cut off
-at the end, so a checkpoint stores `length` and `head` and asks `verify_prefix`.
+at the end, so other files of a run hold `length` and `head` and ask `verify_prefix`.
 
 Source: docs/privacy.md, "Noise, crashes and the ledger".
 """
@@ -36,7 +36,7 @@ _CHOICES = {
 }
 _HASH_KEY = b',"hash":"'
 _SEAL_LENGTH = len(_HASH_KEY) + 64 + len(b'"}')
-_REMEDY = "restore the file from a copy: it is the record of the privacy spent"
+LEDGER_REMEDY = "restore the file from a copy: it is the record of the privacy spent"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +168,8 @@ class Ledger:
             digest = _chain(self.head, text)
             if seal != _HASH_KEY + digest.encode() + b'"}':
                 problem = "it, or a line before it, was altered, deleted or moved"
-                raise UserError(f"{self.path}: line {number}: {problem}; {_REMEDY}")
+                where = f"{self.path}: line {number}"
+                raise UserError(f"{where}: {problem}; {LEDGER_REMEDY}")
             try:
                 self._events.append(_parse(text))
             except (ValueError, TypeError, AttributeError) as error:
@@ -210,7 +211,7 @@ class Ledger:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(file.fileno()).st_size < self._size:
                 problem = f"lost lines, it had {self.length}"
-                raise UserError(f"{self.path}: {problem}; {_REMEDY}")
+                raise UserError(f"{self.path}: {problem}; {LEDGER_REMEDY}")
             file.seek(self._size)
             self._take(file.read())
             file.truncate(self._size)
@@ -288,25 +289,44 @@ class Ledger:
         self._events.append(event)
         self._hashes.append(digest)
 
-    def verify_prefix(self, length: int, head: str) -> None:
-        """Checks that the ledger begins with the history that a checkpoint has seen.
+    def verify_prefix(
+        self, length: int, head: str, witness: str = "the checkpoint"
+    ) -> None:
+        """Checks that the ledger begins with a history that another file has seen.
 
         Privacy: public.
 
         Args:
-            length: number of events at the time of the checkpoint.
+            length: number of events at that time.
             head: the ledger's `head` at that time.
+            witness: what saw it, for the error.
 
         Raises:
             UserError: the ledger is shorter, or another history leads up to there.
         """
         problem = ""
         if not 0 <= length <= self.length:
-            problem = f"line {self.length} is the last, the checkpoint saw {length}"
+            problem = f"line {self.length} is the last, {witness} saw {length}"
         elif self._hashes[length] != head:
-            problem = f"line {length} is not the one that the checkpoint saw"
+            problem = f"line {length} is not the one that {witness} saw"
         if problem:
-            raise UserError(f"{self.path}: {problem}; {_REMEDY}")
+            raise UserError(f"{self.path}: {problem}; {LEDGER_REMEDY}")
+
+    def verify_rounds(self, last: int, witness: str) -> None:
+        """Checks that there is an event of every round up to one that was finished.
+
+        Privacy: public.
+
+        Args:
+            last: the finished round; 0 asks for nothing.
+            witness: what says that it was finished, for the error.
+
+        Raises:
+            UserError: a round has no event.
+        """
+        if missing := set(range(1, last + 1)) - {event.round for event in self._events}:
+            problem = f"round {min(missing)} has no event, {witness} saw round {last}"
+            raise UserError(f"{self.path}: {problem}; {LEDGER_REMEDY}")
 
     def close(self) -> None:
         """Closes the file and gives up the lock; the events can still be read."""

@@ -4,6 +4,7 @@
     cohort.txt    copy of the run's cohort, if it has one
     generator.safetensors  generator_ema.safetensors  samples/
     checkpoint/   server state by round; checkpoint.json commits last
+    finished.json the finished run's round and its ledger's length and head
     private/      mode 0700: the simulated clients' discriminators, by node and round
 
 A checkpoint is whole or absent: node states are written first, then the server's
@@ -23,22 +24,43 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
 from fedgs.config import RunConfig, UserError
-from fedgs.ledger import Ledger
+from fedgs.ledger import LEDGER_REMEDY, Ledger
 
 if TYPE_CHECKING:  # torch is imported where tensors are: `fedgs privacy` needs none
     from fedgs.shapes import TensorDict
 
 FORMAT_VERSION = 1
 COHORT = "cohort.txt"
+CHECKPOINT = "checkpoint/checkpoint.json"
+FINISHED = "finished.json"
+GENERATOR = "generator.safetensors"
+METRICS = "metrics.jsonl"
 PACKAGES = ("torch", "torchvision", "flwr", "ray", "numpy", "autodp", "safetensors")
 REMEDY = "restore it from a backup, or start again with another --output"
+
+
+class Witness(NamedTuple):
+    """What a file of a run folder says of the releases that its ledger must hold.
+
+    Privacy: public.
+
+    Attributes:
+        name: of the file.
+        round: the last round that was finished.
+        length, head: of the ledger at that time; None where the file does not say.
+    """
+
+    name: str
+    round: int
+    length: int | None = None
+    head: str = ""
 
 
 class RunFolder:
@@ -129,19 +151,78 @@ class RunFolder:
         Raises:
             UserError: a malformed checkpoint.
         """
-        path = self.path / "checkpoint" / "checkpoint.json"
-        found = read_json(path).get("round") if path.exists() else 0
-        if not isinstance(found, int):
-            raise UserError(f"{path}: corrupted checkpoint; {REMEDY}")
-        return found
+        seen = self._seen_by(CHECKPOINT)
+        return seen.round if seen else 0
 
     def ledger(self) -> Ledger:
-        """Opens the ledger for appending.
+        """Opens the ledger for appending, checked as by `read_ledger`.
 
         Raises:
-            UserError: a broken chain or line.
+            UserError: as `read_ledger`, or the ledger is in use.
         """
-        return Ledger.open(self.path / "ledger.jsonl")
+        witnesses = self._witnesses()
+        ledger = Ledger.open(self._ledger_path())
+        try:
+            _verify(ledger, witnesses)
+        except UserError:
+            ledger.close()
+            raise
+        return ledger
+
+    def read_ledger(self) -> Ledger:
+        """Opens the ledger to look at it, checked against the rest of the folder.
+
+        Whoever states what a run released takes its events from here: a ledger that
+        lost lines would state too little.
+
+        Privacy: public.
+
+        Raises:
+            UserError: it is missing, a line is broken, or the checkpoint, the finished
+                generator or the metrics tell of releases that it does not hold.
+        """
+        witnesses = self._witnesses()  # before the ledger, to which a run may append
+        ledger = Ledger.read(self._ledger_path())
+        _verify(ledger, witnesses)
+        return ledger
+
+    def _ledger_path(self) -> Path:
+        path = self.path / "ledger.jsonl"
+        if not path.exists():
+            raise UserError(f"{path}: is missing; {LEDGER_REMEDY}")
+        return path
+
+    def _witnesses(self) -> list[Witness]:
+        """Reads what the other files say of the releases.
+
+        Raises:
+            UserError: one of them is malformed.
+        """
+        found = [w for name in (CHECKPOINT, FINISHED) if (w := self._seen_by(name))]
+        if not found and (self.path / GENERATOR).exists():
+            # Of an earlier version and published without its checkpoint. A target may
+            # have ended it at any round.
+            is_whole = self.config.target_epsilon is None
+            found.append(Witness(GENERATOR, self.config.num_rounds if is_whole else 1))
+        rounds = [line["round"] for line in self._metrics()]
+        return [*found, Witness(METRICS, max(rounds, default=0))]
+
+    def _seen_by(self, name: str) -> Witness | None:
+        """Reads one of the files that hold length and head of the ledger."""
+        path = self.path / name
+        if not path.exists():
+            return None
+        content = read_json(path)
+        found = Witness(
+            name,
+            content.get("round", -1),
+            content.get("ledger_length", -1),
+            content.get("ledger_head", ""),
+        )
+        numbers = (found.round, found.length)
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise UserError(f"{path}: corrupted; {REMEDY}")
+        return found
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -169,7 +250,7 @@ class RunFolder:
             OSError: it cannot be written.
         """
         line = (json.dumps(metrics) + "\n").encode()
-        with open(self.path / "metrics.jsonl", "ab", buffering=0) as lines:
+        with open(self.path / METRICS, "ab", buffering=0) as lines:
             end = lines.tell()
             if lines.write(line) != len(line):
                 lines.truncate(end)
@@ -177,14 +258,21 @@ class RunFolder:
 
     def truncate_metrics(self, round: int) -> None:
         """Drops the metrics of rounds after `round`, which a resumed run repeats."""
-        path = self.path / "metrics.jsonl"
+        path = self.path / METRICS
         if path.exists():
-            kept = []
-            for line in path.read_text().splitlines():
-                with contextlib.suppress(json.JSONDecodeError):  # a torn last line
-                    if json.loads(line)["round"] <= round:
-                        kept.append(line + "\n")
-            write_atomically(path, "".join(kept).encode())
+            kept = [line for line in self._metrics() if line["round"] <= round]
+            text = "".join(json.dumps(line) + "\n" for line in kept)
+            write_atomically(path, text.encode())
+
+    def _metrics(self) -> list[dict[str, Any]]:
+        """Returns the whole lines of metrics.jsonl; the last one may be torn."""
+        path, found = self.path / METRICS, list[dict[str, Any]]()
+        for line in path.read_text().splitlines() if path.exists() else ():
+            with contextlib.suppress(ValueError):
+                content = json.loads(line)
+                if type(content) is dict and type(content.get("round")) is int:
+                    found.append(content)
+        return found
 
     def save_checkpoint(
         self, round: int, tensors: "TensorDict", ledger: Ledger
@@ -214,24 +302,25 @@ class RunFolder:
             "ledger_length": ledger.length,
             "ledger_head": ledger.head,
         }
-        write_json(self.path / "checkpoint" / "checkpoint.json", commit)
+        write_json(self.path / CHECKPOINT, commit)
         for other in (self.path / "checkpoint").glob("round-*.safetensors"):
             if other != path:  # older, or a leftover of a crash before its commit
                 other.unlink()
 
-    def load_checkpoint(self, ledger: Ledger) -> "tuple[int, TensorDict] | None":
+    def load_checkpoint(self) -> "tuple[int, TensorDict] | None":
         """Returns the last committed round and its tensors, None before the first.
 
-        Removes what later, uncommitted rounds left behind.
+        Removes what later, uncommitted rounds left behind. That the ledger holds what
+        was released before it, `ledger` has seen to.
 
         Raises:
-            UserError: a corrupted checkpoint, or a ledger that lost events since.
+            UserError: a corrupted checkpoint.
         """
         folder = self.path / "checkpoint"
-        if not (folder / "checkpoint.json").exists():
+        if not (self.path / CHECKPOINT).exists():
             remove_states_after(self.private, 0)
             return None
-        commit = read_json(folder / "checkpoint.json")
+        commit = read_json(self.path / CHECKPOINT)
         path = folder / str(commit.get("file"))
         broken = f"{path}: corrupted checkpoint; {REMEDY}"
         try:
@@ -239,23 +328,43 @@ class RunFolder:
             if hashlib.sha256(content).hexdigest() != commit["sha256"]:
                 raise UserError(broken)
             tensors = read_tensors(path)[0]
-            round, length = int(commit["round"]), int(commit["ledger_length"])
-            head = str(commit["ledger_head"])
+            round = int(commit["round"])
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise UserError(broken) from error
-        ledger.verify_prefix(length, head)
         remove_states_after(self.private, round)
         return round, tensors
 
-    def save_generator(self, generator: "TensorDict", ema: "TensorDict") -> None:
+    def save_generator(
+        self, generator: "TensorDict", ema: "TensorDict", ledger: Ledger
+    ) -> None:
         """Writes the generator and its average, the run's product.
 
         `generator.safetensors` is written last: it says that the run is complete.
 
         Privacy: post-processing of DP output.
+
+        Args:
+            generator: name -> tensor.
+            ema: name -> tensor, of the averaged generator.
+            ledger: whose length and head `finished.json` records, so that a folder
+                that is published without its checkpoint has them too.
         """
-        for name, tensors in (("generator_ema", ema), ("generator", generator)):
-            write_tensors(self.path / f"{name}.safetensors", tensors)
+        write_tensors(self.path / "generator_ema.safetensors", ema)
+        finished = {
+            "round": self.last_round,
+            "ledger_length": ledger.length,
+            "ledger_head": ledger.head,
+        }
+        write_json(self.path / FINISHED, finished)
+        write_tensors(self.path / GENERATOR, generator)
+
+
+def _verify(ledger: Ledger, witnesses: Iterable[Witness]) -> None:
+    for witness in witnesses:
+        if witness.length is None:
+            ledger.verify_rounds(witness.round, witness.name)
+        else:
+            ledger.verify_prefix(witness.length, witness.head, witness.name)
 
 
 def _content(cohort: str) -> bytes:

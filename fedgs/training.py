@@ -108,7 +108,7 @@ class _Run:
         self.folder, self.config = folder, folder.config
         self.ledger, self.exchange, self.report = ledger, exchange, report
         self.server = new_server(self.config)
-        restore(folder, self.server, ledger)
+        restore(folder, self.server)
         self.budget = _budget(self.config, ledger)
         self.attempts = Counter(event.round for event in ledger.events)
         self.checkpoints = Checkpoints(folder, self.server, ledger, exchange.save)
@@ -177,10 +177,10 @@ class _Run:
         return event
 
     def _save_generator(self) -> None:
+        generator, ema = self.server.generator, self.server.ema
+        states = generator.state_dict(), ema.state_dict()
         with indispensable(self.folder, "the generator"):
-            self.folder.save_generator(
-                self.server.generator.state_dict(), self.server.ema.state_dict()
-            )
+            self.folder.save_generator(*states, self.ledger)
 
 
 def nodes_with_state(config: RunConfig, ledger: Ledger, round: int) -> set[int]:

@@ -25,7 +25,6 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedgs.config import UserError
 from fedgs.event_log import log_event
-from fedgs.ledger import Ledger
 from fedgs.messages import (
     RECORD,
     FakeBatch,
@@ -101,13 +100,11 @@ class GsWgan(Strategy):
     def _meet(self, grid: Grid) -> None:
         """Waits for the nodes of a deployment."""
         run_id = run_identity(self.folder)
-        committed, path = 0, self.folder.path / "checkpoint" / "checkpoint.json"
-        if path.exists():
-            committed = int(read_json(path)["round"])
+        committed = self.folder.last_round
         flower = self.folder.path / ".flower"
         flower.mkdir(exist_ok=True)
         self.progress = Progress(flower / "nodes.json", self.config, run_id, committed)
-        events = Ledger.read(self.folder.path / "ledger.jsonl").events
+        events = self.folder.read_ledger().events
         self.roll = RollCall(
             grid, self.config, run_id, events, committed, self.progress
         )

@@ -43,7 +43,8 @@ def make_run(path: Path, **settings: object) -> Path:
             generator = build_generator(config, round).eval()
             grid = folder.path / "samples" / f"round-{round:07d}.png"
             write_grid(grid, config, generator)
-    folder.save_generator(generator.state_dict(), generator.state_dict())
+        state = generator.state_dict()
+        folder.save_generator(state, state, ledger)
     return path
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments import cli, running
+from experiments import cli, running, scores
 from fedgs import preparation
 from fedgs.config import RunConfig, UserError
 from fedgs.ledger import Ledger
@@ -647,6 +648,33 @@ def test_broken_ledger_is_refused(trained, fedgs, tmp_path):
     code, _, err = fedgs("privacy", tmp_path)
     assert code == 2
     assert re.match(r"Error: .*ledger.jsonl: line 1: .*altered.*restore", err)
+
+
+@pytest.mark.parametrize("without", [(), ("checkpoint",)], ids=["whole", "published"])
+@pytest.mark.parametrize("kept", [1, 0])
+@pytest.mark.parametrize("reader", ["privacy", "report", "audit", "status", "scores"])
+def test_no_reader_states_an_epsilon_of_a_shortened_ledger(
+    trained, fedgs, tmp_path, monkeypatch, reader, kept, without
+):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    shutil.copytree(trained, run, ignore=shutil.ignore_patterns("private", *without))
+    ledger = run / "ledger.jsonl"
+    ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(True)[:kept]))
+    said = r".*ledger.jsonl: line \d is the last, .* saw 3; restore the file"
+    if reader == "scores":
+        with pytest.raises(UserError, match=said):
+            scores.epsilons(RunFolder.open(run), 1)
+        return
+    if reader == "status":
+        code, out, _ = fedgs("deploy", "status", run, "--json")
+        (found,) = json.loads(out)
+        assert (code, found["state"]) == (1, "unreadable")
+        assert re.match(said, found["message"])
+        return
+    before = tree(run)
+    assert_refused(fedgs(reader, run), said)
+    assert tree(run) == before
 
 
 # ------------------------------------------------------------------ bad input

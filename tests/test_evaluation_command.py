@@ -1,5 +1,6 @@
 """`fedgs evaluate`: its numbers, files and refusals, on a tiny data set."""
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -82,7 +83,8 @@ def finished_run(path: Path, **settings: object) -> RunFolder:
     config = tiny_config(**values)
     folder = RunFolder.create(config)
     state = build_generator(config, 0).state_dict()
-    folder.save_generator(state, state)
+    with contextlib.closing(folder.ledger()) as ledger:
+        folder.save_generator(state, state, ledger)
     return folder
 
 

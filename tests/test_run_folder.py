@@ -1,9 +1,11 @@
 """The run folder: whole or absent, refused when broken, and never a pickle."""
 
+import dataclasses
 import errno
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from contextlib import closing
@@ -53,8 +55,8 @@ def save_rounds(folder: RunFolder, *rounds: int) -> None:
 
 
 def load(folder: RunFolder):
-    with closing(folder.ledger()) as ledger:
-        return folder.load_checkpoint(ledger)
+    with closing(folder.ledger()):
+        return folder.load_checkpoint()
 
 
 def refusal(folder: RunFolder) -> str:
@@ -286,7 +288,7 @@ def test_ledger_shorter_than_the_checkpoint_is_refused(folder):
     path = folder.path / "ledger.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:1]))
     text = refusal(folder)
-    assert "line 1 is the last, the checkpoint saw 2" in text
+    assert "line 1 is the last, checkpoint/checkpoint.json saw 2" in text
     assert "restore the file" in text
 
 
@@ -297,7 +299,8 @@ def test_ledger_of_another_run_is_refused(folder, tmp_path):
         for round in (1, 1, 2):
             ledger.append(event(round))
     (folder.path / "ledger.jsonl").write_bytes(other.read_bytes())
-    assert "line 2 is not the one that the checkpoint saw" in refusal(folder)
+    text = refusal(folder)
+    assert "line 2 is not the one that checkpoint/checkpoint.json saw" in text
 
 
 def test_ledger_longer_than_the_checkpoint_stays_as_it_is(folder):
@@ -307,6 +310,123 @@ def test_ledger_longer_than_the_checkpoint_stays_as_it_is(folder):
     before = (folder.path / "ledger.jsonl").read_bytes()
     assert load(folder)[0] == 1
     assert (folder.path / "ledger.jsonl").read_bytes() == before
+
+
+# ------------------------------------------------------------------ a shortened ledger
+
+
+def finish(folder: RunFolder, *rounds: int) -> RunFolder:
+    """Writes what a run leaves that ended after these rounds."""
+    save_rounds(folder, *rounds)
+    for round in rounds:
+        folder.append_metrics({"round": round, "seconds": 0.1, "num_answers": 2})
+    with closing(folder.ledger()) as ledger:
+        folder.save_generator(TENSORS, TENSORS, ledger)
+    return folder
+
+
+def keep_lines(folder: RunFolder, count: int) -> None:
+    path = folder.path / "ledger.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:count]))
+
+
+WITNESSES = ("checkpoint/checkpoint.json", "finished.json", "metrics.jsonl")
+OTHERS = ("generator.safetensors",)  # of a run of 3 rounds without a target
+
+
+@pytest.mark.parametrize("kept", [2, 0])
+@pytest.mark.parametrize("witness", WITNESSES + OTHERS)
+def test_every_file_that_tells_of_releases_refuses_a_shorter_ledger(
+    folder, witness, kept
+):
+    finish(folder, 1, 2, 3)
+    for other in {*WITNESSES, *OTHERS} - {witness}:
+        (folder.path / other).unlink()
+    assert folder.read_ledger().length == 3
+    keep_lines(folder, kept)
+    for opened in (folder.read_ledger, folder.ledger):  # to look, and to go on
+        with pytest.raises(UserError) as caught:
+            opened()
+        assert "ledger.jsonl: " in str(caught.value)
+        assert f"{witness} saw" in str(caught.value)
+        assert "restore the file from a copy" in str(caught.value)
+    Ledger.open(folder.path / "ledger.jsonl").close()  # no lock was left behind
+
+
+@pytest.mark.parametrize("witness", WITNESSES[:2])
+def test_another_ledger_of_the_same_length_is_refused(folder, witness):
+    finish(folder, 1, 2, 3)
+    for other in {*WITNESSES[:2]} - {witness}:
+        (folder.path / other).unlink()
+    path = folder.path / "ledger.jsonl"
+    path.unlink()
+    with closing(Ledger.open(path)) as ledger:
+        for round in (1, 2, 3):
+            ledger.append(dataclasses.replace(event(round), noise_std=9.0))
+    with pytest.raises(UserError, match=f"line 3 is not the one that {witness} saw"):
+        folder.read_ledger()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_missing_ledger_is_refused_and_not_made_anew(folder, begun):
+    if begun:
+        save_rounds(folder, 1)
+    path = folder.path / "ledger.jsonl"
+    path.unlink()
+    for opened in (folder.read_ledger, folder.ledger):
+        with pytest.raises(UserError, match=r"ledger.jsonl: is missing; restore"):
+            opened()
+    assert not path.exists()
+
+
+def test_finished_run_of_an_earlier_version_is_read(folder):
+    finish(folder, 1, 2, 3)
+    (folder.path / "finished.json").unlink()
+    assert folder.read_ledger().length == 3
+    shutil.rmtree(folder.path / "checkpoint")  # as it is published
+    assert folder.read_ledger().length == 3
+
+
+def test_run_whose_budget_allowed_no_round_is_read(folder):
+    finish(folder)
+    (folder.path / "checkpoint" / "checkpoint.json").unlink(missing_ok=True)
+    assert folder.read_ledger().length == 0
+
+
+@pytest.mark.parametrize("kept", [1, 0])
+def test_run_that_its_target_ended_needs_its_events_too(tmp_path, kept):
+    config = tiny_config(output=str(tmp_path / "run"), target_epsilon=3.0)
+    folder = finish(RunFolder.create(config), 1, 2)
+    keep_lines(folder, kept)
+    with pytest.raises(UserError, match=f"line {kept} is the last"):
+        folder.read_ledger()
+    for other in WITNESSES:
+        (folder.path / other).unlink()
+    keep_lines(folder, 0)
+    with pytest.raises(UserError, match=r"round 1 has no event, generator.safetens"):
+        folder.read_ledger()
+
+
+def test_looking_while_the_run_goes_on_refuses_nothing(folder, monkeypatch):
+    """What tells of releases is read before the ledger, which only grows."""
+    save_rounds(folder, 1)
+    read = Ledger.read
+
+    def meanwhile(path: Path) -> Ledger:
+        with closing(Ledger.open(path)) as ledger:
+            ledger.append(event(2))
+            folder.save_checkpoint(2, TENSORS, ledger)
+        return read(path)
+
+    monkeypatch.setattr(Ledger, "read", meanwhile)
+    assert folder.read_ledger().length == 2
+    monkeypatch.setattr(Ledger, "read", read)
+    with open(folder.path / "metrics.jsonl", "a") as lines:
+        lines.write('{"round": 2, "seconds": 1}\n{"round": 3, "sec')  # being written
+    assert folder.read_ledger().length == 2
+
+
+# ------------------------------------------------------------------ crashes
 
 
 def test_crash_before_the_commit_leaves_the_checkpoint_before_it(folder, monkeypatch):
@@ -333,7 +453,8 @@ def test_generator_file_is_the_last_one_written(folder, monkeypatch):
     monkeypatch.setattr(
         run_folder, "write_tensors", lambda path, tensors: written.append(path.name)
     )
-    folder.save_generator(TENSORS, TENSORS)
+    with closing(folder.ledger()) as ledger:
+        folder.save_generator(TENSORS, TENSORS, ledger)
     assert written == ["generator_ema.safetensors", "generator.safetensors"]
 
 

@@ -475,9 +475,9 @@ def test_restored_server_is_bit_for_bit_the_saved_one(tmp_path):
     run(folder, Nodes(folder))
     one, other = (training.new_server(folder.config) for _ in range(2))
     with closing(folder.ledger()) as ledger:
-        checkpoint.restore(folder, one, ledger)
+        checkpoint.restore(folder, one)
         folder.save_checkpoint(5, checkpoint.server_tensors(one), ledger)
-        checkpoint.restore(folder, other, ledger)
+        checkpoint.restore(folder, other)
     assert one.round == other.round == 5
     saved, found = checkpoint.server_tensors(one), checkpoint.server_tensors(other)
     assert saved.keys() == found.keys()
