@@ -16,6 +16,7 @@ Exit codes: 0 after SIGTERM or Ctrl-C, 2 for bad input, 1 for any other end.
 
 import importlib
 import os
+import ssl
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -76,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     is_known = flwr.__version__.startswith(KNOWN_VERSION)
     try:
         site = _site(given)
+        _check_files(given)
         if wants_stock or not is_known:
             if not is_known:
                 text = "clients.resident: written for Flower %sx, this is %s; a process"
@@ -94,21 +96,52 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flower_supernode()
 
 
+def _option(given: Sequence[str], wanted: str) -> str | None:
+    """Returns the value of an option of the command line, None without it."""
+    for place, argument in enumerate(given):
+        name, has_value, value = argument.partition("=")
+        if name == wanted:
+            return value if has_value else "".join(given[place + 1 : place + 2])
+    return None
+
+
 def _site(given: Sequence[str]) -> Site:
     """Reads `--node-config` as Flower does, to refuse a wrong one at once."""
     from flwr.common.config import parse_config_args
 
-    for place, argument in enumerate(given):
-        name, has_value, value = argument.partition("=")
-        if name == "--node-config":
-            text = value if has_value else "".join(given[place + 1 : place + 2])
-            try:
-                return Site.read(parse_config_args([text]))
-            except UserError:
-                raise
-            except Exception as error:
-                raise UserError(f"--node-config {text}: {error}") from error
-    raise UserError("--node-config is missing: give name, data and state-dir")
+    text = _option(given, "--node-config")
+    if text is None:
+        raise UserError("--node-config is missing: give name, data and state-dir")
+    try:
+        return Site.read(parse_config_args([text]))
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"--node-config {text}: {error}") from error
+
+
+def _check_files(given: Sequence[str]) -> None:
+    """Refuses files that Flower would end with a traceback or another code for."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    if ca := _option(given, "--root-certificates"):
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(ca)
+        except OSError as error:
+            is_read = isinstance(error, ssl.SSLError)
+            reason = "no PEM certificate" if is_read else error.strerror
+            raise UserError(f"ca = {ca}: {reason}; give the server's ca.crt") from error
+    if key := _option(given, "--auth-supernode-private-key"):
+        try:
+            found = load_ssh_private_key(Path(key).expanduser().read_bytes(), None)
+        except (OSError, TypeError, ValueError, UnsupportedAlgorithm):
+            found = None
+        if not isinstance(found, ec.EllipticCurvePrivateKey):
+            raise UserError(
+                f"key = {key}: not a private key of `fedgs deploy certs`; give NAME.key"
+            )
 
 
 def install() -> None:

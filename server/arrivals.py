@@ -30,6 +30,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from fedgs.process import OBJECT_SECONDS
 
 BRIEFLY = 0.1  # seconds for the parts of new replies, which are mostly on their way
+MOST_PARTS = 16  # of a reply; a client's has three, and each costs a request
 UNREADABLE, UNAVAILABLE = 0, 3  # Flower's ErrorCode: UNKNOWN, MESSAGE_UNAVAILABLE
 
 
@@ -91,6 +92,8 @@ class Arrivals:
         ):
             if reply.metadata.reply_to_message_id in names:
                 missing = list({p.object_id: None for p in iterate_object_tree(tree)})
+                if len(missing) > MOST_PARTS:
+                    missing = []  # refused like any reply that lacks a part
                 said = reply.metadata
                 arriving = Arriving(said.message_id, said.src_node_id, missing)
                 self._arriving[said.reply_to_message_id] = arriving

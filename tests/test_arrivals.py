@@ -45,15 +45,20 @@ class SuperLink:
         self.confirmed: list[str] = []
         self.looks = 0
 
-    def upload(self, request: Message, sender: int, to: str = "") -> list[str]:
+    def upload(
+        self, request: Message, sender: int, to: str = "", records: int = 1
+    ) -> list[str]:
         """Announces a node's reply; returns the ids of its parts, none there yet.
 
         Args:
             request: that is answered.
             sender: whose name is in the reply.
             to: which request is named in the reply, if another one.
+            records: how many there are in the reply.
         """
         content = RecordDict({"fedgs": ConfigRecord({"from": sender})})
+        for index in range(1, records):
+            content[f"more-{index}"] = ConfigRecord({"any": index})
         reply = Message(content, reply_to=request)
         reply.metadata.__dict__["_src_node_id"] = sender
         if to:
@@ -201,13 +206,13 @@ def test_an_upload_that_expired_is_a_lost_reply(link, grid):
     assert link.confirmed == []
 
 
-@pytest.mark.parametrize("spoilt", ["bytes", "sender", "request"])
+@pytest.mark.parametrize("spoilt", ["bytes", "sender", "request", "parts"])
 def test_a_reply_that_is_not_what_was_announced_is_refused_and_ends_nothing(
     link, asking, spoilt
 ):
     request = request_to(0)
     sender, to = (71 if spoilt == "sender" else 70), "f" * 64 * (spoilt == "request")
-    parts = link.upload(request, sender, to)
+    parts = link.upload(request, sender, to, 50 if spoilt == "parts" else 1)
     link.arrive(*parts)
     if spoilt == "bytes":
         link.parts |= dict.fromkeys(parts, b"ConfigRecord  3\x00abc")
@@ -215,6 +220,7 @@ def test_a_reply_that_is_not_what_was_announced_is_refused_and_ends_nothing(
     answers, missing = asking.ask([0], lambda node: request, decode, deadline)
     assert (answers, missing) == ([], [0])
     assert asking.reasons[0] == "a reply that is not what it said"
+    assert len(link.pulled) <= 3  # a flood of small parts would take the round's time
 
 
 def test_another_flower_or_grid_keeps_its_own_way(monkeypatch):

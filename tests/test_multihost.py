@@ -281,6 +281,7 @@ def test_server_of_another_authority_is_refused(folder, alone):
     server = start_server(alone, "127.0.0.1")
     client = start_client(alone, "a", "127.0.0.1", ca="other-ca.crt")
     alone.until(lambda: "CERTIFICATE_VERIFY_FAILED" in alone.log_of(client), server)
+    assert client.wait(PATIENCE) == 1
     assert registered_node_ids(alone) == 0
     assert "/v1/fleet" not in alone.log_of(server)  # nothing was said to it
 
@@ -291,4 +292,5 @@ def test_server_under_another_name_is_refused(folder, alone):
     server = start_server(alone, "127.0.0.2")
     client = start_client(alone, "a", "127.0.0.2")
     alone.until(lambda: "CERTIFICATE_VERIFY_FAILED" in alone.log_of(client), server)
+    assert client.wait(PATIENCE) == 1
     assert registered_node_ids(alone) == 0

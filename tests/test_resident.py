@@ -106,6 +106,25 @@ def test_a_wrong_node_config_ends_with_exit_code_2(capsys, given, words):
     assert words in error
 
 
+@pytest.mark.parametrize("text", ["", "-----BEGIN CERTIFICATE-----\nAA", None])
+@pytest.mark.parametrize("what", ["ca", "key"])
+def test_a_file_that_is_no_certificate_or_key_ends_with_exit_code_2(
+    tmp_path, capsys, what, text
+):
+    option = {"ca": "--root-certificates", "key": "--auth-supernode-private-key"}[what]
+    path = tmp_path / "file"
+    if text is not None:
+        path.write_text(text)
+    node = f'name="a" data="digits" state-dir="{tmp_path}/state"'
+    with pytest.raises(SystemExit) as ended:
+        resident.main(["--node-config", node, f"{option}={path}"])
+    assert ended.value.code == 2
+    reason = "No such file" if text is None else "no PEM certificate"
+    if what == "key":
+        reason = "not a private key"
+    assert f"error: {what} = {path}: {reason}" in capsys.readouterr().err
+
+
 def test_a_second_client_on_a_state_directory_is_refused(tmp_path):
     node = f'name="a" data="digits" state-dir="{tmp_path}/state"'
     code = "import sys; from clients.deployment import Site; "
