@@ -20,6 +20,7 @@ from experiments.deploy_commands import connection, toml_value
 from experiments.deploy_processes import file_of, full_environment, show
 from experiments.flower_app import QUIET, TRAINING, app_project
 from fedgs.config import RunConfig, UserError
+from fedgs.preparation import check_submitted
 
 SERVER = "server"  # the connection's name in config.toml
 KNOWN_KEY = "already in use"  # what Flower says of a key that is registered
@@ -82,6 +83,7 @@ def run_settings(config: RunConfig, clients: Sequence[str]) -> dict[str, Any]:
     if not clients:
         raise UserError("client is unset: give --client NAME=KEY.pub for every client")
     check_run_name("output", config.output)
+    check_submitted(config)
     flat = config.to_flat()
     return {**flat, "engine": "flower", "nodes": ",".join(clients)}
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MOST_GRIDS = 5
 MOST_POINTS = 16  # of the curve of epsilon
 PATHS = ("output", "data_dir", "client_limits", "cohort")
-HIDDEN = ("seed", "noise_seed")  # tell who was selected
+HIDDEN = ("seed", "selection_seed", "noise_seed")  # tell who was selected
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from fedgs.amplification import (
     SampledBound,
 )
 from fedgs.config import RunConfig, UserError
-from fedgs.exposure import Exposure
+from fedgs.exposure import DEPLOYED, Exposure
 from fedgs.gaussian import check_ranges
 from fedgs.ledger import Event
 from fedgs.participation import Releases, Together
@@ -340,7 +340,8 @@ def statements_of_runs(
     _check(delta, colluding, at_epsilon)
     exposures = [_exposure(run) for run in runs]
     together = Together(exposures, is_reshuffled)
-    no_amplification = together.why_not_amplified()
+    is_deployed = any(run.config.node_names for run in runs)
+    no_amplification = DEPLOYED if is_deployed else together.why_not_amplified()
     if no_amplification:
         no_amplification = f"refused: {no_amplification}"
     elif not all(run.config.amplification for run in runs):
@@ -374,7 +375,7 @@ def statements_of_runs(
 
 
 def _exposure(run: Run) -> Exposure:
-    exposure = Exposure(run.config.seed, run.config.largest_node)
+    exposure = Exposure(run.config.schedule_seed, run.config.largest_node)
     for event in run.events:
         exposure.add(event, costs_of(event, run.config.colluding_nodes))
     return exposure

@@ -149,6 +149,13 @@ class RunConfig:
         "Who participates: uniform (the paper), balanced (equally often) or all.",
         choices=("uniform", "balanced", "all"),
     )
+    selection_seed: int | None = option(
+        None,
+        "Federation",
+        "Seed of who participates; seed when unset. In a deployment the server draws "
+        "it and tells no client.",
+        at_least=0,
+    )
     discriminator_training: str = option(
         "selected",
         "Federation",
@@ -456,6 +463,11 @@ class RunConfig:
             object.__setattr__(self, "node_sizes", ",".join(map(str, sizes)))
             if self.num_clients is None:
                 object.__setattr__(self, "num_clients", sum(sizes))
+
+    @property
+    def schedule_seed(self) -> int | None:
+        """Seed that decides who participates: the selection's own, or the run's."""
+        return self.seed if self.selection_seed is None else self.selection_seed
 
     @property
     def stacked(self) -> bool:

@@ -187,8 +187,14 @@ def check_privacy(config: "RunConfig") -> None:
 
 
 def _check_amplification(config: "RunConfig") -> None:
-    from fedgs.exposure import why_not_amplified  # needs fedgs.config
+    from fedgs.exposure import DEPLOYED, why_not_amplified  # needs fedgs.config
 
+    if config.nodes is not None:
+        raise UserError(
+            f"amplification = True: refused: nodes = {shortened(config.nodes)}: "
+            f"{DEPLOYED}; leave out --amplification; in a run folder that exists, set "
+            '"amplification": false in its config.json'
+        )
     reason = why_not_amplified(
         config.client_selection,
         config.discriminator_training,

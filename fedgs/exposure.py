@@ -15,6 +15,11 @@ import numpy.typing as npt
 from fedgs.config import UserError
 from fedgs.ledger import Event
 
+DEPLOYED = (
+    "in a deployment every node knows when it is asked, and the network sees which "
+    "nodes answer"
+)  # so amplification, whose condition is that nobody learns it, is never claimed there
+
 
 def why_not_amplified(
     client_selection: str,

@@ -71,11 +71,12 @@ class LocalNodes:
         can go on later from the round before.
         """
         asked = nodes_of(self.config, request.trainees)
-        refusals = self.pool.map(lambda i: self._refusal(i, request), asked)
+        told = request.told(self.config.hosting, asked)
+        refusals = self.pool.map(lambda i: self._refusal(i, told[i]), asked)
         self.failures = [refusal for refusal in refusals if refusal]
         if self.failures:
             return []
-        results = self.pool.map(lambda i: self._node(i).answer(request), asked)
+        results = self.pool.map(lambda i: self._node(i).answer(told[i]), asked)
         return [answer for answer in results if answer is not None]
 
     def _refusal(self, node_id: int, request: FakeBatch) -> str:
@@ -87,7 +88,8 @@ class LocalNodes:
 
     def prepare(self, request: FakeBatch, nodes: Sequence[int]) -> None:
         """Has the nodes make their discriminators."""
-        list(self.pool.map(lambda i: self._node(i).answer(request), nodes))
+        told = request.told(self.config.hosting, nodes)
+        list(self.pool.map(lambda i: self._node(i).answer(told[i]), nodes))
 
     def save(self, keep_round: int) -> None:
         """Writes the state of every node that changed."""

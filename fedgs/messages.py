@@ -12,13 +12,14 @@ inputs were tried: docs/hostile_inputs.md.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Literal
 
 from fedgs.config import RunConfig, UserError
+from fedgs.hosting import Hosting
 from fedgs.norm_check import check_norms
 from fedgs.sanitizer import SanitizedGradients, received
 from fedgs.shapes import Images, Labels
@@ -70,6 +71,27 @@ class FakeBatch:
         """
         return self._digest
 
+    def told(self, hosting: Hosting, nodes: Iterable[int]) -> dict[int, "FakeBatch"]:
+        """Returns the request of each node: of the clients, it names its own only.
+
+        "all" stays, for the run's settings say that everybody is meant. Nodes that are
+        told the same share one request, and with it its digest.
+
+        Privacy: public.
+        """
+        found: dict[tuple[Clients, Clients], FakeBatch] = {}
+        told: dict[int, FakeBatch] = {}
+        for node in nodes:
+            hosted = hosting.hosted(node)
+            asked = _own(self.participants, hosted), _own(self.trainees, hosted)
+            if asked not in found:
+                participants, trainees = asked
+                found[asked] = replace(
+                    self, participants=participants, trainees=trainees
+                )
+            told[node] = found[asked]
+        return told
+
     @cached_property
     def _digest(self) -> str:
         asked = (self.round, _join(self.participants), _join(self.trainees))
@@ -90,17 +112,30 @@ def clients_of(clients: Clients, hosted: Sequence[int]) -> list[int]:
     return [client for client in hosted if client in wanted]
 
 
-def encode_batch(batch: FakeBatch, config: RunConfig) -> Payload:
+def _own(clients: Clients, hosted: Sequence[int]) -> Clients:
+    return EVERYONE if clients == EVERYONE else tuple(clients_of(clients, hosted))
+
+
+def encode_batch(
+    batch: FakeBatch, config: RunConfig, tensors: bytes | None = None
+) -> Payload:
     """Encodes a request.
 
     Privacy: public.
+
+    Args:
+        batch: the request.
+        config: the run's.
+        tensors: the fakes, packed already by `pack_fakes`.
     """
+    if tensors is None:
+        tensors = pack_fakes(batch.images, batch.labels, config)
     return {
         "round": batch.round,
         "participants": _join(batch.participants),
         "trainees": _join(batch.trainees),
         "keep_round": batch.keep_round,
-        "tensors": pack_fakes(batch.images, batch.labels, config),
+        "tensors": tensors,
     }
 
 

@@ -73,7 +73,24 @@ def resolve_deployed(config: RunConfig) -> RunConfig:
         config = dataclasses.replace(config, clients_per_round=config.num_clients)
     if config.seed is None:
         config = dataclasses.replace(config, seed=secrets.randbelow(2**31))
+    check_submitted(config)
+    config = dataclasses.replace(config, selection_seed=secrets.randbits(63))
     return with_noise(config.validate())
+
+
+def check_submitted(config: RunConfig) -> None:
+    """Refuses a deployed run whose selection every client could compute.
+
+    Privacy: public.
+
+    Raises:
+        UserError: selection_seed is set: Flower sends all settings to every client.
+    """
+    if config.selection_seed is not None:
+        raise UserError(
+            f"selection_seed = {config.selection_seed}: Flower hands a submitted run's "
+            "settings to every client; leave out --selection-seed, the server draws it"
+        )
 
 
 def with_noise(config: RunConfig) -> RunConfig:

@@ -100,13 +100,14 @@ def select(config: RunConfig, round: int) -> Clients:
     if config.client_selection == "all":
         return EVERYONE
     if config.client_selection == "uniform":
-        rng = stream(_seed(config), "selection", round)
+        rng = stream(_schedule_seed(config), "selection", round)
         chosen = rng.choice(num_clients, size=count, replace=False)
         return tuple(int(client) for client in np.sort(chosen))
     lap, start = divmod((round - 1) * count, num_clients)
-    slots = _balanced_lap(_seed(config), num_clients, count, lap)[start : start + count]
+    seed = _schedule_seed(config)
+    slots = _balanced_lap(seed, num_clients, count, lap)[start : start + count]
     if len(slots) < count:  # the round runs over into the next lap
-        following = _balanced_lap(_seed(config), num_clients, count, lap + 1)
+        following = _balanced_lap(seed, num_clients, count, lap + 1)
         slots = slots + following[: count - len(slots)]
     return tuple(sorted(slots))
 
@@ -303,6 +304,14 @@ def _clipped_answer(
 
 
 def _seed(config: RunConfig) -> int:
-    if config.seed is None:
+    return _known(config.seed)
+
+
+def _schedule_seed(config: RunConfig) -> int:
+    return _known(config.schedule_seed)
+
+
+def _known(seed: int | None) -> int:
+    if seed is None:
         raise ValueError("the configuration has no seed: resolve it first")
-    return config.seed
+    return seed

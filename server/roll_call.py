@@ -273,13 +273,14 @@ class RollCall:
 
 
 def public_settings(config: RunConfig) -> dict[str, Any]:
-    """Returns the settings that a client needs; none that names a path of the server.
+    """Returns the settings that a client needs: no path of the server, no selection.
 
     Privacy: public.
     """
     kept = config.to_flat()
     defaults = RunConfig().to_flat()
     own = ("data", "data_dir", "cohort", "output", "client_limits", "hf_options")
+    own += ("selection_seed",)
     return kept | {name: defaults[name] for name in own}
 
 

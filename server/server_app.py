@@ -177,7 +177,7 @@ def open_folder(settings: dict[str, Any]) -> RunFolder:
     """
     run_folder = settings.pop("run_folder", "")
     if run_folder:
-        return RunFolder.open(_place(str(run_folder)))
+        return _opened(_place(str(run_folder)))
     config = RunConfig.from_flat(settings)
     output = config.output or f"run-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     path = _place(output)
@@ -211,9 +211,17 @@ def _place(name: str) -> Path:
     return path
 
 
+def _opened(path: Path) -> RunFolder:
+    """Opens a run folder; a deployed one may be older than what is refused today."""
+    folder = RunFolder.open(path)
+    if folder.config.node_names:
+        folder.config.validate()
+    return folder
+
+
 def _continued(path: Path, wanted: RunConfig) -> RunFolder:
     """Opens a deployed run that was submitted again; what is unset is as it was."""
-    folder = RunFolder.open(path)
+    folder = _opened(path)
     known = folder.config.to_flat()
     for name, value in wanted.to_flat().items():
         if name not in FREE_SETTINGS and value not in ("", known[name]):

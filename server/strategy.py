@@ -35,7 +35,7 @@ from fedgs.messages import (
 from fedgs.run_folder import RunFolder, read_json, write_json
 from fedgs.sanitizer import SanitizedGradients
 from fedgs.training import Report, RunStopped, Stop, nodes_of, run_rounds
-from fedgs.transport import stated_release_bytes
+from fedgs.transport import pack_fakes, stated_release_bytes
 from server.asking import IN_MEMORY, OVER_HTTP, Asking
 from server.progress import Progress
 from server.roll_call import RollCall
@@ -154,18 +154,21 @@ class GsWgan(Strategy):
     def _ask(
         self, phase: str, request: FakeBatch, nodes: Sequence[int], deadline: float
     ) -> tuple[list[SanitizedGradients], list[int]]:
-        record = self._record(request)
-        size = len(record["tensors"])  # type: ignore[arg-type]
+        told = request.told(self.config.hosting, nodes)
+        tensors = pack_fakes(request.images, request.labels, self.config)
+        different = {id(own): own for own in told.values()}
+        records = {key: self._record(own, tensors) for key, own in different.items()}
         if self.roll is not None:
             self.roll.round = max(self.roll.round, request.round)
 
         asked, refused = set[int](), set[int]()
 
         def make(node: int) -> Message:
-            self.progress.add_bytes(sent=size)
+            self.progress.add_bytes(sent=len(tensors))
             if node in asked:
                 self.progress.add_resend(node)
             asked.add(node)
+            record = records[id(told[node])]
             # What nobody waits for any more is not delivered to a node that is back.
             left = None
             if self.roll is not None and deadline < math.inf:
@@ -175,7 +178,7 @@ class GsWgan(Strategy):
 
         def decode(reply: Message, node: int) -> SanitizedGradients | None:
             try:
-                answer = self._decode(reply, request, node)
+                answer = self._decode(reply, told[node], node)
             except UserError as error:
                 self.progress.add_failure(node, str(error))
                 refused.add(node)
@@ -214,8 +217,8 @@ class GsWgan(Strategy):
                 self.progress.add_failure(node, reason)
         return answers, missing
 
-    def _record(self, request: FakeBatch) -> ConfigRecord:
-        payload: dict[str, Any] = dict(encode_batch(request, self.config))
+    def _record(self, request: FakeBatch, tensors: bytes) -> ConfigRecord:
+        payload: dict[str, Any] = dict(encode_batch(request, self.config, tensors))
         if self.roll is None:
             payload["run_folder"] = str(self.folder.path)
         else:

@@ -1,34 +1,47 @@
 """What a deployed client agrees to, whatever its server sends or plans."""
 
 import contextlib
+import dataclasses
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from flwr.app import Message
 
-from clients import state
 from clients.deployment import DeployedPlace, Site
+from deployed_grid import (  # noqa: F401
+    fixture_clock,
+    fixture_deploy,
+    fixture_log,
+    fixture_server_process,
+)
+from experiments.deploy_submit import run_settings
+from experiments.privacy_report import of_run
+from fedgs.accounting import Run, statements_of_runs
 from fedgs.client_count import WHOLE, ReleaseCount, release_event
 from fedgs.client_limits import ClientRefused, Limits, release_cost
-from fedgs.config import RunConfig
+from fedgs.config import RunConfig, UserError
 from fedgs.data import sources
 from fedgs.gaussian import epsilon_from_mu
+from fedgs.ledger import Ledger
+from fedgs.messages import EVERYONE, clients_of
 from fedgs.node import Node
+from fedgs.preparation import resolve_deployed
+from fedgs.process import RUNS_VARIABLE
+from fedgs.round import draw_fakes, new_server, select
+from fedgs.run_folder import RunFolder
+from fedgs.training import make_event
+from server import strategy
 from server.roll_call import public_settings
-from tiny import NUM_CLASSES, SIDE, tiny_config
+from server.server_app import open_folder
+from tiny import NUM_CLASSES, SIDE, record_calls, tiny_config
 
 COST = release_cost(0.5, 4)  # of a release of the tiny problem
 NUM_RECORDS, TARGET = 24, 0
 PEOPLE: list[object] = ["ann", "bob"] * (NUM_RECORDS // 2)
 RUNS = itertools.count(1)
-
-
-@pytest.fixture(autouse=True)
-def _no_workers():
-    state._workers.clear()
-    yield
-    state._workers.clear()
 
 
 def _write_data(folder: Path, clients: list[object] | None = None) -> str:
@@ -187,3 +200,136 @@ def test_clients_that_the_data_calls_0_and_1_keep_their_own_counts(tmp_path):
         _release(node, [client])
         with pytest.raises(ClientRefused, match=f"client {client}"):
             _release(node, [client])
+
+
+# ------------------------------------------------------------------ who takes part
+
+
+def _config_of(join: Message) -> RunConfig:
+    """The settings that a client got when it joined."""
+    return RunConfig.from_flat(json.loads(str(join.content["fedgs"]["settings"])))
+
+
+@pytest.mark.parametrize("training", ["selected", "every_round"])
+def test_a_client_learns_of_no_other_client_who_takes_part(
+    deploy, training, monkeypatch
+):
+    settings = {"clients_per_round": 3, "clients_per_node": 2, "num_rounds": 3}
+    settings |= {"discriminator_training": training, "selection_seed": 987654321}
+    run = deploy(mode="selected", **settings)
+    packed = record_calls(monkeypatch, strategy, "pack_fakes")
+    told: list[tuple[str, Message]] = []
+    run.grid.on_push = lambda name, request: told.append((name, request)) or True
+    run.start()
+    config, names = run.folder.config, run.folder.config.node_names
+    asked = set()
+    for name, message in told:
+        record = dict(message.content["fedgs"])
+        if message.metadata.message_type == "train" and record["round"]:
+            hosted = config.hosting.hosted(names.index(name))
+            drawn = clients_of(select(config, record["round"]), hosted)
+            assert record["participants"] == ",".join(map(str, drawn))
+            trained = "all" if training == "every_round" else record["participants"]
+            assert record["trainees"] == trained
+            asked.add((record["round"], name))
+        assert "987654321" not in str(record)
+    assert len(asked) > 3  # several nodes in a round
+    assert len(packed) <= 3 + 3  # once for each round and warm start, not each node
+    known = [_config_of(m) for _, m in told if "join" in m.metadata.message_type]
+    assert len(known) == 3
+    for theirs in known:
+        rounds = range(1, 20)
+        drawn = [select(config, round) for round in rounds]
+        assert drawn != [select(theirs, round) for round in rounds]
+
+
+def test_nodes_that_are_told_the_same_share_a_request():
+    config = tiny_config(discriminator_training="every_round", clients_per_node=2)
+    request = draw_fakes(config, new_server(config))[0]
+    request = dataclasses.replace(request, participants=(0, 1))
+    told = request.told(config.hosting, range(3))
+    assert told[1] is told[2] is not told[0]
+    assert told[0].participants == (0, 1)
+    assert told[1].participants == ()
+    everyone = dataclasses.replace(request, participants=EVERYONE)
+    shared = everyone.told(config.hosting, range(3))
+    assert shared[0] is shared[1] is shared[2]
+    assert shared[0].digest() == everyone.digest()
+
+
+def test_the_server_of_a_deployment_draws_the_selection_itself():
+    given = {"nodes": "a,b", "engine": "flower", "num_clients": 2, "seed": 5}
+    wanted = dataclasses.replace(tiny_config(**given), noise_seed=None)
+    drawn = {resolve_deployed(wanted).selection_seed for _ in range(3)}
+    assert len(drawn) == 3
+    assert min(drawn) > 2**40  # nobody tries them all
+    settings = public_settings(resolve_deployed(wanted))
+    assert settings["selection_seed"] == ""
+    assert settings["seed"] == 5
+
+
+def test_a_selection_that_flower_would_tell_everybody_is_refused():
+    given = {"nodes": "a,b", "engine": "flower", "num_clients": 2}
+    wanted = tiny_config(**given, selection_seed=3, output="run")
+    for attempt in (resolve_deployed, lambda config: run_settings(config, ["a", "b"])):
+        with pytest.raises(UserError, match=r"selection_seed = 3: .*leave out"):
+            attempt(wanted)
+
+
+def test_a_run_without_a_seed_of_its_own_for_the_selection_keeps_its_schedule(tmp_path):
+    """Simulations, and deployed run folders of older versions."""
+    config = tiny_config(output=str(tmp_path / "run"))
+    path = RunFolder.create(config).path / "config.json"
+    flat = json.loads(path.read_text())
+    del flat["selection_seed"]
+    path.write_text(json.dumps(flat))
+    found = RunFolder.open(path.parent).config
+    explicit = dataclasses.replace(config, selection_seed=config.seed)
+    for rule in ("uniform", "balanced"):
+        drawn = [
+            [select(dataclasses.replace(c, client_selection=rule), r) for r in range(9)]
+            for c in (found, explicit)
+        ]
+        assert drawn[0] == drawn[1]
+
+
+# ------------------------------------------------------------------ no amplification
+
+AMPLIFIED = {
+    "amplification": True,
+    "discriminator_training": "every_round",
+    "clients_per_round": 1,
+}
+DEPLOYED = {"engine": "flower", "nodes": "a,b,c,d,e,f"}
+REFUSED = "amplification = True: refused: nodes = .* leave out --amplification"
+
+
+def test_amplification_is_refused_where_nodes_are_deployed(tmp_path):
+    tiny_config(**AMPLIFIED)
+    config = dataclasses.replace(tiny_config(**AMPLIFIED), **DEPLOYED)
+    for attempt in (config.validate, lambda: resolve_deployed(config)):
+        with pytest.raises(UserError, match=REFUSED):
+            attempt()
+    settings = public_settings(config)
+    place = DeployedPlace(_site(tmp_path, 3), "0" * 16)
+    with pytest.raises(UserError, match=REFUSED):
+        place.join(settings, 0)
+
+
+def test_an_older_deployed_run_that_asked_for_amplification_gets_none(
+    tmp_path, monkeypatch
+):
+    config = tiny_config(**AMPLIFIED, noise_seed=None, output=str(tmp_path / "run"))
+    folder = RunFolder.create(dataclasses.replace(config, **DEPLOYED))
+    request = draw_fakes(config, new_server(config))[0]
+    with contextlib.closing(folder.ledger()) as ledger:
+        ledger.append(make_event(config, request, 1))
+    with pytest.raises(UserError, match=REFUSED + '.*"amplification": false'):
+        of_run(folder.path)
+    monkeypatch.setenv(RUNS_VARIABLE, str(tmp_path))
+    with pytest.raises(UserError, match=REFUSED):
+        open_folder({"run_folder": "run"})
+    run = Run(folder.config, Ledger.read(folder.path / "ledger.jsonl").events)
+    found = statements_of_runs([run], 1e-5)
+    assert not any(row.theorem.startswith("amplification") for row in found)
+    assert any("refused: in a deployment" in text for text in found[0].conditions)

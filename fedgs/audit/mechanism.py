@@ -159,7 +159,8 @@ def audit_round(
             trials where B is large or many nodes' noise is summed.
         progress: is told what is being done.
     """
-    config = dataclasses.replace(config, seed=secrets.randbelow(2**31))
+    seed = secrets.randbelow(2**31)
+    config = dataclasses.replace(config, seed=seed, selection_seed=None)
     total = int(trials * (1 + CHOICE_SHARE))
     simulation = _Simulation(config, claims, total, max_draws, progress)
     alpha = (1 - CONFIDENCE) / len(claims)
