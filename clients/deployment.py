@@ -30,6 +30,7 @@ from fedgs.client_limits import Limits
 from fedgs.cohorts import for_all_clients, keep_cohort
 from fedgs.config import RunConfig, UserError
 from fedgs.data import DataWarning, FederatedImages, partition, sources, split_records
+from fedgs.durable import make_folder
 from fedgs.preparation import check_capacity
 from fedgs.process import hold_lock, make_private
 from fedgs.run_folder import (
@@ -216,7 +217,7 @@ class DeployedPlace:
         drop_worker(str(self.folder))  # its limits may be older than the file
         worker = self._make_from(settings)
         if not path.exists():
-            self.folder.mkdir(mode=0o700, exist_ok=True)
+            make_folder(self.folder, 0o700)
             write_json(path, dict(settings))
         remove_states_after(self.folder, committed)
         cached_worker(str(self.folder), lambda: worker)

@@ -23,6 +23,7 @@ from experiments.flags import (
     settings_flags,
 )
 from fedgs.config import UserError
+from fedgs.durable import make_folder
 
 app = typer.Typer(
     no_args_is_help=True, help="Train with server and clients on different machines."
@@ -122,7 +123,7 @@ def server(
     if print_only:
         return
     state = deploy_processes.make_state(state_dir)
-    (state / "runs").mkdir(mode=0o700, exist_ok=True)
+    make_folder(state / "runs", 0o700)
     print(deploy_commands.who_submits(wanted), flush=True)
     try:
         Supervisor(state, superlink, superexec, environment, wanted.health).run()

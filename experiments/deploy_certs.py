@@ -32,6 +32,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedgs.config import UserError
 from fedgs.config_checks import NODE_NAME, NODE_NAME_RULE
+from fedgs.durable import make_folder, sync
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")  # for `submit` on the server or by tunnel
 AUTHORITY_DAYS = 3650
@@ -72,7 +73,7 @@ def make_certificates(
         raise UserError(f"days = {days}: give --days from 1 to {AUTHORITY_DAYS}")
     names = [_host(host) for host in dict.fromkeys([*hosts, *LOOPBACK])]
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder, 0o700)
         written = []
         if hosts:
             written += _authority(folder)
@@ -148,7 +149,7 @@ def _server(
 
 
 def _client(folder: Path, name: str, replace: bool) -> list[Path]:
-    folder.mkdir(mode=0o700, exist_ok=True)
+    make_folder(folder, 0o700)
     private, public = folder / f"{name}.key", folder / f"{name}.pub"
     if private.exists() and public.exists() and not replace:
         return []
@@ -274,3 +275,4 @@ def _write(path: Path, content: bytes, mode: int) -> None:
         os.link(temporary, path)  # unlike a rename, never overwrites
     finally:
         temporary.unlink(missing_ok=True)
+    sync(path.parent)

@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from fedgs.client_limits import ClientRefused, Limits, release_cost
 from fedgs.config import RunConfig, UserError
+from fedgs.durable import make_folder
 from fedgs.gaussian import epsilon_from_mu
 from fedgs.ledger import Event, Ledger
 from fedgs.run_folder import read_json, write_json
@@ -229,7 +230,7 @@ class ReleaseCount:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with open(folder / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
 from fedgs.config import UserError
+from fedgs.durable import sync
 
 GENESIS = hashlib.sha256(b"fedgs ledger, version 1").hexdigest()
 
@@ -217,9 +218,7 @@ class Ledger:
             file.truncate(self._size)
             if is_first:
                 os.fsync(file.fileno())
-                folder = os.open(self.path.parent, os.O_RDONLY)
-                os.fsync(folder)
-                os.close(folder)
+                sync(self.path.parent)
         except BaseException as error:
             file.close()
             if not isinstance(error, BlockingIOError):

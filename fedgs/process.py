@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from fedgs.config import UserError
+from fedgs.durable import make_folder
 
 TOKEN_VARIABLE = "FEDGS_RUN_TOKEN"
 LOCK_VARIABLE = "FEDGS_LAUNCHER_LOCK"
@@ -36,7 +37,7 @@ def make_private(setting: str, folder: Path) -> None:
         UserError: it cannot be made, or others can look into it.
     """
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder, 0o700)
         mode = folder.stat().st_mode & 0o777
     except OSError as error:
         raise UserError(

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 
 from fedgs.config import RunConfig, UserError
+from fedgs.durable import make_folder, replacing, sync, temporary_path
 from fedgs.ledger import LEDGER_REMEDY, Ledger
 
 if TYPE_CHECKING:  # torch is imported where tensors are: `fedgs privacy` needs none
@@ -96,17 +97,18 @@ class RunFolder:
         cohort = None if config.cohort is None else _content(config.cohort)
         if cohort is not None:
             config = dataclasses.replace(config, cohort=str(path / COHORT))
-        staging = path.with_name(f".{path.name}.{os.getpid()}")
+        staging = temporary_path(path)
         try:
             for name in ("samples", "checkpoint", "private"):
-                (staging / name).mkdir(parents=True)
+                make_folder(staging / name)
             (staging / "private").chmod(0o700)
             if cohort is not None:
-                (staging / COHORT).write_bytes(cohort)
+                write_atomically(staging / COHORT, cohort)
             write_json(staging / "config.json", config.to_flat())
             write_json(staging / "versions.json", versions())
             Ledger.open(staging / "ledger.jsonl").close()
             staging.rename(path)
+            sync(path.parent)
         except OSError as error:
             raise UserError(
                 f"output = {config.output}: {error.strerror}; choose another --output"
@@ -288,13 +290,12 @@ class RunFolder:
         """
         for state in self.private.glob("*/*.safetensors"):
             with contextlib.suppress(FileNotFoundError):
-                _sync(state)
-        for folder in self.private.glob("node-*"):
-            _sync(folder)
+                sync(state)
+        for folder in (*self.private.glob("node-*"), self.private):
+            sync(folder)
         name = f"round-{round:07d}.safetensors"
         path = self.path / "checkpoint" / name
-        write_tensors(path, tensors)
-        _sync(path)
+        write_tensors(path, tensors, is_durable=True)
         commit = {
             "round": round,
             "file": name,
@@ -349,14 +350,15 @@ class RunFolder:
             ledger: whose length and head `finished.json` records, so that a folder
                 that is published without its checkpoint has them too.
         """
-        write_tensors(self.path / "generator_ema.safetensors", ema)
+        average = self.path / "generator_ema.safetensors"
+        write_tensors(average, ema, is_durable=True)
         finished = {
             "round": self.last_round,
             "ledger_length": ledger.length,
             "ledger_head": ledger.head,
         }
         write_json(self.path / FINISHED, finished)
-        write_tensors(self.path / GENERATOR, generator)
+        write_tensors(self.path / GENERATOR, generator, is_durable=True)
 
 
 def _verify(ledger: Ledger, witnesses: Iterable[Witness]) -> None:
@@ -413,18 +415,9 @@ def old_states(folder: Path, keep_round: int) -> list[Path]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file so that a reader sees the old or the new content, never half."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:  # a full disk, or a folder of that name: leave nothing behind
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync(path.parent)
+    """Writes a file durably; a reader sees the old or the new content, never half."""
+    with replacing(path) as file:
+        file.write(content)
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -485,20 +478,13 @@ def write_tensors(
     """
     from safetensors.torch import save
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    flat = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    if recycle is not None:
-        recycle.replace(temporary)
-    with open(temporary, "wb" if recycle is None else "r+b") as file:
-        file.write(save(flat, metadata))
-        file.truncate()
-        if is_durable:
-            file.flush()
-            os.fsync(file.fileno())
-    temporary.replace(path)
     if is_durable:
-        _sync(path.parent)
+        make_folder(path.parent)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    flat = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    with replacing(path, is_durable, recycle) as file:
+        file.write(save(flat, metadata))
 
 
 def read_tensors(path: Path) -> "tuple[TensorDict, dict[str, str]]":
@@ -515,14 +501,6 @@ def read_tensors(path: Path) -> "tuple[TensorDict, dict[str, str]]":
             return tensors, file.metadata() or {}
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be read ({error}); {REMEDY}") from error
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def versions() -> dict[str, Any]:

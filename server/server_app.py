@@ -24,6 +24,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from fedgs.config import RunConfig, UserError
+from fedgs.durable import make_folder
 from fedgs.event_log import log_event
 from fedgs.preparation import check_capacity, resolve, resolve_deployed
 from fedgs.process import KNOWN_VERSION, RUNS_VARIABLE, STOP_SECONDS, watch_launcher
@@ -186,7 +187,7 @@ def open_folder(settings: dict[str, Any]) -> RunFolder:
         if config.node_names:
             return _continued(path, config)
         raise UserError(f"output = {path}: exists already; choose another output")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     if config.node_names:
         config = resolve_deployed(config)
     else:

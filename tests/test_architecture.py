@@ -16,6 +16,7 @@ TORCH_FREE = [
     f"fedgs/{name}.py"
     for name in (
         *("accounting", "amplification", "budget", "config", "config_checks"),
+        "durable",
         *("exposure", "gaussian", "hosting", "ledger", "oracle", "participation"),
         *("plan", "settings"),
     )

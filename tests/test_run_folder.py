@@ -451,7 +451,9 @@ def test_leftover_of_a_crash_does_not_displace_a_later_commit(folder):
 def test_generator_file_is_the_last_one_written(folder, monkeypatch):
     written = []
     monkeypatch.setattr(
-        run_folder, "write_tensors", lambda path, tensors: written.append(path.name)
+        run_folder,
+        "write_tensors",
+        lambda path, tensors, **_: written.append(path.name),
     )
     with closing(folder.ledger()) as ledger:
         folder.save_generator(TENSORS, TENSORS, ledger)

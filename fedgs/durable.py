@@ -1,0 +1,83 @@
+"""Files and folders that are on the disk, names included, when a function returns.
+
+A name is an entry of its folder: until the folder is synced, a power cut can take a new
+file, a rename or a new folder back, however well the file itself was synced. A file
+gets its bytes under a temporary name, `.NAME.PID`. A process that is killed leaves it
+behind; who owns the folder removes it at its next start.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+TEMPORARY = re.compile(r"\.(.+)\.([0-9]+)")
+
+
+def sync(path: Path) -> None:
+    """Has a file's bytes, or a folder's names, on the disk when it returns."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """Makes a folder and those above it, if they are missing, durably.
+
+    Args:
+        path: the folder.
+        mode: of all that it makes.
+
+    Raises:
+        OSError: it cannot be made, or is a file.
+    """
+    if path.is_dir():
+        return
+    if not path.parent.exists():
+        make_folder(path.parent, mode)
+    path.mkdir(mode, exist_ok=True)
+    sync(path.parent)
+
+
+@contextlib.contextmanager
+def replacing(
+    path: Path, is_durable: bool = True, recycle: Path | None = None
+) -> Iterator[BinaryIO]:
+    """Opens a file to write all of `path` to; readers see the old or the new content.
+
+    After an error the old content stays, and nothing else.
+
+    Args:
+        path: gets its content when the block ends.
+        is_durable: have content and name on the disk then.
+        recycle: a file that is not needed any more, to be overwritten.
+    """
+    temporary = temporary_path(path)
+    try:
+        if recycle is not None:
+            recycle.replace(temporary)
+        with open(temporary, "wb" if recycle is None else "r+b") as file:
+            yield file
+            file.truncate()
+            if is_durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if is_durable:
+        sync(path.parent)
+
+
+def temporary_path(path: Path) -> Path:
+    """Returns the temporary name of a path for this process.
+
+    >>> temporary_path(Path("runs/a.json")).name == f".a.json.{os.getpid()}"
+    True
+    """
+    return path.with_name(f".{path.name}.{os.getpid()}")
