@@ -13,7 +13,7 @@ CANDIDATES := python3.11 python3.12 python3 python
 ORDINARY := not slow and not gpu and not network and not paper and not browser and not multihost
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-all browser multihost golden bench clean
+.PHONY: help setup demo check test test-all browser multihost incidents golden bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ browser: $(STAMP) ## The report in a headless Chromium, if there is one
 
 multihost: $(STAMP) ## Server and clients on three hosts in network namespaces; needs root
 	$(BIN)/python -m pytest -m multihost $(PYTEST_ARGS)
+
+incidents: $(STAMP) ## The incident table of docs/operations.md (root; ONLY=name CONTINUE=1)
+	$(BIN)/python tests/incidents.py --only "$(ONLY)" $(if $(CONTINUE),--proceed) $(INCIDENT_ARGS)
 
 golden: $(STAMP) ## Rewrite the golden trajectories (explain the change in CHANGELOG.md)
 	$(BIN)/python -m pytest tests/test_golden.py --update-golden $(PYTEST_ARGS)

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,11 @@ PATIENCE = 900.0  # seconds for one step, on a loaded machine
 
 def ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+
+def tc(space: str, *arguments: str) -> None:
+    command = ["tc", "-n", space, "qdisc", *arguments]
+    subprocess.run(command, check=True, capture_output=True, text=True)
 
 
 def require_namespaces() -> None:
@@ -87,13 +92,28 @@ class Network:
     def heal(self, name: str) -> None:
         ip("-n", self.spaces["server"], "link", "set", f"to-{name}", "up")
 
+    @contextlib.contextmanager
+    def slow(self, name: str, rate: str) -> Iterator[None]:
+        """Limits a link in both directions; what waits longer than 0.2 s is lost."""
+        ends = ((self.spaces["server"], f"to-{name}"), (self.spaces[name], "eth0"))
+        bucket = ["tbf", "rate", rate, "burst", "2000", "latency", "200ms"]
+        for space, device in ends:
+            tc(space, "add", "dev", device, "root", *bucket)
+        try:
+            yield
+        finally:
+            for space, device in ends:
+                tc(space, "del", "dev", device, "root")
+
     def on(self, name: str) -> list[str]:
         """The words before a command that make it run on a host."""
         return ["ip", "netns", "exec", self.spaces[name]]
 
     def close(self) -> None:
         for space in self.spaces.values():
-            subprocess.run(["ip", "netns", "del", space], check=False, capture_output=1)
+            subprocess.run(
+                ["ip", "netns", "del", space], check=False, capture_output=True
+            )
 
 
 class Machines:
@@ -103,11 +123,16 @@ class Machines:
         folder: with a log per process.
         token: in every process's environment, so that children of killed ones are
             found too.
+        environments: host -> more variables of its processes.
+        python_path: PYTHONPATH of every process.
     """
 
     def __init__(self, folder: Path, network: Network | None = None) -> None:
         self.folder, self.network = folder, network
         self.token = secrets.token_hex(16)
+        self.environments: dict[str, dict[str, str]] = {}
+        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        self.python_path = path.rstrip(os.pathsep)
         self.started: list[subprocess.Popen[bytes]] = []
 
     def start(self, host: str, *arguments: object) -> "subprocess.Popen[bytes]":
@@ -126,7 +151,9 @@ class Machines:
             process = subprocess.Popen(
                 command,
                 cwd=self.folder,
-                env=self._environment() | dict(more or {}),
+                env=self._environment()
+                | self.environments.get(host, {})
+                | dict(more or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -141,9 +168,8 @@ class Machines:
         return self.log_of(process)
 
     def _environment(self) -> dict[str, str]:
-        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         return os.environ | {
-            "PYTHONPATH": path.rstrip(os.pathsep),
+            "PYTHONPATH": self.python_path,
             "FEDGS_RUN_TOKEN": self.token,
             "HOME": str(self.folder),
             "FLWR_TELEMETRY_ENABLED": "0",

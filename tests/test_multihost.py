@@ -76,12 +76,12 @@ def write_digits(folder: Path) -> None:
         )
 
 
-def undisturbed(folder: Path) -> bytes:
+def undisturbed(folder: Path, settings: dict[str, object] = SETTINGS) -> bytes:
     """The generator that the local engine trains with the same settings."""
     pytest.importorskip("sklearn", reason="needs the digits of scikit-learn")
     own = {"engine": "local", "num_workers": 1, "data": f"npz:{folder}/all.npz"}
     own["output"] = str(folder / "local")
-    config, data = resolve(RunConfig(**SETTINGS | own | {"clients_per_round": None}))
+    config, data = resolve(RunConfig(**settings | own | {"clients_per_round": None}))
     run = RunFolder.create(config)
     local.train(run, data, lambda metrics: None, threading.Event())
     return (run.path / "generator.safetensors").read_bytes()
