@@ -6,6 +6,7 @@ returns; `incidents` then waits for the end and compares.
 """
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -18,9 +19,12 @@ from typing import Any
 
 from experiments import deploy_certs
 from experiments.deploy_certs import make_certificates
+from experiments.flower_app import QUIET
 from incident_site import (
     CLIENTS,
+    FLWR,
     LIMITS,
+    PORT,
     SHORT_ROUND,
     STRIKE,
     Refused,
@@ -326,7 +330,9 @@ def every_machine_restarted(site: Site, run: Run) -> None:
 def submitter_killed(site: Site, run: Run) -> None:
     end_submitter(site, run, signal.SIGKILL)
     # What it could not remove is removed by the next one.
-    site.machines.run("server", "deploy", "submit", "--help")
+    ca = ["--server", f"127.0.0.1:{PORT}", "--ca", "certs/ca.crt"]
+    given = [*site.members(), *run.flags, "--print-only"]
+    site.machines.run("server", "deploy", "submit", *ca, *given)
 
 
 @incident("submitter: SIGTERM", NOTHING)
@@ -342,9 +348,10 @@ def submitter_interrupted(site: Site, run: Run) -> None:
 def end_submitter(site: Site, run: Run, number: int) -> None:
     run.at()
     run.strike()
-    run.submitter.send_signal(number)
-    run.recover()
     run.is_followed = False
+    run.submitter.send_signal(number)
+    run.submitter.wait()
+    run.recover()
 
 
 @incident("`server`: killed in the middle of saving a checkpoint", SERVER_AGAIN)
@@ -516,6 +523,53 @@ def key_rotated(site: Site, run: Run) -> None:
     run.resume("--client", "a=certs/clients/a.pub")
     restart(site, "a")
     run.recover()
+    run.finish()
+    unregister_offline(site)
+
+
+def unregister_offline(site: Site) -> None:
+    """Removes the keys of nodes that are not online: here, the replaced one."""
+    home = site.folder / "admin"
+    home.mkdir(exist_ok=True)
+    ca = site.folder / "certs" / "ca.crt"
+    (home / "config.toml").write_text(
+        '[superlink]\ndefault = "server"\n[superlink.server]\n'
+        f'address = "127.0.0.1:{PORT}"\nroot-certificates = "{ca}"\n'
+    )
+
+    def flwr(*arguments: str) -> str:
+        command = [*site.network.on("server"), FLWR, "supernode", *arguments]
+        environment = os.environ | {"FLWR_HOME": str(home), **QUIET}
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True
+        ).stdout
+
+    text = flwr("list", "server", "--format", "json")
+    nodes = json.loads(text[text.index("{") : text.rindex("}") + 1])["nodes"]
+    gone = [node for node in nodes if node["status"] != "online"]
+    if len(gone) != 1:
+        raise AssertionError(f"nodes that are not online: {gone}")
+    flwr("unregister", str(gone[0]["node-id"]), "server")
+
+
+@incident(
+    "authority replaced",
+    "clients take both `ca.crt`, server started with the new folder, " + RESUME,
+)
+def authority_replaced(site: Site, run: Run) -> None:
+    run.at()
+    run.strike()
+    certs, new = site.folder / "certs", site.folder / "certs-new"
+    make_certificates(new, [site.address], [])
+    both = (certs / "ca.crt").read_bytes() + (new / "ca.crt").read_bytes()
+    (site.folder / "ca-both.crt").write_bytes(both)
+    for name in CLIENTS:
+        site.stop(name)
+        site.start_client(name, ca="ca-both.crt")
+    site.stop("server")
+    for path in new.iterdir():
+        path.replace(certs / path.name)
+    serve_again(site, run)
 
 
 @incident("server's certificate replaced, same authority", SERVER_AGAIN)

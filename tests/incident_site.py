@@ -11,6 +11,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from fedgs.run_folder import read_tensors
 from hosts import Machines, Network, words
 from test_multihost import PORT, SETTINGS, undisturbed, write_digits
 
+FLWR = str(Path(sys.executable).with_name("flwr"))
 HOSTS = ("server", "a", "b")
 CLIENTS = ("a", "b")
 ROUNDS = 12

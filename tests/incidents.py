@@ -16,6 +16,7 @@ Needs root (network namespaces, mounts), iproute2, sqlite3 and a C compiler.
 import argparse
 import dataclasses
 import json
+import re
 import shutil
 import signal
 import sys
@@ -37,7 +38,7 @@ PAGE = ROOT / "docs" / "operations.md"
 ROWS = ROOT / "docs" / "incidents.jsonl"
 BEGIN, END = "<!-- incidents: begin -->\n", "<!-- incidents: end -->\n"
 START_LIMIT = 300.0  # seconds for a new deployment
-END_LIMIT = 120.0  # for the rest of a run, and for what still ends
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 LINGER = 20.0  # for what ends by itself after a run
 
 
@@ -125,8 +126,8 @@ class Table:
                 row = self._happen(incident, site, row)
         except Exception as error:
             print(traceback.format_exc(), file=sys.stderr)
-            text = " ".join(f"{type(error).__name__}: {error}".split())
-            row = dataclasses.replace(row, problem=text[-300:])
+            text = COLOUR.sub("", f"{type(error).__name__}: {error}")
+            row = dataclasses.replace(row, problem=" ".join(text.split())[-300:])
         if not row.is_good:
             self._give_up(incident.name)
         return dataclasses.replace(row, wall=round(time.monotonic() - started, 1))
