@@ -157,7 +157,7 @@ class Table:
                 values["problem"] = f"the ledger lacks releases: {missing}"
         else:
             incident.act(site)
-        deadline = time.monotonic() + LINGER
+        deadline = time.monotonic() + LINGER * self.patience
         while (left := site.leftovers()) and time.monotonic() < deadline:
             time.sleep(0.5)
         return dataclasses.replace(row, left=tuple(left), **values)
