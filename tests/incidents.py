@@ -180,20 +180,20 @@ class Table:
         return found
 
 
-def read_rows() -> dict[str, Row]:
-    """The rows of `docs/incidents.jsonl`, by name."""
-    if not ROWS.exists():
+def read_rows(path: Path = ROWS) -> dict[str, Row]:
+    """The stored rows, by name."""
+    if not path.exists():
         return {}
-    found = [json.loads(line) for line in ROWS.read_text().splitlines()]
+    found = [json.loads(line) for line in path.read_text().splitlines()]
     return {values["name"]: Row(**values) for values in found}
 
 
-def write_rows(rows: dict[str, Row]) -> None:
-    """Writes the rows, in the order of the incidents, and the table on the page."""
+def write_rows(path: Path, rows: dict[str, Row]) -> None:
+    """Writes rows, in the order of the incidents; the stored ones to the page too."""
     known = [rows[i.name] for i in INCIDENTS if i.name in rows]
     lines = [json.dumps(dataclasses.asdict(row), ensure_ascii=False) for row in known]
-    ROWS.write_text("".join(line + "\n" for line in lines))
-    if PAGE.exists():
+    path.write_text("".join(line + "\n" for line in lines))
+    if path == ROWS:
         before, _, rest = PAGE.read_text().partition(BEGIN)
         _, _, after = rest.partition(END)
         PAGE.write_text(before + BEGIN + table(known) + END + after)
@@ -215,6 +215,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="Names, separated by commas.")
     parser.add_argument("--proceed", action="store_true", help="Keep good rows.")
     parser.add_argument("--patience", type=float, default=1.0, help="Of time limits.")
+    parser.add_argument("--rows", type=Path, default=ROWS, help="Where to keep them.")
     given = parser.parse_args()
     try:
         require_namespaces()
@@ -223,7 +224,7 @@ def main() -> None:
     names = [name for name in given.only.split(",") if name]
     if unknown := set(names) - {i.name for i in INCIDENTS}:
         sys.exit(f"incidents: no {', '.join(sorted(unknown))}")
-    rows = read_rows() if names or given.proceed else {}
+    rows = read_rows(given.rows) if names or given.proceed else {}
     if names:
         todo = [i for i in INCIDENTS if i.name in names]
     else:
@@ -237,7 +238,7 @@ def main() -> None:
             row = incidents.row(incident)
             bad += not row.is_good
             print(f"{row.wall:5.0f} s  {incident.name}: {row.line()}", flush=True)
-            write_rows(rows := {**rows, row.name: row})
+            write_rows(given.rows, rows := {**rows, row.name: row})
     finally:
         left = incidents.close()
     if left:
