@@ -1,14 +1,14 @@
 """Registers clients, submits a run to a server, and follows it to its end.
 
-Uses the commands `flwr supernode register`, `run`, `log` and `list` with a private
-FLWR_HOME. Success is the run's own status, never an exit code of `flwr run`.
+All of it is asked of Flower's control interface by this one process, with the client
+that the command `flwr` uses: a process per question takes seconds each. Nothing is
+written to disk. Success is the run's own status.
 """
 
 import contextlib
-import json
+import hashlib
 import re
-import subprocess
-import tempfile
+import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,21 +17,31 @@ from typing import Any
 
 from experiments.deploy_certs import check_name
 from experiments.deploy_commands import connection, toml_value
-from experiments.deploy_processes import file_of, full_environment, show
-from experiments.flower_app import QUIET, TRAINING, app_project
+from experiments.deploy_processes import file_of, show
+from experiments.flower_app import TRAINING, app_project
 from fedgs.config import RunConfig, UserError
 from fedgs.preparation import check_submitted
 
 SERVER = "server"  # the connection's name in config.toml
-KNOWN_KEY = "already in use"  # what Flower says of a key that is registered
-TIMEOUT = 180.0  # of one short command
+TYPED = Path("fedgs-submit")  # where the files of the printed commands belong
+KNOWN_KEY = 23  # Flower's ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE
 STATUS_SECONDS = 2.0
 PATIENCE = 300.0  # for a server that is being restarted
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class SubmitFailed(RuntimeError):
-    """The run failed, stopped early, or the server cannot be reached."""
+    """The run failed, stopped early, or the server refused or cannot be reached.
+
+    Args:
+        text: why.
+        code: Flower's number of the server's refusal.
+    """
+
+    def __init__(self, text: str, code: int | None = None) -> None:
+        """Keeps both."""
+        super().__init__(text)
+        self.code = code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +65,14 @@ class Submission:
     clients: tuple[tuple[str, Path | None], ...]
     settings: Mapping[str, Any]
     resume: str | None = None
+
+    def access(self) -> str:
+        """Returns how to reach the server, as the user's config.toml for Flower.
+
+        Raises:
+            UserError: no certificate, or plain text on a network.
+        """
+        return connection(self.server, self.ca, self.insecure, self.insecure_network)
 
 
 def read_clients(texts: Sequence[str]) -> tuple[tuple[str, Path | None], ...]:
@@ -101,146 +119,212 @@ def check_run_name(setting: str, name: str) -> None:
         )
 
 
-@contextlib.contextmanager
-def workplace(submission: Submission) -> Iterator[tuple[Path, dict[str, str]]]:
-    """Makes a private FLWR_HOME and the app; yields both, the home as environment."""
-    text = connection(
-        submission.server,
-        submission.ca,
-        submission.insecure,
-        submission.insecure_network,
-    )
-    with tempfile.TemporaryDirectory(prefix="fedgs-submit-") as name:
-        home, app = Path(name) / "flwr", Path(name) / "app"
-        home.mkdir()
-        app.mkdir()
-        (home / "config.toml").write_text(text)
-        config = _app_config(submission)
-        project = app_project("fedgs deploy submit", config, TRAINING)
-        (app / "pyproject.toml").write_text(project)
-        yield app, {**QUIET, "FLWR_HOME": str(home)}
-
-
-def _app_config(submission: Submission) -> str:
-    """Returns the app's settings: all of them, because Flower takes no others."""
+def _project(submission: Submission) -> str:
+    """Returns the app's pyproject.toml, with all settings: Flower takes no others."""
     known: dict[str, Any] = {"run_folder": "", **RunConfig().to_flat()}
     known |= dict.fromkeys(known, "") if submission.resume else submission.settings
     known["run_folder"] = submission.resume or ""
-    return "".join(f"{key} = {toml_value(key, known[key])}\n" for key in known)
-
-
-def commands(submission: Submission, app: Path) -> list[list[str]]:
-    """Returns the commands in order: registrations, then the run."""
-    found = [
-        ["flwr", "supernode", "register", str(key), SERVER, "--name", name]
-        for name, key in submission.clients
-        if key is not None
-    ]
-    return [*found, ["flwr", "run", str(app), SERVER, "--format", "json"]]
+    config = "".join(f"{key} = {toml_value(key, known[key])}\n" for key in known)
+    return app_project("fedgs deploy submit", config, TRAINING)
 
 
 def print_commands(submission: Submission) -> None:
-    """Prints the commands and the files they need, and runs nothing.
+    """Prints commands of Flower that do the same, and the files that they need.
 
     Raises:
         UserError: invalid settings.
     """
-    with workplace(submission) as (app, environment):
-        home = {"FLWR_HOME": environment["FLWR_HOME"]}
-        for path in (Path(home["FLWR_HOME"]) / "config.toml", app / "pyproject.toml"):
-            print(f"# {path}\n{path.read_text()}")
-        for command in commands(submission, app):
-            show(command, home)
+    home, app = TYPED / "flwr", TYPED / "app"
+    print(f"# {home / 'config.toml'}\n{submission.access()}")
+    print(f"# {app / 'pyproject.toml'}\n{_project(submission)}")
+    commands = [
+        ["flwr", "supernode", "register", str(key), SERVER, "--name", name]
+        for name, key in submission.clients
+        if key is not None
+    ]
+    commands.append(["flwr", "run", str(app), SERVER, "--format", "json"])
+    for command in commands:
+        show(command, {"FLWR_HOME": str(home)})
 
 
-def submit(submission: Submission, follow: bool) -> str:
+def submit(submission: Submission, follow: bool) -> int:
     """Registers, submits, and follows the run unless told not to.
 
     Returns:
         Flower's id of the run.
 
     Raises:
-        SubmitFailed: the run failed or stopped, or a command did.
-        UserError: invalid settings.
+        SubmitFailed: the run failed or stopped, or the server refused something.
+        UserError: invalid settings, or a file that holds no key.
     """
-    with workplace(submission) as (app, environment):
-        *registrations, run = commands(submission, app)
-        for command in registrations:
-            _register(command, environment)
-        run_id = _start(run, environment)
+    keys = {
+        name: _public_key(name, path)
+        for name, path in submission.clients
+        if path is not None
+    }
+    project = _project(submission)
+    with _control(submission) as control:
+        for name, key in keys.items():
+            known = _register(control, name, key)
+            print(f"{name} {'was registered before' if known else 'is registered'}")
+        run_id = _start(control, project)
         print(f"run {run_id} is submitted", flush=True)
         if follow:
-            _follow(run_id, environment)
+            _follow(control, run_id)
         return run_id
 
 
-def _register(command: list[str], environment: Mapping[str, str]) -> None:
-    code, output = _call(command, environment)
-    if code and KNOWN_KEY not in output:
-        raise SubmitFailed(f"{' '.join(command[:3])} failed: {output}")
-    known = "was registered before" if code else "is registered"
-    print(f"{command[-1]} {known}", flush=True)
+def _public_key(name: str, path: Path) -> bytes:
+    """Reads a client's public key.
+
+    Raises:
+        UserError: it is none that Flower takes.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        PublicFormat,
+        load_ssh_public_key,
+    )
+
+    with contextlib.suppress(ValueError, UnsupportedAlgorithm):
+        key = load_ssh_public_key(path.read_bytes())
+        if isinstance(key, ec.EllipticCurvePublicKey):
+            return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    raise UserError(
+        f"client = {name}={path}: is no public key of fedgs deploy certs; give NAME.pub"
+    )
 
 
-def _start(command: list[str], environment: Mapping[str, str]) -> str:
-    code, output = _call(command, environment)
-    with contextlib.suppress(ValueError, KeyError):
-        answer = json.loads(output[output.index("{") : output.rindex("}") + 1])
-        if answer["success"] and code == 0:
-            return str(answer["run-id"])
-    raise SubmitFailed(f"flwr run failed: {output}")
+@contextlib.contextmanager
+def _control(submission: Submission) -> Iterator[Any]:
+    """Connects to the server's control interface; yields Flower's client of it."""
+    submission.access()  # raises what there is to refuse
+    authority = None if submission.insecure else submission.ca
+    try:
+        from flwr.supercore.control import ControlHttpClient
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+    except ImportError as error:
+        raise UserError(
+            f"this Flower is not known ({error}); install flwr 1.41, or type the "
+            "commands of --print-only"
+        ) from error
+
+    try:
+        client = ControlHttpClient.from_server_address(
+            submission.server,
+            submission.insecure,
+            authority and authority.expanduser().read_bytes(),
+            [RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        )
+    except (ValueError, ssl.SSLError) as error:
+        raise UserError(
+            f"ca = {authority}: is no certificate in PEM form; give the server's ca.crt"
+        ) from error
+    try:
+        yield client
+    finally:
+        client.close()
 
 
-def _follow(run_id: str, environment: Mapping[str, str]) -> None:
+@contextlib.contextmanager
+def _refusals(what: str) -> Iterator[None]:
+    """Turns an error of the connection, or of the server, into a line for people."""
+    import httpx
+    from flwr.supercore.error import FlowerError
+
+    try:
+        yield
+    except httpx.HTTPStatusError as error:
+        known = FlowerError.from_json(error.response.text)
+        said = " ".join(
+            (known.message, known.public_details or "")
+            if known
+            else (str(error.response.status_code), error.response.text)
+        )
+        code = known.code if known else None
+        raise SubmitFailed(f"{what}: the server says: {said.strip()}", code) from error
+    except httpx.HTTPError as error:
+        raise SubmitFailed(f"{what}: {error}") from error
+
+
+def _register(control: Any, name: str, key: bytes) -> bool:
+    """Registers a client's key under its name; returns whether it was before."""
+    from flwr.proto.control_pb2 import RegisterNodeRequest
+
+    try:
+        with _refusals(f"{name} cannot be registered"):
+            control.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+    except SubmitFailed as error:
+        if error.code != KNOWN_KEY:
+            raise
+        return True
+    return False
+
+
+def _start(control: Any, project: str) -> int:
+    """Submits the app; returns Flower's id of the run."""
+    from flwr.cli.build import build_fab_from_files
+    from flwr.proto.control_pb2 import StartRunRequest
+    from flwr.proto.fab_pb2 import Fab
+
+    content, _ = build_fab_from_files({"pyproject.toml": project.encode()})
+    name = hashlib.sha256(content).hexdigest()
+    with _refusals("the run cannot be started"):
+        request = StartRunRequest(fab=Fab(hash_str=name, content=content))
+        answer = control.StartRun(request)
+    if not answer.HasField("run_id"):
+        raise SubmitFailed("the run cannot be started: the server gave it no id")
+    return int(answer.run_id)
+
+
+def _follow(control: Any, run_id: int) -> None:
     """Prints the run's log until it ends.
 
     Raises:
         SubmitFailed: it ended otherwise than completed, or the server is gone.
     """
-    command = ["flwr", "log", run_id, SERVER, "--stream"]
-    show(command, {"FLWR_HOME": environment["FLWR_HOME"]})
+    from flwr.proto.control_pb2 import StreamLogsRequest
+
+    said, last = "", 0.0
     deadline = time.monotonic() + PATIENCE
     while True:
-        subprocess.run(command, env=full_environment(environment), check=False)
-        status, detail = status_of(run_id, environment)
-        if status == "finished:completed":
-            print(f"run {run_id} is completed", flush=True)
-            return
-        if status.startswith("finished"):
-            raise SubmitFailed(f"run {run_id}: {status}. {detail}".strip())
-        if status != "unknown":
+        with contextlib.suppress(SubmitFailed), _refusals("log"):
+            request = StreamLogsRequest(run_id=run_id, after_timestamp=last)
+            for part in control.StreamLogs(request):
+                print(part.log_output, end="", flush=True)
+                last = max(last, part.latest_timestamp)
+        try:
+            status, detail = status_of(control, run_id)
+        except SubmitFailed as error:
+            if time.monotonic() > deadline:
+                raise
+            if said != str(error):
+                said = str(error)
+                print(f"{said}; trying again for {PATIENCE:g} s", flush=True)
+        else:
+            if status == "finished:completed":
+                print(f"run {run_id} is completed", flush=True)
+                return
+            if status.startswith("finished"):
+                raise SubmitFailed(f"run {run_id}: {status}. {detail}".strip())
             deadline = time.monotonic() + PATIENCE
-        if time.monotonic() > deadline:
-            raise SubmitFailed(f"run {run_id}: the server does not answer")
         time.sleep(STATUS_SECONDS)
 
 
-def status_of(run_id: str, environment: Mapping[str, str]) -> tuple[str, str]:
-    """Returns the run's own status, or "unknown", and what Flower says of it."""
-    command = ["flwr", "list", SERVER, "--run-id", run_id, "--format", "json"]
-    _, output = _call(command, environment, is_shown=False)
-    with contextlib.suppress(ValueError, KeyError, IndexError):
-        answer = json.loads(output[output.index("{") : output.rindex("}") + 1])
-        found = answer["runs"][0]
-        return str(found["status"]), str(found.get("status-details") or "")
-    return "unknown", ""
+def status_of(control: Any, run_id: int) -> tuple[str, str]:
+    """Returns the run's own status and what Flower says of it.
 
+    Raises:
+        SubmitFailed: the server does not answer, or does not know the run.
+    """
+    from flwr.proto.control_pb2 import ListRunsRequest
 
-def _call(
-    command: list[str], environment: Mapping[str, str], is_shown: bool = True
-) -> tuple[int, str]:
-    """Runs a short command; returns its exit code and output."""
-    if is_shown:
-        show(command, {"FLWR_HOME": environment["FLWR_HOME"]})
-    try:
-        done = subprocess.run(
-            command,
-            env=full_environment(environment),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return 1, f"no answer within {TIMEOUT:g} s"
-    return done.returncode, (done.stdout + done.stderr).strip()
+    with _refusals(f"run {run_id}"):
+        runs = control.ListRuns(ListRunsRequest(run_id=run_id)).run_dict
+    if run_id not in runs:
+        raise SubmitFailed(f"run {run_id}: the server does not know it")
+    status = runs[run_id].status
+    words = (status.status, status.sub_status)
+    return ":".join(word for word in words if word), status.details

@@ -1,12 +1,18 @@
 """`fedgs deploy`: what it refuses, the commands it prints, the keys it makes."""
 
+import hashlib
+import io
 import re
 import stat
 import subprocess
 import sys
+import tempfile
 import tomllib
+import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
+import httpx
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -14,6 +20,7 @@ from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     load_pem_private_key,
+    load_pem_public_key,
     load_ssh_private_key,
     load_ssh_public_key,
 )
@@ -396,34 +403,148 @@ def test_submit_without_clients_is_refused(certs):
         )  # fmt: skip
 
 
-def test_failed_run_is_exit_code_1_with_the_way_on(certs, monkeypatch, capsys):
-    answers = iter(
-        [
-            (0, '{"success": true, "run-id": "17"}'),
-            (0, '{"runs": [{"status": "finished:failed", "status-details": "why"}]}'),
-        ]
+# Raised where Flower packs an app.
+of_flower = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
+
+
+class Control:
+    """Flower's control interface, with runs that end as they are told to."""
+
+    def __init__(self, status: str = "completed", details: str = "") -> None:
+        self.status, self.details = status, details
+        self.keys: dict[str, bytes] = {}
+        self.apps: list[bytes] = []
+        self.asked_after: list[float] = []
+
+    def RegisterNode(self, request):
+        if request.public_key in self.keys.values():
+            raise refusal(400, '{"code": 23, "detail": "Public key is in use."}')
+        self.keys[request.name] = request.public_key
+
+    def StartRun(self, request):
+        from flwr.proto.control_pb2 import StartRunResponse
+
+        assert request.fab.hash_str == hashlib.sha256(request.fab.content).hexdigest()
+        self.apps.append(request.fab.content)
+        return StartRunResponse(run_id=17)
+
+    def StreamLogs(self, request):
+        self.asked_after.append(request.after_timestamp)
+        if len(self.asked_after) == 1:
+            yield SimpleNamespace(log_output="round 1\n", latest_timestamp=5.0)
+            raise httpx.ReadError("the server was restarted")
+        yield SimpleNamespace(log_output="round 2\n", latest_timestamp=9.0)
+
+    def ListRuns(self, request):
+        if len(self.asked_after) == 1:
+            raise httpx.ConnectError("refused")
+        status = {"status": "finished", "sub_status": self.status}
+        found = SimpleNamespace(**status, details=self.details)
+        return SimpleNamespace(run_dict={17: SimpleNamespace(status=found)})
+
+    def close(self) -> None:
+        pass
+
+
+def refusal(code: int, text: str) -> httpx.HTTPStatusError:
+    request = httpx.Request("POST", "http://127.0.0.1:8000/v1/control/x")
+    response = httpx.Response(code, text=text, request=request)
+    return httpx.HTTPStatusError(f"{code}", request=request, response=response)
+
+
+@pytest.fixture
+def control(monkeypatch) -> Control:
+    from flwr.supercore.control import ControlHttpClient
+
+    found = Control()
+    monkeypatch.setattr(
+        ControlHttpClient, "from_server_address", lambda *given, **named: found
     )
-    monkeypatch.setattr(deploy_submit, "_call", lambda *_, **__: next(answers))
-    done = subprocess.CompletedProcess([], 0)
-    monkeypatch.setattr(deploy_submit.subprocess, "run", lambda *_, **__: done)
-    asked = ["deploy", "submit", "--server", "127.0.0.1:8000"]
-    result = CliRunner().invoke(
-        app,
-        [*asked, "--insecure", "--resume", "digits-1"],
-    )
+    monkeypatch.setattr(deploy_submit, "STATUS_SECONDS", 0.0)
+    return found
+
+
+def submit(*arguments: object):
+    asked = ["deploy", "submit", "--server", "127.0.0.1:8000", "--insecure"]
+    return CliRunner().invoke(app, [*asked, *map(str, arguments)])
+
+
+@of_flower
+def test_submit_registers_starts_and_follows_in_this_process(
+    certs, control, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(subprocess, "Popen", None)  # no process per question
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))  # and no file
+    clients = [f"--client={n}={certs}/clients/{n}.pub" for n in ("a", "b")]
+    result = submit(*clients, *flags(PLAN))
+    assert result.exit_code == 0, result.output
+    assert list(control.keys) == ["a", "b"]
+    public = load_ssh_public_key((certs / "clients/a.pub").read_bytes())
+    assert load_pem_public_key(control.keys["a"]) == public
+    with zipfile.ZipFile(io.BytesIO(control.apps[0])) as fab:
+        project = tomllib.loads(fab.read("pyproject.toml").decode())
+    assert project["tool"]["flwr"]["app"]["config"]["nodes"] == "a,b"
+    assert control.asked_after == [0.0, 5.0]  # no line twice after a restart
+    lines = ("a is registered", "run 17 is submitted", "round 1", "round 2")
+    places = [result.output.index(line) for line in lines]
+    assert places == sorted(places)
+    assert "run 17 is completed" in result.output
+    again = submit(*clients, "--resume", "digits-1")
+    assert again.output.count("was registered before") == 2
+
+
+@of_flower
+def test_failed_run_is_exit_code_1_with_the_way_on(control):
+    control.status, control.details = "failed", "why"
+    result = submit("--resume", "digits-1")
     assert result.exit_code == 1
     assert "run 17: finished:failed. why" in result.output
     assert "--resume digits-1" in result.output
 
 
-def test_key_that_is_registered_already_is_no_failure(certs, monkeypatch, capsys):
-    answers = iter([(1, "Error: Public key already in use"), (1, "no server")])
-    monkeypatch.setattr(deploy_submit, "_call", lambda *_, **__: next(answers))
-    register = ["flwr", "supernode", "register", "x", "server", "--name", "a"]
-    deploy_submit._register(register, {})
-    assert capsys.readouterr().out == "a was registered before\n"
-    with pytest.raises(deploy_submit.SubmitFailed, match="no server"):
-        deploy_submit._register(register, {})
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (refusal(403, "for the server's own machine only"), "403 for the server's own"),
+        (refusal(400, '{"code": 22, "detail": "Not valid."}'), "says: Not valid."),
+        (httpx.ConnectError("Connection refused"), "Connection refused"),
+    ],
+)
+def test_refusal_of_the_server_is_exit_code_1(certs, control, monkeypatch, error, line):
+    def refuse(request):
+        raise error
+
+    monkeypatch.setattr(control, "RegisterNode", refuse)
+    result = submit(f"--client=a={certs}/clients/a.pub", "--resume", "x")
+    assert result.exit_code == 1
+    assert "a cannot be registered: " in result.output
+    assert line in result.output
+    assert control.apps == []
+
+
+@of_flower
+def test_server_that_is_gone_is_given_up(control, monkeypatch):
+    monkeypatch.setattr(deploy_submit, "PATIENCE", 0.0)
+    result = submit("--resume", "digits-1")
+    assert result.exit_code == 1
+    assert "run 17: refused" in result.output
+
+
+@pytest.mark.parametrize("wrong", ["a.key", "no key"])
+def test_file_that_is_no_public_key_is_refused_before_any_work(certs, control, wrong):
+    path = certs / "clients" / wrong
+    path.touch()
+    clients = [f"--client=a={certs}/clients/a.pub", f"--client=b={path}"]
+    result = submit(*clients, "--resume", "digits-1")
+    assert isinstance(result.exception, UserError)
+    assert f"client = b={path}: is no public key" in str(result.exception)
+    assert control.keys == {}
+
+
+def test_authority_that_is_no_certificate_is_refused(certs):
+    asked = ["submit", "--server", "127.0.0.1:8000", "--resume", "x"]
+    with pytest.raises(UserError, match=r"ca = .*a\.pub: is no certificate"):
+        deploy(*asked, "--ca", certs / "clients/a.pub")
 
 
 # ------------------------------------------------------------------ the guard
