@@ -125,8 +125,11 @@ def server(
     state = deploy_processes.make_state(state_dir)
     make_folder(state / "runs", 0o700)
     print(deploy_commands.who_submits(wanted), flush=True)
+    supervisor = Supervisor(
+        state, superlink, superexec, environment, wanted.health, wanted.certificates
+    )
     try:
-        Supervisor(state, superlink, superexec, environment, wanted.health).run()
+        supervisor.run()
     except ServerEnded as error:
         print(f"error: {error}; the server has ended", file=sys.stderr)
         raise typer.Exit(1) from error
@@ -270,15 +273,15 @@ def status(
         bool, typer.Option("--once", help="With --prometheus: write once and end.")
     ] = False,
 ) -> None:
-    """Print how a run stands: round, participants, epsilon, bytes, time left.
+    """Print how a server and its runs stand: nodes, round, epsilon, time left.
 
     The exit code is 1 if a run cannot be read.
     """
     from experiments import deploy_status
 
-    current = partial(deploy_status.statuses_in, run)
+    current = partial(deploy_status.overview_of, run)
     found = current()
-    if not found and serve is None and prometheus is None:
+    if not found.runs and found.server is None and serve is None and prometheus is None:
         raise UserError(f"{run}: no run folder here yet; give --output of a run")
     if serve is not None:
         from experiments.deploy_processes import split_address
@@ -294,8 +297,8 @@ def status(
             deploy_status.write_prometheus(prometheus, current())
     else:
         if as_json:
-            print(json.dumps([deploy_status.to_json(s) for s in found], indent=2))
+            print(json.dumps(deploy_status.to_json(found), indent=2))
         else:
             deploy_status.show(found)
-        if any(isinstance(line, deploy_status.Unreadable) for line in found):
+        if any(isinstance(line, deploy_status.Unreadable) for line in found.runs):
             raise typer.Exit(1)

@@ -80,7 +80,16 @@ class Server:
         access = ["--insecure"]
         if not self.insecure:
             access = ["--root-certificates", file_of("certs", self.certs / "ca.crt")]
-        return ["flower-superexec", *access, "--runtime-api-address", self._own_address]
+        command = [sys.executable, "-m", "experiments.deploy_superexec", *access]
+        return [*command, "--runtime-api-address", self._own_address]
+
+    @property
+    def certificates(self) -> dict[str, str]:
+        """The files of certificates that run out one day, by whose they are."""
+        if self.insecure:
+            return {}
+        names = {"server": "server.crt", "authority": "ca.crt"}
+        return {who: file_of("certs", self.certs / n) for who, n in names.items()}
 
     @property
     def health(self) -> str:

@@ -58,6 +58,7 @@ class Supervisor:
         superlink, superexec: their commands.
         environment: of all of them.
         health: URL that the superlink answers while it serves.
+        certificates: whose -> its file, for `fedgs deploy status`.
     """
 
     def __init__(
@@ -67,9 +68,11 @@ class Supervisor:
         superexec: Sequence[str],
         environment: Mapping[str, str],
         health: str,
+        certificates: Mapping[str, str] | None = None,
     ) -> None:
         """Starts nothing yet."""
         self.state, self.health = state, health
+        self.certificates = dict(certificates or {})
         self.commands = {"superlink": superlink, "superexec": superexec}
         more = {**environment, SERVER_VARIABLE: str(state)}
         self.environment = full_environment(more)
@@ -177,6 +180,7 @@ class Supervisor:
             "state": state,
             "reason": reason,
             "superexec_restarts": len(self.ends),
+            "certificates": self.certificates,
             "processes": [
                 {"role": role, "pid": pid, "start": start}
                 for role, pid in roles

@@ -216,7 +216,7 @@ def test_server_prints_flowers_command_with_tls_and_authentication(certs, tmp_pa
         "--disable-runtime-dependency-installation\n"
     ) in out
     runs = f"--root-certificates {certs}/ca.crt --runtime-api-address 127.0.0.1:8443"
-    assert f" flower-superexec {runs}\n" in out
+    assert f" experiments.deploy_superexec {runs}\n" in out
     assert "--insecure" not in out
     assert not state.exists()  # --print-only writes nothing
 

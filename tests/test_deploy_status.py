@@ -5,7 +5,9 @@ import dataclasses
 import json
 import os
 import shutil
+import subprocess
 import threading
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -16,9 +18,14 @@ from typer.testing import CliRunner
 from events import read_events
 from experiments import deploy_status, privacy_report
 from experiments.cli import app
+from experiments.deploy_certs import make_certificates
+from experiments.deploy_health import Server
 from experiments.deploy_status import (
     Epsilon,
+    Node,
+    Overview,
     Status,
+    overview_of,
     status_of,
     statuses_in,
     to_prometheus,
@@ -26,6 +33,7 @@ from experiments.deploy_status import (
 from fedgs import event_log, local
 from fedgs.config import UserError
 from fedgs.ledger import Ledger
+from fedgs.process import start_of
 from fedgs.run_folder import RunFolder
 from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
 
@@ -57,12 +65,41 @@ KNOWN = Status(
         ),
     ),
     waiting_for=(),
+    nodes=(
+        Node(
+            name="hospital-a",
+            online=True,
+            is_waited_for=False,
+            last_answer=7,
+            last_answer_time=1.8e9,
+            resends=2,
+            failures=1,
+            last_failure="hospital-a: no answer in time",
+            reason="",
+        ),
+        Node(
+            name="hospital-b",
+            online=None,
+            is_waited_for=False,
+            last_answer=0,
+            last_answer_time=None,
+            resends=0,
+            failures=0,
+            last_failure="",
+            reason="its state is lost",
+        ),
+    ),
     bytes_sent=1000,
     bytes_received=None,
     seconds_per_round=0.5,
     seconds_left=6.5,
     updated=1.25,
+    last_sign=None,
 )
+
+
+def of(*runs: object, server: Server | None = None) -> Overview:
+    return Overview(server=server, runs=runs)
 
 
 def train(path: Path, **settings: object) -> RunFolder:
@@ -102,6 +139,7 @@ def test_status_of_a_run_that_has_not_begun(tmp_path):
     assert (status.state, status.round, status.released) == ("interrupted", 0, 0)
     assert status.epsilons == ()
     assert status.seconds_left is None
+    assert "fedgs resume RUN continues it" in status.message
 
 
 def test_status_of_an_interrupted_run_estimates_the_time_left(trained):
@@ -109,6 +147,7 @@ def test_status_of_an_interrupted_run_estimates_the_time_left(trained):
     lines = [{"round": r, "seconds": s, "num_answers": 2} for r, s in ((1, 9), (2, 1))]
     text = "".join(json.dumps(line) + "\n" for line in lines) + '{"round": 3, "sec'
     (trained.path / "metrics.jsonl").write_text(text)
+    shutil.rmtree(trained.path / "checkpoint")  # it was of round 3
     status = status_of(trained.path)
     assert (status.state, status.round, status.num_answers) == ("interrupted", 2, 2)
     assert (status.seconds_per_round, status.seconds_left) == (5.0, 5.0)
@@ -131,13 +170,175 @@ def test_status_says_why_a_run_stopped(trained):
     assert (status.state, status.message) == ("stopped", "2 of 3 nodes answered")
 
 
-def test_status_of_a_deployed_run_names_who_is_waited_for_and_the_bytes(trained):
-    (trained.path / ".flower").mkdir()
-    told = {"waiting_for": ["hospital-b"], "bytes_sent": 123, "bytes_received": 45}
-    (trained.path / ".flower" / "nodes.json").write_text(json.dumps(told))
-    status = status_of(trained.path)
-    assert status.waiting_for == ("hospital-b",)
+def test_a_lock_of_another_file_with_the_same_number_is_not_the_runs(
+    trained, tmp_path, monkeypatch
+):
+    """File systems number their files each for itself."""
+    (trained.path / "generator.safetensors").unlink()
+    number = (trained.path / ".lock").stat().st_ino
+    line = f"1: FLOCK  ADVISORY  WRITE {os.getpid()} fd:01:{number} 0 EOF\n"
+    monkeypatch.setattr(deploy_status, "LOCKS", tmp_path / "locks")
+    (tmp_path / "locks").write_text(line)
+    assert status_of(trained.path).state == "interrupted"
+    with trained.locked():
+        assert status_of(trained.path).state == "running"
+
+
+def test_round_is_told_by_the_checkpoint_where_metrics_were_lost(trained):
+    (trained.path / "metrics.jsonl").unlink()
+    assert status_of(trained.path).round == 3
+
+
+TOLD = {
+    "time": 1.8e9,
+    "waiting_for": ["hospital-b"],
+    "bytes_sent": 123,
+    "bytes_received": 45,
+    "nodes": {
+        "hospital-a": {"online": True, "last_answer": 3, "reason": ""},  # of before
+        "hospital-b": {
+            "online": False,
+            "last_answer": 2,
+            "last_answer_time": 1799999999,
+            "resends": 4,
+            "failures": 1,
+            "last_failure": "hospital-b: no answer in time",
+            "reason": "hospital-b: has not joined",
+        },
+    },
+}
+
+
+def deployed(state: Path, process: "subprocess.Popen[bytes] | None") -> RunFolder:
+    """A state directory with a run at work, whose server is a process that sleeps."""
+    (state / "runs").mkdir(parents=True)
+    nodes = {"nodes": "hospital-a,hospital-b", "clients_per_node": 3}
+    nodes |= {"engine": "flower", "data": "digits"}
+    output = str(state / "runs" / "digits")
+    folder = RunFolder.create(tiny_config(**FULL_PARTICIPATION | nodes, output=output))
+    (folder.path / ".flower").mkdir()
+    (folder.path / ".flower" / "nodes.json").write_text(json.dumps(TOLD))
+    make_certificates(state / "certs", ["localhost"], [], days=30)
+    pid = os.getpid() if process is None else process.pid
+    given = {"server": "server.crt", "authority": "ca.crt"}
+    told = {
+        "state": "running",
+        "reason": "",
+        "superexec_restarts": 1,
+        "certificates": {w: str(state / "certs" / n) for w, n in given.items()},
+        "processes": [
+            {"role": role, "pid": pid, "start": start_of(pid)}
+            for role in ("server", "superlink", "superexec", "serverapp")
+        ],
+    }
+    (state / "processes.json").write_text(json.dumps(told))
+    return folder
+
+
+def test_status_of_a_deployed_run_names_its_nodes_and_how_each_stands(tmp_path):
+    folder = deployed(tmp_path / "state", None)
+    with folder.locked():
+        status = status_of(folder.path)
+    assert (status.state, status.waiting_for) == ("running", ("hospital-b",))
     assert (status.bytes_sent, status.bytes_received) == (123, 45)
+    first, second = status.nodes
+    assert (first.name, first.online, first.last_answer_time) == (
+        *("hospital-a", True, None),
+    )
+    assert (second.online, second.is_waited_for) == (False, True)
+    assert (second.resends, second.failures, second.last_answer) == (4, 1, 2)
+
+
+@pytest.fixture
+def sleeper():
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_dead_server_is_seen_as_dead_and_nobody_as_online(tmp_path, sleeper):
+    """The run's own process may live a little longer, and holds the run's lock."""
+    state = tmp_path / "state"
+    folder = deployed(state, sleeper)
+    with folder.locked():
+        assert overview_of(state).server.state == "running"
+        assert status_of(folder.path).state == "running"
+        sleeper.kill()
+        sleeper.wait()
+        for place in (state, state / "runs", folder.path):
+            assert overview_of(place).server.state == "dead"
+        status = status_of(folder.path)
+    assert status.state == "interrupted"
+    assert "its server is dead (no process: server, superlink" in status.message
+    assert status.waiting_for == ()
+    assert [node.online for node in status.nodes] == [None, None]
+    samples = parsed(to_prometheus(overview_of(state)))
+    assert samples["fedgs_server_up"] == 0
+    assert samples['fedgs_processes{role="superlink"}'] == 0
+    assert not [name for name in samples if name.startswith("fedgs_node_online")]
+
+
+def test_a_pid_that_was_given_again_is_not_the_server(tmp_path, sleeper):
+    state = tmp_path / "state"
+    deployed(state, sleeper)
+    told = json.loads((state / "processes.json").read_text())
+    for process in told["processes"]:
+        process["start"] -= 1
+    (state / "processes.json").write_text(json.dumps(told))
+    assert overview_of(state).server.state == "dead"
+
+
+def test_metrics_of_a_server_and_its_nodes(tmp_path):
+    folder = deployed(tmp_path / "state", None)
+    with folder.locked():
+        overview = overview_of(tmp_path / "state")
+    samples = parsed(to_prometheus(overview))
+    assert samples["fedgs_server_up"] == samples['fedgs_processes{role="server"}'] == 1
+    assert samples["fedgs_superexec_restarts_total"] == 1
+    assert 0 < samples["fedgs_disk_free_bytes"] < samples["fedgs_disk_size_bytes"]
+    name = "fedgs_certificate_expiry_timestamp_seconds"
+    left = {
+        whose: (samples[f'{name}{{certificate="{whose}"}}'] - time.time()) / 86400
+        for whose in ("server", "authority")
+    }
+    assert left["server"] == pytest.approx(30, abs=0.1)
+    assert left["authority"] == pytest.approx(3650, abs=0.1)
+    of_b = 'run="digits",node="hospital-b"'
+    assert samples[f"fedgs_node_online{{{of_b}}}"] == 0
+    assert samples[f"fedgs_node_waited_for{{{of_b}}}"] == 1
+    assert samples[f"fedgs_node_resends_total{{{of_b}}}"] == 4
+    assert samples[f"fedgs_node_failures_total{{{of_b}}}"] == 1
+    assert samples[f"fedgs_node_last_answer_round{{{of_b}}}"] == 2
+    when = samples[f"fedgs_node_last_answer_timestamp_seconds{{{of_b}}}"]
+    assert when == 1799999999
+    assert samples['fedgs_last_sign_timestamp_seconds{run="digits"}'] == 1.8e9
+
+
+def test_table_of_a_server_and_its_nodes(tmp_path):
+    folder = deployed(tmp_path / "state", None)
+    (tmp_path / "state" / "certs" / "ca.crt").write_text("no certificate")
+    with folder.locked():
+        arguments = ["deploy", "status", str(tmp_path / "state")]
+        done = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    lines = [" ".join(line.strip("│┃ ").split()) for line in done.stdout.splitlines()]
+    assert f"superlink │ pid {os.getpid()} lives" in lines
+    assert "certificate, authority │ cannot be read" in lines
+    assert any(line.startswith("certificate, server │ until 2") for line in lines)
+    (second,) = [line for line in lines if line.startswith("hospital-b │ NO │")]
+    assert "round 2, 2027-01-15 07:59:59 UTC │ 4 │ 1 │ hospital-b: has not" in second
+
+
+def test_status_of_a_server_without_runs(tmp_path):
+    deployed(tmp_path, None)
+    shutil.rmtree(tmp_path / "runs" / "digits")
+    arguments = ["deploy", "status", str(tmp_path), "--json"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0
+    found = json.loads(done.stdout)
+    assert found["runs"] == []
+    assert found["server"]["state"] == "running"
 
 
 def test_broken_ledger_is_an_error_not_a_number(trained):
@@ -152,7 +353,7 @@ def test_broken_run_does_not_hide_the_others(tmp_path, broken, trained):
     assert (first.run, first.state) == ("broken", "unreadable")
     assert "ledger.jsonl: line 1" in first.message
     assert second == status_of(trained.path)
-    samples = parsed(to_prometheus([first, second]))
+    samples = parsed(to_prometheus(of(first, second)))
     assert samples['fedgs_state{run="broken",state="unreadable"}'] == 1
     assert samples['fedgs_state{run="run",state="unreadable"}'] == 0
     assert samples['fedgs_round{run="run"}'] == 3
@@ -168,7 +369,8 @@ def test_command_shows_broken_runs_beside_others(tmp_path, broken, trained):
 
     code, output = status("--json")
     assert code == 1
-    first, second = json.loads(output)
+    assert json.loads(output)["server"] is None
+    first, second = json.loads(output)["runs"]
     assert sorted(first) == ["message", "run", "state"]
     assert second["round"] == 3
     code, output = status()
@@ -177,7 +379,7 @@ def test_command_shows_broken_runs_beside_others(tmp_path, broken, trained):
     assert "3 of 3" in output
     code, _ = status("--prometheus", tmp_path / "fedgs.prom", "--once")
     assert code == 0  # the file says it
-    assert (tmp_path / "fedgs.prom").read_text() == to_prometheus(statuses_in(tmp_path))
+    assert (tmp_path / "fedgs.prom").read_text() == to_prometheus(overview_of(tmp_path))
 
 
 def test_run_made_anew_in_the_same_place_has_its_own_epsilon(trained):
@@ -217,12 +419,12 @@ def test_runs_of_a_state_directory(tmp_path, trained):
 
 
 def test_prometheus_text():
-    assert to_prometheus([KNOWN]).splitlines()[:3] == [
+    assert to_prometheus(of(KNOWN)).splitlines()[:3] == [
         "# HELP fedgs_round Finished generator updates.",
         "# TYPE fedgs_round gauge",
         r'fedgs_round{run="a \"run\"\\"} 7',
     ]
-    samples = parsed(to_prometheus([KNOWN]))
+    samples = parsed(to_prometheus(of(KNOWN)))
     run = r'run="a \"run\"\\"'
     where = 'adversary="server",relation="zero-out",delta="1e-05",guarantee="yes"'
     assert samples[f"fedgs_epsilon{{{run},{where}}}"] == 1.5
@@ -235,10 +437,10 @@ def test_prometheus_text():
 
 
 def test_prometheus_text_of_two_runs_has_one_header_for_each_name():
-    lines = to_prometheus([KNOWN, KNOWN]).splitlines()
+    lines = to_prometheus(of(KNOWN, KNOWN)).splitlines()
     headers = [line for line in lines if line.startswith("#")]
     assert len(headers) == len(set(headers))
-    assert to_prometheus([]) == ""
+    assert to_prometheus(of()) == ""
 
 
 def parsed(text: str) -> dict[str, float]:
@@ -250,18 +452,18 @@ def parsed(text: str) -> dict[str, float]:
 
 def test_prometheus_file_is_whole(tmp_path):
     path = tmp_path / "fedgs.prom"
-    deploy_status.write_prometheus(path, [KNOWN])
-    assert path.read_text() == to_prometheus([KNOWN])
+    deploy_status.write_prometheus(path, of(KNOWN))
+    assert path.read_text() == to_prometheus(of(KNOWN))
     assert [p.name for p in tmp_path.iterdir()] == ["fedgs.prom"]
     with pytest.raises(UserError, match="prometheus = "):
-        deploy_status.write_prometheus(tmp_path / "no" / "x.prom", [KNOWN])
+        deploy_status.write_prometheus(tmp_path / "no" / "x.prom", of(KNOWN))
 
 
 def test_metrics_endpoint():
-    def current() -> list[Status]:
+    def current() -> Overview:
         if broken:
             raise UserError("/secret/path: is broken")
-        return [KNOWN]
+        return of(KNOWN)
 
     broken: list[int] = []
     server = deploy_status.metrics_server("127.0.0.1", 0, current)
@@ -271,7 +473,7 @@ def test_metrics_endpoint():
     try:
         with urllib.request.urlopen(f"{url}/metrics") as answer:
             assert answer.headers["Content-Type"] == "text/plain; version=0.0.4"
-            assert answer.read().decode() == to_prometheus([KNOWN])
+            assert answer.read().decode() == to_prometheus(of(KNOWN))
         with pytest.raises(urllib.error.HTTPError, match="404") as refused:
             urllib.request.urlopen(f"{url}/etc/passwd")
         refused.value.close()

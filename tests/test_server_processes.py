@@ -224,9 +224,9 @@ class Deployment:
         self.run = self.state / "runs" / "digits"
         self.ca = ["--server", f"127.0.0.1:{self.port}", "--ca", "certs/ca.crt"]
 
-    def serve(self) -> "subprocess.Popen[bytes]":
+    def serve(self, *more: object) -> "subprocess.Popen[bytes]":
         where = ["--host", "127.0.0.1", "--port", self.port, "--certs", "certs"]
-        server = self.machines.start("server", "deploy", "server", *where)
+        server = self.machines.start("server", "deploy", "server", *where, *more)
         serving = "Uvicorn running on"
         self.machines.until(lambda: serving in self.machines.log_of(server), server)
         return server
