@@ -12,6 +12,7 @@ from rich.table import Table
 
 from fedgs.accounting import Run, Statement, statements, statements_of_runs
 from fedgs.budget import calibrate_noise, largest_num_rounds
+from fedgs.client_limits import why_limits_refuse
 from fedgs.cohorts import INCLUDED, read_cohort, selection_condition, selection_costs
 from fedgs.config import RunConfig, UserError
 from fedgs.oracle import AutodpMissing, as_published
@@ -48,6 +49,10 @@ def of_settings(
 
     is_open = recipe is None and config_file is None
     config = configure(recipe, config_file, settings, engine="flower")
+    if reason := why_limits_refuse(config):
+        raise UserError(
+            f"amplification = True: refused: {reason}; leave out --amplification"
+        )
     noise, target = config.noise_multiplier, config.target_epsilon
     is_limited = noise is not None and target is not None
     needed = ["num_clients", "num_rounds", "batch_size"] if is_open else ["num_clients"]
@@ -165,14 +170,11 @@ def of_runs(
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"{name}: given twice; every run counts once")
-    runs = [
-        Run(
-            dataclasses.replace(folder.config, **settings).validate(),
-            folder.read_ledger().events,
-        )
-        for folder in folders
-    ]
-    configs = {str(p): run.config for p, run in zip(paths, runs, strict=True)}
+    runs = [Run(folder.config, folder.read_ledger().events) for folder in folders]
+    configs = {  # a run's budget is of its own delta, what is asked of the given one
+        str(path): dataclasses.replace(run.config, **settings).validate()
+        for path, run in zip(paths, runs, strict=True)
+    }
     deltas = {config.delta for config in configs.values()}
     if len(deltas) > 1 and at_epsilon is None:
         raise UserError(f"delta = {' and '.join(map(str, deltas))}: give --delta")
@@ -181,7 +183,8 @@ def of_runs(
         _check_same_clients(configs, is_reshuffled)
     delta = configs[str(paths[0])].delta
     costs = selection_costs(configs.values())
-    found = statements_of_runs(runs, delta, at_epsilon, is_reshuffled, costs)
+    colluding = max(config.colluding_nodes for config in configs.values())
+    found = statements_of_runs(runs, delta, at_epsilon, is_reshuffled, costs, colluding)
     return _with_cohort_condition(found, configs.values())
 
 

@@ -232,7 +232,11 @@ def epsilon_by_round(facts: RunFacts) -> dict[str, list[tuple[int, float]]]:
     ends = sorted({1 + round(i * (last - 1) / max(count - 1, 1)) for i in range(count)})
     found: dict[str, list[tuple[int, float]]] = {}
     for end in ends if events else ():
-        run = [Run(config, events[:end])]
+        done = events[:end]
+        planned = config.num_rounds
+        if end < last:  # the point is of these rounds, as if no more were planned
+            planned = max(event.round for event in done)
+        run = [Run(dataclasses.replace(config, num_rounds=planned), done)]
         rows = statements_of_runs(run, config.delta, selections=costs)
         for row in rows:
             if row.relation == config.relation and row.epsilon is not None:

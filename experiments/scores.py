@@ -4,6 +4,7 @@ The numbers are computed once, kept as JSON lines, and found again.
 """
 
 import contextlib
+import dataclasses
 import io
 import tempfile
 from collections.abc import Mapping
@@ -99,11 +100,14 @@ def score(
 def epsilons(folder: RunFolder, round: int) -> list[dict[str, Any]]:
     """Returns what a run released up to a round, for every adversary and relation.
 
+    The round is one of `snapshot_rounds`: fixed in advance, as if no more were planned.
+
     Privacy: public.
     """
     events = folder.read_ledger().events
     done = tuple(event for event in events if event.round <= round)
-    found = statements_of_runs([Run(folder.config, done)], folder.config.delta)
+    config = dataclasses.replace(folder.config, num_rounds=round)
+    found = statements_of_runs([Run(config, done)], config.delta)
     return [_short(statement) for statement in found]
 
 

@@ -17,8 +17,9 @@ Source: docs/privacy.md; its section names are those that docstrings cite.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from fedgs.amplification import (
@@ -28,6 +29,8 @@ from fedgs.amplification import (
     Sampled,
     SampledBound,
 )
+from fedgs.budget import budget_of
+from fedgs.client_limits import why_limits_refuse
 from fedgs.config import RunConfig, UserError
 from fedgs.exposure import DEPLOYED, Exposure
 from fedgs.gaussian import check_ranges
@@ -274,6 +277,7 @@ def statements_from_ledger(
     *,
     engine: str = "flower",
     privacy_unit: str = "client",
+    num_rounds: int | None = None,
     colluding: int = 0,
     amplification: bool = False,
     at_epsilon: float | None = None,
@@ -289,6 +293,7 @@ def statements_from_ledger(
         delta: above 0 and below 1.
         engine: as in `RunConfig`; local has the adversary `release` only.
         privacy_unit: as in `RunConfig`.
+        num_rounds: that were planned; None: those of the events, fixed in advance.
         colluding: nodes that take their noise out of secagg's sum, at least 0.
         amplification: whether the run asked for it; stated if its conditions hold.
         at_epsilon: state delta at this epsilon, at least 0; delta is then not read.
@@ -298,13 +303,15 @@ def statements_from_ledger(
 
     Source: docs/privacy.md, "Which theorem may be used when".
     """
+    events = tuple(events)
     config = RunConfig(
         engine=engine,
         privacy_unit=privacy_unit,
+        num_rounds=num_rounds or max((event.round for event in events), default=1),
         colluding_nodes=colluding,
         amplification=amplification,
     )
-    return statements_of_runs([Run(config, tuple(events))], delta, at_epsilon)
+    return statements_of_runs([Run(config, events)], delta, at_epsilon)
 
 
 def statements_of_runs(
@@ -313,6 +320,7 @@ def statements_of_runs(
     at_epsilon: float | None = None,
     is_reshuffled: bool = False,
     selections: Sequence[SelectionCost] = (),
+    colluding: int | None = None,
 ) -> tuple[Statement, ...]:
     """Returns the guarantee of several runs on the same clients, all of them together.
 
@@ -322,26 +330,31 @@ def statements_of_runs(
 
     Args:
         runs: at least one; that their clients are the same is for the caller to see.
+            Clients of deployments are matched by node, others by number.
         delta: above 0 and below 1.
         at_epsilon: state delta at this epsilon, at least 0; delta is then not read.
         is_reshuffled: whether the unit is a record, in another shard in every run.
         selections: private ones of the runs' cohorts, each once; see `fedgs.cohorts`.
+        colluding: in place of the runs' own colluding_nodes.
 
     Raises:
         UserError: an argument is out of range, or the runs differ in what one client
-            stands for or in the number of clients.
+            stands for, in the number of clients or in the nodes of a deployment.
 
     Source: docs/privacy.md, "Which theorem may be used when".
     """
     units = sorted({run.config.privacy_unit for run in runs})
     if len(units) != 1:
         raise UserError(f"privacy_unit = {' and '.join(units)}: account the runs apart")
-    colluding = max(run.config.colluding_nodes for run in runs)
+    if colluding is None:
+        colluding = max(run.config.colluding_nodes for run in runs)
     _check(delta, colluding, at_epsilon)
-    exposures = [_exposure(run) for run in runs]
+    exposures = [_exposure(run, colluding) for run in _numbered_alike(runs)]
     together = Together(exposures, is_reshuffled)
     is_deployed = any(run.config.node_names for run in runs)
     no_amplification = DEPLOYED if is_deployed else together.why_not_amplified()
+    for run in runs:
+        no_amplification = no_amplification or why_limits_refuse(run.config)
     if no_amplification:
         no_amplification = f"refused: {no_amplification}"
     elif not all(run.config.amplification for run in runs):
@@ -374,11 +387,78 @@ def statements_of_runs(
     return tuple(result)
 
 
-def _exposure(run: Run) -> Exposure:
+def _exposure(run: Run, colluding: int) -> Exposure:
     exposure = Exposure(run.config.schedule_seed, run.config.largest_node)
     for event in run.events:
-        exposure.add(event, costs_of(event, run.config.colluding_nodes))
+        exposure.add(event, costs_of(event, colluding))
+    exposure.no_mixture = exposure.no_mixture or _why_ended_early(run, exposure)
     return exposure
+
+
+def _why_ended_early(run: Run, exposure: Exposure) -> str:
+    """Returns why the number of a run's rounds is not one that was fixed in advance.
+
+    The mixture is of T draws. A run that was stopped, or is going on, may have stopped
+    because of who was drawn. One whose budget allows no further round ended at a number
+    that noise, B and target decide.
+    """
+    done, planned = len(exposure.draws), run.config.num_rounds
+    if exposure.first is None or done >= planned:
+        return ""
+    budget = budget_of(run.config, run.events)
+    coming = replace(run.events[-1], round=max(exposure.draws) + 1, attempt=1)
+    if budget is not None and not budget.allows(coming):
+        return ""
+    return f"the events end after {done} of {planned} planned rounds"
+
+
+def _numbered_alike(runs: Sequence[Run]) -> list[Run]:
+    """Returns the runs with a deployment's clients numbered as in the first one.
+
+    A run numbers the clients of its nodes in the order in which the nodes were named.
+
+    Raises:
+        UserError: other nodes, or nodes of other sizes.
+    """
+    first, *others = runs
+    place = {client: number for number, client in enumerate(_deployed(first.config))}
+    result = [first]
+    for run in others:
+        clients = _deployed(run.config)
+        if set(clients) != place.keys():
+            found = " and ".join(_nodes(own.config) for own in (first, run))
+            raise UserError(
+                f"nodes = {found}: clients of a deployment are matched by the name of "
+                "their node and its number of clients; account the runs apart"
+            )
+        numbers = [place[client] for client in clients]
+        events = run.events
+        if numbers != sorted(numbers):
+            events = [_renumbered(event, numbers) for event in events]
+        result.append(run._replace(events=events))
+    return result
+
+
+def _deployed(config: RunConfig) -> list[tuple[str, int]]:
+    """Returns node and place of every client of a deployment, in the run's order."""
+    return [
+        (name, place)
+        for node, name in enumerate(config.node_names)
+        for place in range(len(config.hosting.hosted(node)))
+    ]
+
+
+def _nodes(config: RunConfig) -> str:
+    """Returns the nodes of a deployment with their numbers of clients, in words."""
+    sizes = Counter(name for name, _ in _deployed(config))
+    return ", ".join(f"{name} ({size})" for name, size in sizes.items()) or "unset"
+
+
+def _renumbered(event: Event, numbers: Sequence[int]) -> Event:
+    if event.participants == "all":
+        return event
+    clients = sorted(numbers[client] for client in event.participants)
+    return replace(event, participants=tuple(clients))
 
 
 def _about(runs: Sequence[Run]) -> tuple[str, ...]:
@@ -386,6 +466,11 @@ def _about(runs: Sequence[Run]) -> tuple[str, ...]:
     if len(runs) == 1:
         return ()
     conditions = [f"{len(runs)} runs on the same clients: mu^2 adds up"]
+    if any(run.config.node_names for run in runs):
+        conditions.append(
+            "a client of a deployment is known by the name of its node and its place "
+            "there: the nodes keep their data"
+        )
     engines = {run.config.engine for run in runs}
     if engines == {"local", "flower"}:
         problem = "of a local run one curator sees everything"

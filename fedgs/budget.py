@@ -20,6 +20,7 @@ from dataclasses import replace
 from decimal import ROUND_CEILING, Decimal
 
 from fedgs.amplification import MOST_KINDS, SampledBound
+from fedgs.cohorts import selection_costs
 from fedgs.config import RunConfig, UserError
 from fedgs.exposure import Exposure, Kind, columns_of
 from fedgs.gaussian import check_ranges, fixed_law
@@ -325,3 +326,29 @@ class Budget:
         if event.num_clients != self._num_clients:
             problem = f"this budget is for {self._num_clients} clients; use another"
             raise UserError(f"num_clients = {event.num_clients}: {problem}")
+
+
+def budget_of(config: RunConfig, events: Iterable[Event]) -> Budget | None:
+    """Returns the budget of a run, None where it has no target_epsilon.
+
+    Privacy: public.
+
+    Args:
+        config: resolved.
+        events: of the run's ledger.
+
+    Raises:
+        UserError: as `Budget`.
+    """
+    if config.target_epsilon is None:
+        return None
+    return Budget(
+        config,
+        config.target_epsilon,
+        config.delta,
+        config.adversary,
+        config.relation,
+        events,
+        config.colluding_nodes,
+        selection_costs([config]),
+    )

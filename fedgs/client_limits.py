@@ -37,6 +37,9 @@ if TYPE_CHECKING:  # torch is imported where tensors are
     from fedgs.messages import FakeBatch
 
 
+REFUSAL_TELLS = "a client's refusal tells how often it was selected"
+
+
 class ClientRefused(UserError):
     """A client refuses, by one of its own limits; nothing was trained or released.
 
@@ -183,6 +186,8 @@ class Limits:
         if not self.allow_seeded_noise:
             holds = config.noise_seed is None
             yield "allow_seeded_noise", "noise_seed", holds, "no --noise-seed"
+        holds = self.client_epsilon is None or not config.amplification
+        yield "client_epsilon", "amplification", holds, f"False: {REFUSAL_TELLS}"
         cost = release_cost(config.noise_multiplier or 0.0, config.batch_size)
         holds = cost <= self.most_mu_squared
         yield "client_epsilon", "noise_multiplier", holds, "more, for a single release"
@@ -208,6 +213,25 @@ class Limits:
             if not bool(((labels >= 0) & (labels < self.num_classes)).all()):
                 text = f"labels of the fakes outside [0, {self.num_classes})"
                 raise ClientRefused("num_classes", text)
+
+
+def why_limits_refuse(config: RunConfig) -> str:
+    """Returns why the simulated clients' limits rule out amplification, or "".
+
+    Privacy: public.
+
+    Args:
+        config: a run's that claims it; of others "" is returned.
+    """
+    if not config.amplification:
+        return ""
+    try:
+        limits = Limits.of_run(config)
+    except UserError as error:
+        return f"{error} (a client_epsilon there would rule it out)"
+    if limits.client_epsilon is None:
+        return ""
+    return f"client_epsilon: {REFUSAL_TELLS}"
 
 
 def release_cost(noise_multiplier: float, batch_size: int) -> float:

@@ -187,6 +187,7 @@ def check_privacy(config: "RunConfig") -> None:
 
 
 def _check_amplification(config: "RunConfig") -> None:
+    from fedgs.client_limits import REFUSAL_TELLS
     from fedgs.exposure import DEPLOYED, why_not_amplified  # needs fedgs.config
 
     if config.nodes is not None:
@@ -205,7 +206,7 @@ def _check_amplification(config: "RunConfig") -> None:
     if not reason and config.adversary != "release":
         reason = f"adversary = {config.adversary} sees who takes part"
     if not reason and config.client_epsilon is not None:
-        reason = "client_epsilon: a client's refusal tells how often it was selected"
+        reason = f"client_epsilon: {REFUSAL_TELLS}"
     if reason:
         remedy = "leave out --amplification, or change that"
         raise UserError(f"amplification = True: refused: {reason}; {remedy}")

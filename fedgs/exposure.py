@@ -116,6 +116,7 @@ class Exposure:
         draws: the draw of each round.
         kinds: how many draws there are of each kind.
         num_events: all attempts of all rounds.
+        last_round: of the last event, 0 before it.
     """
 
     def __init__(self, seed: int | None = None, largest_node: int = 1) -> None:
@@ -124,7 +125,8 @@ class Exposure:
         self.mu_squared: npt.NDArray[np.float64] = np.zeros((0, 0))
         self.first: Event | None = None
         self.selections: set[str] = set()
-        self.is_seeded, self.nodes, self.num_events = False, 0, 0
+        self.is_seeded, self.nodes = False, 0
+        self.num_events = self.last_round = 0
         self.no_mixture = self.no_amplification = ""
         self.draws: dict[int, Draw] = {}
         self.kinds: Counter[Kind] = Counter()
@@ -133,7 +135,9 @@ class Exposure:
         """Returns why the mixture does not hold with this event; "" if it does.
 
         It needs uniform selection, the same noise, C, B, cohort and nodes throughout,
-        and the same clients in all attempts of a round.
+        and the same clients in all attempts of a round. A round that is tried again
+        before any other one may have failed because of who was drawn: a node was away,
+        or a client refused. One that is repeated from a checkpoint did not.
 
         Privacy: public.
         """
@@ -143,6 +147,8 @@ class Exposure:
             return f"the selection is {event.client_selection}"
         if constants_of(self.first or event) != constants_of(event):
             return "noise, C, B, the cohort or the nodes changed"
+        if event.round == self.last_round:
+            return "a round was asked again at once, maybe because of who was drawn"
         return self._why_not_one_draw(event)
 
     def why_not_amplified(self, event: Event) -> str:
@@ -217,6 +223,7 @@ class Exposure:
         self.selections.add(event.client_selection)
         self.is_seeded |= event.noise_source == "seeded"
         self.num_events += 1
+        self.last_round = event.round
         draw = self.draw_with(event, costs)
         if known := self.draws.get(event.round):
             self.kinds[known.kind] -= 1

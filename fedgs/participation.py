@@ -29,8 +29,8 @@ MIXTURE_THEOREM = "no amplification: Binomial mixture of participation counts"
 _MIXTURE = (
     "mixture: uniform selection of {} of {} clients by a seed that was drawn at "
     "random, independent of data (for a chosen --seed, that is the user's promise); "
-    "{}, m, B and the noise are fixed in advance; selection by availability, or a stop "
-    "because of a client's count, voids it"
+    "{}, m, B and the noise are fixed in advance; selection or repeats by availability "
+    "void it"
 )
 _MOST_VALUES = 2**17  # of a convolved law; more are rounded up to a grid
 _MOST_MULTIPLE = 64
@@ -261,7 +261,7 @@ def _why_counted(runs: Sequence[Exposure], conflict: str) -> str:
     reasons = sorted({run.no_mixture or conflict for run in runs})
     because = f" because {' and '.join(reasons)}" if reasons else ""
     why = f"count: the client with the largest realised mu^2 decides{because}"
-    return why + "; schedule and noise were not chosen after seeing answers"
+    return why + "; schedule, noise and end were not chosen after seeing answers"
 
 
 def _why_mixed(runs: Sequence[Exposure], draws: Mapping[Kind, int]) -> str:

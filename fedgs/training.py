@@ -18,9 +18,8 @@ from typing import Any, Protocol
 import torch
 
 from fedgs.accounting import Plan
-from fedgs.budget import Budget
+from fedgs.budget import budget_of
 from fedgs.checkpoint import Checkpoints, indispensable, restore
-from fedgs.cohorts import selection_costs
 from fedgs.config import RunConfig
 from fedgs.ledger import Event, Ledger
 from fedgs.messages import EVERYONE, Clients, FakeBatch
@@ -109,7 +108,7 @@ class _Run:
         self.ledger, self.exchange, self.report = ledger, exchange, report
         self.server = new_server(self.config)
         restore(folder, self.server)
-        self.budget = _budget(self.config, ledger)
+        self.budget = budget_of(self.config, ledger.events)
         self.attempts = Counter(event.round for event in ledger.events)
         self.checkpoints = Checkpoints(folder, self.server, ledger, exchange.save)
         self.first_request = public_fakes(self.config)
@@ -234,21 +233,6 @@ def _reasons(failures: Sequence[str]) -> str:
     shown = "".join(f"\n{failure}" for failure in failures[:_SHOWN_FAILURES])
     others = len(failures) - _SHOWN_FAILURES
     return shown + (f"\nand {others} others" if others > 0 else "")
-
-
-def _budget(config: RunConfig, ledger: Ledger) -> Budget | None:
-    if config.target_epsilon is None:
-        return None
-    return Budget(
-        Plan.from_config(config),
-        config.target_epsilon,
-        config.delta,
-        config.adversary,
-        config.relation,
-        ledger.events,
-        config.colluding_nodes,
-        selection_costs([config]),
-    )
 
 
 def _report_round(

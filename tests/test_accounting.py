@@ -282,7 +282,8 @@ def test_a_uniform_ledger_has_the_mixture_of_its_events():
 def test_repeated_rounds_count_again_for_the_same_clients():
     # An attempt asks the clients of its round again, so tries are one draw counted
     # twice: n = 2 * Binomial(25, 1/10), more than 50 independent draws would cost.
-    events = [event(t, attempt=a) for t in range(1, 26) for a in (1, 2)]
+    # All rounds are repeated after a crash without a checkpoint.
+    events = [event(t, attempt=a) for a in (1, 2) for t in range(1, 26)]
     found = statements_from_ledger(events, 1e-5)
     z = 40.0 / (2 * math.sqrt(4))
     pairs = binomial_epsilon(25, 1 / 10, z / math.sqrt(2), 1e-5)
@@ -291,7 +292,7 @@ def test_repeated_rounds_count_again_for_the_same_clients():
 
 
 def test_one_repeated_round_shifts_the_mixture():
-    events = [event(t) for t in range(1, 21)] + [event(20, attempt=2)]
+    events = [*(event(t) for t in range(1, 20)), event(18, attempt=2), event(20)]
     at, z = 1.0, 40.0 / (2 * math.sqrt(4))
     expected = sum(
         binom.pmf(n, 19, 0.1) * weight * delta_from_mu(math.sqrt(n + extra) / z, at)

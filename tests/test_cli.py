@@ -558,6 +558,47 @@ def test_runs_on_the_same_clients_add_up(fedgs, trained, tmp_path):
     assert "2 runs on the same clients" in " ".join(both[0]["conditions"])
 
 
+def test_run_that_has_not_ended_is_charged_the_count(fedgs, trained, tmp_path):
+    going = copy_of(trained, tmp_path / "going", num_rounds=5)
+    for run, theorem in ((trained, "mixture"), (going, "participation count")):
+        found = statements(fedgs("privacy", run, "--json")[1])
+        assert all(theorem in row["theorem"] for row in found)
+    assert "the events end after 3 of 5 planned rounds" in found[0]["conditions"][0]
+
+
+def test_deployed_runs_are_matched_by_node(fedgs, trained, tmp_path):
+    deployed = {"engine": "flower", "noise_seed": ""}
+    one, two, three = (
+        copy_of(trained, tmp_path / name, **deployed, nodes=nodes, node_sizes=sizes)
+        for name, nodes, sizes in (
+            ("one", "a,b", "2,4"),
+            ("two", "b,a", "4,2"),
+            ("three", "a,c", "2,4"),
+        )
+    )
+    rows = statements(fedgs("privacy", one, two, "--json")[1])
+    assert "by the name of its node" in " ".join(rows[0]["conditions"])
+    for flag in ([], ["--same-clients"]):
+        done = fedgs("privacy", one, three, *flag)
+        assert_refused(done, r"nodes = a \(2\), b \(4\) and a \(2\), c \(4\): ")
+
+
+@pytest.mark.parametrize("command", ["privacy", "train"])
+def test_client_epsilon_in_limits_refuses_amplification(fedgs, data, tmp_path, command):
+    limits = tmp_path / "limits.toml"
+    known = 'delta = 1e-5\nrelation = "zero-out"\nallow_seeded_noise = true\n'
+    limits.write_text(f"client_epsilon = 99.0\n{known}")
+    given = {"client_limits": limits, "num_rounds": 3, "noise_multiplier": 9.0}
+    given |= {"discriminator_training": "frozen", "batch_size": 4}
+    if command == "privacy":
+        given |= {"num_clients": 6, "client_selection": "uniform"}
+    else:
+        given = TINY | given | {"data": data, "output": tmp_path / "run"}
+    done = fedgs(command, *flags(**given), "--amplification")
+    assert_refused(done, r"amplification = True: .*client_epsilon.*a client's refusal")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [

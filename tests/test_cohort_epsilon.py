@@ -271,7 +271,8 @@ def test_budget_stops_before_both_together_exceed_the_target(coarse, plan, make)
     assert 0 < len(done) < 198
 
     def epsilon(events):
-        config = RunConfig(engine="flower", amplification=plan.amplification)
+        planned = {"num_rounds": len(events), "amplification": plan.amplification}
+        config = RunConfig(engine="flower", **planned)
         found = statements_of_runs([Run(config, events)], DELTA, selections=[COST])
         rows = [s for s in found if s.relation == "replace-one" and s.guarantee]
         return min(s.epsilon for s in rows)

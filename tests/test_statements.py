@@ -13,6 +13,7 @@ from fedgs.accounting import (
     statements_of_runs,
 )
 from fedgs.amplification import PLD_THEOREM, RDP_THEOREM, Sampled, SampledBound
+from fedgs.budget import Budget
 from fedgs.config import RunConfig, UserError
 from fedgs.gaussian import binomial_epsilon, delta_from_mu, epsilon_from_mu
 from fedgs.participation import COUNT_THEOREM, MIXTURE_THEOREM
@@ -156,7 +157,10 @@ def test_more_kinds_of_rounds_than_are_composed_end_amplification():
 
 
 def run(events, **settings):
-    return Run(RunConfig(**{"engine": "flower", "seed": 1, **settings}), tuple(events))
+    """A run that planned no more rounds than its events have, unless told otherwise."""
+    planned = {"num_rounds": max(e.round for e in events)}
+    known = {"engine": "flower", "seed": 1, **planned, **settings}
+    return Run(RunConfig(**known), tuple(events))
 
 
 def server_epsilon(runs, **options):
@@ -285,6 +289,156 @@ def test_runs_of_other_units_or_sizes_are_refused():
     other = run([event(1, num_clients=11)])
     with pytest.raises(UserError, match=r"num_clients = \[10, 11\]"):
         statements_of_runs([run([event(1)]), other], 1e-5)
+
+
+# ------------------------------------------------------------- runs that ended early
+
+# Client 3 was drawn four times before its own count ended the run.
+ENDED = [event(t, participants=(c,)) for t, c in enumerate((3, 1, 3, 3, 5, 3), 1)]
+
+
+def test_a_run_that_ended_early_is_charged_the_realised_count():
+    found = statements_of_runs([run(ENDED, num_rounds=20)], 1e-5)
+    assert {s.theorem for s in found} == {COUNT_THEOREM}
+    expected = epsilon_from_mu(math.sqrt(4) * 4 / 40.0, 1e-5)
+    server = epsilon(found, adversary="server", relation="replace-one")
+    assert server == pytest.approx(expected)
+    assert "the events end after 6 of 20 planned rounds" in conditions(found)
+    assert "end were not chosen after seeing answers" in conditions(found)
+    whole = statements_of_runs([run(ENDED)], 1e-5)
+    assert {s.theorem for s in whole} == {MIXTURE_THEOREM}
+    assert epsilon(whole, adversary="server", relation="replace-one") < expected
+
+
+def test_a_run_in_progress_has_not_ended():
+    runs = [run([event(t) for t in range(1, n + 1)], num_rounds=20) for n in (19, 20)]
+    theorems = [{s.theorem for s in statements_of_runs([r], 1e-5)} for r in runs]
+    assert theorems == [{COUNT_THEOREM}, {MIXTURE_THEOREM}]
+
+
+def test_a_run_that_ended_early_is_counted_beside_a_whole_one():
+    whole = run([event(t) for t in range(1, 21)], seed=2)
+    found = statements_of_runs([run(ENDED, num_rounds=20), whole], 1e-5)
+    assert {s.theorem for s in found} == {MIXTURE_THEOREM}
+    assert "because the events end after 6 of 20" in conditions(found)
+    same = statements_of_runs([run(ENDED, num_rounds=20, seed=2), whole], 1e-5)
+    assert {s.theorem for s in same} == {COUNT_THEOREM}
+
+
+TARGET = (3.0, 1e-5, "server", "replace-one")
+PLANNED = {
+    "num_rounds": 1000,
+    "num_clients": 10,
+    "clients_per_round": 1,
+    "batch_size": 4,
+    "noise_multiplier": 20.0,
+    "adversary": "server",
+    "target_epsilon": 3.0,
+}
+
+
+@pytest.mark.parametrize("delta", [1e-5, 1e-3])
+def test_a_run_that_its_budget_ended_keeps_the_mixture(delta):
+    """The budget is of the run's own delta, whichever one is asked for."""
+    budget, events = Budget(RunConfig(engine="flower", **PLANNED), *TARGET), []
+    while budget.allows(new := event(len(events) + 1)):
+        budget.add(new)
+        events.append(new)
+    assert 20 < len(events) < 1000
+    for done, theorem in ((events, MIXTURE_THEOREM), (events[:-1], COUNT_THEOREM)):
+        found = statements_of_runs([run(done, **PLANNED)], delta)
+        assert {s.theorem for s in found} == {theorem}
+    no_target = run(events, **{**PLANNED, "target_epsilon": None})
+    assert {s.theorem for s in statements_of_runs([no_target], delta)} == {
+        COUNT_THEOREM
+    }
+
+
+def test_a_round_that_was_asked_again_at_once_may_depend_on_who_was_drawn():
+    """A node that is away, or a client that refuses, ends its round: count it."""
+    again = [*ENDED, event(6, participants=(3,), attempt=2)]
+    found = statements_of_runs([run(again)], 1e-5)
+    assert {s.theorem for s in found} == {COUNT_THEOREM}
+    expected = epsilon_from_mu(math.sqrt(5) * 4 / 40.0, 1e-5)
+    server = epsilon(found, adversary="server", relation="replace-one")
+    assert server == pytest.approx(expected)
+    assert "a round was asked again at once" in conditions(found)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_client_epsilon_in_a_limits_file_refuses_amplification(tmp_path, is_there):
+    path = tmp_path / "limits.toml"
+    limits = 'client_epsilon = 9.0\ndelta = 1e-5\nrelation = "zero-out"\n'
+    path.write_text(limits)
+    settings = {"amplification": True, "discriminator_training": "frozen"}
+    settings |= {"client_limits": str(path)}
+    one = run([frozen(t) for t in range(1, 4)], **settings)
+    if not is_there:
+        path.unlink()
+    found = statements_of_runs([one], 1e-5)
+    assert len(found) == 6
+    refused = "no amplification by sampling: refused: client_epsilon: a client's refu"
+    if not is_there:
+        refused = f"refused: client_limits = {path}: "
+    assert refused in conditions(found)
+    path.write_text("max_batch_size = 32")
+    assert len(statements_of_runs([one], 1e-5)) == 10
+
+
+# ------------------------------------------------------------- runs of one deployment
+
+
+def deployed(events, nodes, **settings):
+    return run(events, nodes=nodes, num_clients=10, **settings)
+
+
+ALL = {"client_selection": "all", "participants": "all"}
+
+
+@pytest.mark.parametrize("sizes", ["9,1", "5,5"])
+def test_deployed_runs_are_added_by_client_not_by_number(sizes):
+    """Client 0 of the one run is the first of node b in the other."""
+    turned = ",".join(reversed(sizes.split(",")))
+    first = [event(t, participants=(0,), client_selection="balanced") for t in (1, 2)]
+    place = int(turned.split(",")[0])
+    again = [replace(e, participants=(place,)) for e in first]
+    both = [
+        deployed(first, "a,b", node_sizes=sizes),
+        deployed(again, "b,a", node_sizes=turned),
+    ]
+    assert server_epsilon(both) == pytest.approx(epsilon_from_mu(2 * 4 / 40.0, 1e-5))
+    other = deployed(first, "b,a", node_sizes=turned)
+    apart = pytest.approx(epsilon_from_mu(math.sqrt(2) * 4 / 40.0, 1e-5))
+    assert server_epsilon([both[0], other]) == apart
+    text = conditions(statements_of_runs(both, 1e-5))
+    assert "by the name of its node and its place there" in text
+
+
+def test_deployed_runs_with_one_seed_and_another_order_asked_others():
+    events = [event(t) for t in range(1, 21)]
+    runs = [deployed(events, n, node_sizes="5,5") for n in ("a,b", "b,a")]
+    found = statements_of_runs(runs, 1e-5)
+    assert {s.theorem for s in found} == {COUNT_THEOREM}
+    same = statements_of_runs([runs[0], runs[0]], 1e-5)
+    assert {s.theorem for s in same} == {MIXTURE_THEOREM}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "sizes", "named"),
+    [
+        ("a,c", "4,6", r"nodes = a \(4\), b \(6\) and a \(4\), c \(6\)"),
+        ("b,a", "4,6", r"nodes = a \(4\), b \(6\) and b \(4\), a \(6\)"),
+        (None, "4,6", r"nodes = a \(4\), b \(6\) and unset: .*account the runs apart"),
+    ],
+)
+def test_deployed_runs_whose_clients_cannot_be_matched_are_refused(nodes, sizes, named):
+    one, two = (
+        deployed([event(1)], names, node_sizes=own)
+        for names, own in (("a,b", "4,6"), (nodes, sizes))
+    )
+    for runs in ([one, two], [two, one]) if nodes else ([one, two],):
+        with pytest.raises(UserError, match=named if runs[0] is one else "nodes = "):
+            statements_of_runs(runs, 1e-5)
 
 
 # ---------------------------------------------------------------- delta at an epsilon
