@@ -11,7 +11,8 @@ from fedgs import round as rounds
 from fedgs import sanitizer
 from fedgs.accounting import statements
 from fedgs.amplification import PLD_THEOREM
-from fedgs.audit.finding import HOLDS, NO_CLAIM, REFUTED, Finding
+from fedgs.audit import mechanism as mechanism_module
+from fedgs.audit.finding import CONFIDENCE, HOLDS, NO_CLAIM, REFUTED, Finding
 from fedgs.audit.mechanism import (
     _FAKES_AT_ONCE,
     MAX_DRAWS,
@@ -97,6 +98,19 @@ def test_true_claims_hold_and_are_nearly_met(mechanism):
     assert len(gaussian) == 6
     for details in gaussian:
         assert 0.75 * details["mu"] < details["mu_lower_bound"] < details["mu"]
+
+
+@each_mechanism
+def test_bounds_share_the_chance_that_one_of_them_is_wrong(mechanism, monkeypatch):
+    """A row that takes the better of two bounds pays for both."""
+    calls = record_calls(monkeypatch, mechanism_module, "error_rates")
+    config = config_of(mechanism)
+    claims = claims_of_one_round(Plan.from_config(config), DELTA)
+    audit_round(config, claims, DELTA, 100)
+    alphas = [alpha for *_, alpha in calls]
+    gaussian = sum(claim.mu is not None for claim in claims)
+    assert len(alphas) == len(claims) + gaussian > len(claims)
+    assert sum(alphas) == pytest.approx(1 - CONFIDENCE)
 
 
 @each_mechanism
