@@ -11,7 +11,6 @@ of messages, processes and polls.
 import argparse
 import contextlib
 import json
-import os
 import socket
 import statistics
 import subprocess
@@ -183,7 +182,7 @@ def deployment(
         start("server", place.server())
         wait_for_port(place.address, started[0])
         if is_secure:  # a stock client whose key is unknown ends by itself
-            register(place)
+            register_keys(place)
         for name in place.names:
             start(name, place.client(name, is_stock))
         yield place
@@ -198,9 +197,9 @@ def deployment(
                 process.wait()
 
 
-def register(place: Place) -> None:
+def register_keys(place: Place) -> None:
     """Registers the clients' keys, as `fedgs deploy submit` would."""
-    from experiments.deploy_submit import Submission, commands, workplace
+    from experiments.deploy_submit import Submission, control_of, register
 
     keys = tuple((name, place.keys / f"{name}.pub") for name in place.names)
     submission = Submission(
@@ -212,19 +211,8 @@ def register(place: Place) -> None:
         settings={},
         resume="none",
     )
-    with workplace(submission) as (app, environment):
-        for command in commands(submission, app)[:-1]:
-            executable = str(Path(sys.executable).with_name(command[0]))
-            done = subprocess.run(
-                [executable, *command[1:]],
-                env={**os.environ, **environment},
-                capture_output=True,
-                text=True,
-                timeout=START_SECONDS,
-                check=False,
-            )
-            if done.returncode:
-                raise RuntimeError(f"{command[1:]}: {done.stdout}{done.stderr}")
+    with control_of(submission) as control:
+        register(control, submission)
 
 
 def fedgs_deploy(*arguments: object) -> list[str]:

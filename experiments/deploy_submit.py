@@ -157,21 +157,31 @@ def submit(submission: Submission, follow: bool) -> int:
         SubmitFailed: the run failed or stopped, or the server refused something.
         UserError: invalid settings, or a file that holds no key.
     """
-    keys = {
-        name: _public_key(name, path)
-        for name, path in submission.clients
-        if path is not None
-    }
     project = _project(submission)
-    with _control(submission) as control:
-        for name, key in keys.items():
-            known = _register(control, name, key)
-            print(f"{name} {'was registered before' if known else 'is registered'}")
+    with control_of(submission) as control:
+        register(control, submission)
         run_id = _start(control, project)
         print(f"run {run_id} is submitted", flush=True)
         if follow:
             _follow(control, run_id)
         return run_id
+
+
+def register(control: Any, submission: Submission) -> None:
+    """Registers the keys of all clients that have one; says so of each.
+
+    Raises:
+        SubmitFailed: the server refused one.
+        UserError: a file that holds no key; none is registered then.
+    """
+    keys = {
+        name: _public_key(name, path)
+        for name, path in submission.clients
+        if path is not None
+    }
+    for name, key in keys.items():
+        known = _register(control, name, key)
+        print(f"{name} {'was registered before' if known else 'is registered'}")
 
 
 def _public_key(name: str, path: Path) -> bytes:
@@ -198,8 +208,12 @@ def _public_key(name: str, path: Path) -> bytes:
 
 
 @contextlib.contextmanager
-def _control(submission: Submission) -> Iterator[Any]:
-    """Connects to the server's control interface; yields Flower's client of it."""
+def control_of(submission: Submission) -> Iterator[Any]:
+    """Yields Flower's client of a server's control interface.
+
+    Raises:
+        UserError: plain text on a network, or no certificate.
+    """
     submission.access()  # raises what there is to refuse
     authority = None if submission.insecure else submission.ca
     try:
