@@ -33,7 +33,7 @@ from flwr.common.logger import log
 from clients import CLIENT_APP_RAISED
 from clients.deployment import Site
 from fedgs.config import UserError
-from fedgs.process import KNOWN_VERSION, OBJECT_SECONDS
+from fedgs.process import KNOWN_VERSION, OBJECT_SECONDS, notify
 
 POLL_LEAST, POLL_MOST = 0.05, 3.0  # seconds between looks for a message
 POLL_SHARE = 0.02  # of the time without one: whoever is rarely asked looks rarely
@@ -84,8 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 text += " is started for each message"
                 log(WARNING, text, KNOWN_VERSION, flwr.__version__)
             command = str(Path(sys.executable).with_name("flower-supernode"))
+            notify("READY=1")
             os.execv(command, [command, *given])
         site.open()
+        notify("READY=1")  # it may still have to wait for the server
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

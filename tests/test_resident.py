@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -24,6 +25,7 @@ from flwr.supernode.nodestate import NodeStateFactory
 
 from clients import client_app, resident
 from clients.resident import POLL_LEAST, POLL_MOST, Waiting
+from fedgs.config import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 LOOP = resident._module("flwr.supernode.start_client_internal")
@@ -107,6 +109,26 @@ def test_a_wrong_node_config_ends_with_exit_code_2(capsys, given, words):
 
 
 @pytest.mark.parametrize("text", ["", "-----BEGIN CERTIFICATE-----\nAA", None])
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_systemd_is_told_once_the_state_directory_is_open(monkeypatch, is_refused):
+    done: list[str] = []
+
+    def open_() -> None:
+        done.append("opened")
+        if is_refused:
+            raise UserError("no such file")
+
+    site = SimpleNamespace(open=open_)
+    monkeypatch.setattr(resident, "_site", lambda given: site)
+    monkeypatch.setattr(resident, "notify", done.append)
+    monkeypatch.setattr(resident, "install", lambda: None)
+    monkeypatch.setattr(COMMAND, "flower_supernode", lambda: done.append("runs"))
+    monkeypatch.setattr(sys, "argv", [])
+    with pytest.raises(SystemExit) if is_refused else nullcontext():
+        resident.main([])
+    assert done == (["opened"] if is_refused else ["opened", "READY=1", "runs"])
+
+
 @pytest.mark.parametrize("what", ["ca", "key"])
 def test_a_file_that_is_no_certificate_or_key_ends_with_exit_code_2(
     tmp_path, capsys, what, text
