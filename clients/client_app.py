@@ -11,6 +11,7 @@ text stays on the client, in the run's private folder or the state directory.
 """
 
 import contextlib
+import dataclasses
 import sys
 import time
 import traceback
@@ -21,7 +22,7 @@ from flwr.app import Error as FlowerError
 from flwr.clientapp import ClientApp
 
 from clients import CLIENT_APP_RAISED, fast_simulation
-from clients.deployment import DeployedPlace, Site, settings_of
+from clients.deployment import PROTOCOL, DeployedPlace, Site, settings_of
 from clients.state import Place, SimulatedPlace
 from fedgs.client_limits import ClientRefused
 from fedgs.config import UserError
@@ -45,14 +46,15 @@ def roll_call(message: Message, context: Context) -> Message:
     if PARTITION in context.node_config:
         return _reply({"node_id": int(context.node_config[PARTITION])}, message)
     try:
-        return _reply({"name": Site.read(context.node_config).name}, message)
+        name = Site.read(context.node_config).name
+        return _reply({"name": name, "protocol": PROTOCOL}, message)
     except Exception:
         return _failed("a node with a wrong --node-config", message)
 
 
 @app.query("join")
 def join(message: Message, context: Context) -> Message:
-    """Takes part in a run of a deployment; says which round the node has seen.
+    """Takes part in a run of a deployment; says what the node has seen and released.
 
     Privacy: public.
     """
@@ -60,10 +62,10 @@ def join(message: Message, context: Context) -> Message:
     try:
         site = Site.read(context.node_config)
         payload = message.content.config_records[RECORD]
-        settings, committed = settings_of(payload)
-        seen = DeployedPlace(site, str(payload["run_id"])).join(settings, committed)
-        log_event("joined", node=site.name, round=seen, outcome="ok")
-        return _reply({"round": seen}, message)
+        settings, history = settings_of(payload)
+        joined = DeployedPlace(site, str(payload["run_id"])).join(settings, history)
+        log_event("joined", node=site.name, round=joined.round, outcome="ok")
+        return _reply(dataclasses.asdict(joined), message)
     except Exception as error:
         title = site.name if site else "a node"
         log_event("joined", node=title, outcome=_outcome(error))

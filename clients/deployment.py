@@ -5,6 +5,8 @@
       error.log                  texts of failures; they never leave
       releases/                  the clients' own count, over all runs
       RUN_ID/run.json            the run's settings as the server sent them
+      RUN_ID/history.json        which starts of the server made its rounds
+      RUN_ID/released.jsonl      what was released in this run (`clients.history`)
       RUN_ID/node-*/             discriminators, their moments, the stored answer
 
 The data, the folder, the limits and the device are the client's own, from its
@@ -24,8 +26,10 @@ from typing import Any, cast
 
 import numpy as np
 
+from clients import history as histories
+from clients.history import History, Record, Released
 from clients.state import Worker, cached_worker, drop_worker, forget
-from fedgs.client_count import WHOLE, ReleaseCount, release_event
+from fedgs.client_count import WHOLE, Mark, ReleaseCount, release_event
 from fedgs.client_limits import Limits
 from fedgs.cohorts import for_all_clients, keep_cohort
 from fedgs.config import RunConfig, UserError
@@ -33,15 +37,9 @@ from fedgs.data import DataWarning, FederatedImages, partition, sources, split_r
 from fedgs.durable import make_folder
 from fedgs.preparation import check_capacity
 from fedgs.process import hold_lock, make_private
-from fedgs.run_folder import (
-    node_folder,
-    read_json,
-    remove_states_after,
-    state_rounds,
-    write_json,
-)
+from fedgs.run_folder import node_folder, read_json, state_rounds, write_json
 
-PROTOCOL = 1  # of joining; server/roll_call.py sends the same number
+PROTOCOL = 2  # of joining; server/roll_call.py sends the same number
 OWN_SETTINGS = frozenset(
     {
         *("data", "data_dir", "download", "polarity", "classes", "test_fraction"),
@@ -138,6 +136,24 @@ def _hold(path: Path) -> int:
 
 
 @dataclass(frozen=True)
+class Joined:
+    """What a node says when it joins.
+
+    Privacy: public.
+
+    Attributes:
+        round: of its newest state in the run's history, -1 without one.
+        newest: of its newest state in any history of this run, -1 without one.
+        released: how often it has released each round, from round 1 on, asked by
+            earlier starts of the server.
+    """
+
+    round: int
+    newest: int
+    released: list[int]
+
+
+@dataclass(frozen=True)
 class DeployedPlace:
     """A deployed node in one run.
 
@@ -186,25 +202,23 @@ class DeployedPlace:
         """Drops the node from memory; its last whole state is on disk."""
         forget(str(self.folder), self.node_id)
 
-    def join(self, settings: Mapping[str, Any], committed: int) -> int:
+    def join(self, settings: Mapping[str, Any], history: History) -> "Joined":
         """Takes part in a run from now on, or again after the server's restart.
 
-        States of rounds after `committed` are removed: the server repeats those rounds,
-        and they count again. From now on the limits file counts as it is now.
+        Nothing is deleted: states of rounds that the run's history has not are set
+        aside. From now on the limits file counts as it is now.
 
-        Privacy: reads private data; the result is public: it tells which round the
-            node has seen, which the server knows.
+        Privacy: reads private data; the result is public: rounds and participation,
+            which a server that was not restored from a backup knows.
 
         Args:
             settings: the run's, flat.
-            committed: the round that the server goes on from.
-
-        Returns:
-            The last round of the node's state, -1 without a state.
+            history: which starts of the server made the run's rounds.
 
         Raises:
             ClientRefused: the run is outside the clients' limits.
-            UserError: other settings than before, unsuitable data, no room.
+            UserError: other settings than before, unsuitable data, no room, or a count
+                that was rolled back.
         """
         self.site.open()
         agreed(self.site, settings)
@@ -215,20 +229,28 @@ class DeployedPlace:
                 "start a new run folder"
             )
         drop_worker(str(self.folder))  # its limits may be older than the file
-        worker = self._make_from(settings)
+        record = Record(self.folder)
+        worker = self._make_from(settings, record, history)
         if not path.exists():
             make_folder(self.folder, 0o700)
             write_json(path, dict(settings))
-        remove_states_after(self.folder, committed)
+        states = node_folder(self.folder, self.node_id)
+        histories.enter(self.folder, states, history)
         cached_worker(str(self.folder), lambda: worker)
-        found = state_rounds(node_folder(self.folder, self.node_id))
-        return found[-1] if found else -1
+        return Joined(
+            round=max(state_rounds(states), default=-1),
+            newest=histories.newest_state(states),
+            released=record.times(before=history[-1][0]),
+        )
 
     def _make(self) -> Worker:
         self.site.open()
-        return self._make_from(self._settings())
+        history = histories.read_history(self.folder)
+        return self._make_from(self._settings(), Record(self.folder), history)
 
-    def _make_from(self, settings: Mapping[str, Any]) -> Worker:
+    def _make_from(
+        self, settings: Mapping[str, Any], record: Record, history: History
+    ) -> Worker:
         config, limits = agreed(self.site, settings), self.site.own_limits()
         limits.check_run(config)
         hosted = _hosted(self.site, config)
@@ -236,13 +258,20 @@ class DeployedPlace:
         names = [data.client_names[client] for client in hosted]
         count = ReleaseCount(limits.state_dir or self.folder, names)
         count.upgrade()
+        states = node_folder(self.folder, _position(self.site, config))
+        histories.check_count(self.site.state_dir, states, count)
         everyone = range(len(hosted))
         count.check(release_event(config, 1, everyone, len(hosted)), limits)
         own = dataclasses.replace(
             config, num_clients=len(hosted), node_sizes=None, num_rounds=1
         )
         check_capacity(own, self.site.state_dir)
-        return Worker(config, data, self.folder, limits)
+        start, _ = history[-1]
+
+        def note(round: int, mark: Mark) -> None:
+            record.note(Released(round, start, mark))
+
+        return Worker(config, data, self.folder, limits, note)
 
     def _agreed(self) -> RunConfig:
         return agreed(self.site, self._settings())
@@ -347,23 +376,25 @@ def own_images(config: RunConfig, hosted: range) -> FederatedImages:
     return cast(FederatedImages, HostedImages(data, names, hosted))
 
 
-def settings_of(payload: Mapping[str, object]) -> tuple[dict[str, Any], int]:
-    """Decodes a request to join: the run's settings and the committed round.
+def settings_of(payload: Mapping[str, object]) -> tuple[dict[str, Any], History]:
+    """Decodes a request to join: the run's settings and its history.
 
     Privacy: public.
 
     Raises:
         UserError: malformed, or of another protocol.
     """
-    if payload.get("protocol") != PROTOCOL:
-        raise UserError("the server speaks another protocol; use the same fedgs")
-    committed, text = payload.get("committed"), payload.get("settings")
-    if type(committed) is not int or committed < 0 or not isinstance(text, str):
-        raise UserError("request to join without settings or round: refused")
+    if (protocol := payload.get("protocol")) != PROTOCOL:
+        theirs = protocol if type(protocol) is int else "none"
+        raise UserError(
+            f"the server speaks protocol {theirs} of joining, this client {PROTOCOL}; "
+            "install the same fedgs on both"
+        )
+    texts = payload.get("settings"), payload.get("history")
     try:
-        settings = json.loads(text)
-    except ValueError:
+        settings, history = (json.loads(text) for text in texts)  # type: ignore
+    except (TypeError, ValueError):
         raise UserError("request to join that cannot be decoded: refused") from None
     if not isinstance(settings, dict):
         raise UserError("request to join that cannot be decoded: refused")
-    return settings, committed
+    return settings, histories.check_history(history)

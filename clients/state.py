@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch
 
+from fedgs.client_count import Mark
 from fedgs.client_limits import Limits
 from fedgs.config import RunConfig
 from fedgs.data import DataWarning, FederatedImages, load_data
@@ -33,6 +34,7 @@ class Worker:
         data: all data that the nodes of this process can see.
         private: the folder of the nodes' states.
         limits: of the hosted clients; those of the run's settings when None.
+        record: is told of each release; see `fedgs.node.Node`.
     """
 
     def __init__(
@@ -41,10 +43,11 @@ class Worker:
         data: FederatedImages,
         private: Path,
         limits: Limits | None = None,
+        record: Callable[[int, Mark], None] | None = None,
     ) -> None:
         """Starts without nodes."""
         self.config, self.data, self.private = config, data, private
-        self.limits = limits
+        self.limits, self.record = limits, record
         self.nodes: OrderedDict[int, Node] = OrderedDict()
         # Workers share the nodes; the least recent one is dropped, not lost.
         self.capacity = nodes_in_memory(config)
@@ -54,7 +57,12 @@ class Worker:
         """Returns a node, from memory or new (its state then comes from disk)."""
         if node_id not in self.nodes:
             self.nodes[node_id] = Node(
-                self.config, node_id, self.data, self.private, self.limits
+                self.config,
+                node_id,
+                self.data,
+                self.private,
+                self.limits,
+                self.record,
             )
         self.nodes.move_to_end(node_id)
         while len(self.nodes) > self.capacity:

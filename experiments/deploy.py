@@ -206,6 +206,14 @@ def submit(
     resume: Annotated[
         str | None, typer.Option(help="Continue this run of the server instead.")
     ] = None,
+    accept_restore: Annotated[
+        bool,
+        typer.Option(
+            "--accept-restore",
+            help="With --resume: the server was restored from a backup; add what the "
+            "clients have released since to the ledger.",
+        ),
+    ] = False,
     follow: Annotated[
         bool, typer.Option("--follow/--no-follow", help="Wait for the run's end.")
     ] = True,
@@ -221,6 +229,8 @@ def submit(
     from experiments import deploy_submit
 
     clients = deploy_submit.read_clients(client or [])
+    if accept_restore and resume is None:
+        raise UserError("accept_restore: is for a run that goes on; give --resume NAME")
     flat: dict[str, Any] = {}
     if resume is not None:
         given = {"recipe": recipe, "config": config, **settings}
@@ -242,6 +252,7 @@ def submit(
         clients=clients,
         settings=flat,
         resume=resume,
+        accept_restore=accept_restore,
     )
     if print_only:
         deploy_submit.print_commands(submission)

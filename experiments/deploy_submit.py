@@ -56,6 +56,8 @@ class Submission:
             clients that they host.
         settings: the run's settings as flat scalars; empty with `resume`.
         resume: name of a run folder on the server to continue.
+        accept_restore: with `resume`: add to the ledger what clients have released
+            since the backup that the server was restored from.
     """
 
     server: str
@@ -65,6 +67,7 @@ class Submission:
     clients: tuple[tuple[str, Path | None], ...]
     settings: Mapping[str, Any]
     resume: str | None = None
+    accept_restore: bool = False
 
     def access(self) -> str:
         """Returns how to reach the server, as the user's config.toml for Flower.
@@ -124,6 +127,8 @@ def _project(submission: Submission) -> str:
     known: dict[str, Any] = {"run_folder": "", **RunConfig().to_flat()}
     known |= dict.fromkeys(known, "") if submission.resume else submission.settings
     known["run_folder"] = submission.resume or ""
+    if submission.accept_restore:
+        known["accept_restore"] = True
     config = "".join(f"{key} = {toml_value(key, known[key])}\n" for key in known)
     return app_project("fedgs deploy submit", config, TRAINING)
 

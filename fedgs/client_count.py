@@ -21,10 +21,10 @@ Source: docs/privacy.md, "A client that limits itself".
 import contextlib
 import fcntl
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,19 @@ from fedgs.run_folder import read_json, write_json
 
 WHOLE = "*"  # the name of every client that is a shard: their data set as a whole
 _VERSION = "format"  # key of clients.json: from 2 on, `WHOLE` stands for all shards
+
+
+class Mark(NamedTuple):
+    """Where a count was when a release was in it; it never gets shorter.
+
+    Attributes:
+        ledger: name of the file.
+        length, head: of the ledger.
+    """
+
+    ledger: str
+    length: int
+    head: str
 
 
 class ReleaseCount:
@@ -96,13 +109,16 @@ class ReleaseCount:
             with self._held():
                 self._check(event, limits)
 
-    def charge(self, event: Event, limits: Limits) -> None:
+    def charge(self, event: Event, limits: Limits) -> Mark:
         """Counts a release; once this returns the count is on the disk.
 
         Args:
             event: its participants are positions in the clients given, shards too; its
                 attempt is set here.
             limits: of these clients.
+
+        Returns:
+            Where the count is now.
 
         Raises:
             ClientRefused: a participant would exceed its client_epsilon; nothing is
@@ -115,6 +131,40 @@ class ReleaseCount:
             attempt = self._attempts[event.round] + 1
             ledger.append(replace(self._own_event(event), attempt=attempt))
             self._add_new()
+            return Mark(ledger.path.name, ledger.length, ledger.head)
+
+    def check_history(self, marks: Sequence[Mark], rounds: Set[int]) -> None:
+        """Refuses a count that is shorter than it once was, or another one.
+
+        Args:
+            marks: of `charge`, at earlier times, also of other clients' ledgers.
+            rounds: of which each was released, at least once, by these clients.
+
+        Raises:
+            UserError: names the file, and says what it must hold.
+        """
+        remedy = "restore it from a copy: it is the record of the privacy spent"
+        for name, length, head in marks:
+            path = self.folder / name
+            found = Ledger.read(path) if path.exists() else None
+            if found is None or found.head_at(length) != head:
+                raise UserError(
+                    f"{path}: this client's own count was rolled back, deleted or "
+                    f"exchanged: it has {found.length if found else 0} releases, and "
+                    f"must begin with {length}, the last one with the hash {head}; "
+                    + remedy
+                )
+        counted: set[int] = set()
+        if rounds:
+            with self._held():
+                for ledger, _ in self._ledgers.values():
+                    counted |= {event.round for event in ledger.events}
+        if missing := rounds - counted:
+            raise UserError(
+                f"{self.folder}: this client's own count was rolled back or deleted: "
+                f"it must have a release of round {max(missing)}, of which there is a "
+                f"state; {remedy}"
+            )
 
     def _own_event(self, event: Event) -> Event:
         """Returns a release as these clients count it: shards are all of the data."""

@@ -256,6 +256,10 @@ class Ledger:
         """Hash of the last line, 64 hexadecimal digits; `GENESIS` when empty."""
         return self._hashes[-1]
 
+    def head_at(self, length: int) -> str | None:
+        """Returns the head of the first so many events; None if there are fewer."""
+        return self._hashes[length] if 0 <= length <= self.length else None
+
     def append(self, event: Event) -> None:
         """Writes the event; once this returns it is on the disk, and may be sent.
 
@@ -306,7 +310,7 @@ class Ledger:
         problem = ""
         if not 0 <= length <= self.length:
             problem = f"line {self.length} is the last, {witness} saw {length}"
-        elif self._hashes[length] != head:
+        elif self.head_at(length) != head:
             problem = f"line {length} is not the one that {witness} saw"
         if problem:
             raise UserError(f"{self.path}: {problem}; {LEDGER_REMEDY}")

@@ -7,9 +7,10 @@ gone, it is a new release, and counts again: every release is charged to its cli
 own durable count before it is computed, and refused beyond their limits.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
-from fedgs.client_count import ReleaseCount, release_event
+from fedgs.client_count import Mark, ReleaseCount, release_event
 from fedgs.client_limits import ClientRefused, Limits
 from fedgs.config import RunConfig, UserError
 from fedgs.data import FederatedImages
@@ -18,6 +19,7 @@ from fedgs.ledger import Event
 from fedgs.messages import FakeBatch, clients_of
 from fedgs.round import client_round
 from fedgs.run_folder import (
+    forget_aside,
     node_folder,
     old_states,
     read_tensors,
@@ -46,6 +48,7 @@ class Node:
         data: FederatedImages,
         private: Path,
         limits: Limits | None = None,
+        record: Callable[[int, Mark], None] | None = None,
     ) -> None:
         """Remembers what it needs; touches no data yet.
 
@@ -55,6 +58,8 @@ class Node:
             data: all data that the node can see.
             private: the folder of all nodes' states.
             limits: of the hosted clients; those of the run's settings when None.
+            record: is told the round of each release, and where the count is with it,
+                before the release is computed.
 
         Raises:
             UserError: the clients' limits cannot be read.
@@ -65,6 +70,7 @@ class Node:
         self.data = data
         self.folder = node_folder(private, node_id)
         self.limits = limits or Limits.of_run(config)
+        self.record = record or (lambda round, mark: None)
         names = [data.client_names[client] for client in self.hosted]
         self.count = ReleaseCount(self.limits.state_dir or self.folder, names)
         self.round = -1
@@ -105,7 +111,7 @@ class Node:
             )
         self._check(request)
         if (event := self._event(request)) is not None:
-            self.count.charge(event, self.limits)
+            self.record(event.round, self.count.charge(event, self.limits))
         answer = client_round(
             self.config,
             self._discriminators,
@@ -161,6 +167,7 @@ class Node:
         write_tensors(path, tensors, metadata, spare, is_durable)
         for file in old[:-1]:  # one stays, for the next save to overwrite
             file.unlink(missing_ok=True)
+        forget_aside(self.folder, keep_round)
         self.is_saved = True
 
     def _check(self, request: FakeBatch) -> None:

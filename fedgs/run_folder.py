@@ -70,12 +70,15 @@ class RunFolder:
     Attributes:
         path: the folder, absolute.
         config: the run's resolved configuration.
+        history: of a deployed run: which starts of the server made its rounds, as
+            pairs of a start's name and the round that it went on from.
     """
 
     def __init__(self, path: Path, config: RunConfig) -> None:
         """Is called by `create` and `open`."""
         self.path = path
         self.config = config
+        self.history: list[tuple[str, int]] = []
 
     @classmethod
     def create(cls, config: RunConfig) -> "RunFolder":
@@ -303,6 +306,8 @@ class RunFolder:
             "ledger_length": ledger.length,
             "ledger_head": ledger.head,
         }
+        if self.history:
+            commit["history"] = self.history
         write_json(self.path / CHECKPOINT, commit)
         for other in (self.path / "checkpoint").glob("round-*.safetensors"):
             if other != path:  # older, or a leftover of a crash before its commit
@@ -404,6 +409,19 @@ def remove_states_after(private: Path, round: int) -> None:
                 state_path(folder, later).unlink()
 
 
+def forget_aside(folder: Path, keep_round: int) -> None:
+    """Deletes states of abandoned histories, once newer ones are committed.
+
+    Args:
+        folder: of one node's states; those set aside are in folders of it.
+        keep_round: the last committed checkpoint.
+    """
+    for aside in folder.glob("aside-*"):
+        for round in state_rounds(aside):
+            if round <= keep_round:
+                state_path(aside, round).unlink(missing_ok=True)
+
+
 def old_states(folder: Path, keep_round: int) -> list[Path]:
     """Returns the states that are neither the newest nor of the committed round."""
     rounds = state_rounds(folder)
@@ -499,6 +517,19 @@ def read_tensors(path: Path) -> "tuple[TensorDict, dict[str, str]]":
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             return tensors, file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); {REMEDY}") from error
+
+
+def tensor_names(path: Path) -> set[str]:
+    """Returns the names of the tensors in a safetensors file; reads no tensor.
+
+    Raises:
+        UserError: missing or corrupted.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return set(file.keys())
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be read ({error}); {REMEDY}") from error
 

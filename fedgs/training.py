@@ -36,6 +36,7 @@ from fedgs.sanitizer import SanitizedGradients
 from fedgs.shapes import TensorDict
 
 Report = Callable[[dict[str, Any]], None]
+Unrecorded = Callable[[Ledger], Sequence[Event]]
 _SHOWN_FAILURES = 3
 
 
@@ -77,7 +78,11 @@ class Exchange(Protocol):
 
 
 def run_rounds(
-    folder: RunFolder, exchange: Exchange, report: Report, stop: Stop
+    folder: RunFolder,
+    exchange: Exchange,
+    report: Report,
+    stop: Stop,
+    unrecorded: Unrecorded = lambda ledger: (),
 ) -> None:
     """Trains from the last checkpoint, or the start, to the last round.
 
@@ -90,22 +95,30 @@ def run_rounds(
         exchange: the engine.
         report: called with the public metrics of each round.
         stop: when set, the run checkpoints after the current round and stops.
+        unrecorded: returns what nodes tell that they released and the ledger lacks,
+            each event once; raises `RunStopped` where the run may not go on with it.
 
     Raises:
         RunStopped: too few nodes answered, the budget is spent, or `stop` was set.
     """
     with closing(folder.ledger()) as ledger:
-        _Run(folder, ledger, exchange, report).train(stop)
+        _Run(folder, ledger, exchange, report, unrecorded).train(stop)
 
 
 class _Run:
     """One run in progress: what its rounds share."""
 
     def __init__(
-        self, folder: RunFolder, ledger: Ledger, exchange: Exchange, report: Report
+        self,
+        folder: RunFolder,
+        ledger: Ledger,
+        exchange: Exchange,
+        report: Report,
+        unrecorded: Unrecorded,
     ) -> None:
         self.folder, self.config = folder, folder.config
         self.ledger, self.exchange, self.report = ledger, exchange, report
+        self.unrecorded = unrecorded
         self.server = new_server(self.config)
         restore(folder, self.server)
         self.budget = budget_of(self.config, ledger.events)
@@ -116,9 +129,11 @@ class _Run:
 
     def train(self, stop: Stop) -> None:
         """Trains to the last round, unless asked to stop before."""
+        self._add_unrecorded()
         while self.server.round < self.config.num_rounds:
             self.round()
             self.checkpoints.commit_if_due()
+            self._add_unrecorded()
             if stop.is_set() and self.server.round < self.config.num_rounds:
                 self.checkpoints.commit()
                 raise RunStopped(f"stopped after round {self.server.round}")
@@ -151,6 +166,19 @@ class _Run:
             )
         server_round(self.config, self.server, answered, answers)
         _report_round(self.folder, self.server, answers, started, self.report)
+
+    def _add_unrecorded(self) -> None:
+        """Adds what a ledger that was restored from a backup lacks."""
+        try:
+            events = self.unrecorded(self.ledger)
+        except RunStopped:
+            self.checkpoints.commit()
+            raise
+        for event in events:
+            self.ledger.append(event)
+            self.attempts[event.round] += 1
+            if self.budget is not None:
+                self.budget.add(event)
 
     def _prepare(self, request: FakeBatch) -> None:
         """Has nodes that are needed for the first time make discriminators."""
@@ -200,10 +228,19 @@ def make_event(config: RunConfig, request: FakeBatch, attempt: int) -> Event:
 
     Privacy: public.
     """
-    participants = request.participants
+    return new_event(config, request.round, request.participants, attempt)
+
+
+def new_event(
+    config: RunConfig, round: int, participants: Clients, attempt: int
+) -> Event:
+    """Returns the ledger's event of a round with given participants.
+
+    Privacy: public.
+    """
     planned = len(nodes_of(config, participants))
     return Event(
-        round=request.round,
+        round=round,
         attempt=attempt,
         participants=EVERYONE if participants == EVERYONE else tuple(participants),
         num_clients=config.num_clients or 1,

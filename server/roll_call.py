@@ -1,12 +1,14 @@
 """Who is there: Flower's address of each node of a run.
 
 A simulated node says its index. A deployed node says its name and joins the run: it
-gets the run's settings, checks them, and says which round its state has seen. With
-SuperNode authentication the name is the one that its key was registered under.
+gets the run's settings and history, checks them, and says which round its state has
+seen and what it has released in the run. With SuperNode authentication the name is the
+one that its key was registered under.
 """
 
 import json
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from logging import INFO, WARNING
 from typing import Any
@@ -21,8 +23,9 @@ from fedgs.ledger import Event
 from fedgs.messages import RECORD, one_line
 from fedgs.training import RunStopped, Stop, nodes_of
 from server.progress import Progress
+from server.restored import lost_rounds
 
-PROTOCOL = 1  # of joining; clients/deployment.py expects the same number
+PROTOCOL = 2  # of joining; clients/deployment.py expects the same number
 POLL_SECONDS = 0.1
 TIMEOUT = 600.0
 LOG_SECONDS = 30.0  # between lines that say who is missing
@@ -90,13 +93,16 @@ class RollCall:
         config: the run's, with the names of its nodes.
         run_id: of the run folder, under which clients keep their state.
         events: the ledger's, of a resumed run.
-        committed: the round that the run goes on from.
+        history: which starts of the server made the run's rounds; the last one is this
+            start, with the round that the run goes on from.
         progress: is told who is there.
 
     Attributes:
         addresses: node -> Flower's address, of the nodes that have joined.
         active_since: address -> when it was last activated, by Flower's clock.
-        round: the last round that a joining node may have a state of.
+        round: the last round that was asked for, or that the run goes on from.
+        counted: round -> its events in the ledger, without those of this start.
+        lost: round -> how many more there must be, by what nodes say.
     """
 
     def __init__(
@@ -105,13 +111,16 @@ class RollCall:
         config: RunConfig,
         run_id: str,
         events: Sequence[Event],
-        committed: int,
+        history: Sequence[tuple[str, int]],
         progress: Progress,
     ) -> None:
         """Asks nobody yet."""
         self.grid, self.config, self.run_id = grid, config, run_id
-        self.round, self.progress = committed, progress
-        self.seen = last_rounds(config, events, committed)
+        self.history, self.progress = history, progress
+        self.round = history[-1][1]
+        self.seen = last_rounds(config, events, self.round)
+        self.counted = Counter(event.round for event in events)
+        self.lost: Counter[int] = Counter()
         self.addresses: dict[int, int] = {}
         self.active_since: Mapping[int, str] = {}
         self._registered: dict[int, str] = {}  # address -> name of its key
@@ -198,6 +207,12 @@ class RollCall:
         gone = set(self.addresses.values()) - self.active_since.keys()
         return bool(self.missing or gone)
 
+    def take_lost(self) -> Counter[int]:
+        """Returns `lost`, which is from now on the ledger's."""
+        lost, self.lost = self.lost, Counter()
+        self.counted += lost
+        return lost
+
     def _push(self, to: dict[int, int | None], kind: str, payload: Any) -> None:
         record = RecordDict({RECORD: ConfigRecord(payload)})
         messages = [Message(record, address, kind) for address in to]
@@ -216,16 +231,16 @@ class RollCall:
                 raise UserError(one_line(reply.error.reason))
             record = reply.content.config_records.get(RECORD) or ConfigRecord()
             if node is None:
-                self._invite(address, record.get("name"))
+                self._invite(address, record.get("name"), record.get("protocol", 1))
             else:
-                self._admit(address, node, record.get("round"))
+                self._admit(address, node, record)
         except UserError as error:
             log(WARNING, "roll call: %s: refused: %s", title, error)
             log_event("refused", node=title, outcome=str(error))
             if node is not None:
                 self.progress.add_failure(node, str(error))
 
-    def _invite(self, address: int, claimed: object) -> None:
+    def _invite(self, address: int, claimed: object, protocol: object) -> None:
         """Sends the run's settings to a node that may bear its name."""
         name = str(claimed)[:64]
         registered = self._registered.get(address, "")
@@ -241,6 +256,12 @@ class RollCall:
         held = self.addresses.get(node)
         if held is not None and held in self.active_since:
             raise UserError(f"another node that is online has joined as {name!r}")
+        if protocol != PROTOCOL:
+            theirs = protocol if type(protocol) is int else "none"
+            raise UserError(
+                f"{name} speaks protocol {theirs} of joining, this server {PROTOCOL}; "
+                "install the same fedgs on both"
+            )
         if not registered:
             log(
                 WARNING, "roll call: %s has no registered name: taken at its word", name
@@ -248,23 +269,38 @@ class RollCall:
         payload = {
             "protocol": PROTOCOL,
             "run_id": self.run_id,
-            "committed": self.round,
+            "history": json.dumps(self.history),
             "settings": json.dumps(public_settings(self.config), sort_keys=True),
         }
         self._push({address: node}, "query.join", payload)
 
-    def _admit(self, address: int, node: int, seen: object) -> None:
+    def _admit(self, address: int, node: int, record: Mapping[str, Any]) -> None:
         """Takes a node in, if its state is that of its last answered round."""
-        if type(seen) is not int:
+        seen, newest = record.get("round"), record.get("newest")
+        if type(seen) is not int or type(newest) is not int:
             raise UserError("joined without saying which round it has seen")
+        # What it has released counts, also where it is refused.
+        self.lost |= lost_rounds(
+            self.config, node, record.get("released"), self.counted
+        )
         expected = self.seen.get(node, 0)
         if expected > 0 and seen < expected:
             text = f"its state is of round {seen}, it took part until round {expected}"
+            remedy = "restore its state-dir"
             if seen < 0:
                 text = f"its state is lost; it took part until round {expected}"
+            if newest > self.round:
+                text = (
+                    f"its state is of round {newest}, this server goes on from round "
+                    f"{self.round}"
+                )
+                remedy = (
+                    "put the newest server state back, or restore the client's "
+                    f"state-dir of round {expected}"
+                )
             needs_all = self.config.min_nodes in (None, self.config.num_nodes)
             if needs_all or seen < 0:
-                raise UserError(f"{text}; restore its state-dir")
+                raise UserError(f"{text}; {remedy}")
             log(WARNING, "roll call: %s: %s", self.config.node_names[node], text)
         self.addresses[node] = address
         self.progress.set_joined(node)

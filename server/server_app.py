@@ -84,7 +84,9 @@ def main(grid: Grid, context: Context) -> None:
     Privacy: releases (epsilon, delta)-DP output; events: in the folder's ledger.
     """
     watch_launcher()
-    folder = open_folder(dict(context.run_config))
+    settings = dict(context.run_config)
+    accept_restore = bool(settings.pop("accept_restore", False))
+    folder = open_folder(settings)
     torch.set_num_threads(folder.config.num_threads)
     flower, is_deployed = folder.path / ".flower", bool(folder.config.node_names)
     flower.mkdir(exist_ok=True)
@@ -98,7 +100,7 @@ def main(grid: Grid, context: Context) -> None:
         log_event("round", **metrics)
 
     stop = StopFile(flower / "stop")
-    strategy = GsWgan(folder, report, stop)
+    strategy = GsWgan(folder, report, stop, accept_restore)
 
     def ended(status: str, reason: str) -> None:
         strategy.progress.close(status)

@@ -9,6 +9,7 @@ import math
 import secrets
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from logging import INFO, WARNING
 from typing import Any
 
@@ -25,6 +26,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedgs.config import UserError
 from fedgs.event_log import log_event
+from fedgs.ledger import Event, Ledger
 from fedgs.messages import (
     RECORD,
     FakeBatch,
@@ -32,14 +34,17 @@ from fedgs.messages import (
     encode_batch,
     one_line,
 )
-from fedgs.run_folder import RunFolder, read_json, write_json
+from fedgs.run_folder import CHECKPOINT, RunFolder, read_json, write_json
 from fedgs.sanitizer import SanitizedGradients
 from fedgs.training import Report, RunStopped, Stop, nodes_of, run_rounds
 from fedgs.transport import pack_fakes, stated_release_bytes
 from server.asking import IN_MEMORY, OVER_HTTP, Asking
 from server.progress import Progress
+from server.restored import cost_text, missing_events
 from server.roll_call import RollCall
 from server.roll_call import roll_call as roll_call
+
+UNNAMED = "0" * 16  # the start that made rounds before starts had names
 
 
 class GsWgan(Strategy):
@@ -49,14 +54,23 @@ class GsWgan(Strategy):
         folder: the run folder, locked by the caller; its configuration is resolved.
         report: called with the public metrics of each round.
         stop: when set, the run checkpoints after the current round and stops.
+        accept_restore: go on where clients of a deployment have released more than the
+            ledger says, and add it.
     """
 
-    def __init__(self, folder: RunFolder, report: Report, stop: Stop) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        report: Report,
+        stop: Stop,
+        accept_restore: bool = False,
+    ) -> None:
         """See the class."""
         self.folder = folder
         self.config = folder.config
         self.report = report
         self.stop = stop
+        self.accept_restore = accept_restore
         self.asking: Asking  # set by `start`
         self.roll: RollCall | None = None  # of a deployment
         self.progress = Progress(None, self.config, "", 0)
@@ -94,23 +108,37 @@ class GsWgan(Strategy):
         else:
             addresses = roll_call(grid, self.config.num_nodes, self.stop)
             self.asking = Asking(grid, addresses, IN_MEMORY)
-        run_rounds(self.folder, self, self.report, self.stop)
+        run_rounds(self.folder, self, self.report, self.stop, self.unrecorded)
         return Result()
 
     def _meet(self, grid: Grid) -> None:
-        """Waits for the nodes of a deployment."""
+        """Waits for the nodes of a deployment.
+
+        Raises:
+            RunStopped: not enough of them joined.
+        """
         run_id = run_identity(self.folder)
-        committed = self.folder.last_round
+        self.folder.history = history_of(self.folder)
+        _, committed = self.folder.history[-1]
         flower = self.folder.path / ".flower"
         flower.mkdir(exist_ok=True)
         self.progress = Progress(flower / "nodes.json", self.config, run_id, committed)
         events = self.folder.read_ledger().events
         self.roll = RollCall(
-            grid, self.config, run_id, events, committed, self.progress
+            grid, self.config, run_id, events, self.folder.history, self.progress
         )
         title = self.config.node_title
         self.asking = Asking(grid, self.roll.addresses, OVER_HTTP, self.roll, title)
-        self.roll.wait(self.stop)
+        try:
+            self.roll.wait(self.stop)
+        except RunStopped as error:  # what is known by now counts all the same
+            with closing(self.folder.ledger()) as ledger:
+                try:
+                    for event in self.unrecorded(ledger):
+                        ledger.append(event)
+                except RunStopped as other:
+                    raise RunStopped(f"{error}\n{other}") from error
+            raise
 
     # -------------------------------------------------------------- exchange
 
@@ -150,6 +178,25 @@ class GsWgan(Strategy):
 
     def _who(self, nodes: Sequence[int]) -> str:
         return ", ".join(map(self.config.node_title, nodes))
+
+    def unrecorded(self, ledger: Ledger) -> Sequence[Event]:
+        """Returns what nodes have released and a restored ledger lacks; each once.
+
+        Raises:
+            RunStopped: there is something, and nobody accepted the restore.
+        """
+        if self.roll is None or not (lost := self.roll.take_lost()):
+            return ()
+        missing = missing_events(self.config, ledger.events, lost)
+        text = cost_text(self.config, ledger.events, missing)
+        if not self.accept_restore:
+            raise RunStopped(
+                f"{text}. Put the newest server state back, or go on from here and add "
+                "them to the ledger: submit with --resume and --accept-restore"
+            )
+        log(WARNING, "%s; they are added to the ledger", text)
+        log_event("restored", added=len(missing), outcome=text)
+        return missing
 
     def _ask(
         self, phase: str, request: FakeBatch, nodes: Sequence[int], deadline: float
@@ -279,6 +326,23 @@ class GsWgan(Strategy):
     ) -> MetricRecord | None:
         """Has nothing to aggregate."""
         return None
+
+
+def history_of(folder: RunFolder) -> list[tuple[str, int]]:
+    """Returns which starts of the server made a deployed run's rounds; the last is new.
+
+    It is kept with the checkpoint, so that the two are of one time in every backup.
+
+    Privacy: public.
+
+    Raises:
+        UserError: a malformed checkpoint.
+    """
+    committed, known = folder.last_round, []
+    if committed:
+        known = read_json(folder.path / CHECKPOINT).get("history", [(UNNAMED, 0)])
+    past = [(str(start), int(first)) for start, first in known if first < committed]
+    return [*past, (secrets.token_hex(8), committed)]
 
 
 def run_identity(folder: RunFolder) -> str:

@@ -235,10 +235,12 @@ class Deployment:
         self.grid = DeployedGrid(self.clients)
         self.stop = threading.Event()
 
-    def start(self, report: Callable[[dict], None] = lambda metrics: None) -> None:
+    def start(
+        self, report: Callable[[dict], None] = lambda metrics: None, **how: bool
+    ) -> None:
         """Starts the server, from its checkpoint on."""
         self.folder = RunFolder.open(self.folder.path)
-        GsWgan(self.folder, report, self.stop).start(self.grid)
+        GsWgan(self.folder, report, self.stop, **how).start(self.grid)
 
     def attempts(self) -> list[tuple[int, int]]:
         events = Ledger.read(self.folder.path / "ledger.jsonl").events

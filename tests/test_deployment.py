@@ -14,6 +14,7 @@ from flwr.app import Message
 
 from clients import deployment
 from clients.deployment import Site
+from clients.history import read_history
 from deployed_grid import (  # noqa: F401
     LIMITS,
     MODES,
@@ -31,6 +32,8 @@ from fedgs.training import RunStopped
 from server import roll_call
 from server.progress import Progress
 from tiny import write_tiny_npz
+
+HISTORY = [("a" * 16, 0)]
 
 # ------------------------------------------------------------------ bits and words
 
@@ -53,9 +56,9 @@ def test_only_public_words_and_sanitized_gradients_leave_a_client(deploy):
         assert list(reply.content) == ["fedgs"]
         record = dict(reply.content["fedgs"])
         if kind == "query":
-            assert record == {"name": name}
+            assert record == {"name": name, "protocol": roll_call.PROTOCOL}
         elif kind == "query.join":
-            assert record == {"round": -1}
+            assert record == {"round": -1, "newest": -1, "released": []}
         else:
             allowed = {"is_empty", "round", "node_id", "noise_std", "clip_bound"}
             assert set(record) <= allowed | {"tensors", "request"}
@@ -225,9 +228,10 @@ def test_another_run_under_a_known_id_is_refused(deploy):
     settings = roll_call.public_settings(run.folder.config)
     run_id = json.loads((run.folder.path / "deployment.json").read_text())["run_id"]
     place = deployment.DeployedPlace(Site.read(run.clients[0].node_config), run_id)
-    assert place.join(settings, 4) == 4
+    known = read_history(place.folder)
+    assert place.join(settings, known).round == 4
     with pytest.raises(UserError, match="other settings under the same run"):
-        place.join(settings | {"batch_size": 2}, 4)
+        place.join(settings | {"batch_size": 2}, known)
 
 
 def test_settings_of_an_older_version_are_the_same_run(deploy):
@@ -235,8 +239,8 @@ def test_settings_of_an_older_version_are_the_same_run(deploy):
     run = deploy()
     settings = roll_call.public_settings(run.folder.config)
     place = deployment.DeployedPlace(Site.read(run.clients[0].node_config), "0" * 16)
-    place.join({k: v for k, v in settings.items() if k != "node_sizes"}, 0)
-    place.join(settings, 0)
+    place.join({k: v for k, v in settings.items() if k != "node_sizes"}, HISTORY)
+    place.join(settings, HISTORY)
 
 
 @pytest.mark.parametrize("sizes", ["2,2,2," * 300_000, "9,1", "2,2,-2", "x\n"])
@@ -245,7 +249,7 @@ def test_sizes_of_nodes_that_cannot_be_are_refused_in_few_words(deploy, sizes):
     settings = roll_call.public_settings(run.folder.config)
     place = deployment.DeployedPlace(Site.read(run.clients[0].node_config), "0" * 16)
     with pytest.raises(UserError, match="node_sizes = ") as refused:
-        place.join(settings | {"node_sizes": sizes}, 0)
+        place.join(settings | {"node_sizes": sizes}, HISTORY)
     assert len(str(refused.value)) < 300
     assert str(refused.value).isprintable()  # one line of a log
     assert not place.folder.exists()
@@ -258,11 +262,11 @@ def test_joining_again_takes_the_limits_as_they_are_now(deploy):
     limits = Path(client.node_config["limits"])
     for most in (8, 64):
         limits.write_text(f"{LIMITS}max_batch_size = {most}\n")
-        place.join(settings, 0)
+        place.join(settings, HISTORY)
         assert place.worker().limits.max_batch_size == most
         assert place.worker().node(0).limits.max_batch_size == most
     limits.write_text(f"{LIMITS}max_batch_size = 1\n")
-    for attempt in (lambda: place.join(settings, 0), place.worker):
+    for attempt in (lambda: place.join(settings, HISTORY), place.worker):
         with pytest.raises(ClientRefused, match="max_batch_size = 1"):
             attempt()
 

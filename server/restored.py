@@ -1,0 +1,120 @@
+"""A server that was restored from a backup: what its ledger lacks, and what that costs.
+
+Nodes say at joining how often they released each round of the run. What a restored
+ledger lacks follows from it: who takes part in a round, and its noise, follow from the
+settings. One node's releases are a lower bound for the run, so the largest number
+counts: a client of any node is then charged no less than it released.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from fedgs.accounting import statements_from_ledger
+from fedgs.config import RunConfig, UserError
+from fedgs.ledger import Event
+from fedgs.round import select
+from fedgs.training import new_event, nodes_of
+
+MOST_LOST = 20  # times that one round may be missing: a bound on what a node may claim
+
+
+def lost_rounds(
+    config: RunConfig, node: int, released: object, counted: Mapping[int, int]
+) -> Counter[int]:
+    """Returns how much more often a node released a round than the ledger says.
+
+    Privacy: public.
+
+    Args:
+        config: the run's.
+        node: who says so.
+        released: how often it released round 1, 2, ..., asked by earlier starts of
+            the server; anything may come.
+        counted: round -> events of it in the ledger, of earlier starts.
+
+    Raises:
+        UserError: malformed, or more than can be.
+    """
+    if not isinstance(released, list) or len(released) > config.num_rounds:
+        raise UserError("joined without saying what it has released")
+    lost: Counter[int] = Counter()
+    for round, times in enumerate(released, start=1):
+        known = counted.get(round, 0)
+        if type(times) is not int or not 0 <= times <= known + MOST_LOST:
+            raise UserError(
+                f"says that it released round {round} more than {MOST_LOST} times "
+                "above the ledger"
+            )
+        if times > known:
+            if node not in nodes_of(config, select(config, round)):
+                raise UserError(
+                    f"says that it released round {round}, for which the run does not "
+                    "select it"
+                )
+            lost[round] = times - known
+    return lost
+
+
+def missing_events(
+    config: RunConfig, events: Sequence[Event], lost: Mapping[int, int]
+) -> list[Event]:
+    """Returns the events that make a ledger hold what nodes say, in order of rounds.
+
+    Privacy: public.
+
+    Args:
+        config: the run's.
+        events: the ledger's.
+        lost: round -> how many are missing.
+    """
+    attempts = Counter(event.round for event in events)
+    return [
+        new_event(config, round, select(config, round), attempts[round] + number)
+        for round, times in sorted(lost.items())
+        for number in range(1, times + 1)
+    ]
+
+
+def cost_text(
+    config: RunConfig, events: Sequence[Event], missing: Sequence[Event]
+) -> str:
+    """Returns what is missing in a ledger and what it costs, as sentences.
+
+    Privacy: public.
+    """
+    epsilons = [_epsilon(config, found) for found in (events, [*events, *missing])]
+    times = Counter(event.round for event in missing)
+    return (
+        f"the nodes have released {len(missing)} times more than the ledger says "
+        f"({_ranges(sorted(times))}): this server was restored from a backup. Epsilon "
+        f"so far is {epsilons[1]} with these releases, {epsilons[0]} without "
+        f"({config.adversary} adversary, {config.relation}, delta {config.delta:g})"
+    )
+
+
+def _epsilon(config: RunConfig, events: Sequence[Event]) -> str:
+    stated = statements_from_ledger(
+        events,
+        config.delta,
+        engine=config.engine,
+        privacy_unit=config.privacy_unit,
+        colluding=config.colluding_nodes,
+    )
+    for found in stated:
+        if (found.adversary, found.relation) == (config.adversary, config.relation):
+            return "unbounded" if found.epsilon is None else f"{found.epsilon:.4g}"
+    raise ValueError("no statement for the run's own adversary")
+
+
+def _ranges(rounds: Sequence[int]) -> str:
+    """Writes increasing rounds in few words.
+
+    >>> _ranges([1, 2, 3, 7])
+    'rounds 1 to 3, 7'
+    """
+    grouped = itertools.groupby(enumerate(rounds), lambda pair: pair[1] - pair[0])
+    parts = [[round for _, round in group] for _, group in grouped]
+    shown = [f"{p[0]} to {p[-1]}" if len(p) > 1 else str(p[0]) for p in parts]
+    more = ", ..." if len(shown) > 10 else ""
+    return f"rounds {', '.join(shown[:10])}{more}"
