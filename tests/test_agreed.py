@@ -77,7 +77,7 @@ def _node(site: Site, num_clients: int, **settings: object) -> Node:
         | settings
     )
     place = DeployedPlace(site, f"{next(RUNS):016x}")
-    place.join(public_settings(config), 0)
+    place.join(public_settings(config), [("a" * 16, 0)])
     return place.worker().node(0)
 
 
