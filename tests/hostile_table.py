@@ -31,6 +31,7 @@ _HOSTS = "tests/test_multihost.py::"
 _DEPLOYED = "tests/test_deployment.py::"
 _FAULTS = "tests/test_deployment_faults.py::"
 _AGREED = "tests/test_agreed.py::"
+_RESTORED = "tests/test_deployment_restored.py::"
 ELSEWHERE = [
     Elsewhere(
         "an old round again, after a newer one",
@@ -201,6 +202,25 @@ ELSEWHERE = [
         "the client counts the releases of all shards for the whole data set, and "
         "refuses beyond its client_epsilon",
         _AGREED + "test_a_record_is_safe_from_servers_that_cut_the_data_anew",
+    ),
+    Elsewhere(
+        "releases that never were, at joining",
+        "client",
+        "refused beyond the run's rounds, its selection, and 20 times above the "
+        "ledger; within, the run goes on only with --accept-restore",
+        _RESTORED + "test_a_client_cannot_claim_more_than_can_be",
+    ),
+    Elsewhere(
+        "a history of the run that is none, or names folders",
+        "server",
+        "the client refuses and makes no folder",
+        _RESTORED + "test_a_malformed_request_to_join_is_refused",
+    ),
+    Elsewhere(
+        "start after start, each with an abandoned round",
+        "server",
+        "the client refuses once the states of 16 starts are set aside",
+        _RESTORED + "test_a_server_cannot_fill_a_clients_disk_with_states_set_aside",
     ),
 ]
 
