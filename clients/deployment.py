@@ -34,7 +34,7 @@ from fedgs.client_limits import Limits
 from fedgs.cohorts import for_all_clients, keep_cohort
 from fedgs.config import RunConfig, UserError
 from fedgs.data import DataWarning, FederatedImages, partition, sources, split_records
-from fedgs.durable import make_folder
+from fedgs.durable import make_folder, remove_temporaries
 from fedgs.preparation import check_capacity
 from fedgs.process import hold_lock, make_private
 from fedgs.run_folder import node_folder, read_json, state_rounds, write_json
@@ -130,9 +130,17 @@ class Site:
 
 @lru_cache
 def _hold(path: Path) -> int:
-    """Locks a file until this process ends, once; returns its descriptor."""
+    """Locks a file until this process ends, once; returns its descriptor.
+
+    Removes what a killed process before this one was writing.
+    """
     refusal = f"{path.parent}: another client process uses it; give each client its own"
-    return hold_lock(path, f"state-dir = {refusal}", LOCK_SECONDS)
+    lock = hold_lock(path, f"state-dir = {refusal}", LOCK_SECONDS)
+    for pattern in ("*", "*/node-*"):  # the count and the runs; their nodes
+        for folder in path.parent.glob(pattern):
+            if folder.is_dir():
+                remove_temporaries(folder)
+    return lock
 
 
 @dataclass(frozen=True)

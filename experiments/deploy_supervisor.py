@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 
 from experiments.deploy_processes import full_environment
+from fedgs.durable import remove_temporaries
 from fedgs.event_log import log_event
 from fedgs.process import (
     SERVER_VARIABLE,
@@ -103,6 +104,8 @@ class Supervisor:
         try:
             # What outlived a server that was killed would use the same database.
             end_processes(str(self.state), 0.0, SERVER_VARIABLE)
+            for folder in (self.state, self.state / "runs"):
+                remove_temporaries(folder)
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, self._ask)
             for role in self.commands:

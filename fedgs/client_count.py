@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from fedgs.client_limits import ClientRefused, Limits, release_cost
 from fedgs.config import RunConfig, UserError
-from fedgs.durable import make_folder
+from fedgs.durable import make_folder, remove_temporaries
 from fedgs.gaussian import epsilon_from_mu
 from fedgs.ledger import Event, Ledger
 from fedgs.run_folder import read_json, write_json
@@ -283,6 +283,7 @@ def _locked(folder: Path) -> Iterator[None]:
     make_folder(folder)
     with open(folder / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        remove_temporaries(folder, "clients.json")
         yield
 
 

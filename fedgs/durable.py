@@ -9,6 +9,7 @@ behind; who owns the folder removes it at its next start.
 import contextlib
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -81,3 +82,23 @@ def temporary_path(path: Path) -> Path:
     True
     """
     return path.with_name(f".{path.name}.{os.getpid()}")
+
+
+def remove_temporaries(folder: Path, *names: str) -> None:
+    """Removes what killed processes were writing in a folder.
+
+    Only for who holds the folder's lock, so that nobody else is writing these files.
+
+    Args:
+        folder: need not be there.
+        names: of the files that the lock is about; none: all of the folder.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        for entry in os.scandir(folder):
+            found = TEMPORARY.fullmatch(entry.name)
+            if not found or (names and found[1] not in names):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                Path(entry.path).unlink(missing_ok=True)

@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
+import glob
 import hashlib
 import importlib.metadata
 import json
@@ -31,7 +32,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 
 from fedgs.config import RunConfig, UserError
-from fedgs.durable import make_folder, replacing, sync, temporary_path
+from fedgs.durable import (
+    TEMPORARY,
+    make_folder,
+    remove_temporaries,
+    replacing,
+    sync,
+    temporary_path,
+)
 from fedgs.ledger import LEDGER_REMEDY, Ledger
 
 if TYPE_CHECKING:  # torch is imported where tensors are: `fedgs privacy` needs none
@@ -42,6 +50,10 @@ COHORT = "cohort.txt"
 CHECKPOINT = "checkpoint/checkpoint.json"
 FINISHED = "finished.json"
 GENERATOR = "generator.safetensors"
+AVERAGE = "generator_ema.safetensors"
+# What a training process alone writes, in folders where others write too.
+OWN_FILES = (FINISHED, GENERATOR, AVERAGE, "metrics.jsonl", "deployment.json")
+OWN_FILES += ("nodes.json", "result.json")
 METRICS = "metrics.jsonl"
 PACKAGES = ("torch", "torchvision", "flwr", "ray", "numpy", "autodp", "safetensors")
 REMEDY = "restore it from a backup, or start again with another --output"
@@ -101,6 +113,7 @@ class RunFolder:
         if cohort is not None:
             config = dataclasses.replace(config, cohort=str(path / COHORT))
         staging = temporary_path(path)
+        _remove_killed_creations(path)
         try:
             for name in ("samples", "checkpoint", "private"):
                 make_folder(staging / name)
@@ -316,13 +329,18 @@ class RunFolder:
     def load_checkpoint(self) -> "tuple[int, TensorDict] | None":
         """Returns the last committed round and its tensors, None before the first.
 
-        Removes what later, uncommitted rounds left behind. That the ledger holds what
+        Removes what later, uncommitted rounds and killed saves left behind; the caller
+        holds the folder. That the ledger holds what
         was released before it, `ledger` has seen to.
 
         Raises:
             UserError: a corrupted checkpoint.
         """
         folder = self.path / "checkpoint"
+        for owned in (folder, self.path / "samples", *self.private.glob("node-*")):
+            remove_temporaries(owned)
+        for owned in (self.path, self.path / ".flower"):
+            remove_temporaries(owned, *OWN_FILES)
         if not (self.path / CHECKPOINT).exists():
             remove_states_after(self.private, 0)
             return None
@@ -355,8 +373,7 @@ class RunFolder:
             ledger: whose length and head `finished.json` records, so that a folder
                 that is published without its checkpoint has them too.
         """
-        average = self.path / "generator_ema.safetensors"
-        write_tensors(average, ema, is_durable=True)
+        write_tensors(self.path / AVERAGE, ema, is_durable=True)
         finished = {
             "round": self.last_round,
             "ledger_length": ledger.length,
@@ -372,6 +389,14 @@ def _verify(ledger: Ledger, witnesses: Iterable[Witness]) -> None:
             ledger.verify_rounds(witness.round, witness.name)
         else:
             ledger.verify_prefix(witness.length, witness.head, witness.name)
+
+
+def _remove_killed_creations(path: Path) -> None:
+    """Removes the unfinished folders of creations whose process is gone."""
+    for entry in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        found = TEMPORARY.fullmatch(entry.name)
+        if found and found[1] == path.name and not Path("/proc", found[2]).exists():
+            shutil.rmtree(entry, ignore_errors=True)
 
 
 def _content(cohort: str) -> bytes:
