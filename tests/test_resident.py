@@ -108,7 +108,6 @@ def test_a_wrong_node_config_ends_with_exit_code_2(capsys, given, words):
     assert words in error
 
 
-@pytest.mark.parametrize("text", ["", "-----BEGIN CERTIFICATE-----\nAA", None])
 @pytest.mark.parametrize("is_refused", [False, True])
 def test_systemd_is_told_once_the_state_directory_is_open(monkeypatch, is_refused):
     done: list[str] = []
@@ -129,6 +128,7 @@ def test_systemd_is_told_once_the_state_directory_is_open(monkeypatch, is_refuse
     assert done == (["opened"] if is_refused else ["opened", "READY=1", "runs"])
 
 
+@pytest.mark.parametrize("text", ["", "-----BEGIN CERTIFICATE-----\nAA", None])
 @pytest.mark.parametrize("what", ["ca", "key"])
 def test_a_file_that_is_no_certificate_or_key_ends_with_exit_code_2(
     tmp_path, capsys, what, text
