@@ -290,8 +290,8 @@ def test_the_servers_events_say_who_answered_and_who_did_not(
 
 
 def test_those_who_have_answered_are_not_waited_for_any_more(deploy, clock, log):
-    run = deploy(round_timeout=100.0)
-    go_away(run, 2, 3)
+    run = deploy(round_timeout=100.0, num_rounds=2)
+    go_away(run, 2, 2)
     seen: list[tuple[float, list[str]]] = []
 
     def look() -> None:
@@ -388,10 +388,10 @@ def test_a_full_disk_of_a_client_releases_nothing_uncounted(
 def test_a_reason_that_has_no_room_on_a_clients_disk_is_on_its_stderr(
     deploy, monkeypatch, capsys
 ):
-    run = deploy()
+    run = deploy(num_rounds=2)
 
     def fill(metrics: dict) -> None:
-        if metrics["round"] == 2:
+        if metrics["round"] == 1:
             full_disk(monkeypatch, "state-b-clinic")
             (run.clients[1].state_dir / "error.log").mkdir()
 

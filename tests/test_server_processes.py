@@ -19,6 +19,7 @@ import pytest
 
 from experiments import deploy_supervisor
 from experiments.deploy_certs import make_certificates
+from experiments.deploy_status import overview_of
 from experiments.deploy_supervisor import ServerEnded, Supervisor
 from fedgs import process
 from fedgs.config import UserError
@@ -330,13 +331,24 @@ class TestFlower:
     @pytest.mark.parametrize("victim", ["server", "superlink", "serverapp"])
     def test_nothing_is_left_of_a_process_that_was_killed(self, deployment, victim):
         machines = deployment.machines
+
+        def states() -> list[str]:
+            return [run.state for run in overview_of(deployment.state).runs]
+
         server = deployment.serve()
         deployment.join("a", "b")
         submitted = deployment.start_run(num_rounds=500)
         machines.until(lambda: rounds_of(deployment.run) >= 1, server, submitted)
         pids = deployment.wait_for("superlink", "superexec", "serverapp")
+        before = overview_of(deployment.state)
+        assert before.server is not None
+        assert before.server.state == "running"
+        assert [run.state for run in before.runs] == ["running"]
+        assert {node.online for node in before.runs[0].nodes} == {True}
         os.kill(pids[victim], signal.SIGKILL)
+        machines.until(lambda: states() == ["interrupted"])
         if victim == "serverapp":  # the server goes on, and so can the run
+            assert overview_of(deployment.state).server.state == "running"
             assert submitted.wait(600) == 1, machines.logs()
             done = rounds_of(deployment.run)
             again = deployment.submit("--resume", "digits")
@@ -344,6 +356,9 @@ class TestFlower:
             return
         code = server.wait(60)
         machines.until(lambda: deployment.left() == [])
+        overview = overview_of(deployment.state)
+        assert overview.server.state == ("dead" if victim == "server" else "ended")
+        assert {node.online for node in overview.runs[0].nodes} == {None}
         if victim == "superlink":
             assert code == 1, machines.logs()
             reason = "was ended by SIGKILL; the server has ended"
