@@ -2,6 +2,8 @@
 
 import fcntl
 import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ from fedgs.client_count import ReleaseCount
 from fedgs.client_limits import Limits
 from fedgs.config import UserError
 from fedgs.durable import remove_temporaries
+from fedgs.process import TOKEN_VARIABLE, processes_of
 from fedgs.run_folder import RunFolder, node_folder, state_path, write_tensors
 from test_run_folder import TENSORS, event
 from tiny import tiny_config
@@ -135,3 +138,35 @@ def test_a_count_removes_what_a_killed_charge_wrote(tmp_path):
     ReleaseCount(tmp_path, ["a", "b", "c", "d", "e", "f"]).charge(event(1), Limits())
     assert not left.exists()
     assert state.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_submit_leaves_nothing_however_it_ends(tmp_path, number):
+    """The server takes the connection and never answers."""
+    places = {name: tmp_path / name for name in ("HOME", "TMPDIR", "work")}
+    for place in places.values():
+        place.mkdir()
+    environment = {**os.environ, **{n: str(p) for n, p in places.items()}}
+    environment |= {"PYTHONDONTWRITEBYTECODE": "1", TOKEN_VARIABLE: str(tmp_path)}
+    for name in [name for name in environment if name.startswith("XDG_")]:
+        del environment[name]
+    environment.pop("FLWR_HOME", None)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(120)
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        given = ["deploy", "submit", "--server", address, "--insecure"]
+        command = [sys.executable, "-m", "fedgs", *given, "--resume", "digits-1"]
+        with subprocess.Popen(
+            command, env=environment, cwd=places["work"], stderr=subprocess.DEVNULL
+        ) as submitting:
+            try:
+                connection, _ = server.accept()
+                with connection:
+                    submitting.send_signal(number)
+                    assert submitting.wait(60) != 0
+            finally:
+                submitting.kill()
+    assert processes_of(str(tmp_path)) == []
+    left = [path for place in places.values() for path in place.rglob("*")]
+    assert left == []
