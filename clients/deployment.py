@@ -21,12 +21,15 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from logging import INFO
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from flwr.common.logger import log
 
 from clients import history as histories
+from clients.agreement import agreement
 from clients.history import History, Record, Released
 from clients.state import Worker, cached_worker, drop_worker, forget
 from fedgs.client_count import WHOLE, Mark, ReleaseCount, release_event
@@ -214,7 +217,8 @@ class DeployedPlace:
         """Takes part in a run from now on, or again after the server's restart.
 
         Nothing is deleted: states of rounds that the run's history has not are set
-        aside. From now on the limits file counts as it is now.
+        aside. From now on the limits file counts as it is now. What is agreed is in
+        this client's own log.
 
         Privacy: reads private data; the result is public: rounds and participation,
             which a server that was not restored from a backup knows.
@@ -245,6 +249,7 @@ class DeployedPlace:
         states = node_folder(self.folder, self.node_id)
         histories.enter(self.folder, states, history)
         cached_worker(str(self.folder), lambda: worker)
+        log(INFO, "%s", agreement(self.title, worker.node(self.node_id)))
         return Joined(
             round=max(state_rounds(states), default=-1),
             newest=histories.newest_state(states),

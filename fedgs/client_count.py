@@ -32,7 +32,6 @@ import numpy.typing as npt
 from fedgs.client_limits import ClientRefused, Limits, release_cost
 from fedgs.config import RunConfig, UserError
 from fedgs.durable import make_folder, remove_temporaries
-from fedgs.gaussian import epsilon_from_mu
 from fedgs.ledger import Event, Ledger
 from fedgs.run_folder import read_json, write_json
 
@@ -97,6 +96,15 @@ class ReleaseCount:
         if self.is_whole:
             own = self._by_name.max(keepdims=True)
         return own + self._of_all
+
+    def largest(self) -> float:
+        """Returns the mu^2 of the client that has spent most, as of now.
+
+        Raises:
+            UserError: the count is broken.
+        """
+        with self._held():
+            return float(self.mu_squared.max())
 
     def check(self, event: Event, limits: Limits) -> None:
         """Refuses a release that `charge` would refuse now; counts nothing.
@@ -181,8 +189,7 @@ class ReleaseCount:
         worst = int(positions[mu_squared[positions].argmax()])
         if mu_squared[worst] + cost <= limits.most_mu_squared:
             return
-        factor = 1.0 if limits.relation == "replace-one" else 0.5
-        spent = epsilon_from_mu(factor * mu_squared[worst] ** 0.5, limits.delta)
+        spent = limits.epsilon_of(mu_squared[worst])
         who = "the data set" if self.is_whole else f"client {self.clients[worst]}"
         raise ClientRefused(
             "client_epsilon",

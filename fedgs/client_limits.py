@@ -6,7 +6,8 @@ A TOML file on the client's side. Every key may be left out; an unknown one is a
     delta = 1e-5                  #   needs delta and relation
     relation = "replace-one"      #   or "zero-out"; docs/privacy.md
     max_batch_size = 32           # B, fakes answered by a release
-    min_noise_multiplier = 1.0    # noise_std / (2 * clip_bound)
+    min_noise_multiplier = 1.0    # noise_std / (2 * clip_bound); unset: above 0;
+                                  #   0 allows a run without noise
     clip_bound = 1.0              # exactly this C
     image_size = 28               # exactly this side of the square fakes
     image_channels = 1            # exactly this
@@ -29,8 +30,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedgs.amplification import LEAST_RATIO
 from fedgs.config import RunConfig, UserError
-from fedgs.gaussian import mu_from_epsilon
+from fedgs.gaussian import epsilon_from_mu, mu_from_epsilon
 from fedgs.plan import RELATIONS, noise_ratio
 
 if TYPE_CHECKING:  # torch is imported where tensors are
@@ -66,6 +68,7 @@ class Limits:
             adversary: only the noise of the client's own node counts.
         delta, relation: of `client_epsilon`, as in `RunConfig`.
         max_batch_size, min_noise_multiplier, max_fakes: bounds; see the module.
+            Without a min_noise_multiplier there must be some noise.
         clip_bound, image_size, image_channels, num_classes: the only value allowed.
         allow_seeded_noise: whether a run may set `noise_seed`.
         state_dir: absolute folder of the count; None: the run's private folder.
@@ -135,7 +138,7 @@ class Limits:
         Raises:
             UserError: as `read`; or client_epsilon is given in two places.
         """
-        limits = cls(allow_seeded_noise=True)
+        limits = cls(allow_seeded_noise=True, min_noise_multiplier=0)
         if config.client_limits is not None:
             limits = cls.read(config.client_limits)
         if config.client_epsilon is None:
@@ -155,6 +158,14 @@ class Limits:
             return float("inf")
         return _most_mu_squared(self.client_epsilon, self.delta, self.relation)
 
+    def epsilon_of(self, mu_squared: float) -> float:
+        """Returns the epsilon of a sum of `release_cost`, at these delta and relation.
+
+        Privacy: public.
+        """
+        factor = RELATIONS[self.relation] / RELATIONS["replace-one"]
+        return epsilon_from_mu(factor * mu_squared**0.5, self.delta)
+
     def check_run(self, config: RunConfig) -> None:
         """Refuses a run whose settings are outside these limits.
 
@@ -163,10 +174,11 @@ class Limits:
         """
         for limit, setting, holds, remedy in self._demands(config):
             if not holds:
+                own = getattr(self, limit)
                 raise ClientRefused(
                     limit,
                     f"{setting} = {getattr(config, setting)}: outside the client's "
-                    f"limit {limit} = {getattr(self, limit)}; give {remedy}",
+                    f"limit {limit} = {'unset' if own is None else own}; give {remedy}",
                 )
 
     def _demands(self, config: RunConfig) -> Iterator[tuple[str, str, bool, str]]:
@@ -174,9 +186,12 @@ class Limits:
         if (most := self.max_batch_size) is not None:
             holds = config.batch_size <= most
             yield "max_batch_size", "batch_size", holds, f"at most {most}"
+        cost = release_cost(config.noise_multiplier or 0.0, config.batch_size)
+        holds, remedy = cost <= 1 / LEAST_RATIO**2, f"more, or {_ALLOW_NO_NOISE}"
         if (least := self.min_noise_multiplier) is not None:
             holds = (config.noise_multiplier or 0.0) >= least
-            yield "min_noise_multiplier", "noise_multiplier", holds, f"at least {least}"
+            remedy = f"at least {least}"
+        yield "min_noise_multiplier", "noise_multiplier", holds, remedy
         for name in ("clip_bound", "image_size", "image_channels", "num_classes"):
             if (only := getattr(self, name)) is not None:
                 yield name, name, getattr(config, name) == only, f"{only}"
@@ -185,10 +200,10 @@ class Limits:
             yield "max_fakes", "fakes_sent", holds, "fewer --fakes-per-round"
         if not self.allow_seeded_noise:
             holds = config.noise_seed is None
-            yield "allow_seeded_noise", "noise_seed", holds, "no --noise-seed"
+            remedy = f"no --noise-seed, or {_ALLOW_SEEDED}"
+            yield "allow_seeded_noise", "noise_seed", holds, remedy
         holds = self.client_epsilon is None or not config.amplification
         yield "client_epsilon", "amplification", holds, f"False: {REFUSAL_TELLS}"
-        cost = release_cost(config.noise_multiplier or 0.0, config.batch_size)
         holds = cost <= self.most_mu_squared
         yield "client_epsilon", "noise_multiplier", holds, "more, for a single release"
 
@@ -263,6 +278,9 @@ def _check_value(name: str, value: Any) -> None:
         raise UserError(f"{name} = {value!r}: give {words}")
 
 
+_FILE = "in the client's limits file"
+_ALLOW_NO_NOISE = f"set min_noise_multiplier = 0 {_FILE} to allow less"
+_ALLOW_SEEDED = f"set allow_seeded_noise = true {_FILE} to allow it"
 _INF = float("inf")
 _POSITIVE = ((int, float), lambda x: 0 < x < _INF, "a finite number above 0")
 _COUNT = (int, lambda x: x >= 1, "1, 2, 3, ...")
@@ -271,7 +289,11 @@ _RANGES: dict[str, tuple[Any, Any, str]] = {
     "delta": (float, lambda x: 0 < x < 1, "a number above 0 and below 1"),
     "relation": (str, lambda x: x in RELATIONS, f"one of {', '.join(RELATIONS)}"),
     "max_batch_size": _COUNT,
-    "min_noise_multiplier": _POSITIVE,
+    "min_noise_multiplier": (
+        (int, float),
+        lambda x: 0 <= x < _INF,
+        "a finite number, 0 for no noise",
+    ),
     "clip_bound": _POSITIVE,
     "image_size": _COUNT,
     "image_channels": _COUNT,

@@ -222,6 +222,13 @@ ELSEWHERE = [
         "the client refuses once the states of 16 starts are set aside",
         _RESTORED + "test_a_server_cannot_fill_a_clients_disk_with_states_set_aside",
     ),
+    Elsewhere(
+        "a run without noise or with seeded noise, for a client that sets no limits",
+        "server",
+        "the client refuses to join and says which limit",
+        _AGREED + "test_a_client_that_says_nothing_answers_neither_without_noise_nor_"
+        "with_seeded",
+    ),
 ]
 
 

@@ -313,7 +313,7 @@ def test_amplification_is_refused_where_nodes_are_deployed(tmp_path):
     settings = public_settings(config)
     place = DeployedPlace(_site(tmp_path, 3), "0" * 16)
     with pytest.raises(UserError, match=REFUSED):
-        place.join(settings, 0)
+        place.join(settings, [("a" * 16, 0)])
 
 
 def test_an_older_deployed_run_that_asked_for_amplification_gets_none(
@@ -333,3 +333,85 @@ def test_an_older_deployed_run_that_asked_for_amplification_gets_none(
     found = statements_of_runs([run], 1e-5)
     assert not any(row.theorem.startswith("amplification") for row in found)
     assert any("refused: in a deployment" in text for text in found[0].conditions)
+
+
+# ------------------------------------------------------------------ without limits
+
+NO_NOISE = r"noise_multiplier = .*set min_noise_multiplier = 0 in the client's limits"
+SEEDED = r"noise_seed = 7: .*set allow_seeded_noise = true in the client's limits file"
+
+
+@pytest.mark.parametrize("has_file", [False, True])
+@pytest.mark.parametrize(
+    ("settings", "problem", "limit"),
+    [
+        ({"noise_multiplier": 0.0}, NO_NOISE, "min_noise_multiplier"),
+        ({"noise_multiplier": 1e-9}, NO_NOISE, "min_noise_multiplier"),
+        ({"noise_seed": 7}, SEEDED, "allow_seeded_noise"),
+    ],
+)
+def test_a_client_that_says_nothing_answers_neither_without_noise_nor_with_seeded(
+    tmp_path, has_file, settings, problem, limit
+):
+    site = dataclasses.replace(_site(tmp_path, 3), limits=None)
+    if has_file:
+        path = tmp_path / "limits.toml"
+        path.write_text("max_batch_size = 32\n")
+        site = dataclasses.replace(site, limits=path)
+    with pytest.raises(ClientRefused, match=problem) as refused:
+        _node(site, 1, **settings)
+    assert refused.value.setting == limit
+    _node(site, 1)
+    allowed = "min_noise_multiplier = 0\nallow_seeded_noise = true\n"
+    (tmp_path / "limits.toml").write_text(allowed)
+    _node(dataclasses.replace(site, limits=tmp_path / "limits.toml"), 1, **settings)
+
+
+def test_simulated_clients_without_a_file_take_any_noise():
+    for settings in ({"noise_multiplier": 0.0}, {"noise_seed": 7}):
+        config = tiny_config(**settings)
+        Limits.of_run(config).check_run(config)
+
+
+# ------------------------------------------------------------------ joining
+
+
+def test_joining_prints_what_is_agreed(deploy, log):
+    run = deploy(mode="full participation", num_rounds=4, noise_seed=None)
+    most = run.root / "limits.toml"
+    epsilon = epsilon_from_mu((9.5 * COST) ** 0.5, 1e-6)
+    most.write_text(
+        f'client_epsilon = {epsilon:g}\ndelta = 1e-6\nrelation = "replace-one"\n'
+    )
+    run.start()
+    (text,) = (line for line in log if line.startswith("a-clinic takes part"))
+    planned = epsilon_from_mu((4 * COST) ** 0.5, 1e-6)
+    for words in (
+        "noise_multiplier 0.5, clip_bound 1, batch_size 4, 4 rounds, unit client",
+        f"epsilon {planned:.4g} (replace-one, delta 1e-06) if all 4 rounds are run",
+        f"client_epsilon = {epsilon:g}",
+        "min_noise_multiplier = unset: above 0",
+        "released so far: epsilon 0",
+    ):
+        assert words in text
+    assert len(text.splitlines()) <= 6
+    del log[:]
+    run.start()  # of a finished run: nothing but joining
+    (text,) = (line for line in log if line.startswith("a-clinic takes part"))
+    assert f"released so far: epsilon {planned:.4g}" in text
+
+
+@pytest.mark.parametrize("partition", ["iid", "by-client"])
+def test_where_not_everybody_is_asked_two_epsilons_are_agreed(tmp_path, partition, log):
+    """What the plan costs a client, and what it costs who is asked in every round."""
+    site = _site(tmp_path, 30, PEOPLE, partition=partition)
+    config = _node(site, 2, num_rounds=8, client_selection="balanced").config
+    (text,) = (line for line in log if line.startswith("a takes part"))
+    planned, most = (epsilon_from_mu((n * COST) ** 0.5, 1e-5) for n in (4, 8))
+    assert config.clients_per_round == 1
+    if partition == "iid":  # the shards are one data set, asked in every round
+        assert f"epsilon {most:.4g} (replace-one" in text
+        assert f"{planned:.4g}" not in text
+    else:
+        assert f"epsilon {planned:.4g} (replace-one" in text
+        assert f"at most {most:.4g} if the server asks it in every round" in text

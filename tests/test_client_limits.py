@@ -64,10 +64,12 @@ def test_every_key_of_the_file_is_read(tmp_path, monkeypatch):
     assert keys == {spec.name for spec in dataclasses.fields(Limits)}
 
 
-def test_an_empty_file_limits_nothing_but_seeded_noise(tmp_path):
+def test_an_empty_file_limits_nothing_but_seeded_noise_and_none(tmp_path):
     limits = Limits.read(_write(tmp_path, ""))
     assert limits == Limits()
-    limits.check_run(tiny_config(noise_seed=None, noise_multiplier=0.0))
+    limits.check_run(tiny_config(noise_seed=None, noise_multiplier=0.01))
+    with pytest.raises(ClientRefused, match="min_noise_multiplier = unset"):
+        limits.check_run(tiny_config(noise_seed=None, noise_multiplier=0.0))
     with pytest.raises(ClientRefused, match="allow_seeded_noise"):
         limits.check_run(tiny_config(noise_seed=7))
 
@@ -79,7 +81,6 @@ def test_an_empty_file_limits_nothing_but_seeded_noise(tmp_path):
         "max_batch_size = 1.5",
         "max_batch_size = true",
         'max_batch_size = "32"',
-        "min_noise_multiplier = 0",
         "min_noise_multiplier = -1.0",
         "min_noise_multiplier = inf",
         "min_noise_multiplier = nan",
@@ -129,11 +130,12 @@ def test_a_missing_file_is_refused(tmp_path):
 def test_the_epsilon_of_a_run_comes_with_its_delta_and_relation(tmp_path):
     settings = {"client_epsilon": 3.0, "delta": 1e-6, "relation": "zero-out"}
     limits = Limits.of_run(RunConfig(**settings))
-    assert limits == Limits(allow_seeded_noise=True, **settings)
+    any_noise = {"allow_seeded_noise": True, "min_noise_multiplier": 0}
+    assert limits == Limits(**any_noise, **settings)
     path = str(_write(tmp_path, "max_batch_size = 8"))
     limits = Limits.of_run(RunConfig(client_limits=path, **settings))
     assert limits == Limits(max_batch_size=8, **settings)
-    assert Limits.of_run(RunConfig()) == Limits(allow_seeded_noise=True)
+    assert Limits.of_run(RunConfig()) == Limits(**any_noise)
 
 
 def test_an_epsilon_in_two_places_is_refused(tmp_path):

@@ -1,0 +1,71 @@
+"""What a deployed client agrees to by joining a run, in words for its own log."""
+
+import dataclasses
+
+from fedgs.accounting import statements
+from fedgs.client_limits import Limits, release_cost
+from fedgs.config import RunConfig
+from fedgs.node import Node
+from fedgs.plan import Plan
+
+_COUNTED = ("client_epsilon", "delta", "relation")
+
+
+def agreement(title: str, node: Node) -> str:
+    """Returns a few lines: the run's noise and cost, the limits, what was released.
+
+    Privacy: public; settings, and a count that depends on no data.
+
+    Args:
+        title: the client's name.
+        node: of the run, with the limits and the count of its clients.
+
+    Raises:
+        UserError: the count is broken.
+    """
+    config, limits = node.config, node.limits
+    seeded = "" if config.noise_seed is None else " (seeded: not private)"
+    spent = limits.epsilon_of(node.count.largest())
+    return "\n".join(
+        (
+            f"{title} takes part in a run; what is agreed:",
+            f"  noise_multiplier {config.noise_multiplier:g}{seeded}, clip_bound "
+            f"{config.clip_bound:g}, batch_size {config.batch_size}, "
+            f"{config.num_rounds} rounds, unit {config.privacy_unit}",
+            f"  against the server: {_costs(config, limits, node.count.is_whole)}",
+            f"  limits: {_in_force(limits)}",
+            f"  released so far: epsilon {spent:.4g}, over all runs counted in "
+            f"{node.count.folder}",
+        )
+    )
+
+
+def _costs(config: RunConfig, limits: Limits, is_whole: bool) -> str:
+    """Returns what all rounds cost as planned, and for who is asked in every one."""
+    cost = release_cost(config.noise_multiplier or 0.0, config.batch_size)
+    most = planned = limits.epsilon_of(config.num_rounds * cost)
+    if not is_whole:  # shards are one data set, of which any round may ask
+        rows = statements(Plan.from_config(config), limits.delta)
+        asked = ("server", limits.relation)
+        stated = next(r for r in rows if (r.adversary, r.relation) == asked)
+        planned = most if stated.epsilon is None else stated.epsilon
+    meaning = f"({limits.relation}, delta {limits.delta:g})"
+    text = f"epsilon {planned:.4g} {meaning} if all {config.num_rounds} rounds are run"
+    if planned < most:
+        text += f" as planned, at most {most:.4g} if the server asks it in every round"
+    return text
+
+
+def _in_force(limits: Limits) -> str:
+    values = {
+        spec.name: getattr(limits, spec.name)
+        for spec in dataclasses.fields(limits)
+        if spec.name != "state_dir"
+    }
+    if limits.client_epsilon is None:
+        values = {name: v for name, v in values.items() if name not in _COUNTED}
+    least = values.pop("min_noise_multiplier")
+    shown = {name: value for name, value in values.items() if value is not None}
+    shown["min_noise_multiplier"] = "unset: above 0" if least is None else least
+    text = ", ".join(f"{name} = {value}" for name, value in shown.items())
+    return text if "client_epsilon" in shown else f"no client_epsilon, {text}"
