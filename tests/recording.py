@@ -211,10 +211,21 @@ def _record_workers(folder: Path) -> None:
     RayBackend.process_message = recorded  # type: ignore[method-assign]
 
 
-def _record_replies(folder: Path) -> None:
-    """Wraps what the server pulls: also the replies that Flower itself makes."""
+def _record_messages(folder: Path) -> None:
+    """Wraps what the server pushes and pulls: also replies that Flower itself makes."""
     from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
+    push_messages = InMemoryGrid.push_messages
+
+    def pushed(grid: InMemoryGrid, messages: Any) -> Any:
+        messages = list(messages)
+        names = push_messages(grid, messages)
+        for message in messages:
+            sent = message_to_proto(message).SerializeToString()
+            (folder / f"request-{uuid.uuid4().hex}").write_bytes(sent)
+        return names
+
+    InMemoryGrid.push_messages = pushed  # type: ignore[method-assign]
     pull_messages = InMemoryGrid.pull_messages
 
     def recorded(grid: InMemoryGrid, message_ids: Any) -> list[Message]:
@@ -247,7 +258,7 @@ def _record(folder: Path) -> None:
     fedgs.round.sanitize = keeping(fedgs.round.sanitize, folder)
     if "default_worker" not in sys.argv[0]:  # Ray's workers
         _record_workers(folder)
-        _record_replies(folder)
+        _record_messages(folder)
         _record_prints(folder)
 
 

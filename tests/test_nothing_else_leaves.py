@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from flwr.app import Message
 from flwr.common.serde import context_to_proto, message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Context as ContextProto
 from flwr.proto.message_pb2 import Message as MessageProto
@@ -29,6 +30,7 @@ import recording
 from experiments import flower_engine
 from fedgs.config import RunConfig
 from fedgs.ledger import Ledger
+from fedgs.messages import decode_batch
 from fedgs.run_folder import RunFolder
 from fedgs.transport import pack_release
 from recording import canaries_in, leaves
@@ -127,7 +129,7 @@ def _check_answer(
 ) -> None:
     """Compares an answer with what the sanitizer made, byte by byte."""
     content, request = record.pop("tensors"), record.pop("request")
-    assert isinstance(request, bytes)  # `_check_hashes` looks at them together
+    assert isinstance(request, bytes)  # `_check_hashes` compares it with the request
     assert len(request) == 32
     where = record["node_id"], record["round"]
     expected = {"is_empty": 0, "node_id": where[0], "round": where[1]}
@@ -154,16 +156,25 @@ def _check_answer(
     )
 
 
-def _check_hashes(sent: Iterable[bytes]) -> None:
-    """What an answer repeats of its request is the same for all nodes of a round."""
-    hashes: dict[object, set[object]] = {}
+def _check_hashes(
+    requests: Iterable[bytes], sent: Iterable[bytes], config: RunConfig
+) -> None:
+    """What an answer repeats of its request is the hash of what the node was sent."""
+    asked: dict[int, set[bytes]] = {}
+    for content in requests:
+        message = message_from_proto(MessageProto.FromString(content))
+        if message.metadata.message_type == "train":
+            batch = decode_batch(message.content["fedgs"], config)
+            hashes = asked.setdefault(message.metadata.dst_node_id, set())
+            hashes.add(bytes.fromhex(batch.digest()))
+    found = 0
     for content in sent:
         message = message_from_proto(MessageProto.FromString(content))
         if not message.has_error() and "request" in message.content["fedgs"]:
-            record = message.content["fedgs"]
-            hashes.setdefault(record["round"], set()).add(record["request"])
-    assert hashes
-    assert all(len(found) == 1 for found in hashes.values())
+            found += 1
+            of_node = asked[message.metadata.src_node_id]
+            assert message.content["fedgs"]["request"] in of_node
+    assert found
 
 
 def _check_context(sent: bytes) -> None:
@@ -216,7 +227,13 @@ def test_every_message_of_a_run_holds_public_values_only(
 ):
     basis = {"gradient_basis": gradient_basis, "dct_size": 5}
     config = _config(tmp_path, transport=transport, **basis)
-    folder, grid, releases = RunFolder.create(config), FakeGrid(3), {}
+    requests: list[bytes] = []
+
+    def arrives(node: int, request: Message, reply: Message) -> Message:
+        requests.append(message_to_proto(request).SerializeToString())
+        return reply
+
+    folder, grid, releases = RunFolder.create(config), FakeGrid(3, arrives), {}
     sanitize = fedgs.round.sanitize
 
     def kept(*args: object):
@@ -236,7 +253,7 @@ def test_every_message_of_a_run_holds_public_values_only(
     assert {kind: kinds.count(kind) for kind in expected} == expected
     assert empty >= 3 + 5
     assert releases
-    _check_hashes(sent)
+    _check_hashes(requests, sent, config)
     for context in grid.contexts.values():
         _check_context(context_to_proto(context).SerializeToString())
     _check_victim_took_part(folder)
@@ -310,7 +327,8 @@ def test_every_message_of_a_real_simulation_holds_public_values_only(
     empty = 3 + 5 * 3 - len(releases)
     expected = {"roll call": 3, "error": 15, "empty": empty, "answer": len(releases)}
     assert {kind: kinds.count(kind) for kind in expected} == expected
-    _check_hashes(sent)
+    requests = [path.read_bytes() for path in records.glob("request-*")]
+    _check_hashes(requests, sent, config)
     contexts = [path.read_bytes() for path in records.glob("context-*")]
     assert len(contexts) == len(sent)
     for context in contexts:
