@@ -12,10 +12,12 @@ import pytest
 from PIL import Image
 from safetensors import safe_open
 
+from experiments import privacy_report
 from fedgs import local, run_folder
 from fedgs.config import UserError
 from fedgs.gaussian import epsilon_from_mu
 from fedgs.ledger import Ledger
+from fedgs.participation import COUNT_THEOREM
 from fedgs.run_folder import RunFolder, node_folder, read_tensors, state_rounds
 from fedgs.training import RunStopped
 from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
@@ -354,6 +356,20 @@ def test_run_that_a_client_refuses_stops_with_a_checkpoint_and_can_go_on(
     train(folder)
     assert product(folder) == uninterrupted("full participation")
     assert counted(folder) == dict.fromkeys(range(6), 6)
+
+
+def test_run_that_a_client_refuses_is_charged_the_count(tmp_path):
+    """Its end depends on who was drawn: the mixture of its rounds does not hold."""
+    settings = MODES["selected"] | {"num_rounds": 40, "num_clients": 3}
+    folder = create(tmp_path / "run", **settings, client_epsilon=room_for(2))
+    with pytest.raises(RunStopped, match="client_epsilon"):
+        train(folder)
+    assert len(sent := rounds_sent(folder)) < 8
+    found = privacy_report.of_run(folder.path)[0]
+    assert found.theorem == COUNT_THEOREM
+    assert f"after {len(sent)} of 40 planned rounds" in found.conditions[0]
+    mu = 3**0.5 * 4**0.5 / 0.5  # its third release was refused, and is counted
+    assert found.epsilon == pytest.approx(epsilon_from_mu(mu, folder.config.delta))
 
 
 # ------------------------------------------------------------------ refusals
