@@ -328,10 +328,6 @@ def every_machine_restarted(site: Site, run: Run) -> None:
 @incident("submitter: SIGKILL", NOTHING)
 def submitter_killed(site: Site, run: Run) -> None:
     end_submitter(site, run, signal.SIGKILL)
-    # What it could not remove is removed by the next one.
-    ca = ["--server", f"127.0.0.1:{PORT}", "--ca", "certs/ca.crt"]
-    given = [*site.members(), *run.flags, "--print-only"]
-    site.machines.run("server", "deploy", "submit", *ca, *given)
 
 
 @incident("submitter: SIGTERM", NOTHING)

@@ -240,6 +240,8 @@ def main() -> None:
             print(f"{row.wall:5.0f} s  {incident.name}: {row.line()}", flush=True)
             write_rows(given.rows, rows := {**rows, row.name: row})
     finally:
+        for number in (signal.SIGTERM, signal.SIGINT):  # removing is not interrupted
+            signal.signal(number, signal.SIG_IGN)
         left = incidents.close()
     if left:
         print(f"left over at the end: {left}", file=sys.stderr)
