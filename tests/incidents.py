@@ -222,11 +222,12 @@ def main() -> None:
     except pytest.skip.Exception as error:
         sys.exit(f"incidents: {error}")
     names = [name for name in given.only.split(",") if name]
-    if unknown := set(names) - {i.name for i in INCIDENTS}:
+    known = {incident.name: incident for incident in INCIDENTS}
+    if unknown := set(names) - known.keys():
         sys.exit(f"incidents: no {', '.join(sorted(unknown))}")
     rows = read_rows(given.rows) if names or given.proceed else {}
     if names:
-        todo = [i for i in INCIDENTS if i.name in names]
+        todo = [known[name] for name in names]
     else:
         todo = [i for i in INCIDENTS if i.name not in rows or not rows[i.name].is_good]
     folder = Path(tempfile.mkdtemp(prefix="fedgs-incidents-"))
@@ -243,10 +244,10 @@ def main() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):  # removing is not interrupted
             signal.signal(number, signal.SIG_IGN)
         left = incidents.close()
+        if not bad:  # else it has the logs
+            shutil.rmtree(folder)
     if left:
         print(f"left over at the end: {left}", file=sys.stderr)
-    if not bad:
-        shutil.rmtree(folder)
     sys.exit(1 if bad or left else 0)
 
 
