@@ -1,4 +1,4 @@
-"""docs/deployment.md and the systemd units: every command in them exists."""
+"""docs/deployment.md, operations.md, the systemd units: every command exists."""
 
 import re
 import shlex
@@ -15,7 +15,7 @@ from experiments.deploy_superlink import GRACE_SECONDS
 from fedgs.process import STOP_SECONDS
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGE = (DOCS / "deployment.md").read_text()
+PAGE = "\n".join((DOCS / f"{n}.md").read_text() for n in ("deployment", "operations"))
 UNITS = sorted((DOCS / "systemd").glob("*.service"))
 
 
