@@ -19,8 +19,7 @@ from experiments.deploy_certs import check_name
 from experiments.deploy_commands import connection, toml_value
 from experiments.deploy_processes import file_of, show
 from experiments.flower_app import TRAINING, app_project
-from fedgs.config import RunConfig, UserError
-from fedgs.preparation import check_submitted
+from fedgs.config import RunConfig, UserError, check_submitted
 
 SERVER = "server"  # the connection's name in config.toml
 TYPED = Path("fedgs-submit")  # where the files of the printed commands belong

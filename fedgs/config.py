@@ -585,3 +585,18 @@ def _known(num_clients: int | None) -> int:
 def field_type(name: str) -> tuple[type, bool]:
     """Returns the scalar type of a setting and whether it may be unset."""
     return scalar_type(typing.get_type_hints(RunConfig)[name])
+
+
+def check_submitted(config: RunConfig) -> None:
+    """Refuses a deployed run whose selection every client could compute.
+
+    Privacy: public.
+
+    Raises:
+        UserError: selection_seed is set: Flower sends all settings to every client.
+    """
+    if config.selection_seed is not None:
+        raise UserError(
+            f"selection_seed = {config.selection_seed}: Flower hands a submitted run's "
+            "settings to every client; leave out --selection-seed, the server draws it"
+        )

@@ -16,7 +16,7 @@ from fedgs.accounting import Plan
 from fedgs.budget import calibrate_noise
 from fedgs.client_count import check_start
 from fedgs.cohorts import selection_costs
-from fedgs.config import RunConfig, UserError
+from fedgs.config import RunConfig, UserError, check_submitted
 from fedgs.data import FederatedImages, load_data
 from fedgs.models import build_discriminator
 from fedgs.selection_cost import check_target
@@ -76,21 +76,6 @@ def resolve_deployed(config: RunConfig) -> RunConfig:
     check_submitted(config)
     config = dataclasses.replace(config, selection_seed=secrets.randbits(63))
     return with_noise(config.validate())
-
-
-def check_submitted(config: RunConfig) -> None:
-    """Refuses a deployed run whose selection every client could compute.
-
-    Privacy: public.
-
-    Raises:
-        UserError: selection_seed is set: Flower sends all settings to every client.
-    """
-    if config.selection_seed is not None:
-        raise UserError(
-            f"selection_seed = {config.selection_seed}: Flower hands a submitted run's "
-            "settings to every client; leave out --selection-seed, the server draws it"
-        )
 
 
 def with_noise(config: RunConfig) -> RunConfig:

@@ -7,8 +7,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from torchvision.transforms.functional import to_pil_image
-from torchvision.utils import make_grid
 
 from fedgs.config import RunConfig, UserError
 from fedgs.models import build_generator, sample_labels, sample_latents
@@ -100,6 +98,10 @@ def save_images(path: Path, images: npt.NDArray[np.float32], columns: int) -> No
 
     Privacy: the file is as private as the images.
     """
+    # Imported here: it loads a compiler, a third of the time a server takes to start.
+    from torchvision.transforms.functional import to_pil_image
+    from torchvision.utils import make_grid
+
     grid = make_grid(torch.from_numpy(images), nrow=columns, padding=2, pad_value=0.3)
     content = BytesIO()
     to_pil_image(grid).save(content, format="PNG")

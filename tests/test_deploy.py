@@ -403,6 +403,14 @@ def test_submit_without_clients_is_refused(certs):
         )  # fmt: skip
 
 
+def test_commands_start_without_torch():
+    """Its import alone would be half of the time that they take."""
+    names = ("deploy_commands", "deploy_submit", "deploy_supervisor")
+    imports = "".join(f"import experiments.{name}\n" for name in names)
+    check = "import sys; assert not {'torch', 'flwr'} & set(sys.modules), 'slow'"
+    subprocess.run([sys.executable, "-c", imports + check], check=True)
+
+
 # Raised where Flower packs an app.
 of_flower = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
 

@@ -317,7 +317,7 @@ def test_waits_for_its_registration_or_the_end_of_a_killed_predecessor(
         return "activated"
 
     assert resident._patient(activate)(None, None) == "activated"
-    assert clock.now == {0: 0, 3: 1 + 2 + 4, 9: 15 + 5 * 10}[times]
+    assert clock.now == {0: 0, 3: 1 + 2 + 3, 9: 3 + 7 * 3}[times]
 
 
 def test_another_refusal_of_the_server_is_not_waited_out():
