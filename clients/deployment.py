@@ -250,10 +250,13 @@ class DeployedPlace:
         histories.enter(self.folder, states, history)
         cached_worker(str(self.folder), lambda: worker)
         log(INFO, "%s", agreement(self.title, worker.node(self.node_id)))
+        times = record.times(before=history[-1][0])
+        most = agreed(self.site, settings).num_rounds
+        times += histories.unexplained(self.site.state_dir, record, most)
         return Joined(
             round=max(state_rounds(states), default=-1),
             newest=histories.newest_state(states),
-            released=record.times(before=history[-1][0]),
+            released=[times[round] for round in range(1, max(times, default=0) + 1)],
         )
 
     def _make(self) -> Worker:

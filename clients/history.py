@@ -28,6 +28,7 @@ from typing import Any
 from fedgs.client_count import Mark, ReleaseCount
 from fedgs.config import UserError
 from fedgs.durable import make_folder, sync
+from fedgs.ledger import Ledger
 from fedgs.run_folder import (
     read_json,
     state_path,
@@ -191,15 +192,41 @@ class Record:
         self._size += len(line)
         self.releases.append(release)
 
-    def times(self, before: str) -> list[int]:
-        """Returns how often each round was released before a start of the server.
-
-        Returns:
-            Of round 1, 2, ..., as far as there are releases.
-        """
+    def times(self, before: str) -> Counter[int]:
+        """Returns how often each round was released before a start of the server."""
         others = {(r.round, r.start) for r in self.releases if r.start != before}
-        found = Counter(round for round, _ in others)
-        return [found[round] for round in range(1, max(found, default=0) + 1)]
+        return Counter(round for round, _ in others)
+
+
+def unexplained(state_dir: Path, record: Record, most: int) -> Counter[int]:
+    """Returns releases that only the count has: this run's folder may be restored.
+
+    They are later than the last of this run's record, and of no other run's. A count
+    outside of the state directory is not looked at: others may use it.
+
+    Privacy: public.
+
+    Args:
+        state_dir: of the client, with its count and all its runs.
+        record: of the run; an empty one (an older version's) tells nothing.
+        most: the run's last round.
+
+    Returns:
+        round -> times.
+    """
+    if not record.releases:
+        return Counter()
+    name, length, _ = record.releases[-1].mark
+    path = state_dir / "releases" / name
+    others = [Record(found.parent) for found in state_dir.glob("*/released.jsonl")]
+    marks = {release.mark for other in others for release in other.releases}
+    known = {mark.length for mark in marks if mark.ledger == name}
+    events = Ledger.read(path).events if path.exists() else ()
+    return Counter(
+        event.round
+        for number, event in enumerate(events, start=1)
+        if number > length and number not in known and event.round <= most
+    )
 
 
 def _parse(line: dict[str, Any]) -> Released:

@@ -263,6 +263,24 @@ def test_what_a_late_client_tells_is_added_while_the_run_goes_on(twice):
     assert_all_counted(run)
 
 
+def test_folders_of_a_run_restored_at_both_ends_hide_no_release(deploy, tmp_path):
+    """The clients' own count is the newest: it is never restored to an older one."""
+    run = deploy(num_rounds=2)
+    stop_after(run, 1)
+    places = [run.folder.path, *(run.states(index).parent for index in range(3))]
+    backups = [copied(p, tmp_path / str(n)) for n, p in enumerate(places)]
+    run.start()
+    for backup, place in zip(backups, places, strict=True):
+        restored(backup, place)
+    for client in run.clients:
+        client.restart()
+    with pytest.raises(RunStopped, match=r"released 1 times more .*\(rounds 2\)"):
+        run.start()
+    run.start(accept_restore=True)
+    assert run.attempts() == [(1, 1), (2, 1), (2, 2)]
+    assert_all_counted(run)
+
+
 @pytest.mark.parametrize(
     ("released", "words"),
     [
@@ -479,11 +497,11 @@ def test_a_record_is_on_the_disk_and_a_torn_line_is_dropped(tmp_path, monkeypatc
     with path.open("ab") as file:
         file.write(b'{"round": 3, "sta')
     record = Record(tmp_path)
-    assert record.times(C) == [1, 2]  # one start releases a round once
+    assert record.times(C) == {1: 1, 2: 2}  # one start releases a round once
     assert record.releases[-1] == Released(2, B, mark)
     record.note(Released(4, B, mark))
-    assert Record(tmp_path).times(C) == [1, 2, 0, 1]
-    assert Record(tmp_path).times(B) == [1, 1]
+    assert Record(tmp_path).times(C) == {1: 1, 2: 2, 4: 1}
+    assert Record(tmp_path).times(B) == {1: 1, 2: 1}
     path.write_bytes(path.read_bytes().replace(b'"start"', b'"strat"', 1))
     with pytest.raises(UserError, match=r"released.jsonl: cannot be read"):
         Record(tmp_path)
