@@ -95,10 +95,12 @@ def test_dead_superexec_is_started_again_until_it_ends_too_often(make, tmp_path,
     assert processes_of(str(tmp_path), SERVER_VARIABLE) == []
 
 
-def test_signal_ends_all_processes_and_what_they_started(make, tmp_path):
+def test_signal_ends_all_processes_and_what_they_started(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(deploy_supervisor, "STOP_SECONDS", 0.2)
     (tmp_path / "child.py").write_text(
         "import signal, subprocess, sys, time\n"
-        "child = [sys.executable, '-S', '-c', 'import time; time.sleep(600)']\n"
+        "deaf = 'import signal, time; signal.signal(15, signal.SIG_IGN); '\n"
+        "child = [sys.executable, '-S', '-c', deaf + 'time.sleep(600)']\n"
         "subprocess.Popen(child, start_new_session=True)\n"
         "time.sleep(600)\n"
     )
@@ -108,6 +110,7 @@ def test_signal_ends_all_processes_and_what_they_started(make, tmp_path):
     def ask() -> None:
         while len(processes_of(str(tmp_path), SERVER_VARIABLE)) < count:
             time.sleep(0.02)
+        time.sleep(0.3)  # until it ignores SIGTERM
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=ask, daemon=True).start()
@@ -129,13 +132,23 @@ def test_second_server_on_a_state_directory_is_refused(make, tmp_path):
         os.close(lock)
 
 
-def test_process_left_by_a_killed_server_is_ended_at_the_next_start(make, tmp_path):
+def test_process_left_by_a_killed_server_is_ended_before_the_next_one_starts(
+    make, tmp_path, monkeypatch
+):
     environment = {**os.environ, SERVER_VARIABLE: str(tmp_path)}
     left = subprocess.Popen(SLEEPER, env=environment)
     while left.pid not in processes_of(str(tmp_path), SERVER_VARIABLE):
         time.sleep(0.01)  # until it has its own environment
+    found: list[int | None] = []
+
+    def start(self: Supervisor, role: str) -> None:
+        found.append(start_of(left.pid))
+        raise ServerEnded("enough")
+
+    monkeypatch.setattr(Supervisor, "_start", start)
     with pytest.raises(ServerEnded):
-        make(superlink=ending("raise SystemExit(1)")).run()
+        make().run()
+    assert found == [None]
     assert left.wait(10) == -signal.SIGKILL
 
 
