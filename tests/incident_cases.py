@@ -649,7 +649,9 @@ def newest_state_put_back(site: Site, run: Run) -> None:
     newest = site.copy("server", "newest")
     site.restore("server", backup)
     site.start_server()
-    run.refused("")
+    waiting = run.resume()
+    # Commits since the copy were the last need of the clients' states of its round.
+    site.until(lambda: site.logs_have("put the newest server state back", waiting))
     site.kill("server")
     site.restore("server", newest)
     site.start_server()
