@@ -735,10 +735,11 @@ def expect_refusal(site: Site, run: Run) -> None:
     At the roll call, by itself (code 2), or in the round that goes on: then the run
     stops with a checkpoint.
     """
-    before, process = run.rounds(), site.client("a")
+    before, known = run.rounds(), len(site.server_log())
+    process = site.client("a")
 
     def is_refused() -> bool:
-        log = site.machines.log_of(process) + site.server_log()
+        log = site.machines.log_of(process) + site.server_log()[known:]
         return "refused" in log or process.poll() == 2 or run.has_failed()
 
     site.until(lambda: is_refused() or run.rounds() > before)
