@@ -52,8 +52,8 @@ generator-learning-rate gpu-fraction gradient-basis gradient-penalty-weight hf-o
 image-channels image-size latent latent-dim min-nodes node-sizes nodes noise-multiplier
 noise-seed num-classes num-clients num-rounds num-threads num-workers output partition
 partitioner partitioner-options polarity privacy-unit relation round-timeout
-sample-every secure-noise seed spectral-norm stacking target-epsilon test-fraction
-transport warm-start warm-start-rounds
+sample-every secure-noise seed selection-seed spectral-norm stacking target-epsilon
+test-fraction transport warm-start warm-start-rounds
 """
 # privacy.md, "The paper's federated figure".
 PAPER = {
@@ -709,7 +709,7 @@ def test_no_reader_states_an_epsilon_of_a_shortened_ledger(
         return
     if reader == "status":
         code, out, _ = fedgs("deploy", "status", run, "--json")
-        (found,) = json.loads(out)
+        (found,) = json.loads(out)["runs"]
         assert (code, found["state"]) == (1, "unreadable")
         assert re.match(said, found["message"])
         return
@@ -754,8 +754,8 @@ NPZ = {
         arrays(labels=np.full(12, 2**64 - 5, np.uint64)),
         "image 0 has the label 18446744073709551611; give labels from 0",
     ),
-    "above 1": (arrays(images=FLOATS * 2.5), r"images has values in \[1.25, 1.25\]"),
-    "below 0": (arrays(images=-FLOATS), r"values in \[-0.5, -0.5\]; give all in"),
+    "above 1": (arrays(images=FLOATS * 2.5), r"image 0 has values in \[1.25, 1.25\]"),
+    "below 0": (arrays(images=-FLOATS), r"values in \[-0.5, -0.5\]; give each in"),
     "above 255": (arrays(images=FLOATS * 600), r"values in \[300.0, 300.0\]"),
     "objects": (
         arrays(clients=np.array([{}] * 12, object)),

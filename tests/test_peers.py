@@ -20,7 +20,7 @@ from fedgs.ledger import Ledger
 from hosts import PATIENCE, ROOT, Machines, family, words
 from test_multihost import SETTINGS, rounds_of, undisturbed, write_digits
 
-pytestmark = [pytest.mark.multihost, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 # A client that stops itself in its next upload once a file `stop` is there: its reply
 # is announced, and none of its parts has left.
