@@ -525,7 +525,7 @@ def test_a_run_is_tested_on_what_it_held_out_or_a_part_of_it(fedgs, tmp_path, fr
         (["--data", "mnist"], "data_dir is unset: data = mnist needs --data-dir"),
         (["--data", "nope"], "data = 'nope': give --data one of"),
         (["--data", "npz:no.npz"], r"data = 'npz:no.npz': no.npz does not exist"),
-        (["--classes", "digits"], "classes = 'digits': only femnist, folder:PATH and hf"),
+        (["--classes", "digits"], "classes = 'digits': only femnist, folder:PATH and"),
         (["--hf-options", "split='x'"], "hf_options = .*: is for --data hf:NAME"),
         (["--seed", "-1"], "seed = -1: give --seed from 0 to 4294967295"),
         (["--seed", "4294967296"], "seed = 4294967296: give --seed from 0"),
