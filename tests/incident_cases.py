@@ -430,7 +430,7 @@ def server_disk_full(site: Site, run: Run) -> None:
     serve_again(site, run)
 
 
-@incident("client's disk full", "space freed; nothing else")
+@incident("client's disk full", "space freed, " + RESUME + " if it failed")
 def client_disk_full(site: Site, run: Run) -> None:
     run.at()
     run.strike()
@@ -853,9 +853,14 @@ def temporary_files(site: Site, run: Run) -> None:
     site.kill("a")
     pid = 4_000_000  # above the largest pid of a default Linux
     node = next(site.state("a").glob("*/node-*"))
-    for folder in (run.path, run.path / "checkpoint", node, site.releases("a")):
-        (folder / f".spoilt.json.{pid}").write_bytes(b"{")
-        (folder / f".state-4.safetensors.{pid}").write_bytes(b"\0" * 100)
+    for path in (
+        run.path / "generator.safetensors",
+        run.path / "checkpoint" / "checkpoint.json",
+        run.path / "checkpoint" / "round-0000004.safetensors",
+        node / "round-0000004.safetensors",
+        site.releases("a") / "clients.json",
+    ):
+        path.with_name(f".{path.name}.{pid}").write_bytes(b"{")
     restart(site, "a")
     serve_again(site, run)
 
@@ -872,24 +877,30 @@ def stop_file(site: Site, run: Run) -> None:
     run.recover()
 
 
-@incident("a run resumed while it is going on", "the second is refused")
+@incident(
+    "a run resumed while it is going on",
+    "the second waits for the first, and completes with it",
+)
 def resumed_twice(site: Site, run: Run) -> None:
     run.at(2)
     run.strike()
     second = site.submit("--resume", run.name)
     run.finish()
     run.recover(run.rounds())
-    second.wait()
+    ends_with(second, site, 0, "is completed")
 
 
-@incident("a run submitted twice under one name", "the second is refused or follows")
+@incident(
+    "a run submitted twice under one name",
+    "the second waits for the first, and completes with it",
+)
 def submitted_twice(site: Site, run: Run) -> None:
     run.at(2)
     run.strike()
     second = site.submit(*site.members(), *run.flags)
     run.finish()
     run.recover(run.rounds())
-    second.wait()
+    ends_with(second, site, 0, "is completed")
 
 
 @incident("two servers on one state directory", "refused, code 2", has_run=False)
