@@ -10,7 +10,8 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from fedgs.accounting import statements_from_ledger
+from fedgs.accounting import Run, statements_of_runs
+from fedgs.cohorts import selection_costs
 from fedgs.config import RunConfig, UserError
 from fedgs.ledger import Event
 from fedgs.round import select
@@ -94,13 +95,8 @@ def cost_text(
 
 
 def _epsilon(config: RunConfig, events: Sequence[Event]) -> str:
-    stated = statements_from_ledger(
-        events,
-        config.delta,
-        engine=config.engine,
-        privacy_unit=config.privacy_unit,
-        colluding=config.colluding_nodes,
-    )
+    costs = selection_costs([config])
+    stated = statements_of_runs([Run(config, events)], config.delta, selections=costs)
     for found in stated:
         if (found.adversary, found.relation) == (config.adversary, config.relation):
             return "unbounded" if found.epsilon is None else f"{found.epsilon:.4g}"

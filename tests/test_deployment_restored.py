@@ -30,16 +30,16 @@ from deployed_grid import (  # noqa: F401
 )
 from fedgs import node as node_module
 from fedgs import round as round_module
-from fedgs.accounting import statements_from_ledger
+from fedgs.accounting import Run, statements_from_ledger, statements_of_runs
 from fedgs.client_count import Mark
 from fedgs.config import UserError
 from fedgs.ledger import Ledger
 from fedgs.noise import NoiseStream
 from fedgs.round import select
 from fedgs.run_folder import forget_aside, state_path, state_rounds
-from fedgs.training import RunStopped
+from fedgs.training import RunStopped, new_event
 from server import roll_call
-from server.restored import lost_rounds
+from server.restored import cost_text, lost_rounds, missing_events
 from tiny import tiny_config
 
 
@@ -505,3 +505,24 @@ def test_a_record_is_on_the_disk_and_a_torn_line_is_dropped(tmp_path, monkeypatc
     path.write_bytes(path.read_bytes().replace(b'"start"', b'"strat"', 1))
     with pytest.raises(UserError, match=r"released.jsonl: cannot be read"):
         Record(tmp_path)
+
+
+def test_cost_of_a_restore_is_that_of_fedgs_privacy():
+    """A run in progress is charged by counts, not as if it had been planned so."""
+    config = tiny_config(
+        num_rounds=20,
+        noise_seed=None,
+        noise_multiplier=4.0,
+        clients_per_round=1,
+        selection_seed=5,
+        adversary="server",
+        engine="flower",
+    )
+    events = [new_event(config, t, select(config, t), 1) for t in range(1, 5)]
+    missing = missing_events(config, events, {5: 1, 6: 1})
+    stated = statements_of_runs([Run(config, [*events, *missing])], config.delta)
+    own = ("server", config.relation)
+    row = next(r for r in stated if (r.adversary, r.relation) == own)
+    assert "the events end after 6 of 20 planned rounds" in row.conditions[0]
+    text = cost_text(config, events, missing)
+    assert f"Epsilon so far is {row.epsilon:.4g} with these releases" in text
