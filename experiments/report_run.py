@@ -20,6 +20,7 @@ from fedgs.accounting import Run, Statement, statements_of_runs
 from fedgs.cohorts import selection_costs
 from fedgs.config import GROUPS, RunConfig, UserError
 from fedgs.ledger import Event
+from fedgs.participation import COUNT_THEOREM
 from fedgs.run_folder import RunFolder, read_json
 
 if TYPE_CHECKING:
@@ -231,13 +232,15 @@ def epsilon_by_round(facts: RunFacts) -> dict[str, list[tuple[int, float]]]:
     last = len(events)
     ends = sorted({1 + round(i * (last - 1) / max(count - 1, 1)) for i in range(count)})
     found: dict[str, list[tuple[int, float]]] = {}
+    whole = statements_of_runs([Run(config, events)], config.delta, selections=costs)
+    # Where counts decide for the run, they do for each point: more rounds came.
+    more = whole[0].theorem.startswith(COUNT_THEOREM)
     for end in ends if events else ():
-        done = events[:end]
-        planned = config.num_rounds
-        if end < last:  # the point is of these rounds, as if no more were planned
-            planned = max(event.round for event in done)
-        run = [Run(dataclasses.replace(config, num_rounds=planned), done)]
-        rows = statements_of_runs(run, config.delta, selections=costs)
+        done, rows = events[:end], whole
+        if end < last:  # as if these rounds were all that was planned
+            planned = max(event.round for event in done) + more
+            own = dataclasses.replace(config, num_rounds=planned, target_epsilon=None)
+            rows = statements_of_runs([Run(own, done)], config.delta, selections=costs)
         for row in rows:
             if row.relation == config.relation and row.epsilon is not None:
                 points = found.setdefault(row.adversary, [])

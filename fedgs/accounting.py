@@ -391,16 +391,18 @@ def _exposure(run: Run, colluding: int) -> Exposure:
     exposure = Exposure(run.config.schedule_seed, run.config.largest_node)
     for event in run.events:
         exposure.add(event, costs_of(event, colluding))
-    exposure.no_mixture = exposure.no_mixture or _why_ended_early(run, exposure)
+    ended_early = _why_ended_early(run, exposure)
+    exposure.no_mixture = exposure.no_mixture or ended_early
+    exposure.no_amplification = exposure.no_amplification or ended_early
     return exposure
 
 
 def _why_ended_early(run: Run, exposure: Exposure) -> str:
     """Returns why the number of a run's rounds is not one that was fixed in advance.
 
-    The mixture is of T draws. A run that was stopped, or is going on, may have stopped
-    because of who was drawn. One whose budget allows no further round ended at a number
-    that noise, B and target decide.
+    The mixture and amplification are of T draws. A run that was stopped, or is going
+    on, may have stopped because of who was drawn. One whose budget allows no further
+    round ended at a number that noise, B and target decide.
     """
     done, planned = len(exposure.draws), run.config.num_rounds
     if exposure.first is None or done >= planned:

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,13 +17,22 @@ from PIL import Image
 from experiments import report_curves, report_words
 from experiments.flags import configure
 from experiments.report_communication import communication
-from experiments.report_run import RunFacts, read_run, shown_data, train_command
+from experiments.report_run import (
+    RunFacts,
+    epsilon_by_round,
+    read_run,
+    shown_data,
+    train_command,
+)
 from fedgs import local
 from fedgs.accounting import statements
 from fedgs.cohorts import EXCLUDED
 from fedgs.config import RunConfig
+from fedgs.gaussian import fixed_law
+from fedgs.participation import Releases
 from fedgs.plan import Plan
 from fedgs.run_folder import RunFolder
+from fedgs.training import new_event
 from report_folders import make_run, tiny_run
 from tiny import FULL_PARTICIPATION, NUM_CLASSES, SIDE, tiny_config, tiny_data
 
@@ -54,6 +64,35 @@ def test_signal_of_a_trained_run_is_a_share(tmp_path):
     line = report_curves.signal(facts)
     assert line is not None
     assert all(0 < y <= 1 for _, y in line.points)  # gradients were clipped
+
+
+@pytest.mark.parametrize("repeated", [(), (8,)])
+def test_every_point_of_a_run_by_count_is_by_count(repeated):
+    """One client is in 6 of the 8 rounds: the mixture states less than that costs.
+
+    The counts decide for the run because it ended early, or because its last round was
+    repeated at once.
+    """
+    chosen = (0, 0, 0, 0, 0, 1, 0, 1, *[1] * len(repeated))
+    config = tiny_config(
+        num_rounds=8 if repeated else 20,
+        noise_seed=None,
+        noise_multiplier=4.0,
+        clients_per_round=1,
+        adversary="release",
+    )
+    rounds = (*range(1, 9), *repeated)
+    events = [
+        new_event(config, round, [client], attempt=1 + (place >= 8))
+        for place, (round, client) in enumerate(zip(rounds, chosen, strict=True))
+    ]
+    facts = SimpleNamespace(config=config, events=events)
+    (points,) = epsilon_by_round(facts).values()
+    ratio = Plan.from_config(config).ratio("release", config.relation, 0)
+    for (_, epsilon), end in zip(points, range(1, len(events) + 1), strict=True):
+        most = max(chosen[:end].count(0), chosen[:end].count(1))
+        counted = Releases(fixed_law(most), ratio).epsilon(config.delta)
+        assert epsilon == pytest.approx(counted)
 
 
 def test_curve_of_epsilon_ends_at_the_stated_one(folders):

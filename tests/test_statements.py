@@ -106,6 +106,13 @@ def test_a_ledger_has_the_amplified_rows_of_its_plan():
     assert "not requested" in conditions(silent)
 
 
+def test_a_run_that_ended_early_is_not_amplified():
+    events = [frozen(t) for t in range(1, 7)]
+    early = statements_from_ledger(events, 1e-5, num_rounds=20, amplification=True)
+    assert {row.theorem for row in early} == {COUNT_THEOREM}
+    assert "refused: the events end after 6 of 20 planned rounds" in conditions(early)
+
+
 def test_all_nodes_that_must_answer_hide_the_release():
     nodes = {"participants": (1, 2, 3), "planned_nodes": 3, "counted_nodes": 2}
     events = [frozen(t, **nodes) for t in range(1, 21)]
