@@ -27,8 +27,9 @@ from typing import Any
 
 from fedgs.client_count import Mark, ReleaseCount
 from fedgs.config import UserError
-from fedgs.durable import make_folder, sync
+from fedgs.durable import append_whole, make_folder, sync
 from fedgs.ledger import Ledger
+from fedgs.process import UNNAMED
 from fedgs.run_folder import (
     read_json,
     state_path,
@@ -38,7 +39,6 @@ from fedgs.run_folder import (
 )
 
 START = re.compile(r"[0-9a-f]{16}")
-UNNAMED = "0" * 16  # whatever made rounds before histories were kept
 MOST_STARTS = 10_000  # in a history: one per start that led to a commit
 MOST_ASIDE = 16  # starts whose states are set aside: disk that a server could fill
 
@@ -182,12 +182,11 @@ class Record:
         """Writes a release down; once this returns it is on the disk, and may leave."""
         content = {"round": release.round, "start": release.start}
         line = json.dumps(content | {"count": release.mark}).encode() + b"\n"
-        is_new = not self.path.exists()
         with open(self.path, "ab", buffering=0) as file:
             file.truncate(self._size)
-            file.write(line)
+            append_whole(file, line)
             os.fsync(file.fileno())
-        if is_new:
+        if not self._size:  # the file may be new, also where its first line failed
             sync(self.path.parent)
         self._size += len(line)
         self.releases.append(release)

@@ -7,10 +7,12 @@ behind; who owns the folder removes it at its next start.
 """
 
 import contextlib
+import errno
 import os
 import re
 import shutil
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -42,6 +44,22 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
         make_folder(path.parent, mode)
     path.mkdir(mode, exist_ok=True)
     sync(path.parent)
+
+
+def append_whole(file: FileIO, content: bytes) -> None:
+    """Appends to a file all of the content or nothing: half a line spoils the next.
+
+    Args:
+        file: open for appending, without a buffer.
+        content: in one write, so that lines of several processes do not mix.
+
+    Raises:
+        OSError: it cannot be written; also where the disk had room for a part only.
+    """
+    written = file.write(content)
+    if written != len(content):
+        file.truncate(os.fstat(file.fileno()).st_size - written)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @contextlib.contextmanager

@@ -8,14 +8,15 @@ also its public metrics. Nothing is written unless the environment variable name
 file, so that simulations and tests stay silent.
 """
 
-import errno
 import json
 import os
 import sys
 import threading
 from datetime import UTC, datetime
+from io import FileIO
 
 from fedgs.config import UserError
+from fedgs.durable import append_whole
 
 EVENT_LOG_VARIABLE = "FEDGS_EVENT_LOG"
 Value = str | int | float | bool | None
@@ -49,18 +50,11 @@ def log_event(event: str, **values: Value) -> None:
 
 
 def _append(path: str, line: str) -> None:
-    """Appends in one write, so that lines of several processes do not mix."""
-    content = line.encode()
+    """Appends a line, or says once on stderr that it cannot."""
     try:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        descriptor = os.open(path, flags, 0o600)
-        try:
-            written = os.write(descriptor, content)
-            if written != len(content):  # half a line would spoil the next one too
-                os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        finally:
-            os.close(descriptor)
+        with FileIO(os.open(path, flags, 0o600), "a") as file:
+            append_whole(file, line.encode())
     except OSError as error:
         if path not in _told:
             _told.add(path)

@@ -14,7 +14,6 @@ commit are leftovers of an interrupted run and are removed when it resumes.
 
 import contextlib
 import dataclasses
-import errno
 import fcntl
 import glob
 import hashlib
@@ -34,6 +33,7 @@ from safetensors import SafetensorError, safe_open
 from fedgs.config import RunConfig, UserError
 from fedgs.durable import (
     TEMPORARY,
+    append_whole,
     make_folder,
     remove_temporaries,
     replacing,
@@ -51,10 +51,10 @@ CHECKPOINT = "checkpoint/checkpoint.json"
 FINISHED = "finished.json"
 GENERATOR = "generator.safetensors"
 AVERAGE = "generator_ema.safetensors"
-# What a training process alone writes, in folders where others write too.
-OWN_FILES = (FINISHED, GENERATOR, AVERAGE, "metrics.jsonl", "deployment.json")
-OWN_FILES += ("nodes.json", "result.json")
 METRICS = "metrics.jsonl"
+# What a training process alone writes, in folders where others write too.
+OWN_FILES = (FINISHED, GENERATOR, AVERAGE, METRICS)
+OWN_FILES += ("deployment.json", "nodes.json", "result.json")
 PACKAGES = ("torch", "torchvision", "flwr", "ray", "numpy", "autodp", "safetensors")
 REMEDY = "restore it from a backup, or start again with another --output"
 
@@ -269,10 +269,7 @@ class RunFolder:
         """
         line = (json.dumps(metrics) + "\n").encode()
         with open(self.path / METRICS, "ab", buffering=0) as lines:
-            end = lines.tell()
-            if lines.write(line) != len(line):
-                lines.truncate(end)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            append_whole(lines, line)
 
     def truncate_metrics(self, round: int) -> None:
         """Drops the metrics of rounds after `round`, which a resumed run repeats."""
@@ -330,8 +327,8 @@ class RunFolder:
         """Returns the last committed round and its tensors, None before the first.
 
         Removes what later, uncommitted rounds and killed saves left behind; the caller
-        holds the folder. That the ledger holds what
-        was released before it, `ledger` has seen to.
+        holds the folder. That the ledger has what was released up to this round,
+        `ledger` has checked.
 
         Raises:
             UserError: a corrupted checkpoint.
