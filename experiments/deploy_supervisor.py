@@ -18,6 +18,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
+from http.client import HTTPException
 from pathlib import Path
 from types import FrameType
 
@@ -78,7 +79,8 @@ class Supervisor:
         more = {**environment, SERVER_VARIABLE: str(state)}
         self.environment = full_environment(more)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.ends: list[float] = []  # of superexecs, monotonic
+        self.ends: list[float] = []  # of superexecs lately, monotonic
+        self.restarts = 0  # of the superexec
         self.failures = 0  # of health checks in a row
         self.is_ready = False
         self._is_asked = False  # no Event: its lock may be held when a signal comes
@@ -113,8 +115,8 @@ class Supervisor:
             while not self._is_asked:
                 self._look()
                 time.sleep(LOOK_SECONDS)
-        except ServerEnded as error:
-            reason = str(error)
+        except Exception as error:
+            reason = str(error) or type(error).__name__
             raise
         finally:
             self._end(reason)
@@ -151,14 +153,14 @@ class Supervisor:
         """Starts the superexec again, unless it ends again and again."""
         how = f"the superexec {_how(self.processes['superexec'])}"
         now = time.monotonic()
-        recent = [end for end in self.ends if end > now - RESTART_SECONDS]
-        self.ends = [*recent, now]
+        self.ends = [end for end in self.ends if end > now - RESTART_SECONDS] + [now]
         if len(self.ends) > MOST_RESTARTS:
             often = f"{len(self.ends)} times in {RESTART_SECONDS:g} s"
             raise ServerEnded(f"{how}, {often}; its messages are above")
         print(f"{how}; starting it again", file=sys.stderr, flush=True)
         log_event("superexec", outcome=f"restarted: {how}")
         self._start("superexec")
+        self.restarts += 1
         self._tell("running")
 
     def _check(self) -> None:
@@ -182,7 +184,7 @@ class Supervisor:
         told: dict[str, object] = {
             "state": state,
             "reason": reason,
-            "superexec_restarts": len(self.ends),
+            "superexec_restarts": self.restarts,
             "certificates": self.certificates,
             "processes": [
                 {"role": role, "pid": pid, "start": start}
@@ -259,5 +261,5 @@ def _answers(url: str) -> bool:
     try:
         with opener.open(url, timeout=HEALTH_TIMEOUT) as response:
             return bool(response.status == 200)
-    except OSError:
+    except (OSError, HTTPException):  # HTTPException: something else has the port
         return False

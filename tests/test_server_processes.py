@@ -95,6 +95,48 @@ def test_dead_superexec_is_started_again_until_it_ends_too_often(make, tmp_path,
     assert processes_of(str(tmp_path), SERVER_VARIABLE) == []
 
 
+def test_restarts_of_the_superexec_are_all_counted(make, tmp_path, monkeypatch, capfd):
+    """Also those that are too long ago to end the server: a counter never falls."""
+    monkeypatch.setattr(deploy_supervisor, "RESTART_SECONDS", 0.0)
+    monkeypatch.setattr(deploy_supervisor, "MOST_RESTARTS", 1)
+    supervisor = make(superexec=ending("import os; os.kill(os.getpid(), 9)"))
+
+    counts: list[int] = []
+    tell = supervisor._tell
+
+    def telling(state: str, reason: str = "") -> None:
+        tell(state, reason)
+        counts.append(told(tmp_path)["superexec_restarts"])
+        if len(counts) > 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(supervisor, "_tell", telling)
+    supervisor.run()
+    assert counts == sorted(counts)
+    assert counts[-1] >= 3
+
+
+def test_end_by_an_error_of_the_server_itself_has_a_reason(make, tmp_path, capfd):
+    supervisor = make(superexec=[str(tmp_path / "missing")])
+    with pytest.raises(FileNotFoundError):
+        supervisor.run()
+    assert told(tmp_path)["state"] == "ended"
+    assert "No such file" in told(tmp_path)["reason"]
+
+
+def test_port_that_speaks_no_http_does_not_answer():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def speak() -> None:
+            with other.accept()[0] as caller:
+                caller.recv(1000)
+                caller.sendall(b"220 mail.example.org\r\n")
+
+        threading.Thread(target=speak, daemon=True).start()
+        port = other.getsockname()[1]
+        assert not deploy_supervisor._answers(f"http://127.0.0.1:{port}/health")
+
+
 def test_signal_ends_all_processes_and_what_they_started(make, tmp_path, monkeypatch):
     monkeypatch.setattr(deploy_supervisor, "STOP_SECONDS", 0.2)
     (tmp_path / "child.py").write_text(
