@@ -8,7 +8,6 @@ written to disk. Success is the run's own status.
 import contextlib
 import hashlib
 import re
-import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -202,7 +201,7 @@ def _public_key(name: str, path: Path) -> bytes:
         load_ssh_public_key,
     )
 
-    with contextlib.suppress(ValueError, UnsupportedAlgorithm):
+    with contextlib.suppress(OSError, ValueError, UnsupportedAlgorithm):
         key = load_ssh_public_key(path.read_bytes())
         if isinstance(key, ec.EllipticCurvePublicKey):
             return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
@@ -236,7 +235,7 @@ def control_of(submission: Submission) -> Iterator[Any]:
             authority and authority.expanduser().read_bytes(),
             [RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
         )
-    except (ValueError, ssl.SSLError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(
             f"ca = {authority}: is no certificate in PEM form; give the server's ca.crt"
         ) from error

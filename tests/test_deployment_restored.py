@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import shutil
 from collections import Counter
 from contextlib import closing
@@ -483,6 +484,23 @@ def test_who_made_a_round():
 
 
 # ------------------------------------------------------------------ record
+
+
+def test_a_release_that_is_written_in_part_only_is_refused(tmp_path):
+    """On a full disk; else the next line would stand behind zeros, and none be read."""
+    mark = Mark("releases-00000.jsonl", 1, "f" * 64)
+    record = Record(tmp_path)
+    record.note(Released(1, A, mark))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit = record.path.stat().st_size + 5
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        with pytest.raises(OSError, match="No space left"):
+            record.note(Released(2, A, mark))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    record.note(Released(3, A, mark))
+    assert Record(tmp_path).times(C) == {1: 1, 3: 1}
 
 
 def test_a_record_is_on_the_disk_and_a_torn_line_is_dropped(tmp_path, monkeypatch):
