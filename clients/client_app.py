@@ -22,12 +22,13 @@ from flwr.app import Error as FlowerError
 from flwr.clientapp import ClientApp
 
 from clients import CLIENT_APP_RAISED, fast_simulation
-from clients.deployment import PROTOCOL, DeployedPlace, Site, settings_of
+from clients.deployment import DeployedPlace, Site, settings_of
 from clients.state import Place, SimulatedPlace
 from fedgs.client_limits import ClientRefused
 from fedgs.config import UserError
 from fedgs.event_log import log_event
 from fedgs.messages import RECORD, decode_batch, encode_answer
+from fedgs.process import PROTOCOL
 from fedgs.run_folder import node_folder
 
 PARTITION = "partition-id"  # only simulated nodes have one

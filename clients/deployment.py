@@ -39,10 +39,9 @@ from fedgs.config import RunConfig, UserError
 from fedgs.data import DataWarning, FederatedImages, partition, sources, split_records
 from fedgs.durable import make_folder, remove_temporaries
 from fedgs.preparation import check_capacity
-from fedgs.process import hold_lock, make_private
+from fedgs.process import PROTOCOL, hold_lock, make_private
 from fedgs.run_folder import node_folder, read_json, state_rounds, write_json
 
-PROTOCOL = 2  # of joining; server/roll_call.py sends the same number
 OWN_SETTINGS = frozenset(
     {
         *("data", "data_dir", "download", "polarity", "classes", "test_fraction"),
@@ -348,7 +347,7 @@ class HostedImages:
     """
 
     def __init__(self, data: FederatedImages, names: list[str], hosted: range) -> None:
-        """Renumbers the clients; see the class."""
+        """Takes the data of the clients, their names and their numbers."""
         self.images, self.labels = data.images, data.labels
         self.client_records = dict(zip(hosted, data.client_records, strict=True))
         self.client_names = dict(zip(hosted, names, strict=True))

@@ -173,8 +173,8 @@ def communication_table(runs: Sequence[RunFacts]) -> Table:
         "serialised messages; a compact release counts as one of noise, for its own "
         "size would tell of this one release. Computed: the tensors in the run's own "
         "encoding, without the frames of Flower and gRPC. Estimated: the same for a "
-        "transport that compresses. The whole run counts repeated "
-        "rounds, not the warm start."
+        "transport that compresses. The whole run counts repeated rounds, not the warm "
+        "start."
     )
     head = ["", *(", ".join(names) for names in columns.values())]
     return Table("Bytes", head, [[name, *cells] for name, cells in rows.items()], note)

@@ -4,7 +4,8 @@ Flower and Ray start daemons in sessions of their own, which outlive a killed la
 All of them inherit the environment, so a token in it tells whose they are.
 
 Here too is what different processes must write alike: names of environment variables,
-and the Flower version whose functions `server` and `clients` replace.
+the Flower version whose functions `server` and `clients` replace, and what joining a
+deployed run is agreed on.
 """
 
 import contextlib
@@ -25,6 +26,8 @@ SERVER_VARIABLE = "FEDGS_SERVER"  # the state directory of a deployed server
 FAST_VARIABLE = "FEDGS_FAST_MESSAGES"  # "1": see clients.fast_simulation
 RUNS_VARIABLE = "FEDGS_RUNS"  # the folder of all run folders; a deployed server has one
 KNOWN_VERSION = "1.41."  # of Flower, whose functions are replaced in no other one
+PROTOCOL = 2  # of joining a deployed run
+UNNAMED = "0" * 16  # the server's start that made rounds before starts had names
 OBJECT_SECONDS = 0.01  # first pause for an object that is announced and not there yet
 WATCH_SECONDS = 0.5
 STOP_SECONDS = 15.0  # that a deployed run has for its round and its checkpoint

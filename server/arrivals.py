@@ -59,7 +59,7 @@ class Arrivals:
     """
 
     def __init__(self, grid: HttpGrid) -> None:
-        """See the class."""
+        """Has asked for nothing yet."""
         self.grid = grid
         self._arriving: dict[str, Arriving] = {}  # by the message that it replies to
 

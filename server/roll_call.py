@@ -21,11 +21,11 @@ from fedgs.config import RunConfig, UserError
 from fedgs.event_log import log_event
 from fedgs.ledger import Event
 from fedgs.messages import RECORD, one_line
+from fedgs.process import PROTOCOL
 from fedgs.training import RunStopped, Stop, nodes_of
 from server.progress import Progress
 from server.restored import lost_rounds
 
-PROTOCOL = 2  # of joining; clients/deployment.py expects the same number
 POLL_SECONDS = 0.1
 TIMEOUT = 600.0
 LOG_SECONDS = 30.0  # between lines that say who is missing

@@ -34,6 +34,7 @@ from fedgs.messages import (
     encode_batch,
     one_line,
 )
+from fedgs.process import UNNAMED
 from fedgs.run_folder import CHECKPOINT, RunFolder, read_json, write_json
 from fedgs.sanitizer import SanitizedGradients
 from fedgs.training import Report, RunStopped, Stop, nodes_of, run_rounds
@@ -43,8 +44,6 @@ from server.progress import Progress
 from server.restored import cost_text, missing_events
 from server.roll_call import RollCall
 from server.roll_call import roll_call as roll_call
-
-UNNAMED = "0" * 16  # the start that made rounds before starts had names
 
 
 class GsWgan(Strategy):
