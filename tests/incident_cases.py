@@ -33,7 +33,7 @@ from incident_site import (
 )
 
 SUPERLINK = "deploy_superlink"
-SUPEREXEC = "flower-superexec"
+SUPEREXEC = "experiments.deploy_superexec"
 SERVERAPP = "flwr-serverapp"
 LONG_STOP = 60.0  # seconds
 CLOCK_STEP = 600.0
