@@ -47,6 +47,8 @@ NOT_ACTIVATED = 2004  # Flower's ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED
 UNAUTHORIZED = 401
 # What TLS says where waiting mends nothing: another authority or name, no TLS at all.
 FINAL_TLS_ERRORS = ("certificate", "wrong_version_number", "wrong version number")
+# But the server replaces a certificate, and either clock may be wrong for a while.
+PASSING_TLS_ERRORS = ("certificate has expired", "certificate is not yet valid")
 
 
 class Waiting:
@@ -265,7 +267,11 @@ def _persistent(stock: Callable[[], Any]) -> Callable[[], Any]:
             if isinstance(error, httpx.HTTPStatusError):
                 refused = error.response.status_code == UNAUTHORIZED
                 return refused or give_up(error)  # a new connection may be accepted
-            return any(words in str(error).lower() for words in FINAL_TLS_ERRORS)
+            text = str(error).lower()
+            if any(words in text for words in PASSING_TLS_ERRORS):
+                log(WARNING, "no valid certificate of the server yet: %s", error)
+                return False
+            return any(words in text for words in FINAL_TLS_ERRORS)
 
         invoker.should_giveup = should_give_up
         return invoker

@@ -363,6 +363,10 @@ PASSING = {
     "gone": httpx.ConnectError("[Errno 111] Connection refused"),
     "slow": httpx.ReadTimeout("timed out"),
     "overloaded": http_error(0, 503),
+    "expired": httpx.ConnectError(
+        "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate has "
+        "expired (_ssl.c:1006)"
+    ),
 }
 
 
