@@ -29,7 +29,7 @@ from fedgs.amplification import (
     Sampled,
     SampledBound,
 )
-from fedgs.budget import budget_of
+from fedgs.budget import is_spent
 from fedgs.client_limits import why_limits_refuse
 from fedgs.config import RunConfig, UserError
 from fedgs.exposure import DEPLOYED, Exposure
@@ -407,9 +407,7 @@ def _why_ended_early(run: Run, exposure: Exposure) -> str:
     done, planned = len(exposure.draws), run.config.num_rounds
     if exposure.first is None or done >= planned:
         return ""
-    budget = budget_of(run.config, run.events)
-    coming = replace(run.events[-1], round=max(exposure.draws) + 1, attempt=1)
-    if budget is not None and not budget.allows(coming):
+    if is_spent(run.config, run.events):
         return ""
     return f"the events end after {done} of {planned} planned rounds"
 

@@ -352,3 +352,22 @@ def budget_of(config: RunConfig, events: Iterable[Event]) -> Budget | None:
         config.colluding_nodes,
         selection_costs([config]),
     )
+
+
+def is_spent(config: RunConfig, events: Sequence[Event]) -> bool:
+    """Tells whether a run has a target that allows no round after its last one.
+
+    Privacy: public.
+
+    Args:
+        config: resolved.
+        events: of the run's ledger, at least one.
+
+    Raises:
+        UserError: as `Budget`.
+    """
+    budget = budget_of(config, events)
+    last = max(event.round for event in events)
+    return budget is not None and not budget.allows(
+        replace(events[-1], round=last + 1, attempt=1)
+    )

@@ -111,6 +111,8 @@ class Checkpoints:
         if buffers:
             self.server.generator.load_state_dict(buffers, strict=False)
         if self.committed == self.server.round and self.committed > 0:
+            with indispensable(self.folder, "the ledger's length"):
+                self.folder.record(self.ledger)  # a discarded round has an event
             return
         started = time.monotonic()
         with indispensable(self.folder, f"the checkpoint of round {self.server.round}"):

@@ -293,7 +293,7 @@ class Ledger:
         self._hashes.append(digest)
 
     def verify_prefix(
-        self, length: int, head: str, witness: str = "the checkpoint"
+        self, length: int, head: str | None, witness: str = "the checkpoint"
     ) -> None:
         """Checks that the ledger begins with a history that another file has seen.
 
@@ -301,7 +301,7 @@ class Ledger:
 
         Args:
             length: number of events at that time.
-            head: the ledger's `head` at that time.
+            head: the ledger's `head` at that time; None where it is not known.
             witness: what saw it, for the error.
 
         Raises:
@@ -310,7 +310,7 @@ class Ledger:
         problem = ""
         if not 0 <= length <= self.length:
             problem = f"line {self.length} is the last, {witness} saw {length}"
-        elif self.head_at(length) != head:
+        elif head is not None and self.head_at(length) != head:
             problem = f"line {length} is not the one that {witness} saw"
         if problem:
             raise UserError(f"{self.path}: {problem}; {LEDGER_REMEDY}")

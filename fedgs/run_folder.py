@@ -4,7 +4,7 @@
     cohort.txt    copy of the run's cohort, if it has one
     generator.safetensors  generator_ema.safetensors  samples/
     checkpoint/   server state by round; checkpoint.json commits last
-    finished.json the finished run's round and its ledger's length and head
+    ledger.json   how long the ledger is, and its head; see `RunFolder.record`
     private/      mode 0700: the simulated clients' discriminators, by node and round
 
 A checkpoint is whole or absent: node states are written first, then the server's
@@ -48,12 +48,12 @@ if TYPE_CHECKING:  # torch is imported where tensors are: `fedgs privacy` needs 
 FORMAT_VERSION = 1
 COHORT = "cohort.txt"
 CHECKPOINT = "checkpoint/checkpoint.json"
-FINISHED = "finished.json"
+RECORD = "ledger.json"
 GENERATOR = "generator.safetensors"
 AVERAGE = "generator_ema.safetensors"
 METRICS = "metrics.jsonl"
 # What a training process alone writes, in folders where others write too.
-OWN_FILES = (FINISHED, GENERATOR, AVERAGE, METRICS)
+OWN_FILES = (RECORD, GENERATOR, AVERAGE, METRICS)
 OWN_FILES += ("deployment.json", "nodes.json", "result.json")
 PACKAGES = ("torch", "torchvision", "flwr", "ray", "numpy", "autodp", "safetensors")
 REMEDY = "restore it from a backup, or start again with another --output"
@@ -73,7 +73,7 @@ class Witness(NamedTuple):
     name: str
     round: int
     length: int | None = None
-    head: str = ""
+    head: str | None = None
 
 
 class RunFolder:
@@ -173,19 +173,45 @@ class RunFolder:
         return seen.round if seen else 0
 
     def ledger(self) -> Ledger:
-        """Opens the ledger for appending, checked as by `read_ledger`.
+        """Opens the ledger for appending, checked as by `read_ledger`, and records it.
 
         Raises:
-            UserError: as `read_ledger`, or the ledger is in use.
+            UserError: as `read_ledger`, the ledger is in use, or the disk is full.
         """
         witnesses = self._witnesses()
         ledger = Ledger.open(self._ledger_path())
         try:
-            _verify(ledger, witnesses)
-        except UserError:
+            self._verify(ledger, witnesses)
+            self.record(ledger)  # the rounds that are repeated leave metrics.jsonl
+        except BaseException as error:
             ledger.close()
-            raise
+            if not isinstance(error, OSError):
+                raise
+            problem = f"cannot be written ({error.strerror})"
+            raise UserError(
+                f"{self.path / RECORD}: {problem}; free the disk, then resume the run"
+            ) from error
         return ledger
+
+    def record(self, ledger: Ledger, is_finished: bool = False) -> None:
+        """Writes how long the ledger is, durably: lines that it loses are then missed.
+
+        Privacy: public.
+
+        Args:
+            ledger: the run's.
+            is_finished: the generator is about to be written, if it is not there yet.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        content = {
+            "length": ledger.length,
+            "head": ledger.head,
+            "round": self.last_round,
+            "finished": is_finished or (self.path / GENERATOR).exists(),
+        }
+        write_json(self.path / RECORD, content)
 
     def read_ledger(self) -> Ledger:
         """Opens the ledger to look at it, checked against the rest of the folder.
@@ -196,12 +222,12 @@ class RunFolder:
         Privacy: public.
 
         Raises:
-            UserError: it is missing, a line is broken, or the checkpoint, the finished
-                generator or the metrics tell of releases that it does not hold.
+            UserError: it is missing, a line is broken, or another file of the folder
+                tells of releases that it does not hold.
         """
         witnesses = self._witnesses()  # before the ledger, to which a run may append
         ledger = Ledger.read(self._ledger_path())
-        _verify(ledger, witnesses)
+        self._verify(ledger, witnesses)
         return ledger
 
     def _ledger_path(self) -> Path:
@@ -216,14 +242,14 @@ class RunFolder:
         Raises:
             UserError: one of them is malformed.
         """
-        found = [w for name in (CHECKPOINT, FINISHED) if (w := self._seen_by(name))]
+        found = [w for name in (CHECKPOINT, RECORD) if (w := self._seen_by(name))]
         if not found and (self.path / GENERATOR).exists():
-            # Of an earlier version and published without its checkpoint. A target may
-            # have ended it at any round.
-            is_whole = self.config.target_epsilon is None
-            found.append(Witness(GENERATOR, self.config.num_rounds if is_whole else 1))
-        rounds = [line["round"] for line in self._metrics()]
-        return [*found, Witness(METRICS, max(rounds, default=0))]
+            # Of an earlier version and published without its checkpoint.
+            found.append(Witness(GENERATOR, self.config.num_rounds))
+        lines = self._metrics()
+        last = max((line["round"] for line in lines), default=0)
+        lengths = [line["events"] for line in lines if type(line.get("events")) is int]
+        return [*found, Witness(METRICS, last, max(lengths, default=None))]
 
     def _seen_by(self, name: str) -> Witness | None:
         """Reads one of the files that hold length and head of the ledger."""
@@ -231,16 +257,33 @@ class RunFolder:
         if not path.exists():
             return None
         content = read_json(path)
+        prefix = "ledger_" if name == CHECKPOINT else ""
         found = Witness(
             name,
             content.get("round", -1),
-            content.get("ledger_length", -1),
-            content.get("ledger_head", ""),
+            content.get(f"{prefix}length", -1),
+            content.get(f"{prefix}head", ""),
         )
         numbers = (found.round, found.length)
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise UserError(f"{path}: corrupted; {REMEDY}")
         return found
+
+    def _verify(self, ledger: Ledger, witnesses: Iterable[Witness]) -> None:
+        for witness in witnesses:
+            if witness.length is not None:
+                ledger.verify_prefix(witness.length, witness.head, witness.name)
+            if witness.head is None and not self._is_ended(ledger, witness):
+                ledger.verify_rounds(witness.round, witness.name)
+
+    def _is_ended(self, ledger: Ledger, witness: Witness) -> bool:
+        """Tells whether the target ended a run that has nothing but its generator."""
+        from fedgs.budget import is_spent  # imports this module
+
+        rounds = {event.round for event in ledger.events}
+        is_whole = rounds == set(range(1, len(rounds) + 1)) != set()
+        is_asked = witness.name == GENERATOR and is_whole
+        return is_asked and is_spent(self.config, ledger.events)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -319,6 +362,7 @@ class RunFolder:
         if self.history:
             commit["history"] = self.history
         write_json(self.path / CHECKPOINT, commit)
+        self.record(ledger)
         for other in (self.path / "checkpoint").glob("round-*.safetensors"):
             if other != path:  # older, or a leftover of a crash before its commit
                 other.unlink()
@@ -367,25 +411,12 @@ class RunFolder:
         Args:
             generator: name -> tensor.
             ema: name -> tensor, of the averaged generator.
-            ledger: whose length and head `finished.json` records, so that a folder
-                that is published without its checkpoint has them too.
+            ledger: the run's, which is recorded: a folder may be published without
+                its checkpoint.
         """
         write_tensors(self.path / AVERAGE, ema, is_durable=True)
-        finished = {
-            "round": self.last_round,
-            "ledger_length": ledger.length,
-            "ledger_head": ledger.head,
-        }
-        write_json(self.path / FINISHED, finished)
+        self.record(ledger, is_finished=True)
         write_tensors(self.path / GENERATOR, generator, is_durable=True)
-
-
-def _verify(ledger: Ledger, witnesses: Iterable[Witness]) -> None:
-    for witness in witnesses:
-        if witness.length is None:
-            ledger.verify_rounds(witness.round, witness.name)
-        else:
-            ledger.verify_prefix(witness.length, witness.head, witness.name)
 
 
 def _remove_killed_creations(path: Path) -> None:

@@ -165,7 +165,9 @@ class _Run:
                 + _reasons(self.exchange.failures)
             )
         server_round(self.config, self.server, answered, answers)
-        _report_round(self.folder, self.server, answers, started, self.report)
+        _report_round(
+            self.folder, self.server, answers, started, self.ledger, self.report
+        )
 
     def _add_unrecorded(self) -> None:
         """Adds what a ledger that was restored from a backup lacks."""
@@ -179,6 +181,9 @@ class _Run:
             self.attempts[event.round] += 1
             if self.budget is not None:
                 self.budget.add(event)
+        if events:
+            with indispensable(self.folder, "the ledger's length"):
+                self.folder.record(self.ledger)
 
     def _prepare(self, request: FakeBatch) -> None:
         """Has nodes that are needed for the first time make discriminators."""
@@ -277,6 +282,7 @@ def _report_round(
     server: ServerState,
     answers: Sequence[SanitizedGradients],
     started: float,
+    ledger: Ledger,
     report: Report,
 ) -> None:
     config = folder.config
@@ -290,6 +296,7 @@ def _report_round(
         "round": server.round,
         "seconds": round(time.monotonic() - started, 4),
         "num_answers": len(answers),
+        "events": ledger.length,
         "release_norm": round(float(total.norm()), 6),
     }
     with _dispensable(folder.path / "metrics.jsonl"):

@@ -135,6 +135,7 @@ class GsWgan(Strategy):
                 try:
                     for event in self.unrecorded(ledger):
                         ledger.append(event)
+                    self.folder.record(ledger)
                 except RunStopped as other:
                     raise RunStopped(f"{error}\n{other}") from error
             raise

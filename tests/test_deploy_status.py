@@ -399,7 +399,7 @@ def test_another_ledger_of_the_same_length_has_its_own_epsilon(trained):
     events = Ledger.read(path).events
     path.unlink()
     shutil.rmtree(trained.path / "checkpoint")
-    (trained.path / "finished.json").unlink()
+    (trained.path / "ledger.json").unlink()
     with contextlib.closing(Ledger.open(path)) as ledger:
         for event in events:
             ledger.append(dataclasses.replace(event, noise_std=2 * event.noise_std))

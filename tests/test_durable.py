@@ -134,7 +134,7 @@ def test_the_product_survives_before_it_says_that_the_run_is_complete(tmp_path, 
     with closing(folder.ledger()) as ledger:
         folder.save_generator(TENSORS, TENSORS, ledger)
     last = folder.path / "generator.safetensors"
-    for name in ("generator_ema.safetensors", "finished.json"):
+    for name in ("generator_ema.safetensors", "ledger.json"):
         assert disk.lost(folder.path / name, before=disk.named(last)) == []
     assert disk.lost(last) == []
 

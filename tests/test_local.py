@@ -210,6 +210,29 @@ def test_repeated_rounds_count_again_as_further_attempts(tmp_path):
     assert all(asked[event.round] == event.participants for event in events)
 
 
+def test_rounds_repeated_after_crashes_cannot_be_cut_off_the_ledger(tmp_path):
+    """Before the first checkpoint, and right after a start that asked nothing yet."""
+    folder = create(tmp_path / "run", checkpoint_every=100)
+    for _ in range(3):
+        crash(folder, after_the_step, 2)
+    path = folder.path / "ledger.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 6
+
+    def check() -> None:
+        for kept in range(6):
+            path.write_bytes(b"".join(lines[:kept]))
+            with pytest.raises(UserError, match=r" is the last, .* saw "):
+                folder.read_ledger()
+        path.write_bytes(b"".join(lines))
+        assert folder.read_ledger().length == 6
+
+    check()
+    folder.ledger().close()
+    folder.truncate_metrics(0)  # as a resumption does
+    check()
+
+
 def test_metrics_of_a_resumed_run_have_each_round_once(tmp_path):
     folder = create(tmp_path / "run")
     crash(folder, after_the_step, 5)
@@ -300,6 +323,7 @@ def test_metrics_are_public_numbers_only(tmp_path):
             "round",
             "seconds",
             "num_answers",
+            "events",
             "release_norm",
         }
 

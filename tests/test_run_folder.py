@@ -15,9 +15,17 @@ import pytest
 import torch
 
 from fedgs import run_folder
+from fedgs.budget import is_spent
 from fedgs.config import UserError
 from fedgs.ledger import Event, Ledger
-from fedgs.run_folder import RunFolder, state_path, state_rounds, write_tensors
+from fedgs.run_folder import (
+    RunFolder,
+    read_json,
+    state_path,
+    state_rounds,
+    write_json,
+    write_tensors,
+)
 from tiny import tiny_config
 
 LOCKER = "import fcntl, sys; file = open(sys.argv[1], 'w'); "
@@ -330,7 +338,8 @@ def keep_lines(folder: RunFolder, count: int) -> None:
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:count]))
 
 
-WITNESSES = ("checkpoint/checkpoint.json", "finished.json", "metrics.jsonl")
+WITNESSES = ("checkpoint/checkpoint.json", "ledger.json", "metrics.jsonl")
+TARGET = 150.0  # allows some rounds of `event`
 OTHERS = ("generator.safetensors",)  # of a run of 3 rounds without a target
 
 
@@ -381,7 +390,7 @@ def test_missing_ledger_is_refused_and_not_made_anew(folder, begun):
 
 def test_finished_run_of_an_earlier_version_is_read(folder):
     finish(folder, 1, 2, 3)
-    (folder.path / "finished.json").unlink()
+    (folder.path / "ledger.json").unlink()
     assert folder.read_ledger().length == 3
     shutil.rmtree(folder.path / "checkpoint")  # as it is published
     assert folder.read_ledger().length == 3
@@ -405,6 +414,68 @@ def test_run_that_its_target_ended_needs_its_events_too(tmp_path, kept):
     keep_lines(folder, 0)
     with pytest.raises(UserError, match=r"round 1 has no event, generator.safetens"):
         folder.read_ledger()
+
+
+def test_generator_alone_needs_all_rounds_that_its_target_allowed(tmp_path):
+    """As published by an earlier version: nothing says how long the ledger was."""
+    config = tiny_config(output=str(tmp_path / "run"), num_rounds=50)
+    config = dataclasses.replace(config, target_epsilon=TARGET)
+    most = 1
+    while not is_spent(config, [event(round) for round in range(1, most + 1)]):
+        most += 1
+    assert 1 < most < 50
+    folder = finish(RunFolder.create(config), *range(1, most + 1))
+    for other in WITNESSES:
+        (folder.path / other).unlink()
+    assert folder.read_ledger().length == most
+    for kept in reversed(range(most)):
+        keep_lines(folder, kept)
+        with pytest.raises(UserError, match=f"round {kept + 1} has no event, gen"):
+            folder.read_ledger()
+
+
+def test_a_line_of_metrics_says_how_long_the_ledger_was(folder):
+    """A repeated round is in no other file before the next start or checkpoint."""
+    with closing(folder.ledger()) as ledger:
+        for _ in range(2):
+            ledger.append(event(1))
+            folder.append_metrics({"round": 1, "events": ledger.length})
+    keep_lines(folder, 1)
+    with pytest.raises(UserError, match=r"line 1 is the last, metrics.jsonl saw 2"):
+        folder.read_ledger()
+
+
+def test_every_opening_and_commit_records_the_ledgers_length(folder):
+    def recorded() -> dict:
+        return read_json(folder.path / "ledger.json")
+
+    with closing(folder.ledger()) as ledger:
+        assert recorded() == {
+            "length": 0,
+            "head": ledger.head,
+            "round": 0,
+            "finished": False,
+        }
+        ledger.append(event(1))
+        folder.save_checkpoint(1, TENSORS, ledger)
+        assert (recorded()["length"], recorded()["round"]) == (1, 1)
+        ledger.append(event(2))
+    with closing(folder.ledger()) as ledger:
+        assert (recorded()["length"], recorded()["head"]) == (2, ledger.head)
+        folder.save_generator(TENSORS, TENSORS, ledger)
+    with closing(folder.ledger()):  # a resumption of a finished run
+        assert recorded()["finished"]
+
+
+def test_full_disk_at_the_start_leaves_no_lock(folder, monkeypatch):
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folder, "write_json", full)
+        with pytest.raises(UserError, match=r"ledger.json: cannot be written .*free"):
+            folder.ledger()
+    folder.ledger().close()
 
 
 def test_looking_while_the_run_goes_on_refuses_nothing(folder, monkeypatch):
@@ -433,12 +504,15 @@ def test_looking_while_the_run_goes_on_refuses_nothing(folder, monkeypatch):
 def test_crash_before_the_commit_leaves_the_checkpoint_before_it(folder, monkeypatch):
     save_rounds(folder, 1)
 
-    def crash(*args: object) -> None:
-        raise KeyboardInterrupt
+    def crash(path: Path, content: dict) -> None:
+        if path.name == "checkpoint.json":
+            raise KeyboardInterrupt
+        write_json(path, content)
 
-    monkeypatch.setattr(run_folder, "write_json", crash)
-    with pytest.raises(KeyboardInterrupt):
-        save_rounds(folder, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folder, "write_json", crash)
+        with pytest.raises(KeyboardInterrupt):
+            save_rounds(folder, 5)
     assert load(folder)[0] == 1
 
 

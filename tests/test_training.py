@@ -327,6 +327,17 @@ def test_round_below_min_nodes_stops_the_run(tmp_path):
     assert committed(folder) == 1
 
 
+def test_discarded_round_cannot_be_cut_off_the_ledger(tmp_path):
+    """Its release has no metrics, and no checkpoint where one was just committed."""
+    folder = create(tmp_path / "run", **LOST | {"checkpoint_every": 1})
+    with pytest.raises(RunStopped, match=r"round 3: 2 of 3 nodes"):
+        run(folder, Nodes(folder, lost={3: 1}))
+    path = folder.path / "ledger.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
+    with pytest.raises(UserError, match=r"line 2 is the last, ledger.json saw 3"):
+        folder.read_ledger()
+
+
 # ------------------------------------------------------------------ stopping
 
 
