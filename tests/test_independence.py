@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 import femnist_files
-from fedgs.config import RunConfig
+from fedgs.config import RunConfig, UserError
 from fedgs.data import load_data, sources
 from test_sources import write_idx
 
@@ -30,16 +30,16 @@ def _npz(root: Path, images, labels, clients=OWNERS) -> dict[str, object]:
 
 
 def _floats(root: Path, is_changed: bool) -> dict[str, object]:
-    images = INK.copy()
-    if is_changed:  # bob's camera stores 0 to 255
-        images[2:] = GREY[2:]
+    images = GREY / 255
+    if is_changed:  # bob's pictures are dark
+        images[2:] /= 255
     return _npz(root, images, [0, 1, 1, 0])
 
 
 def _whole_floats(root: Path, is_changed: bool) -> dict[str, object]:
     images = GREY.astype(np.float32)
     if is_changed:
-        images[2:] = 1 - images[2:] / 255
+        images[2:] = 255 - images[2:]
     return _npz(root, images, [0, 1, 1, 0])
 
 
@@ -181,3 +181,33 @@ def test_every_loader_is_tested():
     tested = {name.split()[0] for name in LOADERS}
     known = set(sources.READERS) | set(sources.FOLDERS) | {"digits"}
     assert tested | WITHOUT_CLIENTS == known
+
+
+KINDS = {
+    "integers": GREY,
+    "whole floats": GREY.astype(np.float32),
+    "fractions": GREY / 255,
+    "integer ink": INK.astype(np.uint8),
+    "float ink": INK,
+    "white": np.ones_like(GREY),
+    "blank": np.zeros_like(GREY),
+    "blank floats": np.zeros(GREY.shape),
+}
+
+
+@pytest.mark.parametrize("ann", KINDS)
+def test_npz_range_and_type_of_another_move_no_pixel(tmp_path, ann):
+    """Whatever bob's images are: ann's become the same ones, or the file is refused."""
+    found, refusals = set(), []
+    for bob in KINDS.values():
+        images = np.concatenate([KINDS[ann][:2], bob[2:]])
+        try:
+            data = load_data(RunConfig(**_npz(tmp_path, images, [0, 1, 1, 0]), seed=0))
+        except UserError as error:
+            refusals.append("save them as uint8 in [0, 255]" in str(error))
+        else:
+            found.add(data.images[data.client_records[0]].tobytes())
+    assert len(found) <= 1
+    assert found or ann == "float ink"
+    assert refusals
+    assert all(refusals)

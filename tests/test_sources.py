@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedgs.config import RunConfig, UserError
-from fedgs.data import DataWarning, load_data, load_test_data
+from fedgs.data import load_data, load_test_data
 
 PIXELS = np.random.default_rng(0).integers(256, size=(12, 28, 28), dtype=np.uint8)
 LABELS = np.arange(12) % 10
@@ -259,14 +259,26 @@ def test_num_classes_may_exceed_the_labels(tmp_path):
     assert load_data(config(data=path, num_clients=2, num_classes=26)).num_classes == 26
 
 
-def test_each_float_image_has_its_own_range_and_two_ranges_are_warned_of(tmp_path):
-    images = PIXELS / 255
-    images[0], images[1] = PIXELS[0], 0
+@pytest.mark.parametrize("scale", [1, 255])
+def test_blank_image_is_of_either_range(tmp_path, scale):
+    images = PIXELS / scale
+    images[1] = 0
     path = write_npz(tmp_path, images=images)
-    with pytest.warns(DataWarning, match=r"10 images, .* image 2, .* the other 1 as"):
-        data = load_data(config(data=path, num_clients=3))
+    data = load_data(config(data=path, num_clients=3))
     assert (data.images[[0, *range(2, 12)], 0] == PIXELS[[0, *range(2, 12)]]).all()
     assert not data.images[1].any()
+
+
+def of_two_ranges():
+    images = PIXELS / 255
+    images[1] = PIXELS[1]
+    return images
+
+
+def one_of_ink(scale):
+    images = PIXELS / scale
+    images[2] = PIXELS[2] > 127
+    return images
 
 
 def wrong_pixel(value):
@@ -294,7 +306,14 @@ def wrong_pixel(value):
         ({"images": wrong_pixel(1.5)}, r"values in \[0.0, 1.5\]"),
         ({"images": PIXELS.astype(int) + 1}, r"values in \[1, 256\]"),
         ({"images": PIXELS.astype(int) - 1}, r"values in \[-1, 254\]"),
-        ({"images": PIXELS // 128}, "integers and none is above 1"),
+        ({"images": PIXELS // 128}, "integers and none is above 1; save them as uint8"),
+        (
+            {"images": of_two_ranges()},
+            "image 0 has fractions .* image 1 whole .*uint8",
+        ),
+        ({"images": one_of_ink(1)}, "image 2 has no other values than 0 and 1.*uint8"),
+        ({"images": one_of_ink(255)}, "image 2 has no other values than 0 and 1"),
+        ({"images": PIXELS // 128 * 1.0}, "image 0 has no other values than 0 and 1"),
         ({"images": PIXELS.astype(object)}, "cannot be read"),
         ({"images": PIXELS, "labels": LABELS[:5]}, r"labels has shape \(5,\)"),
         ({"images": PIXELS, "labels": np.eye(12)}, r"labels has shape \(12, 12\)"),

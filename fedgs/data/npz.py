@@ -4,16 +4,16 @@ Arrays: `images`, and if known `labels` and `clients`; see docs/data.md. Nothing
 ever unpickled.
 """
 
-import warnings
 import zipfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedgs.config import RunConfig, UserError
-from fedgs.data.records import DataWarning, Records
+from fedgs.data.records import Records
 
 ERRORS = (  # what numpy and zipfile raise on damaged or hostile files
     OSError,
@@ -25,6 +25,7 @@ ERRORS = (  # what numpy and zipfile raise on damaged or hostile files
     zlib.error,
 )
 KEYS = ("images", "labels", "clients")
+_REMEDY = "save them as uint8 in [0, 255]"
 
 
 def read(config: RunConfig) -> Records:
@@ -122,11 +123,11 @@ def _channels_first(data: str, images: NDArray[np.generic]) -> NDArray[np.generi
 
 
 def _to_uint8(data: str, images: NDArray[np.generic]) -> NDArray[np.uint8]:
-    """Returns images in [0, 255], each float image by its own values alone.
+    """Returns images in [0, 255]; what one image becomes, no other one decides.
 
-    A float image without a value above 1 is in [0, 1] and is rounded to steps of 1/255;
-    any other must be whole numbers in [0, 255]. A range that all images decide together
-    would let one client's image rescale everybody's.
+    A float image with a fraction is in [0, 1], and rounded to steps of 1/255; one with
+    a value above 1 has whole numbers in [0, 255]. One with neither may be of either
+    range, and images of both ranges were hardly meant: such files are refused.
     """
     if images.dtype.kind not in "iuf":
         raise UserError(
@@ -143,13 +144,12 @@ def _to_uint8(data: str, images: NDArray[np.generic]) -> NDArray[np.uint8]:
     low, high = images.min(axis=pixels), images.max(axis=pixels)
     if not is_float and high.max() == 1:
         raise UserError(
-            f"data = {data!r}: images are integers and none is above 1; give integers "
-            "up to 255, or floats in [0, 1]"
+            f"data = {data!r}: images are integers and none is above 1; {_REMEDY}"
         )
-    is_unit = (high <= 1) & is_float
-    is_bad = (low < 0) | (high > 255)
+    is_unit = np.zeros(len(images), np.bool_)
     if is_float:
-        is_bad |= ~is_unit & (images != np.rint(images)).any(axis=pixels)
+        is_unit = (images != np.rint(images)).any(axis=pixels)
+    is_bad = (low < 0) | (high > 255) | is_unit & (high > 1)
     if is_bad.any():
         worst = is_bad.argmax()
         raise UserError(
@@ -158,21 +158,32 @@ def _to_uint8(data: str, images: NDArray[np.generic]) -> NDArray[np.uint8]:
         )
     if not is_float:
         return images.astype(np.uint8)
-    _warn_of_two_ranges(data, is_unit & (high > 0), ~is_unit)
-    scale = np.where(is_unit, np.float32(255), np.float32(1))[:, None, None, None]
+    _check_range(data, is_unit, high)
+    scale = np.float32(255 if is_unit.any() else 1)
     return np.rint(images.astype(np.float32) * scale).astype(np.uint8)
 
 
-def _warn_of_two_ranges(
-    data: str, is_unit: NDArray[np.bool_], is_whole: NDArray[np.bool_]
-) -> None:
-    """Says that blank images apart, some images are in [0, 1] and some are not."""
-    if is_unit.any() and is_whole.any():
-        warnings.warn(
-            f"data = {data!r}: {is_unit.sum()} images, the first of them image "
-            f"{is_unit.argmax()}, are read as floats in [0, 1], the other "
-            f"{is_whole.sum()} as whole numbers in [0, 255]; write uint8 if some of "
-            "them are not",
-            DataWarning,
-            stacklevel=2,
+def _check_range(data: str, is_unit: NDArray[np.bool_], high: NDArray[Any]) -> None:
+    """Refuses float images whose range is not plain, or not that of all others.
+
+    Args:
+        data: the setting.
+        is_unit: which images have a fraction.
+        high: largest value of each image.
+
+    Raises:
+        UserError: with the number of an image.
+    """
+    is_either = ~is_unit & (high == 1)
+    if is_either.any():
+        raise UserError(
+            f"data = {data!r}: images are floats, and image {is_either.argmax()} has "
+            "no other values than 0 and 1, which may be meant in [0, 1] or in "
+            f"[0, 255]; {_REMEDY}"
+        )
+    is_above = high > 1
+    if is_unit.any() and is_above.any():
+        raise UserError(
+            f"data = {data!r}: image {is_unit.argmax()} has fractions in [0, 1], image "
+            f"{is_above.argmax()} whole numbers up to 255; {_REMEDY}"
         )
