@@ -11,7 +11,6 @@ text stays on the client, in the run's private folder or the state directory.
 """
 
 import contextlib
-import dataclasses
 import sys
 import time
 import traceback
@@ -63,10 +62,20 @@ def join(message: Message, context: Context) -> Message:
     try:
         site = Site.read(context.node_config)
         payload = message.content.config_records[RECORD]
-        settings, history = settings_of(payload)
-        joined = DeployedPlace(site, str(payload["run_id"])).join(settings, history)
-        log_event("joined", node=site.name, round=joined.round, outcome="ok")
-        return _reply(dataclasses.asdict(joined), message)
+        place = DeployedPlace(site, str(payload["run_id"]))
+        joined = place.join(*settings_of(payload))
+        content: dict[str, object] = {
+            "released": joined.released,
+            "round": joined.round,
+            "newest": joined.newest,
+            "refused": "",
+        }
+        if joined.refusal is not None:
+            content["refused"] = joined.refusal.setting
+            _log_privately(site.state_dir, joined.refusal, is_own=True)
+        outcome = _outcome(joined.refusal)
+        log_event("joined", node=site.name, round=joined.round, outcome=outcome)
+        return _reply(content, message)
     except Exception as error:
         title = site.name if site else "a node"
         log_event("joined", node=title, outcome=_outcome(error))
@@ -143,10 +152,10 @@ def _timed(reply: Message, message: Message) -> Message:
     return reply
 
 
-def _outcome(error: Exception) -> str:
+def _outcome(error: Exception | None) -> str:
     if isinstance(error, ClientRefused):
         return f"refused: {error.setting}"
-    return "failed"
+    return "failed" if error else "ok"
 
 
 def _log_answer(place: Place, started: float, outcome: str, **values: int) -> None:

@@ -6,7 +6,6 @@
       releases/                  the clients' own count, over all runs
       RUN_ID/run.json            the run's settings as the server sent them
       RUN_ID/history.json        which starts of the server made its rounds
-      RUN_ID/released.jsonl      what was released in this run (`clients.history`)
       RUN_ID/node-*/             discriminators, their moments, the stored answer
 
 The data, the folder, the limits and the device are the client's own, from its
@@ -18,6 +17,7 @@ import dataclasses
 import json
 import re
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,10 +30,16 @@ from flwr.common.logger import log
 
 from clients import history as histories
 from clients.agreement import agreement
-from clients.history import History, Record, Released
+from clients.history import History
 from clients.state import Worker, cached_worker, drop_worker, forget
-from fedgs.client_count import WHOLE, Mark, ReleaseCount, release_event
-from fedgs.client_limits import Limits
+from fedgs.client_count import (
+    COUNT_REMEDY,
+    WHOLE,
+    ReleaseCount,
+    release_event,
+    source_of,
+)
+from fedgs.client_limits import ClientRefused, Limits
 from fedgs.cohorts import for_all_clients, keep_cohort
 from fedgs.config import RunConfig, UserError
 from fedgs.data import DataWarning, FederatedImages, partition, sources, split_records
@@ -57,6 +63,7 @@ NEUTRAL: dict[str, Any] = {
     "output": "",
     "num_workers": 1,
 }
+Answered = tuple[str, int] | None  # start of the server, round
 RUN_ID = re.compile(r"[0-9a-f]{16}")
 LOCK_SECONDS = 10.0  # for the client process before, which may be ending
 
@@ -152,15 +159,17 @@ class Joined:
     Privacy: public.
 
     Attributes:
-        round: of its newest state in the run's history, -1 without one.
-        newest: of its newest state in any history of this run, -1 without one.
         released: how often it has released each round, from round 1 on, asked by
             earlier starts of the server.
+        round: of its newest state in the run's history, -1 without one.
+        newest: of its newest state in any history of this run, -1 without one.
+        refusal: why it does not take part after all; None if it does.
     """
 
-    round: int
-    newest: int
     released: list[int]
+    round: int = -1
+    newest: int = -1
+    refusal: ClientRefused | None = None
 
 
 @dataclass(frozen=True)
@@ -212,7 +221,9 @@ class DeployedPlace:
         """Drops the node from memory; its last whole state is on disk."""
         forget(str(self.folder), self.node_id)
 
-    def join(self, settings: Mapping[str, Any], history: History) -> "Joined":
+    def join(
+        self, settings: Mapping[str, Any], history: History, answered: Answered = None
+    ) -> Joined:
         """Takes part in a run from now on, or again after the server's restart.
 
         Nothing is deleted: states of rounds that the run's history has not are set
@@ -225,9 +236,13 @@ class DeployedPlace:
         Args:
             settings: the run's, flat.
             history: which starts of the server made the run's rounds.
+            answered: the start and the round of this node's last answer that the
+                server has; None without one.
+
+        Returns:
+            What the node has released, also where its clients' limits refuse the run.
 
         Raises:
-            ClientRefused: the run is outside the clients' limits.
             UserError: other settings than before, unsuitable data, no room, or a count
                 that was rolled back.
         """
@@ -240,8 +255,11 @@ class DeployedPlace:
                 "start a new run folder"
             )
         drop_worker(str(self.folder))  # its limits may be older than the file
-        record = Record(self.folder)
-        worker = self._make_from(settings, record, history)
+        released = self._released(history, answered)
+        try:
+            worker = self._make_from(settings, history)
+        except ClientRefused as refusal:
+            return Joined(released, refusal=refusal)
         if not path.exists():
             make_folder(self.folder, 0o700)
             write_json(path, dict(settings))
@@ -249,23 +267,35 @@ class DeployedPlace:
         histories.enter(self.folder, states, history)
         cached_worker(str(self.folder), lambda: worker)
         log(INFO, "%s", agreement(self.title, worker.node(self.node_id)))
-        times = record.times(before=history[-1][0])
-        most = agreed(self.site, settings).num_rounds
-        times += histories.unexplained(self.site.state_dir, record, most)
-        return Joined(
-            round=max(state_rounds(states), default=-1),
-            newest=histories.newest_state(states),
-            released=[times[round] for round in range(1, max(times, default=0) + 1)],
-        )
+        newest = histories.newest_state(states)
+        return Joined(released, max(state_rounds(states), default=-1), newest)
+
+    def _released(self, history: History, answered: Answered) -> list[int]:
+        """Returns `Joined.released`, from the clients' count, wherever that lies.
+
+        Raises:
+            UserError: the server has an answer that the count does not have.
+        """
+        limits = self.site.own_limits()
+        count = ReleaseCount(limits.state_dir or self.folder, [])
+        found = count.released(self.run_id, self.title)
+        if answered is not None and tuple(answered) not in found:
+            raise UserError(
+                f"{count.folder}: this client's own count was rolled back or deleted: "
+                f"it has no release of round {answered[1]} of run {self.run_id}, which "
+                f"the server has; {COUNT_REMEDY}. Never put an older one over it: of a "
+                f"client's backup, restore {self.run_id}/ only"
+            )
+        start, _ = history[-1]
+        times = Counter(round for other, round in found if other != start)
+        return [times[round] for round in range(1, max(times, default=0) + 1)]
 
     def _make(self) -> Worker:
         self.site.open()
         history = histories.read_history(self.folder)
-        return self._make_from(self._settings(), Record(self.folder), history)
+        return self._make_from(self._settings(), history)
 
-    def _make_from(
-        self, settings: Mapping[str, Any], record: Record, history: History
-    ) -> Worker:
+    def _make_from(self, settings: Mapping[str, Any], history: History) -> Worker:
         config, limits = agreed(self.site, settings), self.site.own_limits()
         limits.check_run(config)
         hosted = _hosted(self.site, config)
@@ -273,20 +303,15 @@ class DeployedPlace:
         names = [data.client_names[client] for client in hosted]
         count = ReleaseCount(limits.state_dir or self.folder, names)
         count.upgrade()
-        states = node_folder(self.folder, _position(self.site, config))
-        histories.check_count(self.site.state_dir, states, count)
+        histories.check_count(self.site.state_dir, count)
         everyone = range(len(hosted))
         count.check(release_event(config, 1, everyone, len(hosted)), limits)
         own = dataclasses.replace(
             config, num_clients=len(hosted), node_sizes=None, num_rounds=1
         )
         check_capacity(own, self.site.state_dir)
-        start, _ = history[-1]
-
-        def note(round: int, mark: Mark) -> None:
-            record.note(Released(round, start, mark))
-
-        return Worker(config, data, self.folder, limits, note)
+        source = source_of(self.run_id, history[-1][0], self.title)
+        return Worker(config, data, self.folder, limits, source)
 
     def _agreed(self) -> RunConfig:
         return agreed(self.site, self._settings())
@@ -391,8 +416,10 @@ def own_images(config: RunConfig, hosted: range) -> FederatedImages:
     return cast(FederatedImages, HostedImages(data, names, hosted))
 
 
-def settings_of(payload: Mapping[str, object]) -> tuple[dict[str, Any], History]:
-    """Decodes a request to join: the run's settings and its history.
+def settings_of(
+    payload: Mapping[str, object],
+) -> tuple[dict[str, Any], History, Answered]:
+    """Decodes a request to join: settings, history, this node's last answer.
 
     Privacy: public.
 
@@ -405,11 +432,13 @@ def settings_of(payload: Mapping[str, object]) -> tuple[dict[str, Any], History]
             f"the server speaks protocol {theirs} of joining, this client {PROTOCOL}; "
             "install the same fedgs on both"
         )
-    texts = payload.get("settings"), payload.get("history")
+    texts = [payload.get(name) for name in ("settings", "history", "answered")]
     try:
-        settings, history = (json.loads(text) for text in texts)  # type: ignore
+        settings, history, answered = (json.loads(t) for t in texts)  # type: ignore
     except (TypeError, ValueError):
         raise UserError("request to join that cannot be decoded: refused") from None
     if not isinstance(settings, dict):
         raise UserError("request to join that cannot be decoded: refused")
-    return settings, histories.check_history(history)
+    if answered is not None:
+        (answered,) = histories.check_history([answered])
+    return settings, histories.check_history(history), answered

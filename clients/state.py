@@ -15,7 +15,6 @@ from typing import Protocol
 
 import torch
 
-from fedgs.client_count import Mark
 from fedgs.client_limits import Limits
 from fedgs.config import RunConfig
 from fedgs.data import DataWarning, FederatedImages, load_data
@@ -34,7 +33,7 @@ class Worker:
         data: all data that the nodes of this process can see.
         private: the folder of the nodes' states.
         limits: of the hosted clients; those of the run's settings when None.
-        record: is told of each release; see `fedgs.node.Node`.
+        source: of the releases; see `fedgs.node.Node`.
     """
 
     def __init__(
@@ -43,11 +42,11 @@ class Worker:
         data: FederatedImages,
         private: Path,
         limits: Limits | None = None,
-        record: Callable[[int, Mark], None] | None = None,
+        source: str = "",
     ) -> None:
         """Starts without nodes."""
         self.config, self.data, self.private = config, data, private
-        self.limits, self.record = limits, record
+        self.limits, self.source = limits, source
         self.nodes: OrderedDict[int, Node] = OrderedDict()
         # Workers share the nodes; the least recent one is dropped, not lost.
         self.capacity = nodes_in_memory(config)
@@ -62,7 +61,7 @@ class Worker:
                 self.data,
                 self.private,
                 self.limits,
-                self.record,
+                self.source,
             )
         self.nodes.move_to_end(node_id)
         while len(self.nodes) > self.capacity:

@@ -9,7 +9,8 @@ the count goes on over runs. There is one ledger per group of clients that relea
 together, so a release costs one fsync however many clients a node has. A client that
 was packed differently before is in several ledgers, and its count is the sum of them:
 what it spent follows its name. In a ledger here, `participants` are positions in the
-ledger's list of clients, and the round is that of whichever run asked.
+ledger's list of clients, and the round is that of whichever run asked. A deployed
+client writes into the same line who that was (`source_of`).
 
 Names of shards say nothing: a server's settings decide which records are in which. So
 the shards of a deployed node are counted as one client, `WHOLE`: every release of any
@@ -20,8 +21,10 @@ Source: docs/privacy.md, "A client that limits itself".
 
 import contextlib
 import fcntl
+import hashlib
+import json
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +39,7 @@ from fedgs.ledger import Event, Ledger
 from fedgs.run_folder import read_json, write_json
 
 WHOLE = "*"  # the name of every client that is a shard: their data set as a whole
+COUNT_REMEDY = "restore it from a copy: it is the record of the privacy spent"
 _VERSION = "format"  # key of clients.json: from 2 on, `WHOLE` stands for all shards
 
 
@@ -45,11 +49,13 @@ class Mark(NamedTuple):
     Attributes:
         ledger: name of the file.
         length, head: of the ledger.
+        owner: hash of the clients that it counts.
     """
 
     ledger: str
     length: int
     head: str
+    owner: str
 
 
 class ReleaseCount:
@@ -139,40 +145,64 @@ class ReleaseCount:
             attempt = self._attempts[event.round] + 1
             ledger.append(replace(self._own_event(event), attempt=attempt))
             self._add_new()
-            return Mark(ledger.path.name, ledger.length, ledger.head)
+            name, owner = ledger.path.name, _owner(self.clients)
+            return Mark(name, ledger.length, ledger.head, owner)
 
-    def check_history(self, marks: Sequence[Mark], rounds: Set[int]) -> None:
+    def check_history(self, marks: Iterable[Mark]) -> None:
         """Refuses a count that is shorter than it once was, or another one.
 
         Args:
             marks: of `charge`, at earlier times, also of other clients' ledgers.
-            rounds: of which each was released, at least once, by these clients.
 
         Raises:
             UserError: names the file, and says what it must hold.
         """
-        remedy = "restore it from a copy: it is the record of the privacy spent"
-        for name, length, head in marks:
+        index = self._read_index()
+        ledgers: dict[str, Ledger | None] = {}
+        for name, length, head, owner in marks:
             path = self.folder / name
-            found = Ledger.read(path) if path.exists() else None
+            if name not in ledgers:
+                ledgers[name] = Ledger.read(path) if path.exists() else None
+            found = ledgers[name]
             if found is None or found.head_at(length) != head:
                 raise UserError(
                     f"{path}: this client's own count was rolled back, deleted or "
                     f"exchanged: it has {found.length if found else 0} releases, and "
                     f"must begin with {length}, the last one with the hash {head}; "
-                    + remedy
+                    + COUNT_REMEDY
                 )
-        counted: set[int] = set()
-        if rounds:
-            with self._held():
-                for ledger, _ in self._ledgers.values():
-                    counted |= {event.round for event in ledger.events}
-        if missing := rounds - counted:
-            raise UserError(
-                f"{self.folder}: this client's own count was rolled back or deleted: "
-                f"it must have a release of round {max(missing)}, of which there is a "
-                f"state; {remedy}"
-            )
+            if _owner(index.get(name)) != owner:
+                raise UserError(
+                    f"{self.folder / 'clients.json'}: was deleted or exchanged: {name} "
+                    f"counts the releases of other clients than it says; {COUNT_REMEDY}"
+                )
+
+    def released(self, run_id: str, node: str) -> set[tuple[str, int]]:
+        """Returns what a node has released in a run, whichever clients it has.
+
+        A start of the server asks for a round once. So an answer that was computed
+        again, because its first bytes were lost before they left, is the same.
+
+        Args:
+            run_id: of the run.
+            node: name of the node.
+
+        Returns:
+            Pairs of the server's start and the round. Lines of versions that named no
+            source are of no run.
+
+        Raises:
+            UserError: the count is broken.
+        """
+        found: set[tuple[str, int]] = set()
+        for name in self._read_index().keys() - {_VERSION}:
+            if (path := self.folder / name).exists():
+                for event in Ledger.read(path).events:
+                    run, _, rest = event.source.partition("/")
+                    start, _, who = rest.partition("/")
+                    if (run, who) == (run_id, node):
+                        found.add((start, event.round))
+        return found
 
     def _own_event(self, event: Event) -> Event:
         """Returns a release as these clients count it: shards are all of the data."""
@@ -285,6 +315,10 @@ class ReleaseCount:
         return ledger
 
 
+def _owner(clients: list[str] | None) -> str:
+    return hashlib.sha256(json.dumps(clients).encode()).hexdigest()
+
+
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     make_folder(folder)
@@ -297,6 +331,11 @@ def _locked(folder: Path) -> Iterator[None]:
 def _positions(event: Event) -> slice | list[int]:
     clients = event.participants
     return slice(None) if clients == "all" else list(clients)
+
+
+def source_of(run_id: str, start: str, node: str) -> str:
+    """Returns what a line says of who asked: run, start of its server, own name."""
+    return f"{run_id}/{start}/{node}"
 
 
 def release_event(

@@ -60,6 +60,8 @@ class Event:
         batch_size: B, fakes answered.
         client_selection, discriminator_training: as in `RunConfig`.
         noise_source: "os" (operating system's entropy) or "seeded" (not private).
+        source: in the count of a deployed client, who asked for it; else "", and
+            then not in the line.
 
     Raises:
         UserError: a value of the wrong type or outside its range.
@@ -78,6 +80,7 @@ class Event:
     client_selection: str
     discriminator_training: str
     noise_source: str
+    source: str = ""
 
     def __post_init__(self) -> None:
         """Checks every field; see the class."""
@@ -85,6 +88,7 @@ class Event:
             self._check(name, getattr(self, name) in choices, f"give one of {choices}")
         for name in ("round", "attempt", "num_clients", "counted_nodes", "batch_size"):
             self._check(name, _is_int(getattr(self, name), 1), "give 1, 2, 3, ...")
+        self._check("source", type(self.source) is str, "give a text")
         valid = _is_int(self.planned_nodes, self.counted_nodes)
         self._check("planned_nodes", valid, "give at least counted_nodes")
         for name in ("noise_std", "clip_bound"):
@@ -114,7 +118,7 @@ class Event:
         return self.noise_std / (2.0 * self.clip_bound)
 
 
-_FIELDS = {spec.name for spec in fields(Event)}
+_FIELDS = {spec.name for spec in fields(Event)} - {"source"}
 
 
 def _is_int(value: Any, at_least: int) -> bool:
@@ -131,8 +135,8 @@ def _are_indices(clients: tuple[Any, ...], below: int) -> bool:
 
 def _parse(text: bytes) -> Event:
     values: dict[str, Any] = json.loads(text)
-    if values.keys() != _FIELDS:
-        names = ", ".join(sorted(values.keys() ^ _FIELDS))
+    if found := (values.keys() - {"source"}) ^ _FIELDS:
+        names = ", ".join(sorted(found))
         raise UserError(f"unknown or missing field {names}")
     if values["participants"] != "all":
         values["participants"] = tuple(values["participants"])
@@ -273,7 +277,10 @@ class Ledger:
         """
         if self._file is None:
             raise UserError(f"{self.path}: not open for appending; use Ledger.open")
-        text = json.dumps(asdict(event), sort_keys=True, separators=(",", ":")).encode()
+        values = asdict(event)
+        if not event.source:
+            del values["source"]
+        text = json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
         digest = _chain(self.head, text)
         line = text[:-1] + _HASH_KEY + digest.encode() + b'"}\n'
         try:

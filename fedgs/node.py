@@ -7,7 +7,9 @@ gone, it is a new release, and counts again: every release is charged to its cli
 own durable count before it is computed, and refused beyond their limits.
 """
 
-from collections.abc import Callable
+import dataclasses
+import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedgs.client_count import Mark, ReleaseCount, release_event
@@ -30,6 +32,24 @@ from fedgs.run_folder import (
 from fedgs.sanitizer import SanitizedGradients, received
 from fedgs.warm_start import warm_start
 
+MARK = "count"  # in a state's metadata: where the clients' count was with it
+
+
+def mark_of(metadata: Mapping[str, str]) -> Mark | None:
+    """Returns where the clients' count was; None for a state without a release.
+
+    Privacy: public.
+
+    Raises:
+        UserError: malformed.
+    """
+    if MARK not in metadata:
+        return None
+    try:
+        return Mark(*json.loads(metadata[MARK]))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"a node's state: its {MARK} cannot be read") from error
+
 
 class Node:
     """Answers requests; the first one, of round 0, makes its discriminators.
@@ -48,7 +68,7 @@ class Node:
         data: FederatedImages,
         private: Path,
         limits: Limits | None = None,
-        record: Callable[[int, Mark], None] | None = None,
+        source: str = "",
     ) -> None:
         """Remembers what it needs; touches no data yet.
 
@@ -58,8 +78,7 @@ class Node:
             data: all data that the node can see.
             private: the folder of all nodes' states.
             limits: of the hosted clients; those of the run's settings when None.
-            record: is told the round of each release, and where the count is with it,
-                before the release is computed.
+            source: of the releases, as the clients' count is to say; see `source_of`.
 
         Raises:
             UserError: the clients' limits cannot be read.
@@ -70,13 +89,14 @@ class Node:
         self.data = data
         self.folder = node_folder(private, node_id)
         self.limits = limits or Limits.of_run(config)
-        self.record = record or (lambda round, mark: None)
+        self.source = source
         names = [data.client_names[client] for client in self.hosted]
         self.count = ReleaseCount(self.limits.state_dir or self.folder, names)
         self.round = -1
         self.is_saved = True
         self._discriminators: Discriminators | None = None
         self._digest = ""
+        self._mark: Mark | None = None  # of the count, with the last release
         self._answer: SanitizedGradients | None = None
 
     def answer(self, request: FakeBatch) -> SanitizedGradients | None:
@@ -111,7 +131,7 @@ class Node:
             )
         self._check(request)
         if (event := self._event(request)) is not None:
-            self.record(event.round, self.count.charge(event, self.limits))
+            self._mark = self.count.charge(event, self.limits)
         answer = client_round(
             self.config,
             self._discriminators,
@@ -159,6 +179,8 @@ class Node:
             return
         tensors = self._discriminators.state()
         metadata = {"digest": self._digest}
+        if self._mark is not None:
+            metadata[MARK] = json.dumps(self._mark)
         if self._answer is not None:
             tensors["answer"] = self._answer.values
         old = old_states(self.folder, keep_round)
@@ -180,7 +202,9 @@ class Node:
         if not asked:
             return None
         positions = [client - self.hosted.start for client in asked]
-        return release_event(self.config, request.round, positions, len(self.hosted))
+        num_clients = len(self.hosted)
+        event = release_event(self.config, request.round, positions, num_clients)
+        return dataclasses.replace(event, source=self.source)
 
     def _has_answered(self, request: FakeBatch, digest: str) -> bool:
         """Tells whether the stored answer is to this request; looks on disk too."""
@@ -205,7 +229,7 @@ class Node:
         except ValueError as error:
             raise UserError(f"{self.folder}: {error}") from error
         self.round, self._digest = found[-1], metadata["digest"]
-        self._answer = None
+        self._mark, self._answer = mark_of(metadata), None
         if values is not None:
             noise = (self.config.noise_std, self.config.clip_bound)
             self._answer = received(values, self.round, self.node_id, *noise)

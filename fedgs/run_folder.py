@@ -574,15 +574,15 @@ def read_tensors(path: Path) -> "tuple[TensorDict, dict[str, str]]":
         raise UserError(f"{path}: cannot be read ({error}); {REMEDY}") from error
 
 
-def tensor_names(path: Path) -> set[str]:
-    """Returns the names of the tensors in a safetensors file; reads no tensor.
+def read_metadata(path: Path) -> dict[str, str]:
+    """Returns the metadata of a safetensors file; reads no tensor.
 
     Raises:
         UserError: missing or corrupted.
     """
     try:
         with safe_open(path, framework="pt") as file:
-            return set(file.keys())
+            return file.metadata() or {}
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be read ({error}); {REMEDY}") from error
 

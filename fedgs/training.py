@@ -96,7 +96,8 @@ def run_rounds(
         report: called with the public metrics of each round.
         stop: when set, the run checkpoints after the current round and stops.
         unrecorded: returns what nodes tell that they released and the ledger lacks,
-            each event once; raises `RunStopped` where the run may not go on with it.
+            each event once, and then none; raises `RunStopped` where the run may not
+            go on with it.
 
     Raises:
         RunStopped: too few nodes answered, the budget is spent, or `stop` was set.
@@ -171,19 +172,21 @@ class _Run:
 
     def _add_unrecorded(self) -> None:
         """Adds what a ledger that was restored from a backup lacks."""
+        while events := self._unrecorded():
+            for event in events:
+                self.ledger.append(event)
+                self.attempts[event.round] += 1
+                if self.budget is not None:
+                    self.budget.add(event)
+            with indispensable(self.folder, "the ledger's length"):
+                self.folder.record(self.ledger)
+
+    def _unrecorded(self) -> Sequence[Event]:
         try:
-            events = self.unrecorded(self.ledger)
+            return self.unrecorded(self.ledger)
         except RunStopped:
             self.checkpoints.commit()
             raise
-        for event in events:
-            self.ledger.append(event)
-            self.attempts[event.round] += 1
-            if self.budget is not None:
-                self.budget.add(event)
-        if events:
-            with indispensable(self.folder, "the ledger's length"):
-                self.folder.record(self.ledger)
 
     def _prepare(self, request: FakeBatch) -> None:
         """Has nodes that are needed for the first time make discriminators."""

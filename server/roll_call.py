@@ -91,7 +91,8 @@ class RollCall:
     Args:
         grid: of the Flower run.
         config: the run's, with the names of its nodes.
-        run_id: of the run folder, under which clients keep their state.
+        kept: of the run folder, across starts (`server.strategy.kept_of`): the id under
+            which clients keep their state, and `answered` and `unheard`, below.
         events: the ledger's, of a resumed run.
         history: which starts of the server made the run's rounds; the last one is this
             start, with the round that the run goes on from.
@@ -103,19 +104,25 @@ class RollCall:
         round: the last round that was asked for, or that the run goes on from.
         counted: round -> its events in the ledger, without those of this start.
         lost: round -> how many more there must be, by what nodes say.
+        answered: name -> start and round of the last release that it sent.
+        heard: names of the nodes that have said what they released.
+        unheard: names of those that have not, since the server was restored.
     """
 
     def __init__(
         self,
         grid: Grid,
         config: RunConfig,
-        run_id: str,
+        kept: Mapping[str, Any],
         events: Sequence[Event],
         history: Sequence[tuple[str, int]],
         progress: Progress,
     ) -> None:
         """Asks nobody yet."""
-        self.grid, self.config, self.run_id = grid, config, run_id
+        self.grid, self.config, self.run_id = grid, config, str(kept["run_id"])
+        self.answered: dict[str, tuple[str, int]] = dict(kept.get("answered", {}))
+        self.unheard = set(kept.get("unheard", ()))
+        self.heard: set[str] = set()
         self.history, self.progress = history, progress
         self.round = history[-1][1]
         self.seen = last_rounds(config, events, self.round)
@@ -169,9 +176,13 @@ class RollCall:
         )
 
     def _is_enough(self) -> bool:
-        """A run that has begun goes on with `min_nodes`; its start needs all."""
+        """A run that has begun goes on with `min_nodes`; its start needs all.
+
+        After a restore every node must have said once what it has released.
+        """
         least = self.config.min_nodes or self.config.num_nodes
-        return self.round > 0 and len(self.addresses) >= least
+        is_heard = self.unheard <= self.heard
+        return self.round > 0 and len(self.addresses) >= least and is_heard
 
     def step(self) -> None:
         """Looks for new nodes and for answers of those that were asked; never waits."""
@@ -208,8 +219,13 @@ class RollCall:
         return bool(self.missing or gone)
 
     def take_lost(self) -> Counter[int]:
-        """Returns `lost`, which is from now on the ledger's."""
-        lost, self.lost = self.lost, Counter()
+        """Returns `lost`, which is from now on the ledger's.
+
+        Who released a round shows that all rounds before were asked too, of others.
+        """
+        before = range(1, max(self.lost, default=0))
+        lost = self.lost | Counter(r for r in before if not self.counted[r])
+        self.lost = Counter()
         self.counted += lost
         return lost
 
@@ -270,6 +286,7 @@ class RollCall:
             "protocol": PROTOCOL,
             "run_id": self.run_id,
             "history": json.dumps(self.history),
+            "answered": json.dumps(self.answered.get(name)),
             "settings": json.dumps(public_settings(self.config), sort_keys=True),
         }
         self._push({address: node}, "query.join", payload)
@@ -277,16 +294,20 @@ class RollCall:
     def _admit(self, address: int, node: int, record: Mapping[str, Any]) -> None:
         """Takes a node in, if its state is that of its last answered round."""
         seen, newest = record.get("round"), record.get("newest")
+        name = self.config.node_names[node]
         if type(seen) is not int or type(newest) is not int:
             raise UserError("joined without saying which round it has seen")
         # What it has released counts, also where it is refused.
         self.lost |= lost_rounds(
             self.config, node, record.get("released"), self.counted
         )
+        self.heard.add(name)
+        if limit := record.get("refused"):
+            raise UserError(f"refused by its clients' limit: {one_line(limit)}")
         expected = self.seen.get(node, 0)
         if expected > 0 and seen < expected:
             text = f"its state is of round {seen}, it took part until round {expected}"
-            remedy = "restore its state-dir"
+            remedy = f"restore its {self.run_id}/ only, never an older releases/"
             if seen < 0:
                 text = f"its state is lost; it took part until round {expected}"
             if newest > self.round:
@@ -296,16 +317,16 @@ class RollCall:
                 )
                 remedy = (
                     "put the newest server state back, or restore the client's "
-                    f"state-dir of round {expected}"
+                    f"{self.run_id}/ of round {expected} only, never an older releases/"
                 )
             needs_all = self.config.min_nodes in (None, self.config.num_nodes)
             if needs_all or seen < 0:
                 raise UserError(f"{text}; {remedy}")
-            log(WARNING, "roll call: %s: %s", self.config.node_names[node], text)
+            log(WARNING, "roll call: %s: %s", name, text)
         self.addresses[node] = address
         self.progress.set_joined(node)
-        log(INFO, "roll call: %s has joined", self.config.node_names[node])
-        log_event("joined", node=self.config.node_names[node], round=seen)
+        log(INFO, "roll call: %s has joined", name)
+        log_event("joined", node=name, round=seen)
 
 
 def public_settings(config: RunConfig) -> dict[str, Any]:

@@ -116,15 +116,17 @@ class GsWgan(Strategy):
         Raises:
             RunStopped: not enough of them joined.
         """
-        run_id = run_identity(self.folder)
+        kept = kept_of(self.folder)
         self.folder.history = history_of(self.folder)
         _, committed = self.folder.history[-1]
         flower = self.folder.path / ".flower"
         flower.mkdir(exist_ok=True)
-        self.progress = Progress(flower / "nodes.json", self.config, run_id, committed)
+        self.progress = Progress(
+            flower / "nodes.json", self.config, str(kept["run_id"]), committed
+        )
         events = self.folder.read_ledger().events
         self.roll = RollCall(
-            grid, self.config, run_id, events, self.folder.history, self.progress
+            grid, self.config, kept, events, self.folder.history, self.progress
         )
         title = self.config.node_title
         self.asking = Asking(grid, self.roll.addresses, OVER_HTTP, self.roll, title)
@@ -133,9 +135,10 @@ class GsWgan(Strategy):
         except RunStopped as error:  # what is known by now counts all the same
             with closing(self.folder.ledger()) as ledger:
                 try:
-                    for event in self.unrecorded(ledger):
-                        ledger.append(event)
-                    self.folder.record(ledger)
+                    while events := self.unrecorded(ledger):
+                        for event in events:
+                            ledger.append(event)
+                        self.folder.record(ledger)
                 except RunStopped as other:
                     raise RunStopped(f"{error}\n{other}") from error
             raise
@@ -174,7 +177,9 @@ class GsWgan(Strategy):
             raise RunStopped(f"the discriminators of {who} could not be made: {why}")
 
     def save(self, keep_round: int) -> None:
-        """Does nothing: nodes save their state in every round."""
+        """Keeps who has answered; nodes save their state in every round."""
+        if self.roll is not None:
+            keep(self.folder, answered=self.roll.answered)
 
     def _who(self, nodes: Sequence[int]) -> str:
         return ", ".join(map(self.config.node_title, nodes))
@@ -182,11 +187,26 @@ class GsWgan(Strategy):
     def unrecorded(self, ledger: Ledger) -> Sequence[Event]:
         """Returns what nodes have released and a restored ledger lacks; each once.
 
+        Whoever has not said it yet is kept on the disk, until the ledger has what the
+        others say: a start that does not hear of the restore must not go on.
+
         Raises:
-            RunStopped: there is something, and nobody accepted the restore.
+            RunStopped: there is something, and nobody accepted the restore; or a node
+                has not said what it has released since the server was restored.
         """
-        if self.roll is None or not (lost := self.roll.take_lost()):
+        if self.roll is None:
             return ()
+        if not (lost := self.roll.take_lost()):
+            self._keep_unheard(self.roll.unheard - self.roll.heard)
+            if self.roll.unheard:
+                raise RunStopped(
+                    "this server was restored from a backup, and its ledger lacks what "
+                    f"{', '.join(sorted(self.roll.unheard))} may have released since: "
+                    "start these clients with their newest releases/, and resume; "
+                    "the run does not go on without them"
+                )
+            return ()
+        self._keep_unheard(set(self.config.node_names))
         missing = missing_events(self.config, ledger.events, lost)
         text = cost_text(self.config, ledger.events, missing)
         if not self.accept_restore:
@@ -197,6 +217,11 @@ class GsWgan(Strategy):
         log(WARNING, "%s; they are added to the ledger", text)
         log_event("restored", added=len(missing), outcome=text)
         return missing
+
+    def _keep_unheard(self, names: set[str]) -> None:
+        if self.roll is not None and names != self.roll.unheard:
+            keep(self.folder, unheard=sorted(names))
+            self.roll.unheard = names
 
     def _ask(
         self, phase: str, request: FakeBatch, nodes: Sequence[int], deadline: float
@@ -238,6 +263,10 @@ class GsWgan(Strategy):
                     outcome="ok",
                     seconds=round(time.monotonic() - started, 3),
                 )
+                if answer is not None:
+                    start, _ = self.roll.history[-1]
+                    name = self.config.node_title(node)
+                    self.roll.answered[name] = start, request.round
                 if request.round:
                     self.roll.seen[node] = request.round
                     self.progress.add_answer(node, request.round)
@@ -345,10 +374,11 @@ def history_of(folder: RunFolder) -> list[tuple[str, int]]:
     return [*past, (secrets.token_hex(8), committed)]
 
 
-def run_identity(folder: RunFolder) -> str:
-    """Returns the id under which clients keep their state of a deployed run.
+def kept_of(folder: RunFolder) -> dict[str, Any]:
+    """Returns what is kept of a deployed run across starts: `deployment.json`.
 
-    It is drawn once, so that a run that is submitted again finds its clients' state.
+    `run_id`, under which clients keep their state, is drawn once, so that a run that is
+    submitted again finds it. `answered` and `unheard` are `RollCall`'s.
 
     Privacy: public.
 
@@ -359,4 +389,12 @@ def run_identity(folder: RunFolder) -> str:
     if not path.exists():
         nodes = list(folder.config.node_names)
         write_json(path, {"run_id": secrets.token_hex(8), "nodes": nodes})
-    return str(read_json(path)["run_id"])
+    return read_json(path)
+
+
+def keep(folder: RunFolder, **values: object) -> None:
+    """Keeps more of a deployed run, or other values; see `kept_of`.
+
+    Privacy: public.
+    """
+    write_json(folder.path / "deployment.json", kept_of(folder) | values)

@@ -77,7 +77,9 @@ def _node(site: Site, num_clients: int, **settings: object) -> Node:
         | settings
     )
     place = DeployedPlace(site, f"{next(RUNS):016x}")
-    place.join(public_settings(config), [("a" * 16, 0)])
+    joined = place.join(public_settings(config), [("a" * 16, 0)])
+    if joined.refusal is not None:
+        raise joined.refusal
     return place.worker().node(0)
 
 

@@ -5,9 +5,7 @@ The server's older state, then its newest again; a client's count; joining by it
 
 import contextlib
 import json
-import os
 import re
-import resource
 import shutil
 from collections import Counter
 from contextlib import closing
@@ -19,9 +17,11 @@ from flwr.app import Message
 
 from clients import history
 from clients.deployment import DeployedPlace, Site, settings_of
-from clients.history import Record, Released, enter, start_of
+from clients.history import enter, start_of
 from deployed_grid import (  # noqa: F401
+    LIMITS,
     NAMES,
+    Client,
     Deployment,
     fixture_clock,
     fixture_deploy,
@@ -32,7 +32,6 @@ from deployed_grid import (  # noqa: F401
 from fedgs import node as node_module
 from fedgs import round as round_module
 from fedgs.accounting import Run, statements_from_ledger, statements_of_runs
-from fedgs.client_count import Mark
 from fedgs.config import UserError
 from fedgs.ledger import Ledger
 from fedgs.noise import NoiseStream
@@ -178,8 +177,8 @@ def test_a_server_older_than_all_states_is_refused_and_destroys_none(
     }
     words = (
         r"(?s)a-clinic \(its state is of round 4, this server goes on from round 2; "
-        r"put the newest server state back, or restore the client's state-dir of round "
-        r"2.*released 2 times more than the ledger says"
+        r"put the newest server state back, or restore the client's [0-9a-f]{16}/ of "
+        r"round 2 only, never an older releases/.*released 2 times more than the ledger"
     )
     with pytest.raises(RunStopped, match=words):
         run.start()
@@ -245,12 +244,16 @@ def test_a_clients_own_crash_is_no_restore(deploy, monkeypatch):
 
 
 def test_what_a_late_client_tells_is_added_while_the_run_goes_on(twice):
-    """The others are of a version that kept no record of the run."""
+    """The others are of a version whose count does not say which run asked."""
     run = twice(min_nodes=2, num_rounds=6, round_timeout=20.0)
     restored(run.backups[2], run.folder.path)
-    for client in run.clients[:2]:
-        for path in client.state_dir.glob("*/released.jsonl"):
-            path.unlink()
+
+    def spoil(name: str, request: Message, reply: Message) -> Message:
+        if name != "c-clinic" and request.metadata.message_type == "query.join":
+            reply.content["fedgs"]["released"] = []
+        return reply
+
+    run.grid.spoil = spoil
     run.clients[2].is_online = False
 
     def report(metrics: dict) -> None:
@@ -264,22 +267,133 @@ def test_what_a_late_client_tells_is_added_while_the_run_goes_on(twice):
     assert_all_counted(run)
 
 
-def test_folders_of_a_run_restored_at_both_ends_hide_no_release(deploy, tmp_path):
-    """The clients' own count is the newest: it is never restored to an older one."""
+@pytest.mark.parametrize("of_clients", ["restored", "lost"])
+def test_folders_of_a_run_restored_at_both_ends_hide_no_release(
+    deploy, tmp_path, of_clients
+):
+    """The count says it all, wherever it lies: a limits file may put it elsewhere."""
     run = deploy(num_rounds=2)
+    for client in run.clients:
+        if of_clients == "restored":
+            (elsewhere := tmp_path / client.name).mkdir()
+            set_limits(client, LIMITS + f'state_dir = "{elsewhere}"\n')
     stop_after(run, 1)
     places = [run.folder.path, *(run.states(index).parent for index in range(3))]
     backups = [copied(p, tmp_path / str(n)) for n, p in enumerate(places)]
     run.start()
-    for backup, place in zip(backups, places, strict=True):
-        restored(backup, place)
+    restored(backups[0], places[0])
+    for backup, place in zip(backups[1:], places[1:], strict=True):
+        shutil.rmtree(place)
+        if of_clients == "restored":
+            shutil.copytree(backup, place)
     for client in run.clients:
         client.restart()
     with pytest.raises(RunStopped, match=r"released 1 times more .*\(rounds 2\)"):
         run.start()
-    run.start(accept_restore=True)
-    assert run.attempts() == [(1, 1), (2, 1), (2, 2)]
-    assert_all_counted(run)
+    if of_clients == "restored":
+        run.start(accept_restore=True)
+        assert run.attempts() == [(1, 1), (2, 1), (2, 2)]
+
+
+def set_limits(client: Client, text: str) -> None:
+    path = client.state_dir.with_suffix(".toml")
+    path.write_text(text)
+    client.node_config["limits"] = str(path)
+
+
+def test_a_client_at_its_limit_says_what_it_released(deploy, tmp_path):
+    """It takes part no more, but a restored ledger must have what it released."""
+    run = deploy("run", "selected", num_rounds=3, checkpoint_every=1, min_nodes=1)
+    stop_after(run, 1)
+    backup = copied(run.folder.path, tmp_path / "at-1")
+    run.start()
+    last = run.attempts()
+    restored(backup, run.folder.path)
+    for client in run.clients:
+        client.restart()
+        set_limits(
+            client,
+            LIMITS + 'client_epsilon = 1e-9\ndelta = 1e-5\nrelation = "zero-out"\n',
+        )
+    words = r"limit: client_epsilon.*released 2 times more .*\(rounds 2 to 3\)"
+    with pytest.raises(RunStopped, match=f"(?s){words}"):
+        run.start()
+    with pytest.raises(RunStopped, match="limit: client_epsilon"):
+        run.start(accept_restore=True)
+    assert run.attempts() == last
+
+
+def test_a_restored_run_does_not_go_on_without_a_client_that_was_not_heard(
+    deploy, tmp_path
+):
+    """Also not in a start that hears of no restore; the others' rounds are added."""
+    run = deploy("run", "selected", num_rounds=4, checkpoint_every=1, min_nodes=1)
+    stop_after(run, 1)
+    backup = copied(run.folder.path, tmp_path / "at-1")
+    stop_after(run, 3)
+    asked = [select(run.folder.config, round) for round in range(4)]
+    silent = next(n for n in asked[2] if n not in asked[3])
+    restored(backup, run.folder.path)
+    for client in run.clients:
+        client.restart()
+    run.clients[silent].is_online = False
+    words = rf"ledger lacks what {NAMES[silent]} may have released since: start"
+    for _ in range(2):  # the second start hears of nothing new
+        with pytest.raises(RunStopped, match=words):
+            run.start(accept_restore=True)
+        assert run.attempts() == [(1, 1), (2, 1), (3, 1)]
+    run.clients[silent].restart()
+    run.start()
+    assert len(run.attempts()) == 6
+
+
+def test_rounds_before_a_released_one_were_asked_too(deploy):
+    run = deploy("run", "selected")
+    calls = roll_call.RollCall(
+        run.grid, run.folder.config, {"run_id": A}, [], [(B, 0)], None
+    )
+    calls.counted.update({1: 1})
+    calls.lost.update({4: 2})
+    assert calls.take_lost() == {2: 1, 3: 1, 4: 2}
+    assert calls.take_lost() == {}
+
+
+def test_a_client_of_an_older_backup_is_refused_by_what_the_server_has(
+    deploy, tmp_path
+):
+    """Its states and its count are of one time, so they show nothing by themselves."""
+    run = deploy(num_rounds=4, checkpoint_every=1, min_nodes=2, round_timeout=5.0)
+    client = run.clients[0]
+    stop_after(run, 1)
+    backup = copied(client.state_dir, tmp_path / "at-1")
+    stop_after(run, 2)
+    newest = copied(client.state_dir, tmp_path / "at-2")
+    restored(backup, client.state_dir)
+    client.restart()
+    stop_after(run, 3)  # without it
+    assert run.counted(0) == [1]
+    error = (client.state_dir / "error.log").read_text()
+    assert "it has no release of round 2 of run" in error
+    assert "Never put an older one over it" in error
+    restored(newest, client.state_dir)
+    client.restart()
+    run.start()
+    assert run.counted(0) == [1, 2, 4]
+
+
+def test_releases_to_another_server_are_not_told(deploy):
+    """Neither where the folder of that run is there, nor where it was deleted."""
+    run = deploy(num_rounds=2)
+    run.start()
+    settings = roll_call.public_settings(run.folder.config)
+    site = Site.read(run.clients[0].node_config)
+    this, other = (
+        DeployedPlace(site, run_id) for run_id in (run.states(0).parent.name, "0" * 16)
+    )
+    assert other.join(settings, [(A, 0)]).released == []
+    shutil.rmtree(this.folder)
+    assert other.join(settings, [(A, 0)]).released == []
+    assert this.join(settings, [(A, 0)]).released == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -329,8 +443,7 @@ def test_a_count_that_was_rolled_back_is_refused_until_it_is_restored(deploy, tm
     run.start()
     client, settings = run.clients[1], roll_call.public_settings(run.folder.config)
     site = Site.read(client.node_config)
-    (record,) = client.state_dir.glob("*/released.jsonl")
-    place = DeployedPlace(site, record.parent.name)
+    place = DeployedPlace(site, run.states(1).parent.name)
     another_run = DeployedPlace(site, "0" * 16)
     count = client.state_dir / "releases" / "releases-00000.jsonl"
     backup = copied(client.state_dir, tmp_path / "backup")
@@ -348,15 +461,13 @@ def test_a_count_that_was_rolled_back_is_refused_until_it_is_restored(deploy, tm
         with pytest.raises(UserError, match="own count was rolled back"):
             place.worker()  # of a process that is started in the middle of a run
         restored(backup, client.state_dir)
-    record.unlink()  # a state directory of a version without records
-    place.join(settings, [(A, 2)])
-    for damage in (cut_off, delete):
-        damage(count)
-        with pytest.raises(UserError, match="must have a release of round 2, of which"):
-            place.join(settings, [(A, 2)])
-        restored(backup, client.state_dir)
-        record.unlink()
-    restored(backup, client.state_dir)
+    index = count.with_name("clients.json")
+    names = index.read_text()
+    index.write_text(names.replace('"2"', '"nobody"'))
+    for join in (place.join, another_run.join):
+        with pytest.raises(UserError, match=r"clients.json: was deleted or exchanged"):
+            join(settings, [(A, 2)])
+    index.write_text(names)
     assert place.join(settings, [(A, 2)]).released == [1, 1]
 
 
@@ -392,6 +503,9 @@ def test_a_client_of_another_protocol_is_refused_in_a_clear_sentence(deploy, log
         ({"history": "{"}, "cannot be decoded"),
         ({"history": "[]"}, "history of the run"),
         ({"history": "3"}, "history of the run"),
+        ({"answered": "{"}, "cannot be decoded"),
+        ({"answered": '["../..", 1]'}, "history of the run"),
+        ({"answered": "3"}, "history of the run"),
         ({"history": '[["../../../etc/abc", 0]]'}, "history of the run"),
         ({"history": '[["0123456789abcdef", -1]]'}, "history of the run"),
         ({"history": '[["0123456789abcdef", "0"]]'}, "history of the run"),
@@ -404,7 +518,10 @@ def test_a_client_of_another_protocol_is_refused_in_a_clear_sentence(deploy, log
 )
 def test_a_malformed_request_to_join_is_refused(change, words):
     whole = {"protocol": 2, "settings": "{}", "history": f'[["{"0" * 16}", 0]]'}
-    assert settings_of(whole) == ({}, [("0" * 16, 0)])
+    whole["answered"] = "null"
+    assert settings_of(whole) == ({}, [("0" * 16, 0)], None)
+    answered = json.dumps(["1" * 16, 3])
+    assert settings_of(whole | {"answered": answered})[2] == ("1" * 16, 3)
     with pytest.raises(UserError, match=words):
         settings_of(whole | change)
 
@@ -481,48 +598,6 @@ def test_a_server_cannot_fill_a_clients_disk_with_states_set_aside(tmp_path):
 
 def test_who_made_a_round():
     assert [start_of(REPEATED, round) for round in (0, 1, 4, 5)] == ["", A, A, B]
-
-
-# ------------------------------------------------------------------ record
-
-
-def test_a_release_that_is_written_in_part_only_is_refused(tmp_path):
-    """On a full disk; else the next line would stand behind zeros, and none be read."""
-    mark = Mark("releases-00000.jsonl", 1, "f" * 64)
-    record = Record(tmp_path)
-    record.note(Released(1, A, mark))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    limit = record.path.stat().st_size + 5
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-        with pytest.raises(OSError, match="No space left"):
-            record.note(Released(2, A, mark))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    record.note(Released(3, A, mark))
-    assert Record(tmp_path).times(C) == {1: 1, 3: 1}
-
-
-def test_a_record_is_on_the_disk_and_a_torn_line_is_dropped(tmp_path, monkeypatch):
-    synced: list[int] = []
-    fsync = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(fd) or fsync(fd))
-    mark = Mark("releases-00000.jsonl", 1, "f" * 64)
-    for round, start in ((1, A), (2, A), (2, A), (2, B)):
-        Record(tmp_path).note(Released(round, start, mark))
-    assert len(synced) >= 4
-    path = tmp_path / "released.jsonl"
-    with path.open("ab") as file:
-        file.write(b'{"round": 3, "sta')
-    record = Record(tmp_path)
-    assert record.times(C) == {1: 1, 2: 2}  # one start releases a round once
-    assert record.releases[-1] == Released(2, B, mark)
-    record.note(Released(4, B, mark))
-    assert Record(tmp_path).times(C) == {1: 1, 2: 2, 4: 1}
-    assert Record(tmp_path).times(B) == {1: 1, 2: 1}
-    path.write_bytes(path.read_bytes().replace(b'"start"', b'"strat"', 1))
-    with pytest.raises(UserError, match=r"released.jsonl: cannot be read"):
-        Record(tmp_path)
 
 
 def test_cost_of_a_restore_is_that_of_fedgs_privacy():

@@ -59,13 +59,28 @@ def test_events_come_back_as_they_were_appended(tmp_path):
     assert (again.length, again.head) == (2, ledger.head)
 
 
+def fields_of(event: Event) -> dict:
+    """Returns what a line of a run's ledger has."""
+    return {k: v for k, v in dataclasses.asdict(event).items() if k != "source"}
+
+
 def test_the_file_is_the_documented_format(path):
     expected, head = "", GENESIS
     for round in (1, 2, 3):
-        line, head = sealed(head, dataclasses.asdict(event(round)))
+        line, head = sealed(head, fields_of(event(round)))
         expected += line
     assert path.read_text() == expected
     assert Ledger.read(path).head == head
+
+
+def test_who_asked_is_in_the_line_where_it_is_known(path):
+    told = event(4, source="run/start/node")
+    ledger = Ledger.open(path)
+    ledger.append(told)
+    ledger.close()
+    named = ['"source"' in line for line in path.read_text().splitlines()]
+    assert named == [False, False, False, True]
+    assert Ledger.read(path).events[3] == told
 
 
 def test_noise_multiplier_is_in_units_of_two_clip_bounds():
@@ -137,18 +152,19 @@ def test_a_broken_line_is_an_error_that_names_it(path, opener, change, number):
         ({"noise_std": None}, "noise_std = None"),
         ({"participants": [3, 1]}, "participants"),
         ({"participants": 7}, "not iterable"),
+        ({"source": 7}, "source"),
     ],
 )
 def test_an_unknown_event_is_an_error_although_its_hash_is_right(path, change, message):
     head = Ledger.read(path).head
-    line, _ = sealed(head, {**dataclasses.asdict(event(4)), **change})
+    line, _ = sealed(head, {**fields_of(event(4)), **change})
     path.write_text(path.read_text() + line)
     with pytest.raises(UserError, match=f"line 4: .*{message}"):
         Ledger.read(path)
 
 
 def test_a_missing_field_is_an_error(path):
-    values = dataclasses.asdict(event(4))
+    values = fields_of(event(4))
     del values["kind"]
     line, _ = sealed(Ledger.read(path).head, values)
     path.write_text(path.read_text() + line)
@@ -251,7 +267,7 @@ def test_a_missing_folder_is_a_user_error(tmp_path, opener):
 def test_thirty_thousand_events_open_quickly(tmp_path):
     lines, head = [], GENESIS
     for round in range(1, 30_001):  # Table 2 of the paper
-        line, head = sealed(head, dataclasses.asdict(event(round)))
+        line, head = sealed(head, fields_of(event(round)))
         lines.append(line)
     path = tmp_path / "ledger.jsonl"
     path.write_text("".join(lines))

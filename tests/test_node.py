@@ -14,7 +14,7 @@ from fedgs.discriminators import Discriminators
 from fedgs.gaussian import epsilon_from_mu
 from fedgs.ledger import Ledger
 from fedgs.messages import FakeBatch
-from fedgs.node import Node
+from fedgs.node import Node, mark_of
 from fedgs.noise import NoiseStream
 from fedgs.round import draw_fakes, new_server, public_fakes
 from fedgs.run_folder import node_folder, read_tensors, state_path, state_rounds
@@ -229,7 +229,12 @@ def test_what_a_node_stores_is_its_discriminators_and_its_answer(tmp_path):
     # No local generator of the warm start, no noise and no raw gradient.
     assert set(tensors) == {*fresh, "answer"}
     assert torch.equal(tensors["answer"], answer.values)
-    assert metadata == {"digest": _request(config).digest()}
+    count = Ledger.read(node.count.folder / "releases-00000.jsonl")
+    mark = mark_of(metadata)
+    assert metadata.keys() == {"digest", "count"}
+    assert metadata["digest"] == _request(config).digest()
+    assert mark is not None
+    assert (mark.length, mark.head) == (1, count.head)
 
 
 def test_the_state_of_another_architecture_is_refused(tmp_path):
