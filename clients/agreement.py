@@ -41,7 +41,7 @@ def agreement(title: str, node: Node) -> str:
 
 
 def _costs(config: RunConfig, limits: Limits, is_whole: bool) -> str:
-    """Returns what all rounds cost as planned, and for who is asked in every one."""
+    """Returns what all rounds cost, asked as planned or all, and what bounds it."""
     cost = release_cost(config.noise_multiplier or 0.0, config.batch_size)
     most = planned = limits.epsilon_of(config.num_rounds * cost)
     if not is_whole:  # shards are one data set, of which any round may ask
@@ -50,10 +50,13 @@ def _costs(config: RunConfig, limits: Limits, is_whole: bool) -> str:
         stated = next(r for r in rows if (r.adversary, r.relation) == asked)
         planned = most if stated.epsilon is None else stated.epsilon
     meaning = f"({limits.relation}, delta {limits.delta:g})"
-    text = f"epsilon {planned:.4g} {meaning} if all {config.num_rounds} rounds are run"
+    rounds = f"all {config.num_rounds} rounds are run once"
+    text = f"epsilon {planned:.4g} {meaning} if {rounds}"
     if planned < most:
-        text += f" as planned, at most {most:.4g} if the server asks it in every round"
-    return text
+        text += f" as planned, {most:.4g} if the server asks it in each of them"
+    limit = limits.client_epsilon  # all that bounds a server that goes back
+    bound = "without a bound" if limit is None else f"up to client_epsilon = {limit:g}"
+    return f"{text}; a round that is asked again adds to it, {bound}"
 
 
 def _in_force(limits: Limits) -> str:

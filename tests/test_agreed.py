@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
+from clients import agreement
 from clients.deployment import DeployedPlace, Site
 from deployed_grid import (  # noqa: F401
     fixture_clock,
@@ -390,8 +391,10 @@ def test_joining_prints_what_is_agreed(deploy, log):
     planned = epsilon_from_mu((4 * COST) ** 0.5, 1e-6)
     for words in (
         "noise_multiplier 0.5, clip_bound 1, batch_size 4, 4 rounds, unit client",
-        f"epsilon {planned:.4g} (replace-one, delta 1e-06) if all 4 rounds are run",
-        f"client_epsilon = {epsilon:g}",
+        f"epsilon {planned:.4g} (replace-one, delta 1e-06) if all 4 rounds are run ",
+        f"run once; a round that is asked again adds to it, up to client_epsilon = "
+        f"{epsilon:g}",
+        f"limits: client_epsilon = {epsilon:g}",
         "min_noise_multiplier = unset: above 0",
         "released so far: epsilon 0",
     ):
@@ -416,4 +419,12 @@ def test_where_not_everybody_is_asked_two_epsilons_are_agreed(tmp_path, partitio
         assert f"{planned:.4g}" not in text
     else:
         assert f"epsilon {planned:.4g} (replace-one" in text
-        assert f"at most {most:.4g} if the server asks it in every round" in text
+        assert f"{most:.4g} if the server asks it in each of them" in text
+    assert "asked again adds to it, up to client_epsilon = 337" in text
+    assert "at most" not in text
+
+
+def test_what_only_client_epsilon_bounds_is_said():
+    config = tiny_config(noise_seed=None)
+    text = agreement._costs(config, Limits(), is_whole=True)
+    assert text.endswith("a round that is asked again adds to it, without a bound")
