@@ -224,11 +224,15 @@ def test_a_client_that_lost_its_state_is_refused_and_the_run_says_so(deploy):
     run = deploy()
     with pytest.raises(KeyboardInterrupt):
         run.start(crash_after(3))
-    shutil.rmtree(run.clients[1].state_dir)
-    run.clients[1].restart()
-    words = r"b-clinic \(its state is lost; it took part until round 2; restore"
-    with pytest.raises(RunStopped, match=words):
-        run.start()
+    reasons = {
+        run.states(1).parent: "its state is lost; it took part until round 2; restore",
+        run.clients[1].state_dir: "b-clinic failed; its own error.log says why",
+    }
+    for lost, reason in reasons.items():  # with its count the client itself refuses
+        shutil.rmtree(lost)
+        run.clients[1].restart()
+        with pytest.raises(RunStopped, match=rf"b-clinic \({reason}"):
+            run.start()
     assert len(run.attempts()) == 3  # nothing more was asked
 
 
