@@ -25,6 +25,7 @@ TYPED = Path("fedgs-submit")  # where the files of the printed commands belong
 KNOWN_KEY = 23  # Flower's ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE
 STATUS_SECONDS = 2.0
 PATIENCE = 300.0  # for a server that is being restarted
+REFUSED_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"  # what TLS says; waiting mends nothing
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -315,7 +316,7 @@ def _follow(control: Any, run_id: int) -> None:
         try:
             status, detail = status_of(control, run_id)
         except SubmitFailed as error:
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or REFUSED_CERTIFICATE in str(error):
                 raise
             if said != str(error):
                 said = str(error)

@@ -538,6 +538,18 @@ def test_server_that_is_gone_is_given_up(control, monkeypatch):
     assert "run 17: refused" in result.output
 
 
+@of_flower
+def test_server_of_another_authority_is_given_up_at_once(control, monkeypatch):
+    def refuse(request):
+        raise httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed")
+
+    monkeypatch.setattr(control, "ListRuns", refuse)
+    monkeypatch.setattr(deploy_submit.time, "sleep", lambda seconds: sys.exit(9))
+    result = submit("--resume", "digits-1")
+    assert result.exit_code == 1
+    assert "CERTIFICATE_VERIFY_FAILED" in result.output
+
+
 @pytest.mark.parametrize("wrong", ["a.key", "no key"])
 def test_file_that_is_no_public_key_is_refused_before_any_work(certs, control, wrong):
     path = certs / "clients" / wrong
