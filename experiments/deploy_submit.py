@@ -25,7 +25,8 @@ TYPED = Path("fedgs-submit")  # where the files of the printed commands belong
 KNOWN_KEY = 23  # Flower's ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE
 STATUS_SECONDS = 2.0
 PATIENCE = 300.0  # for a server that is being restarted
-REFUSED_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"  # what TLS says; waiting mends nothing
+# What TLS says of another authority: waiting mends nothing.
+REFUSED_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
