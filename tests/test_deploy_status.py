@@ -10,6 +10,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -524,11 +525,15 @@ def test_event_log_that_cannot_be_written_is_said_once_and_stops_no_run(
 
 
 def test_event_that_fits_in_part_leaves_no_half_behind(tmp_path, monkeypatch):
-    path, write = tmp_path / "events.jsonl", os.write
+    class NearlyFull(FileIO):
+        def write(self, line):
+            return super().write(line[:9])
+
+    path = tmp_path / "events.jsonl"
     monkeypatch.setenv(event_log.EVENT_LOG_VARIABLE, str(path))
     event_log.log_event("round", round=1)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "write", lambda file, line: write(file, line[:9]))
+        patch.setattr(event_log, "FileIO", NearlyFull)
         event_log.log_event("round", round=2)
     event_log.log_event("round", round=3)
     assert [event["round"] for event in read_events(path)] == [1, 3]
