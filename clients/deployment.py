@@ -297,13 +297,15 @@ class DeployedPlace:
 
     def _make_from(self, settings: Mapping[str, Any], history: History) -> Worker:
         config, limits = agreed(self.site, settings), self.site.own_limits()
+        counts = limits.state_dir or self.folder
+        # First: a refusal by a limit still tells what the count has.
+        histories.check_count(self.site.state_dir, ReleaseCount(counts, []))
         limits.check_run(config)
         hosted = _hosted(self.site, config)
         data = own_images(config, hosted)
         names = [data.client_names[client] for client in hosted]
-        count = ReleaseCount(limits.state_dir or self.folder, names)
+        count = ReleaseCount(counts, names)
         count.upgrade()
-        histories.check_count(self.site.state_dir, count)
         everyone = range(len(hosted))
         count.check(release_event(config, 1, everyone, len(hosted)), limits)
         own = dataclasses.replace(

@@ -460,6 +460,10 @@ def test_a_count_that_was_rolled_back_is_refused_until_it_is_restored(deploy, tm
                 join(settings, [(A, 2)])
         with pytest.raises(UserError, match="own count was rolled back"):
             place.worker()  # of a process that is started in the middle of a run
+        set_limits(client, LIMITS + "max_batch_size = 1\n")  # refused anyway
+        limited = DeployedPlace(Site.read(client.node_config), place.run_id)
+        with pytest.raises(UserError, match="own count was rolled back"):
+            limited.join(settings, [(A, 2)])
         restored(backup, client.state_dir)
     index = count.with_name("clients.json")
     names = index.read_text()
