@@ -72,7 +72,7 @@ class StopFile:
         try:
             yield
         finally:
-            hurry.cancel()
+            # Not cancelled: Flower would tell a dead SuperLink of the end for ever.
             for number, handler in stock.items():
                 signal.signal(number, handler)
 

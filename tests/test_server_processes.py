@@ -320,7 +320,7 @@ class Deployment:
         return processes_of(str(self.state), SERVER_VARIABLE)
 
 
-flowers_own = [pytest.mark.multihost, pytest.mark.slow]
+flowers_own = pytest.mark.slow
 
 
 class TestFlower:
