@@ -27,7 +27,13 @@ from fedgs.config import RunConfig, UserError
 from fedgs.durable import make_folder
 from fedgs.event_log import log_event
 from fedgs.preparation import check_capacity, resolve, resolve_deployed
-from fedgs.process import KNOWN_VERSION, RUNS_VARIABLE, STOP_SECONDS, watch_launcher
+from fedgs.process import (
+    KNOWN_VERSION,
+    RUNS_VARIABLE,
+    STOP_SECONDS,
+    WATCH_SECONDS,
+    watch_launcher,
+)
 from fedgs.run_folder import RunFolder, write_json
 from fedgs.training import RunStopped
 from server.strategy import GsWgan
@@ -61,6 +67,7 @@ class StopFile:
         """
         hurry = threading.Timer(STOP_SECONDS, os._exit, (1,))
         hurry.daemon = True
+        threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
 
         def ask(number: int, frame: FrameType | None) -> None:
             if not self._is_asked:
@@ -75,6 +82,17 @@ class StopFile:
             # Not cancelled: Flower would tell a dead SuperLink of the end for ever.
             for number, handler in stock.items():
                 signal.signal(number, handler)
+
+
+def _leave_with(parent: int) -> None:
+    """Ends this process some seconds after its parent, whatever the main thread does.
+
+    Flower's interrupt is not seen by a main thread that waits for a dead SuperLink.
+    """
+    while os.getppid() == parent:
+        time.sleep(WATCH_SECONDS)
+    time.sleep(STOP_SECONDS)
+    os._exit(1)
 
 
 @app.main()
