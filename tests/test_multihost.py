@@ -207,9 +207,11 @@ def test_run_survives_a_killed_server_a_killed_client_and_a_cut_link(
     assert {event.round for event in events} == set(range(1, 21))
     assert len(events) >= 20  # never fewer than what left the clients
     check_event_logs(folder)
-    (status,) = json.loads(
+    overview = json.loads(
         machines.run("server", "deploy", "status", "fedgs-server", "--json")
     )
+    assert overview["server"]["state"] == "running"
+    (status,) = overview["runs"]
     assert (status["state"], status["round"], status["released"]) == (
         "completed", 20, len(events)
     )  # fmt: skip
