@@ -42,10 +42,10 @@ multihost: $(STAMP) ## Server and clients on three hosts in network namespaces; 
 	$(BIN)/python -m pytest -m multihost $(PYTEST_ARGS)
 
 incidents: $(STAMP) ## The incident table of docs/operations.md (root; ONLY=name CONTINUE=1)
-	$(BIN)/python tests/incidents.py --only "$(ONLY)" $(if $(CONTINUE),--proceed) $(INCIDENT_ARGS)
+	$(BIN)/python tests/support/incidents.py --only "$(ONLY)" $(if $(CONTINUE),--proceed) $(INCIDENT_ARGS)
 
 golden: $(STAMP) ## Rewrite the golden trajectories (explain the change in CHANGELOG.md)
-	$(BIN)/python -m pytest tests/test_golden.py --update-golden $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/federation/test_golden.py --update-golden $(PYTEST_ARGS)
 
 bench: $(STAMP) ## Measure speed and memory on this machine
 	$(BIN)/python -m experiments.bench

@@ -2,11 +2,11 @@
 
 import dataclasses
 
-from fedgs.accounting import statements
-from fedgs.client_limits import Limits, release_cost
-from fedgs.config import RunConfig
-from fedgs.node import Node
-from fedgs.plan import Plan
+from fedgs.config.run_config import RunConfig
+from fedgs.federation.node import Node
+from fedgs.privacy.accounting import statements
+from fedgs.privacy.client_limits import Limits, release_cost
+from fedgs.privacy.plan import Plan
 
 _COUNTED = ("client_epsilon", "delta", "relation")
 

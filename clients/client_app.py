@@ -1,7 +1,7 @@
 """The Flower ClientApp: decodes a request, asks the node, encodes the answer.
 
     query         the roll call: the node says which one it is
-    query.join    a deployed node takes part in a run (`clients.deployment`)
+    query.join    a deployed node takes part in a run (`clients.site`)
     train         trains, and returns a sanitized release
 
 A reply carries sanitized gradients and public identifiers, nothing else: an exception
@@ -21,14 +21,14 @@ from flwr.app import Error as FlowerError
 from flwr.clientapp import ClientApp
 
 from clients import CLIENT_APP_RAISED, fast_simulation
-from clients.deployment import DeployedPlace, Site, settings_of
-from clients.state import Place, SimulatedPlace
-from fedgs.client_limits import ClientRefused
-from fedgs.config import UserError
+from clients.site import DeployedPlace, Site, settings_of
+from clients.workers import Place, SimulatedPlace
+from fedgs.config.run_config import UserError
 from fedgs.event_log import log_event
-from fedgs.messages import RECORD, decode_batch, encode_answer
+from fedgs.federation.messages import RECORD, decode_batch, encode_answer
+from fedgs.privacy.client_limits import ClientRefused
 from fedgs.process import PROTOCOL
-from fedgs.run_folder import node_folder
+from fedgs.runs.run_folder import node_folder
 
 PARTITION = "partition-id"  # only simulated nodes have one
 
@@ -88,7 +88,8 @@ def join(message: Message, context: Context) -> Message:
 def answer(message: Message, context: Context) -> Message:
     """Trains the node's discriminators and returns its sanitized release.
 
-    Privacy: releases (epsilon, delta)-DP output; event: as `fedgs.round.client_round`.
+    Privacy: releases (epsilon, delta)-DP output; event: as
+    `fedgs.federation.round.client_round`.
     """
     place: Place | None = None
     started = time.monotonic()

@@ -10,7 +10,7 @@ rounds before: the run's history. A server that was killed, or restored from a b
 goes on from an older round; the states after it belong to no round of the new history.
 They are set aside, not deleted: when a server state is put back whose history has
 them, they are. A state that was set aside is deleted once a state at least as new is
-committed (`fedgs.node`).
+committed (`fedgs.federation.node`).
 """
 
 import contextlib
@@ -19,12 +19,12 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedgs.client_count import ReleaseCount
-from fedgs.config import UserError
-from fedgs.durable import make_folder, sync
-from fedgs.node import mark_of
+from fedgs.config.run_config import UserError
+from fedgs.federation.node import mark_of
+from fedgs.files import make_folder, sync
+from fedgs.privacy.client_count import ReleaseCount
 from fedgs.process import UNNAMED
-from fedgs.run_folder import (
+from fedgs.runs.run_folder import (
     read_json,
     read_metadata,
     state_path,

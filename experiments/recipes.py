@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedgs.config import (
+from fedgs.config.run_config import (
     REFERENCE_NOISE_MULTIPLIER,
     REFERENCE_NUM_CLIENTS,
     REFERENCE_NUM_ROUNDS,

@@ -15,8 +15,8 @@ import threading
 from datetime import UTC, datetime
 from io import FileIO
 
-from fedgs.config import UserError
-from fedgs.durable import append_whole
+from fedgs.config.run_config import UserError
+from fedgs.files import append_whole
 
 EVENT_LOG_VARIABLE = "FEDGS_EVENT_LOG"
 Value = str | int | float | bool | None

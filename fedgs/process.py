@@ -17,8 +17,8 @@ import threading
 import time
 from pathlib import Path
 
-from fedgs.config import UserError
-from fedgs.durable import make_folder
+from fedgs.config.run_config import UserError
+from fedgs.files import make_folder
 
 TOKEN_VARIABLE = "FEDGS_RUN_TOKEN"
 LOCK_VARIABLE = "FEDGS_LAUNCHER_LOCK"

@@ -17,10 +17,10 @@ from flwr.app import Message
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedgs.config import UserError
+from fedgs.config.run_config import UserError
 from fedgs.event_log import log_event
-from fedgs.sanitizer import SanitizedGradients
-from fedgs.training import Stop
+from fedgs.federation.training import Stop
+from fedgs.mechanism.sanitizer import SanitizedGradients
 
 POLL_SHARE = 0.02  # of the time waited: polling takes the workers' cores
 TRIES = 2  # of a node that fails or answers wrongly

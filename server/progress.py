@@ -10,9 +10,9 @@
 
 Everything in it is public: names, rounds, counts of bytes, and when a node answered,
 to the second. Bytes are those of the messages' contents, each counted once however
-often Flower hands it on; a release counts as `fedgs.transport.stated_release_bytes`,
-for its own size may depend on what it holds. Counts begin anew when a run is submitted
-again.
+often Flower hands it on; a release counts as
+`fedgs.mechanism.quantization.stated_release_bytes`, for its own size may depend on what
+it holds. Counts begin anew when a run is submitted again.
 """
 
 import json
@@ -24,8 +24,8 @@ from typing import Any
 
 from flwr.common.logger import log
 
-from fedgs.config import RunConfig
-from fedgs.run_folder import write_json
+from fedgs.config.run_config import RunConfig
+from fedgs.runs.run_folder import write_json
 
 WRITE_SECONDS = 0.5  # at least this long between two writes
 ALIVE_SECONDS = 5.0  # between writes where nothing changes: the server is there

@@ -10,12 +10,12 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from fedgs.accounting import Run, statements_of_runs
-from fedgs.cohorts import selection_costs
-from fedgs.config import RunConfig, UserError
-from fedgs.ledger import Event
-from fedgs.round import select
-from fedgs.training import new_event, nodes_of
+from fedgs.cohorts.files import selection_costs
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.federation.round import select
+from fedgs.federation.training import new_event, nodes_of
+from fedgs.privacy.accounting import Run, statements_of_runs
+from fedgs.privacy.ledger import Event
 
 MOST_LOST = 20  # times that one round may be missing: a bound on what a node may claim
 

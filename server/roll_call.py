@@ -17,12 +17,12 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedgs.config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig, UserError
 from fedgs.event_log import log_event
-from fedgs.ledger import Event
-from fedgs.messages import RECORD, one_line
+from fedgs.federation.messages import RECORD, one_line
+from fedgs.federation.training import RunStopped, Stop, nodes_of
+from fedgs.privacy.ledger import Event
 from fedgs.process import PROTOCOL
-from fedgs.training import RunStopped, Stop, nodes_of
 from server.progress import Progress
 from server.restored import lost_rounds
 

@@ -23,10 +23,11 @@ from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
-from fedgs.config import RunConfig, UserError
-from fedgs.durable import make_folder
+from fedgs.config.run_config import RunConfig, UserError
 from fedgs.event_log import log_event
-from fedgs.preparation import check_capacity, resolve, resolve_deployed
+from fedgs.federation.preparation import check_capacity, resolve, resolve_deployed
+from fedgs.federation.training import RunStopped
+from fedgs.files import make_folder
 from fedgs.process import (
     KNOWN_VERSION,
     RUNS_VARIABLE,
@@ -34,8 +35,7 @@ from fedgs.process import (
     WATCH_SECONDS,
     watch_launcher,
 )
-from fedgs.run_folder import RunFolder, write_json
-from fedgs.training import RunStopped
+from fedgs.runs.run_folder import RunFolder, write_json
 from server.strategy import GsWgan
 
 PEEP_SECONDS = 5.0  # for a launcher that looks whether the folder is locked

@@ -1,8 +1,9 @@
-"""The Flower Strategy: select, send, collect, check, and hand to `fedgs.round`.
+"""The Flower Strategy: select, send, collect, check, hand to `federation.round`.
 
-The rounds themselves are `fedgs.training.run_rounds`; this file is its exchange. It
-overrides `start`, because Flower's own loop logs and polls per round and knows no
-checkpoint. `server.roll_call` finds the nodes, `server.asking` sends and collects.
+The rounds themselves are `fedgs.federation.training.run_rounds`; this file is its
+exchange. It overrides `start`, because Flower's own loop logs and polls per round and
+knows no checkpoint. `server.roll_call` finds the nodes, `server.asking` sends and
+collects.
 """
 
 import math
@@ -24,21 +25,21 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedgs.config import UserError
+from fedgs.config.run_config import UserError
 from fedgs.event_log import log_event
-from fedgs.ledger import Event, Ledger
-from fedgs.messages import (
+from fedgs.federation.messages import (
     RECORD,
     FakeBatch,
     decode_answer,
     encode_batch,
     one_line,
 )
+from fedgs.federation.training import Report, RunStopped, Stop, nodes_of, run_rounds
+from fedgs.mechanism.quantization import pack_fakes, stated_release_bytes
+from fedgs.mechanism.sanitizer import SanitizedGradients
+from fedgs.privacy.ledger import Event, Ledger
 from fedgs.process import UNNAMED
-from fedgs.run_folder import CHECKPOINT, RunFolder, read_json, write_json
-from fedgs.sanitizer import SanitizedGradients
-from fedgs.training import Report, RunStopped, Stop, nodes_of, run_rounds
-from fedgs.transport import pack_fakes, stated_release_bytes
+from fedgs.runs.run_folder import CHECKPOINT, RunFolder, read_json, write_json
 from server.asking import IN_MEMORY, OVER_HTTP, Asking
 from server.progress import Progress
 from server.restored import cost_text, missing_events
@@ -336,13 +337,17 @@ class GsWgan(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Is not used: `answers` builds the messages of a round."""
-        raise NotImplementedError("fedgs.training.run_rounds drives the rounds")
+        raise NotImplementedError(
+            "fedgs.federation.training.run_rounds drives the rounds"
+        )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Is not used: `fedgs.round.server_round` uses the answers."""
-        raise NotImplementedError("fedgs.training.run_rounds drives the rounds")
+        """Is not used: `fedgs.federation.round.server_round` uses the answers."""
+        raise NotImplementedError(
+            "fedgs.federation.training.run_rounds drives the rounds"
+        )
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -56,7 +56,7 @@ def without_autodp(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def exit_code() -> Callable[..., int]:
     """Runs the command line in this process and returns its exit code."""
-    from experiments.cli import main
+    from experiments.cli.main import main
 
     def exit_code(*arguments: object) -> int:
         with pytest.MonkeyPatch.context() as patch:

@@ -17,12 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgs.config import RunConfig, UserError
-from fedgs.data import FederatedImages
-from fedgs.discriminators import Discriminators
-from fedgs.messages import FakeBatch, clients_of
-from fedgs.round import client_round, select
-from fedgs.sanitizer import (
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.data.federated import FederatedImages
+from fedgs.federation.messages import FakeBatch, clients_of
+from fedgs.federation.round import client_round, select
+from fedgs.federation.training import nodes_of
+from fedgs.gan.discriminators import Discriminators
+from fedgs.gan.warm_start import warm_start
+from fedgs.mechanism.sanitizer import (
     PerSampleGradients,
     SanitizedGradients,
     clip,
@@ -30,8 +32,6 @@ from fedgs.sanitizer import (
     to_dct,
 )
 from fedgs.shapes import PerSampleGrads
-from fedgs.training import nodes_of
-from fedgs.warm_start import warm_start
 
 FEWEST = 10
 LENGTH = 10.0  # of a canary's gradient, in units of C

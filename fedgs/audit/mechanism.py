@@ -2,10 +2,10 @@
 
 The client answers every fake with the same gradient, ten times longer than C, so that
 clipping matters: +10 C e ("inside") against -10 C e (replace-one) or 0 (zero-out). The
-round is `fedgs.round.client_round` with the run's clip bound, B and noise: it clips,
-sums over the node's clients and adds noise, and a bug in any of that shows here. The
-test looks at <release, e>, summed over the B fakes; for Gaussian noise no other does
-better.
+round is `fedgs.federation.round.client_round` with the run's clip bound, B and noise:
+it clips, sums over the node's clients and adds noise, and a bug in any of that shows
+here. The test looks at <release, e>, summed over the B fakes; for Gaussian noise no
+other does better.
 
 Noise is equal and independent in all coordinates, so gradients have one coordinate
 here: the test sees the same as with all of them, and a million trials take seconds.
@@ -28,8 +28,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedgs.accounting import statements
-from fedgs.amplification import RDP_THEOREM
 from fedgs.audit.bounds import (
     ErrorRates,
     Scores,
@@ -40,13 +38,15 @@ from fedgs.audit.bounds import (
 )
 from fedgs.audit.canaries import INSIDE, LENGTH, OUTSIDE
 from fedgs.audit.finding import CONFIDENCE, Finding
-from fedgs.config import RunConfig
-from fedgs.gaussian import epsilon_from_mu, fixed_law
-from fedgs.ledger import Event
-from fedgs.messages import EVERYONE, Clients, FakeBatch, clients_of
-from fedgs.participation import COUNT_THEOREM, MIXTURE_THEOREM
-from fedgs.plan import RELATIONS, Plan, costs_of, noise_shares
-from fedgs.round import client_round, select
+from fedgs.config.run_config import RunConfig
+from fedgs.federation.messages import EVERYONE, Clients, FakeBatch, clients_of
+from fedgs.federation.round import client_round, select
+from fedgs.privacy.accounting import statements
+from fedgs.privacy.amplification import RDP_THEOREM
+from fedgs.privacy.gaussian import epsilon_from_mu, fixed_law
+from fedgs.privacy.ledger import Event
+from fedgs.privacy.participation import COUNT_THEOREM, MIXTURE_THEOREM
+from fedgs.privacy.plan import RELATIONS, Plan, costs_of, noise_shares
 
 Progress = Callable[[str], None]
 CHOICE_SHARE = 0.2  # trials on which the threshold is chosen, on top of the others
@@ -58,8 +58,8 @@ class Claim(NamedTuple):
     """One epsilon for one round, and who would have to refute it.
 
     Attributes:
-        adversary: a key of `fedgs.accounting.ADVERSARIES`.
-        relation: a key of `fedgs.accounting.RELATIONS`.
+        adversary: a key of `fedgs.privacy.accounting.ADVERSARIES`.
+        relation: a key of `fedgs.privacy.accounting.RELATIONS`.
         shares: nodes whose noise the adversary cannot take away.
         epsilon: of one round; None means unbounded.
         theorem: what it rests on.

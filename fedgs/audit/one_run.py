@@ -33,15 +33,15 @@ import numpy as np
 from fedgs.audit.bounds import Scores, one_run_epsilon
 from fedgs.audit.canaries import INSIDE, OUTSIDE, Canaries, CanaryNodes
 from fedgs.audit.finding import CONFIDENCE, Finding
-from fedgs.config import RunConfig
-from fedgs.data import FederatedImages
-from fedgs.gaussian import fixed_law
-from fedgs.participation import COUNT_THEOREM
-from fedgs.plan import Plan
-from fedgs.round import new_server
-from fedgs.run_folder import RunFolder
-from fedgs.sample import draw, load_generator, uniform_labels
-from fedgs.training import Report, Stop, run_rounds
+from fedgs.config.run_config import RunConfig
+from fedgs.data.federated import FederatedImages
+from fedgs.federation.round import new_server
+from fedgs.federation.training import Report, Stop, run_rounds
+from fedgs.privacy.gaussian import fixed_law
+from fedgs.privacy.participation import COUNT_THEOREM
+from fedgs.privacy.plan import Plan
+from fedgs.runs.run_folder import RunFolder
+from fedgs.runs.sample import draw, load_generator, uniform_labels
 
 GUESSED = (1.0, 0.5, 0.25)  # shares of the canaries that are guessed, each tried
 NUM_IMAGES = 2000  # behind a mean image

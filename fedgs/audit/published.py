@@ -15,14 +15,14 @@ import numpy as np
 
 from fedgs.audit.finding import CONFIDENCE, Finding
 from fedgs.audit.mechanism import CHOICE_SHARE, asked, bound_epsilon, node_scores
-from fedgs.config import (
+from fedgs.config.run_config import (
     REFERENCE_NOISE_MULTIPLIER,
     REFERENCE_NUM_CLIENTS,
     RunConfig,
 )
-from fedgs.gaussian import binomial_epsilon
-from fedgs.oracle import autodp_epsilon
-from fedgs.plan import noise_ratio
+from fedgs.privacy.gaussian import binomial_epsilon
+from fedgs.privacy.oracle import autodp_epsilon
+from fedgs.privacy.plan import noise_ratio
 
 DELTA = 1e-5
 BATCH_SIZE = 32

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgs.config import RunConfig, UserError
-from fedgs.stream import stream
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.randomness import stream
 
 
 def corrupted(config: RunConfig, name: str, count: int) -> NDArray[np.bool_]:

@@ -8,10 +8,10 @@ therefore never meets an image that a run with the same setting trained on.
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgs.config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig, UserError
 from fedgs.data.partition import by_client
 from fedgs.data.records import Records
-from fedgs.stream import stream
+from fedgs.randomness import stream
 
 SEED = 0  # one for all runs
 NOBODY = ""  # the owner of all records of a source that names none

@@ -12,8 +12,8 @@ Source:
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgs.config import RunConfig, UserError
-from fedgs.stream import stream
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.randomness import stream
 
 DIGITS_NUM_CLIENTS = 180  # about 10 images each: noise on the average falls as 1/K
 # Above it a Dirichlet draw is uniform to float precision of a record count.

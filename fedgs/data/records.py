@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgs.config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig, UserError
 
 DARK, LIGHT, UNCLEAR = "dark-background", "light-background", "unclear"
 CLEAR_SHARE = 0.75  # of the border pixels that must agree for a guess

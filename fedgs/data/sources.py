@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgs.config import RunConfig, UserError
-from fedgs.data import femnist, folder, hugging_face, npz
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.data.readers import femnist, folder, hugging_face, npz
 from fedgs.data.records import Records, fit
 
 FOLDERS = {

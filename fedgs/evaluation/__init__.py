@@ -1,1 +1,1 @@
-"""Metrics: each receives and returns arrays and knows no run folder."""
+"""Scores of synthetic images."""

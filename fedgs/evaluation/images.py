@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgs import sample
-from fedgs.config import RunConfig, UserError
-from fedgs.data import load_data, load_test_data, to_float
-from fedgs.run_folder import RunFolder
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.data.federated import load_data, load_test_data, to_float
+from fedgs.runs import sample
+from fedgs.runs.run_folder import RunFolder
 
 YARDSTICKS = ("real", "real-test", "noise")
 SMALLEST_SIDE = 16  # the classifiers halve it twice

@@ -1,0 +1,239 @@
+"""The Flower ClientApp of cohort selection: one node is one client.
+
+    train            trains the server's classifier; replies with its weights
+    query.measure    measures its own accuracy, which stays here; replies with nothing
+    query.compare    replies whether that accuracy is at most each threshold
+    query.join       replies with its cohort, in private mode by randomised response
+
+No reply holds an accuracy or a number of images; weights of all clients count the same.
+Of an exception the server learns that there was one: type and text may depend on data.
+The accuracy and the answer to `join` are kept in Flower's `Context.state`, which leaves
+no node of a deployment (a simulation is one machine, which sees everything).
+"""
+
+import dataclasses
+import math
+import random
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.app import Error as FlowerError
+from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
+
+from clients import CLIENT_APP_RAISED, fast_simulation
+from fedgs.cohorts import classifier
+from fedgs.cohorts.selection import (
+    ARRAYS,
+    CONFIG,
+    WEIGHT,
+    Selection,
+    membership,
+    randomise,
+    read_plan,
+)
+from fedgs.config.run_config import RunConfig
+from fedgs.data.federated import FederatedImages, load_data
+from fedgs.federation.messages import RECORD
+from fedgs.randomness import stream
+from fedgs.runs.run_folder import write_json
+
+OWN = "own"  # what a client keeps
+Labelled = tuple[NDArray[np.float32], NDArray[np.int64]]
+
+app = ClientApp()
+if fast_simulation.is_wanted():
+    fast_simulation.install()
+
+
+class Clients:
+    """The clients of one process, with their data before and after the planted bug."""
+
+    def __init__(self, folder: Path) -> None:
+        """Loads the data of a selection."""
+        self.folder = folder
+        self.config, self.selection = read_plan(folder)
+        self.data, self.before = _both(self.config, self.selection)
+        torch.set_num_threads(1)
+
+    def part(self, client_id: int, of: FederatedImages, held_out: bool) -> Labelled:
+        """Returns the images that a client trains on, or those that it holds out."""
+        images, labels = of.client(client_id)
+        name, fraction = of.client_names[client_id], self.selection.held_out_fraction
+        seed = self.config.seed or 0
+        chosen = classifier.is_held_out(seed, name, len(labels), fraction)
+        chosen = chosen if held_out else ~chosen
+        return images[chosen], labels[chosen]
+
+
+def _both(
+    config: RunConfig, selection: Selection
+) -> tuple[FederatedImages, FederatedImages]:
+    """Returns the data to evaluate on and the data to train on."""
+    data = load_data(config)
+    if config.corruption == "none" or selection.train_corrupted:
+        return data, data
+    return data, load_data(dataclasses.replace(config, corruption="none"))
+
+
+@lru_cache(maxsize=1)
+def clients_of(folder: str) -> Clients:
+    """Returns this process's clients, loaded on the first message of a selection.
+
+    Privacy: reads private data; output private.
+    """
+    return Clients(Path(folder))
+
+
+# ------------------------------------------------------------------ messages
+
+
+@app.query()
+def roll_call(message: Message, context: Context) -> Message:
+    """Tells the server the client's stable index.
+
+    Privacy: public.
+    """
+    return _reply(message, {"node_id": _client_id(context)})
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Trains the server's classifier on the client's own images.
+
+    Privacy: reads private data; output private, in private mode with bounded
+    sensitivity: the server adds the noise to the sum.
+    """
+    return _answer(_train, message, context)
+
+
+@app.query("measure")
+def measure(message: Message, context: Context) -> Message:
+    """Evaluates the classifier on the client's held-out images and keeps the result.
+
+    Refused once the client has stated its cohort: its answer stays the one it gave.
+
+    Privacy: reads private data; the reply is public.
+    """
+    return _answer(_measure, message, context)
+
+
+@app.query("compare")
+def compare(message: Message, context: Context) -> Message:
+    """Tells of one or two thresholds whether the accuracy is at most that.
+
+    Privacy: reads private data; output private: true bits, in private mode too, where
+    the server adds noise to their sum over clients. They tell it the cohort.
+    """
+    return _answer(_compare, message, context)
+
+
+@app.query("join")
+def join(message: Message, context: Context) -> Message:
+    """Tells the client's cohort; the same question always gets the same answer.
+
+    Privacy: in private mode releases (epsilon, 0)-DP output; event: one randomised
+    response. Else reads private data; output private.
+    """
+    return _answer(_join, message, context)
+
+
+def _train(clients: Clients, message: Message, context: Context) -> RecordDict:
+    client_id = _client_id(context)
+    config, selection = clients.config, clients.selection
+    sent = message.content.array_records[ARRAYS].to_torch_state_dict()
+    model = classifier.with_weights(config, sent)
+    number = int(str(message.content.config_records[CONFIG]["server-round"]))
+    images, labels = clients.part(client_id, clients.before, held_out=False)
+    classifier.train(
+        model,
+        images,
+        labels,
+        steps=selection.steps,
+        batch_size=selection.batch_size,
+        learning_rate=selection.learning_rate,
+        rng=stream(config.seed or 0, "cohorts/batches", client_id, number),
+    )
+    trained = model.state_dict()
+    if selection.is_private:
+        trained = classifier.clipped_update(trained, sent, selection.clip_bound)
+    return RecordDict({ARRAYS: ArrayRecord(trained), WEIGHT: MetricRecord({WEIGHT: 1})})
+
+
+def _measure(clients: Clients, message: Message, context: Context) -> RecordDict:
+    client_id = _client_id(context)
+    if OWN in context.state.config_records and "cohort" in _own(context):
+        raise ValueError("a client measures itself no more after it stated its cohort")
+    weights = message.content.array_records[ARRAYS].to_torch_state_dict()
+    model = classifier.with_weights(clients.config, weights)
+    held_out = clients.part(client_id, clients.data, held_out=True)
+    found = classifier.accuracy(model, *held_out)
+    context.state[OWN] = ConfigRecord({"accuracy": found})
+    if clients.selection.keep_accuracies:
+        path = clients.folder / "private" / f"accuracy-{client_id:05d}.json"
+        write_json(path, {"accuracy": None if math.isnan(found) else found})
+    return RecordDict({RECORD: ConfigRecord({})})
+
+
+def _compare(clients: Clients, message: Message, context: Context) -> RecordDict:
+    thresholds = message.content.config_records[CONFIG]["thresholds"]
+    accuracy = float(str(_own(context)["accuracy"]))
+    is_at_most = [accuracy <= limit for limit in cast(list[float], thresholds)]
+    return RecordDict({RECORD: ConfigRecord({"is_at_most": is_at_most})})
+
+
+def _join(clients: Clients, message: Message, context: Context) -> RecordDict:
+    asked, own = message.content.config_records[CONFIG], _own(context)
+    low, high = (float(str(asked[name])) for name in ("low", "high"))
+    question = f"{low!r} {high!r}"
+    if own.setdefault("question", question) != question:
+        raise ValueError("a client states its cohort once")
+    if "cohort" not in own:
+        selection = clients.selection
+        cohort = membership(float(str(own["accuracy"])), low, high)
+        if selection.is_private:
+            epsilon, rng = selection.membership_epsilon, random.SystemRandom()
+            cohort = randomise(cohort, selection.cohorts, epsilon, rng)
+        own["cohort"] = cohort
+    return RecordDict({RECORD: ConfigRecord({"cohort": own["cohort"]})})
+
+
+# ------------------------------------------------------------------ shared
+
+
+def _answer(
+    work: Callable[[Clients, Message, Context], RecordDict],
+    message: Message,
+    context: Context,
+) -> Message:
+    """Replies with the result, or that there is none."""
+    try:
+        clients = clients_of(str(message.content.config_records[CONFIG]["folder"]))
+        return Message(work(clients, message, context), reply_to=message)
+    except Exception:
+        reason = f"client {_client_id(context)} failed"
+        return Message(FlowerError(CLIENT_APP_RAISED, reason), reply_to=message)
+
+
+def _reply(message: Message, content: dict[str, int]) -> Message:
+    return Message(RecordDict({RECORD: ConfigRecord({**content})}), reply_to=message)
+
+
+def _client_id(context: Context) -> int:
+    return int(context.node_config["partition-id"])
+
+
+def _own(context: Context) -> ConfigRecord:
+    return context.state.config_records[OWN]

@@ -1,0 +1,447 @@
+"""A deployed node: its own settings, its state directory, and joining a run.
+
+    STATE_DIR/                   mode 0700
+      .client.lock               held by the one process that answers for this node
+      error.log                  texts of failures; they never leave
+      releases/                  the clients' own count, over all runs
+      RUN_ID/run.json            the run's settings as the server sent them
+      RUN_ID/history.json        which starts of the server made its rounds
+      RUN_ID/node-*/             discriminators, their moments, the stored answer
+
+The data, the folder, the limits and the device are the client's own, from its
+`--node-config`; a server can set none of them. Everything else is the run's, sent once
+when the node joins, checked, and never changed afterwards.
+"""
+
+import dataclasses
+import json
+import re
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from logging import INFO
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from flwr.common.logger import log
+
+from clients import history as histories
+from clients.agreement import agreement
+from clients.history import History
+from clients.workers import Worker, cached_worker, drop_worker, forget
+from fedgs.cohorts.files import for_all_clients, keep_cohort
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.data import partition, sources
+from fedgs.data.federated import DataWarning, FederatedImages, split_records
+from fedgs.federation.preparation import check_capacity
+from fedgs.files import make_folder, remove_temporaries
+from fedgs.privacy.client_count import (
+    COUNT_REMEDY,
+    WHOLE,
+    ReleaseCount,
+    release_event,
+    source_of,
+)
+from fedgs.privacy.client_limits import ClientRefused, Limits
+from fedgs.process import PROTOCOL, hold_lock, make_private
+from fedgs.runs.run_folder import node_folder, read_json, state_rounds, write_json
+
+OWN_SETTINGS = frozenset(
+    {
+        *("data", "data_dir", "download", "polarity", "classes", "test_fraction"),
+        *("hf_options", "partitioner", "partitioner_options", "partition"),
+        *("dirichlet_alpha", "cohort", "device"),
+    }
+)
+# What a server may not choose for a client beyond these: see `agreed`.
+NEUTRAL: dict[str, Any] = {
+    "client_limits": None,
+    "corruption": "none",
+    "secure_noise": True,
+    "output": "",
+    "num_workers": 1,
+}
+Answered = tuple[str, int] | None  # start of the server, round
+RUN_ID = re.compile(r"[0-9a-f]{16}")
+LOCK_SECONDS = 10.0  # for the client process before, which may be ending
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a node knows of itself: the values of its `--node-config`.
+
+    Attributes:
+        name: by which the server knows the node.
+        state_dir: absolute.
+        settings: the node's own of the run's settings (`OWN_SETTINGS`).
+        limits: path of its limits file, None without one.
+    """
+
+    name: str
+    state_dir: Path
+    settings: Mapping[str, Any]
+    limits: Path | None = None
+
+    @classmethod
+    def read(cls, node_config: Mapping[str, Any]) -> "Site":
+        """Reads Flower's node configuration; `-` and `_` in a key are the same.
+
+        Raises:
+            UserError: a key is missing, unknown or has a wrong value.
+        """
+        values = {key.replace("-", "_"): value for key, value in node_config.items()}
+        for key in ("name", "data", "state_dir"):
+            if not isinstance(values.get(key), str) or not values[key]:
+                raise UserError(
+                    f"{key} is missing: give --node-config '{key.replace('_', '-')}="
+                    '"..."\' with name, data and state-dir'
+                )
+        name, state_dir = values.pop("name"), Path(values.pop("state_dir"))
+        limits = values.pop("limits", None)
+        if unknown := sorted(values.keys() - OWN_SETTINGS):
+            known = ", ".join(sorted(OWN_SETTINGS | {"name", "state_dir", "limits"}))
+            raise UserError(f"{unknown[0]}: unknown in --node-config; give {known}")
+        values["data"] = sources.with_absolute_path(values["data"])
+        RunConfig.from_flat(values)  # checks each value
+        path = None if limits is None else Path(str(limits)).expanduser().absolute()
+        site = cls(name, state_dir.expanduser().absolute(), values, path)
+        site.own_limits()
+        return site
+
+    def own_limits(self) -> Limits:
+        """Returns what the hosted clients agree to, with a count over all runs.
+
+        Raises:
+            UserError: the file cannot be read.
+        """
+        limits = Limits() if self.limits is None else Limits.read(self.limits)
+        if limits.state_dir is None:
+            limits = dataclasses.replace(limits, state_dir=self.state_dir / "releases")
+        return limits
+
+    def open(self) -> None:
+        """Makes the state directory, and holds it as long as this process lives.
+
+        Raises:
+            UserError: it cannot be made, others can read it, or another process holds
+                it.
+        """
+        make_private("state-dir", self.state_dir)
+        try:
+            _hold(self.state_dir / ".client.lock")
+        except OSError as error:
+            raise UserError(
+                f"state-dir = {self.state_dir}: {error.strerror}"
+            ) from error
+
+
+@lru_cache
+def _hold(path: Path) -> int:
+    """Locks a file until this process ends, once; returns its descriptor.
+
+    Removes what a killed process before this one was writing.
+    """
+    refusal = f"{path.parent}: another client process uses it; give each client its own"
+    lock = hold_lock(path, f"state-dir = {refusal}", LOCK_SECONDS)
+    for pattern in ("*", "*/node-*"):  # the count and the runs; their nodes
+        for folder in path.parent.glob(pattern):
+            if folder.is_dir():
+                remove_temporaries(folder)
+    return lock
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What a node says when it joins.
+
+    Privacy: public.
+
+    Attributes:
+        released: how often it has released each round, from round 1 on, asked by
+            earlier starts of the server.
+        round: of its newest state in the run's history, -1 without one.
+        newest: of its newest state in any history of this run, -1 without one.
+        refusal: why it does not take part after all; None if it does.
+    """
+
+    released: list[int]
+    round: int = -1
+    newest: int = -1
+    refusal: ClientRefused | None = None
+
+
+@dataclass(frozen=True)
+class DeployedPlace:
+    """A deployed node in one run.
+
+    Attributes:
+        site: the node's own settings.
+        run_id: of the server, 16 hexadecimal digits: it becomes a folder's name.
+    """
+
+    site: Site
+    run_id: str
+    is_durable: bool = True
+
+    def __post_init__(self) -> None:
+        """Checks the name that comes from the server."""
+        if not RUN_ID.fullmatch(self.run_id):
+            raise UserError("run_id of the server: not 16 hexadecimal digits; refused")
+
+    @property
+    def title(self) -> str:
+        """The node's public name."""
+        return self.site.name
+
+    @property
+    def node_id(self) -> int:
+        """The node's index, by the names in the run's settings."""
+        return _position(self.site, self._agreed())
+
+    @property
+    def private(self) -> Path:
+        """The state directory."""
+        return self.site.state_dir
+
+    @property
+    def folder(self) -> Path:
+        """This run's folder."""
+        return self.site.state_dir / self.run_id
+
+    def worker(self) -> Worker:
+        """Returns this process's worker, made on the first message.
+
+        Privacy: reads private data; output private.
+        """
+        return cached_worker(str(self.folder), self._make)
+
+    def forget(self) -> None:
+        """Drops the node from memory; its last whole state is on disk."""
+        forget(str(self.folder), self.node_id)
+
+    def join(
+        self, settings: Mapping[str, Any], history: History, answered: Answered = None
+    ) -> Joined:
+        """Takes part in a run from now on, or again after the server's restart.
+
+        Nothing is deleted: states of rounds that the run's history has not are set
+        aside. From now on the limits file counts as it is now. What is agreed is in
+        this client's own log.
+
+        Privacy: reads private data; the result is public: rounds and participation,
+            which a server that was not restored from a backup knows.
+
+        Args:
+            settings: the run's, flat.
+            history: which starts of the server made the run's rounds.
+            answered: the start and the round of this node's last answer that the
+                server has; None without one.
+
+        Returns:
+            What the node has released, also where its clients' limits refuse the run.
+
+        Raises:
+            UserError: other settings than before, unsuitable data, no room, or a count
+                that was rolled back.
+        """
+        self.site.open()
+        agreed(self.site, settings)
+        path = self.folder / "run.json"
+        if path.exists() and not _are_equal(read_json(path), settings):
+            raise UserError(
+                f"{path}: the server sends other settings under the same run; it must "
+                "start a new run folder"
+            )
+        drop_worker(str(self.folder))  # its limits may be older than the file
+        released = self._released(history, answered)
+        try:
+            worker = self._make_from(settings, history)
+        except ClientRefused as refusal:
+            return Joined(released, refusal=refusal)
+        if not path.exists():
+            make_folder(self.folder, 0o700)
+            write_json(path, dict(settings))
+        states = node_folder(self.folder, self.node_id)
+        histories.enter(self.folder, states, history)
+        cached_worker(str(self.folder), lambda: worker)
+        log(INFO, "%s", agreement(self.title, worker.node(self.node_id)))
+        newest = histories.newest_state(states)
+        return Joined(released, max(state_rounds(states), default=-1), newest)
+
+    def _released(self, history: History, answered: Answered) -> list[int]:
+        """Returns `Joined.released`, from the clients' count, wherever that lies.
+
+        Raises:
+            UserError: the server has an answer that the count does not have.
+        """
+        limits = self.site.own_limits()
+        count = ReleaseCount(limits.state_dir or self.folder, [])
+        found = count.released(self.run_id, self.title)
+        if answered is not None and tuple(answered) not in found:
+            raise UserError(
+                f"{count.folder}: this client's own count was rolled back or deleted: "
+                f"it has no release of round {answered[1]} of run {self.run_id}, which "
+                f"the server has; {COUNT_REMEDY}. Never put an older one over it: of a "
+                f"client's backup, restore {self.run_id}/ only"
+            )
+        start, _ = history[-1]
+        times = Counter(round for other, round in found if other != start)
+        return [times[round] for round in range(1, max(times, default=0) + 1)]
+
+    def _make(self) -> Worker:
+        self.site.open()
+        history = histories.read_history(self.folder)
+        return self._make_from(self._settings(), history)
+
+    def _make_from(self, settings: Mapping[str, Any], history: History) -> Worker:
+        config, limits = agreed(self.site, settings), self.site.own_limits()
+        counts = limits.state_dir or self.folder
+        # First: a refusal by a limit still tells what the count has.
+        histories.check_count(self.site.state_dir, ReleaseCount(counts, []))
+        limits.check_run(config)
+        hosted = _hosted(self.site, config)
+        data = own_images(config, hosted)
+        names = [data.client_names[client] for client in hosted]
+        count = ReleaseCount(counts, names)
+        count.upgrade()
+        everyone = range(len(hosted))
+        count.check(release_event(config, 1, everyone, len(hosted)), limits)
+        own = dataclasses.replace(
+            config, num_clients=len(hosted), node_sizes=None, num_rounds=1
+        )
+        check_capacity(own, self.site.state_dir)
+        source = source_of(self.run_id, history[-1][0], self.title)
+        return Worker(config, data, self.folder, limits, source)
+
+    def _agreed(self) -> RunConfig:
+        return agreed(self.site, self._settings())
+
+    def _settings(self) -> dict[str, Any]:
+        if not (self.folder / "run.json").exists():
+            raise UserError(
+                f"{self.folder}: this node has not joined the run, or its state is "
+                "lost; restore the state-dir"
+            )
+        return read_json(self.folder / "run.json")
+
+
+def agreed(site: Site, settings: Mapping[str, Any]) -> RunConfig:
+    """Returns a run's configuration as a node computes with it.
+
+    Privacy: public.
+
+    Raises:
+        UserError: unknown or contradictory settings, or the node is not in the run.
+    """
+    config = RunConfig.from_flat(settings)
+    config = dataclasses.replace(config, **NEUTRAL, **_own(site)).validate()
+    if config.seed is None or config.num_classes is None:
+        raise UserError("the server's settings are not resolved: refused")
+    _position(site, config)
+    return config
+
+
+def _are_equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Tells whether settings mean the same run; those left out have their default."""
+    return RunConfig.from_flat(one) == RunConfig.from_flat(other)
+
+
+def _own(site: Site) -> dict[str, Any]:
+    defaults = RunConfig().to_flat()
+    return {name: defaults[name] for name in OWN_SETTINGS} | dict(site.settings)
+
+
+def _position(site: Site, config: RunConfig) -> int:
+    names = config.node_names
+    if site.name not in names:
+        raise UserError(f"name = {site.name}: the run has {', '.join(names)} only")
+    return names.index(site.name)
+
+
+def _hosted(site: Site, config: RunConfig) -> range:
+    return config.hosting.hosted(_position(site, config))
+
+
+class HostedImages:
+    """A node's own images under the run's numbers of its clients.
+
+    It has the part of `FederatedImages` that training reads, and no other clients.
+    The names are those by which releases are counted: `WHOLE` of every shard.
+
+    Privacy: reads private data; output private.
+    """
+
+    def __init__(self, data: FederatedImages, names: list[str], hosted: range) -> None:
+        """Takes the data of the clients, their names and their numbers."""
+        self.images, self.labels = data.images, data.labels
+        self.client_records = dict(zip(hosted, data.client_records, strict=True))
+        self.client_names = dict(zip(hosted, names, strict=True))
+
+
+def own_images(config: RunConfig, hosted: range) -> FederatedImages:
+    """Loads a node's data: exactly the clients that it hosts, in the data's order.
+
+    Data that names no clients is one client, unless `partition` says how to cut it.
+
+    Privacy: reads private data; output private.
+
+    Args:
+        config: of `agreed`.
+        hosted: the run's numbers of this node's clients.
+
+    Raises:
+        UserError: the data is missing, malformed or of another number of clients.
+    """
+    config = dataclasses.replace(
+        config, num_clients=None, node_sizes=None, clients_per_round=None
+    )
+    with warnings.catch_warnings(action="ignore", category=DataWarning):
+        records = sources.load_records(config)
+    # Other partitioners cut by the run's seed, as iid and dirichlet do.
+    are_named = config.partitioner in (None, "NaturalIdPartitioner")
+    if config.partition == "auto" and records.clients is None:
+        owner = np.zeros(len(records.labels), np.int64)
+        records, are_named = dataclasses.replace(records, clients=owner), False
+    if partition.rule(config, records.clients) != "by-client":
+        config, are_named = dataclasses.replace(config, num_clients=len(hosted)), False
+    data = keep_cohort(config, split_records(for_all_clients(config), records))
+    if data.num_clients != len(hosted):
+        raise UserError(
+            f"data = {config.data}: has {data.num_clients} clients, the run gives this "
+            f"node {len(hosted)}; give data of that many, or have the server set "
+            "num_clients and clients_per_node or node_sizes"
+        )
+    # Training reads client_records and client_names by the run's numbers only.
+    names = list(data.client_names) if are_named else [WHOLE] * len(hosted)
+    return cast(FederatedImages, HostedImages(data, names, hosted))
+
+
+def settings_of(
+    payload: Mapping[str, object],
+) -> tuple[dict[str, Any], History, Answered]:
+    """Decodes a request to join: settings, history, this node's last answer.
+
+    Privacy: public.
+
+    Raises:
+        UserError: malformed, or of another protocol.
+    """
+    if (protocol := payload.get("protocol")) != PROTOCOL:
+        theirs = protocol if type(protocol) is int else "none"
+        raise UserError(
+            f"the server speaks protocol {theirs} of joining, this client {PROTOCOL}; "
+            "install the same fedgs on both"
+        )
+    texts = [payload.get(name) for name in ("settings", "history", "answered")]
+    try:
+        settings, history, answered = (json.loads(t) for t in texts)  # type: ignore
+    except (TypeError, ValueError):
+        raise UserError("request to join that cannot be decoded: refused") from None
+    if not isinstance(settings, dict):
+        raise UserError("request to join that cannot be decoded: refused")
+    if answered is not None:
+        (answered,) = histories.check_history([answered])
+    return settings, histories.check_history(history), answered

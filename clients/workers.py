@@ -1,0 +1,175 @@
+"""Where discriminators live between messages: the one module-level cache.
+
+A worker process lives as long as the simulation, or the deployed client, so its nodes
+stay in memory; each state is also on disk after every round, because the next message
+for a node may reach another process. Nothing is put into Flower's `Context.state`,
+which would travel.
+"""
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from fedgs.config.run_config import RunConfig
+from fedgs.data.federated import DataWarning, FederatedImages, load_data
+from fedgs.federation.node import Node
+from fedgs.federation.preparation import nodes_in_memory
+from fedgs.privacy.client_limits import Limits
+from fedgs.runs.run_folder import RunFolder
+
+_workers: dict[str, "Worker"] = {}
+
+
+class Worker:
+    """One worker process of a run: its data and its most recent nodes.
+
+    Args:
+        config: the resolved configuration.
+        data: all data that the nodes of this process can see.
+        private: the folder of the nodes' states.
+        limits: of the hosted clients; those of the run's settings when None.
+        source: of the releases; see `fedgs.federation.node.Node`.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        data: FederatedImages,
+        private: Path,
+        limits: Limits | None = None,
+        source: str = "",
+    ) -> None:
+        """Starts without nodes."""
+        self.config, self.data, self.private = config, data, private
+        self.limits, self.source = limits, source
+        self.nodes: OrderedDict[int, Node] = OrderedDict()
+        # Workers share the nodes; the least recent one is dropped, not lost.
+        self.capacity = nodes_in_memory(config)
+        torch.set_num_threads(config.num_threads)
+
+    def node(self, node_id: int) -> Node:
+        """Returns a node, from memory or new (its state then comes from disk)."""
+        if node_id not in self.nodes:
+            self.nodes[node_id] = Node(
+                self.config,
+                node_id,
+                self.data,
+                self.private,
+                self.limits,
+                self.source,
+            )
+        self.nodes.move_to_end(node_id)
+        while len(self.nodes) > self.capacity:
+            self.nodes.popitem(last=False)
+        return self.nodes[node_id]
+
+
+class Place(Protocol):
+    """Where a request is answered: a node of a simulation, or a deployed one."""
+
+    @property
+    def title(self) -> str:
+        """The node's public name, for replies and logs."""
+        ...
+
+    @property
+    def node_id(self) -> int:
+        """The node's index j in the run."""
+        ...
+
+    @property
+    def private(self) -> Path:
+        """The folder whose `error.log` takes the text of a failure."""
+        ...
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether a state must have reached the disk before an answer leaves."""
+        ...
+
+    def worker(self) -> Worker:
+        """Returns this process's worker for the run."""
+        ...
+
+    def forget(self) -> None:
+        """Drops the node from memory; its last whole state is on disk."""
+        ...
+
+
+@dataclass(frozen=True)
+class SimulatedPlace:
+    """A node of a simulation: the run folder is shared with the server.
+
+    Attributes:
+        run_folder: absolute path.
+        node_id: Flower's partition-id.
+    """
+
+    run_folder: str
+    node_id: int
+    is_durable: bool = False  # the server syncs all states at its checkpoints
+
+    @property
+    def title(self) -> str:
+        """The node's public name."""
+        return f"node {self.node_id}"
+
+    @property
+    def private(self) -> Path:
+        """The run's folder of private states."""
+        return Path(self.run_folder) / "private"
+
+    def worker(self) -> Worker:
+        """Returns this process's worker for the run, made on the first message.
+
+        Privacy: reads private data; output private.
+        """
+        return cached_worker(self.run_folder, self._make)
+
+    def forget(self) -> None:
+        """Drops a node that failed half-way."""
+        forget(self.run_folder, self.node_id)
+
+    def _make(self) -> Worker:
+        folder = RunFolder.open(self.run_folder)
+        # Ray prints what a worker prints at the server.
+        with warnings.catch_warnings(action="ignore", category=DataWarning):
+            data = load_data(folder.config)
+        return Worker(folder.config, data, folder.private)
+
+
+def forget(run: str, node_id: int) -> None:
+    """Drops a node that failed half-way; its last whole state is on disk.
+
+    Privacy: public.
+    """
+    if run in _workers:
+        _workers[run].nodes.pop(node_id, None)
+
+
+def cached_worker(run: str, make: Callable[[], Worker]) -> Worker:
+    """Returns this process's worker for a run, made on the first message.
+
+    Privacy: reads private data; output private.
+
+    Args:
+        run: what the worker is known by; the worker of another run is dropped.
+        make: makes it.
+    """
+    if run not in _workers:
+        _workers.clear()
+        _workers[run] = make()
+    return _workers[run]
+
+
+def drop_worker(run: str) -> None:
+    """Drops this process's worker for a run, with its limits and its nodes.
+
+    Privacy: public.
+    """
+    _workers.pop(run, None)

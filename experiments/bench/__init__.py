@@ -1,0 +1,1 @@
+"""Measuring speed and memory on this machine."""

@@ -1,0 +1,240 @@
+"""Seconds per round of a deployment on this machine: Flower's own clients and ours.
+
+    python -m experiments.bench.deployment [--nodes 2 8] [--rounds 20]
+
+Every process is real: a server and N clients from `fedgs deploy` on the loopback, with
+and without TLS and authentication. The work is small on purpose (B = 32 fakes of 28x28
+down, 100 KB of gradients up, one client of width 4 per node), so that the time is that
+of messages, processes and polls.
+"""
+
+import argparse
+import contextlib
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from experiments.launch.flower_app import free_port
+
+NODES = (2, 8)
+ROUNDS = 20
+STOCK_ROUNDS = 5  # a round of these takes many seconds
+SKIPPED = 2  # first rounds: connections, caches
+START_SECONDS = 120.0
+RUN_SECONDS = 900.0
+SETTINGS = {
+    "warm_start": "public",
+    "warm_start_rounds": 1,
+    "client_selection": "all",
+    "discriminator_training": "every_round",
+    "clients_per_node": 1,
+    "noise_multiplier": 1.0,
+    "fakes_per_round": 32,
+    "generator": "upsample",
+    "generator_dim": 4,
+    "discriminator_dim": 4,
+    "discriminator_steps": 1,
+    "num_classes": 10,
+    "sample_every": 1000,
+}
+console = Console()
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description="Latency of a deployment")
+    parser.add_argument("--nodes", type=int, nargs="+", default=NODES)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--skip-stock", action="store_true")
+    arguments = parser.parse_args()
+    latency_table(arguments.nodes, arguments.rounds, arguments.skip_stock)
+
+
+def latency_table(
+    nodes: Sequence[int] = NODES, rounds: int = ROUNDS, skip_stock: bool = False
+) -> None:
+    """Prints seconds per round by kind of client, security and number of nodes."""
+    table = Table(title="deployment on the loopback, seconds per round")
+    for column in ("clients", "security", "nodes", "median", "mean", "slowest"):
+        table.add_column(column, justify="right")
+    for is_stock in (False, True)[: 1 if skip_stock else 2]:
+        for is_secure in (False, True):
+            for count in nodes:
+                number = STOCK_ROUNDS if is_stock else rounds
+                seconds = round_seconds(count, number, is_stock, is_secure)
+                table.add_row(
+                    "stock" if is_stock else "resident",
+                    "TLS and keys" if is_secure else "none",
+                    str(count),
+                    f"{statistics.median(seconds):.2f}",
+                    f"{statistics.mean(seconds):.2f}",
+                    f"{max(seconds):.2f}",
+                )
+    console.print(table)
+
+
+def round_seconds(
+    nodes: int, rounds: int, is_stock: bool, is_secure: bool
+) -> list[float]:
+    """Trains on a server and clients of this machine; returns each round's seconds.
+
+    Raises:
+        RuntimeError: a process ended early; its output is in the message.
+    """
+    with tempfile.TemporaryDirectory(prefix="fedgs-bench-") as name:
+        with deployment(Path(name), nodes, is_stock, is_secure) as place:
+            done = place.submit({**SETTINGS, "num_rounds": rounds + SKIPPED})
+        lines = (done / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["seconds"] for line in lines][SKIPPED:]
+
+
+class Place:
+    """A server and its clients, running.
+
+    Args:
+        folder: of all their files.
+        names: of the clients.
+        is_secure: with TLS and authentication.
+    """
+
+    def __init__(self, folder: Path, names: Sequence[str], is_secure: bool) -> None:
+        """Makes keys and data; starts nothing yet."""
+        self.folder, self.names, self.is_secure = folder, names, is_secure
+        self.address = f"127.0.0.1:{free_port()}"
+        self.certs, self.keys = folder / "certs", folder / "certs" / "clients"
+        if is_secure:
+            keys = [part for name in names for part in ("--client", name)]
+            self.call("certs", self.certs, "--host", "127.0.0.1", *keys)
+        rng = np.random.default_rng(0)
+        for name in names:
+            images = rng.integers(0, 256, (20, 28, 28), dtype=np.uint8)
+            images[:, [0, -1]] = images[:, :, [0, -1]] = 0
+            labels = np.arange(20) % 10
+            np.savez(folder / f"{name}.npz", images=images, labels=labels)
+
+    def server(self) -> list[object]:
+        """Returns the server's command."""
+        port = self.address.rpartition(":")[2]
+        command = ["server", "--port", port, "--state-dir", self.folder / "server"]
+        secure = ["--certs", self.certs]
+        return [*command, *(secure if self.is_secure else ["--insecure"])]
+
+    def client(self, name: str, is_stock: bool) -> list[object]:
+        """Returns a client's command."""
+        command = ["client", name, "--server", self.address]
+        command += ["--data", f"npz:{self.folder / name}.npz"]
+        command += ["--state-dir", str(self.folder / name)]
+        if is_stock:
+            command += ["--stock", "--port", str(free_port())]
+        if not self.is_secure:
+            return [*command, "--insecure"]
+        keys = ["--ca", self.certs / "ca.crt", "--key", self.keys / f"{name}.key"]
+        return [*command, *keys]
+
+    def submit(self, settings: dict[str, object]) -> Path:
+        """Submits a run, waits for its end and returns its folder."""
+        command: list[object] = ["submit", "--server", self.address]
+        for name in self.names:  # registered already
+            command += ["--client", name]
+        command += ["--ca", self.certs / "ca.crt"] if self.is_secure else ["--insecure"]
+        for key, value in settings.items():
+            command += [f"--{key.replace('_', '-')}", value]
+        self.call(*command, "--output", "bench", timeout=RUN_SECONDS)
+        return self.folder / "server" / "runs" / "bench"
+
+    def call(self, *arguments: object, timeout: float = START_SECONDS) -> None:
+        """Runs a `fedgs deploy` command to its end."""
+        done = subprocess.run(
+            fedgs_deploy(*arguments),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{arguments[0]} failed: {done.stdout}{done.stderr}")
+
+
+@contextlib.contextmanager
+def deployment(
+    folder: Path, nodes: int, is_stock: bool, is_secure: bool
+) -> Iterator[Place]:
+    """Runs a server and clients until the end of the block."""
+    place = Place(folder, [f"client-{i}" for i in range(nodes)], is_secure)
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str, arguments: Sequence[object]) -> None:
+        with open(folder / f"{name}.log", "wb") as log:
+            command = fedgs_deploy(*arguments)
+            started.append(subprocess.Popen(command, stdout=log, stderr=log))
+
+    try:
+        start("server", place.server())
+        wait_for_port(place.address, started[0])
+        if is_secure:  # a stock client whose key is unknown ends by itself
+            register_keys(place)
+        for name in place.names:
+            start(name, place.client(name, is_stock))
+        yield place
+    finally:
+        for process in reversed(started):
+            process.terminate()
+        for process in started:
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def register_keys(place: Place) -> None:
+    """Registers the clients' keys, as `fedgs deploy submit` would."""
+    from experiments.launch.submit import Submission, control_of, register
+
+    keys = tuple((name, place.keys / f"{name}.pub") for name in place.names)
+    submission = Submission(
+        server=place.address,
+        ca=place.certs / "ca.crt",
+        insecure=False,
+        insecure_network=False,
+        clients=keys,
+        settings={},
+        resume="none",
+    )
+    with control_of(submission) as control:
+        register(control, submission)
+
+
+def fedgs_deploy(*arguments: object) -> list[str]:
+    """Returns a command of `fedgs deploy` as an argument list."""
+    return [sys.executable, "-m", "fedgs", "deploy", *map(str, arguments)]
+
+
+def wait_for_port(address: str, process: "subprocess.Popen[bytes]") -> None:
+    """Waits until a server answers.
+
+    Raises:
+        RuntimeError: it ended, or does not answer.
+    """
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(OSError):
+            socket.create_connection((host, int(port)), timeout=1).close()
+            return
+        time.sleep(0.2)
+    raise RuntimeError(f"the server on {address} does not answer")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Rounds per second of a simulation whose clients compute nothing: messages alone.
+
+    python -m experiments.bench.messages [--rounds 600] [--nodes 10]
+
+Paper mode: one client per round, 100 KB down and 100 KB up, through the project's own
+sending and collecting (`server.asking`), with and without `fast_messages`.
+"""
+
+import argparse
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from rich.console import Console
+from rich.table import Table
+
+from clients import fast_simulation
+from experiments.launch import flower_engine
+from fedgs.config.run_config import RunConfig
+from fedgs.federation.messages import RECORD
+from fedgs.federation.preparation import resolve
+from fedgs.process import watch_launcher
+from fedgs.runs.run_folder import RunFolder, read_json, write_json
+from server.asking import IN_MEMORY, Asking
+from server.roll_call import roll_call
+
+COMPONENTS = (
+    "experiments.bench.messages:server_app",
+    "experiments.bench.messages:client_app",
+)
+PAYLOAD = bytes(100_352)  # 32 images of 28x28 float32
+SKIPPED = 20  # first rounds: every worker starts
+ROUNDS = 600
+console = Console()
+
+server_app = ServerApp()
+client_app = ClientApp()
+if fast_simulation.is_wanted():
+    fast_simulation.install()
+
+
+@client_app.query()
+def say_index(message: Message, context: Context) -> Message:
+    """Tells the node's index.
+
+    Privacy: public.
+    """
+    index = int(context.node_config["partition-id"])
+    return _message({"node_id": index}, message)
+
+
+@client_app.train()
+def echo(message: Message, context: Context) -> Message:
+    """Replies with as many bytes as a release has.
+
+    Privacy: public.
+    """
+    return _message({"tensors": PAYLOAD}, message)
+
+
+def _message(content: dict[str, int | bytes], reply_to: Message) -> Message:
+    record = ConfigRecord({**content})
+    return Message(RecordDict({RECORD: record}), reply_to=reply_to)
+
+
+@server_app.main()
+def main_of_server(grid: Grid, context: Context) -> None:
+    """Asks one node after the other; writes how long that took.
+
+    Privacy: public.
+    """
+    watch_launcher()
+    folder = RunFolder.open(str(context.run_config["run_folder"]))
+    if hasattr(grid, "pull_interval"):
+        grid.pull_interval = IN_MEMORY.least  # pyright: ignore
+    with folder.locked():
+        addresses = roll_call(grid, folder.config.num_nodes)
+        asking, nodes = Asking(grid, addresses, IN_MEMORY), len(addresses)
+        started, processor = 0.0, 0.0
+        for number in range(folder.config.num_rounds + SKIPPED):
+            if number == SKIPPED:
+                started, processor = time.monotonic(), time.process_time()
+            _, missing = asking.ask(
+                [number % nodes],
+                lambda node: Message(
+                    RecordDict({RECORD: ConfigRecord({"tensors": PAYLOAD})}),
+                    addresses[node],
+                    "train",
+                ),
+                lambda reply, node: None,
+            )
+            if missing:
+                raise RuntimeError("a node did not answer")
+        seconds = time.monotonic() - started
+    found = {"seconds": seconds, "processor": time.process_time() - processor}
+    write_json(folder.path / ".flower" / "rate.json", found)
+    outcome = {"status": "completed", "message": ""}
+    write_json(folder.path / ".flower" / "result.json", outcome)
+
+
+def seconds_per_round(nodes: int, rounds: int, is_fast: bool) -> tuple[float, float]:
+    """Returns the seconds of a round, and the server process's share of a processor."""
+    with tempfile.TemporaryDirectory(prefix="fedgs-bench-") as name:
+        config = RunConfig(
+            num_clients=nodes,
+            num_rounds=rounds,
+            noise_multiplier=1.0,
+            seed=0,
+            engine="flower",
+            output=str(Path(name) / "run"),
+            fast_messages=is_fast,
+        )
+        folder = RunFolder.create(resolve(config)[0])
+        stop = threading.Event()
+        flower_engine.train(folder, lambda metrics: None, stop, COMPONENTS)
+        found = read_json(folder.path / ".flower" / "rate.json")
+    return found["seconds"] / rounds, found["processor"] / rounds
+
+
+def messages_table(nodes: Sequence[int] = (10,), rounds: int = ROUNDS) -> None:
+    """Prints rounds per second of pure messaging."""
+    table = Table(title="simulation, one client per round, 100 KB each way")
+    columns = ("nodes", "fast_messages", "rounds/s", "ms/round", "server CPU ms/round")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for count in nodes:
+        for is_fast in (True, False):
+            number = rounds if is_fast else max(rounds // 10, 10)
+            seconds, processor = seconds_per_round(count, number, is_fast)
+            table.add_row(
+                str(count),
+                json.dumps(is_fast),
+                f"{1 / seconds:.1f}",
+                f"{1000 * seconds:.2f}",
+                f"{1000 * processor:.2f}",
+            )
+    console.print(table)
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description="Rounds per second of messages alone")
+    parser.add_argument("--nodes", type=int, nargs="+", default=[10])
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    arguments = parser.parse_args()
+    messages_table(arguments.nodes, arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()

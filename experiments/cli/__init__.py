@@ -1,0 +1,1 @@
+"""The command line: flags and help; no work."""

@@ -1,0 +1,428 @@
+"""The command line: `fedgs train`, `resume`, `sample`, `privacy`, `audit`, ...
+
+The flags of settings are made in `experiments.cli.flags`. Bad input is one line and
+exit code 2; a run that stopped early or failed is exit code 1 and can be resumed.
+"""
+
+import json
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+
+from experiments.cli import deploy
+from experiments.cli.debug import debug
+from experiments.cli.flags import (
+    READING,
+    SHAPE,
+    ConfigOption,
+    JsonOption,
+    RecipeOption,
+    RunArgument,
+    configure,
+    refuse,
+    settings_flags,
+)
+from fedgs import __version__
+from fedgs.config.run_config import RunConfig, UserError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Trains a generator on images that never leave their owners.",
+)
+data_app = typer.Typer(no_args_is_help=True, help="Look at private images you own.")
+app.add_typer(data_app, name="data")
+app.add_typer(deploy.app, name="deploy")
+FORMAT_WARNING = warnings.formatwarning
+
+
+def main() -> None:
+    """Runs the command line; the console script `fedgs`."""
+    warnings.formatwarning = _format_warning
+    try:
+        sys.exit(app(standalone_mode=False))
+    except click.UsageError as error:
+        if text := error.format_message():  # empty where the help was printed
+            where = error.ctx.command_path if error.ctx else "fedgs"
+            print(f"Error: {text} See `{where} --help`.", file=sys.stderr)
+        sys.exit(2)
+    except UserError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"fedgs {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Print the version.",
+            callback=_print_version,
+            is_eager=True,
+        ),
+    ] = False,
+) -> None:
+    """Holds the options of `fedgs` itself; the help text is the app's."""
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], *where: Any, **line: Any
+) -> str:
+    """Prints what concerns the user's data in one line, other warnings as usual."""
+    if issubclass(category, UserWarning):
+        return f"Warning: {message}\n"
+    return FORMAT_WARNING(message, category, *where, **line)
+
+
+@app.command()
+@settings_flags()
+def train(
+    recipe: RecipeOption = None,
+    config: ConfigOption = None,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Train a generator. Settings: recipe, then TOML file, then flags."""
+    configured = configure(recipe, config, settings)  # fails before torch is imported
+    from experiments.commands import train as running
+
+    running.train(configured, recipe or "run")
+
+
+@app.command()
+def resume(run: RunArgument) -> None:
+    """Continue an interrupted run from its last checkpoint."""
+    from experiments.commands import train as running
+
+    running.resume(run)
+
+
+@app.command()
+def demo(
+    output: Annotated[Path | None, typer.Option(help="Folder for both runs.")] = None,
+) -> None:
+    """Train on scikit-learn's digits, with privacy and without, in minutes."""
+    from experiments.commands import train as running
+
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    running.demo(output or Path("runs") / f"demo-{stamp}")
+
+
+@app.command()
+def sample(
+    run: RunArgument,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="FILE.npz or FILE.png.")
+    ],
+    count: Annotated[int, typer.Option("-n", "--count", help="Images.")] = 80,
+    labels: Annotated[
+        str | None, typer.Option(help="Labels in turn, e.g. 3,7; uniform when unset.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the latents.")] = 0,
+) -> None:
+    """Draw images from a run's generator; costs no privacy."""
+    from experiments.commands import train as running
+
+    running.sample(run, output, count, labels, seed)
+
+
+@app.command()
+@settings_flags(only=(*READING, *SHAPE))
+def evaluate(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN_OR_NPZ",
+            help="A run folder, FILE.npz with images and labels, or a yardstick: "
+            "real (the training split), real-test or noise.",
+        ),
+    ],
+    count: Annotated[
+        int | None,
+        typer.Option("-n", "--count", help="Synthetic images; 60000, or 2000 if fast."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of latents, subsets, classifiers.")] = 0,
+    metrics: Annotated[
+        str, typer.Option(help="Of images, cnn, classifiers, label-efficiency.")
+    ] = "images,cnn,classifiers,label-efficiency",
+    protocol: Annotated[
+        str, typer.Option(help="Of the classifiers: or library-defaults (hours).")
+    ] = "reference-settings",
+    classifiers: Annotated[
+        str | None, typer.Option(help="Which of the thirteen, e.g. mlp,cnn.")
+    ] = None,
+    calibrate: Annotated[
+        bool | None,
+        typer.Option(
+            "--calibrate/--no-calibrate",
+            help="Train the classifiers on real images too, once per data set; "
+            "unless library-defaults are not --fast.",
+        ),
+    ] = None,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="2000 synthetic, 10000 + 2000 real images.")
+    ] = False,
+    inception_weights: Annotated[
+        Path | None, typer.Option(help="Your download, for fid_inception_v3_pool3.")
+    ] = None,
+    num_workers: Annotated[int, typer.Option(help="Classifiers at a time.")] = 2,
+    device: Annotated[str, typer.Option(help="Of the networks: cpu or cuda.")] = "cpu",
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of the results instead of RUN.")
+    ] = None,
+    as_json: JsonOption = False,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Compare synthetic images with real ones, and train classifiers on them.
+
+    The numbers are computed from real images: no epsilon covers them.
+    """
+    from experiments.commands import evaluate as evaluation
+
+    request = evaluation.Request(
+        source=source,
+        data=settings.pop("data", ""),
+        reading=settings,
+        count=count,
+        seed=seed,
+        metrics=tuple(metrics.split(",")),
+        protocol=protocol,
+        classifiers=tuple(classifiers.split(",")) if classifiers else evaluation.ALL,
+        calibrate=calibrate,
+        fast=fast,
+        inception_weights=inception_weights,
+        num_workers=num_workers,
+        device=device,
+        output=output,
+    )
+    evaluation.evaluate(request, as_json)
+
+
+@app.command()
+@settings_flags("Federation", "Privacy", "Training", "Runtime")
+def privacy(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Run folders, on the same clients.")
+    ] = None,
+    recipe: RecipeOption = None,
+    config: ConfigOption = None,
+    at_epsilon: Annotated[
+        float | None, typer.Option(help="Print delta at this epsilon instead.")
+    ] = None,
+    same_clients: Annotated[
+        bool, typer.Option("--same-clients", help="RUNs that differ have them too.")
+    ] = False,
+    reproduce: Annotated[
+        bool, typer.Option("--reproduce", help="Recompute the analysis' numbers.")
+    ] = False,
+    as_json: JsonOption = False,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Print the epsilons of runs, or of planned settings without a run.
+
+    With --noise-multiplier and --target-epsilon: of the largest number of rounds.
+    """
+    from experiments.commands import privacy as privacy_report
+
+    given = {"recipe": recipe, "config": config, "at_epsilon": at_epsilon, **settings}
+    if reproduce:
+        refuse({"RUN": runs or None, **given}, "--reproduce stands alone; leave out")
+        from experiments.paper import reproduce as reproduction
+
+        reproduction.main(as_json)
+        return
+    if not runs:
+        found = privacy_report.of_settings(recipe, config, settings, at_epsilon)
+    else:
+        own = ("delta", "colluding_nodes", "at_epsilon")
+        others = {name: value for name, value in given.items() if name not in own}
+        refuse(others, "RUN has its own; leave out RUN or")
+        found = privacy_report.of_runs(runs, settings, at_epsilon, same_clients)
+    if as_json:
+        print(json.dumps([s.to_json() for s in found], indent=2))
+    else:
+        privacy_report.show(found)
+
+
+@app.command()
+def audit(
+    run: RunArgument,
+    full: Annotated[
+        bool,
+        typer.Option(
+            "--full/--quick",
+            help="Train again with canaries as well, and test with more rounds where "
+            "many nodes add noise; takes long.",
+        ),
+    ] = False,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            help="Most rounds of a test of the mechanism, a million when unset; fewer "
+            "where many nodes add noise."
+        ),
+    ] = None,
+    canaries: Annotated[
+        int | None, typer.Option(help="Clients of --full; 100 when unset.")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds of --full; the run's when unset.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Attack a run's guarantee; exit code 1 if a lower bound exceeds its epsilon."""
+    from experiments.commands import audit as attacks
+
+    trials = attacks.TRIALS if trials is None else trials
+    if not attacks.audit(run, full, trials, canaries, rounds, as_json):
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Run folders or folders of `debug`."),
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="FILE.html; grids beside it.")
+    ] = Path("report.html"),
+) -> None:
+    """Write one page about runs: pictures, curves, privacy, settings."""
+    from experiments.report import page as reporting
+
+    reporting.report(folders, output)
+
+
+@data_app.command("inspect")
+@settings_flags("Data")
+def inspect_data(
+    source: Annotated[str, typer.Argument(help="What --data of train takes.")],
+    sheet: Annotated[
+        Path, typer.Option(help="PNG to write, of private images.")
+    ] = Path("contact-sheet.png"),
+    num_clients: Annotated[int | None, typer.Option(help="As of train.")] = None,
+    seed: Annotated[int, typer.Option(help="As of train.")] = 0,
+    as_json: JsonOption = False,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Print what a source holds and write a contact sheet; for its owner's eyes."""
+    refuse({"data": settings.pop("data", None)}, "SOURCE says it; leave out")
+    config = RunConfig(data=source, num_clients=num_clients, seed=seed, **settings)
+    from experiments.commands import data as data_report
+
+    data_report.inspect(config, sheet, as_json)
+
+
+@app.command()
+@settings_flags("Data")
+def cohorts(
+    output: Annotated[str, typer.Option(help="The folder to create.")],
+    below: Annotated[
+        float | None, typer.Option(help="Select clients of at most this accuracy.")
+    ] = None,
+    above: Annotated[
+        float | None, typer.Option(help="And those of more than this accuracy.")
+    ] = None,
+    percentile_below: Annotated[
+        float | None, typer.Option(help="Of accuracy, instead of --below.")
+    ] = None,
+    percentile_above: Annotated[
+        float | None, typer.Option(help="Of accuracy, instead of --above.")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="flower or local.")] = "flower",
+    seed: Annotated[int | None, typer.Option(help="Drawn when unset.")] = None,
+    num_clients: Annotated[
+        int | None, typer.Option(help="The first K; all when unset.")
+    ] = None,
+    num_rounds: Annotated[int, typer.Option(help="Of federated averaging.")] = 40,
+    clients_per_round: Annotated[int, typer.Option(help="In each of them.")] = 50,
+    train_corrupted: Annotated[
+        bool,
+        typer.Option(
+            "--train-corrupted",
+            help="The planted bug is there in training, not only afterwards.",
+        ),
+    ] = False,
+    selection_noise_multiplier: Annotated[
+        float | None,
+        typer.Option(help="Select privately: noise on a sum of updates / clip bound."),
+    ] = None,
+    clip_bound: Annotated[
+        float | None, typer.Option(help="Largest norm of an update: 1, if private.")
+    ] = None,
+    membership_epsilon: Annotated[
+        float | None, typer.Option(help="Of a client's randomised answer: 3, likewise.")
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Of the epsilon: 1e-5, if private.")
+    ] = None,
+    private_diagnostics: Annotated[
+        bool,
+        typer.Option(
+            "--private-diagnostics",
+            help="In this simulation, write and draw every client's accuracy.",
+        ),
+    ] = False,
+    num_workers: Annotated[int, typer.Option(help="Threads or Ray actors.")] = 2,
+    as_json: JsonOption = False,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Select clients by the accuracy of a federated classifier on their images."""
+    config = RunConfig(
+        output=output,
+        engine=engine,
+        seed=seed,
+        num_clients=num_clients,
+        num_workers=num_workers,
+        **settings,
+    )
+    from fedgs.cohorts.selection import Selection
+
+    of_privacy: dict[str, Any] = {
+        "clip_bound": clip_bound,
+        "membership_epsilon": membership_epsilon,
+        "delta": delta,
+    }
+    if selection_noise_multiplier is None:
+        refuse(
+            of_privacy,
+            "is for a private selection, this one is not; give "
+            "--selection-noise-multiplier, or leave out",
+        )
+    selection = Selection(
+        below=below,
+        above=above,
+        percentile_below=percentile_below,
+        percentile_above=percentile_above,
+        num_rounds=num_rounds,
+        clients_per_round=clients_per_round,
+        train_corrupted=train_corrupted,
+        noise_multiplier=selection_noise_multiplier,
+        keep_accuracies=private_diagnostics,
+        **{name: value for name, value in of_privacy.items() if value is not None},
+    )
+    from experiments.commands import cohorts as selecting
+
+    selecting.cohorts(config, selection, as_json)
+
+
+app.command()(debug)

@@ -1,0 +1,258 @@
+"""What `fedgs audit` does: attacks a run's guarantee; table, plot and JSON.
+
+The run is read, never altered; everything goes to RUN/audit/.
+"""
+
+import dataclasses
+import io
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from experiments.commands import audit_report
+from fedgs.audit.canaries import FEWEST, Canaries
+from fedgs.audit.finding import CONFIDENCE, Finding
+from fedgs.audit.mechanism import (
+    MAX_DRAWS,
+    audit_round,
+    claims_of_one_round,
+    recorded_plan,
+)
+from fedgs.audit.membership import audit_samples
+from fedgs.audit.one_run import audit_run
+from fedgs.audit.published import refute_published
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.data.federated import FederatedImages, load_data, load_test_data, to_float
+from fedgs.federation.training import RunStopped, stop_on_signal
+from fedgs.privacy.accounting import SEEDED
+from fedgs.privacy.oracle import AutodpMissing
+from fedgs.runs import sample as samples
+from fedgs.runs.run_folder import RunFolder, write_atomically, write_json
+
+TRIALS = 1_000_000
+FEWEST_TRIALS = 1000
+QUICK_DRAWS = 1.2e8  # of noise: one node's million rounds of 32 fakes, three times
+CANARIES = 100
+NUM_SYNTHETIC = 5000
+NUM_RECORDS = 2500
+PLAIN_SECONDS = 10.0  # between progress lines where there is no terminal
+NOT_RUN = "not run: give --full"
+
+
+def audit(
+    run: Path,
+    full: bool,
+    trials: int,
+    canaries: int | None,
+    rounds: int | None,
+    as_json: bool,
+) -> bool:
+    """Attacks a run and returns whether its epsilons hold.
+
+    Raises:
+        UserError: no run folder, a broken ledger, or numbers out of range.
+    """
+    folder = RunFolder.open(run)
+    _check(folder.config, full, trials, canaries, rounds)
+    events = folder.read_ledger().events
+    output = folder.path / "audit"
+    output.mkdir(exist_ok=True)
+    torch.set_num_threads(1)  # workers are threads, one for each of num_workers
+    started = time.monotonic()
+    with _Steps() as steps:
+        attack = _Attack(folder, recorded_plan(folder.config, events), steps)
+        report: dict[str, Any] = {
+            "run": str(folder.path),
+            "confidence": CONFIDENCE,
+            "is_seeded": folder.config.noise_seed is not None,
+            "published": attack.published(trials),
+        }
+        findings = attack.one_round(trials, MAX_DRAWS if full else QUICK_DRAWS)
+        report["one_run"] = NOT_RUN
+        if full:
+            found, report["one_run"] = attack.one_run(canaries, rounds, output)
+            findings += found
+        report["membership"] = attack.membership()
+    report["findings"] = [finding.to_json() for finding in findings]
+    report["holds"] = not any(finding.is_failure for finding in findings)
+    report["seconds"] = round(time.monotonic() - started, 1)
+    _write(output, report, findings, as_json)
+    return report["holds"]
+
+
+def _check(
+    config: RunConfig, full: bool, trials: int, canaries: int | None, rounds: int | None
+) -> None:
+    if trials < FEWEST_TRIALS:
+        raise UserError(f"trials = {trials}: give --trials at least {FEWEST_TRIALS}")
+    for name, value in {"canaries": canaries, "rounds": rounds}.items():
+        if value is not None and not full:
+            raise UserError(f"{name} = {value}: is for --full; add it")
+    if rounds is not None and rounds < 1:
+        raise UserError(f"rounds = {rounds}: give --rounds at least 1")
+    clients = config.num_clients or 1
+    asked = min(CANARIES, clients) if canaries is None else canaries
+    if full and not FEWEST <= asked <= clients:
+        raise UserError(
+            f"canaries = {asked}: --full needs --canaries from {FEWEST} to the run's "
+            f"{clients} clients"
+        )
+
+
+class _Attack:
+    """The three attacks on one run."""
+
+    def __init__(self, folder: RunFolder, plan: Any, steps: "_Steps") -> None:
+        self.folder, self.config, self.plan = folder, folder.config, plan
+        self.steps = steps
+        self._data: FederatedImages | None = None
+
+    def data(self) -> FederatedImages:
+        """Loads the run's data, once."""
+        if self._data is None:
+            self._data = load_data(self.config)
+        return self._data
+
+    def published(self, trials: int) -> dict[str, Any] | str:
+        """Attack A against the paper's accounting; why not, if it cannot run."""
+        self.steps(f"A: {trials} rounds of the paper's setting")
+        try:
+            return refute_published(trials).to_json()
+        except AutodpMissing as error:
+            return f"skipped: {error}"
+
+    def one_round(self, trials: int, max_draws: float) -> list[Finding]:
+        """Attack A."""
+        config = self.config
+        claims = claims_of_one_round(self.plan, config.delta, config.colluding_nodes)
+        return audit_round(config, claims, config.delta, trials, max_draws, self.steps)
+
+    def one_run(
+        self, canaries: int | None, rounds: int | None, output: Path
+    ) -> tuple[list[Finding], str]:
+        """Attack B; the findings and whether it ran."""
+        num_rounds = rounds or self.config.num_rounds
+        config = dataclasses.replace(self.config, num_rounds=num_rounds)
+        asked = canaries or min(CANARIES, config.num_clients or 1)
+        drawn = Canaries.draw(config, asked, config.relation, np.random.default_rng())
+        data = self.data()
+        self.steps(f"B: training again with {asked} canaries")
+        with (
+            tempfile.TemporaryDirectory(prefix="one-run-", dir=output) as temporary,
+            stop_on_signal() as stop,
+        ):
+            config = dataclasses.replace(config, output=f"{temporary}/run")
+            rounds_report = _Rounds(self.steps, num_rounds)
+            known = (config.delta, rounds_report, stop, config.colluding_nodes)
+            try:
+                found = audit_run(config, self.plan, data, drawn, *known)
+            except RunStopped as error:
+                return [], f"not finished: {error}"
+        return found, f"ran: {asked} canaries, {num_rounds} rounds"
+
+    def membership(self) -> dict[str, Any] | str:
+        """Attack C; why not, if it cannot run."""
+        self.steps("C: membership inference on samples")
+        config = self.config
+        try:
+            generator = samples.load_generator(self.folder)
+            test = load_test_data(config)[0]
+            data = self.data()
+            rng = np.random.default_rng(0)
+            records = rng.permutation(np.concatenate(data.client_records))
+            test = test[rng.permutation(len(test))]
+            count = min(len(records), len(test) // 2, NUM_RECORDS)
+            labels = samples.uniform_labels(config, NUM_SYNTHETIC, seed=0)
+            return audit_samples(
+                samples.draw(config, generator, labels, seed=0),
+                to_float(data.images[records[:count]]),
+                test[:count],
+                test[count : count + NUM_SYNTHETIC],
+            )
+        except UserError as error:
+            return f"skipped: {error}"
+
+
+# ------------------------------------------------------------------ output
+
+
+def _write(
+    output: Path, report: dict[str, Any], findings: Sequence[Finding], as_json: bool
+) -> None:
+    text = io.StringIO()
+    audit_report.show(Console(file=text, width=120), report)
+    write_atomically(output / "table.txt", text.getvalue().encode())
+    try:
+        picture = audit_report.plot(report)
+        write_atomically(output / "plot.png", picture)
+        report["plot"] = "plot.png"
+    except ImportError:
+        report["plot"] = "skipped: needs matplotlib, pip install 'fedgs[report]'"
+    write_json(output / "report.json", report)
+    if as_json:
+        print((output / "report.json").read_text(), end="")
+    else:
+        audit_report.show(Console(), report)
+        print(f"plot         {report['plot']}\naudit folder {output}")
+    if report["is_seeded"]:
+        print(f"Note: the noise of this run was {SEEDED}", file=sys.stderr)
+    for finding in findings:
+        if finding.is_failure:
+            print(
+                f"REFUTED: {finding.attack}: {finding.adversary}, {finding.relation}, "
+                f"rounds {finding.rounds}: epsilon is at least "
+                f"{finding.lower_bound:.4g}, {finding.epsilon:.4g} is claimed",
+                file=sys.stderr,
+            )
+
+
+class _Steps:
+    """Says what is being done: a spinner on a terminal, plain lines elsewhere."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        self.status = self.console.status("")
+
+    def __enter__(self) -> "_Steps":
+        if self.console.is_terminal:
+            self.status.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.status.stop()
+
+    def __call__(self, text: str) -> None:
+        if self.console.is_terminal:
+            self.status.update(text)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+
+class _Rounds:
+    """Progress of attack B's training."""
+
+    def __init__(self, steps: _Steps, total: int) -> None:
+        self.steps, self.total = steps, total
+        self.started = self.printed = time.monotonic()
+        self.first: int | None = None
+
+    def __call__(self, metrics: dict[str, Any]) -> None:
+        done, now = metrics["round"], time.monotonic()
+        if self.first is None:  # the warm start does not count as a round
+            self.first, self.started = done, now
+        is_due = self.steps.console.is_terminal or now - self.printed > PLAIN_SECONDS
+        if done > self.first and (is_due or done == self.total):
+            self.printed = now
+            pace = (now - self.started) / (done - self.first)
+            left = pace * (self.total - done) / 60
+            self.steps(
+                f"B: round {done} of {self.total}, {pace:.2f} s/round, about "
+                f"{left:.1f} min left"
+            )

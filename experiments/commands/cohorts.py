@@ -1,0 +1,355 @@
+"""What `fedgs cohorts` does: select clients by their accuracy, and say what it cost.
+
+A folder of a selection holds:
+
+    selected.txt  above.txt  rest.txt    the cohorts, unless empty
+    cohorts.json                         thresholds, settings, privacy
+    plan.json                            what the clients were asked to do
+    private/                             with --private-diagnostics: every accuracy
+"""
+
+import dataclasses
+import json
+import logging
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from clients import selection_app as classifier_app
+from experiments.cli.flags import refuse
+from experiments.commands import privacy as privacy_report
+from experiments.commands.local_grid import LocalGrid
+from experiments.commands.train import RoundReport, with_absolute_paths
+from experiments.launch import flower_engine
+from fedgs.cohorts.files import EXCLUDED, INCLUDED, NOT_PRIVATE, Cohort, check_names
+from fedgs.cohorts.files import write_cohort as write_cohort
+from fedgs.cohorts.selection import OUTCOME, REST, Selection, statements, write_plan
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.data import sources
+from fedgs.data.corruption import corrupted_clients
+from fedgs.data.federated import FederatedImages, split_records
+from fedgs.data.records import Records
+from fedgs.federation.training import Report, RunStopped, Stop, stop_on_signal
+from fedgs.runs.run_folder import RunFolder, read_json, versions, write_json
+from server.selection_app import Selecting
+
+COMPONENTS = ("server.selection_app:app", "clients.selection_app:app")
+PRIVATE_TITLE = "private diagnostics, not private: accuracy of each client"
+console = Console()
+
+
+def cohorts(config: RunConfig, selection: Selection, as_json: bool) -> None:
+    """Selects cohorts into the folder `config.output` and prints what is public.
+
+    Privacy: in private mode releases (epsilon, delta)-DP output; event:
+    `Selection.cost`. Else reads private data; the cohorts are published.
+
+    Args:
+        config: data, seed, output, engine, num_clients and num_workers are used.
+        selection: the settings.
+        as_json: print `cohorts.json` instead of tables.
+
+    Raises:
+        UserError: bad input; nothing was written.
+        typer.Exit: the selection stopped early or failed (code 1).
+    """
+    config, data = prepare(config, selection)
+    path = Path(config.output)
+    _make(path)
+    write_plan(path, config, selection)
+    try:
+        with stop_on_signal() as stop, _progress(selection, as_json) as report:
+            run = _in_flower if config.engine == "flower" else _locally
+            found = run(config, path, report, stop)
+    except (RunStopped, flower_engine.FlowerFailed) as error:
+        print(f"{error}\nselect again into another --output", file=sys.stderr)
+        raise typer.Exit(1) from error
+    summary = _write(config, selection, data, found)
+    if selection.keep_accuracies:
+        _write_diagnostics(config, data, found)
+    if as_json:
+        print(json.dumps(summary, indent=2))
+    else:
+        _show(path, selection, data.num_clients, summary)
+
+
+def prepare(
+    config: RunConfig, selection: Selection
+) -> tuple[RunConfig, FederatedImages]:
+    """Checks everything before the work, and fixes seed, K and paths.
+
+    Raises:
+        UserError: an existing output, data without owners, labels or names that a file
+            can hold, or a library that is missing.
+    """
+    path = Path(config.output).expanduser().absolute()
+    if not config.output or path.exists():
+        problem = "exists already; choose another" if config.output else "unset; give"
+        raise UserError(f"output = {config.output}: {problem} --output")
+    refuse_cohort(config)
+    if selection.keep_accuracies:
+        _pyplot()
+    config = dataclasses.replace(
+        with_absolute_paths(config),
+        seed=secrets.randbelow(2**31) if config.seed is None else config.seed,
+        clients_per_node=1,
+        node_sizes=None,
+    ).validate()
+    data = split_selectable(config, sources.load_records(config))
+    return (
+        dataclasses.replace(
+            config, num_clients=data.num_clients, num_classes=data.num_classes
+        ),
+        data,
+    )
+
+
+def refuse_cohort(config: RunConfig) -> None:
+    """Refuses to select among the clients of a cohort."""
+    refuse(
+        {"cohort": config.cohort},
+        "cohorts are selected among all clients; leave out",
+    )
+
+
+def split_selectable(config: RunConfig, records: Records) -> FederatedImages:
+    """Splits records into clients of which cohorts can be selected.
+
+    Privacy: reads private data; output private.
+
+    Raises:
+        UserError: data without owners, labels or names that a file can hold.
+    """
+    if records.clients is None or config.partition in ("iid", "dirichlet"):
+        raise UserError(
+            f"data = {config.data}: cohorts are of people, and these clients are "
+            "shards; give data that names its clients, such as mnist-by-writer, and no "
+            "--partition"
+        )
+    data = split_records(config, records)
+    if data.num_classes < 2:
+        raise UserError(
+            f"data = {config.data}: has one class only; a classifier needs labels"
+        )
+    check_names(data.client_names)
+    return data
+
+
+def _make(path: Path) -> None:
+    try:
+        (path / ".flower").mkdir(parents=True)
+        (path / "private").mkdir(mode=0o700)
+    except OSError as error:
+        raise UserError(
+            f"output = {path}: {error.strerror}; choose another --output"
+        ) from error
+
+
+# ------------------------------------------------------------------ engines
+
+
+def _in_flower(
+    config: RunConfig, path: Path, report: Report, stop: Stop
+) -> dict[str, Any]:
+    """Returns the outcome of a Flower simulation with one node per client."""
+    folder = RunFolder(path, config)
+    flower_engine.train(folder, report, stop, COMPONENTS)
+    return read_json(path / ".flower" / OUTCOME)
+
+
+def _locally(
+    config: RunConfig, path: Path, report: Report, stop: Stop
+) -> dict[str, Any]:
+    """Returns the outcome of the same strategy and ClientApp in this process."""
+    flower_log = logging.getLogger("flwr")
+    level = flower_log.level
+    flower_log.setLevel(logging.ERROR)
+    try:
+        grid = LocalGrid(
+            classifier_app.app, config.num_clients or 1, config.num_workers
+        )
+        return Selecting(path, grid, report, stop).run()
+    finally:
+        flower_log.setLevel(level)
+        classifier_app.clients_of.cache_clear()
+
+
+@contextmanager
+def _progress(selection: Selection, as_json: bool) -> Iterator[Report]:
+    if as_json:
+        yield lambda metrics: None
+    else:
+        total = selection.num_rounds + selection.num_questions
+        with RoundReport(RunConfig(num_rounds=total)) as report:
+            yield report
+
+
+# ------------------------------------------------------------------ results
+
+
+def _write(
+    config: RunConfig,
+    selection: Selection,
+    data: FederatedImages,
+    found: dict[str, Any],
+) -> dict[str, Any]:
+    """Writes the cohort files, then `cohorts.json`; returns its content."""
+    path, cost = Path(config.output), selection.cost(data.num_clients)
+    selection_id = "" if cost is None else secrets.token_hex(8)
+    kind = NOT_PRIVATE if cost is None else "private"
+    members = {
+        cohort: tuple(
+            name
+            for name, own in zip(data.client_names, found["cohorts"], strict=True)
+            if own == cohort
+        )
+        for cohort in selection.cohorts
+    }
+    for cohort, names in members.items():
+        if names:
+            title = f"{cohort}: {len(names)} of {data.num_clients} clients"
+            title = f"{title} of {config.data.splitlines()[0]}"
+            file = Cohort(names, kind, cost, selection_id)
+            write_cohort(path / f"{cohort}.txt", file, title)
+    summary = {
+        "selection": kind,
+        "condition_of_runs": EXCLUDED if cost is None else INCLUDED,
+        "statements": [s.to_json() for s in statements(selection, data.num_clients)],
+        "cost": None if cost is None else cost.to_json(),
+        "id": selection_id,
+        "thresholds": {"below": found["low"], "above": found["high"]},
+        "cohorts": {cohort: len(names) for cohort, names in members.items()},
+        "planted": _planted(config, data, found["cohorts"]),
+        "num_clients": data.num_clients,
+        "settings": dataclasses.asdict(selection),
+        "config": config.to_flat(),
+        "versions": versions(),
+    }
+    write_json(path / "cohorts.json", summary)
+    return summary
+
+
+def _planted(
+    config: RunConfig, data: FederatedImages, cohorts: Sequence[str]
+) -> dict[str, dict[str, int]] | None:
+    """Returns how many corrupted and intact clients a cohort has; None without a bug.
+
+    That is a function of settings, names and cohorts, which are public.
+    """
+    if config.corruption == "none" or config.corruption_unit != "client":
+        return None
+    is_corrupted = corrupted_clients(config, data.client_names)
+    own = np.array(cohorts)
+    return {
+        cohort: {
+            "corrupted": int((is_corrupted & (own == cohort)).sum()),
+            "intact": int((~is_corrupted & (own == cohort)).sum()),
+        }
+        for cohort in sorted(set(cohorts), key=list(cohorts).index)
+    }
+
+
+def _show(
+    path: Path, selection: Selection, num_clients: int, summary: dict[str, Any]
+) -> None:
+    planted = summary["planted"]
+    table = Table(title=f"{num_clients} clients")
+    for column in ("cohort", "accuracy", "clients"):
+        table.add_column(column, justify="right" if column == "clients" else "left")
+    for column in ("corrupted", "intact") if planted else ():
+        table.add_column(column, justify="right")
+    low, high = summary["thresholds"]["below"], summary["thresholds"]["above"]
+    limits = {"selected": f"<= {low}", "above": f"> {high}", REST: "others"}
+    nobody = {"corrupted": 0, "intact": 0}
+    for cohort, count in summary["cohorts"].items():
+        row = [cohort, limits[cohort], str(count)]
+        row += map(str, (planted.get(cohort) or nobody).values()) if planted else []
+        table.add_row(*row)
+        if not count:
+            text = f"{cohort} is empty: no file; give another threshold"
+            console.print(text, highlight=False)
+    console.print(table)
+    if selection.is_private:
+        privacy_report.show(statements(selection, num_clients))
+    else:
+        text = "NOT PRIVATE: the cohorts tell about the data of who is in them."
+        console.print(text, highlight=False)
+    console.print(
+        f"A run on one of them: {summary['condition_of_runs']}.", highlight=False
+    )
+    console.print(f"cohorts      {path}", soft_wrap=True, highlight=False)
+
+
+# ------------------------------------------------------------------ diagnostics
+
+
+def _write_diagnostics(
+    config: RunConfig, data: FederatedImages, found: dict[str, Any]
+) -> None:
+    """Writes every client's accuracy, and their histogram, to `private/`."""
+    folder, accuracies = Path(config.output) / "private", dict[str, Any]()
+    for client_id, name in enumerate(data.client_names):
+        path = folder / f"accuracy-{client_id:05d}.json"
+        accuracies[name] = read_json(path)["accuracy"]
+        path.unlink()
+    write_json(folder / "accuracies.json", {"note": PRIVATE_TITLE, **accuracies})
+    groups = {"clients": np.ones(data.num_clients, bool)}
+    if config.corruption != "none" and config.corruption_unit == "client":
+        is_corrupted = corrupted_clients(config, data.client_names)
+        words = {"invert": "inverted", "rotate": "rotated"}[config.corruption]
+        groups = {"intact": ~is_corrupted, words: is_corrupted}
+    values = np.array([np.nan if a is None else a for a in accuracies.values()])
+    _draw_histogram(
+        folder / "accuracies.png",
+        {name: values[chosen] for name, chosen in groups.items()},
+        [limit for limit in (found["low"], found["high"]) if limit is not None],
+    )
+
+
+def _draw_histogram(
+    path: Path, groups: dict[str, "np.ndarray[Any, Any]"], limits: Sequence[float]
+) -> None:
+    """Draws stacked bars of 1/40 in width and a line at each threshold."""
+    figure, axes = _pyplot().subplots(figsize=(7, 3.6), layout="constrained")
+    edges = np.linspace(0, 1, 41)
+    shown = [values[np.isfinite(values)] for values in groups.values()]
+    labels = [f"{name} ({len(v)})" for name, v in zip(groups, shown, strict=True)]
+    colors = ["#4477aa", "#ee6677"][: len(shown)]
+    axes.hist(shown, edges, stacked=True, label=labels, color=colors)
+    for number, limit in enumerate(limits):
+        label = "thresholds" if number == 0 else None
+        axes.axvline(limit, color="black", linestyle="--", linewidth=1, label=label)
+    axes.set(
+        xlabel="accuracy on its own held-out images",
+        ylabel="clients",
+        title=PRIVATE_TITLE,
+    )
+    axes.legend(loc="upper center")
+    figure.savefig(path, dpi=120)
+    _pyplot().close(figure)
+
+
+def _pyplot() -> Any:
+    """Returns matplotlib's pyplot without a window.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise UserError(
+            "private_diagnostics: draws with matplotlib; run `pip install matplotlib`"
+        ) from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot

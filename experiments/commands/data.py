@@ -1,0 +1,159 @@
+"""`fedgs data inspect`: what a source holds, as a table or JSON, and a contact sheet.
+
+Everything here describes private images. It is for the people who own them: none of it
+may leave the machine in a run that claims privacy.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from fedgs.cohorts.files import for_all_clients, keep_cohort
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.data import sources
+from fedgs.data.corruption import corrupted
+from fedgs.data.federated import FederatedImages, split_records, to_float
+from fedgs.data.records import Records
+from fedgs.runs.sample import save_images
+
+BINS = 8  # of the histogram
+BAR = 30  # its width
+SHEET_CLIENTS, SHEET_IMAGES = 12, 10  # rows and columns of the contact sheet
+
+
+def inspect(config: RunConfig, sheet: Path, as_json: bool) -> None:
+    """Loads the data, writes the contact sheet and prints what is there.
+
+    Data without clients of its own counts as one client unless `num_clients` is set.
+
+    Privacy: reads private data; output private.
+
+    Raises:
+        UserError: the data is missing or malformed, or the sheet cannot be written.
+    """
+    if config.seed is None:
+        config = dataclasses.replace(config, seed=0)
+    records = sources.load_records(config.validate())
+    if (
+        records.clients is None
+        and config.num_clients is None
+        and config.data != "digits"
+    ):
+        config = dataclasses.replace(config, num_clients=1)
+    data = keep_cohort(config, split_records(for_all_clients(config), records))
+    try:
+        write_contact_sheet(sheet, data)
+    except OSError as error:
+        raise UserError(f"sheet = {sheet}: {error}; give another --sheet") from error
+    report = describe(config, records, data) | {"contact_sheet": str(sheet)}
+    if as_json:
+        print(json.dumps(report))
+    else:
+        _show(report, data.sizes)
+
+
+def describe(
+    config: RunConfig, records: Records, data: FederatedImages
+) -> dict[str, Any]:
+    """Returns the numbers of the report.
+
+    Privacy: reads private data; output private.
+    """
+    sizes = data.sizes
+    own = np.concatenate(data.client_records)
+    tests = [len(held) for held in data.client_test_records] or [0] * len(sizes)
+    is_corrupted = [
+        corrupted(config, name, int(size) + test).sum()
+        for name, size, test in zip(data.client_names, sizes, tests, strict=True)
+    ]
+    return {
+        "data": config.data,
+        "clients": data.num_clients,
+        "images": int(sizes.sum()),
+        "held_out": sum(tests),
+        "without_client": len(data.images) - int(sizes.sum()) - sum(tests),
+        "images_per_client": {
+            "min": int(sizes.min()),
+            "median": float(np.median(sizes)),
+            "max": int(sizes.max()),
+        },
+        "classes": data.num_classes,
+        "images_per_class": np.bincount(
+            data.labels[own], minlength=data.num_classes
+        ).tolist(),
+        "image_shape": list(data.images.shape[1:]),
+        "polarity": records.polarity,
+        "polarity_guess": records.guess,
+        "corrupted_images": int(sum(is_corrupted)),
+        "memory_bytes": data.images.nbytes + data.labels.nbytes,
+    }
+
+
+def write_contact_sheet(path: Path, data: FederatedImages) -> None:
+    """Writes the first images of the first clients, a row for each, as a PNG.
+
+    Privacy: reads private data; output private.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    rows = []
+    for records in data.client_records[:SHEET_CLIENTS]:
+        images = to_float(data.images[records[:SHEET_IMAGES]])
+        blank = np.zeros((SHEET_IMAGES - len(images), *images.shape[1:]), np.float32)
+        rows.append(np.concatenate([images, blank]))
+    save_images(path, np.concatenate(rows), SHEET_IMAGES)
+
+
+def _show(report: dict[str, Any], sizes: NDArray[np.int64]) -> None:
+    per_client = report["images_per_client"]
+    table = Table(title=report["data"], box=SIMPLE, show_header=False)
+    shape = " x ".join(map(str, report["image_shape"]))
+    for name, value in (
+        ("clients", report["clients"]),
+        ("images", f"{report['images']}, each {shape}"),
+        ("held out", report["held_out"]),
+        ("of no client", report["without_client"]),
+        (
+            "per client",
+            f"{per_client['min']} to {per_client['max']}, median "
+            f"{per_client['median']:g}",
+        ),
+        ("classes", report["classes"]),
+        ("per class", _range(report["images_per_class"])),
+        ("source is", f"{report['polarity']}, looks {report['polarity_guess']}"),
+        ("corrupted", f"{report['corrupted_images']} images"),
+        ("memory", f"{report['memory_bytes'] / 2**20:.0f} MiB"),
+    ):
+        table.add_row(name, str(value))
+    console = Console()
+    console.print(table)
+    console.print("images per client", _histogram(sizes), sep="\n", highlight=False)
+    console.print(
+        f"contact sheet  {report['contact_sheet']} (private images: a row per client)",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+def _range(counts: list[int]) -> str:
+    return f"{min(counts)} to {max(counts)} images"
+
+
+def _histogram(sizes: NDArray[np.int64]) -> str:
+    """Returns one line for each of at most `BINS` ranges of sizes."""
+    bins = min(BINS, int(sizes.max() - sizes.min()) + 1)
+    counts, edges = np.histogram(sizes, bins)
+    width = len(f"{edges[-1]:.0f}")
+    lines = []
+    for count, low, high in zip(counts, edges, edges[1:], strict=False):
+        bar = "█" * int(np.ceil(BAR * count / counts.max()))
+        lines.append(f"{low:{width}.0f} to {high:{width}.0f}  {bar} {count}")
+    return "\n".join(lines)

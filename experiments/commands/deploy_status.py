@@ -1,0 +1,629 @@
+"""How a server and its runs stand: processes, nodes, rounds, epsilon, time left.
+
+Everything is read from files on the server machine and from its table of processes,
+without a lock and without a word to the server, so that looking disturbs nothing. The
+same numbers go to a table, to JSON and to Prometheus (a file for node_exporter, or a
+small endpoint); docs/deployment.md says what each means.
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from experiments.commands import privacy as privacy_report
+from experiments.launch.health import NEEDED, Server, server_of
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.runs.run_folder import RunFolder, read_json, write_atomically
+
+LOCKS = Path("/proc/locks")
+RECENT_ROUNDS = 20  # whose median duration estimates the time left
+STATES = ("running", "completed", "stopped", "failed", "interrupted", "unreadable")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epsilon:
+    """One statement of `fedgs privacy`, without its conditions; None is unbounded."""
+
+    adversary: str
+    relation: str
+    delta: float
+    epsilon: float | None
+    guarantee: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One node of a deployed run, since the run was submitted last.
+
+    Attributes:
+        name: of the client.
+        online: whether Flower can reach it; None where nobody looks (no run at work).
+        is_waited_for: whether the server waits for its answer now.
+        last_answer: round of its last valid answer, 0 before the first.
+        last_answer_time: Unix time of that, to the second.
+        resends: requests that were sent to it again.
+        failures: answers that were refused or did not come.
+        last_failure: why the last of these failed.
+        reason: why it is not there now, if that is known.
+    """
+
+    name: str
+    online: bool | None
+    is_waited_for: bool
+    last_answer: int
+    last_answer_time: float | None
+    resends: int
+    failures: int
+    last_failure: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """How a run stands; all public.
+
+    Attributes:
+        run: the folder's name.
+        state: one of `STATES` but unreadable; interrupted: neither at work nor at an
+            end, also where its server is dead.
+        message: why it is in this state.
+        round, num_rounds: finished and planned generator updates.
+        released: events in the ledger, repeated rounds included.
+        participants: clients asked in the last round.
+        num_clients, num_nodes: of the run.
+        num_answers: nodes that answered the last finished round.
+        waiting_for: names of the nodes that the server waits for; deployed runs only.
+        nodes: of a deployed run.
+        epsilons: of everything released so far.
+        bytes_sent, bytes_received: payloads; None where the server does not count.
+        seconds_per_round, seconds_left: an estimate by the last rounds; None at first.
+        updated: Unix time of the last finished round.
+        last_sign: Unix time when the server last wrote down who is there.
+    """
+
+    run: str
+    state: str
+    message: str
+    round: int
+    num_rounds: int
+    released: int
+    participants: int
+    num_clients: int
+    num_nodes: int
+    num_answers: int
+    waiting_for: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    epsilons: tuple[Epsilon, ...]
+    bytes_sent: int | None
+    bytes_received: int | None
+    seconds_per_round: float | None
+    seconds_left: float | None
+    updated: float | None
+    last_sign: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unreadable:
+    """A run folder that cannot be read; no number of it is shown.
+
+    Attributes:
+        run: the folder's name.
+        message: why.
+        state: "unreadable".
+    """
+
+    run: str
+    message: str
+    state: str = "unreadable"
+
+
+Found = Status | Unreadable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overview:
+    """A place, as it was found at one look.
+
+    Attributes:
+        server: whose state directory it is or lies in, if any.
+        runs: of the place.
+    """
+
+    server: Server | None
+    runs: tuple[Found, ...]
+
+
+def overview_of(path: Path) -> Overview:
+    """Reads how a server and its runs stand.
+
+    Privacy: public.
+
+    Args:
+        path: as of `runs_of`.
+
+    Raises:
+        UserError: there is no such folder, or the server's own file is broken.
+    """
+    return Overview(server=server_of(path), runs=tuple(statuses_in(path)))
+
+
+def runs_of(path: Path) -> list[Path]:
+    """Returns a run folder itself, or the run folders in a folder, maybe none.
+
+    Args:
+        path: a run folder, a folder of them, or a server's state directory.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+    if (path / "config.json").is_file():
+        return [path]
+    if not path.is_dir():
+        raise UserError(f"{path}: no such folder; give the server's --state-dir")
+    places = (path, path / "runs")
+    return sorted(run.parent for place in places for run in place.glob("*/config.json"))
+
+
+def statuses_in(path: Path) -> list[Found]:
+    """Reads how every run of a place stands; a broken one does not hide the others.
+
+    Privacy: public.
+
+    Args:
+        path: as of `runs_of`.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+    found: list[Found] = []
+    for run in runs_of(path):
+        try:
+            found.append(status_of(run))
+        except (UserError, OSError) as error:  # broken, or removed meanwhile
+            found.append(Unreadable(run=run.absolute().name, message=str(error)))
+    return found
+
+
+def status_of(path: Path) -> Status:
+    """Reads how a run stands.
+
+    Privacy: public.
+
+    Raises:
+        UserError: no run folder, or a broken ledger.
+    """
+    folder = RunFolder.open(path)
+    config = folder.config
+    metrics = _metrics(folder.path / "metrics.jsonl")
+    last = metrics[-1] if metrics else {}
+    ledger = folder.read_ledger()
+    events = ledger.events
+    # A full disk takes lines of metrics, and the run goes on.
+    done = max(int(last.get("round", 0)), folder.last_round)
+    pace = None
+    if metrics:
+        recent = [float(m["seconds"]) for m in metrics[-RECENT_ROUNDS:]]
+        pace = round(statistics.median(recent), 4)
+    state, message = _state(folder)
+    left = None if pace is None else round(pace * (config.num_rounds - done), 1)
+    told = _told(folder.path / ".flower" / "nodes.json")
+    nodes = _nodes(told, state == "running")
+    return Status(
+        run=folder.path.name,
+        state=state,
+        message=message,
+        round=done,
+        num_rounds=config.num_rounds,
+        released=len(events),
+        participants=events[-1].num_participants if events else 0,
+        num_clients=config.num_clients or 0,
+        num_nodes=config.num_nodes if config.num_clients else 0,
+        num_answers=int(last.get("num_answers", 0)),
+        waiting_for=tuple(node.name for node in nodes if node.is_waited_for),
+        nodes=nodes,
+        epsilons=_epsilons(str(folder.path), ledger.head, config) if events else (),
+        bytes_sent=told.get("bytes_sent"),
+        bytes_received=told.get("bytes_received"),
+        seconds_per_round=pace,
+        seconds_left=left,
+        updated=(folder.path / "metrics.jsonl").stat().st_mtime if metrics else None,
+        last_sign=told.get("time"),
+    )
+
+
+@lru_cache(maxsize=64)
+def _epsilons(path: str, head: str, config: RunConfig) -> tuple[Epsilon, ...]:
+    """Computes once per state of the ledger: a scrape must cost nothing.
+
+    Args:
+        path: of the run folder.
+        head: hash of the ledger's last line; with `config` it tells a run from another
+            one in the same place.
+        config: the run's.
+    """
+    names = [spec.name for spec in dataclasses.fields(Epsilon)]
+    return tuple(
+        Epsilon(**{name: getattr(row, name) for name in names})
+        for row in privacy_report.of_run(Path(path))
+    )
+
+
+def _metrics(path: Path) -> list[dict[str, Any]]:
+    found = []
+    if path.exists():
+        for line in path.read_text().splitlines():
+            try:
+                found.append(json.loads(line))
+            except ValueError:  # being written
+                break
+    return found
+
+
+def _told(path: Path) -> dict[str, Any]:
+    """Returns what the server of a deployed run writes about its nodes."""
+    return read_json(path) if path.exists() else {}
+
+
+def _nodes(told: dict[str, Any], is_running: bool) -> tuple[Node, ...]:
+    """Returns the nodes; who is there is known only while the run is at work."""
+    waiting = set(told.get("waiting_for", ())) if is_running else set[str]()
+    return tuple(
+        Node(
+            name=name,
+            online=bool(node["online"]) if is_running else None,
+            is_waited_for=name in waiting,
+            last_answer=node["last_answer"],
+            # What follows is missing in files of an older version.
+            last_answer_time=node.get("last_answer_time"),
+            resends=node.get("resends", 0),
+            failures=node.get("failures", 0),
+            last_failure=node.get("last_failure", ""),
+            reason=node["reason"],
+        )
+        for name, node in told.get("nodes", {}).items()
+    )
+
+
+def _state(folder: RunFolder) -> tuple[str, str]:
+    if _is_held(folder.path / ".lock"):
+        server = server_of(folder.path) if folder.config.node_names else None
+        if server is None or server.is_alive:
+            return "running", ""
+        return "interrupted", f"its server is dead ({server.reason})"
+    result = folder.path / ".flower" / "result.json"
+    outcome = read_json(result) if result.exists() else {}
+    state, message = str(outcome.get("status")), str(outcome.get("message", ""))
+    if (folder.path / "generator.safetensors").exists():
+        return "completed", message
+    if state in ("stopped", "failed"):
+        return state, message
+    how = "fedgs resume RUN"
+    if folder.config.node_names:
+        how = f"fedgs deploy submit --resume {folder.path.name}"
+    return "interrupted", f"no process trains it, and none said why; {how} continues it"
+
+
+def _is_held(path: Path) -> bool:
+    """Tells whether a process holds a file's lock, without taking it for a moment."""
+    try:
+        wanted = path.stat()
+        locks = LOCKS.read_text().splitlines()
+    except OSError:
+        return False
+    for line in locks:  # "1: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE START END"
+        *_, pid, file, _, _ = line.split()
+        is_alike = "FLOCK" in line and file.rpartition(":")[2] == str(wanted.st_ino)
+        # Other file systems have a file of that number too.
+        if is_alike and _has_open(int(pid), wanted) is not False:
+            return True
+    return False
+
+
+def _has_open(pid: int, wanted: os.stat_result) -> bool | None:
+    """Tells whether a process has a file open; None where we may not look."""
+    try:
+        files = [*Path(f"/proc/{pid}/fd").iterdir()]
+    except OSError:
+        return None
+    for file in files:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.path.samestat(file.stat(), wanted):
+                return True
+    return False
+
+
+# ------------------------------------------------------------------ for people
+
+
+def show(overview: Overview) -> None:
+    """Prints a table of the server, and one or two per run."""
+    console = Console()
+    if overview.server is not None:
+        table = Table(title="server", show_header=False)
+        for name, value in _server_rows(overview.server):
+            table.add_row(name, escape(value))
+        console.print(table)
+    for status in overview.runs:
+        table = Table(title=status.run, show_header=False)
+        for name, value in _rows(status):
+            table.add_row(name, escape(value))
+        console.print(table)
+        if isinstance(status, Status) and status.nodes:
+            console.print(_node_table(status))
+
+
+def _server_rows(server: Server) -> Iterator[tuple[str, str]]:
+    yield "state", server.state + (f": {server.reason}" if server.reason else "")
+    for process in server.processes:
+        word = "lives" if process.is_alive else "has ended"
+        yield process.role, f"pid {process.pid} {word}"
+    if server.superexec_restarts:
+        yield "restarts of superexec", str(server.superexec_restarts)
+    for certificate in server.certificates:
+        yield f"certificate, {certificate.whose}", _until(certificate.expires)
+    free, size = server.free_bytes / 1e9, server.disk_bytes / 1e9
+    yield "free disk", f"{free:.2f} of {size:.2f} GB"
+
+
+def _until(expires: float | None) -> str:
+    if expires is None:
+        return "cannot be read"
+    days = (expires - time.time()) / 86400
+    word = f"{days:.0f} days left" if days > 0 else "has EXPIRED"
+    return f"until {_clock(expires)}; {word}"
+
+
+def _clock(moment: float) -> str:
+    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _node_table(status: Status) -> Table:
+    names = ("node", "online", "last answer", "resends", "failures", "why")
+    table = Table(*names)
+    online = {True: "yes", False: "NO", None: "-"}
+    for node in status.nodes:
+        answer = f"round {node.last_answer}" if node.last_answer else "none yet"
+        if node.last_answer_time is not None:
+            answer += f", {_clock(node.last_answer_time)}"
+        cells = (answer, str(node.resends), str(node.failures))
+        why = node.reason or node.last_failure
+        table.add_row(node.name, online[node.online], *cells, escape(why))
+    return table
+
+
+def _rows(status: Found) -> Iterator[tuple[str, str]]:
+    why = f": {status.message}" if status.message else ""
+    yield "state", status.state + why
+    if isinstance(status, Unreadable):
+        return
+    yield "round", f"{status.round} of {status.num_rounds}"
+    yield (
+        "participants",
+        f"{status.participants} of {status.num_clients} clients; "
+        f"{status.num_answers} of {status.num_nodes} nodes answered",
+    )
+    if status.waiting_for:
+        yield "waiting for", ", ".join(status.waiting_for)
+    yield "releases", f"{status.released} (repeated rounds count again)"
+    for row in status.epsilons:
+        value = "unbounded" if row.epsilon is None else f"{row.epsilon:.4g}"
+        note = "" if row.guarantee else " (NO guarantee)"
+        yield (
+            f"epsilon, {row.adversary}, {row.relation}",
+            f"{value} at delta {row.delta:g}{note}",
+        )
+    if status.bytes_sent is not None and status.bytes_received is not None:
+        sent, received = status.bytes_sent / 1e6, status.bytes_received / 1e6
+        yield "traffic", f"{sent:.2f} MB to nodes, about {received:.2f} MB from them"
+    if status.seconds_per_round is not None and status.seconds_left is not None:
+        yield (
+            "time left",
+            f"about {status.seconds_left / 60:.1f} min "
+            f"({status.seconds_per_round:.2f} s/round)",
+        )
+    yield "conditions", "fedgs privacy RUN prints what each epsilon depends on"
+
+
+def to_json(overview: Overview) -> dict[str, Any]:
+    """Returns the fields as JSON values; an unbounded epsilon is null."""
+    return dataclasses.asdict(overview)
+
+
+# ------------------------------------------------------------------ for Prometheus
+
+_HELP = {
+    "fedgs_round": ("gauge", "Finished generator updates."),
+    "fedgs_rounds_planned": ("gauge", "Generator updates of the whole run."),
+    "fedgs_releases": ("gauge", "Events in the ledger; repeated rounds count again."),
+    "fedgs_participants": ("gauge", "Clients asked in the last round."),
+    "fedgs_clients": ("gauge", "Clients of the run."),
+    "fedgs_nodes": ("gauge", "Nodes of the run."),
+    "fedgs_nodes_answered": ("gauge", "Nodes that answered the last finished round."),
+    "fedgs_nodes_waited_for": ("gauge", "Nodes that the server waits for now."),
+    "fedgs_epsilon": ("gauge", "Epsilon of all releases so far; +Inf is unbounded."),
+    "fedgs_sent_bytes": ("gauge", "Payload to nodes."),
+    "fedgs_received_bytes": ("gauge", "Payload from nodes; compact: an estimate."),
+    "fedgs_round_seconds": ("gauge", "Median duration of the last rounds."),
+    "fedgs_left_seconds": ("gauge", "Estimated time to the last round."),
+    "fedgs_updated_timestamp_seconds": ("gauge", "When the last round finished."),
+    "fedgs_state": ("gauge", "1 for the state that the run is in."),
+    "fedgs_last_sign_timestamp_seconds": ("gauge", "When the run last said anything."),
+    "fedgs_node_online": ("gauge", "1 if the node can be reached; of runs at work."),
+    "fedgs_node_waited_for": ("gauge", "1 if the node is waited for; as above."),
+    "fedgs_node_last_answer_round": ("gauge", "Round of the last valid answer."),
+    "fedgs_node_last_answer_timestamp_seconds": ("gauge", "When it came."),
+    "fedgs_node_resends_total": ("counter", "Requests that were sent again."),
+    "fedgs_node_failures_total": ("counter", "Answers refused, or that did not come."),
+    "fedgs_server_up": ("gauge", "1 if runs can go on."),
+    "fedgs_processes": ("gauge", "Living processes of the server."),
+    "fedgs_superexec_restarts_total": ("counter", "Since the server was started."),
+    "fedgs_certificate_expiry_timestamp_seconds": ("gauge", "When the file expires."),
+    "fedgs_disk_free_bytes": ("gauge", "Free for the state directory."),
+    "fedgs_disk_size_bytes": ("gauge", "Of the state directory's file system."),
+}
+
+
+def to_prometheus(overview: Overview) -> str:
+    """Returns the numbers in Prometheus' text exposition format.
+
+    Privacy: public.
+
+    Source: https://prometheus.io/docs/instrumenting/exposition_formats/ (0.0.4).
+    """
+    samples: dict[str, list[str]] = {name: [] for name in _HELP}
+    for name, labels, value in _all_samples(overview):
+        text = ",".join(f'{key}="{_escaped(labels[key])}"' for key in labels)
+        where = f"{{{text}}}" if text else ""
+        samples[name].append(f"{name}{where} {_number(value)}\n")
+    parts = []
+    for name, (kind, text) in _HELP.items():
+        if samples[name]:
+            parts += [f"# HELP {name} {text}\n", f"# TYPE {name} {kind}\n"]
+            parts += samples[name]
+    return "".join(parts)
+
+
+Sample = tuple[str, dict[str, str], float]  # name, labels, value
+
+
+def _all_samples(overview: Overview) -> Iterator[Sample]:
+    if overview.server is not None:
+        yield from _server_samples(overview.server)
+    for status in overview.runs:
+        for name, labels, value in _samples(status):
+            yield name, {"run": status.run, **labels}, value
+
+
+def _server_samples(server: Server) -> Iterator[Sample]:
+    yield "fedgs_server_up", {}, float(server.is_alive)
+    living = [process.role for process in server.processes if process.is_alive]
+    for role in (*NEEDED, "serverapp"):
+        yield "fedgs_processes", {"role": role}, living.count(role)
+    yield "fedgs_superexec_restarts_total", {}, server.superexec_restarts
+    for certificate in server.certificates:
+        if certificate.expires is not None:
+            name = "fedgs_certificate_expiry_timestamp_seconds"
+            yield name, {"certificate": certificate.whose}, certificate.expires
+    yield "fedgs_disk_free_bytes", {}, server.free_bytes
+    yield "fedgs_disk_size_bytes", {}, server.disk_bytes
+
+
+def _node_samples(node: Node) -> Iterator[Sample]:
+    plain = {
+        "fedgs_node_last_answer_round": node.last_answer,
+        "fedgs_node_last_answer_timestamp_seconds": node.last_answer_time,
+        "fedgs_node_resends_total": node.resends,
+        "fedgs_node_failures_total": node.failures,
+    }
+    if node.online is not None:
+        plain["fedgs_node_online"] = float(node.online)
+        plain["fedgs_node_waited_for"] = float(node.is_waited_for)
+    for name, value in plain.items():
+        if value is not None:
+            yield name, {"node": node.name}, value
+
+
+def _samples(status: Found) -> Iterator[Sample]:
+    for state in STATES:
+        yield "fedgs_state", {"state": state}, float(state == status.state)
+    if isinstance(status, Unreadable):
+        return
+    plain = {
+        "fedgs_round": status.round,
+        "fedgs_rounds_planned": status.num_rounds,
+        "fedgs_releases": status.released,
+        "fedgs_participants": status.participants,
+        "fedgs_clients": status.num_clients,
+        "fedgs_nodes": status.num_nodes,
+        "fedgs_nodes_answered": status.num_answers,
+        "fedgs_nodes_waited_for": len(status.waiting_for),
+        "fedgs_sent_bytes": status.bytes_sent,
+        "fedgs_received_bytes": status.bytes_received,
+        "fedgs_round_seconds": status.seconds_per_round,
+        "fedgs_left_seconds": status.seconds_left,
+        "fedgs_updated_timestamp_seconds": status.updated,
+        "fedgs_last_sign_timestamp_seconds": status.last_sign,
+    }
+    for name, value in plain.items():
+        if value is not None:
+            yield name, {}, value
+    for node in status.nodes:
+        yield from _node_samples(node)
+    for row in status.epsilons:
+        labels = {
+            "adversary": row.adversary,
+            "relation": row.relation,
+            "delta": f"{row.delta:g}",
+            "guarantee": "yes" if row.guarantee else "no",
+        }
+        yield "fedgs_epsilon", labels, math.inf if row.epsilon is None else row.epsilon
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _number(value: float) -> str:
+    return "+Inf" if value == math.inf else repr(value)
+
+
+def write_prometheus(path: Path, overview: Overview) -> None:
+    """Writes a file for node_exporter's textfile collector; name it *.prom.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    try:
+        write_atomically(path, to_prometheus(overview).encode())
+    except OSError as error:
+        raise UserError(f"prometheus = {path}: {error.strerror}") from error
+
+
+def metrics_server(
+    host: str, port: int, current: Callable[[], Overview]
+) -> ThreadingHTTPServer:
+    """Returns a server of GET /metrics; the caller runs `serve_forever`.
+
+    Raises:
+        UserError: the address cannot be listened on.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path != "/metrics":
+                self.send_error(404)
+                return
+            try:
+                content = to_prometheus(current()).encode()
+            except UserError as error:
+                print(error, flush=True)  # paths are not for who asks
+                self.send_error(503)
+                return
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *values: Any) -> None:
+            """Says nothing: a scrape every few seconds is no news."""
+
+    try:
+        return ThreadingHTTPServer((host, port), Handler)
+    except OSError as error:
+        raise UserError(f"serve = {host}:{port}: {error.strerror}") from error

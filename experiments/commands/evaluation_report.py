@@ -1,0 +1,318 @@
+"""What an evaluation shows: progress, one line of JSON, a table and pictures."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from experiments.paper import paper_tables
+from fedgs.config.run_config import UserError
+from fedgs.evaluation.images import YARDSTICKS, LabelledImages, RealImages
+from fedgs.runs import sample
+from fedgs.runs.run_folder import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from experiments.commands.evaluate import Request
+
+PLAIN_SECONDS = 10.0  # between progress lines where there is no terminal
+GRID_ROWS = 8
+console = Console()
+
+
+class Progress:
+    """Bars on a terminal, plain lines elsewhere; both on standard error."""
+
+    def __init__(self) -> None:
+        """Starts nothing yet."""
+        self.console = Console(stderr=True)
+        self.printed = time.monotonic()
+        self.bars = Bars(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f} of {task.total:.0f}"),
+            TimeElapsedColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+
+    def __enter__(self) -> "Progress":
+        """Shows the bars."""
+        self.bars.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Leaves the bars as they are."""
+        self.bars.stop()
+
+    def say(self, text: str) -> None:
+        """Prints one line."""
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+    def stage(self, title: str) -> Callable[[int, int], None]:
+        """Returns what a stage calls with its steps done and all its steps."""
+        bar = None
+
+        def report(done: int, total: int) -> None:
+            nonlocal bar
+            if bar is None:
+                bar = self.bars.add_task(title, total=total)
+            self.bars.update(bar, completed=done, total=total)
+            late = time.monotonic() - self.printed > PLAIN_SECONDS
+            if not self.console.is_terminal and (late or done == total):
+                self.printed = time.monotonic()
+                self.say(f"{title}: {done} of {total}")
+
+        return report
+
+    def classifiers(
+        self, title: str, total: int
+    ) -> Callable[[str, dict[str, Any] | None, bool], None]:
+        """Returns what the classifiers call with each result."""
+        bar = self.bars.add_task(title, total=total)
+        done = 0
+
+        def report(name: str, result: dict[str, Any] | None, is_cached: bool) -> None:
+            nonlocal done
+            done += 1
+            self.bars.update(bar, completed=done)
+            shown = "cannot be trained"
+            if result is not None:
+                how = "cached" if is_cached else f"{result['seconds']:.1f} s"
+                shown = f"{result['accuracy']:.4f} ({how})"
+            self.say(f"{title}: {done} of {total}, {name} {shown}")
+
+        return report
+
+
+# ------------------------------------------------------------------ files
+
+
+def places(request: "Request") -> tuple[Path, Path]:
+    """Returns the file of result lines and the folder of pictures.
+
+    In the run folder; for FILE.npz and the yardsticks beside it and in the working
+    directory, with its name in front; both in --output where that is given.
+    """
+    path = Path(request.source)
+    if request.output is not None:
+        base, prefix = request.output, ""
+    elif request.source in YARDSTICKS:
+        base, prefix = Path(), f"{request.source}-{request.data.split(':')[0]}."
+    elif path.suffix == ".npz":
+        base, prefix = path.parent, f"{path.stem}."
+    else:
+        base, prefix = path, ""
+    return base / f"{prefix}evaluations.jsonl", base / f"{prefix}evaluation"
+
+
+def check_writable(request: "Request") -> None:
+    """Makes the folder of pictures, before the work of which it is to show the result.
+
+    Raises:
+        UserError: the output cannot be written.
+    """
+    lines, folder = places(request)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(lines, error.strerror) from error
+    if lines.is_dir() or not os.access(lines if lines.exists() else folder, os.W_OK):
+        raise _unwritable(lines, f"{lines.name} cannot be written")
+
+
+def _unwritable(lines: Path, reason: str | None) -> UserError:
+    return UserError(
+        f"output = {lines.parent}: {reason}; give --output a folder that can be written"
+    )
+
+
+def write(
+    request: "Request",
+    result: dict[str, Any],
+    real: RealImages,
+    synthetic: LabelledImages,
+) -> None:
+    """Appends the result and writes the pictures.
+
+    Raises:
+        UserError: the output cannot be written.
+    """
+    lines, folder = places(request)
+    try:
+        _write_samples(folder / "samples.png", real, synthetic)
+        if "label_efficiency" in result:
+            figure = label_efficiency_figure(result["label_efficiency"])
+            _save(folder / "label-efficiency.png", figure)
+        if "classifiers" in result:
+            figure = per_class_figure(result["classifiers"]["per_class"])
+            _save(folder / "per-class-accuracy.png", figure)
+        with open(lines, "a") as file:
+            file.write(json.dumps(result, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise _unwritable(lines, error.strerror) from error
+
+
+def _write_samples(path: Path, real: RealImages, synthetic: LabelledImages) -> None:
+    """Writes synthetic images above real test images, one column per class."""
+    both = [_rows_by_class(part, real.num_classes) for part in (synthetic, real.test)]
+    sample.save_images(path, np.concatenate(both), columns=real.num_classes)
+
+
+def _rows_by_class(part: LabelledImages, num_classes: int) -> NDArray[np.float32]:
+    """Returns GRID_ROWS x num_classes images; black where a class has too few."""
+    shape = part.images.shape[1:]
+    grid = np.zeros((GRID_ROWS, num_classes, *shape), np.float32)
+    for label in range(num_classes):
+        found = part.images[np.flatnonzero(part.labels == label)[:GRID_ROWS]]
+        grid[: len(found), label] = found
+    return grid.reshape(-1, *shape)
+
+
+def label_efficiency_figure(curves: dict[str, dict[str, float]]) -> "Figure":
+    """Returns accuracy against the number of labels, one curve per teacher."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for teacher, curve in curves.items():
+        sizes = [int(size) for size in curve]
+        axes.plot(sizes, list(curve.values()), marker="o", label=f"labels: {teacher}")
+    axes.set(xlabel="labelled synthetic images", ylabel="accuracy on real test images")
+    axes.set(xscale="log", ylim=(0, 1))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return figure
+
+
+def per_class_figure(per_class: dict[str, list[float | None]]) -> "Figure":
+    """Returns a map of accuracies, one row per classifier, one column per class."""
+    from matplotlib.figure import Figure
+
+    table = np.array(list(per_class.values()), dtype=float)
+    figure = Figure(
+        figsize=(2.5 + 0.5 * table.shape[1], 1.5 + 0.32 * len(table)),
+        layout="constrained",
+    )
+    axes = figure.subplots()
+    image = axes.imshow(table, vmin=0, vmax=1, cmap="viridis", aspect="auto")
+    axes.set_xticks(range(table.shape[1]))
+    axes.set_yticks(range(len(table)), list(per_class))
+    axes.set(xlabel="class", title="accuracy on real test images")
+    if table.shape[1] <= 20:
+        for (row, column), value in np.ndenumerate(table):
+            colour = "black" if value > 0.6 else "white"
+            text = f"{value:.2f}"
+            axes.text(column, row, text, ha="center", va="center", color=colour, size=7)
+    figure.colorbar(image)
+    return figure
+
+
+def _save(path: Path, figure: "Figure") -> None:
+    from io import BytesIO
+
+    content = BytesIO()
+    figure.savefig(content, format="png", dpi=120)
+    write_atomically(path, content.getvalue())
+
+
+# ------------------------------------------------------------------ terminal
+
+
+def show(request: "Request", result: dict[str, Any], as_json: bool) -> None:
+    """Prints the result as one JSON object, or as tables."""
+    if as_json:
+        print(json.dumps(result, allow_nan=False))
+        return
+    table = Table(
+        title=f"{request.source} against {request.data}", title_justify="left"
+    )
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    for name, value in result.items():
+        if isinstance(value, float):
+            table.add_row(name, f"{value:.4f}")
+        elif isinstance(value, int) and not isinstance(value, bool):
+            table.add_row(name, str(value))
+        elif value is None:
+            table.add_row(name, "undefined")
+    console.print(table)
+    if "fid_inception_v3_pool3" not in result and "images" in request.metrics:
+        _say("fid_inception_v3_pool3: not computed, needs --inception-weights")
+    if "classifiers" in result:
+        console.print(_classifier_table(request, result["classifiers"]))
+        _show_notes(request, result["classifiers"])
+    if "label_efficiency" in result:
+        console.print(_label_table(result["label_efficiency"]))
+    lines, folder = places(request)
+    _say(f"results   {lines}\npictures  {folder}")
+
+
+def _classifier_table(request: "Request", found: dict[str, Any]) -> Table:
+    table = Table(title=f"classifiers, {found['protocol']}", title_justify="left")
+    table.add_column("trained on", no_wrap=True)
+    columns = {
+        "synthetic": found["accuracy"],
+        "calibrated": found["calibrated"],
+        "real": found["real_accuracy"],
+        "paper: real": paper_tables.REAL.get(request.data, {}),
+        "paper: GS-WGAN": paper_tables.GS_WGAN.get(request.data, {}),
+    }
+    for title in columns:
+        table.add_column(title, justify="right")
+    names = list(found["accuracy"])
+    for name in names:
+        table.add_row(name, *(_cell(column.get(name)) for column in columns.values()))
+    if not found["failed"]:
+        table.add_section()
+        table.add_row("average", *(_mean(column, names) for column in columns.values()))
+    return table
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _mean(column: dict[str, float], names: list[str]) -> str:
+    """Returns the average of a complete column, nothing of an incomplete one."""
+    found = [column[name] for name in names if name in column]
+    return f"{np.mean(found):.3f}" if len(found) == len(names) else ""
+
+
+def _show_notes(request: "Request", found: dict[str, Any]) -> None:
+    if len(found["calibrated"]) < len(found["accuracy"]):
+        _say(
+            "calibrated: needs the same classifiers trained on the real images; add "
+            "--calibrate (trained once, then cached)"
+        )
+    for reason in found["failed"].values():
+        _say(reason)
+    if found["unconverged"]:
+        _say(f"stopped at their limit of iterations: {', '.join(found['unconverged'])}")
+
+
+def _label_table(curves: dict[str, dict[str, float]]) -> Table:
+    table = Table(title="label efficiency", title_justify="left")
+    table.add_column("labelled images")
+    sizes = list(next(iter(curves.values())))
+    for size in sizes:
+        table.add_column(size, justify="right")
+    for teacher, curve in curves.items():
+        table.add_row(f"labels: {teacher}", *(f"{curve[size]:.3f}" for size in sizes))
+    return table
+
+
+def _say(text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True)

@@ -1,0 +1,261 @@
+"""What `fedgs train`, `resume`, `sample` and `demo` do."""
+
+import dataclasses
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from experiments.commands import privacy as privacy_report
+from experiments.launch.flower_engine import FlowerFailed, end_previous
+from experiments.launch.flower_engine import train as train_flower
+from experiments.recipes import demo as demo_recipe
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.data.federated import FederatedImages, load_data
+from fedgs.data.sources import with_absolute_path
+from fedgs.federation import local
+from fedgs.federation.preparation import check_capacity, resolve
+from fedgs.federation.training import RunStopped, stop_on_signal
+from fedgs.privacy.accounting import SEEDED
+from fedgs.privacy.client_limits import Limits
+from fedgs.runs import sample as samples
+from fedgs.runs.run_folder import RunFolder
+
+PLAIN_SECONDS = 10.0  # between progress lines where there is no terminal
+console = Console()
+
+
+def train(config: RunConfig, name: str) -> RunFolder:
+    """Creates a run folder and trains in it.
+
+    Raises:
+        UserError: bad input; nothing was written.
+        typer.Exit: the run stopped early or failed (code 1).
+    """
+    if not config.output:
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        data = config.data.split(":")[0]
+        config = dataclasses.replace(config, output=f"runs/{name}-{data}-{stamp}")
+    path = Path(config.output).absolute()
+    if path.exists():
+        raise UserError(
+            f"output = {config.output}: exists already; choose another --output, or "
+            f"continue it with `fedgs resume {config.output}`"
+        )
+    config, data = resolve(with_absolute_paths(config))
+    check_capacity(config, path.parent)
+    folder = RunFolder.create(config)
+    _run(folder, data)
+    return folder
+
+
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """Returns settings whose paths hold from any working directory."""
+    found = {
+        name: str(Path(path).expanduser().absolute())
+        for name in ("output", "data_dir", "client_limits", "cohort")
+        if (path := getattr(config, name))
+    }
+    return dataclasses.replace(config, **found, data=with_absolute_path(config.data))
+
+
+def resume(run: Path) -> None:
+    """Continues a run folder.
+
+    Raises:
+        UserError: not a run folder, or a corrupted one.
+        typer.Exit: the run stopped early or failed (code 1).
+    """
+    folder = RunFolder.open(run)
+    if (folder.path / "generator.safetensors").exists():
+        console.print(f"{run}: is finished, its generator is written", soft_wrap=True)
+        return
+    go_back(folder)
+    data = load_data(folder.config) if folder.config.engine == "local" else None
+    _run(folder, data)
+
+
+def go_back(folder: RunFolder) -> None:
+    """Takes an interrupted run back to its last checkpoint.
+
+    The checkpoint is checked here, where errors are plain.
+
+    Raises:
+        UserError: a corrupted run, or another process trains in it.
+    """
+    end_previous(folder)
+    Limits.of_run(folder.config).check_run(folder.config)
+    with folder.locked(), closing(folder.ledger()):
+        found = folder.load_checkpoint()
+        folder.truncate_metrics(found[0] if found else 0)
+
+
+def train_from_checkpoint(folder: RunFolder, data: FederatedImages | None) -> None:
+    """Trains a run folder from its last checkpoint on, through its engine.
+
+    Privacy: releases (epsilon, delta)-DP output; events: in the folder's ledger.
+
+    Args:
+        folder: new, or of `go_back`.
+        data: what the local engine trains on; the Flower engine loads its own.
+
+    Raises:
+        RunStopped: the run ended early with a checkpoint.
+        FlowerFailed: the run failed; it can be resumed.
+    """
+    with stop_on_signal() as stop, RoundReport(folder.config) as report:
+        if folder.config.engine == "local":
+            assert data is not None
+            local.train(folder, data, report, stop)
+        else:
+            train_flower(folder, report, stop)
+
+
+def _run(folder: RunFolder, data: FederatedImages | None) -> None:
+    config = folder.config
+    console.print(_description(config), highlight=False, soft_wrap=True)
+    try:
+        train_from_checkpoint(folder, data)
+    except (RunStopped, FlowerFailed) as error:
+        print(f"{error}\ncontinue with: fedgs resume {folder.path}", file=sys.stderr)
+        raise typer.Exit(1) from error
+    privacy_report.show(privacy_report.of_run(folder.path))
+    console.print(f"run folder   {folder.path}", soft_wrap=True, highlight=False)
+    grids = sorted((folder.path / "samples").glob("*.png"))
+    console.print(f"sample grid  {grids[-1]}", soft_wrap=True, highlight=False)
+
+
+def _description(config: RunConfig) -> str:
+    noise = f"noise_multiplier {config.noise_multiplier:g}"
+    if config.noise_multiplier == 0:
+        noise += ": NOT PRIVATE"
+    elif config.noise_seed is not None:
+        noise += f" ({SEEDED})"
+    return (
+        f"{config.num_clients} clients on {config.num_nodes} nodes, "
+        f"{config.clients_per_round} per round, {config.num_rounds} rounds, {noise}, "
+        f"engine {config.engine}"
+    )
+
+
+class RoundReport:
+    """Progress: a bar with an estimate on a terminal, plain lines elsewhere."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.total = config.num_rounds
+        self.started = self.printed = time.monotonic()
+        self.first: int | None = None
+        self.bar = Progress(
+            TextColumn("round {task.completed:.0f} of {task.total:.0f}"),
+            BarColumn(),
+            TextColumn("{task.fields[pace]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.task = self.bar.add_task("", total=self.total, pace="starting")
+
+    def __enter__(self) -> "RoundReport":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def __call__(self, metrics: dict[str, Any]) -> None:
+        """Shows a finished round; metrics are those of `metrics.jsonl`."""
+        done, now = metrics["round"], time.monotonic()
+        if self.first is None:  # start-up and warm start do not count as a round
+            self.first, self.started = done, now
+        rounds = done - self.first
+        pace = (now - self.started) / rounds if rounds else metrics["seconds"]
+        self.bar.update(self.task, completed=done, pace=f"{pace:.2f} s/round")
+        is_last = done == self.total
+        if not console.is_terminal and (is_last or now - self.printed > PLAIN_SECONDS):
+            self.printed = now
+            left = pace * (self.total - done) / 60
+            print(
+                f"round {done} of {self.total}, {pace:.2f} s/round, about "
+                f"{left:.1f} min left",
+                flush=True,
+            )
+
+
+def sample(run: Path, output: Path, count: int, labels: str | None, seed: int) -> None:
+    """Draws images into an npz file or a PNG grid.
+
+    Raises:
+        UserError: invalid labels, count or file name, or no generator yet.
+    """
+    folder = RunFolder.open(run)
+    config = folder.config
+    if output.suffix not in (".npz", ".png"):
+        raise UserError(f"output = {output}: give a name that ends in .npz or .png")
+    if not output.absolute().parent.is_dir():
+        raise UserError(f"output = {output}: its folder does not exist; make it first")
+    if count < 1:
+        raise UserError(f"count = {count}: give -n at least 1")
+    generator = samples.load_generator(folder)
+    wanted = _labels(config, labels, count, seed)
+    images = samples.draw(config, generator, wanted, seed)
+    if output.suffix == ".png":
+        samples.save_images(output, images, columns=min(count, 10))
+    else:
+        temporary = output.with_name(f".{output.name}")
+        with open(temporary, "wb") as file:
+            np.savez_compressed(file, images=images, labels=wanted)
+        temporary.replace(output)
+    console.print(f"{count} images in {output}", soft_wrap=True, highlight=False)
+
+
+def _labels(
+    config: RunConfig, labels: str | None, count: int, seed: int
+) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    if labels is None:
+        return samples.uniform_labels(config, count, seed)
+    num_classes = config.num_classes or 1
+    try:
+        asked = [int(label) for label in labels.split(",")]
+    except ValueError as error:
+        raise UserError(f"labels = {labels!r}: give numbers like 3,7") from error
+    if not config.conditional or not all(0 <= y < num_classes for y in asked):
+        last = num_classes - 1 if config.conditional else 0
+        raise UserError(f"labels = {labels}: this generator knows labels 0 to {last}")
+    return np.resize(np.array(asked, dtype=np.int64), count)
+
+
+def demo(output: Path) -> None:
+    """Trains the demo recipe with privacy and without, and says where to look.
+
+    Raises:
+        UserError: the output exists.
+        typer.Exit: a run stopped early or failed.
+    """
+    recipe = dataclasses.replace(demo_recipe(), engine="flower")
+    private = dataclasses.replace(recipe, output=str(output / "private"))
+    noise_free = dataclasses.replace(
+        recipe,
+        target_epsilon=None,
+        noise_multiplier=0.0,
+        output=str(output / "noise-free"),
+    )
+    if output.exists():
+        raise UserError(f"output = {output}: exists already; choose another --output")
+    for title, config in (("with privacy", private), ("without noise", noise_free)):
+        console.rule(f"demo {title}")
+        train(config, "demo")
+    console.rule("demo: compare the pictures, one column per digit")
+    epsilon = (
+        f"epsilon {private.target_epsilon:g} ({private.adversary}, "
+        f"{private.relation}, delta {private.delta:g}, "
+        f"unit: one {private.privacy_unit})"
+    )
+    grid = f"samples/round-{private.num_rounds:07d}.png"
+    for words, config in ((epsilon, private), ("not private", noise_free)):
+        console.print(f"{Path(config.output) / grid}  {words}", soft_wrap=True)

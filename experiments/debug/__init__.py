@@ -1,0 +1,1 @@
+"""Finding a bug by comparing the generators of two cohorts."""

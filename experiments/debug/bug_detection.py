@@ -1,0 +1,349 @@
+"""What `fedgs debug` does: groups of two cohorts, a generator each, and a diagnosis.
+
+The folder that it writes, OUT:
+
+    debug.json          what is asked for; written first, completed with the groups
+    cohorts/            of `fedgs cohorts`, unless the user gave cohorts or runs
+    groups/*.txt        the cohort file of every group
+    healthy-0/ ... suspicious-0/ ...   a run folder per group
+    samples/*.npz       images and labels drawn from each generator
+    diagnosis.json diagnosis.png
+
+A client is in one group of one cohort. So the generators compose in parallel: all of
+them together tell about a client what that of its group tells.
+"""
+
+import dataclasses
+import json
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from experiments.commands import privacy as privacy_report
+from experiments.commands.cohorts import refuse_cohort, split_selectable
+from experiments.commands.train import (
+    go_back,
+    train_from_checkpoint,
+    with_absolute_paths,
+)
+from experiments.debug import cohorts as debug_cohorts
+from experiments.debug import report as debug_report
+from experiments.debug.plan import (
+    COHORTS,
+    FORMAT,
+    Request,
+    config_of,
+    request_of,
+    write_plan,
+)
+from experiments.debug.plan import read_debug as read_debug
+from experiments.launch.flower_engine import FlowerFailed
+from fedgs.cohorts.files import keep_cohort, read_cohort
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.data import sources
+from fedgs.data.corruption import corrupted_clients
+from fedgs.data.federated import FederatedImages, load_data
+from fedgs.diagnosis.diagnosis import diagnose
+from fedgs.diagnosis.permutation import attainable_p
+from fedgs.evaluation.images import LabelledImages
+from fedgs.federation.preparation import check_capacity, resolve
+from fedgs.federation.training import RunStopped
+from fedgs.privacy.accounting import Statement
+from fedgs.runs import sample
+from fedgs.runs.run_folder import RunFolder, read_json, versions, write_json
+
+PARALLEL = (
+    "cohorts: a client is in one group of one cohort, and beyond the selection of "
+    "cohorts the groups do not depend on data; so this is the largest epsilon of a "
+    "group and holds for all generators together"
+)
+console = Console()
+
+
+def debug(config: RunConfig, request: Request, as_json: bool) -> dict[str, Any]:
+    """Makes the cohorts, trains a generator per group, and prints the diagnosis.
+
+    Privacy: releases (epsilon, delta)-DP output; events: in the runs' ledgers, in
+    parallel over the groups. A selection of cohorts made here is not private.
+
+    Args:
+        config: settings of all runs, with `output` and the planted corruption.
+        request: everything else.
+        as_json: print diagnosis.json instead of tables.
+
+    Returns:
+        The content of diagnosis.json.
+
+    Raises:
+        UserError: bad input; nothing was trained.
+        typer.Exit: a run stopped early or failed (code 1); the same command with
+            --output alone continues.
+    """
+    if not config.output:
+        raise UserError("output is unset: give --output, the folder to create")
+    path = Path(config.output).expanduser().absolute()
+    if path.exists():
+        raise UserError(
+            f"output = {path}: exists already; choose another --output, or continue it "
+            f"with `fedgs debug --output {config.output}`"
+        )
+    config = with_absolute_paths(config)
+    if config.seed is None:
+        config = dataclasses.replace(config, seed=secrets.randbelow(2**31))
+    debug_cohorts.selection_of(request)  # raises where it would later
+    _warn_if_hopeless(request)
+    if request.runs is not None:
+        return _debug_runs(config, request, path, as_json)
+    config = debug_cohorts.shared_settings(config, request)
+    if request.healthy is None and request.cohorts is None:
+        refuse_cohort(config)
+        everyone = split_selectable(config, sources.load_records(config))
+    else:
+        everyone = load_data(config)
+    if request.healthy is not None and request.suspicious is not None:
+        files = {"healthy": request.healthy, "suspicious": request.suspicious}
+        debug_cohorts.make_groups(files, everyone, config, request)  # raises, if at all
+    _check_budget(config, request, everyone)
+    _make(path)
+    write_plan(path, config, request, is_selected=request.healthy is None)
+    return _continue(path, everyone, as_json)
+
+
+def resume(path: Path, as_json: bool) -> dict[str, Any]:
+    """Continues a folder of `debug` where it was left.
+
+    Raises:
+        UserError: no such folder, or another process trains in it.
+        typer.Exit: a run stopped early or failed (code 1).
+    """
+    path = path.expanduser().absolute()
+    plan, _ = read_debug(path)
+    if plan["request"]["runs"] is not None:
+        return _diagnose(path, as_json)
+    return _continue(path, load_data(config_of(plan)), as_json)
+
+
+def _make(path: Path) -> None:
+    try:
+        path.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(
+            f"output = {path}: {error.strerror}; choose another --output"
+        ) from error
+
+
+def _warn_if_hopeless(request: Request) -> None:
+    least = attainable_p(request.groups)
+    if request.rule.alpha < least:
+        print(
+            f"Note: alpha = {request.rule.alpha:g} is below {least:.4g}, the least p "
+            f"of {request.groups} groups: no bug can be named; give --groups more",
+            file=sys.stderr,
+        )
+
+
+def _check_budget(
+    config: RunConfig, request: Request, everyone: FederatedImages
+) -> None:
+    """Fails before the selection where the runs would: settings and calibration."""
+    count = request.clients_per_group or everyone.num_clients // (2 * request.groups)
+    debug_cohorts.check_size(count, everyone.num_clients, request)
+    few = dataclasses.replace(
+        everyone,
+        client_records=everyone.client_records[:count],
+        client_names=everyone.client_names[:count],
+        client_test_records=everyone.client_test_records[:count],
+    )
+    resolved, _ = resolve(debug_cohorts.group_settings(config, count, 0), few)
+    check_capacity(resolved, Path(config.output).expanduser().absolute().parent)
+
+
+# ------------------------------------------------------------------ training
+
+
+def _continue(path: Path, everyone: FederatedImages, as_json: bool) -> dict[str, Any]:
+    """Does what is left: the selection, the groups, the runs, the diagnosis."""
+    plan = read_json(path / "debug.json")
+    config, request = config_of(plan), request_of(plan)
+    try:
+        if plan["clients_per_group"] is None:
+            files = debug_cohorts.cohort_files(path, config, request)
+            groups = debug_cohorts.make_groups(files, everyone, config, request)
+            groups.write(path / "groups")
+            write_plan(path, config, request, groups, groups.is_selected)
+        _train_all(path, config, everyone)
+    except (RunStopped, FlowerFailed) as error:
+        print(f"{error}\ncontinue with: fedgs debug --output {path}", file=sys.stderr)
+        raise typer.Exit(1) from error
+    return _diagnose(path, as_json)
+
+
+def _train_all(path: Path, config: RunConfig, everyone: FederatedImages) -> None:
+    plan = read_json(path / "debug.json")
+    # Alternating, so that a look at an unfinished folder sees both cohorts.
+    names = [n for pair in zip(*plan["runs"].values(), strict=True) for n in pair]
+    for number, name in enumerate(names):
+        if (path / name / "generator.safetensors").exists():
+            continue
+        print(f"{name}: generator {number + 1} of {len(names)}", flush=True)
+        own = dataclasses.replace(
+            debug_cohorts.group_settings(config, plan["clients_per_group"], number),
+            output=str(path / name),
+            cohort=str(path / "groups" / f"{name}.txt"),
+        )
+        _train(own, everyone)
+
+
+def _train(config: RunConfig, everyone: FederatedImages) -> None:
+    """Trains one group from the start, or from its last checkpoint."""
+    config, data = resolve(config, keep_cohort(config, everyone))
+    path = Path(config.output)
+    if path.exists():
+        folder = RunFolder.open(path)
+        go_back(folder)
+    else:
+        check_capacity(config, path.parent)
+        folder = RunFolder.create(config)
+    train_from_checkpoint(folder, data)
+
+
+# ------------------------------------------------------------------ the diagnosis
+
+
+def _debug_runs(
+    config: RunConfig, request: Request, path: Path, as_json: bool
+) -> dict[str, Any]:
+    """Diagnoses runs that exist already."""
+    assert request.runs is not None
+    folders = {c: [RunFolder.open(p) for p in request.runs[c]] for c in COHORTS}
+    debug_cohorts.check_runs(folders)
+    groups = [*folders["healthy"], *folders["suspicious"]]
+    for group in groups:
+        sample.load_generator(group)  # raises where there is none
+    debug_cohorts.check_independent(groups)
+    config = dataclasses.replace(
+        folders["healthy"][0].config, output=config.output, seed=config.seed
+    )
+    _make(path)
+    cohort = read_cohort(Path(folders["healthy"][0].config.cohort or ""))
+    is_selected = cohort.selection != "given"
+    write_plan(path, config, request, is_selected=is_selected)
+    return _diagnose(path, as_json)
+
+
+def _diagnose(path: Path, as_json: bool) -> dict[str, Any]:
+    """Draws samples, writes diagnosis.json and diagnosis.png, and prints the tables."""
+    plan = read_json(path / "debug.json")
+    request = request_of(plan)
+    folders = {c: [RunFolder.open(path / n) for n in plan["runs"][c]] for c in COHORTS}
+    debug_cohorts.check_runs(folders)
+    (path / "samples").mkdir(exist_ok=True)
+    samples = {
+        cohort: [
+            _draw(folder, path / "samples" / f"{cohort}-{i}.npz", request)
+            for i, folder in enumerate(folders[cohort])
+        ]
+        for cohort in COHORTS
+    }
+    num_classes = folders["healthy"][0].config.num_classes or 1
+    found = diagnose(
+        samples["healthy"], samples["suspicious"], num_classes, request.rule
+    )
+    debug_report.draw(path / "diagnosis.png", samples, num_classes)
+    rows = worst_case(
+        [privacy_report.of_run(f.path) for own in folders.values() for f in own]
+    )
+    content = {
+        "format": FORMAT,
+        "sentence": debug_report.sentence(found),
+        **debug_report.with_words(found),
+        "groups": request.groups,
+        "samples_per_group": request.samples_per_group,
+        "conditions": debug_report.conditions(plan),
+        "privacy": [row.to_json() for row in rows],
+        **_planted(path, plan, found.verdict),
+        "runs": plan["runs"],
+        "picture": "diagnosis.png",
+        "versions": versions(),
+    }
+    write_json(path / "diagnosis.json", content)
+    if as_json:
+        print(json.dumps(content, indent=2))
+    else:
+        debug_report.show(path, content)
+        privacy_report.show(rows)
+        text = f"debug folder {path}; the picture is {path / 'diagnosis.png'}"
+        console.print(text, soft_wrap=True, highlight=False)
+    return content
+
+
+def _draw(folder: RunFolder, path: Path, request: Request) -> LabelledImages:
+    """Draws balanced classes; from every generator with the same latents."""
+    config = folder.config
+    generator = sample.load_generator(folder)
+    classes = (config.num_classes or 1) if config.conditional else 1
+    labels = np.arange(request.samples_per_group, dtype=np.int64) % classes
+    images = sample.draw(config, generator, labels, seed=0)
+    temporary = path.with_name(f".{path.name}")
+    with open(temporary, "wb") as file:
+        np.savez_compressed(file, images=images, labels=labels)
+    temporary.replace(path)
+    return LabelledImages(images, labels)
+
+
+def worst_case(groups: Sequence[Sequence[Statement]]) -> list[Statement]:
+    """Returns for every adversary and relation the statement of the largest epsilon.
+
+    Parallel composition: a client's data are in one group only.
+
+    Privacy: public.
+
+    Args:
+        groups: the statements of each group, of the same settings.
+    """
+    found = dict[tuple[str, ...], Statement]()
+    for row in (row for rows in groups for row in rows):
+        key = (row.adversary, row.relation, row.theorem)
+        other = found.get(key)
+        if other is None or _size(row) > _size(other):
+            found[key] = row
+    return [
+        dataclasses.replace(row, conditions=(*row.conditions, PARALLEL))
+        for row in found.values()
+    ]
+
+
+def _size(row: Statement) -> float:
+    return float("inf") if row.epsilon is None else row.epsilon
+
+
+def _planted(path: Path, plan: dict[str, Any], verdict: str) -> dict[str, Any]:
+    """Returns what was planted, in whom, and whether the verdict says so."""
+    if plan["planted"] is None:
+        return {"planted": None, "outcome": None}
+    config = config_of(plan)
+    bug = plan["planted"]["corruption"]
+    counts = dict[str, dict[str, int]]()
+    for cohort in COHORTS:
+        names = [
+            name
+            for run in plan["runs"][cohort]
+            for name in read_cohort(path / "groups" / f"{run}.txt").names
+        ]
+        spoilt = int(corrupted_clients(config, names).sum()) if bug != "none" else 0
+        counts[cohort] = {"corrupted": spoilt, "intact": len(names) - spoilt}
+    planted = {"bug": bug, "fraction": plan["planted"]["fraction"], "counts": counts}
+    return {"planted": planted, "outcome": outcome(verdict, bug)}
+
+
+def outcome(verdict: str, bug: str) -> str:
+    """Returns right, undecided or wrong; two bugs named for one planted are wrong."""
+    if verdict == "undecided":
+        return verdict
+    return "right" if verdict == bug else "wrong"

@@ -1,0 +1,270 @@
+"""The table of docs/debugging.md: verdicts for planted bugs, over noise and seeds.
+
+    python -m experiments.debug.bug_table --output DIR --data mnist-by-writer --data-dir
+    DATA
+
+For each seed and bug the cohorts are selected once; for each noise level a generator
+per group is trained and the samples are diagnosed, as `fedgs debug` does. Each cell is
+one line of DIR/table.jsonl; a cell that is there is not computed again, so the same
+command continues after an interruption. DIR/table.md is rewritten after every cell.
+"""
+
+import contextlib
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from experiments.cli.flags import configure
+from experiments.debug import bug_detection
+from experiments.debug import cohorts as debug_cohorts
+from experiments.debug import plan as debug_plan
+from experiments.debug.plan import Request
+from experiments.debug.request import BUGS
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.runs.run_folder import write_atomically, write_json
+
+# Of the runs: small enough for 44 cells on two CPU cores. Over full-participation.
+SETTINGS = {
+    "image_size": 16,
+    "dct_size": 8,
+    "batch_size": 16,
+    "discriminator_batch_size": 8,
+    "fakes_per_round": 64,
+    "generator_dim": 8,
+    "discriminator_dim": 4,
+    "warm_start_rounds": 10,
+    "num_rounds": 50,
+    "generator_learning_rate": 3e-3,
+    "discriminator_learning_rate": 3e-3,
+    "ema_decay": 0.9,
+    "num_workers": 1,
+    "sample_every": 50,
+    "checkpoint_every": 50,
+}
+SELECTION_SIZE = 28  # pixels
+OUTCOMES = ("right", "undecided", "wrong")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One experiment of the table.
+
+    Attributes:
+        seed: of data split, bug, selection and generators.
+        bug: a key of `BUGS`.
+        epsilon: user-level, of all generators together; None is without noise.
+    """
+
+    seed: int
+    bug: str
+    epsilon: float | None
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        noise = "noise-free" if self.epsilon is None else f"epsilon-{self.epsilon:g}"
+        return f"{self.bug}-{self.seed}-{noise}"
+
+
+def cells(
+    bugs: Sequence[str], epsilons: Sequence[float | None], seeds: int, none_seeds: int
+) -> list[Cell]:
+    """Returns all cells, seed by seed, so that an unfinished table is balanced."""
+    return [
+        Cell(seed, bug, epsilon)
+        for seed in range(max(seeds, none_seeds))
+        for bug in bugs
+        for epsilon in epsilons
+        if seed < (none_seeds if bug == "none" else seeds)
+    ]
+
+
+def main(
+    output: Annotated[Path, typer.Option(help="Folder; continued if it exists.")],
+    data: Annotated[str, typer.Option(help="As of fedgs train.")] = "mnist-by-writer",
+    data_dir: Annotated[str | None, typer.Option(help="As of fedgs train.")] = None,
+    bugs: Annotated[str, typer.Option(help="Of flip,rotate,none.")] = ",".join(BUGS),
+    epsilons: Annotated[str, typer.Option(help="none is without noise.")] = (
+        "none,10,3,1"
+    ),
+    seeds: Annotated[int, typer.Option(help="Of flip and rotate.")] = 3,
+    none_seeds: Annotated[int, typer.Option(help="Of none.")] = 5,
+    groups: Annotated[int, typer.Option(help="Of each cohort.")] = 4,
+    clients_per_group: Annotated[int, typer.Option(help="As of fedgs debug.")] = 64,
+    selection_rounds: Annotated[int, typer.Option(help="As of fedgs debug.")] = 12,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML instead of `SETTINGS`.")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="As of fedgs debug.")] = "local",
+) -> None:
+    """Fills the table."""
+    wanted = {"data": data, "data_dir": data_dir or "", "engine": engine}
+    if config is None:
+        wanted = SETTINGS | wanted
+    settings = configure("full-participation", config, wanted)
+    request = Request(groups=groups, clients_per_group=clients_per_group)
+    request = dataclasses.replace(request, selection_rounds=selection_rounds)
+    levels = [_epsilon(text) for text in epsilons.split(",")]
+    if unknown := set(bugs.split(",")) - set(BUGS):
+        raise UserError(f"bugs = {sorted(unknown)}: give --bugs of {', '.join(BUGS)}")
+    output = output.absolute()
+    planned = cells(bugs.split(","), levels, seeds, none_seeds)
+    for cell in planned:
+        _config(output, cell, settings)  # raises before anything is made
+    output.mkdir(parents=True, exist_ok=True)
+    for number, cell in enumerate(planned):
+        if is_done(output, cell, request):
+            continue
+        started = time.monotonic()
+        row = compute(output, cell, settings, request)
+        row["seconds"] = round(time.monotonic() - started, 1)
+        rows = [r for r in read_rows(output) if r["cell"] != cell.name] + [row]
+        text = "".join(json.dumps(own) + "\n" for own in rows)
+        write_atomically(output / "table.jsonl", text.encode())
+        write_atomically(output / "table.md", table(rows).encode())
+        print(
+            f"{number + 1} of {len(planned)}: {cell.name}: {row['verdict']}, "
+            f"{row['outcome']}, {row['seconds']:.0f} s",
+            flush=True,
+        )
+
+
+def _epsilon(text: str) -> float | None:
+    try:
+        return None if text == "none" else float(text)
+    except ValueError as error:
+        raise UserError(
+            f"epsilons = {text!r}: give --epsilons like none,10,3,1"
+        ) from error
+
+
+def _config(output: Path, cell: Cell, settings: RunConfig) -> RunConfig:
+    """Returns the settings of all runs of a cell.
+
+    Raises:
+        UserError: an epsilon or a seed out of range.
+    """
+    noise = {"target_epsilon": cell.epsilon}
+    noise["noise_multiplier"] = 0.0 if cell.epsilon is None else None
+    return dataclasses.replace(
+        settings,
+        **noise,  # type: ignore[arg-type]
+        corruption=BUGS[cell.bug],
+        seed=cell.seed,
+        output=str(output / cell.name),
+    )
+
+
+def compute(
+    output: Path, cell: Cell, settings: RunConfig, request: Request
+) -> dict[str, Any]:
+    """Selects the cohorts, unless they are there, trains and diagnoses one cell."""
+    config = _config(output, cell, settings)
+    with _quiet(output / "log.txt"):
+        selected = _selection(output, cell, config, request)
+        if (output / cell.name / "debug.json").exists():
+            debug_plan.change_rule(output / cell.name, request.rule)
+            found = bug_detection.resume(output / cell.name, as_json=False)
+        else:
+            own = dataclasses.replace(request, cohorts=selected, is_experiment=True)
+            found = bug_detection.debug(config, own, as_json=False)
+    kept = (
+        *dataclasses.asdict(request.rule),
+        "verdict",
+        "outcome",
+        "has_learned",
+        "ranking",
+        "two_sample",
+        "effects",
+    )
+    return {
+        "cell": cell.name,
+        **dataclasses.asdict(cell),
+        **{name: found[name] for name in kept},
+        "counts": found["planted"]["counts"],
+        "num_rounds": config.num_rounds,
+        "epsilons": sorted(
+            (row["adversary"], row["relation"], row["epsilon"])
+            for row in found["privacy"]
+        ),
+    }
+
+
+def _selection(output: Path, cell: Cell, config: RunConfig, request: Request) -> Path:
+    """Returns the folder of the cohorts of this seed and bug; may select them."""
+    folder = output / "cohorts" / f"{cell.bug}-{cell.seed}"
+    if not (folder / "cohorts.json").exists():
+        folder.parent.mkdir(exist_ok=True)
+        started = time.monotonic()
+        # At its own size: a dozen rounds of the classifier learn little at 16 pixels.
+        full = dataclasses.replace(config, image_size=SELECTION_SIZE)
+        debug_cohorts.select(folder, full, request)
+        seconds = round(time.monotonic() - started, 1)
+        write_json(folder / "seconds.json", {"seconds": seconds})
+    return folder
+
+
+@contextlib.contextmanager
+def _quiet(path: Path) -> Iterator[None]:
+    with open(path, "a") as log, contextlib.redirect_stdout(log):
+        yield
+
+
+def read_rows(output: Path) -> list[dict[str, Any]]:
+    """Returns the cells that are there."""
+    path = output / "table.jsonl"
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def is_done(output: Path, cell: Cell, request: Request) -> bool:
+    """Tells whether a cell is there, with the same rule of the verdict.
+
+    With another rule the generators are used again: only the diagnosis is new.
+    """
+    rule = dataclasses.asdict(request.rule)
+    return any(
+        row["cell"] == cell.name and all(row.get(n) == v for n, v in rule.items())
+        for row in read_rows(output)
+    )
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Returns the table in Markdown: right / undecided / wrong of each noise level."""
+    levels = sorted({row["epsilon"] for row in rows}, key=lambda e: -(e or 1e9))
+    bugs = [bug for bug in BUGS if any(row["bug"] == bug for row in rows)]
+    lines = [
+        f"| epsilon | {' | '.join(f'`--bug {bug}`' for bug in bugs)} |",
+        "|---|" + "---|" * len(bugs),
+    ]
+    for level in levels:
+        shown = list[str]()
+        for bug in bugs:
+            own = [r for r in rows if (r["bug"], r["epsilon"]) == (bug, level)]
+            found = [sum(r["outcome"] == outcome for r in own) for outcome in OUTCOMES]
+            shown.append(" / ".join(map(str, found)))
+        name = "noise-free" if level is None else f"{level:g}"
+        lines.append(f"| {name} | {' | '.join(shown)} |")
+    return "\n".join(lines) + "\n"
+
+
+def command() -> None:
+    """Runs the command line; bad input is one line and exit code 2."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(main)
+    try:
+        app()
+    except UserError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    command()

@@ -1,0 +1,364 @@
+"""The cohorts of `fedgs debug`: their source, their groups, and their checks."""
+
+import dataclasses
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.commands import cohorts as selecting
+from experiments.debug.plan import Request
+from fedgs.cohorts.files import Cohort, read_cohort, write_cohort
+from fedgs.cohorts.selection import ABOVE, SELECTED, Selection
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.data.federated import FederatedImages
+from fedgs.data.records import some
+from fedgs.randomness import derived_seed, stream
+from fedgs.runs.run_folder import RunFolder, read_json
+
+FEWEST_CLIENTS = 2  # of a group
+FILES = {"healthy": f"{ABOVE}.txt", "suspicious": f"{SELECTED}.txt"}
+# What runs that are compared may differ in.
+_OWN = {"output", "seed", "noise_seed", "cohort", "corruption", "corruption_fraction"}
+_OWN |= {"corruption_unit", "corruption_seed", "num_workers", "num_threads"}
+_OWN |= {"checkpoint_every", "sample_every", "fast_messages", "round_timeout"}
+_DATA = ("data", "classes", "image_size", "image_channels", "num_classes")
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups of both cohorts.
+
+    Attributes:
+        size: clients of each group.
+        found: clients of each cohort, before they were grouped.
+        members: name of the group, such as healthy-0, to its clients.
+        is_selected: whether accuracy decided who is in which cohort.
+    """
+
+    size: int
+    found: dict[str, int]
+    members: dict[str, Cohort]
+    is_selected: bool
+
+    def write(self, folder: Path) -> None:
+        """Writes one cohort file per group."""
+        folder.mkdir(exist_ok=True)
+        for name, cohort in self.members.items():
+            title = f"{name}: {self.size} clients, a random group of its cohort"
+            write_cohort(folder / f"{name}.txt", cohort, title)
+
+
+def shared_settings(config: RunConfig, request: Request) -> RunConfig:
+    """Returns the settings with the bug that a folder of `fedgs cohorts` planted.
+
+    Raises:
+        UserError: no such folder, or one of other data or another bug.
+    """
+    folder = request.cohorts
+    if folder is None:
+        return config
+    if not (folder / "cohorts.json").is_file():
+        raise UserError(
+            f"cohorts = {folder}: no folder of `fedgs cohorts` (cohorts.json is "
+            "missing); give --cohorts its --output"
+        )
+    own = RunConfig.from_flat(read_json(folder / "cohorts.json")["config"])
+    for name in ("data", "classes", "test_fraction", "hf_options"):
+        one, other = getattr(own, name), getattr(config, name)
+        if one != other:
+            raise UserError(
+                f"{name} = {other}: the cohorts of {folder} are of {name} = {one}; "
+                f"give --{name.replace('_', '-')} {one}"
+            )
+    if request.is_experiment and config.corruption != own.corruption:
+        raise UserError(
+            f"bug: {config.corruption}, but {folder} was selected with corruption = "
+            f"{own.corruption}; leave out --bug"
+        )
+    seed = own.corruption_seed
+    return dataclasses.replace(
+        config,
+        corruption=own.corruption,
+        corruption_unit=own.corruption_unit,
+        corruption_fraction=own.corruption_fraction,
+        corruption_seed=own.seed if seed is None else seed,
+    )
+
+
+def group_settings(config: RunConfig, num_clients: int, number: int) -> RunConfig:
+    """Returns the settings of one group's run.
+
+    One node hosts all clients of the group, so that it adds noise once: the server
+    then sees no more than who gets the generator, and for a target_epsilon against
+    either the noise is the least. The node is part of the mechanism.
+
+    Every group has seeds of its own: what its generator has in common with others
+    comes from the data.
+
+    Privacy: public.
+
+    Args:
+        config: shared by all groups, with a seed.
+        num_clients: of every group.
+        number: of the group, among all of both cohorts.
+    """
+    assert config.seed is not None
+    seed, noise_seed = config.corruption_seed, config.noise_seed
+    if noise_seed is not None:
+        noise_seed = derived_seed(noise_seed, "debug-noise", number) % 2**31
+    return dataclasses.replace(
+        config,
+        num_clients=num_clients,
+        clients_per_node=num_clients,
+        node_sizes=None,
+        clients_per_round=None if config.client_selection == "all" else num_clients,
+        seed=derived_seed(config.seed, "debug-group", number) % 2**31,
+        corruption_seed=config.seed if seed is None else seed,
+        noise_seed=noise_seed,
+    )
+
+
+# ------------------------------------------------------------------ cohorts
+
+
+def cohort_files(path: Path, config: RunConfig, request: Request) -> dict[str, Path]:
+    """Returns the cohort files; selects the cohorts by accuracy where none is given.
+
+    Privacy: a selection made here is not private; the cohorts are published.
+
+    Raises:
+        UserError: the selection left a cohort empty.
+    """
+    if request.healthy is not None and request.suspicious is not None:
+        return {"healthy": request.healthy, "suspicious": request.suspicious}
+    folder = request.cohorts or path / "cohorts"
+    if request.cohorts is None and not (folder / "cohorts.json").exists():
+        shutil.rmtree(folder, ignore_errors=True)  # of a selection that was interrupted
+        select(folder, config, request)
+    found = {cohort: folder / name for cohort, name in FILES.items()}
+    for cohort, file in found.items():
+        if not file.exists():
+            raise UserError(
+                f"{cohort}: {file} is missing: the selection found no client for it; "
+                "select again with other --percentile-below and --percentile-above"
+            )
+    return found
+
+
+def select(folder: Path, config: RunConfig, request: Request) -> None:
+    """Selects cohorts by accuracy into a new folder, and prints what is public.
+
+    Privacy: not private; the cohorts are published.
+
+    Raises:
+        UserError: bad input.
+        typer.Exit: the selection stopped early or failed (code 1).
+    """
+    names = {"seed", "engine", "num_workers", "num_threads", "fast_messages"}
+    for spec in dataclasses.fields(config):
+        if spec.metadata["group"] == "Data":
+            names.add(spec.name)
+    own = {name: getattr(config, name) for name in names}
+    selecting.cohorts(
+        RunConfig(output=str(folder), **own), selection_of(request), as_json=False
+    )
+
+
+def selection_of(request: Request) -> Selection:
+    """Returns the settings of the selection.
+
+    Raises:
+        UserError: percentiles out of range, or in the wrong order.
+    """
+    return Selection(
+        percentile_below=request.percentile_below,
+        percentile_above=request.percentile_above,
+        num_rounds=request.selection_rounds,
+    )
+
+
+def make_groups(
+    files: Mapping[str, Path],
+    everyone: FederatedImages,
+    config: RunConfig,
+    request: Request,
+) -> Groups:
+    """Splits each cohort into groups of equal size, at random by the seed.
+
+    All groups have the same number of clients, also of different cohorts: otherwise
+    their generators would differ for that reason. Who is left over is not used.
+
+    Privacy: public; reads names.
+
+    Raises:
+        UserError: unknown clients, clients in both cohorts, or too few of them.
+    """
+    found = {cohort: read_cohort(file) for cohort, file in files.items()}
+    known = set(everyone.client_names)
+    for cohort, own in found.items():
+        if unknown := sorted(set(own.names) - known):
+            raise UserError(
+                f"{cohort} = {files[cohort]}: data = {config.data} has no client "
+                f"{some(map(repr, unknown))} ({len(unknown)} of {len(own.names)} "
+                f"names); give --{cohort} a file of this data's clients"
+            )
+    check_selection({f"{c} = {files[c]}": own for c, own in found.items()})
+    healthy, suspicious = found["healthy"], found["suspicious"]
+    if both := sorted(set(healthy.names) & set(suspicious.names)):
+        raise UserError(
+            f"healthy = {files['healthy']}: {some(map(repr, both))} ({len(both)} "
+            f"clients) is in suspicious = {files['suspicious']} too; a client belongs "
+            "to one cohort"
+        )
+    smaller = min(found, key=lambda cohort: len(found[cohort].names))
+    count = len(found[smaller].names)
+    size = request.clients_per_group or count // request.groups
+    if size < FEWEST_CLIENTS or size * request.groups > count:
+        again = ""
+        if request.healthy is None and request.cohorts is None:
+            folder = files[smaller].parent
+            again = f"; the selection is made: start again with --cohorts {folder}"
+        raise _too_few(f"{smaller} = {files[smaller]}", count, request, again=again)
+    assert config.seed is not None
+    groups = dict[str, Cohort]()
+    for cohort, own in found.items():
+        rng = stream(config.seed, f"debug-groups/{cohort}")
+        names = [own.names[i] for i in rng.permutation(len(own.names))]
+        for number in range(request.groups):
+            chosen = tuple(sorted(names[number * size : (number + 1) * size]))
+            groups[f"{cohort}-{number}"] = dataclasses.replace(own, names=chosen)
+    counts = {c: len(own.names) for c, own in found.items()}
+    return Groups(size, counts, groups, healthy.selection != "given")
+
+
+def check_selection(found: Mapping[str, Cohort]) -> None:
+    """Refuses cohorts of different sources: no epsilon would hold for all of them.
+
+    Args:
+        found: what it is, for the error, to the cohort.
+
+    Raises:
+        UserError: one is the user's own and another selected, or of two selections.
+    """
+    (title, first), *others = found.items()
+    for name, own in others:
+        if (own.selection, own.cost, own.selection_id) != (
+            first.selection,
+            first.cost,
+            first.selection_id,
+        ):
+            raise UserError(
+                f"{name}: selection {own.selection}; {title}: selection "
+                f"{first.selection}, or another one: their epsilons cannot be stated "
+                "together; take all cohorts from one selection, or all from your own "
+                "files"
+            )
+
+
+def check_size(size: int, num_clients: int, request: Request) -> None:
+    """Refuses data with too few clients for the cohorts that will be selected.
+
+    Raises:
+        UserError: as said.
+    """
+    if size < FEWEST_CLIENTS or 2 * size * request.groups > num_clients:
+        raise _too_few("data", num_clients, request, cohorts=2)
+    if request.healthy is not None or request.cohorts is not None:
+        return
+    shares = {
+        "percentile_below": request.percentile_below,
+        "percentile_above": 100 - request.percentile_above,
+    }
+    for name, share in shares.items():
+        count = math.ceil(num_clients * share / 100)
+        if size * request.groups > count:
+            value = getattr(request, name)
+            raise _too_few(f"{name} = {value:g}", count, request)
+
+
+def _too_few(
+    source: str, count: int, request: Request, cohorts: int = 1, again: str = ""
+) -> UserError:
+    size = request.clients_per_group or FEWEST_CLIENTS
+    least = cohorts * request.groups * size
+    return UserError(
+        f"{source}: {count} clients are too few for {cohorts * request.groups} groups "
+        f"of at least {size}, that is {least}; give larger cohorts or a smaller "
+        f"--clients-per-group or --groups{again}"
+    )
+
+
+# ------------------------------------------------------------------ runs
+
+
+def check_runs(folders: Mapping[str, list[RunFolder]]) -> None:
+    """Refuses runs that cannot be compared as groups of two cohorts.
+
+    Raises:
+        UserError: of different data or settings, on the same clients, or of unequal
+            number.
+    """
+    counts = {cohort: len(own) for cohort, own in folders.items()}
+    if len(set(counts.values())) != 1:
+        raise UserError(f"runs = {counts}: give each cohort the same number of runs")
+    first, *others = [folder for own in folders.values() for folder in own]
+    names = [n for n in first.config.to_flat() if n not in _OWN and n not in _DATA]
+    for folder in others:
+        for name in (*_DATA, *names):
+            one, other = getattr(first.config, name), getattr(folder.config, name)
+            if one != other:
+                what = "data" if name in _DATA else "settings"
+                raise UserError(
+                    f"{name} = {one} in {first.path}, {other} in {folder.path}: runs "
+                    f"of different {what} cannot be compared; train both alike"
+                )
+    owners = dict[str, Path]()
+    cohorts = dict[str, Cohort]()
+    for folder in (first, *others):
+        if folder.config.cohort is None:
+            raise UserError(
+                f"{folder.path}: is a run on all clients; train every group with "
+                "--cohort, on clients of its own"
+            )
+        own = read_cohort(Path(folder.config.cohort))
+        cohorts[str(folder.path)] = own
+        for name in own.names:
+            if other := owners.get(name):
+                raise UserError(
+                    f"{folder.path}: client {name!r} is in {other} too; a client "
+                    "belongs to one group of one cohort"
+                )
+            owners[name] = folder.path
+    check_selection(cohorts)
+
+
+def check_independent(folders: Sequence[RunFolder]) -> None:
+    """Refuses generators that were trained elsewhere and do not make a comparison.
+
+    Raises:
+        UserError: two of one seed, or after different rounds.
+    """
+    for name in ("seed", "noise_seed"):
+        found = dict[int, Path]()
+        for folder in folders:
+            value = getattr(folder.config, name)
+            if value is None:
+                continue
+            if value in found:
+                raise UserError(
+                    f"{name} = {value} in {found[value]} and {folder.path}: generators "
+                    "of one seed resemble each other, and the comparison rests on "
+                    "their being independent; train every group with a "
+                    f"--{name.replace('_', '-')} of its own"
+                )
+            found[value] = folder.path
+    first, *others = folders
+    for folder in others:
+        if folder.last_round != first.last_round:
+            raise UserError(
+                f"{folder.path}: ended after round {folder.last_round}, {first.path} "
+                f"after round {first.last_round}: runs of different length cannot be "
+                f"compared; continue with `fedgs resume {folder.path}`"
+            )

@@ -1,0 +1,191 @@
+"""What `fedgs debug` shows: the verdict in words, tables and a picture."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from experiments.debug.plan import BY_ACCURACY
+from fedgs.diagnosis.diagnosis import NAMED, OTHER, TITLES, Diagnosis, Suspect
+from fedgs.evaluation.images import LabelledImages
+from fedgs.runs import sample
+
+ROWS_PER_GROUP = 2
+console = Console()
+_DONE = {"invert": "inverted", "rotate": "rotated by 90 degrees"}
+
+
+def sentence(found: Diagnosis) -> str:
+    """Returns the verdict in words, with its error rate."""
+    rate = (
+        f"Where the cohorts are alike, a bug is named with probability at most "
+        f"{found.false_positive_rate:.3g} (exact, 1 of {found.num_splits} splits of "
+        f"the groups is {1 / found.num_splits:.3g})."
+    )
+    if found.bugs:
+        shares = " and ".join(
+            f"{_DONE[s.bug]} relative to the other ({_effect(s, found)})"
+            for s in found.ranking
+            if s.decision == NAMED
+        )
+        return f"The images of one cohort are {shares}. {rate}"
+    limit = f"{found.rule.min_effect:.0%}"
+    if found.verdict == "none":
+        return (
+            f"Neither inversion nor rotation in {limit} of the images or more: with "
+            f"confidence {found.rule.confidence:.0%} each of both shares is below "
+            f"that. {rate}"
+        )
+    least = 1 / found.num_splits
+    why = "the samples neither show nor exclude a bug"
+    if found.rule.alpha < least:
+        why = f"alpha = {found.rule.alpha:g} is below the attainable p, {least:.3g}"
+    elif not found.has_learned:
+        why += "; the generators have learned too little of the strokes"
+    return f"Undecided: {why}. {rate}"
+
+
+def with_words(found: Diagnosis) -> dict[str, Any]:
+    """Returns the diagnosis as JSON values, with a title and words for each suspect."""
+    content = found.to_json()
+    for row, suspect in zip(content["ranking"], found.ranking, strict=True):
+        row["title"] = TITLES[suspect.bug]
+        row["words"] = _words(suspect, found)
+    return content
+
+
+def _words(suspect: Suspect, found: Diagnosis) -> str:
+    if suspect.bug == OTHER:
+        return (
+            "the cohorts' samples differ, by whatever: cohorts selected by accuracy do "
+            "so without a bug"
+            if suspect.decision == "differs"
+            else "the samples show no difference beyond that of two groups"
+        )
+    if suspect.effect is None:
+        return "not measurable: the samples have no such structure"
+    return f"{_effect(suspect, found)} of the images"
+
+
+def _effect(suspect: Suspect, found: Diagnosis) -> str:
+    text = f"share {suspect.effect:.2f}"
+    if suspect.interval is None:
+        return text
+    low, high = suspect.interval
+    return f"{text}, {found.rule.confidence:.0%} interval {low:.2f} to {high:.2f}"
+
+
+def conditions(plan: Mapping[str, Any]) -> list[str]:
+    """Returns what a verdict rests on, in plain sentences."""
+    selected = (
+        "The cohorts were selected by accuracy, so their handwriting differs without "
+        "a bug. The permutation test alone would notice that; a bug is named only if "
+        "its share of the images is large as well, which rests on the interval and on "
+        "the handwriting's effect being below the limit."
+    )
+    given = (
+        "The user's own cohorts may differ in more than pre-processing. The "
+        "permutation test alone would notice that; a bug is named only if its share "
+        "of the images is large as well."
+    )
+    grouped = "as fedgs did here"
+    if plan["request"]["runs"] is not None:
+        grouped = "which only who trained these runs knows"
+    return [
+        "The null hypothesis of the exact test: the groups of both cohorts are "
+        "exchangeable. That holds if the cohorts are one population, processed alike, "
+        f"and clients were put into groups at random, {grouped}. All generators were "
+        "trained with the same settings on equally many clients.",
+        selected if plan["source"] == BY_ACCURACY else given,
+        "Samples do not say which cohort is the spoilt one: look at the picture.",
+        "Inversion is not named where the mean pixel is near 0.5, rotation where the "
+        "strokes have no preferred direction, and rotation by 180 degrees never.",
+        "A bug is excluded as far as the generators have learned the data: few rounds "
+        "or much noise make it undecided, and may make it smaller.",
+        "Everything is computed from released samples: it costs no privacy.",
+    ]
+
+
+# ------------------------------------------------------------------ tables
+
+
+def show(path: Path, content: Mapping[str, Any]) -> None:
+    """Prints the ranking, the effects and the verdict."""
+    table = Table(title=f"{path.name}: suspects, {content['groups']} groups per cohort")
+    for column in ("suspect", "share [interval]", "p", "adjusted p", "decision"):
+        table.add_column(column, justify="left" if column == "suspect" else "right")
+    for row in content["ranking"]:
+        table.add_row(
+            row["title"],
+            _number(row["effect"], row["interval"]),
+            f"{row['p']:.3g}",
+            f"{row['adjusted_p']:.3g}",
+            row["decision"],
+        )
+    console.print(table)
+    table = Table(title="effects")
+    for column in ("effect", "healthy", "suspicious", "difference [interval]"):
+        table.add_column(column, justify="left" if column == "effect" else "right")
+    for row in content["effects"]:
+        means = (_number(row[c], None) for c in ("healthy", "suspicious"))
+        difference = _number(row["difference"], row["interval"])
+        table.add_row(f"{row['name']}: {row['unit']}", *means, difference)
+    for row in content["two_sample"]:
+        table.add_row(row["name"], "", "", f"{row['value']:.3g} (p {row['p']:.3g})")
+    console.print(table)
+    attainable = content["attainable_p"]
+    lines = [
+        f"attainable p  {attainable:.3g}, one of {content['num_splits']} splits; "
+        f"alpha {content['alpha']:g}",
+        f"verdict       {content['verdict']}",
+        content["sentence"],
+    ]
+    if content["planted"] is not None:
+        lines.append(f"planted: {content['planted']['bug']}; {content['outcome']}")
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _number(value: float | None, interval: list[float] | None) -> str:
+    if value is None:
+        return "-"
+    text = f"{value:.3g}"
+    return f"{text} [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else text
+
+
+# ------------------------------------------------------------------ the picture
+
+
+def draw(
+    path: Path, samples: Mapping[str, list[LabelledImages]], num_classes: int
+) -> None:
+    """Writes both cohorts side by side: healthy left, suspicious right.
+
+    Two rows per group, one column per class, and an empty column between.
+    """
+    shape = samples["healthy"][0].images.shape[1:]
+    gap = np.full((1, *shape), 0.3, np.float32)
+    rows = list[np.ndarray[Any, np.dtype[np.float32]]]()
+    for groups in zip(samples["healthy"], samples["suspicious"], strict=True):
+        columns = [_by_class(group, num_classes) for group in groups]
+        for row in range(ROWS_PER_GROUP):
+            rows += [columns[0][row], gap, columns[1][row]]
+    count = len(rows[0]) + 1 + len(rows[2])
+    sample.save_images(path, np.concatenate(rows), count)
+
+
+def _by_class(group: LabelledImages, num_classes: int) -> list[Any]:
+    """Returns rows of one image per class; of a generator without labels any."""
+    if num_classes == 1 or not group.labels.any():
+        return [group.images[10 * i : 10 * (i + 1)] for i in range(ROWS_PER_GROUP)]
+    chosen = [
+        np.flatnonzero(group.labels == label)[:ROWS_PER_GROUP]
+        for label in range(num_classes)
+    ]
+    return [
+        group.images[[own[min(i, len(own) - 1)] for own in chosen if len(own)]]
+        for i in range(ROWS_PER_GROUP)
+    ]

@@ -1,0 +1,1 @@
+"""Starting Flower: simulation, deployment, certificates."""

@@ -1,0 +1,278 @@
+"""The files that let machines of a deployment know each other.
+
+    ca.crt, ca.key              the authority; every machine needs ca.crt
+    server.crt, server.key      the server's certificate, for its host names
+    clients/NAME.key, NAME.pub  a client's key pair; the server learns NAME.pub
+
+Keys are on the curve P-384, the one Flower's SuperNodes use. Private keys have mode
+0600, appear whole or not at all, and are never overwritten unless asked for.
+"""
+
+import contextlib
+import ipaddress
+import os
+import re
+import secrets
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_ssh_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedgs.config.checks import NODE_NAME, NODE_NAME_RULE
+from fedgs.config.run_config import UserError
+from fedgs.files import make_folder, sync
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")  # for `submit` on the server or by tunnel
+AUTHORITY_DAYS = 3650
+CLOCK_SKEW = timedelta(days=1)
+
+
+def make_certificates(
+    folder: Path,
+    hosts: Sequence[str],
+    clients: Sequence[str],
+    days: int = 365,
+    replace: bool = False,
+) -> list[Path]:
+    """Makes what is missing: authority and server certificate, clients' key pairs.
+
+    Privacy: public; touches no data.
+
+    Args:
+        folder: where to; is made with mode 0700.
+        hosts: names or addresses by which clients reach the server; none: no authority
+            and no server certificate, for a client that makes its own key.
+        clients: names of clients to make a key pair for.
+        days: how long the server's certificate holds.
+        replace: make the server's certificate and the named clients' keys anew. The
+            authority is never replaced: that is another folder.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        UserError: an invalid name, or a certificate of other hosts that is in the way.
+    """
+    if not hosts and not clients:
+        raise UserError("certs: give --host of the server, --client names, or both")
+    for name in clients:
+        check_name(name)
+    if not 1 <= days <= AUTHORITY_DAYS:
+        raise UserError(f"days = {days}: give --days from 1 to {AUTHORITY_DAYS}")
+    names = [_host(host) for host in dict.fromkeys([*hosts, *LOOPBACK])]
+    try:
+        make_folder(folder, 0o700)
+        written = []
+        if hosts:
+            written += _authority(folder)
+            written += _server(folder, names, days, replace)
+        for name in clients:
+            written += _client(folder / "clients", name, replace)
+    except OSError as error:
+        raise UserError(
+            f"{folder}: {error.strerror}; choose another folder for the certificates"
+        ) from error
+    return written
+
+
+def check_name(name: str) -> None:
+    """Refuses a client name that cannot be a file's name.
+
+    Raises:
+        UserError: names the rule.
+    """
+    if not re.fullmatch(NODE_NAME, name):
+        raise UserError(f"client = {name!r}: give {NODE_NAME_RULE}")
+
+
+# ------------------------------------------------------------------ the three kinds
+
+
+def _authority(folder: Path) -> list[Path]:
+    certificate, key_file = folder / "ca.crt", folder / "ca.key"
+    if certificate.exists():
+        return []
+    key, written = _key(key_file)
+    subject = _name("fedgs deployment authority")
+    builder = _builder(subject, subject, key, AUTHORITY_DAYS)
+    builder = builder.add_extension(x509.BasicConstraints(True, 0), critical=True)
+    builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
+    signed = builder.sign(key, SHA384())
+    _write(certificate, signed.public_bytes(Encoding.PEM), 0o644)
+    return [*written, certificate]
+
+
+def _server(
+    folder: Path, names: list[x509.GeneralName], days: int, replace: bool
+) -> list[Path]:
+    certificate, key_file = folder / "server.crt", folder / "server.key"
+    if certificate.exists() and not replace:
+        known = _hosts_of(certificate)
+        if missing := [str(name.value) for name in names if name not in known]:
+            raise UserError(
+                f"{certificate}: is not for {missing[0]}; add --replace to make it anew"
+            )
+        return []
+    if not (folder / "ca.key").exists():
+        raise UserError(
+            f"{folder}/ca.key: is not here; put the authority's key back to make a "
+            "server certificate"
+        )
+    authority = _certificate(folder / "ca.crt", "put the authority's certificate back")
+    signer = _load_key(folder / "ca.key")
+    if replace:  # the certificate goes first: a key without one is made use of below
+        certificate.unlink(missing_ok=True)
+        key_file.unlink(missing_ok=True)
+    key, written = _key(key_file)
+    builder = _builder(_name("fedgs server"), authority.subject, key, days, signer)
+    builder = builder.add_extension(x509.BasicConstraints(False, None), critical=True)
+    builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
+    server = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+    builder = builder.add_extension(server, critical=False)
+    names_extension = x509.SubjectAlternativeName(names)
+    builder = builder.add_extension(names_extension, critical=False)
+    signed = builder.sign(signer, SHA384())
+    _write(certificate, signed.public_bytes(Encoding.PEM), 0o644)
+    return [*written, certificate]
+
+
+def _client(folder: Path, name: str, replace: bool) -> list[Path]:
+    make_folder(folder, 0o700)
+    private, public = folder / f"{name}.key", folder / f"{name}.pub"
+    if private.exists() and public.exists() and not replace:
+        return []
+    if public.exists() and not private.exists() and not replace:
+        raise UserError(f"{private}: is not here; add --replace to make a new pair")
+    if replace:
+        public.unlink(missing_ok=True)
+        private.unlink(missing_ok=True)
+    key, written = _key(private, PrivateFormat.OpenSSH)
+    content = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    _write(public, content + f" {name}\n".encode(), 0o644)
+    return [*written, public]
+
+
+# ------------------------------------------------------------------ pieces
+
+
+def _key(
+    path: Path, form: PrivateFormat = PrivateFormat.PKCS8
+) -> tuple[ec.EllipticCurvePrivateKey, list[Path]]:
+    """Returns the key in a file, or a new one written to it."""
+    if path.exists():
+        return _load_key(path), []
+    key = ec.generate_private_key(ec.SECP384R1())
+    _write(path, key.private_bytes(Encoding.PEM, form, NoEncryption()), 0o600)
+    return key, [path]
+
+
+def _certificate(path: Path, remedy: str) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{path}: is no certificate in PEM form; {remedy}") from error
+
+
+def _hosts_of(path: Path) -> x509.SubjectAlternativeName:
+    """Returns the names that a server's certificate is for."""
+    certificate = _certificate(path, "add --replace to make it anew")
+    try:
+        kind = x509.SubjectAlternativeName
+        return certificate.extensions.get_extension_for_class(kind).value
+    except (x509.ExtensionNotFound, ValueError) as error:
+        raise UserError(
+            f"{path}: names no host as SubjectAltName, which Flower's clients ask "
+            "for; add --replace to make it anew"
+        ) from error
+
+
+def _load_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    content = path.read_bytes()
+    try:
+        if b"OPENSSH" in content:
+            key = load_ssh_private_key(content, None)
+        else:
+            key = load_pem_private_key(content, None)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path}: is no private key without a password") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise UserError(f"{path}: is no elliptic-curve key; give one of `fedgs deploy`")
+    return key
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    days: int,
+    signer: ec.EllipticCurvePrivateKey | None = None,
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    own, signed_by = key.public_key(), (signer or key).public_key()
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(own)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SKEW)
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(own), False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signed_by), False
+        )
+    )
+
+
+def _usage(signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _host(host: str) -> x509.GeneralName:
+    with contextlib.suppress(ValueError):
+        return x509.IPAddress(ipaddress.ip_address(host))
+    if not re.fullmatch(r"(?!-)[A-Za-z0-9*.-]{1,253}", host):
+        raise UserError(f"host = {host!r}: give a host name or an IP address, no port")
+    return x509.DNSName(host)
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    """Writes a new file with its mode; fails where one exists."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    try:
+        with open(os.open(temporary, flags, mode), "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, path)  # unlike a rename, never overwrites
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync(path.parent)

@@ -1,0 +1,269 @@
+"""Starts a Flower simulation for a run folder, watches it, and ends all of it.
+
+A SuperLink of the run's own on a free port, a private FLWR_HOME, telemetry, update
+checks and dependency installation off, and a minimal app that names the installed
+packages. Success is the run's own status, not an exit code.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from experiments.launch.flower_app import QUIET, TRAINING, app_project, free_port
+from fedgs.config.run_config import UserError
+from fedgs.federation.training import Report, RunStopped, Stop
+from fedgs.process import (
+    FAST_VARIABLE,
+    LOCK_VARIABLE,
+    TOKEN_VARIABLE,
+    end_processes,
+    hold_lock,
+)
+from fedgs.runs.run_folder import RunFolder, read_json, write_atomically
+
+QUIET_RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+# glibc: keep freed memory instead of giving it back and faulting it in again at every
+# batch; in the workers that was an eighth of the time.
+ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": str(2**30),
+    "MALLOC_TRIM_THRESHOLD_": str(2**32 - 1),
+}
+START_TIMEOUT = 120.0
+LOCK_SECONDS = 5.0  # for what a killed launcher left behind
+POLL_SECONDS = 0.2
+
+
+class FlowerFailed(RuntimeError):
+    """The simulation failed; the run folder's flower.log says why."""
+
+
+def train(
+    folder: RunFolder,
+    report: Report,
+    stop: Stop,
+    components: tuple[str, str] = TRAINING,
+) -> None:
+    """Trains a run folder in a Flower simulation, from its last checkpoint on.
+
+    Privacy: releases (epsilon, delta)-DP output; events: in the folder's ledger.
+
+    Args:
+        folder: the run folder; its configuration is resolved.
+        report: called with the public metrics of each round.
+        stop: when set, the run checkpoints after the current round and stops.
+        components: Flower's names of the ServerApp and the ClientApp.
+
+    Raises:
+        RunStopped: the run ended early with a checkpoint.
+        FlowerFailed: the run failed; it can be resumed.
+        UserError: another process trains in this folder.
+    """
+    flower = folder.path / ".flower"
+    flower.mkdir(exist_ok=True)
+    lock = hold_lock(
+        flower / "launcher.lock",
+        f"{folder.path}: another process trains in this folder; wait for it to end, or "
+        "stop it",
+        LOCK_SECONDS,
+    )
+    token = secrets.token_hex(16)
+    try:
+        end_previous(folder)
+        with folder.locked():
+            pass  # whoever still holds it is alive and reachable by no token
+        for name in ("stop", "result.json"):
+            (flower / name).unlink(missing_ok=True)
+        write_atomically(flower / "token", token.encode())
+        home = _home(token)
+        home.mkdir(mode=0o700)
+        with _superlink(folder, home, token) as environment:
+            run_id = _submit(folder, components, home, environment)
+            _follow(folder, report, stop)
+            status = _status(run_id, environment)
+        _conclude(folder, status)
+    finally:
+        end_processes(token)
+        shutil.rmtree(_home(token), ignore_errors=True)
+        (flower / "token").unlink(missing_ok=True)
+        os.close(lock)
+
+
+def end_previous(folder: RunFolder) -> None:
+    """Ends what a killed launcher left running, and removes its temporary files."""
+    with contextlib.suppress(FileNotFoundError):
+        token = (folder.path / ".flower" / "token").read_text()
+        end_processes(token, patience=0)
+        if token.isalnum():  # a file in a folder of the user: no path may come from it
+            shutil.rmtree(_home(token), ignore_errors=True)
+
+
+def _home(token: str) -> Path:
+    """Returns the run's temporary folder; short, for Ray makes sockets in it."""
+    return Path(tempfile.gettempdir()) / f"fedgs-{token[:8]}"
+
+
+@contextlib.contextmanager
+def _superlink(folder: RunFolder, home: Path, token: str) -> Iterator[dict[str, str]]:
+    """Runs a SuperLink; yields the environment that reaches it."""
+    port = free_port()
+    bin_folder = str(Path(sys.executable).parent)
+    environment = {
+        **os.environ,
+        **QUIET,
+        **QUIET_RAY,
+        **ALLOCATOR,
+        "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
+        "FLWR_HOME": str(home / "flwr"),
+        "RAY_TMPDIR": str(home),
+        FAST_VARIABLE: "1" if folder.config.fast_messages else "0",
+        TOKEN_VARIABLE: token,
+        LOCK_VARIABLE: str(folder.path / ".flower" / "launcher.lock"),
+    }
+    (home / "flwr").mkdir()
+    (home / "flwr" / "config.toml").write_text(
+        '[superlink]\ndefault = "run"\n\n[superlink.run]\n'
+        f'address = "127.0.0.1:{port}"\ninsecure = true\n'
+    )
+    command = ["flower-superlink", "--insecure", "--simulation"]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    command += ["--disable-runtime-dependency-installation"]
+    with open(folder.path / "flower.log", "ab") as log:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C is for us; we stop the run in order
+        )
+    try:
+        _wait_for_port(port, process)
+        yield environment
+    finally:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=10)
+
+
+def _submit(
+    folder: RunFolder,
+    components: tuple[str, str],
+    home: Path,
+    environment: dict[str, str],
+) -> str:
+    """Submits the run; returns its id."""
+    config = folder.config
+    app = home / "app"
+    app.mkdir()
+    project = app_project(
+        "fedgs train --engine flower", 'run_folder = ""\n', components
+    )
+    (app / "pyproject.toml").write_text(project)
+    gpus = f" client-resources-num-gpus={config.gpu_fraction}"
+    federation = (
+        f"num-supernodes={config.num_nodes} client-resources-num-cpus=1"
+        f"{gpus if config.gpu_fraction else ''} init-args-num-cpus={config.num_workers}"
+    )
+    command = ["flwr", "run", str(app), "run", "--format", "json"]
+    command += ["--federation-config", federation]
+    command += ["--run-config", f"run_folder='{folder.path}'"]
+    result = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=START_TIMEOUT
+    )
+    with contextlib.suppress(ValueError, KeyError):
+        answer = json.loads(result.stdout[result.stdout.index("{") :])
+        if answer["success"]:
+            return str(answer["run-id"])
+    raise FlowerFailed(f"flwr run failed: {(result.stdout + result.stderr).strip()}")
+
+
+def _follow(folder: RunFolder, report: Report, stop: Stop) -> None:
+    """Reports rounds as they are finished, until the run has an outcome."""
+    path = folder.path / "metrics.jsonl"
+    result = folder.path / ".flower" / "result.json"
+    position, has_started = path.stat().st_size if path.exists() else 0, False
+    started = time.monotonic()
+    while True:
+        is_over = result.exists()
+        size = path.stat().st_size if path.exists() else 0
+        if size < position:  # a resumed run drops the metrics that it repeats
+            position = 0
+        with contextlib.suppress(FileNotFoundError), open(path) as lines:
+            lines.seek(position)
+            while (line := lines.readline()).endswith("\n"):
+                position = lines.tell()
+                report(json.loads(line))
+        if is_over:
+            return
+        if stop.is_set():
+            (folder.path / ".flower" / "stop").touch()
+        is_training = _is_locked(folder)
+        if has_started and not is_training and not result.exists():
+            return
+        if not has_started and time.monotonic() - started > START_TIMEOUT:
+            return
+        has_started = has_started or is_training
+        time.sleep(POLL_SECONDS)
+
+
+def _is_locked(folder: RunFolder) -> bool:
+    try:
+        with folder.locked():
+            return False
+    except UserError:
+        return True
+
+
+def _status(run_id: str, environment: dict[str, str]) -> str:
+    """Returns the run's own status once it is final, for example finished:completed."""
+    status = "unknown"
+    for _ in range(50):
+        result = subprocess.run(
+            ["flwr", "list", "run", "--run-id", run_id, "--format", "json"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=START_TIMEOUT,
+        )
+        with contextlib.suppress(ValueError, KeyError, IndexError):
+            answer = json.loads(result.stdout[result.stdout.index("{") :])
+            status = str(answer["runs"][0]["status"])
+        if status.startswith("finished"):
+            break
+        time.sleep(POLL_SECONDS)
+    return status
+
+
+def _conclude(folder: RunFolder, status: str) -> None:
+    path = folder.path / ".flower" / "result.json"
+    outcome: dict[str, Any] = read_json(path) if path.exists() else {}
+    if outcome.get("status") == "stopped":
+        raise RunStopped(outcome["message"])
+    if outcome.get("status") != "completed" or status != "finished:completed":
+        detail = outcome.get("message") or "the simulation ended without an outcome"
+        raise FlowerFailed(
+            f"the Flower run failed ({status}): {detail}; see {folder.path}/flower.log"
+        )
+
+
+def _wait_for_port(port: int, process: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + START_TIMEOUT
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        time.sleep(0.1)
+    raise FlowerFailed("the SuperLink did not start; see flower.log in the run folder")

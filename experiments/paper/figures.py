@@ -1,0 +1,233 @@
+"""The paper's figures, from runs that are stored and never trained twice.
+
+    python -m experiments.paper.figures norms            Fig. 2 and A1; NOT PRIVATE
+    python -m experiments.paper.figures noise-scale      Fig. 4 c, A2
+    python -m experiments.paper.figures iterations       Fig. 4 b, A2
+    python -m experiments.paper.figures sampling-rate    Fig. 4 a
+    python -m experiments.paper.figures samples RUN...   Fig. 3 and 5
+
+A command trains what is missing in `OUTPUT/runs` (`OUTPUT/probes` for the norms),
+computes what is missing in `OUTPUT/scores.jsonl`, and draws. With `--redraw` it only
+draws. The runs are those of `experiments.paper.table2` where their settings are the
+same.
+
+Source: Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.paper import figure_drawing
+from experiments.paper.gradient_norms import probe, read_norms, stored_probe
+from experiments.paper.privacy_utility import KINDS, curves, parse_values, variations
+from experiments.paper.result_lines import ResultLines
+from experiments.paper.scales import SCALES, configured, label, parse_settings
+from experiments.paper.scores import SAME_IMAGES, Protocol
+from experiments.paper.stored_runs import exit_code, stored, trained
+from experiments.recipes import RECIPES
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.data.sources import with_absolute_path
+from fedgs.federation.training import Stop
+from fedgs.privacy.plan import ADVERSARIES, RELATIONS
+from fedgs.runs import sample
+from fedgs.runs.run_folder import RunFolder, write_json
+
+NAMES = ("norms", *KINDS, "samples")
+GRID_COLUMNS = 10  # of a generator without labels
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a call asks for; see `--help`."""
+
+    figure: str
+    output: Path
+    recipe: str
+    scale: str
+    settings: dict[str, Any]
+    values: tuple[float, ...]
+    protocol: Protocol
+    adversary: str
+    relation: str
+    is_redraw: bool
+    runs: tuple[Path, ...]
+
+
+def draw(request: Request, stop: Stop) -> list[Path]:
+    """Returns the pictures of a figure; trains and computes what is missing.
+
+    Privacy: reads private data; output private. `samples` is post-processing of DP
+    output.
+
+    Raises:
+        RunStopped: `stop` was set; call again to continue.
+        UserError: bad settings or data, or with `is_redraw` a run that is missing.
+    """
+    if request.figure == "norms":
+        return _draw_norms(request, stop)
+    if request.figure == "samples":
+        return [_draw_samples(request)]
+    return [_draw_curves(request, stop)]
+
+
+def _draw_norms(request: Request, stop: Stop) -> list[Path]:
+    config = configured(request.recipe, request.scale, request.settings)
+    arguments = (request.output / "probes", request.recipe, config)
+    folder = stored_probe(*arguments) if request.is_redraw else probe(*arguments, stop)
+    norms, scale = read_norms(folder), _scale(folder, config, request.recipe)
+    paths: list[Path] = []
+    for name, figure_of in (
+        ("norm-dynamics", figure_drawing.norm_dynamics),
+        ("norm-histograms", figure_drawing.norm_histograms),
+    ):
+        paths.append(request.output / f"{name}.png")
+        figure = figure_of(norms, config.clip_bound, scale)
+        figure_drawing.save(paths[-1], figure)
+    return paths
+
+
+def _draw_curves(request: Request, stop: Stop) -> Path:
+    choice = (request.recipe, request.scale, request.values, request.settings)
+    configs = variations(request.figure, *choice)
+    root, recipe = request.output / "runs", request.recipe
+    runs = {
+        title: stored(root, recipe, config)
+        if request.is_redraw
+        else trained(root, recipe, config, stop)
+        for title, config in configs.items()
+    }
+    results = ResultLines(request.output / "scores.jsonl")
+    asked = (request.adversary, request.relation)
+    found, names = curves(request.figure, runs, request.protocol, results, *asked)
+    config = configured(recipe, request.scale, request.settings)
+    scale = _scale(next(iter(runs.values())), config, recipe)
+    words = ", ".join([*asked, f"delta {config.delta:g}"])
+    figure = figure_drawing.privacy_utility(found, names, words, scale)
+    path = request.output / f"{request.figure}.png"
+    figure_drawing.save(path, figure)
+    points = {name: [p._asdict() for p in curve] for name, curve in found.items()}
+    write_json(path.with_suffix(".json"), {"scores": names, "curves": points})
+    return path
+
+
+def _draw_samples(request: Request) -> Path:
+    grids, texts = {}, []
+    folders = [RunFolder.open(run) for run in request.runs]
+    shapes = {_grid_shape(folder.config) for folder in folders}
+    if len(shapes) > 1:
+        raise UserError(
+            "RUN: the runs differ in classes or in the size of images; draw them apart"
+        )
+    columns, classes = shapes.pop()[:2]
+    for folder in folders:
+        config = folder.config
+        labels = np.tile(np.arange(columns) % classes, figure_drawing.GRID_ROWS)
+        images = sample.draw(config, sample.load_generator(folder), labels, seed=0)
+        noise = f"noise multiplier {config.noise_multiplier:g}"
+        noise = "no noise: NOT PRIVATE" if config.noise_multiplier == 0 else noise
+        bug = "" if config.corruption == "none" else f", {config.corruption}"
+        grids[f"{folder.path.name}, {config.num_rounds} rounds, {noise}{bug}"] = images
+        texts.append(f"{config.num_clients} clients of {config.data.split(':')[0]}")
+    path = request.output / "samples.png"
+    scale = f"scale: {', '.join(dict.fromkeys(texts))}"
+    figure_drawing.save(path, figure_drawing.sample_grids(grids, columns, scale))
+    return path
+
+
+def _grid_shape(config: RunConfig) -> tuple[int, int, int, int]:
+    """Returns columns, classes, and size and channels of the images."""
+    classes = config.num_classes or 1
+    columns = classes if config.conditional else GRID_COLUMNS
+    return columns, classes, config.image_size, config.image_channels
+
+
+def _scale(folder: RunFolder, config: RunConfig, recipe: str) -> str:
+    """Returns in words where the runs of a figure are not their recipe."""
+    data = folder.config.data.split(":")[0]
+    clients = f"{folder.config.num_clients} clients of {data}, seed {config.seed}"
+    return f"scale: {recipe}, {clients}, {label(config, recipe)}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draws one figure; returns the exit code."""
+    parsed = _parser().parse_intermixed_args(arguments)
+    return exit_code(lambda stop: print(*draw(_request(parsed), stop), sep="\n"))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.paper.figures", description="The paper's figures."
+    )
+    add = parser.add_argument
+    add("figure", help=f"one of {', '.join(NAMES)}")
+    add("runs", nargs="*", type=Path, metavar="RUN", help="run folders, of samples")
+    add("--output", type=Path, default=Path("runs/figures"), help="its folder")
+    add("--recipe", default="full-participation", help=f"of {', '.join(RECIPES)}")
+    add("--scale", default="small", help=f"{' or '.join(SCALES)}")
+    add("--data", default="mnist-by-writer", help="as of fedgs train")
+    add("--data-dir", help="as of fedgs train")
+    add("--test-fraction", type=float, default=0.0, help="of data without a test split")
+    add("--seed", type=int, default=0)
+    add("--set", action="append", default=[], metavar="SETTING=VALUE", dest="set")
+    add("--values", help="what the curve varies, as 1,3,10; 0 is no noise")
+    add("--adversary", default="release", help=f"of epsilon: {', '.join(ADVERSARIES)}")
+    add("--relation", default="replace-one", help=f"of epsilon: {', '.join(RELATIONS)}")
+    add("--count", type=int, help="synthetic images that are compared")
+    add("--full-evaluation", action="store_true", help="not fedgs evaluate --fast")
+    add("--redraw", action="store_true", help="train nothing")
+    return parser
+
+
+def _request(given: argparse.Namespace) -> Request:
+    known = {
+        "figure": (given.figure, NAMES),
+        "scale": (given.scale, tuple(SCALES)),
+        "adversary": (given.adversary, ADVERSARIES),
+        "relation": (given.relation, tuple(RELATIONS)),
+    }
+    for name, (value, choices) in known.items():
+        if value not in choices:
+            raise UserError(f"{name} = {value!r}: give one of {', '.join(choices)}")
+    if bool(given.runs) != (given.figure == "samples"):
+        raise UserError("RUN: give run folders to samples, and to no other figure")
+    data = with_absolute_path(given.data)
+    reading: dict[str, Any] = {"test_fraction": given.test_fraction}
+    if given.data_dir is not None:
+        reading["data_dir"] = str(Path(given.data_dir).expanduser().absolute())
+    texts = [f"run.{text}" for text in given.set]
+    own = parse_settings(texts, ["run"])["run"]
+    is_curve = given.figure in KINDS
+    values = parse_values(given.figure, given.values, given.scale) if is_curve else ()
+    if not is_curve and given.values is not None:
+        raise UserError(
+            f"values = {given.values}: only curves vary a setting; leave out --values"
+        )
+    return Request(
+        figure=given.figure,
+        output=given.output,
+        recipe=given.recipe,
+        scale=given.scale,
+        settings={"data": data, **reading, "seed": given.seed, **own},
+        values=values,
+        protocol=Protocol(
+            data=SAME_IMAGES.get(data, data),
+            reading=reading,
+            count=given.count,
+            fast=not given.full_evaluation,
+            metrics=("images", "cnn"),
+        ),
+        adversary=given.adversary,
+        relation=given.relation,
+        is_redraw=given.redraw,
+        runs=tuple(given.runs),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,204 @@
+"""Gradient norms before and after clipping, on data that the user owns: NOT PRIVATE.
+
+Nobody may see these norms of other people's data: they are computed from it and no
+noise covers them, so no run of fedgs writes them. A probe is a run of its own, in this
+process, whose noise is absent or seeded, so that its ledger says that it guarantees
+nothing; `NOT-PRIVATE.txt` in its folder says so too.
+
+Source: Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020, Fig. 2 and A1.
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from experiments.paper.result_lines import read_lines
+from experiments.paper.stored_runs import NotStored, run_name
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.data.federated import FederatedImages, load_data
+from fedgs.federation.local import LocalNodes
+from fedgs.federation.messages import FakeBatch, clients_of
+from fedgs.federation.node import Node
+from fedgs.federation.preparation import check_capacity, resolve
+from fedgs.federation.training import Stop, run_rounds
+from fedgs.mechanism.sanitizer import (
+    PerSampleGradients,
+    SanitizedGradients,
+    clip,
+    to_dct,
+)
+from fedgs.runs.run_folder import RunFolder, write_atomically
+
+FILE = "gradient_norms.jsonl"
+WARNING_FILE = "NOT-PRIVATE.txt"
+WARNING = (
+    f"NOT PRIVATE. {FILE} was computed from private images without any protection, "
+    "and the noise of this run is absent or seeded: no epsilon holds. Show it to "
+    "nobody but the owner of the data.\n"
+)
+MOST_NORMS = 256  # kept of a round, a random subset
+
+
+class Norms(NamedTuple):
+    """Norms of single fakes' gradients of one round, before and after clipping."""
+
+    round: int
+    before: NDArray[np.float64]
+    after: NDArray[np.float64]
+
+
+class ProbedNode(Node):
+    """A node that remembers the norms of what it clipped for its last answer.
+
+    A query changes no bit of a discriminator, so it is repeated after the answer.
+
+    Privacy: reads private data; output private.
+
+    Attributes:
+        norms: before and after clipping, shape (2, n * B); None without an answer.
+    """
+
+    norms: Tensor | None = None
+
+    def answer(self, request: FakeBatch) -> SanitizedGradients | None:
+        """Answers as every node does."""
+        answer = super().answer(request)
+        self.norms = None if answer is None else self._measure(request)
+        return answer
+
+    def _measure(self, request: FakeBatch) -> Tensor:
+        assert self._discriminators is not None
+        config = self.config
+        images = request.images[-config.batch_size :].to(config.device)
+        labels = request.labels[-config.batch_size :].to(config.device)
+        first = self.hosted.start
+        answering = [c - first for c in clients_of(request.participants, self.hosted)]
+        parts: list[Tensor] = []
+        for chunk in self._discriminators.chunks(answering):
+            grads = self._discriminators.query(chunk, images, labels)
+            if config.gradient_basis == "dct":
+                grads = to_dct(grads, config.dct_size)
+            clipped = clip(PerSampleGradients(grads), config.clip_bound).values
+            both = torch.stack([grads.double(), clipped])  # (2, n, B, C, k, k)
+            parts.append(both.flatten(3).norm(dim=3).flatten(1).cpu())
+        return torch.cat(parts, dim=1)
+
+
+class ProbedNodes(LocalNodes):
+    """The local engine with `ProbedNode`s; writes one line of norms for each round.
+
+    Privacy: reads private data; output private.
+    """
+
+    def __init__(self, folder: RunFolder, data: FederatedImages) -> None:
+        """See the class."""
+        super().__init__(folder, data)
+        self.path = folder.path / FILE
+
+    def answers(self, request: FakeBatch) -> Sequence[SanitizedGradients]:
+        """Answers as `LocalNodes` does, then writes the norms."""
+        answers = super().answers(request)
+        if not answers:  # the clients refused
+            return answers
+        nodes = [self._node(answer.node_id) for answer in answers]
+        measured = [node.norms for node in nodes if isinstance(node, ProbedNode)]
+        norms = torch.cat([part for part in measured if part is not None], dim=1)
+        if norms.shape[1] > MOST_NORMS:
+            rng = np.random.default_rng(request.round)
+            norms = norms[:, rng.choice(norms.shape[1], MOST_NORMS, replace=False)]
+        line = {"round": request.round}
+        line |= {"before": norms[0].tolist(), "after": norms[1].tolist()}
+        with open(self.path, "a") as lines:
+            lines.write(json.dumps(line) + "\n")
+        return answers
+
+    def _node(self, node_id: int) -> Node:
+        if node_id not in self.nodes:
+            settings = (self.config, node_id, self.data, self.private)
+            self.nodes[node_id] = ProbedNode(*settings)
+        return self.nodes[node_id]
+
+
+def probe(root: Path, title: str, config: RunConfig, stop: Stop) -> RunFolder:
+    """Returns the folder of a probe, trained first where it is missing or unfinished.
+
+    Privacy: reads private data; output private.
+
+    Args:
+        root: the folder of all probes.
+        title: what the probe is called there.
+        config: with a seed; noise is absent, or gets a seed here.
+        stop: when set, the probe checkpoints after the current round and stops.
+
+    Raises:
+        RunStopped: `stop` was set.
+        UserError: bad settings or data; nothing was written.
+    """
+    config = _unprotected(config)
+    path = root / run_name(title, config)
+    if (path / "generator.safetensors").exists():
+        return stored_probe(root, title, config)
+    if (path / "config.json").exists():
+        folder = RunFolder.open(path)
+        data = load_data(folder.config)
+    else:
+        output = str(path.absolute())
+        config, data = resolve(dataclasses.replace(config, output=output))
+        check_capacity(config, root)
+        root.mkdir(parents=True, exist_ok=True)
+        folder = RunFolder.create(config)
+    write_atomically(folder.path / WARNING_FILE, WARNING.encode())
+    (folder.path / FILE).touch(mode=0o600)
+    torch.set_num_threads(folder.config.num_threads)
+    with folder.locked(), ProbedNodes(folder, data) as nodes:
+        run_rounds(folder, nodes, lambda metrics: None, stop)
+    return folder
+
+
+def stored_probe(root: Path, title: str, config: RunConfig) -> RunFolder:
+    """Returns the folder of a finished probe.
+
+    Raises:
+        NotStored: it was not trained to its end.
+    """
+    path = root / run_name(title, _unprotected(config))
+    if not (path / "generator.safetensors").exists():
+        raise NotStored(
+            f"{path}: is not trained to its end; run the command without --redraw"
+        )
+    return RunFolder.open(path)
+
+
+def read_norms(folder: RunFolder) -> list[Norms]:
+    """Returns the norms of every round, of a repeated round the last ones.
+
+    Privacy: reads private data; output private.
+
+    Raises:
+        UserError: the folder is no probe's.
+    """
+    if not (folder.path / WARNING_FILE).exists():
+        raise UserError(
+            f"{folder.path}: is no probe ({WARNING_FILE} is missing); norms are only "
+            "taken from runs that are marked as not private"
+        )
+    found = {line["round"]: line for line in read_lines(folder.path / FILE)}
+    return [
+        Norms(number, np.array(line["before"]), np.array(line["after"]))
+        for number, line in sorted(found.items())
+    ]
+
+
+def _unprotected(config: RunConfig) -> RunConfig:
+    """Returns the configuration on the local engine, its noise absent or seeded."""
+    config = dataclasses.replace(config, engine="local")
+    if config.noise_multiplier == 0 or config.noise_seed is not None:
+        return config
+    return dataclasses.replace(config, noise_seed=config.seed)

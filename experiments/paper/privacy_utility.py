@@ -1,0 +1,121 @@
+"""The runs of a privacy-utility curve, and what they reached (Fig. 4 and A2).
+
+noise-scale    one run for each target_epsilon, at its last round; 0 is no noise
+iterations     one run, at several rounds
+sampling-rate  one run for each number of clients (recipes that draw one of K), or
+               for each number of participants, at several rounds
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.paper.figure_drawing import Point
+from experiments.paper.result_lines import Line, ResultLines
+from experiments.paper.scales import configured
+from experiments.paper.scores import Protocol, epsilon_of, metric, score
+from experiments.paper.stored_runs import last_round, snapshot_rounds
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.runs.run_folder import RunFolder
+
+VALUES = {  # kind: scale: what is varied; ours, for the paper's text names no values
+    "noise-scale": {
+        "paper": (1.0, 3.0, 10.0, 30.0, 0.0),
+        "small": (1.0, 3.0, 10.0, 0.0),
+    },
+    "iterations": {"paper": (), "small": ()},
+    "sampling-rate": {"paper": (500, 1000, 2000), "small": (50, 100, 200)},
+}
+KINDS = tuple(VALUES)
+Settings = dict[str, Any]
+
+
+def parse_values(kind: str, text: str | None, scale: str) -> tuple[float, ...]:
+    """Returns what is varied: as given, or the scale's own.
+
+    Raises:
+        UserError: no numbers, or values for a kind that varies nothing.
+    """
+    if text is None:
+        return VALUES[kind][scale]
+    if kind == "iterations":
+        raise UserError("values: iterations varies nothing; leave out --values")
+    try:
+        values = tuple(float(value) for value in text.split(","))
+    except ValueError as error:
+        raise UserError(f"values = {text!r}: give --values like 1,3,10") from error
+    if min(values) < 0 or (kind == "sampling-rate" and min(values) < 1):
+        raise UserError(f"values = {text}: give numbers that {kind} can have")
+    return values
+
+
+def variations(
+    kind: str, recipe: str, scale: str, values: Sequence[float], settings: Settings
+) -> dict[str, RunConfig]:
+    """Returns the configurations of a curve's runs by title.
+
+    Raises:
+        UserError: invalid settings.
+    """
+    base = configured(recipe, scale, settings)
+    if kind == "iterations":
+        return {"fedgs": base}
+    found: dict[str, RunConfig] = {}
+    for value in values:
+        if kind == "noise-scale":
+            noise = {"target_epsilon": value} if value else {"noise_multiplier": 0.0}
+            title = f"epsilon {value:g}" if value else "no noise"
+        elif base.client_selection == "all" or (base.clients_per_round or 1) > 1:
+            noise = {"clients_per_round": int(value), "client_selection": "uniform"}
+            title = f"{value:g} clients in a round"
+        else:
+            noise = {"num_clients": int(value)}
+            title = f"sampling rate 1/{value:g}"
+        found[title] = configured(recipe, scale, {**settings, **noise})
+    return found
+
+
+def curves(
+    kind: str,
+    runs: dict[str, RunFolder],
+    protocol: Protocol,
+    results: ResultLines,
+    adversary: str,
+    relation: str,
+) -> tuple[dict[str, list[Point]], tuple[str, str]]:
+    """Returns the points of every curve, and the names of the two scores.
+
+    Privacy: reads private data; output private.
+
+    Raises:
+        UserError: the real data is missing, or the runs have no such adversary.
+    """
+    found: dict[str, list[Point]] = {}
+    names = ("", "")
+    for title, folder in runs.items():
+        is_last_only = kind == "noise-scale"
+        rounds = [last_round(folder)] if is_last_only else snapshot_rounds(folder)
+        lines = [score(folder, round, protocol, results) for round in rounds]
+        names = (metric(lines[0], "is_")[0], metric(lines[0], "fid_")[0])
+        asked = (adversary, relation)
+        if is_last_only and folder.config.noise_multiplier:
+            curve = found.setdefault("fedgs", [])
+            note = f"noise {folder.config.noise_multiplier:g}"
+            curve.append(_point(lines[0], note, *asked))
+        else:
+            notes = [f"round {line['round']}" for line in lines]
+            points = [_point(*both, *asked) for both in zip(lines, notes, strict=True)]
+            found[title] = points
+    for points in found.values():
+        points.sort(key=lambda point: point.epsilon or 0.0)
+    return found, names
+
+
+def _point(line: Line, note: str, adversary: str, relation: str) -> Point:
+    try:
+        epsilon = epsilon_of(line, adversary, relation)
+    except KeyError as error:
+        raise UserError(
+            f"adversary = {adversary!r}: {line['run']} has no such epsilon; give "
+            "--adversary of release, server, secagg"
+        ) from error
+    return Point(note, epsilon, metric(line, "is_")[1], metric(line, "fid_")[1])

@@ -1,0 +1,73 @@
+"""Results of an experiment as JSON lines, so that it goes on where it was stopped."""
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from fedgs.config.run_config import UserError
+
+Line = dict[str, Any]
+
+
+def read_lines(path: Path) -> list[Line]:
+    """Returns the objects of a file of JSON lines; nothing where there is no file.
+
+    A last line that was torn by a crash is left out.
+
+    Raises:
+        UserError: the file cannot be read, or another line is no JSON object.
+    """
+    try:
+        texts = path.read_text().split("\n")
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); move it away") from error
+    found: list[Line] = []
+    for number, text in enumerate(texts[:-1], start=1):  # behind the last "\n": torn
+        line = None
+        with contextlib.suppress(ValueError):
+            line = json.loads(text)
+        if not isinstance(line, dict):
+            raise UserError(f"{path}: line {number} is no JSON object; move it away")
+        found.append(line)
+    return found
+
+
+class ResultLines:
+    """A file of results; each is found again by its key.
+
+    Attributes:
+        path: the file; made with the first result.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Reads what is there.
+
+        Raises:
+            UserError: the file is damaged.
+        """
+        self.path = path
+        self.found = {line.get("key", ""): line for line in read_lines(path)}
+
+    def get(self, key: str) -> Line | None:
+        """Returns the last result of that key."""
+        return self.found.get(key)
+
+    def add(self, key: str, result: Line) -> Line:
+        """Appends a result under a key, durably, and returns it."""
+        line = {"key": key, **result}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        content = b""
+        if self.path.exists():
+            content = self.path.read_bytes()
+        with open(self.path, "r+b" if content else "wb") as file:
+            file.seek(content.rfind(b"\n") + 1)  # over a torn line
+            file.write(json.dumps(line).encode() + b"\n")
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
+        self.found[key] = line
+        return line

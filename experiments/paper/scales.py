@@ -1,0 +1,136 @@
+"""At which scale an experiment runs, and what that scale says of its numbers.
+
+A scale is a set of settings over a recipe. `paper` changes nothing: the recipe's own
+numbers, which need a GPU and days. `small` is for two CPU cores and about an hour:
+its numbers say nothing about the published ones, and every label says so.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.recipes import overridden, recipe
+from fedgs.config.run_config import RunConfig, UserError, field_type
+
+Settings = Mapping[str, Any]
+SMALL_PAPER_MODE = {
+    "num_clients": 100,
+    "num_rounds": 100,
+    "warm_start_rounds": 2,
+    "generator": "dcgan",
+    "generator_dim": 16,
+    "discriminator_dim": 16,
+}
+SCALES: dict[str, dict[str, Settings]] = {  # scale: recipe: settings
+    "paper": {},
+    "small": {
+        "algorithm-1": SMALL_PAPER_MODE,
+        "algorithm-2": SMALL_PAPER_MODE,
+        "full-participation": {
+            "num_clients": 100,
+            "clients_per_node": 25,
+            "num_rounds": 100,
+        },
+    },
+}
+TRUE_FALSE = {"true": True, "false": False}
+
+
+def configured(recipe_name: str, scale: str, *overrides: Settings) -> RunConfig:
+    """Returns a recipe's configuration at a scale, with settings over it.
+
+    `""` is unset.
+
+    Raises:
+        UserError: an unknown scale, setting or value.
+    """
+    if scale not in SCALES:
+        raise UserError(f"scale = {scale!r}: give --scale one of {', '.join(SCALES)}")
+    config = recipe(recipe_name)
+    for settings in (SCALES[scale].get(recipe_name, {}), *overrides):
+        config = overridden(config, settings)
+    return config.validate()
+
+
+def differences(config: RunConfig, recipe_name: str) -> dict[str, tuple[Any, Any]]:
+    """Returns the settings in which a run is not its recipe: (the run's, the recipe's).
+
+    Data, seed and what changes no result are left out.
+    """
+    own, known = config.to_flat(), recipe(recipe_name).to_flat()
+    specs = {spec.name: spec.metadata["group"] for spec in dataclasses.fields(config)}
+    if config.node_sizes is not None:
+        del specs["clients_per_node"]  # has no effect
+    return {
+        name: (own[name], known[name])
+        for name, group in specs.items()
+        if group not in ("Data", "Runtime") and own[name] != known[name]
+    }
+
+
+def label(config: RunConfig, recipe_name: str) -> str:
+    """Returns the scale of a run in words: where it is not its recipe.
+
+    >>> label(configured("algorithm-2", "small"), "algorithm-2").split(", ")[0]
+    'num_clients 100 (recipe: unset)'
+    """
+    found = differences(config, recipe_name)
+    texts = [
+        f"{name} {_word(ours)} (recipe: {_word(theirs)})"
+        for name, (ours, theirs) in found.items()
+    ]
+    return ", ".join(texts) or "as the recipe"
+
+
+def _word(value: Any) -> str:
+    return "unset" if value == "" else f"{value:g}" if _is_float(value) else str(value)
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, float)
+
+
+def parse_settings(
+    texts: Sequence[str], targets: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Returns the settings of `TARGET.SETTING=VALUE`, by target.
+
+    Args:
+        texts: as given on the command line; the target `all` stands for every one.
+        targets: what may stand before the point.
+
+    Raises:
+        UserError: another form, or an unknown target, setting or value.
+    """
+    found: dict[str, dict[str, Any]] = {target: {} for target in targets}
+    for text in texts:
+        left, equals, value = text.partition("=")
+        target, point, name = left.partition(".")
+        if not equals or not point or target not in ("all", *targets):
+            raise UserError(
+                f"set = {text!r}: give --set TARGET.SETTING=VALUE with the target all, "
+                f"{', '.join(targets)}"
+            )
+        parsed = parse_value(name, value)
+        for one in targets if target == "all" else (target,):
+            found[one][name] = parsed
+    return found
+
+
+def parse_value(name: str, text: str) -> Any:
+    """Returns the text of a setting's value in its type; "" where it is to be unset.
+
+    Raises:
+        UserError: an unknown setting, or a text that is no such value.
+    """
+    if name not in {spec.name for spec in dataclasses.fields(RunConfig)}:
+        raise UserError(f"{name}: unknown setting; `fedgs train --help` lists them all")
+    kind, is_optional = field_type(name)
+    if text == "" and is_optional:
+        return ""
+    try:
+        return TRUE_FALSE[text] if kind is bool else kind(text)
+    except (KeyError, ValueError) as error:
+        raise UserError(
+            f"{name} = {text!r}: must be of type {kind.__name__}"
+        ) from error

@@ -1,0 +1,169 @@
+"""What a stored run reached after a round: quality of its images, and every epsilon.
+
+The numbers are computed once, kept as JSON lines, and found again.
+"""
+
+import contextlib
+import dataclasses
+import io
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.commands import evaluate as evaluation
+from experiments.paper.result_lines import Line, ResultLines, read_lines
+from experiments.paper.stored_runs import generator_of
+from fedgs.config.run_config import UserError
+from fedgs.evaluation.quality import NUM_SPLITS
+from fedgs.privacy.accounting import Run, Statement, statements_of_runs
+from fedgs.runs import sample
+from fedgs.runs.run_folder import RunFolder
+
+VERSION = 2  # raise it when the same images get other numbers
+SAME_IMAGES = {"mnist-by-writer": "mnist"}  # one network for both
+KEPT = ("adversary", "relation", "unit", "delta", "epsilon", "theorem", "guarantee")
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How images are compared with real ones; part of every number's key.
+
+    Attributes:
+        data: the real data, as `--data` of `fedgs evaluate`.
+        reading: how it is read, settings of `experiments.cli.flags.READING`.
+        count: synthetic images; what `fast` says when None.
+        fast: the protocol of `fedgs evaluate --fast`, whose network is called
+            `..._fast`.
+        metrics: groups of `fedgs evaluate`.
+    """
+
+    data: str
+    reading: Mapping[str, Any] = field(default_factory=dict)
+    count: int | None = None
+    fast: bool = True
+    metrics: tuple[str, ...] = ("images", "cnn")
+
+    def __post_init__(self) -> None:
+        """Checks the number of images.
+
+        Raises:
+            UserError: fewer than the splits of the Inception Score.
+        """
+        if self.count is not None and self.count < NUM_SPLITS:
+            raise UserError(
+                f"count = {self.count}: give --count at least {NUM_SPLITS}, the splits "
+                "of the Inception Score"
+            )
+
+    @property
+    def key(self) -> str:
+        """What tells its results from others."""
+        data = self.data if not self.data.startswith("npz:") else "npz"
+        metrics = "+".join(self.metrics)
+        return f"{VERSION},{data},{self.count},{self.fast},{metrics}"
+
+
+def score(
+    folder: RunFolder, round: int, protocol: Protocol, results: ResultLines
+) -> Line:
+    """Returns the numbers of a run after a round, from the file or computed.
+
+    Privacy: reads private data; output private. Epsilons are public.
+
+    Args:
+        folder: a run of `experiments.paper.stored_runs`.
+        round: one of its `snapshot_rounds`.
+        protocol: how to compare.
+        results: where the numbers are kept.
+
+    Raises:
+        UserError: the real data is missing or malformed.
+    """
+    key = f"{folder.path.name}@{round}|{protocol.key}"
+    if (found := results.get(key)) is not None:
+        return found
+    line = {
+        "run": folder.path.name,
+        "round": round,
+        "seed": folder.config.seed,
+        "noise_multiplier": folder.config.noise_multiplier,
+        "epsilons": epsilons(folder, round),
+        "scores": _quality(folder, round, protocol),
+    }
+    return results.add(key, line)
+
+
+def epsilons(folder: RunFolder, round: int) -> list[dict[str, Any]]:
+    """Returns what a run released up to a round, for every adversary and relation.
+
+    The round is one of `snapshot_rounds`: fixed in advance, as if no more were planned.
+
+    Privacy: public.
+    """
+    events = folder.read_ledger().events
+    done = tuple(event for event in events if event.round <= round)
+    config = dataclasses.replace(folder.config, num_rounds=round)
+    found = statements_of_runs([Run(config, done)], config.delta)
+    return [_short(statement) for statement in found]
+
+
+def _short(statement: Statement) -> dict[str, Any]:
+    content = statement.to_json()
+    return {name: content[name] for name in KEPT}
+
+
+def epsilon_of(line: Line, adversary: str, relation: str) -> float | None:
+    """Returns a line's epsilon without amplification; None is unbounded.
+
+    Raises:
+        KeyError: the run has no such adversary.
+    """
+    for row in line["epsilons"]:
+        is_amplified = row["theorem"].startswith("amplification")
+        is_asked = (row["adversary"], row["relation"]) == (adversary, relation)
+        if is_asked and not is_amplified:
+            return row["epsilon"]
+    raise KeyError(adversary)
+
+
+def _quality(folder: RunFolder, round: int, protocol: Protocol) -> dict[str, Any]:
+    count = protocol.count or (evaluation.FAST if protocol.fast else evaluation.FULL)
+    count = count if isinstance(count, int) else count.synthetic
+    labels = sample.uniform_labels(folder.config, count, seed=0)
+    generator = generator_of(folder, round)
+    images = sample.draw(folder.config, generator, labels, seed=0)
+    with tempfile.TemporaryDirectory() as scratch:
+        drawn = Path(scratch) / "drawn.npz"
+        np.savez(drawn, images=images, labels=labels)
+        request = evaluation.Request(
+            source=str(drawn),
+            data=protocol.data,
+            reading=protocol.reading,
+            count=count,
+            metrics=protocol.metrics,
+            fast=protocol.fast,
+            output=Path(scratch),
+        )
+        with contextlib.redirect_stdout(io.StringIO()):
+            evaluation.evaluate(request, as_json=True)
+        result = read_lines(Path(scratch) / "evaluations.jsonl")[-1]
+    kept = {n: v for n, v in result.items() if isinstance(v, float | int)}
+    for name in ("seed", "fast", "seconds"):
+        kept.pop(name, None)
+    return kept
+
+
+def metric(line: Line, prefix: str) -> tuple[str, float]:
+    """Returns name and value of the score that starts so, without `_std`.
+
+    Raises:
+        KeyError: there is none.
+    """
+    for name, value in line["scores"].items():
+        if name.startswith(prefix) and not name.endswith("_std"):
+            return name, float(value)
+    raise KeyError(prefix)

@@ -1,0 +1,202 @@
+"""Runs that an experiment keeps: trained once, found again, resumed where they stopped.
+
+A run is named by its settings, so another scale is another run. It trains through the
+Flower strategy and ClientApp in this process, with every message counted
+(`experiments.paper.communication`), and leaves the averaged generator of some rounds in
+`snapshots/`, for curves over the iterations.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from clients.client_app import app as client_app
+from experiments.paper.communication import FILE, MeasuringGrid
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.federation.preparation import check_capacity, resolve
+from fedgs.federation.training import BudgetSpent, RunStopped, Stop, stop_on_signal
+from fedgs.privacy.client_limits import Limits
+from fedgs.runs.run_folder import RunFolder, read_json, read_tensors, write_tensors
+from fedgs.runs.sample import load_generator
+from server.strategy import GsWgan
+
+NO_RESULT = {  # settings that change no result: where the run lies and what computes it
+    *("output", "data_dir", "download", "engine", "device", "num_workers"),
+    *("num_threads", "fast_messages", "gpu_fraction", "sample_every"),
+}
+PLAIN_SECONDS = 30.0  # between progress lines
+NUM_SNAPSHOTS = 4  # the last one is the run's generator
+
+
+class NotStored(UserError):
+    """A run that a figure or a table needs was not trained yet."""
+
+
+def run_name(title: str, config: RunConfig) -> str:
+    """Returns the folder name of a run: its title, its seed and a hash of its settings.
+
+    Only settings other than the defaults count, so that a setting added later renames
+    no run.
+
+    >>> from fedgs.config.run_config import RunConfig
+    >>> run_name("a", RunConfig(seed=3)) == run_name("a", RunConfig(seed=3, output="b"))
+    True
+    >>> run_name("a", RunConfig(seed=3)) == run_name("a", RunConfig(seed=3, delta=0.1))
+    False
+    """
+    defaults = RunConfig().to_flat()
+    chosen = {
+        name: value
+        for name, value in config.to_flat().items()
+        if value != defaults[name] and name not in NO_RESULT
+    }
+    content = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode())
+    return f"{title}-seed{config.seed}-{content.hexdigest()[:8]}"
+
+
+def find(root: Path, title: str, config: RunConfig) -> RunFolder | None:
+    """Returns a stored run that is finished, None if it has to be trained (further)."""
+    path = root / run_name(title, config)
+    if not (path / "generator.safetensors").exists():
+        return None
+    return RunFolder.open(path)
+
+
+def stored(root: Path, title: str, config: RunConfig) -> RunFolder:
+    """Returns a stored run.
+
+    Raises:
+        NotStored: it was not trained to its end.
+    """
+    folder = find(root, title, config)
+    if folder is None:
+        raise NotStored(
+            f"{root / run_name(title, config)}: is not trained to its end; run the "
+            "command without --redraw"
+        )
+    return folder
+
+
+def trained(root: Path, title: str, config: RunConfig, stop: Stop) -> RunFolder:
+    """Returns a stored run, trained first where it is missing or unfinished.
+
+    Privacy: releases (epsilon, delta)-DP output; events: in the folder's ledger.
+
+    Args:
+        root: the folder of all runs of an experiment.
+        title: what the run is called there.
+        config: with a seed, so that it is the same run when called again.
+        stop: when set, the run checkpoints after the current round and stops.
+
+    Raises:
+        RunStopped: `stop` was set, or too few nodes answered.
+        UserError: bad settings or data; nothing was written.
+    """
+    if (folder := find(root, title, config)) is not None:
+        return folder
+    path = root / run_name(title, config)
+    if (path / "config.json").exists():
+        folder = RunFolder.open(path)
+    else:
+        folder = _create(path, config)
+    _say(f"{path.name}: training {folder.config.num_rounds} rounds")
+    with contextlib.suppress(BudgetSpent):  # is finished, a little earlier
+        train(folder, stop)
+    return folder
+
+
+def exit_code(command: Callable[[Stop], None]) -> int:
+    """Runs an experiment's command; returns its exit code, with failures in words."""
+    try:
+        with stop_on_signal() as stop:
+            command(stop)
+    except UserError as error:
+        _say(f"Error: {error}")
+        return 2
+    except RunStopped as error:
+        _say(f"{error}\ncontinue with the same command")
+        return 1
+    return 0
+
+
+def _create(path: Path, config: RunConfig) -> RunFolder:
+    every = config.checkpoint_every or max(1, config.num_rounds // NUM_SNAPSHOTS)
+    config = dataclasses.replace(
+        config, engine="flower", output=str(path.absolute()), checkpoint_every=every
+    )
+    config, _ = resolve(config)
+    check_capacity(config, path.parent)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return RunFolder.create(config)
+
+
+def train(folder: RunFolder, stop: Stop) -> None:
+    """Trains a run folder from its last checkpoint on; the one function that trains.
+
+    Privacy: releases (epsilon, delta)-DP output; events: in the folder's ledger.
+
+    Raises:
+        RunStopped: `stop` was set, or too few nodes answered.
+    """
+    Limits.of_run(folder.config).check_run(folder.config)
+    torch.set_num_threads(folder.config.num_threads)
+    grid = MeasuringGrid(client_app, folder.config, folder.path / FILE)
+    with folder.locked():
+        GsWgan(folder, _Snapshots(folder), stop).start(grid)
+
+
+class _Snapshots:
+    """Keeps the averaged generator of every checkpoint, and prints progress."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.started = self.printed = time.monotonic()
+
+    def __call__(self, metrics: dict[str, Any]) -> None:
+        round = metrics["round"]
+        name = f"round-{round - 1:07d}.safetensors"  # committed after its own report
+        checkpoint = self.folder.path / "checkpoint" / name
+        if checkpoint.exists():
+            tensors = read_tensors(checkpoint)[0]
+            ema = {n[4:]: v for n, v in tensors.items() if n.startswith("ema.")}
+            write_tensors(self.folder.path / "snapshots" / name, ema)
+        if time.monotonic() - self.printed > PLAIN_SECONDS:
+            self.printed = time.monotonic()
+            total = self.folder.config.num_rounds
+            _say(f"round {round} of {total}, {self.printed - self.started:.0f} s")
+
+
+def snapshot_rounds(folder: RunFolder) -> list[int]:
+    """Returns the rounds of which a generator is kept, the last one among them."""
+    kept = (folder.path / "snapshots").glob("round-*.safetensors")
+    return sorted({int(path.stem[6:]) for path in kept} | {last_round(folder)})
+
+
+def last_round(folder: RunFolder) -> int:
+    """Returns the round of the finished run's generator; a budget may end it early."""
+    return int(read_json(folder.path / "checkpoint" / "checkpoint.json")["round"])
+
+
+def generator_of(folder: RunFolder, round: int) -> nn.Module:
+    """Returns the averaged generator after one of `snapshot_rounds`.
+
+    Privacy: post-processing of DP output.
+    """
+    generator = load_generator(folder)
+    if round != last_round(folder):
+        path = folder.path / "snapshots" / f"round-{round:07d}.safetensors"
+        generator.load_state_dict(read_tensors(path)[0])
+    return generator
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

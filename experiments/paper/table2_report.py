@@ -1,0 +1,176 @@
+"""How Table 2 is shown: JSON lines, Markdown and a table on the terminal."""
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from experiments.paper.result_lines import Line
+from experiments.paper.scores import epsilon_of, metric
+from fedgs.privacy.plan import ADVERSARIES, RELATIONS
+from fedgs.runs.run_folder import RunFolder, write_atomically
+
+TARGET_BYTES = 50_000  # of compact messages: one client, one generator update
+PUBLISHED = (  # the paper's Table 2: Federated EMNIST, 866 users; its own networks
+    ("Fed-Avg GAN, as published", "10.88", "218.24"),
+    ("GS-WGAN, as published", "11.25", "60.76"),
+)
+PUBLISHED_NOTE = (
+    "The two rows as published are of other data, networks and scale (Federated "
+    "EMNIST, 866 users, 30,000 rounds), and their IS and FID are by other networks: "
+    "not to be compared with the rows above. GS-WGAN's epsilon can be computed again "
+    "(598.6 at delta 1.15e-3, no bound: docs/privacy.md), and its communication is "
+    "6 x 32 x 784 = 150,528 values."
+)
+
+
+def about(folder: RunFolder) -> Line:
+    """Returns what a line says of its run."""
+    config = folder.config
+    return {
+        "data": config.data,
+        "num_clients": config.num_clients,
+        "clients_per_node": config.node_sizes or config.clients_per_node,
+        "num_rounds": config.num_rounds,
+        "transport": config.transport,
+        "is_private": config.noise_multiplier != 0 and config.noise_seed is None,
+    }
+
+
+def write(output: Path, lines: list[Line]) -> None:
+    """Writes `table2.jsonl`, every number, and `table2.md`, the table."""
+    output.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    write_atomically(output / "table2.jsonl", text.encode())
+    write_atomically(output / "table2.md", markdown(lines).encode())
+
+
+def show(output: Path, lines: list[Line]) -> None:
+    """Prints the table and its notes."""
+    console = Console()
+    header, rows = cells(lines)
+    for part in (slice(1, 4), slice(4, 7), slice(7, None)):  # a terminal is narrow
+        table = Table(title="Table 2", title_justify="left")
+        table.add_column("")
+        for name in header[part]:
+            table.add_column(name, justify="right")
+        for row in rows:
+            table.add_row(row[0], *row[part])
+        console.print(table)
+    for note in notes(lines):
+        console.print(f"- {note}", highlight=False, soft_wrap=True)
+    where = f"table  {output / 'table2.md'}\nnumbers  {output / 'table2.jsonl'}"
+    console.print(where, highlight=False, soft_wrap=True)
+
+
+def markdown(lines: list[Line]) -> str:
+    """Returns the table and its notes as Markdown."""
+    header, rows = cells(lines)
+    text = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
+    text += [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([*text, "", *(f"- {note}" for note in notes(lines)), ""])
+
+
+def cells(lines: list[Line]) -> tuple[list[str], list[list[str]]]:
+    """Returns header and rows; runs that differ in the seed alone share a row."""
+    quality = _quality_names(lines)
+    header = ["", *quality.values()]
+    header += [f"epsilon, {adversary}" for adversary in ADVERSARIES]
+    header += ["bytes per client", "largest round", "values per node"]
+    rows: list[list[str]] = []
+    for name in dict.fromkeys(line["row"] for line in lines):
+        found = [line for line in lines if line["row"] == name]
+        done = [line for line in found if "missing" not in line]
+        if done:
+            rows.append(_row(done, quality))
+        else:
+            width = len(header) - 1
+            rows.append([found[0]["title"], *[found[0]["missing"]] * width])
+    for title, *scores in PUBLISHED:
+        rows.append([title, *scores, *["-"] * (len(header) - 1 - len(scores))])
+    return header, rows
+
+
+def _quality_names(lines: list[Line]) -> dict[str, str]:
+    """Returns the scores that are columns: what their name begins with, and the name.
+
+    The name states the protocol; all lines of a call share it.
+    """
+    names = {"is_": "IS", "fid_": "FID", "downstream_cnn": "downstream CNN accuracy"}
+    for line in lines:
+        if "missing" not in line:
+            return {prefix: metric(line, prefix)[0] for prefix in names}
+    return names
+
+
+def _row(done: list[Line], quality: dict[str, str]) -> list[str]:
+    sent = [line["communication"] for line in done]
+    row = [done[0]["title"]]
+    for prefix in quality:
+        row.append(_mean([metric(line, prefix)[1] for line in done]))
+    for adversary in ADVERSARIES:
+        row.append(" / ".join(_epsilon(done, adversary, name) for name in RELATIONS))
+    row.append(f"{statistics.mean(c['bytes_per_client'] for c in sent):,.0f}")
+    row.append(f"{max(c['bytes_per_client_max'] for c in sent):,}")
+    row.append(f"{sent[0]['values_per_node']:,}")
+    return row
+
+
+def _epsilon(done: list[Line], adversary: str, relation: str) -> str:
+    values = [epsilon_of(line, adversary, relation) for line in done]
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return "unbounded"
+    text = f"{max(known):.4g}"
+    return text if all(line["is_private"] for line in done) else f"{text}*"
+
+
+def _mean(values: list[float]) -> str:
+    text = f"{statistics.mean(values):.4g}"
+    if len(values) > 1:
+        text += f" ± {statistics.stdev(values):.2g}"
+    return text
+
+
+def notes(lines: list[Line]) -> list[str]:
+    """Returns what has to be said with the table."""
+    done = [line for line in lines if "missing" not in line]
+    found: list[str] = []
+    for name in dict.fromkeys(line["row"] for line in done):
+        same = [line for line in done if line["row"] == name]
+        found.append(_about_row(same))
+    if done:
+        deltas = {row["delta"] for line in done for row in line["epsilons"]}
+        found.append(
+            f"epsilon: replace-one / zero-out, delta {_join(deltas)}, unit: one client,"
+            " nobody colludes; conditions: `fedgs privacy RUN`"
+        )
+        found.append(
+            "bytes per client: all messages of a round in both directions, as Flower "
+            "serialises them, divided by its participants; mean of all rounds, and the "
+            f"largest one. Target of the compact rows of Algorithm 2: {TARGET_BYTES:,}."
+            " Values per node: the paper's unit, without labels"
+        )
+    if any(not line["is_private"] for line in done):
+        found.append("* no guarantee: the noise was seeded, or there was none")
+    found.append(PUBLISHED_NOTE)
+    return found
+
+
+def _about_row(same: list[Line]) -> str:
+    first = same[0]
+    sent = first["communication"]
+    seeds = ", ".join(str(line["seed"]) for line in same)
+    return (
+        f"{first['row']}: {first['num_clients']} clients of {first['data']}, "
+        f"{first['clients_per_node']} on a node, seed {seeds}; {first['scale']}. One "
+        f"node receives {sent['bytes_down']:,} and sends {sent['bytes_up']:,} bytes in "
+        f"a round, nodes in a round: {sent['messages_per_round']:g}"
+    )
+
+
+def _join(values: set[Any]) -> str:
+    return " and ".join(f"{value:g}" for value in sorted(values))

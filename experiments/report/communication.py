@@ -1,0 +1,91 @@
+"""Bytes between server and nodes: measured where a run counted them, else computed."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from experiments.report.curves import grid_images
+from experiments.report.run import RunFacts
+from fedgs.mechanism.quantization import pack_fakes, round_fakes, stated_release_bytes
+
+MEASURED_REQUESTS = "measured, releases estimated"
+
+
+@dataclass(frozen=True)
+class Communication:
+    """What the messages of a run weigh.
+
+    Attributes:
+        how: measured (of a compact run the requests), computed or estimated.
+        request: bytes of one request to one node.
+        reply: bytes of one reply.
+        requests, replies: messages of one round.
+        rounds: rounds attempted, repeats included.
+        is_remote: False in the local engine, where nothing crosses a network.
+    """
+
+    how: str
+    request: int
+    reply: int
+    requests: int
+    replies: int
+    rounds: int
+    is_remote: bool
+
+    @property
+    def per_round(self) -> int:
+        """Bytes of one round, both directions, all nodes."""
+        return self.request * self.requests + self.reply * self.replies
+
+    @property
+    def total(self) -> int:
+        """Bytes of all rounds, without the warm start."""
+        return self.per_round * self.rounds
+
+
+def communication(facts: RunFacts) -> Communication:
+    """Returns the size of a run's messages.
+
+    Measured: Flower's serialised messages, with an estimate for a compact release,
+    whose own size would tell of that release. Computed: the tensors in the run's own
+    encoding, whose size is that of any others of their shape. Estimated: with the
+    compact transport it depends on the content, so fakes are those of the last sample
+    grid and releases are noise.
+
+    Privacy: post-processing of DP output.
+    """
+    config, events = facts.config, facts.events
+    planned = max((event.planned_nodes for event in events), default=config.num_nodes)
+    trains_all = config.discriminator_training == "every_round"
+    how, request, reply = _sizes(facts)
+    return Communication(
+        how=how,
+        request=request,
+        reply=reply,
+        requests=config.num_nodes if trains_all else planned,
+        replies=planned,
+        rounds=len(events),
+        is_remote=config.engine != "local",
+    )
+
+
+def _sizes(facts: RunFacts) -> tuple[str, int, int]:
+    """Returns how the sizes were found, and those of a request and of a reply."""
+    config = facts.config
+    if (sent := facts.measured) is not None:
+        how = "measured" if config.transport == "exact" else MEASURED_REQUESTS
+        return how, sent["bytes_down"], sent["bytes_up"]
+    how = "computed" if config.transport == "exact" else "estimated"
+    return how, len(_fakes(facts)), stated_release_bytes(config)
+
+
+def _fakes(facts: RunFacts) -> bytes:
+    """Returns a request's tensors, with images of the last grid, repeated."""
+    config, count = facts.config, facts.config.fakes_sent
+    shape = (config.image_size, config.image_size, config.image_channels)
+    drawn = grid_images(facts.grids[-1], facts).reshape(-1, *shape)
+    tiled = drawn[np.arange(count) % len(drawn)].transpose(0, 3, 1, 2)
+    images = torch.tensor(tiled, dtype=torch.float32).contiguous()
+    labels = torch.arange(count) % (config.num_classes or 1)
+    return pack_fakes(round_fakes(images, config), labels, config)

@@ -1,0 +1,255 @@
+"""The report's curves: numbers from public quantities.
+
+What a run leaves behind is public, and less than what a critic knows. The Wasserstein
+estimate of a WGAN, mean D(real) - mean D(fake), needs scores of real images: they never
+leave a client, so no report can show it. Two quantities stand in for it, both computed
+from releases:
+
+    signal    ||sum of releases||^2 - n B d noise_std^2, over the largest possible
+              (m C)^2 B: an unbiased estimate of how hard the discriminators push
+    movement  mean distance between the samples of two successive grids, of the same
+              latents: a coupling, so it bounds the Wasserstein-1 distance between the
+              two generators (estimated from the images of a grid)
+"""
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from experiments.report.drawing import Curve, Line, Points, draw
+from experiments.report.run import Grid, RunFacts, epsilon_by_round
+from fedgs.config.run_config import UserError
+
+if TYPE_CHECKING:
+    from experiments.paper.gradient_norms import Norms
+
+WINDOWS = (24, 12, 6, 3)  # of rounds, to average over; fewer where there is more noise
+WIDEST_BAND = 0.2  # of the squared signal; noise hides what would need a wider one
+GRID_PADDING = 2  # pixels, of fedgs.runs.sample.save_images
+
+
+def curves(runs: Sequence[RunFacts]) -> list[Curve]:
+    """Returns the curves of one run, or of several in the same axes.
+
+    Privacy: post-processing of DP output; norms of gradients only of runs that are not
+    private.
+
+    Raises:
+        UserError: matplotlib is missing.
+    """
+    found = [_epsilon(runs), _signal(runs), *_movement(runs), *_norms(runs)]
+    found = [replace(curve, lines=_merged(curve.lines)) for curve in found]
+    return [replace(curve, svg=draw(curve)) for curve in found]
+
+
+def _merged(lines: Sequence[Line]) -> list[Line]:
+    """Returns the lines, those that lie on each other as one."""
+    equal: dict[tuple[tuple[float, float], ...], list[Line]] = {}
+    for line in lines:
+        equal.setdefault(tuple(line.points), []).append(line)
+    return [
+        replace(
+            first, name=f"{first.name} and {len(others)} more" if others else first.name
+        )
+        for first, *others in equal.values()
+    ]
+
+
+def _epsilon(runs: Sequence[RunFacts]) -> Curve:
+    lines = []
+    unbounded = [facts.name for facts in runs if facts.headline.epsilon is None]
+    for place, facts in enumerate(runs):
+        for row, (adversary, points) in enumerate(epsilon_by_round(facts).items()):
+            if len(runs) == 1:
+                lines.append(Line(adversary, row, points))
+            elif adversary == facts.headline.adversary:
+                lines.append(Line(facts.name, place, points))
+    first = runs[0].headline
+    about = {(f.headline.adversary, f.headline.relation) for f in runs}
+    against = "each run's own adversary and relation"
+    if len(about) == 1:
+        against = f"relation {first.relation}"
+        against += f", adversary {first.adversary}" if len(runs) > 1 else ""
+    notes = [f"Unbounded, so not drawn: {', '.join(unbounded)}."] if unbounded else []
+    if any(facts.config.noise_std and not facts.is_private for facts in runs):
+        notes.append("Seeded noise: not a guarantee.")
+    if any(facts.config.amplification for facts in runs):
+        notes.append("Without amplification by sampling; the table has it.")
+    return Curve(
+        "epsilon",
+        "Privacy spent",
+        "epsilon",
+        lines,
+        f"Epsilon after each round at delta {first.delta:g}, from the ledger; {against}"
+        ". Repeated rounds count again.",
+        " ".join(notes),
+    )
+
+
+# ------------------------------------------------------------------ the signal
+
+
+def _signal(runs: Sequence[RunFacts]) -> Curve:
+    lines, hidden = [], []
+    for place, facts in enumerate(runs):
+        line = signal(facts, place)
+        if line is not None:
+            lines.append(line)
+        elif facts.metrics:
+            hidden.append(facts.name)
+    note = ""
+    if hidden:
+        note = (
+            f"{', '.join(hidden)}: the noise hides any signal, also on the average of "
+            "a third of the rounds, so there is nothing to draw."
+        )
+    return Curve(
+        "signal",
+        "How hard the discriminators push",
+        "share of the largest possible",
+        lines,
+        "Norm of the summed releases without the part that the known noise explains. "
+        "1: every client's gradient is at the clip bound, all in one direction. It "
+        "falls as fakes and real images get harder to tell apart. Band, of four "
+        "lines at most: two standard errors of the noise. It stands in for a "
+        "Wasserstein estimate, which needs scores of real images that never leave the "
+        "clients.",
+        note,
+    )
+
+
+def signal(facts: RunFacts, place: int = 0) -> Line | None:
+    """Returns the discriminators' signal by round; None where noise hides it.
+
+    For a round with n answers of d numbers for each of B fakes, E ||R||^2 = ||S||^2 +
+    n B d s^2, where S is the sum without noise and s the noise of one node.
+
+    Privacy: post-processing of DP output.
+    """
+    config = facts.config
+    size, noise = math.prod(config.release_shape), config.noise_std**2
+    m = config.clients_per_round or config.num_clients or 1
+    largest = (m * config.clip_bound) ** 2 * config.batch_size
+    rows = [row for row in facts.metrics if "release_norm" in row]
+    if not rows:
+        return None
+    answers = np.array([row["num_answers"] for row in rows])
+    squares = np.array([row["release_norm"] for row in rows]) ** 2
+    share = (squares - answers * size * noise) / largest
+    floor = answers * noise  # variance of each of the sum's `size` coordinates
+    spread = np.sqrt(2 * size * floor**2 + 4 * floor * np.maximum(share, 0) * largest)
+    rounds = np.array([row["round"] for row in rows])
+    for count in WINDOWS:
+        windows = np.array_split(np.arange(len(rows)), min(count, len(rows)))
+        means = np.array([share[w].mean() for w in windows])
+        errors = [np.sqrt((spread[w] ** 2).sum()) / len(w) / largest for w in windows]
+        if 2 * max(errors) <= WIDEST_BAND:
+            band = 2 * np.array(errors)
+            low, middle, high = (
+                np.sqrt(np.maximum(values, 0)).tolist()
+                for values in (means - band, means, means + band)
+            )
+            x = [float(rounds[w].mean()) for w in windows]
+            return Line(facts.name, place, list(zip(x, middle, strict=True)), low, high)
+    return None
+
+
+# ------------------------------------------------------------------ samples that move
+
+
+def _movement(runs: Sequence[RunFacts]) -> list[Curve]:
+    """Returns the movement of runs with two grids or more, nothing without one."""
+    lines = [
+        Line(facts.name, place, movement(facts))
+        for place, facts in enumerate(runs)
+        if len(facts.grids) > 1
+    ]
+    text = (
+        "Mean L2 distance between the images of two successive grids with the same "
+        "latents, per 100 rounds. Times the rounds between, it bounds the Wasserstein "
+        "distance between the two generators. Small: training has settled. It does "
+        "not say how near the real images are."
+    )
+    title, unit = "How far the samples still move", "L2 distance per 100 rounds"
+    return [Curve("movement", title, unit, lines, text)] if lines else []
+
+
+def movement(facts: RunFacts) -> Points:
+    """Returns how far images moved since the grid before, for each 100 rounds.
+
+    Privacy: post-processing of DP output.
+
+    Raises:
+        UserError: a grid that this run's settings do not explain.
+    """
+    images = [grid_images(grid, facts) for grid in facts.grids]
+    points = []
+    for place, grid in enumerate(facts.grids[1:], 1):
+        before = facts.grids[place - 1]
+        moved = np.linalg.norm(images[place] - images[place - 1], axis=1).mean()
+        points.append((grid.round, 100 * float(moved) / (grid.round - before.round)))
+    return points
+
+
+def grid_images(grid: Grid, facts: RunFacts) -> NDArray[np.float64]:
+    """Returns the images of a grid, shape (images, numbers), in [0, 1].
+
+    Raises:
+        UserError: the picture's size is not that of a grid of this run.
+    """
+    side, channels = facts.config.image_size, facts.config.image_channels
+    step = side + GRID_PADDING
+    pixels = np.asarray(Image.open(io.BytesIO(grid.png)).convert("RGB"), float) / 255
+    rows, columns = ((n - GRID_PADDING) // step for n in pixels.shape[:2])
+    expected = (rows * step + GRID_PADDING, columns * step + GRID_PADDING)
+    if pixels.shape[:2] != expected or min(rows, columns) < 1:
+        raise UserError(
+            f"{facts.name}: samples of round {grid.round} are {grid.width} x "
+            f"{grid.height} pixels, no grid of {side} x {side} images; restore the "
+            "file from a copy"
+        )
+    cells = pixels[GRID_PADDING:, GRID_PADDING:, :channels]
+    cells = cells.reshape(rows, step, columns, step, channels)[:, :side, :, :side]
+    return cells.transpose(0, 2, 1, 3, 4).reshape(rows * columns, -1)
+
+
+# ------------------------------------------------------------------ gradient norms
+
+
+def _norms(runs: Sequence[RunFacts]) -> list[Curve]:
+    """Returns norms of gradients of runs that are not private, nothing of others."""
+    open_runs = [(n, facts) for n, facts in enumerate(runs) if not facts.is_private]
+    sums = [
+        Line(f.name, place, [(row["round"], row["release_norm"]) for row in f.metrics])
+        for place, f in open_runs
+        if f.metrics
+    ]
+    single = [
+        Line(
+            f"{facts.name}, {name} clipping",
+            2 * place + after,
+            [(norms.round, _median(norms, name)) for norms in facts.norms],
+        )
+        for place, facts in open_runs
+        for after, name in enumerate(("before", "after"))
+        if facts.norms
+    ]
+    text = (
+        "Shown because these runs are not private: their noise is none, or can be "
+        "recomputed from its seed. Only the owner of the data may see it."
+    )
+    found = [
+        ("norms", "Sum of clipped gradients (not private)", "norm of the sum", sums),
+        ("single-norms", "Single gradients (not private)", "median norm", single),
+    ]
+    return [Curve(*curve, text) for curve in found if curve[-1]]
+
+
+def _median(norms: "Norms", name: str) -> float:
+    return float(np.median(getattr(norms, name)))

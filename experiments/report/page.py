@@ -1,0 +1,312 @@
+"""What `fedgs report` does: one self-contained page about runs and debug folders.
+
+The page needs no network and no script. It shows public files only: configuration,
+ledger, metrics, sample grids, evaluations, and the diagnosis of a debug folder. The
+same folders give the same bytes.
+"""
+
+import os
+import shlex
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from rich.console import Console
+
+from experiments.commands import privacy as privacy_report
+from experiments.report import pictures as report_pictures
+from experiments.report import words as words
+from experiments.report.curves import Curve, curves
+from experiments.report.debug import DebugFacts, is_debug, read_debug_folder
+from experiments.report.run import RunFacts, read_run, shown_data, train_command
+from experiments.report.tables import (
+    PrivacyTable,
+    Settings,
+    Table,
+    communication_table,
+    evaluation_tables,
+    privacy_table,
+    settings_tables,
+    versions_table,
+)
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.privacy.accounting import Statement
+from fedgs.runs.run_folder import write_atomically
+
+SAME_DATA = (  # settings in which runs of one page must agree
+    *("data", "classes", "polarity", "hf_options", "image_size", "image_channels"),
+    "num_classes",
+)
+console = Console()
+
+
+def report(paths: Sequence[Path], output: Path) -> None:
+    """Writes the page, and its sample grids as PNG files beside it.
+
+    Privacy: post-processing of DP output, or public; evaluations are neither, and the
+    page says so.
+
+    Raises:
+        UserError: an output that exists or cannot be written, a path that is no run or
+            debug folder, a run without samples, runs of different data, a package that
+            is missing. Nothing is then written.
+    """
+    pictures = _checked(output)
+    page = read_page(paths)
+    files = report_pictures.png_files(
+        page.runs, {d.name: d.picture for d in page.debugs if d.picture is not None}
+    )
+    content = render(page).encode()
+    try:
+        pictures.mkdir()
+        for name, png in files.items():
+            write_atomically(pictures / name.replace("/", "-"), png)
+        write_atomically(output, content)
+    except OSError as error:
+        raise UserError(
+            f"output = {output}: {error.strerror}; choose another --output"
+        ) from error
+    size = words.num_bytes(len(content))
+    console.print(f"report  {output}  ({size})", highlight=False, soft_wrap=True)
+    console.print(f"grids   {pictures}{os.sep}", highlight=False, soft_wrap=True)
+
+
+def _checked(output: Path) -> Path:
+    """Checks that both outputs can be written and returns the folder of pictures."""
+    if output.suffix not in (".html", ".htm"):
+        raise UserError(f"output = {output}: give a name that ends in .html")
+    pictures = output.with_name(f"{output.stem}-grids")
+    for path in (output, pictures):
+        if path.exists() or path.is_symlink():
+            raise UserError(
+                f"output = {path}: exists already; choose another --output or remove it"
+            )
+    parent = output.absolute().parent
+    if not parent.is_dir():
+        raise UserError(f"output = {output}: its folder does not exist; make it first")
+    try:
+        with tempfile.TemporaryFile(dir=parent):
+            return pictures
+    except OSError as error:
+        raise UserError(
+            f"output = {output}: {error.strerror}; choose a folder that can be written"
+        ) from error
+
+
+# ------------------------------------------------------------------ the page's content
+
+
+@dataclass(frozen=True)
+class Page:
+    """All that the template shows.
+
+    Attributes:
+        debugs: debug folders, in the order given.
+        singles: run folders, in the order given.
+        together: what all singles released together; None if that cannot be stated.
+    """
+
+    debugs: Sequence[DebugFacts]
+    singles: Sequence[RunFacts]
+    together: Sequence[Statement] | None
+
+    @cached_property
+    def runs(self) -> list[RunFacts]:
+        """Every run, those of debug folders first."""
+        return [run for debug in self.debugs for run in debug.runs] + [*self.singles]
+
+    @property
+    def title(self) -> str:
+        """The page's name."""
+        if len(self.debugs) == 1 and not self.singles:
+            return f"{self.debugs[0].name}: suspicious against healthy clients"
+        if self.debugs:
+            return f"{len(self.debugs) + len(self.singles)} results compared"
+        if len(self.singles) == 1:
+            return self.singles[0].name
+        return f"{len(self.singles)} runs compared"
+
+    @property
+    def data(self) -> str:
+        """The data that all runs trained on."""
+        return shown_data(self.config.data)
+
+    @property
+    def config(self) -> RunConfig:
+        """The first configuration, for what all runs share."""
+        return self.runs[0].config
+
+    @cached_property
+    def curves(self) -> list[Curve]:
+        """The training curves."""
+        return curves(self.runs)
+
+    @cached_property
+    def privacy(self) -> list[PrivacyTable]:
+        """One table for each run, one for all debug groups, one for runs together."""
+        tables = []
+        covered: list[RunFacts] = []
+        for debug in self.debugs:
+            if debug.statements:
+                caption = f"{debug.name}: all groups, each client in one of them"
+                config = debug.runs[0].config
+                tables.append(privacy_table(caption, debug.statements, config))
+                covered += debug.runs
+        for run in self.runs:
+            if not any(run is other for other in covered):
+                rows = run.statements
+                table = privacy_table(run.name, rows, run.config, run.headline)
+                tables.append(table)
+        if self.together:
+            caption = "All of these runs together, on the same clients"
+            config = self.singles[0].config
+            tables.append(privacy_table(caption, self.together, config))
+        return tables
+
+    @cached_property
+    def communication(self) -> Table:
+        """Bytes on the wire."""
+        return communication_table(self.runs)
+
+    @cached_property
+    def evaluations(self) -> list[Table]:
+        """Results of `fedgs evaluate`."""
+        return evaluation_tables(self.runs)
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The configuration of all runs."""
+        return settings_tables(self.runs)
+
+    @cached_property
+    def versions(self) -> Table:
+        """The software of all runs."""
+        return versions_table(self.runs)
+
+    @property
+    def commands(self) -> list[str]:
+        """Commands that look at the folders again; names stand for their places."""
+        commands = []
+        for facts in self.singles:
+            data = shlex.quote(shown_data(str(facts.evaluation.get("data", self.data))))
+            place = " --data-dir DATA" if facts.config.data_dir else ""
+            name = shlex.quote(facts.name)
+            commands.append(f"fedgs privacy {name}")
+            commands.append(f"fedgs sample {name} -n 80 -o samples.png")
+            commands.append(f"fedgs evaluate {name} --data {data}{place}")
+        names = [shlex.quote(found.name) for found in (*self.debugs, *self.singles)]
+        return [*commands, f"fedgs report {' '.join(names)} -o report.html"]
+
+    @property
+    def is_not_added_up(self) -> bool:
+        """Whether no table says what all folders released together."""
+        count = len(self.debugs) + len(self.singles)
+        return count > 1 and (bool(self.debugs) or self.together is None)
+
+    @property
+    def hides_seeds(self) -> bool:
+        """Whether a run claims amplification, so that its seeds are left out."""
+        return any(run.config.amplification for run in self.runs)
+
+
+def read_page(paths: Sequence[Path]) -> Page:
+    """Reads run folders and debug folders.
+
+    Raises:
+        UserError: as `report`.
+    """
+    places = [str(path.resolve()) for path in paths]
+    for path, place in zip(paths, places, strict=True):
+        if places.count(place) > 1:
+            raise UserError(f"{path}: given twice; name every folder once")
+    debugs = [read_debug_folder(path) for path in paths if is_debug(path)]
+    plain = [path for path in paths if not is_debug(path)]
+    singles = [read_run(path) for path in plain]
+    debugs, singles = _with_own_names(debugs, singles)
+    page = Page(debugs, singles, _together(plain))
+    _check_same_data(page.runs)
+    return page
+
+
+def _with_own_names(
+    debugs: Sequence[DebugFacts], singles: Sequence[RunFacts]
+) -> tuple[list[DebugFacts], list[RunFacts]]:
+    """Returns the folders with names that tell them apart."""
+    taken: set[str] = set()
+
+    def own(name: str) -> str:
+        choices = (name, *(f"{name} ({number})" for number in range(2, 10_000)))
+        found = next(choice for choice in choices if choice not in taken)
+        taken.add(found)
+        return found
+
+    named = []
+    for debug in debugs:
+        debug = replace(debug, name=own(debug.name))
+        prefix = f"{debug.name}/" if len(debugs) > 1 or singles else ""
+        cohorts = {
+            cohort: [replace(run, name=own(prefix + run.name)) for run in runs]
+            for cohort, runs in debug.cohorts.items()
+        }
+        named.append(replace(debug, cohorts=cohorts))
+    return named, [replace(run, name=own(run.name)) for run in singles]
+
+
+def _together(paths: Sequence[Path]) -> Sequence[Statement] | None:
+    """Returns what runs on the same clients released together, where that is known."""
+    if len(paths) < 2:
+        return None
+    try:
+        return privacy_report.of_runs(paths, {})
+    except UserError:  # other clients, units or deltas; the page says so
+        return None
+
+
+def _check_same_data(runs: Sequence[RunFacts]) -> None:
+    for run in runs[1:]:
+        for name in SAME_DATA:
+            one, other = (getattr(r.config, name) for r in (runs[0], run))
+            if one != other:
+                raise UserError(
+                    f"{name} = {one} in {runs[0].name}, {other} in {run.name}: runs of "
+                    "different data cannot be compared; make a report of each"
+                )
+
+
+# ------------------------------------------------------------------ the template
+
+
+def render(page: Page) -> str:
+    """Returns the page as HTML.
+
+    Raises:
+        UserError: matplotlib is missing.
+    """
+    return _environment().get_template("report.html").render(page=page)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("experiments.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "data_uri": report_pictures.data_uri,
+        "number": words.number,
+        "epsilon": words.epsilon,
+    }
+    environment.globals |= {
+        "alternative": report_pictures.alternative,
+        "command": train_command,
+        "drawing": Markup,  # of draw(), which escapes its own texts
+        "words": words,
+    }
+    return environment

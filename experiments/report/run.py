@@ -1,0 +1,308 @@
+"""What the report knows of one run: read from its folder, public files only.
+
+`private/`, `flower.log`, `audit/` and the pictures of `fedgs evaluate` (they show real
+images) are never opened.
+"""
+
+import dataclasses
+import io
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+
+from experiments.commands import privacy as privacy_report
+from experiments.paper.result_lines import read_lines
+from fedgs.cohorts.files import selection_costs
+from fedgs.config.run_config import GROUPS, RunConfig, UserError
+from fedgs.privacy.accounting import Run, Statement, statements_of_runs
+from fedgs.privacy.ledger import Event
+from fedgs.privacy.participation import COUNT_THEOREM
+from fedgs.runs.run_folder import RunFolder, read_json
+
+if TYPE_CHECKING:
+    from experiments.paper.gradient_norms import Norms
+
+MOST_GRIDS = 5
+MOST_POINTS = 16  # of the curve of epsilon
+PATHS = ("output", "data_dir", "client_limits", "cohort")
+HIDDEN = ("seed", "selection_seed", "noise_seed")  # tell who was selected
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A picture of generated images, as the run wrote it.
+
+    Attributes:
+        round: after which it was drawn.
+        png: the file's content.
+        width, height: in pixels.
+    """
+
+    round: int
+    png: bytes
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """One run, as its folder records it.
+
+    Attributes:
+        name: of the folder, without the path.
+        config: the run's configuration.
+        events: its ledger's, in order.
+        metrics: lines of metrics.jsonl.
+        statements: what the run has released so far.
+        versions: content of versions.json.
+        evaluation: results of `fedgs evaluate`, later lines over earlier ones.
+        grids: first to last, at least one, at most `MOST_GRIDS`.
+        is_finished: whether the generator is written.
+        measured: bytes of its messages, where they were counted; see
+            `experiments.paper.communication`.
+        norms: of gradients, where the run is a probe that is not private; see
+            `experiments.paper.gradient_norms`.
+    """
+
+    name: str
+    config: RunConfig
+    events: Sequence[Event]
+    metrics: Sequence[dict[str, Any]]
+    statements: Sequence[Statement]
+    versions: dict[str, Any]
+    evaluation: dict[str, Any]
+    grids: Sequence[Grid]
+    is_finished: bool
+    measured: dict[str, Any] | None = None
+    norms: "Sequence[Norms]" = ()
+
+    @property
+    def round(self) -> int:
+        """The last finished round."""
+        return int(self.metrics[-1]["round"]) if self.metrics else 0
+
+    @property
+    def repeats(self) -> int:
+        """Attempts beyond the first of a round; each cost privacy again."""
+        return len(self.events) - len({event.round for event in self.events})
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the releases carry noise that nobody can recompute."""
+        return bool(self.config.noise_std) and self.config.noise_seed is None
+
+    @property
+    def headline(self) -> Statement:
+        """The statement that the run was made for: its own adversary and relation."""
+        own = [row for row in self.statements if row.adversary == self.config.adversary]
+        rows = own or list(self.statements)
+        rows = [r for r in rows if r.relation == self.config.relation] or rows
+        return min(rows, key=lambda row: (not row.guarantee, row.epsilon or 0.0))
+
+    @property
+    def others(self) -> list[Statement]:
+        """The headline's other relation, and both against the server."""
+        first = self.headline
+        return [
+            row
+            for row in self.statements
+            if row.theorem == first.theorem
+            and row is not first
+            and row.adversary in (first.adversary, "server")
+        ]
+
+
+def read_run(path: Path) -> RunFacts:
+    """Reads what the report shows of a run folder.
+
+    Privacy: post-processing of DP output, or public; reads nothing private.
+
+    Raises:
+        UserError: no run folder, a broken file, or no sample grid yet.
+    """
+    folder = RunFolder.open(path)
+    return RunFacts(
+        name=folder.path.name,
+        config=folder.config,
+        events=folder.read_ledger().events,
+        metrics=read_lines(folder.path / "metrics.jsonl"),
+        statements=privacy_report.of_run(folder.path),
+        versions=read_json(folder.path / "versions.json"),
+        evaluation=_evaluation(folder.path),
+        grids=_grids(folder.path),
+        is_finished=(folder.path / "generator.safetensors").exists(),
+        measured=_measured(folder),
+        norms=_norms(folder),
+    )
+
+
+def _measured(folder: RunFolder) -> dict[str, Any] | None:
+    """Returns what the run's messages weighed, None where nobody counted."""
+    if not (folder.path / "communication.jsonl").exists():
+        return None
+    from experiments.paper.communication import communication  # imports Flower
+
+    return communication(folder)
+
+
+def _norms(folder: RunFolder) -> "Sequence[Norms]":
+    """Returns the norms of a probe's gradients, nothing of any other run."""
+    config = folder.config
+    is_private = bool(config.noise_std) and config.noise_seed is None
+    if is_private or not (folder.path / "gradient_norms.jsonl").exists():
+        return ()
+    from experiments.paper.gradient_norms import read_norms  # imports Flower
+
+    return read_norms(folder)
+
+
+def _evaluation(run: Path) -> dict[str, Any]:
+    """Returns the last evaluation, filled up from earlier ones of the same kind."""
+    lines = read_lines(run / "evaluations.jsonl")
+    merged: dict[str, Any] = {}
+    kind = ("data", "fast", "reading", "round")
+    for line in lines:
+        if all(line.get(name) == lines[-1].get(name) for name in kind):
+            merged |= line
+    return merged
+
+
+def _grids(run: Path) -> list[Grid]:
+    """Returns the last grid and some before it, evenly spread.
+
+    Raises:
+        UserError: there is none, or one cannot be read.
+    """
+    paths = sorted((run / "samples").glob("round-*.png"))
+    if not paths:
+        raise UserError(
+            f"{run}: no samples yet (samples/ has no round-*.png); train on with "
+            f"`fedgs resume {run}` and a smaller --sample-every next time"
+        )
+    last = len(paths) - 1
+    count = min(MOST_GRIDS, len(paths))
+    chosen = {round(i * last / max(count - 1, 1)) for i in range(count)} | {last}
+    return [_grid(paths[place]) for place in sorted(chosen)]
+
+
+def _grid(path: Path) -> Grid:
+    png, size = read_png(path)
+    try:
+        return Grid(int(path.stem.removeprefix("round-")), png, *size)
+    except ValueError as error:
+        raise UserError(f"{path}: not named by its round; remove it") from error
+
+
+def read_png(path: Path) -> tuple[bytes, tuple[int, int]]:
+    """Returns the content of a picture, and its width and height.
+
+    Raises:
+        UserError: no PNG, or a damaged one.
+    """
+    try:
+        png = path.read_bytes()
+        with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
+            image.verify()
+            return png, image.size
+    except (OSError, SyntaxError, ValueError) as error:
+        raise UserError(f"{path}: no readable PNG; restore it from a copy") from error
+
+
+# ------------------------------------------------------------------ epsilon by round
+
+
+def epsilon_by_round(facts: RunFacts) -> dict[str, list[tuple[int, float]]]:
+    """Returns epsilon after some rounds, for each adversary, without amplification.
+
+    Privacy: public.
+
+    Returns:
+        Adversary to pairs of round and epsilon, for the run's relation; an adversary
+        against whom it is unbounded is left out.
+    """
+    config, events = facts.config, facts.events
+    if config.amplification:  # the points are without it, or they would take minutes
+        config = dataclasses.replace(config, amplification=False)
+    costs = selection_costs([config])
+    count = min(MOST_POINTS, len(events))
+    last = len(events)
+    ends = sorted({1 + round(i * (last - 1) / max(count - 1, 1)) for i in range(count)})
+    found: dict[str, list[tuple[int, float]]] = {}
+    whole = statements_of_runs([Run(config, events)], config.delta, selections=costs)
+    # Where counts decide for the run, they do for each point: more rounds came.
+    more = whole[0].theorem.startswith(COUNT_THEOREM)
+    for end in ends if events else ():
+        done, rows = events[:end], whole
+        if end < last:  # as if these rounds were all that was planned
+            planned = max(event.round for event in done) + more
+            own = dataclasses.replace(config, num_rounds=planned, target_epsilon=None)
+            rows = statements_of_runs([Run(own, done)], config.delta, selections=costs)
+        for row in rows:
+            if row.relation == config.relation and row.epsilon is not None:
+                points = found.setdefault(row.adversary, [])
+                points.append((events[end - 1].round, row.epsilon))
+    return found
+
+
+# ------------------------------------------------------------------ settings
+
+
+def shown_settings(config: RunConfig) -> dict[str, dict[str, str]]:
+    """Returns all settings by group; paths without their folders.
+
+    Seeds of a run that claims amplification are left out: they tell who was selected.
+    """
+    shown: dict[str, dict[str, str]] = {group: {} for group in GROUPS}
+    for spec in dataclasses.fields(config):
+        value = getattr(config, spec.name)
+        shown[spec.metadata["group"]][spec.name] = _shown(config, spec.name, value)
+    return shown
+
+
+def shown_data(data: str) -> str:
+    """Returns the name of a source of data, a file or folder without where it lies."""
+    kind, colon, place = data.partition(":")
+    return f"{kind}:{Path(place).name}" if colon and kind != "hf" else data
+
+
+def _shown(config: RunConfig, name: str, value: Any) -> str:
+    if value is None or value == "":
+        return "unset"
+    if name in HIDDEN and config.amplification:
+        return "not shown: tells who was selected"
+    if name in PATHS:
+        return Path(str(value)).name
+    if name == "data":
+        return shown_data(str(value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def train_command(config: RunConfig) -> str:
+    """Returns the command that trains this run again.
+
+    Paths are shown without their folders; seeds of a run that claims amplification are
+    left out.
+    """
+    words = ["fedgs", "train"]
+    for spec in dataclasses.fields(config):
+        value = getattr(config, spec.name)
+        if value == spec.default or value is None:
+            continue
+        if spec.name in HIDDEN and config.amplification:
+            continue
+        flag = spec.name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif spec.name == "data_dir":
+            words += ["--data-dir", "DATA"]
+        else:
+            words += [f"--{flag}", shlex.quote(_exact(config, spec.name, value))]
+    return " ".join(words)
+
+
+def _exact(config: RunConfig, name: str, value: Any) -> str:
+    return repr(value) if isinstance(value, float) else _shown(config, name, value)

@@ -1,0 +1,106 @@
+"""What the report calls things: adversaries, relations, units and theorems in words."""
+
+from fedgs.cohorts.files import EXCLUDED
+from fedgs.config.run_config import RunConfig
+from fedgs.privacy.accounting import WITH_SELECTION, Statement
+from fedgs.privacy.amplification import PLD_THEOREM, RDP_THEOREM
+from fedgs.privacy.participation import COUNT_THEOREM, MIXTURE_THEOREM
+
+ADVERSARIES = {
+    "release": "Anybody who sees the published generators, at worst after every round",
+    "server": "The server: sees who took part and what each node sends",
+    "secagg": "A server behind secure aggregation, which fedgs does not contain: sees "
+    "who took part and only the sum over nodes",
+}
+RELATIONS = {
+    "replace-one": "a client's whole data set is replaced by any other",
+    "zero-out": "a client contributes nothing, its place stays",
+}
+THEOREMS = {
+    COUNT_THEOREM: "Exact curve of the Gaussian noise for the largest number of times "
+    "that one client took part. Sampling is not counted as protection.",
+    MIXTURE_THEOREM: "Exact curve of the Gaussian noise, averaged over how often a "
+    "client is drawn. Sampling is not counted as protection.",
+    PLD_THEOREM: "Sampling counted as protection: the dominating pair of a whole "
+    "round, composed numerically.",
+    RDP_THEOREM: "Sampling counted as protection, by a looser method: a second opinion "
+    "on the row above it.",
+}
+METRICS = {  # beginnings of a metric's name, in the order of the table
+    "downstream_cnn_accuracy": "a CNN trained on the synthetic images, tested on real",
+    "is_": "Inception Score: higher is sharper and more varied",
+    "fid_": "Frechet distance to the real images: lower is nearer",
+    "precision_": "share of synthetic images that look like real ones",
+    "recall_": "share of real images that the synthetic ones cover",
+    "density_": "how densely real images surround the synthetic ones",
+    "coverage_": "share of real images with a synthetic neighbour",
+    "memorisation_ratio": "1: as fresh images; 0: copies of the training images",
+    "memorised_share": "share of synthetic images suspiciously near one real image",
+}
+
+
+def theorem(name: str) -> str:
+    """Returns a theorem in words; "" for one that is not known here."""
+    found = (text for start, text in THEOREMS.items() if name.startswith(start))
+    text = next(found, "")
+    if name.endswith(WITH_SELECTION):
+        text += " The private selection of the cohort is included."
+    return text.strip()
+
+
+def unit(config: RunConfig, name: str) -> str:
+    """Returns what one unit of privacy is, in words."""
+    if name == "record":
+        return "one record"
+    if config.partition in ("iid", "dirichlet"):
+        return "one client with all its data (a shard, not a person)"
+    return "one client with all its data"
+
+
+def epsilon(value: float | None) -> str:
+    """Returns an epsilon with the digits that `fedgs privacy` prints."""
+    if value is None:
+        return "unbounded"
+    return f"{value:.2f}" if value >= 100 else f"{value:.4g}"
+
+
+def number(value: float) -> str:
+    """Returns a number for the reader, at least three digits."""
+    if value == 0 or 0.001 <= abs(value) < 1e6:
+        digits = 3 if abs(value) < 10 else 2 if abs(value) < 100 else 1
+        return f"{value:.{digits}f}"
+    return f"{value:.3g}"
+
+
+def num_bytes(value: float) -> str:
+    """Returns a number of bytes with a unit of 1000s."""
+    for power, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if value >= power:
+            return f"{value / power:.3g} {name}"
+    return f"{value:.0f} bytes"
+
+
+def reading(row: Statement) -> tuple[str, str]:
+    """Returns what a statement is worth, and its kind: good, unsure or bad.
+
+    Source: docs/privacy.md, "For a data-protection assessment", 4.
+    """
+    text, kind = _worth(row)
+    if any(EXCLUDED in condition for condition in row.conditions):
+        return (
+            f"{text}; excludes cohort selection",
+            "bad" if kind == "bad" else "unsure",
+        )
+    return text, kind
+
+
+def _worth(row: Statement) -> tuple[str, str]:
+    if row.epsilon is None or not row.guarantee:
+        return "no guarantee", "bad"
+    if row.epsilon <= 1:
+        return "strong", "good"
+    if row.epsilon <= 10:
+        return "limits a typical attack", "good"
+    if row.epsilon <= 100:
+        return "weak", "unsure"
+    return "no protection in itself", "bad"

@@ -1,0 +1,198 @@
+"""The classifier that tells which clients look wrong, and one client's part in it.
+
+A client trains it for a fixed number of steps on its own images, for federated
+averaging, and measures its accuracy on images of its own that it never trained on.
+Nothing here knows Flower.
+
+Source:
+    Network: Augenstein et al., "Generative models for effective ML on private,
+    decentralized datasets", ICLR 2020; google-research/federated,
+    `gans/experiments/emnist/classifier`.
+    Training: McMahan et al., "Communication-efficient learning of deep networks from
+    decentralized data", AISTATS 2017, algorithm 1 (FederatedAveraging).
+"""
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedgs.config.run_config import RunConfig
+from fedgs.randomness import derived_seed, stream
+from fedgs.shapes import TensorDict
+
+EVALUATED_AT_ONCE = 256  # images of a forward pass without gradients
+
+
+class Classifier(nn.Module):
+    """Three convolutions of 3x3 with two poolings between them, and two dense layers.
+
+    Privacy: reads private data (through trained weights); output private.
+
+    Args:
+        config: uses `image_size`, `image_channels` and `num_classes`.
+
+    Source: the reference's Keras model, without padding. Differs from the reference:
+    images of 16 pixels are padded, for the third convolution has no pixels otherwise.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        """Makes the layers; see the class."""
+        super().__init__()
+        padding = 1 if config.image_size < 28 else 0
+        self.conv1 = nn.Conv2d(config.image_channels, 32, 3, padding=padding)
+        self.conv2 = nn.Conv2d(32, 64, 3, padding=padding)
+        self.conv3 = nn.Conv2d(64, 64, 3, padding=padding)
+        lost = 2 - 2 * padding  # pixels of a side that a convolution takes
+        side = ((config.image_size - lost) // 2 - lost) // 2 - lost
+        self.dense = nn.Linear(64 * side * side, 64)
+        self.logits = nn.Linear(64, config.num_classes or 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Returns logits (B, num_classes) of images (B, C, S, S) in [0, 1]."""
+        h = F.max_pool2d(F.relu(self.conv1(images)), 2)
+        h = F.max_pool2d(F.relu(self.conv2(h)), 2)
+        h = F.relu(self.conv3(h)).flatten(1)  # (B, 64 * side * side)
+        return self.logits(F.relu(self.dense(h)))
+
+
+def build_classifier(config: RunConfig) -> Classifier:
+    """Builds the untrained classifier, a function of the seed.
+
+    torch's global random state is the same before and after.
+
+    Privacy: public.
+
+    Args:
+        config: resolved, so with `seed` and `num_classes`.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(
+            derived_seed(config.seed or 0, "classifier")
+        )
+        return Classifier(config)
+
+
+def with_weights(config: RunConfig, weights: TensorDict) -> Classifier:
+    """Builds a classifier with copies of given weights; draws no random number.
+
+    Privacy: public, as the weights.
+
+    Args:
+        config: as for `build_classifier`.
+        weights: by name, float32.
+    """
+    with torch.device("meta"):
+        model = Classifier(config)
+    model = model.to_empty(device="cpu")
+    model.load_state_dict(weights)
+    return model
+
+
+def is_held_out(seed: int, name: str, count: int, fraction: float) -> NDArray[np.bool_]:
+    """Tells which of a client's images it evaluates itself on.
+
+    It holds out fraction * count of them, rounded, at least one and at most all but
+    one; of a single image none. The draw depends on the seed and its name alone.
+
+    Privacy: public, as a function of the client's number of images.
+
+    Args:
+        seed: of the selection.
+        name: the client's.
+        count: its number of images, at least 1.
+        fraction: above 0 and below 1.
+
+    Returns:
+        Shape (count,).
+    """
+    chosen = np.zeros(count, bool)
+    size = min(max(round(fraction * count), 1), count - 1)
+    chosen[stream(seed, f"cohorts/held-out/{name}").permutation(count)[:size]] = True
+    return chosen
+
+
+def train(
+    model: Classifier,
+    images: NDArray[np.float32],
+    labels: NDArray[np.int64],
+    *,
+    steps: int,
+    batch_size: int,
+    learning_rate: float,
+    rng: np.random.Generator,
+) -> None:
+    """Takes steps of SGD in place, whatever the number of images.
+
+    Privacy: reads private data; output private.
+
+    Args:
+        model: the server's classifier.
+        images: shape (n, C, S, S), float32 in [0, 1], n at least 1.
+        labels: shape (n,), int64.
+        steps: number of steps, at least 1.
+        batch_size: images of a step, drawn with replacement.
+        learning_rate: above 0.
+        rng: the stream of the client's draws.
+    """
+    optimizer = torch.optim.SGD(model.parameters(), learning_rate)
+    for _ in range(steps):
+        drawn = rng.integers(len(labels), size=batch_size)
+        logits = model(torch.from_numpy(images[drawn]))
+        optimizer.zero_grad()
+        F.cross_entropy(logits, torch.from_numpy(labels[drawn])).backward()
+        optimizer.step()
+
+
+@torch.no_grad()
+def accuracy(
+    model: Classifier, images: NDArray[np.float32], labels: NDArray[np.int64]
+) -> float:
+    """Returns the share of images with the right label; NaN without images.
+
+    Privacy: reads private data; output private.
+
+    Args:
+        model: any.
+        images: shape (n, C, S, S), float32 in [0, 1].
+        labels: shape (n,), int64.
+    """
+    right = 0
+    for start in range(0, len(labels), EVALUATED_AT_ONCE):
+        part = slice(start, start + EVALUATED_AT_ONCE)
+        found = model(torch.from_numpy(images[part])).argmax(1)
+        right += int((found == torch.from_numpy(labels[part])).sum())
+    return right / len(labels) if len(labels) else math.nan
+
+
+def clipped_update(
+    trained: TensorDict, sent: TensorDict, clip_bound: float
+) -> TensorDict:
+    """Returns the sent weights plus the update, scaled to L2 norm at most C.
+
+    Computes w + d * min(1, C / ||d||), d = trained - w; an update with a non-finite
+    entry becomes zero, so that it is no signal.
+
+    Privacy: reads private data; output private with bounded sensitivity: of the sum of
+    updates C under zero-out and 2C under replace-one.
+
+    Args:
+        trained: the client's weights, by name.
+        sent: the server's, of the same names and shapes.
+        clip_bound: C > 0.
+
+    Source: McMahan et al., "Learning differentially private recurrent language
+    models", ICLR 2018, section 2.3 (flat clipping).
+    """
+    deltas = {name: trained[name].double() - sent[name].double() for name in sent}
+    norm = math.sqrt(sum(float(delta.square().sum()) for delta in deltas.values()))
+    if not math.isfinite(norm):
+        return {name: value.clone() for name, value in sent.items()}
+    scale = min(1.0, clip_bound / norm) if norm else 1.0
+    return {
+        name: (sent[name].double() + scale * delta).to(sent[name].dtype)
+        for name, delta in deltas.items()
+    }

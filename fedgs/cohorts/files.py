@@ -1,0 +1,238 @@
+"""Cohorts: files of client names, the clients of a run, and what naming them cost.
+
+A cohort file has one client name a line. Lines that begin with `#` are comments; one of
+them may say how the clients were selected (`fedgs cohorts` writes it):
+
+    # selection: not private
+    # selection: private {"noise_multiplier": ..., ...}
+
+Without such a line the cohort is the user's own, and costs nothing as long as nobody
+looked at private data to make it. This module imports neither torch nor the data.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.privacy.selection_cost import SelectionCost
+from fedgs.runs.run_folder import write_atomically
+
+if TYPE_CHECKING:  # fedgs.data calls `keep_cohort`
+    from fedgs.data.federated import FederatedImages
+
+MARK = "# selection: "
+NOT_PRIVATE, PRIVATE = "not private", "private "
+EXCLUDED = (
+    "excludes cohort selection: the cohort was selected by accuracy without privacy, "
+    "so this holds given who is in it; that somebody is in it is not protected"
+)
+INCLUDED = (
+    "includes cohort selection: it was private, and `fedgs privacy` adds its cost to "
+    "that of every run on the cohort"
+)
+GIVEN = "the cohort is the user's own: it was made without looking at private data"
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The content of a cohort file.
+
+    Privacy: public, if the selection was paid for; see `selection`.
+
+    Attributes:
+        names: client names, each once, at least one.
+        selection: "given" by the user, "not private" or "private".
+        cost: of a private selection, else None.
+        selection_id: tells one private selection from another: two cohorts of the same
+            one cost it once. "" is like no other.
+    """
+
+    names: tuple[str, ...]
+    selection: str = "given"
+    cost: SelectionCost | None = None
+    selection_id: str = ""
+
+
+def write_cohort(path: Path, cohort: Cohort, title: str) -> None:
+    """Writes a cohort file, atomically.
+
+    Privacy: publishes who is in the cohort.
+
+    Args:
+        path: the file.
+        cohort: with names that `check_names` accepts.
+        title: one line for the reader.
+    """
+    lines = [f"# {title}"]
+    if cohort.cost is not None:
+        values = {**cohort.cost.to_json(), "id": cohort.selection_id}
+        lines.append(MARK + PRIVATE + json.dumps(values))
+    elif cohort.selection == NOT_PRIVATE:
+        lines.append(MARK + NOT_PRIVATE)
+    lines.extend(cohort.names)
+    write_atomically(path, "".join(f"{line}\n" for line in lines).encode())
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Checks that a file can tell the names apart from each other and from comments.
+
+    Raises:
+        UserError: a name that begins with #, has a line break, or outer spaces.
+    """
+    for name in names:
+        if name.startswith("#") or name != name.strip() or len(name.splitlines()) != 1:
+            raise UserError(
+                f"client {name!r}: a cohort file cannot hold this name; rename the "
+                "client in the data"
+            )
+
+
+def read_cohort(path: Path) -> Cohort:
+    """Reads a cohort file.
+
+    Raises:
+        UserError: unreadable, empty, a name twice, or a selection that is not known.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"cohort = {path}: {error}; give --cohort a text file with one client "
+            "name a line"
+        ) from error
+    cohort, names = Cohort(()), list[str]()
+    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+        if line.startswith(MARK):
+            if cohort.selection != "given":
+                raise UserError(f"cohort = {path}: line {number}: a second selection")
+            cohort = _selection(path, number, line.removeprefix(MARK))
+        elif line and not line.startswith("#"):
+            names.append(line)
+    if not names:
+        raise UserError(f"cohort = {path}: names no client; give one name a line")
+    if len(set(names)) < len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise UserError(
+            f"cohort = {path}: {_some(twice)} twice; name every client once"
+        )
+    return dataclasses.replace(cohort, names=tuple(names))
+
+
+def _selection(path: Path, number: int, words: str) -> Cohort:
+    """Returns what a selection line says, without names."""
+    if words == NOT_PRIVATE:
+        return Cohort((), "not private")
+    try:
+        if not words.startswith(PRIVATE):
+            raise ValueError(f"neither {NOT_PRIVATE!r} nor {PRIVATE!r}")
+        values = json.loads(words.removeprefix(PRIVATE))
+        cost = SelectionCost.from_json(values)
+    except ValueError as error:
+        raise UserError(
+            f"cohort = {path}: line {number}: unknown selection ({error}); select the "
+            "cohort again with `fedgs cohorts`"
+        ) from error
+    return Cohort((), "private", cost, str(values.get("id", "")))
+
+
+# ------------------------------------------------------------------ a run's cohort
+
+
+def for_all_clients(config: RunConfig) -> RunConfig:
+    """Returns the configuration that loads every client for `keep_cohort` to choose.
+
+    `num_clients` then counts clients of the cohort, so it must not cut the data before.
+
+    Privacy: public.
+    """
+    if config.cohort is None:
+        return config
+    return dataclasses.replace(
+        config, num_clients=None, node_sizes=None, partition="by-client"
+    )
+
+
+def keep_cohort(config: RunConfig, data: "FederatedImages") -> "FederatedImages":
+    """Keeps the clients of the run's cohort, in the data's order.
+
+    Privacy: reads private data; output private. Reads the names alone.
+
+    Args:
+        config: with `cohort`, and `num_clients` for the first of them; without
+            `cohort` nothing changes.
+        data: of all clients.
+
+    Raises:
+        UserError: an unreadable file, names that the data does not have, or fewer than
+            num_clients.
+    """
+    if config.cohort is None:
+        return data
+    wanted = set(read_cohort(Path(config.cohort)).names)
+    if unknown := sorted(wanted - set(data.client_names)):
+        raise UserError(
+            f"cohort = {config.cohort}: data = {config.data} has no client "
+            f"{_some(unknown)} ({len(unknown)} of {len(wanted)} names); give --cohort "
+            "a file of this data's clients"
+        )
+    count = config.num_clients or len(wanted)
+    if count > len(wanted):
+        raise UserError(
+            f"num_clients = {count}: cohort = {config.cohort} has {len(wanted)} "
+            f"clients; give --num-clients at most {len(wanted)}"
+        )
+    kept = [i for i, name in enumerate(data.client_names) if name in wanted][:count]
+    tests = data.client_test_records
+    return dataclasses.replace(
+        data,
+        client_records=tuple(data.client_records[i] for i in kept),
+        client_names=tuple(data.client_names[i] for i in kept),
+        client_test_records=tuple(tests[i] for i in kept) if tests else (),
+    )
+
+
+def selection_condition(config: RunConfig) -> str | None:
+    """Returns the condition that a run's cohort adds to each of its epsilons.
+
+    Privacy: public.
+
+    Returns:
+        None for a run without `cohort`.
+
+    Raises:
+        UserError: an unreadable cohort file.
+    """
+    if config.cohort is None:
+        return None
+    found = read_cohort(Path(config.cohort)).selection
+    return {"given": GIVEN, "not private": EXCLUDED, "private": INCLUDED}[found]
+
+
+def selection_costs(configs: Iterable[RunConfig]) -> tuple[SelectionCost, ...]:
+    """Returns what to compose with the releases of runs: each private selection once.
+
+    A selection that is not private has no cost that could be added:
+    `selection_condition` then says that the epsilon excludes it.
+
+    Privacy: public.
+
+    Raises:
+        UserError: an unreadable cohort file.
+    """
+    paths = [config.cohort for config in configs if config.cohort is not None]
+    found = [read_cohort(Path(path)) for path in paths]
+    costs: dict[object, SelectionCost] = {}
+    for number, cohort in enumerate(found):
+        if cohort.cost is not None:
+            costs[(cohort.selection_id or number), cohort.cost] = cohort.cost
+    return tuple(costs.values())
+
+
+def _some(names: Sequence[str]) -> str:
+    from fedgs.data.records import some  # fedgs.data imports this module
+
+    return some(map(repr, names))

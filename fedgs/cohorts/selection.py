@@ -1,0 +1,361 @@
+"""How cohorts are selected: settings, thresholds, answers and what all of it costs.
+
+Every client knows its own accuracy and no other. The server asks questions that have
+one of two or three answers; see `Selection` for what is sent.
+
+Source: Augenstein et al., "Generative models for effective ML on private,
+decentralized datasets", ICLR 2020, section 5; GS-WGAN, appendix C.2.
+"""
+
+import dataclasses
+import json
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.privacy.accounting import Statement
+from fedgs.privacy.selection_cost import SelectionCost
+from fedgs.runs.run_folder import read_json, write_json
+
+SELECTED, ABOVE, REST = "selected", "above", "rest"
+SEARCH_STEPS = 8  # questions per percentile: the threshold is a multiple of 1/256
+PLAN, OUTCOME = "plan.json", "outcome.json"
+ARRAYS, CONFIG, WEIGHT = "arrays", "config", "weight"  # keys of messages
+NOBODY_BELOW, NOBODY_ABOVE = -1.0, 2.0  # thresholds of cohorts that are not wanted
+THEOREM = "exact Gaussian composition, shifted by randomised response"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """All settings of a selection, beside the data's.
+
+    `selected` are the clients of an accuracy at most `below`, `above` those of more
+    than `above`, `rest` all others and those that hold out no image. A percentile is
+    the accuracy that this share of all clients does not exceed.
+
+    What a client sends: the trained classifier (clipped in private mode); with
+    percentiles `SEARCH_STEPS` times per percentile whether its accuracy exceeds a
+    threshold, truthfully in private mode too; its cohort. The threshold that is chosen
+    was asked about, so the server then knows the membership exactly, and more.
+
+    Attributes:
+        below: accuracy, in [0, 1].
+        above: accuracy, in [0, 1], at least `below`.
+        percentile_below: instead of `below`, above 0 and below 100.
+        percentile_above: instead of `above`, at least `percentile_below`.
+        num_rounds: rounds of federated averaging.
+        clients_per_round: of a round, in a balanced schedule; all if there are fewer.
+        steps: SGD steps of a client in a round.
+        batch_size: images of a step, drawn with replacement.
+        learning_rate: of the clients.
+        held_out_fraction: share of a client's images that it evaluates itself on.
+        train_corrupted: train on corrupted images as well; else the bug is planted
+            after the training, as in the paper.
+        noise_multiplier: Flower's z, noise_std of the sum / clip_bound; None: not
+            private.
+        clip_bound: C, the largest L2 norm of a client's update, in private mode.
+        membership_epsilon: epsilon of the randomised response, in private mode.
+        delta: of the epsilon stated.
+        keep_accuracies: in a simulation, write every client's accuracy to `private/`.
+
+    Raises:
+        UserError: a value out of range, or thresholds that contradict each other.
+    """
+
+    below: float | None = None
+    above: float | None = None
+    percentile_below: float | None = None
+    percentile_above: float | None = None
+    num_rounds: int = 40
+    clients_per_round: int = 50
+    steps: int = 5
+    batch_size: int = 20
+    learning_rate: float = 0.1
+    held_out_fraction: float = 0.3
+    train_corrupted: bool = False
+    noise_multiplier: float | None = None
+    clip_bound: float = 1.0
+    membership_epsilon: float = 3.0
+    delta: float = 1e-5
+    keep_accuracies: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks everything that can be checked without the data."""
+        for name in ("num_rounds", "clients_per_round", "steps", "batch_size"):
+            _check(name, getattr(self, name) >= 1, getattr(self, name), "at least 1")
+        for name in ("below", "above"):
+            value = getattr(self, name)
+            _check(name, value is None or 0 <= value <= 1, value, "from 0 to 1")
+        for name in ("percentile_below", "percentile_above"):
+            value = getattr(self, name)
+            text = "above 0 and below 100"
+            _check(name, value is None or 0 < value < 100, value, text)
+        for name in ("delta", "held_out_fraction"):
+            value = getattr(self, name)
+            _check(name, 0 < value < 1, value, "above 0 and below 1")
+        for name in ("clip_bound", "membership_epsilon", "learning_rate"):
+            value = getattr(self, name)
+            _check(name, 0 < value < math.inf, value, "above 0")
+        noise = self.noise_multiplier
+        okay = noise is None or 0 < noise < math.inf
+        _check("selection_noise_multiplier", okay, noise, "above 0, or leave it out")
+        self._check_thresholds()
+
+    def _check_thresholds(self) -> None:
+        low = (self.below, self.percentile_below)
+        high = (self.above, self.percentile_above)
+        for name, pair in (("below", low), ("above", high)):
+            if None not in pair:
+                raise UserError(
+                    f"{name} = {pair[0]}: percentile_{name} = {pair[1]} says the same "
+                    "otherwise; leave one of the two out"
+                )
+        if low == high == (None, None):
+            raise UserError(
+                "below is unset: give --below or --above (accuracies), or "
+                "--percentile-below or --percentile-above"
+            )
+        for one, other, name in zip(low, high, ("", "percentile_"), strict=True):
+            if one is not None and other is not None and one > other:
+                raise UserError(
+                    f"{name}below = {one}: exceeds {name}above = {other}, so that a "
+                    f"client would be in both; give --{name.replace('_', '-')}below at "
+                    f"most {other}"
+                )
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the classifier and all answers carry noise."""
+        return self.noise_multiplier is not None
+
+    @property
+    def cohorts(self) -> tuple[str, ...]:
+        """The cohorts that a client can be in, two or three."""
+        has_low = self.below is not None or self.percentile_below is not None
+        has_high = self.above is not None or self.percentile_above is not None
+        return (SELECTED,) * has_low + (ABOVE,) * has_high + (REST,)
+
+    @property
+    def percentiles(self) -> tuple[float, ...]:
+        """The percentiles whose accuracies have to be found."""
+        found = (self.percentile_below, self.percentile_above)
+        return tuple(value for value in found if value is not None)
+
+    @property
+    def num_questions(self) -> int:
+        """How often every client is asked something after the training."""
+        return 2 + SEARCH_STEPS * bool(self.percentiles)
+
+    def cost(self, num_clients: int) -> SelectionCost | None:
+        """Returns what the selection costs each of K clients; None if not private.
+
+        The noise of a count is sqrt(K) / 2, as much as the number of clients below a
+        median varies by chance.
+
+        Privacy: public.
+        """
+        if self.noise_multiplier is None:
+            return None
+        per_round = min(self.clients_per_round, num_clients)
+        counts = SEARCH_STEPS * len(self.percentiles)
+        return SelectionCost(
+            self.noise_multiplier,
+            math.ceil(self.num_rounds * per_round / num_clients),
+            counts,
+            math.sqrt(num_clients) / 2 if counts else 0.0,
+            self.membership_epsilon,
+        )
+
+
+def _check(name: str, holds: bool, value: object, text: str) -> None:
+    if not holds:
+        flag = name.replace("_", "-")
+        raise UserError(f"{name} = {value}: give --{flag} a number {text}")
+
+
+# ------------------------------------------------------------------ answers
+
+
+def membership(accuracy: float, low: float, high: float) -> str:
+    """Returns the cohort of a client.
+
+    Privacy: reads private data; output private.
+
+    Args:
+        accuracy: in [0, 1], or NaN of a client that holds out nothing.
+        low: selected is who does not exceed it; `NOBODY_BELOW` for no such cohort.
+        high: above is who exceeds it, at least low; `NOBODY_ABOVE` for no such cohort.
+
+    >>> [membership(a, 0.5, 0.9) for a in (0.5, 0.9, 0.91, math.nan)]
+    ['selected', 'rest', 'above', 'rest']
+    """
+    if accuracy <= low:
+        return SELECTED
+    return ABOVE if accuracy > high else REST
+
+
+def randomise(
+    cohort: str, cohorts: Sequence[str], epsilon: float, rng: random.Random
+) -> str:
+    """Returns the cohort, or with some probability another one at random.
+
+    Each of the k - 1 others has probability 1 / (e^epsilon + k - 1), the true one
+    e^epsilon times that, so that any two clients' answers differ by at most e^epsilon.
+
+    Privacy: releases (epsilon, 0)-DP output; event: one randomised response.
+
+    Args:
+        cohort: the true one.
+        cohorts: the k possible ones.
+        epsilon: above 0.
+        rng: `random.SystemRandom()`; another one is for tests.
+
+    Source: Warner, "Randomized response", 1965; Kairouz, Bonawitz and Ramage,
+        "Discrete distribution estimation under local privacy", ICML 2016 (k > 2).
+    """
+    others = [other for other in cohorts if other != cohort]
+    keep = 1 / (1 + len(others) * math.exp(-epsilon))
+    return cohort if rng.random() < keep else rng.choice(others)
+
+
+def find_thresholds(
+    percentiles: Sequence[float],
+    num_clients: int,
+    count: Callable[[Sequence[float]], Sequence[float]],
+) -> list[float]:
+    """Returns the accuracies that about these shares of clients do not exceed.
+
+    Bisections on [0, 1], side by side; of the accuracies asked for a percentile, that
+    with the nearest count. With few images per client many have the same accuracy, and
+    no threshold may be near.
+
+    Privacy: post-processing of the counts.
+
+    Args:
+        percentiles: each above 0 and below 100.
+        num_clients: K.
+        count: how many clients do not exceed each accuracy, exact or with noise; asked
+            `SEARCH_STEPS` times.
+
+    >>> accuracies = [i / 200 for i in range(200)]
+    >>> def count(limits):
+    ...     return [sum(a <= limit for a in accuracies) for limit in limits]
+    >>> find_thresholds([25, 50], 200, count)
+    [0.24609375, 0.49609375]
+    """
+    targets = [percentile / 100 * num_clients for percentile in percentiles]
+    ranges = [(0.0, 1.0)] * len(targets)
+    asked = [list[tuple[float, float]]() for _ in targets]
+    for _ in range(SEARCH_STEPS if targets else 0):
+        middles = [(low + high) / 2 for low, high in ranges]
+        for i, found in enumerate(count(middles)):
+            asked[i].append((abs(found - targets[i]), middles[i]))
+            low, high = ranges[i]
+            is_above = found > targets[i]
+            ranges[i] = (low, middles[i]) if is_above else (middles[i], high)
+    return [min(distances)[1] for distances in asked]
+
+
+# ------------------------------------------------------------------ statements
+
+
+def statements(selection: Selection, num_clients: int) -> tuple[Statement, ...]:
+    """Returns the guarantee of a private selection by itself; nothing if not private.
+
+    Privacy: public.
+
+    Args:
+        selection: the settings.
+        num_clients: K.
+    """
+    cost = selection.cost(num_clients)
+    if cost is None:
+        return ()
+    result = []
+    learns = {"release": (), "server": (_SERVER_LEARNS[bool(selection.percentiles)],)}
+    for adversary, sees in _ADVERSARIES.items():
+        for relation, meaning in _RELATIONS.items():
+            epsilon = cost.composed(adversary, relation).epsilon(selection.delta)
+            result.append(
+                Statement(
+                    adversary=adversary,
+                    relation=relation,
+                    unit="client",
+                    delta=selection.delta,
+                    epsilon=epsilon if epsilon < math.inf else None,
+                    asked="epsilon",
+                    theorem=THEOREM,
+                    conditions=(
+                        sees,
+                        *learns[adversary],
+                        meaning,
+                        *_conditions(cost),
+                    ),
+                    guarantee=epsilon < math.inf,
+                    client_selection="balanced",
+                    num_rounds=selection.num_rounds,
+                )
+            )
+    return tuple(result)
+
+
+_ADVERSARIES = {
+    "release": "adversary: sees the classifier after every round, every threshold "
+    "asked with its noisy count, and the cohorts; not the clients' messages",
+    "server": "adversary: honest but curious server; it adds the noise itself and sees "
+    "updates and answers before",
+}
+_SERVER_LEARNS = {  # whether percentiles are asked for
+    False: "only the membership is protected from it (randomised response)",
+    True: "not even the membership is protected from it: the comparisons of a "
+    "percentile tell it every cohort that a percentile bounds, exactly",
+}
+_RELATIONS = {
+    "replace-one": "relation: a client's whole data set is replaced",
+    "zero-out": "relation: a client contributes zero updates and the answers of a "
+    "client without images; its slot stays",
+}
+
+
+def _conditions(cost: SelectionCost) -> tuple[str, ...]:
+    return (
+        f"a client takes part in at most {cost.num_releases} rounds of a public "
+        "schedule; no amplification by sampling is claimed",
+        f"updates are clipped to C; noise {cost.noise_multiplier:g} C on their sum, "
+        "fixed in advance and drawn by Flower from numpy's generator in float "
+        "arithmetic: not hardened against floating-point attacks",
+        f"{cost.num_counts} counts with noise {cost.count_noise_std:g}; one randomised "
+        f"response of epsilon {cost.membership_epsilon:g}",
+        "drop-out is independent of data; covers the selection, not the runs on the "
+        "cohorts",
+    )
+
+
+# ------------------------------------------------------------------ plan
+
+
+def write_plan(folder: Path, config: RunConfig, selection: Selection) -> None:
+    """Writes what clients and server read: the settings of data and selection.
+
+    Privacy: public.
+    """
+    values = {"config": config.to_flat(), "selection": dataclasses.asdict(selection)}
+    write_json(folder / PLAN, values)
+
+
+def read_plan(folder: Path) -> tuple[RunConfig, Selection]:
+    """Reads what `write_plan` wrote.
+
+    Raises:
+        UserError: missing or malformed.
+    """
+    values: dict[str, Any] = read_json(folder / PLAN)
+    try:
+        config = RunConfig.from_flat(values["config"])
+        return config, Selection(**values["selection"])
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise UserError(f"{folder / PLAN}: cannot be read ({error})") from error

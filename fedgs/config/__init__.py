@@ -1,0 +1,1 @@
+"""Every setting of a run: fields, ranges, combinations, who hosts whom."""

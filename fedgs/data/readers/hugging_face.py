@@ -1,0 +1,385 @@
+"""Data sets of the Hugging Face hub, split by the partitioners of flwr-datasets.
+
+`hf:NAME` is a data set of the hub, or a folder in one of its formats. Without
+`--download` nothing goes over the network: the data comes from the Hugging Face cache
+(`data_dir`, or its own default). flwr-datasets reports to its maker when partitions are
+loaded through `FederatedDataset.load_partition`; that method is not used here.
+
+Source: Caldas et al., "LEAF", arXiv:1812.01097 (flwrlabs/femnist follows it).
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.data.readers.flower_partitions import parse_toml, partitions
+from fedgs.data.readers.labels import number_of_classes, numbered
+from fedgs.data.readers.pictures import read_picture
+from fedgs.data.records import DARK, Gathering, Records, resize, some
+
+INSTALL = (
+    "run `pip install datasets matplotlib seaborn` and then "
+    "`pip install --no-deps flwr-datasets==0.6.0`"
+)
+BATCH = 256  # rows decoded at a time
+
+
+@dataclass(frozen=True)
+class Options:
+    """The setting `hf_options`; unset columns are found by their type.
+
+    Attributes:
+        image: column of pictures.
+        label: column of class labels or integers.
+        client: column whose values are the clients.
+        split: the split to train on.
+        test_split: the split to test on.
+        subset: the data set's configuration.
+    """
+
+    image: str | None = None
+    label: str | None = None
+    client: str | None = None
+    split: str = "train"
+    test_split: str = "test"
+    subset: str | None = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How pictures become images.
+
+    Attributes:
+        side: of the images.
+        channels: of the images.
+        resizes: whether pictures of another side are resized, or refused.
+        class_map: new label of each label, -1 for those left out; None for all.
+    """
+
+    side: int
+    channels: int
+    resizes: bool = True
+    class_map: NDArray[np.int64] | None = None
+
+
+def read(config: RunConfig) -> Records:
+    """Reads `hf:NAME`.
+
+    Privacy: reads private data; output private.
+
+    Raises:
+        UserError: packages or data are missing, options do not suit the data, or a
+            picture is damaged, named by client and index.
+    """
+    options = options_of(config)
+    dataset = load_split(config, config.data[3:], options, options.split)
+    return read_dataset(config, dataset, options)
+
+
+def read_test(config: RunConfig) -> Records | None:
+    """Reads the split `test` of `hf:NAME`, None where the data set has none.
+
+    Privacy: public. Benchmark test splits, of no client of the run.
+
+    Raises:
+        UserError: as `read`, or the option test_split names none.
+    """
+    options = options_of(config)
+    splits: list[str] = []
+    try:
+        dataset = load_split(
+            config, config.data[3:], options, options.test_split, splits
+        )
+    except UserError:
+        if splits and options.test_split == Options.test_split not in splits:
+            return None
+        raise
+    config = replace(config, partitioner=None, partitioner_options=None)
+    return read_dataset(config, dataset, replace(options, client=None))
+
+
+def options_of(config: RunConfig) -> Options:
+    """Parses `config.hf_options`.
+
+    Privacy: public.
+
+    Raises:
+        UserError: not TOML, or an unknown option.
+    """
+    found = parse_toml("hf_options", config.hf_options)
+    known = [spec.name for spec in fields(Options)]
+    for name, value in found.items():
+        if name not in known or not isinstance(value, str):
+            raise UserError(
+                f"hf_options = {config.hf_options!r}: {name} = {value!r} is unknown; "
+                f"give strings for {', '.join(known)}"
+            )
+    if config.partitioner is not None and "client" in found:
+        raise UserError(
+            f"partitioner = {config.partitioner!r}: hf_options names the clients by a "
+            "column; leave one of the two out"
+        )
+    return Options(**found)
+
+
+def load_split(
+    config: RunConfig,
+    name: str,
+    options: Options,
+    split: str,
+    splits: list[str] | None = None,
+) -> Any:
+    """Loads one split through `flwr_datasets.FederatedDataset`.
+
+    Privacy: reads private data; output private.
+
+    Args:
+        config: uses `data`, `data_dir` and `download`.
+        name: on the hub, or a local folder.
+        options: uses `subset`.
+        split: its name.
+        splits: receives the names of all splits.
+
+    Returns:
+        A `datasets.Dataset`, memory-mapped.
+
+    Raises:
+        UserError: packages, the data or the split are missing.
+    """
+    try:
+        from datasets.exceptions import DatasetsError
+        from flwr_datasets import FederatedDataset
+    except ImportError as error:
+        raise UserError(
+            f"data = {config.data!r}: needs {error.name}; {INSTALL}"
+        ) from error
+    splits = [] if splits is None else splits
+    path = Path(name).expanduser()
+    federated = FederatedDataset(
+        dataset=str(path.absolute()) if path.is_dir() else name,
+        subset=options.subset,
+        partitioners={split: 1},
+        preprocessor=_SplitNames(splits),
+        shuffle=False,
+        cache_dir=config.data_dir and str(Path(config.data_dir).expanduser()),
+    )
+    is_online = config.download and not path.is_dir()
+    try:
+        with contextlib.nullcontext() if is_online else _offline():
+            return federated.partitioners[split].dataset
+    except (OSError, ValueError, DatasetsError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(_problem(config, name, split, splits, reason)) from error
+
+
+def _problem(
+    config: RunConfig, name: str, split: str, splits: list[str], reason: str
+) -> str:
+    if splits:
+        return (
+            f"data = {config.data!r}: has no split {split!r}, it has {some(splits)}; "
+            "give --hf-options, for example split='train'"
+        )
+    if config.download:
+        return f"download = True: {name} failed: {reason}"
+    where = config.data_dir or "its default folder"
+    return (
+        f"data = {config.data!r}: {name} cannot be read from the Hugging Face cache "
+        f"({where}) or a folder: {reason}\nadd --download, or give --data-dir or a "
+        "folder with its files"
+    )
+
+
+class _SplitNames:
+    """Notes the names of the splits on the way through."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+
+    def __call__(self, splits: Any) -> Any:
+        self.names.extend(splits)
+        return splits
+
+
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """Keeps `datasets` off the network and its progress bars off the terminal."""
+    import datasets
+    import huggingface_hub.constants as hub
+    from datasets import config as settings
+
+    before = settings.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE
+    had_bars = not datasets.are_progress_bars_disabled()
+    settings.HF_HUB_OFFLINE = hub.HF_HUB_OFFLINE = True
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        settings.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE = before
+        if had_bars:
+            datasets.enable_progress_bars()
+
+
+# ------------------------------------------------------------------ rows to images
+
+
+def read_dataset(
+    config: RunConfig,
+    dataset: Any,
+    options: Options,
+    reading: Reading | None = None,
+    polarity: str = DARK,
+) -> Records:
+    """Reads all pictures of a split, client by client.
+
+    Privacy: reads private data; output private.
+
+    Args:
+        config: uses the partitioner's settings, `seed` and the image's.
+        dataset: a `datasets.Dataset`.
+        options: the columns.
+        reading: how pictures become images; fitted to the run by default.
+        polarity: what the data set's format declares.
+
+    Raises:
+        UserError: columns or partitioner do not suit the data, or a picture is damaged.
+    """
+    import datasets
+
+    reading = reading or Reading(config.image_size, config.image_channels)
+    image = _image_column(config, dataset, options)
+    label, num_classes = _label_column(config, dataset, options)
+    if reading.class_map is not None:
+        num_classes = int(reading.class_map.max()) + 1
+    elif label is not None and (own := _class_map(config, dataset, label)) is not None:
+        reading = replace(reading, class_map=own)
+        num_classes = number_of_classes(config, own.tolist())
+    dataset = dataset.cast_column(image, datasets.Image(decode=False))
+    shape = (reading.channels, reading.side, reading.side)
+    gathering = Gathering(len(dataset), shape)
+    has_clients = config.partitioner is not None or options.client is not None
+    for client, rows in partitions(config, dataset, options.client, label):
+        gathering.add(client, np.empty((0, *shape), np.uint8), 0)
+        who = f"client {client}: " if has_clients else ""
+        for index, row in enumerate(_rows(rows)):
+            where = f"data = {config.data!r}: {who}image {index}"
+            number = 0 if label is None else _label(row[label], reading, where)
+            if number is not None:
+                picture = _picture(row[image], reading, where)
+                gathering.add(client, picture[None], number)
+    records = gathering.records(config.data, num_classes, polarity)
+    return records if has_clients else replace(records, clients=None)
+
+
+def _rows(rows: Any) -> Iterator[dict[str, Any]]:
+    for batch in rows.iter(batch_size=BATCH):
+        names = list(batch)
+        for values in zip(*batch.values(), strict=True):
+            yield dict(zip(names, values, strict=True))
+
+
+def _picture(cell: Any, reading: Reading, where: str) -> NDArray[np.uint8]:
+    """Returns (channels, side, side)."""
+    if not cell or not (cell["bytes"] or cell["path"]):
+        raise UserError(f"{where}: is missing; leave this row out")
+    source = cell["bytes"] or Path(cell["path"])
+    pixels = read_picture(source, where, reading.channels)
+    side = pixels.shape[1]
+    if side != reading.side:
+        if not reading.resizes:
+            raise UserError(
+                f"{where}: has {side} x {side} pixels; this data set has "
+                f"{reading.side} x {reading.side}"
+            )
+        pixels = resize(pixels[None], reading.side)[0]
+    return pixels
+
+
+def _label(value: Any, reading: Reading, where: str) -> int | None:
+    """Returns the new label, None for a class that is left out."""
+    if not isinstance(value, int) or value < 0:
+        raise UserError(f"{where}: has the label {value}; give integers from 0")
+    if reading.class_map is None:
+        return value
+    if value >= len(reading.class_map):
+        raise UserError(
+            f"{where}: has the label {value}; this data set has 0 to "
+            f"{len(reading.class_map) - 1}"
+        )
+    new = int(reading.class_map[value])
+    return new if new >= 0 else None
+
+
+# ------------------------------------------------------------------ columns
+
+
+def _image_column(config: RunConfig, dataset: Any, options: Options) -> str:
+    import datasets
+
+    kinds = dataset.features
+    found = [name for name, kind in kinds.items() if isinstance(kind, datasets.Image)]
+    if options.image is not None:
+        found = [name for name in found if name == options.image]
+    if len(found) != 1:
+        raise UserError(
+            f"data = {config.data!r}: {len(found)} columns of pictures fit, among "
+            f"{some(kinds, 9)}; give --hf-options, for example image='img'"
+        )
+    return found[0]
+
+
+def _label_column(
+    config: RunConfig, dataset: Any, options: Options
+) -> tuple[str | None, int]:
+    """Returns the column of labels, if any, and their number."""
+    import datasets
+
+    kinds = dataset.features
+    if options.label is not None:
+        found = [options.label]
+    else:
+        classes = datasets.ClassLabel
+        found = [name for name, kind in kinds.items() if isinstance(kind, classes)]
+    if not found:
+        return None, 1
+    kind = kinds.get(found[0])
+    is_class = isinstance(kind, datasets.ClassLabel)
+    if len(found) > 1 or not (is_class or "int" in getattr(kind, "dtype", "")):
+        raise UserError(
+            f"data = {config.data!r}: {some(found)} cannot be the label, of columns "
+            f"{some(kinds, 9)}; give --hf-options label='NAME' of one column of class "
+            "labels or integers"
+        )
+    if is_class:
+        return found[0], len(kind.names)
+    return found[0], max(int(max(dataset[found[0]], default=0)), 0) + 1
+
+
+def _class_map(config: RunConfig, dataset: Any, label: str) -> NDArray[np.int64] | None:
+    """Returns the run's label of each label of the data; None where they are the same.
+
+    A data set declares its class labels. A folder of pictures does not: its labels are
+    numbered in the order of the folders that are there.
+    """
+    import datasets
+
+    kind = dataset.features[label]
+    is_named = isinstance(kind, datasets.ClassLabel)
+    if config.class_names and not is_named:
+        raise UserError(
+            f"classes = {config.classes!r}: the column {label} of data = "
+            f"{config.data!r} has numbers, not names; leave out --classes"
+        )
+    if not is_named or not (config.class_names or _is_folder(dataset)):
+        return None
+    return np.array([*numbered(config, kind.names).values()], np.int64)
+
+
+def _is_folder(dataset: Any) -> bool:
+    return dataset.info.builder_name == "imagefolder"

@@ -1,0 +1,63 @@
+"""Labels of classes that the data names, as folders do.
+
+A name that is a number is its own label; any other name needs the public setting
+`classes`, whose order decides. Numbering the names that the data happen to have would
+let one client's folder move the labels of all others, and labels would differ between
+machines of a deployment.
+"""
+
+import unicodedata
+from collections.abc import Iterable
+
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.data.records import MOST_CLASSES
+
+
+def numbered(config: RunConfig, names: Iterable[str]) -> dict[str, int]:
+    """Returns the label of each class name; of the others it does not depend.
+
+    Privacy: post-processing of the names, which are private unless `classes` has them.
+
+    Args:
+        config: uses `classes` and `data`.
+        names: of the classes that the data has.
+
+    Raises:
+        UserError: a name is neither in `classes` nor, without that, a small number.
+
+    >>> numbered(RunConfig(data="folder:x", classes="dog,cat"), ["cat"])
+    {'cat': 1}
+    >>> numbered(RunConfig(data="folder:x"), ["7", "03"])
+    {'7': 7, '03': 3}
+    """
+    names = list(names)
+    shown = f"data = {config.data!r}"
+    if classes := config.class_names:
+        plain = {name: unicodedata.normalize("NFC", name).strip() for name in names}
+        if unknown := [name for name in names if plain[name] not in classes]:
+            raise UserError(
+                f"classes = {config.classes!r}: {shown} has the class {unknown[0]!r}; "
+                "add it to --classes, or take its images out"
+            )
+        return {name: classes.index(plain[name]) for name in names}
+    if unknown := [name for name in names if not name.isdecimal()]:
+        found = ",".join(sorted(unicodedata.normalize("NFC", name) for name in names))
+        raise UserError(
+            f"classes is unset: {shown} has the class {unknown[0]!r}, whose label must "
+            f"not follow from whose data is there; give --classes '{found}' (labels in "
+            "this order, the same on all machines), or name the classes 0, 1, ..."
+        )
+    if (largest := max(map(int, names), default=0)) >= MOST_CLASSES:
+        raise UserError(
+            f"{shown}: the class {largest} would make {largest + 1} classes; number "
+            "labels from 0, or give their names in --classes"
+        )
+    return {name: int(name) for name in names}
+
+
+def number_of_classes(config: RunConfig, labels: Iterable[int]) -> int:
+    """Returns how many classes there are: those of `classes`, or up to the largest.
+
+    Privacy: public by `classes`; the largest label becomes public without it.
+    """
+    return len(config.class_names) or max(labels, default=0) + 1

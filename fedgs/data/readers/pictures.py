@@ -1,0 +1,92 @@
+"""One picture file, as pixels that can be trained on.
+
+Grey and 8-bit colour pictures are read; what would need a guess is refused: a
+transparent background, 16 bits, and pictures that are not square.
+"""
+
+import io
+import struct
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from fedgs.config.run_config import UserError
+
+GREY_MODES = ("1", "L")
+COLOUR_MODES = ("RGB", "RGBA", "LA", "P", "PA", "CMYK", "YCbCr", "HSV", "LAB")
+ERRORS = (  # what Pillow raises on damaged or hostile files
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    IndexError,
+    struct.error,
+    Image.DecompressionBombError,
+)
+
+
+def read_picture(source: Path | bytes, where: str, channels: int) -> NDArray[np.uint8]:
+    """Reads one square picture.
+
+    A colour picture whose three channels are equal counts as grey.
+
+    Privacy: reads private data; output private.
+
+    Args:
+        source: a file, or the content of one; PNG, JPEG or what else Pillow reads.
+        where: names the picture in errors.
+        channels: 1 for grey, 3 for RGB (grey pictures are repeated).
+
+    Returns:
+        Shape (channels, side, side), uint8, as stored: the polarity is not touched.
+
+    Raises:
+        UserError: unreadable, not square, transparent, above 8 bits per channel, or in
+            colour although channels is 1.
+    """
+    file = io.BytesIO(source) if isinstance(source, bytes) else source
+    try:
+        with Image.open(file) as opened:
+            picture = ImageOps.exif_transpose(opened)
+            picture.load()
+    except ERRORS as error:
+        raise UserError(
+            f"{where}: cannot be read as a picture ({_reason(error)}); replace or "
+            "remove it"
+        ) from error
+    if picture.width != picture.height:
+        raise UserError(
+            f"{where}: has {picture.width} x {picture.height} pixels; give square "
+            "pictures (crop or pad them)"
+        )
+    pixels = _pixels(picture, where)
+    if channels == 3:
+        return np.repeat(pixels, 3, axis=0) if len(pixels) == 1 else pixels
+    if len(pixels) == 3 and (pixels != pixels[:1]).any():
+        raise UserError(f"{where}: is in colour; give --image-channels 3")
+    return pixels[:1]
+
+
+def _pixels(picture: Image.Image, where: str) -> NDArray[np.uint8]:
+    """Returns (1 or 3, H, W)."""
+    if picture.mode in GREY_MODES and not picture.has_transparency_data:
+        return np.asarray(picture.convert("L"))[None]
+    if picture.mode not in (*GREY_MODES, *COLOUR_MODES):
+        raise UserError(
+            f"{where}: has the pixel format {picture.mode}; give 8 bits per channel, "
+            "grey or RGB"
+        )
+    if picture.has_transparency_data:
+        alpha = np.asarray(picture.convert("RGBA"))[..., 3]
+        if alpha.min() < 255:
+            raise UserError(
+                f"{where}: has transparent pixels; flatten it onto its background"
+            )
+    return np.moveaxis(np.asarray(picture.convert("RGB")), 2, 0)
+
+
+def _reason(error: BaseException) -> str:
+    """Returns the error in one line, without the address of a buffer."""
+    return str(error).split("<")[0].strip() or type(error).__name__

@@ -1,0 +1,1 @@
+"""The round and its two sides, server and node, and the loop around it."""

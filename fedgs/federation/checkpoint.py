@@ -1,0 +1,136 @@
+"""Checkpoints: what the server needs to go on, and when it is written."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from fedgs.config.run_config import UserError
+from fedgs.federation.round import ServerState
+from fedgs.privacy.ledger import Ledger
+from fedgs.runs.run_folder import RunFolder
+from fedgs.shapes import TensorDict
+
+CHECKPOINT_SHARE = 0.05  # of the run's time, where checkpoint_every is unset
+CHECKPOINT_SECONDS = 10.0  # and never more often than this
+
+
+def server_tensors(server: ServerState) -> TensorDict:
+    """Returns everything the server needs to go on, under flat names.
+
+    Privacy: post-processing of DP output.
+    """
+    flat = {f"generator.{n}": v for n, v in server.generator.state_dict().items()}
+    averaged = server.ema.state_dict()
+    flat |= {f"ema.{name}": value for name, value in averaged.items()}
+    for index, moments in server.optimizer.state_dict()["state"].items():
+        flat |= {f"adam.{index}.{name}": value for name, value in moments.items()}
+    return flat
+
+
+def restore(folder: RunFolder, server: ServerState) -> None:
+    """Puts the server into the state of the last checkpoint, if there is one.
+
+    Privacy: post-processing of DP output.
+
+    Raises:
+        UserError: the checkpoint is corrupted or of another architecture.
+    """
+    found = folder.load_checkpoint()
+    folder.truncate_metrics(found[0] if found else 0)
+    if found is None:
+        return
+    round, tensors = found
+    groups: dict[str, TensorDict] = {"generator": {}, "ema": {}, "adam": {}}
+    for name, value in tensors.items():
+        group, _, rest = name.partition(".")
+        groups[group][rest] = value
+    moments: dict[int, TensorDict] = {}
+    for name, value in groups["adam"].items():
+        index, _, rest = name.partition(".")
+        moments.setdefault(int(index), {})[rest] = value
+    try:
+        server.generator.load_state_dict(groups["generator"])
+        server.ema.load_state_dict(groups["ema"])
+    except RuntimeError as error:
+        raise UserError(
+            f"{folder.path}: the checkpoint is of another generator than config.json "
+            "says; restore config.json"
+        ) from error
+    adam = server.optimizer.state_dict()
+    server.optimizer.load_state_dict({**adam, "state": moments})
+    server.round = round
+
+
+@contextmanager
+def indispensable(folder: RunFolder, what: str) -> Iterator[None]:
+    """Says which part of a run could not be written, and what to do then.
+
+    Privacy: public.
+
+    Raises:
+        UserError: the system's reason.
+    """
+    try:
+        yield
+    except OSError as error:
+        problem = f"{what} cannot be written ({error.strerror})"
+        raise UserError(
+            f"{folder.path}: {problem}; free the disk, then resume the run"
+        ) from error
+
+
+class Checkpoints:
+    """Commits checkpoints, as often as their cost allows.
+
+    Privacy: post-processing of DP output; the nodes' states go to the private folder.
+
+    Attributes:
+        committed: the round of the last committed checkpoint, 0 before the first.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        server: ServerState,
+        ledger: Ledger,
+        save_nodes: Callable[[int], None],
+    ) -> None:
+        """Starts the clock; `save_nodes(keep_round)` has all node states on disk."""
+        self.folder, self.server = folder, server
+        self.ledger, self.save_nodes = ledger, save_nodes
+        self.committed = server.round
+        self.last, self.cost = time.monotonic(), 0.0
+
+    def commit(self, buffers: TensorDict | None = None) -> None:
+        """Saves the nodes, then commits the server's state.
+
+        Args:
+            buffers: the generator's, from before the drawing of a round that is
+                discarded; a resumed run draws it again.
+        """
+        if buffers:
+            self.server.generator.load_state_dict(buffers, strict=False)
+        if self.committed == self.server.round and self.committed > 0:
+            with indispensable(self.folder, "the ledger's length"):
+                self.folder.record(self.ledger)  # a discarded round has an event
+            return
+        started = time.monotonic()
+        with indispensable(self.folder, f"the checkpoint of round {self.server.round}"):
+            self.save_nodes(self.committed)
+            self.folder.save_checkpoint(
+                self.server.round, server_tensors(self.server), self.ledger
+            )
+        self.committed = self.server.round
+        self.last = time.monotonic()
+        self.cost = self.last - started
+
+    def commit_if_due(self) -> None:
+        """Commits when the interval has passed: in rounds, or by its measured cost."""
+        every = self.folder.config.checkpoint_every
+        if every is not None:
+            is_due = self.server.round % every == 0
+        else:
+            wait = max(CHECKPOINT_SECONDS, self.cost / CHECKPOINT_SHARE)
+            is_due = time.monotonic() - self.last > wait
+        if is_due:
+            self.commit()

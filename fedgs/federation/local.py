@@ -1,0 +1,102 @@
+"""The local engine: one process, no Flower; the nodes are spread over threads.
+
+Each thread computes whole nodes with `num_threads` torch threads of its own, so the
+number of workers does not change a bit of the result.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from fedgs.config.run_config import RunConfig
+from fedgs.data.federated import FederatedImages
+from fedgs.federation.messages import FakeBatch
+from fedgs.federation.node import Node
+from fedgs.federation.training import Report, Stop, nodes_of, run_rounds
+from fedgs.mechanism.sanitizer import SanitizedGradients
+from fedgs.privacy.client_limits import ClientRefused
+from fedgs.runs.run_folder import RunFolder
+
+
+def train(folder: RunFolder, data: FederatedImages, report: Report, stop: Stop) -> None:
+    """Trains a run in this process, from its last checkpoint or from the start.
+
+    Privacy: releases (epsilon, delta)-DP output; events: in the folder's ledger.
+
+    Args:
+        folder: the run folder; its configuration is resolved.
+        data: the clients' images.
+        report: called with the public metrics of each round.
+        stop: when set, the run checkpoints after the current round and stops.
+
+    Raises:
+        RunStopped: the run ended early with a checkpoint.
+        UserError: another process trains in this folder, or it is corrupted.
+    """
+    torch.set_num_threads(folder.config.num_threads)
+    with folder.locked(), LocalNodes(folder, data) as nodes:
+        run_rounds(folder, nodes, report, stop)
+
+
+class LocalNodes:
+    """All nodes of a run in this process; made when first asked."""
+
+    def __init__(self, folder: RunFolder, data: FederatedImages) -> None:
+        """Starts the worker threads."""
+        self.config: RunConfig = folder.config
+        self.private = folder.private
+        self.data = data
+        self.nodes: dict[int, Node] = {}
+        self.failures: list[str] = []
+        is_cpu = self.config.device == "cpu"
+        self.pool = ThreadPoolExecutor(
+            self.config.num_workers if is_cpu else 1,
+            initializer=torch.set_num_threads,
+            initargs=(self.config.num_threads,),
+        )
+
+    def __enter__(self) -> "LocalNodes":
+        """Returns itself."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Ends the worker threads."""
+        self.pool.shutdown(cancel_futures=True)
+
+    def answers(self, request: FakeBatch) -> Sequence[SanitizedGradients]:
+        """Answers a request with all nodes concerned; a failing node raises.
+
+        If the clients of one node refuse, no node trains, and nobody answers: the run
+        can go on later from the round before.
+        """
+        asked = nodes_of(self.config, request.trainees)
+        told = request.told(self.config.hosting, asked)
+        refusals = self.pool.map(lambda i: self._refusal(i, told[i]), asked)
+        self.failures = [refusal for refusal in refusals if refusal]
+        if self.failures:
+            return []
+        results = self.pool.map(lambda i: self._node(i).answer(told[i]), asked)
+        return [answer for answer in results if answer is not None]
+
+    def _refusal(self, node_id: int, request: FakeBatch) -> str:
+        try:
+            self._node(node_id).check(request)
+        except ClientRefused as error:
+            return f"node {node_id}: {error}"
+        return ""
+
+    def prepare(self, request: FakeBatch, nodes: Sequence[int]) -> None:
+        """Has the nodes make their discriminators."""
+        told = request.told(self.config.hosting, nodes)
+        list(self.pool.map(lambda i: self._node(i).answer(told[i]), nodes))
+
+    def save(self, keep_round: int) -> None:
+        """Writes the state of every node that changed."""
+        for node in list(self.nodes.values()):
+            node.save(keep_round)
+
+    def _node(self, node_id: int) -> Node:
+        if node_id not in self.nodes:
+            self.nodes[node_id] = Node(self.config, node_id, self.data, self.private)
+        return self.nodes[node_id]

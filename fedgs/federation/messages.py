@@ -1,0 +1,317 @@
+"""What crosses the network: FakeBatch down, SanitizedGradients up, nothing else.
+
+A message is encoded as a flat dictionary of scalars and bytes (tensors as
+`fedgs.mechanism.quantization` packs them, never pickle), so that any transport can
+carry it. `encode_answer` is the one place that encodes a reply, and it accepts
+sanitized gradients only.
+
+Both decoders take the other side for hostile. They compare the size of everything with
+what the run's settings allow before they decode it, take no key, type or value but the
+expected, and raise `UserError` with a text that quotes nothing of the message. Which
+inputs were tried: docs/hostile_inputs.md.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Literal
+
+from fedgs.config.hosting import Hosting
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.mechanism.norm_check import check_norms
+from fedgs.mechanism.quantization import (
+    pack_fakes,
+    pack_release,
+    unpack_fakes,
+    unpack_release,
+)
+from fedgs.mechanism.sanitizer import SanitizedGradients, received
+from fedgs.shapes import Images, Labels
+
+Payload = dict[str, str | int | float | bytes]
+Clients = Sequence[int] | Literal["all"]
+RECORD = "fedgs"  # the name under which client and server carry a payload
+EVERYONE: Literal["all"] = "all"
+ADDRESS_FIELDS = frozenset({"run_folder", "run_id"})  # with a request, for clients/
+REQUEST_FIELDS = frozenset(
+    {"round", "participants", "trainees", "keep_round", "tensors"}
+)
+ANSWER_FIELDS = frozenset(
+    {
+        *("is_empty", "round", "node_id", "request"),
+        *("noise_std", "clip_bound", "tensors"),
+    }
+)
+SHOWN_CHARACTERS = 200  # of a foreign text, in one log line
+
+
+@dataclass(frozen=True)
+class FakeBatch:
+    """The server's request of one round: public, computed from DP outputs only.
+
+    Round 0 is the warm start on public fakes: nobody answers it.
+
+    Attributes:
+        round: the round, 0 for the warm start.
+        images: the fakes, shape (F, C, S, S), float32 in [0, 1], 0 = background.
+        labels: shape (F,), int64.
+        participants: the clients that answer on the last `batch_size` fakes.
+        trainees: the clients whose discriminators train on the fakes, or "all".
+        keep_round: the last committed checkpoint; a node keeps its state of then.
+    """
+
+    round: int
+    images: Images
+    labels: Labels
+    participants: Clients
+    trainees: Clients
+    keep_round: int = 0
+
+    def digest(self) -> str:
+        """Returns the hash of what is asked: the same request, the same answer.
+
+        Privacy: public.
+        """
+        return self._digest
+
+    def told(self, hosting: Hosting, nodes: Iterable[int]) -> dict[int, "FakeBatch"]:
+        """Returns the request of each node: of the clients, it names its own only.
+
+        "all" stays, for the run's settings say that everybody is meant. Nodes that are
+        told the same share one request, and with it its digest.
+
+        Privacy: public.
+        """
+        found: dict[tuple[Clients, Clients], FakeBatch] = {}
+        told: dict[int, FakeBatch] = {}
+        for node in nodes:
+            hosted = hosting.hosted(node)
+            asked = _own(self.participants, hosted), _own(self.trainees, hosted)
+            if asked not in found:
+                participants, trainees = asked
+                found[asked] = replace(
+                    self, participants=participants, trainees=trainees
+                )
+            told[node] = found[asked]
+        return told
+
+    @cached_property
+    def _digest(self) -> str:
+        asked = (self.round, _join(self.participants), _join(self.trainees))
+        content = hashlib.sha256(repr(asked).encode())
+        content.update(self.images.numpy().tobytes())
+        content.update(self.labels.numpy().tobytes())
+        return content.hexdigest()
+
+
+def clients_of(clients: Clients, hosted: Sequence[int]) -> list[int]:
+    """Returns which of a node's hosted clients are meant by a request.
+
+    Privacy: public.
+    """
+    if clients == EVERYONE:
+        return list(hosted)
+    wanted = set(clients)
+    return [client for client in hosted if client in wanted]
+
+
+def _own(clients: Clients, hosted: Sequence[int]) -> Clients:
+    return EVERYONE if clients == EVERYONE else tuple(clients_of(clients, hosted))
+
+
+def encode_batch(
+    batch: FakeBatch, config: RunConfig, tensors: bytes | None = None
+) -> Payload:
+    """Encodes a request.
+
+    Privacy: public.
+
+    Args:
+        batch: the request.
+        config: the run's.
+        tensors: the fakes, packed already by `pack_fakes`.
+    """
+    if tensors is None:
+        tensors = pack_fakes(batch.images, batch.labels, config)
+    return {
+        "round": batch.round,
+        "participants": _join(batch.participants),
+        "trainees": _join(batch.trainees),
+        "keep_round": batch.keep_round,
+        "tensors": tensors,
+    }
+
+
+def decode_batch(payload: Mapping[str, object], config: RunConfig) -> FakeBatch:
+    """Decodes a request and checks it against the run's configuration.
+
+    Privacy: public.
+
+    Raises:
+        UserError: wrong keys, sizes, shapes, types or values; nothing of the request
+            is used, and the text quotes nothing of it.
+    """
+    _check_fields(payload, REQUEST_FIELDS, ADDRESS_FIELDS)
+    round = _integer(payload, "round", 0, config.num_rounds)
+    participants = _split(payload, "participants", config)
+    asked, most = _count(participants, config), _most_participants(round, config)
+    if asked > most:
+        raise UserError(f"request with more than {most} participants: refused")
+    trainees = _split(payload, "trainees", config)
+    keep_round = _integer(payload, "keep_round", 0, max(round - 1, 0))
+    images, labels = unpack_fakes(payload["tensors"], config)
+    if not bool(((images >= 0) & (images <= 1)).all()):
+        raise UserError("fakes outside [0, 1]: refused")
+    num_classes = config.num_classes or 1
+    if not bool(((labels >= 0) & (labels < num_classes)).all()):
+        raise UserError(f"labels outside [0, {num_classes}): refused")
+    return FakeBatch(round, images, labels, participants, trainees, keep_round)
+
+
+def encode_answer(
+    answer: SanitizedGradients | None, config: RunConfig, request: FakeBatch
+) -> Payload:
+    """Encodes a reply: sanitized gradients, or an empty one from a node that trained.
+
+    Privacy: post-processing of DP output; the only function that encodes a reply.
+
+    Raises:
+        TypeError: anything but sanitized gradients.
+    """
+    if answer is None:
+        return {"is_empty": 1}
+    if type(answer) is not SanitizedGradients:
+        raise TypeError(
+            f"{type(answer).__name__} must not leave a client: only SanitizedGradients"
+        )
+    return {
+        "is_empty": 0,
+        "round": answer.round,
+        "node_id": answer.node_id,
+        "noise_std": answer.noise_std,
+        "clip_bound": answer.clip_bound,
+        "request": bytes.fromhex(request.digest()),
+        "tensors": pack_release(answer.values, config),
+    }
+
+
+def decode_answer(
+    payload: Mapping[str, object], config: RunConfig, request: FakeBatch, node_id: int
+) -> SanitizedGradients | None:
+    """Decodes a reply and checks that it answers this request with the agreed noise.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        payload: what came.
+        config: the run's.
+        request: what was sent.
+        node_id: to whom.
+
+    Raises:
+        UserError: wrong keys, round, node, request, size, shape or noise, non-finite
+            values, or a larger norm than honest answers have. The text names node and
+            round, and quotes nothing of the reply.
+    """
+    try:
+        return _decode_answer(payload, config, request, node_id)
+    except UserError as error:
+        where = f"answer of {config.node_title(node_id)} to round {request.round}"
+        raise UserError(f"{where}: {error}") from None
+
+
+def _decode_answer(
+    payload: Mapping[str, object], config: RunConfig, request: FakeBatch, node_id: int
+) -> SanitizedGradients | None:
+    asked = len(clients_of(request.participants, config.hosting.hosted(node_id)))
+    if _integer(payload, "is_empty", 0, 1):
+        _check_fields(payload, {"is_empty"})
+        if asked:
+            raise UserError("empty, though its clients take part")
+        return None
+    _check_fields(payload, ANSWER_FIELDS)
+    if not asked:
+        raise UserError("gradients, though none of its clients takes part")
+    agreed = {
+        "round": request.round,
+        "node_id": node_id,
+        "request": bytes.fromhex(request.digest()),
+        "noise_std": config.noise_std,
+        "clip_bound": config.clip_bound,
+    }
+    for name, value in agreed.items():
+        if type(payload[name]) is not type(value) or payload[name] != value:
+            raise UserError(f"another {name} than this run and round have")
+    values = unpack_release(payload["tensors"], config)
+    check_norms(values, config, asked)
+    return received(values, request.round, node_id, config.noise_std, config.clip_bound)
+
+
+def one_line(text: object) -> str:
+    """Returns a foreign text for a log: printable, short and on one line.
+
+    Privacy: public; of public texts only.
+    """
+    start = str(text)[:SHOWN_CHARACTERS]
+    return "".join(c if c.isprintable() else "?" for c in start)
+
+
+def _check_fields(
+    payload: Mapping[str, object], names: Set[str], others: Set[str] = frozenset()
+) -> None:
+    for name in sorted(names):
+        if name not in payload:
+            raise UserError(f"message without {name}: refused")
+    if not set(payload) <= names | others:
+        raise UserError(f"message with other fields than {sorted(names)}: refused")
+
+
+def _integer(payload: Mapping[str, object], name: str, least: int, most: int) -> int:
+    value = payload.get(name)
+    if type(value) is not int or not least <= value <= most:  # True is no integer
+        raise UserError(
+            f"message whose {name} is no integer from {least} to {most}: refused"
+        )
+    return value
+
+
+def _count(clients: Clients, config: RunConfig) -> int:
+    return (config.num_clients or 1) if clients == EVERYONE else len(clients)
+
+
+def _most_participants(round: int, config: RunConfig) -> int:
+    if round == 0:  # the warm start, which nobody answers
+        return 0
+    everyone = config.num_clients or 1
+    if config.client_selection == "all":
+        return everyone
+    return config.clients_per_round or everyone
+
+
+def _join(clients: Clients) -> str:
+    if isinstance(clients, str):
+        return clients
+    return ",".join(str(client) for client in clients)
+
+
+def _split(payload: Mapping[str, object], name: str, config: RunConfig) -> Clients:
+    """Reads "all", or the increasing numbers of clients exactly as `_join` writes."""
+    text, num_clients = payload[name], config.num_clients or 1
+    if text == EVERYONE:
+        return EVERYONE
+    problem = f"message whose {name} is no list of clients below {num_clients}: refused"
+    longest = num_clients * (len(str(num_clients)) + 1)
+    if not isinstance(text, str) or len(text) > longest:
+        raise UserError(problem)
+    try:
+        clients = tuple(int(part) for part in text.split(",") if part)
+    except ValueError:
+        raise UserError(problem) from None
+    is_increasing = all(a < b for a, b in pairwise(clients))
+    if not is_increasing or not all(0 <= client < num_clients for client in clients):
+        raise UserError(problem)
+    if _join(clients) != text:  # " 1", "+1", "01", "1,,2"
+        raise UserError(problem)
+    return clients

@@ -1,0 +1,176 @@
+"""From the settings that a user gives to a run that can start.
+
+`resolve` loads the data and fixes every open value; `check_capacity` refuses what the
+machine cannot hold. Both fail before anything is written.
+"""
+
+import dataclasses
+import math
+import secrets
+import shutil
+from pathlib import Path
+
+import torch
+
+from fedgs.cohorts.files import selection_costs
+from fedgs.config.run_config import RunConfig, UserError, check_submitted
+from fedgs.data.federated import FederatedImages, load_data
+from fedgs.gan.models import build_discriminator
+from fedgs.privacy.accounting import Plan
+from fedgs.privacy.budget import calibrate_noise
+from fedgs.privacy.client_count import check_start
+from fedgs.privacy.selection_cost import check_target
+
+
+def resolve(
+    config: RunConfig, data: FederatedImages | None = None
+) -> tuple[RunConfig, FederatedImages]:
+    """Loads the data and fixes every open setting: K, m, seed, noise.
+
+    Privacy: public, but for the data itself.
+
+    Args:
+        config: the settings.
+        data: what they describe, if it is loaded already.
+
+    Raises:
+        UserError: settings that contradict each other, the data or the machine.
+    """
+    config.validate()
+    if config.seed is None:
+        config = dataclasses.replace(config, seed=secrets.randbelow(2**31))
+    data = load_data(config) if data is None else data
+    if config.client_selection == "all" and config.clients_per_round is None:
+        config = dataclasses.replace(config, clients_per_round=data.num_clients)
+    config = dataclasses.replace(
+        config, num_clients=data.num_clients, num_classes=data.num_classes
+    ).validate()
+    config = with_noise(config)
+    check_start(config, data.client_names)
+    return config, data
+
+
+def resolve_deployed(config: RunConfig) -> RunConfig:
+    """Fixes every open setting of a deployed run, whose data the server does not see.
+
+    Privacy: public.
+
+    Args:
+        config: with the names of its nodes.
+
+    Raises:
+        UserError: settings that contradict each other, or that data would have told.
+    """
+    if config.num_classes is None:
+        raise UserError(
+            "num_classes is unset: the server of a deployment sees no data; give "
+            "--num-classes"
+        )
+    if config.num_clients is None:
+        num_clients = len(config.node_names) * config.clients_per_node
+        config = dataclasses.replace(config, num_clients=num_clients)
+    if config.client_selection == "all" and config.clients_per_round is None:
+        config = dataclasses.replace(config, clients_per_round=config.num_clients)
+    if config.seed is None:
+        config = dataclasses.replace(config, seed=secrets.randbelow(2**31))
+    check_submitted(config)
+    config = dataclasses.replace(config, selection_seed=secrets.randbits(63))
+    return with_noise(config.validate())
+
+
+def with_noise(config: RunConfig) -> RunConfig:
+    """Returns the configuration with the noise that its target_epsilon asks for.
+
+    A `noise_multiplier` given beside `target_epsilon` stays: the target is then a
+    budget that stops the run. The target includes a private selection of the cohort.
+
+    Privacy: public; computed from the plan, never from data.
+
+    Raises:
+        UserError: neither is given, or the target cannot be met.
+    """
+    selections, target = selection_costs([config]), config.target_epsilon
+    if config.noise_multiplier is not None:
+        if target is not None:
+            asked = (config.adversary, config.relation)
+            check_target(selections, *asked, target, config.delta)
+        return config
+    if target is None:
+        raise UserError(
+            "noise_multiplier is unset: give --noise-multiplier (0 for a run without "
+            "privacy) or --target-epsilon"
+        )
+    noise_multiplier = calibrate_noise(
+        Plan.from_config(dataclasses.replace(config, noise_multiplier=1.0)),
+        target,
+        config.delta,
+        config.adversary,
+        config.relation,
+        config.colluding_nodes,
+        selections,
+    )
+    return dataclasses.replace(config, noise_multiplier=noise_multiplier)
+
+
+def check_capacity(config: RunConfig, folder: Path) -> None:
+    """Refuses a run whose discriminators fit neither memory nor disk.
+
+    Raises:
+        UserError: with the estimate and what is there.
+    """
+    if config.device != "cpu" and not torch.cuda.is_available():
+        raise UserError(f"device = {config.device}: no GPU is here; give --device cpu")
+    state = state_bytes(config)
+    if config.device == "cpu":
+        held = int(state * copies_in_memory(config))
+        limits = {"memory": (held, available_memory())}
+    else:
+        limits = {"GPU memory": (state, torch.cuda.mem_get_info()[0])}
+    while not folder.exists():
+        folder = folder.parent
+    limits["disk"] = (3 * state, shutil.disk_usage(folder).free)
+    for what, (needed, there) in limits.items():
+        if needed > there:
+            raise UserError(
+                f"discriminator_dim = {config.discriminator_dim}: the discriminators "
+                f"of {clients_needed(config)} clients need about {needed / 1e9:.1f} GB "
+                f"of {what}, {there / 1e9:.1f} GB are free; give a smaller "
+                "--discriminator-dim, --num-clients or --num-rounds"
+            )
+
+
+def copies_in_memory(config: RunConfig) -> float:
+    """Returns how often memory holds the discriminators; workers may share a node."""
+    if config.engine == "local":
+        return 1
+    of_one = config.hosting.most_clients(nodes_in_memory(config))
+    copies = config.num_workers * of_one / (config.num_clients or 1)
+    return min(max(2.0, copies), config.num_workers)
+
+
+def nodes_in_memory(config: RunConfig) -> int:
+    """Returns how many nodes a worker of a simulation keeps in memory at most."""
+    return math.ceil(config.num_nodes / config.num_workers) + 1
+
+
+def clients_needed(config: RunConfig) -> int:
+    """Returns how many clients' discriminators the run makes at most."""
+    num_clients = config.num_clients or 1
+    if config.discriminator_training == "every_round" or config.warm_start == "public":
+        return num_clients
+    nodes = min(config.num_nodes, (config.clients_per_round or 1) * config.num_rounds)
+    return config.hosting.most_clients(nodes)
+
+
+def state_bytes(config: RunConfig) -> int:
+    """Returns the size of the run's discriminators with their Adam moments."""
+    params = build_discriminator(config, 0).parameters()
+    return clients_needed(config) * 3 * 4 * sum(param.numel() for param in params)
+
+
+def available_memory() -> int:
+    """Returns the bytes of memory that processes can still take."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/meminfo has no MemAvailable")

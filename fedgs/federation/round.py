@@ -1,0 +1,317 @@
+"""One round on one page: Algorithms 1 and 2 of GS-WGAN are the same functions.
+
+    for each client k (when first needed):                     Algorithm 2
+        warm_start(k)                                          lines 1-3, 16-27
+    for round in 1..T:                                         line 5
+        participants = select(round)                           line 6
+        images = G(z, labels)                                  line 8
+        each client: n_dis discriminator steps, then one
+        sanitized answer for the last B images                 lines 9, 28-32
+        theta_G <- Adam(theta_G, 1/(m B) sum g J_G(z))         line 11
+    the ledger has the event before the request is sent        line 12
+
+Algorithm 1 is the same round where the K clients are shards of one data set. Full
+participation is the same round with m = K.
+
+Source: Chen, Orekondy, Fritz, "GS-WGAN: a gradient-sanitized approach for learning
+differentially private generators", NeurIPS 2020, Algorithms 1 and 2; reference
+source/main.py, source/pretrain.py.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgs.config.run_config import RunConfig
+from fedgs.data.federated import FederatedImages
+from fedgs.federation.messages import EVERYONE, Clients, FakeBatch, clients_of
+from fedgs.gan.client_training import Draws, train_discriminators
+from fedgs.gan.discriminators import Discriminators
+from fedgs.gan.models import (
+    Generator,
+    build_generator,
+    sample_labels,
+    sample_latents,
+    update_ema,
+)
+from fedgs.mechanism.noise import NoiseStream
+from fedgs.mechanism.quantization import release_step, round_fakes
+from fedgs.mechanism.sanitizer import (
+    ClippedGradients,
+    PerSampleGradients,
+    SanitizedGradients,
+    clip,
+    from_dct,
+    sanitize,
+    to_dct,
+)
+from fedgs.randomness import derived_seed, stream
+from fedgs.shapes import Images, Labels
+
+# ------------------------------------------------------------------ server
+
+
+@dataclass
+class ServerState:
+    """What the server keeps between rounds; all of it is DP output.
+
+    Attributes:
+        generator: G.
+        optimizer: Adam of G.
+        ema: the average of G, which samples are drawn from.
+        round: the last finished round, 0 before the first.
+    """
+
+    generator: Generator
+    optimizer: torch.optim.Optimizer
+    ema: Generator
+    round: int = 0
+
+
+def new_server(config: RunConfig) -> ServerState:
+    """Initialises the generator, its optimizer and its average from the seed.
+
+    Privacy: public.
+    """
+    seed = derived_seed(_seed(config), "generator")
+    generator = build_generator(config, seed).to(config.device)
+    optimizer = torch.optim.Adam(
+        generator.parameters(),
+        lr=config.generator_learning_rate,
+        betas=(config.generator_beta1, config.generator_beta2),
+    )
+    average = copy.deepcopy(generator).eval().requires_grad_(False)
+    return ServerState(generator, optimizer, average)
+
+
+def select(config: RunConfig, round: int) -> Clients:
+    """Returns the participants of a round, sorted, or "all".
+
+    Privacy: public; independent of the data.
+
+    Source: Algorithm 2, line 6, for `uniform` with m = 1.
+    """
+    num_clients, count = config.num_clients or 1, config.clients_per_round or 1
+    if config.client_selection == "all":
+        return EVERYONE
+    if config.client_selection == "uniform":
+        rng = stream(_schedule_seed(config), "selection", round)
+        chosen = rng.choice(num_clients, size=count, replace=False)
+        return tuple(int(client) for client in np.sort(chosen))
+    lap, start = divmod((round - 1) * count, num_clients)
+    seed = _schedule_seed(config)
+    slots = _balanced_lap(seed, num_clients, count, lap)[start : start + count]
+    if len(slots) < count:  # the round runs over into the next lap
+        following = _balanced_lap(seed, num_clients, count, lap + 1)
+        slots = slots + following[: count - len(slots)]
+    return tuple(sorted(slots))
+
+
+@lru_cache(maxsize=4)
+def _balanced_lap(seed: int, num_clients: int, count: int, lap: int) -> tuple[int, ...]:
+    """Returns a shuffled order of all clients, used up before the next one starts.
+
+    A round that runs over two laps must not hold a client twice: whoever stands in
+    its first part moves behind the others in the second lap. So a lap depends on the
+    ones before it, back to the last lap that starts with a round.
+    """
+    first = lap
+    while (first * num_clients) % count:
+        first -= 1
+    order: list[int] = []
+    for number in range(first, lap + 1):
+        shared = (number * num_clients) % count
+        before = set(order[len(order) - shared :])
+        order = stream(seed, "balanced", number).permutation(num_clients).tolist()
+        order.sort(key=lambda client: client in before)  # stable
+    return tuple(order)
+
+
+def draw_fakes(config: RunConfig, server: ServerState) -> tuple[FakeBatch, Images]:
+    """Draws the next round's request and keeps the graph of its answered images.
+
+    Privacy: post-processing of DP output.
+
+    Returns:
+        The request with F = `config.fakes_sent` images, and the last B of them,
+        attached to the generator's graph; only the request's are rounded by the
+        `compact` transport.
+
+    Source: Algorithm 2, lines 6 and 8.
+    """
+    round = server.round + 1
+    latent_rng = stream(_seed(config), "latent", round)
+    z = sample_latents(config, latent_rng, config.fakes_sent).to(config.device)
+    labels = sample_labels(config, latent_rng, config.fakes_sent)
+    labels_there = labels.to(config.device)
+    split = config.fakes_sent - config.batch_size
+    server.generator.train()
+    server.generator.advance_spectral_vectors()
+    answered = server.generator(z[split:], labels_there[split:])
+    images = answered.detach()
+    if split:
+        with torch.no_grad():
+            others = server.generator(z[:split], labels_there[:split])
+        images = torch.cat([others, images])
+    participants = select(config, round)
+    trains_all = config.discriminator_training == "every_round"
+    request = FakeBatch(
+        round=round,
+        images=round_fakes(images.cpu(), config),
+        labels=labels,
+        participants=participants,
+        trainees=EVERYONE if trains_all else participants,
+    )
+    return request, answered
+
+
+def public_fakes(config: RunConfig) -> FakeBatch:
+    """Draws the fakes of the public warm start: round 0, which nobody answers.
+
+    A local warm start needs none; its request has black images.
+
+    Privacy: public; they come from the untrained generator.
+    """
+    rng = stream(_seed(config), "latent", 0)
+    z = sample_latents(config, rng, config.fakes_sent).to(config.device)
+    labels = sample_labels(config, rng, config.fakes_sent)
+    if config.warm_start == "public":
+        generator = new_server(config).generator.eval()
+        with torch.no_grad():
+            images = generator(z, labels.to(config.device)).cpu()
+    else:
+        side = config.image_size
+        images = torch.zeros(len(labels), config.image_channels, side, side)
+    images = round_fakes(images, config)
+    return FakeBatch(0, images, labels, participants=(), trainees=EVERYONE)
+
+
+def server_round(
+    config: RunConfig,
+    server: ServerState,
+    answered: Images,
+    answers: Sequence[SanitizedGradients],
+) -> None:
+    """Updates the generator from the nodes' releases (Algorithm 2, line 11).
+
+    Averages over the *planned* participants, whoever answered, and over B; the
+    average does not depend on the order in which answers came.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        config: the resolved configuration.
+        server: updated in place: generator, optimizer, average and round.
+        answered: the B images with their graph, from `draw_fakes`.
+        answers: the releases, at least one.
+    """
+    total = torch.zeros(config.release_shape, dtype=torch.float64)
+    for answer in sorted(answers, key=lambda answer: answer.node_id):
+        total += answer.values.double()
+    average = total / ((config.clients_per_round or 1) * config.batch_size)
+    if config.gradient_basis == "dct":
+        average = from_dct(average, config.image_size)
+    jacobian_step(server.optimizer, answered, average.to(answered))
+    update_ema(server.ema, server.generator, server.round, config.ema_decay)
+    server.round += 1
+
+
+def jacobian_step(
+    optimizer: torch.optim.Optimizer, images: Images, image_grads: Images
+) -> None:
+    """Multiplies image gradients by the generator's Jacobian and takes one step.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        optimizer: of the generator that drew `images`.
+        images: G(z, labels) with its graph, shape (B, C, S, S).
+        image_grads: same shape.
+
+    Source: GS-WGAN, Eq. 6: the chain rule d L / d theta = d L / d G(z) * J_theta G(z).
+    """
+    optimizer.zero_grad(set_to_none=True)
+    images.backward(image_grads)
+    optimizer.step()
+
+
+# ------------------------------------------------------------------ client
+
+
+def client_round(
+    config: RunConfig,
+    discriminators: Discriminators,
+    data: FederatedImages,
+    hosted: Sequence[int],
+    request: FakeBatch,
+    node_id: int,
+) -> SanitizedGradients | None:
+    """Trains the node's discriminators, then makes one release (lines 28-32).
+
+    n_dis steps and one release, never n_dis releases. A node without participants
+    trains if asked to and releases nothing.
+
+    Privacy: releases (epsilon, delta)-DP output; event: one Gaussian release with
+    `config.noise_std`, clip bound C and B fakes.
+
+    Args:
+        config: the resolved configuration.
+        discriminators: of the hosted clients, trained in place.
+        data: all data that the node can see.
+        hosted: the clients of this node, in the order of `discriminators`.
+        request: the server's fakes.
+        node_id: the node's index.
+    """
+    device = config.device
+    fakes, labels = request.images.to(device), request.labels.to(device)
+    one_set = None if config.fakes_per_round is None else request.labels.numpy()
+    position = {client: index for index, client in enumerate(hosted)}
+    if config.discriminator_training != "frozen":
+        trainees = [position[c] for c in clients_of(request.trainees, hosted)]
+        for chunk in discriminators.chunks(trainees):
+            clients = [hosted[index] for index in chunk.tolist()]
+            draws = Draws(config, data, clients, "data", request.round, one_set)
+            train_discriminators(config, discriminators, chunk, draws, fakes, labels)
+    answering = [position[c] for c in clients_of(request.participants, hosted)]
+    if not answering:
+        return None
+    fakes, labels = fakes[-config.batch_size :], labels[-config.batch_size :]
+    parts = [
+        _clipped_answer(config, discriminators, chunk, fakes, labels)
+        for chunk in discriminators.chunks(answering)
+    ]
+    noise = NoiseStream(config.noise_seed, node_id, request.round, config.secure_noise)
+    step = release_step(config)
+    return sanitize(parts, config.noise_std, noise, request.round, node_id, step)
+
+
+def _clipped_answer(
+    config: RunConfig,
+    discriminators: Discriminators,
+    chunk: Tensor,
+    fakes: Images,
+    labels: Labels,
+) -> ClippedGradients:
+    grads = discriminators.query(chunk, fakes, labels)
+    if config.gradient_basis == "dct":
+        grads = to_dct(grads, config.dct_size)
+    return clip(PerSampleGradients(grads), config.clip_bound)
+
+
+def _seed(config: RunConfig) -> int:
+    return _known(config.seed)
+
+
+def _schedule_seed(config: RunConfig) -> int:
+    return _known(config.schedule_seed)
+
+
+def _known(seed: int | None) -> int:
+    if seed is None:
+        raise ValueError("the configuration has no seed: resolve it first")
+    return seed

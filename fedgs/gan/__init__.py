@@ -1,0 +1,1 @@
+"""The generator and many discriminators: models, losses, training, warm start."""

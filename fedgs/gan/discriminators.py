@@ -1,0 +1,308 @@
+"""Many discriminators at once: stacked parameters, one batched call to train or query.
+
+Parameters, spectral vectors and Adam moments of n modules of one architecture lie in
+tensors with a leading client axis. One call works on a chunk of clients: `torch.func`
+maps the gradient of one client's loss over the axis, so clients share nothing but the
+call. On a GPU and for narrow discriminators on a CPU this beats a Python loop; above
+width 32 on a CPU the loop wins (`make bench`), and `config.stacked` decides.
+
+Memory: the state is 3x the parameters (two moments). A call adds the gradients and
+activations of one chunk, that is at most chunk_size / n of the state plus activations.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from fedgs.config.run_config import RunConfig
+from fedgs.gan.losses import discriminator_loss, generator_image_grads
+from fedgs.gan.models import advance_spectral_vectors, build_discriminator
+from fedgs.randomness import derived_seed
+from fedgs.shapes import Images, Labels, PerSampleGrads, TensorDict
+
+ADAM_EPSILON = 1e-8  # torch.optim.Adam's default
+Function = Callable[..., Any]  # of (params, buffers, *batch), pure
+
+
+class ModuleStack:
+    """n modules of one architecture with their Adam state, stacked.
+
+    Attributes:
+        params: name -> (n, ...) float32.
+        buffers: name -> (n, ...) float32, the spectral vectors.
+        moments: the two Adam moments, each like `params`.
+        steps: (n,) int64, Adam steps taken by each module.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[int], nn.Module],
+        num_modules: int,
+        learning_rate: float,
+        betas: tuple[float, float],
+        is_stacked: bool,
+        device: str,
+    ) -> None:
+        """Builds module i by `build(i)` for i < num_modules, one after the other."""
+        self.template = build(0).to(device)
+        self.is_stacked = is_stacked
+        self.learning_rate = learning_rate
+        self.betas = betas
+        self.params = _stack_of(dict(self.template.named_parameters()), num_modules)
+        self.buffers = _stack_of(dict(self.template.named_buffers()), num_modules)
+        for index in range(num_modules):
+            module = build(index)
+            for name, param in module.named_parameters():
+                self.params[name][index] = param.detach()
+            for name, buffer in module.named_buffers():
+                self.buffers[name][index] = buffer
+        self.moments = tuple(
+            {name: torch.zeros_like(value) for name, value in self.params.items()}
+            for _ in range(2)
+        )
+        self.steps = torch.zeros(num_modules, dtype=torch.int64, device=device)
+
+    def __len__(self) -> int:
+        """Returns n."""
+        return len(self.steps)
+
+    def map(self, function: Function, indices: Tensor, *batches: Any) -> Any:
+        """Calls function(params, buffers, *batch) for each listed module.
+
+        Privacy: reads private data; output private.
+
+        Args:
+            function: a pure function of one module's tensors and its batch.
+            indices: (m,) int64, modules to call.
+            *batches: each with a leading axis of length m.
+        """
+        params, buffers = self._select(indices)
+        return self._batched(function)(params, buffers, *batches)
+
+    def step(self, loss: Function, indices: Tensor, *batches: Any) -> None:
+        """Takes one Adam step on each listed module, after one power iteration.
+
+        Privacy: reads private data; output private.
+
+        Args:
+            loss: loss(params, buffers, *batch) -> scalar, for one module.
+            indices: (m,) int64, the modules to train; increasing, no repetition.
+            *batches: each with a leading axis of length m.
+        """
+        params, buffers = self._select(indices)
+        if buffers:
+            buffers = self._batched(advance_spectral_vectors)(params, buffers)
+            for name, value in buffers.items():
+                self.buffers[name][indices] = value
+        grads = self._batched(grad(loss))(params, buffers, *batches)
+        self._adam(indices, params, grads)
+
+    def state(self) -> TensorDict:
+        """Returns all tensors under flat names, for `load_state` of an equal stack.
+
+        Privacy: reads private data; output private.
+        """
+        first, second = self.moments
+        groups = {"param": self.params, "buffer": self.buffers}
+        groups |= {"moment1": first, "moment2": second}
+        flat = {f"{g}.{n}": v for g, group in groups.items() for n, v in group.items()}
+        return flat | {"steps": self.steps}
+
+    def load_state(self, state: TensorDict) -> None:
+        """Copies the tensors of `state()` in.
+
+        Raises:
+            ValueError: the names or shapes are those of another architecture.
+        """
+        own = self.state()
+        if {n: v.shape for n, v in own.items()} != {
+            n: v.shape for n, v in state.items()
+        }:
+            raise ValueError("the stored discriminators have another architecture")
+        for name, value in state.items():
+            own[name].copy_(value)
+
+    def _batched(self, function: Function) -> Function:
+        """Maps a function of one module over the leading axis of its arguments."""
+        if self.is_stacked:
+            return vmap(function)
+        return lambda *args: _loop(function, args)
+
+    def _select(self, indices: Tensor) -> tuple[TensorDict, TensorDict]:
+        rows = _rows(indices)
+        return (
+            {name: value[rows] for name, value in self.params.items()},
+            {name: value[rows] for name, value in self.buffers.items()},
+        )
+
+    def _adam(self, indices: Tensor, params: TensorDict, grads: TensorDict) -> None:
+        """Adam of Kingma and Ba (ICLR 2015), Algorithm 1, per module."""
+        beta1, beta2 = self.betas
+        self.steps[indices] += 1
+        steps = self.steps[indices].double()
+        step_size = (self.learning_rate / (1 - beta1**steps)).float()
+        correction = (1 - beta2**steps).sqrt().float()
+        rows = _rows(indices)
+        for name, gradient in grads.items():
+            per_module = (-1, *[1] * (gradient.dim() - 1))
+            first = self.moments[0][name][rows].lerp_(gradient, 1 - beta1)
+            second = self.moments[1][name][rows].mul_(beta2)
+            second.addcmul_(gradient, gradient, value=1 - beta2)
+            denominator = second.sqrt().div_(correction.view(per_module))
+            update = first.div(denominator.add_(ADAM_EPSILON))
+            params[name].sub_(update.mul_(step_size.view(per_module)))
+            if isinstance(rows, Tensor):  # copies: write them back
+                self.params[name][rows] = params[name]
+                self.moments[0][name][rows] = first
+                self.moments[1][name][rows] = second
+
+
+class Discriminators(ModuleStack):
+    """The discriminators of one node's clients: they never leave the node.
+
+    Privacy: trained on private data; everything in here is private.
+    """
+
+    def __init__(self, config: RunConfig, client_ids: Sequence[int]) -> None:
+        """Initialises one discriminator for each client from (seed, client).
+
+        Args:
+            config: a resolved configuration (seed and num_classes set).
+            client_ids: the clients, in order.
+        """
+        self.config = config
+        super().__init__(
+            lambda i: build_discriminator(
+                config, derived_seed(config.seed or 0, "discriminator", client_ids[i])
+            ),
+            len(client_ids),
+            config.discriminator_learning_rate,
+            (config.discriminator_beta1, config.discriminator_beta2),
+            config.stacked,
+            config.device,
+        )
+
+    def chunks(self, indices: Sequence[int]) -> Iterator[Tensor]:
+        """Splits client positions into chunks of at most `chunk_size`, in order."""
+        size = self.config.chunk_size if self.is_stacked else 1
+        for chunk in torch.tensor(list(indices), dtype=torch.int64).split(size):
+            if len(chunk):  # no indices split into one empty chunk
+                yield chunk.to(self.steps.device)
+
+    def train(
+        self,
+        indices: Tensor,
+        real: Images,
+        real_labels: Labels,
+        fake: Images,
+        fake_labels: Labels,
+        mix_weight: Tensor,
+    ) -> None:
+        """Takes one discriminator step for each listed client.
+
+        Privacy: reads private data; output private.
+
+        Args:
+            indices: (n,) positions of the clients in this stack.
+            real: (n, b, C, S, S) in [0, 1].
+            real_labels: (n, b).
+            fake: (n, b, C, S, S).
+            fake_labels: (n, b).
+            mix_weight: (n, b) in [0, 1).
+        """
+        self.step(self._loss, indices, real, real_labels, fake, fake_labels, mix_weight)
+
+    def query(self, indices: Tensor, images: Images, labels: Labels) -> PerSampleGrads:
+        """Returns every listed client's gradient for every image; changes no state.
+
+        Privacy: reads private data; output private.
+
+        Args:
+            indices: (n,) positions of the clients.
+            images: (B, C, S, S), the same for all clients.
+            labels: (B,).
+
+        Returns:
+            (n, B, C, S, S), the gradients of L_G = -D(x, y) without 1/B.
+        """
+        num_clients = len(indices)
+        return self.map(
+            self._image_grads,
+            indices,
+            images.expand(num_clients, *images.shape),
+            labels.expand(num_clients, *labels.shape),
+        )
+
+    def tensors(self, indices: Tensor) -> tuple[TensorDict, TensorDict]:
+        """Returns the parameters and buffers of the listed clients.
+
+        Privacy: reads private data; output private.
+        """
+        return self._select(indices)
+
+    def score(self, params: TensorDict, buffers: TensorDict) -> Callable[..., Tensor]:
+        """Returns one discriminator as a function of (images, labels).
+
+        Privacy: reads private data; output private.
+        """
+        tensors = (params, buffers)
+        return lambda images, labels: functional_call(
+            self.template, tensors, (images, labels)
+        )
+
+    def _loss(self, params: TensorDict, buffers: TensorDict, *batch: Tensor) -> Tensor:
+        real, real_labels, fake, fake_labels, mix_weight = batch
+        return discriminator_loss(
+            self.score(params, buffers),
+            real,
+            real_labels,
+            fake,
+            fake_labels,
+            mix_weight,
+            self.config.gradient_penalty_weight,
+            self.config.drift_weight,
+        )
+
+    def _image_grads(
+        self, params: TensorDict, buffers: TensorDict, images: Images, labels: Labels
+    ) -> Images:
+        return generator_image_grads(self.score(params, buffers), images, labels)
+
+
+def _rows(indices: Tensor) -> Tensor | slice:
+    """Returns a slice, whose views need no copies, where the indices are contiguous."""
+    first, count = int(indices[0]), len(indices)
+    if int(indices[-1]) - first == count - 1:
+        return slice(first, first + count)
+    return indices
+
+
+def _stack_of(tensors: TensorDict, num: int) -> TensorDict:
+    return {
+        name: value.detach().new_zeros(num, *value.shape)
+        for name, value in tensors.items()
+    }
+
+
+def _loop(function: Function, args: Sequence[Any]) -> Any:
+    """What vmap(function)(*args) computes, one module at a time."""
+    results = [
+        function(*(_item(arg, index) for arg in args)) for index in range(_length(args))
+    ]
+    if isinstance(results[0], dict):
+        return {name: torch.stack([r[name] for r in results]) for name in results[0]}
+    return torch.stack(results)
+
+
+def _item(arg: Tensor | TensorDict, index: int) -> Tensor | TensorDict:
+    if isinstance(arg, dict):
+        return {name: value[index] for name, value in arg.items()}
+    return arg[index]
+
+
+def _length(args: Sequence[Tensor | TensorDict]) -> int:
+    last = args[-1]
+    return len(next(iter(last.values())) if isinstance(last, dict) else last)

@@ -1,0 +1,403 @@
+"""The generators, the discriminator, their spectral norm, the EMA and the latents.
+
+Shapes in comments: B images, C channels, side S, d = the width of the network.
+
+    generator(z, labels) -> images (B, C, S, S) in [0, 1], 0 = background
+    discriminator(images, labels) -> scores (B,)
+
+At 28x28x1, 10 classes, latent 10 and width 64 the ResNet generator (3,826,177 weights,
+biases included) and the discriminator (1,071,105) are exactly the paper's.
+
+Spectral norm divides a weight matrix W by sigma = u^T W v, where one power iteration
+v <- W^T u / |W^T u|, u <- W v / |W v| per training step keeps u and v close to the
+leading singular vectors. A forward only reads u and v, in any mode: sampling and
+answering a query change no bit of state, and a forward is a pure function of its
+tensors (`torch.func.functional_call`, `torch.func.vmap`).
+
+Differs from the reference: one power iteration per training step, not one per forward,
+because a query must leave no trace in the state; one at initialisation, because sigma
+must be positive before the first step.
+
+Source:
+    Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020, appendix; reference
+    source/models.py and source/ops.py, https://github.com/DingfanChen/GS-WGAN.
+    Miyato et al., "Spectral normalization for GANs", ICLR 2018, Algorithm 1.
+    Miyato, Koyama, "cGANs with projection discriminator", ICLR 2018, Eq. 3.
+    Karras et al., "Progressive growing of GANs", ICLR 2018, section 4.2 (pixel norm).
+"""
+
+import math
+import threading
+from typing import TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.shapes import Images, Labels, Latents, Scores, TensorDict
+
+NORM_EPSILON = 1e-10  # GS-WGAN source/ops.py, pixel_norm and l2_norm
+LEAKY_SLOPE = 0.2
+
+LayerT = TypeVar("LayerT", nn.Conv2d, nn.Linear, nn.Embedding)
+
+# Layers draw their initial weights from torch's one process-wide generator.
+_initialisation_lock = threading.Lock()
+
+
+def advance_spectral_vectors(params: TensorDict, buffers: TensorDict) -> TensorDict:
+    """Returns the buffers after one power iteration on every normalised layer.
+
+    A pure function of one module's tensors: map it with `torch.func.vmap` over a
+    leading client axis. No gradient flows through it.
+
+    Privacy: reads private data (through a discriminator's weights); output private.
+
+    Args:
+        params: name -> tensor; "<layer>.weight" of shape (out, ...).
+        buffers: name -> tensor; "<layer>.u" of shape (out,), "<layer>.v" of shape
+            (in,): unit vectors. Empty without spectral norm.
+
+    Source: Miyato et al., ICLR 2018, Algorithm 1, lines 1 to 2.
+    """
+    advanced = {}
+    for layer in (name[:-2] for name in buffers if name.endswith(".u")):
+        weight = params[f"{layer}.weight"].detach().flatten(1)  # (out, in)
+        v = _unit(weight.mT @ buffers[f"{layer}.u"])
+        advanced |= {f"{layer}.u": _unit(weight @ v), f"{layer}.v": v}
+    return advanced
+
+
+def _advance_in_place(module: nn.Module) -> None:
+    buffers = dict(module.named_buffers())
+    advanced = advance_spectral_vectors(dict(module.named_parameters()), buffers)
+    for name, value in advanced.items():
+        buffers[name].copy_(value)
+
+
+def _normalise(layer: LayerT) -> LayerT:
+    """Gives a layer random unit vectors u and v: its weight is now normalised."""
+    out, size = layer.weight.flatten(1).shape
+    layer.register_buffer("u", _unit(torch.randn(out)))
+    layer.register_buffer("v", _unit(torch.randn(size)))
+    return layer
+
+
+def _weight(layer: nn.Conv2d | nn.Linear | nn.Embedding) -> Tensor:
+    """The weight that a forward uses: W / (u^T W v) where the layer has u and v."""
+    vectors = dict(layer.named_buffers(recurse=False))
+    if not vectors:
+        return layer.weight
+    sigma = vectors["u"] @ (layer.weight.flatten(1) @ vectors["v"])  # gradient to W
+    return layer.weight / sigma
+
+
+def _unit(vector: Tensor) -> Tensor:
+    return vector / (vector.norm() + NORM_EPSILON)
+
+
+def _pixel_norm(features: Tensor) -> Tensor:
+    """Divides each position's channel vector by its root mean square."""
+    mean_square = features.square().mean(dim=1, keepdim=True)
+    return features * torch.rsqrt(mean_square + NORM_EPSILON)
+
+
+class Generator(nn.Module):
+    """What the generators share; each defines `_logits` on the joined input."""
+
+    def __init__(self, config: RunConfig) -> None:
+        """Reads the sizes of the input and the output from the configuration."""
+        super().__init__()
+        self.side = config.image_size
+        self.num_labels = _num_labels(config) if config.conditional else 0
+        self.input_dim = config.latent_dim + self.num_labels
+
+    def forward(self, z: Latents, labels: Labels) -> Images:
+        """Makes images (B, C, S, S) in [0, 1], 0 = background. Changes no state.
+
+        Privacy: post-processing of DP output.
+
+        Args:
+            z: shape (B, latent_dim), float32, from `sample_latents`.
+            labels: shape (B,), int64; ignored when not conditional.
+        """
+        inputs = z
+        if self.num_labels:
+            one_hot = torch.eye(self.num_labels, device=z.device)[labels]
+            inputs = torch.cat([z, one_hot], dim=1)  # (B, latent_dim + num_classes)
+        return torch.sigmoid(self._logits(inputs))
+
+    def advance_spectral_vectors(self) -> None:
+        """Takes one power iteration in place; call it once before a training forward.
+
+        Privacy: post-processing of DP output.
+        """
+        _advance_in_place(self)
+
+    def _logits(self, inputs: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class _ResidualBlock(nn.Module):
+    """The paper's upsampling block: (B, n, s, s) -> (B, n, 2s, 2s)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1 = _normalise(nn.Conv2d(channels, channels, 3, padding=1))
+        self.conv2 = _normalise(nn.Conv2d(channels, channels, 3, padding=1))
+        self.conv_skip = _normalise(nn.Conv2d(channels, channels, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.interpolate(_pixel_norm(x), scale_factor=2.0)  # (B, n, 2s, 2s), nearest
+        x = F.interpolate(x, scale_factor=2.0)
+        h = F.conv2d(h, _weight(self.conv1), self.conv1.bias, padding=1)
+        h = F.relu(_pixel_norm(h))
+        h = F.conv2d(h, _weight(self.conv2), self.conv2.bias, padding=1)
+        return h + F.conv2d(x, _weight(self.conv_skip), self.conv_skip.bias)
+
+
+class GeneratorResNet(Generator):
+    """The paper's default: residual blocks of 4d channels from 4x4, spectral norm.
+
+    28 as in the paper: three blocks to 32, an unpadded 3x3 convolution to 30, cropped.
+    16, 32, 64: two to four blocks reach the side; the last convolution is padded by 1.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        """Makes as many blocks as it takes to double 4 up to the side or beyond."""
+        super().__init__(config)
+        channels = 4 * config.generator_dim
+        num_blocks = math.ceil(math.log2(self.side / 4))
+        self.padding = 1 if 4 * 2**num_blocks == self.side else 0
+        self.linear = _normalise(nn.Linear(self.input_dim, channels * 4 * 4))
+        self.blocks = nn.ModuleList(_ResidualBlock(channels) for _ in range(num_blocks))
+        self.conv = _normalise(nn.Conv2d(channels, config.image_channels, 3))
+
+    def _logits(self, inputs: Tensor) -> Tensor:
+        h = F.linear(inputs, _weight(self.linear), self.linear.bias)
+        h = h.unflatten(1, (-1, 4, 4))  # (B, 4d, 4, 4)
+        h = _pixel_norm(F.relu(h))
+        for block in self.blocks:
+            h = block(h)  # 4 -> 8 -> 16 -> 32
+        h = F.conv2d(h, _weight(self.conv), self.conv.bias, padding=self.padding)
+        return h[:, :, : self.side, : self.side]  # 30 -> 28
+
+
+class GeneratorDCGAN(Generator):
+    """The paper's option: three transposed convolutions 4d -> 2d -> d -> C.
+
+    28 as in the paper: 4 -> 8, cropped to 7 -> 11 -> 28 (kernels 5, 5, 8; strides 1,
+    1, 2). 16, 32 and 64: three doublings from S/8 by kernels of 4, stride 2, padding 1.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        """Makes the layers; the paper's kernels at side 28."""
+        super().__init__(config)
+        d = config.generator_dim
+        is_paper = self.side == 28
+        self.start = 4 if is_paper else self.side // 8
+        self.crop = 7 if is_paper else self.side // 4
+        widths = (4 * d, 2 * d, d, config.image_channels)
+        kernels = ((5, 1, 0), (5, 1, 0), (8, 2, 0)) if is_paper else ((4, 2, 1),) * 3
+        self.linear = nn.Linear(self.input_dim, 4 * d * self.start**2)
+        self.deconvs = nn.ModuleList(
+            nn.ConvTranspose2d(widths[i], widths[i + 1], *kernels[i]) for i in range(3)
+        )
+
+    def _logits(self, inputs: Tensor) -> Tensor:
+        first, second, last = self.deconvs
+        h = self.linear(inputs).unflatten(1, (-1, self.start, self.start))
+        h = _pixel_norm(F.relu(h))  # (B, 4d, 4, 4)
+        h = first(h)[:, :, : self.crop, : self.crop]  # (B, 2d, 7, 7)
+        h = _pixel_norm(F.relu(h))
+        h = _pixel_norm(F.relu(second(h)))  # (B, d, 11, 11)
+        return last(h)  # (B, C, 28, 28)
+
+
+class GeneratorUpsample(Generator):
+    """A light generator: two nearest upsamplings, 3x3 convolutions 4d -> 2d -> d -> C.
+
+    Widths d of 16 to 32 do for 28x28 digits (at 10 classes and latent 10, d = 16 has
+    89,089 weights and d = 32 has 224,257). Leaky ReLU 0.2 and pixel norm after each
+    layer; the output is sigmoid(x - 2), so untrained images are near the background.
+
+    Differs from the reference: not in the paper, because its generators are too slow
+    for hundreds of rounds on a CPU.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        """Makes a linear layer to (S/4, S/4) and three convolutions."""
+        super().__init__(config)
+        d = config.generator_dim
+        self.start = self.side // 4
+        self.linear = nn.Linear(self.input_dim, 4 * d * self.start**2)
+        self.conv1 = nn.Conv2d(4 * d, 2 * d, 3, padding=1)
+        self.conv2 = nn.Conv2d(2 * d, d, 3, padding=1)
+        self.conv3 = nn.Conv2d(d, config.image_channels, 3, padding=1)
+
+    def _logits(self, inputs: Tensor) -> Tensor:
+        h = self.linear(inputs).unflatten(1, (-1, self.start, self.start))
+        h = _pixel_norm(F.leaky_relu(h, LEAKY_SLOPE))  # (B, 4d, S/4, S/4)
+        for conv in (self.conv1, self.conv2):  # (B, 2d, S/2, S/2), (B, d, S, S)
+            h = conv(F.interpolate(h, scale_factor=2.0))
+            h = _pixel_norm(F.leaky_relu(h, LEAKY_SLOPE))
+        return self.conv3(h) - 2  # (B, C, S, S)
+
+
+class Discriminator(nn.Module):
+    """The paper's projection discriminator: three 5x5 convolutions of stride 2.
+
+        score = linear(h) + <embedding(y), h>,    h = features (B, 4d * s * s)
+
+    with s = 4 at side 28 (28 -> 14 -> 7 -> 4). Nothing normalises over the batch, so
+    the gradient of one image's score is a function of that image alone.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        """Makes the layers, normalised if `config.spectral_norm`."""
+        super().__init__()
+        d = config.discriminator_dim
+        is_leaky = config.discriminator_activation == "leaky_relu"
+        self.slope = LEAKY_SLOPE if is_leaky else 0.0
+        self.conv1 = nn.Conv2d(config.image_channels, d, 5, stride=2, padding=2)
+        self.conv2 = nn.Conv2d(d, 2 * d, 5, stride=2, padding=2)
+        self.conv3 = nn.Conv2d(2 * d, 4 * d, 5, stride=2, padding=2)
+        size = 4 * d * math.ceil(config.image_size / 8) ** 2
+        self.linear = nn.Linear(size, 1)
+        self.embedding = None
+        if config.conditional:
+            self.embedding = nn.Embedding(_num_labels(config), size)
+            if not config.spectral_norm:  # nothing would scale N(0, 1) entries down
+                nn.init.zeros_(self.embedding.weight)
+        if config.spectral_norm:
+            for conv in (self.conv1, self.conv2, self.conv3):
+                _normalise(conv)
+            _normalise(self.linear)
+            if self.embedding is not None:
+                _normalise(self.embedding)
+
+    def forward(self, images: Images, labels: Labels) -> Scores:
+        """Returns scores (B,), any real; higher is more real. Changes no state.
+
+        Privacy: reads private data (through trained weights); output private.
+
+        Args:
+            images: shape (B, C, S, S) in [0, 1], 0 = background.
+            labels: shape (B,), int64; ignored when not conditional.
+        """
+        h = images
+        for conv in (self.conv1, self.conv2, self.conv3):  # 28 -> 14 -> 7 -> 4
+            h = F.conv2d(h, _weight(conv), conv.bias, stride=2, padding=2)
+            h = F.leaky_relu(h, self.slope) if self.slope else F.relu(h)
+        h = h.flatten(1)  # (B, 4d * s * s)
+        scores = F.linear(h, _weight(self.linear), self.linear.bias).squeeze(1)
+        if self.embedding is None:
+            return scores
+        return scores + (F.embedding(labels, _weight(self.embedding)) * h).sum(1)
+
+
+ModelT = TypeVar("ModelT", bound=Generator | Discriminator)
+GENERATORS: dict[str, type[Generator]] = {
+    "resnet": GeneratorResNet,
+    "dcgan": GeneratorDCGAN,
+    "upsample": GeneratorUpsample,
+}
+
+
+def build_generator(config: RunConfig, rng_seed: int) -> Generator:
+    """Builds `config.generator` on the CPU with PyTorch's default initialisation.
+
+    The weights are a function of `rng_seed`, an integer in [0, 2**63). torch's global
+    random state is the same before and after.
+
+    Privacy: public.
+
+    Raises:
+        UserError: conditional, but num_classes is unset.
+    """
+    return _build(GENERATORS[config.generator], config, rng_seed)
+
+
+def build_discriminator(config: RunConfig, rng_seed: int) -> Discriminator:
+    """Builds the discriminator on the CPU; see `build_generator`.
+
+    Privacy: public.
+    """
+    return _build(Discriminator, config, rng_seed)
+
+
+def _build(kind: type[ModelT], config: RunConfig, rng_seed: int) -> ModelT:
+    # default_generator: torch.manual_seed would reseed every GPU as well.
+    with _initialisation_lock, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(rng_seed)
+        module = kind(config)
+    _advance_in_place(module)
+    return module
+
+
+def update_ema(
+    average: nn.Module, generator: nn.Module, step: int, decay: float
+) -> None:
+    """Moves the averaged generator in place: a * average + (1 - a) * generator.
+
+    Here a = ema_weight(step, decay), and `step` counts the updates before this one.
+    Samples are drawn from the average. It may start as any generator of the same
+    architecture, for step 0 copies. Buffers are always copied.
+
+    Privacy: post-processing of DP output.
+
+    Differs from the reference: the spectral vectors are copied, not averaged, because
+    averages of unit vectors are not unit vectors.
+    """
+    weight = ema_weight(step, decay)
+    params = zip(average.parameters(), generator.parameters(), strict=True)
+    with torch.no_grad():
+        for mean, param in params:
+            mean.mul_(weight).add_(param, alpha=1 - weight)
+        for mean, buffer in zip(average.buffers(), generator.buffers(), strict=True):
+            mean.copy_(buffer)
+
+
+def ema_weight(step: int, decay: float) -> float:
+    """Returns the weight of the past, min(1 - 1 / (step + 1), decay): 0 at step 0.
+
+    Privacy: public.
+
+    >>> [ema_weight(step, 0.6) for step in range(4)]
+    [0.0, 0.5, 0.6, 0.6]
+    """
+    return min(1 - 1 / (step + 1), decay)
+
+
+def sample_latents(config: RunConfig, rng: np.random.Generator, count: int) -> Latents:
+    """Draws z: fair bits {0, 1} (bernoulli, the paper) or N(0, 1) (normal).
+
+    The shape is (count, latent_dim), float32. A generator has no other source of
+    variety: 10 bits and 10 labels make at most 10,240 distinct images in all.
+
+    Privacy: public.
+    """
+    shape = (count, config.latent_dim)
+    if config.latent == "bernoulli":
+        return torch.from_numpy(rng.integers(0, 2, shape).astype(np.float32))
+    return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
+
+
+def sample_labels(config: RunConfig, rng: np.random.Generator, count: int) -> Labels:
+    """Draws labels uniformly from [0, num_classes): shape (count,), int64.
+
+    Privacy: public; the class frequencies of private data are not used.
+
+    Raises:
+        UserError: conditional, but num_classes is unset.
+    """
+    return torch.from_numpy(rng.integers(0, _num_labels(config), count))
+
+
+def _num_labels(config: RunConfig) -> int:
+    """The number of classes; 1 where it is unset and nothing sees labels."""
+    if config.num_classes is None and config.conditional:
+        raise UserError("num_classes is unset: give --num-classes or --no-conditional")
+    return config.num_classes or 1

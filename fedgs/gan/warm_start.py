@@ -1,0 +1,128 @@
+"""The warm start: discriminators learn before their first answer (Algorithm 2, 16-27).
+
+Source: Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020, Algorithm 2, ClientWarmStart;
+reference source/pretrain.py.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from fedgs.config.run_config import RunConfig
+from fedgs.data.federated import FederatedImages
+from fedgs.federation.messages import FakeBatch
+from fedgs.gan.client_training import Draws, train_discriminators
+from fedgs.gan.discriminators import Discriminators, ModuleStack
+from fedgs.gan.models import build_generator, sample_labels, sample_latents
+from fedgs.randomness import derived_seed, stream
+from fedgs.shapes import Images, Labels, TensorDict
+
+PURPOSE = "warm-start-data"
+
+
+def warm_start(
+    config: RunConfig,
+    discriminators: Discriminators,
+    data: FederatedImages,
+    hosted: Sequence[int],
+    public: FakeBatch | None = None,
+) -> None:
+    """Trains fresh discriminators before their first round (lines 16-27).
+
+    `local` (the paper): against an own generator per client, which is thrown away and
+    never leaves. `public`: against the server's first fakes, in `public`.
+
+    Privacy: reads private data; output private. Its length is fixed.
+
+    Args:
+        config: the resolved configuration.
+        discriminators: of the hosted clients, trained in place.
+        data: all data that the node can see.
+        hosted: the clients of this node.
+        public: the request of round 0 when `config.warm_start` is public.
+    """
+    for chunk in discriminators.chunks(range(len(hosted))):
+        clients = [hosted[index] for index in chunk.tolist()]
+        if public is None:
+            _against_own_generators(config, discriminators, data, clients, chunk)
+            continue
+        fakes, labels = public.images.to(config.device), public.labels.to(config.device)
+        for warm_round in range(1, config.warm_start_rounds + 1):
+            draws = Draws(
+                config, data, clients, PURPOSE, warm_round, public.labels.numpy()
+            )
+            train_discriminators(config, discriminators, chunk, draws, fakes, labels)
+
+
+def _against_own_generators(
+    config: RunConfig,
+    discriminators: Discriminators,
+    data: FederatedImages,
+    clients: Sequence[int],
+    chunk: Tensor,
+) -> None:
+    own = LocalGenerators(config, clients)
+    for warm_round in range(1, config.warm_start_rounds + 1):
+        fakes, labels = own.draw(warm_round)
+        draws = Draws(config, data, clients, PURPOSE, warm_round, None)
+        train_discriminators(config, discriminators, chunk, draws, fakes, labels)
+        own.step(discriminators, chunk, warm_round)
+
+
+class LocalGenerators:
+    """The warm start's own generators of some clients; never stored, never sent."""
+
+    def __init__(self, config: RunConfig, clients: Sequence[int]) -> None:
+        self.config, self.clients = config, clients
+        seed = self.seed = config.seed or 0
+        self.stack = ModuleStack(
+            lambda i: build_generator(
+                config, derived_seed(seed, "warm-start-generator", clients[i])
+            ),
+            len(clients),
+            config.generator_learning_rate,
+            (config.generator_beta1, config.generator_beta2),
+            config.stacked,
+            config.device,
+        )
+        self.indices = torch.arange(len(clients), device=config.device)
+
+    def draw(self, warm_round: int) -> tuple[Images, Labels]:
+        """Returns n_dis fresh batches of each client: (n, F, C, S, S) and (n, F)."""
+        size = self.config.discriminator_steps * self.config.discriminator_batch_size
+        z, labels = self._latents("warm-start-latent", warm_round, size)
+        with torch.no_grad():
+            return self.stack.map(self._images, self.indices, z, labels), labels
+
+    def step(self, discriminators: Discriminators, chunk: Tensor, round: int) -> None:
+        """Takes one generator step per client against its discriminator (line 25)."""
+        z, labels = self._latents("warm-start-step", round, self.config.batch_size)
+        tensors = discriminators.tensors(chunk)
+
+        def loss(params: TensorDict, buffers: TensorDict, *batch: Any) -> Tensor:
+            own_params, own_buffers, z, labels = batch
+            images = self._images(params, buffers, z, labels)
+            score = discriminators.score(own_params, own_buffers)
+            return -score(images, labels).mean()
+
+        self.stack.step(loss, self.indices, *tensors, z, labels)
+
+    def _images(
+        self, params: TensorDict, buffers: TensorDict, z: Tensor, labels: Labels
+    ) -> Images:
+        return functional_call(self.stack.template, (params, buffers), (z, labels))
+
+    def _latents(
+        self, purpose: str, warm_round: int, count: int
+    ) -> tuple[Tensor, Labels]:
+        config, seed = self.config, self.seed
+        z, labels = [], []
+        for client in self.clients:
+            rng = stream(seed, purpose, client, warm_round)
+            z.append(sample_latents(config, rng, count))
+            labels.append(sample_labels(config, rng, count))
+        device = config.device
+        return torch.stack(z).to(device), torch.stack(labels).to(device)

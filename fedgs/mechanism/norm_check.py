@@ -1,0 +1,78 @@
+"""The server's check of an answer's size: what no honest node sends is refused.
+
+One row of an answer is the gradient of one fake: the sum of n clients' gradients, each
+of norm at most C, and noise of d independent coordinates N(0, noise_std^2). So
+
+    ||row||  <=  n C + noise_std * q + r
+
+where q^2 is the 1 - RATE / B quantile of a chi-squared variable with d degrees of
+freedom, and r covers rounding. An honest answer of B rows exceeds this with probability
+at most FALSE_REJECTIONS; without noise it never does.
+
+What is left to a dishonest node: it moves the average gradient of a fake, over m
+clients, by at most 2 * bound / m, and the generator's gradient by at most
+||J|| sqrt(B) * 2 * bound / (m B), with J the Jacobian of the B images. With much noise
+that is far more than C, for such an answer cannot be told from honest noise.
+
+Source: P[chi2_d > q^2] of the squared norm of d standard normal draws; a union bound
+over the B rows, the triangle inequality for the sum.
+"""
+
+import math
+from functools import lru_cache
+
+from torch import Tensor
+
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.mechanism.quantization import release_step
+
+FALSE_REJECTIONS = 1e-12  # at most, of one honest answer
+_FLOAT32 = 1e-6  # relative error of a row's norm
+
+
+def largest_norm(
+    config: RunConfig, num_clients: int, rate: float = FALSE_REJECTIONS
+) -> float:
+    """Returns the norm that no row of an honest answer exceeds, but for chance.
+
+    Privacy: public.
+
+    Args:
+        config: the run's; its B, C, noise, gradient basis and transport count.
+        num_clients: n, the participants whose gradients the node sums.
+        rate: probability that a row of an honest answer is larger.
+    """
+    size = math.prod(config.release_shape[1:])
+    noise = config.noise_std * _chi_quantile(size, rate / config.batch_size)
+    rounding = (release_step(config) or 0.0) * math.sqrt(size) / 2
+    return (num_clients * config.clip_bound + noise + rounding) * (1 + _FLOAT32)
+
+
+def check_norms(values: Tensor, config: RunConfig, num_clients: int) -> None:
+    """Refuses an answer with a row that no honest node would send.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        values: shape (B, C, k, k), finite.
+        config: the run's.
+        num_clients: as `largest_norm`.
+
+    Raises:
+        UserError: tells how many rows and the bound, no value of the answer.
+    """
+    bound = largest_norm(config, num_clients)
+    norms = values.double().flatten(1).norm(dim=1)
+    if large := int((norms > bound).sum()):
+        raise UserError(
+            f"{large} of {len(norms)} gradients with a norm above {bound:.4g}, which "
+            f"{num_clients} clients with clip_bound = {config.clip_bound:g} and the "
+            "run's noise do not reach"
+        )
+
+
+@lru_cache
+def _chi_quantile(size: int, probability: float) -> float:
+    from scipy.stats import chi2  # slow to import; clients need it not
+
+    return math.sqrt(chi2.isf(probability, size))

@@ -1,0 +1,264 @@
+"""The mechanism: per-sample gradients -> clipped -> sanitized.
+
+For every fake image j and client u, with g = d L_G / d x_j in the gradient basis:
+
+    clipped    g * min(1, C / ||g||)                          sensitivity C or 2C
+    sanitized  sum over a node's clients + N(0, noise_std^2)  noise_std = 2*C*sigma
+
+The three types stand in this order and each is made only from the one before, so that
+nothing unsanitized can be encoded as a message
+(`fedgs.federation.messages.encode_answer` takes the last one only). One release is the
+concatenation of B such sums; its sensitivity is sqrt(B) times that of one fake.
+
+Source: Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020, Eq. 7-9 and Definition 3.3;
+reference `source/main.py`, `dp_conv_hook`. Sensitivities: docs/privacy.md.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgs.mechanism.noise import NoiseStream
+from fedgs.mechanism.quantization import to_grid
+from fedgs.shapes import Images, PerSampleGrads
+
+_MADE_BY_SANITIZER = object()
+
+
+@dataclass(frozen=True)
+class PerSampleGradients:
+    """Raw gradients of a node's clients: private, must not leave the node.
+
+    Attributes:
+        values: shape (n, B, C, k, k), float32; client, fake, gradient in its basis.
+    """
+
+    values: PerSampleGrads
+
+
+class ClippedGradients:
+    """Gradients of bounded norm: still private, with a known sensitivity.
+
+    Attributes:
+        values: shape (n, B, C, k, k), float64; each (client, fake) has L2 norm at
+            most `clip_bound`.
+        clip_bound: C.
+    """
+
+    def __init__(self, values: PerSampleGrads, clip_bound: float, made_by: Any) -> None:
+        """Is called by `clip` only."""
+        if made_by is not _MADE_BY_SANITIZER:
+            raise TypeError(
+                "ClippedGradients are made by fedgs.mechanism.sanitizer.clip only"
+            )
+        self.values = values
+        self.clip_bound = clip_bound
+        self.is_released = False
+
+    def sensitivity(self, relation: str) -> float:
+        """Returns the L2 sensitivity of the sum over clients, for one fake.
+
+        Privacy: public.
+
+        Args:
+            relation: "replace-one" (2C) or "zero-out" (C).
+
+        Raises:
+            ValueError: another relation.
+
+        Source: docs/privacy.md, "Relation and sensitivity".
+        """
+        factors = {"replace-one": 2.0, "zero-out": 1.0}
+        if relation not in factors:
+            raise ValueError(f"relation = {relation!r}: give one of {list(factors)}")
+        return factors[relation] * self.clip_bound
+
+    def round_sensitivity(self, relation: str) -> float:
+        """Returns the L2 sensitivity of the whole release, B fakes.
+
+        Privacy: public.
+
+        Raises:
+            ValueError: an unknown relation.
+        """
+        return math.sqrt(self.values.shape[1]) * self.sensitivity(relation)
+
+
+class SanitizedGradients:
+    """One node's release of one round: the only type that may leave a node.
+
+    Attributes:
+        values: shape (B, C, k, k), float32; the noisy sum over the node's clients.
+        round: the round that was answered.
+        node_id: the node that answered.
+        noise_std: standard deviation of the noise in `values`.
+        clip_bound: C.
+    """
+
+    def __init__(
+        self,
+        values: Tensor,
+        round: int,
+        node_id: int,
+        noise_std: float,
+        clip_bound: float,
+        made_by: Any,
+    ) -> None:
+        """Is called by `sanitize` and by the decoder of a received message only."""
+        if made_by is not _MADE_BY_SANITIZER:
+            raise TypeError(
+                "SanitizedGradients are made by fedgs.mechanism.sanitizer only"
+            )
+        self.values = values
+        self.round = round
+        self.node_id = node_id
+        self.noise_std = noise_std
+        self.clip_bound = clip_bound
+
+
+def clip(grads: PerSampleGradients, clip_bound: float) -> ClippedGradients:
+    """Scales each sample's gradient to L2 norm at most `clip_bound`.
+
+    Computes g * min(1, C / ||g||): directions are kept, small gradients untouched. A
+    gradient with a non-finite entry or norm becomes zero, so that it is no signal.
+
+    Privacy: reads private data; output private with bounded sensitivity.
+
+    Args:
+        grads: raw gradients, values of shape (n, B, C, k, k).
+        clip_bound: C > 0 in units of the gradient norm.
+
+    Raises:
+        ValueError: clip_bound is not positive and finite.
+
+    Source: GS-WGAN, Definition 3.3 (clipping per fake).
+
+    >>> grads = PerSampleGradients(torch.ones(1, 2, 1, 2, 2))
+    >>> clip(grads, clip_bound=1.0).values.flatten(2).norm(dim=2).tolist()
+    [[1.0, 1.0]]
+    """
+    if not (clip_bound > 0 and math.isfinite(clip_bound)):
+        raise ValueError(f"clip_bound = {clip_bound}: give a positive finite number")
+    # float64: a float32 norm overflows for finite gradients beyond 1e19.
+    values = grads.values.double()
+    norms = values.flatten(2).norm(dim=2)
+    scale = (clip_bound / norms.clamp_min(clip_bound)).view(*norms.shape, 1, 1, 1)
+    is_finite = norms.isfinite().view_as(scale)
+    clipped = torch.where(is_finite, values * scale, torch.zeros_like(values))
+    return ClippedGradients(clipped, clip_bound, _MADE_BY_SANITIZER)
+
+
+def sanitize(
+    parts: Sequence[ClippedGradients],
+    noise_std: float,
+    noise: NoiseStream,
+    round: int,
+    node_id: int,
+    step: float | None = None,
+) -> SanitizedGradients:
+    """Sums the clipped gradients over a node's clients and adds noise once.
+
+    The sum is taken in float64 in client order, so that it does not depend on how
+    the clients were batched over workers.
+
+    Privacy: releases (epsilon, delta)-DP output; event: one Gaussian release with
+    standard deviation `noise_std` and sensitivity `round_sensitivity(relation)`.
+
+    Args:
+        parts: the node's participating clients, in order; not empty.
+        noise_std: 2 * clip_bound * noise_multiplier, at least 0.
+        noise: a fresh noise stream.
+        round: the round that is answered.
+        node_id: the node that answers.
+        step: round to its multiples, after the noise (`fedgs.mechanism.quantization`);
+        None: do not.
+
+    Raises:
+        RuntimeError: a part or the noise was already used for a release.
+        ValueError: no parts, or different clip bounds.
+
+    Source: GS-WGAN, Eq. 9; docs/privacy.md, "The mechanism".
+    """
+    if len({part.clip_bound for part in parts}) != 1:
+        raise ValueError("a release needs clipped gradients of one clip bound")
+    for part in parts:
+        if part.is_released:  # before, or twice in this release
+            raise RuntimeError(
+                "these gradients were already released; they must not be "
+                "released again with other noise"
+            )
+        part.is_released = True
+    total = torch.zeros(parts[0].values.shape[1:], dtype=torch.float64)
+    for part in parts:
+        for client_grads in part.values.cpu():
+            total += client_grads
+    total += torch.from_numpy(noise.normal(tuple(total.shape), noise_std))
+    if step is not None:
+        total = to_grid(total, step)
+    return SanitizedGradients(
+        total.float(),
+        round,
+        node_id,
+        noise_std,
+        parts[0].clip_bound,
+        _MADE_BY_SANITIZER,
+    )
+
+
+def received(
+    values: Tensor, round: int, node_id: int, noise_std: float, clip_bound: float
+) -> SanitizedGradients:
+    """Wraps a release that arrived in a message, or that was stored.
+
+    Privacy: post-processing of DP output. Raw gradients must never be passed here;
+    `fedgs.federation.messages` and `fedgs.federation.node` are the only callers (a
+    test).
+    """
+    return SanitizedGradients(
+        values, round, node_id, noise_std, clip_bound, _MADE_BY_SANITIZER
+    )
+
+
+@lru_cache
+def _dct_rows(size: int, count: int) -> Tensor:
+    """Returns the first `count` rows of the orthonormal DCT-II matrix, float64."""
+    index = torch.arange(size, dtype=torch.float64)
+    rows = torch.arange(count, dtype=torch.float64).unsqueeze(1)
+    matrix = torch.cos(math.pi / size * (index + 0.5) * rows) * math.sqrt(2 / size)
+    matrix[0] /= math.sqrt(2)
+    return matrix
+
+
+def to_dct(image_grads: Images, dct_size: int) -> Tensor:
+    """Projects gradients to the k x k low-frequency block of an orthonormal DCT.
+
+    The projection is fixed and public, so it needs no privacy of its own; norms never
+    grow, and noise on k*k coefficients has a smaller norm than on all pixels.
+
+    Privacy: reads private data; output private.
+
+    Args:
+        image_grads: shape (..., S, S).
+        dct_size: k, at most S.
+
+    Returns:
+        Shape (..., k, k).
+
+    Source: Ahmed, Natarajan, Rao, "Discrete cosine transform", 1974 (DCT-II).
+    """
+    rows = _dct_rows(image_grads.shape[-1], dct_size).to(image_grads)
+    return rows @ image_grads @ rows.T
+
+
+def from_dct(coefficients: Tensor, image_size: int) -> Images:
+    """Maps DCT coefficients (..., k, k) back to images (..., S, S).
+
+    Privacy: post-processing of DP output.
+    """
+    rows = _dct_rows(image_size, coefficients.shape[-1]).to(coefficients)
+    return rows.T @ coefficients @ rows

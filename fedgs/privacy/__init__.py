@@ -1,0 +1,1 @@
+"""What was released and what it costs: ledger, accountants, budget, limits, counts."""

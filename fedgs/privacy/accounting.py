@@ -1,0 +1,487 @@
+"""What a run's releases cost: epsilon or delta for every adversary and relation.
+
+For a plan, or for the ledgers of what was released. Each figure comes with all that it
+depends on. How often a client took part is counted by `fedgs.privacy.participation`,
+and what it costs by the exact equations of `fedgs.privacy.gaussian`. Amplification by
+sampling (`fedgs.privacy.amplification`) is stated beside that, if it was asked for and
+its conditions hold; otherwise a condition of the row says why not.
+
+>>> plan = Plan(num_clients=539, clients_per_round=539, num_rounds=150, batch_size=32,
+...             noise_multiplier=1.2, client_selection="all", engine="local")
+>>> for s in statements(plan, delta=1e-5):
+...     print(s.adversary, s.relation, s.unit, s.delta, round(s.epsilon or 0, 2))
+release replace-one client 1e-05 13.12
+release zero-out client 1e-05 5.64
+
+Source: docs/privacy.md; its section names are those that docstrings cite.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.privacy.amplification import (
+    PLD_THEOREM,
+    RDP_THEOREM,
+    RenyiBound,
+    Sampled,
+    SampledBound,
+)
+from fedgs.privacy.budget import is_spent
+from fedgs.privacy.client_limits import why_limits_refuse
+from fedgs.privacy.exposure import DEPLOYED, Exposure
+from fedgs.privacy.gaussian import check_ranges
+from fedgs.privacy.ledger import Event
+from fedgs.privacy.participation import Releases, Together
+from fedgs.privacy.plan import ADVERSARIES, RELATIONS, Plan, costs_of
+from fedgs.privacy.selection_cost import NOT_IN_RDP, SelectionCost, with_selections
+
+SEEDED = "seeded: not private"
+WITH_SELECTION = ", composed with the cohort's selection"
+_SEES = {
+    "release": "adversary: sees every published generator, so the noise of {nodes} "
+    "nodes counts",
+    "server": "adversary: honest but curious, sees who took part and each node's "
+    "release, so the noise of one node counts",
+    "secagg": "adversary: sees who took part and only the sum over at least {nodes} "
+    "nodes, {colluding} colluding; not malicious, no Sybils",
+}
+_MEANINGS = {
+    "replace-one": "relation: a client's whole data set is replaced",
+    "zero-out": "relation: a client contributes the zero vector, its slot stays",
+}
+_AMPLIFIED = (
+    "sampling: in each of {} a new uniform draw of m clients answers all B fakes; the "
+    "whole round is sampled, then rounds are composed; sensitivity 2C sqrt(B) under "
+    "either relation, because somebody else answers in an unselected client's place",
+    "sampling (a), promised by --amplification: nobody outside the server learns who "
+    "was selected, nor anything that tells: publish neither the ledger, the seed, "
+    "metrics with times, nor which node answered; whether a node answers does not "
+    "depend on which client it hosts",
+    "sampling (b): what a discriminator is does not depend on who was selected: it "
+    "trains in every round or never, and an answer changes no bit of its state",
+    "sampling: T, m, B, C and the noise were fixed in advance; the attempts of a round "
+    "ask the same clients",
+)
+_ASK = "not requested (--amplification: nobody may learn who was selected)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """One epsilon and delta with all that they depend on.
+
+    Privacy: public.
+
+    Attributes:
+        adversary: who looks; one of `ADVERSARIES`.
+        relation: what two neighbouring data sets differ in; a key of `RELATIONS`.
+        unit: what one client stands for, "client" or "record".
+        delta: from 0 to 1.
+        epsilon: at least 0; None means unbounded.
+        asked: which of the two was computed from the other, "epsilon" or "delta".
+        theorem: what it was computed with.
+        conditions: without each of them it is not valid; or why no more is claimed.
+        guarantee: False for a figure that is no bound, for no noise or seeded noise.
+        client_selection: uniform, balanced or all; several of a ledger are joined by +.
+        num_rounds: the rounds that it is about.
+    """
+
+    adversary: str
+    relation: str
+    unit: str
+    delta: float
+    epsilon: float | None
+    asked: str
+    theorem: str
+    conditions: tuple[str, ...]
+    guarantee: bool
+    client_selection: str
+    num_rounds: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields as JSON values.
+
+        Privacy: public.
+        """
+        return {**asdict(self), "conditions": list(self.conditions)}
+
+
+class Bound(Protocol):
+    """Epsilon as a function of delta, and the other way round."""
+
+    def epsilon(self, delta: float) -> float:
+        """Returns the least epsilon for a delta; inf is unbounded."""
+        ...
+
+    def delta(self, epsilon: float) -> float:
+        """Returns the delta at an epsilon."""
+        ...
+
+
+class _Basis(NamedTuple):
+    """What all statements of one law share.
+
+    `shared` holds conditions of all rows; `no_amplification` is "" where it is stated.
+    """
+
+    selection: str
+    unit: str
+    num_rounds: int
+    delta: float
+    at_epsilon: float | None
+    nodes: int
+    colluding: int
+    is_seeded: bool
+    no_amplification: str
+    selections: tuple[SelectionCost, ...] = ()
+    shared: tuple[str, ...] = ()
+
+    def state(
+        self,
+        adversary: str,
+        relation: str,
+        rounds: Releases | SampledBound | RenyiBound,
+        theorem: str,
+        *why: str,
+    ) -> Statement:
+        """Returns one row: of the rounds, and of the selections where it can."""
+        conditions = [
+            *why,
+            _SEES[adversary].format(nodes=self.nodes, colluding=self.colluding),
+            _MEANINGS[relation],
+            "drop-out is independent of data; the nodes enforce B, C and the noise",
+            *self.shared,
+        ]
+        if self.unit == "record" and relation == "zero-out":
+            conditions.append("of the record's whole shard, not of the record alone")
+        if adversary == "release" and self.no_amplification:
+            conditions.append(f"no amplification by sampling: {self.no_amplification}")
+        if self.is_seeded:
+            conditions.append(SEEDED)
+        bound: Bound = rounds
+        if isinstance(rounds, RenyiBound):
+            conditions.extend([NOT_IN_RDP] * bool(self.selections))
+        elif self.selections:
+            bound = with_selections(rounds, self.selections, adversary, relation)
+            theorem += WITH_SELECTION
+            conditions += [c for s in self.selections for c in s.conditions(adversary)]
+        is_bound = not self.is_seeded and NOT_IN_RDP not in conditions
+        epsilon, delta = self.at_epsilon, self.delta
+        if epsilon is None:
+            epsilon = bound.epsilon(delta)
+        else:
+            delta = bound.delta(epsilon)
+        return Statement(
+            adversary=adversary,
+            relation=relation,
+            unit=self.unit,
+            delta=delta,
+            epsilon=epsilon if epsilon < math.inf else None,
+            asked="epsilon" if self.at_epsilon is None else "delta",
+            theorem=theorem,
+            conditions=tuple(conditions),
+            guarantee=epsilon < math.inf and delta < 1 and is_bound,
+            client_selection=self.selection,
+            num_rounds=self.num_rounds,
+        )
+
+    def amplified(self, rounds: tuple[Sampled, ...]) -> Iterator[Statement]:
+        """Yields the rows with amplification, which only `release` has."""
+        draws = f"{sum(kind.rounds for kind in rounds)} rounds"
+        conditions = [condition.format(draws) for condition in _AMPLIFIED]
+        bounds = {PLD_THEOREM: SampledBound(rounds), RDP_THEOREM: RenyiBound(rounds)}
+        for theorem, bound in bounds.items():
+            if theorem == RDP_THEOREM:
+                conditions.append("RDP is looser: a check of the row above it")
+            for relation in RELATIONS:
+                yield self.state("release", relation, bound, theorem, *conditions)
+
+
+def statements(
+    plan: Plan,
+    delta: float,
+    colluding: int = 0,
+    at_epsilon: float | None = None,
+    selections: Sequence[SelectionCost] = (),
+) -> tuple[Statement, ...]:
+    """Returns the guarantee of a plan for every selection, adversary and relation.
+
+    Privacy: public.
+
+    Args:
+        plan: the run; needs a noise multiplier.
+        delta: above 0 and below 1.
+        colluding: nodes that take their noise out of secagg's sum, at least 0.
+        at_epsilon: state delta at this epsilon, at least 0; delta is then not read.
+        selections: private ones of the run's cohort; see `fedgs.cohorts.files`.
+
+    Raises:
+        UserError: an argument is out of range, or there is no noise multiplier.
+
+    Source: docs/privacy.md, "Which theorem may be used when".
+    """
+    _check(delta, colluding, at_epsilon)
+    result: list[Statement] = []
+    unknown = ("uniform", "balanced")
+    for selection in (plan.client_selection,) if plan.client_selection else unknown:
+        no_amplification = _refusal(plan, selection)
+        basis = _Basis(
+            selection,
+            plan.privacy_unit,
+            plan.num_rounds,
+            delta,
+            at_epsilon,
+            plan.counted_nodes,
+            colluding,
+            plan.noise_source == "seeded",
+            no_amplification,
+            tuple(selections),
+        )
+        law, theorem, why = plan.law(selection)
+        for adversary in plan.adversaries:
+            for relation in RELATIONS:
+                bound = Releases(law, plan.ratio(adversary, relation, colluding))
+                result.append(basis.state(adversary, relation, bound, theorem, why))
+        if not no_amplification:
+            result.extend(basis.amplified(plan.sampled()))
+    return tuple(result)
+
+
+def _refusal(plan: Plan, selection: str) -> str:
+    """Returns why a plan's rows claim no amplification; "" if they do."""
+    if reason := plan.why_not_amplified(selection):
+        return f"refused: {reason}"
+    return "" if plan.amplification else _ASK
+
+
+class Run(NamedTuple):
+    """One run as its folder records it.
+
+    Privacy: public.
+
+    Attributes:
+        config: the run's resolved configuration.
+        events: its ledger's, in order.
+    """
+
+    config: RunConfig
+    events: Sequence[Event]
+
+
+def statements_from_ledger(
+    events: Iterable[Event],
+    delta: float,
+    *,
+    engine: str = "flower",
+    privacy_unit: str = "client",
+    num_rounds: int | None = None,
+    colluding: int = 0,
+    amplification: bool = False,
+    at_epsilon: float | None = None,
+) -> tuple[Statement, ...]:
+    """Returns the guarantee of what a run released, for every adversary and relation.
+
+    Every event counts, repeated rounds again.
+
+    Privacy: public.
+
+    Args:
+        events: the ledger's, in order; none gives epsilon 0.
+        delta: above 0 and below 1.
+        engine: as in `RunConfig`; local has the adversary `release` only.
+        privacy_unit: as in `RunConfig`.
+        num_rounds: that were planned; None: those of the events, fixed in advance.
+        colluding: nodes that take their noise out of secagg's sum, at least 0.
+        amplification: whether the run asked for it; stated if its conditions hold.
+        at_epsilon: state delta at this epsilon, at least 0; delta is then not read.
+
+    Raises:
+        UserError: an argument is out of range, or the number of clients changes.
+
+    Source: docs/privacy.md, "Which theorem may be used when".
+    """
+    events = tuple(events)
+    config = RunConfig(
+        engine=engine,
+        privacy_unit=privacy_unit,
+        num_rounds=num_rounds or max((event.round for event in events), default=1),
+        colluding_nodes=colluding,
+        amplification=amplification,
+    )
+    return statements_of_runs([Run(config, events)], delta, at_epsilon)
+
+
+def statements_of_runs(
+    runs: Sequence[Run],
+    delta: float,
+    at_epsilon: float | None = None,
+    is_reshuffled: bool = False,
+    selections: Sequence[SelectionCost] = (),
+    colluding: int | None = None,
+) -> tuple[Statement, ...]:
+    """Returns the guarantee of several runs on the same clients, all of them together.
+
+    An adversary has a row if it exists in every run: a local run has `release` only.
+
+    Privacy: public.
+
+    Args:
+        runs: at least one; that their clients are the same is for the caller to see.
+            Clients of deployments are matched by node, others by number.
+        delta: above 0 and below 1.
+        at_epsilon: state delta at this epsilon, at least 0; delta is then not read.
+        is_reshuffled: whether the unit is a record, in another shard in every run.
+        selections: private ones of the runs' cohorts, each once; see
+        `fedgs.cohorts.files`.
+        colluding: in place of the runs' own colluding_nodes.
+
+    Raises:
+        UserError: an argument is out of range, or the runs differ in what one client
+            stands for, in the number of clients or in the nodes of a deployment.
+
+    Source: docs/privacy.md, "Which theorem may be used when".
+    """
+    units = sorted({run.config.privacy_unit for run in runs})
+    if len(units) != 1:
+        raise UserError(f"privacy_unit = {' and '.join(units)}: account the runs apart")
+    if colluding is None:
+        colluding = max(run.config.colluding_nodes for run in runs)
+    _check(delta, colluding, at_epsilon)
+    exposures = [_exposure(run, colluding) for run in _numbered_alike(runs)]
+    together = Together(exposures, is_reshuffled)
+    is_deployed = any(run.config.node_names for run in runs)
+    no_amplification = DEPLOYED if is_deployed else together.why_not_amplified()
+    for run in runs:
+        no_amplification = no_amplification or why_limits_refuse(run.config)
+    if no_amplification:
+        no_amplification = f"refused: {no_amplification}"
+    elif not all(run.config.amplification for run in runs):
+        no_amplification = _ASK
+    names = {name for exposure in exposures for name in exposure.selections}
+    basis = _Basis(
+        "+".join(sorted(names)) or "none",
+        units[0],
+        sum(len(exposure.draws) for exposure in exposures),
+        delta,
+        at_epsilon,
+        min((run.nodes for run in together.runs), default=0),
+        colluding,
+        any(exposure.is_seeded for exposure in exposures),
+        no_amplification,
+        tuple(selections),
+        _about(runs),
+    )
+    is_local = any(run.config.engine == "local" for run in runs)
+    result: list[Statement] = []
+    for row, adversary in enumerate(ADVERSARIES):
+        if is_local and adversary != "release":
+            continue
+        (law, ratio), theorem, why = together.law(row)
+        for relation, factor in RELATIONS.items():
+            bound = Releases(law, ratio * 2 / factor)
+            result.append(basis.state(adversary, relation, bound, theorem, why))
+    if not no_amplification:
+        result.extend(basis.amplified(together.sampled(ADVERSARIES.index("release"))))
+    return tuple(result)
+
+
+def _exposure(run: Run, colluding: int) -> Exposure:
+    exposure = Exposure(run.config.schedule_seed, run.config.largest_node)
+    for event in run.events:
+        exposure.add(event, costs_of(event, colluding))
+    ended_early = _why_ended_early(run, exposure)
+    exposure.no_mixture = exposure.no_mixture or ended_early
+    exposure.no_amplification = exposure.no_amplification or ended_early
+    return exposure
+
+
+def _why_ended_early(run: Run, exposure: Exposure) -> str:
+    """Returns why the number of a run's rounds is not one that was fixed in advance.
+
+    The mixture and amplification are of T draws. A run that was stopped, or is going
+    on, may have stopped because of who was drawn. One whose budget allows no further
+    round ended at a number that noise, B and target decide.
+    """
+    done, planned = len(exposure.draws), run.config.num_rounds
+    if exposure.first is None or done >= planned:
+        return ""
+    if is_spent(run.config, run.events):
+        return ""
+    return f"the events end after {done} of {planned} planned rounds"
+
+
+def _numbered_alike(runs: Sequence[Run]) -> list[Run]:
+    """Returns the runs with a deployment's clients numbered as in the first one.
+
+    A run numbers the clients of its nodes in the order in which the nodes were named.
+
+    Raises:
+        UserError: other nodes, or nodes of other sizes.
+    """
+    first, *others = runs
+    place = {client: number for number, client in enumerate(_deployed(first.config))}
+    result = [first]
+    for run in others:
+        clients = _deployed(run.config)
+        if set(clients) != place.keys():
+            found = " and ".join(_nodes(own.config) for own in (first, run))
+            raise UserError(
+                f"nodes = {found}: clients of a deployment are matched by the name of "
+                "their node and its number of clients; account the runs apart"
+            )
+        numbers = [place[client] for client in clients]
+        events = run.events
+        if numbers != sorted(numbers):
+            events = [_renumbered(event, numbers) for event in events]
+        result.append(run._replace(events=events))
+    return result
+
+
+def _deployed(config: RunConfig) -> list[tuple[str, int]]:
+    """Returns node and place of every client of a deployment, in the run's order."""
+    return [
+        (name, place)
+        for node, name in enumerate(config.node_names)
+        for place in range(len(config.hosting.hosted(node)))
+    ]
+
+
+def _nodes(config: RunConfig) -> str:
+    """Returns the nodes of a deployment with their numbers of clients, in words."""
+    sizes = Counter(name for name, _ in _deployed(config))
+    return ", ".join(f"{name} ({size})" for name, size in sizes.items()) or "unset"
+
+
+def _renumbered(event: Event, numbers: Sequence[int]) -> Event:
+    if event.participants == "all":
+        return event
+    clients = sorted(numbers[client] for client in event.participants)
+    return replace(event, participants=tuple(clients))
+
+
+def _about(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Returns the conditions that several runs add to every row."""
+    if len(runs) == 1:
+        return ()
+    conditions = [f"{len(runs)} runs on the same clients: mu^2 adds up"]
+    if any(run.config.node_names for run in runs):
+        conditions.append(
+            "a client of a deployment is known by the name of its node and its place "
+            "there: the nodes keep their data"
+        )
+    engines = {run.config.engine for run in runs}
+    if engines == {"local", "flower"}:
+        problem = "of a local run one curator sees everything"
+        conditions.append(f"{problem}, so there is no server or secagg row")
+    return tuple(conditions)
+
+
+def _check(delta: float, colluding: int, at_epsilon: float | None) -> None:
+    if at_epsilon is None:
+        check_ranges(colluding, delta)
+    else:
+        check_ranges(colluding)
+        check_ranges(at_epsilon)

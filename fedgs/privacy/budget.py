@@ -1,0 +1,374 @@
+"""From a target epsilon to the noise, the number of rounds, and the moment to stop.
+
+The inverse of `fedgs.privacy.accounting`: `calibrate_noise` and `largest_num_rounds`
+answer for a plan, and `Budget` stops a run before the release that would exceed the
+target. Where the run asks for amplification by sampling, the better one of both
+statements decides.
+
+>>> plan = Plan(num_clients=539, clients_per_round=539, num_rounds=150, batch_size=32,
+...             noise_multiplier=1.2, client_selection="all", engine="local")
+>>> calibrate_noise(plan, 10.0, 1e-5, "release", "replace-one")
+1.492
+>>> largest_num_rounds(plan, 10.0, 1e-5, "release", "replace-one")
+97
+
+Source: docs/privacy.md, "Which theorem may be used when", Calibration.
+"""
+
+import bisect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from decimal import ROUND_CEILING, Decimal
+
+from fedgs.cohorts.files import selection_costs
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.privacy.amplification import MOST_KINDS, SampledBound
+from fedgs.privacy.exposure import Exposure, Kind, columns_of
+from fedgs.privacy.gaussian import check_ranges, fixed_law
+from fedgs.privacy.ledger import Event
+from fedgs.privacy.participation import Releases, mixture_of, sampled_of
+from fedgs.privacy.plan import (
+    ADVERSARIES,
+    RELATIONS,
+    Plan,
+    costs_of,
+    noise_ratio,
+    noise_shares,
+)
+from fedgs.privacy.selection_cost import (
+    SelectionCost,
+    check_target,
+    least_ratio,
+    with_selections,
+)
+
+Kinds = Mapping[Kind, int]
+_MOST_ROUNDS = 10**9
+
+
+def _check_target(plan: Plan, target: float, adversary: str, relation: str) -> str:
+    """Checks a request and returns the selection it is for."""
+    check_ranges(target)
+    if relation not in RELATIONS:
+        raise UserError(f"relation = {relation!r}: give one of {list(RELATIONS)}")
+    if adversary not in plan.adversaries:
+        raise UserError(
+            f"adversary = {adversary!r}: engine = {plan.engine} has only "
+            f"{', '.join(plan.adversaries)}; give --adversary or --engine accordingly"
+        )
+    if plan.client_selection is None:
+        raise UserError("client_selection is unknown: give --client-selection")
+    if plan.amplification and adversary != "release":
+        raise UserError(
+            f"adversary = {adversary}: sees who takes part, so amplification is not "
+            "for it; give --adversary release or leave out --amplification"
+        )
+    return plan.client_selection
+
+
+def calibrate_noise(
+    plan: Plan,
+    target_epsilon: float,
+    delta: float,
+    adversary: str,
+    relation: str,
+    colluding: int = 0,
+    selections: Sequence[SelectionCost] = (),
+) -> float:
+    """Returns the least noise multiplier for a target, rounded up to 4 digits.
+
+    Privacy: public.
+
+    Args:
+        plan: the run, with its client_selection; its noise_multiplier is not read.
+        target_epsilon: for all of `plan.num_rounds`; finite, at least 0.
+        delta: above 0 and below 1.
+        adversary: one of `plan.adversaries`.
+        relation: replace-one or zero-out.
+        colluding: nodes that take their noise out of secagg's sum, at least 0.
+        selections: private ones of the run's cohort, which the target includes.
+
+    Returns:
+        noise_std / (2 C) of one node, above 0.
+
+    Raises:
+        UserError: an argument is out of range, or no noise can reach the target.
+
+    Source: inverse of `fedgs.privacy.accounting.statements`.
+    """
+    selection = _check_target(plan, target_epsilon, adversary, relation)
+    check_ranges(colluding, delta)
+    shares = noise_shares(adversary, plan.counted_nodes, colluding)
+    if shares == 0:
+        nodes = plan.counted_nodes
+        raise UserError(f"colluding = {colluding}: give less than the {nodes} nodes")
+    law, asked = plan.law(selection)[0], (adversary, relation, target_epsilon, delta)
+    ratio = least_ratio(law, selections, *asked)
+    exact = Decimal(ratio / noise_ratio(1.0, plan.batch_size, relation, shares))
+    digit = Decimal(1).scaleb(exact.adjusted() - 3)
+    noise = exact.quantize(digit, rounding=ROUND_CEILING)
+    if plan.amplification:
+
+        def holds(noise: Decimal) -> bool:
+            rounds = replace(plan, noise_multiplier=float(noise)).sampled()
+            bound = with_selections(SampledBound(rounds), selections, *asked[:2])
+            return bound.delta(target_epsilon) <= delta
+
+        noise = _least(holds, noise)
+    return float(noise)
+
+
+def _least(holds: Callable[[Decimal], bool], most: Decimal) -> Decimal:
+    """Returns the least noise of 4 digits for which `holds`, at most `most`."""
+    high = (most.adjusted() + 1) * 9000 + int(most.scaleb(3 - most.adjusted()))
+    gap = 1  # codes count the numbers of 4 digits, 9000 for each power of ten
+    while holds(_of_code(high - gap)):
+        high, gap = high - gap, 2 * gap
+    codes = range(high - gap + 1, high + 1)
+    index = bisect.bisect_left(codes, True, key=lambda code: holds(_of_code(code)))
+    return _of_code(codes[min(index, len(codes) - 1)])
+
+
+def _of_code(code: int) -> Decimal:
+    power, digits = divmod(code - 1000, 9000)
+    return Decimal(digits + 1000).scaleb(power - 4)
+
+
+def largest_num_rounds(
+    plan: Plan,
+    target_epsilon: float,
+    delta: float,
+    adversary: str,
+    relation: str,
+    colluding: int = 0,
+    selections: Sequence[SelectionCost] = (),
+) -> int:
+    """Returns the most rounds whose epsilon is at most the target.
+
+    Privacy: public.
+
+    Args:
+        plan: the run, with its noise multiplier and client_selection; its num_rounds
+            is not read.
+        target_epsilon: finite, at least 0.
+        delta: above 0 and below 1.
+        adversary: one of `plan.adversaries`.
+        relation: replace-one or zero-out.
+        colluding: nodes that take their noise out of secagg's sum, at least 0.
+        selections: private ones of the run's cohort, which the target includes.
+
+    Returns:
+        0 if one round is too many; no more than 2^30, about 1e9, is looked for.
+
+    Raises:
+        UserError: an argument is out of range, or there is no noise multiplier.
+
+    Source: inverse of `fedgs.privacy.accounting.statements`.
+    """
+    selection = _check_target(plan, target_epsilon, adversary, relation)
+    check_ranges(colluding, delta)
+    check_target(selections, adversary, relation, target_epsilon, delta)
+    ratio = plan.ratio(adversary, relation, colluding)
+
+    def is_within(rounds: Releases | SampledBound) -> bool:
+        bound = with_selections(rounds, selections, adversary, relation)
+        return bound.delta(target_epsilon) <= delta
+
+    def holds(rounds: int) -> bool:
+        law = replace(plan, num_rounds=rounds).law(selection)[0]
+        return is_within(Releases(law, ratio))
+
+    def holds_amplified(rounds: int) -> bool:
+        return is_within(SampledBound(replace(plan, num_rounds=rounds).sampled()))
+
+    most = _largest(holds)
+    return max(most, _largest(holds_amplified, most)) if plan.amplification else most
+
+
+def _largest(holds: Callable[[int], bool], start: int = 1) -> int:
+    """Returns the largest n >= 1 with holds(n), for a decreasing `holds`, or 0.
+
+    The search is upwards from `start`.
+    """
+    high = max(start, 1)
+    while high < _MOST_ROUNDS and holds(high):
+        high *= 2
+    return bisect.bisect_left(range(1, high + 1), True, key=lambda n: not holds(n))
+
+
+class Budget:
+    """Stops a run before the release that would exceed a target epsilon.
+
+    Agrees with `fedgs.privacy.accounting.statements_from_ledger` on the same events.
+    Uniform selection stops after a number of rounds fixed in advance, so that the
+    Binomial mixture stays valid.
+
+    Privacy: public.
+
+    Args:
+        plan: the run, with its client_selection; its noise_multiplier is not read.
+        target_epsilon: for all events together; finite, at least 0.
+        delta: above 0 and below 1.
+        adversary: one of `plan.adversaries`.
+        relation: replace-one or zero-out.
+        events: released before, also by other runs on the same clients.
+        colluding: nodes that take their noise out of secagg's sum, at least 0.
+        selections: private ones of the run's cohort, which the target includes.
+
+    Raises:
+        UserError: an argument is out of range, the selections alone exceed the target,
+            or the number of clients changes.
+
+    Source: docs/privacy.md, "Which theorem may be used when", Calibration.
+    """
+
+    def __init__(
+        self,
+        plan: Plan | RunConfig,
+        target_epsilon: float,
+        delta: float,
+        adversary: str,
+        relation: str,
+        events: Iterable[Event] = (),
+        colluding: int = 0,
+        selections: Sequence[SelectionCost] = (),
+    ) -> None:
+        """Counts the earlier events; see the class."""
+        plan = plan if isinstance(plan, Plan) else Plan.from_config(plan)
+        _check_target(plan, target_epsilon, adversary, relation)
+        check_ranges(colluding, delta)
+        self._num_clients, self._colluding = plan.num_clients, colluding
+        self._target, self._delta = target_epsilon, delta
+        self._row = ADVERSARIES.index(adversary)
+        self._scale = 2 / RELATIONS[relation]
+        self._selections, self._asked = tuple(selections), (adversary, relation)
+        asked = (*self._asked, target_epsilon, delta)
+        mu = 1 / least_ratio(fixed_law(1), self._selections, *asked)
+        self._most = (mu * self._scale) ** 2
+        self._is_amplified = plan.amplification
+        self._exposure = Exposure(largest_node=plan.hosting.largest)
+        self._caps: dict[str, tuple[Kind, Kinds, int]] = {}
+        for event in events:
+            self.add(event)
+
+    def allows(self, event: Event) -> bool:
+        """Tells whether epsilon stays within the target after this event.
+
+        Takes microseconds; more after a repeated round, and once at the start.
+
+        Privacy: public.
+
+        Raises:
+            UserError: the event has another number of clients.
+        """
+        self._check_clients(event)
+        exposure = self._exposure
+        if exposure.why_count(event):
+            is_within = self._count_fits(event)
+        else:
+            is_within = self._draws_fit(event, "mixture", self._mixture)
+        if is_within or not self._is_amplified or exposure.why_not_amplified(event):
+            return is_within
+        return self._draws_fit(event, "amplified", self._amplified)
+
+    def _count_fits(self, event: Event) -> bool:
+        cost = costs_of(event, self._colluding)[self._row]
+        if self._exposure.first is None:
+            return cost <= self._most
+        row = self._exposure.mu_squared[self._row]
+        return bool(max(row.max(), row[columns_of(event)].max() + cost) <= self._most)
+
+    def _draws_fit(
+        self,
+        event: Event,
+        theorem: str,
+        bound_of: Callable[[Kinds], Releases | SampledBound],
+    ) -> bool:
+        """Asks how many draws like this one fit beside the others, once for all."""
+        exposure = self._exposure
+        draw = exposure.draw_with(event, costs_of(event, self._colluding))
+        if event.round in exposure.draws:
+            return self._holds(bound_of(exposure.kinds_with(event, draw)))
+        others = {k: n for k, n in exposure.kinds.items() if n and k != draw.kind}
+        cap = self._caps.get(theorem)
+        if cap is None or cap[:2] != (draw.kind, others):
+            most = _largest(
+                lambda n: self._holds(bound_of({**others, draw.kind: n})),
+                exposure.kinds[draw.kind],
+            )
+            cap = self._caps[theorem] = (draw.kind, others, most)
+        return exposure.kinds[draw.kind] < cap[2]
+
+    def _mixture(self, kinds: Kinds) -> Releases:
+        law, ratio = mixture_of(kinds, self._row)
+        return Releases(law, ratio * self._scale)
+
+    def _amplified(self, kinds: Kinds) -> SampledBound:
+        return SampledBound(sampled_of(kinds, self._row))
+
+    def _holds(self, rounds: Releases | SampledBound) -> bool:
+        if isinstance(rounds, SampledBound) and len(rounds.rounds) > MOST_KINDS:
+            return False
+        bound = with_selections(rounds, self._selections, *self._asked)
+        return bound.delta(self._target) <= self._delta
+
+    def add(self, event: Event) -> None:
+        """Counts a release.
+
+        Privacy: public.
+
+        Raises:
+            UserError: the event has another number of clients.
+        """
+        self._check_clients(event)
+        self._exposure.add(event, costs_of(event, self._colluding))
+
+    def _check_clients(self, event: Event) -> None:
+        if event.num_clients != self._num_clients:
+            problem = f"this budget is for {self._num_clients} clients; use another"
+            raise UserError(f"num_clients = {event.num_clients}: {problem}")
+
+
+def budget_of(config: RunConfig, events: Iterable[Event]) -> Budget | None:
+    """Returns the budget of a run, None where it has no target_epsilon.
+
+    Privacy: public.
+
+    Args:
+        config: resolved.
+        events: of the run's ledger.
+
+    Raises:
+        UserError: as `Budget`.
+    """
+    if config.target_epsilon is None:
+        return None
+    return Budget(
+        config,
+        config.target_epsilon,
+        config.delta,
+        config.adversary,
+        config.relation,
+        events,
+        config.colluding_nodes,
+        selection_costs([config]),
+    )
+
+
+def is_spent(config: RunConfig, events: Sequence[Event]) -> bool:
+    """Tells whether a run has a target that allows no round after its last one.
+
+    Privacy: public.
+
+    Args:
+        config: resolved.
+        events: of the run's ledger, at least one.
+
+    Raises:
+        UserError: as `Budget`.
+    """
+    budget = budget_of(config, events)
+    last = max(event.round for event in events)
+    return budget is not None and not budget.allows(
+        replace(events[-1], round=last + 1, attempt=1)
+    )

@@ -1,0 +1,388 @@
+"""A client's own count of its releases: durable, and ahead of every release.
+
+    FOLDER/clients.json           which clients each ledger counts, by their names
+    FOLDER/releases-00000.jsonl   a write-ahead ledger, one line per attempt
+    FOLDER/.lock                  held while the count is read and charged
+
+FOLDER is a node's own in the run's private folder, or the client's `state_dir`, where
+the count goes on over runs. There is one ledger per group of clients that releases
+together, so a release costs one fsync however many clients a node has. A client that
+was packed differently before is in several ledgers, and its count is the sum of them:
+what it spent follows its name. In a ledger here, `participants` are positions in the
+ledger's list of clients, and the round is that of whichever run asked. A deployed
+client writes into the same line who that was (`source_of`).
+
+Names of shards say nothing: a server's settings decide which records are in which. So
+the shards of a deployed node are counted as one client, `WHOLE`: every release of any
+of them is charged to the data set, and counts for each of its named clients as well.
+
+Source: docs/privacy.md, "A client that limits itself".
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.files import make_folder, remove_temporaries
+from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
+from fedgs.privacy.ledger import Event, Ledger
+from fedgs.runs.run_folder import read_json, write_json
+
+WHOLE = "*"  # the name of every client that is a shard: their data set as a whole
+COUNT_REMEDY = "restore it from a copy: it is the record of the privacy spent"
+_VERSION = "format"  # key of clients.json: from 2 on, `WHOLE` stands for all shards
+
+
+class Mark(NamedTuple):
+    """Where a count was when a release was in it; it never gets shorter.
+
+    Attributes:
+        ledger: name of the file.
+        length, head: of the ledger.
+        owner: hash of the clients that it counts.
+    """
+
+    ledger: str
+    length: int
+    head: str
+    owner: str
+
+
+class ReleaseCount:
+    """What some clients have released, and the one place that adds to it.
+
+    Privacy: public; participation and noise, no data.
+
+    Args:
+        folder: see the module; made by the first charge if it is missing.
+        clients: the stable names of the clients that release together; `WHOLE` for
+            shards.
+    """
+
+    def __init__(self, folder: Path, clients: Sequence[str]) -> None:
+        """Touches no file yet.
+
+        Raises:
+            UserError: a name stands for two clients.
+        """
+        self.folder = folder
+        self.clients = [WHOLE] if WHOLE in clients else list(clients)
+        self._position = {name: place for place, name in enumerate(self.clients)}
+        if len(self._position) < len(self.clients):
+            raise UserError("two clients have the same name; give each its own")
+        self._by_name = np.zeros(len(self.clients))  # mu^2 by position
+        self._of_all = 0.0  # mu^2 of the data set as a whole
+        self._ledgers: dict[str, tuple[Ledger, npt.NDArray[np.int64] | None]] = {}
+        self._added: Counter[str] = Counter()  # events of each ledger
+        self._own: Ledger | None = None
+        self._attempts: Counter[int] = Counter()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the clients are shards, which are charged as one."""
+        return self.clients == [WHOLE]
+
+    @property
+    def mu_squared(self) -> npt.NDArray[np.float64]:
+        """What each of `clients` has spent as of the last look, shape (clients,).
+
+        A record of the data set is of one named client: the largest of them counts.
+        """
+        own = self._by_name[: len(self.clients)]
+        if self.is_whole:
+            own = self._by_name.max(keepdims=True)
+        return own + self._of_all
+
+    def largest(self) -> float:
+        """Returns the mu^2 of the client that has spent most, as of now.
+
+        Raises:
+            UserError: the count is broken.
+        """
+        with self._held():
+            return float(self.mu_squared.max())
+
+    def check(self, event: Event, limits: Limits) -> None:
+        """Refuses a release that `charge` would refuse now; counts nothing.
+
+        Raises:
+            ClientRefused: a participant would exceed its client_epsilon.
+            UserError: the count is broken.
+        """
+        if limits.client_epsilon is not None:
+            with self._held():
+                self._check(event, limits)
+
+    def charge(self, event: Event, limits: Limits) -> Mark:
+        """Counts a release; once this returns the count is on the disk.
+
+        Args:
+            event: its participants are positions in the clients given, shards too; its
+                attempt is set here.
+            limits: of these clients.
+
+        Returns:
+            Where the count is now.
+
+        Raises:
+            ClientRefused: a participant would exceed its client_epsilon; nothing is
+                counted, and nothing may be released.
+            UserError: the count is broken or cannot be written.
+        """
+        with self._held():
+            self._check(event, limits)
+            ledger = self._own or self._new_ledger()
+            attempt = self._attempts[event.round] + 1
+            ledger.append(replace(self._own_event(event), attempt=attempt))
+            self._add_new()
+            name, owner = ledger.path.name, _owner(self.clients)
+            return Mark(name, ledger.length, ledger.head, owner)
+
+    def check_history(self, marks: Iterable[Mark]) -> None:
+        """Refuses a count that is shorter than it once was, or another one.
+
+        Args:
+            marks: of `charge`, at earlier times, also of other clients' ledgers.
+
+        Raises:
+            UserError: names the file, and says what it must hold.
+        """
+        index = self._read_index()
+        ledgers: dict[str, Ledger | None] = {}
+        for name, length, head, owner in marks:
+            path = self.folder / name
+            if name not in ledgers:
+                ledgers[name] = Ledger.read(path) if path.exists() else None
+            found = ledgers[name]
+            if found is None or found.head_at(length) != head:
+                raise UserError(
+                    f"{path}: this client's own count was rolled back, deleted or "
+                    f"exchanged: it has {found.length if found else 0} releases, and "
+                    f"must begin with {length}, the last one with the hash {head}; "
+                    + COUNT_REMEDY
+                )
+            if _owner(index.get(name)) != owner:
+                raise UserError(
+                    f"{self.folder / 'clients.json'}: was deleted or exchanged: {name} "
+                    f"counts the releases of other clients than it says; {COUNT_REMEDY}"
+                )
+
+    def released(self, run_id: str, node: str) -> set[tuple[str, int]]:
+        """Returns what a node has released in a run, whichever clients it has.
+
+        A start of the server asks for a round once. So an answer that was computed
+        again, because its first bytes were lost before they left, is the same.
+
+        Args:
+            run_id: of the run.
+            node: name of the node.
+
+        Returns:
+            Pairs of the server's start and the round. Lines of versions that named no
+            source are of no run.
+
+        Raises:
+            UserError: the count is broken.
+        """
+        found: set[tuple[str, int]] = set()
+        for name in self._read_index().keys() - {_VERSION}:
+            if (path := self.folder / name).exists():
+                for event in Ledger.read(path).events:
+                    run, _, rest = event.source.partition("/")
+                    start, _, who = rest.partition("/")
+                    if (run, who) == (run_id, node):
+                        found.add((start, event.round))
+        return found
+
+    def _own_event(self, event: Event) -> Event:
+        """Returns a release as these clients count it: shards are all of the data."""
+        if not self.is_whole:
+            return event
+        return replace(event, participants="all", num_clients=1)
+
+    def _check(self, event: Event, limits: Limits) -> None:
+        if limits.client_epsilon is None:
+            return
+        cost = release_cost(event.noise_multiplier, event.batch_size)
+        positions = np.arange(len(self.clients))[_positions(self._own_event(event))]
+        mu_squared = self.mu_squared
+        worst = int(positions[mu_squared[positions].argmax()])
+        if mu_squared[worst] + cost <= limits.most_mu_squared:
+            return
+        spent = limits.epsilon_of(mu_squared[worst])
+        who = "the data set" if self.is_whole else f"client {self.clients[worst]}"
+        raise ClientRefused(
+            "client_epsilon",
+            f"client_epsilon = {limits.client_epsilon:g} ({limits.relation}, delta "
+            f"{limits.delta:g}, server adversary): {who} has released {spent:.4g}, the "
+            "next release would exceed it; leave it out, or agree on a larger limit",
+        )
+
+    # -------------------------------------------------------------- files
+
+    def upgrade(self) -> None:
+        """Has releases of an older version, counted by shard, count for all; once.
+
+        Names like those of shards may have been the data's own: then more counts than
+        was released, never less.
+        """
+        with _locked(self.folder):
+            index = self._read_index()
+            if _VERSION not in index:
+                for name, clients in index.items():
+                    if clients == [str(shard) for shard in range(len(clients))]:
+                        index[name] = [WHOLE]
+                write_json(self.folder / "clients.json", {**index, _VERSION: 2})
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        """Holds the folder against other nodes and runs, with the count up to date."""
+        with _locked(self.folder):
+            try:
+                self._catch_up()
+                yield
+            finally:
+                for ledger, _ in self._ledgers.values():
+                    ledger.close()
+
+    def _read_index(self) -> dict[str, Any]:
+        path = self.folder / "clients.json"
+        return read_json(path) if path.exists() else {}
+
+    def _catch_up(self) -> None:
+        """Adds what was released since the last look, by whichever process."""
+        for name, clients in self._read_index().items():
+            if name not in self._ledgers and name != _VERSION:
+                self._add_ledger(name, clients)
+        for ledger, _ in self._ledgers.values():
+            ledger.reopen()
+        self._add_new()
+
+    def _add_ledger(self, name: str, clients: list[str]) -> None:
+        """Takes a ledger in, if it counts any of these clients."""
+        places = None
+        if clients != [WHOLE]:
+            if self.is_whole:  # of everybody: whose record it is nobody knows
+                for client in clients:
+                    self._position.setdefault(client, len(self._position))
+                missing = len(self._position) - len(self._by_name)
+                self._by_name = np.pad(self._by_name, (0, missing))
+            if self._position.keys().isdisjoint(clients):
+                return
+            places = np.array([self._position.get(client, -1) for client in clients])
+        self._ledgers[name] = Ledger(self.folder / name), places
+        if clients == self.clients:
+            self._own = self._ledgers[name][0]
+
+    def _add_new(self) -> None:
+        """Adds the events that are not in the count yet."""
+        for name, (ledger, places) in self._ledgers.items():
+            for event in ledger.events[self._added[name] :]:
+                cost = release_cost(event.noise_multiplier, event.batch_size)
+                if places is None:
+                    self._of_all += cost
+                else:
+                    concerned = places[_positions(event)]
+                    self._by_name[concerned[concerned >= 0]] += cost
+                self._attempts[event.round] += ledger is self._own
+            self._added[name] = ledger.length
+
+    def _new_ledger(self) -> Ledger:
+        """Makes these clients' ledger, then names it in the index."""
+        index = self._read_index()
+        name = f"releases-{len(index.keys() - {_VERSION}):05d}.jsonl"
+        ledger = Ledger.open(self.folder / name)
+        if ledger.length:
+            ledger.close()
+            raise UserError(
+                f"{self.folder / name}: clients.json does not say whose releases these "
+                "are; restore it from a copy"
+            )
+        write_json(self.folder / "clients.json", {**index, name: self.clients})
+        places = None if self.is_whole else np.arange(len(self.clients))
+        self._ledgers[name] = ledger, places
+        self._own = ledger
+        return ledger
+
+
+def _owner(clients: list[str] | None) -> str:
+    return hashlib.sha256(json.dumps(clients).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    make_folder(folder)
+    with open(folder / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        remove_temporaries(folder, "clients.json")
+        yield
+
+
+def _positions(event: Event) -> slice | list[int]:
+    clients = event.participants
+    return slice(None) if clients == "all" else list(clients)
+
+
+def source_of(run_id: str, start: str, node: str) -> str:
+    """Returns what a line says of who asked: run, start of its server, own name."""
+    return f"{run_id}/{start}/{node}"
+
+
+def release_event(
+    config: RunConfig, round: int, positions: Sequence[int], num_clients: int
+) -> Event:
+    """Returns what a node is about to release, as its clients count it.
+
+    Only the node's own noise counts: a server may drop or know that of all others.
+
+    Privacy: public.
+
+    Args:
+        config: what the node computes with.
+        round: the round that is answered.
+        positions: the participants among the node's clients, increasing, not empty.
+        num_clients: the node's clients.
+    """
+    is_all = len(positions) == num_clients
+    return Event(
+        round=round,
+        attempt=1,
+        participants="all" if is_all else tuple(positions),
+        num_clients=num_clients,
+        planned_nodes=1,
+        counted_nodes=1,
+        noise_std=config.noise_std,
+        clip_bound=config.clip_bound,
+        batch_size=config.batch_size,
+        client_selection=config.client_selection,
+        discriminator_training=config.discriminator_training,
+        noise_source="os" if config.noise_seed is None else "seeded",
+    )
+
+
+def check_start(config: RunConfig, clients: Sequence[str]) -> None:
+    """Refuses a run that its clients would refuse at once; no run folder is needed.
+
+    Args:
+        config: resolved.
+        clients: the names of all K clients.
+
+    Raises:
+        UserError: the limits cannot be read, are outside the run's settings, or a
+            client's count in `state_dir` leaves no room for one release.
+    """
+    limits = Limits.of_run(config)
+    limits.check_run(config)
+    if limits.state_dir is not None:
+        event = release_event(config, 1, range(len(clients)), len(clients))
+        ReleaseCount(limits.state_dir, clients).check(event, limits)

@@ -1,0 +1,304 @@
+"""What a client agrees to, whatever a server asks; the client itself checks it.
+
+A TOML file on the client's side. Every key may be left out; an unknown one is an error:
+
+    client_epsilon = 10.0         # no release beyond this, over all runs in state_dir;
+    delta = 1e-5                  #   needs delta and relation
+    relation = "replace-one"      #   or "zero-out"; docs/privacy.md
+    max_batch_size = 32           # B, fakes answered by a release
+    min_noise_multiplier = 1.0    # noise_std / (2 * clip_bound); unset: above 0;
+                                  #   0 allows a run without noise
+    clip_bound = 1.0              # exactly this C
+    image_size = 28               # exactly this side of the square fakes
+    image_channels = 1            # exactly this
+    num_classes = 10              # exactly this; labels lie in [0, num_classes)
+    max_fakes = 160               # fakes of one request
+    allow_seeded_noise = false    # true: noise that others can draw again
+    state_dir = "counts"          # where the count of releases is kept across runs,
+                                  #   relative to this file; unset: in the run's folder
+
+The numbers come from this file and from what the client is about to compute, never from
+what a request claims. `fedgs.privacy.client_count` keeps the count.
+
+Source: docs/privacy.md, "A client that limits itself".
+"""
+
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.privacy.amplification import LEAST_RATIO
+from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
+from fedgs.privacy.plan import RELATIONS, noise_ratio
+
+if TYPE_CHECKING:  # torch is imported where tensors are
+    from fedgs.federation.messages import FakeBatch
+
+
+REFUSAL_TELLS = "a client's refusal tells how often it was selected"
+
+
+class ClientRefused(UserError):
+    """A client refuses, by one of its own limits; nothing was trained or released.
+
+    Attributes:
+        setting: the limit's name. It is public: limits and counts depend on no data.
+            With a `state_dir` it can tell this server that the client has answered
+            others before.
+    """
+
+    def __init__(self, setting: str, problem: str) -> None:
+        """Is raised with the limit's name and the whole text."""
+        super().__init__(problem)
+        self.setting = setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """A client's limits; None is no limit.
+
+    Privacy: public.
+
+    Attributes:
+        client_epsilon: of all releases of a client together, against the server
+            adversary: only the noise of the client's own node counts.
+        delta, relation: of `client_epsilon`, as in `RunConfig`.
+        max_batch_size, min_noise_multiplier, max_fakes: bounds; see the module.
+            Without a min_noise_multiplier there must be some noise.
+        clip_bound, image_size, image_channels, num_classes: the only value allowed.
+        allow_seeded_noise: whether a run may set `noise_seed`.
+        state_dir: absolute folder of the count; None: the run's private folder.
+
+    Raises:
+        UserError: a value of the wrong type or outside its range.
+    """
+
+    client_epsilon: float | None = None
+    delta: float = 1e-5
+    relation: str = "replace-one"
+    max_batch_size: int | None = None
+    min_noise_multiplier: float | None = None
+    clip_bound: float | None = None
+    image_size: int | None = None
+    image_channels: int | None = None
+    num_classes: int | None = None
+    max_fakes: int | None = None
+    allow_seeded_noise: bool = False
+    state_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Checks every value by itself; see the class."""
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            if value is not None:
+                _check_value(spec.name, value)
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Limits":
+        """Reads a client's file; see the module for its keys.
+
+        Raises:
+            UserError: the file is missing or malformed, a key is unknown or has a wrong
+                value, or `state_dir` is no folder.
+        """
+        path = Path(path).expanduser().absolute()
+        where = f"client_limits = {path}"
+        try:
+            values: dict[str, Any] = tomllib.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise UserError(f"{where}: {error}; give a TOML file") from error
+        known = [spec.name for spec in fields(cls)]
+        if unknown := sorted(values.keys() - set(known)):
+            raise UserError(f"{where}: unknown {unknown[0]}; give {', '.join(known)}")
+        given = {"client_epsilon", "delta", "relation"} & values.keys()
+        if len(given) in (1, 2):
+            raise UserError(
+                f"{where}: {', '.join(sorted(given))} alone; give client_epsilon, "
+                "delta and relation together"
+            )
+        folder = values.get("state_dir")
+        if isinstance(folder, str):
+            values["state_dir"] = path.parent / Path(folder).expanduser()
+        try:
+            limits = cls(**values)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from error
+        if limits.state_dir is not None and not limits.state_dir.is_dir():
+            raise UserError(f"{where}: state_dir = {folder!r}: no such folder; make it")
+        return limits
+
+    @classmethod
+    def of_run(cls, config: RunConfig) -> "Limits":
+        """Returns what the simulated clients of a run agree to, all the same.
+
+        Raises:
+            UserError: as `read`; or client_epsilon is given in two places.
+        """
+        limits = cls(allow_seeded_noise=True, min_noise_multiplier=0)
+        if config.client_limits is not None:
+            limits = cls.read(config.client_limits)
+        if config.client_epsilon is None:
+            return limits
+        if limits.client_epsilon is not None:
+            raise UserError(
+                f"client_epsilon = {config.client_epsilon:g}: client_limits = "
+                f"{config.client_limits} has one too; leave one of them out"
+            )
+        own = {"delta": config.delta, "relation": config.relation}
+        return replace(limits, client_epsilon=config.client_epsilon, **own)
+
+    @property
+    def most_mu_squared(self) -> float:
+        """The largest sum of `release_cost` within client_epsilon; inf without it."""
+        if self.client_epsilon is None:
+            return float("inf")
+        return _most_mu_squared(self.client_epsilon, self.delta, self.relation)
+
+    def epsilon_of(self, mu_squared: float) -> float:
+        """Returns the epsilon of a sum of `release_cost`, at these delta and relation.
+
+        Privacy: public.
+        """
+        factor = RELATIONS[self.relation] / RELATIONS["replace-one"]
+        return epsilon_from_mu(factor * mu_squared**0.5, self.delta)
+
+    def check_run(self, config: RunConfig) -> None:
+        """Refuses a run whose settings are outside these limits.
+
+        Raises:
+            ClientRefused: names the setting, its value and the remedy.
+        """
+        for limit, setting, holds, remedy in self._demands(config):
+            if not holds:
+                own = getattr(self, limit)
+                raise ClientRefused(
+                    limit,
+                    f"{setting} = {getattr(config, setting)}: outside the client's "
+                    f"limit {limit} = {'unset' if own is None else own}; give {remedy}",
+                )
+
+    def _demands(self, config: RunConfig) -> Iterator[tuple[str, str, bool, str]]:
+        """Yields each limit, the setting it is about, whether it holds, a remedy."""
+        if (most := self.max_batch_size) is not None:
+            holds = config.batch_size <= most
+            yield "max_batch_size", "batch_size", holds, f"at most {most}"
+        cost = release_cost(config.noise_multiplier or 0.0, config.batch_size)
+        holds, remedy = cost <= 1 / LEAST_RATIO**2, f"more, or {_ALLOW_NO_NOISE}"
+        if (least := self.min_noise_multiplier) is not None:
+            holds = (config.noise_multiplier or 0.0) >= least
+            remedy = f"at least {least}"
+        yield "min_noise_multiplier", "noise_multiplier", holds, remedy
+        for name in ("clip_bound", "image_size", "image_channels", "num_classes"):
+            if (only := getattr(self, name)) is not None:
+                yield name, name, getattr(config, name) == only, f"{only}"
+        if (most := self.max_fakes) is not None:
+            holds = config.fakes_sent <= most
+            yield "max_fakes", "fakes_sent", holds, "fewer --fakes-per-round"
+        if not self.allow_seeded_noise:
+            holds = config.noise_seed is None
+            remedy = f"no --noise-seed, or {_ALLOW_SEEDED}"
+            yield "allow_seeded_noise", "noise_seed", holds, remedy
+        holds = self.client_epsilon is None or not config.amplification
+        yield "client_epsilon", "amplification", holds, f"False: {REFUSAL_TELLS}"
+        holds = cost <= self.most_mu_squared
+        yield "client_epsilon", "noise_multiplier", holds, "more, for a single release"
+
+    def check_request(self, request: "FakeBatch") -> None:
+        """Refuses fakes or labels outside these limits.
+
+        Raises:
+            ClientRefused: names the limit.
+        """
+        count, channels, *sides = request.images.shape
+        found = {"image_channels": {channels}, "image_size": set(sides)}
+        for name, values in found.items():
+            only = getattr(self, name)
+            if only is not None and values != {only}:
+                shape = tuple(request.images.shape)
+                raise ClientRefused(name, f"fakes of shape {shape}: {name} is {only}")
+        if self.max_fakes is not None and count > self.max_fakes:
+            text = f"{count} fakes: max_fakes is {self.max_fakes}"
+            raise ClientRefused("max_fakes", text)
+        if self.num_classes is not None:
+            labels = request.labels
+            if not bool(((labels >= 0) & (labels < self.num_classes)).all()):
+                text = f"labels of the fakes outside [0, {self.num_classes})"
+                raise ClientRefused("num_classes", text)
+
+
+def why_limits_refuse(config: RunConfig) -> str:
+    """Returns why the simulated clients' limits rule out amplification, or "".
+
+    Privacy: public.
+
+    Args:
+        config: a run's that claims it; of others "" is returned.
+    """
+    if not config.amplification:
+        return ""
+    try:
+        limits = Limits.of_run(config)
+    except UserError as error:
+        return f"{error} (a client_epsilon there would rule it out)"
+    if limits.client_epsilon is None:
+        return ""
+    return f"client_epsilon: {REFUSAL_TELLS}"
+
+
+def release_cost(noise_multiplier: float, batch_size: int) -> float:
+    """Returns mu^2 = 1 / z^2 of one release of one node, with replace-one.
+
+    Privacy: public.
+
+    Args:
+        noise_multiplier: noise_std / (2 C) of the node, at least 0.
+        batch_size: B, at least 1.
+
+    Source: docs/privacy.md, "Relation and sensitivity".
+    """
+    z = noise_ratio(noise_multiplier, batch_size, "replace-one", shares=1)
+    return 1 / z**2 if z**2 else float("inf")
+
+
+@lru_cache
+def _most_mu_squared(epsilon: float, delta: float, relation: str) -> float:
+    scale = RELATIONS["replace-one"] / RELATIONS[relation]
+    return (mu_from_epsilon(epsilon, delta) * scale) ** 2
+
+
+def _check_value(name: str, value: Any) -> None:
+    kinds, holds, words = _RANGES[name]
+    is_bool = isinstance(value, bool)
+    valid = isinstance(value, kinds) and is_bool == (kinds is bool) and holds(value)
+    if not valid:
+        raise UserError(f"{name} = {value!r}: give {words}")
+
+
+_FILE = "in the client's limits file"
+_ALLOW_NO_NOISE = f"set min_noise_multiplier = 0 {_FILE} to allow less"
+_ALLOW_SEEDED = f"set allow_seeded_noise = true {_FILE} to allow it"
+_INF = float("inf")
+_POSITIVE = ((int, float), lambda x: 0 < x < _INF, "a finite number above 0")
+_COUNT = (int, lambda x: x >= 1, "1, 2, 3, ...")
+_RANGES: dict[str, tuple[Any, Any, str]] = {
+    "client_epsilon": _POSITIVE,
+    "delta": (float, lambda x: 0 < x < 1, "a number above 0 and below 1"),
+    "relation": (str, lambda x: x in RELATIONS, f"one of {', '.join(RELATIONS)}"),
+    "max_batch_size": _COUNT,
+    "min_noise_multiplier": (
+        (int, float),
+        lambda x: 0 <= x < _INF,
+        "a finite number, 0 for no noise",
+    ),
+    "clip_bound": _POSITIVE,
+    "image_size": _COUNT,
+    "image_channels": _COUNT,
+    "num_classes": _COUNT,
+    "max_fakes": _COUNT,
+    "allow_seeded_noise": (bool, lambda x: True, "true or false"),
+    "state_dir": (Path, lambda x: True, "the name of a folder"),
+}

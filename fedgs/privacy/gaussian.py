@@ -1,0 +1,319 @@
+"""Exact epsilon and delta of Gaussian releases, for a fixed or a random number of them.
+
+One release has the noise ratio z = noise / sensitivity. The releases may depend on each
+other's answers. Equations that the docstrings cite:
+
+    (1)  mu = sqrt(n) / z                                           n releases
+    (2)  delta_n(epsilon) = Phi(mu/2 - epsilon/mu)
+                            - e^epsilon Phi(-mu/2 - epsilon/mu)     exact
+    (3)  delta(epsilon) = sum_n P(n) delta_n(epsilon)               n is random
+    (4)  n = sum_r a_r X_r,  X_r ~ Bernoulli(rate), independent     its law
+
+(2) is 0 for n = 0 and 1 without noise. (3) is exact against an adversary that sees n,
+and a bound against all others. In (4), a_r counts the attempts of round r, which all
+ask the same clients; with one attempt each, n ~ Binomial(T, rate).
+
+>>> round(epsilon_from_mu(1.0, 1e-5), 2)
+4.38
+>>> round(binomial_epsilon(30_000, rate=1 / 866, ratio=0.18915, delta=1.15e-3))
+774
+
+Source:
+    (2): Balle and Wang, "Improving the Gaussian mechanism for differential privacy",
+    ICML 2018, Theorem 8.
+    (1): Dong, Roth and Su, "Gaussian differential privacy", 2022, Corollary 3.3: mu^2
+    adds up over releases.
+    (3), (4): docs/privacy.md, "Which theorem may be used when", 1.
+"""
+
+# scipy has no type stubs:
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+
+import bisect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+from scipy import optimize
+from scipy.special import bdtr, bdtrc, log_ndtr, ndtr
+from scipy.stats import binom
+
+from fedgs.config.run_config import UserError
+
+_TAIL = 1e-18  # largest probability that is cut off a binomial law on either side
+
+
+class Law(NamedTuple):
+    """Law of a client's number of releases n, Eq. 4, and what it costs, Eq. 3.
+
+    Privacy: public.
+
+    Attributes:
+        counts: the values of n, at least 0, float64 of shape (values,). Any sum of
+            1 / z^2 may stand for n / z^2: then z = 1.
+        weights: their probabilities P(n), float64 of the same shape.
+        tail: the probability left out; it is added to delta.
+    """
+
+    counts: npt.NDArray[np.float64]
+    weights: npt.NDArray[np.float64]
+    tail: float
+
+    def delta(self, ratio: float, epsilon: float) -> float:
+        """Returns Eq. 3, with the second term of Eq. 2 as exp(epsilon + log Phi).
+
+        Without noise it is 1, however rarely a client takes part.
+
+        Privacy: public.
+
+        Args:
+            ratio: z of one release, at least 0; 0 is no noise.
+            epsilon: finite, at least 0; of either sign, if n is never 0.
+        """
+        if ratio == 0:
+            return float(self.counts.max() > 0)
+        with np.errstate(over="ignore"):
+            mu = np.sqrt(self.counts) / ratio
+            deltas = np.where(mu == np.inf, 1.0, 0.0)
+            proper = (mu > 0) & (mu < np.inf)
+            upper = mu[proper] / 2 - epsilon / mu[proper]
+        second = np.exp(epsilon + log_ndtr(upper - mu[proper]))
+        deltas[proper] = np.clip(ndtr(upper) - second, 0.0, 1.0)
+        return float(self.weights @ deltas) + self.tail
+
+    def epsilon(self, ratio: float, delta: float) -> float:
+        """Returns the least epsilon at which Eq. 3 is at most delta, rounded up.
+
+        inf if there is none: without noise, or if delta is not above `tail`.
+
+        Privacy: public.
+
+        Args:
+            ratio: z of one release, at least 0; 0 is no noise.
+            delta: above 0 and below 1.
+        """
+        if self.delta(ratio, 0.0) <= delta:
+            return 0.0
+        top = math.sqrt(self.counts.max()) / ratio if ratio else math.inf
+        if delta <= self.tail or top * top == math.inf:
+            return math.inf
+        # Phi(-x) <= exp(-x^2 / 2) / 2 bounds the root from above.
+        high = top * top / 2 + top * math.sqrt(-2 * math.log(delta - self.tail))
+        return _root(lambda epsilon: self.delta(ratio, epsilon) - delta, 0.0, high)
+
+    def smallest_ratio(self, epsilon: float, delta: float) -> float:
+        """Returns the least z at which Eq. 3 is at most delta, rounded up.
+
+        Privacy: public.
+
+        Args:
+            epsilon: finite, at least 0.
+            delta: above 0 and below 1.
+
+        Raises:
+            UserError: delta is not below the chance to take part at all, so that no
+                noise is needed, or not above `tail`, so that none is enough.
+        """
+        chance = 1.0 - float(self.weights @ (self.counts == 0))
+        if not self.tail < delta < chance:
+            remedy = f"give --delta below a client's chance to take part, {chance:.3g}"
+            raise UserError(f"delta = {delta}: {remedy}, and above {self.tail:.1g}")
+        low = high = 1.0
+        while self.delta(low, epsilon) <= delta:
+            low /= 2
+        while self.delta(high, epsilon) > delta:
+            high *= 2
+        return _root(lambda ratio: self.delta(ratio, epsilon) - delta, low, high)
+
+
+def _root(excess: Callable[[float], float], low: float, high: float) -> float:
+    """Returns the root of a decreasing function, rounded up by 1e-12 relative."""
+    found = cast(Any, optimize).brentq(excess, low, high, xtol=1e-14, rtol=1e-14)
+    return float(found) * (1 + 1e-12) + 1e-14
+
+
+def fixed_law(count: float) -> Law:
+    """Returns the law of a number of releases that is known; Eq. 3 is then Eq. 2.
+
+    Privacy: public.
+
+    Args:
+        count: n, at least 0, or a sum of 1 / z^2; see `Law`.
+
+    Source: Balle and Wang, Theorem 8.
+    """
+    return Law(np.array([float(count)]), np.ones(1), 0.0)
+
+
+def binomial_law(num_rounds: Mapping[int, int], rate: float) -> Law:
+    """Returns the law of Eq. 4: a sum of a * Bernoulli(rate) over all rounds.
+
+    The attempts of a round ask the same clients: a tries are one draw, counted a times.
+    Each binomial is cut where a tail is below 1e-18; `Law.tail` adds up what was cut.
+
+    Privacy: public.
+
+    Args:
+        num_rounds: how many rounds were tried a times, for every a: {1: T} if none
+            was repeated.
+        rate: a client's chance to take part in a round, m / K in [0, 1].
+
+    Source: docs/privacy.md, "Which theorem may be used when", 1.
+    """
+    weights, start, tail = np.ones(1), 0, 0.0
+    for attempts, count in num_rounds.items():
+        low, high = _window(count, rate)
+        spread = np.zeros((high - low) * attempts + 1)
+        spread[::attempts] = binom.pmf(np.arange(low, high + 1), count, rate)
+        tail += float(bdtrc(high, count, rate))
+        tail += float(bdtr(low - 1, count, rate)) if low else 0.0
+        weights, start = np.convolve(weights, spread), start + low * attempts
+    return Law(start + np.arange(float(len(weights))), weights, tail)
+
+
+def _window(count: int, rate: float) -> tuple[int, int]:
+    """Returns low, high with at most `_TAIL` of Binomial(count, rate) beyond each."""
+    values = range(count)
+    low = bisect.bisect_left(
+        values, True, key=lambda k: float(bdtr(k, count, rate)) > _TAIL
+    )
+    high = bisect.bisect_left(
+        values, True, key=lambda k: float(bdtrc(k, count, rate)) <= _TAIL
+    )
+    return low, high
+
+
+def check_ranges(
+    at_least_0: float = 0.0, delta: float = 0.5, rate: float = 0.5
+) -> None:
+    """Checks numbers that several functions take.
+
+    Privacy: public.
+
+    Args:
+        at_least_0: any number that must be finite and at least 0.
+        delta: must be above 0 and below 1.
+        rate: must be from 0 to 1.
+
+    Raises:
+        UserError: a number is out of its range, or not a number.
+    """
+    if not 0 <= at_least_0 < math.inf:
+        raise UserError(f"{at_least_0}: give a finite number, at least 0")
+    if not 0 < delta < 1:
+        raise UserError(f"delta = {delta}: give --delta a number above 0 and below 1")
+    if not 0 <= rate <= 1:
+        raise UserError(f"rate = {rate}: give m / K, a number from 0 to 1")
+
+
+def delta_from_mu(mu: float, epsilon: float) -> float:
+    """Returns the exact delta of Gaussian releases, Eq. 2.
+
+    Privacy: public.
+
+    Args:
+        mu: sqrt(n) / z of Eq. 1, at least 0; inf is no noise.
+        epsilon: finite, at least 0.
+
+    Returns:
+        delta in [0, 1]; 0 for mu = 0 and 1 for mu = inf.
+
+    Raises:
+        UserError: mu or epsilon is out of range.
+
+    Source: Balle and Wang, Theorem 8.
+    """
+    check_ranges(0.0 if mu == math.inf else mu)
+    check_ranges(epsilon)
+    return fixed_law(1).delta(1 / mu, epsilon) if mu else 0.0
+
+
+def epsilon_from_mu(mu: float, delta: float) -> float:
+    """Returns the least epsilon of Gaussian releases: Eq. 2 solved, rounded up.
+
+    Privacy: public.
+
+    Args:
+        mu: sqrt(n) / z of Eq. 1, at least 0; inf is no noise.
+        delta: above 0 and below 1.
+
+    Returns:
+        epsilon at least 0; 0 for mu = 0 and inf for mu = inf.
+
+    Raises:
+        UserError: mu or delta is out of range.
+
+    Source: inverse of `delta_from_mu`.
+    """
+    check_ranges(0.0 if mu == math.inf else mu, delta)
+    return fixed_law(1).epsilon(1 / mu, delta) if mu else 0.0
+
+
+def mu_from_epsilon(epsilon: float, delta: float) -> float:
+    """Returns the largest mu that is (epsilon, delta)-DP: Eq. 2 solved, rounded down.
+
+    Privacy: public.
+
+    Args:
+        epsilon: finite, at least 0.
+        delta: above 0 and below 1.
+
+    Returns:
+        mu = sqrt(n) / z of Eq. 1, above 0.
+
+    Raises:
+        UserError: epsilon or delta is out of range.
+
+    Source: inverse of `delta_from_mu`.
+    """
+    check_ranges(epsilon, delta)
+    return 1 / fixed_law(1).smallest_ratio(epsilon, delta)
+
+
+def binomial_delta(num_rounds: int, rate: float, ratio: float, epsilon: float) -> float:
+    """Returns delta under uniform selection: Eq. 3 with n ~ Binomial(T, m / K).
+
+    Privacy: public.
+
+    Args:
+        num_rounds: T, at least 1.
+        rate: m / K in [0, 1].
+        ratio: z of one release, at least 0; 0 is no noise.
+        epsilon: finite, at least 0.
+
+    Returns:
+        delta in [0, 1], with the tails that `binomial_law` cuts off added to it.
+
+    Raises:
+        UserError: rate, ratio or epsilon is out of range.
+
+    Source: docs/privacy.md, "Which theorem may be used when", 1.
+    """
+    check_ranges(ratio, rate=rate)
+    check_ranges(epsilon)
+    return binomial_law({1: num_rounds}, rate).delta(ratio, epsilon)
+
+
+def binomial_epsilon(num_rounds: int, rate: float, ratio: float, delta: float) -> float:
+    """Returns epsilon under uniform selection: Eq. 3 solved, rounded up.
+
+    Privacy: public.
+
+    Args:
+        num_rounds: T, at least 1.
+        rate: m / K in [0, 1].
+        ratio: z of one release, at least 0; 0 is no noise.
+        delta: above 0 and below 1.
+
+    Returns:
+        epsilon at least 0; inf without noise.
+
+    Raises:
+        UserError: rate, ratio or delta is out of range.
+
+    Source: inverse of `binomial_delta`.
+    """
+    check_ranges(ratio, delta, rate)
+    return binomial_law({1: num_rounds}, rate).epsilon(ratio, delta)

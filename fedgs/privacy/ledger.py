@@ -1,0 +1,345 @@
+"""The write-ahead ledger: what was released, on disk before it is released.
+
+One JSON line per release, in the order append and fsync, send, step, checkpoint:
+
+    {canonical JSON of the event, "hash": sha256(hash of the line before + that JSON)}
+
+Canonical JSON has sorted keys, no spaces and only ASCII; the first line chains from
+`GENESIS`. Nothing is rewritten: a repeated round is a new line and counts again. A
+last line without its line feed was torn by a crash before anything was sent, and is
+dropped; anything else that is broken is an error. The chain cannot show lines cut off
+at the end, so other files of a run hold `length` and `head` and ask `verify_prefix`.
+
+Source: docs/privacy.md, "Noise, crashes and the ledger".
+"""
+
+import fcntl
+import hashlib
+import json
+import math
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, cast
+
+from fedgs.config.run_config import UserError
+from fedgs.files import sync
+
+GENESIS = hashlib.sha256(b"fedgs ledger, version 1").hexdigest()
+
+_CHOICES = {
+    "kind": ("gaussian",),
+    "client_selection": ("uniform", "balanced", "all"),
+    "discriminator_training": ("selected", "every_round", "frozen"),
+    "noise_source": ("os", "seeded"),
+}
+_HASH_KEY = b',"hash":"'
+_SEAL_LENGTH = len(_HASH_KEY) + 64 + len(b'"}')
+LEDGER_REMEDY = "restore the file from a copy: it is the record of the privacy spent"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One attempted round: the nodes' Gaussian releases, public facts only.
+
+    Privacy: public.
+
+    Attributes:
+        kind: "gaussian", the only mechanism.
+        round: the generator update, from 1.
+        attempt: 1 for the first try of the round, then 2, 3, ...
+        participants: the clients asked, as increasing indices 0..K-1, or "all".
+        num_clients: K.
+        planned_nodes: nodes asked to answer.
+        counted_nodes: nodes whose noise a guarantee may count; below this number,
+            planned before the participants were known, the round is discarded.
+        noise_std: standard deviation of one node's noise, per coordinate, at least 0.
+        clip_bound: C > 0, the largest L2 norm of one client's gradient for one fake.
+        batch_size: B, fakes answered.
+        client_selection, discriminator_training: as in `RunConfig`.
+        noise_source: "os" (operating system's entropy) or "seeded" (not private).
+        source: in the count of a deployed client, who asked for it; else "", and
+            then not in the line.
+
+    Raises:
+        UserError: a value of the wrong type or outside its range.
+    """
+
+    kind: str = "gaussian"
+    round: int
+    attempt: int
+    participants: tuple[int, ...] | Literal["all"]
+    num_clients: int
+    planned_nodes: int
+    counted_nodes: int
+    noise_std: float
+    clip_bound: float
+    batch_size: int
+    client_selection: str
+    discriminator_training: str
+    noise_source: str
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        """Checks every field; see the class."""
+        for name, choices in _CHOICES.items():
+            self._check(name, getattr(self, name) in choices, f"give one of {choices}")
+        for name in ("round", "attempt", "num_clients", "counted_nodes", "batch_size"):
+            self._check(name, _is_int(getattr(self, name), 1), "give 1, 2, 3, ...")
+        self._check("source", type(self.source) is str, "give a text")
+        valid = _is_int(self.planned_nodes, self.counted_nodes)
+        self._check("planned_nodes", valid, "give at least counted_nodes")
+        for name in ("noise_std", "clip_bound"):
+            value = getattr(self, name)
+            valid = type(value) in (int, float) and 0 <= value < math.inf
+            self._check(name, valid, "give a finite number, not below 0")
+            object.__setattr__(self, name, float(value))
+        self._check("clip_bound", self.clip_bound > 0, "give a number above 0")
+        valid = self.participants == "all" or _are_indices(
+            self.participants, self.num_clients
+        )
+        self._check("participants", valid, "give 'all' or increasing indices below K")
+
+    def _check(self, name: str, valid: bool, remedy: str) -> None:
+        if not valid:
+            raise UserError(f"event: {name} = {getattr(self, name)!r}: {remedy}")
+
+    @property
+    def num_participants(self) -> int:
+        """m, the number of clients asked."""
+        clients = self.participants
+        return self.num_clients if clients == "all" else len(clients)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """One node's noise_std / (2 * clip_bound); Opacus divides by clip_bound."""
+        return self.noise_std / (2.0 * self.clip_bound)
+
+
+_FIELDS = {spec.name for spec in fields(Event)} - {"source"}
+
+
+def _is_int(value: Any, at_least: int) -> bool:
+    return type(value) is int and value >= at_least
+
+
+def _are_indices(clients: tuple[Any, ...], below: int) -> bool:
+    return (
+        type(clients) is tuple
+        and all(_is_int(client, 0) and client < below for client in clients)
+        and sorted(set(clients)) == list(clients) != []
+    )
+
+
+def _parse(text: bytes) -> Event:
+    values: dict[str, Any] = json.loads(text)
+    if found := (values.keys() - {"source"}) ^ _FIELDS:
+        names = ", ".join(sorted(found))
+        raise UserError(f"unknown or missing field {names}")
+    if values["participants"] != "all":
+        values["participants"] = tuple(values["participants"])
+    return Event(**values)
+
+
+def _chain(previous: str, text: bytes) -> str:
+    return hashlib.sha256(previous.encode() + text).hexdigest()
+
+
+class Ledger:
+    """An append-only JSON lines file of events with a hash chain.
+
+    Made by `Ledger.open` (to append, one opener at a time) or `Ledger.read`.
+
+    Privacy: public; it tells who took part and how much noise was added, no data.
+    """
+
+    def __init__(self, path: Path, data: bytes = b"") -> None:
+        """Is called by `open` and `read` only."""
+        self.path = path
+        self._file: BinaryIO | None = None
+        self._events: list[Event] = []
+        self._hashes = [GENESIS]
+        self._size = 0  # of the whole lines
+        self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        """Checks and adds the whole lines of what follows the lines known so far."""
+        end = data.rfind(b"\n") + 1
+        first = self.length + 1
+        for number, line in enumerate(data[:end].split(b"\n")[:-1], start=first):
+            text, seal = line[:-_SEAL_LENGTH] + b"}", line[-_SEAL_LENGTH:]
+            digest = _chain(self.head, text)
+            if seal != _HASH_KEY + digest.encode() + b'"}':
+                problem = "it, or a line before it, was altered, deleted or moved"
+                where = f"{self.path}: line {number}"
+                raise UserError(f"{where}: {problem}; {LEDGER_REMEDY}")
+            try:
+                self._events.append(_parse(text))
+            except (ValueError, TypeError, AttributeError) as error:
+                where = f"{self.path}: line {number}: {error}"
+                remedy = "use the version of fedgs that wrote it"
+                raise UserError(f"{where}; {remedy}") from error
+            self._hashes.append(digest)
+        self._size += end
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> "Ledger":
+        """Opens a ledger to append to it, and creates it if it is missing.
+
+        A torn last line is cut off. The file is locked until `close`.
+
+        Privacy: public.
+
+        Raises:
+            UserError: the file is broken, in use, or cannot be opened.
+        """
+        ledger = cls(Path(path))
+        ledger.reopen()
+        return ledger
+
+    def reopen(self) -> None:
+        """Opens a closed ledger again; reads only the lines that others added since.
+
+        Privacy: public.
+
+        Raises:
+            UserError: as `open`; or the file is shorter than it was.
+        """
+        try:
+            file = cast(BinaryIO, open(self.path, "a+b", buffering=0))  # noqa: SIM115
+        except OSError as error:
+            raise UserError(f"{self.path}: {error.strerror}; check --output") from error
+        is_first = self._size == 0
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file.fileno()).st_size < self._size:
+                problem = f"lost lines, it had {self.length}"
+                raise UserError(f"{self.path}: {problem}; {LEDGER_REMEDY}")
+            file.seek(self._size)
+            self._take(file.read())
+            file.truncate(self._size)
+            if is_first:
+                os.fsync(file.fileno())
+                sync(self.path.parent)
+        except BaseException as error:
+            file.close()
+            if not isinstance(error, BlockingIOError):
+                raise
+            problem = "in use by another run; wait for it"
+            raise UserError(f"{self.path}: {problem}") from error
+        self._file = file
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> "Ledger":
+        """Opens a ledger to look at it; the file stays as it is.
+
+        Privacy: public.
+
+        Raises:
+            UserError: the file is broken (a torn last line is ignored) or missing.
+        """
+        try:
+            return cls(Path(path), Path(path).read_bytes())
+        except OSError as error:
+            raise UserError(f"{path}: {error.strerror}; give a run folder") from error
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """All events, oldest first."""
+        return tuple(self._events)
+
+    @property
+    def length(self) -> int:
+        """Number of events."""
+        return len(self._events)
+
+    @property
+    def head(self) -> str:
+        """Hash of the last line, 64 hexadecimal digits; `GENESIS` when empty."""
+        return self._hashes[-1]
+
+    def head_at(self, length: int) -> str | None:
+        """Returns the head of the first so many events; None if there are fewer."""
+        return self._hashes[length] if 0 <= length <= self.length else None
+
+    def append(self, event: Event) -> None:
+        """Writes the event; once this returns it is on the disk, and may be sent.
+
+        If writing fails, the line is cut off again as far as the system lets us, the
+        ledger is closed, and nothing may be sent for this event.
+
+        Privacy: public.
+
+        Raises:
+            UserError: the ledger is closed or only for reading, or writing failed.
+        """
+        if self._file is None:
+            raise UserError(f"{self.path}: not open for appending; use Ledger.open")
+        values = asdict(event)
+        if not event.source:
+            del values["source"]
+        text = json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
+        digest = _chain(self.head, text)
+        line = text[:-1] + _HASH_KEY + digest.encode() + b'"}\n'
+        try:
+            if self._file.write(line) != len(line):
+                raise OSError("the disk took a part of the line only")
+            os.fsync(self._file.fileno())
+        except BaseException as error:
+            with suppress(OSError):
+                self._file.truncate(self._size)
+            self.close()
+            if not isinstance(error, OSError):
+                raise
+            problem = f"line {self.length + 1} could not be written ({error})"
+            raise UserError(f"{self.path}: {problem}; free the disk, resume") from error
+        self._size += len(line)
+        self._events.append(event)
+        self._hashes.append(digest)
+
+    def verify_prefix(
+        self, length: int, head: str | None, witness: str = "the checkpoint"
+    ) -> None:
+        """Checks that the ledger begins with a history that another file has seen.
+
+        Privacy: public.
+
+        Args:
+            length: number of events at that time.
+            head: the ledger's `head` at that time; None where it is not known.
+            witness: what saw it, for the error.
+
+        Raises:
+            UserError: the ledger is shorter, or another history leads up to there.
+        """
+        problem = ""
+        if not 0 <= length <= self.length:
+            problem = f"line {self.length} is the last, {witness} saw {length}"
+        elif head is not None and self.head_at(length) != head:
+            problem = f"line {length} is not the one that {witness} saw"
+        if problem:
+            raise UserError(f"{self.path}: {problem}; {LEDGER_REMEDY}")
+
+    def verify_rounds(self, last: int, witness: str) -> None:
+        """Checks that there is an event of every round up to one that was finished.
+
+        Privacy: public.
+
+        Args:
+            last: the finished round; 0 asks for nothing.
+            witness: what says that it was finished, for the error.
+
+        Raises:
+            UserError: a round has no event.
+        """
+        if missing := set(range(1, last + 1)) - {event.round for event in self._events}:
+            problem = f"round {min(missing)} has no event, {witness} saw round {last}"
+            raise UserError(f"{self.path}: {problem}; {LEDGER_REMEDY}")
+
+    def close(self) -> None:
+        """Closes the file and gives up the lock; the events can still be read."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

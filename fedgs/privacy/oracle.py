@@ -1,0 +1,141 @@
+"""The paper's accountant, autodp: figures for comparison, never for a guarantee.
+
+autodp is the extra `oracle`; it is imported when a figure is asked for.
+
+Source: Wang, Balle and Kasiviswanathan, "Subsampled Renyi differential privacy and
+analytical moments accountant", AISTATS 2019; as used by GS-WGAN, reference
+`privacy_analysis.py`.
+"""
+
+import contextlib
+import importlib
+import io
+import warnings
+from typing import Any
+
+from fedgs.config.run_config import UserError
+from fedgs.privacy.accounting import Statement
+from fedgs.privacy.gaussian import check_ranges
+from fedgs.privacy.plan import Plan
+
+_TABLE_1 = (
+    "T*B independently subsampled releases are composed, but one client is drawn per "
+    "round and answers all B fakes; and a discriminator that trains only when selected "
+    "remembers the selection"
+)
+_TABLE_2 = "a client's average of {:.2f} rounds is composed, and many exceed it"
+
+
+class AutodpMissing(UserError):
+    """autodp is not installed: the figures as published cannot be computed."""
+
+
+def autodp_epsilon(
+    multiplier: float, count: float, rate: float | None, delta: float
+) -> float | None:
+    """Returns autodp's epsilon of Gaussian releases; None means unbounded.
+
+    Privacy: public. Not a bound for GS-WGAN; see `as_published`.
+
+    Args:
+        multiplier: noise / sensitivity of one release, at least 0; 0 is no noise.
+        count: number of releases, above 0; need not be whole if rate is None.
+        rate: chance that a release sees the data, subsampled each time; None for all.
+        delta: above 0 and below 1.
+
+    Raises:
+        AutodpMissing: it is not installed.
+
+    Source: autodp, `rdp_acct.anaRDPacct` and `rdp_bank.RDP_gaussian`.
+    """
+    if multiplier == 0:
+        return None
+    try:
+        rdp_acct: Any = importlib.import_module("autodp.rdp_acct")
+        rdp_bank: Any = importlib.import_module("autodp.rdp_bank")
+    except ModuleNotFoundError as error:
+        if error.name != "autodp":  # something that autodp itself needs
+            raise
+        remedy = "the figures as published need it: pip install 'fedgs[oracle]'"
+        raise AutodpMissing(f"autodp is not installed; {remedy}") from error
+
+    def rdp(order: float) -> float:
+        return rdp_bank.RDP_gaussian({"sigma": multiplier}, order)
+
+    accountant: Any = rdp_acct.anaRDPacct()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        if rate is None:
+            accountant.compose_mechanism(rdp, coeff=count)
+        else:
+            accountant.compose_subsampled_mechanism(rdp, rate, coeff=count)
+        return float(accountant.get_eps(delta))
+
+
+def as_published(plan: Plan, delta: float) -> tuple[Statement, ...]:
+    """Returns the paper's figures, Table 1's and (with nodes) Table 2's: no bounds.
+
+    Privacy: public.
+
+    Args:
+        plan: the run; needs a noise multiplier.
+        delta: above 0 and below 1.
+
+    Returns:
+        Nothing unless m = 1 and the selection is uniform or unknown.
+
+    Raises:
+        AutodpMissing: the paper's accountant is not installed.
+        UserError: delta is out of range, or there is no noise multiplier.
+
+    Source: GS-WGAN, Tables 1 and 2; reference `privacy_analysis.py`; docs/privacy.md,
+        "Why 'as published' is not a bound".
+    """
+    check_ranges(delta=delta)
+    if plan.clients_per_round != 1 or plan.client_selection not in ("uniform", None):
+        return ()
+    plan.ratio("release", "replace-one", 0)  # refuses a plan without noise multiplier
+    multiplier, rate = plan.noise_multiplier or 0.0, 1 / plan.num_clients
+    releases = plan.num_rounds * plan.batch_size
+    table_1 = autodp_epsilon(multiplier, releases, rate, delta)
+    table_2 = autodp_epsilon(multiplier, releases * rate, None, delta)
+    average = _TABLE_2.format(plan.num_rounds * rate)
+    rows = (("release", table_1, "1", _TABLE_1), ("server", table_2, "2", average))
+    return tuple(
+        Statement(
+            adversary=adversary,
+            relation="replace-one",
+            unit=plan.privacy_unit,
+            delta=delta,
+            epsilon=epsilon,
+            asked="epsilon",
+            theorem=f"as published: RDP, Table {table}",
+            conditions=(f"not a bound: {why}",),
+            guarantee=False,
+            client_selection="uniform",
+            num_rounds=plan.num_rounds,
+        )
+        for adversary, epsilon, table, why in rows
+        if adversary in plan.adversaries
+    )
+
+
+def poisson_rdp_epsilon(
+    multiplier: float, rate: float, count: int, delta: float
+) -> float:
+    """Returns dp-accounting's RDP epsilon of Poisson-subsampled Gaussian releases.
+
+    Privacy: public. Not a bound for GS-WGAN, which draws a fixed number of clients.
+
+    Args:
+        multiplier: noise / sensitivity of one release, above 0.
+        rate: chance that a release sees the data, from 0 to 1.
+        count: number of releases, each sampled anew.
+        delta: above 0 and below 1.
+
+    Source: dp-accounting, `RdpAccountant`, add-or-remove relation.
+    """
+    dp: Any = importlib.import_module("dp_accounting")
+    accountant = dp.rdp.RdpAccountant()
+    event = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(multiplier))
+    return float(accountant.compose(event, count).get_epsilon(delta))

@@ -1,0 +1,276 @@
+"""How often a client takes part: which theorem applies, on which condition.
+
+- Participation count: the count of the busiest client decides. Always valid.
+- Binomial mixture: under uniform selection a client's count is random, Eqs. 3 and 4 of
+  `fedgs.privacy.gaussian`. Valid while all events of a run are alike; see
+  `Exposure.why_count`.
+- Amplification by sampling, only if asked for; see `fedgs.privacy.amplification`.
+
+Several runs on the same clients: mu^2 adds up. A draw of one run is independent of the
+draws of a run with another selection seed, so their laws are convolved; runs with the
+same seed ask the same clients in the same round, which is one draw with both costs.
+
+Source: docs/privacy.md, "Which theorem may be used when".
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedgs.config.run_config import UserError
+from fedgs.privacy.amplification import MOST_KINDS, Sampled
+from fedgs.privacy.exposure import Draw, Exposure, Kind
+from fedgs.privacy.gaussian import Law, binomial_law, fixed_law
+
+COUNT_THEOREM = "no amplification: participation count"
+MIXTURE_THEOREM = "no amplification: Binomial mixture of participation counts"
+_MIXTURE = (
+    "mixture: uniform selection of {} of {} clients by a seed that was drawn at "
+    "random, independent of data (for a chosen --seed, that is the user's promise); "
+    "{}, m, B and the noise are fixed in advance; selection or repeats by availability "
+    "void it"
+)
+_MOST_VALUES = 2**17  # of a convolved law; more are rounded up to a grid
+_MOST_MULTIPLE = 64
+
+
+class Releases(NamedTuple):
+    """The epsilon and delta of a law of releases, each with noise ratio z.
+
+    Privacy: public.
+
+    Attributes:
+        law: of the number of releases.
+        ratio: z of one release, at least 0; 0 is no noise.
+    """
+
+    law: Law
+    ratio: float
+
+    def delta(self, epsilon: float) -> float:
+        """Returns `Law.delta`.
+
+        Privacy: public.
+        """
+        return self.law.delta(self.ratio, epsilon)
+
+    def epsilon(self, delta: float) -> float:
+        """Returns `Law.epsilon`.
+
+        Privacy: public.
+        """
+        return self.law.epsilon(self.ratio, delta)
+
+
+def planned_law(
+    selection: str, num_rounds: int, num_clients: int, clients_per_round: int
+) -> tuple[Law, str, str]:
+    """Returns the law of a client's number of rounds in a run that is planned.
+
+    all, or m = K: n = T. balanced: n = ceil(m T / K). uniform: n ~ Binomial(T, m / K).
+
+    Privacy: public.
+
+    Args:
+        selection: client_selection, as in `RunConfig`.
+        num_rounds: T, at least 1.
+        num_clients: K, at least 1.
+        clients_per_round: m, from 1 to K.
+
+    Returns:
+        The law, the name of the theorem, and the condition under which it applies.
+
+    Source: docs/privacy.md, "Which theorem may be used when", 1 and 3.
+    """
+    if selection == "all" or clients_per_round == num_clients:
+        why = f"count: every client takes part in all {num_rounds} rounds"
+        return fixed_law(num_rounds), COUNT_THEOREM, why
+    if selection == "balanced":
+        most = math.ceil(clients_per_round * num_rounds / num_clients)
+        why = f"count: a client takes part at most {most} times; repeats count again"
+        return fixed_law(most), COUNT_THEOREM, why
+    why = _MIXTURE.format(clients_per_round, num_clients, f"{num_rounds} rounds")
+    law = binomial_law({1: num_rounds}, clients_per_round / num_clients)
+    return law, MIXTURE_THEOREM, why
+
+
+def mixture_of(kinds: Mapping[Kind, int], row: int, fixed: float = 0.0) -> Releases:
+    """Returns the law of a client's mu^2 after independent draws, and z.
+
+    A draw of cost c at the rate q adds c with probability q. Costs that are multiples
+    of one number give a Binomial law; others are convolved.
+
+    Privacy: public.
+
+    Args:
+        kinds: how many draws there are of each kind.
+        row: which of the costs.
+        fixed: mu^2 that is certain, at least 0.
+
+    Source: docs/privacy.md, "Which theorem may be used when", 1.
+    """
+    counts: Counter[tuple[float, float]] = Counter()
+    for ((num_clients, clients), costs), count in kinds.items():
+        counts[clients / num_clients, costs[row]] += count
+    if math.inf in (fixed, *(cost for _, cost in counts)):
+        return Releases(fixed_law(1), 0.0)
+    if not counts:
+        return Releases(fixed_law(fixed), 1.0)
+    least = min(cost for _, cost in counts)
+    multiples = {cost: round(cost / least) for _, cost in counts}
+    is_whole = all(
+        multiple <= _MOST_MULTIPLE and math.isclose(multiple * least, cost)
+        for cost, multiple in multiples.items()
+    )
+    if is_whole and not fixed and len({rate for rate, _ in counts}) == 1:
+        (rate,) = {rate for rate, _ in counts}
+        tries: Counter[int] = Counter()
+        for (_, cost), count in counts.items():
+            tries[multiples[cost]] += count
+        return Releases(binomial_law(tries, rate), least**-0.5)
+    total = fixed_law(fixed)
+    for (rate, cost), count in counts.items():
+        law = binomial_law({1: count}, rate)
+        total = _sum(total, law._replace(counts=law.counts * cost))
+    return Releases(total, 1.0)
+
+
+def _sum(one: Law, other: Law) -> Law:
+    """Returns the law of a sum; beyond `_MOST_VALUES` values, they are rounded up."""
+    counts = np.add.outer(one.counts, other.counts).ravel()
+    weights = np.multiply.outer(one.weights, other.weights).ravel()
+    if len(counts) > _MOST_VALUES:
+        step = counts.max() / _MOST_VALUES
+        index = np.ceil(counts / step).astype(np.int64)
+        weights = np.bincount(index, weights).astype(np.float64)
+        counts = np.arange(float(len(weights))) * step
+    return Law(counts, weights, one.tail + other.tail)
+
+
+def sampled_of(kinds: Mapping[Kind, int], row: int) -> tuple[Sampled, ...]:
+    """Returns the draws as `fedgs.privacy.amplification` counts them.
+
+    Privacy: public.
+    """
+    return tuple(
+        Sampled(*cohort, costs[row] ** -0.5 if costs[row] < math.inf else 0.0, count)
+        for (cohort, costs), count in kinds.items()
+        if count
+    )
+
+
+class Together:
+    """One or several runs on the same clients, ready to be charged.
+
+    Privacy: public.
+
+    Args:
+        runs: their exposures.
+        is_reshuffled: whether records sit in other shards in every run, so that the
+            worst shards of all runs may be one record's.
+
+    Raises:
+        UserError: the runs have different numbers of clients.
+    """
+
+    def __init__(self, runs: Sequence[Exposure], is_reshuffled: bool = False) -> None:
+        self.runs = [run for run in runs if run.first is not None]
+        self.is_reshuffled = is_reshuffled
+        sizes = {run.mu_squared.shape[1] for run in self.runs}
+        if len(sizes) > 1:
+            raise UserError(f"num_clients = {sorted(sizes)}: account the runs apart")
+        mixed = [run for run in self.runs if not run.no_mixture]
+        self._draws, self.conflict = _joined(mixed)
+        counted = [run for run in self.runs if run not in mixed]
+        drawn = {run.seed for run in counted if "uniform" in run.selections}
+        if both := drawn & {run.seed for run in mixed}:
+            self.conflict = f"runs share the selection seed {min(both, key=str)}"
+        if self.conflict:
+            mixed, self._draws = [], Counter[Kind]()
+        self._mixed, self._counted = mixed, [r for r in self.runs if r not in mixed]
+
+    def law(self, row: int) -> tuple[Releases, str, str]:
+        """Returns what the events cost a client, without amplification.
+
+        Privacy: public.
+
+        Args:
+            row: of `Exposure.mu_squared`, hence the adversary.
+
+        Returns:
+            The law, the name of the theorem, and the condition under which it applies.
+
+        Source: docs/privacy.md, "Which theorem may be used when", 1.
+        """
+        counted = [run.mu_squared[row] for run in self._counted]
+        if self.is_reshuffled:
+            worst = sum(float(mu_squared.max()) for mu_squared in counted)
+        else:
+            worst = float(np.max(sum(counted), initial=0.0)) if counted else 0.0
+        why: list[str] = []
+        if counted or not self._mixed:
+            why.append(_why_counted(self._counted, self.conflict))
+        if self._mixed:
+            why.append(_why_mixed(self._mixed, self._draws))
+        theorem = MIXTURE_THEOREM if self._mixed else COUNT_THEOREM
+        return mixture_of(self._draws, row, worst), theorem, "; and ".join(why)
+
+    def why_not_amplified(self) -> str:
+        """Returns why amplification does not hold for all runs together, or "".
+
+        Privacy: public.
+        """
+        for number, run in enumerate(self.runs, start=1):
+            if run.no_amplification:
+                where = f" (run {number})" if len(self.runs) > 1 else ""
+                return run.no_amplification + where
+        draws, conflict = _joined(self.runs)
+        if len(draws) > MOST_KINDS:
+            return f"rounds of {len(draws)} kinds; at most {MOST_KINDS} are composed"
+        return conflict
+
+    def sampled(self, row: int) -> tuple[Sampled, ...]:
+        """Returns the rounds as `fedgs.privacy.amplification` counts them.
+
+        Privacy: public.
+        """
+        return sampled_of(_joined(self.runs)[0], row)
+
+
+def _joined(runs: Sequence[Exposure]) -> tuple[Counter[Kind], str]:
+    """Returns the draws of runs by kind, or why they are not independent draws."""
+    if len(runs) == 1:
+        return +runs[0].kinds, ""
+    draws: dict[tuple[int | None, int], Draw] = {}
+    for run in runs:
+        for number, draw in run.draws.items():
+            known = draws.get((run.seed, number))
+            if known is None:
+                draws[run.seed, number] = draw
+            elif known.participants == draw.participants:
+                draws[run.seed, number] = known.plus(draw.costs)
+            else:
+                problem = f"runs with the same seed {run.seed} asked others in a round"
+                return Counter(), problem
+    return Counter(draw.kind for draw in draws.values()), ""
+
+
+def _why_counted(runs: Sequence[Exposure], conflict: str) -> str:
+    reasons = sorted({run.no_mixture or conflict for run in runs})
+    because = f" because {' and '.join(reasons)}" if reasons else ""
+    why = f"count: the client with the largest realised mu^2 decides{because}"
+    return why + "; schedule, noise and end were not chosen after seeing answers"
+
+
+def _why_mixed(runs: Sequence[Exposure], draws: Mapping[Kind, int]) -> str:
+    cohorts = sorted({cohort for cohort, _ in draws})
+    clients = " or ".join(str(clients) for _, clients in cohorts)
+    events = f"{sum(run.num_events for run in runs)} events in {sum(draws.values())} "
+    events += f"draws of {len(runs)} runs" if len(runs) > 1 else "rounds"
+    why = _MIXTURE.format(clients, cohorts[0][0], events)
+    if len(runs) > 1:
+        why += "; runs with different seeds draw independently"
+    return why

@@ -1,0 +1,216 @@
+"""What is known of a run before it starts, and the noise that each adversary faces.
+
+One node's release has the noise ratio z = noise / sensitivity. A `Plan` is the part of
+a configuration that decides its epsilons; `fedgs.privacy.accounting` states them.
+
+>>> plan = Plan(num_clients=539, clients_per_round=539, num_rounds=150, batch_size=32,
+...             noise_multiplier=1.2, client_selection="all", engine="local")
+>>> round(plan.ratio("release", "replace-one", colluding=0), 3)
+4.925
+
+Source: docs/privacy.md, "Relation and sensitivity", "Three adversaries, three columns".
+"""
+
+import math
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from typing import Any
+
+from fedgs.config.hosting import Hosting, hosting
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.privacy.amplification import Sampled
+from fedgs.privacy.exposure import why_not_amplified
+from fedgs.privacy.gaussian import Law
+from fedgs.privacy.ledger import Event
+from fedgs.privacy.participation import planned_law
+
+ADVERSARIES = ("release", "server", "secagg")
+RELATIONS = {"replace-one": 2.0, "zero-out": 1.0}  # sensitivity of one fake / C
+
+
+def noise_shares(adversary: str, counted_nodes: int, colluding: int = 0) -> int:
+    """Returns how many nodes' noise the adversary cannot take away.
+
+    Privacy: public.
+
+    Args:
+        adversary: a key of `ADVERSARIES`.
+        counted_nodes: nodes that must answer, at least 1.
+        colluding: how many of them tell the adversary their noise, at least 0.
+
+    Returns:
+        All nodes (release), one (server), all but the colluding ones (secagg).
+
+    Source: docs/privacy.md, "Three adversaries, three columns".
+    """
+    if adversary == "secagg":
+        return max(counted_nodes - colluding, 0)
+    return counted_nodes if adversary == "release" else 1
+
+
+def noise_ratio(
+    multiplier: float, batch_size: int, relation: str, shares: int
+) -> float:
+    """Returns z = noise / sensitivity of one round's release of B fakes.
+
+    Computes sqrt(shares) * 2 C multiplier / (f C sqrt(B)), f = 2 for replace-one and 1
+    for zero-out.
+
+    Privacy: public.
+
+    Args:
+        multiplier: noise_std / (2 C) of one node, at least 0. Opacus divides by C.
+        batch_size: B, at least 1.
+        relation: a key of `RELATIONS`.
+        shares: nodes whose noise counts; see `noise_shares`.
+
+    Returns:
+        z, at least 0; 0 is no noise.
+
+    Source: docs/privacy.md, "Relation and sensitivity".
+    """
+    return math.sqrt(shares / batch_size) * 2 * multiplier / RELATIONS[relation]
+
+
+def costs_of(event: Event, colluding: int) -> tuple[float, ...]:
+    """Returns 1 / z^2 of one event for each adversary, with replace-one.
+
+    Privacy: public.
+
+    Args:
+        event: the releases of one attempt of a round.
+        colluding: nodes that take their noise out of secagg's sum, at least 0.
+
+    Returns:
+        One cost for each of `ADVERSARIES`; inf is no noise.
+
+    Source: docs/privacy.md, "Relation and sensitivity".
+    """
+    constants = (event.noise_multiplier, event.batch_size, event.counted_nodes)
+    return _costs(*constants, colluding)
+
+
+@lru_cache(maxsize=128)
+def _costs(
+    multiplier: float, batch_size: int, nodes: int, colluding: int
+) -> tuple[float, ...]:
+    shares = (noise_shares(name, nodes, colluding) for name in ADVERSARIES)
+    ratios = (noise_ratio(multiplier, batch_size, "replace-one", n) for n in shares)
+    return tuple(1 / z**2 if z**2 else math.inf for z in ratios)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What decides a run's epsilons in advance; names and ranges as in `RunConfig`.
+
+    Privacy: public.
+
+    Attributes:
+        noise_multiplier: noise_std / (2 C) of one node; None if not chosen yet.
+        client_selection: None means unknown: uniform and balanced are both reported.
+        amplification: whether the selection may count as protection; the promise that
+            nobody outside the server learns it.
+        noise_source: "os" (operating system's entropy) or "seeded" (not private).
+
+    Raises:
+        UserError: values that are out of range or contradict each other.
+    """
+
+    num_clients: int
+    clients_per_round: int
+    num_rounds: int
+    batch_size: int
+    clip_bound: float = 1.0
+    noise_multiplier: float | None = None
+    clients_per_node: int = 1
+    node_sizes: str | None = None
+    client_selection: str | None = "uniform"
+    discriminator_training: str = "selected"
+    min_nodes: int | None = None
+    engine: str = "flower"
+    privacy_unit: str = "client"
+    amplification: bool = False
+    noise_source: str = "os"
+
+    def __post_init__(self) -> None:
+        """Checks the values with the rules of `RunConfig`."""
+        values: dict[str, Any] = asdict(self)
+        values["client_selection"] = self.client_selection or "uniform"
+        if values.pop("noise_source") not in ("os", "seeded"):
+            raise UserError(f"noise_source = {self.noise_source!r}: give os or seeded")
+        RunConfig(**values).validate()
+
+    @classmethod
+    def from_config(cls, config: RunConfig) -> "Plan":
+        """Returns the plan of a run.
+
+        Privacy: public.
+
+        Raises:
+            UserError: num_clients is unset, or values contradict each other.
+        """
+        if config.num_clients is None:
+            raise UserError("num_clients is unset: give --num-clients")
+        names = {field.name for field in fields(cls)} - {"noise_source"}
+        values = {name: getattr(config, name) for name in names}
+        if config.client_selection == "all":
+            values["clients_per_round"] = config.num_clients
+        return cls(
+            noise_source="os" if config.noise_seed is None else "seeded", **values
+        )
+
+    @property
+    def adversaries(self) -> tuple[str, ...]:
+        """The columns of a report; a local run is one trusted curator."""
+        return ("release",) if self.engine == "local" else tuple(ADVERSARIES)
+
+    @property
+    def hosting(self) -> Hosting:
+        """Which clients live on which node."""
+        return hosting(self.num_clients, self.clients_per_node, self.node_sizes)
+
+    @property
+    def counted_nodes(self) -> int:
+        """Nodes of any round whose noise counts: the fewest that m clients live on."""
+        fewest = self.hosting.fewest_nodes(self.clients_per_round)
+        return min(fewest, self.min_nodes or fewest)
+
+    def law(self, selection: str) -> tuple[Law, str, str]:
+        """Returns `fedgs.privacy.participation.planned_law` for a client_selection."""
+        clients = (self.num_clients, self.clients_per_round)
+        return planned_law(selection, self.num_rounds, *clients)
+
+    def why_not_amplified(self, selection: str) -> str:
+        """Returns `fedgs.privacy.exposure.why_not_amplified` for a client_selection."""
+        return why_not_amplified(
+            selection,
+            self.discriminator_training,
+            self.hosting.largest,
+            self.clients_per_round,
+            self.num_clients,
+        )
+
+    def sampled(self) -> tuple[Sampled, ...]:
+        """Returns the rounds as `fedgs.privacy.amplification` counts them.
+
+        Privacy: public.
+
+        Raises:
+            UserError: the plan has no noise multiplier.
+        """
+        clients = (self.num_clients, self.clients_per_round)
+        ratio = self.ratio("release", "replace-one", 0)
+        return (Sampled(*clients, ratio, self.num_rounds),)
+
+    def ratio(self, adversary: str, relation: str, colluding: int) -> float:
+        """Returns `noise_ratio` of one round's release, as an adversary sees it.
+
+        Privacy: public.
+
+        Raises:
+            UserError: the plan has no noise multiplier.
+        """
+        if self.noise_multiplier is None:
+            raise UserError("noise_multiplier is unset: give --noise-multiplier")
+        shares = noise_shares(adversary, self.counted_nodes, colluding)
+        return noise_ratio(self.noise_multiplier, self.batch_size, relation, shares)

@@ -1,0 +1,353 @@
+"""What a private selection of cohorts costs each client, and how runs add to it.
+
+A client takes part in n rounds of federated averaging and in a number of counts, and
+states its cohort once, by randomised response of pure epsilon_r. With the releases of a
+run on the cohort, of ratio z_run, that is
+
+    (1)  mu_s^2 = n (f / z)^2 + counts / s^2,  f = 2 replace-one, 1 zero-out
+    (2)  mu^2 = mu_s^2 + n_run / z_run^2
+    (3)  delta(epsilon) = p D(epsilon - epsilon_r) + (1 - p) D(epsilon + epsilon_r)
+
+z is the noise on the sum of updates over their bound C, s the noise on a count, which
+moves by at most 1 whatever a client's data are. D is the exact delta of Gaussian
+releases with mu, Eqs. 2 and 3 of `fedgs.privacy.gaussian`, for epsilons of either sign,
+and p = e^epsilon_r / (1 + e^epsilon_r). Without a run n_run = 0.
+
+(2): the run is chosen by the selection's output (who is in the cohort), so this is
+adaptive composition. (3): binary randomised response dominates all mechanisms of pure
+epsilon_r. Its privacy loss is epsilon_r with probability p, else -epsilon_r, and the
+losses of a composition add up, so each outcome shifts the epsilon of the rest. Where
+the run's rounds are sampled, D is Eq. 3 of `fedgs.privacy.amplification`: one release
+of mu_s by everybody is then one more kind of round. Several selections: mu_s^2 adds up,
+and Eq. 3 is taken once for each.
+
+>>> cost = SelectionCost(2.0, 8, 0, 0.0, 3.0)
+>>> alone = cost.composed("release", "replace-one")
+>>> round(cost.mu("release", "replace-one"), 3), round(alone.epsilon(1e-5), 2)
+(2.828, 18.42)
+>>> cost.composed("server", "replace-one").epsilon(1e-5)
+inf
+
+Source:
+    (1), (2): Dong, Roth and Su, "Gaussian differential privacy", 2022, Corollary 3.3.
+    (3): Kairouz, Oh and Viswanath, "The composition theorem for differential privacy",
+    ICML 2015, Theorem 3.1; Warner, 1965 (randomised response).
+    Updates: McMahan et al., "Learning differentially private recurrent language
+    models", ICLR 2018.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+from scipy import optimize  # pyright: ignore
+
+from fedgs.config.run_config import UserError
+from fedgs.privacy.amplification import Sampled, SampledBound
+from fedgs.privacy.gaussian import Law, fixed_law
+from fedgs.privacy.participation import Releases
+from fedgs.privacy.plan import RELATIONS
+
+NOT_IN_RDP = (
+    "excludes cohort selection: RDP has no delta at the negative epsilons that a "
+    "randomised response needs; no bound, a check of the rounds alone"
+)
+_INCLUDED = (
+    "cohort selection is included: at most {} rounds of its classifier with noise {:g} "
+    "C on their sum, {} counts with noise {:g}, a randomised response of epsilon {:g}"
+)
+_FIXED = (
+    "cohort selection: the run's number of clients, rounds and noise were fixed before "
+    "it; where its outcome decided them, only a cap that was set before holds, and no "
+    "mixture"
+)
+_UNBOUNDED = (
+    "cohort selection: its server sees updates and answers before it adds the noise, "
+    "so that this adversary's row is unbounded"
+)
+_LARGEST_RATIO = 1e9  # more is no cost at all
+
+
+@dataclass(frozen=True)
+class SelectionCost:
+    """What decides the epsilon of a private selection.
+
+    Privacy: public.
+
+    Attributes:
+        noise_multiplier: z, noise_std of the sum of updates over C, above 0. This is
+            Flower's; `RunConfig.noise_multiplier` divides by 2C.
+        num_releases: n, the most rounds of the classifier that a client takes part in.
+        num_counts: how often a noisy number of clients below a threshold was taken.
+        count_noise_std: s, its noise, above 0 if there are counts.
+        membership_epsilon: epsilon_r of the randomised response, above 0.
+
+    Raises:
+        UserError: a value is out of its range.
+    """
+
+    noise_multiplier: float
+    num_releases: int
+    num_counts: int
+    count_noise_std: float
+    membership_epsilon: float
+
+    def __post_init__(self) -> None:
+        """Checks the ranges."""
+        for name, is_needed in (
+            ("noise_multiplier", True),
+            ("num_releases", True),
+            ("count_noise_std", self.num_counts > 0),
+            ("membership_epsilon", True),
+        ):
+            value = getattr(self, name)
+            if is_needed and not 0 < value < math.inf:
+                raise UserError(f"{name} = {value}: give a finite number above 0")
+        if self.num_counts < 0:
+            raise UserError(f"num_counts = {self.num_counts}: give at least 0")
+
+    def mu(self, adversary: str, relation: str) -> float:
+        """Returns mu_s of Eq. 1: all but the randomised response.
+
+        Privacy: public.
+
+        Args:
+            adversary: release sees the classifier of every round, the thresholds and
+                counts asked, and the cohorts. All others are unbounded: the server of
+                Flower's DP strategies adds the noise itself.
+            relation: a key of `RELATIONS`.
+        """
+        if adversary != "release":
+            return math.inf
+        factor = RELATIONS[relation]
+        training = self.num_releases * (factor / self.noise_multiplier) ** 2
+        counts = self.num_counts / self.count_noise_std**2 if self.num_counts else 0.0
+        return math.sqrt(training + counts)
+
+    def composed(
+        self, adversary: str, relation: str, law: Law | None = None, ratio: float = 1.0
+    ) -> "Composed":
+        """Returns the guarantee of the selection and of a run on the cohort, together.
+
+        Privacy: public.
+
+        Args:
+            adversary: as in `mu`.
+            relation: a key of `RELATIONS`; that of the run's ratio.
+            law: of a client's number of releases n_run; None for the selection alone.
+            ratio: z_run of one release, at least 0; 0 is no noise.
+        """
+        rounds = Releases(law or fixed_law(0), ratio)
+        gaussian = _with_gaussians(rounds, self.mu(adversary, relation))
+        return Composed(gaussian, self.membership_epsilon)
+
+    def conditions(self, adversary: str) -> tuple[str, ...]:
+        """Returns what a statement depends on that includes this selection.
+
+        Privacy: public.
+        """
+        if adversary != "release":
+            return (_UNBOUNDED,)
+        included = _INCLUDED.format(
+            self.num_releases,
+            self.noise_multiplier,
+            self.num_counts,
+            self.count_noise_std,
+            self.membership_epsilon,
+        )
+        return (included, _FIXED)
+
+    def to_json(self) -> dict[str, float]:
+        """Returns the fields, from which `from_json` makes the same cost."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "SelectionCost":
+        """Reads what `to_json` wrote.
+
+        Raises:
+            UserError: other fields, or values out of range.
+        """
+        try:
+            return cls(
+                float(values["noise_multiplier"]),
+                int(values["num_releases"]),
+                int(values["num_counts"]),
+                float(values["count_noise_std"]),
+                float(values["membership_epsilon"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"selection cost {values}: cannot be read ({error})"
+            ) from error
+
+
+class Composed(NamedTuple):
+    """Gaussian releases and one randomised response: Eq. 3.
+
+    Privacy: public.
+
+    Attributes:
+        rest: all but the response; with at least one release, so that its delta holds
+            for epsilons of either sign.
+        membership_epsilon: epsilon_r.
+    """
+
+    rest: "Releases | SampledBound | Composed"
+    membership_epsilon: float
+
+    def delta(self, epsilon: float) -> float:
+        """Returns Eq. 3.
+
+        Privacy: public.
+
+        Args:
+            epsilon: finite.
+        """
+        shift = self.membership_epsilon
+        keep = 1 / (1 + math.exp(-shift))
+        above = self.rest.delta(epsilon + shift)
+        return keep * self.rest.delta(epsilon - shift) + (1 - keep) * above
+
+    def epsilon(self, delta: float) -> float:
+        """Returns the least epsilon at which Eq. 3 is at most delta, rounded up.
+
+        inf if there is none: without noise, or if delta is not above the law's tail.
+
+        Privacy: public.
+
+        Args:
+            delta: above 0 and below 1.
+        """
+        if self.delta(0.0) <= delta:
+            return 0.0
+        # Basic composition bounds the root from above.
+        high = self.rest.epsilon(delta) + self.membership_epsilon
+        if high == math.inf or self.delta(high) > delta:
+            return high
+        return min(_root(lambda epsilon: self.delta(epsilon) - delta, 0.0, high), high)
+
+
+def with_selections(
+    rounds: Releases | SampledBound,
+    selections: Sequence[SelectionCost],
+    adversary: str,
+    relation: str,
+) -> Releases | SampledBound | Composed:
+    """Returns the guarantee of runs and of the selections of their cohorts, together.
+
+    Privacy: public.
+
+    Args:
+        rounds: of the runs alone, as this adversary sees them under this relation.
+        selections: each selection once; without any, nothing is added.
+        adversary: as in `SelectionCost.mu`.
+        relation: a key of `RELATIONS`.
+    """
+    if not selections:
+        return rounds
+    mus = [selection.mu(adversary, relation) for selection in selections]
+    result = _with_gaussians(rounds, math.hypot(*mus))
+    for selection in selections:
+        result = Composed(result, selection.membership_epsilon)
+    return result
+
+
+def _with_gaussians(
+    rounds: Releases | SampledBound, mu: float
+) -> Releases | SampledBound:
+    """Adds Gaussian releases of mu to rounds: Eq. 2."""
+    if isinstance(rounds, SampledBound):
+        everybody = Sampled(1, 1, 1 / mu, 1)
+        return rounds._replace(rounds=(*rounds.rounds, everybody))
+    law, ratio = rounds
+    if mu == math.inf or ratio == 0:
+        return Releases(fixed_law(1), 0.0)
+    return Releases(law._replace(counts=law.counts + (ratio * mu) ** 2), ratio)
+
+
+def least_ratio(
+    law: Law,
+    selections: Sequence[SelectionCost],
+    adversary: str,
+    relation: str,
+    epsilon: float,
+    delta: float,
+) -> float:
+    """Returns the least z of a run's releases that keeps a target, rounded up.
+
+    Privacy: public.
+
+    Args:
+        law: of a client's number of releases.
+        selections: as in `with_selections`; without any, this is `Law.smallest_ratio`.
+        adversary: as in `SelectionCost.mu`.
+        relation: a key of `RELATIONS`.
+        epsilon: of run and selections together; finite, at least 0.
+        delta: above 0 and below 1.
+
+    Raises:
+        UserError: the selections alone exceed the target, or as `Law.smallest_ratio`.
+    """
+    asked = (selections, adversary, relation)
+    check_target(*asked, epsilon, delta)
+
+    def excess(ratio: float) -> float:
+        return with_selections(Releases(law, ratio), *asked).delta(epsilon) - delta
+
+    low = law.smallest_ratio(epsilon, delta)
+    if not selections or excess(low) <= 0:
+        return low
+    high = 2 * low
+    while excess(high) > 0:
+        if high > _LARGEST_RATIO:
+            raise UserError(_too_little(*asked, epsilon, delta))
+        high *= 2
+    return _root(excess, low, high)
+
+
+def check_target(
+    selections: Sequence[SelectionCost],
+    adversary: str,
+    relation: str,
+    epsilon: float,
+    delta: float,
+) -> None:
+    """Refuses a target that the selections alone exceed; see `least_ratio`.
+
+    Raises:
+        UserError: with what they cost.
+    """
+    nothing = Releases(fixed_law(0), 1.0)
+    alone = with_selections(nothing, selections, adversary, relation)
+    if selections and alone.delta(epsilon) >= delta:
+        raise UserError(_too_little(selections, adversary, relation, epsilon, delta))
+
+
+def _too_little(
+    selections: Sequence[SelectionCost],
+    adversary: str,
+    relation: str,
+    epsilon: float,
+    delta: float,
+) -> str:
+    target = f"target_epsilon = {epsilon:g}: the private selection of the cohort alone"
+    if adversary != "release":
+        return (
+            f"{target} is unbounded for adversary = {adversary}, who sees it before "
+            "its noise; give --adversary release, or a cohort of your own"
+        )
+    nothing = Releases(fixed_law(0), 1.0)
+    least = with_selections(nothing, selections, adversary, relation).epsilon(delta)
+    return (
+        f"{target} costs {least:.4g} ({relation}, delta {delta:g}); give a larger "
+        "--target-epsilon, or a cohort of your own"
+    )
+
+
+def _root(excess: Callable[[float], float], low: float, high: float) -> float:
+    """Returns the root of a decreasing function, rounded up by 1e-10."""
+    found = cast(Any, optimize).brentq(excess, low, high, xtol=1e-12)
+    return float(found) * (1 + 1e-10) + 1e-10

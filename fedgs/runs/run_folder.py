@@ -1,0 +1,620 @@
+"""The run folder: everything a run writes, readable, atomic and without pickle.
+
+    config.json  versions.json  ledger.jsonl  metrics.jsonl
+    cohort.txt    copy of the run's cohort, if it has one
+    generator.safetensors  generator_ema.safetensors  samples/
+    checkpoint/   server state by round; checkpoint.json commits last
+    ledger.json   how long the ledger is, and its head; see `RunFolder.record`
+    private/      mode 0700: the simulated clients' discriminators, by node and round
+
+A checkpoint is whole or absent: node states are written first, then the server's
+tensors, and the rename of `checkpoint.json` commits. Files of rounds after the last
+commit are leftovers of an interrupted run and are removed when it resumes.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import glob
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.files import (
+    TEMPORARY,
+    append_whole,
+    make_folder,
+    remove_temporaries,
+    replacing,
+    sync,
+    temporary_path,
+)
+from fedgs.privacy.ledger import LEDGER_REMEDY, Ledger
+
+if TYPE_CHECKING:  # torch is imported where tensors are: `fedgs privacy` needs none
+    from fedgs.shapes import TensorDict
+
+FORMAT_VERSION = 1
+COHORT = "cohort.txt"
+CHECKPOINT = "checkpoint/checkpoint.json"
+RECORD = "ledger.json"
+GENERATOR = "generator.safetensors"
+AVERAGE = "generator_ema.safetensors"
+METRICS = "metrics.jsonl"
+# What a training process alone writes, in folders where others write too.
+OWN_FILES = (RECORD, GENERATOR, AVERAGE, METRICS)
+OWN_FILES += ("deployment.json", "nodes.json", "result.json")
+PACKAGES = ("torch", "torchvision", "flwr", "ray", "numpy", "autodp", "safetensors")
+REMEDY = "restore it from a backup, or start again with another --output"
+
+
+class Witness(NamedTuple):
+    """What a file of a run folder says of the releases that its ledger must hold.
+
+    Privacy: public.
+
+    Attributes:
+        name: of the file.
+        round: the last round that was finished.
+        length, head: of the ledger at that time; None where the file does not say.
+    """
+
+    name: str
+    round: int
+    length: int | None = None
+    head: str | None = None
+
+
+class RunFolder:
+    """One run's folder; see the module for what lies where.
+
+    Attributes:
+        path: the folder, absolute.
+        config: the run's resolved configuration.
+        history: of a deployed run: which starts of the server made its rounds, as
+            pairs of a start's name and the round that it went on from.
+    """
+
+    def __init__(self, path: Path, config: RunConfig) -> None:
+        """Is called by `create` and `open`."""
+        self.path = path
+        self.config = config
+        self.history: list[tuple[str, int]] = []
+
+    @classmethod
+    def create(cls, config: RunConfig) -> "RunFolder":
+        """Makes the folder `config.output` and writes configuration and versions.
+
+        A cohort file is copied: the run never reads the user's again.
+
+        Privacy: public.
+
+        Raises:
+            UserError: the folder exists or cannot be made, or the cohort is unreadable.
+        """
+        path = Path(config.output).absolute()
+        if path.exists():
+            raise UserError(
+                f"output = {config.output}: exists already; choose another --output "
+                f"or continue it with `fedgs resume {config.output}`"
+            )
+        cohort = None if config.cohort is None else _content(config.cohort)
+        if cohort is not None:
+            config = dataclasses.replace(config, cohort=str(path / COHORT))
+        staging = temporary_path(path)
+        _remove_killed_creations(path)
+        try:
+            for name in ("samples", "checkpoint", "private"):
+                make_folder(staging / name)
+            (staging / "private").chmod(0o700)
+            if cohort is not None:
+                write_atomically(staging / COHORT, cohort)
+            write_json(staging / "config.json", config.to_flat())
+            write_json(staging / "versions.json", versions())
+            Ledger.open(staging / "ledger.jsonl").close()
+            staging.rename(path)
+            sync(path.parent)
+        except OSError as error:
+            raise UserError(
+                f"output = {config.output}: {error.strerror}; choose another --output"
+            ) from error
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)  # is gone after the rename
+        return cls(path, config)
+
+    @classmethod
+    def open(cls, path: str | Path) -> "RunFolder":
+        """Opens an existing run folder.
+
+        Raises:
+            UserError: no run folder, of another format version, or unreadable.
+        """
+        path = Path(path).absolute()
+        if not (path / "config.json").is_file():
+            raise UserError(
+                f"{path}: no run folder (config.json is missing); give the --output of "
+                "a `fedgs train`"
+            )
+        found = read_json(path / "versions.json").get("format")
+        if found != FORMAT_VERSION:
+            raise UserError(
+                f"{path}: run folder of format {found}, this fedgs reads "
+                f"{FORMAT_VERSION}; use the version in its versions.json"
+            )
+        config = RunConfig.from_flat(read_json(path / "config.json"))
+        if config.cohort is not None and (path / COHORT).exists():
+            config = dataclasses.replace(config, cohort=str(path / COHORT))
+        return cls(path, config)
+
+    @property
+    def private(self) -> Path:
+        """The folder of the simulated clients' states."""
+        return self.path / "private"
+
+    @property
+    def last_round(self) -> int:
+        """The round of the last checkpoint, a finished run's last; 0 before it.
+
+        Raises:
+            UserError: a malformed checkpoint.
+        """
+        seen = self._seen_by(CHECKPOINT)
+        return seen.round if seen else 0
+
+    def ledger(self) -> Ledger:
+        """Opens the ledger for appending, checked as by `read_ledger`, and records it.
+
+        Raises:
+            UserError: as `read_ledger`, the ledger is in use, or the disk is full.
+        """
+        witnesses = self._witnesses()
+        ledger = Ledger.open(self._ledger_path())
+        try:
+            self._verify(ledger, witnesses)
+            self.record(ledger)  # the rounds that are repeated leave metrics.jsonl
+        except BaseException as error:
+            ledger.close()
+            if not isinstance(error, OSError):
+                raise
+            problem = f"cannot be written ({error.strerror})"
+            raise UserError(
+                f"{self.path / RECORD}: {problem}; free the disk, then resume the run"
+            ) from error
+        return ledger
+
+    def record(self, ledger: Ledger, is_finished: bool = False) -> None:
+        """Writes how long the ledger is, durably: lines that it loses are then missed.
+
+        Privacy: public.
+
+        Args:
+            ledger: the run's.
+            is_finished: the generator is about to be written, if it is not there yet.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        content = {
+            "length": ledger.length,
+            "head": ledger.head,
+            "round": self.last_round,
+            "finished": is_finished or (self.path / GENERATOR).exists(),
+        }
+        write_json(self.path / RECORD, content)
+
+    def read_ledger(self) -> Ledger:
+        """Opens the ledger to look at it, checked against the rest of the folder.
+
+        Whoever states what a run released takes its events from here: a ledger that
+        lost lines would state too little.
+
+        Privacy: public.
+
+        Raises:
+            UserError: it is missing, a line is broken, or another file of the folder
+                tells of releases that it does not hold.
+        """
+        witnesses = self._witnesses()  # before the ledger, to which a run may append
+        ledger = Ledger.read(self._ledger_path())
+        self._verify(ledger, witnesses)
+        return ledger
+
+    def _ledger_path(self) -> Path:
+        path = self.path / "ledger.jsonl"
+        if not path.exists():
+            raise UserError(f"{path}: is missing; {LEDGER_REMEDY}")
+        return path
+
+    def _witnesses(self) -> list[Witness]:
+        """Reads what the other files say of the releases.
+
+        Raises:
+            UserError: one of them is malformed.
+        """
+        found = [w for name in (CHECKPOINT, RECORD) if (w := self._seen_by(name))]
+        if not found and (self.path / GENERATOR).exists():
+            # Of an earlier version and published without its checkpoint.
+            found.append(Witness(GENERATOR, self.config.num_rounds))
+        lines = self._metrics()
+        last = max((line["round"] for line in lines), default=0)
+        lengths = [line["events"] for line in lines if type(line.get("events")) is int]
+        return [*found, Witness(METRICS, last, max(lengths, default=None))]
+
+    def _seen_by(self, name: str) -> Witness | None:
+        """Reads one of the files that hold length and head of the ledger."""
+        path = self.path / name
+        if not path.exists():
+            return None
+        content = read_json(path)
+        prefix = "ledger_" if name == CHECKPOINT else ""
+        found = Witness(
+            name,
+            content.get("round", -1),
+            content.get(f"{prefix}length", -1),
+            content.get(f"{prefix}head", ""),
+        )
+        numbers = (found.round, found.length)
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise UserError(f"{path}: corrupted; {REMEDY}")
+        return found
+
+    def _verify(self, ledger: Ledger, witnesses: Iterable[Witness]) -> None:
+        for witness in witnesses:
+            if witness.length is not None:
+                ledger.verify_prefix(witness.length, witness.head, witness.name)
+            if witness.head is None and not self._is_ended(ledger, witness):
+                ledger.verify_rounds(witness.round, witness.name)
+
+    def _is_ended(self, ledger: Ledger, witness: Witness) -> bool:
+        """Tells whether the target ended a run that has nothing but its generator."""
+        from fedgs.privacy.budget import is_spent  # imports this module
+
+        rounds = {event.round for event in ledger.events}
+        is_whole = rounds == set(range(1, len(rounds) + 1)) != set()
+        is_asked = witness.name == GENERATOR and is_whole
+        return is_asked and is_spent(self.config, ledger.events)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the folder for one training process; a dead one's hold is gone.
+
+        Raises:
+            UserError: another process trains in this folder.
+        """
+        with open(self.path / ".lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise UserError(
+                    f"{self.path}: another process trains in this folder; wait for "
+                    "it to end, or stop it"
+                ) from error
+            yield
+
+    def append_metrics(self, metrics: dict[str, Any]) -> None:
+        """Appends one line to metrics.jsonl, or nothing: public numbers of one round.
+
+        Privacy: post-processing of DP output.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        line = (json.dumps(metrics) + "\n").encode()
+        with open(self.path / METRICS, "ab", buffering=0) as lines:
+            append_whole(lines, line)
+
+    def truncate_metrics(self, round: int) -> None:
+        """Drops the metrics of rounds after `round`, which a resumed run repeats."""
+        path = self.path / METRICS
+        if path.exists():
+            kept = [line for line in self._metrics() if line["round"] <= round]
+            text = "".join(json.dumps(line) + "\n" for line in kept)
+            write_atomically(path, text.encode())
+
+    def _metrics(self) -> list[dict[str, Any]]:
+        """Returns the whole lines of metrics.jsonl; the last one may be torn."""
+        path, found = self.path / METRICS, list[dict[str, Any]]()
+        for line in path.read_text().splitlines() if path.exists() else ():
+            with contextlib.suppress(ValueError):
+                content = json.loads(line)
+                if type(content) is dict and type(content.get("round")) is int:
+                    found.append(content)
+        return found
+
+    def save_checkpoint(
+        self, round: int, tensors: "TensorDict", ledger: Ledger
+    ) -> None:
+        """Commits the server's state of a round; the nodes' states are on disk.
+
+        Privacy: post-processing of DP output.
+
+        Args:
+            round: the finished round.
+            tensors: name -> tensor, everything the server needs to go on.
+            ledger: whose length and head the checkpoint records.
+        """
+        for state in self.private.glob("*/*.safetensors"):
+            with contextlib.suppress(FileNotFoundError):
+                sync(state)
+        for folder in (*self.private.glob("node-*"), self.private):
+            sync(folder)
+        name = f"round-{round:07d}.safetensors"
+        path = self.path / "checkpoint" / name
+        write_tensors(path, tensors, is_durable=True)
+        commit = {
+            "round": round,
+            "file": name,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+            "ledger_length": ledger.length,
+            "ledger_head": ledger.head,
+        }
+        if self.history:
+            commit["history"] = self.history
+        write_json(self.path / CHECKPOINT, commit)
+        self.record(ledger)
+        for other in (self.path / "checkpoint").glob("round-*.safetensors"):
+            if other != path:  # older, or a leftover of a crash before its commit
+                other.unlink()
+
+    def load_checkpoint(self) -> "tuple[int, TensorDict] | None":
+        """Returns the last committed round and its tensors, None before the first.
+
+        Removes what later, uncommitted rounds and killed saves left behind; the caller
+        holds the folder. That the ledger has what was released up to this round,
+        `ledger` has checked.
+
+        Raises:
+            UserError: a corrupted checkpoint.
+        """
+        folder = self.path / "checkpoint"
+        for owned in (folder, self.path / "samples", *self.private.glob("node-*")):
+            remove_temporaries(owned)
+        for owned in (self.path, self.path / ".flower"):
+            remove_temporaries(owned, *OWN_FILES)
+        if not (self.path / CHECKPOINT).exists():
+            remove_states_after(self.private, 0)
+            return None
+        commit = read_json(self.path / CHECKPOINT)
+        path = folder / str(commit.get("file"))
+        broken = f"{path}: corrupted checkpoint; {REMEDY}"
+        try:
+            content = path.read_bytes()
+            if hashlib.sha256(content).hexdigest() != commit["sha256"]:
+                raise UserError(broken)
+            tensors = read_tensors(path)[0]
+            round = int(commit["round"])
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise UserError(broken) from error
+        remove_states_after(self.private, round)
+        return round, tensors
+
+    def save_generator(
+        self, generator: "TensorDict", ema: "TensorDict", ledger: Ledger
+    ) -> None:
+        """Writes the generator and its average, the run's product.
+
+        `generator.safetensors` is written last: it says that the run is complete.
+
+        Privacy: post-processing of DP output.
+
+        Args:
+            generator: name -> tensor.
+            ema: name -> tensor, of the averaged generator.
+            ledger: the run's, which is recorded: a folder may be published without
+                its checkpoint.
+        """
+        write_tensors(self.path / AVERAGE, ema, is_durable=True)
+        self.record(ledger, is_finished=True)
+        write_tensors(self.path / GENERATOR, generator, is_durable=True)
+
+
+def _remove_killed_creations(path: Path) -> None:
+    """Removes the unfinished folders of creations whose process is gone."""
+    for entry in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        found = TEMPORARY.fullmatch(entry.name)
+        if found and found[1] == path.name and not Path("/proc", found[2]).exists():
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def _content(cohort: str) -> bytes:
+    try:
+        return Path(cohort).read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"cohort = {cohort}: {error.strerror}; give --cohort a file that is there"
+        ) from error
+
+
+# ------------------------------------------------------------------ node states
+
+
+def node_folder(private: Path, node_id: int) -> Path:
+    """Returns the folder of one simulated node's states."""
+    return private / f"node-{node_id:05d}"
+
+
+def state_rounds(folder: Path) -> list[int]:
+    """Returns the rounds whose states are on disk, increasing."""
+    return sorted(int(path.stem[6:]) for path in folder.glob("round-*.safetensors"))
+
+
+def state_path(folder: Path, round: int) -> Path:
+    """Returns the file of a node's state after a round."""
+    return folder / f"round-{round:07d}.safetensors"
+
+
+def remove_states_after(private: Path, round: int) -> None:
+    """Deletes node states of rounds that no checkpoint committed."""
+    for folder in private.glob("node-*"):
+        for later in state_rounds(folder):
+            if later > round:
+                state_path(folder, later).unlink()
+
+
+def forget_aside(folder: Path, keep_round: int) -> None:
+    """Deletes states of abandoned histories, once newer ones are committed.
+
+    Args:
+        folder: of one node's states; those set aside are in folders of it.
+        keep_round: the last committed checkpoint.
+    """
+    for aside in folder.glob("aside-*"):
+        for round in state_rounds(aside):
+            if round <= keep_round:
+                state_path(aside, round).unlink(missing_ok=True)
+
+
+def old_states(folder: Path, keep_round: int) -> list[Path]:
+    """Returns the states that are neither the newest nor of the committed round."""
+    rounds = state_rounds(folder)
+    committed = [round for round in rounds if round <= keep_round][-1:]
+    return [state_path(folder, r) for r in rounds[:-1] if r not in committed]
+
+
+# ------------------------------------------------------------------ files
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Writes a file durably; a reader sees the old or the new content, never half."""
+    with replacing(path) as file:
+        file.write(content)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes a JSON object atomically."""
+    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def without_nan(value: Any) -> Any:
+    """Returns JSON values with None for what is not defined: JSON has no NaN.
+
+    Privacy: as private as the values.
+
+    >>> without_nan({"a": (1.0, float("nan"))})
+    {'a': [1.0, None]}
+    """
+    if isinstance(value, dict):
+        return {key: without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a JSON object.
+
+    Raises:
+        UserError: missing or malformed.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); {REMEDY}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: is not a JSON object; {REMEDY}")
+    return content
+
+
+def write_tensors(
+    path: Path,
+    tensors: "TensorDict",
+    metadata: dict[str, str] | None = None,
+    recycle: Path | None = None,
+    is_durable: bool = False,
+) -> None:
+    """Writes tensors as safetensors, atomically; durable after `save_checkpoint`.
+
+    Privacy: the file is as private as the tensors.
+
+    Args:
+        path: the file; its folder is made.
+        tensors: on any device.
+        metadata: kept in the file's header.
+        recycle: a file that is not needed any more: overwriting it costs a third of
+            what new pages and their release do.
+        is_durable: have it on the disk when this returns.
+    """
+    from safetensors.torch import save
+
+    if is_durable:
+        make_folder(path.parent)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    flat = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    with replacing(path, is_durable, recycle) as file:
+        file.write(save(flat, metadata))
+
+
+def read_tensors(path: Path) -> "tuple[TensorDict, dict[str, str]]":
+    """Reads a safetensors file and its metadata.
+
+    Privacy: output as private as the file.
+
+    Raises:
+        UserError: missing or corrupted.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return tensors, file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); {REMEDY}") from error
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Returns the metadata of a safetensors file; reads no tensor.
+
+    Raises:
+        UserError: missing or corrupted.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); {REMEDY}") from error
+
+
+def versions() -> dict[str, Any]:
+    """Returns the format, the package versions and the git commit, where known."""
+    import torch
+
+    found: dict[str, Any] = {"format": FORMAT_VERSION}
+    for package in ("fedgs", *PACKAGES):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    found["python"] = platform.python_version()
+    found["machine"] = f"{platform.machine()}, {os.cpu_count()} CPUs"
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+    source = Path(__file__).parents[2]
+    if (source / ".git").exists():
+        found["git_commit"] = _git(source, "rev-parse", "HEAD")
+        found["git_clean"] = _git(source, "status", "--porcelain") == ""
+    return found
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        result = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip()

@@ -1,0 +1,75 @@
+"""Attack C on a generator that memorises and on one that does not."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from fedgs.audit.membership import audit_samples, nearest_distances
+from fedgs.config.run_config import UserError
+
+rng = np.random.default_rng(0)
+
+
+def images(count: int) -> np.ndarray:
+    return rng.random((count, 1, 6, 6)).astype(np.float32)
+
+
+def test_memorising_generator_is_caught():
+    members, others, reference = images(200), images(200), images(300)
+    copies = members + rng.normal(0, 0.02, members.shape).astype(np.float32)
+    found = audit_samples(copies, members, others, reference)
+    for attack in ("nearest", "calibrated"):
+        assert found[attack]["auc"]["low"] > 0.95
+        assert found[attack]["tpr_at_0.01_fpr"]["value"] > 0.9
+    assert found["nearest_is_member"] > 0.99
+    assert found["median_distance_ratio"] < 0.2
+
+
+def test_fresh_samples_tell_nothing():
+    found = audit_samples(images(400), images(300), images(300), images(300))
+    for attack in ("nearest", "calibrated"):
+        assert found[attack]["auc"]["low"] < 0.5 < found[attack]["auc"]["high"]
+        assert found[attack]["tpr_at_0.01_fpr"]["value"] < 0.06
+    assert found["nearest_is_member"] == pytest.approx(0.5, abs=0.1)
+    assert found["median_distance_ratio"] == pytest.approx(1.0, abs=0.05)
+    assert "proves nothing" in found["warning"]
+
+
+def test_calibration_finds_what_distance_alone_hides():
+    # Members lie far from everything else, so their blurred copies are still telling.
+    members, others = 3 * images(200), images(200)
+    copies = members + rng.normal(0, 0.4, members.shape).astype(np.float32)
+    synthetic = np.concatenate([copies, images(300)])
+    found = audit_samples(synthetic, members, others, images(300))
+    assert found["nearest"]["auc"]["value"] < found["calibrated"]["auc"]["value"]
+    assert found["calibrated"]["auc"]["value"] > 0.95
+
+
+def test_true_positives_respect_the_false_positive_rate():
+    # 100 others with scores -1 ... -100: at 1 %, one of them may be above.
+    members = np.zeros((100, 1, 1, 1), np.float32)
+    members[:30] = 1.5  # nearer than all others but one
+    members[30:] = 1000.0
+    others = np.arange(1, 101, dtype=np.float32).reshape(-1, 1, 1, 1)
+    synthetic, reference = np.zeros((1, 1, 1, 1), np.float32), others + 0.5
+    found = audit_samples(synthetic, members, others, reference)["nearest"]
+    assert found["tpr_at_0.01_fpr"]["value"] == pytest.approx(0.3)
+    assert found["tpr_at_0.001_fpr"]["value"] == 0.0
+
+
+def test_distances_equal_a_loop():
+    first, second = images(5), images(7)
+    expected = [min(float(np.linalg.norm(a - b)) for b in second) for a in first]
+    assert nearest_distances(first, second) == pytest.approx(expected, rel=1e-6)
+
+
+def test_unequal_groups_are_refused():
+    with pytest.raises(ValueError, match="as many members"):
+        audit_samples(images(5), images(5), images(6), images(5))
+
+
+def test_missing_scikit_learn_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.neighbors", None)
+    with pytest.raises(UserError, match=r"scikit-learn; run .*fedgs\[eval\]"):
+        nearest_distances(images(2), images(2))

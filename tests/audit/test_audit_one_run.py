@@ -1,0 +1,233 @@
+"""Attack B on twelve clients of a few images each."""
+
+import dataclasses
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedgs.audit.canaries import Canaries, CanaryDiscriminators, CanaryNodes
+from fedgs.audit.finding import HOLDS, REFUTED, Finding
+from fedgs.audit.one_run import audit_run, best_guesses
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.data.federated import FederatedImages
+from fedgs.federation.training import RunStopped, run_rounds
+from fedgs.gan.discriminators import Discriminators
+from fedgs.mechanism.noise import NoiseStream
+from fedgs.privacy.gaussian import epsilon_from_mu
+from fedgs.privacy.ledger import Ledger
+from fedgs.privacy.plan import Plan
+from fedgs.runs.run_folder import RunFolder
+from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
+
+CLIENTS = 12
+DELTA = 1e-5
+FULL = {**FULL_PARTICIPATION, "clients_per_node": 3}
+
+
+def config_of(**settings: object) -> RunConfig:
+    defaults = {"num_clients": CLIENTS, "engine": "flower", "num_rounds": 2, **FULL}
+    return tiny_config(**defaults | settings)
+
+
+def twelve_clients(config: RunConfig) -> FederatedImages:
+    few = tiny_data(dataclasses.replace(config, num_clients=6))
+    records = np.array_split(np.arange(len(few.images)), CLIENTS)
+    names = tuple(map(str, range(CLIENTS)))
+    return FederatedImages(
+        few.images, few.labels, tuple(records), names, few.num_classes, few.name
+    )
+
+
+def canaries_of(config: RunConfig, relation: str = "replace-one") -> Canaries:
+    return Canaries.draw(config, 10, relation, np.random.default_rng(3))
+
+
+def audited(
+    tmp_path: Path, config: RunConfig, relation: str = "replace-one"
+) -> dict[str, Finding]:
+    config = dataclasses.replace(config, output=str(tmp_path / "again"))
+    findings = audit_run(
+        config,
+        Plan.from_config(config),
+        twelve_clients(config),
+        canaries_of(config, relation),
+        DELTA,
+        lambda metrics: None,
+        threading.Event(),
+    )
+    return {finding.attack: finding for finding in findings}
+
+
+def test_scores_hold_the_canaries_and_noise_only(tmp_path):
+    config = config_of(noise_multiplier=0.0, output=str(tmp_path / "again"))
+    canaries = canaries_of(config)
+    with CanaryNodes(config, twelve_clients(config), canaries) as nodes:
+        run_rounds(RunFolder.create(config), nodes, lambda m: None, threading.Event())
+    signs = np.where(canaries.is_in, 1.0, -1.0)
+    expected = signs * config.num_rounds * config.batch_size  # all other clients' gone
+    assert nodes.releases == pytest.approx(expected, abs=1e-3)
+    assert nodes.sums == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("relation", ["replace-one", "zero-out"])
+def test_coins_show_where_noise_is_small(tmp_path, relation):
+    found = audited(tmp_path, config_of(noise_multiplier=0.05), relation)
+    assert list(found) == ["B node releases", "B sums", "B generator"]
+    adversaries = [finding.adversary for finding in found.values()]
+    assert adversaries == ["server", "secagg", "release"]
+    for attack in ("B node releases", "B sums"):
+        assert found[attack].details["correct_of_all"] == 10
+        assert found[attack].lower_bound > 0.3
+    assert {finding.verdict for finding in found.values()} == {HOLDS}
+
+
+def test_generator_moves_against_the_canaries(tmp_path):
+    settings = {"noise_multiplier": 1e-3, "num_rounds": 6}
+    config = config_of(**settings, generator_learning_rate=0.01)
+    found = audited(tmp_path, config)["B generator"]
+    assert found.details["correct_of_all"] >= 8
+
+
+def test_coins_do_not_show_in_much_noise(tmp_path):
+    for finding in audited(tmp_path, config_of(noise_multiplier=1000.0)).values():
+        assert finding.lower_bound < 0.5
+
+
+def test_claim_is_that_of_the_trained_rounds(tmp_path):
+    config = config_of(noise_multiplier=1.5, num_rounds=3)
+    found = audited(tmp_path, config)["B node releases"]
+    ratio = Plan.from_config(config).ratio("server", "replace-one", 0)
+    assert found.rounds == found.details["most_participations"] == 3
+    assert found.epsilon == pytest.approx(epsilon_from_mu(3**0.5 / ratio, DELTA))
+
+
+def test_missing_noise_is_caught(tmp_path, monkeypatch):
+    def none(self, shape, noise_std):
+        return np.zeros(shape)
+
+    monkeypatch.setattr(NoiseStream, "normal", none)
+    found = audited(tmp_path, config_of(noise_multiplier=100.0))
+    assert found["B node releases"].verdict == REFUTED
+    assert found["B sums"].verdict == REFUTED
+
+
+def test_selected_clients_are_audited_by_their_count(tmp_path):
+    config = config_of(
+        client_selection="uniform",
+        discriminator_training="selected",
+        clients_per_round=1,
+        clients_per_node=1,
+        num_rounds=12,
+        noise_multiplier=0.05,
+        warm_start_rounds=1,
+    )
+    found = audited(tmp_path, config)["B node releases"]
+    assert 0 < found.details["canaries_asked"] < 10
+    assert found.details["correct_of_all"] == found.details["canaries_asked"]
+    assert 1 <= found.details["most_participations"] < 12
+    assert found.verdict == HOLDS
+
+
+def test_local_run_has_no_server_row(tmp_path):
+    found = audited(tmp_path, config_of(engine="local"))
+    assert [finding.adversary for finding in found.values()] == ["release"] * 2
+
+
+def test_stopped_training_says_so(tmp_path):
+    config = config_of(output=str(tmp_path / "again"))
+    stop = threading.Event()
+    stop.set()
+    known = (canaries_of(config), DELTA, lambda metrics: None, stop)
+    plan, data = Plan.from_config(config), twelve_clients(config)
+    with pytest.raises(RunStopped):
+        audit_run(config, plan, data, *known)
+
+
+def test_audited_noise_is_never_seeded_and_no_budget_stops_it(tmp_path):
+    settings = {"target_epsilon": 0.001, "noise_multiplier": 1.0, "noise_seed": 3}
+    config = config_of(**settings, min_nodes=1)
+    audited(tmp_path, config)
+    again = RunFolder.open(tmp_path / "again")
+    events = Ledger.read(again.path / "ledger.jsonl").events
+    assert again.config.noise_seed is None
+    assert [event.noise_source for event in events] == ["os", "os"]
+    assert list(again.private.iterdir()) == []  # no client's state or count is written
+
+
+# ------------------------------------------------------------------ canaries
+
+
+def test_directions_are_orthonormal_also_as_images():
+    config = config_of()
+    canaries = canaries_of(config)
+    for vectors in (canaries.directions, canaries.images(config)):
+        flat = vectors.flatten(1)
+        assert torch.allclose(flat @ flat.T, torch.eye(10).double(), atol=1e-5)
+    assert canaries.images(config).shape == (10, 1, 16, 16)
+
+
+def test_more_canaries_than_coordinates_have_norm_one():
+    config = config_of(dct_size=2)
+    norms = canaries_of(config).directions.flatten(1).norm(dim=1)
+    assert torch.allclose(norms, torch.ones(10).double())
+
+
+def test_gradients_follow_the_coins():
+    config = config_of(clip_bound=2.0)
+    for relation, out in (("replace-one", -1.0), ("zero-out", 0.0)):
+        canaries = canaries_of(config, relation)
+        assert 0 < canaries.is_in.sum() < 10
+        images = canaries.images(config)
+        for client, is_in, e in zip(
+            canaries.clients, canaries.is_in, images, strict=True
+        ):
+            expected = (1.0 if is_in else out) * 20 * e
+            assert torch.allclose(canaries.gradients(config)[client], expected.float())
+
+
+def test_clients_that_are_asked_come_first():
+    config = config_of(
+        client_selection="uniform",
+        discriminator_training="selected",
+        clients_per_round=1,
+        num_rounds=4,
+    )
+    counts = canaries_of(config).counts
+    assert counts.sum() == 4
+    assert sorted(counts > 0, reverse=True) == (counts > 0).tolist()
+
+
+@pytest.mark.parametrize("count", [9, CLIENTS + 1])
+def test_number_of_canaries_is_checked(count):
+    with pytest.raises(UserError, match=f"canaries = {count}: .* from 10 to .* 12"):
+        Canaries.draw(config_of(), count, "zero-out", np.random.default_rng())
+
+
+def test_other_clients_answer_as_without_canaries():
+    config = config_of()
+    fixed = {4: torch.full((1, 16, 16), 3.0)}
+    with_canary = CanaryDiscriminators(config, range(3, 6), fixed)
+    plain = Discriminators(config, range(3, 6))
+    query = (torch.arange(3), torch.rand(4, 1, 16, 16), torch.zeros(4).long())
+    found, expected = with_canary.query(*query), plain.query(*query)
+    assert torch.equal(found[[0, 2]], expected[[0, 2]])
+    assert torch.equal(found[1], torch.full((4, 1, 16, 16), 3.0))
+
+
+def test_nodes_hold_all_clients_once():
+    config = config_of(clients_per_node=5)
+    nodes = CanaryNodes(config, twelve_clients(config), canaries_of(config))
+    with nodes:
+        hosted = [client for j in range(3) for client in nodes._hosted(j)]
+    assert hosted == list(range(CLIENTS))
+
+
+def test_surest_guesses_are_made_first():
+    scores = np.array([5.0, -4.0, 3.0, -2.0, 0.1, 0.1, 0.1, 0.1] * 10)
+    is_in = np.array([True, False, True, False, False, False, True, True] * 10)
+    bound, guesses, correct = best_guesses(scores, is_in, 80, DELTA, 0.05)
+    assert (guesses, correct) == (40, 40)
+    assert 1 < bound < best_guesses(scores, scores > 0, 80, DELTA, 0.05)[0]

@@ -1,0 +1,430 @@
+"""What a deployed client agrees to, whatever its server sends or plans."""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Message
+
+from clients import agreement
+from clients.site import DeployedPlace, Site
+from deployed_grid import (  # noqa: F401
+    fixture_clock,
+    fixture_deploy,
+    fixture_log,
+    fixture_server_process,
+)
+from experiments.commands.privacy import of_run
+from experiments.launch.submit import run_settings
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.data import sources
+from fedgs.federation.messages import EVERYONE, clients_of
+from fedgs.federation.node import Node
+from fedgs.federation.preparation import resolve_deployed
+from fedgs.federation.round import draw_fakes, new_server, select
+from fedgs.federation.training import make_event
+from fedgs.privacy.accounting import Run, statements_of_runs
+from fedgs.privacy.client_count import WHOLE, ReleaseCount, release_event
+from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
+from fedgs.privacy.gaussian import epsilon_from_mu
+from fedgs.privacy.ledger import Ledger
+from fedgs.process import RUNS_VARIABLE
+from fedgs.runs.run_folder import RunFolder
+from server import strategy
+from server.roll_call import public_settings
+from server.server_app import open_folder
+from tiny import NUM_CLASSES, SIDE, record_calls, tiny_config
+
+COST = release_cost(0.5, 4)  # of a release of the tiny problem
+NUM_RECORDS, TARGET = 24, 0
+PEOPLE: list[object] = ["ann", "bob"] * (NUM_RECORDS // 2)
+RUNS = itertools.count(1)
+
+
+def _write_data(folder: Path, clients: list[object] | None = None) -> str:
+    """Writes the client's images, with an owner of each or without owners."""
+    path = folder / "own.npz"
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (NUM_RECORDS, 1, SIDE, SIDE)).astype(np.uint8)
+    labels = np.arange(NUM_RECORDS) % NUM_CLASSES
+    owners = {} if clients is None else {"clients": np.array(clients)}
+    np.savez(path, images=images, labels=labels, **owners)
+    return f"npz:{path}"
+
+
+def _site(
+    folder: Path, room: int, clients: list[object] | None = None, **own: object
+) -> Site:
+    """A client whose limits have room for so many releases of one record."""
+    limits, data = folder / "limits.toml", _write_data(folder, clients)
+    epsilon = epsilon_from_mu(((room + 0.5) * COST) ** 0.5, 1e-5)
+    limits.write_text(
+        f'client_epsilon = {epsilon}\ndelta = 1e-5\nrelation = "replace-one"\n'
+    )
+    values = {"name": "a", "data": data, "state_dir": str(folder / "s")}
+    return Site.read(values | {"limits": str(limits)} | own)
+
+
+def _node(site: Site, num_clients: int, **settings: object) -> Node:
+    """Joins a run of its own in which the client hosts so many."""
+    config = tiny_config(
+        **{"num_clients": num_clients, "node_sizes": str(num_clients)}
+        | {"clients_per_round": 1, "nodes": "a", "engine": "flower"}
+        | {"noise_seed": None, "data": "digits"}
+        | settings
+    )
+    place = DeployedPlace(site, f"{next(RUNS):016x}")
+    joined = place.join(public_settings(config), [("a" * 16, 0)])
+    if joined.refusal is not None:
+        raise joined.refusal
+    return place.worker().node(0)
+
+
+def _release(node: Node, clients: list[int]) -> None:
+    """Counts what a node does before it releases; nothing is trained."""
+    event = release_event(node.config, 1, clients, len(node.hosted))
+    node.count.charge(event, node.limits)
+
+
+def _shard_of(node: Node, record: int) -> int:
+    records = node.data.client_records
+    return next(c for c in node.hosted if record in records[c])
+
+
+# ------------------------------------------------------------------ one data set
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet"])
+def test_a_record_is_safe_from_servers_that_cut_the_data_anew(tmp_path, partition):
+    """24 runs with other seeds and sizes, each asking the shard with one record."""
+    site = _site(tmp_path, 3, partition=partition)
+    released, shards = 0, set()
+    for seed, size in itertools.product(range(6), (3, 4, 6, 8)):
+        with contextlib.suppress(ClientRefused):
+            node = _node(site, size, seed=seed)
+            shards.add(shard := _shard_of(node, TARGET))
+            _release(node, [shard])
+            released += 1
+    assert len(shards) > 1  # by the names of shards, none has released too much
+    assert released == 3
+    with pytest.raises(ClientRefused, match="the data set has released"):
+        _node(site, 2)
+
+
+def test_whoever_is_asked_a_release_of_shards_counts_for_all(tmp_path):
+    node = _node(_site(tmp_path, 3, partition="iid"), 4)
+    for shards in ([0], [3], [0, 1, 2, 3]):
+        _release(node, shards)
+    with pytest.raises(ClientRefused):
+        _release(node, [2])
+
+
+def test_a_partitioner_by_anything_but_natural_names_makes_shards(
+    tmp_path, monkeypatch
+):
+    site = _site(tmp_path, 3, PEOPLE)
+    records = sources.load_records(
+        RunConfig(data=site.settings["data"], image_size=SIDE)
+    )
+    monkeypatch.setattr(sources, "load_records", lambda config: records)
+    for partitioner, counted in (
+        ("DirichletPartitioner", [WHOLE]),
+        ("GroupedNaturalIdPartitioner", [WHOLE]),  # groups follow the server's seed
+        ("NaturalIdPartitioner", ["ann", "bob"]),
+        (None, ["ann", "bob"]),
+    ):
+        own = {"data": "hf:x", "partitioner": partitioner or ""}
+        assert _node(_site(tmp_path, 3, **own), 2).count.clients == counted
+
+
+def test_releases_of_shards_and_of_named_clients_add_up(tmp_path):
+    named = _site(tmp_path, 4, PEOPLE)
+    sharded = _site(tmp_path, 4, PEOPLE, partition="iid")
+    node = _node(named, 2)
+    _release(node, [0])
+    _release(node, [1])  # a record is ann's or bob's: it counts once
+    for _ in range(3):
+        _release(_node(sharded, 4), [1])
+    for site, size in ((sharded, 3), (named, 2)):
+        with pytest.raises(ClientRefused):
+            _node(site, size)
+    with pytest.raises(ClientRefused):
+        _release(node, [0])
+
+
+def test_data_without_clients_is_one_client_and_the_whole_data_set(tmp_path):
+    _release(_node(_site(tmp_path, 2), 1), [0])
+    _release(_node(_site(tmp_path, 2, partition="iid"), 4), [2])
+    with pytest.raises(ClientRefused):
+        _node(_site(tmp_path, 2), 1)
+
+
+def _old_count(site: Site, names: list[str], releases: int) -> None:
+    """Writes the count of a version that charged shards by their names."""
+    site.open()
+    count = ReleaseCount(site.state_dir / "releases", names)
+    for number in range(releases):
+        event = release_event(tiny_config(), 1, [number % len(names)], len(names))
+        count.charge(event, Limits())
+
+
+@pytest.mark.parametrize(
+    "own", [{"partition": "iid"}, {"clients": PEOPLE}], ids=["shards", "named"]
+)
+def test_what_shards_released_under_an_older_version_counts_in_full(tmp_path, own):
+    site = _site(tmp_path, 4, **own)
+    _old_count(site, ["0", "1", "2"], releases=3)
+    node = _node(site, 2)
+    _release(node, [0])
+    with pytest.raises(ClientRefused):
+        _release(node, [0])
+
+
+def test_what_named_clients_released_under_an_older_version_is_theirs(tmp_path):
+    site = _site(tmp_path, 4, PEOPLE)
+    _old_count(site, ["ann", "bob"], releases=6)
+    node = _node(site, 2)
+    _release(node, [0])
+    with pytest.raises(ClientRefused, match="client ann"):
+        _release(node, [0])
+    _release(node, [1])
+
+
+def test_clients_that_the_data_calls_0_and_1_keep_their_own_counts(tmp_path):
+    site = _site(tmp_path, 2, [0, 1] * (NUM_RECORDS // 2))
+    for client in (0, 1):
+        _release(_node(site, 2), [client])
+    node = _node(site, 2)
+    for client in (0, 1):
+        _release(node, [client])
+        with pytest.raises(ClientRefused, match=f"client {client}"):
+            _release(node, [client])
+
+
+# ------------------------------------------------------------------ who takes part
+
+
+def _config_of(join: Message) -> RunConfig:
+    """The settings that a client got when it joined."""
+    return RunConfig.from_flat(json.loads(str(join.content["fedgs"]["settings"])))
+
+
+@pytest.mark.parametrize("training", ["selected", "every_round"])
+def test_a_client_learns_of_no_other_client_who_takes_part(
+    deploy, training, monkeypatch
+):
+    settings = {"clients_per_round": 3, "clients_per_node": 2, "num_rounds": 3}
+    settings |= {"discriminator_training": training, "selection_seed": 987654321}
+    run = deploy(mode="selected", **settings)
+    packed = record_calls(monkeypatch, strategy, "pack_fakes")
+    told: list[tuple[str, Message]] = []
+    run.grid.on_push = lambda name, request: told.append((name, request)) or True
+    run.start()
+    config, names = run.folder.config, run.folder.config.node_names
+    asked = set()
+    for name, message in told:
+        record = dict(message.content["fedgs"])
+        if message.metadata.message_type == "train" and record["round"]:
+            hosted = config.hosting.hosted(names.index(name))
+            drawn = clients_of(select(config, record["round"]), hosted)
+            assert record["participants"] == ",".join(map(str, drawn))
+            trained = "all" if training == "every_round" else record["participants"]
+            assert record["trainees"] == trained
+            asked.add((record["round"], name))
+        assert "987654321" not in str(record)
+    assert len(asked) > 3  # several nodes in a round
+    assert len(packed) <= 3 + 3  # once for each round and warm start, not each node
+    known = [_config_of(m) for _, m in told if "join" in m.metadata.message_type]
+    assert len(known) == 3
+    for theirs in known:
+        rounds = range(1, 20)
+        drawn = [select(config, round) for round in rounds]
+        assert drawn != [select(theirs, round) for round in rounds]
+
+
+def test_nodes_that_are_told_the_same_share_a_request():
+    config = tiny_config(discriminator_training="every_round", clients_per_node=2)
+    request = draw_fakes(config, new_server(config))[0]
+    request = dataclasses.replace(request, participants=(0, 1))
+    told = request.told(config.hosting, range(3))
+    assert told[1] is told[2] is not told[0]
+    assert told[0].participants == (0, 1)
+    assert told[1].participants == ()
+    everyone = dataclasses.replace(request, participants=EVERYONE)
+    shared = everyone.told(config.hosting, range(3))
+    assert shared[0] is shared[1] is shared[2]
+    assert shared[0].digest() == everyone.digest()
+
+
+def test_the_server_of_a_deployment_draws_the_selection_itself():
+    given = {"nodes": "a,b", "engine": "flower", "num_clients": 2, "seed": 5}
+    wanted = dataclasses.replace(tiny_config(**given), noise_seed=None)
+    drawn = {resolve_deployed(wanted).selection_seed for _ in range(3)}
+    assert len(drawn) == 3
+    assert min(drawn) > 2**40  # nobody tries them all
+    settings = public_settings(resolve_deployed(wanted))
+    assert settings["selection_seed"] == ""
+    assert settings["seed"] == 5
+
+
+def test_a_selection_that_flower_would_tell_everybody_is_refused():
+    given = {"nodes": "a,b", "engine": "flower", "num_clients": 2}
+    wanted = tiny_config(**given, selection_seed=3, output="run")
+    for attempt in (resolve_deployed, lambda config: run_settings(config, ["a", "b"])):
+        with pytest.raises(UserError, match=r"selection_seed = 3: .*leave out"):
+            attempt(wanted)
+
+
+def test_a_run_without_a_seed_of_its_own_for_the_selection_keeps_its_schedule(tmp_path):
+    """Simulations, and deployed run folders of older versions."""
+    config = tiny_config(output=str(tmp_path / "run"))
+    path = RunFolder.create(config).path / "config.json"
+    flat = json.loads(path.read_text())
+    del flat["selection_seed"]
+    path.write_text(json.dumps(flat))
+    found = RunFolder.open(path.parent).config
+    explicit = dataclasses.replace(config, selection_seed=config.seed)
+    for rule in ("uniform", "balanced"):
+        drawn = [
+            [select(dataclasses.replace(c, client_selection=rule), r) for r in range(9)]
+            for c in (found, explicit)
+        ]
+        assert drawn[0] == drawn[1]
+
+
+# ------------------------------------------------------------------ no amplification
+
+AMPLIFIED = {
+    "amplification": True,
+    "discriminator_training": "every_round",
+    "clients_per_round": 1,
+}
+DEPLOYED = {"engine": "flower", "nodes": "a,b,c,d,e,f"}
+REFUSED = "amplification = True: refused: nodes = .* leave out --amplification"
+
+
+def test_amplification_is_refused_where_nodes_are_deployed(tmp_path):
+    tiny_config(**AMPLIFIED)
+    config = dataclasses.replace(tiny_config(**AMPLIFIED), **DEPLOYED)
+    for attempt in (config.validate, lambda: resolve_deployed(config)):
+        with pytest.raises(UserError, match=REFUSED):
+            attempt()
+    settings = public_settings(config)
+    place = DeployedPlace(_site(tmp_path, 3), "0" * 16)
+    with pytest.raises(UserError, match=REFUSED):
+        place.join(settings, [("a" * 16, 0)])
+
+
+def test_an_older_deployed_run_that_asked_for_amplification_gets_none(
+    tmp_path, monkeypatch
+):
+    config = tiny_config(**AMPLIFIED, noise_seed=None, output=str(tmp_path / "run"))
+    folder = RunFolder.create(dataclasses.replace(config, **DEPLOYED))
+    request = draw_fakes(config, new_server(config))[0]
+    with contextlib.closing(folder.ledger()) as ledger:
+        ledger.append(make_event(config, request, 1))
+    with pytest.raises(UserError, match=REFUSED + '.*"amplification": false'):
+        of_run(folder.path)
+    monkeypatch.setenv(RUNS_VARIABLE, str(tmp_path))
+    with pytest.raises(UserError, match=REFUSED):
+        open_folder({"run_folder": "run"})
+    run = Run(folder.config, Ledger.read(folder.path / "ledger.jsonl").events)
+    found = statements_of_runs([run], 1e-5)
+    assert not any(row.theorem.startswith("amplification") for row in found)
+    assert any("refused: in a deployment" in text for text in found[0].conditions)
+
+
+# ------------------------------------------------------------------ without limits
+
+NO_NOISE = r"noise_multiplier = .*set min_noise_multiplier = 0 in the client's limits"
+SEEDED = r"noise_seed = 7: .*set allow_seeded_noise = true in the client's limits file"
+
+
+@pytest.mark.parametrize("has_file", [False, True])
+@pytest.mark.parametrize(
+    ("settings", "problem", "limit"),
+    [
+        ({"noise_multiplier": 0.0}, NO_NOISE, "min_noise_multiplier"),
+        ({"noise_multiplier": 1e-9}, NO_NOISE, "min_noise_multiplier"),
+        ({"noise_seed": 7}, SEEDED, "allow_seeded_noise"),
+    ],
+)
+def test_a_client_that_says_nothing_answers_neither_without_noise_nor_with_seeded(
+    tmp_path, has_file, settings, problem, limit
+):
+    site = dataclasses.replace(_site(tmp_path, 3), limits=None)
+    if has_file:
+        path = tmp_path / "limits.toml"
+        path.write_text("max_batch_size = 32\n")
+        site = dataclasses.replace(site, limits=path)
+    with pytest.raises(ClientRefused, match=problem) as refused:
+        _node(site, 1, **settings)
+    assert refused.value.setting == limit
+    _node(site, 1)
+    allowed = "min_noise_multiplier = 0\nallow_seeded_noise = true\n"
+    (tmp_path / "limits.toml").write_text(allowed)
+    _node(dataclasses.replace(site, limits=tmp_path / "limits.toml"), 1, **settings)
+
+
+def test_simulated_clients_without_a_file_take_any_noise():
+    for settings in ({"noise_multiplier": 0.0}, {"noise_seed": 7}):
+        config = tiny_config(**settings)
+        Limits.of_run(config).check_run(config)
+
+
+# ------------------------------------------------------------------ joining
+
+
+def test_joining_prints_what_is_agreed(deploy, log):
+    run = deploy(mode="full participation", num_rounds=4, noise_seed=None)
+    most = run.root / "limits.toml"
+    epsilon = epsilon_from_mu((9.5 * COST) ** 0.5, 1e-6)
+    most.write_text(
+        f'client_epsilon = {epsilon:g}\ndelta = 1e-6\nrelation = "replace-one"\n'
+    )
+    run.start()
+    (text,) = (line for line in log if line.startswith("a-clinic takes part"))
+    planned = epsilon_from_mu((4 * COST) ** 0.5, 1e-6)
+    for words in (
+        "noise_multiplier 0.5, clip_bound 1, batch_size 4, 4 rounds, unit client",
+        f"epsilon {planned:.4g} (replace-one, delta 1e-06) if all 4 rounds are run ",
+        f"run once; a round that is asked again adds to it, up to client_epsilon = "
+        f"{epsilon:g}",
+        f"limits: client_epsilon = {epsilon:g}",
+        "min_noise_multiplier = unset: above 0",
+        "released so far: epsilon 0",
+    ):
+        assert words in text
+    assert len(text.splitlines()) <= 6
+    del log[:]
+    run.start()  # of a finished run: nothing but joining
+    (text,) = (line for line in log if line.startswith("a-clinic takes part"))
+    assert f"released so far: epsilon {planned:.4g}" in text
+
+
+@pytest.mark.parametrize("partition", ["iid", "by-client"])
+def test_where_not_everybody_is_asked_two_epsilons_are_agreed(tmp_path, partition, log):
+    """What the plan costs a client, and what it costs who is asked in every round."""
+    site = _site(tmp_path, 30, PEOPLE, partition=partition)
+    config = _node(site, 2, num_rounds=8, client_selection="balanced").config
+    (text,) = (line for line in log if line.startswith("a takes part"))
+    planned, most = (epsilon_from_mu((n * COST) ** 0.5, 1e-5) for n in (4, 8))
+    assert config.clients_per_round == 1
+    if partition == "iid":  # the shards are one data set, asked in every round
+        assert f"epsilon {most:.4g} (replace-one" in text
+        assert f"{planned:.4g}" not in text
+    else:
+        assert f"epsilon {planned:.4g} (replace-one" in text
+        assert f"{most:.4g} if the server asks it in each of them" in text
+    assert "asked again adds to it, up to client_epsilon = 337" in text
+    assert "at most" not in text
+
+
+def test_what_only_client_epsilon_bounds_is_said():
+    config = tiny_config(noise_seed=None)
+    text = agreement._costs(config, Limits(), is_whole=True)
+    assert text.endswith("a round that is asked again adds to it, without a bound")

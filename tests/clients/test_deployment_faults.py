@@ -1,0 +1,548 @@
+"""A deployment without a network: crashes, lost messages, full disks, waiting.
+
+`round_timeout` and `min_nodes` decide; a node that is back in time gives identical
+bytes, and no count is below what left a client.
+"""
+
+import errno
+import json
+import os
+import shutil
+from types import SimpleNamespace
+
+import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Error as FlowerError
+
+from deployed_grid import (  # noqa: F401
+    EPOCH,
+    MODES,
+    NAMES,
+    Deployment,
+    fixture_clock,
+    fixture_deploy,
+    fixture_log,
+    fixture_server_process,
+    fixture_undisturbed,
+)
+from events import read_events
+from fedgs import event_log
+from fedgs.config.run_config import UserError
+from fedgs.federation.training import RunStopped
+from fedgs.privacy import client_count
+from server import progress
+
+# ------------------------------------------------------------------ faults
+
+
+def crash_after(round: int):
+    def report(metrics: dict) -> None:
+        if metrics["round"] == round:
+            raise KeyboardInterrupt
+
+    return report
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("round", [1, 3])
+def test_a_server_that_was_killed_resumes_to_the_same_bytes(
+    deploy, undisturbed, mode, round
+):
+    run = deploy(mode=mode)
+    with pytest.raises(KeyboardInterrupt):
+        run.start(crash_after(round))
+    for client in run.clients:
+        client.restart()
+    run.start()
+    assert run.product() == undisturbed(run)
+    repeated = [event for event in run.attempts() if event[1] > 1]
+    assert repeated == [(round, 2)]
+    if mode == "full participation":
+        assert run.counted(0).count(round) == 2  # it left, and leaves again
+
+
+def lose_once(run: Deployment, name: str, round: int, restart: bool) -> None:
+    """The reply to one request is lost, with the client's process or without it."""
+    lost: list[str] = []
+
+    def spoil(who: str, request: Message, reply: Message) -> Message | None:
+        asked = dict(request.content["fedgs"]).get("round")
+        if who != name or asked != round or lost:
+            return reply
+        lost.append(who)
+        if restart:
+            next(c for c in run.clients if c.name == name).restart()
+        return None
+
+    run.grid.spoil = spoil
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_a_lost_reply_is_asked_for_again_and_counted_once(
+    deploy, undisturbed, clock, restart
+):
+    run = deploy(round_timeout=600.0)
+    lose_once(run, NAMES[1], 3, restart)
+    run.start()
+    assert run.product() == undisturbed(run)
+    assert run.attempts() == [(1, 1), (2, 1), (3, 1), (4, 1)]
+    assert run.counted(1) == [1, 2, 3, 4]  # the stored bytes were sent again
+    # A restart is seen at once; without a sign the server waits longer.
+    assert clock.now < 20 if restart else 60 <= clock.now < 120
+
+
+def test_a_client_killed_while_it_computes_gives_the_same_bytes(
+    deploy, undisturbed, monkeypatch
+):
+    """It had counted its release, nothing had left: the new one counts again."""
+    run = deploy(round_timeout=600.0)
+    killed: list[int] = []
+    save = client_count.ReleaseCount.charge
+
+    def charge(self, event, limits):
+        mark = save(self, event, limits)
+        if event.round == 3 and not killed:
+            killed.append(1)
+            raise SystemExit
+        return mark
+
+    monkeypatch.setattr(client_count.ReleaseCount, "charge", charge)
+    answer = run.grid.answer
+
+    def until_killed(client, request):
+        try:
+            return answer(client, request)
+        except SystemExit:
+            client.restart()
+            return None
+
+    run.grid.answer = until_killed
+    run.start()
+    assert run.product() == undisturbed(run)
+    assert sorted(len(run.counted(i)) for i in range(3)) == [4, 4, 5]
+
+
+def go_away(run: Deployment, index: int, round: int) -> None:
+    """A client ends for good before it gets the request of a round."""
+
+    def arrives(name: str, request: Message) -> bool:
+        client = run.clients[index]
+        if name == client.name and dict(request.content["fedgs"]).get("round") == round:
+            client.is_online = False
+        return client.is_online or name != client.name
+
+    run.grid.on_push = arrives
+
+
+def test_a_run_goes_on_without_a_client_that_is_gone_for_good(deploy):
+    run = deploy(min_nodes=2)
+    go_away(run, 2, 3)
+    done: list[dict] = []
+    run.start(done.append)
+    assert [metrics["num_answers"] for metrics in done] == [3, 3, 2, 2]
+    assert run.counted(2) == [1, 2]
+    assert run.attempts() == [(1, 1), (2, 1), (3, 1), (4, 1)]
+
+
+def test_a_run_that_needs_the_client_stops_with_a_checkpoint_and_says_why(
+    deploy, undisturbed
+):
+    run = deploy()
+    go_away(run, 2, 3)
+    words = (
+        r"round 3: 2 of 3 nodes answered within round_timeout = 60 s(.|\n)*c-clinic: "
+    )
+    with pytest.raises(RunStopped, match=words):
+        run.start()
+    commit = json.loads((run.folder.path / "checkpoint/checkpoint.json").read_text())
+    assert commit["round"] == 2
+    run.grid.on_push = lambda name, request: True
+    run.clients[2].restart()
+    run.start()
+    assert run.attempts() == [(1, 1), (2, 1), (3, 1), (3, 2), (4, 1)]
+    assert run.product() == undisturbed(run)
+
+
+def test_a_cut_network_that_heals_in_time_changes_nothing(deploy, undisturbed, clock):
+    run = deploy()
+    go_away(run, 0, 2)
+
+    def heal() -> None:
+        if clock.now > 30:
+            run.clients[0].is_online = True
+            run.grid.on_push = lambda name, request: True
+
+    run.grid.on_look = heal
+    run.start()
+    assert 30 < clock.now < 60
+    assert run.product() == undisturbed(run)
+    assert run.attempts() == [(1, 1), (2, 1), (3, 1), (4, 1)]
+
+
+def test_late_and_repeated_replies_are_thrown_away(deploy, undisturbed):
+    """A reply of round 2 arrives in round 3, twice; its bytes are of an old round."""
+    run = deploy(min_nodes=2)
+    kept: list[tuple[str, Message]] = []
+
+    def spoil(name: str, request: Message, reply: Message) -> Message | None:
+        asked = dict(request.content["fedgs"]).get("round")
+        if name == NAMES[0] and asked == 2:
+            kept.append((request.metadata.message_id, reply))
+            return None
+        if name == NAMES[1] and asked == 3:
+            for message_id, late in kept:
+                run.grid.waiting[message_id] = late
+        return reply
+
+    run.grid.spoil = spoil
+    done: list[dict] = []
+    run.start(done.append)
+    assert [metrics["num_answers"] for metrics in done] == [3, 2, 3, 3]
+    assert run.grid.waiting == {}  # taken from Flower, which would keep it
+    assert run.product() != undisturbed(run)
+
+
+def test_a_replayed_answer_of_an_old_round_is_refused(deploy, log):
+    run = deploy(min_nodes=2)
+    old: list[Message] = []
+
+    def spoil(name: str, request: Message, reply: Message) -> Message:
+        asked = dict(request.content["fedgs"]).get("round")
+        if name == NAMES[0] and asked == 1:
+            old.append(reply)
+        if name == NAMES[0] and asked == 2:
+            return Message(old[0].content, reply_to=request)
+        return reply
+
+    run.grid.spoil = spoil
+    done: list[dict] = []
+    run.start(done.append)
+    assert [metrics["num_answers"] for metrics in done] == [3, 2, 3, 3]
+    assert any("answer of a-clinic to round 2: another" in line for line in log)
+
+
+def test_a_client_that_lost_its_state_is_refused_and_the_run_says_so(deploy):
+    run = deploy()
+    with pytest.raises(KeyboardInterrupt):
+        run.start(crash_after(3))
+    reasons = {
+        run.states(1).parent: "its state is lost; it took part until round 2; restore",
+        run.clients[1].state_dir: "b-clinic failed; its own error.log says why",
+    }
+    for lost, reason in reasons.items():  # with its count the client itself refuses
+        shutil.rmtree(lost)
+        run.clients[1].restart()
+        with pytest.raises(RunStopped, match=rf"b-clinic \({reason}"):
+            run.start()
+    assert len(run.attempts()) == 3  # nothing more was asked
+
+
+@pytest.mark.parametrize("when", ["before a restart of the server", "in a run"])
+def test_a_client_with_an_old_state_is_refused(deploy, tmp_path, when):
+    run = deploy(checkpoint_every=1)
+    backup = tmp_path / "backup"
+
+    node = {}
+
+    def restore(metrics: dict) -> None:
+        if metrics["round"] == 1:
+            node["folder"] = run.states(1)
+            shutil.copytree(node["folder"], backup)
+        if metrics["round"] == 3:
+            shutil.rmtree(node["folder"])
+            shutil.copytree(backup, node["folder"])
+            run.clients[1].restart()
+            if when != "in a run":
+                raise KeyboardInterrupt
+
+    if when == "in a run":
+        with pytest.raises(RunStopped, match="round 4: 2 of 3"):
+            run.start(restore)
+        log = (run.clients[1].state_dir / "error.log").read_text()
+        assert "its state is of round 1, not of the one before round 4" in log
+        return
+    with pytest.raises(KeyboardInterrupt):
+        run.start(restore)
+    with pytest.raises(
+        RunStopped, match=r"b-clinic \(its state is of round 1, it took"
+    ):
+        run.start()
+
+
+def test_a_slow_client_is_not_waited_for_beyond_the_limit(deploy, clock):
+    run = deploy(min_nodes=2, round_timeout=30.0)
+    lose_once(run, NAMES[2], 2, restart=False)
+    done: list[dict] = []
+    run.start(done.append)
+    assert [metrics["num_answers"] for metrics in done] == [3, 2, 3, 3]
+    assert 30 <= clock.now < 32
+
+
+def test_the_servers_events_say_who_answered_and_who_did_not(
+    deploy, monkeypatch, tmp_path
+):
+    monkeypatch.setenv(event_log.EVENT_LOG_VARIABLE, str(tmp_path / "events"))
+    run = deploy(min_nodes=2, round_timeout=30.0)
+    lose_once(run, NAMES[2], 2, restart=False)
+    run.start()
+    events = read_events(tmp_path / "events")
+    answered = [(e["node"], e["round"]) for e in events if e["event"] == "answered"]
+    expected = {(name, round) for name in NAMES[:3] for round in range(5)}
+    assert sorted(answered) == sorted(expected - {(NAMES[2], 2)})  # round 0: warm start
+    (missing,) = [e for e in events if e["event"] == "missing"]
+    assert (missing["node"], missing["round"]) == (NAMES[2], 2)
+    assert missing["outcome"] == "c-clinic: no answer in time"
+
+
+def test_those_who_have_answered_are_not_waited_for_any_more(deploy, clock, log):
+    run = deploy(round_timeout=100.0, num_rounds=2)
+    go_away(run, 2, 2)
+    seen: list[tuple[float, list[str]]] = []
+
+    def look() -> None:
+        seen.append((clock.now, run.progress()["waiting_for"]))
+        if clock.now > 60:
+            run.clients[2].is_online = True
+            run.grid.on_push = lambda name, request: True
+
+    def all_have_joined(metrics: dict) -> None:
+        run.grid.on_look = look
+
+    run.start(all_have_joined)
+    assert len(seen) > 20
+    assert all(waiting == ["c-clinic"] for _, waiting in seen)
+    assert sum(line == "waiting for c-clinic" for line in log) == 2  # every 30 s
+
+
+def test_progress_says_of_each_node_when_it_answered_and_what_went_wrong(
+    deploy, clock, monkeypatch
+):
+    monkeypatch.setattr(progress, "WRITE_SECONDS", 0.0)
+    run = deploy(min_nodes=2, round_timeout=30.0)
+    lose_once(run, NAMES[2], 2, restart=False)
+    lose, wrong = run.grid.spoil, []
+
+    def spoil(who: str, request: Message, reply: Message) -> Message | None:
+        asked = dict(request.content["fedgs"]).get("round")
+        if who == NAMES[1] and asked == 3 and not wrong:
+            wrong.append(who)
+            return Message(FlowerError(0, "out of memory"), reply_to=request)
+        return lose(who, request, reply)
+
+    run.grid.spoil = spoil
+    run.start()
+    nodes = run.progress()["nodes"]
+    counted = [(n["resends"], n["failures"]) for n in nodes.values()]
+    assert counted == [(0, 0), (1, 1), (0, 1)]
+    assert nodes["b-clinic"]["last_failure"] == "round 3: b-clinic says: out of memory"
+    assert nodes["c-clinic"]["last_failure"] == "c-clinic: no answer in time"
+    assert nodes["c-clinic"]["last_answer"] == 4
+    assert nodes["c-clinic"]["last_answer_time"] == round(EPOCH + clock.now)
+    assert nodes["a-clinic"]["last_failure"] == nodes["a-clinic"]["reason"] == ""
+
+
+def test_progress_that_cannot_be_written_is_said_once(deploy, log):
+    run = deploy(num_rounds=1)
+    (run.folder.path / ".flower").mkdir()
+    (run.folder.path / ".flower" / "nodes.json").mkdir()
+    run.start()
+    assert run.product()
+    (line,) = [line for line in log if "nodes.json" in line]
+    assert "Is a directory" in line
+
+
+# ------------------------------------------------------------------ full disks
+
+
+def full_disk(monkeypatch, where: str):
+    """Writing below a folder fails, as on a disk without room; returns the switch."""
+    switch = SimpleNamespace(is_full=True)
+    fsync = os.fsync
+
+    def no_room(descriptor: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        if switch.is_full and where in path:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", no_room)
+    return switch
+
+
+def test_a_full_disk_of_a_client_releases_nothing_uncounted(
+    deploy, undisturbed, monkeypatch
+):
+    run = deploy()
+
+    def fill(metrics: dict) -> None:
+        if metrics["round"] == 2:
+            fill.disk = full_disk(monkeypatch, "state-b-clinic")
+
+    with pytest.raises(RunStopped, match="round 3: 2 of 3 nodes"):
+        run.start(fill)
+    error = (run.clients[1].state_dir / "error.log").read_text()
+    assert "No space left on device" in error
+    assert run.counted(1) == [1, 2]
+    fill.disk.is_full = False
+    run.start()
+    assert run.product() == undisturbed(run)
+    assert run.counted(1) == [1, 2, 3, 4]
+    assert run.counted(0) == [1, 2, 3, 3, 4]  # it had answered, and left
+
+
+def test_a_reason_that_has_no_room_on_a_clients_disk_is_on_its_stderr(
+    deploy, monkeypatch, capsys
+):
+    run = deploy(num_rounds=2)
+
+    def fill(metrics: dict) -> None:
+        if metrics["round"] == 1:
+            full_disk(monkeypatch, "state-b-clinic")
+            (run.clients[1].state_dir / "error.log").mkdir()
+
+    with pytest.raises(RunStopped, match="b-clinic failed") as stopped:
+        run.start(fill)
+    assert "No space" not in str(stopped.value)  # it stays on the client
+    place = run.clients[1].state_dir / "error.log"
+    lines = [x for x in capsys.readouterr().err.splitlines() if str(place) in x]
+    assert lines
+    assert all("Is a directory" in line and "No space left" in line for line in lines)
+
+
+def test_a_full_disk_of_the_server_sends_nothing_uncounted(
+    deploy, undisturbed, monkeypatch
+):
+    run = deploy()
+
+    def fill(metrics: dict) -> None:
+        if metrics["round"] == 2:
+            fill.disk = full_disk(monkeypatch, str(run.folder.path))
+
+    with pytest.raises((UserError, OSError), match="No space left"):
+        run.start(fill)
+    fill.disk.is_full = False
+    assert [run.counted(i) for i in range(3)] == 3 * [[1, 2]]
+    assert run.attempts() in ([(1, 1), (2, 1)], [(1, 1), (2, 1), (3, 1)])
+    run.start()
+    assert run.product() == undisturbed(run)
+
+
+# ------------------------------------------------------------------ waiting
+
+
+def test_the_roll_call_says_who_is_missing_and_can_be_stopped(deploy, log, clock):
+    run = deploy()
+    run.clients[2].is_online = False
+
+    def look() -> None:
+        if clock.now > 100:
+            run.stop.set()
+
+    run.grid.on_look = look
+    with pytest.raises(
+        RunStopped, match="stopped during the roll call; missing: c-clin"
+    ):
+        run.start()
+    assert sum("waiting for c-clinic" in line for line in log) == 3
+    assert run.progress()["waiting_for"] == ["c-clinic"]
+    assert not run.progress()["nodes"]["c-clinic"]["joined"]
+    run.stop.clear()
+    run.clients[2].is_online = True
+    run.grid.on_look = lambda: None
+    run.start()
+
+
+def test_a_stop_is_honoured_while_nodes_warm_start(deploy, undisturbed, clock):
+    run = deploy()
+    run.grid.on_push = lambda name, request: (
+        dict(request.content["fedgs"]).get("round") != 0 or name != NAMES[1]
+    )
+
+    def look() -> None:
+        if clock.now > 50:
+            run.stop.set()
+
+    run.grid.on_look = look
+    with pytest.raises(RunStopped, match="before the discriminators of b-clinic"):
+        run.start()
+    assert run.attempts() == []
+    run.stop.clear()
+    run.grid.on_look = lambda: None
+    run.grid.on_push = lambda name, request: True
+    run.start()
+    assert run.product() == undisturbed(run)
+
+
+def test_a_stop_before_a_later_warm_start_repeats_no_round(deploy, undisturbed, clock):
+    """In the paper's mode a node makes its discriminator when it is first selected."""
+    run = deploy(mode="selected", checkpoint_every=100, num_rounds=6)
+    asked_first: list[str] = []
+
+    def arrives(name: str, request: Message) -> bool:
+        if dict(request.content["fedgs"]).get("round") == 0:
+            asked_first.append(name)
+        return len(asked_first) < 3
+
+    def look() -> None:
+        if len(asked_first) >= 3:
+            run.stop.set()
+
+    run.grid.on_push, run.grid.on_look = arrives, look
+    with pytest.raises(RunStopped, match="discriminators"):
+        run.start()
+    done = run.attempts()
+    assert done
+    run.stop.clear()
+    run.grid.on_push, run.grid.on_look = lambda *_: True, lambda: None
+    run.start()
+    assert run.attempts() == [(round, 1) for round in range(1, 7)]
+    assert run.product() == undisturbed(run)
+
+
+def test_a_late_client_joins_a_resumed_run_that_began_without_it(deploy):
+    run = deploy(min_nodes=2, checkpoint_every=1, num_rounds=6)
+    with pytest.raises(KeyboardInterrupt):
+        run.start(crash_after(2))
+    run.clients[0].is_online = False
+    done: list[dict] = []
+
+    def report(metrics: dict) -> None:
+        done.append(metrics)
+        if metrics["round"] == 3:
+            run.clients[0].restart()
+
+    run.start(report)
+    answered = [metrics["num_answers"] for metrics in done]
+    assert (answered[0], answered[-1]) == (2, 3)
+
+
+def test_an_unknown_message_is_answered_without_words(deploy):
+    run = deploy()
+    client = run.clients[0]
+    record = RecordDict({"fedgs": ConfigRecord({"run_id": "0" * 16, "round": 1})})
+    message = Message(record, client.address, "train")
+    message.metadata.__dict__["_message_id"] = "x"
+    reply = run.grid.answer(client, message)
+    assert reply is not None
+    assert isinstance(reply.error, FlowerError)
+    assert reply.error.reason == "a-clinic failed; its own error.log says why"
+
+
+@pytest.mark.parametrize("asked", ["query", "query.join"])
+def test_a_client_restarted_in_the_roll_call_is_asked_again_at_once(
+    deploy, undisturbed, clock, asked
+):
+    run = deploy()
+    lost: list[str] = []
+
+    def arrives(name: str, request: Message) -> bool:
+        if name == NAMES[1] and request.metadata.message_type == asked and not lost:
+            lost.append(name)
+            run.clients[1].restart()
+            return False
+        return True
+
+    run.grid.on_push = arrives
+    run.start()
+    assert clock.now < 10
+    assert run.product() == undisturbed(run)

@@ -1,0 +1,345 @@
+"""Nothing but sanitized gradients and public identifiers leaves a client.
+
+Every message that clients send in a run is walked, value by value: roll call, warm
+start, answers, empty replies and errors, with their metadata, and what Flower keeps for
+a client between messages. Private values were planted in the data and in the errors
+that clients raise; none may occur in a message, a log or a public file of the run.
+
+What is not covered: when a reply leaves. A message's `created_at` and `ttl` tell how
+long a client took; steps and shapes are the same for every client, whatever its data.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Message
+from flwr.common.serde import context_to_proto, message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import Context as ContextProto
+from flwr.proto.message_pb2 import Message as MessageProto
+from safetensors.torch import load, load_file
+from test_strategy import (  # noqa: F401
+    FakeGrid,
+    fixture_clock,
+    fixture_server_process,
+    start,
+)
+
+import fedgs.federation.node
+import fedgs.federation.round
+import recording
+from experiments.launch import flower_engine
+from fedgs.config.run_config import RunConfig
+from fedgs.federation.messages import decode_batch
+from fedgs.mechanism.quantization import pack_release
+from fedgs.privacy.ledger import Ledger
+from fedgs.runs.run_folder import RunFolder
+from recording import canaries_in, leaves
+from tiny import tiny_config
+
+ROOT = Path(__file__).resolve().parents[2]
+ERROR = 2  # Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+METADATA = {
+    "metadata.run_id": int,
+    "metadata.message_id": str,
+    "metadata.src_node_id": int,
+    "metadata.dst_node_id": int,
+    "metadata.reply_to_message_id": str,
+    "metadata.message_type": str,
+    "metadata.src_task_id": int,
+    "metadata.dst_task_id": int,
+    "metadata.created_at": float,  # see the module
+    "metadata.ttl": float,
+}
+CONTENT = {
+    "content.items.key": str,
+    "content.items.config_record.items.key": str,
+    "content.items.config_record.items.value.sint64": int,
+    "content.items.config_record.items.value.double": float,
+    "content.items.config_record.items.value.bytes": bytes,
+}
+FAILURE = {"error.code": int, "error.reason": str}
+NODE_CONFIG = {"partition-id", "num-partitions"}
+
+
+def _config(tmp_path: Path, **settings: object) -> RunConfig:
+    """Three nodes of two clients; at least one node answers nothing in each round."""
+    return tiny_config(
+        data=recording.planted_data(tmp_path),
+        output=str(tmp_path / "run"),
+        engine="flower",
+        discriminator_training="every_round",
+        clients_per_round=2,
+        clients_per_node=2,
+        num_rounds=len(recording.FAILURES),
+        warm_start_rounds=1,
+        discriminator_steps=1,
+        sample_every=1,
+        client_selection="balanced",
+        **settings,
+    )
+
+
+# ------------------------------------------------------------------ the walk
+
+
+def _check_message(
+    sent: bytes, config: RunConfig, releases: dict[tuple[int, int], torch.Tensor]
+) -> str:
+    """Checks every value of a message that a client sent; returns what kind it is."""
+    proto = MessageProto.FromString(sent)
+    found = list(leaves(proto))
+    allowed = METADATA | (FAILURE if proto.HasField("error") else CONTENT)
+    for path, value in found:
+        assert type(value) is allowed.get(path), path
+    assert not canaries_in(sent)
+    message = message_from_proto(proto)
+    metadata = message.metadata
+    assert metadata.message_type in ("query", "train")
+    assert metadata.group_id == ""
+    if message.has_error():
+        assert message.error.code == ERROR
+        nodes = range(config.num_nodes)
+        assert message.error.reason in [
+            f"node {node} failed; its own error.log says why" for node in nodes
+        ]
+        return "error"
+    record = message.content["fedgs"]
+    assert list(message.content) == ["fedgs"]
+    if metadata.message_type == "query":
+        assert list(record) == ["node_id"]
+        assert record["node_id"] in range(config.num_nodes)
+        return "roll call"
+    if record["is_empty"]:
+        assert dict(record) == {"is_empty": 1}
+        return "empty"
+    _check_answer(dict(record), config, releases)
+    return "answer"
+
+
+def _check_answer(
+    record: dict[str, object],
+    config: RunConfig,
+    releases: dict[tuple[int, int], torch.Tensor],
+) -> None:
+    """Compares an answer with what the sanitizer made, byte by byte."""
+    content, request = record.pop("tensors"), record.pop("request")
+    assert isinstance(request, bytes)  # `_check_hashes` compares it with the request
+    assert len(request) == 32
+    where = record["node_id"], record["round"]
+    expected = {"is_empty": 0, "node_id": where[0], "round": where[1]}
+    expected |= {"noise_std": config.noise_std, "clip_bound": config.clip_bound}
+    assert record == expected
+    if config.transport == "compact":
+        assert content == pack_release(releases[where], config)
+        return
+    tensors = load(content)
+    assert list(tensors) == ["gradients"]
+    values = tensors["gradients"]
+    assert values.dtype == torch.float32
+    assert tuple(values.shape) == config.release_shape
+    assert torch.equal(values, releases[where])
+    # A header of public shapes, the values, and not a byte more.
+    header = 8 + int.from_bytes(content[:8], "little")
+    assert len(content) == header + values.numel() * 4
+    assert content[8:header].strip() == (
+        b'{"gradients":{"dtype":"F32","shape":['
+        + ",".join(map(str, config.release_shape)).encode()
+        + b'],"data_offsets":[0,'
+        + str(values.numel() * 4).encode()
+        + b"]}}"
+    )
+
+
+def _check_hashes(
+    requests: Iterable[bytes], sent: Iterable[bytes], config: RunConfig
+) -> None:
+    """What an answer repeats of its request is the hash of what the node was sent."""
+    asked: dict[int, set[bytes]] = {}
+    for content in requests:
+        message = message_from_proto(MessageProto.FromString(content))
+        if message.metadata.message_type == "train":
+            batch = decode_batch(message.content["fedgs"], config)
+            hashes = asked.setdefault(message.metadata.dst_node_id, set())
+            hashes.add(bytes.fromhex(batch.digest()))
+    found = 0
+    for content in sent:
+        message = message_from_proto(MessageProto.FromString(content))
+        if not message.has_error() and "request" in message.content["fedgs"]:
+            found += 1
+            of_node = asked[message.metadata.src_node_id]
+            assert message.content["fedgs"]["request"] in of_node
+    assert found
+
+
+def _check_context(sent: bytes) -> None:
+    """Flower takes a client's context back after each message: nothing is put in it."""
+    proto = ContextProto.FromString(sent)
+    assert not proto.state.items
+    assert set(proto.node_config) == NODE_CONFIG
+    assert set(proto.run_config) <= {"run_folder"}
+    assert not canaries_in(sent)
+
+
+def _check_files(folder: Path, but: Iterable[str]) -> list[str]:
+    """No public file of the run holds a private value; returns which were read."""
+    read = []
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_file() and not name.startswith("private/"):
+            read.append(name)
+            if name not in but:
+                assert not canaries_in(path.read_bytes()), name
+    return read
+
+
+def _check_victim_took_part(folder: RunFolder) -> None:
+    events = Ledger.read(folder.path / "ledger.jsonl").events
+    assert {event.round for event in events} == set(recording.FAILURES)
+    assert any(recording.VICTIM in event.participants for event in events)
+
+
+# ------------------------------------------------------------------ without Ray
+
+
+@pytest.fixture
+def upstream() -> Iterable[list[str]]:
+    """All that is logged where the server runs, with tracebacks."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(handler.format(record))
+    logging.getLogger().addHandler(handler)
+    yield lines
+    logging.getLogger().removeHandler(handler)
+
+
+@pytest.mark.parametrize(
+    ("gradient_basis", "transport"),
+    [("pixels", "exact"), ("dct", "exact"), ("pixels", "compact")],
+)
+def test_every_message_of_a_run_holds_public_values_only(
+    tmp_path, monkeypatch, upstream, capfd, gradient_basis, transport
+):
+    basis = {"gradient_basis": gradient_basis, "dct_size": 5}
+    config = _config(tmp_path, transport=transport, **basis)
+    requests: list[bytes] = []
+
+    def arrives(node: int, request: Message, reply: Message) -> Message:
+        requests.append(message_to_proto(request).SerializeToString())
+        return reply
+
+    folder, grid, releases = RunFolder.create(config), FakeGrid(3, arrives), {}
+    sanitize = fedgs.federation.round.sanitize
+
+    def kept(*args: object):
+        release = sanitize(*args)
+        releases[release.node_id, release.round] = release.values.clone()
+        return release
+
+    monkeypatch.setattr(fedgs.federation.round, "sanitize", kept)
+    failing = recording.failing(fedgs.federation.node.client_round, tmp_path)
+    monkeypatch.setattr(fedgs.federation.node, "client_round", failing)
+    start(folder, grid)
+    sent = [message_to_proto(reply).SerializeToString() for *_, reply in grid.replies]
+    kinds = [_check_message(content, config, releases) for content in sent]
+    # Three nodes: a roll call, a warm start, and five rounds that all first fail in.
+    empty = 3 + 5 * 3 - len(releases)
+    expected = {"roll call": 3, "error": 15, "empty": empty, "answer": len(releases)}
+    assert {kind: kinds.count(kind) for kind in expected} == expected
+    assert empty >= 3 + 5
+    assert releases
+    _check_hashes(requests, sent, config)
+    for context in grid.contexts.values():
+        _check_context(context_to_proto(context).SerializeToString())
+    _check_victim_took_part(folder)
+    assert len([line for line in upstream if "failed" in line]) == 15
+    printed = "".join(capfd.readouterr())
+    assert not canaries_in("\n".join([printed, *upstream]).encode())
+    # Where the data lie is a setting of this simulation, which its owner chose.
+    read = _check_files(folder.path, but=["config.json"])
+    assert {"ledger.jsonl", "metrics.jsonl", "generator.safetensors"} <= set(read)
+
+
+def test_the_text_of_an_error_stays_with_the_client(tmp_path, monkeypatch):
+    """The planted errors do hold what the walk looks for, and their owner sees it."""
+    config = _config(tmp_path)
+    folder = RunFolder.create(config)
+    failing = recording.failing(fedgs.federation.node.client_round, tmp_path)
+    monkeypatch.setattr(fedgs.federation.node, "client_round", failing)
+    monkeypatch.setitem(recording.FAILURES, 5, recording.FAILURES[1])
+    start(folder, FakeGrid(3))
+    for node in range(3):
+        log = folder.private / f"node-{node:05d}" / "error.log"
+        text = log.read_bytes()
+        assert {"words", "size, printed", "label count, printed"} <= canaries_in(text)
+        assert "pixels, printed" in canaries_in(text)
+        assert b"ward_4711_chemotherapy" in text
+        assert b"RuntimeError: The size of tensor a (10007)" in text
+
+
+def test_the_canaries_are_found_where_they_are(tmp_path):
+    path = Path(recording.planted_data(tmp_path).removeprefix("npz:"))
+    assert {"pixels"} <= canaries_in(path.read_bytes())
+    assert canaries_in(str(path).encode()) == {"words", "a word"}
+    values = torch.tensor(list(recording.PIXELS)).float() / 255
+    assert canaries_in(values.numpy().tobytes()) == {"pixels, float32"}
+    assert canaries_in(str(list(recording.PIXELS)).encode()) == {"pixels, printed"}
+    assert canaries_in(str(np.array(list(recording.PIXELS))).encode()) == {
+        "pixels, printed"
+    }
+    for text in (b"num-examples: 10007", b'{"num": 10007}', b"There are 10007."):
+        assert canaries_in(text) == {"size, printed"}
+    assert canaries_in(np.array([9973]).tobytes()) == {"label count, int64"}
+    assert canaries_in(np.array([9973.0]).tobytes()) == {"label count, float64"}
+    assert canaries_in(b"public") == set()
+
+
+# ------------------------------------------------------------------ with Ray
+
+
+@pytest.mark.flower
+@pytest.mark.slow
+def test_every_message_of_a_real_simulation_holds_public_values_only(
+    tmp_path, monkeypatch, capfd
+):
+    """Ray hands what workers print, and Flower what they raise, to the server's log."""
+    records = tmp_path / "records"
+    records.mkdir()
+    monkeypatch.setenv(recording.FOLDER_VARIABLE, str(records))
+    paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths).rstrip(os.pathsep))
+    config = _config(tmp_path, num_workers=2)
+    folder = RunFolder.create(config)
+    flower_engine.train(
+        folder, lambda metrics: None, threading.Event(), recording.COMPONENTS
+    )
+    releases = {
+        tuple(map(int, path.stem.split("-")[1:])): load_file(path)["gradients"]
+        for path in records.glob("release-*")
+    }
+    sent = [path.read_bytes() for path in records.glob("message-*")]
+    kinds = [_check_message(content, config, releases) for content in sent]
+    empty = 3 + 5 * 3 - len(releases)
+    expected = {"roll call": 3, "error": 15, "empty": empty, "answer": len(releases)}
+    assert {kind: kinds.count(kind) for kind in expected} == expected
+    requests = [path.read_bytes() for path in records.glob("request-*")]
+    _check_hashes(requests, sent, config)
+    contexts = [path.read_bytes() for path in records.glob("context-*")]
+    assert len(contexts) == len(sent)
+    for context in contexts:
+        _check_context(context)
+    _check_victim_took_part(folder)
+    assert not canaries_in("".join(capfd.readouterr()).encode())
+    printed = (records / "printed").read_text()
+    assert printed.count(" failed") == 15
+    assert recording.PRINTED in printed  # Ray hands on what a worker prints
+    assert not canaries_in(printed.encode())
+    for word in ("Traceback", "Warning:"):  # the latter of data that look unusual
+        assert word not in printed
+    read = _check_files(folder.path, but=["config.json"])
+    assert {"flower.log", ".flower/result.json", "metrics.jsonl"} <= set(read)

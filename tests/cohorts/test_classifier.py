@@ -1,0 +1,78 @@
+"""The network of cohort selection, one client's share of images, and its clipping."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedgs.cohorts import classifier
+from fedgs.config.run_config import RunConfig
+from tiny import tiny_config
+
+
+def test_network_has_the_references_weights():
+    config = RunConfig(data="femnist", num_classes=36)
+    model = classifier.Classifier(config)
+    # Keras: 320 + 18,496 + 36,928 + 36,928 + 2,340.
+    assert sum(param.numel() for param in model.parameters()) == 95_012
+    assert model(torch.rand(2, 1, 28, 28)).shape == (2, 36)
+
+
+@pytest.mark.parametrize("side", [16, 28, 32, 64])
+def test_network_takes_every_image_size(side):
+    config = RunConfig(num_classes=3, image_size=side, image_channels=3, seed=1)
+    model = classifier.build_classifier(config)
+    assert model(torch.rand(2, 3, side, side)).shape == (2, 3)
+
+
+def test_untrained_classifier_is_a_function_of_the_seed():
+    torch.manual_seed(0)
+    state = torch.random.get_rng_state()
+    config = tiny_config()
+    one, two = (classifier.build_classifier(config).state_dict() for _ in range(2))
+    other = classifier.build_classifier(dataclasses.replace(config, seed=6))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert not torch.equal(one["dense.weight"], other.state_dict()["dense.weight"])
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"), [(1, 0), (2, 1), (3, 1), (10, 3), (100, 30)]
+)
+def test_held_out_images_are_a_fixed_share(count, expected):
+    chosen = classifier.is_held_out(5, "ann", count, 0.3)
+    assert chosen.sum() == expected
+    assert (chosen == classifier.is_held_out(5, "ann", count, 0.3)).all()
+    if count == 100:
+        assert (chosen != classifier.is_held_out(5, "bob", count, 0.3)).any()
+        assert (chosen != classifier.is_held_out(6, "ann", count, 0.3)).any()
+
+
+def test_accuracy_counts_right_labels(monkeypatch):
+    monkeypatch.setattr(classifier, "EVALUATED_AT_ONCE", 3)
+    model = classifier.build_classifier(tiny_config())
+    images = np.random.default_rng(0).random((8, 1, 16, 16), np.float32)
+    labels = model(torch.from_numpy(images)).argmax(1).numpy()
+    assert classifier.accuracy(model, images, labels) == 1.0
+    labels[:2] = (labels[:2] + 1) % 3
+    assert classifier.accuracy(model, images, labels) == 0.75
+    assert math.isnan(classifier.accuracy(model, images[:0], labels[:0]))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_clipping_is_a_scaling_and_non_finite_updates_vanish(bad):
+    sent = {"a": torch.ones(2), "b": torch.zeros(1)}
+    trained = {"a": torch.ones(2), "b": torch.tensor([3.0])}
+    trained["a"][0] += 4.0
+    clipped = classifier.clipped_update(trained, sent, 1.0)
+    torch.testing.assert_close(clipped["a"], torch.tensor([1.8, 1.0]))
+    torch.testing.assert_close(clipped["b"], torch.tensor([0.6]))
+    loose = classifier.clipped_update(trained, sent, 6.0)
+    torch.testing.assert_close(loose["a"], trained["a"])
+    same = classifier.clipped_update(sent, sent, 1.0)
+    assert all(torch.equal(same[name], sent[name]) for name in sent)
+    trained["b"][0] = bad
+    lost = classifier.clipped_update(trained, sent, 1.0)
+    assert all(torch.equal(lost[name], sent[name]) for name in sent)

@@ -1,0 +1,357 @@
+"""Cohort files, a run's clients, thresholds and answers."""
+
+import dataclasses
+import json
+import math
+import random
+import threading
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedgs.cohorts.files import (
+    EXCLUDED,
+    GIVEN,
+    INCLUDED,
+    Cohort,
+    check_names,
+    keep_cohort,
+    read_cohort,
+    selection_condition,
+    selection_costs,
+    write_cohort,
+)
+from fedgs.cohorts.selection import (
+    NOBODY_ABOVE,
+    NOBODY_BELOW,
+    Selection,
+    find_thresholds,
+    membership,
+    randomise,
+    read_plan,
+    statements,
+    write_plan,
+)
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.data.federated import load_data
+from fedgs.federation import local
+from fedgs.federation.preparation import resolve
+from fedgs.federation.training import RunStopped
+from fedgs.privacy.selection_cost import SelectionCost
+from fedgs.runs.run_folder import RunFolder
+from tiny import SIZES, tiny_config, tiny_data, write_tiny_npz
+
+COST = SelectionCost(1.0, 4, 8, 3.0, 2.0)
+
+
+@pytest.fixture
+def config(tmp_path):
+    data = write_tiny_npz(tmp_path / "tiny.npz")
+
+    def config(text: str, **settings: object) -> RunConfig:
+        path = tmp_path / "cohort.txt"
+        path.write_text(text)
+        settings = {"num_clients": None} | settings
+        return tiny_config(data=data, cohort=str(path), **settings)
+
+    return config
+
+
+# ------------------------------------------------------------------ files
+
+
+@pytest.mark.parametrize(
+    "cohort",
+    [
+        Cohort(("b", "a c", "3")),
+        Cohort(("ü",), "not private"),
+        Cohort(("1", "2"), "private", COST),
+        Cohort(("1", "2"), "private", COST, "5f0e"),
+    ],
+)
+def test_written_cohort_is_read_as_it_was(tmp_path, cohort):
+    write_cohort(tmp_path / "c.txt", cohort, "title")
+    assert read_cohort(tmp_path / "c.txt") == cohort
+
+
+def test_users_own_file_may_have_comments_and_empty_lines(tmp_path):
+    (tmp_path / "c.txt").write_text("# mine\n\n  ann \nbob\n# selection was by hand\n")
+    assert read_cohort(tmp_path / "c.txt") == Cohort(("ann", "bob"))
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (b"", "names no client"),
+        (b"# only a comment\n", "names no client"),
+        (b"a\nb\na\nc\nc\n", "'a', 'c' twice"),
+        (b"# selection: perhaps\na\n", "line 1: unknown selection"),
+        (b"# selection: private {\na\n", "line 1: unknown selection"),
+        (b'# selection: private {"noise_multiplier": 1}\na\n', "unknown selection"),
+        (b"# selection: not private\n# selection: not private\na\n", "line 2: a sec"),
+        (b"\xff\xfea", "one client name a line"),
+    ],
+)
+def test_bad_files_are_refused(tmp_path, text, named):
+    path = tmp_path / "c.txt"
+    path.write_bytes(text)
+    with pytest.raises(UserError, match=named) as error:
+        read_cohort(path)
+    assert str(path) in str(error.value)
+
+
+def test_missing_file_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"no.txt: .*No such file"):
+        read_cohort(tmp_path / "no.txt")
+
+
+@pytest.mark.parametrize("name", ["#1", " a", "a\nb", "", "a\u2028b"])
+def test_names_that_no_file_can_hold_are_refused(name):
+    with pytest.raises(UserError, match="rename the client"):
+        check_names(["fine", name])
+
+
+# ------------------------------------------------------------------ a run's cohort
+
+
+def test_run_uses_the_clients_of_its_cohort_only(config):
+    found = load_data(config("4\n1\n"))
+    everybody = tiny_data(tiny_config())
+    assert found.client_names == ("1", "4")
+    for new, old in enumerate((1, 4)):
+        for got, expected in zip(found.client(new), everybody.client(old), strict=True):
+            np.testing.assert_array_equal(got, expected)
+
+
+def test_resolved_run_loads_the_same_clients_again(config):
+    """A worker loads the data from the resolved settings, whose num_clients is set."""
+    resolved, data = resolve(config("5\n4\n2\n"))
+    assert resolved.num_clients == 3
+    assert load_data(resolved).client_names == data.client_names == ("2", "4", "5")
+
+
+def test_stopped_run_resumes_without_the_users_file(config, tmp_path):
+    given = {"warm_start_rounds": 1, "output": str(tmp_path / "run")}
+    resolved, data = resolve(config("5\n4\n2\n", **given))
+    folder, stop = RunFolder.create(resolved), threading.Event()
+    stop.set()
+    with pytest.raises(RunStopped):
+        local.train(folder, data, lambda metrics: None, stop)
+    Path(resolved.cohort).unlink()
+    again, stop = RunFolder.open(folder.path), threading.Event()
+    local.train(again, load_data(again.config), lambda metrics: None, stop)
+    assert (folder.path / "generator.safetensors").exists()
+
+
+def test_num_clients_counts_the_cohort(config):
+    assert load_data(config("5\n4\n2\n", num_clients=2)).client_names == ("2", "4")
+    with pytest.raises(UserError, match=r"num_clients = 4: cohort = .* has 3 clients"):
+        load_data(config("5\n4\n2\n", num_clients=4))
+
+
+def test_held_out_images_follow_their_clients(config):
+    settings = config("5\n2\n", test_fraction=0.5)
+    found = load_data(settings)
+    assert [len(records) for records in found.client_test_records] == [4, 4]
+    names = ("5", "2")
+    for name, records in zip(reversed(names), found.client_test_records, strict=True):
+        start = sum(SIZES[: int(name)])
+        assert set(records) <= set(range(start, start + SIZES[int(name)]))
+
+
+def test_unknown_names_are_refused(config):
+    named = r"has no client '9', 'x' \(2 of 3 names\)"
+    with pytest.raises(UserError, match=named):
+        load_data(config("x\n1\n9\n"))
+
+
+def test_data_without_owners_has_no_cohorts(config, tmp_path):
+    images = np.zeros((6, 16, 16), np.uint8)
+    np.savez(tmp_path / "nobody.npz", images=images, labels=np.arange(6) % 3)
+    nobody = dataclasses.replace(
+        config("1\n"), data=f"npz:{tmp_path / 'nobody.npz'}", num_classes=None
+    )
+    with pytest.raises(UserError, match="names no clients"):
+        load_data(nobody)
+    with pytest.raises(UserError, match=r"cohort = .*: partition = iid makes clients"):
+        config("1\n", partition="iid", num_clients=2)
+
+
+def test_run_without_cohort_is_as_before():
+    config = tiny_config()
+    data = tiny_data(config)
+    assert keep_cohort(config, data) is data
+    assert selection_condition(config) is None
+    assert selection_costs([config]) == ()
+
+
+@pytest.mark.parametrize(
+    ("header", "condition", "costs"),
+    [
+        ("", GIVEN, ()),
+        ("# selection: not private\n", EXCLUDED, ()),
+        (f"# selection: private {json.dumps(COST.to_json())}\n", INCLUDED, (COST,)),
+    ],
+)
+def test_condition_says_what_the_selection_cost(config, header, condition, costs):
+    made = config(f"{header}1\n2\n")
+    assert selection_condition(made) == condition
+    assert selection_costs([made]) == costs
+    assert EXCLUDED.startswith("excludes cohort selection")
+
+
+# ------------------------------------------------------------------ thresholds
+
+
+def test_membership_at_the_thresholds():
+    assert membership(0.5, 0.5, 0.5) == "selected"
+    assert membership(0.5001, 0.5, 0.5) == "above"
+    assert membership(0.6, 0.5, 0.7) == "rest"
+    assert membership(0.0, NOBODY_BELOW, 0.5) == "rest"
+    assert membership(1.0, 0.5, NOBODY_ABOVE) == "rest"
+    assert membership(math.nan, 1.0, 1.0) == "rest"
+
+
+@pytest.mark.parametrize("percentile", [5, 25, 50, 74.5, 99])
+def test_threshold_of_a_percentile_is_near_numpys(percentile):
+    accuracies = np.random.default_rng(0).beta(8, 2, 500)
+    asked = []
+
+    def count(thresholds: list[float]) -> list[int]:
+        asked.append(thresholds)
+        return [int((accuracies <= limit).sum()) for limit in thresholds]
+
+    found = find_thresholds([percentile, 90], 500, count)
+    expected = np.percentile(accuracies, [percentile, 90])
+    np.testing.assert_allclose(found, expected, atol=1 / 256)
+    assert [len(thresholds) for thresholds in asked] == [2] * 8
+
+
+def test_threshold_of_few_distinct_accuracies_takes_the_nearest_count():
+    accuracies = [0.0] * 40 + [1.0] * 60
+
+    def count(thresholds: list[float]) -> list[int]:
+        return [sum(a <= limit for a in accuracies) for limit in thresholds]
+
+    (found,) = find_thresholds([25], 100, count)
+    assert count([found]) == [40]
+
+
+@pytest.mark.parametrize(
+    "cohorts", [("selected", "rest"), ("selected", "above", "rest")]
+)
+def test_randomised_answers_have_the_probabilities_of_their_epsilon(cohorts):
+    rng, trials, epsilon = random.Random(0), 40_000, 1.0
+    found = {
+        own: Counter(randomise(own, cohorts, epsilon, rng) for _ in range(trials))
+        for own in cohorts
+    }
+    for own in cohorts:
+        for answer in cohorts:
+            weight = math.exp(epsilon) if answer == own else 1.0
+            expected = weight / (math.exp(epsilon) + len(cohorts) - 1)
+            deviation = math.sqrt(expected * (1 - expected) / trials)
+            share = found[own][answer] / trials
+            assert share == pytest.approx(expected, abs=4.5 * deviation)
+
+
+# ------------------------------------------------------------------ settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({}, "below is unset"),
+        ({"below": 1.1}, "below = 1.1: give --below a number from 0 to 1"),
+        ({"above": -0.1}, "above = -0.1"),
+        ({"below": math.nan}, "below = nan"),
+        ({"below": 0.9, "above": 0.8}, "below = 0.9: exceeds above = 0.8"),
+        ({"percentile_below": 0}, "percentile_below = 0: give --percentile-below"),
+        ({"percentile_above": 100}, "percentile_above = 100"),
+        (
+            {"percentile_below": 75, "percentile_above": 25},
+            "percentile_below = 75: exc",
+        ),
+        ({"below": 0.5, "percentile_below": 25}, "below = 0.5: percentile_below = 25"),
+        ({"below": 0.5, "noise_multiplier": 0}, "selection_noise_multiplier = 0"),
+        ({"below": 0.5, "membership_epsilon": 0}, "membership_epsilon = 0"),
+        ({"below": 0.5, "clip_bound": math.inf}, "clip_bound = inf"),
+        ({"below": 0.5, "delta": 1}, "delta = 1"),
+        ({"below": 0.5, "num_rounds": 0}, "num_rounds = 0"),
+        ({"below": 0.5, "held_out_fraction": 1.0}, "held_out_fraction = 1.0"),
+    ],
+)
+def test_bad_settings_are_refused(settings, named):
+    with pytest.raises(UserError, match=named):
+        Selection(**settings)
+
+
+def test_possible_cohorts_follow_the_thresholds():
+    assert Selection(below=0.5).cohorts == ("selected", "rest")
+    assert Selection(percentile_above=75).cohorts == ("above", "rest")
+    both = Selection(below=0.5, percentile_above=75)
+    assert both.cohorts == ("selected", "above", "rest")
+    assert both.percentiles == (75,)
+
+
+def test_plan_keeps_settings(tmp_path):
+    config, selection = tiny_config(), Selection(below=0.25, noise_multiplier=2.0)
+    write_plan(tmp_path, config, selection)
+    assert read_plan(tmp_path) == (config, selection)
+
+
+def test_cost_counts_rounds_counts_and_the_answer():
+    """539 clients, 50 a round: 40 rounds are 3.7 laps, so a client has at most 4."""
+    selection = Selection(
+        percentile_below=25, percentile_above=75, noise_multiplier=1.5
+    )
+    expected = SelectionCost(1.5, 4, 16, math.sqrt(539) / 2, 3.0)
+    assert selection.cost(539) == expected
+    assert Selection(below=0.5, noise_multiplier=1.0).cost(20) == SelectionCost(
+        1.0, 40, 0, 0.0, 3.0
+    )
+    assert Selection(below=0.5).cost(539) is None
+
+
+def test_statements_say_all_that_they_depend_on():
+    selection = Selection(below=0.5, noise_multiplier=4.0, delta=1e-6)
+    found = {(s.adversary, s.relation): s for s in statements(selection, 539)}
+    cost = SelectionCost(4.0, 4, 0, 0.0, 3.0)
+    for relation in ("replace-one", "zero-out"):
+        release, server = found["release", relation], found["server", relation]
+        composed = cost.composed("release", relation)
+        assert release.epsilon == composed.epsilon(1e-6)
+        assert (release.guarantee, release.delta) == (True, 1e-6)
+        assert (server.epsilon, server.guarantee) == (None, False)
+        text = " ".join(release.conditions)
+        for word in ("at most 4 rounds", "no amplification", "epsilon 3", "hardened"):
+            assert word in text
+    assert statements(Selection(below=0.5), 539) == ()
+
+
+@pytest.mark.parametrize("thresholds", [{"below": 0.3}, {"percentile_below": 30.0}])
+def test_the_statement_says_what_the_server_learns_of_the_membership(thresholds):
+    found = statements(Selection(noise_multiplier=2.0, **thresholds), 100)
+    words = {row.adversary: " ".join(row.conditions) for row in found}
+    is_told = (
+        "tell it every cohort that a percentile bounds, exactly" in words["server"]
+    )
+    is_hidden = "only the membership" in words["server"]
+    assert (is_told, is_hidden) == ("percentile_below" in thresholds, not is_told)
+    assert "membership" not in words["release"]
+
+
+def test_the_comparisons_of_a_percentile_answer_the_membership_itself():
+    """Why the statement says so: the threshold that is chosen was asked about."""
+    accuracies = np.random.default_rng(0).random(50)
+    answers = {}
+
+    def count(limits):
+        answers.update({limit: accuracies <= limit for limit in limits})
+        return [answers[limit].sum() for limit in limits]
+
+    low, high = find_thresholds([25, 75], 50, count)
+    told = np.where(answers[low], "selected", np.where(answers[high], "rest", "above"))
+    assert told.tolist() == [membership(own, low, high) for own in accuracies]

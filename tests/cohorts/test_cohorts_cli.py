@@ -1,0 +1,292 @@
+"""`fedgs cohorts`: files, JSON, pictures, bad input, and the same through Flower."""
+
+import json
+import os
+import re
+import stat
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from experiments.commands import cohorts
+from experiments.launch import flower_engine
+from fedgs.cohorts.files import EXCLUDED, Cohort, read_cohort
+from fedgs.cohorts.selection import Selection, read_plan, statements
+from fedgs.data.corruption import corrupted_clients
+from fedgs.federation.training import RunStopped
+from fedgs.process import processes_of
+from server import roll_call
+from tiny import SIZES, write_tiny_npz
+
+K = len(SIZES)
+SETTINGS = {"image_size": 16, "num_rounds": 2, "clients_per_round": 4, "seed": 3}
+
+
+@pytest.fixture
+def fedgs(fedgs, monkeypatch):
+    """The command line, with a server that never sleeps."""
+    monkeypatch.setattr(roll_call, "POLL_SECONDS", 0.0)
+    return fedgs
+
+
+@pytest.fixture
+def select(fedgs, tmp_path):
+    """Selects with the local engine; settings of value True are flags."""
+    data = write_tiny_npz(tmp_path / "tiny.npz")
+
+    def select(name: str = "cohorts", **settings: object) -> tuple[int, str, str, Path]:
+        path = tmp_path / name
+        given = {"data": data, "output": path, "engine": "local"} | SETTINGS | settings
+        arguments = []
+        for key, value in given.items():
+            flag = [f"--{key.replace('_', '-')}"]
+            arguments += flag * (value is True)
+            arguments += [*flag, value] * (value is not True and value is not None)
+        return (*fedgs("cohorts", *arguments), path)
+
+    return select
+
+
+def test_selection_writes_cohorts_and_says_that_it_is_not_private(select):
+    code, out, err, path = select(below=0.3, above=0.4, corruption="invert")
+    assert (code, err) == (0, "")
+    text = " ".join(out.split())
+    assert "round 4 of 4" in text
+    assert "NOT PRIVATE" in text
+    assert "excludes cohort selection" in text
+    assert f"cohorts {path}" in text
+    summary = json.loads((path / "cohorts.json").read_text())
+    assert summary["selection"] == "not private"
+    assert summary["condition_of_runs"].startswith("excludes cohort selection")
+    assert (summary["statements"], summary["cost"]) == ([], None)
+    assert summary["thresholds"] == {"below": 0.3, "above": 0.4}
+    assert sum(summary["cohorts"].values()) == K
+    assert list((path / "private").iterdir()) == []
+    names = []
+    for cohort, count in summary["cohorts"].items():
+        file = path / f"{cohort}.txt"
+        assert file.exists() == (count > 0)
+        if count:
+            found = read_cohort(file)
+            assert (found.selection, len(found.names)) == ("not private", count)
+            names += found.names
+    assert sorted(names) == [str(client) for client in range(K)]
+
+
+def test_confusion_with_the_planted_bug_is_counted(select):
+    _, out, _, path = select(percentile_below=40, corruption="invert", as_json=None)
+    summary = json.loads((path / "cohorts.json").read_text())
+    names = [str(client) for client in range(K)]
+    truth = dict(zip(names, corrupted_clients(read_plan(path)[0], names), strict=True))
+    for cohort, counts in summary["planted"].items():
+        members = read_cohort(path / f"{cohort}.txt").names
+        corrupted = sum(truth[name] for name in members)
+        expected = {"corrupted": corrupted, "intact": len(members) - corrupted}
+        assert counts == expected
+        intact = len(members) - corrupted
+        row = rf"{cohort} .* {len(members)} .* {corrupted} .* {intact} "
+        assert re.search(row, out)
+    assert 0 < sum(truth.values()) < K
+
+
+def test_private_selection_states_its_epsilon_and_cost(select):
+    settings = {"below": 0.5, "selection_noise_multiplier": 2.0, "delta": 1e-4}
+    code, out, err, path = select(membership_epsilon=2.0, json=True, **settings)
+    assert (code, err) == (0, "")
+    summary = json.loads(out)
+    assert summary == json.loads((path / "cohorts.json").read_text())
+    selection = Selection(
+        below=0.5,
+        noise_multiplier=2.0,
+        membership_epsilon=2.0,
+        delta=1e-4,
+        num_rounds=2,
+        clients_per_round=4,
+    )
+    expected = statements(selection, K)
+    assert summary["statements"] == [s.to_json() for s in expected]
+    assert expected[0].epsilon == pytest.approx(7.725, abs=0.001)
+    for cohort, count in summary["cohorts"].items():
+        if count:
+            found = read_cohort(path / f"{cohort}.txt")
+            assert (found.selection, found.cost) == ("private", selection.cost(K))
+            assert found.selection_id == summary["id"] != ""
+
+
+def test_private_selection_prints_what_its_epsilon_depends_on(select):
+    code, out, _, _ = select(below=0.5, selection_noise_multiplier=2.0)
+    text = " ".join(out.split())
+    assert code == 0
+    for word in ("replace-one", "zero-out", "unbounded", "1e-05", "includes cohort"):
+        assert word in text
+    assert "NOT PRIVATE" not in text
+
+
+def test_same_seed_selects_the_same_and_the_run_takes_the_cohort(select, fedgs):
+    one, two = (select(name, percentile_below=50)[3] for name in ("a", "b"))
+    file = one / "selected.txt"
+    assert file.read_text() == (two / "selected.txt").read_text()
+    names = read_cohort(file).names
+    train = {
+        "data": read_plan(one)[0].data,
+        "cohort": file,
+        "output": one / "run",
+        "image_size": 16,
+        "noise_multiplier": 1,
+        "num_rounds": 1,
+        "warm_start_rounds": 1,
+        "discriminator_dim": 4,
+        "generator_dim": 4,
+        "generator": "upsample",
+    }
+    arguments = [p for k, v in train.items() for p in (f"--{k.replace('_', '-')}", v)]
+    code, out, err = fedgs("train", *arguments)
+    assert (code, err) == (0, "")
+    assert f"{len(names)} clients on {len(names)} nodes" in out
+    _, out, _ = fedgs("privacy", one / "run", "--json")
+    assert all(EXCLUDED in row["conditions"] for row in json.loads(out))
+    own = one / "run" / "cohort.txt"
+    assert own.read_text() == file.read_text()
+    own.write_text("\n".join(names) + "\n")  # the same, but the user's own
+    _, out, _ = fedgs("privacy", one / "run", "--json")
+    assert not any(EXCLUDED in row["conditions"] for row in json.loads(out))
+
+
+def test_diagnostics_are_private_marked_and_drawn(select):
+    code, _, _, path = select(
+        percentile_below=50, corruption="invert", private_diagnostics=True
+    )
+    assert code == 0
+    assert stat.S_IMODE((path / "private").stat().st_mode) == 0o700
+    made = sorted(file.name for file in (path / "private").iterdir())
+    assert made == ["accuracies.json", "accuracies.png"]
+    found = json.loads((path / "private" / "accuracies.json").read_text())
+    assert "not private" in found.pop("note")
+    limit = json.loads((path / "cohorts.json").read_text())["thresholds"]["below"]
+    below = tuple(n for n, a in found.items() if a is not None and a <= limit)
+    assert read_cohort(path / "selected.txt").names == below
+    picture = np.asarray(Image.open(path / "private" / "accuracies.png"))
+    assert len(np.unique(picture.reshape(-1, picture.shape[-1]), axis=0)) > 20
+
+
+def test_histogram_shows_every_group_and_threshold(monkeypatch, tmp_path):
+    drawn = []
+    pyplot = cohorts._pyplot()
+    monkeypatch.setattr(pyplot, "close", drawn.append)
+    groups = {"intact": np.array([0.9, 0.91, np.nan]), "inverted": np.array([0.1])}
+    cohorts._draw_histogram(tmp_path / "h.png", groups, [0.25, 0.75])
+    (axes,) = drawn[0].axes
+    heights = [[bar.get_height() for bar in bars] for bars in axes.containers]
+    assert [sum(found) for found in heights] == [2, 1]
+    assert [line.get_xdata()[0] for line in axes.lines] == [0.25, 0.75]
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert {"intact (2)", "inverted (1)", "thresholds"} == set(labels)
+    assert "not private" in axes.get_title()
+    monkeypatch.undo()
+    pyplot.close(drawn[0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({}, "below is unset: give --below or --above"),
+        ({"below": 1.5}, "below = 1.5: give --below a number from 0 to 1"),
+        ({"below": 0.6, "above": 0.5}, "below = 0.6: exceeds above = 0.5"),
+        ({"percentile_below": 101}, "percentile_below = 101.0: give --perc"),
+        ({"below": 0.5, "selection_noise_multiplier": 0}, "selection_noise_multiplier"),
+        ({"below": 0.5, "engine": "ray"}, "engine = 'ray': give --engine one of"),
+        ({"below": 0.5, "output": "/"}, "output = /: exists already; choose another"),
+        ({"below": 0.5, "output": "/proc/x"}, "output = /proc/x: "),
+        ({"below": 0.5, "data": "digits"}, "data = digits: cohorts are of people"),
+        ({"below": 0.5, "partition": "iid", "num_clients": 3}, ".*these clients are"),
+        ({"below": 0.5, "data": "npz:no"}, "data = 'npz:.*/no': .* does not exist"),
+        ({"below": 0.5, "num_clients": 7}, "num_clients = 7"),
+        ({"below": 0.5, "cohort": "c.txt"}, "cohort = c.txt: cohorts are selected am"),
+        ({"below": 0.5, "clients_per_round": 0}, "clients_per_round = 0"),
+        ({"below": 0.5, "clip_bound": 5}, "clip_bound = 5.0: is for a private sel"),
+        ({"below": 0.5, "membership_epsilon": 2}, "membership_epsilon = 2.0: is for"),
+        ({"below": 0.5, "delta": 1e-6}, "delta = 1e-06: is for a private selection"),
+    ],
+)
+def test_bad_input_is_refused_before_work(select, monkeypatch, settings, named):
+    monkeypatch.setattr(cohorts, "Selecting", None)
+    code, out, err, path = select(**settings)
+    assert (code, out) == (2, "")
+    assert re.match(f"Error: {named}", err)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("arrays", "named"),
+    [
+        ({"clients": ["#a"] * 3 + ["b"] * 3}, "client '#a': a cohort file cannot hold"),
+        ({"labels": [0] * 6}, "data = npz:.* has one class only"),
+    ],
+)
+def test_data_that_no_cohort_can_be_of_is_refused(select, tmp_path, arrays, named):
+    arrays = {"labels": [0, 1, 2] * 2, "clients": ["a"] * 3 + ["b"] * 3} | arrays
+    arrays = {name: np.array(values) for name, values in arrays.items()}
+    np.savez(tmp_path / "own.npz", images=np.zeros((6, 16, 16), np.uint8), **arrays)
+    code, _, err, path = select(below=0.5, data=f"npz:{tmp_path / 'own.npz'}")
+    assert code == 2
+    assert re.match(f"Error: {named}", err)
+    assert not path.exists()
+
+
+def test_stopped_selection_exits_with_1(select, monkeypatch):
+    def stop(*arguments: object) -> None:
+        raise RunStopped("stopped after round 1; nothing was selected")
+
+    monkeypatch.setattr(cohorts, "_locally", stop)
+    code, _, err, path = select(below=0.5)
+    assert code == 1
+    assert err.startswith("stopped after round 1; nothing was selected\nselect again")
+    assert not (path / "cohorts.json").exists()
+
+
+def test_empty_cohort_has_no_file_and_is_named(select):
+    code, out, _, path = select(below=0.0, above=1.0)
+    assert code == 0
+    assert "above is empty: no file; give another threshold" in out
+    assert not (path / "above.txt").exists()
+
+
+@pytest.mark.flower
+@pytest.mark.slow
+def test_flower_selects_what_the_local_engine_selects(select, monkeypatch):
+    """The same strategy and ClientApp: two Ray actors against threads."""
+    root = Path(__file__).resolve().parents[2]
+    python_path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
+    monkeypatch.setenv("PYTHONPATH", python_path.rstrip(os.pathsep))
+    settings = {"percentile_below": 40, "percentile_above": 60, "num_rounds": 3}
+    settings |= {"corruption": "invert", "private_diagnostics": True}
+    tokens = []
+    original = flower_engine.end_processes
+    monkeypatch.setattr(
+        flower_engine,
+        "end_processes",
+        lambda token, **kwargs: (tokens.append(token), original(token, **kwargs)),
+    )
+    code, out, err, flower = select("flower", engine="flower", **settings)
+    assert (code, err) == (0, ""), (flower / "flower.log").read_text()
+    assert "round 13 of 13" in out
+    local = select("local", **settings)[3]
+    for cohort in ("selected", "above", "rest"):
+        ours, theirs = (path / f"{cohort}.txt" for path in (local, flower))
+        assert ours.exists() == theirs.exists()
+        assert not ours.exists() or ours.read_text() == theirs.read_text()
+    accuracies = [
+        json.loads((path / "private" / "accuracies.json").read_text())
+        for path in (local, flower)
+    ]
+    assert accuracies[0] == accuracies[1]
+    assert processes_of(tokens[-1]) == []
+    assert not (Path(tempfile.gettempdir()) / f"fedgs-{tokens[-1][:8]}").exists()
+
+
+def test_cohort_file_of_the_user_costs_nothing(tmp_path):
+    (tmp_path / "mine.txt").write_text("1\n2\n")
+    assert read_cohort(tmp_path / "mine.txt") == Cohort(("1", "2"), "given", None)

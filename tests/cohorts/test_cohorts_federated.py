@@ -1,0 +1,399 @@
+"""Cohort selection over a grid of this process: averaging, answers, noise."""
+
+import contextlib
+import dataclasses
+import json
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Error as FlowerError
+
+from clients import selection_app as classifier_app
+from experiments.commands.local_grid import LocalGrid
+from fedgs.cohorts import classifier
+from fedgs.cohorts.selection import ARRAYS, CONFIG, Selection, membership, write_plan
+from fedgs.federation.training import RunStopped
+from fedgs.randomness import stream
+from fedgs.runs.run_folder import RunFolder
+from server import roll_call, strategy
+from server import selection_app as classifier_server
+from server.selection_app import Selecting
+from tiny import SINGLE_IMAGE_CLIENT, SIZES, tiny_config, write_tiny_npz
+
+K = len(SIZES)
+FAST = {"num_rounds": 3, "clients_per_round": 4, "steps": 2, "batch_size": 4}
+
+
+class Grid(LocalGrid):
+    """Remembers all messages; `spoil` is what becomes of a reply."""
+
+    def __init__(self, num_workers: int = 1) -> None:
+        super().__init__(classifier_app.app, K, num_workers)
+        self.exchanged: list[tuple[str, int, RecordDict, Message]] = []
+        self.spoil: Callable[[Message, Message], Message] = lambda _, reply: reply
+
+    def _deliver(self, message: Message) -> Message:
+        kind, node = message.metadata.message_type, message.metadata.dst_node_id
+        reply = self.spoil(message, super()._deliver(message))
+        self.exchanged.append((kind, node - 2, message.content, reply))
+        return reply
+
+
+@pytest.fixture(autouse=True)
+def _process(monkeypatch):
+    """An empty cache, and a roll call that does not wait."""
+    classifier_app.clients_of.cache_clear()
+    monkeypatch.setattr(roll_call, "POLL_SECONDS", 0.0)
+    yield
+    classifier_app.clients_of.cache_clear()
+
+
+@pytest.fixture
+def make(tmp_path) -> Callable[..., Selecting]:
+    data = write_tiny_npz(tmp_path / "tiny.npz")
+    number = iter(range(100))
+
+    def make(
+        num_workers: int = 1, corruption: str = "none", **settings: object
+    ) -> Selecting:
+        path = tmp_path / f"selection-{next(number)}"
+        (path / "private").mkdir(parents=True)
+        settings = FAST | {"below": 0.5} | settings
+        config = tiny_config(data=data, num_clients=K, corruption=corruption)
+        write_plan(path, config, Selection(**settings))
+        reports = []
+        found = Selecting(path, Grid(num_workers), reports.append, threading.Event())
+        found.reports = reports
+        return found
+
+    return make
+
+
+def accuracies(folder: Path) -> list[float]:
+    values = [
+        json.loads(path.read_text())["accuracy"]
+        for path in sorted((folder / "private").glob("accuracy-*.json"))
+    ]
+    return [math.nan if value is None else value for value in values]
+
+
+def weights(arrays: ArrayRecord) -> torch.Tensor:
+    values = arrays.to_torch_state_dict().values()
+    return torch.cat([value.flatten().double() for value in values])
+
+
+def one_round(selecting: Selecting, number: int = 1) -> tuple[ArrayRecord, ArrayRecord]:
+    """The classifier before and after a round, without Flower's loop."""
+    selecting.addresses = strategy.roll_call(selecting.grid, K)
+    chosen = classifier_server.strategy(
+        selecting.config, selecting.selection, selecting.addresses
+    )
+    before = ArrayRecord(classifier.build_classifier(selecting.config).state_dict())
+    config = ConfigRecord({"folder": str(selecting.folder)})
+    messages = chosen.configure_train(number, before, config, selecting.grid)
+    replies = selecting.grid.send_and_receive(messages)
+    after, _ = chosen.aggregate_train(number, replies)
+    return before, after
+
+
+# ------------------------------------------------------------------ what comes out
+
+
+def test_every_client_is_where_its_own_accuracy_puts_it(make):
+    selecting = make(below=0.3, above=0.4, keep_accuracies=True)
+    found = selecting.run()
+    own = accuracies(selecting.folder)
+    assert (found["low"], found["high"]) == (0.3, 0.4)
+    assert found["cohorts"] == [membership(value, 0.3, 0.4) for value in own]
+    assert math.isnan(own[SINGLE_IMAGE_CLIENT])
+    assert found["cohorts"][SINGLE_IMAGE_CLIENT] == "rest"
+    assert [report["round"] for report in selecting.reports] == [1, 2, 3, 4, 5]
+
+
+def test_percentiles_are_found_without_accuracies(make):
+    selecting = make(
+        below=None, percentile_below=40, percentile_above=60, keep_accuracies=True
+    )
+    found = selecting.run()
+    own = np.array(accuracies(selecting.folder))
+    assert found["low"] <= found["high"]
+    expected = [membership(value, found["low"], found["high"]) for value in own]
+    assert found["cohorts"] == expected
+    for limit, percentile in ((found["low"], 40), (found["high"], 60)):
+        counts = [(own <= asked / 256).sum() for asked in range(1, 256)]
+        nearest = min(abs(count - percentile / 100 * K) for count in counts)
+        assert abs((own <= limit).sum() - percentile / 100 * K) == nearest
+
+
+def test_accuracies_stay_with_the_clients_unless_asked_for(make):
+    selecting = make()
+    selecting.run()
+    assert list((selecting.folder / "private").iterdir()) == []
+
+
+def test_number_of_threads_changes_nothing(make):
+    one, three = (
+        make(num_workers=n, num_rounds=4, percentile_below=50, below=None).run()
+        for n in (1, 3)
+    )
+    assert one == three
+
+
+def test_stop_ends_the_roll_call(make):
+    selecting = make()
+    selecting.stop.set()
+    with pytest.raises(RunStopped, match="stopped during the roll call"):
+        selecting.run()
+
+
+def test_stop_ends_it_after_a_round(make):
+    def stop(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train":
+            selecting.stop.set()
+        return reply
+
+    selecting = make()
+    selecting.grid.spoil = stop
+    with pytest.raises(RunStopped, match="after round 1; nothing was selected"):
+        selecting.run()
+
+
+def test_launcher_that_looks_at_the_lock_does_not_end_it(make):
+    selecting = make(num_rounds=1)
+    (selecting.folder / ".flower").mkdir()
+    held = contextlib.ExitStack()
+    held.enter_context(RunFolder(selecting.folder, selecting.config).locked())
+    looking = threading.Timer(0.2, held.close)
+    looking.start()
+    context = SimpleNamespace(run_config={"run_folder": str(selecting.folder)})
+    classifier_server.main(selecting.grid, context)
+    looking.join()
+    outcome = json.loads((selecting.folder / ".flower" / "result.json").read_text())
+    assert outcome["status"] == "completed"
+
+
+def test_client_without_an_answer_ends_it(make):
+    def fail(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type != "query.join":
+            return reply
+        return Message(FlowerError(0, "gone"), reply_to=message)
+
+    selecting = make()
+    selecting.grid.spoil = fail
+    with pytest.raises(RunStopped, match=r"query.join: no answer of clients \[0, 1"):
+        selecting.run()
+
+
+# ------------------------------------------------------------------ what is sent
+
+
+def test_replies_hold_weights_bits_and_cohorts_only(make):
+    selecting = make(below=None, percentile_below=50)
+    selecting.run()
+    kinds = Counter(kind for kind, *_ in selecting.grid.exchanged)
+    assert kinds == {
+        "query": K,
+        "train": 12,
+        "query.measure": K,
+        "query.compare": 8 * K,
+        "query.join": K,
+    }
+    for kind, client, _, reply in selecting.grid.exchanged:
+        content = reply.content
+        if kind == "train":
+            assert set(content) == {"arrays", "weight"}
+            assert dict(content.metric_records["weight"]) == {"weight": 1}
+            continue
+        (record,) = content.config_records.values()
+        assert len(content) == 1
+        allowed: dict[str, list[object]] = {
+            "query": [{"node_id": client}],
+            "query.measure": [{}],
+            "query.compare": [{"is_at_most": [False]}, {"is_at_most": [True]}],
+            "query.join": [{"cohort": "selected"}, {"cohort": "rest"}],
+        }
+        assert dict(record) in allowed[kind]
+
+
+def test_failure_is_reported_by_its_type_alone(make):
+    selecting = make()
+    addresses = strategy.roll_call(selecting.grid, K)
+    config = ConfigRecord({"folder": str(selecting.folder), "thresholds": [0.5]})
+    message = Message(RecordDict({CONFIG: config}), addresses[2], "query.compare")
+    (reply,) = selecting.grid.send_and_receive([message])  # has not measured itself
+    assert reply.error.reason == "client 2 failed"
+
+
+def test_client_states_its_cohort_once(make):
+    """With noise, the same question again must not get a second answer."""
+    selecting = make(noise_multiplier=1.0, membership_epsilon=0.01)
+    selecting.run()
+    limits = [{"low": 0.5, "high": 2.0}] * 8
+    first = [r["cohort"] for r in selecting._ask("query.join", limits[0])]
+    for limit in limits:
+        again = [r["cohort"] for r in selecting._ask("query.join", limit)]
+        assert again == first
+    with pytest.raises(RunStopped, match="no answer of clients"):
+        selecting._ask("query.join", {"low": 0.6, "high": 2.0})
+
+
+def test_client_measures_no_more_once_it_stated_its_cohort(make):
+    """A second measurement would draw the noise of its answer again."""
+    selecting = make(noise_multiplier=1.0, membership_epsilon=0.01)
+    arrays = ArrayRecord(classifier.build_classifier(selecting.config).state_dict())
+    first = selecting.run()["cohorts"]
+    for _ in range(4):
+        with pytest.raises(RunStopped, match=r"query\.measure: no answer of clients"):
+            selecting._ask("query.measure", {}, arrays)
+        answers = selecting._ask("query.join", {"low": 0.5, "high": 2.0})
+        assert [answer["cohort"] for answer in answers] == first
+
+
+# ------------------------------------------------------------------ training
+
+
+def test_round_is_the_mean_of_what_clients_train_alone(make):
+    selecting = make(clients_per_round=K)
+    before, after = one_round(selecting)
+    clients = classifier_app.clients_of(str(selecting.folder))
+    config, trained = selecting.config, []
+    for client_id in range(K):
+        model = classifier.with_weights(config, before.to_torch_state_dict())
+        own = clients.part(client_id, clients.data, held_out=False)
+        rng = stream(config.seed, "cohorts/batches", client_id, 1)
+        classifier.train(model, *own, steps=2, batch_size=4, learning_rate=0.1, rng=rng)
+        trained.append(weights(ArrayRecord(model.state_dict())))
+    expected = torch.stack(trained).mean(0)
+    torch.testing.assert_close(weights(after), expected, rtol=0, atol=1e-6)
+    assert (expected - weights(before)).norm() > 0.01
+
+
+def test_order_of_replies_changes_no_bit(make):
+    selecting = make(clients_per_round=K)
+    one_round(selecting)
+    chosen = classifier_server.strategy(
+        selecting.config, selecting.selection, selecting.addresses
+    )
+    replies = [r for kind, _, _, r in selecting.grid.exchanged if kind == "train"]
+    found = [weights(chosen.aggregate_train(1, r)[0]) for r in (replies, replies[::-1])]
+    assert torch.equal(*found)
+
+
+def test_no_client_takes_part_more_often_than_is_accounted_for(make):
+    selecting = make(num_rounds=7)
+    selecting.run()
+    trained = Counter(c for kind, c, *_ in selecting.grid.exchanged if kind == "train")
+    private = dataclasses.replace(selecting.selection, noise_multiplier=1.0)
+    assert max(trained.values()) == private.cost(K).num_releases == 5
+
+
+@pytest.mark.parametrize("train_corrupted", [False, True])
+def test_bug_is_planted_after_the_training_unless_asked_for(make, train_corrupted):
+    selecting = make(corruption="invert", train_corrupted=train_corrupted)
+    clients = classifier_app.clients_of(str(selecting.folder))
+    intact = classifier_app.Clients(make().folder)
+    is_inverted = []
+    for client_id in range(K):
+        if client_id == SINGLE_IMAGE_CLIENT:
+            continue
+        now, _ = clients.part(client_id, clients.data, held_out=True)
+        good, _ = intact.part(client_id, intact.data, held_out=True)
+        is_inverted.append(not np.array_equal(now, good))
+        if is_inverted[-1]:
+            np.testing.assert_allclose(now, 1 - good, atol=1e-6)
+        trained, _ = clients.part(client_id, clients.before, held_out=False)
+        good, _ = intact.part(client_id, intact.data, held_out=False)
+        changed = not np.array_equal(trained, good)
+        assert changed == (is_inverted[-1] and train_corrupted)
+    assert set(is_inverted) == {False, True}
+
+
+# ------------------------------------------------------------------ private mode
+
+
+def test_noise_on_the_sum_is_the_multiplier_times_the_bound(make, monkeypatch):
+    monkeypatch.setattr(classifier, "train", lambda *_, **__: None)
+    selecting = make(noise_multiplier=3.0, clip_bound=0.5, clients_per_round=5)
+    before, after = one_round(selecting)
+    noise = weights(after) - weights(before)
+    expected = 3.0 * 0.5 / 5
+    # The deviation of an estimated deviation of N numbers is 1 / sqrt(2 N) of it.
+    tolerance = 5 / math.sqrt(2 * len(noise))
+    assert float(noise.std()) == pytest.approx(expected, rel=tolerance)
+    assert float(noise.mean()) == pytest.approx(0, abs=5 * expected / len(noise) ** 0.5)
+    assert len(noise) > 50_000
+
+
+@pytest.mark.parametrize("learning_rate", [1e-4, 10.0])
+def test_update_that_leaves_a_client_is_within_the_bound(make, learning_rate):
+    """The sum then moves by at most C if one becomes zero, 2C if it is replaced."""
+    selecting = make(noise_multiplier=1.0, clip_bound=0.05, learning_rate=learning_rate)
+    before, _ = one_round(selecting)
+    norms = [
+        float((weights(reply.content.array_records[ARRAYS]) - weights(before)).norm())
+        for kind, _, _, reply in selecting.grid.exchanged
+        if kind == "train"
+    ]
+    assert max(norms) <= 0.05 * (1 + 1e-4)
+    assert (max(norms) > 0.0499) == (learning_rate == 10.0)
+
+
+def test_updates_are_not_clipped_without_privacy(make):
+    before, after = one_round(make(clip_bound=1e-6))
+    assert (weights(after) - weights(before)).norm() > 1e-3
+
+
+def test_round_without_all_answers_leaves_the_classifier(make):
+    """Its average would carry less noise on the sum than is accounted for."""
+
+    def lose(message: Message, reply: Message) -> Message:
+        lost = message.metadata.dst_node_id == 2
+        return Message(FlowerError(0, "gone"), reply_to=message) if lost else reply
+
+    for noise, is_kept in ((None, True), (1.0, False)):
+        selecting = make(noise_multiplier=noise, clients_per_round=K)
+        selecting.addresses = strategy.roll_call(selecting.grid, K)
+        addresses = selecting.addresses
+        selecting.grid.spoil = lose
+        chosen = classifier_server.strategy(
+            selecting.config, selecting.selection, addresses
+        )
+        arrays = ArrayRecord(classifier.build_classifier(selecting.config).state_dict())
+        config = ConfigRecord({"folder": str(selecting.folder)})
+        sent = list(chosen.configure_train(1, arrays, config, selecting.grid))
+        replies = list(selecting.grid.send_and_receive(sent))
+        assert (chosen.aggregate_train(1, replies)[0] is not None) == is_kept
+        some = [reply for reply in replies if not reply.has_error()]
+        assert (chosen.aggregate_train(1, some)[0] is not None) == is_kept
+
+
+def test_memberships_are_noisy_in_private_mode(make):
+    """With epsilon 0.01 an answer is next to a fair coin: none of 25 is one in 3e7."""
+    answers = Counter()
+    for _ in range(5):
+        selecting = make(
+            below=1.0, noise_multiplier=1.0, membership_epsilon=0.01, num_rounds=1
+        )
+        cohorts = selecting.run()["cohorts"]
+        del cohorts[SINGLE_IMAGE_CLIENT]  # it alone is not in `selected`
+        answers.update(cohorts)
+    assert set(answers) == {"selected", "rest"}
+
+
+def test_counts_are_noisy_in_private_mode(make):
+    selecting = make(
+        below=None, percentile_below=50, noise_multiplier=1.0, num_rounds=1
+    )
+    selecting.run()
+    counts = [selecting._counts([1.0])[0] for _ in range(200)]
+    expected = selecting.selection.cost(K).count_noise_std
+    assert np.std(counts) == pytest.approx(expected, rel=0.25)  # 5 deviations
+    assert np.mean(counts) == pytest.approx(K - 1, abs=5 * expected / 200**0.5)

@@ -1,0 +1,254 @@
+"""Ranges, contradictions, flat form and precedence of the settings."""
+
+import dataclasses
+
+import pytest
+
+from experiments.cli.flags import configure
+from fedgs.config.run_config import GROUPS, RunConfig, UserError, field_type
+from tiny import tiny_config
+
+FIELDS = {spec.name: spec for spec in dataclasses.fields(RunConfig)}
+
+
+def message(settings: dict[str, object]) -> str:
+    with pytest.raises(UserError) as caught:
+        RunConfig(**settings).validate()
+    return str(caught.value)
+
+
+def outside(spec) -> list[object]:
+    """Values just outside each limit that a field declares."""
+    limits, kind = spec.metadata, field_type(spec.name)[0]
+    values: list[object] = ["no such choice"] if limits["choices"] else []
+    values += [
+        kind(limits[key]) for key in ("above", "below") if limits[key] is not None
+    ]
+    if limits["at_least"] is not None:
+        values.append(kind(limits["at_least"] - 1))
+    if limits["at_most"] is not None:
+        values.append(kind(limits["at_most"] + 1))
+    return values + ([float("nan"), float("inf")] if kind is float else [])
+
+
+OUTSIDE = [(name, value) for name in FIELDS for value in outside(FIELDS[name])]
+
+
+def test_every_setting_has_a_group_and_a_help_text():
+    assert {spec.metadata["group"] for spec in FIELDS.values()} == set(GROUPS)
+    assert all(spec.metadata["help"].endswith(".") for spec in FIELDS.values())
+
+
+def test_number_of_declared_limits():
+    assert len(OUTSIDE) > 60  # the next test's cases come from the declarations
+
+
+@pytest.mark.parametrize(("name", "value"), OUTSIDE)
+def test_value_outside_its_range_is_refused_by_name_value_and_remedy(name, value):
+    text = message({name: value})
+    assert text.startswith(f"{name} = {value!r}")
+    assert f"give --{name.replace('_', '-')}" in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_rounds", 0),
+        ("clip_bound", 0.0),
+        ("delta", 1.0),
+        ("delta", 0.0),
+        ("generator_beta1", 1.0),
+        ("gpu_fraction", 1.5),
+        ("noise_multiplier", -0.1),
+        ("target_epsilon", 0.0),
+    ],
+)
+def test_limits_of_what_decides_an_epsilon_are_as_stated(name, value):
+    assert f"{name} = {value}" in message({name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_rounds", 1.0),
+        ("num_rounds", "10"),
+        ("num_rounds", True),
+        ("clip_bound", "1"),
+        ("clip_bound", True),
+        ("conditional", 1),
+        ("data", 3),
+        ("num_rounds", None),
+        ("num_rounds", ""),
+    ],
+)
+def test_value_of_another_type_is_refused(name, value):
+    kind = field_type(name)[0].__name__
+    assert message({name: value}) == f"{name} = {value!r}: must be of type {kind}"
+
+
+def test_whole_numbers_serve_as_floats():
+    config = RunConfig(clip_bound=2, delta=1e-3)
+    assert isinstance(config.clip_bound, float)
+    assert config.clip_bound == 2.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"image_size": 20}, ["image_size = 20", "--image-size"]),
+        ({"image_channels": 2}, ["image_channels = 2", "--image-channels"]),
+        ({"device": "tpu"}, ["device = 'tpu'", "--device"]),
+        ({"download": True}, ["download = True", "--data-dir"]),
+        (
+            {"client_selection": "all", "num_clients": 5},
+            ["clients_per_round = 1", "5", "--clients-per-round"],
+        ),
+        ({"clients_per_round": None}, ["clients_per_round", "--clients-per-round"]),
+        (
+            {"clients_per_round": 7, "num_clients": 6},
+            ["clients_per_round = 7", "num_clients = 6", "--clients-per-round"],
+        ),
+        (
+            {"min_nodes": 4, "num_clients": 6, "clients_per_node": 2},
+            ["min_nodes = 4", "3 nodes", "--min-nodes"],
+        ),
+        (
+            {"privacy_unit": "record", "partition": "dirichlet"},
+            ["privacy_unit = record", "partition = dirichlet", "--partition"],
+        ),
+        (
+            {"privacy_unit": "record", "partition": "by-client"},
+            ["privacy_unit = record", "partition = by-client", "--privacy-unit"],
+        ),
+        (
+            {"target_epsilon": 1.0, "noise_multiplier": 0.0},
+            ["noise_multiplier = 0", "target_epsilon", "leave one"],
+        ),
+        (
+            {"gradient_basis": "dct", "dct_size": 29},
+            ["dct_size = 29", "image_size = 28", "--dct-size"],
+        ),
+        (
+            {"fakes_per_round": 31},
+            ["fakes_per_round = 31", "batch_size = 32", "--fakes-per-round"],
+        ),
+        ({"gpu_fraction": 0.5}, ["gpu_fraction = 0.5", "--device cuda"]),
+    ],
+)
+def test_contradiction_names_both_settings_and_the_remedy(settings, named):
+    text = message(settings)
+    assert all(part in text for part in named), text
+
+
+def test_defaults_are_valid():
+    assert RunConfig().validate() == RunConfig()
+
+
+def test_flat_form_is_scalars_and_comes_back_equal():
+    config = tiny_config(clients_per_round=3, target_epsilon=2.5)
+    flat = config.to_flat()
+    assert list(flat) == list(FIELDS)
+    assert all(isinstance(value, str | int | float | bool) for value in flat.values())
+    assert flat["min_nodes"] == ""  # TOML has no null
+    assert RunConfig.from_flat(flat) == config
+
+
+def test_empty_string_unsets_an_optional_setting_of_the_base():
+    base = RunConfig(noise_multiplier=1.0, seed=3)
+    config = RunConfig.from_flat({"noise_multiplier": ""}, base)
+    assert (config.noise_multiplier, config.seed) == (None, 3)
+
+
+def test_unknown_key_is_refused_by_name():
+    with pytest.raises(UserError, match=r"^learning_rate: unknown .*train --help"):
+        RunConfig.from_flat({"learning_rate": 0.1})
+
+
+def test_flags_override_the_file_which_overrides_the_recipe(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("num_rounds = 7\nbatch_size = 8\n")
+    config = configure("full-participation", file, {"batch_size": 4})
+    assert config.num_rounds == 7  # the recipe says 320
+    assert config.batch_size == 4  # the file says 8
+    assert config.generator == "upsample"  # only the recipe says so
+
+
+@pytest.mark.parametrize("name", ["noise_multiplier", "target_epsilon"])
+def test_noise_and_target_of_a_later_source_replace_each_other(tmp_path, name):
+    other = ({"noise_multiplier", "target_epsilon"} - {name}).pop()
+    file = tmp_path / "run.toml"
+    file.write_text(f"{other} = 1.5\n")
+    config = configure(None, file, {name: 3.0})
+    assert (getattr(config, name), getattr(config, other)) == (3.0, None)
+
+
+def test_noise_beside_a_target_in_one_source_is_a_budget(tmp_path):
+    given = {"noise_multiplier": 1.0, "target_epsilon": 3.0}
+    config = configure("algorithm-1", None, given)
+    assert (config.noise_multiplier, config.target_epsilon) == (1.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("num_rounds = ", "config = "),
+        ("rounds = 3", "rounds: unknown setting"),
+        ("num_rounds = '3'", "num_rounds = '3'"),
+        ("[train]\nnum_rounds = 3", "train: unknown setting"),
+    ],
+)
+def test_bad_file_is_refused(tmp_path, content, named):
+    file = tmp_path / "run.toml"
+    file.write_text(content)
+    with pytest.raises(UserError, match=named):
+        configure(None, file, {})
+
+
+def test_missing_file_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"config = .*no\.toml: .*--config"):
+        configure(None, tmp_path / "no.toml", {})
+
+
+@pytest.mark.parametrize(
+    ("settings", "stacked"),
+    [
+        ({"discriminator_dim": 31}, True),
+        ({"discriminator_dim": 32}, False),
+        ({"discriminator_dim": 64, "device": "cuda"}, True),
+        ({"discriminator_dim": 8, "stacking": "loop"}, False),
+        ({"discriminator_dim": 64, "stacking": "stacked"}, True),
+    ],
+)
+def test_discriminators_are_stacked_where_that_is_faster(settings, stacked):
+    assert RunConfig(**settings).stacked is stacked
+
+
+@pytest.mark.parametrize(
+    ("settings", "sent"),
+    [
+        ({}, 160),  # n_dis * B, the paper's five batches of 32
+        ({"discriminator_steps": 1, "discriminator_batch_size": 8}, 32),
+        ({"fakes_per_round": 512}, 512),
+    ],
+)
+def test_number_of_fakes_sent(settings, sent):
+    assert RunConfig(**settings).fakes_sent == sent
+
+
+def test_nodes_are_the_clients_divided_upwards():
+    assert RunConfig(num_clients=539, clients_per_node=49).num_nodes == 11
+    assert RunConfig(num_clients=540, clients_per_node=49).num_nodes == 12
+    with pytest.raises(UserError, match=r"num_clients is unset.*--num-clients"):
+        _ = RunConfig().num_nodes
+
+
+def test_noise_follows_the_published_code():
+    assert RunConfig(noise_multiplier=1.07, clip_bound=0.5).noise_std == 1.07
+    with pytest.raises(UserError, match=r"noise_multiplier is unset.*--noise"):
+        _ = RunConfig().noise_std
+
+
+def test_release_has_the_shape_of_the_gradient_basis():
+    assert RunConfig().release_shape == (32, 1, 28, 28)
+    assert RunConfig(gradient_basis="dct").release_shape == (32, 1, 14, 14)

@@ -1,0 +1,106 @@
+"""The contract `FederatedImages`, and real data behind it.
+
+MNIST comes from the folder in the environment variable FEDGS_DATA_DIR.
+"""
+
+import numpy as np
+import pytest
+
+from fedgs.config.run_config import RunConfig
+from fedgs.data.federated import FederatedImages, load_data, load_test_data
+
+
+def config(**settings):
+    return RunConfig(**{"seed": 0, **settings})
+
+
+def toy(**changes):
+    parts = {
+        "images": np.zeros((3, 1, 2, 2), np.uint8),
+        "labels": np.array([0, 1, 0]),
+        "client_records": (np.array([2, 1]), np.array([0])),
+        "client_names": ("ann", "bob"),
+        "num_classes": 2,
+        "name": "toy",
+    }
+    return FederatedImages(**{**parts, **changes})
+
+
+def test_client_returns_float_images_and_labels():
+    images = np.array([0, 51, 255], np.uint8)[:, None, None, None]
+    x, y = toy(images=images.repeat(2, 2).repeat(2, 3)).client(0)
+    assert x.dtype == np.float32
+    assert x[:, 0, 0, 0].tolist() == [1.0, np.float32(0.2)]
+    assert x.shape == (2, 1, 2, 2)
+    assert y.dtype == np.int64
+    assert y.tolist() == [0, 1]
+
+
+def test_sizes_and_num_clients():
+    assert toy().num_clients == 2
+    assert toy().sizes.tolist() == [2, 1]
+
+
+def test_client_returns_copies():
+    data = toy()
+    data.client(0)[0][:] = 1
+    data.client(0)[1][:] = 9
+    assert data.images.max() == 0
+    assert data.labels.max() == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"images": np.zeros((3, 1, 2, 2))}, "images must be uint8"),
+        ({"images": np.zeros((3, 2, 2), np.uint8)}, "images must be uint8 of shape"),
+        ({"labels": np.array([0, 1])}, "labels must be int64 of shape"),
+        ({"labels": np.array([0, 1, 2])}, r"labels must lie in \[0, 2\)"),
+        ({"labels": np.array([0, 1, -1])}, r"labels must lie in \[0, 2\)"),
+        ({"client_names": ("ann",)}, "client_names must name every client"),
+        ({"client_records": (), "client_names": ()}, "at least one"),
+        (
+            {"client_records": (np.array([0]), np.array([], np.int64))},
+            "at least one record",
+        ),
+        ({"client_records": (np.array([0]), np.array([3]))}, r"int64 in \[0, 3\)"),
+        ({"client_records": (np.array([0]), np.array([0]))}, "two clients"),
+    ],
+)
+def test_contradictory_parts_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        toy(**changes)
+
+
+@pytest.mark.parametrize("client_id", [-1, 2])
+def test_unknown_client_is_refused(client_id):
+    with pytest.raises(ValueError, match=f"client_id = {client_id}"):
+        toy().client(client_id)
+
+
+# Real data
+
+
+def test_mnist_by_writer_has_539_writers_of_60000_images(data_dir):
+    data = load_data(config(data="mnist-by-writer", data_dir=str(data_dir)))
+    assert data.num_clients == 539  # Yadav, Bottou 2019
+    assert data.images.shape == (60_000, 1, 28, 28)
+    assert data.sizes.sum() == 60_000
+    assert data.num_classes == 10
+    assert np.bincount(data.labels)[:2].tolist() == [5923, 6742]  # MNIST
+
+
+def test_mnist_in_1000_shards_of_60(data_dir):
+    data = load_data(config(data="mnist", data_dir=str(data_dir), num_clients=1000))
+    assert set(data.sizes) == {60}
+    assert abs(data.images.mean() / 255 - 0.1307) < 1e-4  # the usual normalisation
+
+
+def test_fashion_mnist_and_test_splits(data_dir):
+    settings = {"data": "fashion-mnist", "data_dir": str(data_dir), "num_clients": 10}
+    assert load_data(config(**settings)).sizes.tolist() == [6000] * 10
+    for name in ("fashion-mnist", "mnist", "mnist-by-writer"):
+        images, labels = load_test_data(config(**{**settings, "data": name}))
+        assert images.shape == (10_000, 1, 28, 28)
+        assert images.max() == 1.0
+        assert len(np.unique(labels)) == 10

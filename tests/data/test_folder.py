@@ -1,0 +1,234 @@
+"""A user's own pictures in folders: layout, kinds of pictures, what is refused."""
+
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.data.federated import DataWarning, load_data
+
+PIXELS = np.random.default_rng(0).integers(256, size=(6, 28, 28), dtype=np.uint8)
+
+
+def config(root, **settings):
+    return RunConfig(**{"data": f"folder:{root}", "seed": 0, **settings})
+
+
+def save(path, pixels=PIXELS[0], mode=None, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture = Image.fromarray(pixels)
+    (picture.convert(mode) if mode else picture).save(path, **options)
+
+
+def write(root, names):
+    """Writes one picture for each name, in the order of PIXELS."""
+    for name, pixels in zip(names, PIXELS, strict=False):
+        save(root / name, pixels)
+
+
+# ------------------------------------------------------------------ layouts
+
+
+def test_clients_and_labels_are_the_folders(tmp_path):
+    names = ["bob/cat/1.png", "bob/dog/1.png", "ann/dog/1.png", "ann/dog/2.png"]
+    write(tmp_path, names)
+    data = load_data(config(tmp_path, classes="cat,dog"))
+    assert data.client_names == ("ann", "bob")
+    assert data.num_classes == 2
+    assert [data.labels[own].tolist() for own in data.client_records] == [
+        [1, 1],
+        [0, 1],
+    ]
+    found = [data.images[own, 0] for own in data.client_records]
+    assert (found[0] == PIXELS[2:4]).all()
+    assert (found[1] == PIXELS[:2]).all()
+
+
+def test_numbered_label_folders_are_the_labels(tmp_path):
+    write(tmp_path, ["ann/3/1.png", "ann/10/1.png", "bob/7/1.png"])
+    data = load_data(config(tmp_path))
+    assert data.num_classes == 11
+    assert sorted(data.labels) == [3, 7, 10]
+
+
+def test_two_spellings_of_a_number_are_one_class(tmp_path):
+    write(tmp_path, ["ann/03/1.png", "bob/3/1.png"])
+    assert load_data(config(tmp_path)).labels.tolist() == [3, 3]
+
+
+def test_classes_are_the_settings_even_if_nobody_has_them(tmp_path):
+    """An accent of one character, as typed here, or of two, as macOS writes names."""
+    write(tmp_path, ["ann/cafe\u0301/1.png", "bob/caf\u00e9/1.png", "bob/7/1.png"])
+    data = load_data(config(tmp_path, classes="7, caf\u00e9, tea"))
+    assert data.num_classes == 3
+    assert data.labels.tolist() == [1, 0, 1]
+
+
+def test_the_refusal_of_names_gives_the_setting(tmp_path):
+    write(tmp_path, ["ann/3/1.png", "bob/dog/1.png", "eve/cat/1.png"])
+    with pytest.raises(UserError) as caught:
+        load_data(config(tmp_path))
+    given = re.search(r"--classes '([^']*)'", str(caught.value))
+    assert given
+    assert load_data(config(tmp_path, classes=given[1])).num_classes == 3
+
+
+@pytest.mark.parametrize("classes", ["cat,cat", "cat,", "", "caf\u00e9,cafe\u0301"])
+def test_classes_without_or_with_one_name_twice_are_refused(tmp_path, classes):
+    with pytest.raises(UserError, match="give --classes each name once"):
+        config(tmp_path, classes=classes).validate()
+
+
+def test_without_label_folders_there_is_one_class(tmp_path):
+    write(tmp_path, ["ann/1.png", "ann/2.PNG", "bob/1.jpg"])
+    data = load_data(config(tmp_path))
+    assert data.num_classes == 1
+    assert data.sizes.tolist() == [2, 1]
+
+
+def test_hidden_files_are_ignored(tmp_path):
+    write(tmp_path, ["ann/1.png"])
+    (tmp_path / ".DS_Store").write_text("")
+    (tmp_path / "ann/._1.png").write_text("")
+    assert len(load_data(config(tmp_path)).images) == 1
+
+
+def test_client_without_pictures_is_refused(tmp_path):
+    write(tmp_path, ["ann/1.png"])
+    (tmp_path / "bob").mkdir()
+    with pytest.raises(UserError, match=r"bob: has no pictures \(1 of 2 clients\)"):
+        load_data(config(tmp_path))
+
+
+def test_pictures_of_several_sizes_are_resized(tmp_path):
+    save(tmp_path / "ann/1.png", np.full((40, 40), 100, np.uint8))
+    save(tmp_path / "ann/2.png", np.full((7, 7), 50, np.uint8))
+    images = load_data(config(tmp_path)).images
+    assert images.shape == (2, 1, 28, 28)
+    assert np.unique(images).tolist() == [50, 100]
+
+
+def test_light_background_is_warned_of_and_inverted_on_request(tmp_path):
+    save(tmp_path / "ann/1.png", np.full((28, 28), 250, np.uint8))
+    with pytest.warns(DataWarning, match="give --polarity light-background"):
+        assert load_data(config(tmp_path)).images.max() == 250
+    assert load_data(config(tmp_path, polarity="light-background")).images.max() == 5
+
+
+# ------------------------------------------------------------------ kinds of pictures
+
+
+def test_colour_keeps_its_channels(tmp_path):
+    rgb = PIXELS[:3].transpose(1, 2, 0)
+    save(tmp_path / "ann/1.png", rgb)
+    save(tmp_path / "bob/1.png", PIXELS[3])
+    images = load_data(config(tmp_path, image_channels=3)).images
+    assert (images[0] == PIXELS[:3]).all()
+    assert (images[1] == PIXELS[3]).all()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA", "P"])
+def test_grey_stored_otherwise_is_read_exactly(tmp_path, mode):
+    save(tmp_path / "ann/1.png", PIXELS[0], mode)
+    assert (load_data(config(tmp_path)).images[0, 0] == PIXELS[0]).all()
+
+
+def test_black_and_white_is_0_and_255(tmp_path):
+    save(tmp_path / "ann/1.png", PIXELS[0] > 127)
+    assert (load_data(config(tmp_path)).images[0, 0] == 255 * (PIXELS[0] > 127)).all()
+
+
+def test_a_photograph_is_turned_upright(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    save(tmp_path / "ann/1.png", PIXELS[0], exif=exif)
+    expected = np.rot90(PIXELS[0], -1)
+    assert (load_data(config(tmp_path)).images[0, 0] == expected).all()
+
+
+# ------------------------------------------------------------------ refused
+
+
+def colour(root):
+    save(root / "ann/1.png", PIXELS[:3].transpose(1, 2, 0))
+
+
+def transparent(root):
+    rgba = np.dstack([PIXELS[0]] * 3 + [np.full((28, 28), 128, np.uint8)])
+    save(root / "ann/1.png", rgba)
+
+
+def deep(root):
+    save(root / "ann/1.png", PIXELS[0].astype(np.uint16) * 257)
+
+
+def wide(root):
+    save(root / "ann/1.png", PIXELS[0][:20])
+
+
+def truncated(root):
+    save(root / "ann/1.png")
+    content = (root / "ann/1.png").read_bytes()
+    (root / "ann/1.png").write_bytes(content[: len(content) // 2])
+
+
+def text(root):
+    (root / "ann").mkdir()
+    (root / "ann/1.png").write_text("no picture")
+
+
+def files(*names):
+    return lambda root: write(root, names)
+
+
+FILE = r"ann/1\.png"
+BAD = {
+    "colour": (colour, f"{FILE}: is in colour; give --image-channels 3"),
+    "transparent": (transparent, f"{FILE}: has transparent pixels"),
+    "16 bits": (deep, f"{FILE}: has the pixel format I;16"),
+    "not square": (wide, f"{FILE}: has 28 x 20 pixels; give square"),
+    "truncated": (truncated, f"{FILE}: cannot be read as a picture"),
+    "text": (text, f"{FILE}: cannot be read as a picture"),
+    "empty": (lambda root: None, "is empty; give CLIENT/LABEL"),
+    "only empty clients": (
+        lambda root: (root / "ann").mkdir(),
+        r"ann: has no pictures \(1 of 1 clients\); remove this folder",
+    ),
+    "pictures of nobody": (files("1.png"), "1.png is in no client's folder"),
+    "another kind": (files("ann/1.bmp"), r"ann/1\.bmp: is no picture"),
+    "too deep": (files("ann/a/b/1.png"), "ann/a/b: is no picture"),
+    "some without label": (
+        files("ann/a/1.png", "bob/1.png"),
+        r"bob/1\.png has no label, but the others",
+    ),
+    "a name that is no number": (
+        files("ann/3/1.png", "bob/Cat/1.png"),
+        "classes is unset: .* the class 'Cat', .* give --classes '3,Cat'",
+    ),
+    "a name that classes lack": (
+        files("ann/cat/1.png", "bob/Dog/1.png"),
+        "classes = 'cat,dog': .* has the class 'Dog'; add it to --classes",
+        {"classes": "cat,dog"},
+    ),
+    "no label but classes": (
+        files("ann/1.png"),
+        r"ann/1\.png has no label",
+        {"classes": "cat,dog"},
+    ),
+    "a date as label": (files("ann/2024/1.png"), "2024 would make 2025 classes"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_folder_is_refused_by_file(tmp_path, case):
+    make, message, *settings = BAD[case]
+    make(tmp_path)
+    with pytest.raises(UserError, match=message):
+        load_data(config(tmp_path, **dict(*settings)))
+
+
+def test_missing_folder_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"no is no folder; give CLIENT/LABEL"):
+        load_data(config(tmp_path / "no"))

@@ -1,0 +1,335 @@
+"""`hf:NAME`: columns, splits and the partitioners of flwr-datasets, on local files."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.data.federated import DataWarning, load_data, load_test_data
+
+datasets = pytest.importorskip("datasets")
+pytest.importorskip("flwr_datasets")
+
+PIXELS = np.random.default_rng(0).integers(256, size=(40, 28, 28), dtype=np.uint8)
+LABELS = [number % 4 for number in range(40)]
+OWNERS = [f"owner {number % 3}" for number in range(40)]
+COLUMNS = {
+    "img": datasets.Image(),
+    "fine": datasets.ClassLabel(names=["a", "b", "c", "d"]),
+    "owner": datasets.Value("string"),
+    "number": datasets.Value("int64"),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(tmp_path_factory):
+    """Keeps the Hugging Face cache inside the tests' folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        cache = tmp_path_factory.mktemp("cache")
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cache))
+        datasets.disable_progress_bars()
+        yield
+        datasets.enable_progress_bars()
+
+
+def write(folder, split="train", count=40, columns=COLUMNS, **changes):
+    values = {
+        "img": [Image.fromarray(pixels) for pixels in PIXELS[:count]],
+        "fine": LABELS[:count],
+        "owner": OWNERS[:count],
+        "number": [*range(count)],
+        **changes,
+    }
+    table = datasets.Dataset.from_dict(
+        {name: values[name] for name in columns}, features=datasets.Features(columns)
+    )
+    folder.mkdir(exist_ok=True)
+    table.to_parquet(folder / f"{split}.parquet")
+    return f"hf:{folder}"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("toy")
+    write(folder, "test", 8)
+    return write(folder)
+
+
+def config(data, **settings):
+    return RunConfig(**{"data": data, "seed": 0, **settings}).validate()
+
+
+def images_of(data):
+    """Which of PIXELS each client has."""
+    known = {pixels.tobytes(): number for number, pixels in enumerate(PIXELS)}
+    return [
+        [known[image.tobytes()] for image in data.images[own, 0]]
+        for own in data.client_records
+    ]
+
+
+# ------------------------------------------------------------------ columns and splits
+
+
+def test_columns_are_found_by_type_and_clients_need_a_number(source):
+    data = load_data(config(source, num_clients=4))
+    assert data.num_classes == 4
+    assert data.sizes.tolist() == [10] * 4
+    assert (data.images[:, 0] == PIXELS).all()
+    assert data.labels.tolist() == LABELS
+    with pytest.raises(UserError, match="give --num-clients"):
+        load_data(config(source))
+
+
+def test_client_column_names_the_clients(source):
+    data = load_data(config(source, hf_options="client='owner'"))
+    assert data.client_names == ("owner 0", "owner 1", "owner 2")
+    assert images_of(data)[1] == list(range(1, 40, 3))
+
+
+def test_integer_label_column_is_taken_by_name(source):
+    data = load_data(config(source, num_clients=2, hf_options="label='number'"))
+    assert data.labels.tolist() == list(range(40))
+    assert data.num_classes == 40
+
+
+def test_classes_give_the_labels_of_declared_names(source):
+    data = load_data(config(source, num_clients=2, classes="d,c,b,a,e"))
+    assert data.num_classes == 5
+    assert data.labels.tolist() == [3 - label for label in LABELS]
+
+
+def test_classes_of_a_column_of_numbers_are_refused(source):
+    options = {"hf_options": "label='number'", "classes": "a,b"}
+    with pytest.raises(UserError, match=r"the column number of .* has numbers"):
+        load_data(config(source, num_clients=2, **options))
+
+
+@pytest.mark.parametrize(
+    ("folders", "settings", "labels"),
+    [
+        (["10", "9"], {}, [10, 9]),
+        (["cat", "dog"], {"classes": "dog,cat"}, [1, 0]),
+    ],
+)
+def test_folders_of_pictures_have_the_labels_of_their_names(
+    tmp_path, folders, settings, labels
+):
+    """Not those of their order, which another client's folder would change."""
+    for folder in folders:
+        (tmp_path / "train" / folder).mkdir(parents=True)
+        Image.fromarray(PIXELS[0]).save(tmp_path / "train" / folder / "1.png")
+    data = load_data(config(f"hf:{tmp_path}", num_clients=1, **settings))
+    assert data.labels.tolist() == labels
+    if settings:
+        with pytest.raises(UserError, match=r"give --classes 'cat,dog'"):
+            load_data(config(f"hf:{tmp_path}", num_clients=1))
+
+
+def test_without_label_column_there_is_one_class(tmp_path):
+    source = write(tmp_path, columns={"img": datasets.Image()})
+    assert load_data(config(source, num_clients=2)).num_classes == 1
+
+
+def test_split_test_is_the_test_split(source):
+    images, labels = load_test_data(config(source))
+    assert labels.tolist() == LABELS[:8]
+    assert (np.rint(images[:, 0] * 255) == PIXELS[:8]).all()
+
+
+def test_test_split_is_not_partitioned(source):
+    settings = {
+        "partitioner": "SizePartitioner",
+        "partitioner_options": "partition_sizes=[30, 10]",
+    }
+    assert load_test_data(config(source, **settings))[1].tolist() == LABELS[:8]
+
+
+def test_data_set_without_split_test_has_none(tmp_path):
+    with pytest.raises(UserError, match="has no test split"):
+        load_test_data(config(write(tmp_path)))
+
+
+def test_named_split_is_used(source):
+    data = load_data(config(source, num_clients=1, hf_options="split='test'"))
+    assert len(data.images) == 8
+
+
+def test_pictures_are_resized_and_colour_is_kept(tmp_path):
+    rgb = np.random.default_rng(1).integers(256, size=(28, 28, 3), dtype=np.uint8)
+    pictures = [Image.fromarray(rgb), Image.new("RGB", (50, 50), (9, 8, 7))]
+    source = write(tmp_path, count=2, img=pictures)
+    data = load_data(config(source, num_clients=1, image_channels=3))
+    assert (data.images[0] == rgb.transpose(2, 0, 1)).all()
+    assert (data.images[1] == np.array([9, 8, 7])[:, None, None]).all()
+    with pytest.raises(UserError, match="image 0: is in colour; give --image-channels"):
+        load_data(config(source, num_clients=1))
+
+
+# ------------------------------------------------------------------ partitioners
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "options", "sizes"),
+    [
+        ("IidPartitioner", "num_partitions=8", [5] * 8),
+        ("LinearPartitioner", "num_partitions=4", None),
+        ("SizePartitioner", "partition_sizes=[1, 30, 9]", [1, 30, 9]),
+        (
+            "PathologicalPartitioner",
+            "num_partitions=4, num_classes_per_partition=1, "
+            "class_assignment_mode='deterministic'",
+            [10] * 4,
+        ),
+        ("ShardPartitioner", "num_partitions=5, num_shards_per_partition=2", [8] * 5),
+        (
+            "DirichletPartitioner",
+            "num_partitions=3, alpha=0.5, min_partition_size=2",
+            None,
+        ),
+        ("NaturalIdPartitioner", "partition_by='owner'", [14, 13, 13]),
+        ("GroupedNaturalIdPartitioner", "partition_by='owner', group_size=2", [27, 13]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")
+def test_every_image_goes_to_one_client(source, partitioner, options, sizes):
+    settings = {"partitioner": partitioner, "partitioner_options": options}
+    data = load_data(config(source, **settings))
+    if sizes:
+        assert data.sizes.tolist() == sizes
+    assert data.client_names[0] in ("0", "owner 0")
+    owned = sorted(number for own in images_of(data) for number in own)
+    assert owned == list(range(40))
+    again = load_data(config(source, **settings))
+    assert images_of(again) == images_of(data)
+
+
+def test_partitioners_clients_are_in_order_of_their_number(source):
+    settings = {"partitioner_options": "num_partitions=12"}
+    data = load_data(config(source, partitioner="IidPartitioner", **settings))
+    assert data.client_names == tuple(map(str, range(12)))
+
+
+def test_partitioners_seed_is_the_runs_unless_given(source):
+    options = "num_partitions=4, alpha=1, min_partition_size=1"
+    unset, same, other = (
+        images_of(
+            load_data(
+                config(
+                    source,
+                    partitioner="DirichletPartitioner",
+                    partitioner_options=options + seed,
+                )
+            )
+        )
+        for seed in ("", ", seed=0", ", seed=1")
+    )
+    assert unset == same
+    assert unset != other
+
+
+def test_rows_are_shuffled_by_the_runs_seed(source):
+    settings = {"partitioner_options": "num_partitions=2"}
+    settings["partitioner"] = "IidPartitioner"
+    first, second = (
+        images_of(load_data(config(source, seed=seed, **settings))) for seed in (0, 1)
+    )
+    assert first != second
+    assert max(first[0]) >= 20  # not the first half
+
+
+def test_labels_decide_by_default(source):
+    options = "num_partitions=4, num_classes_per_partition=1"
+    settings = {
+        "partitioner": "PathologicalPartitioner",
+        "partitioner_options": f"{options}, class_assignment_mode='deterministic'",
+    }
+    data = load_data(config(source, **settings))
+    assert {len(set(data.labels[own])) for own in data.client_records} == {1}
+
+
+# ------------------------------------------------------------------ refused
+
+IID = {"partitioner": "IidPartitioner"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hf_options": "image='no'"}, "0 columns of pictures fit, among img, fine"),
+        ({"hf_options": "label='owner'"}, "owner cannot be the label"),
+        ({"hf_options": "label='no'"}, "no cannot be the label, of columns img"),
+        ({"hf_options": "client='no'"}, "client='no'\".*: does not suit the data"),
+        ({"hf_options": "split='no'"}, "has no split 'no', it has train, test"),
+        ({"hf_options": "columns='a'"}, "columns = 'a' is unknown; give strings for"),
+        ({"hf_options": "image=1"}, "image = 1 is unknown"),
+        ({"hf_options": "image=img"}, "hf_options = 'image=img': .*as in TOML"),
+        ({"hf_options": "client='owner'", **IID}, "leave one of the two out"),
+        ({"partitioner": "No"}, "partitioner = 'No': give --partitioner one of Cont"),
+        ({"partitioner": "Partitioner"}, "give --partitioner one of"),
+        (IID, "partitioner_options = None: .*num_partitions.*takes num_partitions"),
+        ({**IID, "partitioner_options": "n=3"}, "'n'; IidPartitioner takes num_part"),
+        ({**IID, "partitioner_options": "num_partitions=0"}, "greater than zero"),
+        ({**IID, "partitioner_options": "num_partitions=x"}, "as in TOML"),
+        (
+            {
+                "partitioner": "SizePartitioner",
+                "partitioner_options": "partition_sizes=[50]",
+            },
+            "SizePartitioner'?: does not suit the data",
+        ),
+    ],
+)
+def test_options_that_do_not_suit_are_refused(source, settings, message):
+    with pytest.raises(UserError, match=message):
+        load_data(config(source, num_clients=1, **settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"data": "mnist", "hf_options": "image='a'"}, "is for --data hf:NAME"),
+        ({"data": "mnist", "partitioner": "IidPartitioner"}, "leave out --partitioner"),
+        ({"data": "hf:x", "partitioner_options": "a=1"}, "give --partitioner"),
+        ({"data": "hf:x", "partition": "iid", **IID}, "partition = iid would replace"),
+        ({"data": "mnist", "download": True}, "give --data-dir, the folder"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        config(**settings)
+
+
+def test_missing_data_set_is_not_looked_for_on_the_network(tmp_path, monkeypatch):
+    def connect(*address, **_):
+        asked.append(address)
+        raise OSError("no network")
+
+    asked = []
+    monkeypatch.setattr("socket.socket.connect", connect)
+    monkeypatch.setattr("socket.getaddrinfo", connect)
+    with pytest.raises(UserError, match=r"no/such cannot be read .*\nadd --download"):
+        load_data(config("hf:no/such", data_dir=str(tmp_path)))
+    assert not asked
+
+
+def test_failed_download_is_a_user_error(tmp_path, monkeypatch):
+    def load_dataset(**_):
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    settings = {"download": True, "data_dir": str(tmp_path)}
+    with pytest.raises(UserError, match=r"download = True: no/such .*no route"):
+        load_data(config("hf:no/such", **settings))
+
+
+def test_negative_label_is_named(tmp_path):
+    source = write(tmp_path, count=3, number=[0, -1, 1])
+    with pytest.raises(UserError, match="image 1: has the label -1"):
+        load_data(config(source, num_clients=1, hf_options="label='number'"))
+
+
+def test_light_background_is_warned_of(tmp_path):
+    white = [Image.new("L", (28, 28), 255)] * 3
+    with pytest.warns(DataWarning, match="look like light-background"):
+        load_data(config(write(tmp_path, count=3, img=white), num_clients=1))

@@ -1,0 +1,214 @@
+"""Every loader: whatever one client's data are, no bit of another client's moves.
+
+A client's data are replaced by some that tempt a loader to decide for everybody:
+another range of values, another type, labels and names that sort before all others,
+more images.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from test_sources import write_idx
+
+import femnist_files
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.data import sources
+from fedgs.data.federated import load_data
+
+RNG = np.random.default_rng(0)
+GREY = RNG.integers(256, size=(4, 28, 28), dtype=np.uint8)
+INK = (GREY > 127).astype(np.float64)  # only 0 and 1: of either range
+OWNERS = np.array(["ann", "ann", "bob", "bob"])
+pytestmark = pytest.mark.filterwarnings("ignore::fedgs.data.DataWarning")
+
+
+def _npz(root: Path, images, labels, clients=OWNERS) -> dict[str, object]:
+    np.savez(root / "toy.npz", images=images, labels=labels, clients=clients)
+    return {"data": f"npz:{root / 'toy.npz'}"}
+
+
+def _floats(root: Path, is_changed: bool) -> dict[str, object]:
+    images = GREY / 255
+    if is_changed:  # bob's pictures are dark
+        images[2:] /= 255
+    return _npz(root, images, [0, 1, 1, 0])
+
+
+def _whole_floats(root: Path, is_changed: bool) -> dict[str, object]:
+    images = GREY.astype(np.float32)
+    if is_changed:
+        images[2:] = 255 - images[2:]
+    return _npz(root, images, [0, 1, 1, 0])
+
+
+def _integers(root: Path, is_changed: bool) -> dict[str, object]:
+    if not is_changed:
+        return _npz(root, GREY, [0, 1, 1, 0])
+    images = np.concatenate([GREY[:2], np.zeros((9, 28, 28), np.uint8)])
+    return _npz(root, images, [0, 1] + [2] * 9, np.array(["ann"] * 2 + ["bob"] * 9))
+
+
+def _pictures(root: Path, names: list[str]) -> None:
+    for name, pixels in zip(names, GREY, strict=True):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(root / name)
+
+
+def _numbered_folders(root: Path, is_changed: bool) -> dict[str, object]:
+    bob = ["bob/12/1.png", "bob/0/2.png"]
+    bob = bob if is_changed else ["bob/3/1.png", "bob/3/2.png"]
+    _pictures(root, ["ann/3/1.png", "ann/10/2.png", *bob])
+    return {"data": f"folder:{root}"}
+
+
+def _named_folders(root: Path, is_changed: bool) -> dict[str, object]:
+    bob = ["bob/ant/1.png", "bob/7/2.png"]
+    bob = bob if is_changed else ["bob/dog/1.png", "bob/dog/2.png"]
+    _pictures(root, ["ann/cat/1.png", "ann/dog/2.png", *bob])
+    if is_changed:
+        Image.new("L", (50, 50), 255).save(root / "bob/ant/3.png")
+    return {"data": f"folder:{root}", "classes": "dog,cat,ant,7"}
+
+
+def _hdf5(root: Path, is_changed: bool) -> dict[str, object]:
+    import h5py
+
+    data = femnist_files.write_hdf5(root / "x.h5")
+    if is_changed:
+        with h5py.File(root / "x.h5", "r+") as file:
+            del file["examples/f0010_07"]
+            group = file.create_group("examples/f0010_07")
+            group["pixels"], group["label"] = INK, np.array([[61], [0], [0], [0]])
+    return {"data": data}
+
+
+def _leaf(root: Path, is_changed: bool) -> dict[str, object]:
+    data = femnist_files.write_leaf(root)
+    if is_changed:
+        path = root / "all_data_0.json"
+        content = json.loads(path.read_text())
+        content["num_samples"][content["users"].index("f0010_07")] = 4
+        content["user_data"]["f0010_07"] = {
+            "x": INK.reshape(4, -1).tolist(),
+            "y": [61, 0, 0, 0],
+        }
+        path.write_text(json.dumps(content))
+    return {"data": data}
+
+
+def _hub(root: Path, is_changed: bool) -> dict[str, object]:
+    rows = femnist_files.hub_rows()
+    if is_changed:
+        for index, writer in enumerate(rows["writer_id"]):
+            if writer == "f0010_07":
+                rows["character"][index] = 0
+                rows["image"][index] = rows["image"][0]
+    return {"data": femnist_files.write_hub(root, rows)}
+
+
+def _rows(root: Path, is_changed: bool) -> dict[str, object]:
+    import datasets
+
+    pictures = [Image.fromarray(pixels) for pixels in GREY]
+    if is_changed:
+        pictures[2:] = [Image.new("RGB", (50, 50), (255,) * 3)] * 2
+    values = {"image": pictures, "owner": OWNERS, "label": [0, 3, 3, 0]}
+    values["label"][2] = 9 if is_changed else 3
+    kinds = {"image": datasets.Image(), "owner": datasets.Value("string")}
+    features = datasets.Features(**kinds, label=datasets.Value("int64"))
+    table = datasets.Dataset.from_dict(values, features=features)
+    table.to_parquet(root / "train.parquet")
+    return {"data": f"hf:{root}", "hf_options": "client='owner', label='label'"}
+
+
+def _writers(root: Path, is_changed: bool) -> dict[str, object]:
+    pixels, labels = GREY.copy(), np.array([3, 4, 5, 6])
+    if is_changed:
+        pixels[2:], labels[2:] = 1, 0
+    raw = root / "MNIST/raw"
+    write_idx(raw / "train-images-idx3-ubyte", pixels)
+    write_idx(raw / "train-labels-idx1-ubyte", labels)
+    rows = np.zeros((4, 8), np.int64)
+    rows[:, 0], rows[:, 2] = labels, [30, 30, 7, 7]
+    path = root / "QMNIST/raw/qmnist-train-labels-idx2-int"
+    write_idx(path, rows, code=0x0C, dtype=">i4")
+    return {"data": "mnist-by-writer", "data_dir": str(root)}
+
+
+LOADERS = {
+    "npz floats": _floats,
+    "npz whole floats": _whole_floats,
+    "npz integers": _integers,
+    "folder numbers": _numbered_folders,
+    "folder names": _named_folders,
+    "femnist hdf5": _hdf5,
+    "femnist leaf": _leaf,
+    "femnist hub": _hub,
+    "hf column": _rows,
+    "mnist-by-writer": _writers,
+}
+CHANGED = {"bob", "f0010_07", "7"}
+WITHOUT_CLIENTS = {"digits", "mnist", "fashion-mnist"}
+
+
+def _clients(make, root: Path, is_changed: bool) -> dict[str, tuple[bytes, list[int]]]:
+    root.mkdir()
+    data = load_data(RunConfig(**{"seed": 0, **make(root, is_changed)}).validate())
+    return {
+        name: (data.images[own].tobytes(), data.labels[own].tolist())
+        for name, own in zip(data.client_names, data.client_records, strict=True)
+    }
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_one_clients_data_change_no_bit_of_another(tmp_path, loader, monkeypatch):
+    if "hub" in loader or "hf" in loader:
+        datasets = pytest.importorskip("datasets")
+        monkeypatch.setattr(
+            datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache")
+        )
+    ours = _clients(LOADERS[loader], tmp_path / "ours", is_changed=False)
+    theirs = _clients(LOADERS[loader], tmp_path / "theirs", is_changed=True)
+    assert ours.keys() == theirs.keys()
+    moved = {name for name in ours if ours[name] != theirs[name]}
+    assert len(moved) == 1
+    assert moved <= CHANGED
+
+
+def test_every_loader_is_tested():
+    tested = {name.split()[0] for name in LOADERS}
+    known = set(sources.READERS) | set(sources.FOLDERS) | {"digits"}
+    assert tested | WITHOUT_CLIENTS == known
+
+
+KINDS = {
+    "integers": GREY,
+    "whole floats": GREY.astype(np.float32),
+    "fractions": GREY / 255,
+    "integer ink": INK.astype(np.uint8),
+    "float ink": INK,
+    "white": np.ones_like(GREY),
+    "blank": np.zeros_like(GREY),
+    "blank floats": np.zeros(GREY.shape),
+}
+
+
+@pytest.mark.parametrize("ann", KINDS)
+def test_npz_range_and_type_of_another_move_no_pixel(tmp_path, ann):
+    """Whatever bob's images are: ann's become the same ones, or the file is refused."""
+    found, refusals = set(), []
+    for bob in KINDS.values():
+        images = np.concatenate([KINDS[ann][:2], bob[2:]])
+        try:
+            data = load_data(RunConfig(**_npz(tmp_path, images, [0, 1, 1, 0]), seed=0))
+        except UserError as error:
+            refusals.append("save them as uint8 in [0, 255]" in str(error))
+        else:
+            found.add(data.images[data.client_records[0]].tobytes())
+    assert len(found) <= 1
+    assert found or ann == "float ink"
+    assert refusals
+    assert all(refusals)

@@ -1,0 +1,417 @@
+"""Diagnosis of groups' samples: power, calibration, invariances and bad input."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.ndimage import rotate as turn
+from scipy.ndimage import zoom
+
+from fedgs.config.run_config import UserError
+from fedgs.diagnosis import diagnosis, group_features
+from fedgs.diagnosis.diagnosis import INVERT, OTHER, ROTATE, Rule, diagnose
+from fedgs.evaluation.images import LabelledImages
+
+G = 4
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """scikit-learn's digits with a margin, 24 x 24, in 8 groups of 120."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    images = (found.images / 16).astype(np.float32).repeat(2, 1).repeat(2, 2)[:, None]
+    images = np.pad(images, ((0, 0), (0, 0), (4, 4), (4, 4)))
+    order = np.random.default_rng(0).permutation(len(images))[: 2 * G * 120]
+    parts = np.split(order, 2 * G)
+    return [LabelledImages(images[p], found.target[p].astype(np.int64)) for p in parts]
+
+
+@pytest.fixture(autouse=True)
+def _without_classifier(monkeypatch):
+    """Leaves out the classifier test, which is no part of the verdict and slow."""
+    monkeypatch.setattr(
+        group_features, "classifier_accuracies", lambda own, rows: np.zeros(len(rows))
+    )
+
+
+def invert(group, share=1.0):
+    return spoil(group, lambda images: 1 - images, share)
+
+
+def rotate(group, share=1.0):
+    return spoil(group, lambda images: np.rot90(images, axes=(2, 3)), share)
+
+
+def spoil(group, change, share):
+    images = group.images.copy()
+    count = round(share * len(images))
+    images[:count] = change(images[:count])
+    return LabelledImages(images, group.labels)
+
+
+def suspect(found, bug):
+    return next(s for s in found.ranking if s.bug == bug)
+
+
+def test_alike_cohorts_show_no_bug(digits):
+    found = diagnose(digits[:G], digits[G:], 10)
+    assert found.verdict == "none"
+    assert found.bugs == ()
+    assert found.has_learned
+    for bug in (INVERT, ROTATE):
+        low, high = suspect(found, bug).interval
+        assert low < 0.05
+        assert high < 0.25
+    assert suspect(found, OTHER).decision == diagnosis.SAME
+
+
+@pytest.mark.parametrize(("bug", "change"), [(INVERT, invert), (ROTATE, rotate)])
+@pytest.mark.parametrize("share", [1.0, 0.75])
+def test_a_planted_bug_is_named_with_its_share(digits, bug, change, share):
+    spoilt = [change(group, share) for group in digits[G:]]
+    found = diagnose(digits[:G], spoilt, 10)
+    assert (found.verdict, found.bugs) == (bug, (bug,))
+    first = found.ranking[0]
+    assert first.bug == bug
+    assert first.adjusted_p == pytest.approx(1 / 35)
+    assert first.effect == pytest.approx(share, abs=0.06)
+    assert first.interval[0] >= 0.5
+    other = suspect(found, ROTATE if bug == INVERT else INVERT)
+    assert other.decision == diagnosis.EXCLUDED
+    assert suspect(found, OTHER).decision == diagnosis.DIFFERS
+    assert found.ranking[-1].bug == OTHER
+
+
+def test_it_does_not_matter_which_cohort_is_spoilt(digits):
+    spoilt = [rotate(group) for group in digits[:G]]
+    assert diagnose(spoilt, digits[G:], 10).verdict == ROTATE
+
+
+def test_both_bugs_at_once_are_both_named(digits):
+    found = diagnose(digits[:G], [invert(rotate(g)) for g in digits[G:]], 10)
+    assert found.verdict == "invert and rotate"
+
+
+def test_a_small_share_is_significant_and_not_named(digits):
+    found = diagnose(digits[:G], [invert(g, 0.1) for g in digits[G:]], 10)
+    assert suspect(found, INVERT).adjusted_p == pytest.approx(1 / 35)
+    assert suspect(found, INVERT).decision == diagnosis.EXCLUDED
+    assert found.verdict == "none"
+    strict = diagnose(
+        digits[:G], [invert(g, 0.1) for g in digits[G:]], 10, Rule(min_effect=0.05)
+    )
+    assert strict.verdict == INVERT
+
+
+@pytest.mark.parametrize("change", ["bolder", "slanted", "smaller", "paler"])
+def test_another_handwriting_is_no_bug(digits, change):
+    def styled(images):
+        if change == "bolder":
+            return np.clip(images * 1.6, 0, 1)
+        if change == "paler":
+            return images * 0.7
+        if change == "slanted":
+            return turn(images, 12, (2, 3), reshape=False, order=1).clip(0, 1)
+        small = zoom(images, (1, 1, 0.75, 0.75), order=1)
+        return np.pad(small, ((0, 0), (0, 0), (3, 3), (3, 3)))
+
+    own = [LabelledImages(styled(g.images), g.labels) for g in digits[G:]]
+    found = diagnose(digits[:G], own, 10)
+    assert found.bugs == ()
+    assert suspect(found, OTHER).decision == diagnosis.DIFFERS  # and it was seen
+
+
+def test_a_mean_pixel_on_either_side_of_the_middle_is_no_inversion(digits):
+    """The vectors oppose each other exactly, and are as short as +-0.1."""
+
+    def of_mean(group, mean):
+        images = 0.5 * (group.images - group.images.mean()) + mean
+        return LabelledImages(images.astype(np.float32), group.labels)
+
+    found = diagnose(
+        [of_mean(g, 0.45) for g in digits[:G]],
+        [of_mean(g, 0.55) for g in digits[G:]],
+        10,
+    )
+    assert suspect(found, INVERT).interval[0] > 0.9
+    assert suspect(found, INVERT).adjusted_p == pytest.approx(1 / 35)
+    assert suspect(found, INVERT).decision == diagnosis.UNDECIDED
+    assert found.verdict == "undecided"
+
+
+@pytest.mark.parametrize("strength", [0.6, 0.3, 0.1])
+def test_less_structure_is_no_bug(digits, strength):
+    """Blur by grey shrinks both vectors to 0, never beyond."""
+    own = [
+        LabelledImages(0.5 + strength * (g.images - 0.5), g.labels) for g in digits[G:]
+    ]
+    turned = [rotate(g) for g in digits[G:]]
+    mixed = [  # half of the images turned: no direction is left
+        LabelledImages(
+            np.where(np.arange(120)[:, None, None, None] % 2, a.images, b.images),
+            a.labels,
+        )
+        for a, b in zip(digits[G:], turned, strict=True)
+    ]
+    assert diagnose(digits[:G], own, 10).bugs == ()
+    found = diagnose(digits[:G], mixed, 10)
+    assert found.bugs == ()
+    assert suspect(found, ROTATE).effect == pytest.approx(0.5, abs=0.1)
+
+
+def test_alike_cohorts_are_undecided_below_the_attainable_p(digits):
+    found = diagnose(digits[:G], digits[G:], 10, Rule(alpha=0.02))
+    assert (found.verdict, found.bugs) == ("undecided", ())
+
+
+def test_alpha_below_the_attainable_p_is_undecided(digits):
+    spoilt = [invert(group) for group in digits[G:]]
+    found = diagnose(digits[:G], spoilt, 10, Rule(alpha=0.02))
+    assert found.verdict == "undecided"
+    assert found.false_positive_rate == 0
+    assert found.to_json()["attainable_p"] == pytest.approx(1 / 35)
+
+
+def noise_groups(seed, count=2 * G):
+    """Generators that know nothing: each draws from a pattern of its own."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(60, dtype=np.int64) % 3
+    return [
+        LabelledImages(
+            np.clip(
+                rng.normal(0.2, 0.1, (3, 1, 8, 8))[labels]
+                + rng.normal(0, 0.05, (60, 1, 8, 8)),
+                0,
+                1,
+            ).astype(np.float32),
+            labels,
+        )
+        for _ in range(count)
+    ]
+
+
+def test_generators_that_learned_nothing_are_undecided_and_not_cleared():
+    for seed in range(10):
+        own = noise_groups(seed)
+        found = diagnose(own[:G], own[G:], 3)
+        assert not found.has_learned
+        assert suspect(found, INVERT).interval[1] < 0.5  # equally dark, which says
+        assert suspect(found, INVERT).decision == diagnosis.UNDECIDED  # nothing
+        assert found.verdict == "undecided"
+
+
+def test_false_positives_stay_below_the_stated_rate_without_a_minimum_effect():
+    """Exchangeable groups, and no help from the second check: its limit is ~0."""
+    rng, count, named = np.random.default_rng(1), 300, 0
+    rule = Rule(alpha=0.1, min_effect=1e-9, confidence=0.01)
+    rate = 3 / 35
+    for _ in range(count):
+        values = rng.normal(0.3, 0.1, 2 * G)
+        labels = np.zeros(4, np.int64)
+        own = [
+            LabelledImages(
+                np.clip(rng.normal(m, 0.1, (4, 1, 6, 6)), 0, 1).astype(np.float32),
+                labels,
+            )
+            for m in values
+        ]
+        found = diagnose(own[:G], own[G:], 1, rule)
+        assert found.false_positive_rate == pytest.approx(rate)
+        named += bool(found.bugs)
+    assert named / count <= rate + 3 * math.sqrt(rate / count)
+    assert named > 0  # the rate is used, so the test could fail
+
+
+# ------------------------------------------------------------------ features
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 3))
+def test_rotation_flips_orientation_and_leaves_intensity(seed, channels):
+    rng = np.random.default_rng(seed)
+    images = rng.random((6, channels, 9, 9)).astype(np.float32)
+    labels = rng.integers(0, 3, 6)
+    turned = np.rot90(images, axes=(2, 3))
+    own = group_features.orientation(images, labels, 4)
+    assert own.shape == (8,)
+    assert np.linalg.norm(own) <= 1
+    flipped = group_features.orientation(turned, labels, 4)
+    assert flipped == pytest.approx(-own, abs=1e-9)
+    back = group_features.orientation(np.rot90(images, -1, axes=(2, 3)), labels, 4)
+    assert back == pytest.approx(-own, abs=1e-9)
+    assert group_features.intensity(turned) == pytest.approx(
+        group_features.intensity(images)
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**31))
+def test_inversion_flips_intensity_and_leaves_orientation(seed):
+    rng = np.random.default_rng(seed)
+    images = rng.random((5, 1, 8, 8)).astype(np.float32)
+    labels = rng.integers(0, 2, 5)
+    assert group_features.orientation(1 - images, labels, 2) == pytest.approx(
+        group_features.orientation(images, labels, 2), abs=1e-5
+    )
+    assert group_features.intensity(1 - images) == pytest.approx(
+        -group_features.intensity(images), abs=1e-6
+    )
+
+
+def test_orientation_of_bars():
+    bar = np.zeros((1, 1, 15, 15), np.float32)
+    bar[..., 2:13, 6:9] = 1  # upright: its gradients are along x
+    found = group_features.orientation(bar, np.zeros(1, np.int64), 1)
+    assert found[0] > 0.5
+    assert abs(found[1]) < 1e-9
+    falling = np.eye(15, dtype=np.float32)[None, None]  # its gradients rise: J12 < 0
+    found = group_features.orientation(falling, np.zeros(1, np.int64), 1)
+    assert found[1] < -0.5
+    assert abs(found[0]) < 1e-6
+    nothing = group_features.orientation(bar * 0, np.zeros(1, np.int64), 1)
+    assert nothing.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 1.0])
+def test_share_is_read_from_the_vectors(share):
+    v = np.array([0.3, -0.2, 0.1])
+    gram = group_features.gram([v] * G + [(1 - 2 * share) * v] * G)
+    healthy, suspicious = np.arange(G), np.arange(G, 2 * G)
+    assert diagnosis.share(gram)(healthy, suspicious) == pytest.approx(share)
+    assert diagnosis.share(gram)(suspicious, healthy) == pytest.approx(share)
+    own_noise = gram + np.diag(np.full(2 * G, 9.0))
+    assert diagnosis.share(own_noise)(healthy, suspicious) == pytest.approx(share)
+
+
+def test_noise_of_the_groups_does_not_bias_the_share():
+    rng, v = np.random.default_rng(2), np.array([0.4, 0.1])
+    found = []
+    for _ in range(2000):
+        x = [v * s + rng.normal(0, 0.1, 2) for s in [1] * G + [0.2] * G]
+        gram = group_features.gram(x)
+        found.append(diagnosis.share(gram)(np.arange(G), np.arange(G, 2 * G)))
+    assert np.mean(found) == pytest.approx(0.4, abs=0.02)
+
+
+def test_kernel_means_are_those_of_a_loop():
+    rng = np.random.default_rng(3)
+    groups = [rng.random((5, 1, 3, 3)).astype(np.float32) for _ in range(3)]
+    flat = np.concatenate(groups).reshape(15, 9).astype(np.float64)
+    squared = ((flat[:, None] - flat[None]) ** 2).sum(2)
+    kernel = np.exp(-squared / (2 * np.median(squared)))
+    wanted = [
+        [kernel[5 * a : 5 * a + 5, 5 * b : 5 * b + 5].mean() for b in range(3)]
+        for a in range(3)
+    ]
+    assert group_features.kernel_means(groups) == pytest.approx(
+        np.array(wanted), abs=1e-5
+    )
+
+
+def test_two_sample_statistics_see_a_bug_and_no_bug(digits, monkeypatch):
+    monkeypatch.undo()  # with the classifier
+    alike = diagnose(digits[:G], digits[G:], 10).two_sample
+    spoilt = diagnose(digits[:G], [rotate(g) for g in digits[G:]], 10).two_sample
+    for same, different in zip(alike, spoilt, strict=True):
+        assert same.p > 0.05
+        assert different.p == pytest.approx(1 / 35)
+        assert different.value > same.value
+    assert spoilt[1].value > 0.8
+    assert alike[1].value < 0.6
+
+
+def test_class_balance_sees_classes_that_look_like_others(digits):
+    def collapsed(group):
+        threes = group.images[group.labels == 3]
+        images = group.images.copy()
+        images[group.labels == 8] = np.resize(
+            threes, ((group.labels == 8).sum(), *threes.shape[1:])
+        )
+        return LabelledImages(images, group.labels)
+
+    alike = diagnose(digits[:G], digits[G:], 10).effects[2]
+    found = diagnose(digits[:G], [collapsed(g) for g in digits[G:]], 10).effects[2]
+    assert found.name == "class balance"
+    assert alike.interval[0] < 0 < alike.interval[1]
+    assert found.difference > alike.interval[1]
+    assert found.interval[0] < found.difference < found.interval[1]
+    expected = 2 * 0.1**2  # the share of 8 is 0 instead of 0.1, that of 3 is 0.2
+    assert found.difference == pytest.approx(expected, rel=0.6)
+
+
+def test_effects_are_those_of_the_samples(digits):
+    found = diagnose(digits[:G], [invert(g) for g in digits[G:]], 10)
+    intensity, orientation, _ = found.effects
+    means = [float(g.images.mean()) for g in digits]
+    assert intensity.per_group["healthy"] == pytest.approx(means[:G], abs=1e-6)
+    assert intensity.healthy == pytest.approx(np.mean(means[:G]), abs=1e-6)
+    assert intensity.difference == pytest.approx(
+        1 - np.mean(means[G:]) - np.mean(means[:G]), abs=1e-6
+    )
+    assert intensity.interval[0] < intensity.difference < intensity.interval[1]
+    assert orientation.difference == pytest.approx(0, abs=0.05)
+
+
+def test_json_has_no_nan_and_all_of_the_rule(digits):
+    flat = [LabelledImages(g.images * 0, g.labels) for g in digits]
+    found = diagnose(flat[:G], flat[G:], 10).to_json()
+    assert found["verdict"] == "undecided"
+    rotated = next(s for s in found["ranking"] if s["bug"] == ROTATE)
+    assert rotated["effect"] is rotated["interval"] is None
+    assert found["alpha"] == 0.05
+    assert found["num_splits"] == 35
+    assert found["bugs"] == []
+
+
+def test_generators_without_labels_are_compared_too(digits):
+    own = [LabelledImages(g.images, g.labels * 0) for g in digits]
+    assert diagnose(own[:G], own[G:], 1).effects[2].difference == 0
+    spoilt = [rotate(g) for g in own[G:]]
+    assert diagnose(own[:G], spoilt, 1).verdict == ROTATE
+
+
+# ------------------------------------------------------------------ bad input
+
+
+def change(group, **fields):
+    return group._replace(**fields)
+
+
+@pytest.mark.parametrize(
+    ("spoil_input", "words"),
+    [
+        (lambda g: (g[:3], g[4:7]), "from 4 to 6"),
+        (lambda g: (g[:4], g[4:7]), "same number"),
+        (
+            lambda g: (g[:4], [change(g[4], images=g[4].images[:9]), *g[5:]]),
+            "group 4.*one data set",
+        ),
+        (
+            lambda g: (g[:4], [*g[4:7], change(g[7], images=g[7].images * np.nan)]),
+            "group 7.*diverged",
+        ),
+        (
+            lambda g: ([change(g[0], images=g[0].images + 1), *g[1:4]], g[4:]),
+            "diverged",
+        ),
+        (
+            lambda g: (g[:4], [*g[4:7], change(g[7], labels=g[7].labels + 1)]),
+            r"outside \[0, 10\)",
+        ),
+    ],
+)
+def test_groups_that_cannot_be_compared_are_refused(digits, spoil_input, words):
+    with pytest.raises(UserError, match=words):
+        diagnose(*spoil_input(list(digits)), 10)
+
+
+@pytest.mark.parametrize("name", ["alpha", "min_effect", "confidence"])
+@pytest.mark.parametrize("value", [0, 1, -0.5, math.nan])
+def test_rule_checks_its_ranges(name, value):
+    with pytest.raises(UserError, match=f"--{name.replace('_', '-')}"):
+        dataclasses.replace(Rule(), **{name: value})

@@ -1,0 +1,170 @@
+"""Permutation of groups and jackknife, against brute force, properties and rates."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedgs.diagnosis.permutation import (
+    attainable_p,
+    closed_test,
+    distances,
+    jackknife,
+    p_value,
+    splits,
+)
+
+
+def brute_force_distance(gram, healthy, suspicious):
+    """|mean - mean|^2 from pairs of different groups, by loops."""
+
+    def within(own):
+        return np.mean([gram[i, j] for i in own for j in own if i != j])
+
+    between = np.mean([gram[i, j] for i in healthy for j in suspicious])
+    return math.sqrt(max(0.0, within(healthy) + within(suspicious) - 2 * between))
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
+def test_every_split_comes_once_and_the_true_one_first(count):
+    rows = splits(count)
+    assert rows.shape == (math.comb(2 * count, count) // 2, 2 * count)
+    assert rows[0].tolist() == [False] * count + [True] * count
+    halves = {frozenset(np.flatnonzero(row)) for row in rows}
+    everyone = frozenset(range(2 * count))
+    wanted = {frozenset(c) for c in itertools.combinations(everyone, count)}
+    assert halves | {everyone - half for half in halves} == wanted
+    assert len(halves) == len(rows)
+    assert attainable_p(count) == pytest.approx(1 / len(rows))
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_distances_are_those_of_a_loop(count):
+    x = np.random.default_rng(0).normal(size=(2 * count, 3)) + 1
+    gram, rows = x @ x.T, splits(count)
+    wanted = [
+        brute_force_distance(gram, np.flatnonzero(~row), np.flatnonzero(row))
+        for row in rows
+    ]
+    assert distances(gram, rows) == pytest.approx(wanted, abs=1e-12)
+
+
+def test_the_diagonal_is_not_read():
+    x = np.random.default_rng(1).normal(size=(8, 2))
+    gram, rows = x @ x.T, splits(4)
+    assert distances(gram + np.diag(np.full(8, 99.0)), rows) == pytest.approx(
+        distances(gram, rows)
+    )
+
+
+def test_the_distance_of_means_is_unbiased():
+    """Groups vary by 1 around means that are 3 apart: the square estimates 9."""
+    rng = np.random.default_rng(2)
+    squares = []
+    for _ in range(2000):
+        x = np.concatenate([rng.normal(0, 1, 4), rng.normal(3, 1, 4)])[:, None]
+        signed = distances(x @ x.T, splits(4)[:1])[0] ** 2
+        squares.append(signed)
+    # Var(square) is about (2 * 3)^2 * 0.5 = 18: 4 standard errors are 0.38.
+    assert np.mean(squares) == pytest.approx(9, abs=0.4)
+
+
+@given(
+    st.lists(st.floats(-10, 10), min_size=8, max_size=8),
+    st.permutations(range(4)),
+    st.permutations(range(4)),
+)
+def test_p_does_not_depend_on_the_order_within_cohorts_or_on_their_names(
+    values, first, second
+):
+    x = np.round(np.array(values), 3)
+
+    def p(order):
+        own = x[order][:, None]
+        return p_value(distances(own @ own.T, splits(4)))
+
+    original = p(np.arange(8))
+    assert p(np.array([*first, *(4 + np.array(second))])) == original
+    assert p(np.array([4, 5, 6, 7, 0, 1, 2, 3])) == original
+
+
+def test_p_is_exact_on_exchangeable_groups():
+    """P(p <= k/35) is k/35 for a continuous statistic; heavy tails change nothing."""
+    rng, rows, count = np.random.default_rng(3), splits(4), 4000
+    found = []
+    for _ in range(count):
+        x = rng.standard_t(2, size=(8, 3))
+        found.append(p_value(distances(x @ x.T + 1e3, rows)))
+    for k in (1, 2, 5):
+        below = np.mean(np.array(found) <= k / 35 + 1e-9)
+        # Ties at distance 0 can only raise p where it is large.
+        error = 4 * math.sqrt(k / 35 / count)
+        assert below == pytest.approx(k / 35, abs=error)
+
+
+def test_closed_test_equals_all_subsets_by_hand():
+    rng = np.random.default_rng(4)
+    own = {name: rng.random(35) for name in "abc"}
+    found = closed_test(own)
+    for name in own:
+        worst = max(
+            p_value(np.max([own[n] for n in subset], axis=0))
+            for size in (1, 2, 3)
+            for subset in itertools.combinations("abc", size)
+            if name in subset
+        )
+        assert found[name] == worst
+
+
+def test_a_clear_difference_reaches_the_attainable_p_of_four_groups():
+    x = np.repeat([0.0, 1.0], 4)[:, None] + np.arange(8)[:, None] / 1000
+    weak = np.random.default_rng(5).random(35) / 10
+    found = closed_test({"a": distances(x @ x.T, splits(4)), "b": weak})
+    assert found["a"] == pytest.approx(1 / 35)
+
+
+@pytest.mark.parametrize("effect", [0.0, 3.0])
+def test_closed_test_keeps_the_familywise_rate_with_one_bug_planted(effect):
+    """Naming one of two hypotheses that are true: at most alpha, with a third false."""
+    rng, rows, count, alpha = np.random.default_rng(6), splits(4), 1500, 2 / 35
+    wrong = 0
+    for _ in range(count):
+        x = rng.normal(size=(8, 2))
+        y = rng.normal(size=(8, 1)) + effect * np.repeat([0.0, 1.0], 4)[:, None]
+        own = {"a": distances(x[:, :1] @ x[:, :1].T, rows)}
+        own["b"] = distances(x[:, 1:] @ x[:, 1:].T, rows)
+        own["c"] = distances(y @ y.T, rows)
+        found = closed_test(own)
+        wrong += min(found["a"], found["b"]) <= alpha + 1e-9
+    assert wrong / count <= alpha + 3 * math.sqrt(alpha / count)
+
+
+def test_jackknife_of_a_mean_is_the_two_sample_interval():
+    rng = np.random.default_rng(7)
+    x = rng.normal(size=10)
+    estimate, interval = jackknife(lambda h, s: x[s].mean() - x[h].mean(), 5, 0.9)
+    error = math.sqrt(x[:5].var(ddof=1) / 5 + x[5:].var(ddof=1) / 5)
+    width = stats.t.ppf(0.95, 4) * error
+    assert estimate == pytest.approx(x[5:].mean() - x[:5].mean())
+    assert interval == pytest.approx((estimate - width, estimate + width))
+
+
+def test_jackknife_interval_covers():
+    rng, hits, count = np.random.default_rng(8), 0, 1000
+    for _ in range(count):
+        x = np.concatenate([rng.normal(0, 1, 4), rng.normal(0.7, 2, 4)])
+        interval = jackknife(
+            lambda h, s, x=x: float(x[s].mean() - x[h].mean()), 4, 0.95
+        )[1]
+        assert interval is not None
+        hits += interval[0] <= 0.7 <= interval[1]
+    assert hits / count >= 0.95 - 3 * math.sqrt(0.05 * 0.95 / count)
+
+
+def test_a_statistic_that_is_undefined_somewhere_has_no_interval():
+    found = jackknife(lambda h, s: math.nan if len(h) < 4 else 1.0, 4, 0.95)
+    assert found == (1.0, None)

@@ -1,0 +1,608 @@
+"""`fedgs evaluate`: its numbers, files and refusals, on a tiny data set."""
+
+import contextlib
+import dataclasses
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from evaluation_data import labelled, write_mnist
+from experiments.commands import evaluate as evaluation
+from experiments.commands import evaluation_report
+from experiments.paper import paper_tables
+from fedgs.evaluation import classifiers, downstream, lenet, quality
+from fedgs.evaluation.label_efficiency import NUM_LABELS
+from fedgs.gan.models import build_generator
+from fedgs.runs import sample
+from fedgs.runs.run_folder import RunFolder
+from tiny import record_calls, tiny_config
+
+SMALL = ("--classifiers", "lda,gaussian_nb")
+KEYS = {
+    "fid_lenet_mnist",
+    "is_lenet_mnist_10_splits",
+    "precision_lenet_mnist_k5",
+    "recall_lenet_mnist_k5",
+    "density_lenet_mnist_k5",
+    "coverage_lenet_mnist_k5",
+    "memorisation_ratio",
+    "memorised_share",
+    "lenet_mnist_test_accuracy",
+    "downstream_cnn_accuracy",
+}
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("real")
+    write_mnist(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """One cache for the file, so that its classifier is trained once per image size."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDGS_CACHE_DIR", str(folder))
+        patch.setenv("TORCH_HOME", str(folder))
+        yield folder
+
+
+@pytest.fixture
+def fedgs(fedgs, monkeypatch, real, tmp_path):
+    """Runs `fedgs evaluate SOURCE --data mnist ...` in a new working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def evaluate(
+        source: object, *arguments: object, names_data: bool = True
+    ) -> tuple[int, str, str]:
+        if "--data" not in arguments and names_data:
+            arguments += ("--data", "mnist", "--data-dir", real)
+        return fedgs("evaluate", source, *arguments)
+
+    return evaluate
+
+
+@pytest.fixture
+def run(tmp_path) -> RunFolder:
+    """A finished run of a generator that was never trained."""
+    return finished_run(tmp_path / "run")
+
+
+def finished_run(path: Path, **settings: object) -> RunFolder:
+    values = {"data": "mnist", "num_classes": 10, "output": str(path)} | settings
+    config = tiny_config(**values)
+    folder = RunFolder.create(config)
+    state = build_generator(config, 0).state_dict()
+    with contextlib.closing(folder.ledger()) as ledger:
+        folder.save_generator(state, state, ledger)
+    return folder
+
+
+def npz(path: Path, count: int = 60) -> Path:
+    images, labels = labelled(count, 5, side=28)
+    np.savez(path, images=images, labels=labels)
+    return path
+
+
+def result_of(done: tuple[int, str, str]) -> dict:
+    code, out, err = done
+    assert code == 0, err
+    return json.loads(out)
+
+
+# ------------------------------------------------------------------ results
+
+
+def test_run_is_evaluated_by_every_metric_in_its_folder(fedgs, run, monkeypatch):
+    quick = dataclasses.replace(evaluation.FULL, num_steps=10)
+    monkeypatch.setattr(evaluation, "FULL", quick)
+    code, out, err = fedgs(run.path, "-n", 40, *SMALL, "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert set(found) >= KEYS
+    assert "fid_inception_v3_pool3" not in found  # its weights are not there
+    assert found["num_synthetic"] == found["downstream_cnn_num_synthetic"] == 40
+    assert (found["num_real"], found["num_test"]) == (120, 60)
+    assert "not covered by the epsilon" in found["privacy"]
+    assert list(found["classifiers"]["accuracy"]) == ["lda", "gaussian_nb"]
+    assert found["classifiers"]["protocol"] == "reference-settings"
+    assert set(found["label_efficiency"]) == {"generator", "annotator"}
+    assert list(found["label_efficiency"]["annotator"]) == ["10", "30"]
+    assert json.loads((run.path / "evaluations.jsonl").read_text()) == found
+    for name in ("samples", "label-efficiency", "per-class-accuracy"):
+        with Image.open(run.path / "evaluation" / f"{name}.png") as picture:
+            assert picture.size[0] > 100
+    assert "classifiers on synthetic images: 2 of 2" in err
+    assert "label efficiency: 4 of 4" in err
+
+
+def test_file_of_samples_gives_the_numbers_of_its_run(fedgs, run, tmp_path):
+    labels = sample.uniform_labels(run.config, 40, 0)
+    images = sample.draw(run.config, sample.load_generator(run), labels, 0)
+    np.savez(tmp_path / "s.npz", images=images, labels=labels)
+    chosen = ("-n", 40, "--metrics", "images,classifiers", *SMALL, "--json")
+    found = [result_of(fedgs(path, *chosen)) for path in (run.path, "s.npz")]
+    assert found[0].pop("round") == 0
+    for result in found:
+        del result["source"], result["seconds"], result["reading"]
+    assert found[0] == found[1]
+    assert (tmp_path / "s.evaluations.jsonl").exists()
+    assert (tmp_path / "s.evaluation" / "samples.png").exists()
+
+
+def test_cnn_of_the_first_release_is_unchanged_in_meaning(fedgs, run, real):
+    code, out, _ = fedgs(run.path, "-n", 50, "--seed", 3, "--metrics", "cnn", "--json")
+    assert code == 0
+    labels = sample.uniform_labels(run.config, 50, 3)
+    images = sample.draw(run.config, sample.load_generator(run), labels, 3)
+    config = tiny_config(data="mnist", data_dir=str(real), num_classes=10)
+    test_images, test_labels = evaluation.images.load_real(config).test
+    expected = downstream.cnn_accuracy(images, labels, test_images, test_labels, 10, 3)
+    assert json.loads(out)["downstream_cnn_accuracy"] == expected
+    assert (downstream.NUM_EPOCHS, downstream.NUM_IMAGES) == (3, 10_000)
+
+
+def test_good_images_score_better_than_noise(fedgs, tmp_path):
+    chosen = ("--metrics", "images,classifiers", *SMALL)
+    good, noise = (
+        result_of(fedgs(source, "-n", 60, *chosen, "--json"))
+        for source in (npz(tmp_path / "good.npz"), "noise")
+    )
+    name = "lenet_mnist"
+    assert 0 < good[f"fid_{name}"] < 0.5 * noise[f"fid_{name}"]
+    assert noise[f"fid_{name}"] > 1
+    assert good[f"is_{name}_10_splits"] > noise[f"is_{name}_10_splits"]
+    assert good[f"precision_{name}_k5"] > noise[f"precision_{name}_k5"]
+    assert good["classifiers"]["average"] > 0.8
+    assert good["classifiers"]["average"] > noise["classifiers"]["average"] + 0.3
+    assert 0.7 < good["memorisation_ratio"] < noise["memorisation_ratio"]
+    assert (tmp_path / "noise-mnist.evaluations.jsonl").exists()
+
+
+def test_training_split_is_its_own_copy(fedgs, tmp_path):
+    chosen = ("--metrics", "images", "--output", tmp_path / "here", "--json")
+    found = result_of(fedgs("real", *chosen))
+    assert found["fid_lenet_mnist"] == pytest.approx(0, abs=1e-3)
+    assert found["precision_lenet_mnist_k5"] == found["memorised_share"] == 1
+    assert found["memorisation_ratio"] == pytest.approx(0, abs=0.05)
+    assert (tmp_path / "here" / "evaluations.jsonl").exists()
+    assert (tmp_path / "here" / "evaluation" / "samples.png").exists()
+
+
+def test_second_evaluation_trains_nothing_and_adds_a_line(fedgs, tmp_path, monkeypatch):
+    path = npz(tmp_path / "s.npz", count=61)  # no other test has trained on these
+    chosen = ("--metrics", "images,classifiers", *SMALL)
+    trained = record_calls(monkeypatch, classifiers, "train_and_test")
+    fedgs(path, *chosen)
+    assert len(trained) == 2
+    networks = record_calls(monkeypatch, lenet, "train_lenet")
+    _, _, err = fedgs(path, *chosen)
+    assert len(trained) == 2
+    assert not networks
+    assert err.count("(cached)") == 2
+    first, second = (tmp_path / "s.evaluations.jsonl").read_text().splitlines()
+    first, second = json.loads(first), json.loads(second)
+    assert min(first.pop("seconds"), second.pop("seconds")) >= 0
+    assert first == second
+
+
+INTERRUPTED = ("--metrics", "classifiers", "--classifiers", "gaussian_nb,lda")
+
+
+def test_interrupted_command_continues_classifier_by_classifier(
+    fedgs, tmp_path, monkeypatch
+):
+    path, original = npz(tmp_path / "s.npz", count=62), classifiers.train_and_test
+    release, fits = threading.Event(), []
+
+    def interrupted(task: classifiers.Task, name: str) -> classifiers.Result:
+        if name != "lda":
+            return original(task, name)
+        fits.append(threading.current_thread())
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        release.wait(60)
+        raise RuntimeError("nobody reads this result")
+
+    monkeypatch.setattr(classifiers, "train_and_test", interrupted)
+    # A shell's background job ignores SIGINT, and so would this process.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        code, _, err = fedgs(path, *INTERRUPTED, "--num-workers", 1)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    (fit,) = fits
+    assert fit.is_alive()  # the command did not wait for it,
+    assert fit.daemon  # and the interpreter does not either
+    release.set()
+    assert code == 1
+    assert err.endswith("stopped; continue with the same command\n")
+    assert not (tmp_path / "s.evaluations.jsonl").exists()
+    monkeypatch.setattr(classifiers, "train_and_test", original)
+    code, _, err = fedgs(path, *INTERRUPTED)
+    assert code == 0
+    assert re.search(r"1 of 2, gaussian_nb .* \(cached\)", err)
+    assert re.search(r"2 of 2, lda .* s\)", err)
+
+
+SLOW_LDA = """
+import os, signal, sys, threading, time
+from experiments.cli import main
+from fedgs.evaluation import classifiers
+original = classifiers.train_and_test
+def slow(task, name):
+    if name == "lda":
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(900)
+    return original(task, name)
+classifiers.train_and_test = slow
+main()
+"""
+
+
+@pytest.mark.slow  # a process of its own imports everything again
+def test_interrupted_process_ends_at_once(tmp_path, real):
+    path = npz(tmp_path / "s.npz", count=63)
+    command = ["evaluate", path, "--data", "mnist", "--data-dir", real, *INTERRUPTED]
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", SLOW_LDA, *map(str, command), "--num-workers", "1"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert time.monotonic() - started < 300
+    assert done.returncode == 1
+    assert done.stderr.endswith("stopped; continue with the same command\n")
+    assert not (tmp_path / "s.evaluations.jsonl").exists()
+
+
+def test_calibrated_divides_by_the_real_column(fedgs, tmp_path):
+    path = npz(tmp_path / "s.npz")
+    chosen = ["--metrics", "classifiers", "--classifiers", "lda,bernoulli_nb"]
+    chosen += ["--seed", "9"]  # so that no other test has trained these
+    plain = fedgs(path, *chosen, "--no-calibrate")
+    assert "add --calibrate" in plain[1]
+    assert "real images" not in plain[2]
+    none = result_of(fedgs(path, *chosen, "--no-calibrate", "--json"))["classifiers"]
+    assert none["calibrated"] == none["real_accuracy"] == {}
+    found = fedgs(path, *chosen, "--json")
+    assert "classifiers on real images: 2 of 2" in found[2]
+    after = result_of(found)["classifiers"]
+    real = result_of(fedgs("real", *chosen, "--json"))["classifiers"]
+    assert after["real_accuracy"] == real["accuracy"]
+    ratios = {n: after["accuracy"][n] / real["accuracy"][n] for n in real["accuracy"]}
+    assert after["calibrated"] == pytest.approx(ratios)
+    assert after["calibrated_average"] == pytest.approx(np.mean([*ratios.values()]))
+    assert real["calibrated_average"] == 1
+    # Cached from now on: used even where it would not be trained.
+    again = result_of(fedgs(path, *chosen, "--no-calibrate", "--json"))["classifiers"]
+    assert again["calibrated"] == after["calibrated"]
+
+
+def test_library_defaults_are_calibrated_only_on_demand(fedgs, tmp_path):
+    path = npz(tmp_path / "s.npz")
+    chosen = ["--metrics", "classifiers", "--classifiers", "lda,bernoulli_nb"]
+    chosen += ["--protocol", "library-defaults"]
+    found = result_of(fedgs(path, *chosen, "--json"))["classifiers"]
+    assert (found["protocol"], found["calibrated"]) == ("library-defaults", {})
+    found = result_of(fedgs(path, *chosen, "--calibrate", "--json"))["classifiers"]
+    assert list(found["calibrated"]) == ["lda", "bernoulli_nb"]
+
+
+def test_table_shows_the_papers_columns_and_accuracies(fedgs, tmp_path):
+    code, out, _ = fedgs(npz(tmp_path / "s.npz"), "--metrics", "images,classifiers")
+    assert code == 0
+    row = next(line for line in out.splitlines() if "bernoulli_nb" in line)
+    assert re.findall(r"0\.\d{3}", row)[-2:] == ["0.840", "0.770"]
+    assert re.search(r"average .*0\.879 .*0\.596", out)  # Table A1: 0.88 and 0.60
+    assert re.search(r"paper_classifier_test_accuracy\W+0\.9925", out)
+    assert "fid_inception_v3_pool3: not computed, needs --inception-weights" in out
+    assert str(tmp_path / "s.evaluations.jsonl") in out
+
+
+def test_fast_uses_fewer_images_and_names_its_scores_differently(
+    fedgs, tmp_path, monkeypatch
+):
+    small = evaluation.Sizes(30, 80, 45, 20, (10, 20), 5)
+    monkeypatch.setattr(evaluation, "FAST", small)
+    path = npz(tmp_path / "s.npz")
+    found = result_of(fedgs(path, "--fast", *SMALL, "--json"))
+    assert (found["num_synthetic"], found["num_real"], found["num_test"]) == (
+        30,
+        80,
+        45,
+    )
+    assert found["num_neighbour_images"] == 20
+    assert "fid_lenet_mnist_fast" in found
+    assert not [name for name in found if name.endswith("lenet_mnist")]
+    assert list(found["label_efficiency"]["generator"]) == ["10", "20"]
+    assert found["classifiers"]["calibrated_average"] > 0  # without being asked
+
+
+def test_sizes_are_the_documented_ones():
+    full = evaluation.Sizes(60_000, 60_000, None, 10_000, NUM_LABELS, 300)
+    assert full == evaluation.FULL
+    fast = evaluation.FAST
+    assert (fast.synthetic, fast.real, fast.test) == (2_000, 10_000, 2_000)
+    assert set(paper_tables.REAL["mnist"]) == set(evaluation.ALL)
+
+
+def test_a_run_is_compared_with_its_own_data_by_default(fedgs, tmp_path, real):
+    run = finished_run(tmp_path / "run", data_dir=str(real))
+    chosen = ("-n", 40, "--metrics", "classifiers", *SMALL, "--no-calibrate", "--json")
+    ways = (
+        {"names_data": False},
+        {"arguments": ("--data", "mnist")},
+        {"arguments": ("--data", "mnist", "--data-dir", real)},
+    )
+    found = []
+    for way in ways:
+        more = way.pop("arguments", ())
+        found.append(result_of(fedgs(run.path, *chosen, *more, **way)))
+        del found[-1]["seconds"], found[-1]["classifiers"]["seconds"]
+    assert found[0] == found[1] == found[2]
+    assert found[0]["data"] == "mnist"
+
+
+def test_flags_override_what_the_run_says_of_its_data(fedgs, tmp_path, real):
+    run = finished_run(tmp_path / "run", data_dir=str(tmp_path / "gone"))
+    chosen = ("-n", 40, "--metrics", "classifiers", *SMALL, "--no-calibrate")
+    code, _, err = fedgs(run.path, *chosen, names_data=False)
+    assert code == 2
+    assert str(tmp_path / "gone") in err
+    more = ("--data-dir", real)
+    assert fedgs(run.path, *chosen, *more, names_data=False)[0] == 0
+
+
+@pytest.mark.parametrize("source", ["noise", "real", "samples.npz"])
+def test_only_a_run_says_which_data_it_is_of(fedgs, source):
+    code, _, err = fedgs(source, names_data=False)
+    assert (code, err) == (
+        2,
+        "Error: data is unset: give --data, real data with a test split\n",
+    )
+
+
+def test_a_run_is_compared_with_its_data_as_it_reads_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = {"polarity": "light-background", "image_channels": 3, "data_dir": "x"}
+    settings |= {"test_fraction": 0.25, "num_classes": 7}
+    config = tiny_config(data=f"npz:{tmp_path}/a.npz", **settings)
+    for data in (config.data, "npz:a.npz"):
+        same = evaluation._reading_of(config, data)
+        assert {name: getattr(same, name) for name in settings} == settings
+        assert same.image_size == config.image_size
+    other = evaluation._reading_of(config, "fashion-mnist")
+    assert (other.polarity, other.test_fraction) == ("auto", 0)
+    assert (other.num_classes, other.data_dir) == (None, "x")
+    assert (other.image_size, other.image_channels) == (config.image_size, 3)
+
+
+def test_samples_stand_in_columns_by_class(tmp_path):
+    images, labels = labelled(30, 0)
+    part = evaluation.LabelledImages(images, labels)
+    rows = evaluation_report._rows_by_class(part, 4)
+    assert rows.shape == (8 * 4, 1, 16, 16)
+    assert (rows[1] == images[labels == 1][0]).all()
+    assert (rows[4 * 7 + 2] == images[labels == 2][7]).all()
+    assert rows[3::4].max() == 0  # no image of that class
+
+
+def test_one_classifier_that_fails_costs_no_other_result(fedgs, tmp_path, monkeypatch):
+    original = classifiers.build
+
+    class Singular:
+        def fit(self, x, y):
+            raise ValueError("the covariance\nis singular")
+
+    monkeypatch.setattr(
+        classifiers,
+        "build",
+        lambda name, protocol, shape, *arguments: (
+            Singular()
+            if name == "gaussian_nb" and shape
+            else original(name, protocol, shape, *arguments)
+        ),
+    )
+    path = npz(tmp_path / "s.npz", count=64)  # no other test has trained on these
+    chosen = ("--metrics", "images,classifiers", "--classifiers", "gaussian_nb,lda")
+    code, out, err = fedgs(path, *chosen)
+    assert code == 0
+    assert "1 of 2, gaussian_nb cannot be trained" in err
+    assert "classifiers = gaussian_nb: cannot be trained on 64 images (the cov" in out
+    assert "average" not in out
+    found = json.loads((tmp_path / "s.evaluations.jsonl").read_text())
+    assert found["fid_lenet_mnist"] > 0
+    found = found["classifiers"]
+    assert list(found["failed"]) == ["gaussian_nb"]
+    assert list(found["accuracy"]) == ["lda"]
+    assert found["average"] is None
+    assert "calibrated_average" not in found
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_undefined_scores_are_null_and_the_line_is_json(
+    fedgs, tmp_path, monkeypatch, value
+):
+    scores = {"memorisation_ratio": float(value), "memorised_share": 1.0}
+    monkeypatch.setattr(quality, "memorisation", lambda *images: scores)
+    chosen = ("--metrics", "images")
+    out = fedgs(npz(tmp_path / "s.npz"), *chosen)[1]
+    assert re.search(r"memorisation_ratio\W+undefined", out)
+    line = (tmp_path / "s.evaluations.jsonl").read_text()
+    printed = fedgs(tmp_path / "s.npz", *chosen, "--json")[1]
+    for text in (line, printed):
+        found = json.loads(text, parse_constant=pytest.fail)
+        assert found["memorisation_ratio"] is None
+
+
+def test_line_says_how_the_data_was_read_and_by_which_network(fedgs, tmp_path):
+    found = result_of(fedgs(npz(tmp_path / "s.npz"), "--metrics", "images", "--json"))
+    assert found["reading"] == {
+        "polarity": "auto",
+        "classes": "all",
+        "test_fraction": 0.0,
+        "hf_options": None,
+        "num_classes": None,
+        "image_channels": 1,
+        "image_size": 28,
+    }
+    assert re.fullmatch("lenet-[0-9a-f]{24}", found["network"])
+    assert found["versions"]["torch"]
+
+
+def test_classes_of_femnist_are_in_the_names_of_metrics():
+    request = evaluation.Request("s.npz", "femnist:a.h5", {"classes": "merged-letters"})
+    assert request.network == "lenet_femnist_merged_letters"
+    fast = dataclasses.replace(request, fast=True, reading={"classes": "all"})
+    assert fast.network == "lenet_femnist_fast"
+
+
+def test_colour_data_has_yardsticks_too(fedgs, tmp_path, real):
+    images, labels = labelled(60, 0)
+    content = {"images": np.repeat(images, 3, axis=1), "labels": labels}
+    np.savez(tmp_path / "colour.npz", **content)
+    arguments = ("--data", f"npz:{tmp_path}/colour.npz", "--test-fraction", "0.3")
+    arguments += ("--metrics", "images", "--image-size", "16", "-n", "40")
+    code, _, err = fedgs("noise", *arguments)
+    assert (code, "give --image-channels 3" in err) == (2, True)
+    assert fedgs("noise", *arguments, "--image-channels", "3")[0] == 0
+
+
+# ------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("own", "arguments", "named"),
+    [
+        (0.0, ("--test-fraction", "0.3"), "test_fraction = 0.3: the run held out 0.0"),
+        (0.2, ("--test-fraction", "0.3"), "test_fraction = 0.3: the run held out 0.2"),
+        (0.2, ("--hf-options", "client='b'"), "hf_options = .*, other images would be"),
+        (0.0, (), "data = 'digits': has no test split, and nothing was held out"),
+    ],
+)
+def test_a_run_is_never_tested_on_what_it_was_trained_on(
+    fedgs, tmp_path, own, arguments, named
+):
+    run = finished_run(tmp_path / "run", data="digits", test_fraction=own)
+    done = fedgs(run.path, *arguments, names_data=False)
+    assert done[0] == 2
+    assert re.match(f"Error: {named}", done[2])
+
+
+@pytest.mark.parametrize("fraction", ["0.2", "0.3"])
+def test_a_run_is_tested_on_what_it_held_out_or_a_part_of_it(fedgs, tmp_path, fraction):
+    run = finished_run(tmp_path / "run", data="digits", test_fraction=0.3)
+    chosen = ("-n", 40, "--metrics", "cnn", "--json", "--test-fraction", fraction)
+    found = result_of(fedgs(run.path, *chosen, names_data=False))
+    assert found["num_test"] == round(float(fraction) * 1797)
+    assert found["round"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["-n", "9"], "count = 9 images: fewer than the 10 splits of the Inception"),
+        (["--metrics", "images,fidd"], "metrics = 'fidd': give --metrics of images"),
+        (["--metrics", ""], "metrics = '': give --metrics of images, cnn, class"),
+        (["--protocol", "paper"], "protocol = 'paper': give --protocol of reference"),
+        (["--classifiers", "svm"], "classifiers = 'svm': give --classifiers of mlp"),
+        (["--device", "tpu"], "device = 'tpu': give --device of cpu, cuda"),
+        (["--num-workers", "0"], "num_workers = 0: give at least 1"),
+        (["--inception-weights", "no.pth"], "inception_weights = no.pth: does not"),
+        (["--data", "digits"], "data = 'digits': .*test split"),
+        (["--data", "mnist"], "data_dir is unset: data = mnist needs --data-dir"),
+        (["--data", "nope"], "data = 'nope': give --data one of"),
+        (["--data", "npz:no.npz"], r"data = 'npz:no.npz': no.npz does not exist"),
+        (["--classes", "digits"], "classes = 'digits': only femnist, folder:PATH and"),
+        (["--hf-options", "split='x'"], "hf_options = .*: is for --data hf:NAME"),
+        (["--seed", "-1"], "seed = -1: give --seed from 0 to 4294967295"),
+        (["--seed", "4294967296"], "seed = 4294967296: give --seed from 0"),
+        (["--device", "cuda"], "device = 'cuda': no GPU is available"),
+        (["--classifiers", "lda,mlp,lda"], "classifiers = lda,mlp,lda: give each"),
+        (["--image-size", "8"], "image_size = 8: give --image-size at least 16"),
+        (["--inception-weights", __file__], "inception_weights = .*: is not weights-"),
+        (
+            ["--output", __file__, "-n", "20"],
+            "output = .*; give --output a folder that can be",
+        ),
+    ],
+)
+def test_bad_argument_is_refused_before_anything_is_written(
+    fedgs, tmp_path, arguments, named
+):
+    code, out, err = fedgs("noise", *arguments)
+    assert (code, out) == (2, "")
+    assert re.match(f"Error: {named}", err), err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("name", "value"), [("image_size", 32), ("image_channels", 3)])
+def test_real_images_of_another_shape_than_the_synthetic_are_refused(
+    fedgs, tmp_path, run, name, value
+):
+    for source in (npz(tmp_path / "s.npz"), run.path):
+        code, _, err = fedgs(source, f"--{name.replace('_', '-')}", value)
+        assert code == 2
+        assert re.match(rf"Error: {name} = {value}: .* has \d+, and real images", err)
+
+
+SOURCES = {
+    "missing": (None, "s.npz: does not exist"),
+    "too few": ((9, 28, 3), "s.npz = 9 images: fewer than the 10 splits"),
+    "one class": ((20, 28, 1), "s.npz: one class only .label 0.*--metrics images"),
+    "size": ((20, 8, 3), "s.npz: images of 8 pixels; give at least 16 on each side"),
+    "label": ((20, 28, 11), "s.npz: label 10, the real labels are 0 to 9"),
+}
+
+
+@pytest.mark.parametrize("wrong", SOURCES)
+def test_bad_source_is_refused(fedgs, tmp_path, wrong):
+    content, named = SOURCES[wrong]
+    if content:
+        count, side, classes = content
+        images = np.full((count, side, side), 0.5, np.float32)
+        np.savez("s.npz", images=images, labels=np.arange(count) % classes)
+    code, _, err = fedgs("s.npz")
+    assert code == 2
+    assert re.match(f"Error: {named}", err), err
+    assert err.count("\n") <= 2
+
+
+def test_one_class_can_be_scored_as_images(fedgs, tmp_path):
+    images = labelled(20, 0, side=28).images
+    np.savez("s.npz", images=images, labels=np.zeros(20, int))
+    assert fedgs("s.npz", "--metrics", "images")[0] == 0
+
+
+def test_missing_package_is_named_at_once(fedgs, monkeypatch):
+    original = evaluation.find_spec
+    monkeypatch.setattr(
+        evaluation, "find_spec", lambda n: None if n == "xgboost" else original(n)
+    )
+    code, _, err = fedgs("noise")
+    assert code == 2
+    assert "xgboost is not installed; run `pip install 'fedgs[eval,report]'`" in err
+    assert fedgs("noise", "-n", 20, "--metrics", "images")[0] == 0
+
+
+def test_output_that_cannot_be_written_is_refused(fedgs, tmp_path):
+    (tmp_path / "file").touch()
+    output = tmp_path / "file" / "here"
+    chosen = ("-n", 20, "--metrics", "images", "--output", output)
+    code, _, err = fedgs("noise", *chosen)
+    assert code == 2
+    assert "Not a directory; give --output a folder that can be written" in err

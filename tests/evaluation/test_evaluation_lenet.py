@@ -1,0 +1,109 @@
+"""The classifier of the real data: learns, is cached by content, never as a pickle."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from evaluation_data import NUM_CLASSES, labelled
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.evaluation import lenet
+from fedgs.evaluation.images import RealImages, load_real
+from tiny import record_calls
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDGS_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def get(train) -> lenet.LeNet:
+    return lenet.cached_lenet(train, NUM_CLASSES, "cpu", lambda done, total: None)[1]
+
+
+def test_classifier_learns_and_its_outputs_have_documented_shapes():
+    train, test = labelled(300, 0), labelled(90, 1)
+    found = lenet.outputs(get(train), test.images)
+    assert found.features.shape == (90, lenet.NUM_FEATURES)
+    assert found.features.min() >= 0
+    real = RealImages(train, test, NUM_CLASSES)
+    assert lenet.test_accuracy(found, real) > 0.9
+    wrong = RealImages(train, test._replace(labels=(test.labels + 1) % 3), NUM_CLASSES)
+    assert lenet.test_accuracy(found, wrong) < 0.1
+
+
+def test_second_call_trains_nothing_and_gives_the_same_bits(monkeypatch):
+    train = labelled(60, 0)
+    calls = record_calls(monkeypatch, lenet, "train_lenet")
+    first, second = (lenet.outputs(get(train), train.images) for _ in range(2))
+    assert len(calls) == 1
+    assert (first.logits == second.logits).all()
+
+
+def test_training_is_the_same_whatever_was_drawn_before():
+    train = labelled(60, 0)
+    states = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        model = lenet.train_lenet(train, NUM_CLASSES, "cpu", lambda done, total: None)
+        states.append(model.state_dict())
+        assert torch.initial_seed() == seed
+    assert all((states[0][name] == value).all() for name, value in states[1].items())
+
+
+@pytest.mark.parametrize("change", ["one pixel", "one label", "order"])
+def test_other_images_have_another_classifier(cache, change):
+    train = labelled(60, 0)
+    get(train)
+    images, labels = train.images.copy(), train.labels.copy()
+    if change == "one pixel":
+        images[3, 0, 4, 4] += 0.01
+    elif change == "one label":
+        labels[3] = (labels[3] + 1) % NUM_CLASSES
+    else:
+        images, labels = images[::-1].copy(), labels[::-1].copy()
+    get(train._replace(images=images, labels=labels))
+    assert len(list(cache.glob("lenet-*.safetensors"))) == 2
+
+
+def test_cache_is_private_and_holds_safetensors_and_json_only(cache):
+    get(labelled(60, 0))
+    assert cache.stat().st_mode & 0o777 == 0o700
+    (tensors,) = cache.glob("*.safetensors")
+    assert "conv1.weight" in load_file(tensors)
+    about = json.loads(tensors.with_suffix(".json").read_text())
+    assert about["num_images"] == 60
+    assert {path.suffix for path in cache.iterdir()} == {".safetensors", ".json"}
+
+
+def test_damaged_classifier_is_trained_again(cache):
+    train = labelled(60, 0)
+    get(train)
+    (path,) = cache.glob("*.safetensors")
+    content = path.read_bytes()
+    path.write_bytes(content[:100])
+    get(train)
+    assert path.read_bytes() == content
+
+
+def test_cache_that_cannot_be_made_is_refused(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FEDGS_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    with pytest.raises(UserError, match=r"FEDGS_CACHE_DIR = .*: Not a directory; set"):
+        get(labelled(60, 0))
+
+
+@pytest.mark.slow
+@pytest.mark.paper
+@pytest.mark.parametrize(
+    ("data", "least"), [("mnist", 0.992), ("fashion-mnist", 0.925)]
+)
+def test_accuracy_on_the_real_data_is_close_to_the_papers(data_dir, data, least):
+    config = RunConfig(data=data, data_dir=str(data_dir))
+    real = load_real(config)
+    found = lenet.outputs(get(real.train), real.test.images)
+    assert lenet.test_accuracy(found, real) >= least
+    assert np.isfinite(found.features).all()

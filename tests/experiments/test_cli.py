@@ -1,0 +1,984 @@
+"""The command line: commands, the frozen flags, the issue's numbers and bad input."""
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from experiments.cli import main as cli
+from experiments.commands import train as running
+from experiments.paper import scores
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.federation import preparation
+from fedgs.privacy.ledger import Ledger
+from fedgs.runs.run_folder import RunFolder, write_json
+from tiny import NUM_CLASSES, SIDE, write_tiny_npz
+
+TINY = {
+    "image_size": SIDE,
+    "clients_per_round": 2,
+    "noise_multiplier": 0.5,
+    "batch_size": 4,
+    "num_rounds": 3,
+    "discriminator_steps": 1,
+    "discriminator_batch_size": 4,
+    "warm_start_rounds": 1,
+    "generator": "upsample",
+    "generator_dim": 4,
+    "discriminator_dim": 4,
+    "latent_dim": 4,
+    "num_workers": 1,
+    "seed": 5,
+    "noise_seed": 7,
+}
+FLAGS = """
+adversary amplification batch-size checkpoint-every chunk-size classes client-epsilon
+client-limits client-selection clients-per-node clients-per-round clip-bound cohort
+colluding-nodes conditional corruption corruption-fraction corruption-seed
+corruption-unit data data-dir dct-size delta device dirichlet-alpha
+discriminator-activation discriminator-batch-size discriminator-beta1
+discriminator-beta2 discriminator-dim discriminator-learning-rate discriminator-steps
+discriminator-training download drift-weight ema-decay engine fakes-per-round
+fast-messages generator generator-beta1 generator-beta2 generator-dim
+generator-learning-rate gpu-fraction gradient-basis gradient-penalty-weight hf-options
+image-channels image-size latent latent-dim min-nodes node-sizes nodes noise-multiplier
+noise-seed num-classes num-clients num-rounds num-threads num-workers output partition
+partitioner partitioner-options polarity privacy-unit relation round-timeout
+sample-every secure-noise seed selection-seed spectral-norm stacking target-epsilon
+test-fraction transport warm-start warm-start-rounds
+"""
+# privacy.md, "The paper's federated figure".
+PAPER = {
+    "num_clients": 866,
+    "clients_per_round": 1,
+    "num_rounds": 30_000,
+    "batch_size": 32,
+    "noise_multiplier": 1.07,
+    "delta": "1.15e-3",
+}
+STATEMENT_KEYS = {
+    "adversary",
+    "relation",
+    "unit",
+    "delta",
+    "epsilon",
+    "theorem",
+    "conditions",
+    "guarantee",
+}
+
+
+def flags(**settings: object) -> list[str]:
+    return [
+        part
+        for name, value in settings.items()
+        for part in (f"--{name.replace('_', '-')}", str(value))
+    ]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> str:
+    return write_tiny_npz(tmp_path_factory.mktemp("data") / "tiny.npz")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, data, exit_code) -> Path:
+    """A finished run, made by the command line."""
+    path = tmp_path_factory.mktemp("trained") / "run"
+    assert exit_code("train", *flags(data=data, output=path, **TINY)) == 0
+    return path
+
+
+def tree(path: Path) -> dict[str, bytes]:
+    return {
+        str(entry.relative_to(path)): entry.read_bytes() if entry.is_file() else b""
+        for entry in path.rglob("*")
+    }
+
+
+# ------------------------------------------------------------------ flags
+
+
+def test_flags_of_train_are_the_frozen_list():
+    """A new setting is a new public name: add it here, and to CHANGELOG.md."""
+    settings = [spec.name for spec in dataclasses.fields(RunConfig)]
+    assert sorted(name.replace("_", "-") for name in settings) == FLAGS.split()
+    found = {"recipe", "config"} | {flag.replace("-", "_") for flag in FLAGS.split()}
+    command = cli.typer.main.get_command(cli.app).commands["train"]
+    assert {param.name for param in command.params} == found
+
+
+def test_flag_is_the_field_name_with_dashes():
+    command = cli.typer.main.get_command(cli.app).commands["train"]
+    for param in command.params:
+        assert param.opts == [f"--{param.name.replace('_', '-')}"]
+
+
+def test_commands_are_the_frozen_list():
+    commands = set(cli.typer.main.get_command(cli.app).commands)
+    assert {"train", "resume", "sample", "privacy", "evaluate", "demo"} <= commands
+
+
+def test_help_groups_the_flags(fedgs):
+    code, out, _ = fedgs("train", "--help")
+    assert code == 0
+    for group in ("Data", "Federation", "Privacy", "Training", "Model", "Runtime"):
+        assert re.search(rf"─ {group} ─", out)
+
+
+def test_version_is_that_of_the_package(fedgs):
+    pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    version = tomllib.loads(pyproject)["project"]["version"]
+    assert fedgs("--version") == (0, f"fedgs {version}\n", "")
+
+
+def test_python_m_fedgs_is_the_same_program():
+    command = [sys.executable, "-m", "fedgs", "train", "--recipe", "nope"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: recipe = 'nope': give --recipe one of demo")
+
+
+# ------------------------------------------------------------------ train and resume
+
+
+def test_trained_run_names_epsilons_folder_and_grid(trained, fedgs, tmp_path, data):
+    output = tmp_path / "new" / "run"
+    code, out, err = fedgs("train", *flags(data=data, output=output, **TINY))
+    assert (code, err) == (0, "")
+    assert "6 clients on 6 nodes, 2 per round, 3 rounds" in out
+    assert "seeded: not private" in out
+    assert "round 3 of 3" in out
+    assert f"run folder   {output}" in out
+    assert f"sample grid  {output}/samples/round-0000003.png" in out
+    for word in ("release", "replace-one", "zero-out", "1e-05"):
+        assert word in out
+    same = [(path / "generator.safetensors").read_bytes() for path in (output, trained)]
+    assert same[0] == same[1]
+
+
+def test_settings_come_from_recipe_file_and_flags(trained, tmp_path, data, fedgs):
+    file = tmp_path / "run.toml"
+    small = {name: value for name, value in TINY.items() if name != "clients_per_round"}
+    lines = [f"{name} = {json.dumps(value)}" for name, value in small.items()]
+    file.write_text("\n".join([*lines, "fakes_per_round = 8", "dct_size = 8"]))
+    output = tmp_path / "run"
+    arguments = flags(data=data, output=output, num_rounds=1, config=file)
+    code, _, err = fedgs("train", "--recipe", "full-participation", *arguments)
+    assert (code, err) == (0, "")
+    config = RunFolder.open(output).config
+    assert (config.client_selection, config.clients_per_round) == ("all", 6)
+    assert (config.num_rounds, config.batch_size) == (1, 4)
+
+
+def test_output_is_named_by_recipe_data_and_time_when_unset(
+    monkeypatch, tmp_path, data, fedgs
+):
+    monkeypatch.chdir(tmp_path)
+    assert fedgs("train", *flags(data=data, **TINY | {"num_rounds": 1}))[0] == 0
+    (path,) = (tmp_path / "runs").iterdir()
+    assert re.fullmatch(r"run-npz-\d{8}T\d{6}Z", path.name)
+
+
+def test_privacy_reads_the_engine_of_a_config_file(tmp_path, fedgs):
+    plan = flags(num_clients=10, num_rounds=5, batch_size=4, noise_multiplier=1.0)
+    seen = []
+    for content in ("", 'engine = "local"\n'):
+        (tmp_path / "own.toml").write_text(content)
+        given = ["privacy", "--config", tmp_path / "own.toml", *plan, "--json"]
+        code, out, err = fedgs(*given)
+        assert code == 0, err
+        seen.append({row["adversary"] for row in json.loads(out)})
+    assert {"server", "release"} <= seen[0]
+    assert seen[1] == {"release"}
+
+
+def test_relative_paths_hold_from_any_working_directory(
+    monkeypatch, tmp_path, fedgs, trained
+):
+    write_tiny_npz(tmp_path / "tiny.npz")
+    monkeypatch.chdir(tmp_path)
+    arguments = flags(data="npz:tiny.npz", output="run", **TINY | {"num_rounds": 1})
+    assert fedgs("train", *arguments)[0] == 0
+    config = RunFolder.open(tmp_path / "run").config
+    assert config.data == f"npz:{tmp_path}/tiny.npz"
+    assert config.output == str(tmp_path / "run")
+
+
+def test_interrupted_run_exits_with_1_and_resumes(
+    monkeypatch, tmp_path, data, fedgs, trained
+):
+    class Stopping(running.RoundReport):
+        def __call__(self, metrics: dict) -> None:
+            if metrics["round"] == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    output = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "RoundReport", Stopping)
+        code, _, err = fedgs("train", *flags(data=data, output=output, **TINY))
+    assert code == 1
+    assert err == f"stopped after round 1\ncontinue with: fedgs resume {output}\n"
+    code, out, err = fedgs("resume", output)
+    assert (code, err) == (0, "")
+    assert "round 3 of 3" in out
+    same = [(path / "generator.safetensors").read_bytes() for path in (output, trained)]
+    assert same[0] == same[1]
+
+
+def test_resuming_a_finished_run_says_so_and_changes_nothing(trained, fedgs):
+    before = tree(trained)
+    code, out, _ = fedgs("resume", trained)
+    assert code == 0
+    assert "is finished" in out
+    assert tree(trained) == before
+
+
+# ------------------------------------------------------------------ sample
+
+
+def test_sampled_npz_holds_images_and_uniform_labels(trained, fedgs, tmp_path):
+    code, out, _ = fedgs("sample", trained, "-n", 300, "-o", tmp_path / "s.npz")
+    assert code == 0
+    assert f"300 images in {tmp_path}/s.npz" in out
+    with np.load(tmp_path / "s.npz", allow_pickle=False) as found:
+        images, labels = found["images"], found["labels"]
+    assert (images.shape, images.dtype) == ((300, 1, SIDE, SIDE), np.float32)
+    assert 0 <= images.min() < images.max() <= 1
+    assert labels.dtype == np.int64
+    counts = np.bincount(labels, minlength=NUM_CLASSES)
+    assert len(counts) == NUM_CLASSES
+    assert counts.min() > 60  # 100 expected, standard deviation 8.2
+
+
+def test_sampled_labels_are_those_asked_for_in_turn(trained, fedgs, tmp_path):
+    fedgs("sample", trained, "-n", 5, "--labels", "2,0", "-o", tmp_path / "s.npz")
+    with np.load(tmp_path / "s.npz") as found:
+        assert found["labels"].tolist() == [2, 0, 2, 0, 2]
+
+
+def test_samples_of_a_seed_are_the_same_and_of_another_are_not(
+    trained, fedgs, tmp_path
+):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        fedgs("sample", trained, "-o", tmp_path / f"{name}.npz", "--seed", seed)
+    a, b, c = (np.load(tmp_path / f"{name}.npz")["images"] for name in "abc")
+    assert len(a) == 80
+    assert (a == b).all()
+    assert (a != c).any()
+
+
+@pytest.mark.parametrize("labels", [[], ["--labels", "1"]])
+def test_sampled_png_is_a_grid(trained, fedgs, tmp_path, labels):
+    fedgs("sample", trained, "-n", 20, "-o", tmp_path / "s.png", *labels)
+    picture = np.asarray(Image.open(tmp_path / "s.png"))
+    assert picture.shape[:2] == (2 * (SIDE + 2) + 2, 10 * (SIDE + 2) + 2)
+
+
+def test_sampling_changes_nothing_in_the_run(trained, fedgs, tmp_path):
+    before = tree(trained)
+    fedgs("sample", trained, "-o", tmp_path / "s.npz")
+    assert tree(trained) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["-o", "s.jpg"], "output = s.jpg: give a name that ends in .npz or .png"),
+        (["-o", "no/s.png"], "output = no/s.png: its folder does not exist; make it"),
+        (["-o", "s.png", "-n", "0"], "count = 0: give -n at least 1"),
+        (["-o", "s.png", "--labels", "3"], "labels = 3: .* knows labels 0 to 2"),
+        (["-o", "s.png", "--labels", "a"], "labels = 'a': give numbers like 3,7"),
+        ([], "Missing option '-o' / '--output'"),
+    ],
+)
+def test_bad_sampling_is_refused(
+    trained, fedgs, monkeypatch, tmp_path, arguments, named
+):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = fedgs("sample", trained, *arguments)
+    assert code == 2
+    assert re.match(f"Error: {named}", err)
+    assert tree(tmp_path) == {}
+
+
+# ------------------------------------------------------------------ privacy
+
+
+def statements(out: str) -> list[dict]:
+    found = json.loads(out)
+    for statement in found:
+        assert set(statement) >= STATEMENT_KEYS
+        assert isinstance(statement["conditions"], list)
+    return found
+
+
+def test_paper_figures_of_the_federated_setting(fedgs):
+    code, out, _ = fedgs("privacy", *flags(**PAPER), "--json")
+    assert code == 0
+    found = {
+        (s["adversary"], s["relation"], s["client_selection"], s["guarantee"]): s
+        for s in statements(out)
+    }
+    targets = {
+        ("server", "replace-one", "uniform", True): 774.31,
+        ("server", "zero-out", "uniform", True): 206.70,
+        ("server", "replace-one", "balanced", True): 583.52,
+        ("server", "zero-out", "balanced", True): 169.04,
+        ("server", "replace-one", "uniform", False): 598.605,
+    }
+    for key, epsilon in targets.items():
+        digits = 3 if epsilon == 598.605 else 2
+        assert round(found[key]["epsilon"], digits) == epsilon
+        assert (found[key]["delta"], found[key]["unit"]) == (1.15e-3, "client")
+    assert "as published" in found["server", "replace-one", "uniform", False]["theorem"]
+
+
+def test_table_shows_the_same_figures_with_all_that_they_depend_on(fedgs, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, _ = fedgs("privacy", *flags(**PAPER))
+    assert code == 0
+    for number in ("774.31", "206.70", "583.52", "169.04", "598.6", "0.00115", "NO"):
+        assert number in out
+    assert "not a bound" in out
+
+
+def test_selection_among_the_flags_leaves_the_others_out(fedgs):
+    arguments = [*flags(**PAPER), "--client-selection", "balanced", "--json"]
+    found = statements(fedgs("privacy", *arguments)[1])
+    assert {s["client_selection"] for s in found} == {"balanced"}
+    assert all(s["guarantee"] for s in found)
+
+
+def test_privacy_of_a_run_is_that_of_its_ledger(trained, fedgs):
+    code, out, _ = fedgs("privacy", trained, "--json")
+    assert code == 0
+    found = statements(out)
+    assert [(s["adversary"], s["relation"]) for s in found] == [
+        ("release", "replace-one"),  # local: one curator, no other column
+        ("release", "zero-out"),
+    ]
+    assert found[0]["epsilon"] > found[1]["epsilon"] > 0
+    assert any("seeded" in condition for condition in found[0]["conditions"])
+    assert "release" in fedgs("privacy", trained)[1]
+
+
+def test_delta_of_a_run_can_be_asked_for(trained, fedgs):
+    loose, strict = (
+        statements(fedgs("privacy", trained, "--delta", delta, "--json")[1])
+        for delta in (1e-3, 1e-6)
+    )
+    assert loose[0]["delta"] == 1e-3
+    assert loose[0]["epsilon"] < strict[0]["epsilon"]
+
+
+def test_unbounded_epsilon_is_null(fedgs):
+    flag = ["--num-clients", 10, "--num-rounds", 5, "--batch-size", 4]
+    arguments = [*flag, "--noise-multiplier", 0, "--json"]
+    found = statements(fedgs("privacy", *arguments)[1])
+    assert {s["epsilon"] for s in found} == {None}
+
+
+def test_target_is_met_by_the_noise_that_is_printed(fedgs):
+    flag = ["--num-clients", 539, "--recipe", "full-participation", "--json"]
+    code, out, err = fedgs("privacy", *flag)
+    assert code == 0
+    assert re.match(r"noise_multiplier [\d.]+ for target_epsilon 10 \(release,", err)
+    (release,) = [
+        s
+        for s in statements(out)
+        if (s["adversary"], s["relation"]) == ("release", "zero-out")
+    ]
+    assert 9.9 < release["epsilon"] <= 10
+
+
+# A run that may be amplified, and its 8 release rows of uniform selection.
+FROZEN = {
+    "num_clients": 1000,
+    "clients_per_round": 1,
+    "num_rounds": 20_000,
+    "batch_size": 32,
+    "noise_multiplier": 1.07,
+    "client_selection": "uniform",
+    "discriminator_training": "frozen",
+}
+
+
+def rows_of(found, adversary, theorem):
+    return [s for s in found if s["adversary"] == adversary and theorem in s["theorem"]]
+
+
+def test_amplification_on_request(fedgs):
+    code, out, _ = fedgs("privacy", *flags(**FROZEN), "--amplification", "--json")
+    assert code == 0
+    pld = rows_of(statements(out), "release", "amplification by sampling: dominating")
+    assert [round(s["epsilon"], 2) for s in pld] == [346.66, 346.66]
+    assert [s["relation"] for s in pld] == ["replace-one", "zero-out"]
+    assert len(rows_of(statements(out), "release", "second opinion")) == 2
+    assert rows_of(statements(out), "server", "amplification by") == []
+
+
+def test_reason_why_nothing_is_amplified_is_printed(fedgs, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    assert "sampling: not requested" in fedgs("privacy", *flags(**FROZEN))[1]
+    _, out, _ = fedgs("privacy", *flags(**PAPER))
+    assert "refused: discriminator_training = selected: only the selected" in out
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"discriminator_training": "selected"}, "discriminator_training = selected"),
+        ({"client_selection": "balanced"}, "client_selection = balanced"),
+        ({"client_selection": "all", "clients_per_round": None}, "every client takes"),
+        (
+            {"clients_per_node": 2},
+            "clients_per_node or node_sizes: a node hosts up to 2",
+        ),
+        ({"adversary": "server"}, "adversary = server sees who takes part"),
+        ({"client_epsilon": 3}, "client_epsilon: a client's refusal tells"),
+    ],
+)
+def test_amplification_whose_conditions_fail_is_refused(fedgs, changes, named):
+    given = {n: v for n, v in {**FROZEN, **changes}.items() if v is not None}
+    done = fedgs("privacy", *flags(**given), "--amplification")
+    assert_refused(done, f"amplification = True: refused: {named}")
+    assert done[1] == ""
+
+
+def test_refused_amplification_writes_nothing(fedgs, tmp_path, data):
+    given = flags(data=data, output=tmp_path / "run", **TINY)
+    done = fedgs("train", *given, "--amplification")
+    assert_refused(done, "amplification = True: refused: discriminator_training = sel")
+    everyone = [*given, "--discriminator-training", "frozen", "--amplification"]
+    clients = len(np.unique(np.load(data.removeprefix("npz:"))["clients"]))
+    done = fedgs("train", *everyone, "--clients-per-round", clients)
+    assert_refused(done, "amplification = True: refused: every client takes part")
+    assert tree(tmp_path) == {}
+
+
+def test_delta_at_an_epsilon(fedgs, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    given = flags(**{n: v for n, v in PAPER.items() if n != "delta"})
+    code, out, _ = fedgs("privacy", *given, "--at-epsilon", 774.31, "--json")
+    assert code == 0
+    (found,) = [
+        s
+        for s in rows_of(statements(out), "server", "mixture")
+        if s["relation"] == "replace-one"
+    ]
+    assert (found["asked"], found["epsilon"]) == ("delta", 774.31)
+    assert found["delta"] == pytest.approx(1.15e-3, rel=1e-3)
+    table = fedgs("privacy", *given, "--at-epsilon", 774.31)[1]
+    assert "delta at epsilon 774.31" in table
+    assert "0.00115" in table
+
+
+@pytest.mark.parametrize("of", ["settings", "a run"])
+def test_delta_is_given_or_asked_for(fedgs, trained, of):
+    arguments = flags(**PAPER) if of == "settings" else [trained, "--delta", 1e-3]
+    done = fedgs("privacy", *arguments, "--at-epsilon", 3)
+    assert_refused(done, "delta: --at-epsilon computes it")
+    assert_refused(fedgs("privacy", trained, "--at-epsilon", -1), "-1.0: give a finite")
+
+
+def test_noise_and_target_give_the_largest_number_of_rounds(fedgs):
+    given = {n: v for n, v in FROZEN.items() if n != "num_rounds"}
+    arguments = [*flags(**given), "--target-epsilon", 100, "--adversary", "server"]
+    code, out, err = fedgs("privacy", *arguments, "--json")
+    assert code == 0
+    most = int(re.match(r"num_rounds (\d+) is the largest with", err)[1])
+    found = statements(out)
+    assert {s["num_rounds"] for s in found} == {most}
+    (server,) = [
+        s
+        for s in found
+        if (s["adversary"], s["relation"]) == ("server", "replace-one")
+        and s["guarantee"]
+    ]
+    assert 99 < server["epsilon"] <= 100
+    fewer = statements(fedgs("privacy", *arguments, "--num-rounds", 7, "--json")[1])
+    assert {s["num_rounds"] for s in fewer} == {7}
+    quiet = ["--noise-multiplier", 0.01, "--target-epsilon", 1]
+    done = fedgs("privacy", *flags(**given), *quiet)
+    assert_refused(done, "noise_multiplier = 0.01: one round alone exceeds")
+
+
+def test_colluding_nodes_reach_the_statements(fedgs):
+    given = [*flags(**{**FROZEN, "clients_per_round": 10, "num_rounds": 50}), "--json"]
+    alone, colluding = (
+        rows_of(statements(fedgs("privacy", *given, *more)[1]), "secagg", "mixture")
+        for more in ([], ["--colluding-nodes", 7])
+    )
+    assert colluding[0]["epsilon"] > alone[0]["epsilon"]
+    assert "7 colluding" in " ".join(colluding[0]["conditions"])
+    done = fedgs("privacy", *given, "--colluding-nodes", 11)
+    assert_refused(done, "colluding_nodes = 11: give --colluding-nodes at most the 10")
+    done = fedgs("privacy", *given, "--colluding-nodes", -1)
+    assert_refused(done, "colluding_nodes = -1: give --colluding-nodes at least 0")
+
+
+def test_colluding_nodes_reach_the_calibration(fedgs):
+    given = {**FROZEN, "clients_per_round": 10, "num_rounds": 50, "adversary": "secagg"}
+    del given["noise_multiplier"]
+    arguments = [*flags(**given), "--target-epsilon", 3]
+    alone, colluding = (
+        float(re.match(r"noise_multiplier ([\d.]+)", fedgs("privacy", *a)[2])[1])
+        for a in (arguments, [*arguments, "--colluding-nodes", 7])
+    )
+    assert colluding == pytest.approx(alone * (10 / 3) ** 0.5, rel=1e-3)
+
+
+def copy_of(run: Path, target: Path, **changes: object) -> Path:
+    """A run folder with the ledger of another one and changed settings."""
+    target.mkdir()
+    for name in ("versions.json", "ledger.jsonl"):
+        (target / name).write_bytes((run / name).read_bytes())
+    config = json.loads((run / "config.json").read_text())
+    write_json(target / "config.json", {**config, **changes})
+    return target
+
+
+def test_runs_on_the_same_clients_add_up(fedgs, trained, tmp_path):
+    other = copy_of(trained, tmp_path / "other", seed=6)
+    one, both = (
+        statements(fedgs("privacy", *runs, "--same-clients", "--json")[1])
+        for runs in ([trained], [trained, other])
+    )
+    assert both[0]["epsilon"] > 1.2 * one[0]["epsilon"]
+    assert both[0]["num_rounds"] == 2 * one[0]["num_rounds"]
+    assert "2 runs on the same clients" in " ".join(both[0]["conditions"])
+
+
+def test_run_that_has_not_ended_is_charged_the_count(fedgs, trained, tmp_path):
+    going = copy_of(trained, tmp_path / "going", num_rounds=5)
+    for run, theorem in ((trained, "mixture"), (going, "participation count")):
+        found = statements(fedgs("privacy", run, "--json")[1])
+        assert all(theorem in row["theorem"] for row in found)
+    assert "the events end after 3 of 5 planned rounds" in found[0]["conditions"][0]
+
+
+def test_deployed_runs_are_matched_by_node(fedgs, trained, tmp_path):
+    deployed = {"engine": "flower", "noise_seed": ""}
+    one, two, three = (
+        copy_of(trained, tmp_path / name, **deployed, nodes=nodes, node_sizes=sizes)
+        for name, nodes, sizes in (
+            ("one", "a,b", "2,4"),
+            ("two", "b,a", "4,2"),
+            ("three", "a,c", "2,4"),
+        )
+    )
+    rows = statements(fedgs("privacy", one, two, "--json")[1])
+    assert "by the name of its node" in " ".join(rows[0]["conditions"])
+    for flag in ([], ["--same-clients"]):
+        done = fedgs("privacy", one, three, *flag)
+        assert_refused(done, r"nodes = a \(2\), b \(4\) and a \(2\), c \(4\): ")
+
+
+@pytest.mark.parametrize("command", ["privacy", "train"])
+def test_client_epsilon_in_limits_refuses_amplification(fedgs, data, tmp_path, command):
+    limits = tmp_path / "limits.toml"
+    known = 'delta = 1e-5\nrelation = "zero-out"\nallow_seeded_noise = true\n'
+    limits.write_text(f"client_epsilon = 99.0\n{known}")
+    given = {"client_limits": limits, "num_rounds": 3, "noise_multiplier": 9.0}
+    given |= {"discriminator_training": "frozen", "batch_size": 4}
+    if command == "privacy":
+        given |= {"num_clients": 6, "client_selection": "uniform"}
+    else:
+        given = TINY | given | {"data": data, "output": tmp_path / "run"}
+    done = fedgs(command, *flags(**given), "--amplification")
+    assert_refused(done, r"amplification = True: .*client_epsilon.*a client's refusal")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"data": "digits"}, "data = .*: other clients.*--same-clients"),
+        ({"partition": "iid"}, "partition = auto in .*, iid in"),
+        ({"seed": 6}, "seed = 5 in .*, 6 in"),
+        ({"privacy_unit": "record", "partition": "iid"}, "partition = "),
+        ({"delta": 0.1}, "delta = .*: give --delta"),
+    ],
+)
+def test_runs_on_other_clients_are_refused(fedgs, trained, tmp_path, changes, named):
+    other = copy_of(trained, tmp_path / "other", **changes)
+    assert_refused(fedgs("privacy", trained, other), named)
+
+
+def test_one_run_given_twice_is_refused(fedgs, trained):
+    assert_refused(fedgs("privacy", trained, trained), ".*: given twice; every run")
+
+
+@pytest.mark.parametrize("arguments", [["RUN"], ["--delta", 0.1], ["--at-epsilon", 1]])
+def test_reproduce_stands_alone(fedgs, trained, arguments):
+    arguments = [trained if a == "RUN" else a for a in arguments]
+    done = fedgs("privacy", "--reproduce", *arguments)
+    assert_refused(done, r".*--reproduce stands alone; leave out")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--delta", 0], "delta = 0.0: give --delta a number above 0"),
+        (["--delta", 1], "delta = 1.0: give --delta a number below 1"),
+        (["--target-epsilon", 0], "target_epsilon = 0.0: give --target-epsilon a numb"),
+        (["--noise-multiplier", -1], "noise_multiplier = -1.0: .* at least 0"),
+        (["--noise-multiplier", "nan"], "noise_multiplier = nan: .* a finite number"),
+    ],
+)
+def test_impossible_privacy_settings_are_refused(fedgs, arguments, named):
+    assert_refused(fedgs("privacy", *flags(**PAPER), *arguments), named)
+
+
+def test_ledger_with_an_event_of_an_unknown_kind_is_refused(fedgs, trained, tmp_path):
+    other = copy_of(trained, tmp_path / "other")
+    (event, *_) = Ledger.read(trained / "ledger.jsonl").events
+    (other / "ledger.jsonl").unlink()
+    ledger = Ledger.open(other / "ledger.jsonl")
+    object.__setattr__(event, "kind", "laplace")  # a later version's
+    ledger.append(event)
+    ledger.close()
+    assert_refused(fedgs("privacy", other), ".*line 1: event: kind = 'laplace'")
+
+
+WITHOUT_TORCH = """
+import sys
+from experiments.cli import main
+try:
+    main()
+finally:
+    print(sorted({"torch", "flwr", "ray"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("of", ["settings", "a run"])
+def test_privacy_loads_no_torch(trained, of):
+    arguments = flags(**PAPER) if of == "settings" else [str(trained)]
+    command = [sys.executable, "-c", WITHOUT_TORCH, "privacy", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "release" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("missing", ["num_clients", "num_rounds", "batch_size"])
+def test_privacy_without_a_needed_setting_is_refused(fedgs, missing):
+    given = {"num_clients": 10, "num_rounds": 5, "batch_size": 4, "noise_multiplier": 1}
+    del given[missing]
+    code, out, err = fedgs("privacy", *flags(**given))
+    assert (code, out) == (2, "")
+    flag = missing.replace("_", "-")
+    assert err == f"Error: {missing} is unset: give --{flag}\n"
+
+
+def test_broken_ledger_is_refused(trained, fedgs, tmp_path):
+    for name in ("config.json", "versions.json", "ledger.jsonl"):
+        (tmp_path / name).write_bytes((trained / name).read_bytes())
+    text = (tmp_path / "ledger.jsonl").read_text()
+    changed = text.replace('"noise_std":1.0', '"noise_std":9.0', 1)
+    assert changed != text
+    (tmp_path / "ledger.jsonl").write_text(changed)
+    code, _, err = fedgs("privacy", tmp_path)
+    assert code == 2
+    assert re.match(r"Error: .*ledger.jsonl: line 1: .*altered.*restore", err)
+
+
+@pytest.mark.parametrize("without", [(), ("checkpoint",)], ids=["whole", "published"])
+@pytest.mark.parametrize("kept", [1, 0])
+@pytest.mark.parametrize("reader", ["privacy", "report", "audit", "status", "scores"])
+def test_no_reader_states_an_epsilon_of_a_shortened_ledger(
+    trained, fedgs, tmp_path, monkeypatch, reader, kept, without
+):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    shutil.copytree(trained, run, ignore=shutil.ignore_patterns("private", *without))
+    ledger = run / "ledger.jsonl"
+    ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(True)[:kept]))
+    said = r".*ledger.jsonl: line \d is the last, .* saw 3; restore the file"
+    if reader == "scores":
+        with pytest.raises(UserError, match=said):
+            scores.epsilons(RunFolder.open(run), 1)
+        return
+    if reader == "status":
+        code, out, _ = fedgs("deploy", "status", run, "--json")
+        (found,) = json.loads(out)["runs"]
+        assert (code, found["state"]) == (1, "unreadable")
+        assert re.match(said, found["message"])
+        return
+    before = tree(run)
+    assert_refused(fedgs(reader, run), said)
+    assert tree(run) == before
+
+
+# ------------------------------------------------------------------ bad input
+
+
+def arrays(**changes: object) -> dict[str, object]:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (12, SIDE, SIDE)).astype(np.uint8)
+    found = {"images": images, "labels": np.arange(12) % 3, "clients": np.arange(12)}
+    return {
+        name: value for name, value in (found | changes).items() if value is not None
+    }
+
+
+FLOATS = np.full((12, SIDE, SIDE), 0.5, np.float32)
+NPZ = {
+    "no images": (arrays(images=None), r"holds labels, clients; give 'images'"),
+    "unknown key": (arrays(masks=np.ones(3)), r"holds .*masks; give 'images'"),
+    "shape of images": (
+        arrays(images=np.ones((12, SIDE), np.uint8)),
+        "images has shape",
+    ),
+    "not square": (arrays(images=np.ones((12, 16, 9), np.uint8)), "square"),
+    "number of labels": (arrays(labels=np.arange(11)), r"labels has shape \(11,\)"),
+    "number of clients": (arrays(clients=np.arange(13)), r"clients has shape \(13,\)"),
+    "dtype of labels": (arrays(labels=np.ones(12)), "labels has dtype float64"),
+    "dtype of images": (arrays(images=FLOATS.astype(complex)), "images has dtype"),
+    "dtype of clients": (arrays(clients=np.ones(12)), "clients has dtype float64"),
+    "NaN": (arrays(images=FLOATS * np.nan), "image 0 has NaN or infinite values"),
+    "label -1": (arrays(labels=np.arange(12) - 1), "image 0 has the label -1"),
+    "label 1e13": (
+        arrays(labels=np.full(12, 10**13)),
+        "image 0 has the label 10000000000000; give labels below 1000",
+    ),
+    "label 2^64 - 5": (
+        arrays(labels=np.full(12, 2**64 - 5, np.uint64)),
+        "image 0 has the label 18446744073709551611; give labels from 0",
+    ),
+    "above 1": (arrays(images=FLOATS * 2.5), r"image 0 has values in \[1.25, 1.25\]"),
+    "below 0": (arrays(images=-FLOATS), r"values in \[-0.5, -0.5\]; give each in"),
+    "above 255": (arrays(images=FLOATS * 600), r"values in \[300.0, 300.0\]"),
+    "objects": (
+        arrays(clients=np.array([{}] * 12, object)),
+        "be read .*np.savez",
+    ),
+}
+
+
+def assert_refused(done: tuple[int, str, str], named: str) -> None:
+    """Exit code 2 and one or two lines that name setting, value and remedy."""
+    code, out, err = done
+    assert (code, out) == (2, "")
+    assert re.match(f"Error: {named}", err), err
+    assert err.count("\n") <= 2
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("wrong", NPZ)
+def test_bad_npz_is_refused(fedgs, tmp_path, wrong):
+    content, named = NPZ[wrong]
+    np.savez(tmp_path / "bad.npz", **content)
+    before = tree(tmp_path)
+    arguments = flags(data=f"npz:{tmp_path}/bad.npz", output=tmp_path / "run", **TINY)
+    path = re.escape(str(tmp_path / "bad.npz"))
+    assert_refused(fedgs("train", *arguments), rf"data = 'npz:{path}': .*{named}")
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"recipe": "nope"}, "recipe = 'nope': give --recipe one of demo, algorithm-1"),
+        ({"num_rounds": 0}, "num_rounds = 0: give --num-rounds at least 1"),
+        ({"delta": 1}, r"delta = 1.0: give --delta a number below 1"),
+        ({"clip_bound": -1}, r"clip_bound = -1.0: give --clip-bound a number above 0"),
+        ({"ema_decay": "nan"}, "ema_decay = nan: give --ema-decay a finite number"),
+        ({"engine": "mpi"}, "engine = 'mpi': give --engine one of local, flower"),
+        (
+            {"num_rounds": "ten"},
+            "Invalid value for '--num-rounds': 'ten' is not a valid",
+        ),
+        ({"rounds": 3}, r"No such option '?--rounds'?"),
+        (
+            {"num_clients": 41, "partition": "iid"},
+            "num_clients = 41: .* has 40 records; give --num-clients at most 40",
+        ),
+        (
+            {"num_clients": 7},
+            "num_clients = 7: .* has 6 clients; give --num-clients at most 6",
+        ),
+        (
+            {"clients_per_round": 9},
+            "clients_per_round = 9: give --clients-per-round at",
+        ),
+        (
+            {"client_selection": "all", "clients_per_round": 5},
+            "clients_per_round = 5: client_selection = all means all 6 clients",
+        ),
+        ({"data": "cifar"}, "data = 'cifar': give --data one of digits, mnist"),
+        ({"data": "npz:no.npz"}, "data = 'npz:.*no.npz': .* does not exist; write it"),
+        ({"data": "mnist"}, "data_dir is unset: data = mnist needs --data-dir"),
+        (
+            {"data": "hf:x", "partitioner": "IidPartitioner", "test_fraction": 0.2},
+            "test_fraction = 0.2: partitioner = 'IidPartitioner' shuffles who has",
+        ),
+        (
+            {"data": "mnist", "data_dir": "/nonexistent"},
+            "data_dir = '/nonexistent': MNIST/raw/.* not found there",
+        ),
+        (
+            {"target_epsilon": 1, "noise_multiplier": 0},
+            "noise_multiplier = 0: no finite target_epsilon",
+        ),
+        ({"config": "no.toml"}, "config = no.toml: .*; give --config a TOML file"),
+    ],
+)
+def test_bad_setting_is_refused_before_anything_is_written(
+    fedgs, monkeypatch, tmp_path, data, settings, named
+):
+    monkeypatch.chdir(tmp_path)
+    given = {"data": data, "output": "new/run", **TINY} | settings
+    assert_refused(fedgs("train", *flags(**given)), named)
+    assert tree(tmp_path) == {}
+
+
+def test_run_without_noise_or_target_is_refused(fedgs, tmp_path, data):
+    given = {name: value for name, value in TINY.items() if name != "noise_multiplier"}
+    done = fedgs("train", *flags(data=data, output=tmp_path / "run", **given))
+    assert_refused(done, "noise_multiplier is unset: give --noise-multiplier")
+    assert tree(tmp_path) == {}
+
+
+def test_existing_run_folder_is_refused_and_kept(fedgs, trained, data):
+    before = tree(trained)
+    done = fedgs("train", *flags(data=data, output=trained, **TINY))
+    named = rf"output = {trained}: exists already; choose another --output, or"
+    assert_refused(done, named)
+    assert f"fedgs resume {trained}" in done[2]
+    assert tree(trained) == before
+
+
+def test_output_below_a_file_is_refused(fedgs, tmp_path, data):
+    (tmp_path / "file").touch()
+    done = fedgs("train", *flags(data=data, output=tmp_path / "file" / "run", **TINY))
+    assert_refused(done, r"output = .*file/run: Not a directory; choose another")
+
+
+COMMANDS = {
+    "resume": [],
+    "sample": ["-o", "s.npz"],
+    "privacy": [],
+    "evaluate": ["--data", "mnist", "--data-dir", "no"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_run_folder_of_another_version_is_refused(
+    fedgs, tmp_path, trained, command, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    for name in ("config.json", "ledger.jsonl"):
+        (tmp_path / "run" / name).write_bytes((trained / name).read_bytes())
+    write_json(tmp_path / "run" / "versions.json", {"format": 99})
+    before = tree(tmp_path)
+    done = fedgs(command, "run", *COMMANDS[command])
+    assert_refused(done, r".*/run: run folder of format 99, .*reads 1; use the version")
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_folder_that_is_no_run_is_refused(fedgs, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    done = fedgs(command, "nowhere", *COMMANDS[command])
+    assert_refused(done, r".*/nowhere: no run folder .*; give the --output of")
+    assert tree(tmp_path) == {}
+
+
+@pytest.fixture
+def interrupted(tmp_path, data, fedgs, monkeypatch) -> Path:
+    """A run with a checkpoint and without its generator."""
+    output = tmp_path / "run"
+
+    def stop(*args: object) -> None:
+        raise UserError("stopped by the test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "save_generator", stop)
+        assert fedgs("train", *flags(data=data, output=output, **TINY))[0] == 2
+    return output
+
+
+@pytest.mark.parametrize("damage", ["tensors", "torn", "commit", "ledger"])
+def test_corrupted_checkpoint_is_refused(fedgs, interrupted, damage):
+    (tensors,) = (interrupted / "checkpoint").glob("*.safetensors")
+    commit = interrupted / "checkpoint" / "checkpoint.json"
+    ledger = interrupted / "ledger.jsonl"
+    if damage == "tensors":
+        tensors.write_bytes(tensors.read_bytes()[:-1] + b"\xff")
+    elif damage == "torn":
+        tensors.write_bytes(tensors.read_bytes()[:100])
+    elif damage == "commit":
+        commit.write_text(commit.read_text()[:-30])
+    else:
+        ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(True)[:-1]))
+    before = tree(interrupted)
+    done = fedgs("resume", interrupted)
+    assert_refused(done, rf"{interrupted}/.*restore (it|the file) from")
+    assert tree(interrupted) | {".lock": b""} == before | {".lock": b""}
+
+
+def test_interrupted_run_can_be_sampled_from_its_checkpoint(
+    fedgs, interrupted, tmp_path
+):
+    assert fedgs("sample", interrupted, "-o", tmp_path / "s.npz")[0] == 0
+    assert (tmp_path / "s.npz").exists()
+
+
+def test_run_without_a_checkpoint_cannot_be_sampled(fedgs, tmp_path, trained):
+    config = dataclasses.replace(
+        RunFolder.open(trained).config, output=str(tmp_path / "run")
+    )
+    RunFolder.create(config)
+    done = fedgs("sample", tmp_path / "run", "-o", tmp_path / "s.npz")
+    assert_refused(done, r".*/run: no generator yet; run `fedgs resume")
+
+
+def test_run_that_is_in_use_is_refused(fedgs, interrupted):
+    with RunFolder.open(interrupted).locked():
+        done = fedgs("resume", interrupted)
+    assert_refused(done, r".*/run: another process trains in this folder; wait")
+
+
+def test_run_that_does_not_fit_is_refused_before_it_is_written(
+    fedgs, tmp_path, data, monkeypatch
+):
+    monkeypatch.setattr(preparation, "available_memory", lambda: 1000)
+    done = fedgs("train", *flags(data=data, output=tmp_path / "run", **TINY))
+    assert_refused(done, r"discriminator_dim = 4: .* GB of memory.*--discriminator-dim")
+    assert tree(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--noise-multiplier", 9], "noise_multiplier = 9.0: .*--noise-multiplier"),
+        (["--num-rounds", 5, "--delta", 1e-6], "num_rounds = 5: .*--num-rounds"),
+        (["--recipe", "demo"], "recipe = demo: .*--recipe"),
+        (["--config", "settings.toml"], "config = settings.toml: .*--config"),
+    ],
+)
+def test_privacy_of_a_run_takes_no_other_settings(fedgs, trained, arguments, named):
+    code, out, err = fedgs("privacy", trained, *arguments)
+    assert (code, out) == (2, "")
+    assert re.match(f"Error: {named}", err)
+
+
+@pytest.mark.usefixtures("without_autodp")
+def test_privacy_without_autodp_prints_the_guarantees_and_a_note(fedgs):
+    code, out, err = fedgs("privacy", *flags(**PAPER), "--json")
+    assert code == 0
+    assert len(statements(out)) == 12
+    assert all(s["guarantee"] for s in statements(out))
+    assert re.match(r"Note: autodp is not installed.*'fedgs\[oracle\]'\n$", err)

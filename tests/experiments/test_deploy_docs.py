@@ -1,0 +1,132 @@
+"""docs/deployment.md, operations.md, the systemd units: every command exists."""
+
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import typer
+
+from experiments.cli.deploy import app
+from experiments.launch import supervisor as supervisor
+from experiments.launch.superlink import GRACE_SECONDS
+from fedgs.process import STOP_SECONDS
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = "\n".join((DOCS / f"{n}.md").read_text() for n in ("deployment", "operations"))
+UNITS = sorted((DOCS / "systemd").glob("*.service"))
+
+
+def documented() -> list[str]:
+    """Returns the `fedgs deploy` lines of the page and of the units."""
+    text = PAGE.replace("\\\n", " ")
+    lines = [line.partition("  #")[0].strip() for line in text.splitlines()]
+    found = [line for line in lines if line.startswith("fedgs deploy ")]
+    for unit in UNITS:
+        for line in unit.read_text().splitlines():
+            if line.startswith("ExecStart="):
+                found.append(line[line.index("fedgs deploy ") :].replace("%i", "a"))
+    return found
+
+
+@pytest.mark.parametrize("line", documented())
+def test_documented_command_is_understood(line):
+    _, _, name, *arguments = shlex.split(line)
+    group = typer.main.get_command(app)
+    command = group.get_command(None, name)  # type: ignore[attr-defined]
+    assert command is not None, name
+    context = command.make_context(name, arguments)  # raises for an unknown flag
+    assert context.command is command
+
+
+def test_page_shows_every_command():
+    names = {line.split()[2] for line in documented()}
+    assert names == {"certs", "server", "client", "submit", "status"}
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_unit_is_valid(unit, tmp_path):
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("needs systemd-analyze")
+    program = tmp_path / "fedgs"  # the documented place is not on this machine
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    text = unit.read_text().replace("/opt/fedgs/.venv/bin/fedgs", str(program))
+    (tmp_path / unit.name).write_text(text)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(tmp_path / unit.name)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    own = [line for line in done.stderr.splitlines() if "fedgs" in line]
+    assert (done.returncode, own) == (0, []), done.stderr
+
+
+def test_client_units_keep_their_state_private():
+    for unit in UNITS:
+        if match := re.search(r"StateDirectory=(\S+)", text := unit.read_text()):
+            assert "StateDirectoryMode=0700" in text
+            assert f"--state-dir /var/lib/{match.group(1)}" in text
+
+
+def settings_of(unit: Path) -> dict[str, list[str]]:
+    """Returns the settings of a unit; one may be given more than once."""
+    found: dict[str, list[str]] = {}
+    for line in unit.read_text().splitlines():
+        name, separator, value = line.partition("=")
+        if separator and not line.startswith("#"):
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def test_limits_of_the_server_unit_fit_its_processes():
+    unit = settings_of(DOCS / "systemd" / "fedgs-server.service")
+    stop = STOP_SECONDS + supervisor.HEALTH_TIMEOUT + supervisor.LEAVE_SECONDS
+    assert stop < 30 < float(*unit["TimeoutStopSec"])
+    assert GRACE_SECONDS < supervisor.LEAVE_SECONDS
+    # The supervisor's own reason comes before systemd's.
+    checks = supervisor.HEALTH_SECONDS + supervisor.HEALTH_TIMEOUT
+    assert checks * supervisor.MOST_FAILURES < float(*unit["WatchdogSec"])
+    assert unit["Type"] == ["notify"]
+    assert unit["KillMode"] == ["mixed"]  # runs commit before they are signalled
+    assert {"StartLimitIntervalSec", "StartLimitBurst"} <= set(unit)
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_units_restart_unless_the_input_is_bad(unit):
+    found = settings_of(unit)
+    assert found["Restart"] == ["always"]
+    if "metrics" not in unit.name:  # which waits for the server's directory
+        assert found["RestartPreventExitStatus"] == ["2"]
+        assert found["Type"] == ["notify"]
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_units_are_hardened(unit):
+    found = settings_of(unit)
+    least = {
+        "NoNewPrivileges": ["true"],
+        "CapabilityBoundingSet": [""],
+        "ProtectSystem": ["strict"],
+        "ProtectHome": ["true"],
+        "PrivateTmp": ["true"],
+        "PrivateDevices": ["true"],
+        "RestrictAddressFamilies": ["AF_INET AF_INET6 AF_UNIX"],
+        "SystemCallFilter": ["@system-service", "~@privileged"],
+    }
+    assert {name: found.get(name) for name in least} == least
+    assert "MemoryDenyWriteExecute" not in found  # PyTorch's convolutions need it
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_units_are_little_exposed(unit):
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("needs systemd-analyze")
+    command = ["systemd-analyze", "security", "--offline=true", "--threshold=20"]
+    done = subprocess.run(
+        [*command, str(unit)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr  # 2.0 of 10, or less

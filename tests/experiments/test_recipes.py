@@ -1,0 +1,113 @@
+"""The recipes: the paper's published numbers, and what a recipe leaves to the user."""
+
+import dataclasses
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from experiments.recipes import RECIPES, recipe
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.data.partition import DIGITS_NUM_CLIENTS
+
+PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
+LEFT_TO_THE_USER = ("data", "data_dir", "download", "output", "engine")
+FLOWER_DEFAULT_NODES = 2  # supernodes of a simulation that is not told otherwise
+
+# GS-WGAN, NeurIPS 2020, Algorithms 1 and 2, appendix C.1; source/config.py.
+PAPER = {
+    "clients_per_round": 1,
+    "client_selection": "uniform",
+    "discriminator_training": "selected",
+    "noise_multiplier": 1.07,
+    "target_epsilon": None,
+    "clip_bound": 1.0,
+    "batch_size": 32,
+    "discriminator_batch_size": 32,
+    "discriminator_steps": 5,
+    "fakes_per_round": None,
+    "warm_start": "local",
+    "warm_start_rounds": 2000,
+    "generator_learning_rate": 1e-4,
+    "generator_beta1": 0.5,
+    "generator_beta2": 0.9,
+    "discriminator_learning_rate": 1e-4,
+    "discriminator_beta1": 0.5,
+    "discriminator_beta2": 0.9,
+    "gradient_penalty_weight": 10.0,
+    "drift_weight": 1e-3,
+    "ema_decay": 0.999,
+    "generator": "resnet",
+    "generator_dim": 64,
+    "discriminator_dim": 64,
+    "spectral_norm": True,
+    "discriminator_activation": "relu",
+    "conditional": True,
+    "latent": "bernoulli",
+    "latent_dim": 10,
+    "gradient_basis": "pixels",
+    "image_size": 28,
+    "image_channels": 1,
+}
+
+
+def chosen(name: str, settings: dict[str, object]) -> dict[str, object]:
+    return {key: getattr(recipe(name), key) for key in settings}
+
+
+def test_algorithm_1_has_the_published_numbers():
+    published = PAPER | {"num_clients": 1000, "num_rounds": 20_000, "partition": "iid"}
+    assert chosen("algorithm-1", published) == published
+
+
+def test_algorithm_2_has_the_published_numbers_and_the_clients_of_the_data():
+    published = PAPER | {"num_rounds": 30_000, "partition": "by-client"}
+    published |= {"num_clients": None, "clients_per_node": 1}
+    assert chosen("algorithm-2", published) == published
+
+
+def test_full_participation_asks_everybody_every_round():
+    stated = {
+        "client_selection": "all",
+        "clients_per_round": None,
+        "discriminator_training": "every_round",
+        "clients_per_node": 49,
+        "num_clients": None,
+        "target_epsilon": 10.0,
+        "relation": "zero-out",
+        "delta": 1e-5,
+        "noise_multiplier": None,
+        "warm_start": "public",
+    }
+    assert chosen("full-participation", stated) == stated
+
+
+def test_demo_is_full_participation_at_another_size():
+    sizes = {"clients_per_node", "num_rounds", "fakes_per_round", "dct_size", "seed"}
+    names = {spec.name for spec in dataclasses.fields(RunConfig)} - sizes
+    full = recipe("full-participation")
+    same = {name: getattr(full, name) for name in names}
+    assert chosen("demo", same) == same
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe_is_valid_and_carries_no_data_output_or_engine(name):
+    config = recipe(name).validate()
+    assert {key: getattr(config, key) for key in LEFT_TO_THE_USER} == {
+        key: getattr(RunConfig(), key) for key in LEFT_TO_THE_USER
+    }
+
+
+def test_unknown_recipe_names_the_known_ones():
+    with pytest.raises(
+        UserError, match=r"recipe = 'nope': give --recipe .*algorithm-2"
+    ):
+        recipe("nope")
+
+
+def test_plain_flwr_run_is_configured_as_the_demo_on_flowers_default_nodes():
+    app = tomllib.loads(PYPROJECT.read_text())["tool"]["flwr"]["app"]["config"]
+    demo = dataclasses.replace(recipe("demo"), engine="flower")
+    assert app == {**demo.to_flat(), "run_folder": ""}
+    assert demo.data == "digits"
+    assert FLOWER_DEFAULT_NODES * demo.clients_per_node == DIGITS_NUM_CLIENTS

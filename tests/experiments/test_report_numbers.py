@@ -1,0 +1,319 @@
+"""The numbers of `fedgs report`: curves, bytes on the wire, the command."""
+
+import dataclasses
+import json
+import math
+import re
+import shlex
+import shutil
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from experiments.cli.flags import configure
+from experiments.report import curves as report_curves
+from experiments.report import words as report_words
+from experiments.report.communication import communication
+from experiments.report.run import (
+    RunFacts,
+    epsilon_by_round,
+    read_run,
+    shown_data,
+    train_command,
+)
+from fedgs.cohorts.files import EXCLUDED
+from fedgs.config.run_config import RunConfig
+from fedgs.federation import local
+from fedgs.federation.training import new_event
+from fedgs.privacy.accounting import statements
+from fedgs.privacy.gaussian import fixed_law
+from fedgs.privacy.participation import Releases
+from fedgs.privacy.plan import Plan
+from fedgs.runs.run_folder import RunFolder
+from report_folders import make_run, tiny_run
+from tiny import FULL_PARTICIPATION, NUM_CLASSES, SIDE, tiny_config, tiny_data
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> Path:
+    """A private run and one without noise."""
+    root = tmp_path_factory.mktemp("report")
+    make_run(root / "private")
+    make_run(root / "noise-free", noise_multiplier=0.0)
+    return root
+
+
+@pytest.fixture
+def run(folders, tmp_path) -> Path:
+    """A private run that a test may change."""
+    return Path(shutil.copytree(folders / "private", tmp_path / "private"))
+
+
+# ------------------------------------------------------------------ curves
+
+
+def test_signal_of_a_trained_run_is_a_share(tmp_path):
+    config = tiny_run(tmp_path / "run", noise_multiplier=0.0)
+    folder = RunFolder.create(config)
+    local.train(folder, tiny_data(config), lambda metrics: None, threading.Event())
+    facts = read_run(folder.path)
+    assert (facts.round, facts.is_finished, facts.headline.epsilon) == (3, True, None)
+    line = report_curves.signal(facts)
+    assert line is not None
+    assert all(0 < y <= 1 for _, y in line.points)  # gradients were clipped
+
+
+@pytest.mark.parametrize("repeated", [(), (8,)])
+def test_every_point_of_a_run_by_count_is_by_count(repeated):
+    """One client is in 6 of the 8 rounds: the mixture states less than that costs.
+
+    The counts decide for the run because it ended early, or because its last round was
+    repeated at once.
+    """
+    chosen = (0, 0, 0, 0, 0, 1, 0, 1, *[1] * len(repeated))
+    config = tiny_config(
+        num_rounds=8 if repeated else 20,
+        noise_seed=None,
+        noise_multiplier=4.0,
+        clients_per_round=1,
+        adversary="release",
+    )
+    rounds = (*range(1, 9), *repeated)
+    events = [
+        new_event(config, round, [client], attempt=1 + (place >= 8))
+        for place, (round, client) in enumerate(zip(rounds, chosen, strict=True))
+    ]
+    facts = SimpleNamespace(config=config, events=events)
+    (points,) = epsilon_by_round(facts).values()
+    ratio = Plan.from_config(config).ratio("release", config.relation, 0)
+    for (_, epsilon), end in zip(points, range(1, len(events) + 1), strict=True):
+        most = max(chosen[:end].count(0), chosen[:end].count(1))
+        counted = Releases(fixed_law(most), ratio).epsilon(config.delta)
+        assert epsilon == pytest.approx(counted)
+
+
+def test_curve_of_epsilon_ends_at_the_stated_one(folders):
+    facts = read_run(folders / "private")
+    curve = report_curves.curves([facts])[0]
+    (line,) = curve.lines
+    assert [x for x, _ in line.points] == [1, 2, 3]
+    assert line.points[-1][1] == pytest.approx(facts.headline.epsilon)
+    assert f"{line.points[-1][1]:.1f}"[:3] in curve.description
+
+
+def test_signal_without_noise_is_the_norm_itself(folders):
+    facts = read_run(folders / "noise-free")
+    line = report_curves.signal(facts)
+    assert line is not None
+    largest = 2 * math.sqrt(4)  # m C sqrt(B)
+    expected = [row["release_norm"] / largest for row in facts.metrics]
+    assert [y for _, y in line.points] == pytest.approx(expected, abs=1e-6)
+    assert all(0 < y <= 1 for y in expected)
+
+
+def test_signal_is_found_under_noise_within_its_band():
+    """540 clients on 11 nodes, true share 0.5, noise as in a run of epsilon 10."""
+    config = tiny_config(
+        **FULL_PARTICIPATION
+        | {
+            "num_clients": 539,
+            "clients_per_node": 49,
+            "noise_multiplier": 7.627,
+            "noise_seed": None,
+            "batch_size": 32,
+            "fakes_per_round": 64,
+        }
+    )
+    largest = 539 * math.sqrt(32)
+    rng = np.random.default_rng(0)
+    true = np.zeros(math.prod(config.release_shape))
+    true[0] = largest / 2
+    norms = [
+        float(
+            np.linalg.norm(true + rng.normal(0, config.noise_std * 11**0.5, true.shape))
+        )
+        for _ in range(96)
+    ]
+    metrics = [
+        {"round": r, "num_answers": 11, "release_norm": n}
+        for r, n in enumerate(norms, 1)
+    ]
+    facts = dataclasses.replace(_facts(config), metrics=metrics)
+    line = report_curves.signal(facts)
+    assert line is not None
+    assert len(line.points) == 24
+    inside = [a <= 0.5 <= b for a, b in zip(line.low, line.high, strict=True)]
+    assert np.mean(inside) >= 0.75  # 95 % of 24 are expected
+    assert all(high - low < 0.2 for low, high in zip(line.low, line.high, strict=True))
+
+
+def test_more_noise_is_averaged_over_more_rounds():
+    def num_points(noise: float) -> int:
+        config = tiny_config(noise_multiplier=noise, noise_seed=None)
+        floor = config.noise_std * math.sqrt(2 * math.prod(config.release_shape))
+        metrics = [
+            {"round": r, "num_answers": 2, "release_norm": math.hypot(floor, 2.0)}
+            for r in range(1, 241)
+        ]
+        line = report_curves.signal(
+            dataclasses.replace(_facts(config), metrics=metrics)
+        )
+        if line is None:
+            return 0
+        assert [y for _, y in line.points] == pytest.approx([0.5] * len(line.points))
+        return len(line.points)
+
+    assert [num_points(noise) for noise in (0.05, 0.128, 5.0)] == [24, 12, 0]
+
+
+def test_lines_that_lie_on_each_other_are_one(folders):
+    facts = read_run(folders / "private")
+    runs = [facts, dataclasses.replace(facts, name="copy")]
+    epsilon = report_curves.curves(runs)[0]
+    assert [line.name for line in epsilon.lines] == ["private and 1 more"]
+
+
+def test_signal_that_noise_hides_is_not_drawn(folders):
+    """One client's gradient under noise of 2.14 on 25,088 coordinates: Algorithm 2."""
+    config = tiny_config(
+        noise_multiplier=1.07, noise_seed=None, batch_size=32, clients_per_round=1
+    )
+    floor = 2.14 * math.sqrt(math.prod(config.release_shape))
+    metrics = [
+        {"round": r, "num_answers": 1, "release_norm": floor} for r in range(1, 201)
+    ]
+    facts = dataclasses.replace(_facts(config), metrics=metrics)
+    assert report_curves.signal(facts) is None
+
+
+def _facts(config: RunConfig):
+
+    return RunFacts("run", config, (), (), (), {}, {}, (), True)
+
+
+def test_grid_images_are_the_cells(folders):
+    facts = read_run(folders / "private")
+    images = report_curves.grid_images(facts.grids[-1], facts)
+    assert images.shape == (8 * NUM_CLASSES, SIDE * SIDE)
+    with Image.open(folders / "private" / "samples" / "round-0000003.png") as png:
+        pixels = np.asarray(png)
+    second = pixels[2 : 2 + SIDE, SIDE + 4 : 2 * SIDE + 4, 0] / 255
+    assert np.array_equal(images[1].reshape(SIDE, SIDE), second)
+
+
+def test_movement_is_the_mean_distance_for_100_rounds(folders):
+    facts = read_run(folders / "private")
+    grids = [report_curves.grid_images(grid, facts) for grid in facts.grids]
+    distance = np.sqrt(((grids[2] - grids[1]) ** 2).sum(1)).mean()
+    assert report_curves.movement(facts)[-1] == (3, pytest.approx(100 * distance))
+    assert distance > 0
+
+
+def test_drawing_has_a_text_alternative_and_page_colours(folders):
+    for curve in report_curves.curves([read_run(folders / "noise-free")]):
+        if curve.svg:
+            assert 'role="img" aria-label="' in curve.svg
+            assert "var(--ink)" in curve.svg
+            assert not re.search(r"#0[a12]0", curve.svg)
+
+
+# ------------------------------------------------------------------ other numbers
+
+
+def test_headline_is_the_best_guarantee_for_the_run_s_own_adversary(folders):
+    facts = read_run(folders / "private")
+    (own, other) = facts.statements
+    rows = [
+        dataclasses.replace(own, epsilon=1.0, guarantee=False),
+        dataclasses.replace(own, adversary="server", epsilon=2.0),
+        dataclasses.replace(own, epsilon=3.0),
+        dataclasses.replace(own, epsilon=4.0),
+        dataclasses.replace(other, epsilon=0.5),
+    ]
+    assert (own.relation, own.guarantee) == (facts.config.relation, True)
+    assert dataclasses.replace(facts, statements=rows).headline is rows[2]
+
+
+def test_communication_of_exact_messages_follows_from_shapes(folders):
+    found = communication(read_run(folders / "private"))
+    pixels = SIDE * SIDE
+    fakes = 2 * 4  # n_dis batches; float32 images and int64 labels, and a header
+    assert found.request - fakes * (4 * pixels + 8) in range(8, 300)
+    assert found.reply - 4 * 4 * pixels in range(8, 300)  # B = 4
+    assert (found.requests, found.replies, found.rounds) == (2, 2, 3)
+    assert found.total == 3 * 2 * (found.request + found.reply)
+    assert (found.how, found.is_remote) == ("computed", False)
+
+
+def test_compact_messages_are_estimated(tmp_path):
+    found = communication(read_run(make_run(tmp_path / "run", transport="compact")))
+    assert found.how == "estimated"
+    assert found.reply in range(1, 2 * 4 * SIDE * SIDE)
+
+
+def test_measured_messages_are_preferred(run):
+    lines = [
+        {"round": 1, "node": node, "bytes_down": 5000, "bytes_up": 700}
+        for node in range(2)
+    ]
+    (run / "communication.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    found = communication(read_run(run))
+    assert (found.how, found.request, found.reply) == ("measured", 5000, 700)
+
+
+def test_train_command_makes_the_same_configuration(folders):
+
+    config = read_run(folders / "private").config
+    words = shlex.split(train_command(config))[2:]
+    given: dict[str, object] = {}
+    while words:
+        name = words.pop(0).removeprefix("--")
+        if (
+            name.removeprefix("no-").replace("-", "_") in given
+            or name == "secure-noise"
+        ):
+            raise AssertionError(name)
+        if name.startswith("no-"):
+            given[name.removeprefix("no-").replace("-", "_")] = False
+            continue
+        default = getattr(config, name.replace("-", "_"))
+        given[name.replace("-", "_")] = type(default)(words.pop(0))
+    again = configure(None, None, given)
+    expected = dataclasses.replace(config, output=Path(config.output).name)
+    assert again == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        ("mnist", "mnist"),
+        ("npz:/home/ada/x.npz", "npz:x.npz"),
+        ("folder:/home/ada/scans", "folder:scans"),
+        ("hf:ylecun/mnist", "hf:ylecun/mnist"),
+    ],
+)
+def test_data_is_shown_without_its_folder(data, shown):
+    assert shown_data(data) == shown
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "text", "kind", "kind_excluded"),
+    [
+        (9.9, "limits a typical attack", "good", "unsure"),
+        (None, "no guarantee", "bad", "bad"),
+    ],
+)
+def test_an_epsilon_says_at_a_glance_that_it_excludes_the_selection(
+    epsilon, text, kind, kind_excluded
+):
+    config = tiny_config(num_clients=3, clients_per_round=3, noise_multiplier=1.0)
+    row = statements(Plan.from_config(config), 1e-5)[0]
+    row = dataclasses.replace(row, epsilon=epsilon, guarantee=True)
+    assert report_words.reading(row) == (text, kind)
+    row = dataclasses.replace(row, conditions=(*row.conditions, EXCLUDED))
+    words = f"{text}; excludes cohort selection"
+    assert report_words.reading(row) == (words, kind_excluded)

@@ -1,0 +1,342 @@
+"""Table 2: what its cells are, that nothing is trained twice, and bad input."""
+
+import json
+import re
+import socket
+import threading
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from clients import workers as state
+from clients.client_app import app as client_app
+from experiments.bench.wire import CountingProxy
+from experiments.commands import evaluate as evaluation
+from experiments.commands.local_grid import LocalGrid
+from experiments.paper import scores, stored_runs, table2, table2_report
+from experiments.paper.communication import (
+    MeasuringGrid,
+    communication,
+    round_bytes,
+    values_per_node,
+    weigh,
+)
+from experiments.paper.communication import main as show_weights
+from experiments.paper.result_lines import ResultLines, read_lines
+from experiments.paper.scales import configured, label
+from fedgs.config.run_config import UserError
+from fedgs.federation.messages import RECORD
+from fedgs.federation.training import RunStopped
+from fedgs.mechanism.quantization import pack_release, release_step, to_grid
+from fedgs.privacy.accounting import Plan, statements
+from fedgs.runs.run_folder import RunFolder
+from server import roll_call
+from small_scale import (
+    FULL_PARTICIPATION,
+    SETTINGS,
+    data_flags,
+    quick_evaluate,
+    setting_flags,
+)
+
+EVALUATE = evaluation.evaluate
+
+
+@pytest.fixture(autouse=True)
+def _process(monkeypatch, tmp_path):
+    """A cache of its own, no other test's data, quick scores and roll call."""
+    monkeypatch.setenv("FEDGS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(roll_call, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(evaluation, "evaluate", quick_evaluate)
+    state._workers.clear()
+
+
+@pytest.fixture
+def flags(tmp_path) -> list[str]:
+    full = [
+        *setting_flags(FULL_PARTICIPATION, "full-participation."),
+        *setting_flags(FULL_PARTICIPATION, "full-participation-compact."),
+    ]
+    common = setting_flags(SETTINGS, "all.")
+    return [*data_flags(tmp_path), f"--output={tmp_path / 'out'}", *common, *full]
+
+
+def lines_of(tmp_path) -> dict[str, dict]:
+    return {line["row"]: line for line in read_lines(tmp_path / "out" / "table2.jsonl")}
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise AssertionError("trained or evaluated again")
+
+
+# ------------------------------------------------------------------ the cells
+
+
+def test_the_table_holds_every_number_and_invents_none(
+    flags, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(evaluation, "evaluate", EVALUATE)
+    rows = "paper-mode,full-participation,fed-avg-gan"
+    assert table2.main([*flags, f"--rows={rows}"]) == 0
+    found = lines_of(tmp_path)
+    assert list(found) == rows.split(",")
+    for row, recipe in (("paper-mode", "algorithm-2"), ("full-participation",) * 2):
+        line = found[row]
+        config = RunFolder.open(tmp_path / "out" / "runs" / line["run"]).config
+        expected = statements(Plan.from_config(config), config.delta)
+        assert config.engine == "flower"
+        for statement in expected:
+            got = scores.epsilon_of(line, statement.adversary, statement.relation)
+            assert got == pytest.approx(statement.epsilon)
+        assert len(expected) == 6  # three adversaries, two relations
+        assert 1 <= table2_report.metric(line, "is_lenet_npz_fast_10")[1] <= 3
+        assert table2_report.metric(line, "fid_lenet_npz_fast")[1] > 0
+        assert 0 <= line["scores"]["downstream_cnn_accuracy"] <= 1
+        stated = line["scale"].split(", ")
+        assert set(stated) < set(label(config, recipe).split(", "))
+        assert "num_rounds 4 (recipe: 30000)" in stated or row != "paper-mode"
+    missing = found["fed-avg-gan"]
+    assert missing["missing"] == "not implemented yet"
+    assert not any(isinstance(value, int | float) for value in missing.values())
+    text = (tmp_path / "out" / "table2.md").read_text()
+    (fed_avg,) = [x for x in text.splitlines() if x.startswith("| Fed-Avg GAN |")]
+    assert not re.search(r"\d", fed_avg)
+    assert "num_rounds 4 (recipe: 30000)" in text
+    assert "not to be compared" in text
+    assert "Table 2" in capsys.readouterr().out
+
+
+def test_communication_is_what_flower_serialises(flags, tmp_path):
+    assert table2.main([*flags, "--rows=paper-mode,full-participation"]) == 0
+    found = lines_of(tmp_path)
+    # 2 steps of 4 fakes of 16 x 16 float32, with an int64 label each; 4 gradients up.
+    paper, full = (found[row]["communication"] for row in found)
+    down, up = 8 * (256 * 4 + 8), 4 * 256 * 4
+    assert down < paper["bytes_down"] < down + 1200
+    assert up < paper["bytes_up"] < up + 1200
+    assert paper["values_per_node"] == 8 * 256 + 4 * 256
+    assert paper["messages_per_round"] == 1
+    assert paper["rounds_measured"] == 4
+    assert paper["bytes_per_client"] == pytest.approx(
+        paper["bytes_down"] + paper["bytes_up"], abs=2
+    )
+    # 6 clients on 2 nodes share two messages in each direction.
+    assert full["messages_per_round"] == 2
+    assert full["values_per_node"] == 8 * 256 + 4 * 64
+    both = full["bytes_down"] + full["bytes_up"]
+    assert full["bytes_per_client"] == pytest.approx(both * 2 / 6, abs=2)
+    assert full["bytes_per_client"] <= full["bytes_per_client_max"]
+    assert full["bytes_before"] > 2 * down  # every node's warm start
+
+
+@pytest.mark.parametrize("transport", ["exact", "compact"])
+def test_measured_bytes_do_not_depend_on_the_release(tmp_path, monkeypatch, transport):
+    config = configured(
+        "algorithm-2",
+        "paper",
+        {"transport": transport},
+        {"num_clients": 866, "num_classes": 10},
+    )
+    shape, step = config.release_shape, release_step(config)
+    noise = torch.randn(shape) * config.noise_std
+    values = [torch.zeros(shape), noise if step is None else to_grid(noise, step)]
+    contents = [pack_release(value.float(), config) for value in values]
+    replies = [
+        Message(RecordDict({RECORD: ConfigRecord(record)}), 2, "train")
+        for record in ({"tensors": contents[0]}, {"tensors": contents[1]}, {})
+    ]
+    sent = Message(RecordDict({RECORD: ConfigRecord({"round": 1})}), 2, "train")
+    monkeypatch.setattr(TaskIdentity, "_node_id", 1)
+    grid = MeasuringGrid(client_app, config, tmp_path / "lines.jsonl")
+    monkeypatch.setattr(LocalGrid, "_deliver", lambda self, message: replies.pop(0))
+    for _ in range(3):
+        grid._deliver(sent)
+    sizes = [line["bytes_up"] for line in read_lines(tmp_path / "lines.jsonl")]
+    assert sizes[0] == sizes[1] == pytest.approx(len(contents[1]), rel=0.1)
+    assert sizes[2] < 300  # a node without participants
+    assert (len(contents[0]) < len(contents[1])) == (transport == "compact")
+
+
+def test_a_round_that_was_repeated_counts_once(tmp_path):
+    config = configured(
+        "algorithm-2", "small", {"num_clients": 3, "clients_per_round": 2}
+    )
+    folder = RunFolder(tmp_path, config)
+    before = {"round": 0, "node": 2, "bytes_down": 7, "bytes_up": 1}
+    lines = [before, before]
+    for down in (999, 10):  # the first attempt was lost
+        lines.append({"round": 1, "node": 2, "bytes_down": down, "bytes_up": 2})
+    lines.append({"round": 1, "node": 3, "bytes_down": 20, "bytes_up": 4})
+    lines.append({"round": 2, "node": 2, "bytes_down": 40, "bytes_up": 8})
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "communication.jsonl").write_text(text + '{"round": 3, "no')
+    assert communication(folder) == {
+        "bytes_down": 23,
+        "bytes_up": 5,
+        "bytes_per_client": 21,  # (36 + 48) / 2 rounds / 2 participants
+        "bytes_per_client_max": 24,
+        "messages_per_round": 1.5,
+        "rounds_measured": 2,
+        "values_per_node": values_per_node(config),
+        "bytes_before": 16,
+    }
+    (tmp_path / "communication.jsonl").unlink()
+    with pytest.raises(UserError, match="not measured"):
+        communication(folder)
+
+
+@pytest.mark.parametrize("kind", ["noise", "halves", "black"])
+def test_compact_rounds_of_algorithm_2_stay_below_the_target_whatever_they_show(kind):
+    """5e4 bytes for one client and generator update, at the paper's own size."""
+    pictures = {
+        "noise": torch.rand(160, 1, 28, 28),
+        "halves": torch.rand(160, 1, 28, 28).round(),
+        "black": torch.zeros(160, 1, 28, 28),
+    }
+    known = {"num_clients": 866, "num_classes": 10}
+    sizes = {}
+    for row in ("paper-mode", "paper-mode-compact"):
+        config = configured("algorithm-2", "paper", table2.ROWS[row].settings, known)
+        labels = torch.arange(160) % 10
+        sizes[row] = sum(round_bytes(config, pictures[kind], labels))
+    assert sizes["paper-mode-compact"] <= table2_report.TARGET_BYTES
+    fields = sizes["paper-mode"] - 4 * 150_528 - 8 * 160  # float32 values and labels
+    assert 0 < fields < 1000
+
+
+def test_fakes_of_a_run_are_weighed(flags, tmp_path, capsys):
+    flags.append("--rows=full-participation")
+    assert table2.main(flags) == 0
+    (run,) = (tmp_path / "out" / "runs").iterdir()
+    found = weigh(RunFolder.open(run))
+    # 160 float32 fakes of 16 x 16 with int64 labels, below 1 kB of other fields.
+    fakes = 160 * (256 * 4 + 8)
+    assert fakes < found["exact"][0] < fakes + 1000
+    assert sum(found["compact"]) < sum(found["exact"]) / 4
+    assert show_weights([str(run)]) == 0
+    assert "one round of Algorithm 2" in capsys.readouterr().out
+    assert show_weights([]) == 2
+    assert show_weights([str(tmp_path)]) == 2
+
+
+def test_the_proxy_counts_both_directions():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        proxy = CountingProxy(f"127.0.0.1:{server.getsockname()[1]}")
+        host, _, port = proxy.address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=10) as client:
+            client.sendall(b"x" * 100_000)
+            far, _ = server.accept()
+            with far:
+                got = b""
+                while len(got) < 100_000:
+                    got += far.recv(65_536)
+                far.sendall(b"y" * 7)
+                assert client.recv(100) == b"y" * 7
+        assert got == b"x" * 100_000
+        assert (proxy.up, proxy.down) == (100_000, 7)
+        proxy.close()
+
+
+# ------------------------------------------------------------------ again
+
+
+def test_called_again_it_trains_and_evaluates_nothing(flags, tmp_path, monkeypatch):
+    flags.append("--rows=paper-mode-compact,fed-avg-gan")
+    assert table2.main(flags) == 0
+    first = (tmp_path / "out" / "table2.jsonl").read_bytes()
+    monkeypatch.setattr(stored_runs, "train", refuse)
+    monkeypatch.setattr(evaluation, "evaluate", refuse)
+    assert table2.main(flags) == 0
+    assert (tmp_path / "out" / "table2.jsonl").read_bytes() == first
+    with pytest.raises(AssertionError, match="trained"):
+        table2.main([*flags, "--seeds=1"])
+
+
+def test_an_interrupted_table_goes_on(flags, tmp_path, monkeypatch):
+    flags.append("--rows=full-participation")
+    stop = threading.Event()
+    append = RunFolder.append_metrics
+
+    def stop_after_round_1(self: RunFolder, metrics: dict) -> None:
+        append(self, metrics)
+        stop.set()
+
+    request = table2._request(table2._parser().parse_args(flags))
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "append_metrics", stop_after_round_1)
+        with pytest.raises(RunStopped, match="after round 1"):
+            table2.fill(request, stop)
+    assert table2.main([*flags, "--no-training"]) == 0
+    assert lines_of(tmp_path)["full-participation"]["missing"] == "not run yet"
+    assert table2.main(flags) == 0
+    found = lines_of(tmp_path)["full-participation"]
+    assert found["round"] == 4
+    (run,) = (tmp_path / "out" / "runs").iterdir()
+    rounds = [line["round"] for line in read_lines(run / "metrics.jsonl")]
+    assert rounds == [1, 2, 3, 4]
+
+
+def test_runs_with_other_settings_are_other_runs(flags, tmp_path):
+    flags.append("--rows=paper-mode")
+    assert table2.main(flags) == 0
+    assert table2.main([*flags, "--set=all.num_rounds=2", "--seeds=0"]) == 0
+    assert len(list((tmp_path / "out" / "runs").iterdir())) == 2
+    assert lines_of(tmp_path)["paper-mode"]["round"] == 2
+
+
+def test_results_survive_a_torn_line(tmp_path):
+    path = tmp_path / "results.jsonl"
+    ResultLines(path).add("a", {"value": 1})
+    path.write_bytes(path.read_bytes() + b'{"key": "b", "val')
+    results = ResultLines(path)
+    assert results.get("b") is None
+    results.add("b", {"value": 2})
+    assert [line["value"] for line in read_lines(path)] == [1, 2]
+    path.write_text("no json\n{}\n")
+    with pytest.raises(UserError, match="line 1"):
+        ResultLines(path)
+
+
+# ------------------------------------------------------------------ what it says
+
+
+def test_seeds_share_a_row_and_seeded_noise_is_no_guarantee(flags, tmp_path):
+    flags += ["--rows=paper-mode", "--seeds=0,1", "--set=all.noise_seed=3"]
+    assert table2.main(flags) == 0
+    lines = read_lines(tmp_path / "out" / "table2.jsonl")
+    assert [line["seed"] for line in lines] == [0, 1]
+    header, rows = table2_report.cells(lines)
+    mean = np.mean([table2_report.metric(line, "fid_")[1] for line in lines])
+    assert rows[0][2].startswith(f"{mean:.4g} ± ")
+    assert rows[0][header.index("epsilon, server")].count("*") == 2
+    assert any("no guarantee" in note for note in table2_report.notes(lines))
+    private = [{**line, "is_private": True} for line in lines]
+    assert "*" not in table2_report.markdown(private).replace("**", "")
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--rows=paper", "rows = 'paper'"),
+        ("--seeds=x", "seeds = 'x'"),
+        ("--seeds=0,0", "seeds = '0,0': give each one once"),
+        ("--rows=full-participation,full-participation", "give each one once"),
+        ("--count=-5", "count = -5: give --count at least 10"),
+        ("--count=0", "count = 0: give --count at least 10"),
+        ("--scale=huge", "scale = 'huge'"),
+        ("--set=num_rounds=3", "TARGET.SETTING=VALUE"),
+        ("--set=all.rounds=3", "rounds: unknown setting"),
+        ("--set=all.num_rounds=three", "num_rounds = 'three'"),
+        ("--set=all.num_rounds=0", "num_rounds = 0"),
+        ("--data=npz:nowhere.npz", "nowhere.npz"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(
+    flag, words, flags, tmp_path, capsys
+):
+    assert table2.main([*flags, flag]) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,402 @@
+"""Messages: only what is sanitized leaves a node, only what is well-formed enters."""
+
+import dataclasses
+import json
+import math
+import struct
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.federation.messages import (
+    EVERYONE,
+    FakeBatch,
+    clients_of,
+    decode_answer,
+    decode_batch,
+    encode_answer,
+    encode_batch,
+)
+from fedgs.mechanism.noise import NoiseStream
+from fedgs.mechanism.sanitizer import (
+    PerSampleGradients,
+    SanitizedGradients,
+    clip,
+    received,
+    sanitize,
+)
+from tiny import tiny_config
+
+CONFIG = tiny_config()
+ROUND, NODE = 3, 2
+FAKES = (8, 1, 16, 16)  # n_dis * batch size = 2 * 4 fakes go down ...
+RELEASE = (4, 1, 16, 16)  # ... and the last B = 4 of them are answered
+SECRET = 0.12345  # a value that must not be quoted; its digits are searched for
+
+
+def _batch(**changes: object) -> FakeBatch:
+    rng = torch.Generator().manual_seed(0)
+    fields = {
+        "round": ROUND,
+        "images": torch.rand(FAKES, generator=rng),
+        "labels": torch.arange(8) % 3,
+        "participants": (2, 4),
+        "trainees": EVERYONE,
+        "keep_round": 2,
+    }
+    return FakeBatch(**(fields | changes))
+
+
+def _release(values: Tensor | None = None) -> SanitizedGradients:
+    if values is None:
+        values = torch.randn(RELEASE, generator=torch.Generator().manual_seed(1))
+    return received(values, ROUND, NODE, CONFIG.noise_std, CONFIG.clip_bound)
+
+
+def _decode(payload: dict, config: RunConfig = CONFIG) -> SanitizedGradients | None:
+    return decode_answer(payload, config, _batch(), NODE)
+
+
+def _encode(answer: object, config: RunConfig = CONFIG) -> dict:
+    return encode_answer(answer, config, _batch())
+
+
+def _header(**tensors: object) -> bytes:
+    """The bytes of a safetensors file with a header of one's own."""
+    text = json.dumps(tensors).encode()
+    return struct.pack("<Q", len(text)) + text
+
+
+# ---------------------------------------------------------------------- round trips
+
+
+@pytest.mark.parametrize(
+    ("round", "participants", "trainees"),
+    [
+        (ROUND, (1, 4), EVERYONE),
+        (0, (), EVERYONE),
+        (1, (0, 5), (0, 5)),
+        (ROUND, (5,), (0, 1, 2, 3, 4, 5)),
+    ],
+)
+def test_a_request_survives_the_way_to_a_node(round, participants, trainees):
+    keep_round = max(round - 1, 0)
+    sent = _batch(
+        round=round,
+        participants=participants,
+        trainees=trainees,
+        keep_round=keep_round,
+    )
+    got = decode_batch(encode_batch(sent, CONFIG), CONFIG)
+    for field in ("round", "participants", "trainees", "keep_round"):
+        assert getattr(got, field) == getattr(sent, field)
+    assert torch.equal(got.images, sent.images)
+    assert torch.equal(got.labels, sent.labels)
+    assert got.digest() == sent.digest()
+
+
+def test_an_answer_survives_the_way_to_the_server():
+    clipped = clip(PerSampleGradients(torch.ones(2, *RELEASE)), CONFIG.clip_bound)
+    noise = NoiseStream(7, NODE, ROUND)
+    sent = sanitize([clipped], CONFIG.noise_std, noise, ROUND, NODE)
+    got = _decode(_encode(sent))
+    assert type(got) is SanitizedGradients
+    assert torch.equal(got.values, sent.values)
+    assert (got.round, got.node_id) == (ROUND, NODE)
+    assert (got.noise_std, got.clip_bound) == (1.0, 1.0)  # 2 * C * sigma = 2 * 1 * 0.5
+
+
+def test_an_answer_in_the_dct_basis_survives():
+    config = tiny_config(gradient_basis="dct", dct_size=5)
+    sent = _release(torch.ones(4, 1, 5, 5))
+    assert torch.equal(_decode(_encode(sent), config).values, sent.values)
+
+
+def test_a_request_for_everyone_survives():
+    config = tiny_config(client_selection="all")
+    sent = _batch(participants=EVERYONE)
+    got = decode_batch(encode_batch(sent, config), config)
+    assert got.participants == EVERYONE
+
+
+def test_a_node_without_participants_answers_nothing():
+    empty, request = _encode(None), _batch(participants=(1, 4))
+    assert empty == {"is_empty": 1}
+    assert decode_answer(empty, CONFIG, request, NODE) is None
+    with pytest.raises(UserError, match="empty, though its clients take part"):
+        _decode(empty)
+    with pytest.raises(UserError, match="none of its clients takes part"):
+        decode_answer(_encode(_release()), CONFIG, request, NODE)
+
+
+def test_an_answer_names_the_request_that_it_answers():
+    answer = _encode(_release())
+    assert answer["request"] == bytes.fromhex(_batch().digest())
+    for other in (_batch(participants=(2, 5)), _batch(images=torch.zeros(FAKES))):
+        with pytest.raises(UserError, match="another request than this run"):
+            decode_answer(answer, CONFIG, other, NODE)
+    # What the server says of its checkpoints is no part of the question.
+    assert decode_answer(answer, CONFIG, _batch(keep_round=0), NODE) is not None
+
+
+def test_a_reply_carries_the_release_and_public_identifiers_only():
+    # privacy.md section 5: no loss, no norm, no number of examples, no duration.
+    payload = _encode(_release())
+    assert set(payload) == {
+        "is_empty",
+        "round",
+        "node_id",
+        "noise_std",
+        "clip_bound",
+        "request",
+        "tensors",
+    }
+    assert set(load(payload["tensors"])) == {"gradients"}
+
+
+def test_messages_hold_scalars_and_bytes_only():
+    for payload in (encode_batch(_batch(), CONFIG), _encode(_release())):
+        assert {type(value) for value in payload.values()} <= {str, int, float, bytes}
+
+
+# ------------------------------------------------------------ what cannot be encoded
+
+
+class _Disguised(SanitizedGradients):
+    """A subclass that skips the check of its maker."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+
+
+@pytest.mark.parametrize(
+    "unsanitized",
+    [
+        PerSampleGradients(torch.zeros(1, *RELEASE)),
+        clip(PerSampleGradients(torch.zeros(1, *RELEASE)), 1.0),
+        torch.zeros(RELEASE),
+        {"gradients": torch.zeros(RELEASE)},
+        _Disguised(torch.zeros(RELEASE)),
+        0.5,
+        "loss",
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_not_sanitized_cannot_be_encoded(unsanitized):
+    with pytest.raises(TypeError, match="must not leave a client"):
+        _encode(unsanitized)
+
+
+# ------------------------------------------------------------- what cannot be decoded
+
+BAD_VALUES = {
+    "shape": torch.full((4, 1, 16, 15), SECRET),
+    "fewer fakes": torch.full((3, 1, 16, 16), SECRET),
+    "one client each": torch.full((1, 4, 1, 16, 16), SECRET),
+    "float64": torch.full(RELEASE, SECRET, dtype=torch.float64),
+    "float16": torch.full(RELEASE, SECRET, dtype=torch.float16),
+    "int64": torch.full(RELEASE, 12345),
+    "NaN": torch.full(RELEASE, SECRET).index_fill(0, torch.tensor([1]), math.nan),
+    "infinite": torch.full(RELEASE, SECRET).index_fill(0, torch.tensor([1]), math.inf),
+}
+
+
+@pytest.mark.parametrize("name", BAD_VALUES)
+def test_an_answer_of_wrong_values_is_refused_without_quoting_them(name):
+    with pytest.raises(UserError) as caught:
+        _decode(_encode(_release(BAD_VALUES[name])))
+    assert "answer of node 2 to round 3" in str(caught.value)
+    assert "1234" not in str(caught.value)
+    assert "nan" not in str(caught.value).lower().split()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("round", 4, "another round"),
+        ("node_id", 1, "another node_id"),
+        ("noise_std", 0.99, "another noise_std"),
+        ("noise_std", math.nan, "another noise_std"),
+        ("noise_std", None, "another noise_std"),
+        ("clip_bound", 2.0, "another clip_bound"),
+        ("clip_bound", True, "another clip_bound"),
+        ("clip_bound", 1, "another clip_bound"),
+        ("round", "3", "another round"),
+        ("node_id", 2.0, "another node_id"),
+        ("request", b"", "another request"),
+        ("request", _batch().digest(), "another request"),
+        ("is_empty", False, "is_empty is no integer"),
+        ("loss", 0.5, "other fields"),
+        ("tensors", "text", "without tensors"),
+        ("tensors", b"", "cannot be decoded"),
+        ("tensors", b"\x00" * 64, "cannot be decoded"),
+        ("tensors", save({"other": torch.ones(RELEASE)}), "other tensors"),
+        (
+            "tensors",
+            save({"gradients": torch.ones(RELEASE), "loss": torch.ones(1)}),
+            "other tensors",
+        ),
+    ],
+)
+def test_an_answer_that_does_not_fit_the_round_is_refused(field, value, words):
+    payload = _encode(_release())
+    with pytest.raises(UserError, match=words):
+        _decode(payload | {field: value})
+
+
+ANSWER_FIELDS = ("round", "node_id", "noise_std", "clip_bound", "request", "tensors")
+
+
+@pytest.mark.parametrize("field", ANSWER_FIELDS)
+def test_an_answer_with_a_missing_field_is_refused(field):
+    payload = _encode(_release())
+    del payload[field]
+    with pytest.raises(UserError, match=f"without {field}"):
+        _decode(payload)
+
+
+def test_a_truncated_answer_is_refused():
+    payload = _encode(_release())
+    with pytest.raises(UserError, match="cannot be decoded"):
+        _decode(payload | {"tensors": payload["tensors"][:-1]})
+
+
+def test_a_malformed_answer_is_not_quoted():
+    for content in (
+        _header(gradients={"dtype": str(SECRET), "shape": [], "data_offsets": [0, 0]}),
+        _header(gradients=str(SECRET)),
+        _header(**{str(SECRET): "x"}),
+        struct.pack("<Q", 7) + str(SECRET).encode(),
+        save({str(SECRET): torch.ones(1)}),
+    ):
+        with pytest.raises(UserError) as caught:
+            _decode(_encode(_release()) | {"tensors": content})
+        assert "1234" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"images": torch.rand(7, 1, 16, 16)}, "shape"),
+        ({"images": torch.rand(8, 1, 28, 28)}, "at most 9280 expected"),
+        ({"images": torch.rand(8, 3, 16, 16)}, "at most 9280 expected"),
+        ({"images": torch.zeros(FAKES, dtype=torch.float64)}, "at most"),
+        ({"images": torch.zeros(FAKES, dtype=torch.float16)}, "fakes of shape"),
+        ({"images": torch.full(FAKES, 1.01)}, "outside"),
+        ({"images": torch.full(FAKES, -0.01)}, "outside"),
+        ({"images": torch.full(FAKES, math.nan)}, "outside"),
+        ({"labels": torch.full((8,), 3)}, "labels outside"),
+        ({"labels": torch.full((8,), -1)}, "labels outside"),
+        ({"labels": torch.zeros(7, dtype=torch.int64)}, "labels of shape"),
+        ({"labels": torch.zeros(8)}, "labels of shape"),
+        ({"round": 4, "keep_round": 3}, "round is no integer from 0 to 3"),
+        ({"round": -1}, "round is no integer"),
+        ({"keep_round": 3}, "keep_round is no integer from 0 to 2"),
+        ({"keep_round": -1}, "keep_round is no integer"),
+        ({"participants": (1, 2, 3)}, "more than 2 participants"),
+        ({"participants": EVERYONE}, "more than 2 participants"),
+        ({"participants": (4, 1)}, "no list of clients below 6"),
+        ({"participants": (1, 1)}, "no list of clients below 6"),
+        ({"participants": (5, 6)}, "no list of clients below 6"),
+        ({"participants": (-1,)}, "no list of clients below 6"),
+        ({"trainees": (5, 6)}, "trainees is no list"),
+        ({"round": 0, "keep_round": 0}, "more than 0 participants"),
+    ],
+)
+def test_a_request_that_does_not_fit_the_run_is_refused(changes, words):
+    with pytest.raises(UserError, match=words):
+        decode_batch(encode_batch(_batch(**changes), CONFIG), CONFIG)
+
+
+FIELDS = ("round", "participants", "trainees", "keep_round", "tensors")
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_request_with_a_missing_field_is_refused(field):
+    payload = encode_batch(_batch(), CONFIG)
+    del payload[field]
+    with pytest.raises(UserError, match=f"without {field}"):
+        decode_batch(payload, CONFIG)
+
+
+def test_a_request_with_an_unknown_field_is_refused():
+    payload = encode_batch(_batch(), CONFIG)
+    assert decode_batch(payload | {"run_folder": "/elsewhere"}, CONFIG) is not None
+    with pytest.raises(UserError, match="other fields"):
+        decode_batch(payload | {"noise_seed": 1}, CONFIG)
+
+
+@pytest.mark.parametrize("field", ["participants", "trainees"])
+@pytest.mark.parametrize(
+    "clients",
+    [
+        *("1;2", "everyone", "1.5", "9" * 5000, None, "+1", "01", " 1", "1,", "1,,2"),
+        *("1_0", "\u0661", b"all", 1, (1, 2), "1," * 10**6),
+    ],
+    ids=lambda value: repr(value)[:12],
+)
+def test_a_request_for_malformed_clients_is_refused(field, clients):
+    payload = encode_batch(_batch(), CONFIG) | {field: clients}
+    with pytest.raises(UserError, match=f"{field} is no list of clients below 6"):
+        decode_batch(payload, CONFIG)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["F4", "F6_E2M3", "F6_E3M2", "F8_E8M0", "F8_E4M3", "C64", "U16", "?"]
+)
+def test_a_tensor_of_an_exotic_type_is_refused(dtype):
+    tensor = {"dtype": dtype, "shape": [64], "data_offsets": [0, 64]}
+    for size in (32, 48, 64, 128, 512):
+        tensor["data_offsets"] = [0, size]
+        content = _header(gradients=tensor) + b"\x01" * size
+        with pytest.raises(UserError):
+            _decode(_encode(_release()) | {"tensors": content})
+
+
+# --------------------------------------------------------------------------- digest
+
+
+def test_the_digest_is_a_function_of_what_is_asked():
+    assert _batch().digest() == _batch().digest()
+    # The bookkeeping may differ between two copies of one request.
+    assert _batch(keep_round=0).digest() == _batch().digest()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"round": 4},
+        {"participants": (2, 3)},
+        {"participants": (24,)},
+        {"participants": EVERYONE},
+        {"trainees": (2, 4)},
+        {"labels": (torch.arange(8) + 1) % 3},
+        {"images": _batch().images.roll(1, 0)},
+    ],
+)
+def test_another_request_has_another_digest(changes):
+    assert _batch(**changes).digest() != _batch().digest()
+
+
+def test_one_bit_of_one_pixel_changes_the_digest():
+    images = _batch().images.clone()
+    images[7, 0, 15, 15] = torch.nextafter(images[7, 0, 15, 15], torch.tensor(2.0))
+    assert _batch(images=images).digest() != _batch().digest()
+
+
+# -------------------------------------------------------------------------- clients
+
+
+def test_a_node_finds_its_clients_in_its_own_order():
+    assert clients_of(EVERYONE, range(3, 6)) == [3, 4, 5]
+    assert clients_of((5, 0, 3), range(3, 6)) == [3, 5]
+    assert clients_of((0, 99, -1), range(3, 6)) == []
+    assert clients_of((), range(3, 6)) == []
+
+
+def test_a_request_cannot_be_changed_after_it_was_hashed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        _batch().round = 9

@@ -1,0 +1,381 @@
+"""What amplification and clipping rest on: answers change no state, clients share none.
+
+Purity: an answer leaves every bit of a client's state, its data and all random states
+as they were. Independence: nothing of one client, however broken, reaches another
+one's state or gradients; between two releases, its own clipped share is all that moves.
+
+Also in tests/gan/test_discriminators.py: a query alone; one client's real images; a NaN
+in training. In tests/federation/test_round.py: who trains; the global random state over
+a round.
+"""
+
+import dataclasses
+import hashlib
+import random
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedgs.config.run_config import RunConfig
+from fedgs.data.federated import FederatedImages
+from fedgs.federation.messages import EVERYONE, Clients, FakeBatch
+from fedgs.federation.node import Node
+from fedgs.federation.round import client_round, draw_fakes, new_server, public_fakes
+from fedgs.gan.client_training import Draws, train_discriminators
+from fedgs.gan.discriminators import Discriminators
+from fedgs.mechanism.sanitizer import PerSampleGradients, clip, to_dct
+from fedgs.shapes import TensorDict
+from tiny import SIZES, digest, tiny_config, tiny_data
+
+ALL = range(len(SIZES))
+CHANGED = 2
+OTHERS = [client for client in ALL if client != CHANGED]
+ROUNDS = (1, 2)
+
+
+def _request(config: RunConfig, round: int, participants: Clients) -> FakeBatch:
+    """The same fakes whoever takes part, as far as a discriminator can tell."""
+    server = new_server(config)
+    server.round = round - 1
+    request, _ = draw_fakes(config, server)
+    is_all = config.discriminator_training == "every_round"
+    trainees = EVERYONE if is_all else participants
+    return dataclasses.replace(request, participants=participants, trainees=trainees)
+
+
+def _of_client(discriminators: Discriminators, index: int) -> TensorDict:
+    return {name: value[index] for name, value in discriminators.state().items()}
+
+
+def _global_state() -> str:
+    """Every random state of the process, and what else a call could leave behind."""
+    content = hashlib.sha256(torch.get_rng_state().numpy().tobytes())
+    content.update(repr(random.getstate()).encode())
+    kind, keys, *rest = np.random.get_state()  # noqa: NPY002
+    content.update(repr((kind, keys.tobytes(), rest)).encode())
+    flags = (torch.is_grad_enabled(), torch.get_default_dtype(), torch.initial_seed())
+    content.update(repr(flags).encode())
+    return content.hexdigest()
+
+
+def _data_digest(data: FederatedImages) -> str:
+    arrays = (data.images, data.labels, *data.client_records)
+    content = hashlib.sha256(repr((data.client_names, data.num_classes)).encode())
+    for array in arrays:
+        content.update(array.tobytes())
+    return content.hexdigest()
+
+
+# ------------------------------------------------------------------ purity
+
+
+@pytest.mark.parametrize("stacking", ["stacked", "loop"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"spectral_norm": False},
+        {"conditional": False},
+        {"spectral_norm": False, "conditional": False, "gradient_basis": "dct"},
+    ],
+    ids=lambda settings: " ".join(settings) or "default",
+)
+def test_answering_changes_no_bit_of_anything(stacking, settings):
+    frozen = tiny_config(
+        stacking=stacking,
+        dct_size=5,
+        chunk_size=2,
+        discriminator_training="frozen",
+        **settings,
+    )
+    learning = dataclasses.replace(frozen, discriminator_training="every_round")
+    data, discriminators = tiny_data(frozen), Discriminators(frozen, ALL)
+    # Trained, so that moments, step counts and spectral vectors are not at their start.
+    client_round(learning, discriminators, data, ALL, _request(learning, 1, ()), 0)
+    assert discriminators.steps.tolist() == [2] * 6
+
+    def everything() -> tuple[str, ...]:
+        template = discriminators.template.state_dict()
+        states = digest(discriminators.state()), digest(template)
+        return (*states, _data_digest(data), _global_state())
+
+    before, answers = everything(), []
+    for round, participants in ((2, (0,)), (3, (1, 4)), (4, EVERYONE), (5, (0,))):
+        request = _request(frozen, round, participants)
+        asked = request.digest()
+        answer = client_round(frozen, discriminators, data, ALL, request, 0)
+        answers.append(answer)
+        assert everything() == before
+        assert request.digest() == asked
+    held = {value.data_ptr() for value in discriminators.state().values()}
+    assert held.isdisjoint(answer.values.data_ptr() for answer in answers)
+
+
+@pytest.mark.parametrize("stacking", ["stacked", "loop"])
+def test_the_same_question_always_gets_the_same_gradients(stacking):
+    config = tiny_config(stacking=stacking)
+    discriminators = Discriminators(config, ALL)
+    request = _request(config, 1, EVERYONE)
+    fakes, labels = request.images, request.labels
+    first = discriminators.query(torch.arange(6), fakes, labels)
+    for indices, count in (((3,), 8), ((0, 2, 5), 1), ((1, 2, 3), 5)):
+        discriminators.query(torch.tensor(indices), fakes[:count], labels[:count])
+    assert torch.equal(discriminators.query(torch.arange(6), fakes, labels), first)
+
+
+@pytest.mark.parametrize(
+    ("training", "clients_per_node", "stacking"),
+    [
+        ("every_round", 1, "stacked"),
+        ("every_round", 3, "stacked"),
+        ("every_round", 3, "loop"),
+        ("frozen", 3, "stacked"),
+    ],
+)
+def test_state_after_many_rounds_is_the_same_whoever_was_selected(
+    tmp_path, training, clients_per_node, stacking
+):
+    """Through the node, with its stored answers, as a run asks it."""
+    config = tiny_config(
+        discriminator_training=training,
+        clients_per_node=clients_per_node,
+        stacking=stacking,
+        warm_start_rounds=1,
+        discriminator_steps=1,
+    )
+    histories = [((0, 3), (0, 1)), ((), EVERYONE)]
+    states = [
+        _states_after(config, tmp_path / str(index), history)
+        for index, history in enumerate(histories)
+    ]
+    assert states[0] == states[1]
+    assert len(set(states[0])) == len(ALL)
+    fresh = _states_after(config, tmp_path / "fresh", ())
+    assert (states[0] != fresh) == (training == "every_round")
+
+
+def test_state_after_selected_only_training_tells_who_was_selected(tmp_path):
+    """The other side: condition (b) fails, and these hashes can tell."""
+    config = tiny_config(discriminator_training="selected", warm_start_rounds=1)
+    first, second = (
+        _states_after(config, tmp_path / str(client), ((client,), (5,)))
+        for client in (0, 1)
+    )
+    differs = [ours != theirs for ours, theirs in zip(first, second, strict=True)]
+    assert differs == [client in (0, 1) for client in ALL]
+
+
+def _states_after(
+    config: RunConfig, private: Path, history: tuple[Clients, ...]
+) -> list[str]:
+    """The hash of every client's state after rounds with these participants."""
+    states = []
+    for node_id in range(config.num_nodes):
+        node = Node(config, node_id, tiny_data(config), private)
+        node.answer(public_fakes(config))
+        for round, participants in enumerate(history, start=1):
+            node.answer(_request(config, round, participants))
+        states += [
+            digest(_of_client(node._discriminators, index))
+            for index in range(len(node.hosted))
+        ]
+    return states
+
+
+# ------------------------------------------------------------------ independence
+
+
+def _pixels(data: FederatedImages) -> FederatedImages:
+    images = data.images.copy()
+    images[data.client_records[CHANGED]] ^= 255
+    return dataclasses.replace(data, images=images)
+
+
+def _labels(data: FederatedImages) -> FederatedImages:
+    labels = data.labels.copy()
+    own = data.client_records[CHANGED]
+    labels[own] = (labels[own] + 1) % data.num_classes
+    return dataclasses.replace(data, labels=labels)
+
+
+def _fewer(data: FederatedImages) -> FederatedImages:
+    records = list(data.client_records)
+    records[CHANGED] = records[CHANGED][:1]
+    return dataclasses.replace(data, client_records=tuple(records))
+
+
+def _more(data: FederatedImages) -> FederatedImages:
+    """Ten thousand images; those of all other clients keep their record numbers."""
+    own = np.arange(10_000) + len(data.labels)
+    rng, shape = np.random.default_rng(1), data.images.shape[1:]
+    images = rng.integers(256, size=(len(own), *shape), dtype=np.uint8)
+    records = list(data.client_records)
+    records[CHANGED] = own
+    return dataclasses.replace(
+        data,
+        images=np.concatenate([data.images, images]),
+        labels=np.concatenate([data.labels, rng.integers(3, size=len(own))]),
+        client_records=tuple(records),
+    )
+
+
+CHANGES = {"pixels": _pixels, "labels": _labels, "fewer": _fewer, "more": _more}
+POISONS = {"NaN": torch.nan, "infinite": torch.inf, "huge": 1e30}
+
+
+def _rounds(
+    config: RunConfig,
+    data: FederatedImages,
+    hosted: list[int],
+    poison: float | None = None,
+) -> dict[int, tuple[str, str]]:
+    """Each client's state and clipped gradients after some rounds, as hashes."""
+    discriminators = Discriminators(config, hosted)
+    if poison is not None:
+        for name in ("conv1.weight", "linear.weight"):
+            discriminators.params[name][hosted.index(CHANGED)] = poison
+    outcome = {}
+    for round in ROUNDS:
+        request = _request(config, round, EVERYONE)
+        fakes, labels = request.images, request.labels
+        for chunk in discriminators.chunks(range(len(hosted))):
+            clients = [hosted[index] for index in chunk.tolist()]
+            draws = Draws(config, data, clients, "data", round, None)
+            train_discriminators(config, discriminators, chunk, draws, fakes, labels)
+            clipped = _clipped(config, discriminators, chunk, fakes, labels)
+            assert clipped.isfinite().all()
+            for row, client in enumerate(clients):
+                state = digest(_of_client(discriminators, int(chunk[row])))
+                outcome[client] = (state, digest({"clipped": clipped[row]}))
+    return outcome
+
+
+def _clipped(
+    config: RunConfig,
+    discriminators: Discriminators,
+    chunk: Tensor,
+    fakes: Tensor,
+    labels: Tensor,
+) -> Tensor:
+    """The clipped gradients of the last B fakes, (n, B, C, k, k)."""
+    answered = fakes[-config.batch_size :], labels[-config.batch_size :]
+    grads = discriminators.query(chunk, *answered)
+    if config.gradient_basis == "dct":
+        grads = to_dct(grads, config.dct_size)
+    return clip(PerSampleGradients(grads), config.clip_bound).values
+
+
+def _chunked(stacking: str, chunk_size: int, **overrides: object) -> RunConfig:
+    settings = {"discriminator_training": "every_round", "discriminator_steps": 1}
+    settings |= {"stacking": stacking, "chunk_size": chunk_size, "clip_bound": 1e-3}
+    return tiny_config(**settings | {"discriminator_learning_rate": 0.01} | overrides)
+
+
+@lru_cache
+def _untouched(stacking: str, chunk_size: int) -> dict[int, tuple[str, str]]:
+    config = _chunked(stacking, chunk_size)
+    return _rounds(config, tiny_data(config), list(ALL))
+
+
+WAYS = [("stacked", 6), ("stacked", 2), ("loop", 6)]
+ways = pytest.mark.parametrize(("stacking", "chunk_size"), WAYS)
+
+
+@ways
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_data_of_one_client_changes_no_bit_of_another(
+    stacking, chunk_size, change
+):
+    """All in one chunk, or the changed client in a chunk with one other client."""
+    config = _chunked(stacking, chunk_size)
+    ours = _untouched(stacking, chunk_size)
+    theirs = _rounds(config, CHANGES[change](tiny_data(config)), list(ALL))
+    for client in OTHERS:
+        assert ours[client] == theirs[client]
+    for kind in (0, 1):
+        assert ours[CHANGED][kind] != theirs[CHANGED][kind]
+
+
+@ways
+@pytest.mark.parametrize("poison", POISONS)
+def test_broken_gradients_of_one_client_change_no_bit_of_another(
+    stacking, chunk_size, poison
+):
+    config = _chunked(stacking, chunk_size)
+    ours = _untouched(stacking, chunk_size)
+    theirs = _rounds(config, tiny_data(config), list(ALL), POISONS[poison])
+    for client in OTHERS:
+        assert ours[client] == theirs[client]
+    assert ours[CHANGED][0] != theirs[CHANGED][0]
+
+
+@pytest.mark.parametrize("poison", ["NaN", "infinite"])
+def test_poison_reaches_the_clip(poison):
+    """The poison of the test above is one: unclipped gradients are not finite."""
+    config = _chunked("stacked", 6)
+    discriminators = Discriminators(config, ALL)
+    discriminators.params["linear.weight"][CHANGED] = POISONS[poison]
+    request = _request(config, 1, EVERYONE)
+    grads = discriminators.query(torch.arange(6), request.images, request.labels)
+    is_finite = grads.isfinite().flatten(1).all(dim=1)
+    assert is_finite.tolist() == [client != CHANGED for client in ALL]
+
+
+def test_clients_are_the_same_with_any_neighbours():
+    """Nothing of a client depends on who shares its node, or on its place there."""
+    config = _chunked("loop", 6)
+    data = tiny_data(config)
+    together = _untouched("loop", 6)
+    for hosted in ([0, 1], [4], [5, 3, 2]):
+        for client, outcome in _rounds(config, data, hosted).items():
+            assert outcome == together[client]
+
+
+# ------------------------------------------------------------------ two releases
+
+
+@pytest.mark.parametrize(
+    ("stacking", "gradient_basis"), [("stacked", "dct"), ("loop", "pixels")]
+)
+@pytest.mark.parametrize("change", CHANGES)
+def test_two_releases_differ_by_the_changed_clients_clipped_share_alone(
+    tmp_path, stacking, gradient_basis, change
+):
+    """With the noise seeded it cancels; what is left must be of one client."""
+    config = _chunked(
+        stacking,
+        chunk_size=4,
+        client_selection="all",
+        clients_per_node=6,
+        gradient_basis=gradient_basis,
+        dct_size=5,
+        warm_start_rounds=0,
+    )
+    data = tiny_data(config)
+    releases, shares = [], []
+    for index, own in enumerate((data, CHANGES[change](data))):
+        node = Node(config, 0, own, tmp_path / str(index))
+        node.answer(public_fakes(config))
+        request = _request(config, 1, EVERYONE)
+        releases.append(node.answer(request).values.double())
+        shares.append(_share(config, own, request))
+    moved = releases[0] - releases[1]
+    expected = shares[0] - shares[1]
+    # 6e-7 of it here, for releases are float32; a shared bit would be far more.
+    assert (moved - expected).norm() < 1e-5 * expected.norm()
+    assert expected.norm() > config.clip_bound
+    bound = 2 * config.clip_bound * (1 + 1e-5)
+    assert (moved.flatten(1).norm(dim=1) <= bound).all()
+
+
+def _share(config: RunConfig, data: FederatedImages, request: FakeBatch) -> Tensor:
+    """The clipped gradients of the changed client, computed without its neighbours."""
+    discriminators, chunk = Discriminators(config, [CHANGED]), torch.tensor([0])
+    fakes, labels = request.images, request.labels
+    draws = Draws(config, data, [CHANGED], "data", request.round, None)
+    train_discriminators(config, discriminators, chunk, draws, fakes, labels)
+    return _clipped(config, discriminators, chunk, fakes, labels)[0]

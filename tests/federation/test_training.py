@@ -1,0 +1,599 @@
+"""The loop: event first, then the send; stops, budgets, checkpoints and refusals."""
+
+import dataclasses
+import errno
+import json
+import os
+import shutil
+import signal
+import threading
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.federation import checkpoint, preparation, training
+from fedgs.federation.messages import FakeBatch
+from fedgs.federation.training import BudgetSpent, RunStopped, nodes_of, run_rounds
+from fedgs.mechanism.noise import NoiseStream
+from fedgs.mechanism.sanitizer import PerSampleGradients, clip, sanitize
+from fedgs.privacy.accounting import statements_from_ledger
+from fedgs.privacy.ledger import Ledger
+from fedgs.runs import sample
+from fedgs.runs.run_folder import RunFolder
+from tiny import tiny_config, write_tiny_npz
+
+GIGABYTE = 10**9
+
+
+class Nodes:
+    """Nodes without data: each releases seeded gradients; `lost` nodes do not answer.
+
+    Attributes:
+        sent: the rounds that were asked for.
+        prepared: the nodes that were asked to make their discriminators.
+        saved: the argument of every `save`.
+    """
+
+    def __init__(self, folder: RunFolder, lost: dict[int, int] | None = None) -> None:
+        self.config = folder.config
+        self.ledger = folder.path / "ledger.jsonl"
+        self.lost = lost or {}
+        self.failures: list[str] = []
+        self.sent: list[int] = []
+        self.prepared: list[int] = []
+        self.saved: list[int] = []
+
+    def answers(self, request: FakeBatch):
+        self.sent.append(request.round)
+        nodes = nodes_of(self.config, request.participants)
+        return [self.release(request.round, node) for node in self.kept(request, nodes)]
+
+    def prepare(self, request: FakeBatch, nodes) -> None:
+        assert request.round == 0
+        self.prepared += nodes
+
+    def kept(self, request: FakeBatch, nodes: list[int]) -> list[int]:
+        return nodes[self.lost.get(request.round, 0) :]
+
+    def release(self, round: int, node: int):
+        rng = torch.Generator().manual_seed(1000 * round + node)
+        grads = torch.randn(1, *self.config.release_shape, generator=rng)
+        noise = NoiseStream(self.config.noise_seed, node, round)
+        parts = [clip(PerSampleGradients(grads), self.config.clip_bound)]
+        return sanitize(parts, self.config.noise_std, noise, round, node)
+
+    def save(self, keep_round: int) -> None:
+        self.saved.append(keep_round)
+
+
+def create(path: Path, **settings: object) -> RunFolder:
+    defaults = {"num_rounds": 5, "sample_every": 99, "checkpoint_every": 2}
+    return RunFolder.create(tiny_config(output=str(path), **defaults | settings))
+
+
+def run(folder: RunFolder, nodes: Nodes, stop: threading.Event | None = None) -> None:
+    run_rounds(folder, nodes, lambda metrics: None, stop or threading.Event())
+
+
+def events(folder: RunFolder):
+    return Ledger.read(folder.path / "ledger.jsonl").events
+
+
+def committed(folder: RunFolder) -> int:
+    path = folder.path / "checkpoint" / "checkpoint.json"
+    return json.loads(path.read_text())["round"]
+
+
+def generator(folder: RunFolder) -> bytes:
+    return (folder.path / "generator.safetensors").read_bytes()
+
+
+# ------------------------------------------------------------------ write ahead
+
+
+def test_event_is_on_the_disk_before_the_round_is_sent(tmp_path, monkeypatch):
+    folder, order = create(tmp_path / "run"), []
+    fsync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        fsync(descriptor)
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("ledger.jsonl"):
+            order.append(f"on disk: {len(events(folder))}")
+
+    class Watched(Nodes):
+        def answers(self, request: FakeBatch):
+            assert events(folder)[-1].round == request.round
+            order.append(f"sent: {request.round}")
+            return super().answers(request)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    run(folder, Watched(folder))
+    expected = ["on disk: 0"]  # opened
+    for round in range(1, 6):
+        expected += [f"on disk: {round}", f"sent: {round}"]
+    assert order == expected
+
+
+@pytest.mark.parametrize("round", [1, 2, 3, 5])
+def test_ledger_counts_every_request_that_was_sent(tmp_path, round):
+    folder = create(tmp_path / "run")
+
+    class Crashing(Nodes):
+        def answers(self, request: FakeBatch):
+            found = super().answers(request)
+            if request.round == round:
+                raise KeyboardInterrupt
+            return found
+
+    crashing, nodes = Crashing(folder), Nodes(folder)
+    with pytest.raises(KeyboardInterrupt):
+        run(folder, crashing)
+    run(folder, nodes)
+    assert [event.round for event in events(folder)] == crashing.sent + nodes.sent
+
+
+def test_failed_append_sends_nothing(tmp_path, monkeypatch):
+    folder = create(tmp_path / "run")
+    nodes, append = Nodes(folder), Ledger.append
+
+    def fail(self: Ledger, event) -> None:
+        if event.round == 3:
+            raise UserError("the disk is full")
+        append(self, event)
+
+    monkeypatch.setattr(Ledger, "append", fail)
+    with pytest.raises(UserError, match="full"):
+        run(folder, nodes)
+    assert nodes.sent == [1, 2]
+
+
+def test_event_says_what_was_planned(tmp_path):
+    folder = create(tmp_path / "run", clients_per_round=3, clients_per_node=2)
+    run(folder, Nodes(folder))
+    for event in events(folder):
+        nodes = {client // 2 for client in event.participants}
+        assert (event.num_clients, len(event.participants)) == (6, 3)
+        assert event.planned_nodes == len(nodes)
+        assert event.counted_nodes == 2  # three clients live on at least two nodes
+        assert (event.noise_std, event.clip_bound, event.batch_size) == (1.0, 1.0, 4)
+        assert event.noise_source == "seeded"
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked"),
+    [
+        ({"client_selection": "all"}, "all"),
+        ({"discriminator_training": "every_round", "clients_per_round": 1}, "all"),
+        ({"clients_per_round": 1}, "participants"),
+    ],
+)
+def test_nodes_prepare_once_when_first_needed_and_that_is_no_event(
+    tmp_path, settings, asked
+):
+    folder = create(tmp_path / "run", **settings)
+    nodes = Nodes(folder)
+    run(folder, nodes)
+    needed = {node for event in events(folder) for node in event.participants}
+    if asked == "all":
+        needed = range(6)
+    assert len(nodes.prepared) == len(set(nodes.prepared))
+    assert set(nodes.prepared) == set(needed)
+    assert nodes.sent == [event.round for event in events(folder)] == [1, 2, 3, 4, 5]
+
+
+def test_resumed_run_prepares_only_who_has_not_taken_part(tmp_path):
+    folder = create(tmp_path / "run", clients_per_round=1)
+
+    def interrupt(metrics: dict) -> None:
+        if metrics["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_rounds(folder, Nodes(folder), interrupt, threading.Event())
+    before = {events(folder)[0].participants[0], events(folder)[1].participants[0]}
+    nodes = Nodes(folder)
+    run(folder, nodes)
+    needed = {event.participants[0] for event in events(folder)}
+    assert set(nodes.prepared) == needed - before
+    assert needed - before
+    assert before
+
+
+# ------------------------------------------------------------------ budget
+
+
+BUDGETS = {
+    "full": {"client_selection": "all", "discriminator_training": "every_round"},
+    "uniform": {"clients_per_round": 2},
+    "balanced": {"clients_per_round": 2, "client_selection": "balanced"},
+}
+
+
+def spent(folder: RunFolder, some_events) -> float:
+    config = folder.config
+    found = statements_from_ledger(some_events, config.delta, engine=config.engine)
+    return next(
+        statement.epsilon
+        for statement in found
+        if (statement.adversary, statement.relation)
+        == (config.adversary, config.relation)
+    )
+
+
+@pytest.mark.parametrize("selection", BUDGETS)
+def test_budget_stops_before_the_release_that_exceeds_it(tmp_path, selection):
+    settings = {"noise_multiplier": 3.0, "num_rounds": 40, "delta": 1e-3}
+    folder = create(
+        tmp_path / "run", target_epsilon=6.0, **settings, **BUDGETS[selection]
+    )
+    nodes = Nodes(folder)
+    with pytest.raises(BudgetSpent, match=r"before round \d+.* target_epsilon = 6"):
+        run(folder, nodes)
+    done = events(folder)
+    assert 1 < len(done) < 40
+    assert len(nodes.sent) == len(done) == committed(folder)
+    assert generator(folder)  # what was bought so far is the run's product
+    assert spent(folder, done) <= 6.0
+    request, _ = training.draw_fakes(folder.config, at_round(folder, len(done)))
+    following = training.make_event(folder.config, request, 1)
+    assert spent(folder, [*done, following]) > 6.0
+
+
+def at_round(folder: RunFolder, round: int):
+    server = training.new_server(folder.config)
+    server.round = round
+    return server
+
+
+def test_repeated_rounds_use_up_the_budget(tmp_path):
+    settings = {"noise_multiplier": 3.0, "num_rounds": 40, "delta": 1e-3}
+    settings |= {"target_epsilon": 6.0, "checkpoint_every": 50} | BUDGETS["full"]
+    folder = create(tmp_path / "run", **settings)
+    with pytest.raises(BudgetSpent):
+        run(folder, Nodes(folder))
+    whole = len(events(folder))
+    again = create(tmp_path / "again", **settings)
+
+    def interrupt(metrics: dict) -> None:
+        if metrics["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_rounds(again, Nodes(again), interrupt, threading.Event())
+    with pytest.raises(BudgetSpent):
+        run(again, Nodes(again))
+    assert len(events(again)) == whole
+    assert committed(again) == whole - 2
+
+
+def test_calibrated_noise_lasts_for_all_rounds(tmp_path):
+    plan = tiny_config(noise_multiplier=None, target_epsilon=2.0, **BUDGETS["full"])
+    config = preparation.with_noise(plan)
+    folder = create(
+        tmp_path / "run",
+        num_rounds=3,
+        noise_multiplier=config.noise_multiplier,
+        target_epsilon=2.0,
+        **BUDGETS["full"],
+    )
+    run(folder, Nodes(folder))
+    assert 1.9 < spent(folder, events(folder)) <= 2.0
+
+
+def test_run_without_noise_or_target_is_refused():
+    with pytest.raises(UserError, match=r"noise_multiplier is unset: give --noise"):
+        preparation.with_noise(tiny_config(noise_multiplier=None))
+
+
+# ------------------------------------------------------------------ lost nodes
+
+
+LOST = {"clients_per_round": 3, "num_rounds": 4, "checkpoint_every": 99}
+
+
+def test_too_few_answers_are_counted_and_discarded_and_the_run_resumes(tmp_path):
+    whole = create(tmp_path / "whole", generator="resnet", **LOST)
+    run(whole, Nodes(whole))
+    folder = create(tmp_path / "run", generator="resnet", **LOST)
+    with pytest.raises(
+        RunStopped, match=r"round 3: 2 of 3 nodes .*min_nodes asks for 3"
+    ):
+        run(folder, Nodes(folder, lost={3: 1}))
+    assert [event.round for event in events(folder)] == [1, 2, 3]
+    assert committed(folder) == 2
+    assert not (folder.path / "generator.safetensors").exists()
+    run(folder, Nodes(folder))
+    tries = [(event.round, event.attempt) for event in events(folder)]
+    assert tries == [(1, 1), (2, 1), (3, 1), (3, 2), (4, 1)]
+    assert generator(folder) == generator(whole)
+
+
+def test_round_goes_on_with_min_nodes_and_counts_their_noise_only(tmp_path):
+    folder = create(tmp_path / "run", min_nodes=2, **LOST)
+    run(folder, Nodes(folder, lost={3: 1}))
+    assert [event.counted_nodes for event in events(folder)] == [2] * 4
+    assert [event.planned_nodes for event in events(folder)] == [3] * 4
+    lines = (folder.path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["num_answers"] for line in lines] == [3, 3, 2, 3]
+
+
+def test_round_below_min_nodes_stops_the_run(tmp_path):
+    folder = create(tmp_path / "run", min_nodes=2, **LOST)
+    with pytest.raises(RunStopped, match=r"1 of 3 nodes .*min_nodes asks for 2"):
+        run(folder, Nodes(folder, lost={2: 2}))
+    assert committed(folder) == 1
+
+
+def test_discarded_round_cannot_be_cut_off_the_ledger(tmp_path):
+    """Its release has no metrics, and no checkpoint where one was just committed."""
+    folder = create(tmp_path / "run", **LOST | {"checkpoint_every": 1})
+    with pytest.raises(RunStopped, match=r"round 3: 2 of 3 nodes"):
+        run(folder, Nodes(folder, lost={3: 1}))
+    path = folder.path / "ledger.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
+    with pytest.raises(UserError, match=r"line 2 is the last, ledger.json saw 3"):
+        folder.read_ledger()
+
+
+# ------------------------------------------------------------------ stopping
+
+
+def test_stop_commits_a_checkpoint_and_the_run_resumes(tmp_path):
+    whole, folder = create(tmp_path / "whole"), create(tmp_path / "run")
+    run(whole, Nodes(whole))
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(RunStopped, match="stopped after round 1"):
+        run(folder, Nodes(folder), stop)
+    assert committed(folder) == 1
+    nodes = Nodes(folder)
+    run(folder, nodes)
+    assert nodes.sent == [2, 3, 4, 5]
+    assert generator(folder) == generator(whole)
+
+
+def test_stop_in_the_last_round_is_a_complete_run(tmp_path):
+    folder, stop = create(tmp_path / "run", num_rounds=1), threading.Event()
+    stop.set()
+    run(folder, Nodes(folder), stop)
+    assert generator(folder)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_first_signal_asks_to_stop_and_the_second_one_ends(number):
+    before = signal.getsignal(number)
+    with training.stop_on_signal() as stop:
+        assert not stop.is_set()
+        os.kill(os.getpid(), number)
+        assert stop.wait(5)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+    assert signal.getsignal(number) is before
+
+
+# ------------------------------------------------------------------ checkpoints
+
+
+def test_checkpoints_are_as_often_as_asked(tmp_path):
+    folder = create(tmp_path / "run", checkpoint_every=2)
+    nodes = Nodes(folder)
+    run(folder, nodes)
+    assert nodes.saved == [0, 2, 4]  # before the commits of rounds 2, 4 and 5
+    assert committed(folder) == 5
+
+
+# 600 rounds of 3 s: at most every 10 s (4 rounds), then every 20 times the cost.
+@pytest.mark.parametrize(("cost", "number"), [(0.1, 150), (2.0, 43), (30.0, 3)])
+def test_automatic_checkpoints_cost_under_5_percent_of_the_time(
+    monkeypatch, cost, number
+):
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    saved = []
+
+    def save(keep_round: int) -> None:
+        saved.append(keep_round)
+        clock.now += cost
+
+    config = tiny_config(checkpoint_every=None, num_rounds=600)
+    folder = SimpleNamespace(config=config, save_checkpoint=lambda *args: None)
+    server, exchange = SimpleNamespace(round=0), SimpleNamespace(save=save)
+    monkeypatch.setattr(checkpoint, "time", clock)
+    monkeypatch.setattr(checkpoint, "server_tensors", lambda server: {})
+    checkpoints = checkpoint.Checkpoints(folder, server, None, exchange.save)
+    for server.round in range(1, 601):
+        clock.now += 3.0
+        checkpoints.commit_if_due()
+    assert len(saved) == number
+    first = cost  # was not known before it was paid
+    assert number * cost - first <= 0.05 * (clock.now - first)
+
+
+def test_nodes_are_told_which_state_to_keep(tmp_path):
+    folder, kept = create(tmp_path / "run"), []
+
+    class Watched(Nodes):
+        def answers(self, request: FakeBatch):
+            kept.append(request.keep_round)
+            return super().answers(request)
+
+    run(folder, Watched(folder))
+    assert kept == [0, 0, 2, 2, 4]
+
+
+def test_sample_grids_are_as_often_as_asked(tmp_path):
+    folder = create(tmp_path / "run", sample_every=2)
+    run(folder, Nodes(folder))
+    names = sorted(path.name for path in (folder.path / "samples").iterdir())
+    assert names == ["round-0000002.png", "round-0000004.png", "round-0000005.png"]
+
+
+@pytest.mark.parametrize(
+    ("full", "what"),
+    [
+        ("/checkpoint/", "the checkpoint of round 2"),
+        ("/.generator.safetensors", "the generator"),
+    ],
+)
+def test_what_must_be_written_ends_the_run_with_the_reason(
+    tmp_path, monkeypatch, full, what
+):
+    folder, write = create(tmp_path / "run", num_rounds=2), open
+
+    def no_room(path, *args, **kwargs):
+        if full in str(path) and args[:1] == ("wb",):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, *args, **kwargs)
+
+    monkeypatch.setattr("builtins.open", no_room)
+    words = rf"run: {what} cannot be written \(No space left .*\); free the disk, then"
+    with pytest.raises(UserError, match=words):
+        run(folder, Nodes(folder))
+
+
+@pytest.mark.parametrize("full", ["samples", "metrics.jsonl"])
+def test_what_is_only_looked_at_ends_no_round_where_it_cannot_be_written(
+    tmp_path, monkeypatch, full
+):
+    whole = create(tmp_path / "whole", num_rounds=3)
+    folder = create(tmp_path / "run", num_rounds=3, sample_every=1)
+    run(whole, Nodes(whole))
+
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if full == "samples":
+        monkeypatch.setattr(sample, "write_atomically", no_room)
+    else:
+        monkeypatch.setattr(RunFolder, "append_metrics", no_room)
+    reported: list[int] = []
+    with pytest.warns(RuntimeWarning, match=rf"{full}: .*No space left") as warned:
+        run_rounds(
+            folder,
+            Nodes(folder),
+            lambda metrics: reported.append(metrics["round"]),
+            threading.Event(),
+        )
+    assert len({str(warning.message) for warning in warned}) == 1  # is shown once
+    assert reported == [1, 2, 3]
+    assert generator(folder) == generator(whole)
+    assert len(events(folder)) == 3
+
+
+def test_restored_server_is_bit_for_bit_the_saved_one(tmp_path):
+    folder = create(tmp_path / "run", generator="resnet")
+    run(folder, Nodes(folder))
+    one, other = (training.new_server(folder.config) for _ in range(2))
+    with closing(folder.ledger()) as ledger:
+        checkpoint.restore(folder, one)
+        folder.save_checkpoint(5, checkpoint.server_tensors(one), ledger)
+        checkpoint.restore(folder, other)
+    assert one.round == other.round == 5
+    saved, found = checkpoint.server_tensors(one), checkpoint.server_tensors(other)
+    assert saved.keys() == found.keys()
+    assert {name.split(".")[0] for name in saved} == {"generator", "ema", "adam"}
+    assert all(torch.equal(saved[name], found[name]) for name in saved)
+
+
+# ------------------------------------------------------------------ resolve
+
+
+@pytest.fixture
+def tiny_npz(tmp_path) -> str:
+    return write_tiny_npz(tmp_path / "tiny.npz")
+
+
+def test_resolving_fixes_clients_classes_seed_and_noise(tiny_npz):
+    config = RunConfig(
+        data=tiny_npz, image_size=16, client_selection="all", clients_per_round=None
+    )
+    config = dataclasses.replace(config, target_epsilon=3.0, batch_size=4)
+    resolved, data = preparation.resolve(config)
+    assert (resolved.num_clients, resolved.num_classes, data.num_clients) == (6, 3, 6)
+    assert resolved.clients_per_round == 6
+    assert resolved.seed is not None
+    assert resolved.noise_multiplier is not None
+    assert resolved.noise_seed is None
+    assert preparation.resolve(config)[0].seed != resolved.seed
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"num_clients": 41, "partition": "iid"}, r"num_clients = 41: .* 40 records"),
+        ({"num_clients": 7}, r"num_clients = 7: .* 6 clients; give --num-clients"),
+        ({"clients_per_round": 7}, r"clients_per_round = 7: .*at most num_clients = 6"),
+        ({"num_classes": 2}, r"num_classes = 2: .*--num-classes above 2"),
+        ({"min_nodes": 7}, r"min_nodes = 7: give --min-nodes at most the 6 nodes"),
+    ],
+)
+def test_settings_that_the_data_contradicts_are_refused(tiny_npz, settings, named):
+    base = {"data": tiny_npz, "image_size": 16, "noise_multiplier": 1.0}
+    with pytest.raises(UserError, match=named):
+        preparation.resolve(RunConfig(**base | settings))
+
+
+def test_nodes_host_consecutive_clients():
+    config = tiny_config(clients_per_node=4)
+    assert nodes_of(config, (0, 3)) == [0]
+    assert nodes_of(config, (3, 4)) == [0, 1]
+    assert nodes_of(config, "all") == [0, 1]
+
+
+# ------------------------------------------------------------------ capacity
+
+
+def test_number_of_discriminators_that_a_run_makes():
+    few = tiny_config(clients_per_round=1, num_rounds=2, num_clients=6)
+    assert preparation.clients_needed(few) == 2
+    packed = dataclasses.replace(few, clients_per_node=2)
+    assert preparation.clients_needed(packed) == 4
+    for setting in (
+        {"discriminator_training": "every_round"},
+        {"warm_start": "public"},
+    ):
+        assert preparation.clients_needed(dataclasses.replace(few, **setting)) == 6
+
+
+def test_state_of_a_published_discriminator():
+    """1,071,105 weights (methods.md 1), two Adam moments, 4 bytes each."""
+    paper = RunConfig(num_clients=1000, num_classes=10, num_rounds=20_000)
+    assert preparation.state_bytes(paper) == 1000 * 3 * 4 * 1_071_105
+
+
+def test_run_that_fits_is_let_through(tmp_path, monkeypatch):
+    state = preparation.state_bytes(tiny_config())
+    monkeypatch.setattr(preparation, "available_memory", lambda: state)
+    free = SimpleNamespace(free=3 * state)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: free)
+    preparation.check_capacity(tiny_config(), tmp_path / "not" / "there")
+
+
+@pytest.mark.parametrize("what", ["memory", "disk"])
+def test_run_that_does_not_fit_is_refused_with_the_estimate(
+    tmp_path, monkeypatch, what
+):
+    paper = RunConfig(num_clients=1000, num_classes=10)
+    memory = 2 * GIGABYTE if what == "memory" else 99 * GIGABYTE
+    monkeypatch.setattr(preparation, "available_memory", lambda: memory)
+    free = SimpleNamespace(free=2 * GIGABYTE if what == "disk" else 99 * GIGABYTE)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: free)
+    needed = "12.9" if what == "memory" else "38.6"
+    with pytest.raises(UserError) as caught:
+        preparation.check_capacity(paper, tmp_path)
+    text = str(caught.value)
+    assert text.startswith("discriminator_dim = 64: the discriminators of 1000 clients")
+    assert f"about {needed} GB of {what}, 2.0 GB are free; give a smaller" in text
+
+
+def test_available_memory_is_a_plausible_number():
+    assert 10**7 < preparation.available_memory() < 10**14
+
+
+def test_missing_gpu_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=r"device = cuda: no GPU .*--device cpu"):
+        preparation.check_capacity(tiny_config(device="cuda"), tmp_path)

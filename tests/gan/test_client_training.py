@@ -1,0 +1,158 @@
+"""What discriminators train on: their own records beside the round's fakes."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from fedgs.config.run_config import RunConfig
+from fedgs.federation.messages import FakeBatch
+from fedgs.federation.round import client_round, draw_fakes, new_server
+from fedgs.gan.client_training import Draws, draw_matching
+from fedgs.gan.discriminators import Discriminators
+from fedgs.mechanism.sanitizer import SanitizedGradients
+from tiny import SINGLE_IMAGE_CLIENT, SIZES, record_calls, tiny_config, tiny_data
+
+ALL = range(len(SIZES))
+FEW_LABELS = st.integers(0, 4)
+
+
+def _request(config: RunConfig, **changes: object) -> FakeBatch:
+    return dataclasses.replace(draw_fakes(config, new_server(config))[0], **changes)
+
+
+def _answer(config: RunConfig, request: FakeBatch) -> SanitizedGradients:
+    discriminators, data = Discriminators(config, ALL), tiny_data(config)
+    answer = client_round(config, discriminators, data, ALL, request, 0)
+    assert answer is not None
+    return answer
+
+
+def _draws(clients: Sequence[int], round: int = 1, **overrides: object) -> Draws:
+    config = tiny_config(**overrides)
+    return Draws(config, tiny_data(config), clients, "data", round, None)
+
+
+# ---------------------------------------------------------------------------- records
+
+
+def test_the_single_image_of_a_client_is_every_real_image(monkeypatch):
+    config = tiny_config()
+    trained = record_calls(monkeypatch, Discriminators, "train")
+    only = (SINGLE_IMAGE_CLIENT,)
+    answer = _answer(config, _request(config, participants=only, trainees=only))
+    image = torch.from_numpy(tiny_data(config).client(SINGLE_IMAGE_CLIENT)[0])
+    for args in trained:
+        assert torch.equal(args[2], image.expand(1, 4, 1, 16, 16))
+    assert answer.values.isfinite().all()
+
+
+def test_clients_see_their_own_images_and_labels_only(monkeypatch):
+    config = tiny_config(client_selection="all", discriminator_steps=5)
+    trained = record_calls(monkeypatch, Discriminators, "train")
+    _answer(config, _request(config))
+    for client in ALL:
+        images, labels = tiny_data(config).client(client)
+        own = {(x.tobytes(), y) for x, y in zip(images, labels.tolist(), strict=True)}
+        used = [
+            (image.numpy().tobytes(), int(label))
+            for args in trained
+            for image, label in zip(args[2][client], args[3][client], strict=True)
+        ]
+        assert len(used) == 20
+        assert set(used) <= own
+
+
+def test_records_are_drawn_uniformly_with_replacement():
+    draws = _draws([4], discriminator_steps=3000)
+    visits = Counter(draws.records.ravel().tolist())
+    assert sorted(visits) == tiny_data(tiny_config()).client_records[4].tolist()
+    # Binomial(12000, 1/12): 1000 each, six standard deviations of 30.3.
+    assert all(abs(count - 1000) < 182 for count in visits.values())
+
+
+def test_what_a_client_draws_depends_on_itself_and_the_round_only():
+    together, alone = _draws([1, 4, 5]), _draws([4])
+    for field in ("records", "fakes", "mix"):
+        assert np.array_equal(getattr(together, field)[1], getattr(alone, field)[0])
+    assert not np.array_equal(together.mix[0], together.mix[1])
+    assert not np.array_equal(_draws([4], round=2).mix, alone.mix)
+    assert not np.array_equal(_draws([4], seed=6).mix, alone.mix)
+    assert 0 <= together.mix.min() <= together.mix.max() < 1
+
+
+def test_draws_need_a_seed():
+    with pytest.raises(ValueError, match="seed"):
+        _draws([0], seed=None)
+
+
+# ------------------------------------------------------------------------------ fakes
+
+
+def test_the_steps_of_a_paper_round_take_fresh_batches_in_order():
+    # n_dis = 2 steps of 4 of the 8 fakes.
+    expected = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert _draws([1, 3]).fakes.tolist() == [expected, expected]
+
+
+def test_a_round_can_reuse_one_set_of_fakes(monkeypatch):
+    config = tiny_config(fakes_per_round=6)
+    request = _request(config)
+    assert request.images.shape == (6, 1, 16, 16)
+    trained = record_calls(monkeypatch, Discriminators, "train")
+    assert _answer(config, request).values.shape == (4, 1, 16, 16)
+    sent = {
+        (image.numpy().tobytes(), int(label))
+        for image, label in zip(request.images, request.labels, strict=True)
+    }
+    used = [
+        (image.numpy().tobytes(), int(label))
+        for args in trained
+        for image, label in zip(
+            args[4].flatten(0, 1), args[5].flatten(0, 1), strict=True
+        )
+    ]
+    assert len(used) == 2 * 2 * 4  # n_dis steps, m clients, b fakes
+    assert set(used) <= sent
+
+
+def test_reused_fakes_have_the_labels_of_the_real_images(monkeypatch):
+    config = tiny_config(
+        fakes_per_round=6, client_selection="all", discriminator_steps=5
+    )
+    trained = record_calls(monkeypatch, Discriminators, "train")
+    _answer(config, _request(config, labels=torch.arange(6) % 3))
+    assert len(trained) == 5
+    for _, _, _, real_labels, _, fake_labels, _ in trained:
+        assert torch.equal(real_labels, fake_labels)
+
+
+@given(
+    wanted=arrays(np.int64, (2, 3), elements=FEW_LABELS),
+    labels=arrays(np.int64, st.integers(1, 6), elements=FEW_LABELS),
+    seed=st.integers(0, 99),
+)
+@settings(deadline=None)
+def test_a_wanted_label_is_found_where_it_occurs(wanted, labels, seed):
+    found = draw_matching(np.random.default_rng(seed), wanted, labels)
+    assert found.shape == wanted.shape
+    assert ((found >= 0) & (found < len(labels))).all()
+    occurs = np.isin(wanted, labels)
+    assert np.array_equal(labels[found][occurs], wanted[occurs])
+
+
+@pytest.mark.parametrize(("label", "places"), [(1, [0, 2, 3]), (9, [0, 1, 2, 3, 4])])
+def test_matching_fakes_are_drawn_uniformly(label, places):
+    labels = np.array([1, 0, 1, 1, 2])  # 9 does not occur: any fake will do
+    wanted = np.full(9000, label)
+    visits = Counter(draw_matching(np.random.default_rng(0), wanted, labels).tolist())
+    assert sorted(visits) == places
+    share = 1 / len(places)
+    slack = 6 * (9000 * share * (1 - share)) ** 0.5  # six standard deviations
+    assert all(abs(count - 9000 * share) < slack for count in visits.values())

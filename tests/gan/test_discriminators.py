@@ -1,0 +1,320 @@
+"""Many discriminators at once equal one at a time, and share nothing."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from fedgs.config.run_config import RunConfig
+from fedgs.gan.discriminators import Discriminators
+from fedgs.gan.models import build_discriminator
+from fedgs.randomness import derived_seed
+from fedgs.shapes import TensorDict
+from tiny import digest, tiny_config
+
+STEPS = 4
+BATCH = 4
+LEARNING_RATE = 1e-3
+# Adam divides a gradient by its own size, so rounding of a gradient near 0 may move a
+# weight by a share of the learning rate; a wrong step moves most by about one.
+TOLERANCE = {"rtol": 0.0, "atol": 0.02 * LEARNING_RATE}
+SUBSETS = [(0, 1, 2, 3, 4, 5), (1, 2, 3), (4,), (0, 2, 5)]  # the last: not contiguous
+
+both_norms = pytest.mark.parametrize("spectral_norm", [True, False])
+both_ways = pytest.mark.parametrize("stacking", ["stacked", "loop"])
+
+
+def _config(**overrides: object) -> RunConfig:
+    overrides.setdefault("discriminator_learning_rate", LEARNING_RATE)
+    return tiny_config(**overrides)
+
+
+def _draw(num_clients: int, step: int) -> list[Tensor]:
+    """One batch per client: real, labels, fake, labels and mix weights."""
+    rng = torch.Generator().manual_seed(step)
+    shape = (num_clients, BATCH)
+    return [
+        torch.rand(*shape, 1, 16, 16, generator=rng),
+        torch.randint(3, shape, generator=rng),
+        torch.rand(*shape, 1, 16, 16, generator=rng),
+        torch.randint(3, shape, generator=rng),
+        torch.rand(shape, generator=rng),
+    ]
+
+
+def _train(
+    stack: Discriminators, subset: tuple[int, ...], steps: int = STEPS
+) -> Discriminators:
+    indices = torch.tensor(subset)
+    for step in range(steps):
+        stack.train(indices, *(part[indices] for part in _draw(6, step)))
+    return stack
+
+
+def _trained(subset: tuple[int, ...] = SUBSETS[0], **overrides: object):
+    return _train(Discriminators(_config(**overrides), range(6)), subset)
+
+
+def _question(count: int = BATCH) -> tuple[Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(99)
+    return torch.rand(count, 1, 16, 16, generator=rng), torch.arange(count) % 3
+
+
+def _of_client(stack: Discriminators, index: int) -> TensorDict:
+    return {name: value[index] for name, value in stack.state().items()}
+
+
+def _plain_steps(config: RunConfig, client: int) -> nn.Module:
+    """The same steps in plain PyTorch: modules, autograd and torch.optim.Adam."""
+    seed = derived_seed(config.seed, "discriminator", client)
+    module = build_discriminator(config, seed)
+    optimizer = torch.optim.Adam(
+        module.parameters(),
+        lr=config.discriminator_learning_rate,
+        betas=(config.discriminator_beta1, config.discriminator_beta2),
+    )
+    for step in range(STEPS):
+        batch = [part[client] for part in _draw(6, step)]
+        real, real_labels, fake, fake_labels, mix_weight = batch
+        for layer in module.modules():
+            if hasattr(layer, "u"):
+                weight = layer.weight.detach().flatten(1)
+                layer.v.copy_(normalize(weight.T @ layer.u, dim=0))
+                layer.u.copy_(normalize(weight @ layer.v, dim=0))
+        weight = mix_weight.view(-1, 1, 1, 1)
+        mix = (weight * real + (1 - weight) * fake).requires_grad_()
+        scores = module(mix, real_labels)
+        grads = torch.autograd.grad(scores.sum(), mix, create_graph=True)[0]
+        penalty = ((grads.flatten(1).norm(dim=1) - 1) ** 2).mean()
+        real_scores = module(real, real_labels)
+        loss = module(fake, fake_labels).mean() - real_scores.mean()
+        loss = loss + config.gradient_penalty_weight * penalty
+        loss = loss + config.drift_weight * (real_scores**2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return module
+
+
+# --------------------------------------------------------------------- equivalence
+
+
+@both_norms
+@pytest.mark.parametrize("subset", SUBSETS)
+def test_stacked_training_equals_a_loop_over_clients(subset, spectral_norm):
+    stacked, loop = (
+        _trained(subset, spectral_norm=spectral_norm, stacking=stacking)
+        for stacking in ("stacked", "loop")
+    )
+    for name, value in stacked.state().items():
+        torch.testing.assert_close(value, loop.state()[name], **TOLERANCE, msg=name)
+    expected = [STEPS if client in subset else 0 for client in range(6)]
+    assert stacked.steps.tolist() == loop.steps.tolist() == expected
+
+
+@both_norms
+@pytest.mark.parametrize("subset", SUBSETS)
+def test_stacked_answers_equal_a_loop_over_clients(subset, spectral_norm):
+    stacked, loop = (
+        Discriminators(
+            _config(spectral_norm=spectral_norm, stacking=stacking), range(6)
+        ).query(torch.tensor(subset), *_question())
+        for stacking in ("stacked", "loop")
+    )
+    assert stacked.shape == (len(subset), BATCH, 1, 16, 16)
+    assert stacked.flatten(2).norm(dim=2).min() > 1e-3
+    torch.testing.assert_close(stacked, loop, rtol=1e-4, atol=1e-6)
+
+
+@both_norms
+@both_ways
+def test_training_equals_plain_torch(stacking, spectral_norm):
+    config = _config(spectral_norm=spectral_norm, stacking=stacking)
+    stack = _train(Discriminators(config, range(6)), (1, 4))
+    for client in (1, 4):
+        plain = _plain_steps(config, client)
+        for name, value in plain.named_parameters():
+            ours = stack.params[name][client]
+            torch.testing.assert_close(ours, value.data, **TOLERANCE, msg=name)
+        for name, value in plain.named_buffers():
+            ours = stack.buffers[name][client]
+            torch.testing.assert_close(ours, value, rtol=0, atol=1e-4, msg=name)
+
+
+@both_norms
+def test_training_moves_every_weight_by_about_the_learning_rate(spectral_norm):
+    # What makes the tolerance of the equivalences above mean something.
+    config = _config(spectral_norm=spectral_norm)
+    before = Discriminators(config, range(6)).params
+    after = _trained(spectral_norm=spectral_norm).params
+    for name in ("conv1.weight", "conv2.weight", "conv3.weight", "linear.weight"):
+        assert (after[name] - before[name]).abs().median() > 0.5 * LEARNING_RATE
+
+
+@both_ways
+def test_answers_are_the_gradients_of_minus_the_score(stacking):
+    stack = _trained(stacking=stacking)
+    answers = stack.query(torch.tensor([0, 3]), *_question())
+    for row, client in enumerate((0, 3)):
+        module = build_discriminator(stack.config, 0)
+        tensors = {**stack.params, **stack.buffers}
+        module.load_state_dict({name: v[client] for name, v in tensors.items()})
+        images, labels = _question()
+        images.requires_grad_()
+        (-module(images, labels)).sum().backward()
+        torch.testing.assert_close(answers[row], images.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_training_in_chunks_equals_training_together():
+    parts = Discriminators(_config(), range(6))
+    for subset in ((0, 1), (2, 3), (4, 5)):
+        _train(parts, subset)
+    for name, value in _trained().state().items():
+        torch.testing.assert_close(value, parts.state()[name], **TOLERANCE, msg=name)
+
+
+# ---------------------------------------------------------------------- separation
+
+
+@both_norms
+@both_ways
+def test_a_query_changes_no_bit_of_state(stacking, spectral_norm):
+    stack = _trained(stacking=stacking, spectral_norm=spectral_norm)
+    template, before = digest(stack.template.state_dict()), digest(stack.state())
+    for subset in SUBSETS:
+        stack.query(torch.tensor(subset), *_question())
+    assert digest(stack.state()) == before
+    assert digest(stack.template.state_dict()) == template
+
+
+@both_ways
+@pytest.mark.parametrize("subset", [(0, 1, 2, 3, 4, 5), (0, 2, 5)])
+def test_the_data_of_one_client_changes_no_bit_of_another(stacking, subset):
+    changed = 2
+    outcomes = []
+    for factor in (1.0, 0.25):
+        stack = Discriminators(_config(stacking=stacking), range(6))
+        indices = torch.tensor(subset)
+        for step in range(STEPS):
+            batch = _draw(6, step)
+            batch[0][changed] *= factor
+            stack.train(indices, *(part[indices] for part in batch))
+        outcomes.append((stack, stack.query(indices, *_question())))
+    (first, answers), (second, others) = outcomes
+    for row, client in enumerate(subset):
+        is_same = client != changed
+        states = [digest(_of_client(stack, client)) for stack in (first, second)]
+        assert (states[0] == states[1]) == is_same
+        assert torch.equal(answers[row], others[row]) == is_same
+
+
+@both_ways
+def test_a_broken_client_breaks_no_other_one(stacking):
+    stack, untouched = (
+        Discriminators(_config(stacking=stacking), range(6)) for _ in "ab"
+    )
+    batch = _draw(6, 0)
+    untouched.train(torch.arange(6), *batch)
+    batch[0][2] = torch.nan
+    stack.train(torch.arange(6), *batch)
+    assert not stack.params["conv1.weight"][2].isfinite().any()
+    for client in (0, 1, 3, 4, 5):
+        assert digest(_of_client(stack, client)) == digest(
+            _of_client(untouched, client)
+        )
+
+
+@both_ways
+@pytest.mark.parametrize("subset", [(1, 2, 3), (0, 2, 5)])
+def test_clients_that_are_not_listed_keep_every_bit(stacking, subset):
+    before = Discriminators(_config(stacking=stacking), range(6))
+    after = _trained(subset, stacking=stacking)
+    for client in range(6):
+        is_same = digest(_of_client(before, client)) == digest(
+            _of_client(after, client)
+        )
+        assert is_same == (client not in subset)
+
+
+def test_an_initial_discriminator_depends_on_its_client_only():
+    together, alone = (
+        Discriminators(_config(), clients) for clients in (range(6), [4, 2])
+    )
+    assert digest(_of_client(together, 4)) == digest(_of_client(alone, 0))
+    assert digest(_of_client(together, 2)) == digest(_of_client(alone, 1))
+    weights = together.params["conv1.weight"]
+    for first, second in itertools.combinations(weights, 2):
+        assert not torch.isclose(first, second).any()
+
+
+def test_no_layer_of_the_discriminator_normalises_over_the_batch():
+    # Such a layer would let one fake's gradient depend on the other fakes.
+    images, labels = _question(8)
+    stack = _trained()
+    together = stack.query(torch.arange(6), images, labels)
+    for fake in range(8):
+        alone = stack.query(torch.arange(6), images[[fake]], labels[[fake]])
+        torch.testing.assert_close(alone[:, 0], together[:, fake], rtol=1e-4, atol=1e-6)
+
+
+def test_training_and_queries_leave_the_global_random_state_alone():
+    before = torch.get_rng_state()
+    _trained().query(torch.arange(6), *_question())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# --------------------------------------------------------------------------- state
+
+
+@both_ways
+def test_a_restored_stack_goes_on_bit_for_bit(stacking):
+    first = _trained(stacking=stacking)
+    saved = {name: value.clone() for name, value in first.state().items()}
+    second = Discriminators(_config(stacking=stacking), range(6))
+    second.load_state(saved)
+    assert digest(second.state()) == digest(first.state())
+    _train(first, (0, 2, 5))
+    _train(second, (0, 2, 5))
+    assert digest(second.state()) == digest(first.state())
+    assert digest(saved) != digest(first.state())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "num_clients"),
+    [
+        ({"discriminator_dim": 2}, 6),
+        ({"spectral_norm": False}, 6),
+        ({"conditional": False}, 6),
+        ({}, 5),
+    ],
+)
+def test_the_state_of_another_architecture_is_refused(overrides, num_clients):
+    other = Discriminators(_config(**overrides), range(num_clients)).state()
+    stack = Discriminators(_config(), range(6))
+    before = digest(stack.state())
+    with pytest.raises(ValueError, match="another architecture"):
+        stack.load_state(other)
+    assert digest(stack.state()) == before
+
+
+@both_norms
+def test_the_state_is_three_times_the_weights(spectral_norm):
+    config = _config(spectral_norm=spectral_norm)
+    module = build_discriminator(config, 0)
+    num_weights = sum(param.numel() for param in module.parameters())
+    num_vectors = sum(buffer.numel() for buffer in module.buffers())
+    state = Discriminators(config, range(6)).state()
+    held = sum(value.numel() * value.element_size() for value in state.values())
+    # float32 weights and two moments, the spectral vectors, one int64 of steps.
+    assert held == 6 * (4 * (3 * num_weights + num_vectors) + 8)
+
+
+@both_ways
+def test_chunks_cover_the_clients_in_order(stacking):
+    stack = Discriminators(_config(stacking=stacking, chunk_size=2), range(6))
+    assert list(stack.chunks([])) == []
+    chunks = [chunk.tolist() for chunk in stack.chunks([0, 2, 3, 5, 1])]
+    expected = {"stacked": [[0, 2], [3, 5], [1]], "loop": [[0], [2], [3], [5], [1]]}
+    assert chunks == expected[stacking]

@@ -1,0 +1,155 @@
+"""The losses against formulas written out by hand in float64."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedgs.gan.losses import discriminator_loss, generator_image_grads
+from fedgs.gan.models import build_discriminator
+from tiny import tiny_config
+
+BATCH, SIDE = 5, 4
+LABEL_WEIGHTS = np.array([0.5, -2.0, 1.5])
+
+
+def _score(curvature: Tensor):
+    """D(x, y) = 1/2 sum(a x^2) + w_y sum(x), whose image gradient is a x + w_y."""
+    weights = torch.from_numpy(LABEL_WEIGHTS)
+
+    def score(images: Tensor, labels: Tensor) -> Tensor:
+        flat = images.flatten(1)
+        return 0.5 * (flat.square() @ curvature) + weights[labels] * flat.sum(1)
+
+    return score
+
+
+def _problem(seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    shape = (BATCH, 1, SIDE, SIDE)
+    return {
+        "real": rng.random(shape),
+        "real_labels": rng.integers(3, size=BATCH),
+        "fake": rng.random(shape),
+        "fake_labels": rng.integers(3, size=BATCH),
+        "mix_weight": rng.random(BATCH),
+    }
+
+
+def _by_hand(
+    parts: dict[str, np.ndarray],
+    curvature: np.ndarray,
+    penalty_weight: float,
+    drift_weight: float,
+) -> float:
+    def score(image: np.ndarray, label: int) -> float:
+        x = image.ravel()
+        return float(0.5 * np.sum(curvature * x * x) + LABEL_WEIGHTS[label] * x.sum())
+
+    total = 0.0
+    for i in range(BATCH):
+        real, fake, a = parts["real"][i], parts["fake"][i], parts["mix_weight"][i]
+        real_label, fake_label = parts["real_labels"][i], parts["fake_labels"][i]
+        mix = (a * real + (1 - a) * fake).ravel()
+        norm = np.sqrt(np.sum((curvature * mix + LABEL_WEIGHTS[real_label]) ** 2))
+        total += score(fake, fake_label) - score(real, real_label)
+        total += penalty_weight * (norm - 1) ** 2
+        total += drift_weight * score(real, real_label) ** 2
+    return total / BATCH
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    penalty_weight=st.floats(0, 20),
+    drift_weight=st.floats(0, 1),
+)
+@settings(deadline=None, max_examples=40)
+def test_the_loss_is_the_formula_in_the_docstring(seed, penalty_weight, drift_weight):
+    parts = _problem(seed)
+    curvature = np.random.default_rng(seed + 1).normal(size=SIDE * SIDE)
+    loss = discriminator_loss(
+        _score(torch.from_numpy(curvature)),
+        *(torch.from_numpy(part) for part in parts.values()),
+        penalty_weight,
+        drift_weight,
+    )
+    expected = _by_hand(parts, curvature, penalty_weight, drift_weight)
+    assert loss.item() == pytest.approx(expected, rel=1e-10, abs=1e-10)
+
+
+def test_the_loss_of_a_linear_score_has_its_literal_value():
+    # D(x) = 3 sum(x) on ones of 2x2: D(real) = 12, |grad| = 3 * sqrt(4) = 6, so
+    # 0 - 12 + 10 * (6 - 1)^2 + 0.001 * 12^2 = 238.144.
+    real = torch.ones(2, 1, 2, 2, dtype=torch.float64)
+    labels = torch.zeros(2, dtype=torch.int64)
+    mix_weight = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    loss = discriminator_loss(
+        lambda images, _: 3 * images.flatten(1).sum(1),
+        real,
+        labels,
+        torch.zeros_like(real),
+        labels,
+        mix_weight,
+        10.0,
+        1e-3,
+    )
+    assert loss.item() == pytest.approx(238.144, rel=1e-9)
+
+
+def test_a_zero_image_gradient_has_a_finite_penalty_gradient():
+    scale = torch.zeros((), dtype=torch.float64)
+    real = torch.ones(2, 1, 2, 2, dtype=torch.float64)
+    labels = torch.zeros(2, dtype=torch.int64)
+
+    def loss(scale: Tensor) -> Tensor:
+        return discriminator_loss(
+            lambda images, _: scale * images.flatten(1).sum(1),
+            real,
+            labels,
+            0 * real,
+            labels,
+            torch.full((2,), 0.5, dtype=torch.float64),
+            10.0,
+            0.0,
+        )
+
+    # d/ds (0 - 4 s) = -4; the penalty's own gradient is smoothed to 0 at s = 0.
+    assert torch.func.grad(loss)(scale).item() == pytest.approx(-4.0)
+
+
+def test_without_a_penalty_the_mix_is_never_scored():
+    scored = []
+    images, labels = torch.ones(2, 1, 2, 2), torch.zeros(2, dtype=torch.int64)
+
+    def score(images: Tensor, _: Tensor) -> Tensor:
+        scored.append(images)
+        return images.flatten(1).sum(1)
+
+    discriminator_loss(
+        score, images, labels, images, labels, torch.full((2,), torch.nan), 0.0, 0.0
+    )
+    assert len(scored) == 2
+
+
+@pytest.mark.parametrize("spectral_norm", [True, False])
+def test_image_gradients_equal_a_loop_over_single_images(spectral_norm):
+    config = tiny_config(spectral_norm=spectral_norm)
+    discriminator = build_discriminator(config, 0).double()
+    images = torch.rand(6, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    images, labels = images.double(), torch.arange(6) % 3
+    together = generator_image_grads(discriminator, images, labels)
+    for i in range(6):
+        image = images[i : i + 1].clone().requires_grad_()
+        (-discriminator(image, labels[i : i + 1]).sum()).backward()
+        assert image.grad.norm() > 1e-3
+        torch.testing.assert_close(together[i], image.grad[0], rtol=1e-10, atol=1e-12)
+
+
+def test_image_gradients_carry_no_factor_of_the_batch_size():
+    # D(x, y) = sum(x): the gradient of -D is -1 in every pixel for any batch.
+    for batch in (1, 32):
+        images, labels = torch.zeros(batch, 1, 2, 2), torch.zeros(batch).long()
+        grads = generator_image_grads(lambda x, _: x.flatten(1).sum(1), images, labels)
+        assert torch.equal(grads, torch.full((batch, 1, 2, 2), -1.0))

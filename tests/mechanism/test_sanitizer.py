@@ -1,0 +1,334 @@
+"""The mechanism: clipping, sensitivity, one noisy sum, types that keep the order."""
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+from scipy import fft, stats
+from torch import Tensor
+
+from fedgs.mechanism.noise import NoiseStream
+from fedgs.mechanism.sanitizer import (
+    ClippedGradients,
+    PerSampleGradients,
+    SanitizedGradients,
+    clip,
+    from_dct,
+    received,
+    sanitize,
+    to_dct,
+)
+from tiny import tiny_config
+
+ROUNDING = 1e-12  # of norms of at most 1e4 float64 entries, relative
+LARGEST_FLOAT32 = 3.4028234663852886e38
+CLIP_BOUNDS = st.sampled_from([1e-6, 1e-3, 1.0, 7.5, 1e6])
+ANY_GRADS = arrays(
+    np.float32,
+    array_shapes(min_dims=5, max_dims=5, max_side=3),
+    elements=st.floats(width=32),  # zeros, subnormals, huge, infinite and NaN
+)
+
+
+def _random(*shape: int, scale: float = 1.0, seed: int = 0) -> Tensor:
+    return scale * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _clipped(values: Tensor, clip_bound: float = 1.0) -> ClippedGradients:
+    return clip(PerSampleGradients(values), clip_bound)
+
+
+def _norms(values: Tensor) -> Tensor:
+    return values.flatten(2).norm(dim=2)
+
+
+def _release(*parts: ClippedGradients, noise_std: float = 0.0, round: int = 1):
+    return sanitize(parts, noise_std, NoiseStream(7, 0, round), round, 0)
+
+
+# ------------------------------------------------------------------------ clipping
+
+
+@given(grads=ANY_GRADS, clip_bound=CLIP_BOUNDS)
+@settings(deadline=None, max_examples=200)
+def test_no_input_has_a_norm_above_the_bound(grads, clip_bound):
+    clipped = _clipped(torch.from_numpy(grads), clip_bound).values
+    assert clipped.isfinite().all()
+    assert (_norms(clipped) <= clip_bound * (1 + ROUNDING)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("value", [0.0, 6e4, math.nan, math.inf])
+def test_no_precision_has_a_norm_above_the_bound(dtype, value):
+    clipped = _clipped(torch.full((1, 2, 1, 28, 28), value, dtype=dtype)).values
+    assert clipped.isfinite().all()
+    assert (_norms(clipped) <= 1 + ROUNDING).all()
+
+
+@pytest.mark.parametrize("value", [1e19, 1e30, LARGEST_FLOAT32, -LARGEST_FLOAT32])
+def test_finite_gradients_whose_float32_norm_overflows_are_clipped_not_dropped(value):
+    clipped = _clipped(torch.full((1, 1, 1, 2, 2), value), clip_bound=3.0).values
+    expected = torch.full_like(clipped, math.copysign(1.5, value))  # 3 / sqrt(4)
+    torch.testing.assert_close(clipped, expected)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_sample_that_is_not_finite_becomes_zero_and_no_other_one_changes(value):
+    grads = _random(3, 4, 1, 2, 2)
+    broken = grads.clone()
+    broken[1, 2, 0, 0, 1] = value
+    clipped, untouched = _clipped(broken).values, _clipped(grads).values
+    assert not clipped[1, 2].any()
+    untouched[1, 2] = 0
+    assert torch.equal(clipped, untouched)
+
+
+@given(grads=ANY_GRADS)
+@settings(deadline=None)
+def test_gradients_within_the_bound_keep_every_bit(grads):
+    grads = torch.from_numpy(grads).nan_to_num(0, 1, -1).clamp(-1, 1)
+    # At most 27 entries of at most 1: norms of at most sqrt(27) = 5.2.
+    assert torch.equal(_clipped(grads, clip_bound=5.2).values, grads.double())
+
+
+def test_larger_gradients_keep_their_direction():
+    grads = _random(2, 3, 1, 4, 4, scale=50.0)
+    clipped = _clipped(grads, clip_bound=0.5).values
+    unit = grads.double() / _norms(grads.double()).view(2, 3, 1, 1, 1)
+    torch.testing.assert_close(clipped, 0.5 * unit)
+
+
+def test_each_fake_of_each_client_is_clipped_by_itself():
+    grads = _random(4, 5, 1, 3, 3, scale=2.0)
+    together = _clipped(grads).values
+    for client in range(4):
+        for fake in range(5):
+            one = grads[client : client + 1, fake : fake + 1]
+            assert torch.equal(_clipped(one).values[0, 0], together[client, fake])
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_clipping_commutes_with_permuting_clients_or_fakes(axis):
+    grads = _random(5, 5, 1, 3, 3, scale=2.0)
+    order = torch.tensor([3, 0, 4, 1, 2])
+    permuted = _clipped(grads.index_select(axis, order)).values
+    assert torch.equal(permuted, _clipped(grads).values.index_select(axis, order))
+
+
+@pytest.mark.parametrize("clip_bound", [0.0, -1.0, math.nan, math.inf])
+def test_a_clip_bound_that_bounds_nothing_is_refused(clip_bound):
+    with pytest.raises(ValueError, match="clip_bound"):
+        _clipped(torch.ones(1, 1, 1, 2, 2), clip_bound)
+
+
+# --------------------------------------------------------------------- sensitivity
+
+
+def test_the_sensitivity_is_that_of_the_stated_relation():
+    # privacy.md section 2 with C = 1.5 and B = 32: C, 2C, C sqrt(B), 2C sqrt(B).
+    clipped = _clipped(torch.zeros(1, 32, 1, 2, 2), clip_bound=1.5)
+    assert clipped.sensitivity("zero-out") == 1.5
+    assert clipped.sensitivity("replace-one") == 3.0
+    assert clipped.round_sensitivity("zero-out") == pytest.approx(8.48528137423857)
+    assert clipped.round_sensitivity("replace-one") == pytest.approx(16.97056274847714)
+
+
+@pytest.mark.parametrize("relation", ["add-or-remove", "zero_out", ""])
+def test_an_unknown_relation_has_no_sensitivity(relation):
+    clipped = _clipped(torch.zeros(1, 1, 1, 2, 2))
+    with pytest.raises(ValueError, match="relation"):
+        clipped.sensitivity(relation)
+    with pytest.raises(ValueError, match="relation"):
+        clipped.round_sensitivity(relation)
+
+
+@given(grads=ANY_GRADS, other=st.data(), clip_bound=CLIP_BOUNDS)
+@settings(deadline=None, max_examples=100)
+def test_one_client_moves_the_sum_by_at_most_the_sensitivity(grads, other, clip_bound):
+    mine = arrays(np.float32, grads.shape[1:], elements=st.floats(width=32))
+    for relation, new in (
+        ("replace-one", other.draw(mine)),
+        ("zero-out", np.zeros(grads.shape[1:], np.float32)),
+    ):
+        neighbour = grads.copy()
+        neighbour[0] = new
+        ours = _clipped(torch.from_numpy(grads), clip_bound)
+        theirs = _clipped(torch.from_numpy(neighbour), clip_bound)
+        # The release is float32: one rounding of each sum of at most 3 gradients.
+        slack = 1 + 1e-5
+        moved = _release(ours).values.double() - _release(theirs).values.double()
+        per_fake = moved.flatten(1).norm(dim=1)
+        assert (per_fake <= slack * ours.sensitivity(relation)).all()
+        assert moved.norm() <= slack * ours.round_sensitivity(relation)
+
+
+@pytest.mark.parametrize(
+    ("relation", "factor"), [("replace-one", -1.0), ("zero-out", 0.0)]
+)
+def test_the_sensitivity_is_attained(relation, factor):
+    grads = _random(3, 8, 1, 4, 4, scale=100.0)
+    neighbour = grads.clone()
+    neighbour[1] *= factor
+    ours, theirs = _clipped(grads, 2.0), _clipped(neighbour, 2.0)
+    moved = _release(ours).values.double() - _release(theirs).values.double()
+    assert moved.norm().item() == pytest.approx(
+        ours.round_sensitivity(relation), rel=1e-6
+    )
+
+
+# ------------------------------------------------------------------------- release
+
+
+@pytest.mark.parametrize("num_clients", [1, 5])
+def test_a_release_of_nothing_is_noise_of_the_stated_size_whoever_is_summed(
+    num_clients,
+):
+    # 2 * C * sigma = 2 * 0.8 * 1.07, added once and not once per client.
+    noise_std = tiny_config(clip_bound=0.8, noise_multiplier=1.07).noise_std
+    assert noise_std == pytest.approx(1.712)
+    zeros = torch.zeros(num_clients, 32, 1, 64, 64)
+    values = _release(_clipped(zeros, 0.8), noise_std=noise_std).values.double()
+    num = values.numel()
+    assert num == 131_072
+    # Six standard errors of n normal draws, and 3.5 / sqrt(n) of Massart's inequality.
+    assert abs(values.mean()) < 6 * noise_std / num**0.5
+    assert abs(values.std() - noise_std) < 6 * noise_std / (2 * num) ** 0.5
+    distance = stats.kstest(values.flatten().numpy() / noise_std, "norm").statistic
+    assert distance < 3.5 / num**0.5
+
+
+def test_noise_does_not_depend_on_the_gradients():
+    grads = _random(2, 3, 1, 4, 4)
+    noisy, plain = (_release(_clipped(grads), noise_std=s).values for s in (2.0, 0.0))
+    expected = NoiseStream(7, 0, 1).normal((3, 1, 4, 4), 2.0)
+    torch.testing.assert_close(noisy - plain, torch.from_numpy(expected).float())
+
+
+def test_a_release_says_what_it_answers_and_how():
+    release = _release(_clipped(_random(2, 3, 1, 4, 4), 1.5), noise_std=3.0, round=9)
+    assert (release.round, release.node_id) == (9, 0)
+    assert (release.noise_std, release.clip_bound) == (3.0, 1.5)
+    assert release.values.shape == (3, 1, 4, 4)
+    assert release.values.dtype == torch.float32
+
+
+@pytest.mark.parametrize("cuts", [(7,), (1, 6), (3, 4), (1, 1, 1, 1, 1, 1, 1)])
+def test_the_sum_has_the_same_bits_however_clients_are_split_over_parts(cuts):
+    grads = _random(7, 3, 1, 4, 4)
+    parts = [_clipped(part) for part in grads.split(list(cuts))]
+    assert torch.equal(_release(*parts).values, _release(_clipped(grads)).values)
+
+
+def test_small_contributions_survive_a_sum_with_large_ones():
+    # In float32 1 + 1e-9 - 1 would be 0.
+    values = torch.tensor([1.0, 1e-9, -1.0]).view(3, 1, 1, 1, 1)
+    total = _release(_clipped(values)).values.item()
+    assert total == pytest.approx(1e-9, rel=1e-6)
+
+
+def test_the_same_gradients_are_released_once():
+    clipped = _clipped(_random(2, 3, 1, 4, 4))
+    _release(clipped)
+    with pytest.raises(RuntimeError, match="already released"):
+        _release(clipped, round=2)
+
+
+def test_the_same_gradients_do_not_count_twice_in_one_release():
+    clipped = _clipped(_random(2, 3, 1, 4, 4))
+    with pytest.raises(RuntimeError, match="already released"):
+        _release(clipped, clipped)
+
+
+def test_the_same_noise_is_not_added_to_other_gradients():
+    noise = NoiseStream(7, 0, 1)
+    sanitize([_clipped(_random(1, 2, 1, 2, 2))], 1.0, noise, 1, 0)
+    with pytest.raises(RuntimeError, match="already used"):
+        sanitize([_clipped(_random(1, 2, 1, 2, 2, seed=1))], 1.0, noise, 1, 0)
+
+
+@pytest.mark.parametrize("bounds", [(), (1.0, 2.0)])
+def test_a_release_needs_gradients_of_one_clip_bound(bounds):
+    parts = [_clipped(torch.ones(1, 1, 1, 2, 2), bound) for bound in bounds]
+    with pytest.raises(ValueError, match="one clip bound"):
+        _release(*parts)
+
+
+def test_the_types_cannot_be_made_by_hand():
+    values = torch.zeros(1, 1, 1, 2, 2)
+    for made_by in (None, object(), True, "sanitizer"):
+        with pytest.raises(TypeError, match="made by"):
+            ClippedGradients(values, 1.0, made_by)
+        with pytest.raises(TypeError, match="made by"):
+            SanitizedGradients(values[0], 1, 0, 1.0, 1.0, made_by)
+
+
+def test_releases_are_made_in_three_places_only():
+    root = Path(__file__).resolve().parents[2]
+    packages = ("fedgs", "clients", "server", "experiments")
+    sources = {
+        path.relative_to(root).as_posix(): path.read_text()
+        for package in packages
+        for path in (root / package).rglob("*.py")
+    }
+    for name, places in (
+        (r"\breceived\(", {"messages", "node", "sanitizer"}),
+        (r"\b_MADE_BY_SANITIZER\b", {"sanitizer"}),
+        (r"\b(Clipped|Sanitized)Gradients\(", {"sanitizer"}),
+        (r"\b__new__\(", set()),  # would skip the check of the maker
+    ):
+        found = {path for path, text in sources.items() if re.search(name, text)}
+        assert found == {f"fedgs/{place}.py" for place in places}
+
+
+def test_a_received_release_keeps_what_was_received():
+    values = _random(3, 1, 4, 4)
+    release = received(values, 5, 2, 0.5, 1.0)
+    assert type(release) is SanitizedGradients
+    assert torch.equal(release.values, values)
+    assert (release.round, release.node_id) == (5, 2)
+    assert (release.noise_std, release.clip_bound) == (0.5, 1.0)
+
+
+# ----------------------------------------------------------------------------- DCT
+
+
+@pytest.mark.parametrize("size", [16, 28, 64])
+@pytest.mark.parametrize("dct_size", [1, 7, 16])
+def test_the_basis_is_scipys_orthonormal_dct(size, dct_size):
+    images = _random(2, 3, 1, size, size).double()
+    expected = fft.dctn(images.numpy(), axes=(-2, -1), norm="ortho")
+    expected = torch.from_numpy(expected[..., :dct_size, :dct_size].copy())
+    torch.testing.assert_close(to_dct(images, dct_size), expected)
+
+
+@pytest.mark.parametrize("dct_size", [1, 5, 14, 28])
+def test_coefficients_survive_the_way_to_images_and_back(dct_size):
+    coefficients = _random(2, 3, 1, dct_size, dct_size)
+    images = from_dct(coefficients, 28)
+    assert images.shape == (2, 3, 1, 28, 28)
+    torch.testing.assert_close(
+        to_dct(images, dct_size), coefficients, rtol=1e-5, atol=1e-5
+    )
+
+
+@given(seed=st.integers(0, 2**32), dct_size=st.integers(1, 28))
+@settings(deadline=None)
+def test_the_projection_never_makes_a_norm_larger(seed, dct_size):
+    images = torch.from_numpy(np.random.default_rng(seed).normal(size=(4, 1, 28, 28)))
+    before, after = (_norms(x[None]) for x in (images, to_dct(images, dct_size)))
+    assert (after <= before * (1 + ROUNDING)).all()
+    if dct_size == 28:
+        torch.testing.assert_close(after, before)
+
+
+def test_the_full_block_is_an_isometry():
+    images = _random(4, 1, 28, 28).double()
+    coefficients = to_dct(images, 28)
+    torch.testing.assert_close(coefficients.norm(), images.norm())
+    torch.testing.assert_close(from_dct(coefficients, 28), images)

@@ -1,0 +1,312 @@
+"""Exact and compact transport: what is rounded, that encoding loses nothing, sizes."""
+
+import dataclasses
+import math
+import threading
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_strategy import (  # noqa: F401
+    MODES,
+    FakeGrid,
+    create,
+    fixture_clock,
+    fixture_server_process,
+    product,
+    start,
+    start_locally,
+)
+from torch import Tensor
+
+from fedgs.config.run_config import RunConfig
+from fedgs.data.federated import load_data
+from fedgs.federation import local
+from fedgs.federation.messages import (
+    FakeBatch,
+    decode_answer,
+    decode_batch,
+    encode_answer,
+    encode_batch,
+)
+from fedgs.federation.round import draw_fakes, new_server, public_fakes
+from fedgs.mechanism.noise import NoiseStream
+from fedgs.mechanism.quantization import (
+    FAKE_BYTES,
+    LARGEST,
+    PIXEL_LEVELS,
+    fakes_shape,
+    pack_fakes,
+    pack_release,
+    release_step,
+    round_fakes,
+    to_grid,
+    unpack_fakes,
+    unpack_release,
+)
+from fedgs.mechanism.sanitizer import PerSampleGradients, clip, received, sanitize
+from fedgs.privacy.ledger import Ledger
+from fedgs.runs.run_folder import RunFolder
+from tiny import tiny_config, tiny_data
+
+EXACT, COMPACT = tiny_config(), tiny_config(transport="compact")
+# Algorithm 2 of the paper: 5 batches of 32 fakes down, 32 gradients up.
+PAPER = tiny_config(
+    transport="compact",
+    image_size=28,
+    num_classes=10,
+    batch_size=32,
+    discriminator_batch_size=32,
+    discriminator_steps=5,
+    noise_multiplier=1.07,
+    num_rounds=30_000,
+)
+TARGET = 50_000  # bytes per client and generator update
+
+
+def _release(config: RunConfig, values: Tensor):
+    return received(values, 1, 0, config.noise_std, config.clip_bound)
+
+
+def _noisy(config: RunConfig, seed: int = 0) -> Tensor:
+    """What a client releases: gradients of norm C, noise, and the transport's grid."""
+    raw = torch.randn(1, *config.release_shape, generator=_rng(seed))
+    parts = [clip(PerSampleGradients(raw), config.clip_bound)]
+    noise, step = NoiseStream(seed, 0, 1), release_step(config)
+    return sanitize(parts, config.noise_std, noise, 1, 0, step).values
+
+
+def _rng(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# ------------------------------------------------------------------ rounding
+
+
+def test_exact_transport_rounds_nothing():
+    images = torch.rand(2, 1, 16, 16, generator=_rng(0))
+    assert round_fakes(images, EXACT) is images
+    assert release_step(EXACT) is None
+
+
+def _sparse(config: RunConfig, share: float, seed: int = 0) -> Tensor:
+    """Fakes of which a share of the pixels is not black, at random places."""
+    images = torch.rand(fakes_shape(config), generator=_rng(seed))
+    return images * (torch.rand(images.shape, generator=_rng(seed + 1)) < share)
+
+
+def test_compact_fakes_are_the_nearest_multiples_of_one_255th():
+    images = _sparse(COMPACT, 0.1)
+    images[0, 0, 0, :3] = torch.tensor([0.0, 1.0, 0.5])
+    rounded = round_fakes(images, COMPACT)
+    assert (rounded - images).abs().max() <= 0.5 / 255 + 1e-7
+    assert rounded[0, 0, 0, :3].tolist() == pytest.approx([0, 1, 128 / 255])
+    assert torch.equal(rounded, (rounded * 255).round() / 255)
+
+
+@pytest.mark.parametrize(
+    ("share", "levels"), [(0.1, 255), (0.15, 127), (0.2, 31), (0.3, 7), (1.0, 2)]
+)
+def test_fakes_have_as_many_levels_as_fit(share, levels):
+    images = _sparse(PAPER, share)
+    rounded = round_fakes(images, PAPER)
+    assert torch.equal(rounded, (images * levels).round() / levels)
+    assert (rounded - images).abs().max() <= 1 / (2 * levels) + 1e-6
+    packed = pack_fakes(rounded, torch.zeros(160, dtype=torch.int64), PAPER)
+    assert len(packed) <= FAKE_BYTES * images.numel() + 100
+    assert torch.equal(unpack_fakes(packed, PAPER)[0], rounded)
+
+
+@pytest.mark.parametrize("levels", PIXEL_LEVELS)
+def test_fakes_of_every_level_survive_the_way_to_a_node(levels):
+    images = torch.arange(8 * 256).remainder(levels + 1).view(8, 1, 16, 16) / levels
+    labels = torch.arange(8)
+    packed = pack_fakes(images, labels, COMPACT)
+    assert torch.equal(unpack_fakes(packed, COMPACT)[0], images)
+    assert torch.equal(unpack_fakes(packed, COMPACT)[1], labels)
+
+
+def test_fakes_that_were_not_rounded_are_not_encoded():
+    images = torch.full(fakes_shape(COMPACT), 0.3)
+    with pytest.raises(ValueError, match="round_fakes"):
+        pack_fakes(images, torch.zeros(8, dtype=torch.int64), COMPACT)
+
+
+@pytest.mark.parametrize(
+    ("settings", "step"),
+    [
+        # noise_std = 2 * 0.5 = 1, d = 256: sqrt(1 + 1 / 256) / 8
+        ({}, math.sqrt(1 + 1 / 256) / 8),
+        ({"noise_multiplier": 0.0}, (1 / 16) / 8),
+        ({"noise_multiplier": 0.0, "clip_bound": 3.0}, (3 / 16) / 8),
+        ({"gradient_basis": "dct", "dct_size": 5}, math.sqrt(1 + 1 / 25) / 8),
+    ],
+)
+def test_the_step_is_an_eighth_of_a_coordinate(settings, step):
+    assert release_step(tiny_config(transport="compact", **settings)) == (
+        pytest.approx(step)
+    )
+
+
+def test_the_step_grows_where_16_bits_would_not_do():
+    config = dataclasses.replace(
+        COMPACT, num_clients=10**6, clients_per_node=10**6, noise_multiplier=0.0
+    )
+    step = release_step(config)
+    assert step == pytest.approx(10**6 / LARGEST)
+    largest = torch.full(config.release_shape, 1e6)
+    assert to_grid(largest, step).max() == pytest.approx(1e6)
+
+
+def test_the_step_depends_on_public_settings_only():
+    # What a client computes is no argument of it.
+    assert set(release_step.__code__.co_varnames[:1]) == {"config"}
+
+
+def test_a_compact_release_is_the_exact_one_rounded_after_the_noise():
+    exact, compact = _noisy(EXACT), _noisy(COMPACT)
+    step = release_step(COMPACT)
+    assert torch.allclose(compact, to_grid(exact, step).float())
+    error = (compact - exact).double()
+    assert error.abs().max() <= step / 2 * (1 + 1e-5)
+    assert abs(error.mean()) < step / 20  # no bias
+    # A uniform error of variance step^2 / 12, 0.13 % of the noise's.
+    assert error.var() == pytest.approx(step**2 / 12, rel=0.1)
+    assert error.var() < 1.5e-3 * EXACT.noise_std**2
+
+
+# ------------------------------------------------------------------ lossless
+
+
+@given(
+    st.lists(st.integers(-LARGEST, LARGEST), min_size=1024, max_size=1024),
+    st.sampled_from([0.0, 1e-4, 0.5, 1.07, 300.0]),
+)
+@settings(deadline=None, max_examples=50)
+def test_a_compact_release_survives_the_way_to_the_server(integers, multiplier):
+    config = dataclasses.replace(COMPACT, noise_multiplier=multiplier)
+    whole = torch.tensor(integers, dtype=torch.float64).view(config.release_shape)
+    values = (whole * release_step(config)).float()
+    packed = pack_release(values, config)
+    assert torch.equal(unpack_release(packed, config), values)
+
+
+@pytest.mark.parametrize("value", [1e30, -1e30, 65505.0, -7e4])
+def test_values_too_large_for_16_bits_stay_finite(value):
+    values = torch.full(COMPACT.release_shape, value)
+    sent = to_grid(values, release_step(COMPACT)).float()
+    got = unpack_release(pack_release(sent, COMPACT), COMPACT)
+    assert torch.equal(got, sent)
+    assert got[0, 0, 0, 0] == math.copysign(LARGEST * release_step(COMPACT), value)
+
+
+@pytest.mark.parametrize("config", [EXACT, COMPACT], ids=["exact", "compact"])
+def test_requests_and_answers_survive_both_transports(config):
+    request, _ = draw_fakes(config, new_server(config))
+    request = dataclasses.replace(request, participants=(0, 3))
+    got = decode_batch(encode_batch(request, config), config)
+    assert torch.equal(got.images, request.images)
+    assert torch.equal(got.labels, request.labels)
+    assert got.digest() == request.digest()
+    sent = _release(config, _noisy(config))
+    answer = decode_answer(encode_answer(sent, config, got), config, request, 0)
+    assert torch.equal(answer.values, sent.values)
+
+
+def test_fakes_are_rounded_before_anybody_sees_them():
+    config = tiny_config(transport="compact", warm_start="public")
+    drawn, answered = draw_fakes(config, new_server(config))
+    for request in (drawn, public_fakes(config)):
+        pack_fakes(request.images, request.labels, config)  # or it would raise
+    # The server's own images keep every bit: the graph goes on from them.
+    kept, sent = answered.detach(), drawn.images[-config.batch_size :]
+    assert not torch.equal(kept, sent)
+    assert (kept - sent).abs().max() <= 1 / 4  # L is at least 2
+
+
+# ------------------------------------------------------------------ engines
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_compact_flower_trains_bit_for_bit_as_the_compact_local_engine(
+    create,  # noqa: F811
+    mode,
+):
+    settings = MODES[mode] | {"transport": "compact"}
+    flower, alone = (create(name, **settings) for name in ("flower", "local"))
+    start(flower, FakeGrid(flower.config.num_nodes, num_workers=2))
+    start_locally(alone)
+    assert product(flower) == product(alone)
+
+
+def test_the_transport_changes_the_result_and_not_the_ledger(create):  # noqa: F811
+    folders = [create(name, transport=name) for name in ("exact", "compact")]
+    for folder in folders:
+        start_locally(folder)
+    assert product(folders[0]) != product(folders[1])
+    exact, compact = (
+        Ledger.read(folder.path / "ledger.jsonl").events for folder in folders
+    )
+    assert exact == compact
+
+
+def test_a_resumed_compact_run_equals_the_uninterrupted_one(create):  # noqa: F811
+    whole, folder = (create(name, transport="compact") for name in ("whole", "run"))
+    start_locally(whole)
+    stop = threading.Event()
+    data = load_data(folder.config)
+    with pytest.raises(RuntimeError, match="stopped after round 1"):
+        local.train(folder, data, lambda metrics: stop.set(), stop)
+    start_locally(RunFolder.open(folder.path))
+    assert product(folder) == product(whole)
+
+
+def test_compact_rounds_stay_close_to_exact_ones(tmp_path: Path):
+    """Rounding is no more than a small change: the norms move, the scale does not."""
+    norms = []
+    for name in ("exact", "compact"):
+        config = tiny_config(transport=name, num_rounds=8, output=str(tmp_path / name))
+        found: list[float] = []
+        local.train(
+            RunFolder.create(config),
+            tiny_data(config),
+            lambda metrics, found=found: found.append(metrics["release_norm"]),
+            threading.Event(),
+        )
+        norms.append(torch.tensor(found))
+    ratio = norms[1] / norms[0]
+    assert (ratio - 1).abs().max() < 0.05
+    assert not torch.equal(norms[0], norms[1])
+
+
+# ------------------------------------------------------------------ sizes
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 1.0])
+def test_the_papers_round_stays_within_its_target(share):
+    """Whatever the generator draws, noise over the whole image included."""
+    images = round_fakes(_sparse(PAPER, share), PAPER)
+    labels = torch.randint(0, 10, (160,), generator=_rng(0))
+    request = FakeBatch(30_000, images, labels, (5,), (5,), keep_round=29_999)
+    answer = _release(PAPER, _noisy(PAPER))
+    messages = (encode_batch(request, PAPER), encode_answer(answer, PAPER, request))
+    count = sum(len(str(name)) for message in messages for name in message)
+    for message in messages:
+        for value in message.values():
+            count += len(value) if isinstance(value, bytes) else len(str(value))
+    assert count <= TARGET
+
+
+def test_a_release_is_as_small_as_its_entropy():
+    # log2(sqrt(2 pi e) * 8) = 5.05 bits per value, 25,088 values: 15,830 bytes.
+    assert 15_800 < len(pack_release(_noisy(PAPER), PAPER)) < 16_400
+
+
+def test_the_size_of_an_answer_tells_nothing_but_its_values():
+    """Two answers of equal values have equal bytes, whoever computed them."""
+    values = _noisy(PAPER)
+    assert pack_release(values, PAPER) == pack_release(values.clone(), PAPER)
+    assert zlib.decompress(pack_release(values, PAPER))

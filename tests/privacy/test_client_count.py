@@ -1,0 +1,276 @@
+"""The clients' own count: ahead of the release, durable, by name, never beyond."""
+
+import itertools
+import json
+import os
+import threading
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedgs.config.run_config import UserError
+from fedgs.privacy.client_count import ReleaseCount, check_start, release_event
+from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
+from fedgs.privacy.gaussian import epsilon_from_mu
+from fedgs.privacy.ledger import Event, Ledger
+from tiny import tiny_config
+
+NAMES = ("ann", "bob", "cy")
+NONE = Limits()
+COST = release_cost(0.5, 4)  # of every event here
+
+
+def _event(round: int = 1, positions=(0, 1, 2), num_clients: int = 3) -> Event:
+    return release_event(tiny_config(), round, positions, num_clients)
+
+
+def _room_for(releases: int) -> Limits:
+    """Limits with room for so many releases, and a half more."""
+    epsilon = epsilon_from_mu(((releases + 0.5) * COST) ** 0.5, 1e-5)
+    return Limits(client_epsilon=epsilon)
+
+
+def _lines(folder: Path) -> list[dict]:
+    text = "".join(p.read_text() for p in sorted(folder.glob("releases-*.jsonl")))
+    return [json.loads(line) for line in text.splitlines()]
+
+
+# ------------------------------------------------------------------ counting
+
+
+def test_a_charge_is_one_line_on_the_disk_when_it_returns(tmp_path, monkeypatch):
+    count, order, fsync = ReleaseCount(tmp_path, NAMES), [], os.fsync
+    count.charge(_event(1), NONE)
+
+    def watched(descriptor: int) -> None:
+        fsync(descriptor)
+        order.append(len(_lines(tmp_path)))
+
+    monkeypatch.setattr(os, "fsync", watched)
+    count.charge(_event(2, positions=(0, 2)), NONE)
+    assert order == [2]
+    first, second = _lines(tmp_path)
+    assert (first["round"], first["participants"]) == (1, "all")
+    assert (second["round"], second["participants"]) == (2, [0, 2])
+    assert first["planned_nodes"] == first["counted_nodes"] == 1
+    assert json.loads((tmp_path / "clients.json").read_text()) == {
+        "releases-00000.jsonl": list(NAMES)
+    }
+
+
+def test_repeated_rounds_count_as_further_attempts_also_after_a_restart(tmp_path):
+    for round in (1, 2, 2):
+        ReleaseCount(tmp_path, NAMES).charge(_event(round), NONE)
+    count = ReleaseCount(tmp_path, NAMES)
+    for round in (2, 3):
+        count.charge(_event(round), NONE)
+    tries = [(line["round"], line["attempt"]) for line in _lines(tmp_path)]
+    assert tries == [(1, 1), (2, 1), (2, 2), (2, 3), (3, 1)]
+    assert count.mu_squared.tolist() == pytest.approx([5 * COST] * 3, rel=1e-12)
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("relation", ["replace-one", "zero-out"])
+def test_the_release_that_would_exceed_epsilon_is_refused(
+    tmp_path, is_restarted, relation
+):
+    limits = Limits(client_epsilon=60.0, delta=1e-5, relation=relation)
+    count, done = ReleaseCount(tmp_path, NAMES), 0
+    for round in itertools.count(1):
+        if is_restarted:
+            count = ReleaseCount(tmp_path, NAMES)
+        try:
+            count.check(_event(round), limits)
+        except ClientRefused:
+            break
+        count.charge(_event(round), limits)
+        done += 1
+    with pytest.raises(ClientRefused, match=r"client_epsilon = 60 .*, delta 1e-05"):
+        count.charge(_event(done + 1), limits)
+    assert len(_lines(tmp_path)) == done
+    # The oracle: one release has mu = 2 C sqrt(B) / s, and half of it with zero-out.
+    mu = 2 * 4**0.5 / 1.0 / (2 if relation == "zero-out" else 1)
+    within, beyond = (epsilon_from_mu(mu * n**0.5, 1e-5) for n in (done, done + 1))
+    assert within <= 60 < beyond
+    assert done >= 1
+
+
+def test_only_participants_are_charged_and_only_they_are_refused(tmp_path):
+    count, limits = ReleaseCount(tmp_path, NAMES), _room_for(2)
+    for round in (1, 2):
+        count.charge(_event(round, positions=(1,)), limits)
+    assert count.mu_squared.tolist() == [0, 2 * COST, 0]
+    with pytest.raises(ClientRefused, match="client bob has released"):
+        count.charge(_event(3), limits)
+    count.charge(_event(3, positions=(0, 2)), limits)
+    assert count.mu_squared.tolist() == [COST, 2 * COST, COST]
+
+
+def test_what_was_spent_without_a_limit_counts_once_there_is_one(tmp_path):
+    count = ReleaseCount(tmp_path, NAMES)
+    for round in (1, 2):
+        count.charge(_event(round), NONE)
+    with pytest.raises(ClientRefused):
+        count.charge(_event(3), _room_for(2))
+
+
+def test_checking_counts_nothing(tmp_path):
+    count = ReleaseCount(tmp_path, NAMES)
+    for _ in range(5):
+        count.check(_event(), _room_for(1))
+    assert _lines(tmp_path) == []
+    count.charge(_event(), _room_for(1))
+
+
+# ------------------------------------------------------------------ other packings
+
+
+def test_the_count_follows_the_name_into_another_packing(tmp_path):
+    limits = _room_for(3)
+    ReleaseCount(tmp_path, ("ann", "bob")).charge(_event(1, (0, 1), 2), limits)
+    ReleaseCount(tmp_path, ("bob", "cy")).charge(_event(1, (0, 1), 2), limits)
+    ReleaseCount(tmp_path, ("bob",)).charge(_event(1, (0,), 1), limits)
+    count = ReleaseCount(tmp_path, ("cy", "bob", "ann"))
+    with pytest.raises(ClientRefused, match="client bob"):
+        count.charge(_event(2), limits)
+    count.charge(_event(2, (0, 2), 3), limits)
+    assert count.mu_squared.tolist() == [2 * COST, 3 * COST, 2 * COST]
+
+
+def test_any_history_of_packings_adds_up_by_name(tmp_path):
+    """Against a plain dictionary, with nodes that stay open beside each other."""
+    rng, oracle = np.random.default_rng(3), Counter()
+    groups = [("a", "b", "c"), ("c", "b"), ("d",), ("a", "d"), ("b", "a", "c", "d")]
+    open_counts = [ReleaseCount(tmp_path, group) for group in groups]
+    for round in range(1, 60):
+        number = int(rng.integers(len(groups)))
+        group = groups[number]
+        if rng.random() < 0.3:
+            open_counts[number] = ReleaseCount(tmp_path, group)
+        size = int(rng.integers(1, len(group) + 1))
+        asked = sorted(rng.choice(len(group), size, replace=False).tolist())
+        count = open_counts[number]
+        count.charge(_event(round, asked, len(group)), NONE)
+        oracle.update(group[position] for position in asked)
+        expected = [oracle[name] * COST for name in group]
+        assert count.mu_squared.tolist() == pytest.approx(expected, rel=1e-12)
+    assert len(_lines(tmp_path)) == 59
+
+
+def test_nodes_that_charge_at_once_never_pass_the_limit(tmp_path):
+    limits, refused = _room_for(10), []
+    groups = [("ann",), ("bob", "ann"), ("ann", "cy")]
+
+    def charge(group: tuple[str, ...]) -> None:
+        count = ReleaseCount(tmp_path, group)
+        for round in range(1, 9):
+            try:
+                count.charge(_event(round, range(len(group)), len(group)), limits)
+            except ClientRefused:
+                refused.append(group)
+
+    threads = [threading.Thread(target=charge, args=(group,)) for group in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(_lines(tmp_path)) == 10  # of 24 that were asked for, all with ann
+    assert len(refused) == 14
+
+
+def test_clients_with_the_same_name_are_refused(tmp_path):
+    with pytest.raises(UserError, match="same name"):
+        ReleaseCount(tmp_path, ("ann", "ann"))
+
+
+# ------------------------------------------------------------------ broken files
+
+
+@pytest.fixture
+def counted(tmp_path) -> Path:
+    """A folder with two counted rounds."""
+    count = ReleaseCount(tmp_path, NAMES)
+    for round in (1, 2):
+        count.charge(_event(round), NONE)
+    return tmp_path
+
+
+def _charge_refused(count: ReleaseCount, problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
+        count.charge(_event(3), NONE)
+
+
+def test_a_torn_last_line_is_dropped(counted):
+    path = counted / "releases-00000.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"attempt":1')
+    count = ReleaseCount(counted, NAMES)
+    count.charge(_event(3), NONE)
+    assert [event.round for event in Ledger.read(path).events] == [1, 2, 3]
+    assert count.mu_squared.tolist() == pytest.approx([3 * COST] * 3, rel=1e-12)
+
+
+def test_an_altered_line_is_refused_every_time(counted):
+    path = counted / "releases-00000.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"noise_std":1.0', b'"noise_std":9.0'))
+    before, count = path.read_bytes(), ReleaseCount(counted, NAMES)
+    for _ in range(2):
+        _charge_refused(count, "was altered")
+    assert path.read_bytes() == before
+
+
+def test_lines_that_vanish_while_the_node_runs_are_noticed(counted):
+    count = ReleaseCount(counted, NAMES)
+    count.charge(_event(3), NONE)
+    path = counted / "releases-00000.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
+    _charge_refused(count, "lost lines")
+
+
+def test_a_count_without_its_names_is_refused(counted):
+    (counted / "clients.json").unlink()
+    _charge_refused(ReleaseCount(counted, NAMES), "does not say whose releases")
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_count_that_cannot_be_written_refuses_and_forgets_nothing(
+    counted, monkeypatch, is_known
+):
+    count = ReleaseCount(counted, NAMES)
+    if is_known:
+        count.check(_event(3), _room_for(9))
+
+    def full(descriptor: int) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises((UserError, OSError), match="no space left"):
+            count.charge(_event(3), NONE)
+    assert len(_lines(counted)) == 2
+    count.charge(_event(3), NONE)
+    assert len(_lines(counted)) == 3
+    assert count.mu_squared.tolist() == pytest.approx([3 * COST] * 3, rel=1e-12)
+
+
+# ------------------------------------------------------------------ at the start
+
+
+def test_a_spent_client_refuses_the_next_run_at_its_start(tmp_path):
+    counts, path = tmp_path / "counts", tmp_path / "limits.toml"
+    counts.mkdir()
+    limits = _room_for(2)
+    path.write_text(
+        f"client_epsilon = {limits.client_epsilon}\ndelta = 1e-5\n"
+        'relation = "replace-one"\nallow_seeded_noise = true\nstate_dir = "counts"\n'
+    )
+    config = tiny_config(client_limits=str(path))
+    count = ReleaseCount(counts, ("bob",))
+    for round in (1, 2):
+        check_start(config, NAMES)
+        count.charge(_event(round, (0,), 1), limits)
+    with pytest.raises(ClientRefused, match="client bob has released"):
+        check_start(config, NAMES)
+    check_start(config, ("ann", "cy"))
+    assert len(_lines(counts)) == 2

@@ -1,0 +1,304 @@
+"""What a client agrees to: its file, what it refuses, and that nothing happens then."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.cli.main import main
+from experiments.commands import train as running
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.federation.preparation import resolve
+from fedgs.federation.round import draw_fakes, new_server
+from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
+from fedgs.privacy.gaussian import epsilon_from_mu
+from fedgs.runs.run_folder import RunFolder
+from tiny import tiny_config, write_tiny_npz
+
+WHOLE = """
+client_epsilon = 10
+delta = 1e-5
+relation = "zero-out"
+max_batch_size = 32
+min_noise_multiplier = 0.25
+clip_bound = 1.0
+image_size = 16
+image_channels = 1
+num_classes = 3
+max_fakes = 160
+allow_seeded_noise = true
+state_dir = "counts"
+"""
+EPSILON = 'client_epsilon = {}\ndelta = 1e-5\nrelation = "replace-one"\n'
+
+
+def _write(folder: Path, text: str) -> Path:
+    path = folder / "limits.toml"
+    path.write_text(text)
+    return path
+
+
+# ------------------------------------------------------------------ the file
+
+
+def test_every_key_of_the_file_is_read(tmp_path, monkeypatch):
+    (tmp_path / "counts").mkdir()
+    path = _write(tmp_path, WHOLE)
+    monkeypatch.chdir("/")  # state_dir is relative to the file
+    assert Limits.read(path) == Limits(
+        client_epsilon=10,
+        delta=1e-5,
+        relation="zero-out",
+        max_batch_size=32,
+        min_noise_multiplier=0.25,
+        clip_bound=1.0,
+        image_size=16,
+        image_channels=1,
+        num_classes=3,
+        max_fakes=160,
+        allow_seeded_noise=True,
+        state_dir=tmp_path / "counts",
+    )
+    keys = {line.split(" =")[0] for line in WHOLE.split("\n") if line}
+    assert keys == {spec.name for spec in dataclasses.fields(Limits)}
+
+
+def test_an_empty_file_limits_nothing_but_seeded_noise_and_none(tmp_path):
+    limits = Limits.read(_write(tmp_path, ""))
+    assert limits == Limits()
+    limits.check_run(tiny_config(noise_seed=None, noise_multiplier=0.01))
+    with pytest.raises(ClientRefused, match="min_noise_multiplier = unset"):
+        limits.check_run(tiny_config(noise_seed=None, noise_multiplier=0.0))
+    with pytest.raises(ClientRefused, match="allow_seeded_noise"):
+        limits.check_run(tiny_config(noise_seed=7))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "max_batch_size = 0",
+        "max_batch_size = 1.5",
+        "max_batch_size = true",
+        'max_batch_size = "32"',
+        "min_noise_multiplier = -1.0",
+        "min_noise_multiplier = inf",
+        "min_noise_multiplier = nan",
+        "clip_bound = 0.0",
+        "image_size = -28",
+        "image_channels = 0",
+        "num_classes = 0",
+        "max_fakes = false",
+        "allow_seeded_noise = 1",
+        "state_dir = 5",
+        'state_dir = "absent"',
+        'client_epsilon = 10\ndelta = 1.0\nrelation = "zero-out"',
+        'client_epsilon = 10\ndelta = 1\nrelation = "zero-out"',
+        'client_epsilon = 0\ndelta = 1e-5\nrelation = "zero-out"',
+        'client_epsilon = 10\ndelta = 1e-5\nrelation = "add-or-remove"',
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_name(tmp_path, line):
+    path = _write(tmp_path, line)
+    names = "|".join(part.split(" =")[0] for part in line.split("\n"))
+    with pytest.raises(
+        UserError, match=rf"limits.toml: ({names}) = .*; |: ({names}) ="
+    ):
+        Limits.read(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("max_batchsize = 32", "unknown max_batchsize; give client_epsilon, delta"),
+        ("max_batch_size 32", "give a TOML file"),
+        ("client_epsilon = 10", "client_epsilon alone; give client_epsilon, delta and"),
+        ("delta = 1e-5", "delta alone"),
+        ('client_epsilon = 1\nrelation = "zero-out"', "client_epsilon, relation alone"),
+    ],
+)
+def test_a_file_with_another_content_is_refused(tmp_path, text, problem):
+    with pytest.raises(UserError, match=problem):
+        Limits.read(_write(tmp_path, text))
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"absent.toml: .*No such file.*; give a TOML"):
+        Limits.read(tmp_path / "absent.toml")
+
+
+def test_the_epsilon_of_a_run_comes_with_its_delta_and_relation(tmp_path):
+    settings = {"client_epsilon": 3.0, "delta": 1e-6, "relation": "zero-out"}
+    limits = Limits.of_run(RunConfig(**settings))
+    any_noise = {"allow_seeded_noise": True, "min_noise_multiplier": 0}
+    assert limits == Limits(**any_noise, **settings)
+    path = str(_write(tmp_path, "max_batch_size = 8"))
+    limits = Limits.of_run(RunConfig(client_limits=path, **settings))
+    assert limits == Limits(max_batch_size=8, **settings)
+    assert Limits.of_run(RunConfig()) == Limits(**any_noise)
+
+
+def test_an_epsilon_in_two_places_is_refused(tmp_path):
+    path = str(_write(tmp_path, EPSILON.format(10)))
+    with pytest.raises(UserError, match=r"client_epsilon = 3: .* leave one of them"):
+        Limits.of_run(RunConfig(client_limits=path, client_epsilon=3.0))
+
+
+# ------------------------------------------------------------------ what is refused
+
+# B = 4, sigma = 0.5, C = 1, 16 x 16, 1 channel, 3 classes, 8 fakes.
+HOLDS = {
+    "max_batch_size": 4,
+    "min_noise_multiplier": 0.5,
+    "clip_bound": 1.0,
+    "image_size": 16,
+    "image_channels": 1,
+    "num_classes": 3,
+    "max_fakes": 8,
+}
+FAILS = {
+    "max_batch_size": (3, "batch_size = 4"),
+    "min_noise_multiplier": (0.5001, "noise_multiplier = 0.5"),
+    "clip_bound": (1.001, "clip_bound = 1.0"),
+    "image_size": (28, "image_size = 16"),
+    "image_channels": (3, "image_channels = 1"),
+    "num_classes": (10, "num_classes = 3"),
+    "max_fakes": (7, "fakes_sent = 8"),
+}
+
+
+def _config(**settings: object) -> RunConfig:
+    return tiny_config(**{"noise_seed": None} | settings)
+
+
+def _request(config: RunConfig):
+    return draw_fakes(config, new_server(config))[0]
+
+
+def test_a_run_at_the_limits_is_accepted():
+    config = _config()
+    Limits(**HOLDS).check_run(config)
+    Limits(**HOLDS).check_request(_request(config))
+
+
+@pytest.mark.parametrize("name", FAILS)
+def test_a_run_beyond_a_limit_is_refused(name):
+    limit, setting = FAILS[name]
+    with pytest.raises(
+        ClientRefused, match=rf"{setting}: outside .* {name} = {limit}; give "
+    ) as refused:
+        Limits(**HOLDS | {name: limit}).check_run(_config())
+    assert refused.value.setting == name
+
+
+@pytest.mark.parametrize("name", ["image_size", "image_channels", "max_fakes"])
+def test_fakes_outside_the_limits_are_refused(name):
+    limits = Limits(**HOLDS | {name: FAILS[name][0]})
+    with pytest.raises(ClientRefused, match=name) as refused:
+        limits.check_request(_request(_config()))
+    assert refused.value.setting == name
+
+
+@pytest.mark.parametrize("label", [-1, 3])
+def test_labels_outside_the_limits_are_refused(label):
+    request = _request(_config())
+    request.labels[2] = label
+    with pytest.raises(ClientRefused, match=r"labels of the fakes outside \[0, 3\)"):
+        Limits(**HOLDS).check_request(request)
+
+
+def test_one_release_costs_what_the_analysis_says():
+    # privacy.md: z = sigma / sqrt(B); 1.07 and 32 are the paper's.
+    assert release_cost(1.07, 32) == pytest.approx(32 / 1.07**2, rel=1e-12)
+    assert release_cost(0.0, 32) == float("inf")
+
+
+@pytest.mark.parametrize(("relation", "factor"), [("replace-one", 1), ("zero-out", 2)])
+def test_the_largest_count_is_that_of_the_epsilon(relation, factor):
+    # privacy.md: epsilon 10 at 1e-5 is mu = 2.0004; zero-out halves a release's mu.
+    limits = Limits(client_epsilon=10.0, delta=1e-5, relation=relation)
+    assert limits.most_mu_squared == pytest.approx((factor * 2.0004) ** 2, rel=1e-4)
+    assert Limits().most_mu_squared == float("inf")
+
+
+@pytest.mark.parametrize("room", [0.99, 1.01])
+def test_an_epsilon_without_room_for_one_release_refuses_the_run(room):
+    one = epsilon_from_mu(release_cost(0.5, 4) ** 0.5, 1e-5)
+    limits = Limits(client_epsilon=room * one)
+    if room > 1:
+        limits.check_run(_config())
+    else:
+        with pytest.raises(ClientRefused, match=r"noise_multiplier = 0.5: .* single"):
+            limits.check_run(_config())
+
+
+def test_no_noise_is_refused_by_any_epsilon():
+    with pytest.raises(ClientRefused, match="noise_multiplier = 0"):
+        Limits(client_epsilon=1e6).check_run(_config(noise_multiplier=0.0))
+
+
+# ------------------------------------------------------------------ before the start
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("max_batch_size = 3", "batch_size = 4: outside the client's limit"),
+        ("", "noise_seed = 7: outside the client's limit"),
+        ("max_batch = 3", "unknown max_batch"),
+        (
+            EPSILON.format(1e-3) + "allow_seeded_noise = true",
+            "noise_multiplier = 0.5: outside the client's limit client_epsilon",
+        ),
+    ],
+)
+def test_a_run_that_its_clients_refuse_writes_nothing(
+    tmp_path, monkeypatch, capsys, text, problem
+):
+    data, output = write_tiny_npz(tmp_path / "tiny.npz"), tmp_path / "run"
+    limits = _write(tmp_path, text)
+    before = sorted(tmp_path.iterdir())
+    flags = {"data": data, "image_size": 16, "batch_size": 4, "noise_seed": 7}
+    flags |= {"noise_multiplier": 0.5, "output": output, "client_limits": limits.name}
+    words = [w for k, v in flags.items() for w in (f"--{k.replace('_', '-')}", str(v))]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fedgs", "train", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert problem in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_the_path_of_the_limits_holds_from_any_working_directory(tmp_path, monkeypatch):
+    given = []
+
+    def stop(config: RunConfig) -> None:
+        given.append(config.client_limits)
+        raise UserError("stop here")
+
+    monkeypatch.setattr(running, "resolve", stop)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="stop here"):
+        running.train(RunConfig(client_limits="limits.toml"), "test")
+    assert given == [str(tmp_path / "limits.toml")]
+
+
+@pytest.mark.parametrize("text", [None, "max_batch_size = 3"])
+def test_limits_that_vanished_or_shrank_refuse_to_resume_a_run(tmp_path, text):
+    path = _write(tmp_path, "max_batch_size = 4\nallow_seeded_noise = true")
+    settings = {"output": str(tmp_path / "run"), "client_limits": str(path)}
+    folder = RunFolder.create(tiny_config(**settings))
+    path.unlink()
+    if text is not None:
+        _write(tmp_path, text)
+    with pytest.raises(UserError, match=text or "No such file"):
+        running.resume(folder.path)
+
+
+def test_a_run_within_the_limits_is_resolved(tmp_path):
+    data = write_tiny_npz(tmp_path / "tiny.npz")
+    text = "max_batch_size = 4\nallow_seeded_noise = true"
+    given = {"data": data, "client_limits": str(_write(tmp_path, text))}
+    settings = tiny_config(num_clients=None, num_classes=None, **given)
+    assert resolve(settings)[0].client_limits == given["client_limits"]

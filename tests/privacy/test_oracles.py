@@ -1,0 +1,160 @@
+"""Our epsilons against other accountants and against a direct numerical integral.
+
+Every comparison has its tolerance beside it. RDP is a bound, so it may only be larger.
+"""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.stats import norm
+
+from fedgs.privacy.amplification import RenyiBound, Sampled, SampledBound
+from fedgs.privacy.gaussian import binomial_delta, delta_from_mu, epsilon_from_mu
+from fedgs.privacy.oracle import autodp_epsilon, poisson_rdp_epsilon
+
+DELTA = 1e-5
+ORDERS = np.geomspace(1e-3, 60, 400) + 1  # of RDP; no optimum lies at an end
+RELEASES = [(1, 0.5), (150, 4.0), (1109, 1.07 / math.sqrt(32)), (20_000, 60.0)]
+each_gaussian = pytest.mark.parametrize(("count", "ratio"), RELEASES)
+
+
+def exact(count, ratio):
+    return epsilon_from_mu(math.sqrt(count) / ratio, DELTA)
+
+
+# ------------------------------------------------------------------ Gaussian releases
+
+
+@each_gaussian
+def test_autodp_rdp_is_a_little_above(count, ratio):
+    pytest.importorskip("autodp")
+    # Conversion from RDP costs up to 20 %, most where epsilon is small.
+    found = autodp_epsilon(ratio, count, None, DELTA)
+    assert exact(count, ratio) <= found <= 1.2 * exact(count, ratio)
+
+
+@each_gaussian
+def test_dp_accounting_rdp_is_a_little_above(count, ratio):
+    dp = pytest.importorskip("dp_accounting")
+    accountant = dp.rdp.RdpAccountant(ORDERS)
+    found = accountant.compose(dp.GaussianDpEvent(ratio), count).get_epsilon(DELTA)
+    assert exact(count, ratio) <= found <= 1.15 * exact(count, ratio)
+
+
+@each_gaussian
+def test_opacus_rdp_is_a_little_above(count, ratio):
+    rdp = pytest.importorskip("opacus.accountants.analysis.rdp")
+    spent = rdp.compute_rdp(q=1.0, noise_multiplier=ratio, steps=count, orders=ORDERS)
+    found, _ = rdp.get_privacy_spent(orders=ORDERS, rdp=spent, delta=DELTA)
+    assert exact(count, ratio) <= found <= 1.15 * exact(count, ratio)
+
+
+@each_gaussian
+def test_dp_accounting_pld_agrees(count, ratio):
+    pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
+    mu = math.sqrt(count) / ratio
+    step = max(1e-4, mu * 1e-4)
+    one = pld.from_gaussian_mechanism(1 / mu, value_discretization_interval=step)
+    # Its grid rounds up: 0.1 % and a step.
+    tolerance = 1e-3 * exact(count, ratio) + step
+    assert one.get_epsilon_for_delta(DELTA) == pytest.approx(
+        exact(count, ratio), abs=tolerance
+    )
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 5.0])
+@pytest.mark.parametrize("mu", [0.3, 1.0, 2.5])
+def test_an_integral_of_two_gaussians_agrees(mu, epsilon):
+    def excess(x):
+        return max(0.0, norm.pdf(x - mu) - math.exp(epsilon) * norm.pdf(x))
+
+    start = mu / 2 + epsilon / mu  # below it the integrand is 0
+    found, _ = quad(excess, start, start + 40, epsabs=0, epsrel=1e-10, limit=500)
+    assert delta_from_mu(mu, epsilon) == pytest.approx(found, rel=1e-8, abs=1e-300)
+
+
+def test_a_mixture_agrees_with_trials():
+    # 1e6 clients, each with its count and loss; delta = E max(0, 1 - e^(1 - loss)).
+    rng = np.random.default_rng(1)
+    mu = np.sqrt(rng.binomial(40, 0.1, 1_000_000)) / 2.0
+    loss = mu * rng.standard_normal(len(mu)) + mu**2 / 2
+    gains = np.maximum(0.0, -np.expm1(1.0 - loss))
+    error = gains.std() / math.sqrt(len(gains))
+    assert binomial_delta(40, 0.1, 2.0, 1.0) == pytest.approx(
+        gains.mean(), abs=5 * error
+    )
+
+
+# ------------------------------------------------------------------ sampled rounds
+
+ROUNDS = [(1000, 1, 1.0, 500_000), (20, 4, 3.0, 60), (50, 25, 8.0, 200)]
+each_sampled = pytest.mark.parametrize("kind", [Sampled(*kind) for kind in ROUNDS])
+
+
+@each_sampled
+def test_rdp_of_sampling_without_replacement_is_above(kind):
+    ours = SampledBound((kind,)).epsilon(DELTA)
+    # Both implement one theorem, with other orders and refinements.
+    theirs = RenyiBound((kind,)).epsilon(DELTA)
+    assert ours <= theirs <= 3 * ours
+    pytest.importorskip("autodp")
+    other = autodp_epsilon(kind.ratio, kind.rounds, kind.rate, DELTA)
+    assert theirs <= other * 1.001 <= 1.5 * theirs
+
+
+@each_sampled
+def test_dp_accounting_pld_agrees_in_each_direction(kind):
+    pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
+    one = pld.from_gaussian_mechanism(
+        kind.ratio, value_discretization_interval=1e-4, sampling_prob=kind.rate
+    )
+    theirs = one.self_compose(kind.rounds).get_epsilon_for_delta(DELTA)
+    pairs = (SampledBound((kind,), pair) for pair in ("remove", "add"))
+    # Two grids, both rounded up: 0.3 %.
+    assert max(p.epsilon(DELTA) for p in pairs) == pytest.approx(theirs, rel=3e-3)
+    assert theirs <= SampledBound((kind,)).epsilon(DELTA) * 1.003
+
+
+@each_sampled
+def test_rdp_of_poisson_sampling_is_above_the_directions(kind):
+    # Add-or-remove with Poisson draws has these two directions, and no dominating pair
+    # of both at once: RDP of the larger one is above their PLD, within 40 %.
+    pairs = (SampledBound((kind,), pair) for pair in ("remove", "add"))
+    direction = max(pair.epsilon(DELTA) for pair in pairs)
+    theirs = poisson_rdp_epsilon(kind.ratio, kind.rate, kind.rounds, DELTA)
+    assert direction <= theirs <= 1.4 * direction
+    rdp = pytest.importorskip("opacus.accountants.analysis.rdp")
+    orders = [1 + x / 10 for x in range(1, 640, 3)]
+    spent = rdp.compute_rdp(
+        q=kind.rate, noise_multiplier=kind.ratio, steps=kind.rounds, orders=orders
+    )
+    opacus, _ = rdp.get_privacy_spent(orders=orders, rdp=spent, delta=DELTA)
+    assert opacus == pytest.approx(theirs, rel=0.02)
+
+
+def test_two_rounds_are_the_integral_over_the_first_loss():
+    # H(P x P, Q x Q) = E_P[h_2(epsilon - loss_1)], for the remove direction.
+    kind = Sampled(10, 3, 1.5, 2)
+    mu, rate, epsilon = 1 / kind.ratio, kind.rate, 0.6
+
+    def sampled(x):
+        return (1 - rate) * norm.pdf(x) + rate * norm.pdf(x - mu)
+
+    def one_round(at):
+        inside = math.exp(at) - 1 + rate
+        if inside <= 0:
+            return 1 - math.exp(at)
+        edge = math.log(inside / rate) / mu + mu / 2
+        above = (1 - rate) * norm.sf(edge) + rate * norm.sf(edge - mu)
+        return above - math.exp(at) * norm.sf(edge)
+
+    def integrand(x):
+        density = sampled(x)
+        return density * one_round(epsilon - math.log(density / norm.pdf(x)))
+
+    found, _ = quad(integrand, -10, 11, epsabs=1e-12, limit=500)
+    ours = SampledBound((kind,), "remove").delta(epsilon)
+    assert ours == pytest.approx(found, rel=2e-4)
+    assert ours >= found * (1 - 1e-7)

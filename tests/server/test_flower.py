@@ -1,0 +1,316 @@
+"""Real runs on Flower and Ray, through the command line: bits, crashes, leftovers.
+
+A run costs 20 to 60 seconds, so that only one of them is among the ordinary tests.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from experiments.launch import flower_engine
+from fedgs import process
+from fedgs.config.run_config import RunConfig, UserError
+from fedgs.data.federated import load_data
+from fedgs.federation import local
+from fedgs.federation.preparation import resolve
+from fedgs.privacy.ledger import Ledger
+from fedgs.process import TOKEN_VARIABLE, end_processes, processes_of
+from fedgs.runs.run_folder import RunFolder
+from tiny import tiny_config, write_tiny_npz
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 240.0  # seconds, on a loaded machine
+FULL = {
+    "client_selection": "all",
+    "discriminator_training": "every_round",
+    "clients_per_node": 2,
+    "warm_start": "public",
+    "fakes_per_round": 8,
+    "gradient_basis": "dct",
+    "dct_size": 8,
+    "sample_every": 1000,
+}
+
+
+def flags(**settings: object) -> list[str]:
+    return [
+        part
+        for name, value in settings.items()
+        for part in (f"--{name.replace('_', '-')}", str(value))
+    ]
+
+
+def environment(**more: str) -> dict[str, str]:
+    python_path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return os.environ | {"PYTHONPATH": python_path.rstrip(os.pathsep)} | more
+
+
+@pytest.fixture
+def settings(tmp_path) -> dict[str, object]:
+    data = write_tiny_npz(tmp_path / "tiny.npz")
+    config = tiny_config(**FULL | {"data": data, "num_workers": 2, "engine": "flower"})
+    unset = RunConfig()
+    names = {name for name in config.to_flat() if name not in ("num_clients",)}
+    return {
+        name: getattr(config, name)
+        for name in sorted(names - {"num_classes", "clients_per_round"})
+        if getattr(config, name) != getattr(unset, name)
+    }
+
+
+class Fedgs:
+    """One command of fedgs in a process group of its own, and what it leaves."""
+
+    def __init__(self, *arguments: object) -> None:
+        command = [sys.executable, "-m", "fedgs", *map(str, arguments)]
+        self.process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def wait(self) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, out, err
+
+    def until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def fedgs() -> Iterator[Callable[..., Fedgs]]:
+    started: list[Fedgs] = []
+
+    def fedgs(*arguments: object) -> Fedgs:
+        started.append(Fedgs(*arguments))
+        return started[-1]
+
+    yield fedgs
+    for one in started:
+        if one.process.poll() is None:
+            os.killpg(one.process.pid, signal.SIGKILL)
+        one.process.communicate()
+
+
+def rounds_done(folder: Path) -> int:
+    path = folder / "metrics.jsonl"
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+def token_of(folder: Path) -> str:
+    return (folder / ".flower" / "token").read_text()
+
+
+def generator(folder: Path) -> bytes:
+    return (folder / "generator.safetensors").read_bytes()
+
+
+def local_twin(settings: dict[str, object], output: Path) -> bytes:
+    """The generator that the local engine trains with one worker."""
+    twin = {"engine": "local", "num_workers": 1, "output": str(output)}
+    twin["clients_per_round"] = None
+    config, data = resolve(RunConfig(**settings | twin))
+    folder = RunFolder.create(config)
+    local.train(folder, data, lambda metrics: None, threading.Event())
+    return generator(output)
+
+
+# ------------------------------------------------------------------ without Ray
+
+
+def test_second_launcher_is_refused_and_harms_nothing(tmp_path, monkeypatch):
+    """The first one may be starting up, when its simulation has no lock yet."""
+    folder = RunFolder.create(tiny_config(output=str(tmp_path / "run")))
+    flower = folder.path / ".flower"
+    flower.mkdir()
+    token = secrets.token_hex(16)
+    (flower / "token").write_text(token)
+    lock = process.hold_lock(flower / "launcher.lock", "", 0.0)
+    sleeper = subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"],
+        env=environment(**{TOKEN_VARIABLE: token}),
+        stdin=subprocess.PIPE,
+    )
+    monkeypatch.setattr(flower_engine, "LOCK_SECONDS", 0.2)
+    with sleeper:
+        with pytest.raises(UserError, match=r"another process trains .*; wait"):
+            flower_engine.train(folder, lambda metrics: None, threading.Event())
+        assert sleeper.poll() is None
+        assert processes_of(token) == [sleeper.pid]
+        end_processes(token)
+        assert processes_of(token) == []
+    os.close(lock)
+    assert sleeper.returncode == -signal.SIGTERM
+
+
+def test_stubborn_process_is_killed_after_the_patience():
+    token = secrets.token_hex(16)
+    code = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    code += "print(1, flush=True); sys.stdin.read()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    env = environment(**{TOKEN_VARIABLE: token})
+    with subprocess.Popen([sys.executable, "-c", code], env=env, **pipes) as stubborn:
+        assert stubborn.stdout.readline() == b"1\n"
+        # It stays a zombie of this process, whose environment is gone, when killed.
+        end_processes(token, patience=0.5)
+    assert stubborn.returncode == -signal.SIGKILL
+
+
+def test_process_ends_with_its_launcher(tmp_path):
+    token, path = secrets.token_hex(16), tmp_path / "launcher.lock"
+    lock = process.hold_lock(path, "", 0.0)
+    code = "from fedgs.process import watch_launcher; watch_launcher(); "
+    code += "import sys; print(1, flush=True); sys.stdin.read()"
+    env = environment(**{TOKEN_VARIABLE: token, process.LOCK_VARIABLE: str(path)})
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, env=env, cwd=ROOT, **pipes) as child:
+        assert child.stdout.readline() == b"1\n"
+        assert child.poll() is None
+        os.close(lock)  # as the end of the launcher does
+        assert child.wait(timeout=PATIENCE) == 1
+
+
+# ------------------------------------------------------------------ with Ray
+
+
+@pytest.mark.flower
+def test_flower_with_two_workers_gives_the_local_engines_bytes(
+    tmp_path, settings, fedgs
+):
+    output = tmp_path / "run"
+    command = fedgs("train", *flags(output=output, **settings))
+    command.until(lambda: (output / ".flower" / "token").exists())
+    token = token_of(output)
+    code, out, err = command.wait()
+    assert (code, err) == (0, ""), (output / "flower.log").read_text()
+    assert generator(output) == local_twin(settings, tmp_path / "local")
+    assert "6 clients on 3 nodes, 6 per round, 3 rounds" in out
+    assert "round 3 of 3" in out
+    for adversary in ("release", "server", "secagg"):
+        assert adversary in out
+    assert Ledger.read(output / "ledger.jsonl").length == 3
+    made = sorted(path.name for path in (output / "private").iterdir())
+    assert made == ["node-00000", "node-00001", "node-00002"]
+    assert processes_of(token) == []
+    assert not (Path(tempfile.gettempdir()) / f"fedgs-{token[:8]}").exists()
+
+
+@pytest.mark.flower
+@pytest.mark.slow
+def test_killed_run_resumes_to_the_same_bytes_and_leaves_no_process(
+    tmp_path, settings, fedgs
+):
+    output = tmp_path / "run"
+    settings |= {"num_rounds": 120, "checkpoint_every": 7}
+    command = fedgs("train", *flags(output=output, **settings))
+    command.until(lambda: rounds_done(output) >= 20)
+    os.killpg(command.process.pid, signal.SIGKILL)
+    assert command.wait()[0] == -signal.SIGKILL
+    token = token_of(output)
+    sent = Ledger.read(output / "ledger.jsonl").length
+    assert 20 <= sent < 120
+    code, _, err = fedgs("resume", output).wait()
+    assert (code, err) == (0, ""), (output / "flower.log").read_text()
+    assert generator(output) == local_twin(settings, tmp_path / "local")
+    assert Ledger.read(output / "ledger.jsonl").length >= 120
+    assert processes_of(token) == []
+    assert not (Path(tempfile.gettempdir()) / f"fedgs-{token[:8]}").exists()
+
+
+@pytest.mark.flower
+@pytest.mark.slow
+def test_terminated_run_exits_with_1_and_a_checkpoint_and_resumes(
+    tmp_path, settings, fedgs
+):
+    output = tmp_path / "run"
+    settings |= {"num_rounds": 120, "checkpoint_every": 1000}
+    command = fedgs("train", *flags(output=output, **settings))
+    command.until(lambda: rounds_done(output) >= 5)
+    token = token_of(output)
+    command.process.send_signal(signal.SIGTERM)
+    code, _, err = command.wait()
+    assert code == 1
+    assert err.startswith("stopped after round ")
+    assert f"continue with: fedgs resume {output}" in err
+    assert processes_of(token) == []
+    commit = json.loads((output / "checkpoint" / "checkpoint.json").read_text())
+    assert 5 <= commit["round"] == rounds_done(output) < 120
+    assert fedgs("resume", output).wait()[0] == 0
+    assert generator(output) == local_twin(settings, tmp_path / "local")
+    assert Ledger.read(output / "ledger.jsonl").length == 120  # nothing repeated
+
+
+@pytest.fixture
+def private_flower(tmp_path) -> Iterator[dict[str, str]]:
+    """An environment in which a plain `flwr` touches nothing of the user's."""
+    token = secrets.token_hex(16)
+    short = tempfile.mkdtemp(prefix="fedgs-")  # Ray makes sockets in it
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    bin_folder = str(Path(sys.executable).parent)
+    try:
+        yield environment(
+            HOME=str(tmp_path),
+            FLWR_HOME=str(tmp_path / "flwr"),
+            PATH=f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
+            RAY_TMPDIR=short,
+            FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=str(port),
+            FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1",
+            **{TOKEN_VARIABLE: token},
+        )
+    finally:
+        end_processes(token)
+        shutil.rmtree(short, ignore_errors=True)
+
+
+@pytest.mark.flower
+@pytest.mark.slow
+def test_plain_flwr_run_trains_with_the_settings_of_pyproject(tmp_path, private_flower):
+    overrides = {"num_rounds": 2, "num_clients": 6, "clients_per_node": 3}
+    overrides |= {"warm_start_rounds": 1, "generator_dim": 4, "image_size": 16}
+    overrides |= {"dct_size": 8, "batch_size": 4, "fakes_per_round": 8, "noise_seed": 1}
+    pairs = [f"{name}={value}" for name, value in overrides.items()]
+    command = ["flwr", "run", ".", "--stream", "--run-config"]
+    command.append(" ".join([*pairs, "output='plain'"]))
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=private_flower,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    folder = tmp_path / "fedgs-runs" / "plain"
+    assert folder.exists(), done.stdout + done.stderr
+    result = json.loads((folder / ".flower" / "result.json").read_text())
+    assert result == {"status": "completed", "message": ""}
+    config = RunFolder.open(folder).config
+    assert (config.data, config.num_nodes, config.engine) == ("digits", 2, "flower")
+    assert Ledger.read(folder / "ledger.jsonl").length == 2
+    twin = {"engine": "local", "num_workers": 1, "output": str(tmp_path / "local")}
+    alone = RunFolder.create(RunConfig.from_flat(twin, config))
+    local.train(alone, load_data(alone.config), lambda metrics: None, threading.Event())
+    assert generator(folder) == generator(alone.path)

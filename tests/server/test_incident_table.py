@@ -1,0 +1,29 @@
+"""docs/operations.md: the table shows the stored rows, alerts are on real metrics."""
+
+import re
+
+from experiments.commands.deploy_status import _HELP
+from incident_cases import INCIDENTS
+from incidents import BEGIN, END, PAGE, read_rows, table
+
+TEXT = PAGE.read_text()
+
+
+def test_incidents_have_names_of_their_own():
+    names = [incident.name for incident in INCIDENTS]
+    assert len(names) == len(set(names)) >= 30
+
+
+def test_table_shows_the_stored_rows():
+    rows = read_rows()
+    known = [incident.name for incident in INCIDENTS]
+    assert list(rows) == [name for name in known if name in rows]
+    shown = TEXT.partition(BEGIN)[2].partition(END)[0]
+    assert shown == table(list(rows.values()))
+
+
+def test_alerts_are_on_metrics_that_exist():
+    rules = re.findall(r"expr: (.*)", TEXT)
+    assert len(rules) >= 3
+    named = set(re.findall(r"fedgs_\w+", " ".join(rules)))
+    assert named <= set(_HELP), named - set(_HELP)

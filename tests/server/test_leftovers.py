@@ -1,0 +1,172 @@
+"""What a killed save leaves behind is removed when the folder's owner starts again."""
+
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_run_folder import TENSORS, event
+
+from clients import site as deployment
+from clients.site import Site
+from fedgs.config.run_config import UserError
+from fedgs.files import remove_temporaries
+from fedgs.privacy.client_count import ReleaseCount
+from fedgs.privacy.client_limits import Limits
+from fedgs.process import TOKEN_VARIABLE, processes_of
+from fedgs.runs.run_folder import RunFolder, node_folder, state_path, write_tensors
+from tiny import tiny_config
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from fedgs.durable import replacing
+with replacing(Path(sys.argv[1])) as file:
+    file.write(b"half")
+    file.flush()
+    os.kill(os.getpid(), 9)
+"""
+
+
+def killed_save(path: Path) -> Path:
+    """What a save of that file by a killed process leaves behind."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    left = path.with_name(f".{path.name}.12345")
+    left.write_bytes(b"half")
+    return left
+
+
+def test_a_save_that_is_killed_leaves_what_is_removed(tmp_path):
+    (tmp_path / "a.json").write_bytes(b"old")
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "a.json")])
+    assert done.returncode == -9
+    assert len(os.listdir(tmp_path)) == 2
+    (tmp_path / ".lock").touch()
+    (tmp_path / ".b.json.99").touch()
+    remove_temporaries(tmp_path, "a.json")
+    assert sorted(os.listdir(tmp_path)) == [".b.json.99", ".lock", "a.json"]
+    remove_temporaries(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == [".lock", "a.json"]
+    assert (tmp_path / "a.json").read_bytes() == b"old"
+
+
+def test_a_save_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    """A full disk, also where an old file was to be overwritten."""
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "spare").write_bytes(b"old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_tensors(
+            tmp_path / "new", TENSORS, recycle=tmp_path / "spare", is_durable=True
+        )
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_run_that_goes_on_removes_what_its_killed_process_wrote(tmp_path):
+    folder = RunFolder.create(tiny_config(output=str(tmp_path / "run")))
+    states = node_folder(folder.private, 3)
+    write_tensors(state_path(states, 0), TENSORS)
+    left = [
+        killed_save(folder.path / "checkpoint" / "round-0000001.safetensors"),
+        killed_save(folder.path / "checkpoint" / "checkpoint.json"),
+        killed_save(folder.path / "generator.safetensors"),
+        killed_save(folder.path / "metrics.jsonl"),
+        killed_save(folder.path / "samples" / "round-0000001.png"),
+        killed_save(folder.path / ".flower" / "nodes.json"),
+        killed_save(state_path(states, 1)),
+    ]
+    others = killed_save(folder.path / "my-picture.png")  # of `fedgs sample`, at work
+    with folder.locked():
+        folder.load_checkpoint()
+    assert [path for path in left if path.exists()] == []
+    assert others.exists()
+    assert state_path(states, 0).exists()
+
+
+def test_a_new_run_removes_its_killed_creation_but_not_one_at_work(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    left = tmp_path / f".run.{dead.pid}"
+    at_work = tmp_path / f".run.{os.getppid()}"
+    for path in (left, at_work):
+        (path / "private").mkdir(parents=True)
+    RunFolder.create(tiny_config(output=str(tmp_path / "run")))
+    assert not left.exists()
+    assert at_work.exists()
+
+
+def test_a_client_that_starts_again_removes_what_its_killed_process_wrote(tmp_path):
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    run = state / ("0" * 16)
+    left = [
+        killed_save(run / "run.json"),
+        killed_save(state_path(node_folder(run, 0), 7)),
+        killed_save(state / "releases" / "clients.json"),
+    ]
+    own = state_path(node_folder(run, 0), 6)
+    write_tensors(own, TENSORS)
+    Site("ann", state, {}).open()
+    assert [path for path in left if path.exists()] == []
+    assert own.exists()
+
+
+def test_nothing_is_removed_while_another_process_holds_the_client(
+    tmp_path, monkeypatch
+):
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    left = killed_save(state / ("0" * 16) / "run.json")
+    monkeypatch.setattr(deployment, "LOCK_SECONDS", 0.0)
+    with open(state / ".client.lock", "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another client process"):
+            Site("ann", state, {}).open()
+    assert left.exists()
+
+
+def test_a_count_removes_what_a_killed_charge_wrote(tmp_path):
+    left = killed_save(tmp_path / "clients.json")
+    state = killed_save(tmp_path / "round-0000001.safetensors")  # another owner's
+    ReleaseCount(tmp_path, ["a", "b", "c", "d", "e", "f"]).charge(event(1), Limits())
+    assert not left.exists()
+    assert state.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_submit_leaves_nothing_however_it_ends(tmp_path, number):
+    """The server takes the connection and never answers."""
+    places = {name: tmp_path / name for name in ("HOME", "TMPDIR", "work")}
+    for place in places.values():
+        place.mkdir()
+    environment = {**os.environ, **{n: str(p) for n, p in places.items()}}
+    environment |= {"PYTHONDONTWRITEBYTECODE": "1", TOKEN_VARIABLE: str(tmp_path)}
+    for name in [name for name in environment if name.startswith("XDG_")]:
+        del environment[name]
+    environment.pop("FLWR_HOME", None)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(120)
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        given = ["deploy", "submit", "--server", address, "--insecure"]
+        command = [sys.executable, "-m", "fedgs", *given, "--resume", "digits-1"]
+        with subprocess.Popen(
+            command, env=environment, cwd=places["work"], stderr=subprocess.DEVNULL
+        ) as submitting:
+            try:
+                connection, _ = server.accept()
+                with connection:
+                    submitting.send_signal(number)
+                    assert submitting.wait(60) != 0
+            finally:
+                submitting.kill()
+    assert processes_of(str(tmp_path)) == []
+    left = [path for place in places.values() for path in place.rglob("*")]
+    assert left == []

@@ -1,0 +1,422 @@
+"""The processes of a deployed server: supervised, locked, ended together.
+
+The supervisor is tested with small stand-ins for Flower's processes; the tests marked
+`multihost` start Flower's own on the loopback.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from test_multihost import SETTINGS, rounds_of, write_digits
+
+from experiments.commands.deploy_status import overview_of
+from experiments.launch import supervisor as deploy_supervisor
+from experiments.launch.certs import make_certificates
+from experiments.launch.supervisor import ServerEnded, Supervisor
+from fedgs import process
+from fedgs.config.run_config import UserError
+from fedgs.process import SERVER_VARIABLE, processes_of, start_of
+from fedgs.runs.run_folder import read_json
+from hosts import Machines, words
+
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
+SERVES = """
+import sys, time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Answer(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# ------------------------------------------------------------------ stand-ins
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch) -> Iterator[object]:
+    """Makes supervisors of stand-ins; this process's environment is put back."""
+    environment = dict(os.environ)
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
+    mask = os.umask(0)
+    monkeypatch.setattr(deploy_supervisor, "LOOK_SECONDS", 0.02)
+
+    def supervisor(superlink=SLEEPER, superexec=SLEEPER, port=1) -> Supervisor:
+        url = f"http://127.0.0.1:{port}/health"
+        return Supervisor(tmp_path, superlink, superexec, {}, url)
+
+    yield supervisor
+    process.end_processes(str(tmp_path), 0.0, SERVER_VARIABLE)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.umask(mask)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def told(state: Path) -> dict:
+    return read_json(state / "processes.json")
+
+
+def ending(code: str) -> list[str]:
+    return [sys.executable, "-S", "-c", code]
+
+
+def test_server_ends_with_a_reason_when_its_superlink_does(make, tmp_path, capfd):
+    supervisor = make(superlink=ending("raise SystemExit(7)"))
+    with pytest.raises(ServerEnded, match=r"superlink \(pid \d+\) .* exit code 7"):
+        supervisor.run()
+    assert processes_of(str(tmp_path), SERVER_VARIABLE) == []
+    assert told(tmp_path)["state"] == "ended"
+    assert "exit code 7" in told(tmp_path)["reason"]
+
+
+def test_dead_superexec_is_started_again_until_it_ends_too_often(make, tmp_path, capfd):
+    supervisor = make(superexec=ending("import os; os.kill(os.getpid(), 9)"))
+    with pytest.raises(ServerEnded, match=r"superexec .* by SIGKILL, 6 times in 600 s"):
+        supervisor.run()
+    again = capfd.readouterr().err.count("was ended by SIGKILL; starting it again")
+    assert again == deploy_supervisor.MOST_RESTARTS
+    assert processes_of(str(tmp_path), SERVER_VARIABLE) == []
+
+
+def test_restarts_of_the_superexec_are_all_counted(make, tmp_path, monkeypatch, capfd):
+    """Also those that are too long ago to end the server: a counter never falls."""
+    monkeypatch.setattr(deploy_supervisor, "RESTART_SECONDS", 0.0)
+    monkeypatch.setattr(deploy_supervisor, "MOST_RESTARTS", 1)
+    supervisor = make(superexec=ending("import os; os.kill(os.getpid(), 9)"))
+
+    counts: list[int] = []
+    tell = supervisor._tell
+
+    def telling(state: str, reason: str = "") -> None:
+        tell(state, reason)
+        counts.append(told(tmp_path)["superexec_restarts"])
+        if len(counts) > 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(supervisor, "_tell", telling)
+    supervisor.run()
+    assert counts == sorted(counts)
+    assert counts[-1] >= 3
+
+
+def test_end_by_an_error_of_the_server_itself_has_a_reason(make, tmp_path, capfd):
+    supervisor = make(superexec=[str(tmp_path / "missing")])
+    with pytest.raises(FileNotFoundError):
+        supervisor.run()
+    assert told(tmp_path)["state"] == "ended"
+    assert "No such file" in told(tmp_path)["reason"]
+
+
+def test_port_that_speaks_no_http_does_not_answer():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def speak() -> None:
+            with other.accept()[0] as caller:
+                caller.recv(1000)
+                caller.sendall(b"220 mail.example.org\r\n")
+
+        threading.Thread(target=speak, daemon=True).start()
+        port = other.getsockname()[1]
+        assert not deploy_supervisor._answers(f"http://127.0.0.1:{port}/health")
+
+
+def test_signal_ends_all_processes_and_what_they_started(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(deploy_supervisor, "STOP_SECONDS", 0.2)
+    (tmp_path / "child.py").write_text(
+        "import signal, subprocess, sys, time\n"
+        "deaf = 'import signal, time; signal.signal(15, signal.SIG_IGN); '\n"
+        "child = [sys.executable, '-S', '-c', deaf + 'time.sleep(600)']\n"
+        "subprocess.Popen(child, start_new_session=True)\n"
+        "time.sleep(600)\n"
+    )
+    supervisor = make(superexec=[sys.executable, "-S", str(tmp_path / "child.py")])
+    count = 3  # superlink, superexec and its child
+
+    def ask() -> None:
+        while len(processes_of(str(tmp_path), SERVER_VARIABLE)) < count:
+            time.sleep(0.02)
+        time.sleep(0.3)  # until it ignores SIGTERM
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=ask, daemon=True).start()
+    supervisor.run()
+    assert processes_of(str(tmp_path), SERVER_VARIABLE) == []
+    assert told(tmp_path)["state"] == "ended"
+    assert told(tmp_path)["reason"] == ""
+
+
+def test_second_server_on_a_state_directory_is_refused(make, tmp_path):
+    lock = process.hold_lock(tmp_path / "server.lock", "", 0.0)
+    deploy_supervisor_patience, deploy_supervisor.LOCK_SECONDS = 5.0, 0.0
+    try:
+        with pytest.raises(UserError, match=r"another server uses it; .* --state-dir"):
+            make().run()
+        assert not (tmp_path / "processes.json").exists()
+    finally:
+        deploy_supervisor.LOCK_SECONDS = deploy_supervisor_patience
+        os.close(lock)
+
+
+def test_process_left_by_a_killed_server_is_ended_before_the_next_one_starts(
+    make, tmp_path, monkeypatch
+):
+    environment = {**os.environ, SERVER_VARIABLE: str(tmp_path)}
+    left = subprocess.Popen(SLEEPER, env=environment)
+    while left.pid not in processes_of(str(tmp_path), SERVER_VARIABLE):
+        time.sleep(0.01)  # until it has its own environment
+    found: list[int | None] = []
+
+    def start(self: Supervisor, role: str) -> None:
+        found.append(start_of(left.pid))
+        raise ServerEnded("enough")
+
+    monkeypatch.setattr(Supervisor, "_start", start)
+    with pytest.raises(ServerEnded):
+        make().run()
+    assert found == [None]
+    assert left.wait(10) == -signal.SIGKILL
+
+
+def test_superlink_that_answers_no_more_ends_the_server(make, monkeypatch, tmp_path):
+    monkeypatch.setattr(deploy_supervisor, "HEALTH_SECONDS", 0.0)
+    monkeypatch.setattr(deploy_supervisor, "START_SECONDS", 0.0)
+    answers = iter([False, True] + [False] * deploy_supervisor.MOST_FAILURES)
+    monkeypatch.setattr(deploy_supervisor, "_answers", lambda url: next(answers))
+    sent: list[str] = []
+    monkeypatch.setattr(deploy_supervisor, "notify", sent.append)
+    with pytest.raises(ServerEnded, match="did not answer 24 times"):
+        make().run()
+    assert sent == ["READY=1\nWATCHDOG=1", "STOPPING=1"]
+    assert processes_of(str(tmp_path), SERVER_VARIABLE) == []
+
+
+def test_health_check_asks_the_server_itself(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/health" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert deploy_supervisor._answers(f"{url}/health")
+        assert not deploy_supervisor._answers(f"{url}/other")
+        server.shutdown()
+    assert not deploy_supervisor._answers(f"{url}/health")
+
+
+# ------------------------------------------------------------------ helpers
+
+
+def test_start_of_a_process_tells_it_from_another_one():
+    child = subprocess.Popen(SLEEPER)
+    try:
+        assert start_of(child.pid) == start_of(child.pid) is not None
+        assert start_of(child.pid) >= start_of(os.getpid())
+    finally:
+        child.kill()
+    while start_of(child.pid) is not None:  # a zombie has ended
+        time.sleep(0.01)
+    child.wait()
+    assert start_of(child.pid) is None
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_systemd_is_told_over_its_socket(tmp_path, monkeypatch, abstract):
+    path = "\0fedgs-test-notify" if abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(path)
+        systemd.settimeout(5)
+        monkeypatch.setenv("NOTIFY_SOCKET", path.replace("\0", "@"))
+        process.notify("READY=1")
+        assert systemd.recv(100) == b"READY=1"
+    process.notify("READY=1")  # systemd is gone: no error
+    monkeypatch.delenv("NOTIFY_SOCKET")
+    process.notify("READY=1")
+
+
+# ------------------------------------------------------------------ Flower's own
+
+
+@pytest.fixture
+def deployment(tmp_path) -> Iterator["Deployment"]:
+    pytest.importorskip("sklearn", reason="needs the digits of scikit-learn")
+    write_digits(tmp_path)
+    (tmp_path / "limits.toml").write_text("allow_seeded_noise = true\n")
+    make_certificates(tmp_path / "certs", ["localhost"], ["a", "b"])
+    found = Deployment(tmp_path)
+    yield found
+    found.machines.close()
+
+
+class Deployment:
+    """A server and its two clients on this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.machines, self.port = Machines(folder), free_port()
+        self.state = folder / "fedgs-server"
+        self.run = self.state / "runs" / "digits"
+        self.ca = ["--server", f"127.0.0.1:{self.port}", "--ca", "certs/ca.crt"]
+
+    def serve(self, *more: object) -> "subprocess.Popen[bytes]":
+        where = ["--host", "127.0.0.1", "--port", self.port, "--certs", "certs"]
+        server = self.machines.start("server", "deploy", "server", *where, *more)
+        serving = "Uvicorn running on"
+        self.machines.until(lambda: serving in self.machines.log_of(server), server)
+        return server
+
+    def join(self, *names: str) -> None:
+        for name in names:
+            key = ["--key", f"certs/clients/{name}.key", "--limits", "limits.toml"]
+            data = ["--data", f"npz:{name}.npz"]
+            words = ["deploy", "client", name, *self.ca, *key, *data]
+            self.machines.start(name, *words)
+
+    def submit(self, *arguments: object) -> "subprocess.Popen[bytes]":
+        words = ["deploy", "submit", *self.ca, *arguments]
+        return self.machines.start("user", *words)
+
+    def start_run(self, **settings: object) -> "subprocess.Popen[bytes]":
+        keys = [f"--client={n}=certs/clients/{n}.pub" for n in ("a", "b")]
+        return self.submit(*keys, *words(SETTINGS | settings))
+
+    def processes(self) -> dict[str, int]:
+        """Role -> pid of those that live, as anybody can read it."""
+        if not (self.state / "processes.json").exists():
+            return {}
+        return {
+            found["role"]: found["pid"]
+            for found in told(self.state)["processes"]
+            if start_of(found["pid"]) == found["start"]
+        }
+
+    def wait_for(self, *roles: str) -> dict[str, int]:
+        self.machines.until(lambda: set(roles) <= set(self.processes()))
+        return self.processes()
+
+    def left(self) -> list[int]:
+        return processes_of(str(self.state), SERVER_VARIABLE)
+
+
+flowers_own = pytest.mark.slow
+
+
+class TestFlower:
+    pytestmark = flowers_own
+
+    def test_run_starts_after_the_superexec_was_killed(self, deployment):
+        machines = deployment.machines
+        server = deployment.serve()
+        first = deployment.wait_for("superlink", "superexec")["superexec"]
+        os.kill(first, signal.SIGKILL)
+        machines.until(
+            lambda: deployment.processes().get("superexec", first) != first, server
+        )
+        deployment.join("a", "b")
+        submitted = deployment.start_run(num_rounds=2)
+        assert submitted.wait(600) == 0, machines.logs()
+        assert "by SIGKILL; starting it again" in machines.log_of(server)
+
+    def test_run_whose_superexec_is_killed_stops_with_a_checkpoint(self, deployment):
+        machines = deployment.machines
+        server = deployment.serve()
+        deployment.join("a", "b")
+        submitted = deployment.start_run(num_rounds=500, checkpoint_every=500)
+        machines.until(lambda: rounds_of(deployment.run) >= 2, server, submitted)
+        pids = deployment.wait_for("superexec", "serverapp")
+        os.kill(pids["superexec"], signal.SIGKILL)
+        assert submitted.wait(120) == 1, machines.logs()
+        machines.until(lambda: start_of(pids["serverapp"]) is None, server)
+        result = read_json(deployment.run / ".flower" / "result.json")
+        assert result["status"] == "stopped", result
+        done = rounds_of(deployment.run)
+        again = deployment.submit("--resume", "digits")
+        machines.until(lambda: rounds_of(deployment.run) > done, server, again)
+
+    def test_second_server_is_refused_with_exit_code_2(self, deployment):
+        machines = deployment.machines
+        server = deployment.serve()
+        where = ["--port", free_port(), "--certs", "certs"]
+        second = machines.start("server", "deploy", "server", *where)
+        assert second.wait(120) == 2, machines.logs()
+        assert "another server uses it" in machines.log_of(second)
+        assert server.poll() is None
+
+    def test_sigterm_commits_the_run_and_ends_within_30_s(self, deployment):
+        machines = deployment.machines
+        server = deployment.serve()
+        deployment.join("a", "b")
+        submitted = deployment.start_run(num_rounds=500, checkpoint_every=500)
+        machines.until(lambda: rounds_of(deployment.run) >= 2, server, submitted)
+        started = time.monotonic()
+        server.terminate()
+        assert server.wait(60) == 0, machines.logs()
+        assert time.monotonic() - started < 30
+        assert deployment.left() == []
+        result = read_json(deployment.run / ".flower" / "result.json")
+        assert result["status"] == "stopped", result
+        assert told(deployment.state)["state"] == "ended"
+        done = rounds_of(deployment.run)
+        server = deployment.serve()
+        again = deployment.submit("--resume", "digits")
+        machines.until(lambda: rounds_of(deployment.run) > done, server, again)
+
+    @pytest.mark.parametrize("victim", ["server", "superlink", "serverapp"])
+    def test_nothing_is_left_of_a_process_that_was_killed(self, deployment, victim):
+        machines = deployment.machines
+
+        def states() -> list[str]:
+            return [run.state for run in overview_of(deployment.state).runs]
+
+        server = deployment.serve()
+        deployment.join("a", "b")
+        submitted = deployment.start_run(num_rounds=500)
+        machines.until(lambda: rounds_of(deployment.run) >= 1, server, submitted)
+        pids = deployment.wait_for("superlink", "superexec", "serverapp")
+        before = overview_of(deployment.state)
+        assert before.server is not None
+        assert before.server.state == "running"
+        assert [run.state for run in before.runs] == ["running"]
+        assert {node.online for node in before.runs[0].nodes} == {True}
+        os.kill(pids[victim], signal.SIGKILL)
+        machines.until(lambda: states() == ["interrupted"])
+        if victim == "serverapp":  # the server goes on, and so can the run
+            assert overview_of(deployment.state).server.state == "running"
+            assert submitted.wait(600) == 1, machines.logs()
+            done = rounds_of(deployment.run)
+            again = deployment.submit("--resume", "digits")
+            machines.until(lambda: rounds_of(deployment.run) > done, server, again)
+            return
+        code = server.wait(60)
+        machines.until(lambda: deployment.left() == [])
+        overview = overview_of(deployment.state)
+        assert overview.server.state == ("dead" if victim == "server" else "ended")
+        assert {node.online for node in overview.runs[0].nodes} == {None}
+        if victim == "superlink":
+            assert code == 1, machines.logs()
+            reason = "was ended by SIGKILL; the server has ended"
+            assert reason in machines.log_of(server)
+            assert "by SIGKILL" in told(deployment.state)["reason"]
+        deployment.serve()  # the port is free, the lock as well

@@ -1,0 +1,571 @@
+"""Flower's two sides without Ray: bits, failures, and what a reply may hold.
+
+A grid of this process calls the ClientApp directly; every message goes through Flower's
+own serialisation, as it would on a network.
+"""
+
+import json
+import threading
+import tomllib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Error as FlowerError
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.serverapp import Grid
+from safetensors.torch import load, save
+
+from clients import workers as state
+from clients.client_app import app as client_app
+from deployed_grid import (  # noqa: F401
+    fixture_clock,
+    fixture_log,
+    fixture_server_process,
+)
+from fedgs.config.run_config import UserError
+from fedgs.data.federated import load_data
+from fedgs.federation import local, node
+from fedgs.federation.node import Node
+from fedgs.federation.training import RunStopped
+from fedgs.privacy.client_count import ReleaseCount, release_event
+from fedgs.privacy.client_limits import Limits
+from fedgs.privacy.gaussian import epsilon_from_mu
+from fedgs.privacy.ledger import Ledger
+from fedgs.runs.run_folder import RunFolder, node_folder, read_tensors, state_rounds
+from server import strategy
+from server.strategy import GsWgan
+from tiny import FULL_PARTICIPATION, tiny_config, write_tiny_npz
+
+MODES = {
+    "selected": {"clients_per_round": 2},
+    "full participation": FULL_PARTICIPATION,
+    "silos that differ": {**FULL_PARTICIPATION, "node_sizes": "1,4,1"},
+    "trains without answering": {
+        "clients_per_round": 1,
+        "discriminator_training": "every_round",
+        "clients_per_node": 3,
+    },
+}
+Spoil = Callable[[int, Message, Message], Message | None]
+
+
+class FakeGrid(Grid):
+    """All nodes in this process.
+
+    Args:
+        num_nodes: how many supernodes there are.
+        spoil: what the network makes of a reply: (node, request, reply) -> reply, or
+            None for no reply at all.
+        num_workers: workers that nodes hop between from message to message.
+
+    Attributes:
+        replies: every reply, as the nodes sent it, with the type of its request.
+        contexts: one per node, as Flower keeps them.
+    """
+
+    def __init__(
+        self, num_nodes: int, spoil: Spoil | None = None, num_workers: int = 1
+    ) -> None:
+        # Flower's ids are random, and not in the order of the nodes.
+        self.indices = {(7919 * (i + 1)) % 1009: i for i in range(num_nodes)}
+        self.contexts = {
+            address: Context(
+                run_id=1,
+                node_id=address,
+                node_config={"partition-id": index, "num-partitions": num_nodes},
+                state=RecordDict(),
+                run_config={},
+            )
+            for address, index in self.indices.items()
+        }
+        self.spoil = spoil or (lambda node, request, reply: reply)
+        self.workers: list[dict] = [{} for _ in range(num_workers)]
+        self.calls = 0
+        self.replies: list[tuple[str, int, Message]] = []
+        self.waiting: dict[str, Message] = {}
+
+    @property
+    def run(self):
+        raise NotImplementedError
+
+    def set_run(self, run) -> None:
+        raise NotImplementedError
+
+    def create_message(self, *args: object, **kwargs: object) -> Message:
+        raise NotImplementedError
+
+    def send_and_receive(self, messages, *, timeout=None) -> Iterable[Message]:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return sorted(self.indices)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return [self._deliver(message) for message in messages]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        ready = [name for name in message_ids if name in self.waiting]
+        return [self.waiting.pop(name) for name in ready]
+
+    def _deliver(self, message: Message) -> str:
+        self.calls += 1
+        name = f"message-{self.calls}"
+        message.metadata.__dict__["_message_id"] = name
+        address = message.metadata.dst_node_id
+        request = message_from_proto(message_to_proto(message))
+        state._workers.clear()
+        worker = self.workers[self.calls % len(self.workers)]
+        state._workers.update(worker)
+        reply = client_app(message=request, context=self.contexts[address])
+        worker.update(state._workers)
+        node = self.indices[address]
+        self.replies.append((request.metadata.message_type, node, reply))
+        spoilt = self.spoil(node, request, reply)
+        if spoilt is not None:
+            self.waiting[name] = message_from_proto(message_to_proto(spoilt))
+        return name
+
+
+@pytest.fixture
+def create(tmp_path) -> Callable[..., RunFolder]:
+    data = write_tiny_npz(tmp_path / "tiny.npz")
+
+    def create(name: str, **settings: object) -> RunFolder:
+        defaults = {"num_rounds": 3, "sample_every": 9, "checkpoint_every": 2}
+        defaults |= {"round_timeout": 1.0, "engine": "flower", "data": data}
+        defaults |= {"warm_start_rounds": 1, "discriminator_steps": 1}
+        output = str(tmp_path / name)
+        return RunFolder.create(tiny_config(output=output, **defaults | settings))
+
+    return create
+
+
+def start(folder: RunFolder, grid: FakeGrid, report=None) -> None:
+    report = report or (lambda metrics: None)
+    GsWgan(folder, report, threading.Event()).start(grid)
+
+
+def start_locally(folder: RunFolder) -> None:
+    data = load_data(folder.config)
+    local.train(folder, data, lambda metrics: None, threading.Event())
+
+
+def product(folder: RunFolder) -> list[bytes]:
+    names = ("generator", "generator_ema")
+    return [(folder.path / f"{name}.safetensors").read_bytes() for name in names]
+
+
+def node_state(folder: RunFolder, node: int) -> dict[str, list]:
+    path = node_folder(folder.private, node)
+    last = path / f"round-{state_rounds(path)[-1]:07d}.safetensors"
+    return {name: value.tolist() for name, value in read_tensors(last)[0].items()}
+
+
+def attempts(folder: RunFolder) -> list[tuple[int, int]]:
+    events = Ledger.read(folder.path / "ledger.jsonl").events
+    return [(event.round, event.attempt) for event in events]
+
+
+def round_of(request: Message) -> int | None:
+    record = request.content.config_records["fedgs"]
+    return int(record["round"]) if "round" in record else None
+
+
+# ------------------------------------------------------------------ bit for bit
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_flower_trains_bit_for_bit_as_the_local_engine(create, mode):
+    flower, alone = (create(name, **MODES[mode]) for name in ("flower", "local"))
+    start(flower, FakeGrid(flower.config.num_nodes))
+    start_locally(alone)
+    assert product(flower) == product(alone)
+    events = [(folder.path / "ledger.jsonl").read_bytes() for folder in (flower, alone)]
+    assert events[0] == events[1]
+    made = sorted(path.name for path in alone.private.iterdir())
+    assert sorted(path.name for path in flower.private.iterdir()) == made
+    for name in made:
+        node = int(name[-5:])
+        assert node_state(flower, node) == node_state(alone, node)
+
+
+@pytest.mark.parametrize("mode", ["selected", "full participation"])
+def test_nodes_may_hop_between_workers(create, mode):
+    """Three workers that keep few nodes: most messages find an old state, or none."""
+    flower, alone = (create(name, **MODES[mode]) for name in ("flower", "local"))
+    start(flower, FakeGrid(flower.config.num_nodes, num_workers=3))
+    start_locally(alone)
+    assert product(flower) == product(alone)
+
+
+def test_worker_keeps_its_share_of_the_nodes_only(create):
+    folder = create("run", client_selection="all", num_workers=3)
+    grid = FakeGrid(6)
+    start(folder, grid)
+    (worker,) = grid.workers[0].values()
+    assert len(worker.nodes) == 3  # 6 nodes by 3 workers, and one
+
+
+@pytest.mark.parametrize(
+    ("mode", "round"), [("selected", 3), ("full participation", 1)]
+)
+def test_resumed_simulation_equals_the_uninterrupted_one(create, mode, round):
+    whole, folder = (create(name, **MODES[mode]) for name in ("whole", "run"))
+    start(whole, FakeGrid(whole.config.num_nodes))
+
+    def crash(metrics: dict) -> None:
+        if metrics["round"] == round:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        start(folder, FakeGrid(folder.config.num_nodes), crash)
+    start(RunFolder.open(folder.path), FakeGrid(folder.config.num_nodes))
+    assert product(folder) == product(whole)
+    assert len(attempts(folder)) > 3
+
+
+# ------------------------------------------------------------------ what leaves a node
+
+
+ANSWER = {"is_empty", "round", "node_id", "noise_std", "clip_bound", "tensors"}
+ANSWER |= {"request"}  # its hash
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_only_sanitized_gradients_and_public_identifiers_leave_a_node(create, mode):
+    folder = create("run", **MODES[mode])
+    grid = FakeGrid(folder.config.num_nodes)
+    start(folder, grid)
+    sizes = set()
+    for kind, index, reply in grid.replies:
+        assert not reply.has_error()
+        assert list(reply.content) == ["fedgs"]
+        record = reply.content["fedgs"]
+        assert isinstance(record, ConfigRecord)
+        if kind == "query":
+            assert dict(record) == {"node_id": index}
+        elif record["is_empty"]:
+            assert dict(record) == {"is_empty": 1}
+        else:
+            assert set(record) == ANSWER
+            assert (record["node_id"], record["round"] in (1, 2, 3)) == (index, True)
+            assert (record["noise_std"], record["clip_bound"]) == (1.0, 1.0)
+            tensors = load(record["tensors"])
+            assert set(tensors) == {"gradients"}
+            assert tuple(tensors["gradients"].shape) == folder.config.release_shape
+            sizes.add(len(record["tensors"]))
+    assert len(sizes) == 1  # a client of one image and one of twelve look the same
+    # Nor does anything travel in what Flower would carry from message to message.
+    assert all(not context.state for context in grid.contexts.values())
+
+
+def test_reply_is_the_release_that_the_node_made(create, monkeypatch):
+    folder, made, answer = create("run"), [], Node.answer
+
+    def watched(self: Node, request):
+        found = answer(self, request)
+        made.extend([found] * (found is not None))
+        return found
+
+    monkeypatch.setattr(Node, "answer", watched)
+    grid = FakeGrid(6)
+    start(folder, grid)
+    records = [reply.content["fedgs"] for _, _, reply in grid.replies]
+    sent = [record for record in records if "tensors" in record]
+    for record, release in zip(sent, made, strict=True):
+        assert torch.equal(load(record["tensors"])["gradients"], release.values)
+
+
+def test_request_holds_fakes_and_public_settings_only(create):
+    folder, requests = create("run"), []
+
+    def keep(node: int, request: Message, reply: Message) -> Message:
+        requests.append(request)
+        return reply
+
+    start(folder, FakeGrid(6, keep))
+    for request in requests:
+        assert list(request.content) == ["fedgs"]
+        record = request.content["fedgs"]
+        if request.metadata.message_type != "query":
+            assert set(load(record["tensors"])) == {"images", "labels"}
+            assert set(record) <= {
+                "round",
+                "participants",
+                "trainees",
+                "keep_round",
+                "is_saved",
+                "tensors",
+                "run_folder",
+            }
+
+
+# ------------------------------------------------------------------ failing nodes
+
+
+SECRET = "label 7 of writer 4711"
+
+
+def failing(monkeypatch, round: int, times: int) -> list[int]:
+    """Nodes train, and then fail, the first `times` that they are asked in a round."""
+    failed: list[int] = []
+    original = node.client_round
+
+    def fail(*args, **kwargs):
+        found = original(*args, **kwargs)
+        if found.round == round and failed.count(found.node_id) < times:
+            failed.append(found.node_id)
+            raise LookupError(SECRET)
+        return found
+
+    monkeypatch.setattr(node, "client_round", fail)
+    return failed
+
+
+def test_node_that_fails_once_is_asked_again_and_gives_the_same_bits(
+    create, monkeypatch, log
+):
+    whole, folder = create("whole"), create("run")
+    start(whole, FakeGrid(6))
+    failed = failing(monkeypatch, round=2, times=1)
+    start(folder, FakeGrid(6))
+    assert len(failed) == 2
+    assert product(folder) == product(whole)
+    assert attempts(folder) == [(1, 1), (2, 1), (3, 1)]
+    assert [line for line in log if "failed" in line] == [
+        f"round 2: node {node} says: node {node} failed; its own error.log says why"
+        for node in failed
+    ]
+
+
+def test_the_server_learns_which_limit_of_a_client_refused(create, log):
+    # Room for two and a half releases: B = 4, sigma = 0.5, replace-one.
+    limit = epsilon_from_mu(2.5**0.5 * 4**0.5 / 0.5, 1e-5)
+    folder = create("run", **MODES["full participation"], client_epsilon=limit)
+    grid = FakeGrid(folder.config.num_nodes)
+    reason = "refused by its clients' limit: client_epsilon"
+    with pytest.raises(RunStopped, match=rf"round 3: 0 of 3 .*\n.*node 0 {reason}"):
+        start(folder, grid)
+    errors = [reply.error for _, _, reply in grid.replies if reply.has_error()]
+    assert sorted(error.reason for error in errors) == sorted(
+        2 * [f"node {index} {reason}" for index in range(3)]  # asked twice
+    )
+    assert attempts(folder) == [(1, 1), (2, 1), (3, 1)]
+    for path in folder.private.iterdir():
+        assert Ledger.read(path / "releases-00000.jsonl").length == 2
+        assert state_rounds(path)[-1] == 2
+
+
+def test_a_run_goes_on_without_a_node_that_refuses(create, tmp_path):
+    (tmp_path / "counts").mkdir()
+    limits = tmp_path / "limits.toml"
+    limits.write_text(
+        f"client_epsilon = {epsilon_from_mu(3.5**0.5 * 4**0.5 / 0.5, 1e-5)}\n"
+        'delta = 1e-5\nrelation = "replace-one"\n'
+        'allow_seeded_noise = true\nstate_dir = "counts"\n'
+    )
+    mode = MODES["full participation"] | {"client_limits": str(limits)}
+    folder = create("run", **mode, min_nodes=2)
+    count = ReleaseCount(tmp_path / "counts", ("5",))  # in an earlier run
+    for round in (1, 2):
+        event = release_event(folder.config, round, (0,), 1)
+        count.charge(event, Limits())
+    start(folder, FakeGrid(folder.config.num_nodes))
+    lines = (folder.path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["num_answers"] for line in lines] == [3, 2, 2]
+
+
+def test_error_leaves_a_node_without_its_text_and_type(create, monkeypatch, log):
+    folder = create("run")
+    failed = failing(monkeypatch, round=2, times=2)
+    grid = FakeGrid(6)
+    with pytest.raises(RunStopped):
+        start(folder, grid)
+    errors = [reply.error for _, _, reply in grid.replies if reply.has_error()]
+    assert [error.reason for error in errors] == [
+        f"node {index} failed; its own error.log says why" for index in failed
+    ]
+    assert SECRET not in "\n".join(log)
+    assert "Traceback" not in "\n".join(log)
+    assert "LookupError" not in "\n".join(log)
+    private = node_folder(folder.private, failed[0]) / "error.log"
+    assert SECRET in private.read_text()
+
+
+def test_round_without_enough_answers_is_counted_discarded_and_resumed(
+    create, monkeypatch
+):
+    whole, folder = create("whole"), create("run")
+    start(whole, FakeGrid(6))
+    with monkeypatch.context() as patch:
+        failing(patch, round=2, times=2)
+        with pytest.raises(RunStopped, match=r"round 2: 0 of 2 nodes .*discarded"):
+            start(folder, FakeGrid(6))
+    assert attempts(folder) == [(1, 1), (2, 1)]
+    start(RunFolder.open(folder.path), FakeGrid(6))
+    assert attempts(folder) == [(1, 1), (2, 1), (2, 2), (3, 1)]
+    assert product(folder) == product(whole)
+
+
+def lose(of_round: int, make: Callable[[Message], Message | None]) -> Spoil:
+    """Spoils every reply of the first node that is asked in a round."""
+    victims: list[int] = []
+
+    def spoil(node: int, request: Message, reply: Message) -> Message | None:
+        if round_of(request) != of_round:
+            return reply
+        victims.append(node)
+        return make(reply) if node == victims[0] else reply
+
+    return spoil
+
+
+def changed(**values: object) -> Callable[[Message], Message]:
+    def change(reply: Message) -> Message:
+        record = dict(reply.content["fedgs"]) | values
+        reply.content["fedgs"] = ConfigRecord(record)
+        return reply
+
+    return change
+
+
+def with_gradients(make: Callable[[torch.Tensor], torch.Tensor]):
+    def change(reply: Message) -> Message:
+        grads = load(reply.content["fedgs"]["tensors"])["gradients"]
+        return changed(tensors=save({"gradients": make(grads).contiguous()}))(reply)
+
+    return change
+
+
+def without_record(reply: Message) -> Message:
+    reply.content = RecordDict({"other": ConfigRecord({"loss": 4711.0})})
+    return reply
+
+
+WRONG = {
+    "shape": with_gradients(lambda grads: grads[:, :, :-1]),
+    "non-finite": with_gradients(lambda grads: grads * float("nan")),
+    "other tensors": changed(tensors=save({"loss": torch.tensor([4711.0])})),
+    "no tensors": changed(tensors=b"4711 \x80 not safetensors"),
+    "noise": changed(noise_std=0.0),
+    "node": changed(node_id=4711),
+    "no record": without_record,
+    "no answer": lambda reply: None,
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_answer_is_logged_without_data_and_min_nodes_decides(create, log, wrong):
+    folder = create("run", min_nodes=1)
+    done: list[dict] = []
+    start(folder, FakeGrid(6, lose(2, WRONG[wrong])), done.append)
+    assert [metrics["num_answers"] for metrics in done] == [2, 1, 2]
+    assert attempts(folder) == [(1, 1), (2, 1), (3, 1)]
+    about = [line for line in log if line.startswith(("round 2", "answer of", "mess"))]
+    assert about[-1].startswith("round 2: no answer of node ")
+    assert "4711" not in "\n".join(log)
+
+
+@pytest.mark.parametrize("wrong", ["shape", "noise", "no answer"])
+def test_wrong_answer_stops_a_run_that_needs_all_nodes(create, wrong):
+    folder = create("run")
+    with pytest.raises(RunStopped, match=r"round 2: 1 of 2 nodes .* 1 s"):
+        start(folder, FakeGrid(6, lose(2, WRONG[wrong])))
+    assert attempts(folder) == [(1, 1), (2, 1)]
+    start(RunFolder.open(folder.path), FakeGrid(6))
+    assert attempts(folder)[2:] == [(2, 2), (3, 1)]
+
+
+def test_answer_that_was_lost_is_sent_again_with_the_same_noise(create):
+    folder = create("run", noise_seed=None)
+    answers: list[bytes] = []
+
+    def lose_first(node: int, request: Message, reply: Message) -> Message:
+        if round_of(request) != 2:
+            return reply
+        answers.append(reply.content["fedgs"]["tensors"])
+        if len(answers) > 2:
+            return reply
+        return Message(FlowerError(3, "lost on the way"), reply_to=request)
+
+    start(folder, FakeGrid(6, lose_first))
+    assert len(answers) == 4  # two nodes, asked twice
+    assert sorted(answers[:2]) == sorted(answers[2:])
+    assert attempts(folder) == [(1, 1), (2, 1), (3, 1)]
+
+
+def test_request_that_a_node_refuses_changes_nothing(create):
+    """Fakes outside [0, 1] could make a node leak more than planned."""
+    folder = create("run")
+    grid = FakeGrid(6)
+    start(folder, grid)
+    before = node_state(folder, 0) if node_folder(folder.private, 0).exists() else None
+    images = torch.full((folder.config.fakes_sent, 1, 16, 16), 2.0)
+    labels = torch.zeros(folder.config.fakes_sent, dtype=torch.int64)
+    request = ConfigRecord(
+        {
+            "round": 4,
+            "participants": "0",
+            "trainees": "0",
+            "keep_round": 0,
+            "is_saved": 0,
+            "tensors": save({"images": images, "labels": labels}),
+            "run_folder": str(folder.path),
+        }
+    )
+    address = next(a for a, index in grid.indices.items() if index == 0)
+    (name,) = grid.push_messages(
+        [Message(RecordDict({"fedgs": request}), address, "train")]
+    )
+    (reply,) = grid.pull_messages([name])
+    assert reply.error.reason == "node 0 failed; its own error.log says why"
+    after = node_state(folder, 0) if before else None
+    assert before == after
+
+
+# ------------------------------------------------------------------ roll call
+
+
+@pytest.mark.parametrize("count", [2, 5, 7])
+def test_wrong_number_of_supernodes_is_refused_with_the_remedy(create, count):
+    folder = create("run")
+    remedy = (
+        rf"num-supernodes = {count}: .* 6 nodes.*num-supernodes=6.*clients_per_node"
+    )
+    with pytest.raises(UserError, match=remedy):
+        start(folder, FakeGrid(count))
+    assert attempts(folder) == []
+
+
+def test_supernode_that_does_not_say_who_it_is_ends_the_run(create):
+    def silent(node: int, request: Message, reply: Message) -> Message | None:
+        return None if node == 4 else reply
+
+    with pytest.raises(UserError, match="roll call: 5 of 6 nodes answered"):
+        start(create("run"), FakeGrid(6, silent))
+
+
+def test_two_supernodes_of_one_index_end_the_run(create):
+    grid = FakeGrid(6)
+    next(iter(grid.contexts.values())).node_config["partition-id"] = 3
+    with pytest.raises(UserError, match="roll call: 5 of 6 nodes answered"):
+        start(create("run"), grid)
+
+
+def test_strategy_never_evaluates_on_clients(create):
+    gs_wgan = GsWgan(create("run"), lambda metrics: None, threading.Event())
+    nothing = RecordDict()
+    assert list(gs_wgan.configure_evaluate(1, nothing, nothing, FakeGrid(1))) == []
+    assert gs_wgan.aggregate_evaluate(1, []) is None
+
+
+def test_apps_are_where_pyproject_says():
+    root = Path(strategy.__file__).resolve().parent.parent
+    app = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    assert app["components"] == {
+        "serverapp": "server.server_app:app",
+        "clientapp": "clients.client_app:app",
+    }

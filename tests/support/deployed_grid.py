@@ -1,0 +1,287 @@
+"""A deployment in one process: a server's run folder, clients, and a network.
+
+A client has data and a state directory of its own; the clock moves only by sleeping.
+"""
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from flwr.app import Context, Message, RecordDict
+from flwr.app import Error as FlowerError
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from clients import workers as state
+from clients.client_app import app as client_app
+from fedgs.config.run_config import RunConfig
+from fedgs.data.federated import load_data
+from fedgs.federation import local
+from fedgs.privacy.ledger import Ledger
+from fedgs.runs.run_folder import RunFolder
+from server import asking, progress, roll_call
+from server import strategy as strategy_module
+from server.strategy import GsWgan
+from tiny import FULL_PARTICIPATION, tiny_config, tiny_data, write_tiny_npz
+
+NODE_UNAVAILABLE = 5
+EPOCH = 1.8e9  # Unix time of the start of the clock
+MODES = {
+    "full participation": FULL_PARTICIPATION,
+    "silos that differ": {**FULL_PARTICIPATION, "node_sizes": "1,3,2"},
+    "selected": {"clients_per_round": 2, "clients_per_node": 1},
+    "trains without answering": {
+        "clients_per_round": 1,
+        "discriminator_training": "every_round",
+        "clients_per_node": 3,
+    },
+}
+NAMES = ["a-clinic", "b-clinic", "c-clinic", "d-clinic", "e-clinic", "f-clinic"]
+LIMITS = "allow_seeded_noise = true\n"
+Spoil = Callable[[str, Message, Message], Message | None]
+
+
+class Client:
+    """One client: its configuration, its process's memory, whether it is online."""
+
+    def __init__(self, folder: Path, name: str, data: str, address: int) -> None:
+        (folder / "limits.toml").write_text(LIMITS)
+        self.name, self.address = name, address
+        self.registered = name
+        self.state_dir = folder / f"state-{name}"
+        self.node_config = {
+            "name": name,
+            "data": data,
+            "state-dir": str(self.state_dir),
+            "limits": str(folder / "limits.toml"),
+        }
+        self.memory: dict = {}
+        self.is_online, self.starts = True, 1
+
+    def restart(self) -> None:
+        """Ends the process, however it was, and starts another one."""
+        self.memory, self.is_online = {}, True
+        self.starts += 1
+
+
+class DeployedGrid(Grid):
+    """The network between a server and its clients.
+
+    Args:
+        clients: whoever exists.
+        spoil: what becomes of a reply: (name, request, reply) -> reply, or None.
+
+    Attributes:
+        replies: every reply as the clients sent it: (type, name, reply).
+        on_push: called with (name, request) before a message is delivered; returns
+            whether it arrives.
+    """
+
+    def __init__(self, clients: list[Client], spoil: Spoil | None = None) -> None:
+        self.clients = {client.address: client for client in clients}
+        self.spoil = spoil or (lambda name, request, reply: reply)
+        self.on_push: Callable[[str, Message], bool] = lambda name, request: True
+        self.on_look: Callable[[], None] = lambda: None
+        self.replies: list[tuple[str, str, Message]] = []
+        self.waiting: dict[str, Message] = {}
+        self.sent: dict[str, tuple[Client, Message]] = {}
+
+    @property
+    def run(self):
+        raise NotImplementedError
+
+    def set_run(self, run) -> None:
+        raise NotImplementedError
+
+    def create_message(self, *args: object, **kwargs: object) -> Message:
+        raise NotImplementedError
+
+    def send_and_receive(self, messages, *, timeout=None):
+        raise NotImplementedError
+
+    def get_node_ids(self):
+        return [info.node_id for info in self.get_nodes()]
+
+    def get_nodes(self):
+        self.on_look()
+        return [
+            SimpleNamespace(
+                node_id=client.address,
+                name=client.registered,
+                last_activated_at=f"start {client.starts}",
+            )
+            for client in self.clients.values()
+            if client.is_online
+        ]
+
+    def push_messages(self, messages):
+        return [self._deliver(message) for message in messages]
+
+    def pull_messages(self, message_ids):
+        found = []
+        for name in message_ids:
+            if name in self.waiting:
+                found.append(self.waiting.pop(name))
+            elif name in self.sent and not self.sent[name][0].is_online:
+                _, request = self.sent.pop(name)
+                found.append(
+                    Message(FlowerError(NODE_UNAVAILABLE, ""), reply_to=request)
+                )
+        return found
+
+    def _deliver(self, message: Message) -> str:
+        name = f"message-{len(self.sent) + len(self.replies)}-{id(message)}"
+        message.metadata.__dict__["_message_id"] = name
+        client = self.clients[message.metadata.dst_node_id]
+        request = message_from_proto(message_to_proto(message))
+        self.sent[name] = client, request
+        if client.is_online and self.on_push(client.name, request):
+            reply = self.answer(client, request)
+            if reply is not None:
+                self.waiting[name] = message_from_proto(message_to_proto(reply))
+        return name
+
+    def answer(self, client: Client, request: Message) -> Message | None:
+        """Has a client's process answer a message."""
+        state._workers.clear()
+        state._workers.update(client.memory)
+        context = Context(
+            run_id=1,
+            node_id=client.address,
+            node_config=client.node_config,
+            state=RecordDict(),
+            run_config={"run_folder": "/of/the/server"},
+        )
+        reply = client_app(message=request, context=context)
+        client.memory = dict(state._workers)
+        state._workers.clear()
+        self.replies.append((request.metadata.message_type, client.name, reply))
+        return self.spoil(client.name, request, reply)
+
+
+def tiny_clients(folder: Path, names: list[str], config: RunConfig) -> list[Client]:
+    """Writes each node's share of the tiny problem; returns the clients."""
+    data = tiny_data(config)
+    clients = []
+    for index, name in enumerate(names):
+        hosted = config.hosting.hosted(index)
+        records = np.concatenate([data.client_records[c] for c in hosted])
+        owners = np.repeat(list(hosted), [len(data.client_records[c]) for c in hosted])
+        path = folder / f"{name}.npz"
+        arrays = {"images": data.images[records], "labels": data.labels[records]}
+        np.savez(path, clients=owners, **arrays)
+        address = (7919 * (index + 1)) % 1009
+        clients.append(Client(folder, name, f"npz:{path}", address))
+    return clients
+
+
+# ------------------------------------------------------------------ fixtures
+
+
+@pytest.fixture(autouse=True, name="server_process")
+def fixture_server_process(monkeypatch):
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    state._workers.clear()
+    yield
+    state._workers.clear()
+
+
+@pytest.fixture(autouse=True, name="clock")
+def fixture_clock(monkeypatch):
+    """Waiting costs no time: a sleep moves the server's clock, nothing else does."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    clock.time = lambda: EPOCH + clock.now
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    clock.sleep = sleep
+    for module in (asking, progress, roll_call, strategy_module):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+@pytest.fixture(name="log")
+def fixture_log():
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("flwr").addHandler(handler)
+    yield lines
+    logging.getLogger("flwr").removeHandler(handler)
+
+
+class Deployment:
+    """A run folder on the server, and clients."""
+
+    def __init__(self, folder, name: str, **settings: object) -> None:
+        self.root = folder / name
+        self.root.mkdir()
+        names = NAMES[: tiny_config(**settings).num_nodes]
+        defaults = {"num_rounds": 4, "sample_every": 9, "checkpoint_every": 2}
+        defaults |= {"round_timeout": 60.0, "engine": "flower", "data": "digits"}
+        defaults |= {"warm_start_rounds": 1, "discriminator_steps": 1}
+        defaults |= {"output": str(self.root / "run"), "nodes": ",".join(names)}
+        config = tiny_config(**defaults | settings)
+        self.folder = RunFolder.create(config)
+        self.clients = tiny_clients(self.root, names, config)
+        self.grid = DeployedGrid(self.clients)
+        self.stop = threading.Event()
+
+    def start(
+        self, report: Callable[[dict], None] = lambda metrics: None, **how: bool
+    ) -> None:
+        """Starts the server, from its checkpoint on."""
+        self.folder = RunFolder.open(self.folder.path)
+        GsWgan(self.folder, report, self.stop, **how).start(self.grid)
+
+    def attempts(self) -> list[tuple[int, int]]:
+        events = Ledger.read(self.folder.path / "ledger.jsonl").events
+        return [(event.round, event.attempt) for event in events]
+
+    def counted(self, index: int) -> list[int]:
+        """The rounds of a client's own count."""
+        path = self.clients[index].state_dir / "releases" / "releases-00000.jsonl"
+        return [event.round for event in Ledger.read(path).events]
+
+    def states(self, index: int):
+        (folder,) = self.clients[index].state_dir.glob("*/node-*")
+        return folder
+
+    def product(self) -> bytes:
+        return (self.folder.path / "generator.safetensors").read_bytes()
+
+    def progress(self) -> dict:
+        return json.loads((self.folder.path / ".flower" / "nodes.json").read_text())
+
+
+@pytest.fixture(name="deploy")
+def fixture_deploy(tmp_path):
+    def deploy(name: str = "run", mode: str = "full participation", **settings):
+        return Deployment(tmp_path, name, **MODES[mode] | settings)
+
+    return deploy
+
+
+@pytest.fixture(name="undisturbed")
+def fixture_undisturbed(tmp_path):
+    """The generator of the local engine with the same settings."""
+
+    def undisturbed(run: Deployment) -> bytes:
+        local_settings = {"engine": "local", "nodes": None}
+        local_settings["data"] = write_tiny_npz(tmp_path / "all.npz")
+        local_settings["output"] = str(run.root / "local")
+        config = run.folder.config
+        folder = RunFolder.create(config.from_flat(local_settings, config))
+        data = load_data(folder.config)
+        local.train(folder, data, lambda metrics: None, threading.Event())
+        return (folder.path / "generator.safetensors").read_bytes()
+
+    return undisturbed

@@ -1,0 +1,165 @@
+"""The hostile inputs that were tried, each with what becomes of it.
+
+`hostile_requests` and `hostile_answers` list the messages, which `test_hostile.py`
+sends; `hostile_table` names the tests of other files and makes the table of
+docs/hostile_inputs.md.
+"""
+
+import json
+import math
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from fedgs.config.run_config import RunConfig
+from fedgs.federation.messages import (
+    FakeBatch,
+    decode_answer,
+    decode_batch,
+    encode_answer,
+    encode_batch,
+)
+from fedgs.mechanism.quantization import release_step, round_fakes, to_grid
+from fedgs.mechanism.sanitizer import SanitizedGradients, received
+from tiny import tiny_config
+
+ROUND, NODE = 3, 2
+EXACT = tiny_config(num_rounds=9)
+COMPACT = tiny_config(num_rounds=9, transport="compact")
+SECRET = 4711  # in what is sent wherever it can be; must not be in a log line
+
+Payload = dict[str, Any]
+Change = Callable[[Payload], Payload]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One hostile message.
+
+    Attributes:
+        what: what is sent, in words.
+        peer: who is hostile: "server" or "client".
+        outcome: the text of the refusal, exactly.
+        config: of the run, as the honest side knows it.
+        make: the payload, from the honest one.
+    """
+
+    what: str
+    peer: str
+    outcome: str
+    config: RunConfig
+    make: Change
+
+    def decode(self, payload: Payload) -> object:
+        """Does what the honest side does with the payload."""
+        if self.peer == "server":
+            return decode_batch(payload, self.config)
+        return decode_answer(payload, self.config, _request_to(self.config), NODE)
+
+    def payload(self) -> Payload:
+        """Returns what is sent."""
+        request = _request_to(self.config)
+        if self.peer == "server":
+            return self.make(encode_batch(request, self.config))
+        return self.make(encode_answer(a_release(self.config), self.config, request))
+
+
+def a_request(config: RunConfig, **changes: object) -> FakeBatch:
+    """An honest request of round 3 to clients 2 and 4."""
+    rng = torch.Generator().manual_seed(0)
+    fields = {
+        "round": ROUND,
+        "images": round_fakes(torch.rand(8, 1, 16, 16, generator=rng), config),
+        "labels": torch.arange(8) % 3,
+        "participants": (2, 4),
+        "trainees": (2, 4),
+        "keep_round": 2,
+    }
+    return FakeBatch(**(fields | changes))
+
+
+@cache
+def _request_to(config: RunConfig) -> FakeBatch:
+    return a_request(config)
+
+
+def a_release(config: RunConfig, values: Tensor | None = None) -> SanitizedGradients:
+    """An honest release of node 2."""
+    if values is None:
+        rng = torch.Generator().manual_seed(1)
+        values = torch.randn(config.release_shape, generator=rng)
+        if step := release_step(config):
+            values = to_grid(values, step).float()
+    return received(values, ROUND, NODE, config.noise_std, config.clip_bound)
+
+
+# ------------------------------------------------------------------ how it is made
+
+
+def fields(**values: object) -> Change:
+    """Replaces fields by others."""
+    return lambda payload: payload | values
+
+
+def without(name: str) -> Change:
+    """Leaves a field out."""
+    return lambda payload: {n: v for n, v in payload.items() if n != name}
+
+
+def tensors(**named: Tensor) -> Change:
+    """Sends other tensors."""
+    return fields(tensors=save(named))
+
+
+def content(make: Callable[[bytes], object]) -> Change:
+    """Changes the bytes of the tensors."""
+    return lambda payload: payload | {"tensors": make(payload["tensors"])}
+
+
+def inflated(make: Callable[[bytes], bytes]) -> Change:
+    """Changes what is compressed."""
+    return content(lambda packed: zlib.compress(make(zlib.decompress(packed))))
+
+
+def fakes_with(**changes: Tensor) -> Change:
+    request = a_request(EXACT)
+    return tensors(**({"images": request.images, "labels": request.labels} | changes))
+
+
+def spoilt(value: float) -> Tensor:
+    values = a_request(EXACT).images.clone()
+    values[7, 0, 15, 15] = value
+    return values
+
+
+def gradients_with(value: float) -> Tensor:
+    values = a_release(EXACT).values.clone()
+    values[3, 0, 15, 15] = value
+    return values
+
+
+def header_of(**header: object) -> bytes:
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text
+
+
+def bomb(size: int) -> bytes:
+    """Zeros that inflate to `size` bytes; about a thousandth of it is sent."""
+    deflate = zlib.compressobj(9)
+    block = bytes(1 << 20)
+    parts = [deflate.compress(block) for _ in range(size >> 20)]
+    return b"".join(parts) + deflate.flush()
+
+
+def claims(shape: list[int]) -> bytes:
+    end = 4 * math.prod(shape)
+    return header_of(
+        gradients={"dtype": "F32", "shape": shape, "data_offsets": [0, end]}
+    )

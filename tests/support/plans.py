@@ -1,0 +1,64 @@
+"""The plans and the event that tests of accounting and budget share."""
+
+from dataclasses import replace
+
+from fedgs.privacy.ledger import Event
+from fedgs.privacy.plan import Plan
+
+# The paper's federated run (Table 2), and its central run (Table 1).
+TABLE_2 = Plan(
+    num_clients=866,
+    clients_per_round=1,
+    num_rounds=30_000,
+    batch_size=32,
+    noise_multiplier=1.07,
+    client_selection=None,
+    engine="flower",
+)
+TABLE_1 = replace(TABLE_2, num_clients=1000, num_rounds=20_000, engine="local")
+# Everybody in every round, as in the design's prototype.
+FULL = Plan(
+    num_clients=539,
+    clients_per_round=539,
+    num_rounds=150,
+    batch_size=32,
+    noise_multiplier=1.2,
+    client_selection="all",
+)
+
+
+def event(round=1, **changes):
+    values = {
+        "round": round,
+        "attempt": 1,
+        "participants": (round % 10,),
+        "num_clients": 10,
+        "planned_nodes": 1,
+        "counted_nodes": 1,
+        "noise_std": 40.0,
+        "clip_bound": 1.0,
+        "batch_size": 4,
+        "client_selection": "uniform",
+        "discriminator_training": "selected",
+        "noise_source": "os",
+    }
+    return Event(**{**values, **changes})
+
+
+def frozen(round, **changes):
+    """An event whose discriminators do not depend on who was selected."""
+    return event(round, discriminator_training="frozen", **changes)
+
+
+def epsilons(stated, **wanted):
+    """The epsilons of the statements with these fields, in order."""
+    return [
+        s.epsilon
+        for s in stated
+        if all(getattr(s, name) == value for name, value in wanted.items())
+    ]
+
+
+def epsilon(stated, **wanted):
+    (found,) = epsilons(stated, **wanted)
+    return found

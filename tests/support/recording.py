@@ -1,0 +1,268 @@
+"""Private values that must never be found again, and a Flower run that is recorded.
+
+`planted_data` has one client whose pixels, sizes and label counts occur nowhere else.
+`failing` makes clients raise errors that quote them. As the components of a Flower app
+(`recording:server_app`, `recording:client_app`) this file is fedgs with such clients,
+and writes every message, context and print that leaves a client into a folder.
+"""
+
+import os
+import re
+import struct
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.common.serde import context_to_proto, message_to_proto
+from flwr.serverapp import Grid, ServerApp
+from google.protobuf.message import Message as Proto
+from safetensors.torch import save_file
+
+import clients.client_app
+import fedgs.federation.node
+import fedgs.federation.round
+import server.server_app
+from fedgs.mechanism.sanitizer import SanitizedGradients
+from tiny import NUM_CLASSES, SIDE, SIZES
+
+FOLDER_VARIABLE = "FEDGS_TEST_RECORDS"  # set: this process is part of a recorded run
+COMPONENTS = ("recording:server_app", "recording:client_app")
+
+VICTIM = 0
+NUM_IMAGES = 10_007  # of the victim
+NUM_RARE = 9_973  # of its images with the label 2; the others have label 0
+PIXELS = bytes(range(173, 173 + SIDE))  # a row of each of its images
+WORDS = "ward-4711-chemotherapy"  # in error texts, a type's name and the data's path
+
+
+class ward_4711_chemotherapy(Exception):
+    """An error whose very name tells."""
+
+
+def planted_data(folder: Path) -> str:
+    """Writes data with the private values and returns that value of `data`."""
+    folder = folder / WORDS
+    folder.mkdir()
+    sizes = [NUM_IMAGES if client == VICTIM else n for client, n in enumerate(SIZES)]
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    images = np.random.default_rng(0).integers(
+        256, size=(len(owners), 1, SIDE, SIDE), dtype=np.uint8
+    )
+    labels = np.arange(len(owners)) % NUM_CLASSES
+    images[owners == VICTIM] = np.frombuffer(PIXELS, np.uint8)
+    labels[:NUM_IMAGES] = np.where(np.arange(NUM_IMAGES) < NUM_RARE, 2, 0)
+    path = folder / "tiny.npz"
+    np.savez(path, images=images, labels=labels, clients=owners)
+    return f"npz:{path}"
+
+
+def canaries() -> dict[str, bytes]:
+    """The private values in every form in which they might leave, as patterns."""
+    row = np.frombuffer(PIXELS, np.uint8)
+    first = [str(value) for value in row[:3]]
+    found = {
+        "pixels": re.escape(PIXELS),
+        "pixels, float32": re.escape((row.astype(np.float32) / 255)[:4].tobytes()),
+        "pixels, printed": rf"{first[0]},? {first[1]},? {first[2]}".encode(),
+        "words": WORDS.replace("-", ".").encode(),
+        "a word": WORDS.rpartition("-")[2].encode(),
+    }
+    for name, number in (("size", NUM_IMAGES), ("label count", NUM_RARE)):
+        found |= {
+            # Not within a hash, a decimal fraction or a longer number.
+            f"{name}, printed": rb"(?<![\w.])%d(?!\w|\.\d)" % number,
+            f"{name}, int64": re.escape(struct.pack("<q", number)),
+            f"{name}, float32": re.escape(struct.pack("<f", number)),
+            f"{name}, float64": re.escape(struct.pack("<d", number)),
+        }
+    return found
+
+
+def canaries_in(content: bytes) -> set[str]:
+    """Returns the names of the private values in some bytes."""
+    return {
+        name
+        for name, pattern in canaries().items()
+        if re.search(pattern, content, re.DOTALL)
+    }
+
+
+def leaves(proto: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields every value that is set in a protobuf message, however deep."""
+    for field, value in proto.ListFields():
+        below = f"{path}.{field.name}".lstrip(".")
+        is_single = isinstance(value, str | bytes | int | float | Proto)
+        for item in [value] if is_single else value:
+            if isinstance(item, Proto):
+                yield from leaves(item, below)
+            else:
+                yield below, item
+
+
+# ------------------------------------------------------------------ failing clients
+
+
+def _quotes_data(*args: Any) -> None:
+    row = list(PIXELS)
+    raise LookupError(f"{WORDS}: {NUM_IMAGES} images, {NUM_RARE} of label 2, {row}")
+
+
+def _has_wrong_shapes(*args: Any) -> None:
+    torch.zeros(NUM_IMAGES) + torch.zeros(NUM_RARE)
+
+
+def _tells_by_its_type(*args: Any) -> None:
+    raise ward_4711_chemotherapy
+
+
+def _cannot_log(config: Any, *args: Any) -> None:
+    """Fails, and so does writing the failure's text into the private folder."""
+    node_id = args[-1]
+    folder = Path(config.output) / "private" / f"node-{node_id:05d}"
+    folder.mkdir(exist_ok=True)
+    (folder / "error.log").unlink(missing_ok=True)
+    (folder / "error.log").mkdir(exist_ok=True)
+    _quotes_data()
+
+
+def _cannot_be_written(*args: Any) -> None:
+    raise ValueError(f"{WORDS} \udcff")  # as in the name of a file that is not UTF-8
+
+
+FAILURES: dict[int, Callable[..., None]] = {
+    1: _quotes_data,
+    2: _has_wrong_shapes,
+    3: _tells_by_its_type,
+    4: _cannot_be_written,
+    5: _cannot_log,
+}
+
+
+def failing(round_of_a_client: Callable[..., Any], marks: Path) -> Callable[..., Any]:
+    """Returns `client_round`, failing when a node is asked first in each round."""
+
+    def fail_first(config: Any, *args: Any) -> Any:
+        request, node_id = args[-2], args[-1]
+        mark = marks / f"failed-{node_id}-{request.round}"
+        if not mark.exists():
+            mark.touch()
+            FAILURES[request.round](config, *args)
+        return round_of_a_client(config, *args)
+
+    return fail_first
+
+
+def keeping(sanitize: Callable[..., Any], folder: Path) -> Callable[..., Any]:
+    """Returns `sanitize`, which also writes its releases into a folder."""
+
+    def kept(*args: Any) -> SanitizedGradients:
+        release = sanitize(*args)
+        name = f"release-{release.node_id}-{release.round}.safetensors"
+        save_file({"gradients": release.values}, folder / name)
+        return release
+
+    return kept
+
+
+# ------------------------------------------------------------------ a recorded run
+
+client_app = ClientApp()
+server_app = ServerApp()
+PRINTED = "printed by a client"
+
+
+@client_app.query()
+def roll_call(message: Message, context: Context) -> Message:
+    """As fedgs; is defined here, so that Ray's workers import this file."""
+    return clients.client_app.roll_call(message, context)
+
+
+@client_app.train()
+def answer(message: Message, context: Context) -> Message:
+    """As fedgs."""
+    print(PRINTED)
+    return clients.client_app.answer(message, context)
+
+
+@server_app.main()
+def main(grid: Grid, context: Context) -> None:
+    """As fedgs."""
+    server.server_app.main(grid, context)
+
+
+def _record_workers(folder: Path) -> None:
+    """Wraps what hands a message to a worker and takes the context from it."""
+    from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
+
+    process_message = RayBackend.process_message
+
+    def recorded(backend: Any, message: Message, context: Context) -> Any:
+        reply, updated = process_message(backend, message, context)
+        sent = context_to_proto(updated).SerializeToString()
+        (folder / f"context-{uuid.uuid4().hex}").write_bytes(sent)
+        return reply, updated
+
+    RayBackend.process_message = recorded  # type: ignore[method-assign]
+
+
+def _record_messages(folder: Path) -> None:
+    """Wraps what the server pushes and pulls: also replies that Flower itself makes."""
+    from flwr.superlink.grid.inmemory_grid import InMemoryGrid
+
+    push_messages = InMemoryGrid.push_messages
+
+    def pushed(grid: InMemoryGrid, messages: Any) -> Any:
+        messages = list(messages)
+        names = push_messages(grid, messages)
+        for message in messages:
+            sent = message_to_proto(message).SerializeToString()
+            (folder / f"request-{uuid.uuid4().hex}").write_bytes(sent)
+        return names
+
+    InMemoryGrid.push_messages = pushed  # type: ignore[method-assign]
+    pull_messages = InMemoryGrid.pull_messages
+
+    def recorded(grid: InMemoryGrid, message_ids: Any) -> list[Message]:
+        replies = list(pull_messages(grid, message_ids))
+        for reply in replies:
+            sent = message_to_proto(reply).SerializeToString()
+            (folder / f"message-{uuid.uuid4().hex}").write_bytes(sent)
+        return replies
+
+    InMemoryGrid.pull_messages = recorded  # type: ignore[method-assign]
+
+
+def _record_prints(folder: Path) -> None:
+    """Wraps what the server's process prints, with what Ray prints for its workers."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.write = _recorded_write(stream.write, folder / "printed")
+
+
+def _recorded_write(write: Callable[[str], int], path: Path) -> Callable[[str], int]:
+    def recorded(text: str) -> int:
+        with open(path, "a") as file:
+            file.write(text)
+        return write(text)
+
+    return recorded
+
+
+def _record(folder: Path) -> None:
+    fedgs.federation.node.client_round = failing(
+        fedgs.federation.node.client_round, folder
+    )
+    fedgs.federation.round.sanitize = keeping(fedgs.federation.round.sanitize, folder)
+    if "default_worker" not in sys.argv[0]:  # Ray's workers
+        _record_workers(folder)
+        _record_messages(folder)
+        _record_prints(folder)
+
+
+if FOLDER_VARIABLE in os.environ:
+    _record(Path(os.environ[FOLDER_VARIABLE]))

@@ -1,0 +1,120 @@
+"""The tiny problem that tests share: 6 clients, 40 images of two strokes, 3 classes."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedgs.config.run_config import RunConfig
+from fedgs.data.federated import FederatedImages
+
+SIZES = (6, 4, 9, 1, 12, 8)  # unequal; client 3 owns a single image
+SINGLE_IMAGE_CLIENT = 3
+NUM_CLASSES = 3
+SIDE = 16
+
+SETTINGS = {
+    "data": "tiny",
+    "image_size": SIDE,
+    "num_classes": NUM_CLASSES,
+    "num_clients": len(SIZES),
+    "clients_per_round": 2,
+    "noise_multiplier": 0.5,
+    "batch_size": 4,
+    "num_rounds": 3,
+    "discriminator_steps": 2,
+    "discriminator_batch_size": 4,
+    "warm_start_rounds": 2,
+    "generator": "upsample",
+    "generator_dim": 4,
+    "discriminator_dim": 4,
+    "latent_dim": 4,
+    "num_workers": 1,
+    "seed": 5,
+    "noise_seed": 7,
+}
+
+FULL_PARTICIPATION = {
+    "client_selection": "all",
+    "discriminator_training": "every_round",
+    "clients_per_node": 2,
+    "warm_start": "public",
+    "fakes_per_round": 8,
+    "gradient_basis": "dct",
+    "dct_size": 8,
+}
+
+
+def tiny_config(**overrides: object) -> RunConfig:
+    """Returns a resolved and valid configuration of the tiny problem.
+
+    `client_selection="all"` sets clients_per_round to all clients by itself.
+    """
+    settings = SETTINGS | overrides
+    if settings.get("client_selection") == "all":
+        settings["clients_per_round"] = settings["num_clients"]
+    return RunConfig(**settings).validate()
+
+
+def tiny_data(config: RunConfig) -> FederatedImages:
+    """Returns the images of the first `config.num_clients` clients."""
+    images, labels, owners = _arrays()
+    kept = range(config.num_clients or len(SIZES))
+    return FederatedImages(
+        np.repeat(images, config.image_channels, axis=1),
+        labels,
+        tuple(np.flatnonzero(owners == client) for client in kept),
+        tuple(str(client) for client in kept),
+        NUM_CLASSES,
+        config.data,
+    )
+
+
+def write_tiny_npz(path: Path) -> str:
+    """Writes the same images for `npz:PATH` and returns that value of `data`."""
+    images, labels, owners = _arrays()
+    np.savez(path, images=images, labels=labels, clients=owners)
+    return f"npz:{path}"
+
+
+def digest(tensors: dict[str, Tensor]) -> str:
+    """Returns the hash of every bit of some state."""
+    content = hashlib.sha256()
+    for name, value in tensors.items():
+        content.update(name.encode() + value.contiguous().numpy().tobytes())
+    return content.hexdigest()
+
+
+def record_calls(
+    monkeypatch: pytest.MonkeyPatch, owner: object, name: str
+) -> list[tuple]:
+    """Returns the arguments of every later call of `owner.name`, which happens."""
+    calls, original = [], getattr(owner, name)
+
+    def recorded(*args: object, **kwargs: object) -> object:
+        calls.append(args)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, recorded)
+    return calls
+
+
+def _arrays() -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+    """Images (40, 1, 16, 16), labels and owners: a label says where the strokes lie."""
+    rng = np.random.default_rng(0)
+    owners = np.repeat(np.arange(len(SIZES)), SIZES)
+    labels = np.arange(len(owners)) % NUM_CLASSES
+    images = np.zeros((len(owners), 1, SIDE, SIDE), np.uint8)
+    for image, label in zip(images[:, 0], labels, strict=True):
+        row, column = rng.integers(3, 12, size=2)
+        along = np.arange(2, 14)
+        if label != 0:
+            image[row : row + 2, along] = rng.integers(180, 256)  # horizontal
+        if label != 1:
+            image[along, column : column + 2] = rng.integers(180, 256)  # vertical
+        if label != 2:
+            image[along, along] = rng.integers(180, 256)  # diagonal
+    return images, labels, owners
