@@ -23,7 +23,7 @@ from flwr.clientapp import ClientApp
 from clients import CLIENT_APP_RAISED, fast_simulation
 from clients.site import DeployedPlace, Site, settings_of
 from clients.workers import Place, SimulatedPlace
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.event_log import log_event
 from fedgs.federation.messages import RECORD, decode_batch, encode_answer
 from fedgs.privacy.client_limits import ClientRefused

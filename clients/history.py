@@ -19,18 +19,12 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.federation.node import mark_of
-from fedgs.files import make_folder, sync
+from fedgs.files import make_folder, read_json, read_metadata, sync, write_json
 from fedgs.privacy.client_count import ReleaseCount
 from fedgs.process import UNNAMED
-from fedgs.runs.run_folder import (
-    read_json,
-    read_metadata,
-    state_path,
-    state_rounds,
-    write_json,
-)
+from fedgs.runs.run_folder import state_path, state_rounds
 
 START = re.compile(r"[0-9a-f]{16}")
 MOST_STARTS = 10_000  # in a history: one per start that led to a commit

@@ -32,7 +32,7 @@ from flwr.common.logger import log
 
 from clients import CLIENT_APP_RAISED
 from clients.site import Site
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.process import KNOWN_VERSION, OBJECT_SECONDS, notify
 
 POLL_LEAST, POLL_MOST = 0.05, 3.0  # seconds between looks for a message

@@ -45,10 +45,11 @@ from fedgs.cohorts.selection import (
     read_plan,
 )
 from fedgs.config.run_config import RunConfig
-from fedgs.data.federated import FederatedImages, load_data
+from fedgs.data.federated import FederatedImages
+from fedgs.data.load import load_data
 from fedgs.federation.messages import RECORD
+from fedgs.files import write_json
 from fedgs.randomness import stream
-from fedgs.runs.run_folder import write_json
 
 OWN = "own"  # what a client keeps
 Labelled = tuple[NDArray[np.float32], NDArray[np.int64]]

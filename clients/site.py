@@ -32,12 +32,15 @@ from clients import history as histories
 from clients.agreement import agreement
 from clients.history import History
 from clients.workers import Worker, cached_worker, drop_worker, forget
-from fedgs.cohorts.files import for_all_clients, keep_cohort
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
 from fedgs.data import partition, sources
-from fedgs.data.federated import DataWarning, FederatedImages, split_records
+from fedgs.data.cohort import for_all_clients, keep_cohort
+from fedgs.data.federated import FederatedImages
+from fedgs.data.load import split_records
+from fedgs.data.records import DataWarning
+from fedgs.errors import UserError
 from fedgs.federation.preparation import check_capacity
-from fedgs.files import make_folder, remove_temporaries
+from fedgs.files import make_folder, read_json, remove_temporaries, write_json
 from fedgs.privacy.client_count import (
     COUNT_REMEDY,
     WHOLE,
@@ -47,7 +50,7 @@ from fedgs.privacy.client_count import (
 )
 from fedgs.privacy.client_limits import ClientRefused, Limits
 from fedgs.process import PROTOCOL, hold_lock, make_private
-from fedgs.runs.run_folder import node_folder, read_json, state_rounds, write_json
+from fedgs.runs.run_folder import node_folder, state_rounds
 
 OWN_SETTINGS = frozenset(
     {

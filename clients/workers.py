@@ -16,7 +16,9 @@ from typing import Protocol
 import torch
 
 from fedgs.config.run_config import RunConfig
-from fedgs.data.federated import DataWarning, FederatedImages, load_data
+from fedgs.data.federated import FederatedImages
+from fedgs.data.load import load_data
+from fedgs.data.records import DataWarning
 from fedgs.federation.node import Node
 from fedgs.federation.preparation import nodes_in_memory
 from fedgs.privacy.client_limits import Limits

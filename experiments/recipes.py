@@ -15,8 +15,8 @@ from fedgs.config.run_config import (
     REFERENCE_NUM_CLIENTS,
     REFERENCE_NUM_ROUNDS,
     RunConfig,
-    UserError,
 )
+from fedgs.errors import UserError
 
 
 def algorithm_1() -> RunConfig:

@@ -18,7 +18,7 @@ _MODULES = {
     "Event": "privacy.ledger",
     "Ledger": "privacy.ledger",
     "FederatedImages": "data.federated",
-    "load_data": "data.federated",
+    "load_data": "data.load",
     "build_generator": "gan.models",
     "build_discriminator": "gan.models",
     "Discriminators": "gan.discriminators",

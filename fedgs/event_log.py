@@ -15,7 +15,7 @@ import threading
 from datetime import UTC, datetime
 from io import FileIO
 
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.files import append_whole
 
 EVENT_LOG_VARIABLE = "FEDGS_EVENT_LOG"

@@ -8,14 +8,24 @@ behind; who owns the folder removes it at its next start.
 
 import contextlib
 import errno
+import json
+import math
 import os
 import re
 import shutil
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+from safetensors import SafetensorError, safe_open
+
+from fedgs.errors import UserError
+
+if TYPE_CHECKING:  # torch is imported where tensors are: `fedgs privacy` needs none
+    from fedgs.shapes import TensorDict
+
+REMEDY = "restore it from a backup, or start again with another --output"
 TEMPORARY = re.compile(r"\.(.+)\.([0-9]+)")
 
 
@@ -120,3 +130,108 @@ def remove_temporaries(folder: Path, *names: str) -> None:
                 shutil.rmtree(entry.path, ignore_errors=True)
             else:
                 Path(entry.path).unlink(missing_ok=True)
+
+
+# ------------------------------------------------------------------ contents
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Writes a file durably; a reader sees the old or the new content, never half."""
+    with replacing(path) as file:
+        file.write(content)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes a JSON object atomically."""
+    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def without_nan(value: Any) -> Any:
+    """Returns JSON values with None for what is not defined: JSON has no NaN.
+
+    Privacy: as private as the values.
+
+    >>> without_nan({"a": (1.0, float("nan"))})
+    {'a': [1.0, None]}
+    """
+    if isinstance(value, dict):
+        return {key: without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a JSON object.
+
+    Raises:
+        UserError: missing or malformed.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); {REMEDY}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: is not a JSON object; {REMEDY}")
+    return content
+
+
+def write_tensors(
+    path: Path,
+    tensors: "TensorDict",
+    metadata: dict[str, str] | None = None,
+    recycle: Path | None = None,
+    is_durable: bool = False,
+) -> None:
+    """Writes tensors as safetensors, atomically; durable after `save_checkpoint`.
+
+    Privacy: the file is as private as the tensors.
+
+    Args:
+        path: the file; its folder is made.
+        tensors: on any device.
+        metadata: kept in the file's header.
+        recycle: a file that is not needed any more: overwriting it costs a third of
+            what new pages and their release do.
+        is_durable: have it on the disk when this returns.
+    """
+    from safetensors.torch import save
+
+    if is_durable:
+        make_folder(path.parent)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    flat = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    with replacing(path, is_durable, recycle) as file:
+        file.write(save(flat, metadata))
+
+
+def read_tensors(path: Path) -> "tuple[TensorDict, dict[str, str]]":
+    """Reads a safetensors file and its metadata.
+
+    Privacy: output as private as the file.
+
+    Raises:
+        UserError: missing or corrupted.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return tensors, file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); {REMEDY}") from error
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Returns the metadata of a safetensors file; reads no tensor.
+
+    Raises:
+        UserError: missing or corrupted.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); {REMEDY}") from error

@@ -17,7 +17,7 @@ import threading
 import time
 from pathlib import Path
 
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.files import make_folder
 
 TOKEN_VARIABLE = "FEDGS_RUN_TOKEN"

@@ -17,7 +17,7 @@ from flwr.app import Message
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.event_log import log_event
 from fedgs.federation.training import Stop
 from fedgs.mechanism.sanitizer import SanitizedGradients

@@ -25,7 +25,7 @@ from typing import Any
 from flwr.common.logger import log
 
 from fedgs.config.run_config import RunConfig
-from fedgs.runs.run_folder import write_json
+from fedgs.files import write_json
 
 WRITE_SECONDS = 0.5  # at least this long between two writes
 ALIVE_SECONDS = 5.0  # between writes where nothing changes: the server is there

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from fedgs.cohorts.files import selection_costs
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 from fedgs.federation.round import select
 from fedgs.federation.training import new_event, nodes_of
 from fedgs.privacy.accounting import Run, statements_of_runs

@@ -17,7 +17,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 from fedgs.event_log import log_event
 from fedgs.federation.messages import RECORD, one_line
 from fedgs.federation.training import RunStopped, Stop, nodes_of

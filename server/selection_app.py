@@ -44,8 +44,9 @@ from fedgs.config.run_config import RunConfig
 from fedgs.federation.messages import RECORD
 from fedgs.federation.round import select
 from fedgs.federation.training import Report, RunStopped, Stop
+from fedgs.files import write_json
 from fedgs.process import watch_launcher
-from fedgs.runs.run_folder import RunFolder, write_json
+from fedgs.runs.run_folder import RunFolder
 from server.server_app import StopFile, locked, recorded_outcome
 from server.strategy import roll_call
 

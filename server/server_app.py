@@ -23,11 +23,12 @@ from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 from fedgs.event_log import log_event
 from fedgs.federation.preparation import check_capacity, resolve, resolve_deployed
 from fedgs.federation.training import RunStopped
-from fedgs.files import make_folder
+from fedgs.files import make_folder, write_json
 from fedgs.process import (
     KNOWN_VERSION,
     RUNS_VARIABLE,
@@ -35,7 +36,7 @@ from fedgs.process import (
     WATCH_SECONDS,
     watch_launcher,
 )
-from fedgs.runs.run_folder import RunFolder, write_json
+from fedgs.runs.run_folder import RunFolder
 from server.strategy import GsWgan
 
 PEEP_SECONDS = 5.0  # for a launcher that looks whether the folder is locked

@@ -25,7 +25,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.event_log import log_event
 from fedgs.federation.messages import (
     RECORD,
@@ -35,11 +35,12 @@ from fedgs.federation.messages import (
     one_line,
 )
 from fedgs.federation.training import Report, RunStopped, Stop, nodes_of, run_rounds
+from fedgs.files import read_json, write_json
 from fedgs.mechanism.quantization import pack_fakes, stated_release_bytes
 from fedgs.mechanism.sanitizer import SanitizedGradients
 from fedgs.privacy.ledger import Event, Ledger
 from fedgs.process import UNNAMED
-from fedgs.runs.run_folder import CHECKPOINT, RunFolder, read_json, write_json
+from fedgs.runs.run_folder import CHECKPOINT, RunFolder
 from server.asking import IN_MEMORY, OVER_HTTP, Asking
 from server.progress import Progress
 from server.restored import cost_text, missing_events

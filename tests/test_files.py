@@ -20,10 +20,11 @@ from deployed_grid import (  # noqa: F401
     fixture_server_process,
 )
 from experiments.launch.certs import make_certificates
+from fedgs.files import write_tensors
 from fedgs.privacy.client_count import ReleaseCount
 from fedgs.privacy.client_limits import Limits
 from fedgs.process import make_private
-from fedgs.runs.run_folder import RunFolder, node_folder, state_path, write_tensors
+from fedgs.runs.run_folder import RunFolder, node_folder, state_path
 from tiny import tiny_config
 
 

@@ -54,7 +54,7 @@ def main() -> None:
 def open_it(data: str) -> None:
     """Prints users, images, seconds and peak MB; for a process of its own."""
     from fedgs.config.run_config import RunConfig
-    from fedgs.data.federated import load_data
+    from fedgs.data.load import load_data
 
     started, worked = time.perf_counter(), time.process_time()
     found = load_data(RunConfig(data=data, seed=0))

@@ -25,8 +25,9 @@ from experiments.launch import flower_engine
 from fedgs.config.run_config import RunConfig
 from fedgs.federation.messages import RECORD
 from fedgs.federation.preparation import resolve
+from fedgs.files import read_json, write_json
 from fedgs.process import watch_launcher
-from fedgs.runs.run_folder import RunFolder, read_json, write_json
+from fedgs.runs.run_folder import RunFolder
 from server.asking import IN_MEMORY, Asking
 from server.roll_call import roll_call
 

@@ -22,7 +22,7 @@ from experiments.cli.flags import (
     refuse,
     settings_flags,
 )
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.files import make_folder
 
 app = typer.Typer(

@@ -28,7 +28,8 @@ from experiments.cli.flags import (
     settings_flags,
 )
 from fedgs import __version__
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -28,13 +28,16 @@ from fedgs.audit.mechanism import (
 from fedgs.audit.membership import audit_samples
 from fedgs.audit.one_run import audit_run
 from fedgs.audit.published import refute_published
-from fedgs.config.run_config import RunConfig, UserError
-from fedgs.data.federated import FederatedImages, load_data, load_test_data, to_float
+from fedgs.config.run_config import RunConfig
+from fedgs.data.federated import FederatedImages, to_float
+from fedgs.data.load import load_data, load_test_data
+from fedgs.errors import UserError
 from fedgs.federation.training import RunStopped, stop_on_signal
+from fedgs.files import write_atomically, write_json
 from fedgs.privacy.accounting import SEEDED
 from fedgs.privacy.oracle import AutodpMissing
 from fedgs.runs import sample as samples
-from fedgs.runs.run_folder import RunFolder, write_atomically, write_json
+from fedgs.runs.run_folder import RunFolder
 
 TRIALS = 1_000_000
 FEWEST_TRIALS = 1000

@@ -32,13 +32,16 @@ from experiments.launch import flower_engine
 from fedgs.cohorts.files import EXCLUDED, INCLUDED, NOT_PRIVATE, Cohort, check_names
 from fedgs.cohorts.files import write_cohort as write_cohort
 from fedgs.cohorts.selection import OUTCOME, REST, Selection, statements, write_plan
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
 from fedgs.data import sources
 from fedgs.data.corruption import corrupted_clients
-from fedgs.data.federated import FederatedImages, split_records
+from fedgs.data.federated import FederatedImages
+from fedgs.data.load import split_records
 from fedgs.data.records import Records
+from fedgs.errors import UserError
 from fedgs.federation.training import Report, RunStopped, Stop, stop_on_signal
-from fedgs.runs.run_folder import RunFolder, read_json, versions, write_json
+from fedgs.files import read_json, write_json
+from fedgs.runs.run_folder import RunFolder, versions
 from server.selection_app import Selecting
 
 COMPONENTS = ("server.selection_app:app", "clients.selection_app:app")

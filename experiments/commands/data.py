@@ -15,12 +15,14 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from fedgs.cohorts.files import for_all_clients, keep_cohort
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
 from fedgs.data import sources
+from fedgs.data.cohort import for_all_clients, keep_cohort
 from fedgs.data.corruption import corrupted
-from fedgs.data.federated import FederatedImages, split_records, to_float
+from fedgs.data.federated import FederatedImages, to_float
+from fedgs.data.load import split_records
 from fedgs.data.records import Records
+from fedgs.errors import UserError
 from fedgs.runs.sample import save_images
 
 BINS = 8  # of the histogram

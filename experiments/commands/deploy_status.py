@@ -27,8 +27,10 @@ from rich.table import Table
 
 from experiments.commands import privacy as privacy_report
 from experiments.launch.health import NEEDED, Server, server_of
-from fedgs.config.run_config import RunConfig, UserError
-from fedgs.runs.run_folder import RunFolder, read_json, write_atomically
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
+from fedgs.files import read_json, write_atomically
+from fedgs.runs.run_folder import RunFolder
 
 LOCKS = Path("/proc/locks")
 RECENT_ROUNDS = 20  # whose median duration estimates the time left

@@ -18,8 +18,9 @@ from experiments.cli.flags import READING, SHAPE, refuse
 from experiments.commands import evaluation_report
 from experiments.commands.evaluation_report import Progress
 from fedgs.config.checks import check_data
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
 from fedgs.data import sources
+from fedgs.errors import UserError
 from fedgs.evaluation import classifiers, downstream, images, inception, quality
 from fedgs.evaluation.images import LabelledImages, RealImages
 from fedgs.evaluation.label_efficiency import (
@@ -34,7 +35,8 @@ from fedgs.evaluation.lenet import (
     outputs,
     test_accuracy,
 )
-from fedgs.runs.run_folder import RunFolder, versions, without_nan
+from fedgs.files import without_nan
+from fedgs.runs.run_folder import RunFolder, versions
 
 ALL = classifiers.NAMES
 METRICS = ("images", "cnn", "classifiers", "label-efficiency")

@@ -15,10 +15,10 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from experiments.paper import paper_tables
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.evaluation.images import YARDSTICKS, LabelledImages, RealImages
+from fedgs.files import write_atomically
 from fedgs.runs import sample
-from fedgs.runs.run_folder import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

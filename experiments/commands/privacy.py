@@ -16,7 +16,8 @@ from fedgs.cohorts.files import (
     selection_condition,
     selection_costs,
 )
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 from fedgs.privacy.accounting import Run, Statement, statements, statements_of_runs
 from fedgs.privacy.budget import calibrate_noise, largest_num_rounds
 from fedgs.privacy.client_limits import why_limits_refuse

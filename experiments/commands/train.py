@@ -16,9 +16,11 @@ from experiments.commands import privacy as privacy_report
 from experiments.launch.flower_engine import FlowerFailed, end_previous
 from experiments.launch.flower_engine import train as train_flower
 from experiments.recipes import demo as demo_recipe
-from fedgs.config.run_config import RunConfig, UserError
-from fedgs.data.federated import FederatedImages, load_data
+from fedgs.config.run_config import RunConfig
+from fedgs.data.federated import FederatedImages
+from fedgs.data.load import load_data
 from fedgs.data.sources import with_absolute_path
+from fedgs.errors import UserError
 from fedgs.federation import local
 from fedgs.federation.preparation import check_capacity, resolve
 from fedgs.federation.training import RunStopped, stop_on_signal

@@ -44,19 +44,23 @@ from experiments.debug.plan import (
 )
 from experiments.debug.plan import read_debug as read_debug
 from experiments.launch.flower_engine import FlowerFailed
-from fedgs.cohorts.files import keep_cohort, read_cohort
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.cohorts.files import read_cohort
+from fedgs.config.run_config import RunConfig
 from fedgs.data import sources
+from fedgs.data.cohort import keep_cohort
 from fedgs.data.corruption import corrupted_clients
-from fedgs.data.federated import FederatedImages, load_data
+from fedgs.data.federated import FederatedImages
+from fedgs.data.load import load_data
 from fedgs.diagnosis.diagnosis import diagnose
 from fedgs.diagnosis.permutation import attainable_p
+from fedgs.errors import UserError
 from fedgs.evaluation.images import LabelledImages
 from fedgs.federation.preparation import check_capacity, resolve
 from fedgs.federation.training import RunStopped
+from fedgs.files import read_json, write_json
 from fedgs.privacy.accounting import Statement
 from fedgs.runs import sample
-from fedgs.runs.run_folder import RunFolder, read_json, versions, write_json
+from fedgs.runs.run_folder import RunFolder, versions
 
 PARALLEL = (
     "cohorts: a client is in one group of one cohort, and beyond the selection of "

@@ -26,8 +26,9 @@ from experiments.debug import cohorts as debug_cohorts
 from experiments.debug import plan as debug_plan
 from experiments.debug.plan import Request
 from experiments.debug.request import BUGS
-from fedgs.config.run_config import RunConfig, UserError
-from fedgs.runs.run_folder import write_atomically, write_json
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
+from fedgs.files import write_atomically, write_json
 
 # Of the runs: small enough for 44 cells on two CPU cores. Over full-participation.
 SETTINGS = {

@@ -11,11 +11,12 @@ from experiments.commands import cohorts as selecting
 from experiments.debug.plan import Request
 from fedgs.cohorts.files import Cohort, read_cohort, write_cohort
 from fedgs.cohorts.selection import ABOVE, SELECTED, Selection
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
-from fedgs.data.records import some
+from fedgs.errors import UserError, some
+from fedgs.files import read_json
 from fedgs.randomness import derived_seed, stream
-from fedgs.runs.run_folder import RunFolder, read_json
+from fedgs.runs.run_folder import RunFolder
 
 FEWEST_CLIENTS = 2  # of a group
 FILES = {"healthy": f"{ABOVE}.txt", "suspicious": f"{SELECTED}.txt"}

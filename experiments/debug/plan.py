@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
 from fedgs.diagnosis.diagnosis import FEWEST_GROUPS, MOST_GROUPS, Rule
-from fedgs.runs.run_folder import read_json, versions, write_json
+from fedgs.errors import UserError
+from fedgs.files import read_json, write_json
+from fedgs.runs.run_folder import versions
 
 if TYPE_CHECKING:
     from experiments.debug.cohorts import Groups

@@ -6,8 +6,8 @@ from typing import Any
 from experiments.cli.flags import configure, refuse
 from experiments.debug import bug_detection
 from experiments.debug.plan import COHORTS, Request
-from fedgs.config.run_config import UserError
 from fedgs.diagnosis.diagnosis import Rule
+from fedgs.errors import UserError
 
 BUGS = {"flip": "invert", "rotate": "rotate", "none": "none"}
 RULE = ("alpha", "min_effect")

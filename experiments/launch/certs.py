@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedgs.config.checks import NODE_NAME, NODE_NAME_RULE
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.files import make_folder, sync
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")  # for `submit` on the server or by tunnel

@@ -11,7 +11,7 @@ from experiments.launch.certs import check_name
 from experiments.launch.flower_app import QUIET
 from experiments.launch.processes import check_insecure, file_of, split_address
 from experiments.launch.superlink import CONTROL_VARIABLE, HEALTH_PATH, networks_of
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.event_log import EVENT_LOG_VARIABLE
 from fedgs.process import RUNS_VARIABLE
 

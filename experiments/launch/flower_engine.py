@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.launch.flower_app import QUIET, TRAINING, app_project, free_port
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.federation.training import Report, RunStopped, Stop
+from fedgs.files import read_json, write_atomically
 from fedgs.process import (
     FAST_VARIABLE,
     LOCK_VARIABLE,
@@ -29,7 +30,7 @@ from fedgs.process import (
     end_processes,
     hold_lock,
 )
-from fedgs.runs.run_folder import RunFolder, read_json, write_atomically
+from fedgs.runs.run_folder import RunFolder
 
 QUIET_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",

@@ -10,8 +10,8 @@ from pathlib import Path
 from cryptography import x509
 
 from experiments.launch.supervisor import PROCESS_FILE
+from fedgs.files import read_json
 from fedgs.process import start_of
-from fedgs.runs.run_folder import read_json
 
 NEEDED = ("server", "superlink", "superexec")  # a server without one serves nothing
 

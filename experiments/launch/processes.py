@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.process import make_private
 
 

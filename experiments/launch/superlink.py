@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from importlib import import_module
 from typing import Any
 
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 
 HEALTH_PATH = "/health"
 CONTROL_VARIABLE = "FEDGS_CONTROL_FROM"  # networks, separated by commas

@@ -24,7 +24,7 @@ from types import FrameType
 
 from experiments.launch.processes import full_environment
 from fedgs.event_log import log_event
-from fedgs.files import remove_temporaries
+from fedgs.files import remove_temporaries, write_json
 from fedgs.process import (
     SERVER_VARIABLE,
     STOP_SECONDS,
@@ -34,7 +34,6 @@ from fedgs.process import (
     processes_of,
     start_of,
 )
-from fedgs.runs.run_folder import write_json
 
 LOCK_FILE, PROCESS_FILE = "server.lock", "processes.json"
 LOCK_SECONDS = 5.0  # for a server that is about to end

@@ -32,7 +32,8 @@ from rich.table import Table
 from experiments.commands.local_grid import SERVER, LocalGrid
 from experiments.paper.result_lines import read_lines
 from experiments.recipes import algorithm_2
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 from fedgs.federation.messages import RECORD, FakeBatch, encode_answer, encode_batch
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.quantization import release_step, round_fakes, stated_release_bytes

@@ -16,7 +16,7 @@ from matplotlib.ticker import LogFormatter
 from numpy.typing import NDArray
 
 from experiments.paper.gradient_norms import Norms
-from fedgs.runs.run_folder import write_atomically
+from fedgs.files import write_atomically
 
 Images = NDArray[np.float32]
 DPI = 110

@@ -31,12 +31,14 @@ from experiments.paper.scales import SCALES, configured, label, parse_settings
 from experiments.paper.scores import SAME_IMAGES, Protocol
 from experiments.paper.stored_runs import exit_code, stored, trained
 from experiments.recipes import RECIPES
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
 from fedgs.data.sources import with_absolute_path
+from fedgs.errors import UserError
 from fedgs.federation.training import Stop
+from fedgs.files import write_json
 from fedgs.privacy.plan import ADVERSARIES, RELATIONS
 from fedgs.runs import sample
-from fedgs.runs.run_folder import RunFolder, write_json
+from fedgs.runs.run_folder import RunFolder
 
 NAMES = ("norms", *KINDS, "samples")
 GRID_COLUMNS = 10  # of a generator without labels

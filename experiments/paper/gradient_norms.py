@@ -21,20 +21,23 @@ from torch import Tensor
 
 from experiments.paper.result_lines import read_lines
 from experiments.paper.stored_runs import NotStored, run_name
-from fedgs.config.run_config import RunConfig, UserError
-from fedgs.data.federated import FederatedImages, load_data
+from fedgs.config.run_config import RunConfig
+from fedgs.data.federated import FederatedImages
+from fedgs.data.load import load_data
+from fedgs.errors import UserError
 from fedgs.federation.local import LocalNodes
 from fedgs.federation.messages import FakeBatch, clients_of
 from fedgs.federation.node import Node
 from fedgs.federation.preparation import check_capacity, resolve
 from fedgs.federation.training import Stop, run_rounds
+from fedgs.files import write_atomically
 from fedgs.mechanism.sanitizer import (
     PerSampleGradients,
     SanitizedGradients,
     clip,
     to_dct,
 )
-from fedgs.runs.run_folder import RunFolder, write_atomically
+from fedgs.runs.run_folder import RunFolder
 
 FILE = "gradient_norms.jsonl"
 WARNING_FILE = "NOT-PRIVATE.txt"

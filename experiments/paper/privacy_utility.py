@@ -14,7 +14,8 @@ from experiments.paper.result_lines import Line, ResultLines
 from experiments.paper.scales import configured
 from experiments.paper.scores import Protocol, epsilon_of, metric, score
 from experiments.paper.stored_runs import last_round, snapshot_rounds
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 from fedgs.runs.run_folder import RunFolder
 
 VALUES = {  # kind: scale: what is varied; ours, for the paper's text names no values

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 
 Line = dict[str, Any]
 

@@ -17,7 +17,7 @@ import numpy as np
 from experiments.commands import evaluate as evaluation
 from experiments.paper.result_lines import Line, ResultLines, read_lines
 from experiments.paper.stored_runs import generator_of
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.evaluation.quality import NUM_SPLITS
 from fedgs.privacy.accounting import Run, Statement, statements_of_runs
 from fedgs.runs import sample

@@ -21,11 +21,13 @@ from torch import nn
 
 from clients.client_app import app as client_app
 from experiments.paper.communication import FILE, MeasuringGrid
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 from fedgs.federation.preparation import check_capacity, resolve
 from fedgs.federation.training import BudgetSpent, RunStopped, Stop, stop_on_signal
+from fedgs.files import read_json, read_tensors, write_tensors
 from fedgs.privacy.client_limits import Limits
-from fedgs.runs.run_folder import RunFolder, read_json, read_tensors, write_tensors
+from fedgs.runs.run_folder import RunFolder
 from fedgs.runs.sample import load_generator
 from server.strategy import GsWgan
 

@@ -23,8 +23,9 @@ from experiments.paper.result_lines import Line, ResultLines
 from experiments.paper.scales import SCALES, Settings, configured, label, parse_settings
 from experiments.paper.scores import SAME_IMAGES, Protocol, score
 from experiments.paper.stored_runs import exit_code, find, last_round, trained
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
 from fedgs.data.sources import with_absolute_path
+from fedgs.errors import UserError
 from fedgs.federation.training import Stop
 from fedgs.runs.run_folder import RunFolder
 

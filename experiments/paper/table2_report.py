@@ -10,8 +10,9 @@ from rich.table import Table
 
 from experiments.paper.result_lines import Line
 from experiments.paper.scores import epsilon_of, metric
+from fedgs.files import write_atomically
 from fedgs.privacy.plan import ADVERSARIES, RELATIONS
-from fedgs.runs.run_folder import RunFolder, write_atomically
+from fedgs.runs.run_folder import RunFolder
 
 TARGET_BYTES = 50_000  # of compact messages: one client, one generator update
 PUBLISHED = (  # the paper's Table 2: Federated EMNIST, 866 users; its own networks

@@ -24,7 +24,7 @@ from PIL import Image
 
 from experiments.report.drawing import Curve, Line, Points, draw
 from experiments.report.run import Grid, RunFacts, epsilon_by_round
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 
 if TYPE_CHECKING:
     from experiments.paper.gradient_norms import Norms

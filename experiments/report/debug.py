@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.report.run import RunFacts, read_png, read_run
 from experiments.report.tables import Table
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.privacy.accounting import Statement
 
 VERDICTS = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.report.words import number
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 
 MOST_LISTED = 24  # points of a line in words
 MOST_BANDS = 4  # more of them hide each other

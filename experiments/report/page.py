@@ -33,9 +33,10 @@ from experiments.report.tables import (
     settings_tables,
     versions_table,
 )
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
+from fedgs.files import write_atomically
 from fedgs.privacy.accounting import Statement
-from fedgs.runs.run_folder import write_atomically
 
 SAME_DATA = (  # settings in which runs of one page must agree
     *("data", "classes", "polarity", "hf_options", "image_size", "image_channels"),

@@ -17,11 +17,13 @@ from PIL import Image
 from experiments.commands import privacy as privacy_report
 from experiments.paper.result_lines import read_lines
 from fedgs.cohorts.files import selection_costs
-from fedgs.config.run_config import GROUPS, RunConfig, UserError
+from fedgs.config.run_config import GROUPS, RunConfig
+from fedgs.errors import UserError
+from fedgs.files import read_json
 from fedgs.privacy.accounting import Run, Statement, statements_of_runs
 from fedgs.privacy.ledger import Event
 from fedgs.privacy.participation import COUNT_THEOREM
-from fedgs.runs.run_folder import RunFolder, read_json
+from fedgs.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from experiments.paper.gradient_norms import Norms

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
+from fedgs.errors import UserError
 from fedgs.federation.messages import FakeBatch, clients_of
 from fedgs.federation.round import client_round, select
 from fedgs.federation.training import nodes_of

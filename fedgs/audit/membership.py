@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 
 WARNING = "passing this attack proves nothing: it is far weaker than the guarantee's"
 FALSE_POSITIVE_RATES = (0.001, 0.01)

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError, some
+from fedgs.files import write_atomically
 from fedgs.privacy.selection_cost import SelectionCost
-from fedgs.runs.run_folder import write_atomically
 
 if TYPE_CHECKING:  # fedgs.data calls `keep_cohort`
-    from fedgs.data.federated import FederatedImages
+    pass
 
 MARK = "# selection: "
 NOT_PRIVATE, PRIVATE = "not private", "private "
@@ -117,7 +118,7 @@ def read_cohort(path: Path) -> Cohort:
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
         raise UserError(
-            f"cohort = {path}: {_some(twice)} twice; name every client once"
+            f"cohort = {path}: {some(map(repr, twice))} twice; name every client once"
         )
     return dataclasses.replace(cohort, names=tuple(names))
 
@@ -140,59 +141,6 @@ def _selection(path: Path, number: int, words: str) -> Cohort:
 
 
 # ------------------------------------------------------------------ a run's cohort
-
-
-def for_all_clients(config: RunConfig) -> RunConfig:
-    """Returns the configuration that loads every client for `keep_cohort` to choose.
-
-    `num_clients` then counts clients of the cohort, so it must not cut the data before.
-
-    Privacy: public.
-    """
-    if config.cohort is None:
-        return config
-    return dataclasses.replace(
-        config, num_clients=None, node_sizes=None, partition="by-client"
-    )
-
-
-def keep_cohort(config: RunConfig, data: "FederatedImages") -> "FederatedImages":
-    """Keeps the clients of the run's cohort, in the data's order.
-
-    Privacy: reads private data; output private. Reads the names alone.
-
-    Args:
-        config: with `cohort`, and `num_clients` for the first of them; without
-            `cohort` nothing changes.
-        data: of all clients.
-
-    Raises:
-        UserError: an unreadable file, names that the data does not have, or fewer than
-            num_clients.
-    """
-    if config.cohort is None:
-        return data
-    wanted = set(read_cohort(Path(config.cohort)).names)
-    if unknown := sorted(wanted - set(data.client_names)):
-        raise UserError(
-            f"cohort = {config.cohort}: data = {config.data} has no client "
-            f"{_some(unknown)} ({len(unknown)} of {len(wanted)} names); give --cohort "
-            "a file of this data's clients"
-        )
-    count = config.num_clients or len(wanted)
-    if count > len(wanted):
-        raise UserError(
-            f"num_clients = {count}: cohort = {config.cohort} has {len(wanted)} "
-            f"clients; give --num-clients at most {len(wanted)}"
-        )
-    kept = [i for i, name in enumerate(data.client_names) if name in wanted][:count]
-    tests = data.client_test_records
-    return dataclasses.replace(
-        data,
-        client_records=tuple(data.client_records[i] for i in kept),
-        client_names=tuple(data.client_names[i] for i in kept),
-        client_test_records=tuple(tests[i] for i in kept) if tests else (),
-    )
 
 
 def selection_condition(config: RunConfig) -> str | None:
@@ -230,9 +178,3 @@ def selection_costs(configs: Iterable[RunConfig]) -> tuple[SelectionCost, ...]:
         if cohort.cost is not None:
             costs[(cohort.selection_id or number), cohort.cost] = cohort.cost
     return tuple(costs.values())
-
-
-def _some(names: Sequence[str]) -> str:
-    from fedgs.data.records import some  # fedgs.data imports this module
-
-    return some(map(repr, names))

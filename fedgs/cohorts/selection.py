@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
+from fedgs.files import read_json, write_json
 from fedgs.privacy.accounting import Statement
 from fedgs.privacy.selection_cost import SelectionCost
-from fedgs.runs.run_folder import read_json, write_json
 
 SELECTED, ABOVE, REST = "selected", "above", "rest"
 SEARCH_STEPS = 8  # questions per percentile: the threshold is a multiple of 1/256

@@ -7,8 +7,8 @@ imports no tensor library.
 import re
 from typing import TYPE_CHECKING
 
-from fedgs.config.fields import UserError
 from fedgs.config.hosting import read_sizes, shortened
+from fedgs.errors import UserError
 
 if TYPE_CHECKING:
     from fedgs.config.run_config import RunConfig

@@ -11,14 +11,9 @@ import typing
 from dataclasses import Field, field
 from typing import Any
 
+from fedgs.errors import UserError
+
 Scalar = str | int | float | bool
-
-
-class UserError(ValueError):
-    """A mistake in the input: names the setting, its value and the remedy.
-
-    The command line prints it in one or two lines and exits with code 2.
-    """
 
 
 def option(

@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from fedgs.config.fields import UserError
+from fedgs.errors import UserError
 
 MOST_CHARACTERS = 100_000  # of a text that may come from a hostile server
 SHOWN_CHARACTERS = 60

@@ -16,8 +16,8 @@ from typing import Any
 
 from fedgs.config.checks import CHECKS
 from fedgs.config.fields import Scalar, check_range, coerced, option, scalar_type
-from fedgs.config.fields import UserError as UserError
 from fedgs.config.hosting import Hosting, hosting, read_sizes
+from fedgs.errors import UserError
 
 # GS-WGAN source/config.py defaults, as published (Chen, Orekondy, Fritz, NeurIPS 2020).
 REFERENCE_NOISE_MULTIPLIER = 1.07

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 from fedgs.randomness import stream
 
 

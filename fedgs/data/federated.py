@@ -1,30 +1,13 @@
 """Private images that belong to clients: the one form in which all data enters.
 
 Images are uint8 in memory, (record, channel, height, width), 0 = background, and become
-float32 in [0, 1] one client at a time. `sources` reads the data sets, `held_out` keeps
-test images back, `partition` decides which records belong to which client, and
-`corruption` spoils some for experiments.
+float32 in [0, 1] one client at a time.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-from fedgs.cohorts.files import for_all_clients, keep_cohort
-from fedgs.config.run_config import RunConfig, UserError
-from fedgs.data import partition, sources
-from fedgs.data.corruption import corrupt
-from fedgs.data.held_out import held_out
-from fedgs.data.records import DataWarning, Records
-
-__all__ = [
-    "DataWarning",
-    "FederatedImages",
-    "load_data",
-    "load_test_data",
-    "split_records",
-]
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,102 +131,3 @@ def to_float(images: NDArray[np.uint8]) -> NDArray[np.float32]:
     Privacy: reads private data; output private.
     """
     return images.astype(np.float32) / np.float32(255)
-
-
-def load_data(config: RunConfig) -> FederatedImages:
-    """Loads the data of a run, fits its images and splits it into clients.
-
-    Images of another size are resized with antialiased bilinear interpolation, grey
-    images become RGB by repetition, and RGB images are never turned into grey.
-
-    Privacy: reads private data; output private. Without `num_classes` the largest label
-    of an npz file becomes public; give the setting where that is not acceptable.
-
-    Args:
-        config: resolved, so with a seed; a `num_clients` of None takes all clients of
-            the data, or 180 for `digits`.
-
-    Raises:
-        UserError: the data is missing or malformed, or does not suit the settings.
-    """
-    records = sources.load_records(config)
-    return keep_cohort(config, split_records(for_all_clients(config), records))
-
-
-def split_records(config: RunConfig, records: Records) -> FederatedImages:
-    """Splits records into clients, without those held out, and corrupts images.
-
-    Privacy: reads private data; output private.
-
-    Args:
-        config: as for `load_data`.
-        records: fitted to the run.
-
-    Raises:
-        UserError: the partition does not suit the data.
-    """
-    is_held_out = held_out(config, records)
-    train = np.flatnonzero(~is_held_out)
-    owners = records.clients
-    groups, names = partition.split(
-        config,
-        records.labels[train],
-        records.num_classes,
-        None if owners is None else owners[train],
-    )
-    groups, tests = [train[group] for group in groups], []
-    is_by_client = partition.rule(config, owners) == "by-client"
-    if config.test_fraction and is_by_client and owners is not None:
-        tests = _records_of(owners, np.flatnonzero(is_held_out), names)
-    own = [*map(np.concatenate, zip(groups, tests, strict=True))] if tests else groups
-    return FederatedImages(
-        corrupt(config, records.images, own, names),
-        records.labels,
-        tuple(groups),
-        names,
-        records.num_classes,
-        config.data,
-        tuple(tests),
-    )
-
-
-def _records_of(
-    owners: NDArray[np.generic], records: NDArray[np.int64], names: tuple[str, ...]
-) -> list[NDArray[np.int64]]:
-    """Returns those of `records` that belong to each name, possibly none."""
-    groups, found = partition.by_client(owners[records])
-    known = dict(zip(found, groups, strict=True))
-    return [records[known.get(name, np.empty(0, np.int64))] for name in names]
-
-
-def load_test_data(
-    config: RunConfig,
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Loads the test images that belong to `config.data`, fitted like the data.
-
-    It is the source's own test split where it has one (MNIST's for `mnist` and
-    `mnist-by-writer`, Fashion-MNIST's, the split `test` of a Hugging Face data set,
-    `..._test.h5` beside TFF's `..._train.h5`), else what all owners hold out by
-    `test_fraction`. It is never corrupted.
-
-    Privacy: a benchmark's own split is public; what owners hold out is private.
-
-    Returns:
-        Images, shape (n, channel, height, width), float32 in [0, 1], 0 = background,
-        and labels, shape (n,), int64.
-
-    Raises:
-        UserError: the data has no test images, or it is missing or malformed.
-    """
-    records = sources.load_test_records(config)
-    if records is not None:
-        return to_float(records.images), records.labels
-    if not config.test_fraction:
-        raise UserError(
-            f"data = {config.data!r}: has no test split, and nothing was held out; "
-            "give data that has one, such as mnist, or train and evaluate with "
-            "--test-fraction"
-        )
-    records = sources.load_records(config)
-    chosen = np.flatnonzero(held_out(config, records))
-    return to_float(records.images[chosen]), records.labels[chosen]

@@ -8,9 +8,10 @@ therefore never meets an image that a run with the same setting trained on.
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
 from fedgs.data.partition import by_client
 from fedgs.data.records import Records
+from fedgs.errors import UserError
 from fedgs.randomness import stream
 
 SEED = 0  # one for all runs

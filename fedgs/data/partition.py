@@ -12,7 +12,8 @@ Source:
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 from fedgs.randomness import stream
 
 DIGITS_NUM_CLIENTS = 180  # about 10 images each: noise on the average falls as 1/K

@@ -6,13 +6,13 @@ checks labels, resizes, adds channels and turns a light background dark.
 
 import dataclasses
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError, some
 
 DARK, LIGHT, UNCLEAR = "dark-background", "light-background", "unclear"
 CLEAR_SHARE = 0.75  # of the border pixels that must agree for a guess
@@ -101,12 +101,6 @@ class Gathering:
         return Records(
             self._images[used], self._labels[used], num_classes, owners, polarity
         )
-
-
-def some(names: Iterable[object], most: int = 3) -> str:
-    """Lists the first names of possibly many."""
-    listed = [str(name) for name in names]
-    return ", ".join(listed[:most] + ["..."] * (len(listed) > most))
 
 
 def guess_polarity(images: NDArray[np.uint8]) -> str:

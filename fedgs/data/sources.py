@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
 from fedgs.data.readers import femnist, folder, hugging_face, npz
 from fedgs.data.records import Records, fit
+from fedgs.errors import UserError
 
 FOLDERS = {
     "mnist": "MNIST",

@@ -31,12 +31,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgs.config.run_config import UserError
 from fedgs.diagnosis import group_features as features
 from fedgs.diagnosis import permutation
 from fedgs.diagnosis.effects import Effect, TwoSample, effects, two_sample
+from fedgs.errors import UserError
 from fedgs.evaluation.images import LabelledImages
-from fedgs.runs.run_folder import without_nan
+from fedgs.files import without_nan
 
 Array = NDArray[np.float64]
 INVERT, ROTATE, OTHER = "invert", "rotate", "other"

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgs.config.run_config import UserError
-from fedgs.runs.run_folder import write_json
+from fedgs.errors import UserError
+from fedgs.files import write_json
 
 HASH_LENGTH = 24  # hexadecimal digits of SHA-256 in a file name
 

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.evaluation.cache import content_hash, read_cached, write_cached
 from fedgs.evaluation.downstream import predict, train_cnn
 from fedgs.evaluation.images import LabelledImages

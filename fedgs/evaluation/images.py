@@ -14,8 +14,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgs.config.run_config import RunConfig, UserError
-from fedgs.data.federated import load_data, load_test_data, to_float
+from fedgs.config.run_config import RunConfig
+from fedgs.data.federated import to_float
+from fedgs.data.load import load_data, load_test_data
+from fedgs.errors import UserError
 from fedgs.runs import sample
 from fedgs.runs.run_folder import RunFolder
 

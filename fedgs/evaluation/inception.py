@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 
 # The 2015 Inception network of TensorFlow, as torch-fidelity and pytorch-fid host it.
 WEIGHTS_NAME = "weights-inception-2015-12-05-6726825d.pth"

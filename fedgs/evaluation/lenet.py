@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.evaluation.cache import cache_folder, content_hash, write_cached
 from fedgs.evaluation.images import LabelledImages, RealImages
-from fedgs.runs.run_folder import read_tensors, write_tensors
+from fedgs.files import read_tensors, write_tensors
 
 PAPER_TEST_ACCURACY = {  # appendix C.3
     "mnist": 0.9925,

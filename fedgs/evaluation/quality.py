@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 
 NUM_SPLITS = 10  # of the Inception Score
 NUM_NEIGHBOURS = 5

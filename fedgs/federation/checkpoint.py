@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.federation.round import ServerState
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder

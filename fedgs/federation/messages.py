@@ -19,7 +19,8 @@ from itertools import pairwise
 from typing import Literal
 
 from fedgs.config.hosting import Hosting
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 from fedgs.mechanism.norm_check import check_norms
 from fedgs.mechanism.quantization import (
     pack_fakes,

@@ -12,10 +12,12 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
+from fedgs.errors import UserError
 from fedgs.federation.messages import FakeBatch, clients_of
 from fedgs.federation.round import client_round
+from fedgs.files import read_tensors, write_tensors
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.warm_start import warm_start
 from fedgs.mechanism.sanitizer import SanitizedGradients, received
@@ -26,10 +28,8 @@ from fedgs.runs.run_folder import (
     forget_aside,
     node_folder,
     old_states,
-    read_tensors,
     state_path,
     state_rounds,
-    write_tensors,
 )
 
 MARK = "count"  # in a state's metadata: where the clients' count was with it

@@ -13,8 +13,10 @@ from pathlib import Path
 import torch
 
 from fedgs.cohorts.files import selection_costs
-from fedgs.config.run_config import RunConfig, UserError, check_submitted
-from fedgs.data.federated import FederatedImages, load_data
+from fedgs.config.run_config import RunConfig, check_submitted
+from fedgs.data.federated import FederatedImages
+from fedgs.data.load import load_data
+from fedgs.errors import UserError
 from fedgs.gan.models import build_discriminator
 from fedgs.privacy.accounting import Plan
 from fedgs.privacy.budget import calibrate_noise

@@ -35,7 +35,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 from fedgs.shapes import Images, Labels, Latents, Scores, TensorDict
 
 NORM_EPSILON = 1e-10  # GS-WGAN source/ops.py, pixel_norm and l2_norm

@@ -23,7 +23,8 @@ from functools import lru_cache
 
 from torch import Tensor
 
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 from fedgs.mechanism.quantization import release_step
 
 FALSE_REJECTIONS = 1e-12  # at most, of one honest answer

@@ -44,7 +44,8 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 from fedgs.shapes import Images, Labels, TensorDict
 
 PIXEL_LEVELS = (255, 127, 63, 31, 15, 7, 3, 2)  # L: the values are 0, 1/L, ..., 1

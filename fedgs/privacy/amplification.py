@@ -47,7 +47,7 @@ import numpy.typing as npt
 from scipy import optimize
 from scipy.special import log_ndtr, ndtr
 
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 
 PLD_THEOREM = "amplification by sampling: dominating pair, PLD"
 RDP_THEOREM = "amplification by sampling: RDP, second opinion"

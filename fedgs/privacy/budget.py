@@ -21,7 +21,8 @@ from dataclasses import replace
 from decimal import ROUND_CEILING, Decimal
 
 from fedgs.cohorts.files import selection_costs
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 from fedgs.privacy.amplification import MOST_KINDS, SampledBound
 from fedgs.privacy.exposure import Exposure, Kind, columns_of
 from fedgs.privacy.gaussian import check_ranges, fixed_law

@@ -32,11 +32,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedgs.config.run_config import RunConfig, UserError
-from fedgs.files import make_folder, remove_temporaries
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
+from fedgs.files import make_folder, read_json, remove_temporaries, write_json
 from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
 from fedgs.privacy.ledger import Event, Ledger
-from fedgs.runs.run_folder import read_json, write_json
 
 WHOLE = "*"  # the name of every client that is a shard: their data set as a whole
 COUNT_REMEDY = "restore it from a copy: it is the record of the privacy spent"

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.privacy.ledger import Event
 
 DEPLOYED = (

@@ -40,7 +40,7 @@ from scipy import optimize
 from scipy.special import bdtr, bdtrc, log_ndtr, ndtr
 from scipy.stats import binom
 
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 
 _TAIL = 1e-18  # largest probability that is cut off a binomial law on either side
 

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.files import sync
 
 GENESIS = hashlib.sha256(b"fedgs ledger, version 1").hexdigest()

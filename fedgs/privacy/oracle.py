@@ -13,7 +13,7 @@ import io
 import warnings
 from typing import Any
 
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.privacy.accounting import Statement
 from fedgs.privacy.gaussian import check_ranges
 from fedgs.privacy.plan import Plan

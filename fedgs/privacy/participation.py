@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.privacy.amplification import MOST_KINDS, Sampled
 from fedgs.privacy.exposure import Draw, Exposure, Kind
 from fedgs.privacy.gaussian import Law, binomial_law, fixed_law

@@ -17,7 +17,8 @@ from functools import lru_cache
 from typing import Any
 
 from fedgs.config.hosting import Hosting, hosting
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 from fedgs.privacy.amplification import Sampled
 from fedgs.privacy.exposure import why_not_amplified
 from fedgs.privacy.gaussian import Law

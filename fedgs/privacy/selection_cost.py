@@ -44,7 +44,7 @@ from typing import Any, NamedTuple, cast
 
 from scipy import optimize  # pyright: ignore
 
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.privacy.amplification import Sampled, SampledBound
 from fedgs.privacy.gaussian import Law, fixed_law
 from fedgs.privacy.participation import Releases

@@ -19,7 +19,6 @@ import glob
 import hashlib
 import importlib.metadata
 import json
-import math
 import os
 import platform
 import shutil
@@ -28,17 +27,21 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from safetensors import SafetensorError, safe_open
-
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 from fedgs.files import (
+    REMEDY,
     TEMPORARY,
     append_whole,
     make_folder,
+    read_json,
+    read_tensors,
     remove_temporaries,
-    replacing,
     sync,
     temporary_path,
+    write_atomically,
+    write_json,
+    write_tensors,
 )
 from fedgs.privacy.ledger import LEDGER_REMEDY, Ledger
 
@@ -56,7 +59,6 @@ METRICS = "metrics.jsonl"
 OWN_FILES = (RECORD, GENERATOR, AVERAGE, METRICS)
 OWN_FILES += ("deployment.json", "nodes.json", "result.json")
 PACKAGES = ("torch", "torchvision", "flwr", "ray", "numpy", "autodp", "safetensors")
-REMEDY = "restore it from a backup, or start again with another --output"
 
 
 class Witness(NamedTuple):
@@ -480,111 +482,6 @@ def old_states(folder: Path, keep_round: int) -> list[Path]:
     rounds = state_rounds(folder)
     committed = [round for round in rounds if round <= keep_round][-1:]
     return [state_path(folder, r) for r in rounds[:-1] if r not in committed]
-
-
-# ------------------------------------------------------------------ files
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file durably; a reader sees the old or the new content, never half."""
-    with replacing(path) as file:
-        file.write(content)
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes a JSON object atomically."""
-    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
-
-
-def without_nan(value: Any) -> Any:
-    """Returns JSON values with None for what is not defined: JSON has no NaN.
-
-    Privacy: as private as the values.
-
-    >>> without_nan({"a": (1.0, float("nan"))})
-    {'a': [1.0, None]}
-    """
-    if isinstance(value, dict):
-        return {key: without_nan(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nan(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object.
-
-    Raises:
-        UserError: missing or malformed.
-    """
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); {REMEDY}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: is not a JSON object; {REMEDY}")
-    return content
-
-
-def write_tensors(
-    path: Path,
-    tensors: "TensorDict",
-    metadata: dict[str, str] | None = None,
-    recycle: Path | None = None,
-    is_durable: bool = False,
-) -> None:
-    """Writes tensors as safetensors, atomically; durable after `save_checkpoint`.
-
-    Privacy: the file is as private as the tensors.
-
-    Args:
-        path: the file; its folder is made.
-        tensors: on any device.
-        metadata: kept in the file's header.
-        recycle: a file that is not needed any more: overwriting it costs a third of
-            what new pages and their release do.
-        is_durable: have it on the disk when this returns.
-    """
-    from safetensors.torch import save
-
-    if is_durable:
-        make_folder(path.parent)
-    else:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    flat = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    with replacing(path, is_durable, recycle) as file:
-        file.write(save(flat, metadata))
-
-
-def read_tensors(path: Path) -> "tuple[TensorDict, dict[str, str]]":
-    """Reads a safetensors file and its metadata.
-
-    Privacy: output as private as the file.
-
-    Raises:
-        UserError: missing or corrupted.
-    """
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return tensors, file.metadata() or {}
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); {REMEDY}") from error
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    """Returns the metadata of a safetensors file; reads no tensor.
-
-    Raises:
-        UserError: missing or corrupted.
-    """
-    try:
-        with safe_open(path, framework="pt") as file:
-            return file.metadata() or {}
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); {REMEDY}") from error
 
 
 def versions() -> dict[str, Any]:

@@ -8,10 +8,12 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
+from fedgs.files import read_tensors, write_atomically
 from fedgs.gan.models import build_generator, sample_labels, sample_latents
 from fedgs.randomness import stream
-from fedgs.runs.run_folder import RunFolder, read_tensors, write_atomically
+from fedgs.runs.run_folder import RunFolder
 
 GRID_ROWS = 8
 SAMPLE_BATCH = 256

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedgs.audit.membership import audit_samples, nearest_distances
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 
 rng = np.random.default_rng(0)
 

@@ -11,8 +11,9 @@ import torch
 from fedgs.audit.canaries import Canaries, CanaryDiscriminators, CanaryNodes
 from fedgs.audit.finding import HOLDS, REFUTED, Finding
 from fedgs.audit.one_run import audit_run, best_guesses
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
+from fedgs.errors import UserError
 from fedgs.federation.training import RunStopped, run_rounds
 from fedgs.gan.discriminators import Discriminators
 from fedgs.mechanism.noise import NoiseStream

@@ -20,8 +20,9 @@ from deployed_grid import (  # noqa: F401
 )
 from experiments.commands.privacy import of_run
 from experiments.launch.submit import run_settings
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
 from fedgs.data import sources
+from fedgs.errors import UserError
 from fedgs.federation.messages import EVERYONE, clients_of
 from fedgs.federation.node import Node
 from fedgs.federation.preparation import resolve_deployed

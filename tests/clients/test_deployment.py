@@ -25,7 +25,7 @@ from deployed_grid import (  # noqa: F401
     fixture_server_process,
     fixture_undisturbed,
 )
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.federation.training import RunStopped
 from fedgs.privacy.client_limits import ClientRefused
 from fedgs.runs.run_folder import state_rounds

@@ -27,7 +27,7 @@ from deployed_grid import (  # noqa: F401
 )
 from events import read_events
 from fedgs import event_log
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.federation.training import RunStopped
 from fedgs.privacy import client_count
 from server import progress

@@ -29,7 +29,7 @@ from deployed_grid import (  # noqa: F401
     fixture_server_process,
     fixture_undisturbed,
 )
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.federation import node as node_module
 from fedgs.federation import round as round_module
 from fedgs.federation.round import select

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.federation.messages import one_line
 from hostile import COMPACT, EXACT, Case
 from hostile_table import CASES, ELSEWHERE, table

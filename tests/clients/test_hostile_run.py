@@ -22,13 +22,14 @@ from test_strategy import (  # noqa: F401
     start,
 )
 
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 from fedgs.federation.messages import FakeBatch
 from fedgs.federation.node import Node
 from fedgs.federation.round import draw_fakes, new_server, public_fakes
+from fedgs.files import read_tensors
 from fedgs.privacy.client_limits import ClientRefused, Limits
 from fedgs.privacy.ledger import Ledger
-from fedgs.runs.run_folder import read_tensors
 from tiny import tiny_config, tiny_data
 
 # ------------------------------------------------------------------ a hostile server

@@ -25,7 +25,7 @@ from flwr.supernode.nodestate import NodeStateFactory
 
 from clients import client_app, resident
 from clients.resident import POLL_LEAST, POLL_MOST, Waiting
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOP = resident._module("flwr.supernode.start_client_internal")

@@ -17,7 +17,6 @@ from fedgs.cohorts.files import (
     INCLUDED,
     Cohort,
     check_names,
-    keep_cohort,
     read_cohort,
     selection_condition,
     selection_costs,
@@ -34,8 +33,10 @@ from fedgs.cohorts.selection import (
     statements,
     write_plan,
 )
-from fedgs.config.run_config import RunConfig, UserError
-from fedgs.data.federated import load_data
+from fedgs.config.run_config import RunConfig
+from fedgs.data.cohort import keep_cohort
+from fedgs.data.load import load_data
+from fedgs.errors import UserError
 from fedgs.federation import local
 from fedgs.federation.preparation import resolve
 from fedgs.federation.training import RunStopped

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from experiments.recipes import overridden
 from fedgs.config.hosting import Hosting, hosting, read_sizes
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 from fedgs.federation import local
 from fedgs.federation.preparation import (
     clients_needed,

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from fedgs.config.run_config import RunConfig
-from fedgs.data.federated import FederatedImages, load_data, load_test_data
+from fedgs.data.federated import FederatedImages
+from fedgs.data.load import load_data, load_test_data
 
 
 def config(**settings):

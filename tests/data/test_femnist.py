@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 import femnist_files as files
-from fedgs.config.run_config import RunConfig, UserError
-from fedgs.data.federated import DataWarning, load_data, load_test_data
+from fedgs.config.run_config import RunConfig
+from fedgs.data.load import load_data, load_test_data
 from fedgs.data.readers.femnist import class_map
+from fedgs.data.records import DataWarning
+from fedgs.errors import UserError
 
 datasets = pytest.importorskip("datasets")
 pytest.importorskip("flwr_datasets")

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import femnist_files as files
-from fedgs.config.run_config import RunConfig, UserError
-from fedgs.data.federated import load_data
+from fedgs.config.run_config import RunConfig
+from fedgs.data.load import load_data
+from fedgs.errors import UserError
 
 datasets = pytest.importorskip("datasets")
 pytest.importorskip("flwr_datasets")

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedgs.config.run_config import RunConfig, UserError
-from fedgs.data.federated import DataWarning, load_data
+from fedgs.config.run_config import RunConfig
+from fedgs.data.load import load_data
+from fedgs.data.records import DataWarning
+from fedgs.errors import UserError
 
 PIXELS = np.random.default_rng(0).integers(256, size=(6, 28, 28), dtype=np.uint8)
 

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
 from fedgs.data.corruption import corrupt, corrupted, corrupted_clients
-from fedgs.data.federated import load_data, load_test_data
+from fedgs.data.load import load_data, load_test_data
+from fedgs.errors import UserError
 
 SIZES = {"ann": 20, "bob": 11, "cleo": 1, "dora": 40}
 NAMES = tuple(SIZES)

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedgs.config.run_config import RunConfig, UserError
-from fedgs.data.federated import DataWarning, load_data, load_test_data
+from fedgs.config.run_config import RunConfig
+from fedgs.data.load import load_data, load_test_data
+from fedgs.data.records import DataWarning
+from fedgs.errors import UserError
 
 datasets = pytest.importorskip("datasets")
 pytest.importorskip("flwr_datasets")

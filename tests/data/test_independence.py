@@ -14,9 +14,10 @@ from PIL import Image
 from test_sources import write_idx
 
 import femnist_files
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
 from fedgs.data import sources
-from fedgs.data.federated import load_data
+from fedgs.data.load import load_data
+from fedgs.errors import UserError
 
 RNG = np.random.default_rng(0)
 GREY = RNG.integers(256, size=(4, 28, 28), dtype=np.uint8)

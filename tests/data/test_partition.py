@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
 from fedgs.data.partition import DIGITS_NUM_CLIENTS, by_client, dirichlet, iid, split
+from fedgs.errors import UserError
 
 LABELS = np.arange(600) % 10
 OWNERS = np.array(["bob", "ann", "bob", "cleo", "ann", "bob"])

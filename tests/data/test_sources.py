@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedgs.config.run_config import RunConfig, UserError
-from fedgs.data.federated import load_data, load_test_data
+from fedgs.config.run_config import RunConfig
+from fedgs.data.load import load_data, load_test_data
+from fedgs.errors import UserError
 
 PIXELS = np.random.default_rng(0).integers(256, size=(12, 28, 28), dtype=np.uint8)
 LABELS = np.arange(12) % 10

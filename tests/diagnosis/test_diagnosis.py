@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from scipy.ndimage import rotate as turn
 from scipy.ndimage import zoom
 
-from fedgs.config.run_config import UserError
 from fedgs.diagnosis import diagnosis, group_features
 from fedgs.diagnosis.diagnosis import INVERT, OTHER, ROTATE, Rule, diagnose
+from fedgs.errors import UserError
 from fedgs.evaluation.images import LabelledImages
 
 G = 4

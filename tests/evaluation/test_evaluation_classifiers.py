@@ -5,7 +5,7 @@ import pytest
 
 from evaluation_data import NUM_CLASSES, labelled
 from experiments.paper import paper_tables
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.evaluation import classifiers
 from fedgs.evaluation.classifiers import NAMES, Task, build, run_classifiers
 from fedgs.evaluation.images import LabelledImages

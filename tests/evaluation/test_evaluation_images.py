@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from evaluation_data import labelled, write_mnist
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 from fedgs.evaluation import images
 from fedgs.evaluation.images import LabelledImages, RealImages
 

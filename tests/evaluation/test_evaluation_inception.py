@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.evaluation import inception, quality
 
 

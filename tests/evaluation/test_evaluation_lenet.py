@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from evaluation_data import NUM_CLASSES, labelled
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 from fedgs.evaluation import lenet
 from fedgs.evaluation.images import RealImages, load_real
 from tiny import record_calls

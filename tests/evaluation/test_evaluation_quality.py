@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.linalg import sqrtm
 
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.evaluation.quality import (
     fid,
     inception_score,

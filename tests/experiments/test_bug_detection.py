@@ -23,10 +23,11 @@ from fedgs.cohorts.files import (
     selection_costs,
     write_cohort,
 )
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
 from fedgs.data.corruption import corrupted_clients
-from fedgs.data.federated import load_data
+from fedgs.data.load import load_data
 from fedgs.diagnosis.diagnosis import Rule
+from fedgs.errors import UserError
 from fedgs.federation import local
 from fedgs.federation.training import RunStopped
 from fedgs.privacy.accounting import statements

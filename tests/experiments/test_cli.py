@@ -18,10 +18,12 @@ from PIL import Image
 from experiments.cli import main as cli
 from experiments.commands import train as running
 from experiments.paper import scores
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 from fedgs.federation import preparation
+from fedgs.files import write_json
 from fedgs.privacy.ledger import Ledger
-from fedgs.runs.run_folder import RunFolder, write_json
+from fedgs.runs.run_folder import RunFolder
 from tiny import NUM_CLASSES, SIDE, write_tiny_npz
 
 TINY = {

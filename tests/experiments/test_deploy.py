@@ -32,7 +32,8 @@ from experiments.launch import certs as deploy_certs
 from experiments.launch import commands as deploy_commands
 from experiments.launch import submit as deploy_submit
 from experiments.launch.superlink import Guard, networks_of
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 
 PLAN = {
     "num_clients": "2",

@@ -33,7 +33,7 @@ from experiments.commands.deploy_status import (
 from experiments.launch.certs import make_certificates
 from experiments.launch.health import Server
 from fedgs import event_log
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.federation import local
 from fedgs.privacy.ledger import Ledger
 from fedgs.process import start_of

@@ -13,7 +13,7 @@ from experiments.paper.gradient_norms import MOST_NORMS, Norms, probe, read_norm
 from experiments.paper.privacy_utility import parse_values, variations
 from experiments.paper.scales import configured
 from experiments.paper.stored_runs import generator_of, snapshot_rounds
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.federation import local
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from experiments.recipes import RECIPES, recipe
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
 from fedgs.data.partition import DIGITS_NUM_CLIENTS
+from fedgs.errors import UserError
 
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 LEFT_TO_THE_USER = ("data", "data_dir", "download", "output", "engine")

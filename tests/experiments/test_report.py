@@ -14,7 +14,7 @@ from experiments.cli.main import main
 from experiments.commands import privacy as privacy_report
 from experiments.report import curves as report_curves
 from experiments.report.page import read_page, render, report
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from report_folders import make_debug, make_run
 
 

@@ -27,7 +27,7 @@ from experiments.paper.communication import (
 from experiments.paper.communication import main as show_weights
 from experiments.paper.result_lines import ResultLines, read_lines
 from experiments.paper.scales import configured, label
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.federation.messages import RECORD
 from fedgs.federation.training import RunStopped
 from fedgs.mechanism.quantization import pack_release, release_step, to_grid

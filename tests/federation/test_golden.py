@@ -12,13 +12,8 @@ from pathlib import Path
 import pytest
 
 from fedgs.federation import local
-from fedgs.runs.run_folder import (
-    RunFolder,
-    read_json,
-    read_tensors,
-    versions,
-    write_json,
-)
+from fedgs.files import read_json, read_tensors, write_json
+from fedgs.runs.run_folder import RunFolder, versions
 from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
 
 GOLDEN = Path(__file__).parents[1] / "golden"

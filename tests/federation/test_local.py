@@ -13,14 +13,15 @@ from PIL import Image
 from safetensors import safe_open
 
 from experiments.commands import privacy as privacy_report
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.federation import local
 from fedgs.federation.training import RunStopped
+from fedgs.files import read_tensors
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
 from fedgs.privacy.participation import COUNT_THEOREM
 from fedgs.runs import run_folder
-from fedgs.runs.run_folder import RunFolder, node_folder, read_tensors, state_rounds
+from fedgs.runs.run_folder import RunFolder, node_folder, state_rounds
 from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
 
 ROUNDS = 6

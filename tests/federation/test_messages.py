@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 from fedgs.federation.messages import (
     EVERYONE,
     FakeBatch,

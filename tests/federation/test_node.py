@@ -8,16 +8,18 @@ import pytest
 import torch
 
 import fedgs.federation.node
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 from fedgs.federation.messages import FakeBatch
 from fedgs.federation.node import Node, mark_of
 from fedgs.federation.round import draw_fakes, new_server, public_fakes
+from fedgs.files import read_tensors
 from fedgs.gan.discriminators import Discriminators
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.privacy.client_limits import ClientRefused, Limits
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
-from fedgs.runs.run_folder import node_folder, read_tensors, state_path, state_rounds
+from fedgs.runs.run_folder import node_folder, state_path, state_rounds
 from tiny import SIZES, digest, tiny_config, tiny_data
 
 

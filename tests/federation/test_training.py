@@ -14,7 +14,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 from fedgs.federation import checkpoint, preparation, training
 from fedgs.federation.messages import FakeBatch
 from fedgs.federation.training import BudgetSpent, RunStopped, nodes_of, run_rounds

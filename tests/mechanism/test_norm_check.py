@@ -9,7 +9,8 @@ import torch
 from scipy.stats import binom, chi2
 from torch import Tensor
 
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 from fedgs.federation.round import draw_fakes, new_server, server_round
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.norm_check import FALSE_REJECTIONS, check_norms, largest_norm

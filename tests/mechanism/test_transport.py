@@ -23,7 +23,7 @@ from test_strategy import (  # noqa: F401
 from torch import Tensor
 
 from fedgs.config.run_config import RunConfig
-from fedgs.data.federated import load_data
+from fedgs.data.load import load_data
 from fedgs.federation import local
 from fedgs.federation.messages import (
     FakeBatch,

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 from fedgs.privacy.accounting import SEEDED, statements, statements_from_ledger
 from fedgs.privacy.gaussian import binomial_epsilon, delta_from_mu, epsilon_from_mu
 from fedgs.privacy.oracle import AutodpMissing, as_published

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.privacy import amplification
 from fedgs.privacy.amplification import (
     LEAST_RATIO,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.privacy import amplification
 from fedgs.privacy.accounting import statements, statements_from_ledger
 from fedgs.privacy.amplification import PLD_THEOREM

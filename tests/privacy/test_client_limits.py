@@ -8,7 +8,8 @@ import pytest
 
 from experiments.cli.main import main
 from experiments.commands import train as running
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 from fedgs.federation.preparation import resolve
 from fedgs.federation.round import draw_fakes, new_server
 from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost

@@ -10,7 +10,8 @@ import pytest
 
 from experiments.commands import privacy as privacy_report
 from fedgs.cohorts.files import EXCLUDED, GIVEN, Cohort, selection_costs, write_cohort
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 from fedgs.federation import local
 from fedgs.federation.preparation import resolve, with_noise
 from fedgs.federation.training import BudgetSpent

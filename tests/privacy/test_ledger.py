@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.privacy.ledger import GENESIS, Event, Ledger
 
 

@@ -8,7 +8,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from fedgs.privacy.gaussian import Law, binomial_law, delta_from_mu, fixed_law
 from fedgs.privacy.participation import Releases
 from fedgs.privacy.selection_cost import Composed, SelectionCost

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 from scipy.stats import binom
 
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 from fedgs.privacy.accounting import (
     Run,
     statements,

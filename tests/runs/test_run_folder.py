@@ -14,18 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
+from fedgs.files import read_json, write_json, write_tensors
 from fedgs.privacy.budget import is_spent
 from fedgs.privacy.ledger import Event, Ledger
 from fedgs.runs import run_folder
-from fedgs.runs.run_folder import (
-    RunFolder,
-    read_json,
-    state_path,
-    state_rounds,
-    write_json,
-    write_tensors,
-)
+from fedgs.runs.run_folder import RunFolder, state_path, state_rounds
 from tiny import tiny_config
 
 LOCKER = "import fcntl, sys; file = open(sys.argv[1], 'w'); "

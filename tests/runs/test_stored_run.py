@@ -14,7 +14,8 @@ import torch
 
 from fedgs.federation import local
 from fedgs.federation.preparation import resolve
-from fedgs.runs.run_folder import RunFolder, read_tensors
+from fedgs.files import read_tensors
+from fedgs.runs.run_folder import RunFolder
 
 STORED = Path(__file__).parents[1] / "golden" / "run-before-the-rooms"
 

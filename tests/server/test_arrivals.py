@@ -21,7 +21,7 @@ from flwr.supercore.run import Run
 from flwr.superlink.grid import HttpGrid
 
 from deployed_grid import fixture_server_process  # noqa: F401
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
 from server.asking import LOST_CODES, OVER_HTTP, Asking
 from server.server_app import _hasten
 

@@ -21,8 +21,9 @@ import pytest
 
 from experiments.launch import flower_engine
 from fedgs import process
-from fedgs.config.run_config import RunConfig, UserError
-from fedgs.data.federated import load_data
+from fedgs.config.run_config import RunConfig
+from fedgs.data.load import load_data
+from fedgs.errors import UserError
 from fedgs.federation import local
 from fedgs.federation.preparation import resolve
 from fedgs.privacy.ledger import Ledger

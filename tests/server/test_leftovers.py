@@ -13,12 +13,12 @@ from test_run_folder import TENSORS, event
 
 from clients import site as deployment
 from clients.site import Site
-from fedgs.config.run_config import UserError
-from fedgs.files import remove_temporaries
+from fedgs.errors import UserError
+from fedgs.files import remove_temporaries, write_tensors
 from fedgs.privacy.client_count import ReleaseCount
 from fedgs.privacy.client_limits import Limits
 from fedgs.process import TOKEN_VARIABLE, processes_of
-from fedgs.runs.run_folder import RunFolder, node_folder, state_path, write_tensors
+from fedgs.runs.run_folder import RunFolder, node_folder, state_path
 from tiny import tiny_config
 
 KILLED = """

@@ -20,7 +20,7 @@ import pytest
 from events import read_events
 from experiments.launch.certs import make_certificates
 from fedgs.config.run_config import RunConfig
-from fedgs.data.federated import load_data
+from fedgs.data.load import load_data
 from fedgs.federation import local
 from fedgs.federation.preparation import resolve
 from fedgs.privacy.ledger import Ledger

@@ -23,9 +23,9 @@ from experiments.launch import supervisor as deploy_supervisor
 from experiments.launch.certs import make_certificates
 from experiments.launch.supervisor import ServerEnded, Supervisor
 from fedgs import process
-from fedgs.config.run_config import UserError
+from fedgs.errors import UserError
+from fedgs.files import read_json
 from fedgs.process import SERVER_VARIABLE, processes_of, start_of
-from fedgs.runs.run_folder import read_json
 from hosts import Machines, words
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]

@@ -25,16 +25,17 @@ from deployed_grid import (  # noqa: F401
     fixture_log,
     fixture_server_process,
 )
-from fedgs.config.run_config import UserError
-from fedgs.data.federated import load_data
+from fedgs.data.load import load_data
+from fedgs.errors import UserError
 from fedgs.federation import local, node
 from fedgs.federation.node import Node
 from fedgs.federation.training import RunStopped
+from fedgs.files import read_tensors
 from fedgs.privacy.client_count import ReleaseCount, release_event
 from fedgs.privacy.client_limits import Limits
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
-from fedgs.runs.run_folder import RunFolder, node_folder, read_tensors, state_rounds
+from fedgs.runs.run_folder import RunFolder, node_folder, state_rounds
 from server import strategy
 from server.strategy import GsWgan
 from tiny import FULL_PARTICIPATION, tiny_config, write_tiny_npz

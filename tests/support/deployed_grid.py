@@ -21,7 +21,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from clients import workers as state
 from clients.client_app import app as client_app
 from fedgs.config.run_config import RunConfig
-from fedgs.data.federated import load_data
+from fedgs.data.load import load_data
 from fedgs.federation import local
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder

@@ -21,8 +21,8 @@ import torch
 from test_multihost import PORT, SETTINGS, undisturbed, write_digits
 
 from experiments.launch.certs import make_certificates
+from fedgs.files import read_tensors
 from fedgs.privacy.ledger import Ledger
-from fedgs.runs.run_folder import read_tensors
 from hosts import Machines, Network, words
 
 FLWR = str(Path(sys.executable).with_name("flwr"))

@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
 from fedgs.data.readers import hugging_face
 from fedgs.data.readers.hugging_face import Options, Reading
-from fedgs.data.records import LIGHT, Gathering, Records, some
+from fedgs.data.records import LIGHT, Gathering, Records
+from fedgs.errors import UserError, some
 
 SIDE = 28
 NUM_CLASSES = 62

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 
 UNSUITED = ("Partitioner", "IdToSizeFncPartitioner")  # abstract; takes a function
 

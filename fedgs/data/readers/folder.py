@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
 from fedgs.data.readers.labels import number_of_classes, numbered
 from fedgs.data.readers.pictures import read_picture
-from fedgs.data.records import DARK, Gathering, Records, resize, some
+from fedgs.data.records import DARK, Gathering, Records, resize
+from fedgs.errors import UserError, some
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 LAYOUT = "give CLIENT/LABEL/*.png, or CLIENT/*.png without labels"

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
 from fedgs.data.readers.flower_partitions import parse_toml, partitions
 from fedgs.data.readers.labels import number_of_classes, numbered
 from fedgs.data.readers.pictures import read_picture
-from fedgs.data.records import DARK, Gathering, Records, resize, some
+from fedgs.data.records import DARK, Gathering, Records, resize
+from fedgs.errors import UserError, some
 
 INSTALL = (
     "run `pip install datasets matplotlib seaborn` and then "

@@ -9,8 +9,9 @@ machines of a deployment.
 import unicodedata
 from collections.abc import Iterable
 
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
 from fedgs.data.records import MOST_CLASSES
+from fedgs.errors import UserError
 
 
 def numbered(config: RunConfig, names: Iterable[str]) -> dict[str, int]:

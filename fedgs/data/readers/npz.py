@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgs.config.run_config import RunConfig, UserError
+from fedgs.config.run_config import RunConfig
 from fedgs.data.records import Records
+from fedgs.errors import UserError
 
 ERRORS = (  # what numpy and zipfile raise on damaged or hostile files
     OSError,

@@ -1,0 +1,62 @@
+"""The clients of a run's cohort, picked from all that the data has."""
+
+import dataclasses
+from pathlib import Path
+
+from fedgs.cohorts.files import read_cohort
+from fedgs.config.run_config import RunConfig
+from fedgs.data.federated import FederatedImages
+from fedgs.errors import UserError, some
+
+
+def for_all_clients(config: RunConfig) -> RunConfig:
+    """Returns the configuration that loads every client for `keep_cohort` to choose.
+
+    `num_clients` then counts clients of the cohort, so it must not cut the data before.
+
+    Privacy: public.
+    """
+    if config.cohort is None:
+        return config
+    return dataclasses.replace(
+        config, num_clients=None, node_sizes=None, partition="by-client"
+    )
+
+
+def keep_cohort(config: RunConfig, data: FederatedImages) -> FederatedImages:
+    """Keeps the clients of the run's cohort, in the data's order.
+
+    Privacy: reads private data; output private. Reads the names alone.
+
+    Args:
+        config: with `cohort`, and `num_clients` for the first of them; without
+            `cohort` nothing changes.
+        data: of all clients.
+
+    Raises:
+        UserError: an unreadable file, names that the data does not have, or fewer than
+            num_clients.
+    """
+    if config.cohort is None:
+        return data
+    wanted = set(read_cohort(Path(config.cohort)).names)
+    if unknown := sorted(wanted - set(data.client_names)):
+        raise UserError(
+            f"cohort = {config.cohort}: data = {config.data} has no client "
+            f"{some(map(repr, unknown))} ({len(unknown)} of {len(wanted)} names); give "
+            "--cohort a file of this data's clients"
+        )
+    count = config.num_clients or len(wanted)
+    if count > len(wanted):
+        raise UserError(
+            f"num_clients = {count}: cohort = {config.cohort} has {len(wanted)} "
+            f"clients; give --num-clients at most {len(wanted)}"
+        )
+    kept = [i for i, name in enumerate(data.client_names) if name in wanted][:count]
+    tests = data.client_test_records
+    return dataclasses.replace(
+        data,
+        client_records=tuple(data.client_records[i] for i in kept),
+        client_names=tuple(data.client_names[i] for i in kept),
+        client_test_records=tuple(tests[i] for i in kept) if tests else (),
+    )
