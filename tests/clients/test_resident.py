@@ -157,8 +157,8 @@ def test_a_second_client_on_a_state_directory_is_refused(tmp_path):
     command = [sys.executable, "-c", code, str(tmp_path / "state")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    impatient = "import sys; from clients import deployment, resident; "
-    impatient += "deployment.LOCK_SECONDS = 0.2; resident.main(sys.argv[1:])"
+    impatient = "import sys; from clients import resident, site; "
+    impatient += "site.LOCK_SECONDS = 0.2; resident.main(sys.argv[1:])"
     with subprocess.Popen(command, env=env, **pipes) as first:
         assert first.stdout.readline() == b"1\n"
         second = subprocess.run(

@@ -23,7 +23,7 @@ RNG = np.random.default_rng(0)
 GREY = RNG.integers(256, size=(4, 28, 28), dtype=np.uint8)
 INK = (GREY > 127).astype(np.float64)  # only 0 and 1: of either range
 OWNERS = np.array(["ann", "ann", "bob", "bob"])
-pytestmark = pytest.mark.filterwarnings("ignore::fedgs.data.DataWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::fedgs.data.records.DataWarning")
 
 
 def _npz(root: Path, images, labels, clients=OWNERS) -> dict[str, object]:
