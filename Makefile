@@ -13,7 +13,7 @@ CANDIDATES := python3.11 python3.12 python3 python
 ORDINARY := not slow and not gpu and not network and not paper and not browser and not multihost
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-all browser multihost incidents golden bench clean
+.PHONY: help setup demo check docs test test-all browser multihost incidents golden bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,11 +23,14 @@ setup: $(STAMP) ## Create .venv with Python 3.11 or 3.12 and the pinned packages
 demo: $(STAMP) ## Train on the embedded digits through Flower and show the result
 	$(BIN)/fedgs demo
 
-check: $(STAMP) ## Lint, formatting, types and the import rule
+check: $(STAMP) docs ## Lint, formatting, types, the import rule, the documentation
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/python -m pyright
 	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_repository.py
+
+docs: $(STAMP) ## The documentation as a site, in site/: pages, reference, tutorials
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 test: $(STAMP) ## The ordinary tests: on the CPU, offline, under five minutes
 	$(BIN)/python -m pytest -m "$(ORDINARY)" -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
@@ -51,7 +54,7 @@ bench: $(STAMP) ## Measure speed and memory on this machine
 	$(BIN)/python -m experiments.bench
 
 clean: ## Remove caches and built packages (never .venv or runs)
-	rm -rf build dist *.egg-info *.fab .benchmarks .hypothesis .pytest_cache .ruff_cache
+	rm -rf build dist site *.egg-info *.fab .benchmarks .hypothesis .pytest_cache .ruff_cache
 	find fedgs clients server experiments tests -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # The interpreter is tried, not only looked up: a version manager's shim may exist
