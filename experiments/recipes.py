@@ -10,11 +10,11 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedgs.config.run_config import (
+from fedgs.config.run_config import RunConfig
+from fedgs.config.settings import (
     REFERENCE_NOISE_MULTIPLIER,
     REFERENCE_NUM_CLIENTS,
     REFERENCE_NUM_ROUNDS,
-    RunConfig,
 )
 from fedgs.errors import UserError
 

@@ -13,7 +13,12 @@ FORBIDDEN = {  # experiments -> server, clients -> fedgs -> torch, numpy, scipy
     "experiments": set[str](),
 }
 TORCH_FREE = [
-    *(f"fedgs/config/{n}.py" for n in ("run_config", "checks", "fields", "hosting")),
+    *(
+        f"fedgs/config/{name}.py"
+        for name in (
+            *("checks", "conditions", "fields", "hosting", "run_config", "settings"),
+        )
+    ),
     *(
         f"fedgs/privacy/{name}.py"
         for name in (

@@ -13,7 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from experiments.recipes import RECIPES, overridden, recipe
-from fedgs.config.run_config import GROUPS, RunConfig, field_type
+from fedgs.config.run_config import RunConfig
+from fedgs.config.settings import GROUPS, field_type
 from fedgs.errors import UserError
 
 READING = (  # of real data: where it is and how to read it

@@ -18,7 +18,8 @@ from experiments.launch.certs import check_name
 from experiments.launch.commands import connection, toml_value
 from experiments.launch.flower_app import TRAINING, app_project
 from experiments.launch.processes import file_of, show
-from fedgs.config.run_config import RunConfig, check_submitted
+from fedgs.config.checks import check_submitted
+from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 
 SERVER = "server"  # the connection's name in config.toml

@@ -17,7 +17,8 @@ from PIL import Image
 from experiments.commands import privacy as privacy_report
 from experiments.paper.result_lines import read_lines
 from fedgs.cohorts.files import selection_costs
-from fedgs.config.run_config import GROUPS, RunConfig
+from fedgs.config.run_config import RunConfig
+from fedgs.config.settings import GROUPS
 from fedgs.errors import UserError
 from fedgs.files import read_json
 from fedgs.privacy.accounting import Run, Statement, statements_of_runs

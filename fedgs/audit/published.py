@@ -15,11 +15,8 @@ import numpy as np
 
 from fedgs.audit.finding import CONFIDENCE, Finding
 from fedgs.audit.mechanism import CHOICE_SHARE, asked, bound_epsilon, node_scores
-from fedgs.config.run_config import (
-    REFERENCE_NOISE_MULTIPLIER,
-    REFERENCE_NUM_CLIENTS,
-    RunConfig,
-)
+from fedgs.config.run_config import RunConfig
+from fedgs.config.settings import REFERENCE_NOISE_MULTIPLIER, REFERENCE_NUM_CLIENTS
 from fedgs.privacy.gaussian import binomial_epsilon
 from fedgs.privacy.oracle import autodp_epsilon
 from fedgs.privacy.plan import noise_ratio

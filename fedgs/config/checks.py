@@ -1,17 +1,15 @@
-"""Which settings contradict each other; `fedgs.config.run_config` checks each alone.
+"""Which settings contradict each other; `fedgs.config.fields` checks each alone.
 
 Every check raises UserError naming the setting, its value and the remedy. This module
 imports no tensor library.
 """
 
 import re
-from typing import TYPE_CHECKING
 
+from fedgs.config.conditions import DEPLOYED, REFUSAL_TELLS, why_not_amplified
 from fedgs.config.hosting import read_sizes, shortened
+from fedgs.config.settings import Settings
 from fedgs.errors import UserError
-
-if TYPE_CHECKING:
-    from fedgs.config.run_config import RunConfig
 
 FEMNIST_CLASSES = ("all", "merged", "digits", "letters", "merged-letters")
 NODE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"  # also a file's name: of its key
@@ -20,7 +18,7 @@ NODE_NAME_RULE = (
 )
 
 
-def check_model(config: "RunConfig") -> None:
+def check_model(config: Settings) -> None:
     """Checks the shapes of images and the device."""
     if config.image_size not in (16, 28, 32, 64):
         raise UserError(
@@ -34,7 +32,7 @@ def check_model(config: "RunConfig") -> None:
         raise UserError(f"device = {config.device!r}: give --device cpu or cuda")
 
 
-def _check_classes(config: "RunConfig", kind: str) -> None:
+def _check_classes(config: Settings, kind: str) -> None:
     shown = f"classes = {config.classes!r}"
     if kind == "femnist" and config.classes not in FEMNIST_CLASSES:
         raise UserError(
@@ -50,7 +48,7 @@ def _check_classes(config: "RunConfig", kind: str) -> None:
         raise UserError(f"{shown}: give --classes each name once, as in cat,dog")
 
 
-def check_data(config: "RunConfig") -> None:
+def check_data(config: Settings) -> None:
     """Checks that the settings of the data fit their source."""
     kind = config.data.partition(":")[0]
     if config.download and config.data_dir is None and kind not in ("femnist", "hf"):
@@ -87,7 +85,7 @@ def check_data(config: "RunConfig") -> None:
         )
 
 
-def check_node_sizes(config: "RunConfig") -> None:
+def check_node_sizes(config: Settings) -> None:
     """Checks the number of clients of each node."""
     if config.node_sizes is None:
         return
@@ -100,7 +98,7 @@ def check_node_sizes(config: "RunConfig") -> None:
         )
 
 
-def check_federation(config: "RunConfig") -> None:
+def check_federation(config: Settings) -> None:
     """Checks the clients, nodes and participants of a round."""
     num_clients, per_round = config.num_clients, config.clients_per_round
     if config.client_selection == "all":
@@ -135,7 +133,7 @@ def check_federation(config: "RunConfig") -> None:
         )
 
 
-def check_nodes(config: "RunConfig") -> None:
+def check_nodes(config: Settings) -> None:
     """Checks the names of a deployment's nodes."""
     names = config.node_names
     if not names:
@@ -162,13 +160,13 @@ def check_nodes(config: "RunConfig") -> None:
         )
 
 
-def _nodes(config: "RunConfig") -> str:
+def _nodes(config: Settings) -> str:
     if config.node_sizes is None:
         return f"clients_per_node = {config.clients_per_node}"
     return f"node_sizes = {shortened(config.node_sizes)}"
 
 
-def check_privacy(config: "RunConfig") -> None:
+def check_privacy(config: Settings) -> None:
     """Checks the noise, the accounting's conditions and the basis."""
     if config.target_epsilon is not None and config.noise_multiplier == 0:
         raise UserError(
@@ -186,10 +184,7 @@ def check_privacy(config: "RunConfig") -> None:
         )
 
 
-def _check_amplification(config: "RunConfig") -> None:
-    from fedgs.privacy.client_limits import REFUSAL_TELLS
-    from fedgs.privacy.exposure import DEPLOYED, why_not_amplified  # needs fedgs.config
-
+def _check_amplification(config: Settings) -> None:
     if config.nodes is not None:
         raise UserError(
             f"amplification = True: refused: nodes = {shortened(config.nodes)}: "
@@ -212,7 +207,7 @@ def _check_amplification(config: "RunConfig") -> None:
         raise UserError(f"amplification = True: refused: {reason}; {remedy}")
 
 
-def _check_collusion(config: "RunConfig") -> None:
+def _check_collusion(config: Settings) -> None:
     colluding = config.colluding_nodes
     if config.engine == "local":
         raise UserError(
@@ -230,7 +225,7 @@ def _check_collusion(config: "RunConfig") -> None:
             )
 
 
-def check_training(config: "RunConfig") -> None:
+def check_training(config: Settings) -> None:
     """Checks the fakes of a round."""
     fakes = config.fakes_per_round
     if fakes is not None and fakes < config.batch_size:
@@ -240,11 +235,24 @@ def check_training(config: "RunConfig") -> None:
         )
 
 
-def check_runtime(config: "RunConfig") -> None:
+def check_runtime(config: Settings) -> None:
     """Checks the use of a GPU."""
     if config.gpu_fraction and config.device == "cpu":
         raise UserError(
             f"gpu_fraction = {config.gpu_fraction}: give --device cuda with it"
+        )
+
+
+def check_submitted(config: Settings) -> None:
+    """Refuses a deployed run whose selection every client could compute.
+
+    Raises:
+        UserError: selection_seed is set: Flower sends all settings to every client.
+    """
+    if config.selection_seed is not None:
+        raise UserError(
+            f"selection_seed = {config.selection_seed}: Flower hands a submitted run's "
+            "settings to every client; leave out --selection-seed, the server draws it"
         )
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 from fedgs.cohorts.files import selection_costs
-from fedgs.config.run_config import RunConfig, check_submitted
+from fedgs.config.checks import check_submitted
+from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.errors import UserError

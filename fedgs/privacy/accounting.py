@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
+from fedgs.config.conditions import DEPLOYED
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.privacy.amplification import (
@@ -33,7 +34,7 @@ from fedgs.privacy.amplification import (
 )
 from fedgs.privacy.budget import is_spent
 from fedgs.privacy.client_limits import why_limits_refuse
-from fedgs.privacy.exposure import DEPLOYED, Exposure
+from fedgs.privacy.exposure import Exposure
 from fedgs.privacy.gaussian import check_ranges
 from fedgs.privacy.ledger import Event
 from fedgs.privacy.participation import Releases, Together

@@ -30,6 +30,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedgs.config.conditions import REFUSAL_TELLS
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.privacy.amplification import LEAST_RATIO
@@ -38,9 +39,6 @@ from fedgs.privacy.plan import RELATIONS, noise_ratio
 
 if TYPE_CHECKING:  # torch is imported where tensors are
     from fedgs.federation.messages import FakeBatch
-
-
-REFUSAL_TELLS = "a client's refusal tells how often it was selected"
 
 
 class ClientRefused(UserError):

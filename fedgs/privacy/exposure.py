@@ -12,54 +12,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fedgs.config.conditions import why_not_amplified
 from fedgs.errors import UserError
 from fedgs.privacy.ledger import Event
-
-DEPLOYED = (
-    "in a deployment every node knows when it is asked, and the network sees which "
-    "nodes answer"
-)  # so amplification, whose condition is that nobody learns it, is never claimed there
-
-
-def why_not_amplified(
-    client_selection: str,
-    discriminator_training: str,
-    largest_node: int = 1,
-    clients_per_round: int | None = None,
-    num_clients: int | None = None,
-) -> str:
-    """Returns which condition of amplification fails; "" if all that is known hold.
-
-    That nobody outside the server learns who was selected is the user's promise.
-
-    Privacy: public.
-
-    Args:
-        client_selection: as in `RunConfig`, as all others.
-        discriminator_training: selected, every_round or frozen.
-        largest_node: most clients on one node.
-        clients_per_round: m; None is unknown.
-        num_clients: K; None is unknown.
-
-    Source: docs/privacy.md, "Which theorem may be used when", 2.
-    """
-    everybody = num_clients is not None and clients_per_round == num_clients
-    if client_selection == "all" or everybody:
-        return "every client takes part in every round, so nothing is sampled"
-    if client_selection != "uniform":
-        return f"client_selection = {client_selection} does not draw each round anew"
-    if discriminator_training == "selected":
-        return (
-            "discriminator_training = selected: only the selected client trains, so a "
-            "later release of another client can tell who was selected before"
-        )
-    if largest_node > 1 and (num_clients is None or largest_node < num_clients):
-        return (
-            f"clients_per_node or node_sizes: a node hosts up to {largest_node} "
-            "clients, so how many nodes answer, hence the noise, depends on who is "
-            "selected"
-        )
-    return ""
 
 
 class Draw(NamedTuple):

@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import Any
 
+from fedgs.config.conditions import why_not_amplified
 from fedgs.config.hosting import Hosting, hosting
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.privacy.amplification import Sampled
-from fedgs.privacy.exposure import why_not_amplified
 from fedgs.privacy.gaussian import Law
 from fedgs.privacy.ledger import Event
 from fedgs.privacy.participation import planned_law
@@ -182,7 +182,7 @@ class Plan:
         return planned_law(selection, self.num_rounds, *clients)
 
     def why_not_amplified(self, selection: str) -> str:
-        """Returns `fedgs.privacy.exposure.why_not_amplified` for a client_selection."""
+        """Returns what `fedgs.config.conditions` says of a client_selection."""
         return why_not_amplified(
             selection,
             self.discriminator_training,

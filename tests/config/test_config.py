@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from experiments.cli.flags import configure
-from fedgs.config.run_config import GROUPS, RunConfig, field_type
+from fedgs.config.run_config import RunConfig
+from fedgs.config.settings import GROUPS, field_type
 from fedgs.errors import UserError
 from tiny import tiny_config
 

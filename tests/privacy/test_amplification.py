@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import norm
 
+from fedgs.config.conditions import why_not_amplified
 from fedgs.errors import UserError
 from fedgs.privacy import amplification
 from fedgs.privacy.amplification import (
@@ -23,7 +24,6 @@ from fedgs.privacy.amplification import (
     hockey_stick,
     naive_epsilon,
 )
-from fedgs.privacy.exposure import why_not_amplified
 from fedgs.privacy.gaussian import binomial_epsilon, delta_from_mu
 
 # The paper's central run: one draw per round, and a draw for every fake.

@@ -1,0 +1,547 @@
+"""Every setting of a run as a field, and what follows from the fields alone.
+
+The field names are the public names: TOML keys, command-line flags (with `-` for `_`),
+Flower's `[tool.flwr.app.config]` and the run folder's `config.json` all use them.
+`fedgs.config.fields.option` declares one field and its range, `fedgs.config.checks`
+checks combinations, `fedgs.config.run_config` reads and writes. This module imports no
+tensor library.
+"""
+
+import dataclasses
+import typing
+import unicodedata
+from dataclasses import dataclass
+
+from fedgs.config.fields import check_range, coerced, option, scalar_type
+from fedgs.config.hosting import Hosting, hosting, read_sizes
+from fedgs.errors import UserError
+
+# GS-WGAN source/config.py defaults, as published (Chen, Orekondy, Fritz, NeurIPS 2020).
+REFERENCE_NOISE_MULTIPLIER = 1.07
+REFERENCE_NUM_CLIENTS = 1000
+REFERENCE_NUM_ROUNDS = 20_000
+REFERENCE_WARM_START_ROUNDS = 2_000
+
+GROUPS = ("Data", "Federation", "Privacy", "Training", "Model", "Runtime")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one run and what follows from them; use `RunConfig`.
+
+    Nothing here may be computed from private data.
+    """
+
+    # Data
+    data: str = option(
+        "digits",
+        "Data",
+        "digits, mnist, fashion-mnist, mnist-by-writer, femnist, femnist:PATH, "
+        "folder:PATH, npz:PATH or hf:NAME.",
+    )
+    data_dir: str | None = option(
+        None,
+        "Data",
+        "Folder in torchvision's layout, for example with MNIST/raw; for femnist and "
+        "hf:NAME the Hugging Face cache.",
+    )
+    download: bool = option(False, "Data", "Download a missing data set into data_dir.")
+    polarity: str = option(
+        "auto",
+        "Data",
+        "What the source's background is; light is inverted. auto is light for "
+        "femnist, else dark.",
+        choices=("auto", "dark-background", "light-background"),
+    )
+    classes: str = option(
+        "all",
+        "Data",
+        "Classes of femnist: all (62), merged (36, one case), digits (10), letters "
+        "(52) or merged-letters (26). Of folder:PATH and hf:NAME: the names of the "
+        "classes in the order of their labels. Example: cat,dog.",
+    )
+    test_fraction: float = option(
+        0.0,
+        "Data",
+        "Share of every owner's images held out of training, the same in every run.",
+        at_least=0,
+        below=1,
+    )
+    hf_options: str | None = option(
+        None,
+        "Data",
+        "Of hf:NAME, in TOML: image, label and client (columns), split, test_split, "
+        "subset. Example: label='fine_label'.",
+    )
+    partitioner: str | None = option(
+        None,
+        "Data",
+        "Class of flwr_datasets.partitioner that makes the clients of hf:NAME.",
+    )
+    partitioner_options: str | None = option(
+        None, "Data", "Its arguments, in TOML. Example: num_partitions=10, alpha=0.5."
+    )
+    partition: str = option(
+        "auto",
+        "Data",
+        "How records become clients; auto is by-client where the data has clients.",
+        choices=("auto", "iid", "by-client", "dirichlet"),
+    )
+    dirichlet_alpha: float = option(
+        0.5, "Data", "Label skew of the dirichlet partition; smaller is more.", above=0
+    )
+    image_size: int = option(
+        28, "Data", "Side of the square images: 16, 28, 32 or 64.", at_least=16
+    )
+    image_channels: int = option(
+        1, "Data", "1 for grey, 3 for RGB.", at_least=1, at_most=3
+    )
+    num_classes: int | None = option(
+        None, "Data", "Number of labels; taken from the data when unset.", at_least=1
+    )
+    corruption: str = option(
+        "none",
+        "Data",
+        "A bug in the data, for experiments: invert or rotate (by 90 degrees) images.",
+        choices=("none", "invert", "rotate"),
+    )
+    corruption_unit: str = option(
+        "client",
+        "Data",
+        "What is corrupted at random: all images of a client, or single images.",
+        choices=("client", "image"),
+    )
+    corruption_fraction: float = option(
+        0.5,
+        "Data",
+        "Probability that a client, or an image, is corrupted.",
+        at_least=0,
+        at_most=1,
+    )
+    corruption_seed: int | None = option(
+        None,
+        "Data",
+        "Decides what is corrupted; seed when unset.",
+        at_least=0,
+    )
+    cohort: str | None = option(
+        None,
+        "Data",
+        "Use only the clients that this text file names, one a line; num_clients "
+        "counts them.",
+    )
+
+    # Federation
+    num_clients: int | None = option(
+        None,
+        "Federation",
+        "K, the units of privacy; all clients of the data when unset.",
+        at_least=1,
+    )
+    clients_per_round: int | None = option(
+        1, "Federation", "m, participants of a round, 1 to K.", at_least=1
+    )
+    client_selection: str = option(
+        "uniform",
+        "Federation",
+        "Who participates: uniform (the paper), balanced (equally often) or all.",
+        choices=("uniform", "balanced", "all"),
+    )
+    selection_seed: int | None = option(
+        None,
+        "Federation",
+        "Seed of who participates; seed when unset. In a deployment the server draws "
+        "it and tells no client.",
+        at_least=0,
+    )
+    discriminator_training: str = option(
+        "selected",
+        "Federation",
+        "Whose discriminators train in a round: selected (the paper), "
+        "every_round (all clients) or frozen (none after the warm start).",
+        choices=("selected", "every_round", "frozen"),
+    )
+    clients_per_node: int = option(
+        1,
+        "Federation",
+        "P, clients hosted by one node; the node adds noise once to their sum.",
+        at_least=1,
+    )
+    node_sizes: str | None = option(
+        None,
+        "Federation",
+        "Clients of each node, comma-separated, where nodes differ: 120,45,300. "
+        "Replaces clients_per_node; num_clients is their sum.",
+    )
+    privacy_unit: str = option(
+        "client",
+        "Federation",
+        "What one client stands for in the guarantee.",
+        choices=("client", "record"),
+    )
+    min_nodes: int | None = option(
+        None,
+        "Federation",
+        "A round counts when this many of its nodes answered; all when unset.",
+        at_least=1,
+    )
+    round_timeout: float = option(
+        600.0, "Federation", "Seconds to wait for the nodes of a round.", above=0
+    )
+    transport: str = option(
+        "exact",
+        "Federation",
+        "How tensors travel: exact (float32), or compact: fakes in 8 bits, sanitized "
+        "gradients in eighths of the noise, compressed. Changes the result.",
+        choices=("exact", "compact"),
+    )
+    nodes: str | None = option(
+        None,
+        "Federation",
+        "Names of the nodes of a deployment, comma-separated, in the order of their "
+        "clients; unset in a simulation.",
+    )
+
+    # Privacy
+    noise_multiplier: float | None = option(
+        None,
+        "Privacy",
+        "Noise per node and release: noise_std = 2 * clip_bound * noise_multiplier.",
+        at_least=0,
+    )
+    target_epsilon: float | None = option(
+        None,
+        "Privacy",
+        "Find the smallest noise for this epsilon over all rounds.",
+        above=0,
+    )
+    adversary: str = option(
+        "release",
+        "Privacy",
+        "Against whom target_epsilon holds.",
+        choices=("release", "server", "secagg"),
+    )
+    relation: str = option(
+        "replace-one",
+        "Privacy",
+        "Neighbouring relation of target_epsilon.",
+        choices=("replace-one", "zero-out"),
+    )
+    delta: float = option(1e-5, "Privacy", "delta of every epsilon.", above=0, below=1)
+    clip_bound: float = option(
+        1.0, "Privacy", "C, the largest L2 norm of one fake's gradient.", above=0
+    )
+    batch_size: int = option(
+        32, "Privacy", "B, fakes answered by a release.", at_least=1
+    )
+    gradient_basis: str = option(
+        "pixels",
+        "Privacy",
+        "Clip and noise pixels (the paper) or a low-frequency DCT block.",
+        choices=("pixels", "dct"),
+    )
+    dct_size: int = option(
+        14,
+        "Privacy",
+        "Side k of the k x k DCT block; never tuned on private data.",
+        at_least=1,
+    )
+    amplification: bool = option(
+        False,
+        "Privacy",
+        "Count the random selection as protection (release adversary only): promises "
+        "that nobody outside the server learns who was selected.",
+    )
+    colluding_nodes: int = option(
+        0,
+        "Privacy",
+        "Nodes of a round whose noise the secagg adversary knows.",
+        at_least=0,
+    )
+    client_epsilon: float | None = option(
+        None,
+        "Privacy",
+        "A client refuses releases beyond this epsilon, by its own count (server "
+        "adversary, relation and delta as above).",
+        above=0,
+    )
+    client_limits: str | None = option(
+        None,
+        "Privacy",
+        "TOML file of what a client agrees to, checked by the client itself.",
+    )
+    secure_noise: bool = option(
+        True,
+        "Privacy",
+        "Draw unseeded noise by the sampler against floating-point attacks.",
+    )
+    noise_seed: int | None = option(
+        None,
+        "Privacy",
+        "Seed of the noise, for reproduction only: a seeded run is not private.",
+        at_least=0,
+    )
+
+    # Training
+    num_rounds: int = option(
+        REFERENCE_NUM_ROUNDS, "Training", "T, generator updates.", at_least=1
+    )
+    discriminator_steps: int = option(
+        5, "Training", "n_dis, discriminator steps of a round.", at_least=1
+    )
+    discriminator_batch_size: int = option(
+        32,
+        "Training",
+        "Real and fake images of a discriminator step; drawn with replacement.",
+        at_least=1,
+    )
+    fakes_per_round: int | None = option(
+        None,
+        "Training",
+        "Size of the one set of fakes that a round's steps draw from; "
+        "unset: n_dis fresh batches, the last one answered (the paper).",
+        at_least=1,
+    )
+    warm_start: str = option(
+        "local",
+        "Training",
+        "Warm start against an own generator that is thrown away (local) or "
+        "against the server's first fakes (public).",
+        choices=("local", "public"),
+    )
+    warm_start_rounds: int = option(
+        REFERENCE_WARM_START_ROUNDS,
+        "Training",
+        "T_w, warm-start rounds of n_dis discriminator steps.",
+        at_least=0,
+    )
+    generator_learning_rate: float = option(
+        1e-4, "Training", "Adam's step size for the generator.", above=0
+    )
+    generator_beta1: float = option(
+        0.5, "Training", "Adam's beta1 for the generator.", at_least=0, below=1
+    )
+    generator_beta2: float = option(
+        0.9, "Training", "Adam's beta2 for the generator.", at_least=0, below=1
+    )
+    discriminator_learning_rate: float = option(
+        1e-4, "Training", "Adam's step size for the discriminators.", above=0
+    )
+    discriminator_beta1: float = option(
+        0.5, "Training", "Adam's beta1 for the discriminators.", at_least=0, below=1
+    )
+    discriminator_beta2: float = option(
+        0.9, "Training", "Adam's beta2 for the discriminators.", at_least=0, below=1
+    )
+    gradient_penalty_weight: float = option(
+        10.0, "Training", "Weight of the WGAN gradient penalty.", at_least=0
+    )
+    drift_weight: float = option(
+        1e-3, "Training", "Weight of mean(D(real)^2).", at_least=0
+    )
+    ema_decay: float = option(
+        0.999,
+        "Training",
+        "Decay of the averaged generator, min(1 - 1/(t+1), ema_decay).",
+        at_least=0,
+        below=1,
+    )
+
+    # Model
+    generator: str = option(
+        "resnet",
+        "Model",
+        "Generator: resnet or dcgan (the paper) or the light upsample.",
+        choices=("resnet", "dcgan", "upsample"),
+    )
+    generator_dim: int = option(64, "Model", "Width of the generator.", at_least=1)
+    discriminator_dim: int = option(
+        64, "Model", "Width d of the discriminator: channels d, 2d, 4d.", at_least=1
+    )
+    spectral_norm: bool = option(
+        True, "Model", "Spectral normalisation of the discriminator."
+    )
+    discriminator_activation: str = option(
+        "relu",
+        "Model",
+        "Activation of the discriminator.",
+        choices=("relu", "leaky_relu"),
+    )
+    conditional: bool = option(
+        True, "Model", "Generator and discriminator see the label."
+    )
+    latent: str = option(
+        "bernoulli",
+        "Model",
+        "Latent z: bernoulli bits (the paper; 10 bits and 10 labels give at most "
+        "10,240 distinct images) or normal.",
+        choices=("bernoulli", "normal"),
+    )
+    latent_dim: int = option(10, "Model", "Length of z.", at_least=1)
+
+    # Runtime
+    engine: str = option(
+        "local",
+        "Runtime",
+        "local (one process) or flower (a simulation on Ray).",
+        choices=("local", "flower"),
+    )
+    output: str = option("", "Runtime", "The run folder to create.")
+    seed: int | None = option(
+        None,
+        "Runtime",
+        "Seed of initialisation, latents, data order and selection; "
+        "drawn and recorded when unset.",
+        at_least=0,
+    )
+    device: str = option(
+        "cpu", "Runtime", "cpu or cuda, for discriminators and generator."
+    )
+    num_workers: int = option(
+        2,
+        "Runtime",
+        "Threads (local) or Ray actors (flower) that nodes are spread over; "
+        "does not change the result.",
+        at_least=1,
+    )
+    num_threads: int = option(
+        1,
+        "Runtime",
+        "torch threads of one worker; bit-for-bit promises hold for one value.",
+        at_least=1,
+    )
+    fast_messages: bool = option(
+        True,
+        "Runtime",
+        "Hand messages to Flower's simulated nodes at once instead of ten times a "
+        "second; off for a Flower version that is not known.",
+    )
+    gpu_fraction: float = option(
+        0.0, "Runtime", "GPU share of one Ray actor.", at_least=0, at_most=1
+    )
+    stacking: str = option(
+        "auto",
+        "Runtime",
+        "Many discriminators in one batched call (stacked) or in turn (loop); "
+        "auto is stacked below width 32 and on a GPU.",
+        choices=("auto", "stacked", "loop"),
+    )
+    chunk_size: int = option(
+        64,
+        "Runtime",
+        "Clients of a node in one batched call; changes the last bits.",
+        at_least=1,
+    )
+    checkpoint_every: int | None = option(
+        None,
+        "Runtime",
+        "Rounds between checkpoints; unset: as often as costs under 5 % of the time.",
+        at_least=1,
+    )
+    sample_every: int | None = option(
+        None,
+        "Runtime",
+        "Rounds between sample grids; unset: ten over the run.",
+        at_least=1,
+    )
+
+    def __post_init__(self) -> None:
+        """Coerces and checks every field by itself; `node_sizes` implies `num_clients`.
+
+        Raises:
+            UserError: a value of the wrong type or outside its range.
+        """
+        hints = typing.get_type_hints(Settings)
+        for spec in dataclasses.fields(self):
+            value = coerced(spec.name, hints[spec.name], getattr(self, spec.name))
+            object.__setattr__(self, spec.name, value)
+            if value is not None:
+                check_range(spec, value)
+        if sizes := read_sizes(self.node_sizes):
+            object.__setattr__(self, "node_sizes", ",".join(map(str, sizes)))
+            if self.num_clients is None:
+                object.__setattr__(self, "num_clients", sum(sizes))
+
+    @property
+    def schedule_seed(self) -> int | None:
+        """Seed that decides who participates: the selection's own, or the run's."""
+        return self.seed if self.selection_seed is None else self.selection_seed
+
+    @property
+    def stacked(self) -> bool:
+        """Whether discriminators train in batched calls (see `stacking`)."""
+        if self.stacking == "auto":
+            return self.device != "cpu" or self.discriminator_dim < 32
+        return self.stacking == "stacked"
+
+    @property
+    def fakes_sent(self) -> int:
+        """Number of fake images that one round sends to every participant."""
+        if self.fakes_per_round is not None:
+            return self.fakes_per_round
+        steps = self.discriminator_steps * self.discriminator_batch_size
+        return max(steps, self.batch_size)
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes that `num_clients` clients live on."""
+        return self.hosting.num_nodes
+
+    @property
+    def hosting(self) -> Hosting:
+        """Which of the `num_clients` clients live on which node."""
+        num_clients = _known(self.num_clients)
+        return hosting(num_clients, self.clients_per_node, self.node_sizes)
+
+    @property
+    def largest_node(self) -> int:
+        """Most clients that one node hosts; P where `num_clients` is unset."""
+        unset = self.num_clients is None
+        return self.clients_per_node if unset else self.hosting.largest
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """Names of the nodes of a deployment, in their order; empty elsewhere."""
+        if self.nodes is None:
+            return ()
+        return tuple(name.strip() for name in self.nodes.split(","))
+
+    def node_title(self, node_id: int) -> str:
+        """Returns what a node is called for people: its name, else "node 3"."""
+        names = self.node_names
+        return names[node_id] if names else f"node {node_id}"
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes in the order of their labels; empty for all."""
+        if self.classes == "all":
+            return ()
+        # An accent may be typed as one character or two; NFC makes them the same.
+        names = unicodedata.normalize("NFC", self.classes).split(",")
+        return tuple(name.strip() for name in names)
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of one node's noise, 2 * clip_bound * noise_multiplier."""
+        if self.noise_multiplier is None:
+            raise UserError(
+                "noise_multiplier is unset: give --noise-multiplier or --target-epsilon"
+            )
+        return 2.0 * self.clip_bound * self.noise_multiplier
+
+    @property
+    def release_shape(self) -> tuple[int, int, int, int]:
+        """Shape (B, channels, side, side) of one release in the gradient basis."""
+        side = self.dct_size if self.gradient_basis == "dct" else self.image_size
+        return (self.batch_size, self.image_channels, side, side)
+
+
+def _known(num_clients: int | None) -> int:
+    if num_clients is None:
+        raise UserError("num_clients is unset: give --num-clients or data with clients")
+    return num_clients
+
+
+def field_type(name: str) -> tuple[type, bool]:
+    """Returns the scalar type of a setting and whether it may be unset."""
+    return scalar_type(typing.get_type_hints(Settings)[name])
