@@ -11,7 +11,7 @@
 Everything in it is public: names, rounds, counts of bytes, and when a node answered,
 to the second. Bytes are those of the messages' contents, each counted once however
 often Flower hands it on; a release counts as
-`fedgs.mechanism.quantization.stated_release_bytes`, for its own size may depend on what
+`fedgs.federation.codec.stated_release_bytes`, for its own size may depend on what
 it holds. Counts begin anew when a run is submitted again.
 """
 

@@ -97,7 +97,8 @@ def cost_text(
 
 def _epsilon(config: RunConfig, events: Sequence[Event]) -> str:
     costs = selection_costs([config])
-    stated = statements_of_runs([Run(config, events)], config.delta, selections=costs)
+    run = Run(config, events, costs)
+    stated = statements_of_runs([run], config.delta, selections=costs)
     for found in stated:
         if (found.adversary, found.relation) == (config.adversary, config.relation):
             return "unbounded" if found.epsilon is None else f"{found.epsilon:.4g}"

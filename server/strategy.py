@@ -27,6 +27,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
+from fedgs.federation.codec import pack_fakes, stated_release_bytes
 from fedgs.federation.messages import (
     RECORD,
     FakeBatch,
@@ -36,7 +37,6 @@ from fedgs.federation.messages import (
 )
 from fedgs.federation.training import Report, RunStopped, Stop, nodes_of, run_rounds
 from fedgs.files import read_json, write_json
-from fedgs.mechanism.quantization import pack_fakes, stated_release_bytes
 from fedgs.mechanism.sanitizer import SanitizedGradients
 from fedgs.privacy.ledger import Event, Ledger
 from fedgs.process import UNNAMED

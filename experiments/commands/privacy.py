@@ -176,7 +176,12 @@ def of_runs(
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"{name}: given twice; every run counts once")
-    runs = [Run(folder.config, folder.read_ledger().events) for folder in folders]
+    runs = [
+        Run(
+            folder.config, folder.read_ledger().events, selection_costs([folder.config])
+        )
+        for folder in folders
+    ]
     configs = {  # a run's budget is of its own delta, what is asked of the given one
         str(path): dataclasses.replace(run.config, **settings).validate()
         for path, run in zip(paths, runs, strict=True)

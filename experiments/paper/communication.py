@@ -34,9 +34,10 @@ from experiments.paper.result_lines import read_lines
 from experiments.recipes import algorithm_2
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
+from fedgs.federation.codec import round_fakes, stated_release_bytes
 from fedgs.federation.messages import RECORD, FakeBatch, encode_answer, encode_batch
 from fedgs.mechanism.noise import NoiseStream
-from fedgs.mechanism.quantization import release_step, round_fakes, stated_release_bytes
+from fedgs.mechanism.quantization import release_step
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip, sanitize
 from fedgs.runs import sample
 from fedgs.runs.run_folder import RunFolder
@@ -54,7 +55,7 @@ class MeasuringGrid(LocalGrid):
     """All nodes in this process, and a line of the file for every round's message.
 
     The roll call and the warm start are counted too, as round 0. A release counts as
-    `fedgs.mechanism.quantization.stated_release_bytes`, because the lines are published
+    `fedgs.federation.codec.stated_release_bytes`, because the lines are published
     and the size of a compact release depends on what it holds.
 
     Args:

@@ -17,6 +17,7 @@ import numpy as np
 from experiments.commands import evaluate as evaluation
 from experiments.paper.result_lines import Line, ResultLines, read_lines
 from experiments.paper.stored_runs import generator_of
+from fedgs.cohorts.files import selection_costs
 from fedgs.errors import UserError
 from fedgs.evaluation.quality import NUM_SPLITS
 from fedgs.privacy.accounting import Run, Statement, statements_of_runs
@@ -107,7 +108,8 @@ def epsilons(folder: RunFolder, round: int) -> list[dict[str, Any]]:
     events = folder.read_ledger().events
     done = tuple(event for event in events if event.round <= round)
     config = dataclasses.replace(folder.config, num_rounds=round)
-    found = statements_of_runs([Run(config, done)], config.delta)
+    run = Run(config, done, selection_costs([config]))
+    found = statements_of_runs([run], config.delta)
     return [_short(statement) for statement in found]
 
 

@@ -7,7 +7,7 @@ import torch
 
 from experiments.report.curves import grid_images
 from experiments.report.run import RunFacts
-from fedgs.mechanism.quantization import pack_fakes, round_fakes, stated_release_bytes
+from fedgs.federation.codec import pack_fakes, round_fakes, stated_release_bytes
 
 MEASURED_REQUESTS = "measured, releases estimated"
 

@@ -235,7 +235,8 @@ def epsilon_by_round(facts: RunFacts) -> dict[str, list[tuple[int, float]]]:
     last = len(events)
     ends = sorted({1 + round(i * (last - 1) / max(count - 1, 1)) for i in range(count)})
     found: dict[str, list[tuple[int, float]]] = {}
-    whole = statements_of_runs([Run(config, events)], config.delta, selections=costs)
+    run = Run(config, events, costs)
+    whole = statements_of_runs([run], config.delta, selections=costs)
     # Where counts decide for the run, they do for each point: more rounds came.
     more = whole[0].theorem.startswith(COUNT_THEOREM)
     for end in ends if events else ():
@@ -243,7 +244,8 @@ def epsilon_by_round(facts: RunFacts) -> dict[str, list[tuple[int, float]]]:
         if end < last:  # as if these rounds were all that was planned
             planned = max(event.round for event in done) + more
             own = dataclasses.replace(config, num_rounds=planned, target_epsilon=None)
-            rows = statements_of_runs([Run(own, done)], config.delta, selections=costs)
+            run = Run(own, done, costs)
+            rows = statements_of_runs([run], config.delta, selections=costs)
         for row in rows:
             if row.relation == config.relation and row.epsilon is not None:
                 points = found.setdefault(row.adversary, [])

@@ -188,8 +188,9 @@ class CanaryNodes:
     def _prepare(self, request: FakeBatch, node: int) -> None:
         hosted = self._hosted(node)
         own = CanaryDiscriminators(self.config, hosted, self.fixed)
-        public = request if self.config.warm_start == "public" else None
-        warm_start(self.config, own, self.data, hosted, public)
+        is_public = self.config.warm_start == "public"
+        fakes = (request.images, request.labels) if is_public else None
+        warm_start(self.config, own, self.data, hosted, fakes)
         self.nodes[node] = own
 
     def _answer(self, request: FakeBatch, node: int) -> SanitizedGradients | None:

@@ -1,7 +1,7 @@
 """What crosses the network: FakeBatch down, SanitizedGradients up, nothing else.
 
 A message is encoded as a flat dictionary of scalars and bytes (tensors as
-`fedgs.mechanism.quantization` packs them, never pickle), so that any transport can
+`fedgs.federation.codec` packs them, never pickle), so that any transport can
 carry it. `encode_answer` is the one place that encodes a reply, and it accepts
 sanitized gradients only.
 
@@ -21,13 +21,13 @@ from typing import Literal
 from fedgs.config.hosting import Hosting
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
-from fedgs.mechanism.norm_check import check_norms
-from fedgs.mechanism.quantization import (
+from fedgs.federation.codec import (
     pack_fakes,
     pack_release,
     unpack_fakes,
     unpack_release,
 )
+from fedgs.mechanism.norm_check import check_norms
 from fedgs.mechanism.sanitizer import SanitizedGradients, received
 from fedgs.shapes import Images, Labels
 

@@ -196,7 +196,7 @@ class Node:
 
     def _check(self, request: FakeBatch) -> None:
         self.limits.check_run(self.config)
-        self.limits.check_request(request)
+        self.limits.check_fakes(request.images.shape, request.labels.tolist())
 
     def _event(self, request: FakeBatch) -> Event | None:
         """Returns the release that a request asks for, as the clients count it."""
@@ -249,6 +249,6 @@ class Node:
             self._discriminators,
             self.data,
             self.hosted,
-            request if is_public else None,
+            (request.images, request.labels) if is_public else None,
         )
         self.round, self.is_saved = 0, False

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
+from fedgs.federation.codec import round_fakes
 from fedgs.federation.messages import EVERYONE, Clients, FakeBatch, clients_of
 from fedgs.gan.client_training import Draws, train_discriminators
 from fedgs.gan.discriminators import Discriminators
@@ -40,7 +41,7 @@ from fedgs.gan.models import (
     update_ema,
 )
 from fedgs.mechanism.noise import NoiseStream
-from fedgs.mechanism.quantization import release_step, round_fakes
+from fedgs.mechanism.quantization import release_step
 from fedgs.mechanism.sanitizer import (
     ClippedGradients,
     PerSampleGradients,

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
+from fedgs.cohorts.files import selection_costs
 from fedgs.config.run_config import RunConfig
 from fedgs.federation.checkpoint import Checkpoints, indispensable, restore
 from fedgs.federation.messages import EVERYONE, Clients, FakeBatch
@@ -122,7 +123,8 @@ class _Run:
         self.unrecorded = unrecorded
         self.server = new_server(self.config)
         restore(folder, self.server)
-        self.budget = budget_of(self.config, ledger.events)
+        selections = selection_costs([self.config])
+        self.budget = budget_of(self.config, ledger.events, selections)
         self.attempts = Counter(event.round for event in ledger.events)
         self.checkpoints = Checkpoints(folder, self.server, ledger, exchange.save)
         self.first_request = public_fakes(self.config)

@@ -13,7 +13,6 @@ from torch.func import functional_call
 
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
-from fedgs.federation.messages import FakeBatch
 from fedgs.gan.client_training import Draws, train_discriminators
 from fedgs.gan.discriminators import Discriminators, ModuleStack
 from fedgs.gan.models import build_generator, sample_labels, sample_latents
@@ -28,7 +27,7 @@ def warm_start(
     discriminators: Discriminators,
     data: FederatedImages,
     hosted: Sequence[int],
-    public: FakeBatch | None = None,
+    public: tuple[Images, Labels] | None = None,
 ) -> None:
     """Trains fresh discriminators before their first round (lines 16-27).
 
@@ -42,19 +41,18 @@ def warm_start(
         discriminators: of the hosted clients, trained in place.
         data: all data that the node can see.
         hosted: the clients of this node.
-        public: the request of round 0 when `config.warm_start` is public.
+        public: the server's first fakes (F, C, S, S) and their labels (F,), on the
+            CPU, when `config.warm_start` is public.
     """
     for chunk in discriminators.chunks(range(len(hosted))):
         clients = [hosted[index] for index in chunk.tolist()]
         if public is None:
             _against_own_generators(config, discriminators, data, clients, chunk)
             continue
-        fakes, labels = public.images.to(config.device), public.labels.to(config.device)
+        images, labels = (tensor.to(config.device) for tensor in public)
         for warm_round in range(1, config.warm_start_rounds + 1):
-            draws = Draws(
-                config, data, clients, PURPOSE, warm_round, public.labels.numpy()
-            )
-            train_discriminators(config, discriminators, chunk, draws, fakes, labels)
+            draws = Draws(config, data, clients, PURPOSE, warm_round, public[1].numpy())
+            train_discriminators(config, discriminators, chunk, draws, images, labels)
 
 
 def _against_own_generators(

@@ -1,100 +1,26 @@
-"""How tensors become bytes: `transport = exact` or `compact`, the same on both sides.
+"""The grid that `transport = compact` rounds releases to, after the noise.
 
-    exact     fakes and releases as float32, in safetensors; nothing is rounded
-    compact   fakes      x = u / L with L = 255 at most; then int64 labels
-              releases   whole multiples of `release_step`, below
-              both       compressed by zlib; every size is known before decoding
-
-Rounding is part of the algorithm, not of the encoding: `fedgs.federation.round` rounds
-fakes before anybody sees them, and the sanitizer rounds a release after the noise. So
-every engine computes with the same values, and encoding loses nothing.
-
-L is the largest of 255, 127, 63, 31, 15, 7, 3 and 2 with which a round's fakes take at
-most FAKE_BYTES per pixel: 255 where most of the background is black, 3 or 2 for the
-noise of an untrained generator. One byte in front tells it.
-
-A release v is sent as the integers q = round(v / step). Each is written as the unsigned
-2q or -2q - 1 of 16 bits; all low bytes come first, then all high bytes. The step is
-computed from the run's settings alone:
+The step is computed from the run's settings alone:
 
     step = max(sqrt(noise_std^2 + C^2 / d) / 8, (n C + 19 noise_std) / 32767)
 
 with d the values of one fake's gradient and n the clients of the largest node: an
 eighth of a coordinate's size, and never so small that an integer could exceed 16 bits.
+`fedgs.federation.codec` sends the integers.
 
-The paper's round (5 batches of 32 fakes of 28 x 28 down, 32 gradients up) takes at most
-50,000 bytes: 33,000 down, 16,500 up with the other fields of both.
-
-Privacy: rounding and compression are functions of what is already sanitized, so they
-change no guarantee. The size of a compact release depends on that release, which the
-`release` and `secagg` adversaries do not see: what is published of sizes counts every
-release as `stated_release_bytes`. Fakes are public, and so is the size of a request.
-Effect of rounding a release: it adds at most step^2 / 12 per coordinate, 0.13 %
-of the noise's variance. Effect on fakes: discriminators see, and answer at, images that
-lie within 1 / 2L of the generator's; the server applies the answer at its
-own images.
+Privacy: rounding is a function of what is already sanitized, so it changes no
+guarantee. It adds at most step^2 / 12 per coordinate, 0.13 % of the noise's variance.
 """
 
 import math
-import zlib
-from functools import lru_cache
 
-import numpy as np
-import torch
-from safetensors.torch import load, save
 from torch import Tensor
 
 from fedgs.config.run_config import RunConfig
-from fedgs.errors import UserError
-from fedgs.shapes import Images, Labels, TensorDict
 
-PIXEL_LEVELS = (255, 127, 63, 31, 15, 7, 3, 2)  # L: the values are 0, 1/L, ..., 1
-FAKE_BYTES = 0.26  # per pixel after compression; three values always fit
 STEPS_PER_COORDINATE = 8
 LARGEST = 32767  # of the integers that a release is sent as
 MOST_NOISE = 19.0  # standard deviations; `fedgs.mechanism.noise` draws at most 18.9
-HEADER_BYTES = 1024  # at most, of a safetensors file with two tensors
-LABEL_BYTES = 8
-
-
-def fakes_shape(config: RunConfig) -> tuple[int, int, int, int]:
-    """Returns the shape (F, C, S, S) of a request's fakes.
-
-    Privacy: public.
-    """
-    side = config.image_size
-    return (config.fakes_sent, config.image_channels, side, side)
-
-
-# ------------------------------------------------------------------ rounding
-
-
-def round_fakes(images: Images, config: RunConfig) -> Images:
-    """Returns fakes as they are sent: unchanged, or rounded to multiples of 1 / L.
-
-    Privacy: public.
-
-    Args:
-        images: on the CPU, in [0, 1].
-        config: its `transport`.
-    """
-    if config.transport == "exact":
-        return images
-    levels = next((n for n in PIXEL_LEVELS[:-1] if _fits(images, n)), PIXEL_LEVELS[-1])
-    return _images(_pixels(images, levels), levels)
-
-
-def _fits(images: Images, levels: int) -> bool:
-    size = len(_deflate(_pixels(images, levels)))
-    return size <= FAKE_BYTES * images.numel()
-
-
-def _pixels(images: Images, levels: int) -> Tensor:
-    return (images * levels).round().to(torch.uint8)
-
-
-def _images(pixels: Tensor, levels: int) -> Images:
-    return pixels.float() / levels
 
 
 def release_step(config: RunConfig) -> float | None:
@@ -116,159 +42,3 @@ def to_grid(values: Tensor, step: float) -> Tensor:
     Privacy: post-processing of DP output.
     """
     return (values.double() / step).round().clamp(-LARGEST, LARGEST) * step
-
-
-# ------------------------------------------------------------------ fakes
-
-
-def pack_fakes(images: Images, labels: Labels, config: RunConfig) -> bytes:
-    """Encodes fakes that `round_fakes` has seen, and their labels.
-
-    Privacy: public.
-    """
-    if config.transport == "exact":
-        return save({"images": images, "labels": labels})
-    for levels in PIXEL_LEVELS:
-        pixels = _pixels(images, levels)
-        if torch.equal(_images(pixels, levels), images):
-            return _deflate(torch.tensor([levels], dtype=torch.uint8), pixels, labels)
-    raise ValueError("fakes that round_fakes has not seen")
-
-
-def unpack_fakes(content: object, config: RunConfig) -> tuple[Images, Labels]:
-    """Decodes fakes and labels of the run's shapes; their values are not checked.
-
-    Privacy: public.
-
-    Raises:
-        UserError: too large, malformed, or of other shapes or types.
-    """
-    shape = fakes_shape(config)
-    pixels = math.prod(shape)
-    if config.transport == "exact":
-        size = 4 * pixels + LABEL_BYTES * shape[0]
-        tensors = _load(content, size, {"images", "labels"})
-        images, labels = tensors["images"], tensors["labels"]
-        _check(images, "fakes", shape, torch.float32)
-        _check(labels, "labels", shape[:1], torch.int64)
-        return images, labels
-    data = _inflate(content, 1 + pixels + LABEL_BYTES * shape[0])
-    if (levels := data[0]) not in PIXEL_LEVELS:
-        raise UserError(f"fakes of other levels than {PIXEL_LEVELS}: refused")
-    values = torch.frombuffer(data, dtype=torch.uint8, count=pixels, offset=1)
-    labels = torch.frombuffer(data[1 + pixels :], dtype=torch.int64)
-    return _images(values.view(shape), levels), labels
-
-
-# ------------------------------------------------------------------ releases
-
-
-def pack_release(values: Tensor, config: RunConfig) -> bytes:
-    """Encodes the values of a release, which are multiples of `release_step`.
-
-    Privacy: post-processing of DP output.
-    """
-    step = release_step(config)
-    if step is None:
-        return save({"gradients": values.contiguous()})
-    whole = (values.double() / step).round().long().flatten()
-    unsigned = torch.where(whole >= 0, 2 * whole, -2 * whole - 1)
-    planes = torch.stack([unsigned % 256, unsigned // 256]).to(torch.uint8)
-    return _deflate(planes)
-
-
-@lru_cache(maxsize=16)
-def stated_release_bytes(config: RunConfig) -> int:
-    """Returns what a release is said to weigh, whatever it holds: the same for all.
-
-    Exact releases weigh that. A compact one weighs about that where it is mostly noise:
-    this is one of noise and gradients at the clip bound, drawn from a fixed seed.
-
-    Privacy: public; a function of the run's settings.
-    """
-    size, step = math.prod(config.release_shape[1:]), release_step(config)
-    deviation = math.hypot(config.noise_std, config.clip_bound / math.sqrt(size))
-    rng = np.random.default_rng(0)
-    values = torch.from_numpy(rng.normal(0, deviation, config.release_shape))
-    rounded = values if step is None else to_grid(values, step)
-    return len(pack_release(rounded.float(), config))
-
-
-def unpack_release(content: object, config: RunConfig) -> Tensor:
-    """Decodes the values of a release, float32 of the run's shape.
-
-    Privacy: post-processing of DP output.
-
-    Raises:
-        UserError: too large, malformed, of another shape or type, or not finite.
-    """
-    shape, step = config.release_shape, release_step(config)
-    size = math.prod(shape)
-    if step is None:
-        values = _load(content, 4 * size, {"gradients"})["gradients"]
-        _check(values, "gradients", shape, torch.float32)
-        if not bool(values.isfinite().all()):
-            raise UserError("non-finite values")
-        return values
-    data = _inflate(content, 2 * size)
-    planes = torch.frombuffer(data, dtype=torch.uint8).long().view(2, *shape)
-    unsigned = planes[0] + 256 * planes[1]
-    whole = torch.where(unsigned % 2 == 0, unsigned // 2, -(unsigned + 1) // 2)
-    return (whole.double() * step).float()
-
-
-# ------------------------------------------------------------------ bytes
-
-
-def _deflate(*tensors: Tensor) -> bytes:
-    """Compresses the tensors' bytes in the way that suits them best."""
-    content = b"".join(tensor.numpy().tobytes() for tensor in tensors)
-    packed = []
-    for strategy in (zlib.Z_DEFAULT_STRATEGY, zlib.Z_RLE, zlib.Z_HUFFMAN_ONLY):
-        deflate = zlib.compressobj(9, strategy=strategy)
-        packed.append(deflate.compress(content) + deflate.flush())
-    return min(packed, key=len)
-
-
-def _bytes(content: object, most: int) -> bytes:
-    """Returns the content after a look at its type and size, before any decoding."""
-    if not isinstance(content, bytes):
-        raise UserError("message without tensors: refused")
-    if len(content) > most:
-        raise UserError(f"message with {len(content)} bytes: at most {most} expected")
-    return content
-
-
-def _load(content: object, size: int, names: set[str]) -> TensorDict:
-    data = _bytes(content, size + HEADER_BYTES)
-    try:
-        tensors = load(data)
-    except Exception:  # an unknown dtype, a size beyond 64 bits, and what else there is
-        # Without the cause: its text quotes the sender's bytes.
-        raise UserError("message that cannot be decoded: refused") from None
-    if set(tensors) != names:
-        raise UserError(f"message with other tensors than {sorted(names)}: refused")
-    return tensors
-
-
-def _inflate(content: object, size: int) -> bytearray:
-    """Returns exactly `size` bytes; never holds more than one byte above that."""
-    most = size + size // 8 + 64  # zlib makes no more of what cannot be compressed
-    compressed, inflater = _bytes(content, most), zlib.decompressobj()
-    try:
-        data = inflater.decompress(compressed, size + 1)
-    except zlib.error:
-        raise UserError("message that cannot be decoded: refused") from None
-    if len(data) != size or not inflater.eof or inflater.unused_data:
-        raise UserError(f"message that does not hold exactly {size} bytes: refused")
-    return bytearray(data)  # of its own: torch wants memory that may be written
-
-
-def _check(
-    tensor: Tensor, name: str, shape: tuple[int, ...], dtype: torch.dtype
-) -> None:
-    if tuple(tensor.shape) != shape or tensor.dtype != dtype:
-        raise UserError(
-            f"{name} of shape {tuple(tensor.shape)}, {tensor.dtype}: expected {shape}, "
-            f"{dtype}"
-        )

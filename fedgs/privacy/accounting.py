@@ -262,15 +262,15 @@ def _refusal(plan: Plan, selection: str) -> str:
 class Run(NamedTuple):
     """One run as its folder records it.
 
-    Privacy: public.
-
     Attributes:
         config: the run's resolved configuration.
         events: its ledger's, in order.
+        selections: private ones of its cohort, which its target includes.
     """
 
     config: RunConfig
     events: Sequence[Event]
+    selections: Sequence[SelectionCost] = ()
 
 
 def statements_from_ledger(
@@ -336,8 +336,8 @@ def statements_of_runs(
         delta: above 0 and below 1.
         at_epsilon: state delta at this epsilon, at least 0; delta is then not read.
         is_reshuffled: whether the unit is a record, in another shard in every run.
-        selections: private ones of the runs' cohorts, each once; see
-        `fedgs.cohorts.files`.
+        selections: private ones of all the runs' cohorts, each once; see
+            `fedgs.cohorts.files`.
         colluding: in place of the runs' own colluding_nodes.
 
     Raises:
@@ -410,7 +410,7 @@ def _why_ended_early(run: Run, exposure: Exposure) -> str:
     done, planned = len(exposure.draws), run.config.num_rounds
     if exposure.first is None or done >= planned:
         return ""
-    if is_spent(run.config, run.events):
+    if is_spent(*run):
         return ""
     return f"the events end after {done} of {planned} planned rounds"
 

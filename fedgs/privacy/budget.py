@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import ROUND_CEILING, Decimal
 
-from fedgs.cohorts.files import selection_costs
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.privacy.amplification import MOST_KINDS, SampledBound
@@ -330,14 +329,17 @@ class Budget:
             raise UserError(f"num_clients = {event.num_clients}: {problem}")
 
 
-def budget_of(config: RunConfig, events: Iterable[Event]) -> Budget | None:
+def budget_of(
+    config: RunConfig,
+    events: Iterable[Event],
+    selections: Sequence[SelectionCost] = (),
+) -> Budget | None:
     """Returns the budget of a run, None where it has no target_epsilon.
-
-    Privacy: public.
 
     Args:
         config: resolved.
         events: of the run's ledger.
+        selections: private ones of the run's cohort; see `fedgs.cohorts.files`.
 
     Raises:
         UserError: as `Budget`.
@@ -352,23 +354,24 @@ def budget_of(config: RunConfig, events: Iterable[Event]) -> Budget | None:
         config.relation,
         events,
         config.colluding_nodes,
-        selection_costs([config]),
+        selections,
     )
 
 
-def is_spent(config: RunConfig, events: Sequence[Event]) -> bool:
+def is_spent(
+    config: RunConfig, events: Sequence[Event], selections: Sequence[SelectionCost] = ()
+) -> bool:
     """Tells whether a run has a target that allows no round after its last one.
-
-    Privacy: public.
 
     Args:
         config: resolved.
         events: of the run's ledger, at least one.
+        selections: as in `budget_of`.
 
     Raises:
         UserError: as `Budget`.
     """
-    budget = budget_of(config, events)
+    budget = budget_of(config, events, selections)
     last = max(event.round for event in events)
     return budget is not None and not budget.allows(
         replace(events[-1], round=last + 1, attempt=1)

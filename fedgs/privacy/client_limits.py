@@ -24,11 +24,11 @@ Source: docs/privacy.md, "A client that limits itself".
 """
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedgs.config.conditions import REFUSAL_TELLS
 from fedgs.config.run_config import RunConfig
@@ -36,9 +36,6 @@ from fedgs.errors import UserError
 from fedgs.privacy.amplification import LEAST_RATIO
 from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
 from fedgs.privacy.plan import RELATIONS, noise_ratio
-
-if TYPE_CHECKING:  # torch is imported where tensors are
-    from fedgs.federation.messages import FakeBatch
 
 
 class ClientRefused(UserError):
@@ -206,27 +203,29 @@ class Limits:
         holds = cost <= self.most_mu_squared
         yield "client_epsilon", "noise_multiplier", holds, "more, for a single release"
 
-    def check_request(self, request: "FakeBatch") -> None:
+    def check_fakes(self, shape: Sequence[int], labels: Sequence[int]) -> None:
         """Refuses fakes or labels outside these limits.
+
+        Args:
+            shape: (F, C, S, S) of a request's fakes.
+            labels: theirs, of length F.
 
         Raises:
             ClientRefused: names the limit.
         """
-        count, channels, *sides = request.images.shape
-        found = {"image_channels": {channels}, "image_size": set(sides)}
-        for name, values in found.items():
+        count, channels, *sides = shape
+        for name, values in (("image_channels", {channels}), ("image_size", {*sides})):
             only = getattr(self, name)
             if only is not None and values != {only}:
-                shape = tuple(request.images.shape)
-                raise ClientRefused(name, f"fakes of shape {shape}: {name} is {only}")
+                text = f"fakes of shape {tuple(shape)}: {name} is {only}"
+                raise ClientRefused(name, text)
         if self.max_fakes is not None and count > self.max_fakes:
             text = f"{count} fakes: max_fakes is {self.max_fakes}"
             raise ClientRefused("max_fakes", text)
-        if self.num_classes is not None:
-            labels = request.labels
-            if not bool(((labels >= 0) & (labels < self.num_classes)).all()):
-                text = f"labels of the fakes outside [0, {self.num_classes})"
-                raise ClientRefused("num_classes", text)
+        most = self.num_classes
+        if most is not None and not all(0 <= label < most for label in labels):
+            text = f"labels of the fakes outside [0, {most})"
+            raise ClientRefused("num_classes", text)
 
 
 def why_limits_refuse(config: RunConfig) -> str:

@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedgs.cohorts.files import selection_costs
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.files import (
@@ -43,6 +44,7 @@ from fedgs.files import (
     write_json,
     write_tensors,
 )
+from fedgs.privacy.budget import is_spent
 from fedgs.privacy.ledger import LEDGER_REMEDY, Ledger
 
 if TYPE_CHECKING:  # torch is imported where tensors are: `fedgs privacy` needs none
@@ -280,12 +282,12 @@ class RunFolder:
 
     def _is_ended(self, ledger: Ledger, witness: Witness) -> bool:
         """Tells whether the target ended a run that has nothing but its generator."""
-        from fedgs.privacy.budget import is_spent  # imports this module
-
         rounds = {event.round for event in ledger.events}
         is_whole = rounds == set(range(1, len(rounds) + 1)) != set()
         is_asked = witness.name == GENERATOR and is_whole
-        return is_asked and is_spent(self.config, ledger.events)
+        return is_asked and is_spent(
+            self.config, ledger.events, selection_costs([self.config])
+        )
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

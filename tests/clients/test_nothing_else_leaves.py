@@ -35,8 +35,8 @@ import fedgs.federation.round
 import recording
 from experiments.launch import flower_engine
 from fedgs.config.run_config import RunConfig
+from fedgs.federation.codec import pack_release
 from fedgs.federation.messages import decode_batch
-from fedgs.mechanism.quantization import pack_release
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder
 from recording import canaries_in, leaves

@@ -28,9 +28,10 @@ from experiments.paper.communication import main as show_weights
 from experiments.paper.result_lines import ResultLines, read_lines
 from experiments.paper.scales import configured, label
 from fedgs.errors import UserError
+from fedgs.federation.codec import pack_release
 from fedgs.federation.messages import RECORD
 from fedgs.federation.training import RunStopped
-from fedgs.mechanism.quantization import pack_release, release_step, to_grid
+from fedgs.mechanism.quantization import release_step, to_grid
 from fedgs.privacy.accounting import Plan, statements
 from fedgs.runs.run_folder import RunFolder
 from server import roll_call

@@ -31,7 +31,8 @@ def _warm(config: RunConfig, hosted: Sequence[int] = ALL) -> Discriminators:
     discriminators = Discriminators(config, hosted)
     public = None
     if config.warm_start == "public":
-        public = public_fakes(config)
+        request = public_fakes(config)
+        public = request.images, request.labels
     warm_start(config, discriminators, tiny_data(config), hosted, public)
     return discriminators
 
@@ -91,7 +92,8 @@ def test_the_public_warm_start_uses_the_servers_fakes_only(monkeypatch):
     assert public.digest() != draw_fakes(config, new_server(config))[0].digest()
     trained = record_calls(monkeypatch, Discriminators, "train")
     made = record_calls(monkeypatch, LocalGenerators, "__init__")
-    warm_start(config, Discriminators(config, ALL), tiny_data(config), ALL, public)
+    fakes = public.images, public.labels
+    warm_start(config, Discriminators(config, ALL), tiny_data(config), ALL, fakes)
     assert not made
     assert len(trained) == 2 * 2
     sent = {image.numpy().tobytes() for image in public.images}

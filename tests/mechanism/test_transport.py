@@ -25,6 +25,16 @@ from torch import Tensor
 from fedgs.config.run_config import RunConfig
 from fedgs.data.load import load_data
 from fedgs.federation import local
+from fedgs.federation.codec import (
+    FAKE_BYTES,
+    PIXEL_LEVELS,
+    fakes_shape,
+    pack_fakes,
+    pack_release,
+    round_fakes,
+    unpack_fakes,
+    unpack_release,
+)
 from fedgs.federation.messages import (
     FakeBatch,
     decode_answer,
@@ -34,19 +44,7 @@ from fedgs.federation.messages import (
 )
 from fedgs.federation.round import draw_fakes, new_server, public_fakes
 from fedgs.mechanism.noise import NoiseStream
-from fedgs.mechanism.quantization import (
-    FAKE_BYTES,
-    LARGEST,
-    PIXEL_LEVELS,
-    fakes_shape,
-    pack_fakes,
-    pack_release,
-    release_step,
-    round_fakes,
-    to_grid,
-    unpack_fakes,
-    unpack_release,
-)
+from fedgs.mechanism.quantization import LARGEST, release_step, to_grid
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip, received, sanitize
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder

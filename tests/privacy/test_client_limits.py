@@ -172,14 +172,15 @@ def _config(**settings: object) -> RunConfig:
     return tiny_config(**{"noise_seed": None} | settings)
 
 
-def _request(config: RunConfig):
-    return draw_fakes(config, new_server(config))[0]
+def _fakes(config: RunConfig) -> tuple[tuple[int, ...], list[int]]:
+    request = draw_fakes(config, new_server(config))[0]
+    return tuple(request.images.shape), request.labels.tolist()
 
 
 def test_a_run_at_the_limits_is_accepted():
     config = _config()
     Limits(**HOLDS).check_run(config)
-    Limits(**HOLDS).check_request(_request(config))
+    Limits(**HOLDS).check_fakes(*_fakes(config))
 
 
 @pytest.mark.parametrize("name", FAILS)
@@ -196,16 +197,16 @@ def test_a_run_beyond_a_limit_is_refused(name):
 def test_fakes_outside_the_limits_are_refused(name):
     limits = Limits(**HOLDS | {name: FAILS[name][0]})
     with pytest.raises(ClientRefused, match=name) as refused:
-        limits.check_request(_request(_config()))
+        limits.check_fakes(*_fakes(_config()))
     assert refused.value.setting == name
 
 
 @pytest.mark.parametrize("label", [-1, 3])
 def test_labels_outside_the_limits_are_refused(label):
-    request = _request(_config())
-    request.labels[2] = label
+    shape, labels = _fakes(_config())
+    labels[2] = label
     with pytest.raises(ClientRefused, match=r"labels of the fakes outside \[0, 3\)"):
-        Limits(**HOLDS).check_request(request)
+        Limits(**HOLDS).check_fakes(shape, labels)
 
 
 def test_one_release_costs_what_the_analysis_says():

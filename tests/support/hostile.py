@@ -19,6 +19,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedgs.config.run_config import RunConfig
+from fedgs.federation.codec import round_fakes
 from fedgs.federation.messages import (
     FakeBatch,
     decode_answer,
@@ -26,7 +27,7 @@ from fedgs.federation.messages import (
     encode_answer,
     encode_batch,
 )
-from fedgs.mechanism.quantization import release_step, round_fakes, to_grid
+from fedgs.mechanism.quantization import release_step, to_grid
 from fedgs.mechanism.sanitizer import SanitizedGradients, received
 from tiny import tiny_config
 
