@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from filelock import AcquireReturnProxy
 from flwr.common.logger import log
 
 from clients import history as histories
@@ -141,12 +142,9 @@ class Site:
             ) from error
 
 
-@lru_cache
-def _hold(path: Path) -> int:
-    """Locks a file until this process ends, once; returns its descriptor.
-
-    Removes what a killed process before this one was writing.
-    """
+@lru_cache  # keeps the lock until this process ends
+def _hold(path: Path) -> AcquireReturnProxy:
+    """Locks a file, and removes what a killed process before this one was writing."""
     refusal = f"{path.parent}: another client process uses it; give each client its own"
     lock = hold_lock(path, f"state-dir = {refusal}", LOCK_SECONDS)
     for pattern in ("*", "*/node-*"):  # the count and the runs; their nodes

@@ -9,13 +9,15 @@ deployed run is agreed on.
 """
 
 import contextlib
-import fcntl
 import os
 import signal
 import socket
 import threading
 import time
 from pathlib import Path
+
+import psutil
+from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from fedgs.errors import UserError
 from fedgs.files import make_folder
@@ -56,20 +58,17 @@ def make_private(setting: str, folder: Path) -> None:
 def processes_of(token: str, variable: str = TOKEN_VARIABLE) -> list[int]:
     """Returns the pids of all other processes that carry the token.
 
-    Privacy: public.
-
     Args:
         token: the variable's value.
         variable: of the environment that they were started with.
     """
-    mark = f"{variable}={token}".encode()
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
-            variables = (folder / "environ").read_bytes().split(b"\0")
-            if mark in variables and int(folder.name) != os.getpid():
-                found.append(int(folder.name))
-    return found
+    return [
+        process.pid
+        for process in psutil.process_iter(["environ"])
+        # None: it is another user's, or it has ended.
+        if (process.info["environ"] or {}).get(variable) == token
+        and process.pid != os.getpid()
+    ]
 
 
 def end_processes(
@@ -96,11 +95,10 @@ def end_processes(
 def start_of(pid: int) -> int | None:
     """Returns when a process was started; a pid that is given again has another start.
 
-    Privacy: public.
-
     Returns:
         Clock ticks since the machine's start; None if the process has ended.
     """
+    # psutil's start times move when the machine's clock is set; ticks do not.
     try:
         # The name in parentheses may hold anything.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -113,8 +111,6 @@ def notify(text: str) -> None:
     """Tells systemd how this process stands: READY=1, WATCHDOG=1, STOPPING=1, ...
 
     Does nothing in a process that no unit with Type=notify started.
-
-    Privacy: public; the caller passes constants and names of processes.
     """
     path = os.environ.get("NOTIFY_SOCKET")
     if not path:
@@ -127,30 +123,27 @@ def notify(text: str) -> None:
         out.sendto(text.encode(), address)
 
 
-def hold_lock(path: Path, refusal: str, patience: float) -> int:
-    """Locks a file until this process ends, however it ends; returns its descriptor.
+def hold_lock(path: Path, refusal: str, patience: float = 0.0) -> AcquireReturnProxy:
+    """Locks a file until it is released or this process ends, however it ends.
 
-    What a killed process left behind may hold it for a moment, until it has ended.
+    The kernel frees the lock of a process that was killed. What that process has
+    started may hold it for a moment longer.
 
     Args:
-        path: made with mode 0600 if it is missing.
+        path: made if it is missing; it stays when the lock is released.
         refusal: what to say when another process holds it.
         patience: seconds to wait for it.
+
+    Returns:
+        The held lock: release it at the end of a `with` block, or keep a reference.
 
     Raises:
         UserError: another process holds it.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + patience
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
-        except BlockingIOError as error:
-            if time.monotonic() > deadline:
-                os.close(descriptor)
-                raise UserError(refusal) from error
-        time.sleep(0.1)
+    try:
+        return FileLock(path).acquire(timeout=patience, poll_interval=0.1)
+    except Timeout as error:
+        raise UserError(refusal) from error
 
 
 def watch_launcher() -> None:
@@ -164,11 +157,7 @@ def watch_launcher() -> None:
 
 
 def _watch(path: str, token: str) -> None:
-    with contextlib.suppress(FileNotFoundError), open(path) as lock:
-        while True:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            time.sleep(WATCH_SECONDS)
+    with contextlib.suppress(FileNotFoundError):  # the run folder is gone
+        FileLock(path).acquire(poll_interval=WATCH_SECONDS)
     end_processes(token, patience=0)
     os._exit(1)

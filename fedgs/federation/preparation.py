@@ -10,6 +10,7 @@ import secrets
 import shutil
 from pathlib import Path
 
+import psutil
 import torch
 
 from fedgs.cohorts.files import selection_costs
@@ -173,7 +174,4 @@ def state_bytes(config: RunConfig) -> int:
 
 def available_memory() -> int:
     """Returns the bytes of memory that processes can still take."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/meminfo has no MemAvailable")
+    return psutil.virtual_memory().available

@@ -20,7 +20,6 @@ Source: docs/privacy.md, "A client that limits itself".
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 from collections import Counter
@@ -31,6 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from filelock import FileLock
 
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
@@ -40,6 +40,7 @@ from fedgs.privacy.ledger import Event, Ledger
 
 WHOLE = "*"  # the name of every client that is a shard: their data set as a whole
 COUNT_REMEDY = "restore it from a copy: it is the record of the privacy spent"
+LOCK_POLL_SECONDS = 0.01  # other nodes hold the count for one fsync
 _VERSION = "format"  # key of clients.json: from 2 on, `WHOLE` stands for all shards
 
 
@@ -322,8 +323,7 @@ def _owner(clients: list[str] | None) -> str:
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     make_folder(folder)
-    with open(folder / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock(folder / ".lock", poll_interval=LOCK_POLL_SECONDS):
         remove_temporaries(folder, "clients.json")
         yield
 

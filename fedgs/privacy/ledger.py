@@ -13,7 +13,6 @@ at the end, so other files of a run hold `length` and `head` and ask `verify_pre
 Source: docs/privacy.md, "Noise, crashes and the ledger".
 """
 
-import fcntl
 import hashlib
 import json
 import math
@@ -23,6 +22,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
+
+from filelock import lock_descriptor
 
 from fedgs.errors import UserError
 from fedgs.files import sync
@@ -213,7 +214,8 @@ class Ledger:
             raise UserError(f"{self.path}: {error.strerror}; check --output") from error
         is_first = self._size == 0
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not lock_descriptor(file.fileno(), blocking=False):
+                raise UserError(f"{self.path}: in use by another run; wait for it")
             if os.fstat(file.fileno()).st_size < self._size:
                 problem = f"lost lines, it had {self.length}"
                 raise UserError(f"{self.path}: {problem}; {LEDGER_REMEDY}")
@@ -223,12 +225,9 @@ class Ledger:
             if is_first:
                 os.fsync(file.fileno())
                 sync(self.path.parent)
-        except BaseException as error:
+        except BaseException:
             file.close()
-            if not isinstance(error, BlockingIOError):
-                raise
-            problem = "in use by another run; wait for it"
-            raise UserError(f"{self.path}: {problem}") from error
+            raise
         self._file = file
 
     @classmethod

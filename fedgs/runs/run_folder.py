@@ -14,7 +14,6 @@ commit are leftovers of an interrupted run and are removed when it resumes.
 
 import contextlib
 import dataclasses
-import fcntl
 import glob
 import hashlib
 import importlib.metadata
@@ -23,9 +22,12 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import psutil
+from filelock import AcquireReturnProxy
 
 from fedgs.cohorts.files import selection_costs
 from fedgs.config.run_config import RunConfig
@@ -46,6 +48,7 @@ from fedgs.files import (
 )
 from fedgs.privacy.budget import is_spent
 from fedgs.privacy.ledger import LEDGER_REMEDY, Ledger
+from fedgs.process import hold_lock
 
 if TYPE_CHECKING:  # torch is imported where tensors are: `fedgs privacy` needs none
     from fedgs.shapes import TensorDict
@@ -289,22 +292,17 @@ class RunFolder:
             self.config, ledger.events, selection_costs([self.config])
         )
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Holds the folder for one training process; a dead one's hold is gone.
+    def locked(self) -> AcquireReturnProxy:
+        """Holds the folder for one training process, until the `with` block ends.
 
         Raises:
             UserError: another process trains in this folder.
         """
-        with open(self.path / ".lock", "w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise UserError(
-                    f"{self.path}: another process trains in this folder; wait for "
-                    "it to end, or stop it"
-                ) from error
-            yield
+        return hold_lock(
+            self.path / ".lock",
+            f"{self.path}: another process trains in this folder; wait for it to end, "
+            "or stop it",
+        )
 
     def append_metrics(self, metrics: dict[str, Any]) -> None:
         """Appends one line to metrics.jsonl, or nothing: public numbers of one round.
@@ -427,7 +425,7 @@ def _remove_killed_creations(path: Path) -> None:
     """Removes the unfinished folders of creations whose process is gone."""
     for entry in path.parent.glob(f".{glob.escape(path.name)}.*"):
         found = TEMPORARY.fullmatch(entry.name)
-        if found and found[1] == path.name and not Path("/proc", found[2]).exists():
+        if found and found[1] == path.name and not psutil.pid_exists(int(found[2])):
             shutil.rmtree(entry, ignore_errors=True)
 
 
