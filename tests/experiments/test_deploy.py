@@ -240,7 +240,7 @@ def test_insecure_server_on_a_network_needs_a_second_flag(host, tmp_path):
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.9.1"])
 def test_insecure_server_on_the_loopback_is_asked_for_once(host):
     out = deploy("server", "--host", host, "--insecure", "--print-only")
-    assert f"deploy_superlink --insecure --host {host}" in out
+    assert f"launch.superlink --insecure --host {host}" in out
     assert "--enable-supernode-auth" not in out
 
 
@@ -408,8 +408,8 @@ def test_submit_without_clients_is_refused(certs):
 
 def test_commands_start_without_torch():
     """Its import alone would be half of the time that they take."""
-    names = ("deploy_commands", "deploy_submit", "deploy_supervisor")
-    imports = "".join(f"import experiments.{name}\n" for name in names)
+    names = ("commands", "submit", "supervisor")
+    imports = "".join(f"import experiments.launch.{name}\n" for name in names)
     check = "import sys; assert not {'torch', 'flwr'} & set(sys.modules), 'slow'"
     subprocess.run([sys.executable, "-c", imports + check], check=True)
 

@@ -160,7 +160,7 @@ def test_second_launcher_is_refused_and_harms_nothing(tmp_path, monkeypatch):
         assert processes_of(token) == [sleeper.pid]
         end_processes(token)
         assert processes_of(token) == []
-    lock.release()
+    lock.lock.release()
     assert sleeper.returncode == -signal.SIGTERM
 
 
@@ -188,7 +188,7 @@ def test_process_ends_with_its_launcher(tmp_path):
     with subprocess.Popen(command, env=env, cwd=ROOT, **pipes) as child:
         assert child.stdout.readline() == b"1\n"
         assert child.poll() is None
-        lock.release()  # as the end of the launcher does
+        lock.lock.release()  # as the end of the launcher does
         assert child.wait(timeout=PATIENCE) == 1
 
 

@@ -24,7 +24,7 @@ from tiny import tiny_config
 KILLED = """
 import os, sys
 from pathlib import Path
-from fedgs.durable import replacing
+from fedgs.files import replacing
 with replacing(Path(sys.argv[1])) as file:
     file.write(b"half")
     file.flush()

@@ -171,7 +171,7 @@ def test_second_server_on_a_state_directory_is_refused(make, tmp_path):
         assert not (tmp_path / "processes.json").exists()
     finally:
         deploy_supervisor.LOCK_SECONDS = deploy_supervisor_patience
-        lock.release()
+        lock.lock.release()
 
 
 def test_process_left_by_a_killed_server_is_ended_before_the_next_one_starts(
