@@ -27,6 +27,7 @@ check: $(STAMP) docs ## Lint, formatting, types, the import rule, the documentat
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/python -m pyright
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_repository.py
 
 docs: $(STAMP) ## The documentation as a site, in site/: pages, reference, tutorials
@@ -54,7 +55,7 @@ bench: $(STAMP) ## Measure speed and memory on this machine
 	$(BIN)/python -m experiments.bench
 
 clean: ## Remove caches and built packages (never .venv or runs)
-	rm -rf build dist site *.egg-info *.fab .benchmarks .hypothesis .pytest_cache .ruff_cache
+	rm -rf build dist site *.egg-info *.fab .benchmarks .hypothesis .pytest_cache .ruff_cache .import_linter_cache
 	find fedgs clients server experiments tests -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # The interpreter is tried, not only looked up: a version manager's shim may exist
