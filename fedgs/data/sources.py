@@ -1,8 +1,8 @@
 """Where the images come from: bundled digits, MNIST and its relatives, the readers.
 
 All sources yield uint8 images with 0 = background. MNIST's families are read from the
-raw idx files of torchvision's folder layout; torchvision itself only downloads them
-and resizes images, and is imported when one of the two is needed.
+raw idx files of torchvision's folder layout, file by file: its data sets want all four
+files of both splits, and load a `processed` folder of pickles first if there is one.
 
 Source:
     LeCun, Cortes, Burges, "The MNIST database of handwritten digits" (idx format).
@@ -36,7 +36,8 @@ READERS = {
 NAMES = ("digits", *FOLDERS, "femnist[:PATH]", "folder:PATH", "npz:PATH", "hf:NAME")
 QMNIST_LABELS = "QMNIST/raw/qmnist-train-labels-idx2-int"
 QMNIST_LABEL, QMNIST_WRITER = 0, 2  # columns of the 8 in a row
-IDX_TYPES = {"ubyte": (0x08, "u1"), "int": (0x0C, ">i4")}
+# What torchvision raises on damaged or hostile files.
+IDX_ERRORS = (OSError, AssertionError, KeyError, ValueError, RuntimeError)
 
 
 def load_records(config: RunConfig) -> Records:
@@ -97,38 +98,32 @@ def with_absolute_path(data: str) -> str:
     return f"{kind}:{path.absolute()}" if is_path else data
 
 
-def read_idx(path: Path, kind: str, num_dims: int) -> NDArray[Any]:
+def read_idx(path: Path, dtype: str, num_dims: int) -> NDArray[Any]:
     """Reads one raw file of the MNIST family.
 
     Privacy: reads private data; output private.
 
     Args:
         path: an uncompressed idx file.
-        kind: "ubyte" (uint8) or "int" (big-endian int32), the end of its name.
-        num_dims: number of dimensions that the file must have.
-
-    Returns:
-        A read-only array of that kind.
+        dtype: uint8 or int32, the type that the file must have.
+        num_dims: number of dimensions that it must have.
 
     Raises:
-        UserError: another kind or number of dimensions, or a truncated file.
+        UserError: another type or number of dimensions, or a truncated file.
     """
-    code, dtype = IDX_TYPES[kind]
-    content = path.read_bytes()
-    start = 4 + 4 * num_dims
-    if content[:4] != bytes((0, 0, code, num_dims)) or len(content) < start:
+    # Imported here: it loads a compiler, a third of the time a client takes to start.
+    from torchvision.datasets.mnist import read_sn3_pascalvincent_tensor
+
+    try:
+        values = read_sn3_pascalvincent_tensor(str(path)).numpy()
+    except IDX_ERRORS:
+        values = None
+    if values is None or values.dtype != dtype or values.ndim != num_dims:
         raise UserError(
-            f"{path}: not an idx file of {num_dims} dimensions of type {kind}; "
+            f"{path}: not a whole idx file of {num_dims} dimensions of type {dtype}; "
             "remove it and add --download, or give another --data-dir"
         )
-    shape = [int(side) for side in np.frombuffer(content, ">u4", num_dims, offset=4)]
-    expected = start + int(np.prod(shape, dtype=object)) * np.dtype(dtype).itemsize
-    if len(content) != expected:
-        raise UserError(
-            f"{path}: has {len(content)} bytes, its header says {expected}; "
-            "remove it and add --download, or give another --data-dir"
-        )
-    return np.frombuffer(content, dtype, offset=start).reshape(shape)
+    return values
 
 
 def _digits() -> Records:
@@ -154,8 +149,8 @@ def _mnist(config: RunConfig, split: str) -> Records:
     names = [f"{raw}-images-idx3-ubyte", f"{raw}-labels-idx1-ubyte"]
     by_writer = config.data == "mnist-by-writer" and split == "train"
     paths = _find(config, names + [QMNIST_LABELS] * by_writer)
-    images = read_idx(paths[0], "ubyte", 3)
-    labels = read_idx(paths[1], "ubyte", 1)
+    images = read_idx(paths[0], "uint8", 3)
+    labels = read_idx(paths[1], "uint8", 1)
     if len(images) != len(labels):
         raise UserError(
             f"data_dir = {config.data_dir!r}: {names[0]} has {len(images)} images, "
@@ -167,7 +162,7 @@ def _mnist(config: RunConfig, split: str) -> Records:
 
 def _writers(path: Path, labels: NDArray[np.integer]) -> NDArray[np.integer]:
     """Returns the writer of each MNIST training image, shape (N,)."""
-    rows = read_idx(path, "int", 2)
+    rows = read_idx(path, "int32", 2)
     same = rows.shape == (len(labels), 8)
     if not same or (rows[:, QMNIST_LABEL] != labels).any():
         raise UserError(

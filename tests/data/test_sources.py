@@ -184,20 +184,25 @@ def test_failed_download_is_a_user_error(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content",
     [
-        (b"", "not an idx file"),
-        (b"\x1f\x8b\x08\x00compressed", "not an idx file"),
-        (bytes((0, 0, 8, 3)) + b"\0\0", "not an idx file"),
-        (bytes((0, 0, 8, 1, 0, 0, 0, 12)) + bytes(12), "not an idx file of 3"),
-        (bytes((0, 0, 8, 3)) + b"\xff" * 12, "its header says"),
-        (bytes((0, 0, 8, 3, 0, 0, 0, 1, 0, 0, 0, 9, 0, 0, 0, 9)), "has 16 bytes"),
+        b"",
+        b"\x1f\x8b\x08\x00compressed",
+        bytes((0, 0, 8, 3)) + b"\0\0",
+        bytes((0, 0, 8, 1, 0, 0, 0, 12)) + bytes(12),
+        bytes((0, 0, 8, 3)) + b"\xff" * 12,
+        bytes((0, 0, 8, 3)) + b"\xff" * 12 + bytes(8),
+        bytes((0, 0, 8, 3, 0, 0, 0, 1, 0, 0, 0, 9, 0, 0, 0, 9)),
+        bytes((0, 0, 8, 3, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 2)) + bytes(5),
+        bytes((0, 0, 8, 3)) + bytes(12),
+        bytes((0, 0, 9, 3, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1)) + bytes(1),
+        bytes((0, 0, 10, 3, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1)) + bytes(1),
     ],
 )
-def test_damaged_idx_file_is_refused(tmp_path, content, message):
+def test_damaged_idx_file_is_refused(tmp_path, content):
     write_mnist(tmp_path)
     (tmp_path / "MNIST/raw/train-images-idx3-ubyte").write_bytes(content)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match="not a whole idx file of 3 dimensions of"):
         load_data(config(data="mnist", data_dir=str(tmp_path), num_clients=2))
 
 
