@@ -3,13 +3,13 @@
     python -m experiments.bench [--device cuda] [--skip-flower] [--skip-deployment]
 
 1. Discriminator steps per second, stacked against one at a time, by width.
-2. Seconds per round of the Flower simulation and of the local engine, same work.
-3. Memory of 539 width-16 discriminators with their Adam moments.
-4. Milliseconds for the noise of one release, the secure sampler against Philox.
-5. On a GPU: the local warm start of width-64 discriminators, and the share of the
+2. Memory of 539 width-16 discriminators with their Adam moments.
+3. Milliseconds for the noise of one release, the secure sampler against Philox.
+4. On a GPU: the local warm start of width-64 discriminators, and the share of the
    card's measured matrix peak.
-6. Rounds per second of a simulation's messages alone (`bench_messages`), and seconds
-   per round of a deployment on the loopback (`bench_deployment`).
+5. Seconds per round of the Flower simulation and of the local engine, same work.
+6. Rounds per second of a simulation's messages alone (`messages`), and seconds per
+   round of a deployment on the loopback (`deployment`).
 """
 
 import argparse
@@ -18,30 +18,33 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from experiments.bench.deployment import latency_table
+from experiments.bench.deployment import flags_of, latency_table, seconds_of_rounds
+from experiments.bench.measuring import (
+    median_seconds,
+    memory_bytes,
+    printed_by,
+    seconds_of,
+)
 from experiments.bench.messages import messages_table
 from experiments.recipes import full_participation
+from experiments.tables import Table
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.warm_start import warm_start
 from fedgs.mechanism.noise import NoiseStream
-from fedgs.runs.run_folder import RunFolder
 
 WIDTHS = (8, 16, 32, 64)
 NUM_CLIENTS = 539
 BENCH_ROUNDS = 12
-console = Console()
+MIB = 2**20
 
 
 def main() -> None:
@@ -66,114 +69,82 @@ def main() -> None:
 
 def steps_table(device: str) -> None:
     """Prints discriminator steps per second, stacked and in a loop."""
-    where = "1 thread" if device == "cpu" else torch.cuda.get_device_name()
-    table = Table(title=f"discriminator steps per second, batch 16 + 16, {where}")
-    for column in ("width", "clients", "stacked", "loop", "stacked / loop"):
-        table.add_column(column, justify="right")
+    rows: list[list[str]] = []
     for width in WIDTHS:
         clients = 49 if width < 32 or device != "cpu" else 16
-        rates = []
+        rates: list[float] = []
         for stacking in ("stacked", "loop"):
             config = _config(discriminator_dim=width, stacking=stacking, device=device)
-            rates.append(clients / _seconds(_training_step(config, clients), device))
-        table.add_row(
-            str(width),
-            str(clients),
-            f"{rates[0]:.0f}",
-            f"{rates[1]:.0f}",
-            f"{rates[0] / rates[1]:.2f}",
-        )
-    console.print(table)
+            step = training_step(config, Discriminators(config, range(clients)))
+            rates.append(clients / median_seconds(step, device))
+        ratio = rates[0] / rates[1]
+        rows.append([f"{width}", f"{clients}", *(f"{rate:.0f}" for rate in rates)])
+        rows[-1].append(f"{ratio:.2f}")
+    where = "1 thread" if device == "cpu" else torch.cuda.get_device_name()
+    caption = f"discriminator steps per second, batch 16 + 16, {where}"
+    Table(
+        caption, ["width", "clients", "stacked", "loop", "stacked / loop"], rows
+    ).show()
 
 
-def _training_step(config: RunConfig, clients: int) -> Callable[[], None]:
-    """Returns a function that takes one step with every client's discriminator."""
-    discriminators = Discriminators(config, range(clients))
-    size = (clients, config.discriminator_batch_size)
+def training_step(config: RunConfig, state: Discriminators) -> Callable[[], None]:
+    """Returns a function that takes one step with every client's discriminator.
+
+    All clients train on the same random images: their memory is not what is measured.
+    """
+    size, clients = config.discriminator_batch_size, len(state)
     generator = torch.Generator().manual_seed(0)
-    images = torch.rand((2, *size, 1, 28, 28), generator=generator).to(config.device)
-    labels = torch.randint(10, (2, *size), generator=generator).to(config.device)
-    mix = torch.rand(size, generator=generator).to(config.device)
-    chunks = list(discriminators.chunks(range(clients)))
+    images = torch.rand((2, 1, size, 1, 28, 28), generator=generator)
+    labels = torch.randint(10, (2, 1, size), generator=generator)
+    mix = torch.rand((1, size), generator=generator).to(config.device)
+    real, fake = images.to(config.device).expand(2, clients, -1, -1, -1, -1)
+    real_labels, fake_labels = labels.to(config.device).expand(2, clients, -1)
+    mix = mix.expand(clients, -1)
 
     def step() -> None:
-        for chunk in chunks:
-            discriminators.train(
-                chunk,
-                images[0, chunk],
-                labels[0, chunk],
-                images[1, chunk],
-                labels[1, chunk],
-                mix[chunk],
-            )
+        for chunk in state.chunks(range(clients)):
+            on_real = (real[chunk], real_labels[chunk])
+            on_fake = (fake[chunk], fake_labels[chunk])
+            state.train(chunk, *on_real, *on_fake, mix[chunk])
 
     return step
 
 
 def memory_table() -> None:
     """Prints how much 539 width-16 discriminators add to a process that trains."""
-    code = "from experiments import bench; bench.print_memory()"
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    before, after, size = (float(word) for word in result.stdout.split())
-    table = Table(title=f"memory of {NUM_CLIENTS} width-16 discriminators, MiB")
-    for column in ("state (3 x parameters)", "process before", "peak", "added"):
-        table.add_column(column, justify="right")
-    table.add_row(
-        f"{size:.0f}", f"{before:.0f}", f"{after:.0f}", f"{after - before:.0f}"
-    )
-    console.print(table)
+    code = "from experiments.bench.__main__ import print_memory; print_memory()"
+    before, peak, state = (float(word) / MIB for word in printed_by(code))
+    head = ["state (3 x parameters)", "process before", "peak", "added"]
+    cells = [f"{size:.0f}" for size in (state, before, peak, peak - before)]
+    Table(f"memory of {NUM_CLIENTS} width-16 discriminators, MiB", head, [cells]).show()
 
 
 def print_memory() -> None:
-    """Prints MiB before, at the peak and of the state; for a process of its own."""
+    """Prints bytes before, at the peak and of the state; for a process of its own."""
     torch.set_num_threads(1)
     config = _config(discriminator_dim=16)
-    _training_step(config, 1)()  # what any training process loads
-    before = _status_mib("VmRSS")
+    training_step(config, Discriminators(config, range(1)))()  # imports and buffers
+    before = memory_bytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     state = Discriminators(config, range(NUM_CLIENTS))
-    train_once(config, state)
-    size = sum(v.numel() * v.element_size() for v in state.state().values()) / 2**20
-    print(before, _status_mib("VmHWM"), size)
-
-
-def _status_mib(name: str) -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) / 1024
-    raise RuntimeError(f"/proc/self/status has no {name}")
-
-
-def train_once(config: RunConfig, state: Discriminators) -> None:
-    """Takes one step with every client, on random images, chunk by chunk."""
-    size = config.discriminator_batch_size
-    for chunk in state.chunks(range(len(state))):
-        images = torch.rand(2, len(chunk), size, 1, 28, 28)
-        labels = torch.randint(10, (2, len(chunk), size))
-        mix = torch.rand(len(chunk), size)
-        state.train(chunk, images[0], labels[0], images[1], labels[1], mix)
+    training_step(config, state)()
+    size = sum(v.numel() * v.element_size() for v in state.state().values())
+    print(before, memory_bytes("VmHWM"), size)
 
 
 def noise_table() -> None:
     """Prints what the secure sampler costs per release of B = 32 fakes."""
-    table = Table(title="noise of one release, ms")
-    for column in ("release", "secure", "Philox", "secure / Philox"):
-        table.add_column(column, justify="right")
+    rows: list[list[str]] = []
     for side in (14, 28):
         shape = (32, 1, side, side)
         secure, philox = (
-            1000 * _seconds(partial(_draw_noise, shape, is_secure), "cpu")
+            1000 * median_seconds(partial(_draw_noise, shape, is_secure))
             for is_secure in (True, False)
         )
-        table.add_row(
-            "x".join(map(str, shape)),
-            f"{secure:.2f}",
-            f"{philox:.2f}",
-            f"{secure / philox:.0f}",
-        )
-    console.print(table)
+        name = "x".join(map(str, shape))
+        rows.append([name, f"{secure:.2f}", f"{philox:.2f}", f"{secure / philox:.0f}"])
+    head = ["release", "secure", "Philox", "secure / Philox"]
+    Table("noise of one release, ms", head, rows).show()
 
 
 def _draw_noise(shape: tuple[int, ...], is_secure: bool) -> None:
@@ -183,15 +154,8 @@ def _draw_noise(shape: tuple[int, ...], is_secure: bool) -> None:
 def warm_start_table(device: str, clients: int = 64, rounds: int = 2) -> None:
     """Prints the speed of the paper's local warm start at width 64 on a GPU."""
     peak = _matrix_peak(device)
-    table = Table(title=f"local warm start, width 64, {torch.cuda.get_device_name()}")
-    for column in (
-        "stacking",
-        "steps per second",
-        "1000 clients x 2000 rounds, hours",
-        "share of measured float32 matrix peak",
-    ):
-        table.add_column(column, justify="right")
     data = bench_data(clients, 60)
+    rows: list[list[str]] = []
     for stacking in ("stacked", "loop"):
         config = _config(
             discriminator_dim=64,
@@ -211,15 +175,15 @@ def warm_start_table(device: str, clients: int = 64, rounds: int = 2) -> None:
             clients_per_round=clients,
         )
         state = Discriminators(config, range(clients))
-        seconds = _once(
-            partial(warm_start, config, state, data, range(clients)), device
-        )
-        steps = clients * rounds * config.discriminator_steps / seconds
-        flops = steps * _step_flops(64, 32)
-        table.add_row(
-            stacking, f"{steps:.0f}", f"{1e7 / steps / 3600:.1f}", f"{flops / peak:.1%}"
-        )
-    console.print(table)
+        start = partial(warm_start, config, state, data, range(clients))
+        rate = clients * rounds * config.discriminator_steps / seconds_of(start, device)
+        share = rate * _step_flops(64, 32) / peak
+        rows.append([stacking, f"{rate:.0f}", f"{1e7 / rate / 3600:.1f}"])
+        rows[-1].append(f"{share:.1%}")
+    head = ["stacking", "steps per second", "1000 clients x 2000 rounds, hours"]
+    head.append("share of measured float32 matrix peak")
+    where = torch.cuda.get_device_name()
+    Table(f"local warm start, width 64, {where}", head, rows).show()
 
 
 def _step_flops(width: int, batch: int) -> float:
@@ -230,55 +194,38 @@ def _step_flops(width: int, batch: int) -> float:
 
 def _matrix_peak(device: str) -> float:
     a = torch.randn(8192, 8192, device=device)
-    return 2 * 8192**3 / _seconds(lambda: a @ a, device)
+    return 2 * 8192**3 / median_seconds(lambda: a @ a, device)
 
 
 def engines_table() -> None:
     """Prints seconds per round of both engines on 539 width-8 clients, in turn."""
-    table = Table(title=f"{NUM_CLIENTS} clients, width 8, 11 nodes, 2 workers")
-    for column in ("engine", "s/round, median", "ratio"):
-        table.add_column(column, justify="right")
     with tempfile.TemporaryDirectory() as scratch:
         data = bench_data(NUM_CLIENTS, 60)
         path = Path(scratch) / "data.npz"
         clients = np.repeat(np.arange(NUM_CLIENTS), 60)
         np.savez(path, images=data.images[:, 0], labels=data.labels, clients=clients)
-        medians = []
+        medians: dict[str, float] = {}
         for engine in ("local", "flower"):
-            output = Path(scratch) / engine
-            command = [
-                sys.executable,
-                "-m",
-                "fedgs",
-                "train",
-                "--recipe",
-                "full-participation",
-                "--data",
-                f"npz:{path}",
-                "--engine",
-                engine,
-                "--num-rounds",
-                str(BENCH_ROUNDS),
-                "--warm-start-rounds",
-                "1",
-                "--noise-multiplier",
-                "1",
-                "--output",
-                str(output),
-                "--seed",
-                "0",
-            ]
+            settings: dict[str, object] = {
+                "recipe": "full-participation",
+                "data": f"npz:{path}",
+                "engine": engine,
+                "num_rounds": BENCH_ROUNDS,
+                "warm_start_rounds": 1,
+                "noise_multiplier": 1,
+                "output": Path(scratch) / engine,
+                "seed": 0,
+            }
+            command = [sys.executable, "-m", "fedgs", "train", *flags_of(settings)]
             subprocess.run(command, check=True, capture_output=True)
-            lines = (RunFolder.open(output).path / "metrics.jsonl").read_text()
-            seconds = [
-                float(line.split('"seconds": ')[1].split(",")[0])
-                for line in lines.splitlines()[2:]
-            ]
-            medians.append(statistics.median(seconds))
-            table.add_row(
-                engine, f"{medians[-1]:.2f}", f"{medians[-1] / medians[0]:.2f}"
-            )
-    console.print(table)
+            seconds = seconds_of_rounds(Path(scratch) / engine)
+            medians[engine] = statistics.median(seconds)
+    rows = [
+        [engine, f"{median:.2f}", f"{median / medians['local']:.2f}"]
+        for engine, median in medians.items()
+    ]
+    caption = f"{NUM_CLIENTS} clients, width 8, 11 nodes, 2 workers"
+    Table(caption, ["engine", "s/round, median", "ratio"], rows).show()
 
 
 def bench_data(num_clients: int, size: int) -> FederatedImages:
@@ -299,23 +246,6 @@ def _config(**overrides: object) -> RunConfig:
     settings = {"num_classes": 10, "seed": 0, "noise_multiplier": 1.0}
     config = dataclasses.replace(full_participation(), target_epsilon=None)
     return dataclasses.replace(config, **{**settings, **overrides})  # type: ignore[arg-type]
-
-
-def _once(function: Callable[[], object], device: str) -> float:
-    if device != "cpu":
-        torch.cuda.synchronize()
-    started = time.perf_counter()
-    function()
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return time.perf_counter() - started
-
-
-def _seconds(function: Callable[[], object], device: str) -> float:
-    """Returns the median time of five calls after two that do not count."""
-    for _ in range(2):
-        function()
-    return statistics.median(_once(function, device) for _ in range(5))
 
 
 if __name__ == "__main__":

@@ -9,16 +9,15 @@ the files. The full HDF5 file takes 2.1 GB of disk; LEAF's text takes more.
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
+
+from experiments.bench.measuring import memory_bytes, printed_by
+from experiments.tables import Table
 
 USERS, IMAGES = 3400, 671_585  # of TFF's fed_emnist_train.h5
 USERS_OF_A_FILE = 100  # LEAF's
@@ -31,24 +30,17 @@ def main() -> None:
     parser.add_argument("--users", type=int, default=USERS)
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=["hdf5"])
     arguments = parser.parse_args()
-    table = Table(title="opening Federated EMNIST")
-    for column in (
-        *("format", "users", "images", "on disk, MB"),
-        *("seconds", "CPU seconds", "peak, MB"),
-    ):
-        table.add_column(column, justify="right")
+    rows: list[list[str]] = []
     for name in arguments.formats:
         with tempfile.TemporaryDirectory() as folder:
-            sizes = user_sizes(arguments.users)
-            data, path = write(name, Path(folder), sizes)
+            data, path = write(name, Path(folder), user_sizes(arguments.users))
             files = path.rglob("*") if path.is_dir() else [path]
             size = sum(file.stat().st_size for file in files)
-            code = f"from experiments import bench_data; bench_data.open_it({data!r})"
-            command = [sys.executable, "-c", code]
-            result = subprocess.run(command, capture_output=True, text=True, check=True)
-            users, images, *measured = result.stdout.split()
-            table.add_row(name, users, images, f"{size / 1e6:.0f}", *measured)
-    Console().print(table)
+            code = f"from experiments.bench.data import open_it; open_it({data!r})"
+            users, images, *measured = printed_by(code)
+            rows.append([name, users, images, f"{size / 1e6:.0f}", *measured])
+    head = ["format", "users", "images", "on disk, MB", "seconds", "CPU seconds"]
+    Table("opening Federated EMNIST", [*head, "peak, MB"], rows).show()
 
 
 def open_it(data: str) -> None:
@@ -60,14 +52,8 @@ def open_it(data: str) -> None:
     found = load_data(RunConfig(data=data, seed=0))
     found.client(0)
     seconds, work = time.perf_counter() - started, time.process_time() - worked
-    (line,) = [
-        line
-        for line in Path("/proc/self/status").read_text().splitlines()
-        if line.startswith("VmHWM:")
-    ]
-    peak = int(line.split()[1]) * 1024 / 1e6
     counts = f"{found.num_clients} {len(found.images)}"
-    print(counts, f"{seconds:.1f} {work:.1f} {peak:.0f}")
+    print(counts, f"{seconds:.1f} {work:.1f} {memory_bytes('VmHWM') / 1e6:.0f}")
 
 
 def user_sizes(users: int) -> NDArray[np.int64]:

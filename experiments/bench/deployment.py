@@ -10,6 +10,7 @@ of messages, processes and polls.
 
 import argparse
 import contextlib
+import itertools
 import json
 import socket
 import statistics
@@ -17,14 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from experiments.launch.flower_app import free_port
+from experiments.tables import Table
 
 NODES = (2, 8)
 ROUNDS = 20
@@ -32,6 +32,7 @@ STOCK_ROUNDS = 5  # a round of these takes many seconds
 SKIPPED = 2  # first rounds: connections, caches
 START_SECONDS = 120.0
 RUN_SECONDS = 900.0
+END_SECONDS = 30.0
 SETTINGS = {
     "warm_start": "public",
     "warm_start_rounds": 1,
@@ -47,7 +48,6 @@ SETTINGS = {
     "num_classes": 10,
     "sample_every": 1000,
 }
-console = Console()
 
 
 def main() -> None:
@@ -64,26 +64,20 @@ def latency_table(
     nodes: Sequence[int] = NODES, rounds: int = ROUNDS, skip_stock: bool = False
 ) -> None:
     """Prints seconds per round by kind of client, security and number of nodes."""
-    table = Table(title="deployment on the loopback, seconds per round")
-    for column in ("clients", "security", "nodes", "median", "mean", "slowest"):
-        table.add_column(column, justify="right")
-    for is_stock in (False, True)[: 1 if skip_stock else 2]:
-        for is_secure in (False, True):
-            for count in nodes:
-                number = STOCK_ROUNDS if is_stock else rounds
-                seconds = round_seconds(count, number, is_stock, is_secure)
-                table.add_row(
-                    "stock" if is_stock else "resident",
-                    "TLS and keys" if is_secure else "none",
-                    str(count),
-                    f"{statistics.median(seconds):.2f}",
-                    f"{statistics.mean(seconds):.2f}",
-                    f"{max(seconds):.2f}",
-                )
-    console.print(table)
+    rows: list[list[str]] = []
+    kinds = ("resident",) if skip_stock else ("resident", "stock")
+    for kind, is_secure, count in itertools.product(kinds, (False, True), nodes):
+        is_stock = kind == "stock"
+        number = STOCK_ROUNDS if is_stock else rounds
+        seconds = deployed_seconds(count, number, is_stock, is_secure)
+        measures = (statistics.median(seconds), statistics.mean(seconds), max(seconds))
+        security = "TLS and keys" if is_secure else "none"
+        rows.append([kind, security, f"{count}", *(f"{x:.2f}" for x in measures)])
+    head = ["clients", "security", "nodes", "median", "mean", "slowest"]
+    Table("deployment on the loopback, seconds per round", head, rows).show()
 
 
-def round_seconds(
+def deployed_seconds(
     nodes: int, rounds: int, is_stock: bool, is_secure: bool
 ) -> list[float]:
     """Trains on a server and clients of this machine; returns each round's seconds.
@@ -92,25 +86,35 @@ def round_seconds(
         RuntimeError: a process ended early; its output is in the message.
     """
     with tempfile.TemporaryDirectory(prefix="fedgs-bench-") as name:
-        with deployment(Path(name), nodes, is_stock, is_secure) as place:
+        place = Place(Path(name), [f"client-{i}" for i in range(nodes)], is_secure)
+        with running(place, is_stock):
             done = place.submit({**SETTINGS, "num_rounds": rounds + SKIPPED})
-        lines = (done / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line)["seconds"] for line in lines][SKIPPED:]
+        return seconds_of_rounds(done)
+
+
+def seconds_of_rounds(run: Path) -> list[float]:
+    """Returns the seconds of a run's rounds without the first `SKIPPED`."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["seconds"] for line in lines[SKIPPED:]]
 
 
 class Place:
-    """A server and its clients, running.
+    """A server and its clients: their addresses, files and commands.
 
     Args:
         folder: of all their files.
         names: of the clients.
         is_secure: with TLS and authentication.
+
+    Attributes:
+        address: of the server, HOST:PORT.
+        address_for_clients: where the clients connect: to the server, or a proxy.
     """
 
     def __init__(self, folder: Path, names: Sequence[str], is_secure: bool) -> None:
         """Makes keys and data; starts nothing yet."""
         self.folder, self.names, self.is_secure = folder, names, is_secure
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address = self.address_for_clients = f"127.0.0.1:{free_port()}"
         self.certs, self.keys = folder / "certs", folder / "certs" / "clients"
         if is_secure:
             keys = [part for name in names for part in ("--client", name)]
@@ -131,7 +135,7 @@ class Place:
 
     def client(self, name: str, is_stock: bool) -> list[object]:
         """Returns a client's command."""
-        command = ["client", name, "--server", self.address]
+        command = ["client", name, "--server", self.address_for_clients]
         command += ["--data", f"npz:{self.folder / name}.npz"]
         command += ["--state-dir", str(self.folder / name)]
         if is_stock:
@@ -147,9 +151,8 @@ class Place:
         for name in self.names:  # registered already
             command += ["--client", name]
         command += ["--ca", self.certs / "ca.crt"] if self.is_secure else ["--insecure"]
-        for key, value in settings.items():
-            command += [f"--{key.replace('_', '-')}", value]
-        self.call(*command, "--output", "bench", timeout=RUN_SECONDS)
+        command += [*flags_of(settings), "--output", "bench"]
+        self.call(*command, timeout=RUN_SECONDS)
         return self.folder / "server" / "runs" / "bench"
 
     def call(self, *arguments: object, timeout: float = START_SECONDS) -> None:
@@ -166,35 +169,37 @@ class Place:
 
 
 @contextlib.contextmanager
-def deployment(
-    folder: Path, nodes: int, is_stock: bool, is_secure: bool
-) -> Iterator[Place]:
-    """Runs a server and clients until the end of the block."""
-    place = Place(folder, [f"client-{i}" for i in range(nodes)], is_secure)
-    started: list[subprocess.Popen[bytes]] = []
+def running(place: Place, is_stock: bool = False) -> Iterator[None]:
+    """Runs the server and the clients until the end of the block."""
+    with contextlib.ExitStack() as processes:
 
-    def start(name: str, arguments: Sequence[object]) -> None:
-        with open(folder / f"{name}.log", "wb") as log:
-            command = fedgs_deploy(*arguments)
-            started.append(subprocess.Popen(command, stdout=log, stderr=log))
+        def start(name: str, arguments: Sequence[object]) -> "subprocess.Popen[bytes]":
+            log = place.folder / f"{name}.log"
+            return processes.enter_context(_process(log, fedgs_deploy(*arguments)))
 
-    try:
-        start("server", place.server())
-        wait_for_port(place.address, started[0])
-        if is_secure:  # a stock client whose key is unknown ends by itself
+        server = start("server", place.server())
+        wait_for_port(place.address, server)
+        if place.is_secure:  # a stock client whose key is unknown ends by itself
             register_keys(place)
         for name in place.names:
             start(name, place.client(name, is_stock))
-        yield place
+        yield
+
+
+@contextlib.contextmanager
+def _process(log: Path, command: Sequence[str]) -> "Iterator[subprocess.Popen[bytes]]":
+    """Runs a process until the end of the block; kills one that does not end."""
+    with open(log, "wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+    try:
+        yield process
     finally:
-        for process in reversed(started):
-            process.terminate()
-        for process in started:
-            try:
-                process.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        process.terminate()
+        try:
+            process.wait(timeout=END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def register_keys(place: Place) -> None:
@@ -213,6 +218,12 @@ def register_keys(place: Place) -> None:
     )
     with control_of(submission) as control:
         register(control, submission)
+
+
+def flags_of(settings: Mapping[str, object]) -> list[str]:
+    """Returns settings as flags of the command line."""
+    pairs = ((f"--{name.replace('_', '-')}", str(v)) for name, v in settings.items())
+    return [word for pair in pairs for word in pair]
 
 
 def fedgs_deploy(*arguments: object) -> list[str]:

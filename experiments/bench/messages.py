@@ -7,6 +7,7 @@ sending and collecting (`server.asking`), with and without `fast_messages`.
 """
 
 import argparse
+import itertools
 import json
 import tempfile
 import threading
@@ -17,11 +18,10 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
-from rich.console import Console
-from rich.table import Table
 
 from clients import fast_simulation
 from experiments.launch import flower_engine
+from experiments.tables import Table
 from fedgs.config.run_config import RunConfig
 from fedgs.federation.messages import RECORD
 from fedgs.federation.preparation import resolve
@@ -38,7 +38,6 @@ COMPONENTS = (
 PAYLOAD = bytes(100_352)  # 32 images of 28x28 float32
 SKIPPED = 20  # first rounds: every worker starts
 ROUNDS = 600
-console = Console()
 
 server_app = ServerApp()
 client_app = ClientApp()
@@ -48,20 +47,14 @@ if fast_simulation.is_wanted():
 
 @client_app.query()
 def say_index(message: Message, context: Context) -> Message:
-    """Tells the node's index.
-
-    Privacy: public.
-    """
+    """Tells the node's index."""
     index = int(context.node_config["partition-id"])
     return _message({"node_id": index}, message)
 
 
 @client_app.train()
 def echo(message: Message, context: Context) -> Message:
-    """Replies with as many bytes as a release has.
-
-    Privacy: public.
-    """
+    """Replies with as many bytes as a release has."""
     return _message({"tensors": PAYLOAD}, message)
 
 
@@ -72,10 +65,7 @@ def _message(content: dict[str, int | bytes], reply_to: Message) -> Message:
 
 @server_app.main()
 def main_of_server(grid: Grid, context: Context) -> None:
-    """Asks one node after the other; writes how long that took.
-
-    Privacy: public.
-    """
+    """Asks one node after the other; writes how long that took."""
     watch_launcher()
     folder = RunFolder.open(str(context.run_config["run_folder"]))
     if hasattr(grid, "pull_interval"):
@@ -126,22 +116,14 @@ def seconds_per_round(nodes: int, rounds: int, is_fast: bool) -> tuple[float, fl
 
 def messages_table(nodes: Sequence[int] = (10,), rounds: int = ROUNDS) -> None:
     """Prints rounds per second of pure messaging."""
-    table = Table(title="simulation, one client per round, 100 KB each way")
-    columns = ("nodes", "fast_messages", "rounds/s", "ms/round", "server CPU ms/round")
-    for column in columns:
-        table.add_column(column, justify="right")
-    for count in nodes:
-        for is_fast in (True, False):
-            number = rounds if is_fast else max(rounds // 10, 10)
-            seconds, processor = seconds_per_round(count, number, is_fast)
-            table.add_row(
-                str(count),
-                json.dumps(is_fast),
-                f"{1 / seconds:.1f}",
-                f"{1000 * seconds:.2f}",
-                f"{1000 * processor:.2f}",
-            )
-    console.print(table)
+    rows: list[list[str]] = []
+    for count, is_fast in itertools.product(nodes, (True, False)):
+        number = rounds if is_fast else max(rounds // 10, 10)
+        seconds, processor = seconds_per_round(count, number, is_fast)
+        rows.append([f"{count}", json.dumps(is_fast), f"{1 / seconds:.1f}"])
+        rows[-1] += [f"{1000 * seconds:.2f}", f"{1000 * processor:.2f}"]
+    head = ["nodes", "fast_messages", "rounds/s", "ms/round", "server CPU ms/round"]
+    Table("simulation, one client per round, 100 KB each way", head, rows).show()
 
 
 def main() -> None:

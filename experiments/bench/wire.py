@@ -10,18 +10,15 @@ polls and heartbeats. Table 2 counts the messages only; this says what is left o
 import argparse
 import contextlib
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
-from experiments.bench.deployment import Place, fedgs_deploy, wait_for_port
+from experiments.bench.deployment import Place, running
+from experiments.paper.communication import MODES
+from experiments.tables import Table
 
 CHUNK = 65_536
 FIRST_ROUND = 3  # counted from its end: before it come joining and the warm start
@@ -35,10 +32,6 @@ SETTINGS: dict[str, object] = {
     "discriminator_dim": 4,
     "num_classes": 10,
     "sample_every": 1000,
-}
-MODES: dict[str, dict[str, object]] = {
-    "exact": {},
-    "compact": {"transport": "compact"},
 }
 
 
@@ -99,8 +92,10 @@ def bytes_per_round(settings: dict[str, object], rounds: int) -> tuple[float, fl
     """
     with tempfile.TemporaryDirectory(prefix="fedgs-wire-") as name:
         place = Place(Path(name), ["client-0"], is_secure=False)
+        proxy = CountingProxy(place.address)
+        place.address_for_clients = proxy.address
         seen: dict[int, tuple[int, int]] = {}
-        with _running(place) as proxy:
+        with contextlib.closing(proxy), running(place):
             watched = Path(name) / "server" / "runs" / "bench" / "metrics.jsonl"
             done = threading.Event()
             arguments = (watched, proxy, seen, done)
@@ -114,31 +109,6 @@ def bytes_per_round(settings: dict[str, object], rounds: int) -> tuple[float, fl
             down, up = ((after - before) / (last - first) for before, after in pairs)
             print(f"{down:,.0f} down, {up:,.0f} up", file=sys.stderr, flush=True)
     return down, up
-
-
-@contextlib.contextmanager
-def _running(place: Place) -> Iterator[CountingProxy]:
-    """Runs the server, and the client behind a proxy."""
-    started: list[subprocess.Popen[bytes]] = []
-    proxy = CountingProxy(place.address)
-    server = place.address
-    try:
-        for name in ("server", *place.names):
-            place.address = server if name == "server" else proxy.address
-            parts = place.server() if name == "server" else place.client(name, False)
-            place.address = server
-            with open(place.folder / f"{name}.log", "wb") as log:
-                command = fedgs_deploy(*parts)
-                started.append(subprocess.Popen(command, stdout=log, stderr=log))
-            wait_for_port(place.address, started[0])
-        yield proxy
-    finally:
-        proxy.close()
-        for process in reversed(started):
-            process.terminate()
-        for process in started:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=30)
 
 
 def _watch(
@@ -162,13 +132,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
     arguments = parser.parse_args()
-    table = Table(title="one client, bytes of a round on the loopback, no TLS")
-    for column in ("messages", "down", "up", "both"):
-        table.add_column(column, justify="right")
+    rows: list[list[str]] = []
     for mode in arguments.modes:
         down, up = bytes_per_round(MODES[mode], arguments.rounds)
-        table.add_row(mode, f"{down:,.0f}", f"{up:,.0f}", f"{down + up:,.0f}")
-    Console().print(table)
+        rows.append([mode, *(f"{size:,.0f}" for size in (down, up, down + up))])
+    caption = "one client, bytes of a round on the loopback, no TLS"
+    Table(caption, ["messages", "down", "up", "both"], rows).show()
 
 
 if __name__ == "__main__":
