@@ -6,13 +6,9 @@ MNIST comes from the folder in the environment variable FEDGS_DATA_DIR.
 import numpy as np
 import pytest
 
-from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
-from fedgs.data.load import load_data, load_test_data
-
-
-def config(**settings):
-    return RunConfig(**{"seed": 0, **settings})
+from fedgs.data.load import load_test_data
+from loading import configured, load
 
 
 def toy(**changes):
@@ -83,7 +79,7 @@ def test_unknown_client_is_refused(client_id):
 
 
 def test_mnist_by_writer_has_539_writers_of_60000_images(data_dir):
-    data = load_data(config(data="mnist-by-writer", data_dir=str(data_dir)))
+    data = load(data="mnist-by-writer", data_dir=str(data_dir))
     assert data.num_clients == 539  # Yadav, Bottou 2019
     assert data.images.shape == (60_000, 1, 28, 28)
     assert data.sizes.sum() == 60_000
@@ -92,16 +88,16 @@ def test_mnist_by_writer_has_539_writers_of_60000_images(data_dir):
 
 
 def test_mnist_in_1000_shards_of_60(data_dir):
-    data = load_data(config(data="mnist", data_dir=str(data_dir), num_clients=1000))
+    data = load(data="mnist", data_dir=str(data_dir), num_clients=1000)
     assert set(data.sizes) == {60}
     assert abs(data.images.mean() / 255 - 0.1307) < 1e-4  # the usual normalisation
 
 
 def test_fashion_mnist_and_test_splits(data_dir):
     settings = {"data": "fashion-mnist", "data_dir": str(data_dir), "num_clients": 10}
-    assert load_data(config(**settings)).sizes.tolist() == [6000] * 10
+    assert load(**settings).sizes.tolist() == [6000] * 10
     for name in ("fashion-mnist", "mnist", "mnist-by-writer"):
-        images, labels = load_test_data(config(**{**settings, "data": name}))
+        images, labels = load_test_data(configured(**{**settings, "data": name}))
         assert images.shape == (10_000, 1, 28, 28)
         assert images.max() == 1.0
         assert len(np.unique(labels)) == 10

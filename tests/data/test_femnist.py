@@ -7,32 +7,16 @@ import numpy as np
 import pytest
 
 import femnist_files as files
-from fedgs.config.run_config import RunConfig
-from fedgs.data.load import load_data, load_test_data
+from fedgs.data.load import load_test_data
 from fedgs.data.readers.femnist import class_map
 from fedgs.data.records import DataWarning
 from fedgs.errors import UserError
+from loading import configured, load, refused
 
-datasets = pytest.importorskip("datasets")
-pytest.importorskip("flwr_datasets")
+pytestmark = pytest.mark.usefixtures("hub_cache")
 
 USERS = sorted(files.WRITERS)
 FORMATS = ("hdf5", "leaf", "hub")
-
-
-def config(data, **settings):
-    return RunConfig(**{"data": data, "seed": 0, **settings})
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory):
-    """Keeps the Hugging Face cache inside the tests' folder."""
-    with pytest.MonkeyPatch.context() as patch:
-        cache = tmp_path_factory.mktemp("cache")
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cache))
-        datasets.disable_progress_bars()
-        yield
-        datasets.enable_progress_bars()
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +35,7 @@ def sources(tmp_path_factory):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_gives_the_writers_images_inverted(sources, name):
-    data = load_data(config(sources[name]))
+    data = load(sources[name])
     assert data.images.dtype == np.uint8
     assert data.client_names == tuple(USERS)
     assert data.num_classes == 62
@@ -64,7 +48,7 @@ def test_every_format_gives_the_writers_images_inverted(sources, name):
 @pytest.mark.parametrize("settings", [{}, {"image_size": 32}, {"classes": "merged"}])
 def test_all_three_loaders_give_identical_arrays(sources, settings):
     """TFF's HDF5, LEAF's JSON, the hub through flwr-datasets: one fixture."""
-    first, *others = (load_data(config(sources[n], **settings)) for n in FORMATS)
+    first, *others = (load(sources[n], **settings) for n in FORMATS)
     for other in others:
         assert (first.images == other.images).all()
         assert (first.labels == other.labels).all()
@@ -78,8 +62,8 @@ def test_gzipped_pixels_and_labels_in_a_column_are_read(tmp_path, sources):
         labels = file["examples/f0000_14/label"][()][:, None]
         del file["examples/f0000_14/label"]
         file["examples/f0000_14/label"] = labels
-    expected = load_data(config(sources["hdf5"]))
-    found = load_data(config(data))
+    expected = load(sources["hdf5"])
+    found = load(data)
     assert (found.images == expected.images).all()
     assert (found.labels == expected.labels).all()
 
@@ -89,7 +73,7 @@ def test_pixels_between_the_steps_are_rounded(tmp_path):
     with h5py.File(tmp_path / "x.h5", "r+") as file:
         file["examples/f0001_41/pixels"][0] = 0.4 / 255
         file["examples/f0001_41/pixels"][1] = 0.6 / 255
-    images = load_data(config(data, polarity="dark-background")).images
+    images = load(data, polarity="dark-background").images
     assert [image.max() for image in images] == [0, 1]
 
 
@@ -98,24 +82,24 @@ def test_nothing_is_reported_to_flowers_makers(sources, monkeypatch):
         raise AssertionError("telemetry")
 
     monkeypatch.setattr("flwr_datasets.federated_dataset.event", event)
-    assert load_data(config(sources["hub"])).num_clients == 4
+    assert load(sources["hub"]).num_clients == 4
 
 
 def test_hub_data_set_is_read_from_the_cache_without_network(tmp_path, sources):
     """The cache is laid out as a download leaves it."""
-    load_data(config(sources["hub"], data_dir=str(tmp_path / "local")))
+    load(sources["hub"], data_dir=str(tmp_path / "local"))
     (built,) = (tmp_path / "local/hub/default/0.0.0").glob("*[0-9a-f]")
     downloaded = tmp_path / "cache/flwrlabs___femnist/default/0.0.0" / built.name
     shutil.copytree(built, downloaded)
     (downloaded / "hub-train.arrow").rename(downloaded / "femnist-train.arrow")
-    data = load_data(config("femnist", data_dir=str(tmp_path / "cache")))
-    assert (data.images == load_data(config(sources["hub"])).images).all()
+    data = load("femnist", data_dir=str(tmp_path / "cache"))
+    assert (data.images == load(sources["hub"]).images).all()
 
 
 def test_data_dir_may_be_a_copy_of_the_hubs_repository(sources):
     folder = sources["hub"].removeprefix("femnist:")
-    data = load_data(config("femnist", data_dir=folder))
-    assert (data.images == load_data(config(sources["hub"])).images).all()
+    data = load("femnist", data_dir=folder)
+    assert (data.images == load(sources["hub"]).images).all()
 
 
 # ------------------------------------------------------------------ polarity
@@ -124,7 +108,7 @@ def test_data_dir_may_be_a_copy_of_the_hubs_repository(sources):
 @pytest.mark.parametrize("name", FORMATS)
 def test_declared_dark_background_overrides_and_warns(sources, name):
     with pytest.warns(DataWarning, match="border pixels look like light-background"):
-        data = load_data(config(sources[name], polarity="dark-background"))
+        data = load(sources[name], polarity="dark-background")
     assert (data.images[data.client_records[0], 0] == files.paper("f0000_14")).all()
 
 
@@ -135,8 +119,8 @@ def test_inverted_file_warns_and_the_option_repairs_it(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "paper", ink)
     data = files.write_hdf5(tmp_path / "dark.h5")
     with pytest.warns(DataWarning, match=r"polarity = auto: .*--polarity dark-backgr"):
-        load_data(config(data))
-    repaired = load_data(config(data, polarity="dark-background"))
+        load(data)
+    repaired = load(data, polarity="dark-background")
     assert (repaired.images[0, 0] == ink("f0000_14")[0]).all()
 
 
@@ -163,7 +147,7 @@ def test_class_maps(classes, count, expected):
 @pytest.mark.parametrize("name", FORMATS)
 def test_users_without_images_of_the_classes_are_left_out(sources, name):
     with pytest.warns(DataWarning, match=r"1 of 4 users have no images .*\(f0002_30\)"):
-        data = load_data(config(sources[name], classes="digits"))
+        data = load(sources[name], classes="digits")
     assert data.client_names == ("f0000_14", "f0001_41", "f0010_07")
     assert data.num_classes == 10
     assert data.labels.tolist() == [0, 9, 3, 3, 3, 5, 7]
@@ -176,15 +160,14 @@ def test_nobody_with_an_image_is_an_error(tmp_path, write, monkeypatch):
     arguments = {"writers": files.WRITERS} if write is files.write_hdf5 else {}
     arguments |= {"files": ((0, 1),)} if write is files.write_leaf else {}
     data = write(tmp_path / "x", **arguments)
-    with pytest.raises(UserError, match="none of its 2 users has an image"):
-        load_data(config(data, classes="digits"))
+    refused("none of its 2 users has an image", data, classes="digits")
 
 
 def test_classes_of_other_data_are_refused():
     with pytest.raises(UserError, match=r"classes = 'digits': only femnist.*'mnist'"):
-        config("mnist", classes="digits").validate()
+        configured("mnist", classes="digits").validate()
     with pytest.raises(UserError, match=r"classes = 'cat,dog': give .* all, merged"):
-        config("femnist", classes="cat,dog").validate()
+        configured("femnist", classes="cat,dog").validate()
 
 
 # ------------------------------------------------------------------ test split
@@ -194,11 +177,11 @@ def test_test_file_beside_the_train_file_is_the_test_split(tmp_path):
     writers = {"f0001_41": [9, 35]}
     data = files.write_hdf5(tmp_path / "fed_emnist_train.h5")
     files.write_hdf5(tmp_path / "fed_emnist_test.h5", writers)
-    images, labels = load_test_data(config(data))
+    images, labels = load_test_data(configured(data))
     assert labels.tolist() == [9, 35]
     assert (np.rint(images[:, 0] * 255) == 255 - files.paper("f0001_41")).all()
 
 
 def test_without_it_there_is_none(sources):
     with pytest.raises(UserError, match=r"has no test split, .* with --test-fr"):
-        load_test_data(config(sources["hdf5"]))
+        load_test_data(configured(sources["hdf5"]))

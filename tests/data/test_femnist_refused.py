@@ -8,27 +8,11 @@ import numpy as np
 import pytest
 
 import femnist_files as files
-from fedgs.config.run_config import RunConfig
-from fedgs.data.load import load_data
 from fedgs.errors import UserError
+from loading import load, refused
 
 datasets = pytest.importorskip("datasets")
-pytest.importorskip("flwr_datasets")
-
-
-def config(data, **settings):
-    return RunConfig(**{"data": data, "seed": 0, **settings})
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory):
-    """Keeps the Hugging Face cache inside the tests' folder."""
-    with pytest.MonkeyPatch.context() as patch:
-        cache = tmp_path_factory.mktemp("cache")
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cache))
-        datasets.disable_progress_bars()
-        yield
-        datasets.enable_progress_bars()
+pytestmark = pytest.mark.usefixtures("hub_cache")
 
 
 # ------------------------------------------------------------------ bad HDF5
@@ -150,8 +134,7 @@ BAD_HDF5 = {
 @pytest.mark.parametrize("case", BAD_HDF5)
 def test_bad_hdf5_is_refused_by_file_user_and_index(tmp_path, case):
     make, message = BAD_HDF5[case]
-    with pytest.raises(UserError, match=message):
-        load_data(config(make(tmp_path)))
+    refused(message, make(tmp_path))
 
 
 @pytest.mark.parametrize("module", ["h5py", "flwr_datasets"])
@@ -163,8 +146,7 @@ def test_missing_package_says_what_to_install(tmp_path, monkeypatch, module):
         "h5py": "needs h5py; run `pip install h5py`",
         "flwr_datasets": "pip install --no-deps flwr-datasets==0.6.0",
     }
-    with pytest.raises(UserError, match=commands[module]):
-        load_data(config(data))
+    refused(commands[module], data)
 
 
 # ------------------------------------------------------------------ bad LEAF
@@ -268,14 +250,12 @@ BAD_LEAF = {
 @pytest.mark.parametrize("case", BAD_LEAF)
 def test_bad_leaf_is_refused_by_file_user_and_index(tmp_path, case):
     make, message = BAD_LEAF[case]
-    with pytest.raises(UserError, match=message):
-        load_data(config(make(tmp_path)))
+    refused(message, make(tmp_path))
 
 
 def test_user_in_two_leaf_files_is_refused(tmp_path):
     data = files.write_leaf(tmp_path, files=((0, 1), (1, 2)))
-    with pytest.raises(UserError, match=r"_1\.json: user f0001_41 is in .*_0\.json"):
-        load_data(config(data))
+    refused(r"_1\.json: user f0001_41 is in .*_0\.json", data)
 
 
 # ------------------------------------------------------------------ bad hub files
@@ -283,7 +263,7 @@ def test_user_in_two_leaf_files_is_refused(tmp_path):
 
 def test_uncached_hub_data_set_names_both_remedies(tmp_path):
     with pytest.raises(UserError) as caught:
-        load_data(config("femnist", data_dir=str(tmp_path)))
+        load("femnist", data_dir=str(tmp_path))
     message = str(caught.value)
     assert "flwrlabs/femnist cannot be read from the Hugging Face cache" in message
     assert "--download" in message
@@ -294,15 +274,13 @@ def test_damaged_parquet_is_refused(tmp_path):
     data = files.write_hub(tmp_path)
     (path,) = tmp_path.rglob("*.parquet")
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(UserError, match="cannot be read"):
-        load_data(config(data))
+    refused("cannot be read", data)
 
 
 def test_other_columns_are_refused(tmp_path):
     rows = datasets.Dataset.from_dict({"image": [1], "writer": ["a"]})
     rows.to_parquet(tmp_path / "train.parquet")
-    with pytest.raises(UserError, match="has no column character, writer_id"):
-        load_data(config(f"femnist:{tmp_path}"))
+    refused("has no column character, writer_id", f"femnist:{tmp_path}")
 
 
 @pytest.mark.parametrize("label", [62, -1])
@@ -315,8 +293,7 @@ def test_unknown_hub_label_is_named(tmp_path, label):
     labels[5] = label
     rows = rows.remove_columns("character").add_column("character", labels)
     rows.to_parquet(path)
-    with pytest.raises(UserError, match=f"f0001_41: image 1: has the label {label}"):
-        load_data(config(data))
+    refused(f"f0001_41: image 1: has the label {label}", data)
 
 
 @pytest.mark.parametrize(
@@ -330,13 +307,11 @@ def test_unknown_hub_label_is_named(tmp_path, label):
 def test_unreadable_hub_picture_is_named(tmp_path, picture, message):
     rows = files.hub_rows()
     rows["image"][5] = None if picture is None else {"bytes": picture, "path": None}
-    with pytest.raises(UserError, match=message):
-        load_data(config(files.write_hub(tmp_path, rows)))
+    refused(message, files.write_hub(tmp_path, rows))
 
 
 def test_hub_picture_of_another_size_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "paper", lambda user: np.full((7, 30, 30), 9, np.uint8))
     monkeypatch.setattr(files, "WRITERS", {"a": [1] * 7})
     data = files.write_hub(tmp_path, files.hub_rows(files.WRITERS))
-    with pytest.raises(UserError, match="client a: image 0: has 30 x 30 pixels"):
-        load_data(config(data))
+    refused("client a: image 0: has 30 x 30 pixels", data)

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from fedgs.config.run_config import RunConfig
 from fedgs.data.corruption import corrupt, corrupted, corrupted_clients
 from fedgs.data.load import load_data, load_test_data
 from fedgs.errors import UserError
+from loading import configured, load, refused
 
 SIZES = {"ann": 20, "bob": 11, "cleo": 1, "dora": 40}
 NAMES = tuple(SIZES)
@@ -20,15 +20,11 @@ def source(tmp_path):
     return f"npz:{tmp_path / 'toy.npz'}"
 
 
-def config(data, **settings):
-    return RunConfig(**{"data": data, "seed": 0, **settings}).validate()
-
-
 # ------------------------------------------------------------------ held out
 
 
 def test_every_owner_holds_out_its_share(source):
-    data = load_data(config(source, test_fraction=0.3))
+    data = load(source, test_fraction=0.3)
     held = dict(zip(data.client_names, map(len, data.client_test_records), strict=True))
     assert held == {"ann": 6, "bob": 3, "cleo": 0, "dora": 12}
     for name, train, test in zip(
@@ -38,28 +34,30 @@ def test_every_owner_holds_out_its_share(source):
 
 
 def test_an_owner_keeps_at_least_one_image_to_train_on(source):
-    assert load_data(config(source, test_fraction=0.99)).sizes.tolist() == [1] * 4
+    assert load(source, test_fraction=0.99).sizes.tolist() == [1] * 4
 
 
 def test_choice_depends_on_neither_seed_partition_nor_other_owners(source, tmp_path):
     settings = {"test_fraction": 0.3}
-    expected = load_test_data(config(source, **settings))[0]
+    expected = load_test_data(configured(source, **settings))[0]
     for other in ({"seed": 9}, {"num_clients": 2}, {"partition": "iid"}):
         assert (
-            load_test_data(config(source, **settings, **other))[0] == expected
+            load_test_data(configured(source, **settings, **other))[0] == expected
         ).all()
     is_ann = OWNERS == "ann"
     np.savez(tmp_path / "ann.npz", images=PIXELS[is_ann], clients=OWNERS[is_ann])
-    alone = load_data(config(f"npz:{tmp_path / 'ann.npz'}", **settings))
-    together = load_data(config(source, **settings))
+    alone = load(f"npz:{tmp_path / 'ann.npz'}", **settings)
+    together = load(source, **settings)
     assert (alone.client_test(0)[0] == together.client_test(0)[0]).all()
 
 
 @pytest.mark.parametrize("partition", ["by-client", "iid", "dirichlet"])
 def test_no_client_trains_on_a_test_image(source, partition):
     settings = {"test_fraction": 0.3, "partition": partition, "num_clients": 4}
-    data = load_data(config(source, **settings))
-    test = {image.tobytes() for image in load_test_data(config(source, **settings))[0]}
+    data = load(source, **settings)
+    test = {
+        image.tobytes() for image in load_test_data(configured(source, **settings))[0]
+    }
     train = [image.tobytes() for k in range(4) for image in data.client(k)[0]]
     assert len(test) == 21
     assert len(train) == (48 if partition == "iid" else 51)
@@ -67,7 +65,7 @@ def test_no_client_trains_on_a_test_image(source, partition):
 
 
 def test_owners_images_are_not_all_of_one_end(source):
-    data = load_data(config(source, test_fraction=0.5))
+    data = load(source, test_fraction=0.5)
     held, trained = data.client_test_records[3], data.client_records[3]
     assert min(held) < max(trained)
     assert min(trained) < max(held)
@@ -75,9 +73,9 @@ def test_owners_images_are_not_all_of_one_end(source):
 
 def test_data_without_owners_is_held_out_as_a_whole():
     settings = {"test_fraction": 0.25}
-    images, labels = load_test_data(config("digits", **settings))
+    images, labels = load_test_data(configured("digits", **settings))
     assert len(images) == len(labels) == round(1797 / 4)
-    data = load_data(config("digits", **settings))
+    data = load("digits", **settings)
     assert data.sizes.tolist() == [(1797 - 449) // 180] * 180
     assert data.client_test_records == ()
     with pytest.raises(ValueError, match="client_id = 0"):
@@ -85,16 +83,20 @@ def test_data_without_owners_is_held_out_as_a_whole():
 
 
 def test_nothing_is_held_out_by_default(source):
-    data = load_data(config(source))
+    data = load(source)
     assert data.client_test_records == ()
     assert data.sizes.sum() == 72
 
 
 def test_records_as_units_of_owned_data_are_refused(source):
     settings = {"privacy_unit": "record", "partition": "iid", "num_clients": 3}
-    load_data(config(source, **settings))
-    with pytest.raises(UserError, match=r"test_fraction = 0\.1: privacy_unit = record"):
-        load_data(config(source, test_fraction=0.1, **settings))
+    load(source, **settings)
+    refused(
+        r"test_fraction = 0\.1: privacy_unit = record",
+        source,
+        test_fraction=0.1,
+        **settings,
+    )
 
 
 # ------------------------------------------------------------------ corruption
@@ -108,7 +110,7 @@ def test_records_as_units_of_owned_data_are_refused(source):
     ],
 )
 def test_all_images_of_some_clients_are_corrupted(source, kind, change):
-    settings = config(source, corruption=kind, seed=3, test_fraction=0.3)
+    settings = configured(source, corruption=kind, seed=3, test_fraction=0.3)
     data = load_data(settings)
     is_corrupted = corrupted_clients(settings, data.client_names)
     assert 0 < is_corrupted.sum() < 4
@@ -119,7 +121,7 @@ def test_all_images_of_some_clients_are_corrupted(source, kind, change):
 
 
 def test_single_images_are_corrupted(source):
-    settings = config(source, corruption="invert", corruption_unit="image")
+    settings = configured(source, corruption="invert", corruption_unit="image")
     data = load_data(settings)
     count = 0
     for own, name in zip(data.client_records, NAMES, strict=True):
@@ -134,34 +136,34 @@ def test_single_images_are_corrupted(source):
 @pytest.mark.parametrize("unit", ["client", "image"])
 def test_limits_of_the_fraction(source, fraction, expected, unit):
     settings = {"corruption": "invert", "corruption_unit": unit}
-    data = load_data(config(source, corruption_fraction=fraction, **settings))
+    data = load(source, corruption_fraction=fraction, **settings)
     assert (data.images[:, 0] == (255 - PIXELS if expected else PIXELS)).all()
 
 
 def test_share_of_corrupted_clients_is_the_fraction():
-    settings = config("digits", corruption="rotate", corruption_fraction=0.2)
+    settings = configured("digits", corruption="rotate", corruption_fraction=0.2)
     share = corrupted_clients(settings, [str(k) for k in range(4000)]).mean()
     assert abs(share - 0.2) < 5 * np.sqrt(0.2 * 0.8 / 4000)
 
 
 def test_draw_depends_on_seed_and_name_alone():
     names = [f"f{k:04d}" for k in range(200)]
-    first = corrupted_clients(config("digits", corruption="invert"), names)
-    rotated = corrupted_clients(config("digits", corruption="rotate"), names[::-1])
+    first = corrupted_clients(configured("digits", corruption="invert"), names)
+    rotated = corrupted_clients(configured("digits", corruption="rotate"), names[::-1])
     assert (first == rotated[::-1]).all()
-    other = corrupted_clients(config("digits", corruption="invert", seed=1), names)
+    other = corrupted_clients(configured("digits", corruption="invert", seed=1), names)
     assert (first != other).any()
 
 
 def test_test_images_of_a_benchmark_are_never_corrupted(source):
-    clean = load_test_data(config(source, test_fraction=0.3))[0]
+    clean = load_test_data(configured(source, test_fraction=0.3))[0]
     settings = {"corruption": "invert", "corruption_fraction": 1.0}
-    found = load_test_data(config(source, test_fraction=0.3, **settings))[0]
+    found = load_test_data(configured(source, test_fraction=0.3, **settings))[0]
     assert (clean == found).all()
 
 
 def test_read_only_images_are_copied_and_others_are_not():
-    settings = config("digits", corruption="invert", corruption_fraction=1.0)
+    settings = configured("digits", corruption="invert", corruption_fraction=1.0)
     images = PIXELS[:4, None].copy()
     groups, names = [np.arange(4)], ["ann"]
     assert corrupt(settings, images, groups, names) is images
@@ -172,11 +174,11 @@ def test_read_only_images_are_copied_and_others_are_not():
 
 
 def test_corrupted_clients_of_single_images_are_refused(source):
-    settings = config(source, corruption="invert", corruption_unit="image")
+    settings = configured(source, corruption="invert", corruption_unit="image")
     with pytest.raises(UserError, match="no client is corrupted as a whole"):
         corrupted_clients(settings, NAMES)
 
 
 def test_nothing_is_corrupted_by_default(source):
-    assert not corrupted_clients(config(source), NAMES).any()
-    assert not corrupted(config(source), "ann", 5).any()
+    assert not corrupted_clients(configured(source), NAMES).any()
+    assert not corrupted(configured(source), "ann", 5).any()

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedgs.config.run_config import RunConfig
 from fedgs.data.load import load_data, load_test_data
 from fedgs.data.records import DataWarning
 from fedgs.errors import UserError
+from loading import configured, load, refused
 
 datasets = pytest.importorskip("datasets")
-pytest.importorskip("flwr_datasets")
+pytestmark = pytest.mark.usefixtures("hub_cache")
 
 PIXELS = np.random.default_rng(0).integers(256, size=(40, 28, 28), dtype=np.uint8)
 LABELS = [number % 4 for number in range(40)]
@@ -21,17 +21,6 @@ COLUMNS = {
     "owner": datasets.Value("string"),
     "number": datasets.Value("int64"),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory):
-    """Keeps the Hugging Face cache inside the tests' folder."""
-    with pytest.MonkeyPatch.context() as patch:
-        cache = tmp_path_factory.mktemp("cache")
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cache))
-        datasets.disable_progress_bars()
-        yield
-        datasets.enable_progress_bars()
 
 
 def write(folder, split="train", count=40, columns=COLUMNS, **changes):
@@ -57,10 +46,6 @@ def source(tmp_path_factory):
     return write(folder)
 
 
-def config(data, **settings):
-    return RunConfig(**{"data": data, "seed": 0, **settings}).validate()
-
-
 def images_of(data):
     """Which of PIXELS each client has."""
     known = {pixels.tobytes(): number for number, pixels in enumerate(PIXELS)}
@@ -74,37 +59,35 @@ def images_of(data):
 
 
 def test_columns_are_found_by_type_and_clients_need_a_number(source):
-    data = load_data(config(source, num_clients=4))
+    data = load(source, num_clients=4)
     assert data.num_classes == 4
     assert data.sizes.tolist() == [10] * 4
     assert (data.images[:, 0] == PIXELS).all()
     assert data.labels.tolist() == LABELS
-    with pytest.raises(UserError, match="give --num-clients"):
-        load_data(config(source))
+    refused("give --num-clients", source)
 
 
 def test_client_column_names_the_clients(source):
-    data = load_data(config(source, hf_options="client='owner'"))
+    data = load(source, hf_options="client='owner'")
     assert data.client_names == ("owner 0", "owner 1", "owner 2")
     assert images_of(data)[1] == list(range(1, 40, 3))
 
 
 def test_integer_label_column_is_taken_by_name(source):
-    data = load_data(config(source, num_clients=2, hf_options="label='number'"))
+    data = load(source, num_clients=2, hf_options="label='number'")
     assert data.labels.tolist() == list(range(40))
     assert data.num_classes == 40
 
 
 def test_classes_give_the_labels_of_declared_names(source):
-    data = load_data(config(source, num_clients=2, classes="d,c,b,a,e"))
+    data = load(source, num_clients=2, classes="d,c,b,a,e")
     assert data.num_classes == 5
     assert data.labels.tolist() == [3 - label for label in LABELS]
 
 
 def test_classes_of_a_column_of_numbers_are_refused(source):
     options = {"hf_options": "label='number'", "classes": "a,b"}
-    with pytest.raises(UserError, match=r"the column number of .* has numbers"):
-        load_data(config(source, num_clients=2, **options))
+    refused(r"the column number of .* has numbers", source, num_clients=2, **options)
 
 
 @pytest.mark.parametrize(
@@ -121,20 +104,19 @@ def test_folders_of_pictures_have_the_labels_of_their_names(
     for folder in folders:
         (tmp_path / "train" / folder).mkdir(parents=True)
         Image.fromarray(PIXELS[0]).save(tmp_path / "train" / folder / "1.png")
-    data = load_data(config(f"hf:{tmp_path}", num_clients=1, **settings))
+    data = load(f"hf:{tmp_path}", num_clients=1, **settings)
     assert data.labels.tolist() == labels
     if settings:
-        with pytest.raises(UserError, match=r"give --classes 'cat,dog'"):
-            load_data(config(f"hf:{tmp_path}", num_clients=1))
+        refused(r"give --classes 'cat,dog'", f"hf:{tmp_path}", num_clients=1)
 
 
 def test_without_label_column_there_is_one_class(tmp_path):
     source = write(tmp_path, columns={"img": datasets.Image()})
-    assert load_data(config(source, num_clients=2)).num_classes == 1
+    assert load(source, num_clients=2).num_classes == 1
 
 
 def test_split_test_is_the_test_split(source):
-    images, labels = load_test_data(config(source))
+    images, labels = load_test_data(configured(source))
     assert labels.tolist() == LABELS[:8]
     assert (np.rint(images[:, 0] * 255) == PIXELS[:8]).all()
 
@@ -144,16 +126,16 @@ def test_test_split_is_not_partitioned(source):
         "partitioner": "SizePartitioner",
         "partitioner_options": "partition_sizes=[30, 10]",
     }
-    assert load_test_data(config(source, **settings))[1].tolist() == LABELS[:8]
+    assert load_test_data(configured(source, **settings))[1].tolist() == LABELS[:8]
 
 
 def test_data_set_without_split_test_has_none(tmp_path):
     with pytest.raises(UserError, match="has no test split"):
-        load_test_data(config(write(tmp_path)))
+        load_test_data(configured(write(tmp_path)))
 
 
 def test_named_split_is_used(source):
-    data = load_data(config(source, num_clients=1, hf_options="split='test'"))
+    data = load(source, num_clients=1, hf_options="split='test'")
     assert len(data.images) == 8
 
 
@@ -161,11 +143,10 @@ def test_pictures_are_resized_and_colour_is_kept(tmp_path):
     rgb = np.random.default_rng(1).integers(256, size=(28, 28, 3), dtype=np.uint8)
     pictures = [Image.fromarray(rgb), Image.new("RGB", (50, 50), (9, 8, 7))]
     source = write(tmp_path, count=2, img=pictures)
-    data = load_data(config(source, num_clients=1, image_channels=3))
+    data = load(source, num_clients=1, image_channels=3)
     assert (data.images[0] == rgb.transpose(2, 0, 1)).all()
     assert (data.images[1] == np.array([9, 8, 7])[:, None, None]).all()
-    with pytest.raises(UserError, match="image 0: is in colour; give --image-channels"):
-        load_data(config(source, num_clients=1))
+    refused("image 0: is in colour; give --image-channels", source, num_clients=1)
 
 
 # ------------------------------------------------------------------ partitioners
@@ -196,19 +177,19 @@ def test_pictures_are_resized_and_colour_is_kept(tmp_path):
 @pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")
 def test_every_image_goes_to_one_client(source, partitioner, options, sizes):
     settings = {"partitioner": partitioner, "partitioner_options": options}
-    data = load_data(config(source, **settings))
+    data = load(source, **settings)
     if sizes:
         assert data.sizes.tolist() == sizes
     assert data.client_names[0] in ("0", "owner 0")
     owned = sorted(number for own in images_of(data) for number in own)
     assert owned == list(range(40))
-    again = load_data(config(source, **settings))
+    again = load(source, **settings)
     assert images_of(again) == images_of(data)
 
 
 def test_partitioners_clients_are_in_order_of_their_number(source):
     settings = {"partitioner_options": "num_partitions=12"}
-    data = load_data(config(source, partitioner="IidPartitioner", **settings))
+    data = load(source, partitioner="IidPartitioner", **settings)
     assert data.client_names == tuple(map(str, range(12)))
 
 
@@ -217,7 +198,7 @@ def test_partitioners_seed_is_the_runs_unless_given(source):
     unset, same, other = (
         images_of(
             load_data(
-                config(
+                configured(
                     source,
                     partitioner="DirichletPartitioner",
                     partitioner_options=options + seed,
@@ -233,9 +214,7 @@ def test_partitioners_seed_is_the_runs_unless_given(source):
 def test_rows_are_shuffled_by_the_runs_seed(source):
     settings = {"partitioner_options": "num_partitions=2"}
     settings["partitioner"] = "IidPartitioner"
-    first, second = (
-        images_of(load_data(config(source, seed=seed, **settings))) for seed in (0, 1)
-    )
+    first, second = (images_of(load(source, seed=seed, **settings)) for seed in (0, 1))
     assert first != second
     assert max(first[0]) >= 20  # not the first half
 
@@ -246,7 +225,7 @@ def test_labels_decide_by_default(source):
         "partitioner": "PathologicalPartitioner",
         "partitioner_options": f"{options}, class_assignment_mode='deterministic'",
     }
-    data = load_data(config(source, **settings))
+    data = load(source, **settings)
     assert {len(set(data.labels[own])) for own in data.client_records} == {1}
 
 
@@ -283,8 +262,7 @@ IID = {"partitioner": "IidPartitioner"}
     ],
 )
 def test_options_that_do_not_suit_are_refused(source, settings, message):
-    with pytest.raises(UserError, match=message):
-        load_data(config(source, num_clients=1, **settings))
+    refused(message, source, num_clients=1, **settings)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +277,7 @@ def test_options_that_do_not_suit_are_refused(source, settings, message):
 )
 def test_settings_that_contradict_each_other_are_refused(settings, message):
     with pytest.raises(UserError, match=message):
-        config(**settings)
+        configured(**settings)
 
 
 def test_missing_data_set_is_not_looked_for_on_the_network(tmp_path, monkeypatch):
@@ -310,8 +288,11 @@ def test_missing_data_set_is_not_looked_for_on_the_network(tmp_path, monkeypatch
     asked = []
     monkeypatch.setattr("socket.socket.connect", connect)
     monkeypatch.setattr("socket.getaddrinfo", connect)
-    with pytest.raises(UserError, match=r"no/such cannot be read .*\nadd --download"):
-        load_data(config("hf:no/such", data_dir=str(tmp_path)))
+    refused(
+        r"no/such cannot be read .*\nadd --download",
+        "hf:no/such",
+        data_dir=str(tmp_path),
+    )
     assert not asked
 
 
@@ -321,17 +302,17 @@ def test_failed_download_is_a_user_error(tmp_path, monkeypatch):
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     settings = {"download": True, "data_dir": str(tmp_path)}
-    with pytest.raises(UserError, match=r"download = True: no/such .*no route"):
-        load_data(config("hf:no/such", **settings))
+    refused(r"download = True: no/such .*no route", "hf:no/such", **settings)
 
 
 def test_negative_label_is_named(tmp_path):
     source = write(tmp_path, count=3, number=[0, -1, 1])
-    with pytest.raises(UserError, match="image 1: has the label -1"):
-        load_data(config(source, num_clients=1, hf_options="label='number'"))
+    refused(
+        "image 1: has the label -1", source, num_clients=1, hf_options="label='number'"
+    )
 
 
 def test_light_background_is_warned_of(tmp_path):
     white = [Image.new("L", (28, 28), 255)] * 3
     with pytest.warns(DataWarning, match="look like light-background"):
-        load_data(config(write(tmp_path, count=3, img=white), num_clients=1))
+        load(write(tmp_path, count=3, img=white), num_clients=1)

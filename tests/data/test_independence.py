@@ -11,13 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from test_sources import write_idx
 
 import femnist_files
-from fedgs.config.run_config import RunConfig
 from fedgs.data import sources
-from fedgs.data.load import load_data
 from fedgs.errors import UserError
+from loading import load, write_mnist, write_npz, write_writers
 
 RNG = np.random.default_rng(0)
 GREY = RNG.integers(256, size=(4, 28, 28), dtype=np.uint8)
@@ -27,8 +25,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::fedgs.data.records.DataWarning"
 
 
 def _npz(root: Path, images, labels, clients=OWNERS) -> dict[str, object]:
-    np.savez(root / "toy.npz", images=images, labels=labels, clients=clients)
-    return {"data": f"npz:{root / 'toy.npz'}"}
+    arrays = {"images": images, "labels": labels, "clients": clients}
+    return {"data": write_npz(root / "toy.npz", **arrays)}
 
 
 def _floats(root: Path, is_changed: bool) -> dict[str, object]:
@@ -129,13 +127,8 @@ def _writers(root: Path, is_changed: bool) -> dict[str, object]:
     pixels, labels = GREY.copy(), np.array([3, 4, 5, 6])
     if is_changed:
         pixels[2:], labels[2:] = 1, 0
-    raw = root / "MNIST/raw"
-    write_idx(raw / "train-images-idx3-ubyte", pixels)
-    write_idx(raw / "train-labels-idx1-ubyte", labels)
-    rows = np.zeros((4, 8), np.int64)
-    rows[:, 0], rows[:, 2] = labels, [30, 30, 7, 7]
-    path = root / "QMNIST/raw/qmnist-train-labels-idx2-int"
-    write_idx(path, rows, code=0x0C, dtype=">i4")
+    write_mnist(root, pixels, labels)
+    write_writers(root, labels, np.array([30, 30, 7, 7]))
     return {"data": "mnist-by-writer", "data_dir": str(root)}
 
 
@@ -157,20 +150,16 @@ WITHOUT_CLIENTS = {"digits", "mnist", "fashion-mnist"}
 
 def _clients(make, root: Path, is_changed: bool) -> dict[str, tuple[bytes, list[int]]]:
     root.mkdir()
-    data = load_data(RunConfig(**{"seed": 0, **make(root, is_changed)}).validate())
+    data = load(**make(root, is_changed))
     return {
         name: (data.images[own].tobytes(), data.labels[own].tolist())
         for name, own in zip(data.client_names, data.client_records, strict=True)
     }
 
 
+@pytest.mark.usefixtures("hub_cache")
 @pytest.mark.parametrize("loader", LOADERS)
-def test_one_clients_data_change_no_bit_of_another(tmp_path, loader, monkeypatch):
-    if "hub" in loader or "hf" in loader:
-        datasets = pytest.importorskip("datasets")
-        monkeypatch.setattr(
-            datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache")
-        )
+def test_one_clients_data_change_no_bit_of_another(tmp_path, loader):
     ours = _clients(LOADERS[loader], tmp_path / "ours", is_changed=False)
     theirs = _clients(LOADERS[loader], tmp_path / "theirs", is_changed=True)
     assert ours.keys() == theirs.keys()
@@ -204,7 +193,7 @@ def test_npz_range_and_type_of_another_move_no_pixel(tmp_path, ann):
     for bob in KINDS.values():
         images = np.concatenate([KINDS[ann][:2], bob[2:]])
         try:
-            data = load_data(RunConfig(**_npz(tmp_path, images, [0, 1, 1, 0]), seed=0))
+            data = load(**_npz(tmp_path, images, [0, 1, 1, 0]))
         except UserError as error:
             refusals.append("save them as uint8 in [0, 255]" in str(error))
         else:

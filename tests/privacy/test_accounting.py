@@ -16,7 +16,17 @@ from fedgs.privacy.gaussian import binomial_epsilon, delta_from_mu, epsilon_from
 from fedgs.privacy.oracle import AutodpMissing, as_published
 from fedgs.privacy.participation import COUNT_THEOREM, MIXTURE_THEOREM
 from fedgs.privacy.plan import ADVERSARIES, RELATIONS, Plan, noise_ratio, noise_shares
-from plans import FULL, TABLE_1, TABLE_2, epsilon, epsilons, event
+from plans import (
+    FULL,
+    TABLE_1,
+    TABLE_2,
+    epsilon,
+    epsilons,
+    event,
+    everybody,
+    server_epsilon,
+    theorems,
+)
 
 # --------------------------------------------- figures of docs/privacy.md and the paper
 
@@ -108,9 +118,8 @@ def test_nodes_that_sum_first_protect_against_the_server_only_by_their_own_noise
     assert silos.counted_nodes == 11
     stated = statements(silos, 1e-5)
     mu = math.sqrt(150 * 32) / 1.2
-    server = epsilon(stated, adversary="server", relation="replace-one")
     release = epsilon(stated, adversary="release", relation="replace-one")
-    assert server == pytest.approx(epsilon_from_mu(mu, 1e-5))
+    assert server_epsilon(stated) == pytest.approx(epsilon_from_mu(mu, 1e-5))
     assert release == pytest.approx(epsilon_from_mu(mu / math.sqrt(11), 1e-5))
 
 
@@ -129,12 +138,9 @@ def test_nodes_that_sum_first_protect_against_the_server_only_by_their_own_noise
 def test_only_nodes_that_must_answer_are_counted(
     per_round, per_node, min_nodes, counted
 ):
+    nodes = {"clients_per_node": per_node, "min_nodes": min_nodes}
     plan = replace(
-        FULL,
-        client_selection="uniform",
-        clients_per_round=per_round,
-        clients_per_node=per_node,
-        min_nodes=min_nodes,
+        FULL, client_selection="uniform", clients_per_round=per_round, **nodes
     )
     assert plan.counted_nodes == counted
 
@@ -209,8 +215,8 @@ def test_a_mixture_says_that_its_seed_must_have_been_drawn():
             statement.conditions
         )
         assert said == (statement.theorem == MIXTURE_THEOREM)
-    assert {s.theorem for s in found} == {MIXTURE_THEOREM}
-    assert {s.theorem for s in planned} == {MIXTURE_THEOREM, COUNT_THEOREM}
+    assert theorems(found) == {MIXTURE_THEOREM}
+    assert theorems(planned) == {MIXTURE_THEOREM, COUNT_THEOREM}
 
 
 def test_record_level_zero_out_says_what_it_protects():
@@ -231,17 +237,9 @@ def test_statement_as_json():
 
 
 def test_plan_from_config():
-    config = RunConfig(
-        num_clients=180,
-        clients_per_round=None,
-        client_selection="all",
-        noise_multiplier=0.5,
-        num_rounds=300,
-        clients_per_node=49,
-        engine="flower",
-        noise_seed=7,
-    )
-    plan = Plan.from_config(config)
+    settings = {"num_clients": 180, "client_selection": "all", "clients_per_node": 49}
+    settings |= {"clients_per_round": None, "noise_multiplier": 0.5, "num_rounds": 300}
+    plan = Plan.from_config(RunConfig(**settings, engine="flower", noise_seed=7))
     assert (plan.clients_per_round, plan.counted_nodes) == (180, 4)
     assert (plan.noise_source, plan.noise_multiplier) == ("seeded", 0.5)
     with pytest.raises(UserError, match="num_clients"):
@@ -253,30 +251,20 @@ def test_plan_from_config():
 
 def test_a_ledger_of_everybody_agrees_with_the_plan():
     plan = replace(FULL, clients_per_node=49, min_nodes=10, num_rounds=20)
-    events = [
-        event(
-            t,
-            participants="all",
-            num_clients=539,
-            planned_nodes=11,
-            counted_nodes=10,
-            noise_std=2.4,
-            batch_size=32,
-            client_selection="all",
-        )
-        for t in range(1, 21)
-    ]
+    nodes = {"planned_nodes": 11, "counted_nodes": 10}
+    sums = nodes | {"noise_std": 2.4, "batch_size": 32}
+    events = [everybody(t, 539, **sums) for t in range(1, 21)]
     found = statements_from_ledger(events, 1e-5, colluding=3)
     expected = statements(plan, 1e-5, colluding=3)
     assert epsilons(found) == pytest.approx(epsilons(expected))
-    assert {s.theorem for s in found} == {COUNT_THEOREM}
+    assert theorems(found) == {COUNT_THEOREM}
 
 
 def test_a_uniform_ledger_has_the_mixture_of_its_events():
     found = statements_from_ledger([event(t) for t in range(1, 51)], 1e-5)
     z = 40.0 / (2 * math.sqrt(4))
     expected = binomial_epsilon(50, 1 / 10, z, 1e-5)
-    assert {s.theorem for s in found} == {MIXTURE_THEOREM}
+    assert theorems(found) == {MIXTURE_THEOREM}
     assert epsilons(found, relation="replace-one") == pytest.approx([expected] * 3)
 
 
@@ -301,9 +289,7 @@ def test_one_repeated_round_shifts_the_mixture():
         for extra, weight in ((0, 0.9), (2, 0.1))
     )
     found = statements_from_ledger(events, expected)
-    assert epsilon(found, adversary="server", relation="replace-one") == pytest.approx(
-        at
-    )
+    assert server_epsilon(found) == pytest.approx(at)
 
 
 @pytest.mark.parametrize(
@@ -319,13 +305,12 @@ def test_one_repeated_round_shifts_the_mixture():
 def test_an_irregular_uniform_ledger_is_charged_the_realised_count(changes, reason):
     events = [event(t) for t in range(1, 11)] + [event(**{"round": 11, **changes})]
     found = statements_from_ledger(events, 1e-5)
-    assert {s.theorem for s in found} == {COUNT_THEOREM}
+    assert theorems(found) == {COUNT_THEOREM}
     assert reason in found[0].conditions[0]
     first = (2 * math.sqrt(4) / 40.0) ** 2
     last = (2 * math.sqrt(events[-1].batch_size) / events[-1].noise_std) ** 2
     expected = epsilon_from_mu(math.sqrt(first + last), 1e-5)  # client 1 twice
-    server = epsilon(found, adversary="server", relation="replace-one")
-    assert server == pytest.approx(expected)
+    assert server_epsilon(found) == pytest.approx(expected)
 
 
 def test_the_busiest_client_decides():

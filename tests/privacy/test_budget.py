@@ -6,13 +6,12 @@ from dataclasses import replace
 import pytest
 
 from fedgs.errors import UserError
-from fedgs.privacy import amplification
 from fedgs.privacy.accounting import statements, statements_from_ledger
 from fedgs.privacy.amplification import PLD_THEOREM
 from fedgs.privacy.budget import Budget, calibrate_noise, largest_num_rounds
 from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
 from fedgs.privacy.plan import ADVERSARIES, RELATIONS, Plan
-from plans import FULL, TABLE_1, TABLE_2, epsilon, epsilons, event, frozen
+from plans import FULL, TABLE_1, TABLE_2, epsilon, epsilons, event, everybody, frozen
 
 BUDGET_PLAN = Plan(
     num_clients=10, clients_per_round=1, num_rounds=1000, batch_size=4, engine="flower"
@@ -29,12 +28,31 @@ def run_until_refused(budget, events):
     raise AssertionError("the budget never stopped")
 
 
+def events(**changes):
+    """More events than any budget here allows."""
+    return (event(t, **changes) for t in range(1, 10_000))
+
+
+def with_repeats(repeated, make=event, **changes):
+    """Rounds of which some are attempted twice."""
+    for t in range(1, 10_000):
+        yield make(t, **changes)
+        if t in repeated:
+            yield make(t, attempt=2, **changes)
+
+
 def spent(events, adversary="server", relation="replace-one"):
     stated = statements_from_ledger(events, 1e-5)
     return epsilon(stated, adversary=adversary, relation=relation)
 
 
 # -------------------------------------------------------------------------- calibration
+
+
+def next_smaller(noise):
+    """The next smaller number of four digits; the noise must have no more."""
+    assert float(f"{noise:.4g}") == noise
+    return noise - 10.0 ** (math.floor(math.log10(noise)) - 3)
 
 
 def test_epsilon_10_for_the_release_is_1926_for_the_server():
@@ -57,15 +75,12 @@ def test_calibrated_noise_is_the_smallest_of_4_digits(adversary, relation, selec
     per_round = 539 if selection == "all" else 20
     plan = replace(FULL, client_selection=selection, clients_per_round=per_round)
     noise = calibrate_noise(plan, 3.0, 1e-5, adversary, relation, colluding=2)
-    digits = f"{noise:.4g}"
-    assert float(digits) == noise
-    less = noise - 10.0 ** (math.floor(math.log10(noise)) - 3)
 
     def reached(value):
         stated = statements(replace(plan, noise_multiplier=value), 1e-5, colluding=2)
         return epsilon(stated, adversary=adversary, relation=relation)
 
-    assert reached(noise) <= 3.0 < reached(less)
+    assert reached(noise) <= 3.0 < reached(next_smaller(noise))
 
 
 def test_calibration_of_the_prototype():
@@ -138,34 +153,25 @@ def test_a_budget_stops_before_it_is_exceeded(relation, adversary, selection):
     plan = replace(BUDGET_PLAN, client_selection=selection)
     budget = Budget(plan, 3.0, 1e-5, adversary, relation)
     nodes = {"planned_nodes": 3, "counted_nodes": 2, "client_selection": selection}
-    candidates = (event(t, **nodes) for t in range(1, 10_000))
-    done, refused = run_until_refused(budget, candidates)
+    done, refused = run_until_refused(budget, events(**nodes))
     assert len(done) > 20
     assert spent(done, adversary, relation) <= 3.0
     assert spent([*done, refused], adversary, relation) > 3.0
 
 
 def test_a_budget_counts_the_earlier_events():
-    done, refused = run_until_refused(
-        Budget(BUDGET_PLAN, 3.0, 1e-5, "server", "replace-one"),
-        (event(t) for t in range(1, 10_000)),
-    )
-    resumed = Budget(BUDGET_PLAN, 3.0, 1e-5, "server", "replace-one", events=done)
-    assert not resumed.allows(refused)
-    shorter = Budget(BUDGET_PLAN, 3.0, 1e-5, "server", "replace-one", events=done[:-1])
-    assert shorter.allows(done[-1])
+    arguments = (BUDGET_PLAN, 3.0, 1e-5, "server", "replace-one")
+    done, refused = run_until_refused(Budget(*arguments), events())
+    assert not Budget(*arguments, events=done).allows(refused)
+    assert Budget(*arguments, events=done[:-1]).allows(done[-1])
+    far_beyond = [event(t) for t in range(1, 200)]
+    assert not Budget(BUDGET_PLAN, 1.0, *arguments[2:], far_beyond).allows(event(200))
 
 
 @pytest.mark.parametrize("repeated", [range(1, 11), range(5, 10_000, 5)])
 def test_a_budget_charges_repeated_rounds_for_the_same_clients(repeated):
-    def attempts():
-        for t in range(1, 10_000):
-            yield event(t)
-            if t in repeated:
-                yield event(t, attempt=2)
-
     budget = Budget(BUDGET_PLAN, 3.0, 1e-5, "server", "replace-one")
-    done, refused = run_until_refused(budget, attempts())
+    done, refused = run_until_refused(budget, with_repeats(repeated))
     assert spent(done) <= 3.0 < spent([*done, refused])
 
 
@@ -180,17 +186,11 @@ def test_a_budget_falls_back_to_counts_when_the_noise_changes():
 def test_a_calibrated_run_uses_its_whole_budget():
     noise = calibrate_noise(FULL, 10.0, 1e-5, "release", "replace-one")
     plan = replace(FULL, noise_multiplier=noise)
-    everyone = {
-        "participants": "all",
-        "num_clients": 539,
-        "planned_nodes": 539,
-        "counted_nodes": 539,
-        "noise_std": 2 * noise,
-        "batch_size": 32,
-        "client_selection": "all",
-    }
+    sums = {"noise_std": 2 * noise, "batch_size": 32}
     budget = Budget(plan, 10.0, 1e-5, "release", "replace-one")
-    done, _ = run_until_refused(budget, (event(t, **everyone) for t in range(1, 999)))
+    done, _ = run_until_refused(
+        budget, (everybody(t, 539, **sums) for t in range(1, 999))
+    )
     assert len(done) == 150
 
 
@@ -213,15 +213,6 @@ SAMPLED = replace(
 )
 
 
-@pytest.fixture
-def coarse_grid(monkeypatch):
-    """A grid that searches are quick on; amplified figures are a little larger."""
-    amplification._composed.cache_clear()
-    monkeypatch.setattr(amplification, "_RESOLUTION", 3e-3)
-    yield
-    amplification._composed.cache_clear()
-
-
 def least(stated, relation):
     """The better one of the amplified and the plain statement of the release."""
     return min(
@@ -235,13 +226,11 @@ def least(stated, relation):
 def test_amplified_noise_is_the_smallest_of_4_digits(relation, target):
     arguments = (target, 1e-5, "release", relation)
     noise = calibrate_noise(SAMPLED, *arguments)
-    assert float(f"{noise:.4g}") == noise
-    less = noise - 10.0 ** (math.floor(math.log10(noise)) - 3)
-    reached = [
+    reached, with_less = (
         least(statements(replace(SAMPLED, noise_multiplier=n), 1e-5), relation)
-        for n in (noise, less)
-    ]
-    assert reached[0] <= target < reached[1]
+        for n in (noise, next_smaller(noise))
+    )
+    assert reached <= target < with_less
     plain = calibrate_noise(replace(SAMPLED, amplification=False), *arguments)
     assert noise < plain if relation == "replace-one" else noise <= plain
 
@@ -263,14 +252,9 @@ def test_largest_num_rounds_uses_amplification():
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("repeated", [(), range(1, 11)])
 def test_an_amplified_budget_agrees_with_the_ledger(relation, repeated):
-    def attempts():
-        for t in range(1, 10_000):
-            yield frozen(t, noise_std=16.0)
-            if t in repeated:
-                yield frozen(t, attempt=2, noise_std=16.0)
-
     budget = Budget(SAMPLED, 3.0, 1e-5, "release", relation)
-    done, refused = run_until_refused(budget, attempts())
+    candidates = with_repeats(repeated, frozen, noise_std=16.0)
+    done, refused = run_until_refused(budget, candidates)
     assert len(done) > 20
     spent = [
         least(statements_from_ledger(events, 1e-5, amplification=True), relation)
@@ -282,7 +266,7 @@ def test_an_amplified_budget_agrees_with_the_ledger(relation, repeated):
 def test_an_amplified_budget_falls_back_when_a_condition_fails():
     plain = Budget(BUDGET_PLAN, 3.0, 1e-5, "release", "replace-one")
     amplified = Budget(SAMPLED, 3.0, 1e-5, "release", "replace-one")
-    done, refused = run_until_refused(plain, (event(t) for t in range(1, 10_000)))
+    done, refused = run_until_refused(plain, events())
     for earlier in done:
         assert amplified.allows(earlier)
         amplified.add(earlier)
@@ -298,21 +282,13 @@ def test_only_the_release_is_amplified(adversary):
         calibrate_noise(SAMPLED, 3.0, 1e-5, adversary, "replace-one")
 
 
-def test_a_budget_that_is_spent_already_allows_nothing():
-    events = [event(t) for t in range(1, 200)]
-    budget = Budget(BUDGET_PLAN, 1.0, 1e-5, "server", "replace-one", events)
-    assert not budget.allows(event(200))
-
-
 def test_a_budget_counts_colluding_nodes():
     nodes = {"planned_nodes": 4, "counted_nodes": 4, "participants": (1, 2, 3, 4)}
     plan = replace(BUDGET_PLAN, clients_per_round=4)
     stops = []
     for colluding in (0, 3):
-        arguments = (3.0, 1e-5, "secagg", "replace-one", (), colluding)
-        budget = Budget(plan, *arguments)
-        candidates = (event(t, **nodes) for t in range(1, 10_000))
-        done, _ = run_until_refused(budget, candidates)
+        budget = Budget(plan, 3.0, 1e-5, "secagg", "replace-one", (), colluding)
+        done, _ = run_until_refused(budget, events(**nodes))
         stated = statements_from_ledger(done, 1e-5, colluding=colluding)
         assert epsilon(stated, adversary="secagg", relation="replace-one") <= 3.0
         stops.append(len(done))

@@ -15,14 +15,13 @@ from fedgs.errors import UserError
 from fedgs.federation import local
 from fedgs.federation.preparation import resolve, with_noise
 from fedgs.federation.training import BudgetSpent
-from fedgs.privacy import amplification
 from fedgs.privacy.accounting import WITH_SELECTION, Run, statements, statements_of_runs
-from fedgs.privacy.amplification import Sampled, SampledBound
+from fedgs.privacy.amplification import MOST_KINDS, Sampled, SampledBound
 from fedgs.privacy.budget import Budget, calibrate_noise, largest_num_rounds
 from fedgs.privacy.plan import Plan
 from fedgs.privacy.selection_cost import SelectionCost, with_selections
 from fedgs.runs.run_folder import RunFolder
-from plans import event, frozen
+from plans import event, everybody, frozen
 from tiny import tiny_config, write_tiny_npz
 
 DELTA = 1e-5
@@ -56,15 +55,6 @@ SAMPLED = Plan(
     amplification=True,
 )
 BOTH = pytest.mark.parametrize("relation", ["replace-one", "zero-out"])
-
-
-@pytest.fixture
-def coarse(monkeypatch):
-    """A coarse grid of losses: quick, and still bounds from above."""
-    monkeypatch.setattr(amplification, "_RESOLUTION", 2e-3)
-    amplification._composed.cache_clear()
-    yield
-    amplification._composed.cache_clear()
 
 
 def by_hand(mu_squared: float, response: float, epsilon: float) -> float:
@@ -132,18 +122,7 @@ def test_who_sees_the_server_has_no_bound(adversary):
 
 @BOTH
 def test_ledger_gives_the_same_as_its_plan(relation):
-    everybody = tuple(range(10))
-    events = [
-        event(
-            round,
-            participants=everybody,
-            planned_nodes=10,
-            counted_nodes=10,
-            noise_std=4.0,
-            client_selection="all",
-        )
-        for round in (1, 2, 3, 4)
-    ]
+    events = [everybody(round, noise_std=4.0) for round in (1, 2, 3, 4)]
     config = RunConfig(engine="flower", client_selection="all")
     found = statements_of_runs([Run(config, events)], DELTA, selections=[COST])
     planned = statements(PLAN, DELTA, selections=[COST])
@@ -156,7 +135,7 @@ def test_delta_at_an_epsilon_is_composed_too():
     assert found.delta == pytest.approx(by_hand(3.9, 1.0, 6.0), rel=1e-9)
 
 
-def test_amplified_rows_are_composed_and_the_second_opinion_is_not(coarse):
+def test_amplified_rows_are_composed_and_the_second_opinion_is_not(coarse_grid):
     found = statements(SAMPLED, DELTA, selections=[COST])
     alone = statements(SAMPLED, DELTA)
     plain = row(found, theorem="mixture").epsilon
@@ -184,8 +163,8 @@ def test_sampling_everybody_composes_as_the_count_does(relation):
         assert sampled.delta(epsilon) >= expected
 
 
-def test_a_selection_joins_as_many_kinds_of_rounds_as_there_may_be(coarse):
-    kinds = [Sampled(10, 2, 40.0 + n, 1) for n in range(amplification.MOST_KINDS)]
+def test_a_selection_joins_as_many_kinds_of_rounds_as_there_may_be(coarse_grid):
+    kinds = [Sampled(10, 2, 40.0 + n, 1) for n in range(MOST_KINDS)]
     bound = with_selections(SampledBound((*kinds,)), [COST], "release", "zero-out")
     alone = COST.composed("release", "zero-out").delta(4.0)
     assert alone < bound.delta(4.0) < 1.2 * alone
@@ -207,7 +186,7 @@ def test_two_selections_cost_twice():
 @pytest.mark.parametrize("is_amplified", [False, True])
 @BOTH
 def test_calibrated_noise_is_the_least_within_the_target(
-    coarse, relation, is_amplified
+    coarse_grid, relation, is_amplified
 ):
     plan = replace(SAMPLED, amplification=is_amplified)
     asked = (14.0, DELTA, "release", relation)
@@ -258,7 +237,7 @@ def test_targets_that_the_selection_alone_exceeds_are_refused(
         (replace(SAMPLED, amplification=False, client_selection="balanced"), None),
     ],
 )
-def test_budget_stops_before_both_together_exceed_the_target(coarse, plan, make):
+def test_budget_stops_before_both_together_exceed_the_target(coarse_grid, plan, make):
     """The same events, judged by the statements afterwards."""
     target, done = 14.0, []
     budget = Budget(plan, target, DELTA, "release", "replace-one", selections=[COST])
@@ -285,26 +264,20 @@ def test_budget_stops_before_both_together_exceed_the_target(coarse, plan, make)
 # ------------------------------------------------------------------ runs
 
 
+EVERYBODY = {"client_selection": "all", "num_clients": 10, "batch_size": 4}
+
+
 def cohort_run(folder, cohort, name="run", num_events=4) -> RunFolder:
     """A run folder on a cohort, with the releases of PLAN in its ledger."""
     path = folder / f"{name}.txt"
     write_cohort(path, cohort, "title")
-    settings = {"client_selection": "all", "num_clients": 10, "batch_size": 4}
-    settings |= {"noise_multiplier": 2.0, "noise_seed": None, "engine": "flower"}
-    config = tiny_config(cohort=str(path), output=str(folder / name), **settings)
-    run = RunFolder.create(config)
+    noise = {"noise_multiplier": 2.0, "noise_seed": None, "engine": "flower"}
+    place = {"cohort": str(path), "output": str(folder / name)}
+    run = RunFolder.create(tiny_config(**EVERYBODY | noise | place))
     path.unlink()
     with contextlib.closing(run.ledger()) as ledger:
         for round in range(1, num_events + 1):
-            new = event(
-                round,
-                participants=tuple(range(10)),
-                planned_nodes=10,
-                counted_nodes=10,
-                noise_std=4.0,
-                client_selection="all",
-            )
-            ledger.append(new)
+            ledger.append(everybody(round, noise_std=4.0))
     return run
 
 
@@ -358,9 +331,9 @@ def test_runs_on_other_clients_are_still_refused(tmp_path):
 def test_calibration_of_a_run_includes_the_selection(tmp_path):
     path = tmp_path / "c.txt"
     write_cohort(path, PRIVATE, "title")
-    settings = {"client_selection": "all", "num_clients": 10, "batch_size": 4}
-    settings |= {"noise_multiplier": None, "target_epsilon": 14.0, "cohort": str(path)}
-    config = tiny_config(**settings, noise_seed=None, num_rounds=4, engine="flower")
+    target = {"noise_multiplier": None, "target_epsilon": 14.0, "cohort": str(path)}
+    run = {"noise_seed": None, "num_rounds": 4, "engine": "flower"}
+    config = tiny_config(**EVERYBODY | target | run)
     resolved = with_noise(config)
     plan = replace(PLAN, noise_multiplier=resolved.noise_multiplier)
     found = row(statements(plan, DELTA, selections=[COST]), relation=config.relation)
@@ -374,8 +347,7 @@ def test_calibration_of_a_run_includes_the_selection(tmp_path):
 def test_plan_in_a_file_includes_the_selection_of_its_cohort(tmp_path):
     write_cohort(tmp_path / "c.txt", PRIVATE, "title")
     (tmp_path / "plan.toml").write_text(f"cohort = '{tmp_path / 'c.txt'}'")
-    settings = {"num_clients": 10, "num_rounds": 4, "batch_size": 4}
-    settings |= {"noise_multiplier": 2.0, "client_selection": "all"}
+    settings = EVERYBODY | {"num_rounds": 4, "noise_multiplier": 2.0}
     found = privacy_report.of_settings(None, tmp_path / "plan.toml", settings)
     assert by_hand(3.9, 1.0, row(found).epsilon) == pytest.approx(DELTA, rel=1e-4)
 
@@ -399,9 +371,5 @@ def test_run_stops_before_both_together_exceed_its_target(tmp_path):
 def test_id_of_a_selection_is_in_its_files(tmp_path):
     write_cohort(tmp_path / "c.txt", PRIVATE, "title")
     mark = "# selection: private "
-    (line,) = [
-        text
-        for text in (tmp_path / "c.txt").read_text().splitlines()
-        if text.startswith(mark)
-    ]
-    assert json.loads(line.removeprefix(mark)) == {**COST.to_json(), "id": "one"}
+    _, _, after = (tmp_path / "c.txt").read_text().partition(mark)
+    assert json.loads(after.partition("\n")[0]) == {**COST.to_json(), "id": "one"}

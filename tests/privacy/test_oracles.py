@@ -64,8 +64,8 @@ def test_dp_accounting_pld_agrees(count, ratio):
     )
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 5.0])
-@pytest.mark.parametrize("mu", [0.3, 1.0, 2.5])
+@pytest.mark.parametrize("epsilon", [0.0, 0.1, 1.0, 5.0])
+@pytest.mark.parametrize("mu", [0.1, 1.0, 2.5, 6.0])
 def test_an_integral_of_two_gaussians_agrees(mu, epsilon):
     def excess(x):
         return max(0.0, norm.pdf(x - mu) - math.exp(epsilon) * norm.pdf(x))

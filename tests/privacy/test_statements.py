@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from scipy.stats import binom
 
+import plans
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.privacy.accounting import (
@@ -19,7 +20,7 @@ from fedgs.privacy.budget import Budget
 from fedgs.privacy.gaussian import binomial_epsilon, delta_from_mu, epsilon_from_mu
 from fedgs.privacy.participation import COUNT_THEOREM, MIXTURE_THEOREM
 from fedgs.privacy.plan import RELATIONS, Plan
-from plans import FULL, TABLE_1, epsilon, epsilons, event, frozen
+from plans import FULL, TABLE_1, epsilons, event, frozen, theorems
 
 # ------------------------------------------------------------------------ amplification
 
@@ -54,52 +55,36 @@ def test_amplification_is_stated_beside_the_other_rows():
         assert statement.guarantee
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"amplification": False}, "not requested"),
-        (
-            {"amplification": False, "discriminator_training": "selected"},
-            "refused: discriminator_training = selected: only the selected client",
-        ),
-        (
-            {"amplification": False, "client_selection": "balanced"},
-            "refused: client_selection = balanced",
-        ),
-        ({"amplification": False, "clients_per_node": 2}, "refused: clients_per_node"),
-    ],
-)
-def test_release_rows_say_why_nothing_is_amplified(changes, reason):
+WHY_NOT = {  # what is refused is named with its reason
+    "discriminator_training = selected: only the selected client": (
+        {"discriminator_training": "selected"}
+    ),
+    "client_selection = balanced": {"client_selection": "balanced"},
+    "every client takes part": {"clients_per_round": 1000},
+    "clients_per_node": {"clients_per_node": 2},
+}
+
+
+@pytest.mark.parametrize("reason", ["not requested", *WHY_NOT])
+def test_release_rows_say_why_nothing_is_amplified(reason):
+    changes = {"amplification": False} | WHY_NOT.get(reason, {})
     stated = statements(replace(SAMPLED, **changes), 1e-5)
-    assert f"no amplification by sampling: {reason}" in conditions(stated)
+    said = reason if reason == "not requested" else f"refused: {reason}"
+    assert f"no amplification by sampling: {said}" in conditions(stated)
     assert "no amplification" not in conditions(stated, "server")
     assert not any(s.theorem == PLD_THEOREM for s in stated)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"discriminator_training": "selected"},
-        {"client_selection": "balanced"},
-        {"clients_per_round": 1000},
-        {"clients_per_node": 2},
-    ],
-)
-def test_a_request_whose_conditions_fail_is_refused(changes):
-    with pytest.raises(UserError, match="amplification = True: refused: "):
-        replace(SAMPLED, **changes)
+@pytest.mark.parametrize("reason", WHY_NOT)
+def test_a_request_whose_conditions_fail_is_refused(reason):
+    with pytest.raises(UserError, match=f"amplification = True: refused: {reason}"):
+        replace(SAMPLED, **WHY_NOT[reason])
 
 
 def test_a_ledger_has_the_amplified_rows_of_its_plan():
-    plan = Plan(
-        num_clients=10,
-        clients_per_round=1,
-        num_rounds=30,
-        batch_size=4,
-        noise_multiplier=20.0,
-        discriminator_training="frozen",
-        amplification=True,
-    )
+    rule = {"discriminator_training": "frozen", "amplification": True}
+    sizes = {"num_clients": 10, "clients_per_round": 1, "num_rounds": 30}
+    plan = Plan(**sizes, batch_size=4, noise_multiplier=20.0, **rule)
     events = [frozen(t) for t in range(1, 31)]
     found = statements_from_ledger(events, 1e-5, amplification=True)
     assert epsilons(found) == pytest.approx(epsilons(statements(plan, 1e-5)), rel=1e-6)
@@ -114,28 +99,29 @@ def test_a_run_that_ended_early_is_not_amplified():
     assert "refused: the events end after 6 of 20 planned rounds" in conditions(early)
 
 
-def test_all_nodes_that_must_answer_hide_the_release():
-    nodes = {"participants": (1, 2, 3), "planned_nodes": 3, "counted_nodes": 2}
-    events = [frozen(t, **nodes) for t in range(1, 21)]
+TURNS = range(1, 21)
+NODES = {"participants": (1, 2, 3), "planned_nodes": 3, "counted_nodes": 2}
+AMPLIFIED = {
+    "all nodes that must answer hide the release": (
+        [frozen(t, **NODES) for t in TURNS],
+        [Sampled(10, 3, 10.0 * math.sqrt(2), 20)],
+    ),
+    "attempts are one draw of more noisy answers": (
+        [frozen(t, attempt=a) for t in TURNS for a in (1, 2)],
+        [Sampled(10, 1, 40.0 / (2 * math.sqrt(4)) / math.sqrt(2), 20)],
+    ),
+    "preset changes of noise are composed": (
+        [frozen(t, noise_std=40.0 if t < 11 else 20.0) for t in TURNS],
+        [Sampled(10, 1, 10.0, 10), Sampled(10, 1, 5.0, 10)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", AMPLIFIED)
+def test_events_are_amplified_as_the_rounds_that_they_are(case):
+    events, rounds = AMPLIFIED[case]
     found = statements_from_ledger(events, 1e-5, amplification=True)
-    rounds = (Sampled(10, 3, 10.0 * math.sqrt(2), 20),)
-    expected = SampledBound(rounds).epsilon(1e-5)
-    assert epsilons(found, theorem=PLD_THEOREM) == pytest.approx([expected] * 2)
-
-
-def test_attempts_are_one_draw_of_more_noisy_answers():
-    events = [frozen(t, attempt=a) for t in range(1, 21) for a in (1, 2)]
-    found = statements_from_ledger(events, 1e-5, amplification=True)
-    rounds = (Sampled(10, 1, 40.0 / (2 * math.sqrt(4)) / math.sqrt(2), 20),)
-    expected = SampledBound(rounds).epsilon(1e-5)
-    assert epsilons(found, theorem=PLD_THEOREM) == pytest.approx([expected] * 2)
-
-
-def test_preset_changes_of_noise_are_composed():
-    events = [frozen(t, noise_std=40.0 if t < 11 else 20.0) for t in range(1, 21)]
-    found = statements_from_ledger(events, 1e-5, amplification=True)
-    rounds = (Sampled(10, 1, 10.0, 10), Sampled(10, 1, 5.0, 10))
-    expected = SampledBound(rounds).epsilon(1e-5)
+    expected = SampledBound((*rounds,)).epsilon(1e-5)
     assert epsilons(found, theorem=PLD_THEOREM) == pytest.approx([expected] * 2)
 
 
@@ -172,8 +158,7 @@ def run(events, **settings):
 
 
 def server_epsilon(runs, **options):
-    found = statements_of_runs(runs, 1e-5, **options)
-    return epsilon(found, adversary="server", relation="replace-one")
+    return plans.server_epsilon(statements_of_runs(runs, 1e-5, **options))
 
 
 def test_runs_of_everybody_add_their_mu_squared():
@@ -250,7 +235,7 @@ def test_an_irregular_run_with_the_seed_of_a_mixture_voids_it():
     mixed = run([event(t) for t in range(1, 21)])
     changed = run([event(t, noise_std=40.0 + t) for t in range(1, 21)])
     found = statements_of_runs([mixed, changed], 1e-5)
-    assert {s.theorem for s in found} == {COUNT_THEOREM}
+    assert theorems(found) == {COUNT_THEOREM}
     assert "runs share the selection seed 1" in conditions(found)
 
 
@@ -307,30 +292,29 @@ ENDED = [event(t, participants=(c,)) for t, c in enumerate((3, 1, 3, 3, 5, 3), 1
 
 def test_a_run_that_ended_early_is_charged_the_realised_count():
     found = statements_of_runs([run(ENDED, num_rounds=20)], 1e-5)
-    assert {s.theorem for s in found} == {COUNT_THEOREM}
+    assert theorems(found) == {COUNT_THEOREM}
     expected = epsilon_from_mu(math.sqrt(4) * 4 / 40.0, 1e-5)
-    server = epsilon(found, adversary="server", relation="replace-one")
-    assert server == pytest.approx(expected)
+    assert plans.server_epsilon(found) == pytest.approx(expected)
     assert "the events end after 6 of 20 planned rounds" in conditions(found)
     assert "end were not chosen after seeing answers" in conditions(found)
     whole = statements_of_runs([run(ENDED)], 1e-5)
-    assert {s.theorem for s in whole} == {MIXTURE_THEOREM}
-    assert epsilon(whole, adversary="server", relation="replace-one") < expected
+    assert theorems(whole) == {MIXTURE_THEOREM}
+    assert plans.server_epsilon(whole) < expected
 
 
 def test_a_run_in_progress_has_not_ended():
     runs = [run([event(t) for t in range(1, n + 1)], num_rounds=20) for n in (19, 20)]
-    theorems = [{s.theorem for s in statements_of_runs([r], 1e-5)} for r in runs]
-    assert theorems == [{COUNT_THEOREM}, {MIXTURE_THEOREM}]
+    found = [theorems(statements_of_runs([r], 1e-5)) for r in runs]
+    assert found == [{COUNT_THEOREM}, {MIXTURE_THEOREM}]
 
 
 def test_a_run_that_ended_early_is_counted_beside_a_whole_one():
     whole = run([event(t) for t in range(1, 21)], seed=2)
     found = statements_of_runs([run(ENDED, num_rounds=20), whole], 1e-5)
-    assert {s.theorem for s in found} == {MIXTURE_THEOREM}
+    assert theorems(found) == {MIXTURE_THEOREM}
     assert "because the events end after 6 of 20" in conditions(found)
     same = statements_of_runs([run(ENDED, num_rounds=20, seed=2), whole], 1e-5)
-    assert {s.theorem for s in same} == {COUNT_THEOREM}
+    assert theorems(same) == {COUNT_THEOREM}
 
 
 TARGET = (3.0, 1e-5, "server", "replace-one")
@@ -355,21 +339,18 @@ def test_a_run_that_its_budget_ended_keeps_the_mixture(delta):
     assert 20 < len(events) < 1000
     for done, theorem in ((events, MIXTURE_THEOREM), (events[:-1], COUNT_THEOREM)):
         found = statements_of_runs([run(done, **PLANNED)], delta)
-        assert {s.theorem for s in found} == {theorem}
+        assert theorems(found) == {theorem}
     no_target = run(events, **{**PLANNED, "target_epsilon": None})
-    assert {s.theorem for s in statements_of_runs([no_target], delta)} == {
-        COUNT_THEOREM
-    }
+    assert theorems(statements_of_runs([no_target], delta)) == {COUNT_THEOREM}
 
 
 def test_a_round_that_was_asked_again_at_once_may_depend_on_who_was_drawn():
     """A node that is away, or a client that refuses, ends its round: count it."""
     again = [*ENDED, event(6, participants=(3,), attempt=2)]
     found = statements_of_runs([run(again)], 1e-5)
-    assert {s.theorem for s in found} == {COUNT_THEOREM}
+    assert theorems(found) == {COUNT_THEOREM}
     expected = epsilon_from_mu(math.sqrt(5) * 4 / 40.0, 1e-5)
-    server = epsilon(found, adversary="server", relation="replace-one")
-    assert server == pytest.approx(expected)
+    assert plans.server_epsilon(found) == pytest.approx(expected)
     assert "a round was asked again at once" in conditions(found)
 
 
@@ -426,9 +407,9 @@ def test_deployed_runs_with_one_seed_and_another_order_asked_others():
     events = [event(t) for t in range(1, 21)]
     runs = [deployed(events, n, node_sizes="5,5") for n in ("a,b", "b,a")]
     found = statements_of_runs(runs, 1e-5)
-    assert {s.theorem for s in found} == {COUNT_THEOREM}
+    assert theorems(found) == {COUNT_THEOREM}
     same = statements_of_runs([runs[0], runs[0]], 1e-5)
-    assert {s.theorem for s in same} == {MIXTURE_THEOREM}
+    assert theorems(same) == {MIXTURE_THEOREM}
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
 """A tiny data set in MNIST's files: three classes of strokes with a test split."""
 
-import struct
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+import loading
 from fedgs.evaluation.images import LabelledImages
 
 NUM_CLASSES = 3
@@ -35,14 +35,6 @@ def labelled(count: int, seed: int, side: int = 16) -> LabelledImages:
 
 def write_mnist(folder: Path, num_train: int = 120, num_test: int = 60) -> None:
     """Writes MNIST/raw below the folder, in the idx format."""
-    raw = folder / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    for seed, (name, count) in enumerate(
-        {"train": num_train, "t10k": num_test}.items()
-    ):
-        images, labels = strokes(count, seed)
-        header = struct.pack(">4B3I", 0, 0, 8, 3, *images.shape)
-        (raw / f"{name}-images-idx3-ubyte").write_bytes(header + images.tobytes())
-        header = struct.pack(">4BI", 0, 0, 8, 1, count)
-        content = header + labels.astype(np.uint8).tobytes()
-        (raw / f"{name}-labels-idx1-ubyte").write_bytes(content)
+    counts = {"train": num_train, "t10k": num_test}
+    for seed, split in enumerate(counts):
+        loading.write_mnist(folder, *strokes(counts[split], seed), split=split)

@@ -42,7 +42,15 @@ def event(round=1, **changes):
         "discriminator_training": "selected",
         "noise_source": "os",
     }
-    return Event(**{**values, **changes})
+    return Event(**values | changes)
+
+
+def everybody(round, num_clients=10, **changes):
+    """An event that all clients answer, one client on a node unless told otherwise."""
+    counted = ("num_clients", "planned_nodes", "counted_nodes")
+    counts = dict.fromkeys(counted, num_clients)
+    asked = {"participants": "all", "client_selection": "all"}
+    return event(round, **counts | asked | changes)
 
 
 def frozen(round, **changes):
@@ -62,3 +70,12 @@ def epsilons(stated, **wanted):
 def epsilon(stated, **wanted):
     (found,) = epsilons(stated, **wanted)
     return found
+
+
+def server_epsilon(stated):
+    """What the server may learn when a client's data are replaced: the largest one."""
+    return epsilon(stated, adversary="server", relation="replace-one")
+
+
+def theorems(stated):
+    return {statement.theorem for statement in stated}
