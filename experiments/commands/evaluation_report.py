@@ -14,7 +14,8 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from experiments.paper import paper_tables
+from experiments.commands import paper_tables
+from experiments.commands.evaluation_request import EvaluationRequest
 from fedgs.errors import UserError
 from fedgs.evaluation.images import YARDSTICKS, LabelledImages, RealImages
 from fedgs.files import write_atomically
@@ -22,8 +23,6 @@ from fedgs.runs import sample
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from experiments.commands.evaluate import Request
 
 PLAIN_SECONDS = 10.0  # between progress lines where there is no terminal
 GRID_ROWS = 8
@@ -98,7 +97,7 @@ class Progress:
 # ------------------------------------------------------------------ files
 
 
-def places(request: "Request") -> tuple[Path, Path]:
+def places(request: EvaluationRequest) -> tuple[Path, Path]:
     """Returns the file of result lines and the folder of pictures.
 
     In the run folder; for FILE.npz and the yardsticks beside it and in the working
@@ -116,7 +115,7 @@ def places(request: "Request") -> tuple[Path, Path]:
     return base / f"{prefix}evaluations.jsonl", base / f"{prefix}evaluation"
 
 
-def check_writable(request: "Request") -> None:
+def check_writable(request: EvaluationRequest) -> None:
     """Makes the folder of pictures, before the work of which it is to show the result.
 
     Raises:
@@ -138,7 +137,7 @@ def _unwritable(lines: Path, reason: str | None) -> UserError:
 
 
 def write(
-    request: "Request",
+    request: EvaluationRequest,
     result: dict[str, Any],
     real: RealImages,
     synthetic: LabelledImages,
@@ -231,7 +230,7 @@ def _save(path: Path, figure: "Figure") -> None:
 # ------------------------------------------------------------------ terminal
 
 
-def show(request: "Request", result: dict[str, Any], as_json: bool) -> None:
+def show(request: EvaluationRequest, result: dict[str, Any], as_json: bool) -> None:
     """Prints the result as one JSON object, or as tables."""
     if as_json:
         print(json.dumps(result, allow_nan=False))
@@ -260,7 +259,7 @@ def show(request: "Request", result: dict[str, Any], as_json: bool) -> None:
     _say(f"results   {lines}\npictures  {folder}")
 
 
-def _classifier_table(request: "Request", found: dict[str, Any]) -> Table:
+def _classifier_table(request: EvaluationRequest, found: dict[str, Any]) -> Table:
     table = Table(title=f"classifiers, {found['protocol']}", title_justify="left")
     table.add_column("trained on", no_wrap=True)
     columns = {
@@ -291,7 +290,7 @@ def _mean(column: dict[str, float], names: list[str]) -> str:
     return f"{np.mean(found):.3f}" if len(found) == len(names) else ""
 
 
-def _show_notes(request: "Request", found: dict[str, Any]) -> None:
+def _show_notes(request: EvaluationRequest, found: dict[str, Any]) -> None:
     if len(found["calibrated"]) < len(found["accuracy"]):
         _say(
             "calibrated: needs the same classifiers trained on the real images; add "
