@@ -18,10 +18,11 @@ from experiments.cli.flags import (
     ConfigOption,
     JsonOption,
     RecipeOption,
+    configure,
+    refuse,
     settings_flags,
 )
-from experiments.recipes import configure
-from fedgs.errors import UserError, refuse
+from fedgs.errors import UserError
 from fedgs.files import make_folder
 
 app = typer.Typer(

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from experiments.commands import evaluate as evaluation
-from experiments.commands.evaluation_request import EvaluationRequest
 from experiments.paper.result_lines import Line, ResultLines, read_lines
 from experiments.paper.stored_runs import generator_of
 from fedgs.cohorts.files import selection_costs
@@ -36,7 +35,7 @@ class Protocol:
 
     Attributes:
         data: the real data, as `--data` of `fedgs evaluate`.
-        reading: how it is read, as of `EvaluationRequest`.
+        reading: how it is read, settings of `experiments.cli.flags.READING`.
         count: synthetic images; what `fast` says when None.
         fast: the protocol of `fedgs evaluate --fast`, whose network is called
             `..._fast`.
@@ -142,7 +141,7 @@ def _quality(folder: RunFolder, round: int, protocol: Protocol) -> dict[str, Any
     with tempfile.TemporaryDirectory() as scratch:
         drawn = Path(scratch) / "drawn.npz"
         np.savez(drawn, images=images, labels=labels)
-        request = EvaluationRequest(
+        request = evaluation.Request(
             source=str(drawn),
             data=protocol.data,
             reading=protocol.reading,

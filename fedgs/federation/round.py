@@ -35,6 +35,7 @@ from fedgs.gan.client_training import Draws, train_discriminators
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.models import (
     Generator,
+    advance_in_place,
     build_generator,
     sample_labels,
     sample_latents,
@@ -152,7 +153,7 @@ def draw_fakes(config: RunConfig, server: ServerState) -> tuple[FakeBatch, Image
     labels_there = labels.to(config.device)
     split = config.fakes_sent - config.batch_size
     server.generator.train()
-    server.generator.advance_spectral_vectors()
+    advance_in_place(server.generator)
     answered = server.generator(z[split:], labels_there[split:])
     images = answered.detach()
     if split:

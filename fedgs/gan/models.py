@@ -71,7 +71,11 @@ def advance_spectral_vectors(params: TensorDict, buffers: TensorDict) -> TensorD
     return advanced
 
 
-def _advance_in_place(module: nn.Module) -> None:
+def advance_in_place(module: nn.Module) -> None:
+    """Takes one power iteration on a whole module; once before a training forward.
+
+    Privacy: of a discriminator, reads private data; output private.
+    """
     buffers = dict(module.named_buffers())
     advanced = advance_spectral_vectors(dict(module.named_parameters()), buffers)
     for name, value in advanced.items():
@@ -129,13 +133,6 @@ class Generator(nn.Module):
             one_hot = torch.eye(self.num_labels, device=z.device)[labels]
             inputs = torch.cat([z, one_hot], dim=1)  # (B, latent_dim + num_classes)
         return torch.sigmoid(self._logits(inputs))
-
-    def advance_spectral_vectors(self) -> None:
-        """Takes one power iteration in place; call it once before a training forward.
-
-        Privacy: post-processing of DP output.
-        """
-        _advance_in_place(self)
 
     def _logits(self, inputs: Tensor) -> Tensor:
         raise NotImplementedError
@@ -334,7 +331,7 @@ def _build(kind: type[ModelT], config: RunConfig, rng_seed: int) -> ModelT:
     with _initialisation_lock, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(rng_seed)
         module = kind(config)
-    _advance_in_place(module)
+    advance_in_place(module)
     return module
 
 

@@ -18,14 +18,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from experiments.launch import flower_engine
-from fedgs import process
+from fedgs import gs_wgan, process
 from fedgs.config.run_config import RunConfig
 from fedgs.data.load import load_data
 from fedgs.errors import UserError
 from fedgs.federation import local
 from fedgs.federation.preparation import resolve
+from fedgs.files import read_tensors
 from fedgs.privacy.ledger import Ledger
 from fedgs.process import TOKEN_VARIABLE, end_processes, processes_of
 from fedgs.runs.run_folder import RunFolder
@@ -206,6 +208,10 @@ def test_flower_with_two_workers_gives_the_local_engines_bytes(
     code, out, err = command.wait()
     assert (code, err) == (0, ""), (output / "flower.log").read_text()
     assert generator(output) == local_twin(settings, tmp_path / "local")
+    config = RunFolder.open(output).config
+    page = gs_wgan.train(config, load_data(config)).generator.state_dict()
+    found, _ = read_tensors(output / "generator.safetensors")
+    torch.testing.assert_close(found, dict(page), rtol=0, atol=1e-5)
     assert "6 clients on 3 nodes, 6 per round, 3 rounds" in out
     assert "round 3 of 3" in out
     for adversary in ("release", "server", "secagg"):

@@ -1,0 +1,266 @@
+"""GS-WGAN on one page: Algorithms 1 and 2, slow and obviously right.
+
+Plain loops over rounds, nodes and clients: one module and one optimizer for each
+client, everything in this process and on the CPU. The numbers in comments are lines of
+Algorithm 2; Algorithm 1 is the same where the clients are shards of one data set.
+
+Every engine is tested against this page (tests/test_gs_wgan.py). It draws from the same
+random streams, so its results are theirs but for rounding. To train, use `fedgs.train`:
+this page has no ledger, no checkpoint, no second attempt of a round, no budget that
+ends a run and no limits of the clients' own. It leaves out two settings:
+client_selection = balanced and transport = compact.
+
+Source: Chen, Orekondy, Fritz, "GS-WGAN: a gradient-sanitized approach for learning
+differentially private generators", NeurIPS 2020, appendix B; reference source/main.py,
+source/pretrain.py.
+"""
+
+import copy
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Adam
+
+from fedgs.config.run_config import RunConfig
+from fedgs.data.federated import FederatedImages
+from fedgs.gan.client_training import draw_matching
+from fedgs.gan.losses import discriminator_loss, generator_image_grads
+from fedgs.gan.models import (
+    Generator,
+    advance_in_place,
+    build_discriminator,
+    build_generator,
+    sample_labels,
+    sample_latents,
+    update_ema,
+)
+from fedgs.mechanism.noise import NoiseStream
+from fedgs.mechanism.sanitizer import (
+    ClippedGradients,
+    PerSampleGradients,
+    clip,
+    from_dct,
+    sanitize,
+    to_dct,
+)
+from fedgs.privacy.accounting import Statement, statements
+from fedgs.privacy.plan import Plan
+from fedgs.randomness import derived_seed, stream
+from fedgs.shapes import Images, Labels, Latents
+
+
+class Trained(NamedTuple):
+    """What Algorithm 2 returns: the generator and its privacy cost.
+
+    Privacy: DP output; the cost is public.
+
+    Attributes:
+        generator: G.
+        average: the moving average of G, which samples are drawn from.
+        cost: every epsilon of the run, with its conditions.
+    """
+
+    generator: Generator
+    average: Generator
+    cost: tuple[Statement, ...]
+
+
+# ------------------------------------------------------------------ server
+
+
+def train(config: RunConfig, data: FederatedImages) -> Trained:
+    """Trains a generator, one client after the other.
+
+    Privacy: releases (epsilon, delta)-DP output; events: in every round, one Gaussian
+    release with `config.noise_std` of each node that hosts a participant.
+
+    Args:
+        config: the resolved configuration.
+        data: the clients' images.
+
+    Raises:
+        ValueError: one of the two settings that this page leaves out.
+    """
+    if config.client_selection == "balanced" or config.transport == "compact":
+        raise ValueError("client_selection = balanced, transport = compact: left out")
+    generator = build_generator(config, derived_seed(config.seed, "generator"))  # 4
+    average = copy.deepcopy(generator)
+    clients = [Client(config, data, k) for k in range(config.num_clients)]
+    warm_start_all(config, clients, generator)  # 1-3
+    rates = config.generator_beta1, config.generator_beta2
+    optimizer = Adam(generator.parameters(), config.generator_learning_rate, rates)
+    for round in range(1, config.num_rounds + 1):  # 5
+        participants = select(config, round)  # 6
+        z, labels = draw_latents(config, config.fakes_sent, "latent", round)  # 8
+        advance_in_place(generator)
+        # The last B fakes are answered; the others only train the discriminators.
+        split = config.fakes_sent - config.batch_size
+        answered = generator(z[split:], labels[split:])  # keeps its graph for line 11
+        with torch.no_grad():
+            others = generator(z[:split], labels[:split])
+        fakes = torch.cat([others, answered.detach()])
+
+        for k in trainees(config, participants):
+            one_set = config.fakes_per_round is not None
+            clients[k].train("data", round, fakes, labels, one_set)  # 7, 9
+        # Each node adds noise once to the sum of those of its clients that take part.
+        total = torch.zeros(config.release_shape, dtype=torch.float64)
+        for node in range(config.num_nodes):
+            answers = [
+                clients[k].answer(fakes[split:], labels[split:])
+                for k in config.hosting.hosted(node)
+                if k in participants
+            ]
+            if answers:
+                total += noisy_sum(config, answers, node, round)
+
+        image_grads = total / (len(participants) * config.batch_size)  # mean over m, B
+        if config.gradient_basis == "dct":
+            image_grads = from_dct(image_grads, config.image_size)
+        optimizer.zero_grad()
+        answered.backward(image_grads.to(answered))  # 11: times the Jacobian of G
+        optimizer.step()
+        update_ema(average, generator, round - 1, config.ema_decay)
+    cost = statements(Plan.from_config(config), config.delta)  # 12, known in advance
+    return Trained(generator, average, cost)  # 14
+
+
+def warm_start_all(
+    config: RunConfig, clients: list["Client"], generator: Generator
+) -> None:
+    """Warms up every discriminator (1-3): by itself, or on the first fakes of G."""
+    z, labels = draw_latents(config, config.fakes_sent, "latent", 0)
+    with torch.no_grad():
+        fakes = generator(z, labels)
+    for client in clients:  # 1, in parallel
+        if config.warm_start == "local":
+            client.warm_start()  # 2
+            continue
+        for step in range(1, config.warm_start_rounds + 1):
+            client.train("warm-start-data", step, fakes, labels, is_one_set=True)
+
+
+def select(config: RunConfig, round: int) -> list[int]:
+    """Returns who takes part in a round (6); in the paper, one client."""
+    if config.client_selection == "all":
+        return list(range(config.num_clients))
+    rng = stream(config.schedule_seed, "selection", round)
+    chosen = rng.choice(config.num_clients, config.clients_per_round, replace=False)
+    return sorted(chosen.tolist())
+
+
+def trainees(config: RunConfig, participants: list[int]) -> list[int]:
+    """Returns whose discriminators train in a round; in the paper, who takes part."""
+    if config.discriminator_training == "selected":
+        return participants
+    is_frozen = config.discriminator_training == "frozen"
+    return [] if is_frozen else list(range(config.num_clients))
+
+
+def draw_latents(
+    config: RunConfig, count: int, purpose: str, *indices: int
+) -> tuple[Latents, Labels]:
+    """Draws z ~ P_z and labels for some fakes, from a stream of their own."""
+    rng = stream(config.seed, purpose, *indices)
+    return sample_latents(config, rng, count), sample_labels(config, rng, count)
+
+
+# ------------------------------------------------------------------ client
+
+
+class Client:
+    """One client with its discriminator, which never leaves it.
+
+    Privacy: reads private data; only what `noisy_sum` returns may be sent.
+    """
+
+    def __init__(self, config: RunConfig, data: FederatedImages, k: int) -> None:
+        """Initialises the discriminator (18)."""
+        self.config, self.data, self.k = config, data, k
+        seed = derived_seed(config.seed, "discriminator", k)
+        self.discriminator = build_discriminator(config, seed)
+        self.optimizer = Adam(
+            self.discriminator.parameters(),
+            config.discriminator_learning_rate,
+            (config.discriminator_beta1, config.discriminator_beta2),
+        )
+
+    def warm_start(self) -> None:
+        """ClientWarmStart (16): trains against a generator that is thrown away."""
+        config, count = self.config, self.config.discriminator_steps
+        seed = derived_seed(config.seed, "warm-start-generator", self.k)
+        own = build_generator(config, seed)  # 18
+        rates = config.generator_beta1, config.generator_beta2
+        optimizer = Adam(own.parameters(), config.generator_learning_rate, rates)
+        count *= config.discriminator_batch_size
+        for step in range(1, config.warm_start_rounds + 1):  # 19
+            z, labels = draw_latents(config, count, "warm-start-latent", self.k, step)
+            with torch.no_grad():
+                fakes = own(z, labels)  # 22
+            self.train("warm-start-data", step, fakes, labels, False)  # 20-24
+            size = config.batch_size
+            z, labels = draw_latents(config, size, "warm-start-step", self.k, step)
+            advance_in_place(own)
+            loss = -self.discriminator(own(z, labels), labels).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()  # 25
+
+    def train(
+        self, purpose: str, round: int, fakes: Images, labels: Labels, is_one_set: bool
+    ) -> None:
+        """Takes n_dis steps of the discriminator (7, 20; 29-31).
+
+        Args:
+            purpose: of the random stream.
+            round: the round, or the step of the warm start.
+            fakes: shape (F, C, S, S).
+            labels: shape (F,).
+            is_one_set: draw from all fakes such as have the labels of the real images,
+                rather than use them up in turn.
+        """
+        config, data = self.config, self.data
+        rng = stream(config.seed, purpose, self.k, round)
+        own = data.client_records[self.k]  # 29: S_k
+        shape = config.discriminator_steps, config.discriminator_batch_size
+        records = own[rng.integers(len(own), size=shape)]  # 30, with replacement
+        mix = torch.from_numpy(rng.random(shape, dtype=np.float32))
+        chosen = np.arange(np.prod(shape)).reshape(shape)
+        if is_one_set:
+            chosen = draw_matching(rng, data.labels[records], labels.numpy())
+        for t in range(config.discriminator_steps):  # 7, 20
+            advance_in_place(self.discriminator)
+            loss = discriminator_loss(
+                self.discriminator,
+                torch.from_numpy(data.images[records[t]]).float() / 255,
+                torch.from_numpy(data.labels[records[t]]),
+                fakes[chosen[t]],
+                labels[chosen[t]],
+                mix[t],
+                config.gradient_penalty_weight,
+                config.drift_weight,
+            )
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()  # 31
+
+    def answer(self, fakes: Images, labels: Labels) -> ClippedGradients:
+        """Returns d L_G / d image of each fake, clipped to norm C (32, Eq. 7 and 8)."""
+        grads = generator_image_grads(self.discriminator, fakes, labels).detach()
+        if self.config.gradient_basis == "dct":
+            grads = to_dct(grads, self.config.dct_size)
+        return clip(PerSampleGradients(grads[None]), self.config.clip_bound)
+
+
+def noisy_sum(
+    config: RunConfig, answers: list[ClippedGradients], node: int, round: int
+) -> Tensor:
+    """Returns a node's release (32, Eq. 9), float64: the privacy barrier is here.
+
+    Privacy: releases (epsilon, delta)-DP output; event: one Gaussian release.
+    """
+    noise = NoiseStream(config.noise_seed, node, round, config.secure_noise)
+    release = sanitize(answers, config.noise_std, noise, round, node)
+    return release.values.double()
