@@ -7,7 +7,9 @@ hundred rounds do instead of tens of thousands.
 
 import dataclasses
 import itertools
+import tomllib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from fedgs.config.run_config import RunConfig
@@ -125,3 +127,35 @@ def overridden(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
     if settings.get("client_selection") == "all":
         unset["clients_per_round"] = ""
     return RunConfig.from_flat(unset | dict(settings), config)
+
+
+def configure(
+    recipe_name: str | None,
+    config_file: Path | None,
+    given: dict[str, Any],
+    engine: str = "local",
+) -> RunConfig:
+    """Builds a configuration: the recipe, then the TOML file, then the flags.
+
+    Args:
+        recipe_name: of the recipe; None starts from the defaults.
+        config_file: TOML file of settings over it.
+        given: settings over both.
+        engine: unless the file or `given` say another one.
+
+    Raises:
+        UserError: an unknown recipe, setting or value, or an unreadable file.
+    """
+    config = recipe(recipe_name) if recipe_name is not None else RunConfig()
+    config = dataclasses.replace(config, engine=engine)
+    sources = [given]
+    if config_file is not None:
+        try:
+            sources.insert(0, tomllib.loads(config_file.read_text()))
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"config = {config_file}: {error}; give --config a TOML file"
+            ) from error
+    for source in sources:
+        config = overridden(config, source)
+    return config.validate()

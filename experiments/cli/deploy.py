@@ -18,11 +18,10 @@ from experiments.cli.flags import (
     ConfigOption,
     JsonOption,
     RecipeOption,
-    configure,
-    refuse,
     settings_flags,
 )
-from fedgs.errors import UserError
+from experiments.recipes import configure
+from fedgs.errors import UserError, refuse
 from fedgs.files import make_folder
 
 app = typer.Typer(

@@ -1,27 +1,21 @@
-"""The flags that the commands share: one per setting, and how settings are read.
+"""The flags that are made from dataclasses, and those that several commands share.
 
-The flags are the fields of `RunConfig`, made from the dataclass.
+`settings_flags` makes one flag for each setting of a run, `request_flags` one for each
+field that `fedgs.config.fields.flag` declares of what a command is asked for.
 """
 
 import dataclasses
 import inspect
-import tomllib
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from experiments.recipes import RECIPES, overridden, recipe
+from experiments.recipes import RECIPES
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import GROUPS, field_type
-from fedgs.errors import UserError
-
-READING = (  # of real data: where it is and how to read it
-    *("data", "data_dir", "download", "polarity", "classes", "test_fraction"),
-    *("hf_options", "num_classes"),
-)
-SHAPE = ("image_channels", "image_size")
 
 RecipeOption = Annotated[
     str | None, typer.Option(help=f"Start from a recipe: {', '.join(RECIPES)}.")
@@ -33,104 +27,128 @@ RunArgument = Annotated[Path, typer.Argument(help="The run folder.")]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print JSON instead of a table.")
 ]
+Command = Callable[..., None]
+NAMES = tuple[str, ...]  # on the command line one text, comma-separated
 
 
 def settings_flags(
-    *groups: str,
-    only: tuple[str, ...] = (),
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds one flag per setting to a command, which receives the given ones.
+    *groups: str, only: tuple[str, ...] = ()
+) -> Callable[[Command], Command]:
+    """Adds one flag per setting to a command, which gets those given as `settings`.
 
     Args:
         *groups: of RunConfig's fields; all when empty.
         only: names of these fields; all when empty.
     """
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = list(inspect.signature(command).parameters.values())[:-1]
-        specs = [
-            spec
-            for group in groups or GROUPS
-            for spec in dataclasses.fields(RunConfig)
-            if spec.metadata["group"] == group and (not only or spec.name in only)
-        ]
-
-        def run(**arguments: Any) -> None:
-            names = {spec.name for spec in specs}
-            given = {
-                name: value
-                for name, value in arguments.items()
-                if name in names and value is not None
-            }
-            rest = {n: v for n, v in arguments.items() if n not in names}
-            command(**rest, settings=given)
-
-        run.__name__, run.__doc__ = command.__name__, command.__doc__
-        parameters = own + [_parameter(spec) for spec in specs]
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        return run
-
-    return decorate
+    flags = [
+        _setting_flag(spec)
+        for group in groups or GROUPS
+        for spec in dataclasses.fields(RunConfig)
+        if spec.metadata["group"] == group and (not only or spec.name in only)
+    ]
+    return lambda command: _with_flags(command, flags, "settings")
 
 
-def _parameter(spec: "dataclasses.Field[Any]") -> inspect.Parameter:
+def request_flags(
+    *requests: type[Any], has_defaults: bool = True
+) -> Callable[[Command], Command]:
+    """Adds the flags of dataclasses to a command, which gets their values as `given`.
+
+    Args:
+        *requests: the dataclasses.
+        has_defaults: whether a flag that is not given has its field's default, and the
+            help shows it; else it is missing in `given`.
+    """
+    flags = [
+        _request_flag(spec, typing.get_type_hints(request)[spec.name], has_defaults)
+        for request in requests
+        for spec in dataclasses.fields(request)
+        if "help" in spec.metadata
+    ]
+    return lambda command: _with_flags(command, flags, "given")
+
+
+def _with_flags(
+    command: Command, flags: Sequence[inspect.Parameter], receiver: str
+) -> Command:
+    """Returns a command with more flags, which gets all that are set as one argument.
+
+    Args:
+        command: has a parameter `receiver`.
+        flags: None means: not given.
+        receiver: gets the flags' values by name, without those that are not given.
+    """
+    names = {flag.name for flag in flags}
+
+    def run(**arguments: Any) -> None:
+        own = {n: value for n, value in arguments.items() if n not in names}
+        given = {n: arguments[n] for n in names if arguments[n] is not None}
+        command(**own, **{receiver: given})
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    own = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in inspect.signature(command).parameters.items()
+        if name != receiver
+    ]
+    run.__signature__ = inspect.Signature([*flags, *own])  # type: ignore[attr-defined]
+    return run
+
+
+def _parameter(name: str, kind: Any, default: Any, flag: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind, flag],
+    )
+
+
+def _setting_flag(spec: "dataclasses.Field[Any]") -> inspect.Parameter:
     """Returns one setting as a typer option; unset means: not given."""
     flag = f"--{spec.name.replace('_', '-')}"
     kind, _ = field_type(spec.name)
     text = spec.metadata["help"]
     if spec.metadata["choices"]:
         text += f" \\[{'|'.join(spec.metadata['choices'])}]"
-    names = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
-    default = spec.default if spec.default not in (None, "") else "unset"
-    flag_option = typer.Option(
-        names,
-        help=f"{text} Default without a recipe: {default}.",
+    option = typer.Option(
+        f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
+        help=f"{text} Default without a recipe: {_default_words(spec)}.",
         rich_help_panel=spec.metadata["group"],
         show_default=False,
     )
-    return inspect.Parameter(
-        spec.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[kind | None, flag_option],
-    )
+    return _parameter(spec.name, kind | None, None, option)
 
 
-def configure(
-    recipe_name: str | None,
-    config_file: Path | None,
-    given: dict[str, Any],
-    engine: str = "local",
-) -> RunConfig:
-    """Builds a configuration: the recipe, then the TOML file, then the flags.
-
-    Args:
-        recipe_name: of the recipe; None starts from the defaults.
-        config_file: TOML file of settings over it.
-        given: settings over both.
-        engine: unless the file or `given` say another one.
-
-    Raises:
-        UserError: an unknown recipe, setting or value, or an unreadable file.
-    """
-    config = recipe(recipe_name) if recipe_name is not None else RunConfig()
-    config = dataclasses.replace(config, engine=engine)
-    sources = [given]
-    if config_file is not None:
-        try:
-            sources.insert(0, tomllib.loads(config_file.read_text()))
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"config = {config_file}: {error}; give --config a TOML file"
-            ) from error
-    for source in sources:
-        config = overridden(config, source)
-    return config.validate()
+def _default_words(spec: "dataclasses.Field[Any]") -> Any:
+    return spec.default if spec.default not in (None, "") else "unset"
 
 
-def refuse(given: dict[str, Any], why: str) -> None:
-    """Refuses settings that a command cannot take beside others."""
-    for name, value in given.items():
-        if value is not None:
-            flag = name if name.isupper() else f"--{name.replace('_', '-')}"
-            raise UserError(f"{name} = {value}: {why} {flag}")
+def _request_flag(
+    spec: "dataclasses.Field[Any]", kind: Any, has_default: bool
+) -> inspect.Parameter:
+    """Returns one field of a request as a typer option, or argument."""
+    text, metavar = spec.metadata["help"], spec.metadata["metavar"]
+    default: Any = spec.default if has_default else None
+    split = None
+    if kind == NAMES:
+        kind, split = str | None, _split
+        default = ",".join(default) or None
+    elif not has_default:
+        kind = kind | None
+    if default is dataclasses.MISSING:
+        default = inspect.Parameter.empty
+    if metavar is not None:
+        argument = typer.Argument(help=text, metavar=metavar or None)
+        return _parameter(spec.name, kind, default, argument)
+    flag = f"--{spec.name.replace('_', '-')}"
+    # A flag that is off by itself needs no second name to switch it off.
+    if bool in (kind, *typing.get_args(kind)) and default is not False:
+        flag += f"/--no-{flag[2:]}"
+    names = spec.metadata["names"] or (flag,)
+    option = typer.Option(*names, help=text, callback=split)
+    return _parameter(spec.name, kind, default, option)
+
+
+def _split(text: str | None) -> NAMES | None:
+    return tuple(text.split(",")) if text is not None else None

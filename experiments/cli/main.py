@@ -17,19 +17,22 @@ import typer
 from experiments.cli import deploy
 from experiments.cli.debug import debug
 from experiments.cli.flags import (
-    READING,
-    SHAPE,
     ConfigOption,
     JsonOption,
     RecipeOption,
     RunArgument,
-    configure,
-    refuse,
+    request_flags,
     settings_flags,
 )
+from experiments.commands.evaluation_request import (
+    READING,
+    SHAPE,
+    EvaluationRequest,
+)
+from experiments.recipes import configure
 from fedgs import __version__
 from fedgs.config.run_config import RunConfig
-from fedgs.errors import UserError
+from fedgs.errors import UserError, refuse
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -143,74 +146,19 @@ def sample(
 
 @app.command()
 @settings_flags(only=(*READING, *SHAPE))
+@request_flags(EvaluationRequest)
 def evaluate(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN_OR_NPZ",
-            help="A run folder, FILE.npz with images and labels, or a yardstick: "
-            "real (the training split), real-test or noise.",
-        ),
-    ],
-    count: Annotated[
-        int | None,
-        typer.Option("-n", "--count", help="Synthetic images; 60000, or 2000 if fast."),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of latents, subsets, classifiers.")] = 0,
-    metrics: Annotated[
-        str, typer.Option(help="Of images, cnn, classifiers, label-efficiency.")
-    ] = "images,cnn,classifiers,label-efficiency",
-    protocol: Annotated[
-        str, typer.Option(help="Of the classifiers: or library-defaults (hours).")
-    ] = "reference-settings",
-    classifiers: Annotated[
-        str | None, typer.Option(help="Which of the thirteen, e.g. mlp,cnn.")
-    ] = None,
-    calibrate: Annotated[
-        bool | None,
-        typer.Option(
-            "--calibrate/--no-calibrate",
-            help="Train the classifiers on real images too, once per data set; "
-            "unless library-defaults are not --fast.",
-        ),
-    ] = None,
-    fast: Annotated[
-        bool, typer.Option("--fast", help="2000 synthetic, 10000 + 2000 real images.")
-    ] = False,
-    inception_weights: Annotated[
-        Path | None, typer.Option(help="Your download, for fid_inception_v3_pool3.")
-    ] = None,
-    num_workers: Annotated[int, typer.Option(help="Classifiers at a time.")] = 2,
-    device: Annotated[str, typer.Option(help="Of the networks: cpu or cuda.")] = "cpu",
-    output: Annotated[
-        Path | None, typer.Option(help="Folder of the results instead of RUN.")
-    ] = None,
-    as_json: JsonOption = False,
-    *,
-    settings: dict[str, Any],
+    as_json: JsonOption = False, *, given: dict[str, Any], settings: dict[str, Any]
 ) -> None:
     """Compare synthetic images with real ones, and train classifiers on them.
 
     The numbers are computed from real images: no epsilon covers them.
     """
+    request = EvaluationRequest(
+        **given, data=settings.pop("data", ""), reading=settings
+    )
     from experiments.commands import evaluate as evaluation
 
-    request = evaluation.Request(
-        source=source,
-        data=settings.pop("data", ""),
-        reading=settings,
-        count=count,
-        seed=seed,
-        metrics=tuple(metrics.split(",")),
-        protocol=protocol,
-        classifiers=tuple(classifiers.split(",")) if classifiers else evaluation.ALL,
-        calibrate=calibrate,
-        fast=fast,
-        inception_weights=inception_weights,
-        num_workers=num_workers,
-        device=device,
-        output=output,
-    )
     evaluation.evaluate(request, as_json)
 
 

@@ -24,11 +24,10 @@ from rich.console import Console
 from rich.table import Table
 
 from clients import selection_app as classifier_app
-from experiments.cli.flags import refuse
 from experiments.commands import privacy as privacy_report
-from experiments.commands.local_grid import LocalGrid
 from experiments.commands.train import RoundReport, with_absolute_paths
 from experiments.launch import flower_engine
+from experiments.launch.local_grid import LocalGrid
 from fedgs.cohorts.files import EXCLUDED, INCLUDED, NOT_PRIVATE, Cohort, check_names
 from fedgs.cohorts.files import write_cohort as write_cohort
 from fedgs.cohorts.selection import OUTCOME, REST, Selection, statements, write_plan
@@ -38,7 +37,7 @@ from fedgs.data.corruption import corrupted_clients
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import split_records
 from fedgs.data.records import Records
-from fedgs.errors import UserError
+from fedgs.errors import UserError, refuse
 from fedgs.federation.training import Report, RunStopped, Stop, stop_on_signal
 from fedgs.files import read_json, write_json
 from fedgs.runs.run_folder import RunFolder, versions

@@ -3,8 +3,7 @@
 import dataclasses
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,18 @@ import torch
 import typer
 from numpy.typing import NDArray
 
-from experiments.cli.flags import READING, SHAPE, refuse
 from experiments.commands import evaluation_report
 from experiments.commands.evaluation_report import Progress
+from experiments.commands.evaluation_request import (
+    METRICS,
+    READING,
+    SHAPE,
+    EvaluationRequest,
+)
 from fedgs.config.checks import check_data
 from fedgs.config.run_config import RunConfig
 from fedgs.data import sources
-from fedgs.errors import UserError
+from fedgs.errors import UserError, refuse
 from fedgs.evaluation import classifiers, downstream, images, inception, quality
 from fedgs.evaluation.images import LabelledImages, RealImages
 from fedgs.evaluation.label_efficiency import (
@@ -39,7 +43,6 @@ from fedgs.files import without_nan
 from fedgs.runs.run_folder import RunFolder, versions
 
 ALL = classifiers.NAMES
-METRICS = ("images", "cnn", "classifiers", "label-efficiency")
 NEEDED = {  # package: the metrics that need it
     "torchmetrics": {"images"},
     "sklearn": {"classifiers"},
@@ -74,98 +77,14 @@ FULL = Sizes()
 FAST = Sizes(2_000, 10_000, 2_000, 2_000, (10, 100, 1000), 60)
 
 
-@dataclass(frozen=True)
-class Request:
-    """The arguments of `fedgs evaluate`; see its help.
-
-    Attributes:
-        data: "" is the run's own.
-        reading: settings of `READING` and `SHAPE` that the user gave, the run's
-            otherwise; all of them once the data is known.
-    """
-
-    source: str
-    data: str = ""
-    reading: Mapping[str, Any] = field(default_factory=dict)
-    count: int | None = None
-    seed: int = 0
-    metrics: tuple[str, ...] = METRICS
-    protocol: str = "reference-settings"
-    classifiers: tuple[str, ...] = ALL
-    calibrate: bool | None = None
-    fast: bool = False
-    inception_weights: Path | None = None
-    num_workers: int = 2
-    device: str = "cpu"
-    output: Path | None = None
-
-    @property
-    def sizes(self) -> Sizes:
-        """How many images to use."""
-        return FAST if self.fast else FULL
-
-    @property
-    def is_run(self) -> bool:
-        """Whether the source is a run folder, not a file or a yardstick."""
-        is_file = Path(self.source).suffix == ".npz"
-        return not is_file and self.source not in images.YARDSTICKS
-
-    @property
-    def network(self) -> str:
-        """The classifier of the real data in the names of metrics."""
-        parts = ["lenet", self.data.split(":")[0]]
-        classes = self.reading.get("classes", "all")
-        parts += [classes] * (classes != "all") + ["fast"] * self.fast
-        return "_".join(parts).replace("-", "_")
-
-    def validate(self) -> None:
-        """Checks what needs no data.
-
-        Raises:
-            UserError: an unknown name, a count below the splits, a missing package.
-        """
-        given = {
-            "metrics": (self.metrics, METRICS),
-            "protocol": ((self.protocol,), classifiers.PROTOCOLS),
-            "classifiers": (self.classifiers, ALL),
-            "device": ((self.device,), ("cpu", "cuda")),
-        }
-        for setting, (names, known) in given.items():
-            wrong = [name for name in names if name not in known]
-            if wrong or not names:
-                raise UserError(
-                    f"{setting} = {','.join(wrong)!r}: give --{setting} of "
-                    f"{', '.join(known)}"
-                )
-        if self.count is not None:
-            _check_count("count", self.count)
-        if len(set(self.classifiers)) < len(self.classifiers):
-            raise UserError(
-                f"classifiers = {','.join(self.classifiers)}: give each one once"
-            )
-        if not 0 <= self.seed < 2**32:
-            raise UserError(f"seed = {self.seed}: give --seed from 0 to {2**32 - 1}")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise UserError("device = 'cuda': no GPU is available; give --device cpu")
-        if self.num_workers < 1:
-            raise UserError(f"num_workers = {self.num_workers}: give at least 1")
-        for package, metrics in NEEDED.items():
-            if metrics & set(self.metrics) and find_spec(package) is None:
-                raise UserError(
-                    f"metrics: {package} is not installed; run "
-                    "`pip install 'fedgs[eval,report]'`"
-                )
-        inception.find_weights(self.inception_weights)
-
-
-def evaluate(request: Request, as_json: bool) -> None:
+def evaluate(request: EvaluationRequest, as_json: bool) -> None:
     """Evaluates, appends one line of results, prints a table and writes pictures.
 
     Raises:
         UserError: bad input; nothing was written.
         typer.Exit: Ctrl-C (code 1); what is in the cache is not computed again.
     """
-    request.validate()
+    check(request)
     request = with_data(request)
     started = time.monotonic()
     request, real, synthetic = _load(request)
@@ -182,7 +101,42 @@ def evaluate(request: Request, as_json: bool) -> None:
     evaluation_report.show(request, result, as_json)
 
 
-def with_data(request: Request) -> Request:
+def check(request: EvaluationRequest) -> None:
+    """Checks what needs no data.
+
+    Raises:
+        UserError: an unknown name, a count below the splits, a missing package.
+    """
+    given = {
+        "metrics": (request.metrics, METRICS),
+        "protocol": ((request.protocol,), classifiers.PROTOCOLS),
+        "classifiers": (request.classifiers, ALL),
+    }
+    for setting, (names, known) in given.items():
+        wrong = [name for name in names if name not in known]
+        if wrong:
+            raise UserError(
+                f"{setting} = {','.join(wrong)!r}: give --{setting} of "
+                f"{', '.join(known)}"
+            )
+    if request.count is not None:
+        _check_count("count", request.count)
+    if len(set(request.classifiers)) < len(request.classifiers):
+        raise UserError(
+            f"classifiers = {','.join(request.classifiers)}: give each one once"
+        )
+    if request.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("device = 'cuda': no GPU is available; give --device cpu")
+    for package, metrics in NEEDED.items():
+        if metrics & set(request.metrics) and find_spec(package) is None:
+            raise UserError(
+                f"metrics: {package} is not installed; run "
+                "`pip install 'fedgs[eval,report]'`"
+            )
+    inception.find_weights(request.inception_weights)
+
+
+def with_data(request: EvaluationRequest) -> EvaluationRequest:
     """Returns the request with its data: by default those of the run.
 
     Raises:
@@ -190,13 +144,25 @@ def with_data(request: Request) -> Request:
     """
     if request.data:
         return request
-    if not request.is_run:
+    if not _is_run(request):
         raise UserError("data is unset: give --data, real data with a test split")
     data = RunFolder.open(request.source).config.data
     return dataclasses.replace(request, data=data)
 
 
-def _load(request: Request) -> tuple[Request, RealImages, LabelledImages]:
+def _sizes(request: EvaluationRequest) -> Sizes:
+    return FAST if request.fast else FULL
+
+
+def _is_run(request: EvaluationRequest) -> bool:
+    """Tells whether the source is a run folder, not a file or a yardstick."""
+    is_file = Path(request.source).suffix == ".npz"
+    return not is_file and request.source not in images.YARDSTICKS
+
+
+def _load(
+    request: EvaluationRequest,
+) -> tuple[EvaluationRequest, RealImages, LabelledImages]:
     """Returns the request with all settings of its data, the real and the synthetic."""
     path, folder, synthetic = Path(request.source), None, None
     config = RunConfig()
@@ -205,7 +171,7 @@ def _load(request: Request) -> tuple[Request, RealImages, LabelledImages]:
         channels, side = synthetic.images.shape[1:3]
         config = dataclasses.replace(config, image_channels=channels, image_size=side)
         _check_shape(request, config)
-    elif request.is_run:
+    elif _is_run(request):
         folder = RunFolder.open(path)
         config = _reading_of(folder.config, request.data)
         _check_shape(request, config)
@@ -221,7 +187,7 @@ def _load(request: Request) -> tuple[Request, RealImages, LabelledImages]:
     request = dataclasses.replace(
         request, reading={name: getattr(config, name) for name in names}
     )
-    sizes, seed = request.sizes, request.seed
+    sizes, seed = _sizes(request), request.seed
     real = images.load_real(config, sizes.real)
     if sizes.test is not None:
         real = real._replace(test=real.test.subset(sizes.test, 0, "fast"))
@@ -242,7 +208,7 @@ def _load(request: Request) -> tuple[Request, RealImages, LabelledImages]:
     return request, real, synthetic
 
 
-def _check_shape(request: Request, source: RunConfig) -> None:
+def _check_shape(request: EvaluationRequest, source: RunConfig) -> None:
     """Refuses another shape than that of the synthetic images."""
     for name in SHAPE:
         value = getattr(source, name)
@@ -254,7 +220,7 @@ def _check_shape(request: Request, source: RunConfig) -> None:
         )
 
 
-def _check_held_out(request: Request, run: RunConfig) -> None:
+def _check_held_out(request: EvaluationRequest, run: RunConfig) -> None:
     """Refuses to test on images of owners that the run may have trained on.
 
     Of one fraction the images held out are a part of those of a larger one.
@@ -297,7 +263,10 @@ def _check_count(what: str, count: int) -> None:
 
 
 def _result(
-    request: Request, real: RealImages, synthetic: LabelledImages, progress: Progress
+    request: EvaluationRequest,
+    real: RealImages,
+    synthetic: LabelledImages,
+    progress: Progress,
 ) -> dict[str, Any]:
     result: dict[str, Any] = {
         "source": request.source,
@@ -315,7 +284,7 @@ def _result(
         "num_test": len(real.test.labels),
         "privacy": "computed from real images: not covered by the epsilon of a run",
     }
-    if request.is_run:
+    if _is_run(request):
         result["round"] = RunFolder.open(request.source).last_round
     if {"images", "label-efficiency"} & set(request.metrics):
         result["network"], model = cached_lenet(
@@ -342,8 +311,8 @@ def _result(
                 real.num_classes,
                 request.seed,
                 progress.stage("label efficiency"),
-                request.sizes.num_labels,
-                request.sizes.num_steps,
+                _sizes(request).num_labels,
+                _sizes(request).num_steps,
                 request.device,
             )
     if "cnn" in request.metrics:
@@ -358,7 +327,7 @@ def _result(
 
 
 def _image_metrics(
-    request: Request,
+    request: EvaluationRequest,
     real: RealImages,
     synthetic: LabelledImages,
     ours: Outputs,
@@ -375,7 +344,7 @@ def _image_metrics(
         theirs: its features of the real training images.
         progress: of the stages.
     """
-    name, seed, count = request.network, request.seed, request.sizes.neighbours
+    name, seed, count = request.network, request.seed, _sizes(request).neighbours
     mean, std = quality.inception_score(ours.logits, seed)
     result: dict[str, Any] = {
         f"is_{name}_{quality.NUM_SPLITS}_splits": mean,
@@ -408,13 +377,16 @@ def _image_metrics(
 
 
 def _classifiers(
-    request: Request, real: RealImages, synthetic: LabelledImages, progress: Progress
+    request: EvaluationRequest,
+    real: RealImages,
+    synthetic: LabelledImages,
+    progress: Progress,
 ) -> dict[str, Any]:
     """Returns the column of the table, calibrated where the real one is known."""
     task = classifiers.Task(
         synthetic, real.test, real.num_classes, request.protocol, request.seed
     )
-    names, workers = request.classifiers, request.num_workers
+    names, workers = request.classifiers or ALL, request.num_workers
     report = progress.classifiers("classifiers on synthetic images", len(names))
     ours, failed = classifiers.run_classifiers(task, names, workers, report)
     names = [name for name in names if name not in failed]

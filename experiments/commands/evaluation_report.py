@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
-from rich.table import Table
 
-from experiments.paper import paper_tables
+from experiments.commands.evaluation_request import EvaluationRequest
+from experiments.report.evaluation import classifier_table, label_table
+from experiments.report.words import is_number
+from experiments.tables import Table
 from fedgs.errors import UserError
 from fedgs.evaluation.images import YARDSTICKS, LabelledImages, RealImages
 from fedgs.files import write_atomically
@@ -22,8 +24,6 @@ from fedgs.runs import sample
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from experiments.commands.evaluate import Request
 
 PLAIN_SECONDS = 10.0  # between progress lines where there is no terminal
 GRID_ROWS = 8
@@ -98,7 +98,7 @@ class Progress:
 # ------------------------------------------------------------------ files
 
 
-def places(request: "Request") -> tuple[Path, Path]:
+def places(request: EvaluationRequest) -> tuple[Path, Path]:
     """Returns the file of result lines and the folder of pictures.
 
     In the run folder; for FILE.npz and the yardsticks beside it and in the working
@@ -116,7 +116,7 @@ def places(request: "Request") -> tuple[Path, Path]:
     return base / f"{prefix}evaluations.jsonl", base / f"{prefix}evaluation"
 
 
-def check_writable(request: "Request") -> None:
+def check_writable(request: EvaluationRequest) -> None:
     """Makes the folder of pictures, before the work of which it is to show the result.
 
     Raises:
@@ -138,7 +138,7 @@ def _unwritable(lines: Path, reason: str | None) -> UserError:
 
 
 def write(
-    request: "Request",
+    request: EvaluationRequest,
     result: dict[str, Any],
     real: RealImages,
     synthetic: LabelledImages,
@@ -231,67 +231,33 @@ def _save(path: Path, figure: "Figure") -> None:
 # ------------------------------------------------------------------ terminal
 
 
-def show(request: "Request", result: dict[str, Any], as_json: bool) -> None:
+def show(request: EvaluationRequest, result: dict[str, Any], as_json: bool) -> None:
     """Prints the result as one JSON object, or as tables."""
     if as_json:
         print(json.dumps(result, allow_nan=False))
         return
-    table = Table(
-        title=f"{request.source} against {request.data}", title_justify="left"
-    )
-    table.add_column("metric")
-    table.add_column("value", justify="right")
+    rows: list[list[str]] = []
     for name, value in result.items():
-        if isinstance(value, float):
-            table.add_row(name, f"{value:.4f}")
-        elif isinstance(value, int) and not isinstance(value, bool):
-            table.add_row(name, str(value))
+        if is_number(value):
+            is_float = isinstance(value, float)
+            rows.append([name, f"{value:.4f}" if is_float else str(value)])
         elif value is None:
-            table.add_row(name, "undefined")
-    console.print(table)
+            rows.append([name, "undefined"])
+    caption = f"{request.source} against {request.data}"
+    Table(caption, ["metric", "value"], rows).show()
     if "fid_inception_v3_pool3" not in result and "images" in request.metrics:
         _say("fid_inception_v3_pool3: not computed, needs --inception-weights")
     if "classifiers" in result:
-        console.print(_classifier_table(request, result["classifiers"]))
-        _show_notes(request, result["classifiers"])
+        found = result["classifiers"]
+        classifier_table("classifiers", request.data, found).show()
+        _show_notes(found)
     if "label_efficiency" in result:
-        console.print(_label_table(result["label_efficiency"]))
+        label_table("label efficiency", result["label_efficiency"]).show()
     lines, folder = places(request)
     _say(f"results   {lines}\npictures  {folder}")
 
 
-def _classifier_table(request: "Request", found: dict[str, Any]) -> Table:
-    table = Table(title=f"classifiers, {found['protocol']}", title_justify="left")
-    table.add_column("trained on", no_wrap=True)
-    columns = {
-        "synthetic": found["accuracy"],
-        "calibrated": found["calibrated"],
-        "real": found["real_accuracy"],
-        "paper: real": paper_tables.REAL.get(request.data, {}),
-        "paper: GS-WGAN": paper_tables.GS_WGAN.get(request.data, {}),
-    }
-    for title in columns:
-        table.add_column(title, justify="right")
-    names = list(found["accuracy"])
-    for name in names:
-        table.add_row(name, *(_cell(column.get(name)) for column in columns.values()))
-    if not found["failed"]:
-        table.add_section()
-        table.add_row("average", *(_mean(column, names) for column in columns.values()))
-    return table
-
-
-def _cell(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
-
-
-def _mean(column: dict[str, float], names: list[str]) -> str:
-    """Returns the average of a complete column, nothing of an incomplete one."""
-    found = [column[name] for name in names if name in column]
-    return f"{np.mean(found):.3f}" if len(found) == len(names) else ""
-
-
-def _show_notes(request: "Request", found: dict[str, Any]) -> None:
+def _show_notes(found: dict[str, Any]) -> None:
     if len(found["calibrated"]) < len(found["accuracy"]):
         _say(
             "calibrated: needs the same classifiers trained on the real images; add "
@@ -301,17 +267,6 @@ def _show_notes(request: "Request", found: dict[str, Any]) -> None:
         _say(reason)
     if found["unconverged"]:
         _say(f"stopped at their limit of iterations: {', '.join(found['unconverged'])}")
-
-
-def _label_table(curves: dict[str, dict[str, float]]) -> Table:
-    table = Table(title="label efficiency", title_justify="left")
-    table.add_column("labelled images")
-    sizes = list(next(iter(curves.values())))
-    for size in sizes:
-        table.add_column(size, justify="right")
-    for teacher, curve in curves.items():
-        table.add_row(f"labels: {teacher}", *(f"{curve[size]:.3f}" for size in sizes))
-    return table
 
 
 def _say(text: str) -> None:

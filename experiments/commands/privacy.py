@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from experiments.recipes import configure
 from fedgs.cohorts.files import (
     INCLUDED,
     read_cohort,
@@ -51,8 +52,6 @@ def of_settings(
     Raises:
         UserError: settings that decide an epsilon are missing or invalid.
     """
-    from experiments.cli.flags import configure
-
     is_open = recipe is None and config_file is None
     config = configure(recipe, config_file, settings, engine="flower")
     if reason := why_limits_refuse(config):

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from experiments.debug.plan import BY_ACCURACY
+from experiments.report.diagnosis import diagnosis_tables
 from fedgs.diagnosis.diagnosis import NAMED, OTHER, TITLES, Diagnosis, Suspect
 from fedgs.evaluation.images import LabelledImages
 from fedgs.runs import sample
@@ -114,28 +114,9 @@ def conditions(plan: Mapping[str, Any]) -> list[str]:
 
 def show(path: Path, content: Mapping[str, Any]) -> None:
     """Prints the ranking, the effects and the verdict."""
-    table = Table(title=f"{path.name}: suspects, {content['groups']} groups per cohort")
-    for column in ("suspect", "share [interval]", "p", "adjusted p", "decision"):
-        table.add_column(column, justify="left" if column == "suspect" else "right")
-    for row in content["ranking"]:
-        table.add_row(
-            row["title"],
-            _number(row["effect"], row["interval"]),
-            f"{row['p']:.3g}",
-            f"{row['adjusted_p']:.3g}",
-            row["decision"],
-        )
-    console.print(table)
-    table = Table(title="effects")
-    for column in ("effect", "healthy", "suspicious", "difference [interval]"):
-        table.add_column(column, justify="left" if column == "effect" else "right")
-    for row in content["effects"]:
-        means = (_number(row[c], None) for c in ("healthy", "suspicious"))
-        difference = _number(row["difference"], row["interval"])
-        table.add_row(f"{row['name']}: {row['unit']}", *means, difference)
-    for row in content["two_sample"]:
-        table.add_row(row["name"], "", "", f"{row['value']:.3g} (p {row['p']:.3g})")
-    console.print(table)
+    console.print(f"{path.name}, {content['groups']} groups per cohort")
+    for table in diagnosis_tables(content):
+        table.show()
     attainable = content["attainable_p"]
     lines = [
         f"attainable p  {attainable:.3g}, one of {content['num_splits']} splits; "
@@ -147,13 +128,6 @@ def show(path: Path, content: Mapping[str, Any]) -> None:
         lines.append(f"planted: {content['planted']['bug']}; {content['outcome']}")
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
-
-
-def _number(value: float | None, interval: list[float] | None) -> str:
-    if value is None:
-        return "-"
-    text = f"{value:.3g}"
-    return f"{text} [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else text
 
 
 # ------------------------------------------------------------------ the picture

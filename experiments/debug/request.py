@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from experiments.cli.flags import configure, refuse
 from experiments.debug import bug_detection
 from experiments.debug.plan import COHORTS, Request
+from experiments.recipes import configure
 from fedgs.diagnosis.diagnosis import Rule
-from fedgs.errors import UserError
+from fedgs.errors import UserError, refuse
 
 BUGS = {"flip": "invert", "rotate": "rotate", "none": "none"}
 RULE = ("alpha", "min_effect")

@@ -29,7 +29,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from rich.console import Console
 from rich.table import Table
 
-from experiments.commands.local_grid import SERVER, LocalGrid
+from experiments.launch.local_grid import SERVER, LocalGrid
 from experiments.paper.result_lines import read_lines
 from experiments.recipes import algorithm_2
 from fedgs.config.run_config import RunConfig

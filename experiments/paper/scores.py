@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from experiments.commands import evaluate as evaluation
+from experiments.commands.evaluation_request import EvaluationRequest
 from experiments.paper.result_lines import Line, ResultLines, read_lines
 from experiments.paper.stored_runs import generator_of
 from fedgs.cohorts.files import selection_costs
@@ -35,7 +36,7 @@ class Protocol:
 
     Attributes:
         data: the real data, as `--data` of `fedgs evaluate`.
-        reading: how it is read, settings of `experiments.cli.flags.READING`.
+        reading: how it is read, as of `EvaluationRequest`.
         count: synthetic images; what `fast` says when None.
         fast: the protocol of `fedgs evaluate --fast`, whose network is called
             `..._fast`.
@@ -141,7 +142,7 @@ def _quality(folder: RunFolder, round: int, protocol: Protocol) -> dict[str, Any
     with tempfile.TemporaryDirectory() as scratch:
         drawn = Path(scratch) / "drawn.npz"
         np.savez(drawn, images=images, labels=labels)
-        request = evaluation.Request(
+        request = EvaluationRequest(
             source=str(drawn),
             data=protocol.data,
             reading=protocol.reading,

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.report.diagnosis import diagnosis_tables
 from experiments.report.run import RunFacts, read_png, read_run
-from experiments.report.tables import Table
+from experiments.tables import Table
 from fedgs.errors import UserError
 from fedgs.privacy.accounting import Statement
 
@@ -174,64 +175,3 @@ def without_folders(command: str) -> str:
     'fedgs debug --data-dir data --output=out'
     """
     return re.sub(r"(?<![^\s=:'\"])/(?:[^\s'\"/]+/)*", "", command)
-
-
-# ------------------------------------------------------------------ the diagnosis
-
-
-def diagnosis_tables(diagnosis: Mapping[str, Any]) -> list[Table]:
-    """Returns suspected bugs, effect sizes and two-sample tests as tables.
-
-    Privacy: post-processing of DP output.
-    """
-    level = f"{diagnosis['confidence']:.0%}"
-    suspected = [
-        [
-            row["title"],
-            row["decision"],
-            _with_interval(row["effect"], row["interval"]),
-            _value(row["p"]),
-            _value(row["adjusted_p"]),
-        ]
-        for row in diagnosis["ranking"]
-    ]
-    rate = (
-        f"Where the cohorts are alike, any bug of this table is named with "
-        f"probability at most {_value(diagnosis['false_positive_rate'])}; for cohorts "
-        "that differ otherwise see the conditions. The smallest p that "
-        f"{diagnosis['groups']} groups on each side can reach is "
-        f"{_value(diagnosis['attainable_p'])} "
-        f"({diagnosis['num_splits']} splits)."
-    )
-    head = ["suspected", "decision", f"effect [{level}]", "p", "adjusted p"]
-    tables = [Table("Suspected bugs, strongest first", head, suspected, rate)]
-    effects = [
-        [
-            row["name"],
-            _value(row.get("healthy")),
-            _value(row.get("suspicious")),
-            _with_interval(row.get("difference"), row.get("interval")),
-            row.get("words") or row.get("unit") or "",
-        ]
-        for row in diagnosis["effects"]
-    ]
-    head = ["effect", "healthy", "suspicious", f"difference [{level}]", "what it is"]
-    tables.append(Table("Effect sizes", head, effects))
-    tests = [
-        [row["name"], _value(row["value"]), _value(row["p"]), row.get("words") or ""]
-        for row in diagnosis["two_sample"]
-    ]
-    head = ["test", "value", "p", "what it is"]
-    tables.append(Table("Do the cohorts differ at all?", head, tests))
-    return tables
-
-
-def _value(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
-
-
-def _with_interval(value: float | None, interval: Sequence[float] | None) -> str:
-    if interval is None:
-        return _value(value)
-    low, high = (_value(end) for end in interval)
-    return f"{_value(value)} [{low}, {high}]"

@@ -19,16 +19,14 @@ from rich.console import Console
 
 from experiments.commands import privacy as privacy_report
 from experiments.report import pictures as report_pictures
-from experiments.report import words as words
-from experiments.report.curves import Curve, curves
+from experiments.report import words
+from experiments.report.curves import curves
 from experiments.report.debug import DebugFacts, is_debug, read_debug_folder
+from experiments.report.evaluation import evaluation_tables
 from experiments.report.run import RunFacts, read_run, shown_data, train_command
 from experiments.report.tables import (
     PrivacyTable,
-    Settings,
-    Table,
     communication_table,
-    evaluation_tables,
     privacy_table,
     settings_tables,
     versions_table,
@@ -142,11 +140,6 @@ class Page:
         return self.runs[0].config
 
     @cached_property
-    def curves(self) -> list[Curve]:
-        """The training curves."""
-        return curves(self.runs)
-
-    @cached_property
     def privacy(self) -> list[PrivacyTable]:
         """One table for each run, one for all debug groups, one for runs together."""
         tables = []
@@ -167,26 +160,6 @@ class Page:
             config = self.singles[0].config
             tables.append(privacy_table(caption, self.together, config))
         return tables
-
-    @cached_property
-    def communication(self) -> Table:
-        """Bytes on the wire."""
-        return communication_table(self.runs)
-
-    @cached_property
-    def evaluations(self) -> list[Table]:
-        """Results of `fedgs evaluate`."""
-        return evaluation_tables(self.runs)
-
-    @cached_property
-    def settings(self) -> Settings:
-        """The configuration of all runs."""
-        return settings_tables(self.runs)
-
-    @cached_property
-    def versions(self) -> Table:
-        """The software of all runs."""
-        return versions_table(self.runs)
 
     @property
     def commands(self) -> list[str]:
@@ -287,7 +260,18 @@ def render(page: Page) -> str:
     Raises:
         UserError: matplotlib is missing.
     """
-    return _environment().get_template("report.html").render(page=page)
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            page=page,
+            curves=curves(page.runs),
+            communication=communication_table(page.runs),
+            evaluations=evaluation_tables(page.runs),
+            settings=settings_tables(page.runs),
+            versions=versions_table(page.runs),
+        )
+    )
 
 
 @lru_cache(maxsize=1)

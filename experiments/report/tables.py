@@ -1,86 +1,35 @@
-"""The report's tables: privacy, communication, evaluation, settings, versions."""
+"""The report's tables: privacy, communication, settings, versions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from experiments.report import words as words
+from experiments.report import words
 from experiments.report.communication import Communication, communication
-from experiments.report.run import RunFacts, shown_data, shown_settings
+from experiments.report.run import RunFacts, shown_settings
+from experiments.tables import Table
 from fedgs.config.run_config import RunConfig
 from fedgs.privacy.accounting import Statement
-
-# Last in the table.
-BOOKKEEPING = ("seed", "seconds", "round", "num_", "downstream_cnn_num")
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of texts; the first column names the row.
-
-    Attributes:
-        caption: what it shows.
-        head: names of the columns.
-        rows: as many cells each as there are columns.
-        note: below the table; "" for none.
-        numeric: the columns after the first hold numbers.
-    """
-
-    caption: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str = ""
-    numeric: bool = True
-
 
 # ------------------------------------------------------------------ privacy
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One statement's number, and how to read it; `kind` is good, unsure or bad."""
-
-    epsilon: str
-    reading: str
-    kind: str
-    is_headline: bool
-
-
-@dataclass(frozen=True)
-class TheoremTable:
-    """Statements of one theorem: adversaries downwards, relations across.
-
-    Attributes:
-        theorem, theorem_words: its name, and what it is.
-        selection: of clients.
-        delta: of all cells.
-        relations: names with their meaning; the columns.
-        rows: an adversary, its meaning, and a cell (or None) for each relation.
-    """
-
-    theorem: str
-    theorem_words: str
-    selection: str
-    delta: str
-    relations: Sequence[tuple[str, str]]
-    rows: Sequence[tuple[str, str, Sequence[Cell | None]]]
-
-
-@dataclass(frozen=True)
 class PrivacyTable:
-    """The statements of a run, or of several together, in words.
+    """The statements of a run, or of several together.
 
     Attributes:
         caption: of which runs.
-        theorems: one table each.
-        unit: what one unit of privacy is.
+        theorems: for each theorem its statements by adversary and relation.
+        unit: what one unit of privacy is, in words.
         conditions: condition to the rows that it belongs to.
+        headline: the statement that the page begins with, to be marked.
     """
 
     caption: str
-    theorems: Sequence[TheoremTable]
+    theorems: Sequence[Mapping[tuple[str, str], Statement]]
     unit: str
     conditions: Mapping[str, str]
+    headline: Statement | None
 
 
 def privacy_table(
@@ -89,9 +38,7 @@ def privacy_table(
     config: RunConfig,
     headline: Statement | None = None,
 ) -> PrivacyTable:
-    """Returns statements in words, and every condition with its rows.
-
-    Privacy: public.
+    """Returns statements by their theorems, and every condition with its rows.
 
     Args:
         caption: of which runs.
@@ -99,46 +46,26 @@ def privacy_table(
         config: of the first of these runs.
         headline: the statement that the page begins with, to be marked.
     """
-    where: dict[str, list[str]] = {}
-    everyone = {f"{row.adversary}, {row.relation}" for row in statements}
-    groups: dict[tuple[str, str], list[Statement]] = {}
+    theorems: dict[tuple[str, str], dict[tuple[str, str], Statement]] = {}
+    conditions: dict[str, list[str]] = {}
     for row in statements:
-        groups.setdefault((row.theorem, row.client_selection), []).append(row)
+        cells = theorems.setdefault((row.theorem, row.client_selection), {})
+        cells[row.adversary, row.relation] = row
         for condition in row.conditions:
-            where.setdefault(condition, []).append(f"{row.adversary}, {row.relation}")
+            where = conditions.setdefault(condition, [])
+            where.append(f"{row.adversary}, {row.relation}")
+    everyone = {f"{row.adversary}, {row.relation}" for row in statements}
     return PrivacyTable(
         caption,
-        [_theorem_table(rows, headline) for rows in groups.values()],
+        list(theorems.values()),
         words.unit(config, statements[0].unit),
         {
-            condition: "all" if {*rows} == everyone else "; ".join(dict.fromkeys(rows))
-            for condition, rows in where.items()
+            condition: "all"
+            if {*where} == everyone
+            else "; ".join(dict.fromkeys(where))
+            for condition, where in conditions.items()
         },
-    )
-
-
-def _theorem_table(
-    statements: Sequence[Statement], headline: Statement | None
-) -> TheoremTable:
-    cells = {
-        (row.adversary, row.relation): Cell(
-            words.epsilon(row.epsilon), *words.reading(row), row is headline
-        )
-        for row in statements
-    }
-    relations = list(dict.fromkeys(row.relation for row in statements))
-    adversaries = dict.fromkeys(row.adversary for row in statements)
-    first = statements[0]
-    return TheoremTable(
-        first.theorem,
-        words.theorem(first.theorem),
-        first.client_selection,
-        f"{first.delta:g}",
-        [(relation, words.RELATIONS[relation]) for relation in relations],
-        [
-            (name, words.ADVERSARIES[name], [cells.get((name, r)) for r in relations])
-            for name in adversaries
-        ],
+        headline,
     )
 
 
@@ -146,10 +73,7 @@ def _theorem_table(
 
 
 def communication_table(runs: Sequence[RunFacts]) -> Table:
-    """Returns the bytes of one round and of the run.
-
-    Privacy: public.
-    """
+    """Returns the bytes of one round and of the run."""
     columns: dict[Communication, list[str]] = {}
     for facts in runs:
         columns.setdefault(communication(facts), []).append(facts.name)
@@ -180,108 +104,6 @@ def communication_table(runs: Sequence[RunFacts]) -> Table:
     return Table("Bytes", head, [[name, *cells] for name, cells in rows.items()], note)
 
 
-# ------------------------------------------------------------------ evaluation
-
-
-def evaluation_tables(runs: Sequence[RunFacts]) -> list[Table]:
-    """Returns the results of `fedgs evaluate`, none where it was not run.
-
-    Privacy: the numbers were computed from real images; no epsilon covers them.
-    """
-    found = [facts for facts in runs if facts.evaluation]
-    if not found:
-        return []
-    names: dict[str, None] = {}
-    for facts in found:
-        names |= dict.fromkeys(n for n, v in facts.evaluation.items() if _is_number(v))
-    against = sorted({shown_data(str(f.evaluation.get("data", "?"))) for f in found})
-    rows = [
-        [
-            name,
-            *(_cell(facts.evaluation.get(name)) for facts in found),
-            _meaning(name),
-        ]
-        for name in sorted(names, key=_rank)
-    ]
-    head = ["metric", *(facts.name for facts in found), "what it says"]
-    tables = [Table(f"Against {', '.join(against)}", head, rows)]
-    for facts in found:
-        tables += _classifier_tables(facts)
-    return tables
-
-
-def _classifier_tables(facts: RunFacts) -> list[Table]:
-    tables = []
-    if found := facts.evaluation.get("classifiers"):
-        columns = {
-            "synthetic": found.get("accuracy", {}),
-            "real": found.get("real_accuracy", {}),
-            "calibrated": found.get("calibrated", {}),
-        }
-        columns = {title: column for title, column in columns.items() if column}
-        rows = [
-            [name, *(_cell(column.get(name)) for column in columns.values())]
-            for name in found.get("accuracy", {})
-        ]
-        note = f"Protocol {found.get('protocol', '?')}. Calibrated: synthetic / real."
-        if failed := found.get("failed"):
-            note += (
-                f" Could not be trained, so there is no average: {', '.join(failed)}."
-            )
-        else:
-            rows.append(["average", *(_mean(c, len(rows)) for c in columns.values())])
-        tables.append(
-            Table(
-                f"{facts.name}: classifiers tested on real images",
-                ["trained on", *columns],
-                rows,
-                note,
-            )
-        )
-    if curves := facts.evaluation.get("label_efficiency"):
-        sizes = list(next(iter(curves.values())))
-        rows = [
-            [f"labels: {teacher}", *(_cell(curve.get(size)) for size in sizes)]
-            for teacher, curve in curves.items()
-        ]
-        caption = f"{facts.name}: accuracy by number of labelled synthetic images"
-        tables.append(Table(caption, ["labelled images", *sizes], rows))
-    return tables
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _cell(value: Any) -> str:
-    if not _is_number(value):
-        return "–"
-    return str(value) if isinstance(value, int) else f"{value:.4g}"
-
-
-def _mean(column: Mapping[str, float], count: int) -> str:
-    """Returns the average of a complete column."""
-    if len(column) != count:
-        return "–"
-    return _cell(sum(column.values()) / count)
-
-
-def _rank(name: str) -> tuple[int, str]:
-    if name.startswith(BOOKKEEPING):
-        return len(words.METRICS) + 1, name
-    for place, beginning in enumerate(words.METRICS):
-        if name.startswith(beginning):
-            return place, name
-    return len(words.METRICS), name
-
-
-def _meaning(name: str) -> str:
-    if name.endswith("_std") or name.startswith(BOOKKEEPING):
-        return ""
-    found = (text for start, text in words.METRICS.items() if name.startswith(start))
-    return next(found, "")
-
-
 # ------------------------------------------------------------------ settings
 
 
@@ -299,10 +121,7 @@ class Settings:
 
 
 def settings_tables(runs: Sequence[RunFacts]) -> Settings:
-    """Returns what differs between runs, and what they share.
-
-    Privacy: public.
-    """
+    """Returns what differs between runs, and what they share."""
     shown = [shown_settings(facts.config) for facts in runs]
     differing, groups = [], []
     for group in shown[0]:
@@ -321,10 +140,7 @@ def settings_tables(runs: Sequence[RunFacts]) -> Settings:
 
 
 def versions_table(runs: Sequence[RunFacts]) -> Table:
-    """Returns the versions of every run's software, and its machine.
-
-    Privacy: public.
-    """
+    """Returns the versions of every run's software, and its machine."""
     names: dict[str, None] = {}
     for facts in runs:
         names |= dict.fromkeys(facts.versions)

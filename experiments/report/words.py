@@ -1,5 +1,7 @@
 """What the report calls things: adversaries, relations, units and theorems in words."""
 
+from typing import Any
+
 from fedgs.cohorts.files import EXCLUDED
 from fedgs.config.run_config import RunConfig
 from fedgs.privacy.accounting import WITH_SELECTION, Statement
@@ -25,17 +27,6 @@ THEOREMS = {
     "round, composed numerically.",
     RDP_THEOREM: "Sampling counted as protection, by a looser method: a second opinion "
     "on the row above it.",
-}
-METRICS = {  # beginnings of a metric's name, in the order of the table
-    "downstream_cnn_accuracy": "a CNN trained on the synthetic images, tested on real",
-    "is_": "Inception Score: higher is sharper and more varied",
-    "fid_": "Frechet distance to the real images: lower is nearer",
-    "precision_": "share of synthetic images that look like real ones",
-    "recall_": "share of real images that the synthetic ones cover",
-    "density_": "how densely real images surround the synthetic ones",
-    "coverage_": "share of real images with a synthetic neighbour",
-    "memorisation_ratio": "1: as fresh images; 0: copies of the training images",
-    "memorised_share": "share of synthetic images suspiciously near one real image",
 }
 
 
@@ -70,6 +61,18 @@ def number(value: float) -> str:
         digits = 3 if abs(value) < 10 else 2 if abs(value) < 100 else 1
         return f"{value:.{digits}f}"
     return f"{value:.3g}"
+
+
+def is_number(value: Any) -> bool:
+    """Tells whether a JSON value is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def cell(value: Any) -> str:
+    """Returns a number as a cell of a table; a dash for what is none."""
+    if not is_number(value):
+        return "–"
+    return str(value) if isinstance(value, int) else f"{value:.4g}"
 
 
 def num_bytes(value: float) -> str:

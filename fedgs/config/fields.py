@@ -1,9 +1,10 @@
-"""What one setting is: a dataclass field with a group, a help text and a range.
+"""What one setting is: a dataclass field with a help text and a range.
 
-The settings themselves are in `fedgs.config.run_config`. This module imports no tensor
-library.
+The settings of a run are in `fedgs.config.settings`; what one command is asked for
+beside them is declared the same way. This module imports no tensor library.
 """
 
+import dataclasses
 import math
 import operator
 import types
@@ -38,6 +39,27 @@ def option(
     return field(default=default, metadata={"group": group, "help": text, **limits})
 
 
+def flag(
+    default: Any,
+    text: str,
+    *,
+    names: tuple[str, ...] = (),
+    metavar: str | None = None,
+    **limits: Any,
+) -> Any:
+    """Declares a field of what one command is asked for, and the flag that sets it.
+
+    Args:
+        default: of the field; `dataclasses.MISSING` where it must be given.
+        text: the flag's help.
+        names: of the flag, where they are not the field's.
+        metavar: of an argument that has no flag but a place.
+        **limits: as of `option`.
+    """
+    own = {"help": text, "names": names, "metavar": metavar}
+    return field(default=default, metadata=own | limits)
+
+
 def scalar_type(annotation: Any) -> tuple[type, bool]:
     """Returns the scalar type of a field's annotation and whether it may be unset."""
     if isinstance(annotation, types.UnionType):
@@ -62,16 +84,28 @@ def coerced(name: str, annotation: Any, value: Any) -> Any:
     return value
 
 
+def check_ranges(values: Any) -> None:
+    """Checks every field of a dataclass that is set against its declared range.
+
+    Raises:
+        UserError: one is outside its range.
+    """
+    for spec in dataclasses.fields(values):
+        if (value := getattr(values, spec.name)) is not None:
+            check_range(spec, value)
+
+
 def check_range(spec: "Field[Any]", value: Any) -> None:
-    """Checks a value against the range that `option` declared.
+    """Checks a value against the range that `option` or `flag` declared.
 
     Raises:
         UserError: outside the range.
     """
     limits = spec.metadata
-    flag = f"--{spec.name.replace('_', '-')}"
-    if limits["choices"] and value not in limits["choices"]:
-        names = ", ".join(limits["choices"])
+    flag = (*limits.get("names", ()), f"--{spec.name.replace('_', '-')}")[0]
+    choices = limits.get("choices")
+    if choices and value not in choices:
+        names = ", ".join(choices)
         raise UserError(f"{spec.name} = {value!r}: give {flag} one of {names}")
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{spec.name} = {value}: give {flag} a finite number")
@@ -81,6 +115,6 @@ def check_range(spec: "Field[Any]", value: Any) -> None:
         ("above", operator.gt, "a number above"),
         ("below", operator.lt, "a number below"),
     ):
-        limit = limits[key]
+        limit = limits.get(key)
         if limit is not None and not holds(value, limit):
-            raise UserError(f"{spec.name} = {value}: give {flag} {words} {limit:g}")
+            raise UserError(f"{spec.name} = {value}: give {flag} {words} {limit:.10g}")

@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app import Error as FlowerError
 
 from clients import selection_app as classifier_app
-from experiments.commands.local_grid import LocalGrid
+from experiments.launch.local_grid import LocalGrid
 from fedgs.cohorts import classifier
 from fedgs.cohorts.selection import ARRAYS, CONFIG, Selection, membership, write_plan
 from fedgs.federation.training import RunStopped

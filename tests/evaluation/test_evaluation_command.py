@@ -17,8 +17,8 @@ from PIL import Image
 
 from evaluation_data import labelled, write_mnist
 from experiments.commands import evaluate as evaluation
-from experiments.commands import evaluation_report
-from experiments.paper import paper_tables
+from experiments.commands import evaluation_report, paper_tables
+from experiments.commands.evaluation_request import EvaluationRequest
 from fedgs.evaluation import classifiers, downstream, lenet, quality
 from fedgs.evaluation.label_efficiency import NUM_LABELS
 from fedgs.gan.models import build_generator
@@ -238,7 +238,7 @@ def test_interrupted_command_continues_classifier_by_classifier(
 
 SLOW_LDA = """
 import os, signal, sys, threading, time
-from experiments.cli import main
+from experiments.cli.main import main
 from fedgs.evaluation import classifiers
 original = classifiers.train_and_test
 def slow(task, name):
@@ -465,7 +465,7 @@ def test_line_says_how_the_data_was_read_and_by_which_network(fedgs, tmp_path):
 
 
 def test_classes_of_femnist_are_in_the_names_of_metrics():
-    request = evaluation.Request("s.npz", "femnist:a.h5", {"classes": "merged-letters"})
+    request = EvaluationRequest("s.npz", "femnist:a.h5", {"classes": "merged-letters"})
     assert request.network == "lenet_femnist_merged_letters"
     fast = dataclasses.replace(request, fast=True, reading={"classes": "all"})
     assert fast.network == "lenet_femnist_fast"
@@ -520,8 +520,8 @@ def test_a_run_is_tested_on_what_it_held_out_or_a_part_of_it(fedgs, tmp_path, fr
         (["--metrics", ""], "metrics = '': give --metrics of images, cnn, class"),
         (["--protocol", "paper"], "protocol = 'paper': give --protocol of reference"),
         (["--classifiers", "svm"], "classifiers = 'svm': give --classifiers of mlp"),
-        (["--device", "tpu"], "device = 'tpu': give --device of cpu, cuda"),
-        (["--num-workers", "0"], "num_workers = 0: give at least 1"),
+        (["--device", "tpu"], "device = 'tpu': give --device one of cpu, cuda"),
+        (["--num-workers", "0"], "num_workers = 0: give --num-workers at least 1"),
         (["--inception-weights", "no.pth"], "inception_weights = no.pth: does not"),
         (["--data", "digits"], "data = 'digits': .*test split"),
         (["--data", "mnist"], "data_dir is unset: data = mnist needs --data-dir"),
@@ -529,8 +529,8 @@ def test_a_run_is_tested_on_what_it_held_out_or_a_part_of_it(fedgs, tmp_path, fr
         (["--data", "npz:no.npz"], r"data = 'npz:no.npz': no.npz does not exist"),
         (["--classes", "digits"], "classes = 'digits': only femnist, folder:PATH and"),
         (["--hf-options", "split='x'"], "hf_options = .*: is for --data hf:NAME"),
-        (["--seed", "-1"], "seed = -1: give --seed from 0 to 4294967295"),
-        (["--seed", "4294967296"], "seed = 4294967296: give --seed from 0"),
+        (["--seed", "-1"], "seed = -1: give --seed at least 0"),
+        (["--seed", "4294967296"], "seed = 4294967296: give --seed at most 4294967295"),
         (["--device", "cuda"], "device = 'cuda': no GPU is available"),
         (["--classifiers", "lda,mlp,lda"], "classifiers = lda,mlp,lda: give each"),
         (["--image-size", "8"], "image_size = 8: give --image-size at least 16"),

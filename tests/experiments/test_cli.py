@@ -656,7 +656,7 @@ def test_ledger_with_an_event_of_an_unknown_kind_is_refused(fedgs, trained, tmp_
 
 WITHOUT_TORCH = """
 import sys
-from experiments.cli import main
+from experiments.cli.main import main
 try:
     main()
 finally:

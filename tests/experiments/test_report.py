@@ -185,7 +185,7 @@ def test_evaluations_are_shown_as_not_covered(run):
     assert "downstream_cnn_accuracy 0.5" in page
     assert "recall_lenet_k5 0.25" in page  # of the same data, so it belongs together
     assert "fid_lenet_mnist" not in page  # of other data
-    assert "average 0.5 –" in page
+    assert "average 0.500 –" in page
     assert "labels: generator 0.125" in page
 
 

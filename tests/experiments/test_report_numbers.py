@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments.cli.flags import configure
+from experiments.recipes import configure
 from experiments.report import curves as report_curves
 from experiments.report import words as report_words
 from experiments.report.communication import communication

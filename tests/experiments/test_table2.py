@@ -15,7 +15,7 @@ from clients import workers as state
 from clients.client_app import app as client_app
 from experiments.bench.wire import CountingProxy
 from experiments.commands import evaluate as evaluation
-from experiments.commands.local_grid import LocalGrid
+from experiments.launch.local_grid import LocalGrid
 from experiments.paper import scores, stored_runs, table2, table2_report
 from experiments.paper.communication import (
     MeasuringGrid,

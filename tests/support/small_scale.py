@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.commands.evaluate import Request
+from experiments.commands.evaluation_request import EvaluationRequest
 from tiny import write_tiny_npz
 
 SETTINGS = {
@@ -37,7 +37,7 @@ def setting_flags(settings: dict[str, str], prefix: str = "") -> list[str]:
     return [f"--set={prefix}{name}={value}" for name, value in settings.items()]
 
 
-def quick_evaluate(request: Request, as_json: bool) -> None:
+def quick_evaluate(request: EvaluationRequest, as_json: bool) -> None:
     """In the place of `fedgs evaluate`: scores that depend on the images alone."""
     with np.load(request.source) as file:
         images, labels = file["images"], file["labels"]

@@ -1,0 +1,79 @@
+"""What `fedgs evaluate` is asked for: its flags, and the names of its results.
+
+Imports no tensor library: the command line reads the flags from here at every start.
+"""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedgs.config.fields import check_ranges, flag
+
+READING = (  # of real data: where it is and how to read it
+    *("data", "data_dir", "download", "polarity", "classes", "test_fraction"),
+    *("hf_options", "num_classes"),
+)
+SHAPE = ("image_channels", "image_size")
+METRICS = ("images", "cnn", "classifiers", "label-efficiency")
+
+
+@dataclass(frozen=True)
+class EvaluationRequest:
+    """One evaluation: each field's help says what it is.
+
+    Attributes:
+        data: real data with a test split; "" is the run's own.
+        reading: settings of `READING` and `SHAPE` that the user gave, the run's
+            otherwise; all of them once the data is known.
+        classifiers: empty is all of them.
+
+    Raises:
+        UserError: a number out of range.
+    """
+
+    source: str = flag(
+        MISSING,
+        "A run folder, FILE.npz with images and labels, or a yardstick: real (the "
+        "training split), real-test or noise.",
+        metavar="RUN_OR_NPZ",
+    )
+    data: str = ""
+    reading: Mapping[str, Any] = field(default_factory=dict)
+    count: int | None = flag(
+        None,
+        "Synthetic images; 60000, or 2000 if fast.",
+        names=("-n", "--count"),
+    )
+    seed: int = flag(
+        0, "Of latents, subsets, classifiers.", at_least=0, at_most=2**32 - 1
+    )
+    metrics: tuple[str, ...] = flag(METRICS, f"Of {', '.join(METRICS)}.")
+    protocol: str = flag(
+        "reference-settings", "Of the classifiers: or library-defaults (hours)."
+    )
+    classifiers: tuple[str, ...] = flag((), "Which of the thirteen, e.g. mlp,cnn.")
+    calibrate: bool | None = flag(
+        None,
+        "Train the classifiers on real images too, once per data set; unless "
+        "library-defaults are not --fast.",
+    )
+    fast: bool = flag(False, "2000 synthetic, 10000 + 2000 real images.")
+    inception_weights: Path | None = flag(
+        None, "Your download, for fid_inception_v3_pool3."
+    )
+    num_workers: int = flag(2, "Classifiers at a time.", at_least=1)
+    device: str = flag("cpu", "Of the networks: cpu or cuda.", choices=("cpu", "cuda"))
+    output: Path | None = flag(None, "Folder of the results instead of RUN.")
+
+    def __post_init__(self) -> None:
+        """Checks every field by itself."""
+        check_ranges(self)
+
+    @property
+    def network(self) -> str:
+        """The classifier of the real data in the names of metrics."""
+        parts = ["lenet", self.data.split(":")[0]]
+        classes = self.reading.get("classes", "all")
+        parts += [classes] * (classes != "all") + ["fast"] * self.fast
+        return "_".join(parts).replace("-", "_")

@@ -1,0 +1,76 @@
+"""A diagnosis in numbers: on the report's page and on the terminal."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.report.words import cell
+from experiments.tables import Table
+
+
+def diagnosis_tables(diagnosis: Mapping[str, Any]) -> list[Table]:
+    """Returns suspected bugs, effect sizes and two-sample tests as tables.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        diagnosis: content of diagnosis.json.
+    """
+    level = f"{diagnosis['confidence']:.0%}"
+    return [
+        _suspects(diagnosis, level),
+        _effects(diagnosis["effects"], level),
+        _two_sample(diagnosis["two_sample"]),
+    ]
+
+
+def _suspects(diagnosis: Mapping[str, Any], level: str) -> Table:
+    rows = [
+        [
+            row["title"],
+            row["decision"],
+            _with_interval(row["effect"], row["interval"]),
+            cell(row["p"]),
+            cell(row["adjusted_p"]),
+        ]
+        for row in diagnosis["ranking"]
+    ]
+    note = (
+        f"Where the cohorts are alike, any bug of this table is named with "
+        f"probability at most {cell(diagnosis['false_positive_rate'])}; for cohorts "
+        "that differ otherwise see the conditions. The smallest p that "
+        f"{diagnosis['groups']} groups on each side can reach is "
+        f"{cell(diagnosis['attainable_p'])} ({diagnosis['num_splits']} splits)."
+    )
+    head = ["suspected", "decision", f"effect [{level}]", "p", "adjusted p"]
+    return Table("Suspected bugs, strongest first", head, rows, note)
+
+
+def _effects(effects: Sequence[Mapping[str, Any]], level: str) -> Table:
+    rows = [
+        [
+            row["name"],
+            cell(row.get("healthy")),
+            cell(row.get("suspicious")),
+            _with_interval(row.get("difference"), row.get("interval")),
+            row.get("words") or row.get("unit") or "",
+        ]
+        for row in effects
+    ]
+    head = ["effect", "healthy", "suspicious", f"difference [{level}]", "what it is"]
+    return Table("Effect sizes", head, rows)
+
+
+def _two_sample(tests: Sequence[Mapping[str, Any]]) -> Table:
+    rows = [
+        [row["name"], cell(row["value"]), cell(row["p"]), row.get("words") or ""]
+        for row in tests
+    ]
+    head = ["test", "value", "p", "what it is"]
+    return Table("Do the cohorts differ at all?", head, rows)
+
+
+def _with_interval(value: float | None, interval: Sequence[float] | None) -> str:
+    if interval is None:
+        return cell(value)
+    low, high = map(cell, interval)
+    return f"{cell(value)} [{low}, {high}]"
