@@ -33,8 +33,8 @@ from experiments.bench.measuring import (
     seconds_of,
 )
 from experiments.bench.messages import messages_table
-from experiments.recipes import full_participation
 from experiments.tables import Table
+from fedgs.config.recipes import full_participation
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.discriminators import Discriminators

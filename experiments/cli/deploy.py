@@ -20,7 +20,7 @@ from experiments.cli.flags import (
     RecipeOption,
     settings_flags,
 )
-from experiments.recipes import configure
+from fedgs.config.recipes import configure
 from fedgs.errors import UserError, refuse
 from fedgs.files import make_folder
 

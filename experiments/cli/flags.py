@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments.recipes import RECIPES
+from fedgs.config.recipes import RECIPES
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import GROUPS, field_type
 

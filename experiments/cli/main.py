@@ -29,8 +29,8 @@ from experiments.commands.evaluation_request import (
     SHAPE,
     EvaluationRequest,
 )
-from experiments.recipes import configure
 from fedgs import __version__
+from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError, refuse
 

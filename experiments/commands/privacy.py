@@ -10,13 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from experiments.recipes import configure
 from fedgs.cohorts.files import (
     INCLUDED,
     read_cohort,
     selection_condition,
     selection_costs,
 )
+from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.privacy.accounting import Run, Statement, statements, statements_of_runs

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from experiments.commands import privacy as privacy_report
 from experiments.launch.flower_engine import FlowerFailed, end_previous
 from experiments.launch.flower_engine import train as train_flower
-from experiments.recipes import demo as demo_recipe
+from fedgs.config.recipes import demo as demo_recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data

@@ -25,7 +25,7 @@ from experiments.debug import cohorts as debug_cohorts
 from experiments.debug import plan as debug_plan
 from experiments.debug.plan import Request
 from experiments.debug.request import BUGS
-from experiments.recipes import configure
+from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.files import write_atomically, write_json

@@ -5,7 +5,7 @@ from typing import Any
 
 from experiments.debug import bug_detection
 from experiments.debug.plan import COHORTS, Request
-from experiments.recipes import configure
+from fedgs.config.recipes import configure
 from fedgs.diagnosis.diagnosis import Rule
 from fedgs.errors import UserError, refuse
 

@@ -31,7 +31,7 @@ from rich.table import Table
 
 from experiments.launch.local_grid import SERVER, LocalGrid
 from experiments.paper.result_lines import read_lines
-from experiments.recipes import algorithm_2
+from fedgs.config.recipes import algorithm_2
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.federation.codec import round_fakes, stated_release_bytes

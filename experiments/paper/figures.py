@@ -30,7 +30,7 @@ from experiments.paper.result_lines import ResultLines
 from experiments.paper.scales import SCALES, configured, label, parse_settings
 from experiments.paper.scores import SAME_IMAGES, Protocol
 from experiments.paper.stored_runs import exit_code, stored, trained
-from experiments.recipes import RECIPES
+from fedgs.config.recipes import RECIPES
 from fedgs.config.run_config import RunConfig
 from fedgs.data.sources import with_absolute_path
 from fedgs.errors import UserError

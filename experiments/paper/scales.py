@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.recipes import overridden, recipe
+from fedgs.config.recipes import overridden, recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import field_type
 from fedgs.errors import UserError

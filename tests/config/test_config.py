@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from experiments.recipes import configure
+from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import GROUPS, field_type
 from fedgs.errors import UserError

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.recipes import overridden
 from fedgs.config.hosting import Hosting, hosting, read_sizes
+from fedgs.config.recipes import overridden
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.federation import local

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments.recipes import configure
 from experiments.report import curves as report_curves
 from experiments.report import words as report_words
 from experiments.report.communication import communication
@@ -26,6 +25,7 @@ from experiments.report.run import (
     train_command,
 )
 from fedgs.cohorts.files import EXCLUDED
+from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
 from fedgs.federation import local
 from fedgs.federation.training import new_event

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.recipes import RECIPES, recipe
+from fedgs.config.recipes import RECIPES, recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.data.partition import DIGITS_NUM_CLIENTS
 from fedgs.errors import UserError
