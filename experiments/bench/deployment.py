@@ -12,18 +12,18 @@ import argparse
 import contextlib
 import itertools
 import json
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from experiments.launch.flower_app import free_port
+from experiments.launch.control import control_of
+from experiments.launch.flower_app import free_port, wait_for_port
+from experiments.launch.submit import register
 from experiments.tables import Table
 
 NODES = (2, 8)
@@ -178,7 +178,8 @@ def running(place: Place, is_stock: bool = False) -> Iterator[None]:
             return processes.enter_context(_process(log, fedgs_deploy(*arguments)))
 
         server = start("server", place.server())
-        wait_for_port(place.address, server)
+        if not wait_for_port(place.address, server, START_SECONDS):
+            raise RuntimeError(f"the server on {place.address} does not answer")
         if place.is_secure:  # a stock client whose key is unknown ends by itself
             register_keys(place)
         for name in place.names:
@@ -204,20 +205,9 @@ def _process(log: Path, command: Sequence[str]) -> "Iterator[subprocess.Popen[by
 
 def register_keys(place: Place) -> None:
     """Registers the clients' keys, as `fedgs deploy submit` would."""
-    from experiments.launch.submit import Submission, control_of, register
-
-    keys = tuple((name, place.keys / f"{name}.pub") for name in place.names)
-    submission = Submission(
-        server=place.address,
-        ca=place.certs / "ca.crt",
-        insecure=False,
-        insecure_network=False,
-        clients=keys,
-        settings={},
-        resume="none",
-    )
-    with control_of(submission) as control:
-        register(control, submission)
+    keys = [(name, place.keys / f"{name}.pub") for name in place.names]
+    with control_of(place.address, place.certs / "ca.crt") as control:
+        register(control, keys)
 
 
 def flags_of(settings: Mapping[str, object]) -> list[str]:
@@ -229,22 +219,6 @@ def flags_of(settings: Mapping[str, object]) -> list[str]:
 def fedgs_deploy(*arguments: object) -> list[str]:
     """Returns a command of `fedgs deploy` as an argument list."""
     return [sys.executable, "-m", "fedgs", "deploy", *map(str, arguments)]
-
-
-def wait_for_port(address: str, process: "subprocess.Popen[bytes]") -> None:
-    """Waits until a server answers.
-
-    Raises:
-        RuntimeError: it ended, or does not answer.
-    """
-    host, _, port = address.rpartition(":")
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(OSError):
-            socket.create_connection((host, int(port)), timeout=1).close()
-            return
-        time.sleep(0.2)
-    raise RuntimeError(f"the server on {address} does not answer")
 
 
 if __name__ == "__main__":

@@ -262,7 +262,7 @@ def submit(
     print(f"run folder: {run}, in the server's state directory", flush=True)
     try:
         deploy_submit.submit(submission, follow)
-    except deploy_submit.SubmitFailed as error:
+    except deploy_submit.FlowerFailed as error:
         same = f"fedgs deploy submit --server {server} ... --resume {run}"
         print(f"{error}\ncontinue with: {same}", file=sys.stderr)
         raise typer.Exit(1) from error
@@ -289,7 +289,7 @@ def status(
 
     The exit code is 1 if a run cannot be read.
     """
-    from experiments.commands import deploy_status
+    from experiments.commands import deploy_metrics, deploy_status
 
     current = partial(deploy_status.overview_of, run)
     found = current()
@@ -299,14 +299,14 @@ def status(
         from experiments.launch.processes import split_address
 
         where = split_address(serve)
-        endpoint = deploy_status.metrics_server(*where, current)
+        _, endpoint = deploy_metrics.serve_metrics(*where, current)
         print(f"http://{serve}/metrics", flush=True)
-        endpoint.serve_forever()
+        endpoint.join()
     elif prometheus is not None:
         pause = threading.Event()
-        deploy_status.write_prometheus(prometheus, found)
+        deploy_metrics.write_prometheus(prometheus, found)
         while not once and not pause.wait(STATUS_PERIOD):
-            deploy_status.write_prometheus(prometheus, current())
+            deploy_metrics.write_prometheus(prometheus, current())
     else:
         if as_json:
             print(json.dumps(deploy_status.to_json(found), indent=2))

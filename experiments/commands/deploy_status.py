@@ -2,22 +2,20 @@
 
 Everything is read from files on the server machine and from its table of processes,
 without a lock and without a word to the server, so that looking disturbs nothing. The
-same numbers go to a table, to JSON and to Prometheus (a file for node_exporter, or a
-small endpoint); docs/deployment.md says what each means.
+same numbers go to a table, to JSON and to Prometheus
+(`experiments.commands.deploy_metrics`); docs/deployment.md says what each means.
 """
 
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +24,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from experiments.commands import privacy as privacy_report
-from experiments.launch.health import NEEDED, Server, server_of
+from experiments.launch.health import Server, server_of
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
-from fedgs.files import read_json, write_atomically
+from fedgs.files import read_json
 from fedgs.runs.run_folder import RunFolder
 
 LOCKS = Path("/proc/locks")
@@ -153,8 +151,6 @@ class Overview:
 def overview_of(path: Path) -> Overview:
     """Reads how a server and its runs stand.
 
-    Privacy: public.
-
     Args:
         path: as of `runs_of`.
 
@@ -184,8 +180,6 @@ def runs_of(path: Path) -> list[Path]:
 def statuses_in(path: Path) -> list[Found]:
     """Reads how every run of a place stands; a broken one does not hide the others.
 
-    Privacy: public.
-
     Args:
         path: as of `runs_of`.
 
@@ -203,8 +197,6 @@ def statuses_in(path: Path) -> list[Found]:
 
 def status_of(path: Path) -> Status:
     """Reads how a run stands.
-
-    Privacy: public.
 
     Raises:
         UserError: no run folder, or a broken ledger.
@@ -444,188 +436,3 @@ def _rows(status: Found) -> Iterator[tuple[str, str]]:
 def to_json(overview: Overview) -> dict[str, Any]:
     """Returns the fields as JSON values; an unbounded epsilon is null."""
     return dataclasses.asdict(overview)
-
-
-# ------------------------------------------------------------------ for Prometheus
-
-_HELP = {
-    "fedgs_round": ("gauge", "Finished generator updates."),
-    "fedgs_rounds_planned": ("gauge", "Generator updates of the whole run."),
-    "fedgs_releases": ("gauge", "Events in the ledger; repeated rounds count again."),
-    "fedgs_participants": ("gauge", "Clients asked in the last round."),
-    "fedgs_clients": ("gauge", "Clients of the run."),
-    "fedgs_nodes": ("gauge", "Nodes of the run."),
-    "fedgs_nodes_answered": ("gauge", "Nodes that answered the last finished round."),
-    "fedgs_nodes_waited_for": ("gauge", "Nodes that the server waits for now."),
-    "fedgs_epsilon": ("gauge", "Epsilon of all releases so far; +Inf is unbounded."),
-    "fedgs_sent_bytes": ("gauge", "Payload to nodes."),
-    "fedgs_received_bytes": ("gauge", "Payload from nodes; compact: an estimate."),
-    "fedgs_round_seconds": ("gauge", "Median duration of the last rounds."),
-    "fedgs_left_seconds": ("gauge", "Estimated time to the last round."),
-    "fedgs_updated_timestamp_seconds": ("gauge", "When the last round finished."),
-    "fedgs_state": ("gauge", "1 for the state that the run is in."),
-    "fedgs_last_sign_timestamp_seconds": ("gauge", "When the run last said anything."),
-    "fedgs_node_online": ("gauge", "1 if the node can be reached; of runs at work."),
-    "fedgs_node_waited_for": ("gauge", "1 if the node is waited for; as above."),
-    "fedgs_node_last_answer_round": ("gauge", "Round of the last valid answer."),
-    "fedgs_node_last_answer_timestamp_seconds": ("gauge", "When it came."),
-    "fedgs_node_resends_total": ("counter", "Requests that were sent again."),
-    "fedgs_node_failures_total": ("counter", "Answers refused, or that did not come."),
-    "fedgs_server_up": ("gauge", "1 if runs can go on."),
-    "fedgs_processes": ("gauge", "Living processes of the server."),
-    "fedgs_superexec_restarts_total": ("counter", "Since the server was started."),
-    "fedgs_certificate_expiry_timestamp_seconds": ("gauge", "When the file expires."),
-    "fedgs_disk_free_bytes": ("gauge", "Free for the state directory."),
-    "fedgs_disk_size_bytes": ("gauge", "Of the state directory's file system."),
-}
-
-
-def to_prometheus(overview: Overview) -> str:
-    """Returns the numbers in Prometheus' text exposition format.
-
-    Privacy: public.
-
-    Source: https://prometheus.io/docs/instrumenting/exposition_formats/ (0.0.4).
-    """
-    samples: dict[str, list[str]] = {name: [] for name in _HELP}
-    for name, labels, value in _all_samples(overview):
-        text = ",".join(f'{key}="{_escaped(labels[key])}"' for key in labels)
-        where = f"{{{text}}}" if text else ""
-        samples[name].append(f"{name}{where} {_number(value)}\n")
-    parts = []
-    for name, (kind, text) in _HELP.items():
-        if samples[name]:
-            parts += [f"# HELP {name} {text}\n", f"# TYPE {name} {kind}\n"]
-            parts += samples[name]
-    return "".join(parts)
-
-
-Sample = tuple[str, dict[str, str], float]  # name, labels, value
-
-
-def _all_samples(overview: Overview) -> Iterator[Sample]:
-    if overview.server is not None:
-        yield from _server_samples(overview.server)
-    for status in overview.runs:
-        for name, labels, value in _samples(status):
-            yield name, {"run": status.run, **labels}, value
-
-
-def _server_samples(server: Server) -> Iterator[Sample]:
-    yield "fedgs_server_up", {}, float(server.is_alive)
-    living = [process.role for process in server.processes if process.is_alive]
-    for role in (*NEEDED, "serverapp"):
-        yield "fedgs_processes", {"role": role}, living.count(role)
-    yield "fedgs_superexec_restarts_total", {}, server.superexec_restarts
-    for certificate in server.certificates:
-        if certificate.expires is not None:
-            name = "fedgs_certificate_expiry_timestamp_seconds"
-            yield name, {"certificate": certificate.whose}, certificate.expires
-    yield "fedgs_disk_free_bytes", {}, server.free_bytes
-    yield "fedgs_disk_size_bytes", {}, server.disk_bytes
-
-
-def _node_samples(node: Node) -> Iterator[Sample]:
-    plain = {
-        "fedgs_node_last_answer_round": node.last_answer,
-        "fedgs_node_last_answer_timestamp_seconds": node.last_answer_time,
-        "fedgs_node_resends_total": node.resends,
-        "fedgs_node_failures_total": node.failures,
-    }
-    if node.online is not None:
-        plain["fedgs_node_online"] = float(node.online)
-        plain["fedgs_node_waited_for"] = float(node.is_waited_for)
-    for name, value in plain.items():
-        if value is not None:
-            yield name, {"node": node.name}, value
-
-
-def _samples(status: Found) -> Iterator[Sample]:
-    for state in STATES:
-        yield "fedgs_state", {"state": state}, float(state == status.state)
-    if isinstance(status, Unreadable):
-        return
-    plain = {
-        "fedgs_round": status.round,
-        "fedgs_rounds_planned": status.num_rounds,
-        "fedgs_releases": status.released,
-        "fedgs_participants": status.participants,
-        "fedgs_clients": status.num_clients,
-        "fedgs_nodes": status.num_nodes,
-        "fedgs_nodes_answered": status.num_answers,
-        "fedgs_nodes_waited_for": len(status.waiting_for),
-        "fedgs_sent_bytes": status.bytes_sent,
-        "fedgs_received_bytes": status.bytes_received,
-        "fedgs_round_seconds": status.seconds_per_round,
-        "fedgs_left_seconds": status.seconds_left,
-        "fedgs_updated_timestamp_seconds": status.updated,
-        "fedgs_last_sign_timestamp_seconds": status.last_sign,
-    }
-    for name, value in plain.items():
-        if value is not None:
-            yield name, {}, value
-    for node in status.nodes:
-        yield from _node_samples(node)
-    for row in status.epsilons:
-        labels = {
-            "adversary": row.adversary,
-            "relation": row.relation,
-            "delta": f"{row.delta:g}",
-            "guarantee": "yes" if row.guarantee else "no",
-        }
-        yield "fedgs_epsilon", labels, math.inf if row.epsilon is None else row.epsilon
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
-def _number(value: float) -> str:
-    return "+Inf" if value == math.inf else repr(value)
-
-
-def write_prometheus(path: Path, overview: Overview) -> None:
-    """Writes a file for node_exporter's textfile collector; name it *.prom.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    try:
-        write_atomically(path, to_prometheus(overview).encode())
-    except OSError as error:
-        raise UserError(f"prometheus = {path}: {error.strerror}") from error
-
-
-def metrics_server(
-    host: str, port: int, current: Callable[[], Overview]
-) -> ThreadingHTTPServer:
-    """Returns a server of GET /metrics; the caller runs `serve_forever`.
-
-    Raises:
-        UserError: the address cannot be listened on.
-    """
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            if self.path != "/metrics":
-                self.send_error(404)
-                return
-            try:
-                content = to_prometheus(current()).encode()
-            except UserError as error:
-                print(error, flush=True)  # paths are not for who asks
-                self.send_error(503)
-                return
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *values: Any) -> None:
-            """Says nothing: a scrape every few seconds is no news."""
-
-    try:
-        return ThreadingHTTPServer((host, port), Handler)
-    except OSError as error:
-        raise UserError(f"serve = {host}:{port}: {error.strerror}") from error

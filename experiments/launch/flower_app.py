@@ -3,7 +3,10 @@
 Imports neither torch nor Flower, so that `fedgs deploy` starts fast.
 """
 
+import contextlib
 import socket
+import subprocess
+import time
 
 TRAINING = ("server.server_app:app", "clients.client_app:app")
 QUIET = {
@@ -46,3 +49,23 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def wait_for_port(
+    address: str, process: "subprocess.Popen[bytes]", timeout: float
+) -> bool:
+    """Waits until a server listens; returns whether it does.
+
+    Args:
+        address: HOST:PORT.
+        process: of the server; False as soon as it has ended.
+        timeout: seconds.
+    """
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(OSError):
+            socket.create_connection((host, int(port)), timeout=1).close()
+            return True
+        time.sleep(0.1)
+    return False

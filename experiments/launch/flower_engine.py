@@ -7,19 +7,24 @@ packages. Success is the run's own status, not an exit code.
 
 import contextlib
 import json
-import os
 import secrets
 import shutil
-import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from experiments.launch.flower_app import QUIET, TRAINING, app_project, free_port
+from experiments.launch.control import Control, FlowerFailed, control_of
+from experiments.launch.flower_app import (
+    QUIET,
+    TRAINING,
+    app_project,
+    free_port,
+    wait_for_port,
+)
+from experiments.launch.processes import full_environment
 from fedgs.errors import UserError
 from fedgs.federation.training import Report, RunStopped, Stop
 from fedgs.files import read_json, write_atomically
@@ -28,7 +33,6 @@ from fedgs.process import (
     LOCK_VARIABLE,
     TOKEN_VARIABLE,
     end_processes,
-    hold_lock,
 )
 from fedgs.runs.run_folder import RunFolder
 
@@ -43,12 +47,9 @@ ALLOCATOR = {
     "MALLOC_TRIM_THRESHOLD_": str(2**32 - 1),
 }
 START_TIMEOUT = 120.0
+END_TIMEOUT = 30.0  # for the run's own status, once it has an outcome
 LOCK_SECONDS = 5.0  # for what a killed launcher left behind
 POLL_SECONDS = 0.2
-
-
-class FlowerFailed(RuntimeError):
-    """The simulation failed; the run folder's flower.log says why."""
 
 
 def train(
@@ -74,32 +75,24 @@ def train(
     """
     flower = folder.path / ".flower"
     flower.mkdir(exist_ok=True)
-    lock = hold_lock(
-        flower / "launcher.lock",
-        f"{folder.path}: another process trains in this folder; wait for it to end, or "
-        "stop it",
-        LOCK_SECONDS,
-    )
-    token = secrets.token_hex(16)
-    try:
+    with folder.locked(".flower/launcher.lock", LOCK_SECONDS):
         end_previous(folder)
         with folder.locked():
             pass  # whoever still holds it is alive and reachable by no token
         for name in ("stop", "result.json"):
             (flower / name).unlink(missing_ok=True)
+        token = secrets.token_hex(16)
         write_atomically(flower / "token", token.encode())
-        home = _home(token)
-        home.mkdir(mode=0o700)
-        with _superlink(folder, home, token) as environment:
-            run_id = _submit(folder, components, home, environment)
-            _follow(folder, report, stop)
-            status = _status(run_id, environment)
-        _conclude(folder, status)
-    finally:
-        end_processes(token)
-        shutil.rmtree(_home(token), ignore_errors=True)
-        (flower / "token").unlink(missing_ok=True)
-        os.close(lock)
+        try:
+            with _superlink(folder, token) as address, control_of(address) as control:
+                run_id = _submit(control, folder, components)
+                _follow(folder, report, stop)
+                status = _final_status(control, run_id)
+        finally:
+            end_processes(token)
+            shutil.rmtree(_home(token), ignore_errors=True)
+            (flower / "token").unlink(missing_ok=True)
+    _conclude(folder, status)
 
 
 def end_previous(folder: RunFolder) -> None:
@@ -117,30 +110,25 @@ def _home(token: str) -> Path:
 
 
 @contextlib.contextmanager
-def _superlink(folder: RunFolder, home: Path, token: str) -> Iterator[dict[str, str]]:
-    """Runs a SuperLink; yields the environment that reaches it."""
-    port = free_port()
-    bin_folder = str(Path(sys.executable).parent)
-    environment = {
-        **os.environ,
+def _superlink(folder: RunFolder, token: str) -> Iterator[str]:
+    """Runs a SuperLink; yields its address."""
+    home, port = _home(token), free_port()
+    home.mkdir(mode=0o700)
+    address = f"127.0.0.1:{port}"
+    more = {
         **QUIET,
         **QUIET_RAY,
         **ALLOCATOR,
-        "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
         "FLWR_HOME": str(home / "flwr"),
         "RAY_TMPDIR": str(home),
         FAST_VARIABLE: "1" if folder.config.fast_messages else "0",
         TOKEN_VARIABLE: token,
         LOCK_VARIABLE: str(folder.path / ".flower" / "launcher.lock"),
     }
-    (home / "flwr").mkdir()
-    (home / "flwr" / "config.toml").write_text(
-        '[superlink]\ndefault = "run"\n\n[superlink.run]\n'
-        f'address = "127.0.0.1:{port}"\ninsecure = true\n'
-    )
     command = ["flower-superlink", "--insecure", "--simulation"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     command += ["--disable-runtime-dependency-installation"]
+    environment = full_environment(more)
     with open(folder.path / "flower.log", "ab") as log:
         process = subprocess.Popen(
             command,
@@ -151,44 +139,31 @@ def _superlink(folder: RunFolder, home: Path, token: str) -> Iterator[dict[str, 
             start_new_session=True,  # Ctrl-C is for us; we stop the run in order
         )
     try:
-        _wait_for_port(port, process)
-        yield environment
+        if not wait_for_port(address, process, START_TIMEOUT):
+            problem = "the SuperLink did not start"
+            raise FlowerFailed(f"{problem}; see flower.log in the run folder")
+        yield address
     finally:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=10)
 
 
-def _submit(
-    folder: RunFolder,
-    components: tuple[str, str],
-    home: Path,
-    environment: dict[str, str],
-) -> str:
+def _submit(control: Control, folder: RunFolder, components: tuple[str, str]) -> int:
     """Submits the run; returns its id."""
     config = folder.config
-    app = home / "app"
-    app.mkdir()
+    path = json.dumps(str(folder.path), ensure_ascii=False)  # is TOML, too
     project = app_project(
-        "fedgs train --engine flower", 'run_folder = ""\n', components
+        "fedgs train --engine flower", f"run_folder = {path}\n", components
     )
-    (app / "pyproject.toml").write_text(project)
-    gpus = f" client-resources-num-gpus={config.gpu_fraction}"
-    federation = (
-        f"num-supernodes={config.num_nodes} client-resources-num-cpus=1"
-        f"{gpus if config.gpu_fraction else ''} init-args-num-cpus={config.num_workers}"
-    )
-    command = ["flwr", "run", str(app), "run", "--format", "json"]
-    command += ["--federation-config", federation]
-    command += ["--run-config", f"run_folder='{folder.path}'"]
-    result = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=START_TIMEOUT
-    )
-    with contextlib.suppress(ValueError, KeyError):
-        answer = json.loads(result.stdout[result.stdout.index("{") :])
-        if answer["success"]:
-            return str(answer["run-id"])
-    raise FlowerFailed(f"flwr run failed: {(result.stdout + result.stderr).strip()}")
+    simulation: dict[str, float] = {
+        "num_supernodes": config.num_nodes,
+        "client_resources_num_cpus": 1,
+        "init_args_num_cpus": config.num_workers,
+    }
+    if config.gpu_fraction:
+        simulation["client_resources_num_gpus"] = config.gpu_fraction
+    return control.start(project, **simulation)
 
 
 def _follow(folder: RunFolder, report: Report, stop: Stop) -> None:
@@ -228,22 +203,12 @@ def _is_locked(folder: RunFolder) -> bool:
         return True
 
 
-def _status(run_id: str, environment: dict[str, str]) -> str:
+def _final_status(control: Control, run_id: int) -> str:
     """Returns the run's own status once it is final, for example finished:completed."""
-    status = "unknown"
-    for _ in range(50):
-        result = subprocess.run(
-            ["flwr", "list", "run", "--run-id", run_id, "--format", "json"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=START_TIMEOUT,
-        )
-        with contextlib.suppress(ValueError, KeyError, IndexError):
-            answer = json.loads(result.stdout[result.stdout.index("{") :])
-            status = str(answer["runs"][0]["status"])
-        if status.startswith("finished"):
-            break
+    status, deadline = "unknown", time.monotonic() + END_TIMEOUT
+    while not status.startswith("finished") and time.monotonic() < deadline:
+        with contextlib.suppress(FlowerFailed):  # the outcome says more
+            status, _ = control.status(run_id)
         time.sleep(POLL_SECONDS)
     return status
 
@@ -258,13 +223,3 @@ def _conclude(folder: RunFolder, status: str) -> None:
         raise FlowerFailed(
             f"the Flower run failed ({status}): {detail}; see {folder.path}/flower.log"
         )
-
-
-def _wait_for_port(port: int, process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + START_TIMEOUT
-    while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(OSError):
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
-        time.sleep(0.1)
-    raise FlowerFailed("the SuperLink did not start; see flower.log in the run folder")

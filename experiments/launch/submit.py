@@ -1,21 +1,19 @@
 """Registers clients, submits a run to a server, and follows it to its end.
 
-All of it is asked of Flower's control interface by this one process, with the client
-that the command `flwr` uses: a process per question takes seconds each. Nothing is
-written to disk. Success is the run's own status.
+Nothing is written to disk. Success is the run's own status.
 """
 
 import contextlib
-import hashlib
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from experiments.launch.certs import check_name
 from experiments.launch.commands import connection, toml_value
+from experiments.launch.control import Control, FlowerFailed, control_of
 from experiments.launch.flower_app import TRAINING, app_project
 from experiments.launch.processes import file_of, show
 from fedgs.config.checks import check_submitted
@@ -24,26 +22,12 @@ from fedgs.errors import UserError
 
 SERVER = "server"  # the connection's name in config.toml
 TYPED = Path("fedgs-submit")  # where the files of the printed commands belong
-KNOWN_KEY = 23  # Flower's ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE
 STATUS_SECONDS = 2.0
+START_PATIENCE = 30.0  # for a server that is started at the same time
 PATIENCE = 300.0  # for a server that is being restarted
 # What TLS says of another authority: waiting mends nothing.
 REFUSED_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-
-class SubmitFailed(RuntimeError):
-    """The run failed, stopped early, or the server refused or cannot be reached.
-
-    Args:
-        text: why.
-        code: Flower's number of the server's refusal.
-    """
-
-    def __init__(self, text: str, code: int | None = None) -> None:
-        """Keeps both."""
-        super().__init__(text)
-        self.code = code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,33 +145,35 @@ def submit(submission: Submission, follow: bool) -> int:
         Flower's id of the run.
 
     Raises:
-        SubmitFailed: the run failed or stopped, or the server refused something.
+        FlowerFailed: the run failed or stopped, or the server refused something.
         UserError: invalid settings, or a file that holds no key.
     """
     project = _project(submission)
-    with control_of(submission) as control:
-        register(control, submission)
-        run_id = _start(control, project)
+    submission.access()  # raises what there is to refuse
+    authority = None if submission.insecure else submission.ca
+    with control_of(submission.server, authority, START_PATIENCE) as control:
+        register(control, submission.clients)
+        run_id = control.start(project)
         print(f"run {run_id} is submitted", flush=True)
         if follow:
             _follow(control, run_id)
         return run_id
 
 
-def register(control: Any, submission: Submission) -> None:
+def register(control: Control, clients: Iterable[tuple[str, Path | None]]) -> None:
     """Registers the keys of all clients that have one; says so of each.
 
+    Args:
+        control: of the server.
+        clients: names, with the files of public keys.
+
     Raises:
-        SubmitFailed: the server refused one.
+        FlowerFailed: the server refused one.
         UserError: a file that holds no key; none is registered then.
     """
-    keys = {
-        name: _public_key(name, path)
-        for name, path in submission.clients
-        if path is not None
-    }
-    for name, key in keys.items():
-        known = _register(control, name, key)
+    keys = [(name, _public_key(name, path)) for name, path in clients if path]
+    for name, key in keys:
+        known = control.register(name, key)
         print(f"{name} {'was registered before' if known else 'is registered'}")
 
 
@@ -214,138 +200,33 @@ def _public_key(name: str, path: Path) -> bytes:
     )
 
 
-@contextlib.contextmanager
-def control_of(submission: Submission) -> Iterator[Any]:
-    """Yields Flower's client of a server's control interface.
-
-    Raises:
-        UserError: plain text on a network, or no certificate.
-    """
-    submission.access()  # raises what there is to refuse
-    authority = None if submission.insecure else submission.ca
-    try:
-        from flwr.supercore.control import ControlHttpClient
-        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-    except ImportError as error:
-        raise UserError(
-            f"this Flower is not known ({error}); install flwr 1.41, or type the "
-            "commands of --print-only"
-        ) from error
-
-    try:
-        client = ControlHttpClient.from_server_address(
-            submission.server,
-            submission.insecure,
-            authority and authority.expanduser().read_bytes(),
-            [RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
-        )
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"ca = {authority}: is no certificate in PEM form; give the server's ca.crt"
-        ) from error
-    try:
-        yield client
-    finally:
-        client.close()
-
-
-@contextlib.contextmanager
-def _refusals(what: str) -> Iterator[None]:
-    """Turns an error of the connection, or of the server, into a line for people."""
-    import httpx
-    from flwr.supercore.error import FlowerError
-
-    try:
-        yield
-    except httpx.HTTPStatusError as error:
-        known = FlowerError.from_json(error.response.text)
-        said = " ".join(
-            (known.message, known.public_details or "")
-            if known
-            else (str(error.response.status_code), error.response.text)
-        )
-        code = known.code if known else None
-        raise SubmitFailed(f"{what}: the server says: {said.strip()}", code) from error
-    except httpx.HTTPError as error:
-        raise SubmitFailed(f"{what}: {error}") from error
-
-
-def _register(control: Any, name: str, key: bytes) -> bool:
-    """Registers a client's key under its name; returns whether it was before."""
-    from flwr.proto.control_pb2 import RegisterNodeRequest
-
-    try:
-        with _refusals(f"{name} cannot be registered"):
-            control.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
-    except SubmitFailed as error:
-        if error.code != KNOWN_KEY:
-            raise
-        return True
-    return False
-
-
-def _start(control: Any, project: str) -> int:
-    """Submits the app; returns Flower's id of the run."""
-    from flwr.cli.build import build_fab_from_files
-    from flwr.proto.control_pb2 import StartRunRequest
-    from flwr.proto.fab_pb2 import Fab
-
-    content, _ = build_fab_from_files({"pyproject.toml": project.encode()})
-    name = hashlib.sha256(content).hexdigest()
-    with _refusals("the run cannot be started"):
-        request = StartRunRequest(fab=Fab(hash_str=name, content=content))
-        answer = control.StartRun(request)
-    if not answer.HasField("run_id"):
-        raise SubmitFailed("the run cannot be started: the server gave it no id")
-    return int(answer.run_id)
-
-
-def _follow(control: Any, run_id: int) -> None:
+def _follow(control: Control, run_id: int) -> None:
     """Prints the run's log until it ends.
 
     Raises:
-        SubmitFailed: it ended otherwise than completed, or the server is gone.
+        FlowerFailed: it ended otherwise than completed, or the server is gone.
     """
-    from flwr.proto.control_pb2 import StreamLogsRequest
-
-    said, last = "", 0.0
+    shown, last = "", 0.0
     deadline = time.monotonic() + PATIENCE
     while True:
-        with contextlib.suppress(SubmitFailed), _refusals("log"):
-            request = StreamLogsRequest(run_id=run_id, after_timestamp=last)
-            for part in control.StreamLogs(request):
+        # A server that was restarted ends the log, and goes on with the run.
+        with contextlib.suppress(FlowerFailed):
+            for part in control.log(run_id, last):
                 print(part.log_output, end="", flush=True)
                 last = max(last, part.latest_timestamp)
         try:
-            status, detail = status_of(control, run_id)
-        except SubmitFailed as error:
+            status, detail = control.status(run_id)
+        except FlowerFailed as error:
             if time.monotonic() > deadline or REFUSED_CERTIFICATE in str(error):
                 raise
-            if said != str(error):
-                said = str(error)
-                print(f"{said}; trying again for {PATIENCE:g} s", flush=True)
+            if shown != str(error):
+                shown = str(error)
+                print(f"{shown}; trying again for {PATIENCE:g} s", flush=True)
         else:
             if status == "finished:completed":
                 print(f"run {run_id} is completed", flush=True)
                 return
             if status.startswith("finished"):
-                raise SubmitFailed(f"run {run_id}: {status}. {detail}".strip())
+                raise FlowerFailed(f"run {run_id}: {status}. {detail}".strip())
             deadline = time.monotonic() + PATIENCE
         time.sleep(STATUS_SECONDS)
-
-
-def status_of(control: Any, run_id: int) -> tuple[str, str]:
-    """Returns the run's own status and what Flower says of it.
-
-    Raises:
-        SubmitFailed: the server does not answer, or does not know the run.
-    """
-    from flwr.proto.control_pb2 import ListRunsRequest
-
-    with _refusals(f"run {run_id}"):
-        runs = control.ListRuns(ListRunsRequest(run_id=run_id)).run_dict
-    if run_id not in runs:
-        raise SubmitFailed(f"run {run_id}: the server does not know it")
-    status = runs[run_id].status
-    words = (status.status, status.sub_status)
-    return ":".join(word for word in words if word), status.details

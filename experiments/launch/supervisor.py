@@ -95,31 +95,33 @@ class Supervisor:
         """
         os.umask(0o077)  # what they write is for their own user alone
         os.environ.update(self.environment)
-        lock = hold_lock(
-            self.state / LOCK_FILE,
+        refusal = (
             f"state_dir = {self.state}: another server uses it; stop that one, or "
-            "give another --state-dir",
-            LOCK_SECONDS,
         )
-        reason = ""
-        try:
-            # What outlived a server that was killed would use the same database.
-            end_processes(str(self.state), 0.0, SERVER_VARIABLE)
-            for folder in (self.state, self.state / "runs"):
-                remove_temporaries(folder)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, self._ask)
-            for role in self.commands:
-                self._start(role)
-            while not self._is_asked:
-                self._look()
-                time.sleep(LOOK_SECONDS)
-        except Exception as error:
-            reason = str(error) or type(error).__name__
-            raise
-        finally:
-            self._end(reason)
-            os.close(lock)
+        refusal += "or give another --state-dir"
+        with hold_lock(self.state / LOCK_FILE, refusal, LOCK_SECONDS):
+            reason = ""
+            try:
+                self._serve()
+            except Exception as error:
+                reason = str(error) or type(error).__name__
+                raise
+            finally:
+                self._end(reason)
+
+    def _serve(self) -> None:
+        """Starts the processes and looks after them until a signal comes."""
+        # What outlived a server that was killed would use the same database.
+        end_processes(str(self.state), 0.0, SERVER_VARIABLE)
+        for folder in (self.state, self.state / "runs"):
+            remove_temporaries(folder)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask)
+        for role in self.commands:
+            self._start(role)
+        while not self._is_asked:
+            self._look()
+            time.sleep(LOOK_SECONDS)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self._is_asked = True

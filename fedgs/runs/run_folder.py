@@ -292,16 +292,21 @@ class RunFolder:
             self.config, ledger.events, selection_costs([self.config])
         )
 
-    def locked(self) -> AcquireReturnProxy:
+    def locked(self, name: str = ".lock", patience: float = 0.0) -> AcquireReturnProxy:
         """Holds the folder for one training process, until the `with` block ends.
+
+        Args:
+            name: of the lock: that of the process that trains, or of its launcher.
+            patience: seconds to wait for it.
 
         Raises:
             UserError: another process trains in this folder.
         """
         return hold_lock(
-            self.path / ".lock",
+            self.path / name,
             f"{self.path}: another process trains in this folder; wait for it to end, "
             "or stop it",
+            patience,
         )
 
     def append_metrics(self, metrics: dict[str, Any]) -> None:

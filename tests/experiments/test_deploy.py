@@ -30,6 +30,7 @@ from experiments.cli.deploy import CLIENT_DATA
 from experiments.cli.main import app
 from experiments.launch import certs as deploy_certs
 from experiments.launch import commands as deploy_commands
+from experiments.launch import control as deploy_control
 from experiments.launch import submit as deploy_submit
 from experiments.launch.superlink import Guard, networks_of
 from fedgs.config.run_config import RunConfig
@@ -414,10 +415,6 @@ def test_commands_start_without_torch():
     subprocess.run([sys.executable, "-c", imports + check], check=True)
 
 
-# Raised where Flower packs an app.
-of_flower = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
-
-
 class Control:
     """Flower's control interface, with runs that end as they are told to."""
 
@@ -472,6 +469,7 @@ def control(monkeypatch) -> Control:
         ControlHttpClient, "from_server_address", lambda *given, **named: found
     )
     monkeypatch.setattr(deploy_submit, "STATUS_SECONDS", 0.0)
+    monkeypatch.setattr(deploy_submit, "START_PATIENCE", 0.0)
     return found
 
 
@@ -480,7 +478,6 @@ def submit(*arguments: object):
     return CliRunner().invoke(app, [*asked, *map(str, arguments)])
 
 
-@of_flower
 def test_submit_registers_starts_and_follows_in_this_process(
     certs, control, monkeypatch, tmp_path
 ):
@@ -504,7 +501,6 @@ def test_submit_registers_starts_and_follows_in_this_process(
     assert again.output.count("was registered before") == 2
 
 
-@of_flower
 def test_failed_run_is_exit_code_1_with_the_way_on(control):
     control.status, control.details = "failed", "why"
     result = submit("--resume", "digits-1")
@@ -533,7 +529,37 @@ def test_refusal_of_the_server_is_exit_code_1(certs, control, monkeypatch, error
     assert control.apps == []
 
 
-@of_flower
+def test_server_that_is_starting_is_waited_for(certs, control, monkeypatch):
+    """So that all commands of a deployment can be started at once."""
+    monkeypatch.setattr(deploy_submit, "START_PATIENCE", 30.0)
+    monkeypatch.setattr(deploy_control, "RETRY_SECONDS", 0.0)
+    errors = 3 * [httpx.ConnectError("[Errno 111] Connection refused")]
+    stock = control.RegisterNode
+
+    def register(request):
+        if errors:
+            raise errors.pop()
+        return stock(request)
+
+    monkeypatch.setattr(control, "RegisterNode", register)
+    result = submit(f"--client=a={certs}/clients/a.pub", "--resume", "x")
+    assert result.exit_code == 0
+    assert result.output.count("Connection refused; trying again for 30 s") == 1
+    assert list(control.keys) == ["a"]
+
+
+def test_server_of_another_authority_is_not_waited_for(certs, control, monkeypatch):
+    def refuse(request):
+        raise httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed")
+
+    monkeypatch.setattr(deploy_submit, "START_PATIENCE", 30.0)
+    monkeypatch.setattr(control, "RegisterNode", refuse)
+    monkeypatch.setattr(deploy_control.time, "sleep", lambda seconds: sys.exit(9))
+    result = submit(f"--client=a={certs}/clients/a.pub", "--resume", "x")
+    assert result.exit_code == 1
+    assert "CERTIFICATE_VERIFY_FAILED" in result.output
+
+
 def test_server_that_is_gone_is_given_up(control, monkeypatch):
     monkeypatch.setattr(deploy_submit, "PATIENCE", 0.0)
     result = submit("--resume", "digits-1")
@@ -541,7 +567,6 @@ def test_server_that_is_gone_is_given_up(control, monkeypatch):
     assert "run 17: refused" in result.output
 
 
-@of_flower
 def test_server_of_another_authority_is_given_up_at_once(control, monkeypatch):
     def refuse(request):
         raise httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed")

@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 
 from events import read_events
 from experiments.cli.main import app
-from experiments.commands import deploy_status
+from experiments.commands import deploy_metrics, deploy_status
 from experiments.commands import privacy as privacy_report
+from experiments.commands.deploy_metrics import to_prometheus
 from experiments.commands.deploy_status import (
     Epsilon,
     Node,
@@ -28,7 +29,6 @@ from experiments.commands.deploy_status import (
     overview_of,
     status_of,
     statuses_in,
-    to_prometheus,
 )
 from experiments.launch.certs import make_certificates
 from experiments.launch.health import Server
@@ -307,7 +307,7 @@ def test_metrics_of_a_server_and_its_nodes(tmp_path):
     }
     assert left["server"] == pytest.approx(30, abs=0.1)
     assert left["authority"] == pytest.approx(3650, abs=0.1)
-    of_b = 'run="digits",node="hospital-b"'
+    of_b = 'node="hospital-b",run="digits"'
     assert samples[f"fedgs_node_online{{{of_b}}}"] == 0
     assert samples[f"fedgs_node_waited_for{{{of_b}}}"] == 1
     assert samples[f"fedgs_node_resends_total{{{of_b}}}"] == 4
@@ -422,17 +422,19 @@ def test_runs_of_a_state_directory(tmp_path, trained):
 
 
 def test_prometheus_text():
-    assert to_prometheus(of(KNOWN)).splitlines()[:3] == [
-        "# HELP fedgs_round Finished generator updates.",
-        "# TYPE fedgs_round gauge",
-        r'fedgs_round{run="a \"run\"\\"} 7',
-    ]
-    samples = parsed(to_prometheus(of(KNOWN)))
+    text = to_prometheus(of(KNOWN))
+    expected = """# HELP fedgs_round Finished generator updates.
+# TYPE fedgs_round gauge
+fedgs_round{run="a \\"run\\"\\\\"} 7.0
+"""
+    assert expected in text
+    samples = parsed(text)
     run = r'run="a \"run\"\\"'
-    where = 'adversary="server",relation="zero-out",delta="1e-05",guarantee="yes"'
-    assert samples[f"fedgs_epsilon{{{run},{where}}}"] == 1.5
-    where = 'adversary="release",relation="replace-one",delta="1e-05",guarantee="no"'
-    assert samples[f"fedgs_epsilon{{{run},{where}}}"] == float("inf")
+    delta = 'delta="1e-05"'
+    where = f'adversary="server",{delta},guarantee="yes",relation="zero-out",{run}'
+    assert samples[f"fedgs_epsilon{{{where}}}"] == 1.5
+    where = f'adversary="release",{delta},guarantee="no",relation="replace-one",{run}'
+    assert samples[f"fedgs_epsilon{{{where}}}"] == float("inf")
     assert samples[f'fedgs_state{{{run},state="running"}}'] == 1
     assert samples[f'fedgs_state{{{run},state="failed"}}'] == 0
     assert samples[f"fedgs_sent_bytes{{{run}}}"] == 1000
@@ -455,11 +457,11 @@ def parsed(text: str) -> dict[str, float]:
 
 def test_prometheus_file_is_whole(tmp_path):
     path = tmp_path / "fedgs.prom"
-    deploy_status.write_prometheus(path, of(KNOWN))
+    deploy_metrics.write_prometheus(path, of(KNOWN))
     assert path.read_text() == to_prometheus(of(KNOWN))
     assert [p.name for p in tmp_path.iterdir()] == ["fedgs.prom"]
     with pytest.raises(UserError, match="prometheus = "):
-        deploy_status.write_prometheus(tmp_path / "no" / "x.prom", of(KNOWN))
+        deploy_metrics.write_prometheus(tmp_path / "no" / "x.prom", of(KNOWN))
 
 
 def test_metrics_endpoint():
@@ -469,13 +471,13 @@ def test_metrics_endpoint():
         return of(KNOWN)
 
     broken: list[int] = []
-    server = deploy_status.metrics_server("127.0.0.1", 0, current)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
+    server, thread = deploy_metrics.serve_metrics("127.0.0.1", 0, current)
     url = f"http://127.0.0.1:{server.server_address[1]}"
     try:
         with urllib.request.urlopen(f"{url}/metrics") as answer:
-            assert answer.headers["Content-Type"] == "text/plain; version=0.0.4"
+            assert answer.headers["Content-Type"].startswith(
+                "text/plain; version=0.0.4"
+            )
             assert answer.read().decode() == to_prometheus(of(KNOWN))
         with pytest.raises(urllib.error.HTTPError, match="404") as refused:
             urllib.request.urlopen(f"{url}/etc/passwd")

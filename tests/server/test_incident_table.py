@@ -2,7 +2,7 @@
 
 import re
 
-from experiments.commands.deploy_status import _HELP
+from experiments.commands.deploy_metrics import HELP
 from incident_cases import INCIDENTS
 from incidents import BEGIN, END, PAGE, read_rows, table
 
@@ -26,4 +26,4 @@ def test_alerts_are_on_metrics_that_exist():
     rules = re.findall(r"expr: (.*)", TEXT)
     assert len(rules) >= 3
     named = set(re.findall(r"fedgs_\w+", " ".join(rules)))
-    assert named <= set(_HELP), named - set(_HELP)
+    assert named <= set(HELP), named - set(HELP)
