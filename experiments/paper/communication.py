@@ -26,11 +26,10 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.serde import message_to_proto
 from flwr.supercore.task_identity import TaskIdentity
-from rich.console import Console
-from rich.table import Table
 
 from experiments.launch.local_grid import SERVER, LocalGrid
 from experiments.paper.result_lines import read_lines
+from experiments.tables import Table
 from fedgs.config.recipes import algorithm_2
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
@@ -195,23 +194,20 @@ def main(runs: Sequence[str]) -> int:
     Returns:
         The exit code.
     """
-    table = Table(
-        title="one round of Algorithm 2, one client: bytes", title_justify="left"
-    )
-    for column in ("fakes of", "messages", "down", "up", "both"):
-        table.add_column(column, justify="right")
+    rows: list[list[str]] = []
     try:
         if not runs:
             raise UserError("RUN is missing: give run folders")
         for run in runs:
             folder = RunFolder.open(run)
             for mode, sizes in weigh(folder).items():
-                cells = [f"{size:,}" for size in (*sizes, sum(sizes))]
-                table.add_row(folder.path.name, mode, *cells)
+                numbers = [f"{size:,}" for size in (*sizes, sum(sizes))]
+                rows.append([folder.path.name, mode, *numbers])
     except UserError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2
-    Console().print(table)
+    head = ["fakes of", "messages", "down", "up", "both"]
+    Table("one round of Algorithm 2, one client: bytes", head, rows).show()
     return 0
 
 

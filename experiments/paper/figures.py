@@ -23,16 +23,15 @@ from typing import Any
 
 import numpy as np
 
-from experiments.paper import figure_drawing
+from experiments.paper import arguments, figure_drawing
 from experiments.paper.gradient_norms import probe, read_norms, stored_probe
 from experiments.paper.privacy_utility import KINDS, curves, parse_values, variations
 from experiments.paper.result_lines import ResultLines
 from experiments.paper.scales import SCALES, configured, label, parse_settings
-from experiments.paper.scores import SAME_IMAGES, Protocol
+from experiments.paper.scores import Protocol
 from experiments.paper.stored_runs import exit_code, stored, trained
 from fedgs.config.recipes import RECIPES
 from fedgs.config.run_config import RunConfig
-from fedgs.data.sources import with_absolute_path
 from fedgs.errors import UserError
 from fedgs.federation.training import Stop
 from fedgs.files import write_json
@@ -80,8 +79,8 @@ def draw(request: Request, stop: Stop) -> list[Path]:
 
 def _draw_norms(request: Request, stop: Stop) -> list[Path]:
     config = configured(request.recipe, request.scale, request.settings)
-    arguments = (request.output / "probes", request.recipe, config)
-    folder = stored_probe(*arguments) if request.is_redraw else probe(*arguments, stop)
+    place = (request.output / "probes", request.recipe, config)
+    folder = stored_probe(*place) if request.is_redraw else probe(*place, stop)
     norms, scale = read_norms(folder), _scale(folder, config, request.recipe)
     paths: list[Path] = []
     for name, figure_of in (
@@ -156,32 +155,23 @@ def _scale(folder: RunFolder, config: RunConfig, recipe: str) -> str:
     return f"scale: {recipe}, {clients}, {label(config, recipe)}"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Draws one figure; returns the exit code."""
-    parsed = _parser().parse_intermixed_args(arguments)
+    parsed = _parser().parse_intermixed_args(words)
     return exit_code(lambda stop: print(*draw(_request(parsed), stop), sep="\n"))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.paper.figures", description="The paper's figures."
-    )
+    parser = arguments.parser("figures", "The paper's figures.")
     add = parser.add_argument
     add("figure", help=f"one of {', '.join(NAMES)}")
     add("runs", nargs="*", type=Path, metavar="RUN", help="run folders, of samples")
-    add("--output", type=Path, default=Path("runs/figures"), help="its folder")
     add("--recipe", default="full-participation", help=f"of {', '.join(RECIPES)}")
-    add("--scale", default="small", help=f"{' or '.join(SCALES)}")
-    add("--data", default="mnist-by-writer", help="as of fedgs train")
-    add("--data-dir", help="as of fedgs train")
-    add("--test-fraction", type=float, default=0.0, help="of data without a test split")
     add("--seed", type=int, default=0)
     add("--set", action="append", default=[], metavar="SETTING=VALUE", dest="set")
     add("--values", help="what the curve varies, as 1,3,10; 0 is no noise")
     add("--adversary", default="release", help=f"of epsilon: {', '.join(ADVERSARIES)}")
     add("--relation", default="replace-one", help=f"of epsilon: {', '.join(RELATIONS)}")
-    add("--count", type=int, help="synthetic images that are compared")
-    add("--full-evaluation", action="store_true", help="not fedgs evaluate --fast")
     add("--redraw", action="store_true", help="train nothing")
     return parser
 
@@ -198,10 +188,6 @@ def _request(given: argparse.Namespace) -> Request:
             raise UserError(f"{name} = {value!r}: give one of {', '.join(choices)}")
     if bool(given.runs) != (given.figure == "samples"):
         raise UserError("RUN: give run folders to samples, and to no other figure")
-    data = with_absolute_path(given.data)
-    reading: dict[str, Any] = {"test_fraction": given.test_fraction}
-    if given.data_dir is not None:
-        reading["data_dir"] = str(Path(given.data_dir).expanduser().absolute())
     texts = [f"run.{text}" for text in given.set]
     own = parse_settings(texts, ["run"])["run"]
     is_curve = given.figure in KINDS
@@ -215,15 +201,9 @@ def _request(given: argparse.Namespace) -> Request:
         output=given.output,
         recipe=given.recipe,
         scale=given.scale,
-        settings={"data": data, **reading, "seed": given.seed, **own},
+        settings={**arguments.data_settings(given), "seed": given.seed, **own},
         values=values,
-        protocol=Protocol(
-            data=SAME_IMAGES.get(data, data),
-            reading=reading,
-            count=given.count,
-            fast=not given.full_evaluation,
-            metrics=("images", "cnn"),
-        ),
+        protocol=arguments.protocol(given),
         adversary=given.adversary,
         relation=given.relation,
         is_redraw=given.redraw,

@@ -15,10 +15,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from experiments.paper.reproduced_numbers import Row, rows
+from experiments.tables import Table
 
 MOST_DEVIATION = 0.01  # relative, of a number whose difference is explained
 ROUNDING = 1e-13
@@ -111,23 +110,17 @@ def main(as_json: bool) -> None:
 
 
 def _show(done: list[Result]) -> None:
-    table = Table("quantity", title="Numbers of the paper and of the analysis")
-    for column in ("reference", "ours", "dominating pair"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("agrees")
+    rows: list[list[str]] = []
     for result in done:
         valid = "" if result.dominating is None else f"{result.dominating:.6g}"
         verdict = "yes" if result.agrees else f"no: {result.note or 'NOT EXPLAINED'}"
-        table.add_row(
-            result.what, result.reference, f"{result.ours:.6g}", valid, verdict
-        )
-    console = Console()
-    console.print(table)
+        rows.append([result.what, result.reference, f"{result.ours:.6g}", valid])
+        rows[-1].append(verdict)
     same = sum(result.agrees for result in done)
-    console.print(
+    note = (
         f"{same} of {len(done)} agree to the digits given; the others are explained, "
         "or the exit code is 1. A figure marked 'no bound' is no guarantee; the "
-        "dominating pair's number beside it is the one to use.",
-        highlight=False,
-        soft_wrap=True,
+        "dominating pair's number beside it is the one to use."
     )
+    head = ["quantity", "reference", "ours", "dominating pair", "agrees"]
+    Table("Numbers of the paper and of the analysis", head, rows, note).show()

@@ -2,11 +2,11 @@
 
 import contextlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from fedgs.errors import UserError
+from fedgs.files import write_atomically
 
 Line = dict[str, Any]
 
@@ -57,17 +57,9 @@ class ResultLines:
         return self.found.get(key)
 
     def add(self, key: str, result: Line) -> Line:
-        """Appends a result under a key, durably, and returns it."""
-        line = {"key": key, **result}
+        """Keeps a result under a key, durably, and returns it."""
+        self.found[key] = {"key": key, **result}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        content = b""
-        if self.path.exists():
-            content = self.path.read_bytes()
-        with open(self.path, "r+b" if content else "wb") as file:
-            file.seek(content.rfind(b"\n") + 1)  # over a torn line
-            file.write(json.dumps(line).encode() + b"\n")
-            file.truncate()
-            file.flush()
-            os.fsync(file.fileno())
-        self.found[key] = line
-        return line
+        text = "".join(f"{json.dumps(line)}\n" for line in self.found.values())
+        write_atomically(self.path, text.encode())
+        return self.found[key]

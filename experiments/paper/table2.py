@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.paper import table2_report
+from experiments.paper import arguments, table2_report
 from experiments.paper.communication import communication
 from experiments.paper.result_lines import Line, ResultLines
-from experiments.paper.scales import SCALES, Settings, configured, label, parse_settings
-from experiments.paper.scores import SAME_IMAGES, Protocol, score
+from experiments.paper.scales import Settings, configured, label, parse_settings
+from experiments.paper.scores import Protocol, score
 from experiments.paper.stored_runs import exit_code, find, last_round, trained
 from fedgs.config.run_config import RunConfig
-from fedgs.data.sources import with_absolute_path
 from fedgs.errors import UserError
 from fedgs.federation.training import Stop
 from fedgs.runs.run_folder import RunFolder
@@ -125,9 +124,9 @@ def _folder(
     return find(root, title, config)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Fills and prints the table; returns the exit code."""
-    parsed = _parser().parse_args(arguments)
+    parsed = _parser().parse_args(words)
 
     def command(stop: Stop) -> None:
         request = _request(parsed)
@@ -139,20 +138,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.paper.table2", description="Table 2 of the paper."
-    )
+    parser = arguments.parser("table2", "Table 2 of the paper.")
     add = parser.add_argument
-    add("--output", type=Path, default=Path("runs/table2"), help="its folder")
-    add("--data", default="mnist-by-writer", help="as of fedgs train")
-    add("--data-dir", help="as of fedgs train")
-    add("--test-fraction", type=float, default=0.0, help="of data without a test split")
-    add("--scale", default="small", help=f"{' or '.join(SCALES)}; see experiments")
     add("--rows", default=",".join(ROWS), help=f"of {', '.join(ROWS)}")
     add("--seeds", default="0", help="one run of every row for each, as 0,1,2")
     add("--set", action="append", default=[], metavar="ROW.SETTING=VALUE", dest="set")
-    add("--count", type=int, help="synthetic images that are compared")
-    add("--full-evaluation", action="store_true", help="not fedgs evaluate --fast")
     add("--no-training", action="store_true", help="print what is there")
     return parser
 
@@ -168,23 +158,14 @@ def _request(given: argparse.Namespace) -> Request:
     for name, values in (("rows", rows), ("seeds", seeds)):
         if len(set(values)) < len(values):
             raise UserError(f"{name} = {getattr(given, name)!r}: give each one once")
-    data = with_absolute_path(given.data)
-    reading: dict[str, Any] = {"test_fraction": given.test_fraction}
-    if given.data_dir is not None:
-        reading["data_dir"] = str(Path(given.data_dir).expanduser().absolute())
     return Request(
         output=given.output,
         rows=rows,
         scale=given.scale,
         seeds=seeds,
-        data={"data": data, **reading},
+        data=arguments.data_settings(given),
         settings=parse_settings(given.set, list(ROWS)),
-        protocol=Protocol(
-            data=SAME_IMAGES.get(data, data),
-            reading=reading,
-            count=given.count,
-            fast=not given.full_evaluation,
-        ),
+        protocol=arguments.protocol(given),
         is_training=not given.no_training,
     )
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from experiments.paper.result_lines import Line
 from experiments.paper.scores import epsilon_of, metric
+from experiments.tables import Table
 from fedgs.files import write_atomically
 from fedgs.privacy.plan import ADVERSARIES, RELATIONS
 from fedgs.runs.run_folder import RunFolder
@@ -51,28 +51,19 @@ def write(output: Path, lines: list[Line]) -> None:
 
 def show(output: Path, lines: list[Line]) -> None:
     """Prints the table and its notes."""
-    console = Console()
-    header, rows = cells(lines)
+    head, rows = cells(lines)
     for part in (slice(1, 4), slice(4, 7), slice(7, None)):  # a terminal is narrow
-        table = Table(title="Table 2", title_justify="left")
-        table.add_column("")
-        for name in header[part]:
-            table.add_column(name, justify="right")
-        for row in rows:
-            table.add_row(row[0], *row[part])
-        console.print(table)
-    for note in notes(lines):
-        console.print(f"- {note}", highlight=False, soft_wrap=True)
+        narrow = [[row[0], *row[part]] for row in rows]
+        Table("Table 2", [head[0], *head[part]], narrow).show()
     where = f"table  {output / 'table2.md'}\nnumbers  {output / 'table2.jsonl'}"
-    console.print(where, highlight=False, soft_wrap=True)
+    texts = [*(f"- {note}" for note in notes(lines)), where]
+    Console().print(*texts, sep="\n", highlight=False, soft_wrap=True)
 
 
 def markdown(lines: list[Line]) -> str:
     """Returns the table and its notes as Markdown."""
-    header, rows = cells(lines)
-    text = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
-    text += [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([*text, "", *(f"- {note}" for note in notes(lines)), ""])
+    table = Table("Table 2", *cells(lines)).markdown()
+    return "\n".join([table, *(f"- {note}" for note in notes(lines)), ""])
 
 
 def cells(lines: list[Line]) -> tuple[list[str], list[list[str]]]:
