@@ -82,7 +82,7 @@ def _with_flags(
 
     def run(**arguments: Any) -> None:
         own = {n: value for n, value in arguments.items() if n not in names}
-        given = {n: arguments[n] for n in names if arguments[n] is not None}
+        given = {n: arguments[n] for n in names if arguments[n] not in (None, [])}
         command(**own, **{receiver: given})
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__

@@ -15,7 +15,6 @@ import click
 import typer
 
 from experiments.cli import deploy
-from experiments.cli.debug import debug
 from experiments.cli.flags import (
     ConfigOption,
     JsonOption,
@@ -29,9 +28,11 @@ from experiments.commands.evaluation_request import (
     SHAPE,
     EvaluationRequest,
 )
+from experiments.debug.request import DebugRequest, ExistingRuns, PlantedBug
 from fedgs import __version__
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
+from fedgs.diagnosis.rule import Rule
 from fedgs.errors import UserError, refuse
 
 app = typer.Typer(
@@ -281,6 +282,27 @@ def inspect_data(
 
 
 @app.command()
+@settings_flags("Data", "Privacy", "Training", "Model", "Runtime")
+@request_flags(PlantedBug, ExistingRuns, DebugRequest, Rule, has_defaults=False)
+def debug(
+    recipe: RecipeOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+    *,
+    given: dict[str, Any],
+    settings: dict[str, Any],
+) -> None:
+    """Compare two cohorts' generators: is one cohort inverted or rotated?
+
+    With --output of an earlier call alone: go on. The recipe is full-participation and
+    the engine Flower, unless given.
+    """
+    from experiments.debug import command
+
+    command.debug(given, recipe, config, settings, as_json)
+
+
+@app.command()
 @settings_flags("Data")
 def cohorts(
     output: Annotated[str, typer.Option(help="The folder to create.")],
@@ -372,6 +394,3 @@ def cohorts(
     from experiments.commands import cohorts as selecting
 
     selecting.cohorts(config, selection, as_json)
-
-
-app.command()(debug)

@@ -35,14 +35,13 @@ from experiments.commands.train import (
 from experiments.debug import cohorts as debug_cohorts
 from experiments.debug import report as debug_report
 from experiments.debug.plan import (
-    COHORTS,
     FORMAT,
-    Request,
     config_of,
+    read_debug,
     request_of,
     write_plan,
 )
-from experiments.debug.plan import read_debug as read_debug
+from experiments.debug.request import COHORTS, DebugRequest
 from experiments.launch.flower_engine import FlowerFailed
 from fedgs.cohorts.files import read_cohort
 from fedgs.config.run_config import RunConfig
@@ -70,7 +69,7 @@ PARALLEL = (
 console = Console()
 
 
-def debug(config: RunConfig, request: Request, as_json: bool) -> dict[str, Any]:
+def debug(config: RunConfig, request: DebugRequest, as_json: bool) -> dict[str, Any]:
     """Makes the cohorts, trains a generator per group, and prints the diagnosis.
 
     Privacy: releases (epsilon, delta)-DP output; events: in the runs' ledgers, in
@@ -142,7 +141,7 @@ def _make(path: Path) -> None:
         ) from error
 
 
-def _warn_if_hopeless(request: Request) -> None:
+def _warn_if_hopeless(request: DebugRequest) -> None:
     least = attainable_p(request.groups)
     if request.rule.alpha < least:
         print(
@@ -153,7 +152,7 @@ def _warn_if_hopeless(request: Request) -> None:
 
 
 def _check_budget(
-    config: RunConfig, request: Request, everyone: FederatedImages
+    config: RunConfig, request: DebugRequest, everyone: FederatedImages
 ) -> None:
     """Fails before the selection where the runs would: settings and calibration."""
     count = request.clients_per_group or everyone.num_clients // (2 * request.groups)
@@ -221,7 +220,7 @@ def _train(config: RunConfig, everyone: FederatedImages) -> None:
 
 
 def _debug_runs(
-    config: RunConfig, request: Request, path: Path, as_json: bool
+    config: RunConfig, request: DebugRequest, path: Path, as_json: bool
 ) -> dict[str, Any]:
     """Diagnoses runs that exist already."""
     assert request.runs is not None
@@ -287,7 +286,7 @@ def _diagnose(path: Path, as_json: bool) -> dict[str, Any]:
     return content
 
 
-def _draw(folder: RunFolder, path: Path, request: Request) -> LabelledImages:
+def _draw(folder: RunFolder, path: Path, request: DebugRequest) -> LabelledImages:
     """Draws balanced classes; from every generator with the same latents."""
     config = folder.config
     generator = sample.load_generator(folder)

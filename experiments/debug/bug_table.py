@@ -23,8 +23,8 @@ import typer
 from experiments.debug import bug_detection
 from experiments.debug import cohorts as debug_cohorts
 from experiments.debug import plan as debug_plan
-from experiments.debug.plan import Request
-from experiments.debug.request import BUGS
+from experiments.debug.command import BUGS
+from experiments.debug.request import DebugRequest
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
@@ -109,7 +109,7 @@ def main(
     if config is None:
         wanted = SETTINGS | wanted
     settings = configure("full-participation", config, wanted)
-    request = Request(groups=groups, clients_per_group=clients_per_group)
+    request = DebugRequest(groups=groups, clients_per_group=clients_per_group)
     request = dataclasses.replace(request, selection_rounds=selection_rounds)
     levels = [_epsilon(text) for text in epsilons.split(",")]
     if unknown := set(bugs.split(",")) - set(BUGS):
@@ -163,7 +163,7 @@ def _config(output: Path, cell: Cell, settings: RunConfig) -> RunConfig:
 
 
 def compute(
-    output: Path, cell: Cell, settings: RunConfig, request: Request
+    output: Path, cell: Cell, settings: RunConfig, request: DebugRequest
 ) -> dict[str, Any]:
     """Selects the cohorts, unless they are there, trains and diagnoses one cell."""
     config = _config(output, cell, settings)
@@ -197,7 +197,9 @@ def compute(
     }
 
 
-def _selection(output: Path, cell: Cell, config: RunConfig, request: Request) -> Path:
+def _selection(
+    output: Path, cell: Cell, config: RunConfig, request: DebugRequest
+) -> Path:
     """Returns the folder of the cohorts of this seed and bug; may select them."""
     folder = output / "cohorts" / f"{cell.bug}-{cell.seed}"
     if not (folder / "cohorts.json").exists():
@@ -225,7 +227,7 @@ def read_rows(output: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def is_done(output: Path, cell: Cell, request: Request) -> bool:
+def is_done(output: Path, cell: Cell, request: DebugRequest) -> bool:
     """Tells whether a cell is there, with the same rule of the verdict.
 
     With another rule the generators are used again: only the diagnosis is new.

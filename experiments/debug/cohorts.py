@@ -4,12 +4,12 @@ import dataclasses
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.commands import cohorts as selecting
-from experiments.debug.plan import Request
-from fedgs.cohorts.files import Cohort, read_cohort, write_cohort
+from experiments.debug.plan import Groups
+from experiments.debug.request import DebugRequest
+from fedgs.cohorts.files import Cohort, read_cohort
 from fedgs.cohorts.selection import ABOVE, SELECTED, Selection
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
@@ -27,31 +27,7 @@ _OWN |= {"checkpoint_every", "sample_every", "fast_messages", "round_timeout"}
 _DATA = ("data", "classes", "image_size", "image_channels", "num_classes")
 
 
-@dataclass(frozen=True)
-class Groups:
-    """The groups of both cohorts.
-
-    Attributes:
-        size: clients of each group.
-        found: clients of each cohort, before they were grouped.
-        members: name of the group, such as healthy-0, to its clients.
-        is_selected: whether accuracy decided who is in which cohort.
-    """
-
-    size: int
-    found: dict[str, int]
-    members: dict[str, Cohort]
-    is_selected: bool
-
-    def write(self, folder: Path) -> None:
-        """Writes one cohort file per group."""
-        folder.mkdir(exist_ok=True)
-        for name, cohort in self.members.items():
-            title = f"{name}: {self.size} clients, a random group of its cohort"
-            write_cohort(folder / f"{name}.txt", cohort, title)
-
-
-def shared_settings(config: RunConfig, request: Request) -> RunConfig:
+def shared_settings(config: RunConfig, request: DebugRequest) -> RunConfig:
     """Returns the settings with the bug that a folder of `fedgs cohorts` planted.
 
     Raises:
@@ -124,7 +100,9 @@ def group_settings(config: RunConfig, num_clients: int, number: int) -> RunConfi
 # ------------------------------------------------------------------ cohorts
 
 
-def cohort_files(path: Path, config: RunConfig, request: Request) -> dict[str, Path]:
+def cohort_files(
+    path: Path, config: RunConfig, request: DebugRequest
+) -> dict[str, Path]:
     """Returns the cohort files; selects the cohorts by accuracy where none is given.
 
     Privacy: a selection made here is not private; the cohorts are published.
@@ -148,7 +126,7 @@ def cohort_files(path: Path, config: RunConfig, request: Request) -> dict[str, P
     return found
 
 
-def select(folder: Path, config: RunConfig, request: Request) -> None:
+def select(folder: Path, config: RunConfig, request: DebugRequest) -> None:
     """Selects cohorts by accuracy into a new folder, and prints what is public.
 
     Privacy: not private; the cohorts are published.
@@ -167,7 +145,7 @@ def select(folder: Path, config: RunConfig, request: Request) -> None:
     )
 
 
-def selection_of(request: Request) -> Selection:
+def selection_of(request: DebugRequest) -> Selection:
     """Returns the settings of the selection.
 
     Raises:
@@ -184,7 +162,7 @@ def make_groups(
     files: Mapping[str, Path],
     everyone: FederatedImages,
     config: RunConfig,
-    request: Request,
+    request: DebugRequest,
 ) -> Groups:
     """Splits each cohort into groups of equal size, at random by the seed.
 
@@ -258,7 +236,7 @@ def check_selection(found: Mapping[str, Cohort]) -> None:
             )
 
 
-def check_size(size: int, num_clients: int, request: Request) -> None:
+def check_size(size: int, num_clients: int, request: DebugRequest) -> None:
     """Refuses data with too few clients for the cohorts that will be selected.
 
     Raises:
@@ -280,7 +258,7 @@ def check_size(size: int, num_clients: int, request: Request) -> None:
 
 
 def _too_few(
-    source: str, count: int, request: Request, cohorts: int = 1, again: str = ""
+    source: str, count: int, request: DebugRequest, cohorts: int = 1, again: str = ""
 ) -> UserError:
     size = request.clients_per_group or FEWEST_CLIENTS
     least = cohorts * request.groups * size

@@ -3,97 +3,51 @@
 import dataclasses
 import shlex
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from experiments.debug.request import COHORTS, DebugRequest
+from fedgs.cohorts.files import Cohort, write_cohort
 from fedgs.config.run_config import RunConfig
-from fedgs.diagnosis.diagnosis import FEWEST_GROUPS, MOST_GROUPS, Rule
+from fedgs.diagnosis.rule import Rule
 from fedgs.errors import UserError
 from fedgs.files import read_json, write_json
 from fedgs.runs.run_folder import versions
 
-if TYPE_CHECKING:
-    from experiments.debug.cohorts import Groups
-
-COHORTS = ("healthy", "suspicious")
 FORMAT = 1
 BY_ACCURACY = "selected by accuracy"  # the source of cohorts
-MOST_SAMPLES = 1000  # of a generator: the kernel of 12 groups then takes about 2 GB
 
 
 @dataclass(frozen=True)
-class Request:
-    """What `fedgs debug` is asked for, beside the settings of the runs.
+class Groups:
+    """The groups of both cohorts.
 
     Attributes:
-        healthy: cohort file of the user's own, or None.
-        suspicious: likewise; both or none.
-        cohorts: folder of `fedgs cohorts`, instead of selecting.
-        runs: run folders of each cohort, instead of training.
-        percentile_below: suspicious are clients of at most this percentile's accuracy.
-        percentile_above: healthy are clients of more than this percentile's accuracy.
-        selection_rounds: of the federated classifier that measures it.
-        groups: G of each cohort.
-        clients_per_group: as many as there are when None.
-        samples_per_group: images drawn from each generator.
-        rule: of the verdict.
-        is_experiment: whether the planted bug, or none, is known to be the truth.
+        size: clients of each group.
+        found: clients of each cohort, before they were grouped.
+        members: name of the group, such as healthy-0, to its clients.
+        is_selected: whether accuracy decided who is in which cohort.
     """
 
-    healthy: Path | None = None
-    suspicious: Path | None = None
-    cohorts: Path | None = None
-    runs: dict[str, list[Path]] | None = None
-    percentile_below: float = 50.0
-    percentile_above: float = 50.0
-    selection_rounds: int = 40
-    groups: int = 4
-    clients_per_group: int | None = None
-    samples_per_group: int = 500
-    rule: Rule = field(default_factory=Rule)
-    is_experiment: bool = False
+    size: int
+    found: dict[str, int]
+    members: dict[str, Cohort]
+    is_selected: bool
 
-    def __post_init__(self) -> None:
-        """Checks what needs no data.
-
-        Raises:
-            UserError: a value out of range, or sources of cohorts that exclude others.
-        """
-        if not FEWEST_GROUPS <= self.groups <= MOST_GROUPS:
-            raise UserError(
-                f"groups = {self.groups}: give --groups from {FEWEST_GROUPS} to "
-                f"{MOST_GROUPS}"
-            )
-        if not 50 <= self.samples_per_group <= MOST_SAMPLES:
-            raise UserError(
-                f"samples_per_group = {self.samples_per_group}: give "
-                f"--samples-per-group from 50 to {MOST_SAMPLES}"
-            )
-        if self.clients_per_group is not None and self.clients_per_group < 2:
-            raise UserError(
-                f"clients_per_group = {self.clients_per_group}: give "
-                "--clients-per-group at least 2"
-            )
-        if (self.healthy is None) != (self.suspicious is None):
-            name, other = COHORTS if self.suspicious is None else COHORTS[::-1]
-            raise UserError(
-                f"{name} = {getattr(self, name)}: compares two cohorts; give "
-                f"--{other} too"
-            )
-        given = (self.healthy, self.cohorts, self.runs)
-        if sum(source is not None for source in given) > 1:
-            raise UserError(
-                "healthy, cohorts, healthy_run: each says which clients are in the "
-                "cohorts; give one of them"
-            )
+    def write(self, folder: Path) -> None:
+        """Writes one cohort file per group."""
+        folder.mkdir(exist_ok=True)
+        for name, cohort in self.members.items():
+            title = f"{name}: {self.size} clients, a random group of its cohort"
+            write_cohort(folder / f"{name}.txt", cohort, title)
 
 
 def write_plan(
     path: Path,
     config: RunConfig,
-    request: Request,
-    groups: "Groups | None" = None,
+    request: DebugRequest,
+    groups: Groups | None = None,
     is_selected: bool = False,
 ) -> None:
     """Writes debug.json; the groups are missing until the cohorts are known.
@@ -165,7 +119,7 @@ def config_of(plan: dict[str, Any]) -> RunConfig:
     return RunConfig.from_flat(plan["config"])
 
 
-def request_of(plan: dict[str, Any]) -> Request:
+def request_of(plan: dict[str, Any]) -> DebugRequest:
     """Returns the request as it was given."""
     own = dict(plan["request"])
     for name in ("healthy", "suspicious", "cohorts"):
@@ -173,7 +127,7 @@ def request_of(plan: dict[str, Any]) -> Request:
     if own["runs"] is not None:
         own["runs"] = {c: [Path(p) for p in own["runs"][c]] for c in COHORTS}
     rule = {name: plan["settings"][name] for name in Rule.__dataclass_fields__}
-    return Request(**own, rule=Rule(**rule))
+    return DebugRequest(**own, rule=Rule(**rule))
 
 
 def read_debug(path: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:

@@ -1,112 +1,91 @@
-"""From the flags of `fedgs debug` to settings and a request, or to a folder's own."""
+"""What `fedgs debug` is asked for: its flags beside the settings of the runs.
 
+Imports no tensor library: the command line reads the flags from here at every start.
+"""
+
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from experiments.debug import bug_detection
-from experiments.debug.plan import COHORTS, Request
-from fedgs.config.recipes import configure
-from fedgs.diagnosis.diagnosis import Rule
-from fedgs.errors import UserError, refuse
+from fedgs.config.fields import check_ranges, flag
+from fedgs.diagnosis.rule import FEWEST_GROUPS, MOST_GROUPS, Rule
+from fedgs.errors import UserError
 
-BUGS = {"flip": "invert", "rotate": "rotate", "none": "none"}
-RULE = ("alpha", "min_effect")
-SELECTION = ("percentile_below", "percentile_above", "selection_rounds")
+COHORTS = ("healthy", "suspicious")
+MOST_SAMPLES = 1000  # of a generator: the kernel of 12 groups then takes about 2 GB
 
 
-def debug(
-    given: dict[str, Any],
-    recipe: str | None,
-    config: Path | None,
-    settings: dict[str, Any],
-    as_json: bool,
-) -> None:
-    """Starts a folder, or continues one where only --output is given.
+@dataclass(frozen=True)
+class PlantedBug:
+    """The experiment: which clients' images are spoilt on purpose, and how."""
 
-    Args:
-        given: the command's own flags, None where they are not given.
-        recipe: of the runs; full-participation when None.
-        config: TOML file of settings over the recipe.
-        settings: of the command line, over both.
-        as_json: print diagnosis.json instead of tables.
-
-    Raises:
-        UserError: bad input; nothing was trained.
-    """
-    given = {name: value for name, value in given.items() if value not in (None, [])}
-    output = Path(settings.get("output", "")).expanduser()
-    if settings.get("output") and (output / "debug.json").is_file():
-        others = {name: v for name, v in settings.items() if name != "output"}
-        started = {"recipe": recipe, "config": config, **given, **others}
-        why = f"{output} exists and goes on as it was started; choose another --output"
-        refuse(started, f"{why}, or leave out")
-        bug_detection.resume(output, as_json)
-        return
-    decided = ("cohort", "corruption", "corruption_fraction", "corruption_seed")
-    refuse(
-        {name: settings.get(name) for name in decided},
-        "fedgs debug sets it by --bug, --fraction and the cohorts; leave out",
+    bug: str | None = flag(
+        None, "An experiment: plant flip or rotate in clients, or none."
     )
-    request = request_of(given)
-    if request.runs is not None:
-        others = {name: v for name, v in settings.items() if name != "output"}
-        others |= {"recipe": recipe, "config": config}
-        refuse(others, "the runs exist and have their settings; leave out")
-    own = {**settings, **_bug(given, request)}
-    configured = configure(recipe or "full-participation", config, own, engine="flower")
-    bug_detection.debug(configured, request, as_json)
+    fraction: float | None = flag(None, "Of the clients; 0.5 when unset.")
 
 
-def request_of(given: dict[str, Any]) -> Request:
-    """Returns the request of the command's own flags.
+@dataclass(frozen=True)
+class ExistingRuns:
+    """Runs that were trained before, one for each group of a cohort."""
+
+    healthy_run: list[Path] | None = flag(None, "A run that exists; 4 to 6 times.")
+    suspicious_run: list[Path] | None = flag(None, "Likewise, of the other cohort.")
+
+
+@dataclass(frozen=True)
+class DebugRequest:
+    """What is compared and how; each flag's help says what it is.
+
+    Attributes:
+        runs: run folders of each cohort, instead of training.
+        percentile_below: suspicious are clients of at most this percentile's accuracy.
+        percentile_above: healthy are clients of more than this percentile's accuracy.
+        selection_rounds: of the federated classifier that measures it.
+        groups: G of each cohort.
+        rule: of the verdict.
+        is_experiment: whether the planted bug, or none, is known to be the truth.
 
     Raises:
-        UserError: flags that exclude each other, or values out of range.
+        UserError: a value out of range, or sources of cohorts that exclude others.
     """
-    own = {name: v for name, v in given.items() if name in Request.__annotations__}
-    rule = Rule(**{name: given[name] for name in RULE if name in given})
-    runs = None
-    if "healthy_run" in given or "suspicious_run" in given:
-        runs = {c: given.get(f"{c}_run", []) for c in COHORTS}
-        counts = {name: len(paths) for name, paths in runs.items()}
-        if len(set(counts.values())) != 1:
+
+    healthy: Path | None = flag(None, "Your cohort: a file of client names.")
+    suspicious: Path | None = flag(None, "The cohort to compare with it.")
+    cohorts: Path | None = flag(None, "A folder of `fedgs cohorts` instead.")
+    runs: dict[str, list[Path]] | None = None
+    percentile_below: float = flag(50.0, "Suspicious: accuracy; 50 when unset.")
+    percentile_above: float = flag(50.0, "Healthy: accuracy above; 50 when unset.")
+    selection_rounds: int = flag(40, "Of the classifier; 40 when unset.")
+    groups: int = flag(
+        4,
+        "Generators of each cohort, 4 to 6; 4.",
+        at_least=FEWEST_GROUPS,
+        at_most=MOST_GROUPS,
+    )
+    clients_per_group: int | None = flag(
+        None, "As many as there are when unset.", at_least=2
+    )
+    samples_per_group: int = flag(
+        500,
+        "Images drawn from each generator; 500.",
+        at_least=50,
+        at_most=MOST_SAMPLES,
+    )
+    rule: Rule = field(default_factory=Rule)
+    is_experiment: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks what needs no data."""
+        check_ranges(self)
+        if (self.healthy is None) != (self.suspicious is None):
+            name, other = COHORTS if self.suspicious is None else COHORTS[::-1]
             raise UserError(
-                f"healthy_run = {counts['healthy']} runs, suspicious_run = "
-                f"{counts['suspicious']}: give each flag equally often"
+                f"{name} = {getattr(self, name)}: compares two cohorts; give "
+                f"--{other} too"
             )
-        own["groups"] = counts["healthy"]
-        refuse(
-            {"clients_per_group": given.get("clients_per_group")},
-            "the runs have their groups; leave out",
-        )
-    has_cohorts = runs is not None or "healthy" in given or "suspicious" in given
-    if has_cohorts:
-        names = ("bug", "fraction", *SELECTION)
-        refuse(
-            {name: given.get(name) for name in names},
-            "your own cohorts are compared as they are; leave out",
-        )
-    if "cohorts" in given:
-        refuse(
-            {name: given.get(name) for name in ("fraction", *SELECTION)},
-            "the folder of --cohorts has its own; leave out",
-        )
-    is_experiment = "bug" in given and not has_cohorts
-    return Request(**own, runs=runs, rule=rule, is_experiment=is_experiment)
-
-
-def _bug(given: dict[str, Any], request: Request) -> dict[str, Any]:
-    """Returns the settings of the planted bug."""
-    bug = given.get("bug")
-    if bug is None:
-        refuse({"fraction": given.get("fraction")}, "needs --bug; give it or leave out")
-        return {}
-    if bug not in BUGS:
-        raise UserError(f"bug = {bug!r}: give --bug one of {', '.join(BUGS)}")
-    if request.cohorts is not None and bug != "none":
-        raise UserError(
-            f"bug = {bug}: the folder of --cohorts says what was planted; leave out "
-            "--bug"
-        )
-    fraction = {"corruption_fraction": given["fraction"]} if "fraction" in given else {}
-    return {"corruption": BUGS[bug], **fraction}
+        sources = (self.healthy, self.cohorts, self.runs)
+        if sum(source is not None for source in sources) > 1:
+            raise UserError(
+                "healthy, cohorts, healthy_run: each says which clients are in the "
+                "cohorts; give one of them"
+            )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.debug.plan import read_debug
 from experiments.report.diagnosis import diagnosis_tables
 from experiments.report.run import RunFacts, read_png, read_run
 from experiments.tables import Table
@@ -121,8 +122,6 @@ def read_debug_folder(path: Path) -> DebugFacts:
     Raises:
         UserError: a broken folder, or no group has samples yet.
     """
-    from experiments.debug.bug_detection import read_debug  # imports Flower
-
     debug, diagnosis = read_debug(path)
     if not isinstance(debug.get("runs"), dict):
         raise UserError(

@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from fedgs.diagnosis import group_features as features
 from fedgs.diagnosis import permutation
 from fedgs.diagnosis.effects import Effect, TwoSample, effects, two_sample
+from fedgs.diagnosis.rule import FEWEST_GROUPS, MOST_GROUPS, Rule
 from fedgs.errors import UserError
 from fedgs.evaluation.images import LabelledImages
 from fedgs.files import without_nan
@@ -49,33 +50,6 @@ TITLES = {
 LEAST_LENGTH = {INVERT: 0.4, ROTATE: 0.2}
 NAMED, EXCLUDED, UNDECIDED = "named", "excluded", "undecided"
 DIFFERS, SAME = "differs", "no difference seen"
-FEWEST_GROUPS, MOST_GROUPS = 4, 6  # C(12, 6) / 2 = 462 splits
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What a verdict needs.
-
-    Attributes:
-        alpha: largest probability to name any bug, or to see any difference, where the
-            groups are exchangeable; above 0 and below 1.
-        min_effect: share of spoilt images from which on a bug is one; above 0, below 1.
-        confidence: of the intervals, above 0 and below 1.
-
-    Raises:
-        UserError: a value out of range.
-    """
-
-    alpha: float = 0.05
-    min_effect: float = 0.5
-    confidence: float = 0.95
-
-    def __post_init__(self) -> None:
-        """Checks the ranges."""
-        for name, value in dataclasses.asdict(self).items():
-            if not 0 < value < 1:
-                flag = name.replace("_", "-")
-                raise UserError(f"{name} = {value}: give --{flag} above 0 and below 1")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from experiments.debug import bug_detection, bug_table
 from experiments.debug import cohorts as debug_cohorts
 from experiments.debug import plan as debug_plan
 from experiments.debug.bug_table import Cell, cells, is_done, table
-from experiments.debug.plan import Request, change_rule, read_debug
+from experiments.debug.plan import change_rule, read_debug
+from experiments.debug.request import DebugRequest
 from fedgs.cohorts.files import (
     EXCLUDED,
     Cohort,
@@ -418,12 +419,15 @@ def test_the_engine_is_flower_unless_a_config_file_says_another(
         ({"bug": "melt"}, "give --bug one of flip, rotate, none"),
         ({"fraction": 0.5}, "needs --bug"),
         ({"bug": "flip", "fraction": 2}, "at most 1"),
-        ({"bug": "flip", "groups": 3}, "--groups from 4 to 6"),
+        ({"bug": "flip", "groups": 3}, "--groups at least 4"),
         ({"bug": "flip", "groups": 4, "clients_per_group": 4}, "too few"),
         ({"bug": "flip", "alpha": 0}, "--alpha"),
         ({"bug": "flip", "min_effect": 1}, "--min-effect"),
-        ({"bug": "flip", "samples_per_group": 5}, "from 50 to 1000"),
-        ({"bug": "flip", "samples_per_group": 5000}, "from 50 to 1000"),
+        ({"bug": "flip", "samples_per_group": 5}, "at least 50"),
+        (
+            {"bug": "flip", "samples_per_group": 5000},
+            "at most 1000",
+        ),
         ({"bug": "flip", "clients_per_group": 0}, "give --clients-per-group at least"),
         ({"bug": "flip", "cohort": "c.txt"}, "leave out --cohort"),
         ({"corruption": "invert"}, "leave out --corruption"),
@@ -665,13 +669,13 @@ def test_table_counts_outcomes():
 
 
 def test_a_cell_is_computed_again_for_another_rule_only(tmp_path):
-    cell, request = Cell(0, "flip", 3.0), Request()
+    cell, request = Cell(0, "flip", 3.0), DebugRequest()
     assert not is_done(tmp_path, cell, request)
     row = {"cell": "flip-0-epsilon-3", **dataclasses.asdict(Rule())}
     (tmp_path / "table.jsonl").write_text(json.dumps(row) + "\n")
     assert is_done(tmp_path, cell, request)
     assert not is_done(tmp_path, Cell(1, "flip", 3.0), request)
-    assert not is_done(tmp_path, cell, Request(rule=Rule(min_effect=0.3)))
+    assert not is_done(tmp_path, cell, DebugRequest(rule=Rule(min_effect=0.3)))
 
 
 def test_another_rule_keeps_the_generators(done):

@@ -1,0 +1,122 @@
+"""From the flags of `fedgs debug` to settings and a request, or to a folder's own."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.debug import bug_detection
+from experiments.debug.request import COHORTS, DebugRequest
+from fedgs.config.recipes import configure
+from fedgs.diagnosis.rule import Rule
+from fedgs.errors import UserError, refuse
+
+BUGS = {"flip": "invert", "rotate": "rotate", "none": "none"}
+RULE = ("alpha", "min_effect")
+SELECTION = ("percentile_below", "percentile_above", "selection_rounds")
+# Settings that the command decides by the bug and the cohorts.
+DECIDED = ("cohort", "corruption", "corruption_fraction", "corruption_seed")
+
+
+def debug(
+    given: dict[str, Any],
+    recipe: str | None,
+    config: Path | None,
+    settings: dict[str, Any],
+    as_json: bool,
+) -> None:
+    """Starts a folder, or continues one where only --output is given.
+
+    Args:
+        given: the command's own flags, without those that are not given.
+        recipe: of the runs; full-participation when None.
+        config: TOML file of settings over the recipe.
+        settings: of the command line, over both.
+        as_json: print diagnosis.json instead of tables.
+
+    Raises:
+        UserError: bad input; nothing was trained.
+    """
+    output = Path(settings.get("output", "")).expanduser()
+    of_runs = {name: v for name, v in settings.items() if name != "output"}
+    of_runs = {"recipe": recipe, "config": config, **of_runs}
+    if settings.get("output") and (output / "debug.json").is_file():
+        why = f"{output} exists and goes on as it was started; choose another --output"
+        refuse({**given, **of_runs}, f"{why}, or leave out")
+        bug_detection.resume(output, as_json)
+        return
+    refuse(
+        {name: settings.get(name) for name in DECIDED},
+        "fedgs debug sets it by --bug, --fraction and the cohorts; leave out",
+    )
+    request = request_of(given)
+    if request.runs is not None:
+        refuse(of_runs, "the runs exist and have their settings; leave out")
+    planted = {**settings, **_planted(given, request)}
+    configured = configure(
+        recipe or "full-participation", config, planted, engine="flower"
+    )
+    bug_detection.debug(configured, request, as_json)
+
+
+def request_of(given: Mapping[str, Any]) -> DebugRequest:
+    """Returns the request of the command's own flags.
+
+    Raises:
+        UserError: flags that exclude each other, or values out of range.
+    """
+    names = {spec.name for spec in dataclasses.fields(DebugRequest)}
+    values = {name: value for name, value in given.items() if name in names}
+    runs = _runs(given)
+    if runs is not None:
+        values["groups"] = len(runs["healthy"])
+        refuse(
+            {"clients_per_group": given.get("clients_per_group")},
+            "the runs have their groups; leave out",
+        )
+    has_cohorts = runs is not None or "healthy" in given or "suspicious" in given
+    if has_cohorts:
+        refuse(
+            {name: given.get(name) for name in ("bug", "fraction", *SELECTION)},
+            "your own cohorts are compared as they are; leave out",
+        )
+    if "cohorts" in given:
+        refuse(
+            {name: given.get(name) for name in ("fraction", *SELECTION)},
+            "the folder of --cohorts has its own; leave out",
+        )
+    return DebugRequest(
+        **values,
+        runs=runs,
+        rule=Rule(**{name: given[name] for name in RULE if name in given}),
+        is_experiment="bug" in given and not has_cohorts,
+    )
+
+
+def _runs(given: Mapping[str, Any]) -> dict[str, list[Path]] | None:
+    """Returns the runs of each cohort that exist already; None where none are given."""
+    runs = {cohort: given.get(f"{cohort}_run", []) for cohort in COHORTS}
+    counts = {cohort: len(paths) for cohort, paths in runs.items()}
+    if len(set(counts.values())) != 1:
+        raise UserError(
+            f"healthy_run = {counts['healthy']} runs, suspicious_run = "
+            f"{counts['suspicious']}: give each flag equally often"
+        )
+    return runs if counts["healthy"] else None
+
+
+def _planted(given: Mapping[str, Any], request: DebugRequest) -> dict[str, Any]:
+    """Returns the settings of the planted bug."""
+    bug = given.get("bug")
+    if bug is None:
+        refuse({"fraction": given.get("fraction")}, "needs --bug; give it or leave out")
+        return {}
+    if bug not in BUGS:
+        raise UserError(f"bug = {bug!r}: give --bug one of {', '.join(BUGS)}")
+    if request.cohorts is not None and bug != "none":
+        raise UserError(
+            f"bug = {bug}: the folder of --cohorts says what was planted; leave out "
+            "--bug"
+        )
+    fraction = {"corruption_fraction": given["fraction"]} if "fraction" in given else {}
+    return {"corruption": BUGS[bug], **fraction}

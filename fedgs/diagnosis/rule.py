@@ -1,0 +1,35 @@
+"""What a verdict needs: error rate, size of a bug, and how many groups there are.
+
+Imports no tensor library: the command line reads its flags from here.
+"""
+
+from dataclasses import dataclass, field
+
+from fedgs.config.fields import check_ranges, flag
+
+FEWEST_GROUPS, MOST_GROUPS = 4, 6  # C(12, 6) / 2 = 462 splits
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a verdict needs.
+
+    Attributes:
+        alpha: largest probability to name any bug, or to see any difference, where the
+            groups are exchangeable.
+        min_effect: share of spoilt images from which on a bug is one.
+        confidence: of the intervals.
+
+    Raises:
+        UserError: a value that is not above 0 and below 1.
+    """
+
+    alpha: float = flag(0.05, "False-positive rate; 0.05 when unset.", above=0, below=1)
+    min_effect: float = flag(
+        0.5, "Share of images that is a bug; 0.5.", above=0, below=1
+    )
+    confidence: float = field(default=0.95, metadata={"above": 0, "below": 1})
+
+    def __post_init__(self) -> None:
+        """Checks the ranges."""
+        check_ranges(self)
