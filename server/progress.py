@@ -72,7 +72,7 @@ class Progress:
             "bytes_received": 0,
         }
         self._written, self._last = -WRITE_SECONDS, ""
-        self._is_told = False  # that the file cannot be written
+        self._is_warned = False  # that the file cannot be written
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -93,12 +93,16 @@ class Progress:
             node["online"] = node["node_id"] in online
         self._write()
 
-    def set_waiting(self, phase: str, round: int, reasons: Mapping[int, str]) -> None:
-        """Notes what the run does, which nodes it waits for, and why if it is known."""
+    def set_phase(self, phase: str, round: int) -> None:
+        """Notes what the run does; written with the nodes that it waits for."""
+        self.content.update(phase=phase, round=round)
+
+    def set_waiting(self, reasons: Mapping[int, str]) -> None:
+        """Notes which nodes the run waits for, and why if it is known."""
         names = {self.config.node_title(node): node for node in reasons}
         for name, node in names.items():
             self.nodes[name]["reason"] = reasons[node]
-        self.content.update(phase=phase, round=round, waiting_for=list(names))
+        self.content.update(waiting_for=list(names))
         self._write()
 
     def add_answer(self, node: int, round: int) -> None:
@@ -141,7 +145,7 @@ class Progress:
         try:
             write_json(self.path, self.content | {"time": round(time.time(), 1)})
         except OSError as error:
-            if not self._is_told:
+            if not self._is_warned:
                 text = "%s: %s; the run goes on, its status shows old numbers"
                 log(WARNING, text, self.path, error)
-            self._is_told = True
+            self._is_warned = True

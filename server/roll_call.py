@@ -24,6 +24,8 @@ from fedgs.federation.messages import RECORD, one_line
 from fedgs.federation.training import RunStopped, Stop, nodes_of
 from fedgs.privacy.ledger import Event
 from fedgs.process import PROTOCOL
+from fedgs.runs.run_folder import RunFolder
+from server.kept import keep, kept_of
 from server.progress import Progress
 from server.restored import lost_rounds
 
@@ -36,8 +38,6 @@ AGAIN_SECONDS = 10.0  # until a node that failed or was refused is asked again
 
 def roll_call(grid: Grid, expected: int, stop: Stop | None = None) -> dict[int, int]:
     """Returns Flower's address of each simulated node; those are random per run.
-
-    Privacy: public.
 
     Args:
         grid: of the run.
@@ -91,15 +91,12 @@ class RollCall:
 
     Args:
         grid: of the Flower run.
-        config: the run's, with the names of its nodes.
-        kept: of the run folder, across starts (`server.strategy.kept_of`): the id under
-            which clients keep their state, and `answered` and `unheard`, below.
-        events: the ledger's, of a resumed run.
-        history: which starts of the server made the run's rounds; the last one is this
-            start, with the round that the run goes on from.
+        folder: of the run; its `history` says which starts of the server made the
+            run's rounds, the last one being this start, with the round it begins at.
         progress: is told who is there.
 
     Attributes:
+        run_id: under which clients keep their state of the run.
         addresses: node -> Flower's address, of the nodes that have joined.
         active_since: address -> when it was last activated, by Flower's clock.
         round: the last round that was asked for, or that the run goes on from.
@@ -110,31 +107,25 @@ class RollCall:
         unheard: names of those that have not, since the server was restored.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        config: RunConfig,
-        kept: Mapping[str, Any],
-        events: Sequence[Event],
-        history: Sequence[tuple[str, int]],
-        progress: Progress,
-    ) -> None:
+    def __init__(self, grid: Grid, folder: RunFolder, progress: Progress) -> None:
         """Asks nobody yet."""
-        self.grid, self.config, self.run_id = grid, config, str(kept["run_id"])
+        self.grid, self.folder, self.config = grid, folder, folder.config
+        self.progress = progress
+        kept, events = kept_of(folder), folder.read_ledger().events
+        self.run_id = str(kept["run_id"])
         self.answered: dict[str, tuple[str, int]] = dict(kept.get("answered", {}))
         self.unheard = set(kept.get("unheard", ()))
         self.heard: set[str] = set()
-        self.history, self.progress = history, progress
-        self.round = history[-1][1]
-        self.seen = last_rounds(config, events, self.round)
+        self.start, self.round = folder.history[-1]
+        self.seen = last_rounds(self.config, events, self.round)
         self.counted = Counter(event.round for event in events)
         self.lost: Counter[int] = Counter()
         self.addresses: dict[int, int] = {}
         self.active_since: Mapping[int, str] = {}
         self._registered: dict[int, str] = {}  # address -> name of its key
-        # Message -> address, node, when that was last activated before.
-        self._asked: dict[str, tuple[int, int | None, str]] = {}
-        self._quiet_until: dict[int, float] = {}  # address -> when to ask it again
+        # Message -> address, node (None: not known yet), when that was activated.
+        self._queries: dict[str, tuple[int, int | None, str]] = {}
+        self._retry_at: dict[int, float] = {}  # address -> when to ask it again
         self._next_step = 0.0
 
     def wait(self, stop: Stop) -> None:
@@ -148,17 +139,19 @@ class RollCall:
         while self.missing:
             waited = time.monotonic() - started
             if stop.is_set():
-                raise RunStopped(f"stopped during the roll call; missing: {self._who}")
+                raise RunStopped(
+                    f"stopped during the roll call; missing: {self._absent}"
+                )
             if waited > self.config.round_timeout and self._is_enough():
-                log(WARNING, "roll call: going on without %s", self._who)
+                log(WARNING, "roll call: going on without %s", self._absent)
                 break
             if waited > patience:
                 raise RunStopped(
-                    f"roll call: {self._who} did not join within {patience:g} s"
+                    f"roll call: {self._absent} did not join within {patience:g} s"
                 )
             if time.monotonic() - logged > LOG_SECONDS:
                 logged = time.monotonic()
-                log(INFO, "roll call: waiting for %s", self._who)
+                log(INFO, "roll call: waiting for %s", self._absent)
             self.step()
             time.sleep(POLL_SECONDS)
 
@@ -169,7 +162,7 @@ class RollCall:
         return [n for i, n in enumerate(names) if i not in self.addresses]
 
     @property
-    def _who(self) -> str:
+    def _absent(self) -> str:
         reasons = self.progress.reasons
         return ", ".join(
             f"{name} ({reasons[name]})" if reasons.get(name) else name
@@ -187,10 +180,10 @@ class RollCall:
 
     def step(self) -> None:
         """Looks for new nodes and for answers of those that were asked; never waits."""
-        if self._asked:
-            for reply in self.grid.pull_messages(list(self._asked)):
-                address, node, _ = self._asked.pop(reply.metadata.reply_to_message_id)
-                self._take(reply, address, node)
+        if self._queries:
+            for reply in self.grid.pull_messages(list(self._queries)):
+                address, node, _ = self._queries.pop(reply.metadata.reply_to_message_id)
+                self._handle(reply, address, node)
         now = time.monotonic()
         if now < self._next_step:
             return
@@ -198,15 +191,15 @@ class RollCall:
         infos = list(self.grid.get_nodes())
         self.active_since = {i.node_id: i.last_activated_at for i in infos}
         self._registered = {i.node_id: i.name for i in infos}
-        for name, (address, _, since) in list(self._asked.items()):
+        for name, (address, _, since) in list(self._queries.items()):
             if self.active_since.get(address, since) != since:
-                del self._asked[name]  # lost with the process that was asked
-                self._quiet_until.pop(address, None)
-        known = set(self.addresses.values()) | {a for a, *_ in self._asked.values()}
+                del self._queries[name]  # lost with the process that was asked
+                self._retry_at.pop(address, None)
+        known = set(self.addresses.values()) | {a for a, *_ in self._queries.values()}
         new = [
             address
             for address in self.active_since
-            if address not in known and self._quiet_until.get(address, 0.0) <= now
+            if address not in known and self._retry_at.get(address, 0.0) <= now
         ]
         if new and self.missing_or_gone:
             self._push(dict.fromkeys(new), "query", {})
@@ -230,6 +223,24 @@ class RollCall:
         self.counted += lost
         return lost
 
+    def add_answer(self, node: int, round: int, is_release: bool) -> None:
+        """Notes a node's valid answer; round 0 is its preparation."""
+        if is_release:
+            self.answered[self.config.node_names[node]] = self.start, round
+        if round:
+            self.seen[node] = round
+            self.progress.add_answer(node, round)
+
+    def save(self, keep_round: int) -> None:
+        """Keeps who has answered, with a checkpoint; nodes save their own states."""
+        keep(self.folder, answered=self.answered)
+
+    def set_unheard(self, names: set[str]) -> None:
+        """Keeps who must still say what it released, for the starts to come."""
+        if names != self.unheard:
+            keep(self.folder, unheard=sorted(names))
+            self.unheard = names
+
     def _push(self, to: dict[int, int | None], kind: str, payload: Any) -> None:
         record = RecordDict({RECORD: ConfigRecord(payload)})
         messages = [Message(record, address, kind) for address in to]
@@ -237,11 +248,11 @@ class RollCall:
         for name, (address, node) in zip(names, to.items()):  # noqa: B905
             if name:  # else Flower does not know this address any more
                 since = self.active_since.get(address, "")
-                self._asked[name] = address, node, since
+                self._queries[name] = address, node, since
 
-    def _take(self, reply: Message, address: int, node: int | None) -> None:
+    def _handle(self, reply: Message, address: int, node: int | None) -> None:
         """Handles the answer of a node that said its name, or that joined."""
-        self._quiet_until[address] = time.monotonic() + AGAIN_SECONDS
+        self._retry_at[address] = time.monotonic() + AGAIN_SECONDS
         title = self.config.node_names[node] if node is not None else f"node {address}"
         try:
             if reply.has_error():
@@ -286,7 +297,7 @@ class RollCall:
         payload = {
             "protocol": PROTOCOL,
             "run_id": self.run_id,
-            "history": json.dumps(self.history),
+            "history": json.dumps(self.folder.history),
             "answered": json.dumps(self.answered.get(name)),
             "settings": json.dumps(public_settings(self.config), sort_keys=True),
         }
@@ -331,24 +342,18 @@ class RollCall:
 
 
 def public_settings(config: RunConfig) -> dict[str, Any]:
-    """Returns the settings that a client needs: no path of the server, no selection.
-
-    Privacy: public.
-    """
+    """Returns the settings that a client needs: no path of the server, no selection."""
     kept = config.to_flat()
     defaults = RunConfig().to_flat()
-    own = ("data", "data_dir", "cohort", "output", "client_limits", "hf_options")
-    own += ("selection_seed",)
-    return kept | {name: defaults[name] for name in own}
+    private = ("data", "data_dir", "cohort", "output", "client_limits", "hf_options")
+    private += ("selection_seed",)
+    return kept | {name: defaults[name] for name in private}
 
 
 def last_rounds(
     config: RunConfig, events: Sequence[Event], committed: int
 ) -> dict[int, int]:
-    """Returns the last committed round that each node was needed for.
-
-    Privacy: public.
-    """
+    """Returns the last committed round that each node was needed for."""
     found: dict[int, int] = {}
     everyone = config.discriminator_training == "every_round"
     for event in events:

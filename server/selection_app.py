@@ -47,8 +47,8 @@ from fedgs.federation.training import Report, RunStopped, Stop
 from fedgs.files import write_json
 from fedgs.process import watch_launcher
 from fedgs.runs.run_folder import RunFolder
+from server.roll_call import roll_call
 from server.server_app import StopFile, locked, recorded_outcome
-from server.strategy import roll_call
 
 TIMEOUT = 3600.0  # seconds for one round or question
 

@@ -1,18 +1,15 @@
-"""The Flower Strategy: select, send, collect, check, hand to `federation.round`.
+"""GS-WGAN as a Flower Strategy: the server of Algorithm 2.
 
-The rounds themselves are `fedgs.federation.training.run_rounds`; this file is its
-exchange. It overrides `start`, because Flower's own loop logs and polls per round and
-knows no checkpoint. `server.roll_call` finds the nodes, `server.asking` sends and
-collects.
+It owns the generator (`fedgs.federation.training.Training`), sends fakes to the nodes
+that are needed (`configure_train`) and steps on their answers (`aggregate_train`).
+`start` is Flower's loop with checkpoints, retries and a stop. `server.roll_call` finds
+the nodes, `server.exchange` sends and receives.
 """
 
-import math
-import secrets
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from logging import INFO, WARNING
-from typing import Any
 
 from flwr.app import (
     ArrayRecord,
@@ -35,17 +32,16 @@ from fedgs.federation.messages import (
     encode_batch,
     one_line,
 )
-from fedgs.federation.training import Report, RunStopped, Stop, nodes_of, run_rounds
-from fedgs.files import read_json, write_json
+from fedgs.federation.training import Report, RunStopped, Stop, Training, nodes_of
 from fedgs.mechanism.sanitizer import SanitizedGradients
-from fedgs.privacy.ledger import Event, Ledger
-from fedgs.process import UNNAMED
-from fedgs.runs.run_folder import CHECKPOINT, RunFolder
-from server.asking import IN_MEMORY, OVER_HTTP, Asking
+from fedgs.runs.run_folder import RunFolder
+from server.exchange import IN_MEMORY, OVER_HTTP, Exchange
+from server.kept import history_of, kept_of
 from server.progress import Progress
 from server.restored import cost_text, missing_events
-from server.roll_call import RollCall
-from server.roll_call import roll_call as roll_call
+from server.roll_call import RollCall, roll_call
+
+NOT_JOINED = 0  # in place of an address, which the exchange looks up when it sends
 
 
 class GsWgan(Strategy):
@@ -57,7 +53,16 @@ class GsWgan(Strategy):
         stop: when set, the run checkpoints after the current round and stops.
         accept_restore: go on where clients of a deployment have released more than the
             ledger says, and add it.
+
+    Attributes:
+        training: the run in progress: generator, accountant, ledger.
+        exchange: messages to the nodes and back.
+        roll: who is there; None in a simulation, whose nodes are all there.
+        requests: node -> what the messages made last ask of it.
     """
+
+    training: Training  # both are there while the run is `opened`
+    exchange: Exchange
 
     def __init__(
         self,
@@ -66,20 +71,13 @@ class GsWgan(Strategy):
         stop: Stop,
         accept_restore: bool = False,
     ) -> None:
-        """See the class."""
-        self.folder = folder
-        self.config = folder.config
-        self.report = report
-        self.stop = stop
+        """Touches nothing yet."""
+        self.folder, self.config = folder, folder.config
+        self.report, self.stop = report, stop
         self.accept_restore = accept_restore
-        self.asking: Asking  # set by `start`
-        self.roll: RollCall | None = None  # of a deployment
+        self.roll: RollCall | None = None
         self.progress = Progress(None, self.config, "", 0)
-
-    @property
-    def failures(self) -> list[str]:
-        """Why nodes did not answer the last request, by node; nodes give no data."""
-        return [text for _, text in sorted(self.asking.reasons.items())]
+        self.requests: dict[int, FakeBatch] = {}
 
     def start(  # type: ignore[override]
         self,
@@ -94,232 +92,46 @@ class GsWgan(Strategy):
         """Trains from the last checkpoint to the last round of the configuration.
 
         The arguments after `grid` are Flower's and are not used: the run folder's
-        configuration decides.
+        configuration decides. Flower's own loop would log and poll in each round, and
+        knows neither checkpoints nor a stop.
 
         Privacy: releases (epsilon, delta)-DP output; events: in the folder's ledger.
+
+        Returns:
+            Flower's record of the run, with the averaged generator as `arrays`.
 
         Raises:
             RunStopped: the run ended early with a checkpoint.
         """
         self.summary()
-        if hasattr(grid, "pull_interval"):  # the simulation's in-memory grid
-            grid.pull_interval = IN_MEMORY.least  # pyright: ignore
-        if self.config.node_names:
-            self._meet(grid)
-        else:
-            addresses = roll_call(grid, self.config.num_nodes, self.stop)
-            self.asking = Asking(grid, addresses, IN_MEMORY)
-        run_rounds(self.folder, self, self.report, self.stop, self.unrecorded)
-        return Result()
-
-    def _meet(self, grid: Grid) -> None:
-        """Waits for the nodes of a deployment.
-
-        Raises:
-            RunStopped: not enough of them joined.
-        """
-        kept = kept_of(self.folder)
-        self.folder.history = history_of(self.folder)
-        _, committed = self.folder.history[-1]
-        flower = self.folder.path / ".flower"
-        flower.mkdir(exist_ok=True)
-        self.progress = Progress(
-            flower / "nodes.json", self.config, str(kept["run_id"]), committed
-        )
-        events = self.folder.read_ledger().events
-        self.roll = RollCall(
-            grid, self.config, kept, events, self.folder.history, self.progress
-        )
-        title = self.config.node_title
-        self.asking = Asking(grid, self.roll.addresses, OVER_HTTP, self.roll, title)
-        try:
-            self.roll.wait(self.stop)
-        except RunStopped as error:  # what is known by now counts all the same
-            with closing(self.folder.ledger()) as ledger:
-                try:
-                    while events := self.unrecorded(ledger):
-                        for event in events:
-                            ledger.append(event)
-                        self.folder.record(ledger)
-                except RunStopped as other:
-                    raise RunStopped(f"{error}\n{other}") from error
-            raise
-
-    # -------------------------------------------------------------- exchange
-
-    def answers(self, request: FakeBatch) -> Sequence[SanitizedGradients]:
-        """Sends a request to the nodes concerned and collects who answers in time.
-
-        A node that fails or answers wrongly is asked once more; the same request gets
-        the same bytes. Then the round goes on without it, if `min_nodes` allows.
-        """
-        deadline = time.monotonic() + self.config.round_timeout
-        nodes = nodes_of(self.config, request.trainees)
-        answers, missing = self._ask("training", request, nodes, deadline)
-        if missing:
-            log(WARNING, "round %d: no answer of %s", request.round, self._who(missing))
-        return answers
-
-    def prepare(self, request: FakeBatch, nodes: Sequence[int]) -> None:
-        """Has the nodes make their discriminators, without a time limit.
-
-        A deployed node that is offline for `round_timeout` is given up.
-
-        Raises:
-            RunStopped: a node failed twice or is gone, or `stop` was set.
-        """
-        if not nodes:
-            return
-        _, missing = self._ask("preparing", request, nodes, math.inf)
-        if missing and self.stop.is_set():
-            who = self._who(missing)
-            raise RunStopped(f"stopped before the discriminators of {who} were made")
-        if missing:
-            who, why = self._who(missing), "; ".join(self.failures)
-            raise RunStopped(f"the discriminators of {who} could not be made: {why}")
-
-    def save(self, keep_round: int) -> None:
-        """Keeps who has answered; nodes save their state in every round."""
-        if self.roll is not None:
-            keep(self.folder, answered=self.roll.answered)
-
-    def _who(self, nodes: Sequence[int]) -> str:
-        return ", ".join(map(self.config.node_title, nodes))
-
-    def unrecorded(self, ledger: Ledger) -> Sequence[Event]:
-        """Returns what nodes have released and a restored ledger lacks; each once.
-
-        Whoever has not said it yet is kept on the disk, until the ledger has what the
-        others say: a start that does not hear of the restore must not go on.
-
-        Raises:
-            RunStopped: there is something, and nobody accepted the restore; or a node
-                has not said what it has released since the server was restored.
-        """
-        if self.roll is None:
-            return ()
-        if not (lost := self.roll.take_lost()):
-            self._keep_unheard(self.roll.unheard - self.roll.heard)
-            if self.roll.unheard:
-                raise RunStopped(
-                    "this server was restored from a backup, and its ledger lacks what "
-                    f"{', '.join(sorted(self.roll.unheard))} may have released since: "
-                    "start these clients with their newest releases/, and resume; "
-                    "the run does not go on without them"
+        with self.opened(grid):
+            for number in self.training.rounds(self.stop):
+                messages = self.configure_train(
+                    number, ArrayRecord(), ConfigRecord(), grid
                 )
-            return ()
-        self._keep_unheard(set(self.config.node_names))
-        missing = missing_events(self.config, ledger.events, lost)
-        text = cost_text(self.config, ledger.events, missing)
-        if not self.accept_restore:
-            raise RunStopped(
-                f"{text}. Put the newest server state back, or go on from here and add "
-                "them to the ledger: submit with --resume and --accept-restore"
-            )
-        log(WARNING, "%s; they are added to the ledger", text)
-        log_event("restored", added=len(missing), outcome=text)
-        return missing
+                replies = self.exchange.send_and_receive(
+                    self._by_node(messages),
+                    timeout=self.config.round_timeout,
+                    patience=self.config.round_timeout,
+                )
+                self.aggregate_train(number, replies)
+                self._add_lost_releases()
+            return Result(ArrayRecord(self.training.server.ema.state_dict()))
 
-    def _keep_unheard(self, names: set[str]) -> None:
-        if self.roll is not None and names != self.roll.unheard:
-            keep(self.folder, unheard=sorted(names))
-            self.roll.unheard = names
+    @contextmanager
+    def opened(self, grid: Grid) -> Iterator[None]:
+        """Finds the nodes and opens the run, for the verbs.
 
-    def _ask(
-        self, phase: str, request: FakeBatch, nodes: Sequence[int], deadline: float
-    ) -> tuple[list[SanitizedGradients], list[int]]:
-        told = request.told(self.config.hosting, nodes)
-        tensors = pack_fakes(request.images, request.labels, self.config)
-        different = {id(own): own for own in told.values()}
-        records = {key: self._record(own, tensors) for key, own in different.items()}
-        if self.roll is not None:
-            self.roll.round = max(self.roll.round, request.round)
-
-        asked, refused = set[int](), set[int]()
-
-        def make(node: int) -> Message:
-            self.progress.add_bytes(sent=len(tensors))
-            if node in asked:
-                self.progress.add_resend(node)
-            asked.add(node)
-            record = records[id(told[node])]
-            # What nobody waits for any more is not delivered to a node that is back.
-            left = None
-            if self.roll is not None and deadline < math.inf:
-                left = max(deadline - time.monotonic(), 1.0)
-            content, address = RecordDict({RECORD: record}), self.asking.addresses[node]
-            return Message(content, address, "train", ttl=left)
-
-        def decode(reply: Message, node: int) -> SanitizedGradients | None:
-            try:
-                answer = self._decode(reply, told[node], node)
-            except UserError as error:
-                self.progress.add_failure(node, str(error))
-                refused.add(node)
-                raise
+        Raises:
+            RunStopped: `stop` was set, or not enough nodes joined.
+            UserError: nodes are wrong or missing, or the folder is corrupted.
+        """
+        save_nodes = self._find_nodes(grid)
+        with Training.opened(self.folder, self.report, save_nodes) as self.training:
             if self.roll is not None:
-                log_event(
-                    "answered",
-                    node=self.config.node_title(node),
-                    round=request.round,
-                    outcome="ok",
-                    seconds=round(time.monotonic() - started, 3),
-                )
-                if answer is not None:
-                    start, _ = self.roll.history[-1]
-                    name = self.config.node_title(node)
-                    self.roll.answered[name] = start, request.round
-                if request.round:
-                    self.roll.seen[node] = request.round
-                    self.progress.add_answer(node, request.round)
-            return answer
-
-        def waiting(missing: Sequence[int]) -> None:
-            reasons = {node: self.asking.reasons.get(node, "") for node in missing}
-            self.progress.set_waiting(phase, request.round, reasons)
-
-        started = time.monotonic()
-        answers, missing = self.asking.ask(
-            nodes,
-            make,
-            decode,
-            deadline,
-            patience=self.config.round_timeout,
-            stop=self.stop if phase == "preparing" else None,
-            waiting=waiting,
-        )
-        for node in missing:
-            reason, name = self.asking.reasons[node], self.config.node_title(node)
-            log_event("missing", node=name, round=request.round, outcome=reason)
-            if node not in refused:
-                self.progress.add_failure(node, reason)
-        return answers, missing
-
-    def _record(self, request: FakeBatch, tensors: bytes) -> ConfigRecord:
-        payload: dict[str, Any] = dict(encode_batch(request, self.config, tensors))
-        if self.roll is None:
-            payload["run_folder"] = str(self.folder.path)
-        else:
-            payload["run_id"] = self.roll.run_id
-        return ConfigRecord(payload)
-
-    def _decode(
-        self, reply: Message, request: FakeBatch, node_id: int
-    ) -> SanitizedGradients | None:
-        """Checks a reply; raises `UserError` with one line that quotes no data."""
-        where = f"round {request.round}: {self.config.node_title(node_id)}"
-        if reply.has_error():
-            raise UserError(f"{where} says: {one_line(reply.error.reason)}")
-        if reply.metadata.src_node_id != self.asking.addresses.get(node_id):
-            raise UserError(f"{where}: a reply of another sender")
-        record = reply.content.config_records.get(RECORD)
-        if record is None:
-            raise UserError(f"{where} answered without a record")
-        if len(reply.content) > 1:
-            raise UserError(f"{where} answered with other records too")
-        if "tensors" in record:  # what it weighs would tell of this one release
-            self.progress.add_bytes(received=stated_release_bytes(self.config))
-        return decode_answer(record, self.config, request, node_id)
+                self._wait_for_nodes(self.roll)
+                self._add_lost_releases()
+            yield
 
     # -------------------------------------------------------------- Flower's verbs
 
@@ -337,18 +149,36 @@ class GsWgan(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Is not used: `answers` builds the messages of a round."""
-        raise NotImplementedError(
-            "fedgs.federation.training.run_rounds drives the rounds"
-        )
+        """Begins a round: has new nodes prepared, then returns the round's requests.
+
+        The event is on the disk when this returns. One message for each node that
+        hosts a trainee; the arguments are Flower's and are not used.
+
+        Raises:
+            RunStopped: nodes could not prepare, or the budget is spent.
+        """
+        self._prepare_nodes()
+        request = self.training.begin()
+        self.progress.set_phase("training", request.round)
+        return self._encode(request, nodes_of(self.config, request.trainees))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Is not used: `fedgs.federation.round.server_round` uses the answers."""
-        raise NotImplementedError(
-            "fedgs.federation.training.run_rounds drives the rounds"
-        )
+        """Finishes a round: checks replies as they come, then takes the step.
+
+        Returns:
+            No arrays, for the generator stays here; the public metrics of the round.
+
+        Raises:
+            RunStopped: fewer than `min_nodes` nodes answered.
+        """
+        answers, missing = self._decode(replies)
+        if missing:
+            number, who = self.training.server.round + 1, self._titles(missing)
+            log(WARNING, "round %d: no answer of %s", number, who)
+        metrics = self.training.finish(answers, self._failures())
+        return None, MetricRecord(metrics)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -362,45 +192,201 @@ class GsWgan(Strategy):
         """Has nothing to aggregate."""
         return None
 
+    # -------------------------------------------------------------- nodes
 
-def history_of(folder: RunFolder) -> list[tuple[str, int]]:
-    """Returns which starts of the server made a deployed run's rounds; the last is new.
+    def _find_nodes(self, grid: Grid) -> Callable[[int], None]:
+        """Calls the roll of a simulation, or gets ready for that of a deployment.
 
-    It is kept with the checkpoint, so that the two are of one time in every backup.
+        Returns:
+            What the nodes ask to be kept with a checkpoint; all save their own states.
+        """
+        if hasattr(grid, "pull_interval"):  # the simulation's in-memory grid
+            grid.pull_interval = IN_MEMORY.least  # pyright: ignore
+        if not self.config.node_names:
+            addresses = roll_call(grid, self.config.num_nodes, self.stop)
+            self.exchange = Exchange(grid, addresses, IN_MEMORY, self.progress)
+            return lambda keep_round: None
+        self.folder.history = history_of(self.folder)
+        _, committed = self.folder.history[-1]
+        flower, run_id = self.folder.path / ".flower", kept_of(self.folder)["run_id"]
+        flower.mkdir(exist_ok=True)
+        file = flower / "nodes.json"
+        self.progress = Progress(file, self.config, str(run_id), committed)
+        self.roll = RollCall(grid, self.folder, self.progress)
+        addresses = self.roll.addresses
+        self.exchange = Exchange(grid, addresses, OVER_HTTP, self.progress, self.roll)
+        return self.roll.save
 
-    Privacy: public.
+    def _wait_for_nodes(self, roll: RollCall) -> None:
+        """Waits for the nodes of a deployment.
 
-    Raises:
-        UserError: a malformed checkpoint.
-    """
-    committed, known = folder.last_round, []
-    if committed:
-        known = read_json(folder.path / CHECKPOINT).get("history", [(UNNAMED, 0)])
-    past = [(str(start), int(first)) for start, first in known if first < committed]
-    return [*past, (secrets.token_hex(8), committed)]
+        Raises:
+            RunStopped: not enough of them joined.
+        """
+        try:
+            roll.wait(self.stop)
+        except RunStopped as error:
+            try:
+                self._add_lost_releases()  # what is known by now counts all the same
+            except RunStopped as other:
+                raise RunStopped(f"{error}\n{other}") from error
+            raise
 
+    def _add_lost_releases(self) -> None:
+        """Adds to a restored ledger what nodes say that they released; each once.
 
-def kept_of(folder: RunFolder) -> dict[str, Any]:
-    """Returns what is kept of a deployed run across starts: `deployment.json`.
+        Whoever has not said it yet is kept on the disk, until the ledger has what the
+        others say: a start that does not hear of the restore must not go on.
 
-    `run_id`, under which clients keep their state, is drawn once, so that a run that is
-    submitted again finds it. `answered` and `unheard` are `RollCall`'s.
+        Raises:
+            RunStopped: there is something, and nobody accepted the restore; or a node
+                has not said what it has released since the server was restored.
+        """
+        if self.roll is None:
+            return
+        if lost := self.roll.take_lost():
+            self.roll.set_unheard({*self.config.node_names})
+            events = self.training.ledger.events
+            missing = missing_events(self.config, events, lost)
+            text = cost_text(self.config, events, missing)
+            if not self.accept_restore:
+                raise RunStopped(
+                    f"{text}. Put the newest server state back, or go on from here and "
+                    "add them to the ledger: submit with --resume and --accept-restore"
+                )
+            log(WARNING, "%s; they are added to the ledger", text)
+            log_event("restored", added=len(missing), outcome=text)
+            self.training.add_events(missing)
+        self.roll.set_unheard(self.roll.unheard - self.roll.heard)
+        if self.roll.unheard:
+            raise RunStopped(
+                "this server was restored from a backup, and its ledger lacks what "
+                f"{', '.join(sorted(self.roll.unheard))} may have released since: "
+                "start these clients with their newest releases/, and resume; "
+                "the run does not go on without them"
+            )
 
-    Privacy: public.
+    def _prepare_nodes(self) -> None:
+        """Has nodes make their discriminators, without a time limit.
 
-    Raises:
-        UserError: the file is broken.
-    """
-    path = folder.path / "deployment.json"
-    if not path.exists():
-        nodes = list(folder.config.node_names)
-        write_json(path, {"run_id": secrets.token_hex(8), "nodes": nodes})
-    return read_json(path)
+        A deployed node that is offline for `round_timeout` is given up.
 
+        Raises:
+            RunStopped: a node failed twice or is gone, or `stop` was set.
+        """
+        if not (nodes := self.training.unprepared()):
+            return
+        messages = self._encode(self.training.preparation, nodes)
+        self.progress.set_phase("preparing", 0)
+        replies = self.exchange.send_and_receive(
+            self._by_node(messages),
+            patience=self.config.round_timeout,
+            stop=self.stop,
+        )
+        _, missing = self._decode(replies)
+        if not missing:
+            return
+        who = self._titles(missing)
+        if self.stop.is_set():
+            raise RunStopped(f"stopped before the discriminators of {who} were made")
+        why = "; ".join(self._failures())
+        raise RunStopped(f"the discriminators of {who} could not be made: {why}")
 
-def keep(folder: RunFolder, **values: object) -> None:
-    """Keeps more of a deployed run, or other values; see `kept_of`.
+    # -------------------------------------------------------------- messages
 
-    Privacy: public.
-    """
-    write_json(folder.path / "deployment.json", kept_of(folder) | values)
+    def _encode(self, request: FakeBatch, nodes: Sequence[int]) -> list[Message]:
+        """Returns a request as one message for each node; nothing else makes one."""
+        self.requests = request.per_node(self.config.hosting, nodes)
+        tensors = pack_fakes(request.images, request.labels, self.config)
+        if self.roll is None:
+            place = {"run_folder": str(self.folder.path)}
+        else:
+            place = {"run_id": self.roll.run_id}
+            self.roll.round = max(self.roll.round, request.round)
+        distinct = {id(own): own for own in self.requests.values()}
+        records = {
+            key: ConfigRecord({**encode_batch(own, self.config, tensors), **place})
+            for key, own in distinct.items()
+        }
+        return [
+            Message(
+                RecordDict({RECORD: records[id(own)]}),
+                self.exchange.addresses.get(node, NOT_JOINED),
+                "train",
+            )
+            for node, own in self.requests.items()
+        ]
+
+    def _by_node(self, messages: Iterable[Message]) -> dict[int, Message]:
+        return dict(zip(self.requests, messages, strict=True))
+
+    def _decode(
+        self, replies: Iterable[Message]
+    ) -> tuple[list[SanitizedGradients], list[int]]:
+        """Returns the releases in valid replies, and which nodes gave no valid reply.
+
+        While the exchange goes on, a node that is refused gets its request once more;
+        the same request gets the same bytes.
+        """
+        started = time.monotonic()
+        answers: list[SanitizedGradients] = []
+        missing, refused = {*self.requests}, set[int]()
+        for reply in replies:
+            node = self.exchange.node_of(reply)
+            if node is None or node not in missing:
+                continue
+            try:
+                answer = self._checked(reply, node)
+            except UserError as error:
+                refused.add(node)
+                self.exchange.refuse(node, str(error))
+                continue
+            missing.remove(node)
+            if answer is not None:
+                answers.append(answer)
+            if self.roll is not None:
+                self._note_answer(self.roll, node, answer is not None, started)
+        for node in sorted(missing):
+            reason = self.exchange.reasons.get(node, "no reply")
+            name, number = self.config.node_title(node), self.requests[node].round
+            log_event("missing", node=name, round=number, outcome=reason)
+            if node not in refused:
+                self.progress.add_failure(node, reason)
+        return answers, sorted(missing)
+
+    def _checked(self, reply: Message, node: int) -> SanitizedGradients | None:
+        """Checks a reply; raises `UserError` with one line that quotes no data."""
+        request = self.requests[node]
+        where = f"round {request.round}: {self.config.node_title(node)}"
+        if reply.has_error():
+            raise UserError(f"{where} says: {one_line(reply.error.reason)}")
+        if reply.metadata.src_node_id != self.exchange.addresses.get(node):
+            raise UserError(f"{where}: a reply of another sender")
+        record = reply.content.config_records.get(RECORD)
+        if record is None:
+            raise UserError(f"{where} answered without a record")
+        if len(reply.content) > 1:
+            raise UserError(f"{where} answered with other records too")
+        if "tensors" in record:  # what it weighs would tell of this one release
+            self.progress.add_bytes(received=stated_release_bytes(self.config))
+        return decode_answer(record, self.config, request, node)
+
+    def _note_answer(
+        self, roll: RollCall, node: int, is_release: bool, started: float
+    ) -> None:
+        number = self.requests[node].round
+        log_event(
+            "answered",
+            node=self.config.node_title(node),
+            round=number,
+            outcome="ok",
+            seconds=round(time.monotonic() - started, 3),
+        )
+        roll.add_answer(node, number, is_release)
+
+    def _failures(self) -> list[str]:
+        """Returns why nodes did not answer the last request; public texts."""
+        return [reason for _, reason in sorted(self.exchange.reasons.items())]
+
+    def _titles(self, nodes: Sequence[int]) -> str:
+        return ", ".join(map(self.config.node_title, nodes))

@@ -3,7 +3,7 @@
     python -m experiments.bench.messages [--rounds 600] [--nodes 10]
 
 Paper mode: one client per round, 100 KB down and 100 KB up, through the project's own
-sending and collecting (`server.asking`), with and without `fast_messages`.
+sending and collecting (`server.exchange`), with and without `fast_messages`.
 """
 
 import argparse
@@ -28,7 +28,8 @@ from fedgs.federation.preparation import resolve
 from fedgs.files import read_json, write_json
 from fedgs.process import watch_launcher
 from fedgs.runs.run_folder import RunFolder
-from server.asking import IN_MEMORY, Asking
+from server.exchange import IN_MEMORY, Exchange
+from server.progress import Progress
 from server.roll_call import roll_call
 
 COMPONENTS = (
@@ -72,21 +73,16 @@ def main_of_server(grid: Grid, context: Context) -> None:
         grid.pull_interval = IN_MEMORY.least  # pyright: ignore
     with folder.locked():
         addresses = roll_call(grid, folder.config.num_nodes)
-        asking, nodes = Asking(grid, addresses, IN_MEMORY), len(addresses)
+        progress = Progress(None, folder.config, "", 0)
+        exchange = Exchange(grid, addresses, IN_MEMORY, progress)
+        payload = RecordDict({RECORD: ConfigRecord({"tensors": PAYLOAD})})
         started, processor = 0.0, 0.0
         for number in range(folder.config.num_rounds + SKIPPED):
             if number == SKIPPED:
                 started, processor = time.monotonic(), time.process_time()
-            _, missing = asking.ask(
-                [number % nodes],
-                lambda node: Message(
-                    RecordDict({RECORD: ConfigRecord({"tensors": PAYLOAD})}),
-                    addresses[node],
-                    "train",
-                ),
-                lambda reply, node: None,
-            )
-            if missing:
+            node = number % len(addresses)
+            request = Message(payload, addresses[node], "train")
+            if not [*exchange.send_and_receive({node: request})]:
                 raise RuntimeError("a node did not answer")
         seconds = time.monotonic() - started
     found = {"seconds": seconds, "processor": time.process_time() - processor}

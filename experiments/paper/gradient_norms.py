@@ -25,11 +25,11 @@ from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.errors import UserError
-from fedgs.federation.local import LocalNodes
+from fedgs.federation.local import LocalNodes, train_nodes
 from fedgs.federation.messages import FakeBatch, clients_of
 from fedgs.federation.node import Node
 from fedgs.federation.preparation import check_capacity, resolve
-from fedgs.federation.training import Stop, run_rounds
+from fedgs.federation.training import Stop
 from fedgs.files import write_atomically
 from fedgs.mechanism.sanitizer import (
     PerSampleGradients,
@@ -161,7 +161,7 @@ def probe(root: Path, title: str, config: RunConfig, stop: Stop) -> RunFolder:
     (folder.path / FILE).touch(mode=0o600)
     torch.set_num_threads(folder.config.num_threads)
     with folder.locked(), ProbedNodes(folder, data) as nodes:
-        run_rounds(folder, nodes, lambda metrics: None, stop)
+        train_nodes(folder, nodes, lambda metrics: None, stop)
     return folder
 
 

@@ -10,7 +10,6 @@ ICLR 2024 (canary clients).
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from torch import Tensor
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
+from fedgs.federation.local import ThreadedNodes
 from fedgs.federation.messages import FakeBatch, clients_of
 from fedgs.federation.round import client_round, select
 from fedgs.federation.training import nodes_of
@@ -132,38 +132,24 @@ class CanaryDiscriminators(Discriminators):
         return grads
 
 
-class CanaryNodes:
+class CanaryNodes(ThreadedNodes):
     """All nodes in this process; keeps what the adversaries see of each canary.
 
     Attributes:
         releases: <release of the canary's node - known, e_i>, so far, shape (m,).
         sums: the same of the sum over nodes.
-        failures: none; a failing node raises.
     """
 
     def __init__(
         self, config: RunConfig, data: FederatedImages, canaries: Canaries
     ) -> None:
         """Starts the worker threads."""
-        self.config, self.data, self.canaries = config, data, canaries
+        super().__init__(config, data)
+        self.canaries = canaries
         self.fixed = canaries.gradients(config)
         self.nodes: dict[int, CanaryDiscriminators] = {}
         self.releases = np.zeros(len(canaries.clients))
         self.sums = np.zeros(len(canaries.clients))
-        self.failures: list[str] = []
-        workers = config.num_workers if config.device == "cpu" else 1
-        threads = (config.num_threads,)
-        self.pool = ThreadPoolExecutor(
-            workers, initializer=torch.set_num_threads, initargs=threads
-        )
-
-    def __enter__(self) -> "CanaryNodes":
-        """Returns itself."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Ends the worker threads."""
-        self.pool.shutdown(cancel_futures=True)
 
     def prepare(self, request: FakeBatch, nodes: Sequence[int]) -> None:
         """Makes and warm-starts the discriminators of some nodes."""

@@ -35,8 +35,9 @@ from fedgs.audit.canaries import INSIDE, OUTSIDE, Canaries, CanaryNodes
 from fedgs.audit.finding import CONFIDENCE, Finding
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
+from fedgs.federation.local import train_nodes
 from fedgs.federation.round import new_server
-from fedgs.federation.training import Report, Stop, run_rounds
+from fedgs.federation.training import Report, Stop
 from fedgs.privacy.gaussian import fixed_law
 from fedgs.privacy.participation import COUNT_THEOREM
 from fedgs.privacy.plan import Plan
@@ -81,7 +82,7 @@ def audit_run(
     folder = RunFolder.create(config)
     before = _mean_image(config, new_server(config).ema)
     with folder.locked(), CanaryNodes(config, data, canaries) as nodes:
-        run_rounds(folder, nodes, report, stop)
+        train_nodes(folder, nodes, report, stop)
     moved = _mean_image(config, load_generator(folder)) - before
     by_generator = -np.tensordot(canaries.images(config).numpy(), moved, axes=3)
     views: list[tuple[str, str, Scores]] = [("release", "generator", by_generator)]

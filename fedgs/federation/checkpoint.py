@@ -101,15 +101,8 @@ class Checkpoints:
         self.committed = server.round
         self.last, self.cost = time.monotonic(), 0.0
 
-    def commit(self, buffers: TensorDict | None = None) -> None:
-        """Saves the nodes, then commits the server's state.
-
-        Args:
-            buffers: the generator's, from before the drawing of a round that is
-                discarded; a resumed run draws it again.
-        """
-        if buffers:
-            self.server.generator.load_state_dict(buffers, strict=False)
+    def commit(self) -> None:
+        """Saves the nodes, then commits the server's state."""
         if self.committed == self.server.round and self.committed > 0:
             with indispensable(self.folder, "the ledger's length"):
                 self.folder.record(self.ledger)  # a discarded round has an event

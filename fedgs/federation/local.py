@@ -4,8 +4,10 @@ Each thread computes whole nodes with `num_threads` torch threads of its own, so
 number of workers does not change a bit of the result.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Self
 
 import torch
 
@@ -13,7 +15,7 @@ from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.federation.messages import FakeBatch
 from fedgs.federation.node import Node
-from fedgs.federation.training import Report, Stop, nodes_of, run_rounds
+from fedgs.federation.training import Report, Stop, Training, nodes_of
 from fedgs.mechanism.sanitizer import SanitizedGradients
 from fedgs.privacy.client_limits import ClientRefused
 from fedgs.runs.run_folder import RunFolder
@@ -36,27 +38,42 @@ def train(folder: RunFolder, data: FederatedImages, report: Report, stop: Stop) 
     """
     torch.set_num_threads(folder.config.num_threads)
     with folder.locked(), LocalNodes(folder, data) as nodes:
-        run_rounds(folder, nodes, report, stop)
+        train_nodes(folder, nodes, report, stop)
 
 
-class LocalNodes:
-    """All nodes of a run in this process; made when first asked."""
+def train_nodes(
+    folder: RunFolder, nodes: "ThreadedNodes", report: Report, stop: Stop
+) -> None:
+    """Trains a run with nodes of this process; the loop of the local engine.
 
-    def __init__(self, folder: RunFolder, data: FederatedImages) -> None:
+    Privacy: as `train`.
+    """
+    with Training.opened(folder, report, nodes.save) as training:
+        for _ in training.rounds(stop):
+            nodes.prepare(training.preparation, training.unprepared())
+            request = training.begin()
+            answers = nodes.answers(request)
+            training.finish(answers, nodes.failures)
+
+
+class ThreadedNodes(ABC):
+    """All nodes of a run in this process, spread over threads.
+
+    Attributes:
+        failures: why nodes did not answer the last request; public texts.
+    """
+
+    def __init__(self, config: RunConfig, data: FederatedImages) -> None:
         """Starts the worker threads."""
-        self.config: RunConfig = folder.config
-        self.private = folder.private
-        self.data = data
-        self.nodes: dict[int, Node] = {}
+        self.config, self.data = config, data
         self.failures: list[str] = []
-        is_cpu = self.config.device == "cpu"
         self.pool = ThreadPoolExecutor(
-            self.config.num_workers if is_cpu else 1,
+            config.num_workers if config.device == "cpu" else 1,
             initializer=torch.set_num_threads,
-            initargs=(self.config.num_threads,),
+            initargs=(config.num_threads,),
         )
 
-    def __enter__(self) -> "LocalNodes":
+    def __enter__(self) -> Self:
         """Returns itself."""
         return self
 
@@ -64,19 +81,41 @@ class LocalNodes:
         """Ends the worker threads."""
         self.pool.shutdown(cancel_futures=True)
 
+    @abstractmethod
+    def prepare(self, request: FakeBatch, nodes: Sequence[int]) -> None:
+        """Has some nodes make their discriminators."""
+
+    @abstractmethod
+    def answers(self, request: FakeBatch) -> Sequence[SanitizedGradients]:
+        """Answers a request with all nodes concerned; a failing node raises."""
+
+    @abstractmethod
+    def save(self, keep_round: int) -> None:
+        """Has the nodes' states on disk; those of the given round are kept."""
+
+
+class LocalNodes(ThreadedNodes):
+    """The nodes of a run, with their states in its folder; made when first needed."""
+
+    def __init__(self, folder: RunFolder, data: FederatedImages) -> None:
+        """Starts the worker threads."""
+        super().__init__(folder.config, data)
+        self.private = folder.private
+        self.nodes: dict[int, Node] = {}
+
     def answers(self, request: FakeBatch) -> Sequence[SanitizedGradients]:
         """Answers a request with all nodes concerned; a failing node raises.
 
         If the clients of one node refuse, no node trains, and nobody answers: the run
         can go on later from the round before.
         """
-        asked = nodes_of(self.config, request.trainees)
-        told = request.told(self.config.hosting, asked)
-        refusals = self.pool.map(lambda i: self._refusal(i, told[i]), asked)
+        nodes = nodes_of(self.config, request.trainees)
+        requests = request.per_node(self.config.hosting, nodes)
+        refusals = self.pool.map(self._refusal, nodes, requests.values())
         self.failures = [refusal for refusal in refusals if refusal]
         if self.failures:
             return []
-        results = self.pool.map(lambda i: self._node(i).answer(told[i]), asked)
+        results = self.pool.map(self._answer, nodes, requests.values())
         return [answer for answer in results if answer is not None]
 
     def _refusal(self, node_id: int, request: FakeBatch) -> str:
@@ -88,13 +127,16 @@ class LocalNodes:
 
     def prepare(self, request: FakeBatch, nodes: Sequence[int]) -> None:
         """Has the nodes make their discriminators."""
-        told = request.told(self.config.hosting, nodes)
-        list(self.pool.map(lambda i: self._node(i).answer(told[i]), nodes))
+        requests = request.per_node(self.config.hosting, nodes)
+        list(self.pool.map(self._answer, nodes, requests.values()))
 
     def save(self, keep_round: int) -> None:
         """Writes the state of every node that changed."""
         for node in list(self.nodes.values()):
             node.save(keep_round)
+
+    def _answer(self, node_id: int, request: FakeBatch) -> SanitizedGradients | None:
+        return self._node(node_id).answer(request)
 
     def _node(self, node_id: int) -> Node:
         if node_id not in self.nodes:

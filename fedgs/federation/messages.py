@@ -77,26 +77,23 @@ class FakeBatch:
         """
         return self._digest
 
-    def told(self, hosting: Hosting, nodes: Iterable[int]) -> dict[int, "FakeBatch"]:
-        """Returns the request of each node: of the clients, it names its own only.
+    def per_node(
+        self, hosting: Hosting, nodes: Iterable[int]
+    ) -> dict[int, "FakeBatch"]:
+        """Returns each node's request, in the given order; it names no other's clients.
 
-        "all" stays, for the run's settings say that everybody is meant. Nodes that are
-        told the same share one request, and with it its digest.
-
-        Privacy: public.
+        "all" stays, for the run's settings say that everybody is meant. Nodes with the
+        same content share one request, and with it its digest.
         """
-        found: dict[tuple[Clients, Clients], FakeBatch] = {}
-        told: dict[int, FakeBatch] = {}
+        distinct: dict[tuple[Clients, Clients], FakeBatch] = {}
+        requests: dict[int, FakeBatch] = {}
         for node in nodes:
             hosted = hosting.hosted(node)
-            asked = _own(self.participants, hosted), _own(self.trainees, hosted)
-            if asked not in found:
-                participants, trainees = asked
-                found[asked] = replace(
-                    self, participants=participants, trainees=trainees
-                )
-            told[node] = found[asked]
-        return told
+            participants = _of_node(self.participants, hosted)
+            trainees = _of_node(self.trainees, hosted)
+            own = replace(self, participants=participants, trainees=trainees)
+            requests[node] = distinct.setdefault((participants, trainees), own)
+        return requests
 
     @cached_property
     def _digest(self) -> str:
@@ -118,7 +115,7 @@ def clients_of(clients: Clients, hosted: Sequence[int]) -> list[int]:
     return [client for client in hosted if client in wanted]
 
 
-def _own(clients: Clients, hosted: Sequence[int]) -> Clients:
+def _of_node(clients: Clients, hosted: Sequence[int]) -> Clients:
     return EVERYONE if clients == EVERYONE else tuple(clients_of(clients, hosted))
 
 

@@ -134,6 +134,12 @@ def _balanced_lap(seed: int, num_clients: int, count: int, lap: int) -> tuple[in
     return tuple(order)
 
 
+def trainees(config: RunConfig, participants: Clients) -> Clients:
+    """Returns the clients whose discriminators train in a round of the participants."""
+    trains_all = config.discriminator_training == "every_round"
+    return EVERYONE if trains_all else participants
+
+
 def draw_fakes(config: RunConfig, server: ServerState) -> tuple[FakeBatch, Images]:
     """Draws the next round's request and keeps the graph of its answered images.
 
@@ -161,13 +167,12 @@ def draw_fakes(config: RunConfig, server: ServerState) -> tuple[FakeBatch, Image
             others = server.generator(z[:split], labels_there[:split])
         images = torch.cat([others, images])
     participants = select(config, round)
-    trains_all = config.discriminator_training == "every_round"
     request = FakeBatch(
         round=round,
         images=round_fakes(images.cpu(), config),
         labels=labels,
         participants=participants,
-        trainees=EVERYONE if trains_all else participants,
+        trainees=trainees(config, participants),
     )
     return request, answered
 

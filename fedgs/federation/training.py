@@ -1,10 +1,9 @@
-"""The loop of a run: select, record the event, exchange, step, checkpoint.
+"""A run in progress: `begin` makes a round's request, `finish` takes its answers.
 
-An engine supplies the exchange: `fedgs.federation.local` calls the nodes in this
-process, the Flower strategy sends messages to them.
+Engines own the loop. They bring a request to the nodes and their answers back:
+`fedgs.federation.local` within this process, `server.strategy` as Flower's messages.
 """
 
-import dataclasses
 import signal
 import threading
 import time
@@ -12,6 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,11 +22,12 @@ from fedgs.config.run_config import RunConfig
 from fedgs.federation.checkpoint import Checkpoints, indispensable, restore
 from fedgs.federation.messages import EVERYONE, Clients, FakeBatch
 from fedgs.federation.round import (
-    ServerState,
     draw_fakes,
     new_server,
     public_fakes,
+    select,
     server_round,
+    trainees,
 )
 from fedgs.mechanism.sanitizer import SanitizedGradients
 from fedgs.privacy.accounting import Plan
@@ -34,10 +35,10 @@ from fedgs.privacy.budget import budget_of
 from fedgs.privacy.ledger import Event, Ledger
 from fedgs.runs.run_folder import RunFolder
 from fedgs.runs.sample import write_grid
-from fedgs.shapes import TensorDict
+from fedgs.shapes import Images, TensorDict
 
 Report = Callable[[dict[str, Any]], None]
-Unrecorded = Callable[[Ledger], Sequence[Event]]
+SaveNodes = Callable[[int], None]
 _SHOWN_FAILURES = 3
 
 
@@ -57,161 +58,200 @@ class BudgetSpent(RunStopped):
     """The next release would exceed target_epsilon; the run ends before it."""
 
 
-class Exchange(Protocol):
-    """How an engine reaches the nodes."""
+class Training:
+    """One run in progress.
 
-    @property
-    def failures(self) -> Sequence[str]:
-        """Why nodes did not answer the last request; public texts."""
-        ...
+        with Training.opened(folder, report, save_nodes) as training:
+            for _ in training.rounds(stop):
+                ...  # `preparation` to the nodes of `unprepared`, and wait
+                request = training.begin()
+                ...  # the request to the nodes concerned, and their answers back
+                training.finish(answers, failures)
 
-    def answers(self, request: FakeBatch) -> Sequence[SanitizedGradients]:
-        """Sends the request to the nodes concerned and returns who answered."""
-        ...
-
-    def prepare(self, request: FakeBatch, nodes: Sequence[int]) -> None:
-        """Has the nodes make their discriminators, however long that takes."""
-        ...
-
-    def save(self, keep_round: int) -> None:
-        """Has the state of every node on disk when it returns."""
-        ...
-
-
-def run_rounds(
-    folder: RunFolder,
-    exchange: Exchange,
-    report: Report,
-    stop: Stop,
-    unrecorded: Unrecorded = lambda ledger: (),
-) -> None:
-    """Trains from the last checkpoint, or the start, to the last round.
-
-    Order of a round: append the event and fsync; send; step; checkpoint when due.
-
-    Privacy: releases (epsilon, delta)-DP output; events: in the folder's ledger.
-
-    Args:
-        folder: the run's folder, locked by the caller.
-        exchange: the engine.
-        report: called with the public metrics of each round.
-        stop: when set, the run checkpoints after the current round and stops.
-        unrecorded: returns what nodes tell that they released and the ledger lacks,
-            each event once, and then none; raises `RunStopped` where the run may not
-            go on with it.
-
-    Raises:
-        RunStopped: too few nodes answered, the budget is spent, or `stop` was set.
+    Attributes:
+        config: of the run, resolved.
+        server: generator, optimizer, average, and the last finished round.
+        ledger: of the run.
+        preparation: the request of round 0, which has nodes make discriminators.
     """
-    with closing(folder.ledger()) as ledger:
-        _Run(folder, ledger, exchange, report, unrecorded).train(stop)
-
-
-class _Run:
-    """One run in progress: what its rounds share."""
 
     def __init__(
-        self,
-        folder: RunFolder,
-        ledger: Ledger,
-        exchange: Exchange,
-        report: Report,
-        unrecorded: Unrecorded,
+        self, folder: RunFolder, ledger: Ledger, report: Report, save_nodes: SaveNodes
     ) -> None:
+        """Goes on from the last checkpoint, if there is one; `opened` calls this."""
         self.folder, self.config = folder, folder.config
-        self.ledger, self.exchange, self.report = ledger, exchange, report
-        self.unrecorded = unrecorded
+        self.ledger, self.report = ledger, report
         self.server = new_server(self.config)
         restore(folder, self.server)
+        self.preparation = public_fakes(self.config)
         selections = selection_costs([self.config])
-        self.budget = budget_of(self.config, ledger.events, selections)
-        self.attempts = Counter(event.round for event in ledger.events)
-        self.checkpoints = Checkpoints(folder, self.server, ledger, exchange.save)
-        self.first_request = public_fakes(self.config)
-        self.prepared = nodes_with_state(self.config, ledger, self.server.round)
+        self._budget = budget_of(self.config, ledger.events, selections)
+        self._attempts = Counter(event.round for event in ledger.events)
+        self._checkpoints = Checkpoints(folder, self.server, ledger, save_nodes)
+        self._prepared = nodes_with_state(self.config, ledger, self.server.round)
+        self._round: _Round | None = None  # between `begin` and `finish`
 
-    def train(self, stop: Stop) -> None:
-        """Trains to the last round, unless asked to stop before."""
-        self._add_unrecorded()
+    @classmethod
+    @contextmanager
+    def opened(
+        cls, folder: RunFolder, report: Report, save_nodes: SaveNodes
+    ) -> Iterator["Training"]:
+        """Holds the run's ledger open; a `RunStopped` inside commits a checkpoint.
+
+        The round that it interrupts is discarded: its event stays counted, and a
+        resumed run repeats it.
+
+        Args:
+            folder: the run's folder, locked by the caller.
+            report: called with the public metrics of each round.
+            save_nodes: has the nodes' states on disk when it returns; its argument is
+                the committed round, whose states are kept.
+
+        Raises:
+            UserError: the ledger or the checkpoint is corrupted, or the disk is full.
+        """
+        with closing(folder.ledger()) as ledger:
+            training = cls(folder, ledger, report, save_nodes)
+            try:
+                yield training
+            except RunStopped as error:
+                training._discard_round()
+                training._checkpoints.commit()
+                if isinstance(error, BudgetSpent):  # what it bought is the product
+                    training._save_generator()
+                raise
+
+    def rounds(self, stop: Stop) -> Iterator[int]:
+        """Yields the number of each round to come; the last one completes the run.
+
+        Raises:
+            RunStopped: `stop` was set, and rounds are left.
+        """
         while self.server.round < self.config.num_rounds:
-            self.round()
-            self.checkpoints.commit_if_due()
-            self._add_unrecorded()
+            yield self.server.round + 1
             if stop.is_set() and self.server.round < self.config.num_rounds:
-                self.checkpoints.commit()
                 raise RunStopped(f"stopped after round {self.server.round}")
-        self.checkpoints.commit()
+        self._checkpoints.commit()
         self._save_generator()
 
-    def round(self) -> None:
-        """Draws, records the event, exchanges, steps and reports."""
+    def unprepared(self) -> list[int]:
+        """Returns the nodes that the next round needs for the first time, increasing.
+
+        They make their discriminators before the round begins: nothing is released
+        then, and nothing counted, however long it takes.
+        """
+        if len(self._prepared) == self.config.num_nodes:
+            return []
+        clients = trainees(self.config, select(self.config, self.server.round + 1))
+        return sorted({*nodes_of(self.config, clients)} - self._prepared)
+
+    def begin(self) -> FakeBatch:
+        """Draws the next round's request; its event is on the disk before it is sent.
+
+        Privacy: post-processing of DP output; event: one release of the participants,
+        written ahead.
+
+        Raises:
+            BudgetSpent: the release would exceed `target_epsilon`.
+        """
+        # Spectral vectors move with each drawing; a discarded round puts them back.
         buffers = {n: v.clone() for n, v in self.server.generator.named_buffers()}
         request, answered = draw_fakes(self.config, self.server)
-        request = dataclasses.replace(request, keep_round=self.checkpoints.committed)
-        try:
-            self._prepare(request)
-        except RunStopped:
-            self.checkpoints.commit(buffers)
-            raise
+        request = replace(request, keep_round=self._checkpoints.committed)
+        self._prepared |= {*nodes_of(self.config, request.trainees)}
         started = time.monotonic()
-        event = self._charge(request, buffers)
-        answers = self.exchange.answers(request)
-        required = min(
-            self.config.min_nodes or event.planned_nodes, event.planned_nodes
-        )
-        if len(answers) < required:
-            self.checkpoints.commit(buffers)
-            raise RunStopped(
-                f"round {request.round}: {len(answers)} of {event.planned_nodes} nodes "
-                f"answered within round_timeout = {self.config.round_timeout:g} s, "
-                f"min_nodes asks for {required}; the round is counted and discarded"
-                + _reasons(self.exchange.failures)
-            )
-        server_round(self.config, self.server, answered, answers)
-        _report_round(
-            self.folder, self.server, answers, started, self.ledger, self.report
-        )
-
-    def _add_unrecorded(self) -> None:
-        """Adds what a ledger that was restored from a backup lacks."""
-        while events := self._unrecorded():
-            for event in events:
-                self.ledger.append(event)
-                self.attempts[event.round] += 1
-                if self.budget is not None:
-                    self.budget.add(event)
-            with indispensable(self.folder, "the ledger's length"):
-                self.folder.record(self.ledger)
-
-    def _unrecorded(self) -> Sequence[Event]:
-        try:
-            return self.unrecorded(self.ledger)
-        except RunStopped:
-            self.checkpoints.commit()
-            raise
-
-    def _prepare(self, request: FakeBatch) -> None:
-        """Has nodes that are needed for the first time make discriminators."""
-        needed = set(nodes_of(self.config, request.trainees))
-        self.exchange.prepare(self.first_request, sorted(needed - self.prepared))
-        self.prepared |= needed
-
-    def _charge(self, request: FakeBatch, buffers: TensorDict) -> Event:
-        """Writes the event ahead of the request, or ends the run if it may not."""
-        self.attempts[request.round] += 1
-        event = make_event(self.config, request, self.attempts[request.round])
-        if self.budget is not None and not self.budget.allows(event):
-            self.checkpoints.commit(buffers)
-            self._save_generator()
+        attempt = self._attempts[request.round] + 1
+        event = new_event(self.config, request.round, request.participants, attempt)
+        self._round = _Round(event, answered, buffers, started)
+        if self._budget is not None and not self._budget.allows(event):
             raise BudgetSpent(
                 f"stopped before round {request.round}: its release would exceed "
                 f"target_epsilon = {self.config.target_epsilon:g}; the generator is "
                 "written"
             )
+        self._append(event)
+        return request
+
+    def finish(
+        self, answers: Sequence[SanitizedGradients], failures: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """Takes the generator's step from a round's answers; writes what is due.
+
+        Privacy: post-processing of DP output.
+
+        Args:
+            answers: the releases, from any number of the planned nodes, in any order.
+            failures: why other nodes did not answer; public texts.
+
+        Returns:
+            The public metrics of the round.
+
+        Raises:
+            RunStopped: fewer than `min_nodes` answered.
+        """
+        if self._round is None:
+            raise RuntimeError("finish without begin")
+        event = self._round.event
+        required = min(
+            self.config.min_nodes or event.planned_nodes, event.planned_nodes
+        )
+        if len(answers) < required:
+            raise RunStopped(
+                f"round {event.round}: {len(answers)} of {event.planned_nodes} nodes "
+                f"answered within round_timeout = {self.config.round_timeout:g} s, "
+                f"min_nodes asks for {required}; the round is counted and discarded"
+                + _reasons(failures)
+            )
+        server_round(self.config, self.server, self._round.answered, answers)
+        metrics = self._metrics(answers, self._round.started)
+        self._round = None
+        self._write_samples()
+        with _dispensable(self.folder.path / "metrics.jsonl"):
+            self.folder.append_metrics(metrics)
+        self.report(metrics)
+        self._checkpoints.commit_if_due()
+        return metrics
+
+    def add_events(self, events: Sequence[Event]) -> None:
+        """Adds releases that a ledger which was restored from a backup lacks."""
+        for event in events:
+            self._append(event)
+        with indispensable(self.folder, "the ledger's length"):
+            self.folder.record(self.ledger)
+
+    def _append(self, event: Event) -> None:
+        """Writes an event durably, then counts it."""
         self.ledger.append(event)
-        if self.budget is not None:
-            self.budget.add(event)
-        return event
+        self._attempts[event.round] += 1
+        if self._budget is not None:
+            self._budget.add(event)
+
+    def _discard_round(self) -> None:
+        """Puts the generator back to where the unfinished round began."""
+        if self._round is not None:
+            buffers = self._round.buffers
+            self.server.generator.load_state_dict(buffers, strict=False)
+
+    def _metrics(
+        self, answers: Sequence[SanitizedGradients], started: float
+    ) -> dict[str, Any]:
+        total = torch.stack([answer.values.double() for answer in answers]).sum(0)
+        return {
+            "round": self.server.round,
+            "seconds": round(time.monotonic() - started, 4),
+            "num_answers": len(answers),
+            "events": self.ledger.length,
+            "release_norm": round(float(total.norm()), 6),
+        }
+
+    def _write_samples(self) -> None:
+        number, last = self.server.round, self.config.num_rounds
+        every = self.config.sample_every or max(1, last // 10)
+        if number % every == 0 or number == last:
+            samples = self.folder.path / "samples"
+            with _dispensable(samples):
+                path = samples / f"round-{number:07d}.png"
+                write_grid(path, self.config, self.server.ema)
 
     def _save_generator(self) -> None:
         generator, ema = self.server.generator, self.server.ema
@@ -220,12 +260,27 @@ class _Run:
             self.folder.save_generator(*states, self.ledger)
 
 
+@dataclass(frozen=True)
+class _Round:
+    """What is kept between a round's request and its answers.
+
+    Attributes:
+        event: the release that was asked for.
+        answered: the B images that are answered, with the generator's graph.
+        buffers: the generator's, from before the drawing.
+        started: when, by the monotonic clock.
+    """
+
+    event: Event
+    answered: Images
+    buffers: TensorDict
+    started: float
+
+
 def nodes_with_state(config: RunConfig, ledger: Ledger, round: int) -> set[int]:
     """Returns the nodes that took part up to a committed round.
 
     Their state is on disk; where it is lost, they refuse instead of starting anew.
-
-    Privacy: public.
     """
     done = [event for event in ledger.events if event.round <= round]
     if done and config.discriminator_training == "every_round":
@@ -233,21 +288,10 @@ def nodes_with_state(config: RunConfig, ledger: Ledger, round: int) -> set[int]:
     return {node for event in done for node in nodes_of(config, event.participants)}
 
 
-def make_event(config: RunConfig, request: FakeBatch, attempt: int) -> Event:
-    """Returns the ledger's event of a request, before it is sent.
-
-    Privacy: public.
-    """
-    return new_event(config, request.round, request.participants, attempt)
-
-
 def new_event(
     config: RunConfig, round: int, participants: Clients, attempt: int
 ) -> Event:
-    """Returns the ledger's event of a round with given participants.
-
-    Privacy: public.
-    """
+    """Returns the ledger's event of a round, before its request is sent."""
     planned = len(nodes_of(config, participants))
     return Event(
         round=round,
@@ -266,10 +310,7 @@ def new_event(
 
 
 def nodes_of(config: RunConfig, clients: Clients) -> list[int]:
-    """Returns the nodes that host the given clients, increasing.
-
-    Privacy: public.
-    """
+    """Returns the nodes that host the given clients, increasing."""
     if clients == EVERYONE:
         return list(range(config.num_nodes))
     return sorted({config.hosting.node_of(int(client)) for client in clients})
@@ -280,33 +321,6 @@ def _reasons(failures: Sequence[str]) -> str:
     shown = "".join(f"\n{failure}" for failure in failures[:_SHOWN_FAILURES])
     others = len(failures) - _SHOWN_FAILURES
     return shown + (f"\nand {others} others" if others > 0 else "")
-
-
-def _report_round(
-    folder: RunFolder,
-    server: ServerState,
-    answers: Sequence[SanitizedGradients],
-    started: float,
-    ledger: Ledger,
-    report: Report,
-) -> None:
-    config = folder.config
-    every = config.sample_every or max(1, config.num_rounds // 10)
-    if server.round % every == 0 or server.round == config.num_rounds:
-        samples = folder.path / "samples"
-        with _dispensable(samples):
-            write_grid(samples / f"round-{server.round:07d}.png", config, server.ema)
-    total = torch.stack([answer.values.double() for answer in answers]).sum(0)
-    metrics = {
-        "round": server.round,
-        "seconds": round(time.monotonic() - started, 4),
-        "num_answers": len(answers),
-        "events": ledger.length,
-        "release_norm": round(float(total.norm()), 6),
-    }
-    with _dispensable(folder.path / "metrics.jsonl"):
-        folder.append_metrics(metrics)
-    report(metrics)
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from fedgs.audit.one_run import audit_run, best_guesses
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
-from fedgs.federation.training import RunStopped, run_rounds
+from fedgs.federation.local import train_nodes
+from fedgs.federation.training import RunStopped
 from fedgs.gan.discriminators import Discriminators
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.privacy.gaussian import epsilon_from_mu
@@ -66,7 +67,7 @@ def test_scores_hold_the_canaries_and_noise_only(tmp_path):
     config = config_of(noise_multiplier=0.0, output=str(tmp_path / "again"))
     canaries = canaries_of(config)
     with CanaryNodes(config, twelve_clients(config), canaries) as nodes:
-        run_rounds(RunFolder.create(config), nodes, lambda m: None, threading.Event())
+        train_nodes(RunFolder.create(config), nodes, lambda m: None, threading.Event())
     signs = np.where(canaries.is_in, 1.0, -1.0)
     expected = signs * config.num_rounds * config.batch_size  # all other clients' gone
     assert nodes.releases == pytest.approx(expected, abs=1e-3)

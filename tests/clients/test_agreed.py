@@ -27,7 +27,7 @@ from fedgs.federation.messages import EVERYONE, clients_of
 from fedgs.federation.node import Node
 from fedgs.federation.preparation import resolve_deployed
 from fedgs.federation.round import draw_fakes, new_server, select
-from fedgs.federation.training import make_event
+from fedgs.federation.training import new_event
 from fedgs.privacy.accounting import Run, statements_of_runs
 from fedgs.privacy.client_count import WHOLE, ReleaseCount, release_event
 from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
@@ -251,12 +251,12 @@ def test_nodes_that_are_told_the_same_share_a_request():
     config = tiny_config(discriminator_training="every_round", clients_per_node=2)
     request = draw_fakes(config, new_server(config))[0]
     request = dataclasses.replace(request, participants=(0, 1))
-    told = request.told(config.hosting, range(3))
+    told = request.per_node(config.hosting, range(3))
     assert told[1] is told[2] is not told[0]
     assert told[0].participants == (0, 1)
     assert told[1].participants == ()
     everyone = dataclasses.replace(request, participants=EVERYONE)
-    shared = everyone.told(config.hosting, range(3))
+    shared = everyone.per_node(config.hosting, range(3))
     assert shared[0] is shared[1] is shared[2]
     assert shared[0].digest() == everyone.digest()
 
@@ -327,7 +327,7 @@ def test_an_older_deployed_run_that_asked_for_amplification_gets_none(
     folder = RunFolder.create(dataclasses.replace(config, **DEPLOYED))
     request = draw_fakes(config, new_server(config))[0]
     with contextlib.closing(folder.ledger()) as ledger:
-        ledger.append(make_event(config, request, 1))
+        ledger.append(new_event(config, request.round, request.participants, 1))
     with pytest.raises(UserError, match=REFUSED + '.*"amplification": false'):
         of_run(folder.path)
     monkeypatch.setenv(RUNS_VARIABLE, str(tmp_path))

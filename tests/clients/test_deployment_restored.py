@@ -39,6 +39,7 @@ from fedgs.privacy.accounting import Run, statements_from_ledger, statements_of_
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import forget_aside, state_path, state_rounds
 from server import roll_call
+from server.progress import Progress
 from server.restored import cost_text, lost_rounds, missing_events
 from tiny import tiny_config
 
@@ -349,9 +350,9 @@ def test_a_restored_run_does_not_go_on_without_a_client_that_was_not_heard(
 
 def test_rounds_before_a_released_one_were_asked_too(deploy):
     run = deploy("run", "selected")
-    calls = roll_call.RollCall(
-        run.grid, run.folder.config, {"run_id": A}, [], [(B, 0)], None
-    )
+    run.folder.history = [(B, 0)]
+    silent = Progress(None, run.folder.config, A, 0)
+    calls = roll_call.RollCall(run.grid, run.folder, silent)
     calls.counted.update({1: 1})
     calls.lost.update({4: 2})
     assert calls.take_lost() == {2: 1, 3: 1, 4: 2}

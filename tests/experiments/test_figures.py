@@ -54,7 +54,7 @@ def refuse(*_: object, **__: object) -> None:
 
 def forbid_training(monkeypatch) -> None:
     monkeypatch.setattr(stored_runs, "train", refuse)
-    monkeypatch.setattr(gradient_norms, "run_rounds", refuse)
+    monkeypatch.setattr(gradient_norms, "train_nodes", refuse)
 
 
 # ------------------------------------------------------------------ curves

@@ -17,8 +17,9 @@ import torch
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.federation import checkpoint, preparation, training
+from fedgs.federation.local import train_nodes
 from fedgs.federation.messages import FakeBatch
-from fedgs.federation.training import BudgetSpent, RunStopped, nodes_of, run_rounds
+from fedgs.federation.training import BudgetSpent, RunStopped, nodes_of
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip, sanitize
 from fedgs.privacy.accounting import statements_from_ledger
@@ -77,7 +78,7 @@ def create(path: Path, **settings: object) -> RunFolder:
 
 
 def run(folder: RunFolder, nodes: Nodes, stop: threading.Event | None = None) -> None:
-    run_rounds(folder, nodes, lambda metrics: None, stop or threading.Event())
+    train_nodes(folder, nodes, lambda metrics: None, stop or threading.Event())
 
 
 def events(folder: RunFolder):
@@ -194,7 +195,7 @@ def test_resumed_run_prepares_only_who_has_not_taken_part(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_rounds(folder, Nodes(folder), interrupt, threading.Event())
+        train_nodes(folder, Nodes(folder), interrupt, threading.Event())
     before = {events(folder)[0].participants[0], events(folder)[1].participants[0]}
     nodes = Nodes(folder)
     run(folder, nodes)
@@ -240,7 +241,9 @@ def test_budget_stops_before_the_release_that_exceeds_it(tmp_path, selection):
     assert generator(folder)  # what was bought so far is the run's product
     assert spent(folder, done) <= 6.0
     request, _ = training.draw_fakes(folder.config, at_round(folder, len(done)))
-    following = training.make_event(folder.config, request, 1)
+    following = training.new_event(
+        folder.config, request.round, request.participants, 1
+    )
     assert spent(folder, [*done, following]) > 6.0
 
 
@@ -264,7 +267,7 @@ def test_repeated_rounds_use_up_the_budget(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_rounds(again, Nodes(again), interrupt, threading.Event())
+        train_nodes(again, Nodes(again), interrupt, threading.Event())
     with pytest.raises(BudgetSpent):
         run(again, Nodes(again))
     assert len(events(again)) == whole
@@ -472,7 +475,7 @@ def test_what_is_only_looked_at_ends_no_round_where_it_cannot_be_written(
         monkeypatch.setattr(RunFolder, "append_metrics", no_room)
     reported: list[int] = []
     with pytest.warns(RuntimeWarning, match=rf"{full}: .*No space left") as warned:
-        run_rounds(
+        train_nodes(
             folder,
             Nodes(folder),
             lambda metrics: reported.append(metrics["round"]),

@@ -21,9 +21,10 @@ from flwr.supercore.run import Run
 from flwr.superlink.grid import HttpGrid
 
 from deployed_grid import fixture_server_process  # noqa: F401
-from fedgs.errors import UserError
-from server.asking import LOST_CODES, OVER_HTTP, Asking
+from server.exchange import LOST_CODES, OVER_HTTP, Exchange
+from server.progress import Progress
 from server.server_app import _hasten
+from tiny import tiny_config
 
 ADDRESSES = {0: 70, 1: 71}
 PATIENCE = 0.3  # seconds of the tests' deadline
@@ -128,38 +129,44 @@ def request_to(node: int) -> Message:
     return message
 
 
-@pytest.fixture(name="asking")
-def fixture_asking(grid, monkeypatch) -> Asking:
-    sent: list[Message] = []
+@pytest.fixture(name="requests")
+def fixture_requests() -> dict[int, Message]:
+    return {node: request_to(node) for node in ADDRESSES}
+
+
+@pytest.fixture(name="exchange")
+def fixture_exchange(grid, requests, monkeypatch) -> Exchange:
+    """Its messages have the ids of the requests."""
+    ids = {ADDRESSES[n]: r.metadata.message_id for n, r in requests.items()}
 
     def push(messages):
-        sent.extend(messages)
-        return [message.metadata.message_id for message in messages]
+        return [ids[message.metadata.dst_node_id] for message in messages]
 
     monkeypatch.setattr(grid, "push_messages", push)
-    return Asking(grid, ADDRESSES, OVER_HTTP)
+    return Exchange(grid, ADDRESSES, OVER_HTTP, Progress(None, tiny_config(), "", 0))
 
 
-def decode(reply: Message, node: int):
-    if reply.has_error():
-        raise UserError(reply.error.reason)
-    return SimpleNamespace(node=reply.content["fedgs"]["from"])
+def senders(exchange: Exchange, requests: dict[int, Message]) -> list[int]:
+    """Who gave a valid reply."""
+    found = []
+    for reply in exchange.send_and_receive(requests, timeout=PATIENCE):
+        if reply.has_error():
+            exchange.refuse(exchange.node_of(reply), reply.error.reason)
+        else:
+            found.append(reply.content["fedgs"]["from"])
+    return found
 
 
 def test_a_client_that_ends_in_its_upload_holds_up_neither_the_round_nor_the_others(
-    link, asking
+    link, exchange, requests
 ):
-    requests = {node: request_to(node) for node in ADDRESSES}
     broken = link.upload(requests[0], 70)
     link.arrive(*broken[1:])  # one part never comes
     link.arrive(*link.upload(requests[1], 71))
     started = time.monotonic()
-    answers, missing = asking.ask(
-        [0, 1], requests.get, decode, deadline=started + PATIENCE
-    )
+    assert senders(exchange, requests) == [71]
     assert time.monotonic() - started < PATIENCE + 2
-    assert ([answer.node for answer in answers], missing) == ([71], [0])
-    assert asking.reasons[0] == "node 0: no answer in time"
+    assert exchange.reasons == {0: "node 0: no answer in time"}
 
 
 def test_every_part_is_taken_once_whenever_it_comes(link, grid):
@@ -208,18 +215,16 @@ def test_an_upload_that_expired_is_a_lost_reply(link, grid):
 
 @pytest.mark.parametrize("spoilt", ["bytes", "sender", "request", "parts"])
 def test_a_reply_that_is_not_what_was_announced_is_refused_and_ends_nothing(
-    link, asking, spoilt
+    link, exchange, requests, spoilt
 ):
-    request = request_to(0)
+    request = requests[0]
     sender, to = (71 if spoilt == "sender" else 70), "f" * 64 * (spoilt == "request")
     parts = link.upload(request, sender, to, 50 if spoilt == "parts" else 1)
     link.arrive(*parts)
     if spoilt == "bytes":
         link.parts |= dict.fromkeys(parts, b"ConfigRecord  3\x00abc")
-    deadline = time.monotonic() + PATIENCE
-    answers, missing = asking.ask([0], lambda node: request, decode, deadline)
-    assert (answers, missing) == ([], [0])
-    assert asking.reasons[0] == "a reply that is not what it said"
+    assert senders(exchange, {0: request}) == []
+    assert exchange.reasons == {0: "a reply that is not what it said"}
     assert len(link.pulled) <= 3  # a flood of small parts would take the round's time
 
 

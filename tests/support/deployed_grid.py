@@ -25,7 +25,7 @@ from fedgs.data.load import load_data
 from fedgs.federation import local
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder
-from server import asking, progress, roll_call
+from server import exchange, progress, roll_call
 from server import strategy as strategy_module
 from server.strategy import GsWgan
 from tiny import FULL_PARTICIPATION, tiny_config, tiny_data, write_tiny_npz
@@ -203,7 +203,7 @@ def fixture_clock(monkeypatch):
         clock.now += seconds
 
     clock.sleep = sleep
-    for module in (asking, progress, roll_call, strategy_module):
+    for module in (exchange, progress, roll_call, strategy_module):
         monkeypatch.setattr(module, "time", clock)
     return clock
 

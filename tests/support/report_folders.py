@@ -10,7 +10,7 @@ from PIL import Image
 from fedgs.config.run_config import RunConfig
 from fedgs.federation.messages import FakeBatch
 from fedgs.federation.round import select
-from fedgs.federation.training import make_event
+from fedgs.federation.training import new_event
 from fedgs.gan.models import build_generator
 from fedgs.runs.run_folder import RunFolder
 from fedgs.runs.sample import write_grid
@@ -37,7 +37,7 @@ def make_run(path: Path, **settings: object) -> Path:
         for round in (1, 2, 3):
             nothing, asked = torch.zeros(0), select(config, round)
             request = FakeBatch(round, nothing, nothing, asked, asked)
-            ledger.append(make_event(config, request, 1))
+            ledger.append(new_event(config, request.round, request.participants, 1))
             metrics = {"round": round, "seconds": 0.1, "num_answers": 2}
             folder.append_metrics(metrics | {"release_norm": 4.0 - round})
             generator = build_generator(config, round).eval()
