@@ -11,13 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from logging import INFO, WARNING
 
-from flwr.app import (
-    ArrayRecord,
-    ConfigRecord,
-    Message,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -80,14 +74,7 @@ class GsWgan(Strategy):
         self.requests: dict[int, FakeBatch] = {}
 
     def start(  # type: ignore[override]
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord | None = None,
-        num_rounds: int = 0,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: object = None,
+        self, grid: Grid, *_: object, **__: object
     ) -> Result:
         """Trains from the last checkpoint to the last round of the configuration.
 

@@ -102,7 +102,7 @@ class ProbedNodes(LocalNodes):
 
     def __init__(self, folder: RunFolder, data: FederatedImages) -> None:
         """See the class."""
-        super().__init__(folder, data)
+        super().__init__(folder.config, data, folder.private)
         self.path = folder.path / FILE
 
     def answers(self, request: FakeBatch) -> Sequence[SanitizedGradients]:

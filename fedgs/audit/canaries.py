@@ -8,8 +8,10 @@ ICLR 2024 (canary clients).
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +21,9 @@ from torch import Tensor
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
-from fedgs.federation.local import ThreadedNodes
+from fedgs.federation.local import LocalNodes
 from fedgs.federation.messages import FakeBatch, clients_of
 from fedgs.federation.round import client_round, select
-from fedgs.federation.training import nodes_of
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.warm_start import warm_start
 from fedgs.mechanism.sanitizer import (
@@ -132,7 +133,7 @@ class CanaryDiscriminators(Discriminators):
         return grads
 
 
-class CanaryNodes(ThreadedNodes):
+class CanaryNodes(LocalNodes):
     """All nodes in this process; keeps what the adversaries see of each canary.
 
     Attributes:
@@ -144,26 +145,20 @@ class CanaryNodes(ThreadedNodes):
         self, config: RunConfig, data: FederatedImages, canaries: Canaries
     ) -> None:
         """Starts the worker threads."""
-        super().__init__(config, data)
+        super().__init__(config, data, Path(config.output))  # saves nothing
         self.canaries = canaries
         self.fixed = canaries.gradients(config)
-        self.nodes: dict[int, CanaryDiscriminators] = {}
+        self.stacks: dict[int, CanaryDiscriminators] = {}
         self.releases = np.zeros(len(canaries.clients))
         self.sums = np.zeros(len(canaries.clients))
 
-    def prepare(self, request: FakeBatch, nodes: Sequence[int]) -> None:
-        """Makes and warm-starts the discriminators of some nodes."""
-        list(self.pool.map(lambda node: self._prepare(request, node), nodes))
-
     def answers(self, request: FakeBatch) -> Sequence[SanitizedGradients]:
         """Answers a request with all nodes concerned and keeps the scores."""
-        asked = nodes_of(self.config, request.trainees)
-        answers = list(self.pool.map(lambda node: self._answer(request, node), asked))
-        found = [answer for answer in answers if answer is not None]
-        nodes = [answer.node_id for answer in found]
-        known = list(self.pool.map(lambda node: self._known(request, node), nodes))
-        self._watch(request, found, known)
-        return found
+        answers = super().answers(request)
+        nodes = [answer.node_id for answer in answers]
+        known = list(self.pool.map(self._known, nodes, itertools.repeat(request)))
+        self._watch(request, answers, known)
+        return answers
 
     def save(self, keep_round: int) -> None:
         """Writes nothing: this run is not resumed."""
@@ -171,21 +166,24 @@ class CanaryNodes(ThreadedNodes):
     def _hosted(self, node: int) -> range:
         return self.config.hosting.hosted(node)
 
-    def _prepare(self, request: FakeBatch, node: int) -> None:
-        hosted = self._hosted(node)
-        own = CanaryDiscriminators(self.config, hosted, self.fixed)
-        is_public = self.config.warm_start == "public"
+    def _refusal(self, node_id: int, request: FakeBatch) -> str:
+        return ""  # a client's own count has no part in this
+
+    def _answer(self, node_id: int, request: FakeBatch) -> SanitizedGradients | None:
+        config, hosted = self.config, self._hosted(node_id)
+        if request.round > 0:
+            stack = self.stacks[node_id]
+            return client_round(config, stack, self.data, hosted, request, node_id)
+        stack = CanaryDiscriminators(config, hosted, self.fixed)
+        is_public = config.warm_start == "public"
         fakes = (request.images, request.labels) if is_public else None
-        warm_start(self.config, own, self.data, hosted, fakes)
-        self.nodes[node] = own
+        warm_start(config, stack, self.data, hosted, fakes)
+        self.stacks[node_id] = stack
+        return None
 
-    def _answer(self, request: FakeBatch, node: int) -> SanitizedGradients | None:
-        own, hosted = self.nodes[node], self._hosted(node)
-        return client_round(self.config, own, self.data, hosted, request, node)
-
-    def _known(self, request: FakeBatch, node: int) -> Tensor:
+    def _known(self, node: int, request: FakeBatch) -> Tensor:
         """Returns what the node's other clients contributed, summed over the fakes."""
-        config, own, hosted = self.config, self.nodes[node], self._hosted(node)
+        config, own, hosted = self.config, self.stacks[node], self._hosted(node)
         images = request.images[-config.batch_size :].to(config.device)
         labels = request.labels[-config.batch_size :].to(config.device)
         total = torch.zeros(config.release_shape[1:], dtype=torch.float64)

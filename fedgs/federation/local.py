@@ -4,9 +4,9 @@ Each thread computes whole nodes with `num_threads` torch threads of its own, so
 number of workers does not change a bit of the result.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Self
 
 import torch
@@ -37,12 +37,12 @@ def train(folder: RunFolder, data: FederatedImages, report: Report, stop: Stop) 
         UserError: another process trains in this folder, or it is corrupted.
     """
     torch.set_num_threads(folder.config.num_threads)
-    with folder.locked(), LocalNodes(folder, data) as nodes:
+    with folder.locked(), LocalNodes(folder.config, data, folder.private) as nodes:
         train_nodes(folder, nodes, report, stop)
 
 
 def train_nodes(
-    folder: RunFolder, nodes: "ThreadedNodes", report: Report, stop: Stop
+    folder: RunFolder, nodes: "LocalNodes", report: Report, stop: Stop
 ) -> None:
     """Trains a run with nodes of this process; the loop of the local engine.
 
@@ -56,16 +56,17 @@ def train_nodes(
             training.finish(answers, nodes.failures)
 
 
-class ThreadedNodes(ABC):
-    """All nodes of a run in this process, spread over threads.
+class LocalNodes:
+    """All nodes of a run in this process, spread over threads; made when first needed.
 
     Attributes:
         failures: why nodes did not answer the last request; public texts.
     """
 
-    def __init__(self, config: RunConfig, data: FederatedImages) -> None:
-        """Starts the worker threads."""
-        self.config, self.data = config, data
+    def __init__(self, config: RunConfig, data: FederatedImages, private: Path) -> None:
+        """Starts the worker threads; the nodes' states are in the private folder."""
+        self.config, self.data, self.private = config, data, private
+        self.nodes: dict[int, Node] = {}
         self.failures: list[str] = []
         self.pool = ThreadPoolExecutor(
             config.num_workers if config.device == "cpu" else 1,
@@ -80,28 +81,6 @@ class ThreadedNodes(ABC):
     def __exit__(self, *error: object) -> None:
         """Ends the worker threads."""
         self.pool.shutdown(cancel_futures=True)
-
-    @abstractmethod
-    def prepare(self, request: FakeBatch, nodes: Sequence[int]) -> None:
-        """Has some nodes make their discriminators."""
-
-    @abstractmethod
-    def answers(self, request: FakeBatch) -> Sequence[SanitizedGradients]:
-        """Answers a request with all nodes concerned; a failing node raises."""
-
-    @abstractmethod
-    def save(self, keep_round: int) -> None:
-        """Has the nodes' states on disk; those of the given round are kept."""
-
-
-class LocalNodes(ThreadedNodes):
-    """The nodes of a run, with their states in its folder; made when first needed."""
-
-    def __init__(self, folder: RunFolder, data: FederatedImages) -> None:
-        """Starts the worker threads."""
-        super().__init__(folder.config, data)
-        self.private = folder.private
-        self.nodes: dict[int, Node] = {}
 
     def answers(self, request: FakeBatch) -> Sequence[SanitizedGradients]:
         """Answers a request with all nodes concerned; a failing node raises.
