@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.app import Error as FlowerError
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
 from safetensors.torch import load, save
 
 from clients import workers as state
@@ -99,7 +100,7 @@ class FakeGrid(Grid):
         raise NotImplementedError
 
     def send_and_receive(self, messages, *, timeout=None) -> Iterable[Message]:
-        raise NotImplementedError
+        return self.pull_messages(self.push_messages(messages))
 
     def get_node_ids(self) -> Iterable[int]:
         return sorted(self.indices)
@@ -554,6 +555,21 @@ def test_two_supernodes_of_one_index_end_the_run(create):
     next(iter(grid.contexts.values())).node_config["partition-id"] = 3
     with pytest.raises(UserError, match="roll call: 5 of 6 nodes answered"):
         start(create("run"), grid)
+
+
+def test_flowers_own_loop_trains_the_same_generator_by_the_verbs(create):
+    folder, alone = create("flower"), create("local")
+    grid = FakeGrid(folder.config.num_nodes)
+    gs_wgan = GsWgan(folder, lambda metrics: None, threading.Event())
+    with gs_wgan.opened(grid):
+        result = Strategy.start(gs_wgan, grid, ArrayRecord(), num_rounds=3)
+        trained = gs_wgan.training.server.generator.state_dict()
+    start_locally(alone)
+    expected, _ = read_tensors(alone.path / "generator.safetensors")
+    assert all(torch.equal(trained[name], value) for name, value in expected.items())
+    assert attempts(folder) == attempts(alone)
+    metrics = result.train_metrics_clientapp
+    assert [metrics[round]["num_answers"] for round in (1, 2, 3)] == [2, 2, 2]
 
 
 def test_strategy_never_evaluates_on_clients(create):
