@@ -189,6 +189,7 @@ def privacy(
     With --noise-multiplier and --target-epsilon: of the largest number of rounds.
     """
     from experiments.commands import privacy as privacy_report
+    from fedgs.runs import epsilons
 
     given = {"recipe": recipe, "config": config, "at_epsilon": at_epsilon, **settings}
     if reproduce:
@@ -203,7 +204,7 @@ def privacy(
         own = ("delta", "colluding_nodes", "at_epsilon")
         others = {name: value for name, value in given.items() if name not in own}
         refuse(others, "RUN has its own; leave out RUN or")
-        found = privacy_report.of_runs(runs, settings, at_epsilon, same_clients)
+        found = epsilons.of_runs(runs, settings, at_epsilon, same_clients)
     if as_json:
         print(json.dumps([s.to_json() for s in found], indent=2))
     else:

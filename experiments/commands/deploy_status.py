@@ -23,11 +23,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from experiments.commands import privacy as privacy_report
 from experiments.launch.health import Server, server_of
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.files import read_json
+from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder
 
 LOCKS = Path("/proc/locks")
@@ -253,7 +253,7 @@ def _epsilons(path: str, head: str, config: RunConfig) -> tuple[Epsilon, ...]:
     names = [spec.name for spec in dataclasses.fields(Epsilon)]
     return tuple(
         Epsilon(**{name: getattr(row, name) for name in names})
-        for row in privacy_report.of_run(Path(path))
+        for row in epsilons.of_run(Path(path))
     )
 
 

@@ -26,6 +26,7 @@ from fedgs.federation.preparation import check_capacity, resolve
 from fedgs.federation.training import RunStopped, stop_on_signal
 from fedgs.privacy.accounting import SEEDED
 from fedgs.privacy.client_limits import Limits
+from fedgs.runs import epsilons
 from fedgs.runs import sample as samples
 from fedgs.runs.run_folder import RunFolder
 
@@ -127,7 +128,7 @@ def _run(folder: RunFolder, data: FederatedImages | None) -> None:
     except (RunStopped, FlowerFailed) as error:
         print(f"{error}\ncontinue with: fedgs resume {folder.path}", file=sys.stderr)
         raise typer.Exit(1) from error
-    privacy_report.show(privacy_report.of_run(folder.path))
+    privacy_report.show(epsilons.of_run(folder.path))
     console.print(f"run folder   {folder.path}", soft_wrap=True, highlight=False)
     grids = sorted((folder.path / "samples").glob("*.png"))
     console.print(f"sample grid  {grids[-1]}", soft_wrap=True, highlight=False)

@@ -58,7 +58,7 @@ from fedgs.federation.preparation import check_capacity, resolve
 from fedgs.federation.training import RunStopped
 from fedgs.files import read_json, write_json
 from fedgs.privacy.accounting import Statement
-from fedgs.runs import sample
+from fedgs.runs import epsilons, sample
 from fedgs.runs.run_folder import RunFolder, versions
 
 PARALLEL = (
@@ -260,7 +260,7 @@ def _diagnose(path: Path, as_json: bool) -> dict[str, Any]:
     )
     debug_report.draw(path / "diagnosis.png", samples, num_classes)
     rows = worst_case(
-        [privacy_report.of_run(f.path) for own in folders.values() for f in own]
+        [epsilons.of_run(f.path) for own in folders.values() for f in own]
     )
     content = {
         "format": FORMAT,

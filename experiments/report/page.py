@@ -17,7 +17,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from rich.console import Console
 
-from experiments.commands import privacy as privacy_report
 from experiments.report import pictures as report_pictures
 from experiments.report import words
 from experiments.report.curves import curves
@@ -35,6 +34,7 @@ from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.files import write_atomically
 from fedgs.privacy.accounting import Statement
+from fedgs.runs import epsilons
 
 SAME_DATA = (  # settings in which runs of one page must agree
     *("data", "classes", "polarity", "hf_options", "image_size", "image_channels"),
@@ -235,7 +235,7 @@ def _together(paths: Sequence[Path]) -> Sequence[Statement] | None:
     if len(paths) < 2:
         return None
     try:
-        return privacy_report.of_runs(paths, {})
+        return epsilons.of_runs(paths, {})
     except UserError:  # other clients, units or deltas; the page says so
         return None
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from experiments.commands import privacy as privacy_report
 from experiments.paper.result_lines import read_lines
 from fedgs.cohorts.files import selection_costs
 from fedgs.config.run_config import RunConfig
@@ -24,6 +23,7 @@ from fedgs.files import read_json
 from fedgs.privacy.accounting import Run, Statement, statements_of_runs
 from fedgs.privacy.ledger import Event
 from fedgs.privacy.participation import COUNT_THEOREM
+from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def read_run(path: Path) -> RunFacts:
         config=folder.config,
         events=folder.read_ledger().events,
         metrics=read_lines(folder.path / "metrics.jsonl"),
-        statements=privacy_report.of_run(folder.path),
+        statements=epsilons.of_run(folder.path),
         versions=read_json(folder.path / "versions.json"),
         evaluation=_evaluation(folder.path),
         grids=_grids(folder.path),

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.commands import privacy as privacy_report
 from experiments.debug import bug_detection, bug_table
 from experiments.debug import cohorts as debug_cohorts
 from experiments.debug import plan as debug_plan
@@ -34,6 +33,7 @@ from fedgs.federation.training import RunStopped
 from fedgs.privacy.accounting import statements
 from fedgs.privacy.plan import Plan
 from fedgs.privacy.selection_cost import SelectionCost
+from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder
 
 OWNERS = 24  # two cohorts of 12, groups of 3
@@ -262,7 +262,7 @@ def test_a_private_selection_is_in_the_epsilon_of_all_generators_once(
         relation = row["relation"]
         own = next(
             s.epsilon
-            for s in privacy_report.of_run(path / "suspicious-1")
+            for s in epsilons.of_run(path / "suspicious-1")
             if (s.relation, s.adversary) == (relation, row["adversary"])
         )
         assert row["epsilon"] == pytest.approx(own)

@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 from events import read_events
 from experiments.cli.main import app
 from experiments.commands import deploy_metrics, deploy_status
-from experiments.commands import privacy as privacy_report
 from experiments.commands.deploy_metrics import to_prometheus
 from experiments.commands.deploy_status import (
     Epsilon,
@@ -37,6 +36,7 @@ from fedgs.errors import UserError
 from fedgs.federation import local
 from fedgs.privacy.ledger import Ledger
 from fedgs.process import start_of
+from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder
 from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
 
@@ -130,7 +130,7 @@ def test_status_of_a_finished_run(trained):
     assert (status.participants, status.num_clients) == (6, 6)
     assert (status.num_answers, status.num_nodes, status.released) == (3, 3, 3)
     assert status.seconds_left == 0
-    stated = privacy_report.of_run(trained.path)
+    stated = epsilons.of_run(trained.path)
     found = [(e.adversary, e.relation, e.epsilon) for e in status.epsilons]
     assert found == [(s.adversary, s.relation, s.epsilon) for s in stated]
     assert not any(e.guarantee for e in status.epsilons)  # the noise is seeded
@@ -392,7 +392,7 @@ def test_run_made_anew_in_the_same_place_has_its_own_epsilon(trained):
     after = status_of(trained.path)
     assert after.released == before.released
     assert after.epsilons != before.epsilons
-    stated = privacy_report.of_run(trained.path)
+    stated = epsilons.of_run(trained.path)
     assert [e.epsilon for e in after.epsilons] == [s.epsilon for s in stated]
 
 

@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 from experiments.cli.main import main
-from experiments.commands import privacy as privacy_report
 from experiments.report import curves as report_curves
 from experiments.report.page import read_page, render, report
 from fedgs.errors import UserError
+from fedgs.runs import epsilons
 from report_folders import make_debug, make_run
 
 
@@ -58,7 +58,7 @@ def test_one_run_shows_picture_and_epsilon_first(folders):
     page = page_of(folders / "private")
     (stated,) = [
         row.epsilon
-        for row in privacy_report.of_run(folders / "private")
+        for row in epsilons.of_run(folders / "private")
         if row.relation == "replace-one"
     ]
     glance = page[: page.index('id="training"')]
@@ -74,7 +74,7 @@ def test_every_statement_of_every_run_is_in_the_privacy_table(folders):
     page = page_of(folders / "private", folders / "noise-free")
     privacy = text_of(page[page.index('id="privacy"') :])
     for name in ("private", "noise-free"):
-        for row in privacy_report.of_run(folders / name):
+        for row in epsilons.of_run(folders / name):
             assert row.theorem in privacy
             for condition in row.conditions:
                 assert text_of(str(condition)).replace("'", "&#39;") in privacy
@@ -82,7 +82,7 @@ def test_every_statement_of_every_run_is_in_the_privacy_table(folders):
 
 def test_runs_on_the_same_clients_are_also_stated_together(folders):
     paths = [folders / "private", folders / "seeded"]
-    (stated, *_) = privacy_report.of_runs(paths, {})
+    (stated, *_) = epsilons.of_runs(paths, {})
     assert stated.epsilon is not None
     page = page_of(*paths)
     assert "All of these runs together" in page

@@ -12,7 +12,6 @@ import pytest
 from PIL import Image
 from safetensors import safe_open
 
-from experiments.commands import privacy as privacy_report
 from fedgs.errors import UserError
 from fedgs.federation import local
 from fedgs.federation.training import RunStopped
@@ -20,7 +19,7 @@ from fedgs.files import read_tensors
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
 from fedgs.privacy.participation import COUNT_THEOREM
-from fedgs.runs import run_folder
+from fedgs.runs import epsilons, run_folder
 from fedgs.runs.run_folder import RunFolder, node_folder, state_rounds
 from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
 
@@ -391,7 +390,7 @@ def test_run_that_a_client_refuses_is_charged_the_count(tmp_path):
     with pytest.raises(RunStopped, match="client_epsilon"):
         train(folder)
     assert len(sent := rounds_sent(folder)) < 8
-    found = privacy_report.of_run(folder.path)[0]
+    found = epsilons.of_run(folder.path)[0]
     assert found.theorem == COUNT_THEOREM
     assert f"after {len(sent)} of 40 planned rounds" in found.conditions[0]
     mu = 3**0.5 * 4**0.5 / 0.5  # its third release was refused, and is counted

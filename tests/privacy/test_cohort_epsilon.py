@@ -20,6 +20,7 @@ from fedgs.privacy.amplification import MOST_KINDS, Sampled, SampledBound
 from fedgs.privacy.budget import Budget, calibrate_noise, largest_num_rounds
 from fedgs.privacy.plan import Plan
 from fedgs.privacy.selection_cost import SelectionCost, with_selections
+from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder
 from plans import event, everybody, frozen
 from tiny import tiny_config, write_tiny_npz
@@ -287,7 +288,7 @@ PRIVATE = Cohort(NAMES, "private", COST, "one")
 
 def test_privacy_of_a_run_folder_includes_the_selection(tmp_path):
     run = cohort_run(tmp_path, PRIVATE)
-    found = privacy_report.of_run(run.path)
+    found = epsilons.of_run(run.path)
     assert by_hand(3.9, 1.0, row(found).epsilon) == pytest.approx(DELTA, rel=1e-4)
     assert row(found).guarantee
     assert not row(found, "server").guarantee
@@ -299,14 +300,14 @@ def test_privacy_of_a_run_folder_includes_the_selection(tmp_path):
     [(Cohort(NAMES), GIVEN), (Cohort(NAMES, "not private"), EXCLUDED)],
 )
 def test_other_cohorts_add_nothing_but_a_condition(tmp_path, cohort, condition):
-    found = row(privacy_report.of_run(cohort_run(tmp_path, cohort).path))
+    found = row(epsilons.of_run(cohort_run(tmp_path, cohort).path))
     assert by_hand(0.4, 0.0, found.epsilon) == pytest.approx(DELTA, rel=1e-4)
     assert condition in found.conditions
 
 
 def test_runs_on_one_selection_pay_for_it_once(tmp_path):
     runs = [cohort_run(tmp_path, PRIVATE, name).path for name in ("a", "b")]
-    found = row(privacy_report.of_runs(runs, {}))
+    found = row(epsilons.of_runs(runs, {}))
     assert by_hand(3.5 + 0.8, 1.0, found.epsilon) == pytest.approx(DELTA, rel=1e-4)
 
 
@@ -316,7 +317,7 @@ def test_runs_on_two_selections_pay_for_both(tmp_path, selection_id):
     runs = [cohort_run(tmp_path, c, f"run{i}") for i, c in enumerate(cohorts)]
     costs = selection_costs(run.config for run in runs)
     assert costs == (COST, COST)
-    found = row(privacy_report.of_runs([run.path for run in runs], {}))
+    found = row(epsilons.of_runs([run.path for run in runs], {}))
     expected = statements(replace(PLAN, num_rounds=8), DELTA, selections=costs)
     assert found.epsilon == pytest.approx(row(expected).epsilon, rel=1e-9)
 
@@ -325,7 +326,7 @@ def test_runs_on_other_clients_are_still_refused(tmp_path):
     other = Cohort((*NAMES[1:], "10"), "private", COST, "one")
     runs = [cohort_run(tmp_path, c, f"run{i}") for i, c in enumerate((PRIVATE, other))]
     with pytest.raises(UserError, match=r"cohort = .*run0.*other clients"):
-        privacy_report.of_runs([run.path for run in runs], {})
+        epsilons.of_runs([run.path for run in runs], {})
 
 
 def test_calibration_of_a_run_includes_the_selection(tmp_path):
@@ -362,7 +363,7 @@ def test_run_stops_before_both_together_exceed_its_target(tmp_path):
     folder = RunFolder.create(config)
     with pytest.raises(BudgetSpent):
         local.train(folder, images, lambda metrics: None, threading.Event())
-    found = row(privacy_report.of_run(folder.path))
+    found = row(epsilons.of_run(folder.path))
     assert 0 < found.num_rounds < config.num_rounds
     alone = COST.composed("release", "replace-one").epsilon(DELTA)
     assert alone < found.epsilon <= 14.0

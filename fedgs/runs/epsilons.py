@@ -1,0 +1,127 @@
+"""What runs have released, by their folders: every epsilon with all it depends on."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedgs.cohorts.files import (
+    INCLUDED,
+    read_cohort,
+    selection_condition,
+    selection_costs,
+)
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
+from fedgs.privacy.accounting import Run, Statement, statements_of_runs
+from fedgs.runs.run_folder import RunFolder
+
+
+def of_run(run: Path, delta: float | None = None) -> list[Statement]:
+    """Returns the statements of what a run has released so far.
+
+    Raises:
+        UserError: no run folder, or a broken ledger.
+    """
+    return of_runs([run], {} if delta is None else {"delta": delta})
+
+
+def of_runs(
+    paths: Sequence[Path],
+    settings: dict[str, Any],
+    at_epsilon: float | None = None,
+    same_clients: bool = False,
+) -> list[Statement]:
+    """Returns the statements of what runs on the same clients released together.
+
+    Args:
+        paths: run folders, each once.
+        settings: delta or colluding_nodes, in place of the runs' own.
+        at_epsilon: state delta at this epsilon.
+        same_clients: the user's word that the clients are the same, where the folders
+            do not show it.
+
+    Raises:
+        UserError: no run folder, a broken ledger, or runs that do not belong together.
+    """
+    if at_epsilon is not None and "delta" in settings:
+        raise UserError("delta: --at-epsilon computes it; leave out one of the two")
+    folders = [RunFolder.open(path) for path in paths]
+    names = [str(folder.path.resolve()) for folder in folders]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"{name}: given twice; every run counts once")
+    runs = [
+        Run(
+            folder.config, folder.read_ledger().events, selection_costs([folder.config])
+        )
+        for folder in folders
+    ]
+    configs = {  # a run's budget is of its own delta, what is asked of the given one
+        str(path): dataclasses.replace(run.config, **settings).validate()
+        for path, run in zip(paths, runs, strict=True)
+    }
+    deltas = {config.delta for config in configs.values()}
+    if len(deltas) > 1 and at_epsilon is None:
+        raise UserError(f"delta = {' and '.join(map(str, deltas))}: give --delta")
+    is_reshuffled = _is_reshuffled(configs)
+    if not same_clients:
+        _check_same_clients(configs, is_reshuffled)
+    delta = configs[str(paths[0])].delta
+    costs = selection_costs(configs.values())
+    colluding = max(config.colluding_nodes for config in configs.values())
+    found = statements_of_runs(runs, delta, at_epsilon, is_reshuffled, costs, colluding)
+    return with_cohort_condition(found, configs.values())
+
+
+def with_cohort_condition(
+    found: Iterable[Statement], configs: Iterable[RunConfig]
+) -> list[Statement]:
+    """Adds how the cohorts were selected, where the statements do not say it yet."""
+    texts = [selection_condition(config) for config in configs]
+    more = tuple(dict.fromkeys(text for text in texts if text and text != INCLUDED))
+    return [
+        dataclasses.replace(row, conditions=(*row.conditions, *more)) for row in found
+    ]
+
+
+def _is_reshuffled(configs: dict[str, RunConfig]) -> bool:
+    """Tells whether the unit is a record that sits in another shard in every run."""
+    is_record = all(c.privacy_unit == "record" for c in configs.values())
+    return is_record and len({config.seed for config in configs.values()}) > 1
+
+
+# Sources whose clients are the owners, for every seed. Others may have owners too: then
+# --same-clients is the user's word.
+_WITH_OWNERS = ("mnist-by-writer", "femnist", "folder:")
+
+
+def _check_same_clients(configs: dict[str, RunConfig], is_reshuffled: bool) -> None:
+    names = ["data", "data_dir", "num_clients", "partition", "classes"]
+    names += ["test_fraction", "hf_options", "partitioner", "partitioner_options"]
+    (first, known), *others = configs.items()
+    if known.partition == "dirichlet":
+        names.append("dirichlet_alpha")
+    has_owners = known.partition == "by-client" or (
+        known.partition == "auto" and known.data.startswith(_WITH_OWNERS)
+    )
+    if not has_owners and not is_reshuffled:
+        names.append("seed")  # decides which records make a client
+    for path, config in others:
+        different = [n for n in names if getattr(known, n) != getattr(config, n)]
+        if _clients_of(known) != _clients_of(config):
+            different.append("cohort")
+        for name in different:
+            one, other = getattr(known, name), getattr(config, name)
+            raise UserError(
+                f"{name} = {one} in {first}, {other} in {path}: other clients, as "
+                "far as the folders show; account the runs apart, or give "
+                "--same-clients if you know that they are the same"
+            )
+
+
+def _clients_of(config: RunConfig) -> frozenset[str] | None:
+    """Returns the names in a run's cohort: every run has a copy of the file."""
+    if config.cohort is None:
+        return None
+    return frozenset(read_cohort(Path(config.cohort)).names)
