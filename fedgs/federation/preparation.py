@@ -23,7 +23,7 @@ from fedgs.gan.models import build_discriminator
 from fedgs.privacy.accounting import Plan
 from fedgs.privacy.budget import calibrate_noise
 from fedgs.privacy.client_count import check_start
-from fedgs.privacy.selection_cost import check_target
+from fedgs.privacy.selection_cost import Target
 
 
 def resolve(
@@ -96,8 +96,8 @@ def with_noise(config: RunConfig) -> RunConfig:
     selections, target = selection_costs([config]), config.target_epsilon
     if config.noise_multiplier is not None:
         if target is not None:
-            asked = (config.adversary, config.relation)
-            check_target(selections, *asked, target, config.delta)
+            asked = (config.adversary, config.relation, selections)
+            Target(target, config.delta, *asked).check()
         return config
     if target is None:
         raise UserError(

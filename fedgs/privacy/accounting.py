@@ -18,7 +18,7 @@ Source: docs/privacy.md; its section names are those that docstrings cite.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -123,54 +123,102 @@ class Bound(Protocol):
         ...
 
 
-class _Basis(NamedTuple):
-    """What all statements of one law share.
+class _Rounds(NamedTuple):
+    """What is planned to be released, or was, and what all its statements share.
 
-    `shared` holds conditions of all rows; `no_amplification` is "" where it is stated.
+    Attributes:
+        selection, unit, num_rounds: as in `Statement`.
+        nodes: the fewest of a round whose noise counts.
+        is_seeded: whether any noise is.
+        laws: for each adversary the law of releases under replace-one, the name of its
+            theorem and the condition under which it applies.
+        no_amplification: why no row with amplification is stated, "" if it is.
+        sampled: what such a row is about.
+        shared: further conditions of all rows.
     """
 
     selection: str
     unit: str
     num_rounds: int
-    delta: float
-    at_epsilon: float | None
     nodes: int
-    colluding: int
     is_seeded: bool
+    laws: Mapping[str, tuple[Releases, str, str]]
     no_amplification: str
-    selections: tuple[SelectionCost, ...] = ()
+    sampled: tuple[Sampled, ...]
     shared: tuple[str, ...] = ()
 
-    def state(
+
+class _Question(NamedTuple):
+    """What is asked about rounds; the arguments of `statements`."""
+
+    delta: float
+    at_epsilon: float | None
+    colluding: int
+    selections: tuple[SelectionCost, ...]
+
+    def check(self) -> None:
+        if self.at_epsilon is None:
+            check_ranges(self.colluding, self.delta)
+        else:
+            check_ranges(self.colluding)
+            check_ranges(self.at_epsilon)
+
+    def rows(self, rounds: _Rounds) -> Iterator[Statement]:
+        """Yields the statements for every adversary and relation."""
+        for adversary, ((law, ratio), theorem, why) in rounds.laws.items():
+            for relation, sensitivity in RELATIONS.items():
+                # The ratio is that of replace-one; z grows as the sensitivity falls.
+                bound = Releases(law, ratio * RELATIONS["replace-one"] / sensitivity)
+                yield self._row(rounds, adversary, relation, bound, theorem, why)
+        if not rounds.no_amplification:
+            yield from self._amplified(rounds)
+
+    def _amplified(self, rounds: _Rounds) -> Iterator[Statement]:
+        """Yields the rows with amplification, which only `release` has."""
+        draws = f"{sum(kind.rounds for kind in rounds.sampled)} rounds"
+        conditions = [condition.format(draws) for condition in _AMPLIFIED]
+        for theorem, bound in (
+            (PLD_THEOREM, SampledBound(rounds.sampled)),
+            (RDP_THEOREM, RenyiBound(rounds.sampled)),
+        ):
+            if theorem == RDP_THEOREM:
+                conditions.append("RDP is looser: a check of the row above it")
+            for relation in RELATIONS:
+                yield self._row(
+                    rounds, "release", relation, bound, theorem, *conditions
+                )
+
+    def _row(
         self,
+        rounds: _Rounds,
         adversary: str,
         relation: str,
-        rounds: Releases | SampledBound | RenyiBound,
+        alone: Releases | SampledBound | RenyiBound,
         theorem: str,
         *why: str,
     ) -> Statement:
         """Returns one row: of the rounds, and of the selections where it can."""
         conditions = [
             *why,
-            _SEES[adversary].format(nodes=self.nodes, colluding=self.colluding),
+            _SEES[adversary].format(nodes=rounds.nodes, colluding=self.colluding),
             _MEANINGS[relation],
             "drop-out is independent of data; the nodes enforce B, C and the noise",
-            *self.shared,
+            *rounds.shared,
         ]
-        if self.unit == "record" and relation == "zero-out":
+        if rounds.unit == "record" and relation == "zero-out":
             conditions.append("of the record's whole shard, not of the record alone")
-        if adversary == "release" and self.no_amplification:
-            conditions.append(f"no amplification by sampling: {self.no_amplification}")
-        if self.is_seeded:
+        if adversary == "release" and (reason := rounds.no_amplification):
+            conditions.append(f"no amplification by sampling: {reason}")
+        if rounds.is_seeded:
             conditions.append(SEEDED)
-        bound: Bound = rounds
-        if isinstance(rounds, RenyiBound):
+        bound: Bound = alone
+        if isinstance(alone, RenyiBound):
             conditions.extend([NOT_IN_RDP] * bool(self.selections))
         elif self.selections:
-            bound = with_selections(rounds, self.selections, adversary, relation)
+            bound = with_selections(alone, self.selections, adversary, relation)
             theorem += WITH_SELECTION
             conditions += [c for s in self.selections for c in s.conditions(adversary)]
-        is_bound = not self.is_seeded and NOT_IN_RDP not in conditions
+        is_bound = not rounds.is_seeded and NOT_IN_RDP not in conditions
         epsilon, delta = self.at_epsilon, self.delta
         if epsilon is None:
             epsilon = bound.epsilon(delta)
@@ -179,27 +227,16 @@ class _Basis(NamedTuple):
         return Statement(
             adversary=adversary,
             relation=relation,
-            unit=self.unit,
+            unit=rounds.unit,
             delta=delta,
             epsilon=epsilon if epsilon < math.inf else None,
             asked="epsilon" if self.at_epsilon is None else "delta",
             theorem=theorem,
             conditions=tuple(conditions),
             guarantee=epsilon < math.inf and delta < 1 and is_bound,
-            client_selection=self.selection,
-            num_rounds=self.num_rounds,
+            client_selection=rounds.selection,
+            num_rounds=rounds.num_rounds,
         )
-
-    def amplified(self, rounds: tuple[Sampled, ...]) -> Iterator[Statement]:
-        """Yields the rows with amplification, which only `release` has."""
-        draws = f"{sum(kind.rounds for kind in rounds)} rounds"
-        conditions = [condition.format(draws) for condition in _AMPLIFIED]
-        bounds = {PLD_THEOREM: SampledBound(rounds), RDP_THEOREM: RenyiBound(rounds)}
-        for theorem, bound in bounds.items():
-            if theorem == RDP_THEOREM:
-                conditions.append("RDP is looser: a check of the row above it")
-            for relation in RELATIONS:
-                yield self.state("release", relation, bound, theorem, *conditions)
 
 
 def statements(
@@ -225,38 +262,35 @@ def statements(
 
     Source: docs/privacy.md, "Which theorem may be used when".
     """
-    _check(delta, colluding, at_epsilon)
-    result: list[Statement] = []
+    question = _Question(delta, at_epsilon, colluding, tuple(selections))
+    question.check()
     unknown = ("uniform", "balanced")
-    for selection in (plan.client_selection,) if plan.client_selection else unknown:
-        no_amplification = _refusal(plan, selection)
-        basis = _Basis(
-            selection,
-            plan.privacy_unit,
-            plan.num_rounds,
-            delta,
-            at_epsilon,
-            plan.counted_nodes,
-            colluding,
-            plan.noise_source == "seeded",
-            no_amplification,
-            tuple(selections),
-        )
-        law, theorem, why = plan.law(selection)
-        for adversary in plan.adversaries:
-            for relation in RELATIONS:
-                bound = Releases(law, plan.ratio(adversary, relation, colluding))
-                result.append(basis.state(adversary, relation, bound, theorem, why))
-        if not no_amplification:
-            result.extend(basis.amplified(plan.sampled()))
-    return tuple(result)
+    chosen = (plan.client_selection,) if plan.client_selection else unknown
+    return tuple(
+        row
+        for selection in chosen
+        for row in question.rows(_planned(plan, selection, colluding))
+    )
 
 
-def _refusal(plan: Plan, selection: str) -> str:
-    """Returns why a plan's rows claim no amplification; "" if they do."""
+def _planned(plan: Plan, selection: str, colluding: int) -> _Rounds:
+    law, theorem, why = plan.law(selection)
+    no_amplification = _ASK
     if reason := plan.why_not_amplified(selection):
-        return f"refused: {reason}"
-    return "" if plan.amplification else _ASK
+        no_amplification = f"refused: {reason}"
+    elif plan.amplification:
+        no_amplification = ""
+    ratios = {name: plan.ratio(name, "replace-one", colluding) for name in ADVERSARIES}
+    return _Rounds(
+        selection,
+        plan.privacy_unit,
+        plan.num_rounds,
+        plan.counted_nodes,
+        plan.noise_source == "seeded",
+        {a: (Releases(law, ratios[a]), theorem, why) for a in plan.adversaries},
+        no_amplification,
+        plan.sampled(),
+    )
 
 
 class Run(NamedTuple):
@@ -351,7 +385,14 @@ def statements_of_runs(
         raise UserError(f"privacy_unit = {' and '.join(units)}: account the runs apart")
     if colluding is None:
         colluding = max(run.config.colluding_nodes for run in runs)
-    _check(delta, colluding, at_epsilon)
+    question = _Question(delta, at_epsilon, colluding, tuple(selections))
+    question.check()
+    return tuple(question.rows(_released(runs, units[0], colluding, is_reshuffled)))
+
+
+def _released(
+    runs: Sequence[Run], unit: str, colluding: int, is_reshuffled: bool
+) -> _Rounds:
     exposures = [_exposure(run, colluding) for run in _numbered_alike(runs)]
     together = Together(exposures, is_reshuffled)
     is_deployed = any(run.config.node_names for run in runs)
@@ -362,32 +403,22 @@ def statements_of_runs(
         no_amplification = f"refused: {no_amplification}"
     elif not all(run.config.amplification for run in runs):
         no_amplification = _ASK
+    # Of a local run one curator sees everything: it has the adversary release only.
+    is_local = any(run.config.engine == "local" for run in runs)
+    adversaries = ADVERSARIES[:1] if is_local else ADVERSARIES
     names = {name for exposure in exposures for name in exposure.selections}
-    basis = _Basis(
+    release = ADVERSARIES.index("release")
+    return _Rounds(
         "+".join(sorted(names)) or "none",
-        units[0],
+        unit,
         sum(len(exposure.draws) for exposure in exposures),
-        delta,
-        at_epsilon,
         min((run.nodes for run in together.runs), default=0),
-        colluding,
         any(exposure.is_seeded for exposure in exposures),
+        {name: together.law(row) for row, name in enumerate(adversaries)},
         no_amplification,
-        tuple(selections),
+        () if no_amplification else together.sampled(release),
         _about(runs),
     )
-    is_local = any(run.config.engine == "local" for run in runs)
-    result: list[Statement] = []
-    for row, adversary in enumerate(ADVERSARIES):
-        if is_local and adversary != "release":
-            continue
-        (law, ratio), theorem, why = together.law(row)
-        for relation, factor in RELATIONS.items():
-            bound = Releases(law, ratio * 2 / factor)
-            result.append(basis.state(adversary, relation, bound, theorem, why))
-    if not no_amplification:
-        result.extend(basis.amplified(together.sampled(ADVERSARIES.index("release"))))
-    return tuple(result)
 
 
 def _exposure(run: Run, colluding: int) -> Exposure:
@@ -479,11 +510,3 @@ def _about(runs: Sequence[Run]) -> tuple[str, ...]:
         problem = "of a local run one curator sees everything"
         conditions.append(f"{problem}, so there is no server or secagg row")
     return tuple(conditions)
-
-
-def _check(delta: float, colluding: int, at_epsilon: float | None) -> None:
-    if at_epsilon is None:
-        check_ranges(colluding, delta)
-    else:
-        check_ranges(colluding)
-        check_ranges(at_epsilon)

@@ -35,20 +35,16 @@ from fedgs.privacy.plan import (
     noise_ratio,
     noise_shares,
 )
-from fedgs.privacy.selection_cost import (
-    SelectionCost,
-    check_target,
-    least_ratio,
-    with_selections,
-)
+from fedgs.privacy.selection_cost import SelectionCost, Target
 
 Kinds = Mapping[Kind, int]
 _MOST_ROUNDS = 10**9
 
 
-def _check_target(plan: Plan, target: float, adversary: str, relation: str) -> str:
-    """Checks a request and returns the selection it is for."""
-    check_ranges(target)
+def _checked(plan: Plan, target: Target, colluding: int) -> str:
+    """Checks what is asked of a plan and returns the selection that it is for."""
+    adversary, relation = target.adversary, target.relation
+    check_ranges(target.epsilon)
     if relation not in RELATIONS:
         raise UserError(f"relation = {relation!r}: give one of {list(RELATIONS)}")
     if adversary not in plan.adversaries:
@@ -63,6 +59,7 @@ def _check_target(plan: Plan, target: float, adversary: str, relation: str) -> s
             f"adversary = {adversary}: sees who takes part, so amplification is not "
             "for it; give --adversary release or leave out --amplification"
         )
+    check_ranges(colluding, target.delta)
     return plan.client_selection
 
 
@@ -96,14 +93,13 @@ def calibrate_noise(
 
     Source: inverse of `fedgs.privacy.accounting.statements`.
     """
-    selection = _check_target(plan, target_epsilon, adversary, relation)
-    check_ranges(colluding, delta)
+    target = Target(target_epsilon, delta, adversary, relation, tuple(selections))
+    law = plan.law(_checked(plan, target, colluding))[0]
     shares = noise_shares(adversary, plan.counted_nodes, colluding)
     if shares == 0:
         nodes = plan.counted_nodes
         raise UserError(f"colluding = {colluding}: give less than the {nodes} nodes")
-    law, asked = plan.law(selection)[0], (adversary, relation, target_epsilon, delta)
-    ratio = least_ratio(law, selections, *asked)
+    ratio = target.least_ratio(law)
     exact = Decimal(ratio / noise_ratio(1.0, plan.batch_size, relation, shares))
     digit = Decimal(1).scaleb(exact.adjusted() - 3)
     noise = exact.quantize(digit, rounding=ROUND_CEILING)
@@ -111,8 +107,7 @@ def calibrate_noise(
 
         def holds(noise: Decimal) -> bool:
             rounds = replace(plan, noise_multiplier=float(noise)).sampled()
-            bound = with_selections(SampledBound(rounds), selections, *asked[:2])
-            return bound.delta(target_epsilon) <= delta
+            return target.is_kept(SampledBound(rounds))
 
         noise = _least(holds, noise)
     return float(noise)
@@ -165,21 +160,18 @@ def largest_num_rounds(
 
     Source: inverse of `fedgs.privacy.accounting.statements`.
     """
-    selection = _check_target(plan, target_epsilon, adversary, relation)
-    check_ranges(colluding, delta)
-    check_target(selections, adversary, relation, target_epsilon, delta)
+    target = Target(target_epsilon, delta, adversary, relation, tuple(selections))
+    selection = _checked(plan, target, colluding)
+    target.check()
     ratio = plan.ratio(adversary, relation, colluding)
-
-    def is_within(rounds: Releases | SampledBound) -> bool:
-        bound = with_selections(rounds, selections, adversary, relation)
-        return bound.delta(target_epsilon) <= delta
 
     def holds(rounds: int) -> bool:
         law = replace(plan, num_rounds=rounds).law(selection)[0]
-        return is_within(Releases(law, ratio))
+        return target.is_kept(Releases(law, ratio))
 
     def holds_amplified(rounds: int) -> bool:
-        return is_within(SampledBound(replace(plan, num_rounds=rounds).sampled()))
+        sampled = replace(plan, num_rounds=rounds).sampled()
+        return target.is_kept(SampledBound(sampled))
 
     most = _largest(holds)
     return max(most, _largest(holds_amplified, most)) if plan.amplification else most
@@ -235,15 +227,13 @@ class Budget:
     ) -> None:
         """Counts the earlier events; see the class."""
         plan = plan if isinstance(plan, Plan) else Plan.from_config(plan)
-        _check_target(plan, target_epsilon, adversary, relation)
-        check_ranges(colluding, delta)
+        target = Target(target_epsilon, delta, adversary, relation, tuple(selections))
+        _checked(plan, target, colluding)
+        self._target = target
         self._num_clients, self._colluding = plan.num_clients, colluding
-        self._target, self._delta = target_epsilon, delta
         self._row = ADVERSARIES.index(adversary)
         self._scale = 2 / RELATIONS[relation]
-        self._selections, self._asked = tuple(selections), (adversary, relation)
-        asked = (*self._asked, target_epsilon, delta)
-        mu = 1 / least_ratio(fixed_law(1), self._selections, *asked)
+        mu = 1 / target.least_ratio(fixed_law(1))
         self._most = (mu * self._scale) ** 2
         self._is_amplified = plan.amplification
         self._exposure = Exposure(largest_node=plan.hosting.largest)
@@ -309,8 +299,7 @@ class Budget:
     def _holds(self, rounds: Releases | SampledBound) -> bool:
         if isinstance(rounds, SampledBound) and len(rounds.rounds) > MOST_KINDS:
             return False
-        bound = with_selections(rounds, self._selections, *self._asked)
-        return bound.delta(self._target) <= self._delta
+        return self._target.is_kept(rounds)
 
     def add(self, event: Event) -> None:
         """Counts a release.

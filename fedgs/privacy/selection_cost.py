@@ -68,6 +68,7 @@ _UNBOUNDED = (
     "so that this adversary's row is unbounded"
 )
 _LARGEST_RATIO = 1e9  # more is no cost at all
+_NOTHING = Releases(fixed_law(0), 1.0)
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class SelectionCost:
 
     def composed(
         self, adversary: str, relation: str, law: Law | None = None, ratio: float = 1.0
-    ) -> "Composed":
+    ) -> "Releases | SampledBound | Composed":
         """Returns the guarantee of the selection and of a run on the cohort, together.
 
         Privacy: public.
@@ -140,8 +141,7 @@ class SelectionCost:
             ratio: z_run of one release, at least 0; 0 is no noise.
         """
         rounds = Releases(law or fixed_law(0), ratio)
-        gaussian = _with_gaussians(rounds, self.mu(adversary, relation))
-        return Composed(gaussian, self.membership_epsilon)
+        return with_selections(rounds, [self], adversary, relation)
 
     def conditions(self, adversary: str) -> tuple[str, ...]:
         """Returns what a statement depends on that includes this selection.
@@ -268,83 +268,78 @@ def _with_gaussians(
     return Releases(law._replace(counts=law.counts + (ratio * mu) ** 2), ratio)
 
 
-def least_ratio(
-    law: Law,
-    selections: Sequence[SelectionCost],
-    adversary: str,
-    relation: str,
-    epsilon: float,
-    delta: float,
-) -> float:
-    """Returns the least z of a run's releases that keeps a target, rounded up.
+class Target(NamedTuple):
+    """What the releases of a run, and the selection of its cohort, may cost together.
 
-    Privacy: public.
-
-    Args:
-        law: of a client's number of releases.
-        selections: as in `with_selections`; without any, this is `Law.smallest_ratio`.
+    Attributes:
+        epsilon: finite, at least 0.
+        delta: above 0 and below 1.
         adversary: as in `SelectionCost.mu`.
         relation: a key of `RELATIONS`.
-        epsilon: of run and selections together; finite, at least 0.
-        delta: above 0 and below 1.
-
-    Raises:
-        UserError: the selections alone exceed the target, or as `Law.smallest_ratio`.
+        selections: as in `with_selections`.
     """
-    asked = (selections, adversary, relation)
-    check_target(*asked, epsilon, delta)
 
-    def excess(ratio: float) -> float:
-        return with_selections(Releases(law, ratio), *asked).delta(epsilon) - delta
+    epsilon: float
+    delta: float
+    adversary: str
+    relation: str
+    selections: tuple[SelectionCost, ...] = ()
 
-    low = law.smallest_ratio(epsilon, delta)
-    if not selections or excess(low) <= 0:
-        return low
-    high = 2 * low
-    while excess(high) > 0:
-        if high > _LARGEST_RATIO:
-            raise UserError(_too_little(*asked, epsilon, delta))
-        high *= 2
-    return _root(excess, low, high)
+    def excess(self, rounds: Releases | SampledBound) -> float:
+        """Returns how much the delta of rounds at this epsilon exceeds that asked."""
+        asked = (self.selections, self.adversary, self.relation)
+        return with_selections(rounds, *asked).delta(self.epsilon) - self.delta
 
+    def is_kept(self, rounds: Releases | SampledBound) -> bool:
+        """Tells whether rounds, with the selections, cost no more than this."""
+        return self.excess(rounds) <= 0
 
-def check_target(
-    selections: Sequence[SelectionCost],
-    adversary: str,
-    relation: str,
-    epsilon: float,
-    delta: float,
-) -> None:
-    """Refuses a target that the selections alone exceed; see `least_ratio`.
+    def least_ratio(self, law: Law) -> float:
+        """Returns the least z of a run's releases that keeps the target, rounded up.
 
-    Raises:
-        UserError: with what they cost.
-    """
-    nothing = Releases(fixed_law(0), 1.0)
-    alone = with_selections(nothing, selections, adversary, relation)
-    if selections and alone.delta(epsilon) >= delta:
-        raise UserError(_too_little(selections, adversary, relation, epsilon, delta))
+        Args:
+            law: of a client's number of releases.
 
+        Raises:
+            UserError: as `check`, or as `Law.smallest_ratio`.
+        """
+        self.check()
 
-def _too_little(
-    selections: Sequence[SelectionCost],
-    adversary: str,
-    relation: str,
-    epsilon: float,
-    delta: float,
-) -> str:
-    target = f"target_epsilon = {epsilon:g}: the private selection of the cohort alone"
-    if adversary != "release":
-        return (
-            f"{target} is unbounded for adversary = {adversary}, who sees it before "
-            "its noise; give --adversary release, or a cohort of your own"
+        def excess(ratio: float) -> float:
+            return self.excess(Releases(law, ratio))
+
+        low = law.smallest_ratio(self.epsilon, self.delta)
+        if not self.selections or excess(low) <= 0:
+            return low
+        high = 2 * low
+        while excess(high) > 0:
+            if high > _LARGEST_RATIO:
+                raise self._too_little()
+            high *= 2
+        return _root(excess, low, high)
+
+    def check(self) -> None:
+        """Refuses a target that the selections alone exceed.
+
+        Raises:
+            UserError: with what they cost.
+        """
+        if self.selections and self.excess(_NOTHING) >= 0:
+            raise self._too_little()
+
+    def _too_little(self) -> UserError:
+        epsilon, delta, adversary, relation, selections = self
+        target = f"target_epsilon = {epsilon:g}: the private selection of the cohort"
+        if adversary != "release":
+            return UserError(
+                f"{target} alone is unbounded for adversary = {adversary}, who sees it "
+                "before its noise; give --adversary release, or a cohort of your own"
+            )
+        alone = with_selections(_NOTHING, selections, adversary, relation)
+        return UserError(
+            f"{target} alone costs {alone.epsilon(delta):.4g} ({relation}, delta "
+            f"{delta:g}); give a larger --target-epsilon, or a cohort of your own"
         )
-    nothing = Releases(fixed_law(0), 1.0)
-    least = with_selections(nothing, selections, adversary, relation).epsilon(delta)
-    return (
-        f"{target} costs {least:.4g} ({relation}, delta {delta:g}); give a larger "
-        "--target-epsilon, or a cohort of your own"
-    )
 
 
 def _root(excess: Callable[[float], float], low: float, high: float) -> float:
