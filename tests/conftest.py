@@ -8,6 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from jaxtyping import install_import_hook
+
+# Every call in these rooms is checked against the shapes of its annotations.
+CHECKED = ["fedgs.mechanism", "fedgs.gan", "fedgs.federation", "fedgs.gs_wgan"]
+install_import_hook(CHECKED, "shape_checks.check_shapes")
 
 OFFLINE = {
     "FLWR_TELEMETRY_ENABLED": "0",

@@ -39,7 +39,7 @@ from torch import Tensor
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.mechanism.quantization import release_step, to_grid
-from fedgs.shapes import Images, Labels, TensorDict
+from fedgs.shapes import Images, Labels, Release, TensorDict
 
 PIXEL_LEVELS = (255, 127, 63, 31, 15, 7, 3, 2)  # L: the values are 0, 1/L, ..., 1
 FAKE_BYTES = 0.26  # per pixel after compression; three values always fit
@@ -129,7 +129,7 @@ def unpack_fakes(content: object, config: RunConfig) -> tuple[Images, Labels]:
 # ------------------------------------------------------------------ releases
 
 
-def pack_release(values: Tensor, config: RunConfig) -> bytes:
+def pack_release(values: Release, config: RunConfig) -> bytes:
     """Encodes the values of a release, which are multiples of `release_step`.
 
     Privacy: post-processing of DP output.
@@ -160,7 +160,7 @@ def stated_release_bytes(config: RunConfig) -> int:
     return len(pack_release(rounded.float(), config))
 
 
-def unpack_release(content: object, config: RunConfig) -> Tensor:
+def unpack_release(content: object, config: RunConfig) -> Release:
     """Decodes the values of a release, float32 of the run's shape.
 
     Privacy: post-processing of DP output.

@@ -25,7 +25,6 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
@@ -53,7 +52,7 @@ from fedgs.mechanism.sanitizer import (
     to_dct,
 )
 from fedgs.randomness import derived_seed, stream
-from fedgs.shapes import Images, Labels
+from fedgs.shapes import ImageGrads, Images, Labels, Positions
 
 # ------------------------------------------------------------------ server
 
@@ -229,7 +228,7 @@ def server_round(
 
 
 def jacobian_step(
-    optimizer: torch.optim.Optimizer, images: Images, image_grads: Images
+    optimizer: torch.optim.Optimizer, images: Images, image_grads: ImageGrads
 ) -> None:
     """Multiplies image gradients by the generator's Jacobian and takes one step.
 
@@ -300,7 +299,7 @@ def client_round(
 def _clipped_answer(
     config: RunConfig,
     discriminators: Discriminators,
-    chunk: Tensor,
+    chunk: Positions,
     fakes: Images,
     labels: Labels,
 ) -> ClippedGradients:

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.discriminators import Discriminators
 from fedgs.randomness import stream
-from fedgs.shapes import Images, Labels
+from fedgs.shapes import Images, Labels, Positions
 
 Indices = npt.NDArray[np.int64]
 
@@ -114,7 +113,7 @@ def draw_matching(
 def train_discriminators(
     config: RunConfig,
     discriminators: Discriminators,
-    chunk: Tensor,
+    chunk: Positions,
     draws: Draws,
     fakes: Images,
     labels: Labels,

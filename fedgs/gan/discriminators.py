@@ -21,7 +21,15 @@ from fedgs.config.run_config import RunConfig
 from fedgs.gan.losses import discriminator_loss, generator_image_grads
 from fedgs.gan.models import advance_spectral_vectors, build_discriminator
 from fedgs.randomness import derived_seed
-from fedgs.shapes import Images, Labels, PerSampleGrads, TensorDict
+from fedgs.shapes import (
+    ImageGrads,
+    Images,
+    Labels,
+    MixWeights,
+    PerSampleGrads,
+    Positions,
+    TensorDict,
+)
 
 ADAM_EPSILON = 1e-8  # torch.optim.Adam's default
 Function = Callable[..., Any]  # of (params, buffers, *batch), pure
@@ -69,7 +77,7 @@ class ModuleStack:
         """Returns n."""
         return len(self.steps)
 
-    def map(self, function: Function, indices: Tensor, *batches: Any) -> Any:
+    def map(self, function: Function, indices: Positions, *batches: Any) -> Any:
         """Calls function(params, buffers, *batch) for each listed module.
 
         Privacy: reads private data; output private.
@@ -82,7 +90,7 @@ class ModuleStack:
         params, buffers = self._select(indices)
         return self._batched(function)(params, buffers, *batches)
 
-    def step(self, loss: Function, indices: Tensor, *batches: Any) -> None:
+    def step(self, loss: Function, indices: Positions, *batches: Any) -> None:
         """Takes one Adam step on each listed module, after one power iteration.
 
         Privacy: reads private data; output private.
@@ -131,14 +139,14 @@ class ModuleStack:
             return vmap(function)
         return lambda *args: _loop(function, args)
 
-    def _select(self, indices: Tensor) -> tuple[TensorDict, TensorDict]:
+    def _select(self, indices: Positions) -> tuple[TensorDict, TensorDict]:
         rows = _rows(indices)
         return (
             {name: value[rows] for name, value in self.params.items()},
             {name: value[rows] for name, value in self.buffers.items()},
         )
 
-    def _adam(self, indices: Tensor, params: TensorDict, grads: TensorDict) -> None:
+    def _adam(self, indices: Positions, params: TensorDict, grads: TensorDict) -> None:
         """Adam of Kingma and Ba (ICLR 2015), Algorithm 1, per module."""
         beta1, beta2 = self.betas
         self.steps[indices] += 1
@@ -185,7 +193,7 @@ class Discriminators(ModuleStack):
             config.device,
         )
 
-    def chunks(self, indices: Sequence[int]) -> Iterator[Tensor]:
+    def chunks(self, indices: Sequence[int]) -> Iterator[Positions]:
         """Splits client positions into chunks of at most `chunk_size`, in order."""
         size = self.config.chunk_size if self.is_stacked else 1
         for chunk in torch.tensor(list(indices), dtype=torch.int64).split(size):
@@ -194,12 +202,12 @@ class Discriminators(ModuleStack):
 
     def train(
         self,
-        indices: Tensor,
+        indices: Positions,
         real: Images,
         real_labels: Labels,
         fake: Images,
         fake_labels: Labels,
-        mix_weight: Tensor,
+        mix_weight: MixWeights,
     ) -> None:
         """Takes one discriminator step for each listed client.
 
@@ -215,7 +223,9 @@ class Discriminators(ModuleStack):
         """
         self.step(self._loss, indices, real, real_labels, fake, fake_labels, mix_weight)
 
-    def query(self, indices: Tensor, images: Images, labels: Labels) -> PerSampleGrads:
+    def query(
+        self, indices: Positions, images: Images, labels: Labels
+    ) -> PerSampleGrads:
         """Returns every listed client's gradient for every image; changes no state.
 
         Privacy: reads private data; output private.
@@ -236,7 +246,7 @@ class Discriminators(ModuleStack):
             labels.expand(num_clients, *labels.shape),
         )
 
-    def tensors(self, indices: Tensor) -> tuple[TensorDict, TensorDict]:
+    def tensors(self, indices: Positions) -> tuple[TensorDict, TensorDict]:
         """Returns the parameters and buffers of the listed clients.
 
         Privacy: reads private data; output private.
@@ -268,11 +278,11 @@ class Discriminators(ModuleStack):
 
     def _image_grads(
         self, params: TensorDict, buffers: TensorDict, images: Images, labels: Labels
-    ) -> Images:
+    ) -> ImageGrads:
         return generator_image_grads(self.score(params, buffers), images, labels)
 
 
-def _rows(indices: Tensor) -> Tensor | slice:
+def _rows(indices: Positions) -> Tensor | slice:
     """Returns a slice, whose views need no copies, where the indices are contiguous."""
     first, count = int(indices[0]), len(indices)
     if int(indices[-1]) - first == count - 1:

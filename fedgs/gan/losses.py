@@ -18,7 +18,7 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.func import grad
 
-from fedgs.shapes import Images, Labels, Scores
+from fedgs.shapes import ImageGrads, Images, Labels, MixWeights, Scores
 
 Score = Callable[[Images, Labels], Scores]
 
@@ -29,7 +29,7 @@ def discriminator_loss(
     real_labels: Labels,
     fake: Images,
     fake_labels: Labels,
-    mix_weight: Tensor,
+    mix_weight: MixWeights,
     gradient_penalty_weight: float,
     drift_weight: float,
 ) -> Tensor:
@@ -62,7 +62,7 @@ def discriminator_loss(
     return loss + gradient_penalty_weight * penalty
 
 
-def generator_image_grads(score: Score, fake: Images, labels: Labels) -> Images:
+def generator_image_grads(score: Score, fake: Images, labels: Labels) -> ImageGrads:
     """Returns d L_G / d image for every fake image by itself, L_G = -D(x, y).
 
     A discriminator without batch statistics scores each image alone, so the gradient
@@ -83,6 +83,6 @@ def generator_image_grads(score: Score, fake: Images, labels: Labels) -> Images:
     return grad(lambda images: -score(images, labels).sum())(fake)
 
 
-def _norms(image_grads: Images) -> Tensor:
+def _norms(image_grads: ImageGrads) -> Tensor:
     # The small constant keeps the square root differentiable at a zero gradient.
     return (image_grads.flatten(1).square().sum(1) + 1e-12).sqrt()

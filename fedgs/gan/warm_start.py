@@ -17,7 +17,7 @@ from fedgs.gan.client_training import Draws, train_discriminators
 from fedgs.gan.discriminators import Discriminators, ModuleStack
 from fedgs.gan.models import build_generator, sample_labels, sample_latents
 from fedgs.randomness import derived_seed, stream
-from fedgs.shapes import Images, Labels, TensorDict
+from fedgs.shapes import Images, Labels, Latents, Positions, TensorDict
 
 PURPOSE = "warm-start-data"
 
@@ -60,7 +60,7 @@ def _against_own_generators(
     discriminators: Discriminators,
     data: FederatedImages,
     clients: Sequence[int],
-    chunk: Tensor,
+    chunk: Positions,
 ) -> None:
     own = LocalGenerators(config, clients)
     for warm_round in range(1, config.warm_start_rounds + 1):
@@ -95,7 +95,9 @@ class LocalGenerators:
         with torch.no_grad():
             return self.stack.map(self._images, self.indices, z, labels), labels
 
-    def step(self, discriminators: Discriminators, chunk: Tensor, round: int) -> None:
+    def step(
+        self, discriminators: Discriminators, chunk: Positions, round: int
+    ) -> None:
         """Takes one generator step per client against its discriminator (line 25)."""
         z, labels = self._latents("warm-start-step", round, self.config.batch_size)
         tensors = discriminators.tensors(chunk)
@@ -109,13 +111,13 @@ class LocalGenerators:
         self.stack.step(loss, self.indices, *tensors, z, labels)
 
     def _images(
-        self, params: TensorDict, buffers: TensorDict, z: Tensor, labels: Labels
+        self, params: TensorDict, buffers: TensorDict, z: Latents, labels: Labels
     ) -> Images:
         return functional_call(self.stack.template, (params, buffers), (z, labels))
 
     def _latents(
         self, purpose: str, warm_round: int, count: int
-    ) -> tuple[Tensor, Labels]:
+    ) -> tuple[Latents, Labels]:
         config, seed = self.config, self.seed
         z, labels = [], []
         for client in self.clients:

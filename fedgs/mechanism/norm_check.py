@@ -21,11 +21,10 @@ over the B rows, the triangle inequality for the sum.
 import math
 from functools import lru_cache
 
-from torch import Tensor
-
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.mechanism.quantization import release_step
+from fedgs.shapes import Release
 
 FALSE_REJECTIONS = 1e-12  # at most, of one honest answer
 _FLOAT32 = 1e-6  # relative error of a row's norm
@@ -49,7 +48,7 @@ def largest_norm(
     return (num_clients * config.clip_bound + noise + rounding) * (1 + _FLOAT32)
 
 
-def check_norms(values: Tensor, config: RunConfig, num_clients: int) -> None:
+def check_norms(values: Release, config: RunConfig, num_clients: int) -> None:
     """Refuses an answer with a row that no honest node would send.
 
     Privacy: post-processing of DP output.

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.quantization import to_grid
-from fedgs.shapes import Images, PerSampleGrads
+from fedgs.shapes import ImageGrads, PerSampleGrads, Release
 
 _MADE_BY_SANITIZER = object()
 
@@ -102,7 +102,7 @@ class SanitizedGradients:
 
     def __init__(
         self,
-        values: Tensor,
+        values: Release,
         round: int,
         node_id: int,
         noise_std: float,
@@ -211,7 +211,7 @@ def sanitize(
 
 
 def received(
-    values: Tensor, round: int, node_id: int, noise_std: float, clip_bound: float
+    values: Release, round: int, node_id: int, noise_std: float, clip_bound: float
 ) -> SanitizedGradients:
     """Wraps a release that arrived in a message, or that was stored.
 
@@ -234,7 +234,7 @@ def _dct_rows(size: int, count: int) -> Tensor:
     return matrix
 
 
-def to_dct(image_grads: Images, dct_size: int) -> Tensor:
+def to_dct(image_grads: ImageGrads, dct_size: int) -> Tensor:
     """Projects gradients to the k x k low-frequency block of an orthonormal DCT.
 
     The projection is fixed and public, so it needs no privacy of its own; norms never
@@ -255,7 +255,7 @@ def to_dct(image_grads: Images, dct_size: int) -> Tensor:
     return rows @ image_grads @ rows.T
 
 
-def from_dct(coefficients: Tensor, image_size: int) -> Images:
+def from_dct(coefficients: Tensor, image_size: int) -> ImageGrads:
     """Maps DCT coefficients (..., k, k) back to images (..., S, S).
 
     Privacy: post-processing of DP output.

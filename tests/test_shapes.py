@@ -1,0 +1,44 @@
+"""The tests check shapes: a wrong one is refused where a function is called."""
+
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+
+from fedgs.federation.messages import FakeBatch
+from fedgs.gan.discriminators import Discriminators
+from fedgs.mechanism.sanitizer import PerSampleGradients, clip, from_dct, received
+from tiny import tiny_config
+
+IMAGES, LABELS = torch.zeros(4, 1, 16, 16), torch.zeros(4, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels"),
+    [
+        (IMAGES[0], LABELS),  # one image without its axis of a batch
+        (IMAGES, LABELS[:3]),  # a label short
+        (IMAGES, LABELS.float()),
+        (IMAGES[..., :8], LABELS),  # not square
+    ],
+)
+def test_a_wrong_shape_is_refused_where_it_is_passed(images, labels):
+    discriminators = Discriminators(tiny_config(), range(2))
+    assert discriminators.query(torch.arange(2), IMAGES, LABELS).shape[:2] == (2, 4)
+    with pytest.raises(TypeCheckError, match="query"):
+        discriminators.query(torch.arange(2), images, labels)
+
+
+def test_messages_and_gradients_have_their_shapes():
+    with pytest.raises(TypeCheckError, match="FakeBatch"):
+        FakeBatch(1, IMAGES, LABELS[:3], (), ())
+    with pytest.raises(TypeCheckError, match="PerSampleGradients"):
+        PerSampleGradients(IMAGES)
+    with pytest.raises(TypeCheckError, match="received"):
+        received(IMAGES.double(), 1, 0, 1.0, 1.0)
+    with pytest.raises(TypeCheckError, match="from_dct"):
+        from_dct(torch.zeros(10, 10), 16)
+
+
+def test_right_shapes_pass():
+    clipped = clip(PerSampleGradients(torch.ones(2, 4, 1, 16, 16)), 1.0)
+    assert clipped.values.shape == (2, 4, 1, 16, 16)
