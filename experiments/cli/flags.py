@@ -143,7 +143,7 @@ def _request_flag(
         return _parameter(spec.name, kind, default, argument)
     flag = f"--{spec.name.replace('_', '-')}"
     # A flag that is off by itself needs no second name to switch it off.
-    if bool in (kind, *typing.get_args(kind)) and default is not False:
+    if bool in (kind, *typing.get_args(kind)) and spec.default is not False:
         flag += f"/--no-{flag[2:]}"
     names = spec.metadata["names"] or (flag,)
     option = typer.Option(*names, help=text, callback=split)

@@ -30,6 +30,7 @@ from experiments.commands.evaluation_request import (
 )
 from experiments.debug.request import DebugRequest, ExistingRuns, PlantedBug
 from fedgs import __version__
+from fedgs.cohorts.settings import Selection, selection_of
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
 from fedgs.diagnosis.rule import Rule
@@ -305,57 +306,18 @@ def debug(
 
 @app.command()
 @settings_flags("Data")
+@request_flags(Selection, has_defaults=False)
 def cohorts(
     output: Annotated[str, typer.Option(help="The folder to create.")],
-    below: Annotated[
-        float | None, typer.Option(help="Select clients of at most this accuracy.")
-    ] = None,
-    above: Annotated[
-        float | None, typer.Option(help="And those of more than this accuracy.")
-    ] = None,
-    percentile_below: Annotated[
-        float | None, typer.Option(help="Of accuracy, instead of --below.")
-    ] = None,
-    percentile_above: Annotated[
-        float | None, typer.Option(help="Of accuracy, instead of --above.")
-    ] = None,
     engine: Annotated[str, typer.Option(help="flower or local.")] = "flower",
     seed: Annotated[int | None, typer.Option(help="Drawn when unset.")] = None,
     num_clients: Annotated[
         int | None, typer.Option(help="The first K; all when unset.")
     ] = None,
-    num_rounds: Annotated[int, typer.Option(help="Of federated averaging.")] = 40,
-    clients_per_round: Annotated[int, typer.Option(help="In each of them.")] = 50,
-    train_corrupted: Annotated[
-        bool,
-        typer.Option(
-            "--train-corrupted",
-            help="The planted bug is there in training, not only afterwards.",
-        ),
-    ] = False,
-    selection_noise_multiplier: Annotated[
-        float | None,
-        typer.Option(help="Select privately: noise on a sum of updates / clip bound."),
-    ] = None,
-    clip_bound: Annotated[
-        float | None, typer.Option(help="Largest norm of an update: 1, if private.")
-    ] = None,
-    membership_epsilon: Annotated[
-        float | None, typer.Option(help="Of a client's randomised answer: 3, likewise.")
-    ] = None,
-    delta: Annotated[
-        float | None, typer.Option(help="Of the epsilon: 1e-5, if private.")
-    ] = None,
-    private_diagnostics: Annotated[
-        bool,
-        typer.Option(
-            "--private-diagnostics",
-            help="In this simulation, write and draw every client's accuracy.",
-        ),
-    ] = False,
     num_workers: Annotated[int, typer.Option(help="Threads or Ray actors.")] = 2,
     as_json: JsonOption = False,
     *,
+    given: dict[str, Any],
     settings: dict[str, Any],
 ) -> None:
     """Select clients by the accuracy of a federated classifier on their images."""
@@ -367,31 +329,7 @@ def cohorts(
         num_workers=num_workers,
         **settings,
     )
-    from fedgs.cohorts.selection import Selection
-
-    of_privacy: dict[str, Any] = {
-        "clip_bound": clip_bound,
-        "membership_epsilon": membership_epsilon,
-        "delta": delta,
-    }
-    if selection_noise_multiplier is None:
-        refuse(
-            of_privacy,
-            "is for a private selection, this one is not; give "
-            "--selection-noise-multiplier, or leave out",
-        )
-    selection = Selection(
-        below=below,
-        above=above,
-        percentile_below=percentile_below,
-        percentile_above=percentile_above,
-        num_rounds=num_rounds,
-        clients_per_round=clients_per_round,
-        train_corrupted=train_corrupted,
-        noise_multiplier=selection_noise_multiplier,
-        keep_accuracies=private_diagnostics,
-        **{name: value for name, value in of_privacy.items() if value is not None},
-    )
+    selection = selection_of(given)
     from experiments.commands import cohorts as selecting
 
     selecting.cohorts(config, selection, as_json)

@@ -4,13 +4,15 @@ Nothing is started here: `fedgs deploy` prints these and then starts or becomes 
 """
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 
 from experiments.launch.certs import check_name
 from experiments.launch.flower_app import QUIET
 from experiments.launch.processes import check_insecure, file_of, split_address
 from experiments.launch.superlink import CONTROL_VARIABLE, HEALTH_PATH, networks_of
+from fedgs.config.fields import check_ranges, flag
 from fedgs.errors import UserError
 from fedgs.event_log import EVENT_LOG_VARIABLE
 from fedgs.process import RUNS_VARIABLE
@@ -18,28 +20,36 @@ from fedgs.process import RUNS_VARIABLE
 Command = tuple[list[str], dict[str, str]]  # arguments, environment
 
 
+INSECURE = "No TLS, no authentication; on one machine only."
+INSECURE_NETWORK = "With --insecure: on a network too."
+LOG_JSON = "Append events as JSON lines: who, round, outcome, duration."
+
+
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """What `fedgs deploy server` was asked for.
+    """What `fedgs deploy server` is asked for.
 
     Attributes:
-        host, port: to listen on.
-        state: directory, absolute: Flower's database, run folders.
-        certs: folder of `fedgs deploy certs`; not looked at if insecure.
-        insecure, insecure_network: no TLS and no authentication; the second flag for
-            any host but the loopback.
+        state: directory: Flower's database, run folders.
+        certs: not looked at if insecure.
         control_from: networks that may submit runs beside this machine.
-        log_json: file of structured events.
     """
 
-    host: str
-    port: int
-    state: Path
-    certs: Path
-    insecure: bool = False
-    insecure_network: bool = False
-    control_from: str = ""
-    log_json: Path | None = None
+    state: Path = flag(
+        Path("fedgs-server"), "Database and run folders.", names=("--state-dir",)
+    )
+    host: str = flag("127.0.0.1", "Address to listen on; 0.0.0.0 is all.")
+    port: int = flag(8000, "The only port.", at_least=1, at_most=65535)
+    certs: Path = flag(Path("certs"), "Of `fedgs deploy certs`.")
+    control_from: str = flag("", "Networks that may submit runs, e.g. 10.0.0.0/24.")
+    insecure: bool = flag(False, INSECURE)
+    insecure_network: bool = flag(False, INSECURE_NETWORK)
+    log_json: Path | None = flag(None, LOG_JSON)
+
+    def __post_init__(self) -> None:
+        """Checks the port; the state directory holds from any working directory."""
+        check_ranges(self)
+        object.__setattr__(self, "state", self.state.expanduser().absolute())
 
     def command(self) -> Command:
         """Returns the SuperLink's command; its environment is the SuperExec's too.
@@ -49,8 +59,6 @@ class Server:
         """
         check_insecure(self.host, self.insecure, self.insecure_network)
         networks_of(self.control_from)
-        if not 0 < self.port < 65536:
-            raise UserError(f"port = {self.port}: give --port from 1 to 65535")
         command = [sys.executable, "-m", "experiments.launch.superlink"]
         if self.insecure:
             command.append("--insecure")
@@ -105,34 +113,68 @@ class Server:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Client:
-    """What `fedgs deploy client` was asked for.
+class Access:
+    """How a server is reached: its address, and the authority unless insecure."""
+
+    server: str = flag(MISSING, "HOST:PORT of the server.")
+    ca: Path | None = flag(None, "Certificate of the authority, ca.crt.")
+    insecure: bool = flag(False, INSECURE)
+    insecure_network: bool = flag(False, INSECURE_NETWORK)
+
+    def check(self) -> None:
+        """Refuses plain text on a network.
+
+        Raises:
+            UserError: names the remedy.
+        """
+        host, _ = split_address(self.server)
+        check_insecure(host, self.insecure, self.insecure_network)
+
+    def connection(self) -> str:
+        """Returns the user's config.toml for Flower.
+
+        Raises:
+            UserError: no certificate, or plain text on a network.
+        """
+        self.check()
+        access = "insecure = true"
+        if not self.insecure:
+            access = f'root-certificates = "{file_of("ca", self.ca)}"'
+        return (
+            '[superlink]\ndefault = "server"\n\n[superlink.server]\n'
+            f'address = "{self.server}"\n{access}\n'
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Client(Access):
+    """What `fedgs deploy client` is asked for.
 
     Attributes:
-        name: under which the client is registered.
-        data: as --data of `fedgs train`, only this client's own.
-        server: HOST:PORT.
-        state: directory, absolute: discriminators, the client's own count.
-        ca, key: certificate of the authority, private key; not used if insecure.
-        limits: TOML file of what the client agrees to.
+        state: directory: discriminators, the client's own count.
+        key: not used if insecure.
         settings: more of its data: data_dir, polarity, device, ...
-        stock: Flower's own SuperNode, slow, which runs the server's code.
-        port: of the stock SuperNode's local interface.
     """
 
-    name: str
-    data: str
-    server: str
-    state: Path
-    ca: Path | None = None
-    key: Path | None = None
-    limits: Path | None = None
-    settings: tuple[tuple[str, str | int | float | bool], ...] = ()
-    stock: bool = False
-    port: int | None = None
-    insecure: bool = False
-    insecure_network: bool = False
-    log_json: Path | None = None
+    name: str = flag(MISSING, "As registered at the server.", metavar="")
+    data: str = flag(MISSING, "This client's own, as --data of train.")
+    key: Path | None = flag(None, "Private key of this client, NAME.key.")
+    state: Path | None = flag(
+        None,
+        "Discriminators, own count; fedgs-client-NAME when unset.",
+        names=("--state-dir",),
+    )
+    limits: Path | None = flag(None, "TOML file of what this client agrees to.")
+    stock: bool = flag(False, "Flower's own SuperNode: slow, runs sent code.")
+    port: int | None = flag(None, "With --stock: of its local interface.")
+    log_json: Path | None = flag(None, LOG_JSON)
+    settings: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        """The state directory, from any working directory."""
+        state = self.state or Path(f"fedgs-client-{self.name}")
+        return state.expanduser().absolute()
 
     def command(self) -> Command:
         """Returns the SuperNode's command.
@@ -142,8 +184,7 @@ class Client:
                 on a network.
         """
         check_name(self.name)
-        host, _ = split_address(self.server)
-        check_insecure(host, self.insecure, self.insecure_network)
+        self.check()
         command = [sys.executable, "-m", "clients.resident"]
         command += ["--superlink", self.server]
         if self.insecure:
@@ -156,34 +197,19 @@ class Client:
         if self.port is not None:
             command += ["--port", str(self.port)]
         command += ["--node-config", self._node_config()]
-        environment = {**QUIET, "FLWR_HOME": str(self.state / "flwr")}
+        environment = {**QUIET, "FLWR_HOME": str(self.folder / "flwr")}
         return command, environment | _logging(self.log_json)
 
     def _node_config(self) -> str:
-        values = {"name": self.name, "data": self.data, "state-dir": str(self.state)}
+        values = {"name": self.name, "data": self.data, "state-dir": str(self.folder)}
         if self.limits is not None:
             values["limits"] = file_of("limits", self.limits)
-        values |= {name.replace("_", "-"): value for name, value in self.settings}
+        values |= {
+            name.replace("_", "-"): value for name, value in self.settings.items()
+        }
         return " ".join(
             f"{name}={toml_value(name, value)}" for name, value in values.items()
         )
-
-
-def connection(server: str, ca: Path | None, insecure: bool, on_network: bool) -> str:
-    """Returns the user's config.toml for Flower: how to reach the server.
-
-    Raises:
-        UserError: no certificate, or plain text on a network.
-    """
-    host, _ = split_address(server)
-    check_insecure(host, insecure, on_network)
-    access = "insecure = true"
-    if not insecure:
-        access = f'root-certificates = "{file_of("ca", ca)}"'
-    return (
-        '[superlink]\ndefault = "server"\n\n[superlink.server]\n'
-        f'address = "{server}"\n{access}\n'
-    )
 
 
 def who_submits(server: Server) -> str:

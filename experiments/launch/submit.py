@@ -7,16 +7,18 @@ import contextlib
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from experiments.launch.certs import check_name
-from experiments.launch.commands import connection, toml_value
+from experiments.launch.commands import Access, toml_value
 from experiments.launch.control import Control, FlowerFailed, control_of
 from experiments.launch.flower_app import TRAINING, app_project
 from experiments.launch.processes import file_of, show
 from fedgs.config.checks import check_submitted
+from fedgs.config.fields import flag
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 
@@ -31,37 +33,49 @@ RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Submission:
-    """What to submit and where.
+class Submission(Access):
+    """What `fedgs deploy submit` is asked for.
 
     Attributes:
-        server: HOST:PORT.
-        ca: certificate of the authority; None with `insecure`.
-        insecure, insecure_network: as of the server.
-        clients: (name, public key file or None) of every node, in the order of the
-            clients that they host.
+        accept_restore: add to the ledger what clients have released since the backup.
         settings: the run's settings as flat scalars; empty with `resume`.
-        resume: name of a run folder on the server to continue.
-        accept_restore: with `resume`: add to the ledger what clients have released
-            since the backup that the server was restored from.
     """
 
-    server: str
-    ca: Path | None
-    insecure: bool
-    insecure_network: bool
-    clients: tuple[tuple[str, Path | None], ...]
-    settings: Mapping[str, Any]
-    resume: str | None = None
-    accept_restore: bool = False
+    client: list[str] | None = flag(
+        None,
+        "NAME=KEY.pub of a client, or NAME if registered; one for each, in the order "
+        "of the clients of the data.",
+    )
+    resume: str | None = flag(None, "Continue this run of the server instead.")
+    accept_restore: bool = flag(
+        False,
+        "With --resume: the server was restored from a backup; add what the clients "
+        "have released since to the ledger.",
+    )
+    follow: bool = flag(True, "Wait for the run's end.")
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def access(self) -> str:
-        """Returns how to reach the server, as the user's config.toml for Flower.
+    def __post_init__(self) -> None:
+        """Checks what goes together.
 
         Raises:
-            UserError: no certificate, or plain text on a network.
+            UserError: a restored server without a run to resume, or no name of a run.
         """
-        return connection(self.server, self.ca, self.insecure, self.insecure_network)
+        if self.resume is not None:
+            check_run_name("resume", self.resume)
+        elif self.accept_restore:
+            raise UserError(
+                "accept_restore: is for a run that goes on; give --resume NAME"
+            )
+
+    @cached_property
+    def clients(self) -> tuple[tuple[str, Path | None], ...]:
+        """Name and public key file, or None, of every node, in their order.
+
+        Raises:
+            UserError: no name, a name twice, or no such file.
+        """
+        return read_clients(self.client or [])
 
 
 def read_clients(texts: Sequence[str]) -> tuple[tuple[str, Path | None], ...]:
@@ -126,7 +140,7 @@ def print_commands(submission: Submission) -> None:
         UserError: invalid settings.
     """
     home, app = TYPED / "flwr", TYPED / "app"
-    print(f"# {home / 'config.toml'}\n{submission.access()}")
+    print(f"# {home / 'config.toml'}\n{submission.connection()}")
     print(f"# {app / 'pyproject.toml'}\n{_project(submission)}")
     commands = [
         ["flwr", "supernode", "register", str(key), SERVER, "--name", name]
@@ -138,7 +152,7 @@ def print_commands(submission: Submission) -> None:
         show(command, {"FLWR_HOME": str(home)})
 
 
-def submit(submission: Submission, follow: bool) -> int:
+def submit(submission: Submission) -> int:
     """Registers, submits, and follows the run unless told not to.
 
     Returns:
@@ -149,13 +163,13 @@ def submit(submission: Submission, follow: bool) -> int:
         UserError: invalid settings, or a file that holds no key.
     """
     project = _project(submission)
-    submission.access()  # raises what there is to refuse
+    submission.connection()  # raises what there is to refuse
     authority = None if submission.insecure else submission.ca
     with control_of(submission.server, authority, START_PATIENCE) as control:
         register(control, submission.clients)
         run_id = control.start(project)
         print(f"run {run_id} is submitted", flush=True)
-        if follow:
+        if submission.follow:
             _follow(control, run_id)
         return run_id
 

@@ -12,170 +12,20 @@ import json
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedgs.cohorts.settings import ABOVE, REST, SEARCH_STEPS, SELECTED, Selection
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.files import read_json, write_json
 from fedgs.privacy.accounting import Statement
 from fedgs.privacy.selection_cost import SelectionCost
 
-SELECTED, ABOVE, REST = "selected", "above", "rest"
-SEARCH_STEPS = 8  # questions per percentile: the threshold is a multiple of 1/256
 PLAN, OUTCOME = "plan.json", "outcome.json"
 ARRAYS, CONFIG, WEIGHT = "arrays", "config", "weight"  # keys of messages
 NOBODY_BELOW, NOBODY_ABOVE = -1.0, 2.0  # thresholds of cohorts that are not wanted
 THEOREM = "exact Gaussian composition, shifted by randomised response"
-
-
-@dataclass(frozen=True)
-class Selection:
-    """All settings of a selection, beside the data's.
-
-    `selected` are the clients of an accuracy at most `below`, `above` those of more
-    than `above`, `rest` all others and those that hold out no image. A percentile is
-    the accuracy that this share of all clients does not exceed.
-
-    What a client sends: the trained classifier (clipped in private mode); with
-    percentiles `SEARCH_STEPS` times per percentile whether its accuracy exceeds a
-    threshold, truthfully in private mode too; its cohort. The threshold that is chosen
-    was asked about, so the server then knows the membership exactly, and more.
-
-    Attributes:
-        below: accuracy, in [0, 1].
-        above: accuracy, in [0, 1], at least `below`.
-        percentile_below: instead of `below`, above 0 and below 100.
-        percentile_above: instead of `above`, at least `percentile_below`.
-        num_rounds: rounds of federated averaging.
-        clients_per_round: of a round, in a balanced schedule; all if there are fewer.
-        steps: SGD steps of a client in a round.
-        batch_size: images of a step, drawn with replacement.
-        learning_rate: of the clients.
-        held_out_fraction: share of a client's images that it evaluates itself on.
-        train_corrupted: train on corrupted images as well; else the bug is planted
-            after the training, as in the paper.
-        noise_multiplier: Flower's z, noise_std of the sum / clip_bound; None: not
-            private.
-        clip_bound: C, the largest L2 norm of a client's update, in private mode.
-        membership_epsilon: epsilon of the randomised response, in private mode.
-        delta: of the epsilon stated.
-        keep_accuracies: in a simulation, write every client's accuracy to `private/`.
-
-    Raises:
-        UserError: a value out of range, or thresholds that contradict each other.
-    """
-
-    below: float | None = None
-    above: float | None = None
-    percentile_below: float | None = None
-    percentile_above: float | None = None
-    num_rounds: int = 40
-    clients_per_round: int = 50
-    steps: int = 5
-    batch_size: int = 20
-    learning_rate: float = 0.1
-    held_out_fraction: float = 0.3
-    train_corrupted: bool = False
-    noise_multiplier: float | None = None
-    clip_bound: float = 1.0
-    membership_epsilon: float = 3.0
-    delta: float = 1e-5
-    keep_accuracies: bool = False
-
-    def __post_init__(self) -> None:
-        """Checks everything that can be checked without the data."""
-        for name in ("num_rounds", "clients_per_round", "steps", "batch_size"):
-            _check(name, getattr(self, name) >= 1, getattr(self, name), "at least 1")
-        for name in ("below", "above"):
-            value = getattr(self, name)
-            _check(name, value is None or 0 <= value <= 1, value, "from 0 to 1")
-        for name in ("percentile_below", "percentile_above"):
-            value = getattr(self, name)
-            text = "above 0 and below 100"
-            _check(name, value is None or 0 < value < 100, value, text)
-        for name in ("delta", "held_out_fraction"):
-            value = getattr(self, name)
-            _check(name, 0 < value < 1, value, "above 0 and below 1")
-        for name in ("clip_bound", "membership_epsilon", "learning_rate"):
-            value = getattr(self, name)
-            _check(name, 0 < value < math.inf, value, "above 0")
-        noise = self.noise_multiplier
-        okay = noise is None or 0 < noise < math.inf
-        _check("selection_noise_multiplier", okay, noise, "above 0, or leave it out")
-        self._check_thresholds()
-
-    def _check_thresholds(self) -> None:
-        low = (self.below, self.percentile_below)
-        high = (self.above, self.percentile_above)
-        for name, pair in (("below", low), ("above", high)):
-            if None not in pair:
-                raise UserError(
-                    f"{name} = {pair[0]}: percentile_{name} = {pair[1]} says the same "
-                    "otherwise; leave one of the two out"
-                )
-        if low == high == (None, None):
-            raise UserError(
-                "below is unset: give --below or --above (accuracies), or "
-                "--percentile-below or --percentile-above"
-            )
-        for one, other, name in zip(low, high, ("", "percentile_"), strict=True):
-            if one is not None and other is not None and one > other:
-                raise UserError(
-                    f"{name}below = {one}: exceeds {name}above = {other}, so that a "
-                    f"client would be in both; give --{name.replace('_', '-')}below at "
-                    f"most {other}"
-                )
-
-    @property
-    def is_private(self) -> bool:
-        """Whether the classifier and all answers carry noise."""
-        return self.noise_multiplier is not None
-
-    @property
-    def cohorts(self) -> tuple[str, ...]:
-        """The cohorts that a client can be in, two or three."""
-        has_low = self.below is not None or self.percentile_below is not None
-        has_high = self.above is not None or self.percentile_above is not None
-        return (SELECTED,) * has_low + (ABOVE,) * has_high + (REST,)
-
-    @property
-    def percentiles(self) -> tuple[float, ...]:
-        """The percentiles whose accuracies have to be found."""
-        found = (self.percentile_below, self.percentile_above)
-        return tuple(value for value in found if value is not None)
-
-    @property
-    def num_questions(self) -> int:
-        """How often every client is asked something after the training."""
-        return 2 + SEARCH_STEPS * bool(self.percentiles)
-
-    def cost(self, num_clients: int) -> SelectionCost | None:
-        """Returns what the selection costs each of K clients; None if not private.
-
-        The noise of a count is sqrt(K) / 2, as much as the number of clients below a
-        median varies by chance.
-
-        Privacy: public.
-        """
-        if self.noise_multiplier is None:
-            return None
-        per_round = min(self.clients_per_round, num_clients)
-        counts = SEARCH_STEPS * len(self.percentiles)
-        return SelectionCost(
-            self.noise_multiplier,
-            math.ceil(self.num_rounds * per_round / num_clients),
-            counts,
-            math.sqrt(num_clients) / 2 if counts else 0.0,
-            self.membership_epsilon,
-        )
-
-
-def _check(name: str, holds: bool, value: object, text: str) -> None:
-    if not holds:
-        flag = name.replace("_", "-")
-        raise UserError(f"{name} = {value}: give --{flag} a number {text}")
 
 
 # ------------------------------------------------------------------ answers

@@ -53,7 +53,7 @@ def flag(
         default: of the field; `dataclasses.MISSING` where it must be given.
         text: the flag's help.
         names: of the flag, where they are not the field's.
-        metavar: of an argument that has no flag but a place.
+        metavar: of an argument, which has a place and no flag; "" for its own name.
         **limits: as of `option`.
     """
     own = {"help": text, "names": names, "metavar": metavar}
@@ -102,13 +102,14 @@ def check_range(spec: "Field[Any]", value: Any) -> None:
         UserError: outside the range.
     """
     limits = spec.metadata
-    flag = (*limits.get("names", ()), f"--{spec.name.replace('_', '-')}")[0]
+    flag = (f"--{spec.name.replace('_', '-')}", *limits.get("names", ()))[-1]
+    name = flag.strip("-").replace("-", "_")
     choices = limits.get("choices")
     if choices and value not in choices:
         names = ", ".join(choices)
-        raise UserError(f"{spec.name} = {value!r}: give {flag} one of {names}")
+        raise UserError(f"{name} = {value!r}: give {flag} one of {names}")
     if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"{spec.name} = {value}: give {flag} a finite number")
+        raise UserError(f"{name} = {value}: give {flag} a finite number")
     for key, holds, words in (
         ("at_least", operator.ge, "at least"),
         ("at_most", operator.le, "at most"),
@@ -117,4 +118,4 @@ def check_range(spec: "Field[Any]", value: Any) -> None:
     ):
         limit = limits.get(key)
         if limit is not None and not holds(value, limit):
-            raise UserError(f"{spec.name} = {value}: give {flag} {words} {limit:.10g}")
+            raise UserError(f"{name} = {value}: give {flag} {words} {limit:.10g}")

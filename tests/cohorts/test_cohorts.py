@@ -265,7 +265,7 @@ def test_randomised_answers_have_the_probabilities_of_their_epsilon(cohorts):
     ("settings", "named"),
     [
         ({}, "below is unset"),
-        ({"below": 1.1}, "below = 1.1: give --below a number from 0 to 1"),
+        ({"below": 1.1}, "below = 1.1: give --below at most 1"),
         ({"above": -0.1}, "above = -0.1"),
         ({"below": math.nan}, "below = nan"),
         ({"below": 0.9, "above": 0.8}, "below = 0.9: exceeds above = 0.8"),

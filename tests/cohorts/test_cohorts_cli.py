@@ -193,7 +193,7 @@ def test_histogram_shows_every_group_and_threshold(monkeypatch, tmp_path):
     ("settings", "named"),
     [
         ({}, "below is unset: give --below or --above"),
-        ({"below": 1.5}, "below = 1.5: give --below a number from 0 to 1"),
+        ({"below": 1.5}, "below = 1.5: give --below at most 1"),
         ({"below": 0.6, "above": 0.5}, "below = 0.6: exceeds above = 0.5"),
         ({"percentile_below": 101}, "percentile_below = 101.0: give --perc"),
         ({"below": 0.5, "selection_noise_multiplier": 0}, "selection_noise_multiplier"),
