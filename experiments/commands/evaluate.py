@@ -318,7 +318,7 @@ def _result(
     if "cnn" in request.metrics:
         train = synthetic.subset(downstream.NUM_IMAGES, request.seed, "cnn")
         result["downstream_cnn_accuracy"] = downstream.cnn_accuracy(
-            *train, *real.test, real.num_classes, request.seed, request.device
+            train, real.test, real.num_classes, request.seed, request.device
         )
         result["downstream_cnn_num_synthetic"] = len(train.labels)
     if "classifiers" in request.metrics:

@@ -14,6 +14,7 @@ of replicating PATE-GAN", 2024 (how loose such attacks are).
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -105,7 +106,7 @@ def nearest_distances(images: Images, among: Images) -> Vector:
 def _rates(members: Vector, others: Vector, rng: np.random.Generator) -> dict[str, Any]:
     numbers: dict[str, Number] = {"auc": _auc}
     for rate in FALSE_POSITIVE_RATES:
-        numbers[f"tpr_at_{rate:g}_fpr"] = _TruePositives(rate)
+        numbers[f"tpr_at_{rate:g}_fpr"] = partial(_true_positive_rate, rate)
     draws: dict[str, list[float]] = {name: [] for name in numbers}
     for _ in range(NUM_RESAMPLES):
         resampled = [rng.choice(scores, len(scores)) for scores in (members, others)]
@@ -126,16 +127,10 @@ def _auc(members: Vector, others: Vector) -> float:
     return float(_sklearn("metrics").roc_auc_score(is_member, scores))
 
 
-class _TruePositives:
-    """The share of members above the threshold with at most a false positive rate."""
-
-    def __init__(self, rate: float) -> None:
-        self.rate = rate
-
-    def __call__(self, members: Vector, others: Vector) -> float:
-        allowed = int(self.rate * len(others))
-        threshold = np.sort(others)[::-1][allowed]
-        return float((members > threshold).mean())
+def _true_positive_rate(rate: float, members: Vector, others: Vector) -> float:
+    """Returns the share of members above the threshold of a false positive rate."""
+    threshold = np.sort(others)[::-1][int(rate * len(others))]
+    return float((members > threshold).mean())
 
 
 def _sklearn(module: str) -> Any:

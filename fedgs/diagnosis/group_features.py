@@ -146,20 +146,9 @@ def classifier_accuracies(components: list[Array], rows: NDArray[np.bool_]) -> A
         Accuracy for every split, shape (number of splits,); a coin's is 0.5, and less
         is usual where the cohorts are alike.
     """
-    return np.array([_accuracy(components, row) for row in rows])
-
-
-def _accuracy(components: list[Array], row: NDArray[np.bool_]) -> float:
-    hits = []
-    for left_out, own in enumerate(components):
-        kept = [i for i in range(len(row)) if i != left_out]
-        predicted = _fit_and_predict(
-            [components[i] for i in kept],
-            [np.full(len(components[i]), int(row[i])) for i in kept],
-            own,
-        )
-        hits.append(predicted == row[left_out])
-    return float(np.mean(hits))
+    size = len(components[0])
+    cohorts = rows.astype(np.int64).repeat(size, axis=1)
+    return np.array([np.mean(_predicted(components, own) == own) for own in cohorts])
 
 
 def class_shares(
@@ -181,29 +170,42 @@ def class_shares(
     Returns:
         Shape (number of groups, num_classes); rows sum to 1.
     """
-    if len(np.unique(np.concatenate(labels))) < 2:
-        found = np.zeros((len(labels), num_classes))
-        found[:, 0] = 1
-        return found
-    found = np.zeros((len(labels), num_classes))
-    for i, own in enumerate(components):
-        others = [j for j in range(len(labels)) if j != i]
-        predicted = _fit_and_predict(
-            [components[j] for j in others], [labels[j] for j in others], own
-        )
-        found[i] = np.bincount(predicted, minlength=num_classes) / len(own)
-    return found
+    shown = np.concatenate(labels)
+    if len(np.unique(shown)) < 2:
+        seen = np.zeros_like(shown)
+    else:
+        seen = _predicted(components, shown)
+    by_group = np.split(seen, len(labels))
+    counts = [np.bincount(group, minlength=num_classes) for group in by_group]
+    return np.array(counts) / len(by_group[0])
 
 
-def _fit_and_predict(x: list[Array], y: list[Labels], other: Array) -> Labels:
+def _predicted(components: list[Array], labels: Labels) -> Labels:
+    """Returns what classifiers say of every group that saw all others but it.
+
+    Args:
+        components: of all groups, of one size.
+        labels: of all their images.
+    """
+    x, groups = np.concatenate(components), np.arange(len(components))
+    group = groups.repeat(len(components[0]))
+    return np.concatenate(
+        [
+            _fit_and_predict(x[group != own], labels[group != own], x[group == own])
+            for own in groups
+        ]
+    )
+
+
+def _fit_and_predict(x: Array, y: Labels, other: Array) -> Labels:
     from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-    found, classes = np.concatenate(y), np.unique(np.concatenate(y))
-    if not np.concatenate(x).any():
+    classes = np.unique(y)
+    if not x.any():  # no image differs from any other
         return np.full(len(other), classes[0])
     model = LinearDiscriminantAnalysis(
         solver="lsqr",
         shrinkage=1e-3,
         priors=np.full(len(classes), 1 / len(classes)),
     )
-    return np.asarray(model.fit(np.concatenate(x), found).predict(other))
+    return np.asarray(model.fit(x, y).predict(other))

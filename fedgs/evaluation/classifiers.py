@@ -19,11 +19,11 @@ Source: Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020, appendix C.3, Tables A1 
 
 import importlib
 import importlib.metadata
-import queue
-import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
+from multiprocessing.pool import ThreadPool
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -171,7 +171,8 @@ class _Cnn:
         if self.lenet:
             self.model: nn.Module = self._train_lenet(images, y)
         else:
-            self.model = train_cnn(images, y, self.num_classes, self.seed)
+            train = LabelledImages(images, y)
+            self.model = train_cnn(train, self.num_classes, self.seed)
 
     def predict(self, x: NDArray[np.float32]) -> NDArray[np.int64]:
         return predict(self.model, x.reshape(-1, *self.shape))
@@ -286,38 +287,44 @@ def run_classifiers(
     found = _read(keys)
     for name, result in found.items():
         report(name, result, True)
-    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-    done: queue.SimpleQueue[tuple[str, Result | BaseException]] = queue.SimpleQueue()
     missing = [name for name in LONGEST_FIRST if name in names and name not in found]
-    for name in missing:
-        waiting.put(name)
     failed: dict[str, str] = {}
     if not missing:
         return found, failed
     from threadpoolctl import threadpool_limits
 
     threads = torch.get_num_threads()
+    train = partial(_train_and_keep, task, keys)
     try:
         with threadpool_limits(1), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # `converged` says it; unsafe per thread
             _import_all(missing)
-            for _ in range(min(num_workers, len(missing))):
-                # Daemons: Ctrl-C ends a command at once, in the middle of a fit.
-                threading.Thread(
-                    target=_work, args=(task, keys, waiting, done), daemon=True
-                ).start()
-            for _ in missing:
-                name, result = done.get()
-                if isinstance(result, UserError):
-                    failed[name] = str(result)
-                elif isinstance(result, BaseException):
-                    raise result
-                else:
-                    found[name] = result
-                report(name, found.get(name), False)
+            workers = min(num_workers, len(missing))
+            # Its threads are daemons: Ctrl-C ends a command in the middle of a fit.
+            with ThreadPool(workers, torch.set_num_threads, (1,)) as pool:
+                for name, result in pool.imap_unordered(train, missing):
+                    if isinstance(result, UserError):
+                        failed[name] = str(result)
+                    elif isinstance(result, BaseException):
+                        raise result
+                    else:
+                        found[name] = result
+                    report(name, found.get(name), False)
     finally:
         torch.set_num_threads(threads)
     return {name: found[name] for name in names if name in found}, failed
+
+
+def _train_and_keep(
+    task: Task, keys: dict[str, str], name: str
+) -> tuple[str, Result | BaseException]:
+    """Returns a new result, or why there is none; what is raised here would be lost."""
+    try:
+        result = train_and_test(task, name)
+        write_cached(keys[name], result)
+    except BaseException as error:
+        return name, error
+    return name, result
 
 
 def _import_all(names: Sequence[str]) -> None:
@@ -339,30 +346,6 @@ def cached_results(task: Task, names: Sequence[str]) -> dict[str, Result]:
 def _read(keys: dict[str, str]) -> dict[str, Result]:
     found = {name: read_cached(key) for name, key in keys.items()}
     return {name: own for name, own in found.items() if own and own.keys() >= RESULT}
-
-
-def _work(
-    task: Task,
-    keys: dict[str, str],
-    waiting: "queue.SimpleQueue[str]",
-    done: "queue.SimpleQueue[tuple[str, Result | BaseException]]",
-) -> None:
-    """Trains what is waiting until nothing is; scikit-learn and torch drop the GIL."""
-    torch.set_num_threads(1)
-    while True:
-        try:
-            name = waiting.get_nowait()
-        except queue.Empty:
-            return
-        try:
-            result = train_and_test(task, name)
-            write_cached(keys[name], result)
-            done.put((name, result))
-        except UserError as error:  # of this classifier; others may do better
-            done.put((name, error))
-        except BaseException as error:  # must reach the waiting thread
-            done.put((name, error))
-            return
 
 
 def _keys(task: Task, names: Sequence[str]) -> dict[str, str]:

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from fedgs.evaluation.images import LabelledImages
+
 NUM_EPOCHS = 3
 BATCH_SIZE = 64
 LEARNING_RATE = 1e-3
@@ -40,8 +42,7 @@ class CnnClassifier(nn.Module):
 
 
 def train_cnn(
-    train_images: npt.NDArray[np.float32],
-    train_labels: npt.NDArray[np.int64],
+    train: LabelledImages,
     num_classes: int,
     seed: int = 0,
     num_epochs: int = NUM_EPOCHS,
@@ -52,20 +53,18 @@ def train_cnn(
     Privacy: post-processing of DP output, where the training images are synthetic.
 
     Args:
-        train_images: shape (n, C, S, S), float32 in [0, 1].
-        train_labels: shape (n,).
+        train: images and labels.
         num_classes: number of labels.
         seed: of initialisation, order and dropout.
         num_epochs: passes over the images.
         device: cpu or cuda.
     """
+    images, labels = (torch.from_numpy(array).to(device) for array in train)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        model = CnnClassifier(train_images.shape[1], train_images.shape[2], num_classes)
+        model = CnnClassifier(images.shape[1], images.shape[2], num_classes)
         model.to(device).train()
         optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
-        images = torch.from_numpy(train_images).to(device)
-        labels = torch.from_numpy(train_labels).to(device)
         for _ in range(num_epochs):
             for rows in torch.randperm(len(images)).split(BATCH_SIZE):
                 loss = functional.cross_entropy(
@@ -96,10 +95,8 @@ def predict(model: nn.Module, images: npt.NDArray[np.float32]) -> npt.NDArray[np
 
 
 def cnn_accuracy(
-    train_images: npt.NDArray[np.float32],
-    train_labels: npt.NDArray[np.int64],
-    test_images: npt.NDArray[np.float32],
-    test_labels: npt.NDArray[np.int64],
+    train: LabelledImages,
+    test: LabelledImages,
     num_classes: int,
     seed: int = 0,
     device: str = "cpu",
@@ -110,10 +107,8 @@ def cnn_accuracy(
     Privacy: post-processing of DP output, where the training images are synthetic.
 
     Args:
-        train_images: shape (n, C, S, S), float32 in [0, 1].
-        train_labels: shape (n,).
-        test_images: shape (k, C, S, S), real.
-        test_labels: shape (k,).
+        train: synthetic images with their labels.
+        test: real images with their labels.
         num_classes: number of labels.
         seed: of initialisation, order and dropout.
         device: cpu or cuda.
@@ -122,5 +117,5 @@ def cnn_accuracy(
     Returns:
         The share of correct labels, in [0, 1].
     """
-    model = train_cnn(train_images, train_labels, num_classes, seed, num_epochs, device)
-    return float((predict(model, test_images) == test_labels).mean())
+    model = train_cnn(train, num_classes, seed, num_epochs, device)
+    return float((predict(model, test.images) == test.labels).mean())

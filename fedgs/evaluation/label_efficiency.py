@@ -62,16 +62,10 @@ def label_efficiency(
     for number, (teacher, labels) in enumerate(labels_by.items()):
         curves[teacher] = {}
         for done, size in enumerate(sizes, 1):
-            rows = order[:size]
+            rows, passes = order[:size], num_epochs(size, num_steps)
+            train = LabelledImages(synthetic.images[rows], labels[rows])
             curves[teacher][str(size)] = cnn_accuracy(
-                synthetic.images[rows],
-                labels[rows],
-                test.images,
-                test.labels,
-                num_classes,
-                seed,
-                device,
-                num_epochs=num_epochs(size, num_steps),
+                train, test, num_classes, seed, device, num_epochs=passes
             )
             report(number * len(sizes) + done, len(labels_by) * len(sizes))
     return curves

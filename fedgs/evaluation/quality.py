@@ -125,8 +125,10 @@ def manifold_scores(
             f"neighbours; give more than {num_neighbours} images"
         )
     a, b = torch.from_numpy(real), torch.from_numpy(synthetic)
-    real_radii = _radii(a, num_neighbours)
-    synthetic_radii = _radii(b, num_neighbours)
+    # Of all points of its own set, each one is the nearest to itself.
+    real_radii, synthetic_radii = (
+        _nearest(points, points, num_neighbours + 1)[:, -1] for points in (a, b)
+    )
     balls = torch.zeros(len(b))  # real balls around each synthetic point
     recalled = covered = 0
     for rows, distances in _distances(a, b):
@@ -160,8 +162,8 @@ def memorisation(
         test: shape (k, D), of the same distribution, not trained on.
         synthetic: shape (m, D).
     """
-    nearest = _two_nearest(torch.from_numpy(synthetic), torch.from_numpy(train))
-    fresh = _two_nearest(torch.from_numpy(test), torch.from_numpy(train))
+    nearest = _nearest(torch.from_numpy(synthetic), torch.from_numpy(train), 2)
+    fresh = _nearest(torch.from_numpy(test), torch.from_numpy(train), 2)
     copied = nearest[:, 0] <= MEMORISED_RATIO * nearest[:, 1]
     return {
         "memorisation_ratio": float(nearest[:, 0].median() / fresh[:, 0].median()),
@@ -169,19 +171,10 @@ def memorisation(
     }
 
 
-def _radii(points: torch.Tensor, num_neighbours: int) -> torch.Tensor:
-    """Returns each point's distance to its k-th nearest other point."""
+def _nearest(points: torch.Tensor, others: torch.Tensor, count: int) -> torch.Tensor:
+    """Returns each point's smallest distances to others, rising, shape (n, count)."""
     parts = [
-        distances.kthvalue(num_neighbours + 1, dim=1).values  # itself is the nearest
-        for _, distances in _distances(points, points)
-    ]
-    return torch.cat(parts)
-
-
-def _two_nearest(points: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Returns each point's two smallest distances to other points, shape (n, 2)."""
-    parts = [
-        distances.topk(2, dim=1, largest=False).values
+        distances.topk(count, dim=1, largest=False).values
         for _, distances in _distances(points, others)
     ]
     return torch.cat(parts)

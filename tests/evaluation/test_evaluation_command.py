@@ -148,8 +148,9 @@ def test_cnn_of_the_first_release_is_unchanged_in_meaning(fedgs, run, real):
     labels = sample.uniform_labels(run.config, 50, 3)
     images = sample.draw(run.config, sample.load_generator(run), labels, 3)
     config = tiny_config(data="mnist", data_dir=str(real), num_classes=10)
-    test_images, test_labels = evaluation.images.load_real(config).test
-    expected = downstream.cnn_accuracy(images, labels, test_images, test_labels, 10, 3)
+    train = evaluation.images.LabelledImages(images, labels)
+    test = evaluation.images.load_real(config).test
+    expected = downstream.cnn_accuracy(train, test, 10, 3)
     assert json.loads(out)["downstream_cnn_accuracy"] == expected
     assert (downstream.NUM_EPOCHS, downstream.NUM_IMAGES) == (3, 10_000)
 

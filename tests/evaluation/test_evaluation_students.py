@@ -46,8 +46,8 @@ def test_student_of_few_labels_takes_many_passes(monkeypatch):
 
 def test_cnn_accuracy_is_the_share_of_right_predictions():
     train, test = labelled(150, 0), labelled(60, 1)
-    accuracy = cnn_accuracy(*train, *test, NUM_CLASSES, seed=4, num_epochs=10)
-    model = train_cnn(*train, NUM_CLASSES, seed=4, num_epochs=10)
+    accuracy = cnn_accuracy(train, test, NUM_CLASSES, seed=4, num_epochs=10)
+    model = train_cnn(train, NUM_CLASSES, seed=4, num_epochs=10)
     assert accuracy == (predict(model, test.images) == test.labels).mean()
     assert accuracy > 0.8
 
@@ -57,7 +57,7 @@ def test_images_sorted_by_class_are_shuffled_before_they_are_counted(monkeypatch
 
     seen = []
     monkeypatch.setattr(
-        module, "cnn_accuracy", lambda images, labels, *a, **k: seen.append(labels) or 0
+        module, "cnn_accuracy", lambda train, *a, **k: seen.append(train.labels) or 0
     )
     mixed = labelled(150, 0)
     order = np.argsort(mixed.labels, kind="stable")
