@@ -17,6 +17,7 @@ import torch
 from rich.console import Console
 
 from experiments.commands import audit_report
+from experiments.commands.progress import Progress
 from fedgs.audit.canaries import FEWEST, Canaries
 from fedgs.audit.finding import CONFIDENCE, Finding
 from fedgs.audit.mechanism import (
@@ -45,7 +46,6 @@ QUICK_DRAWS = 1.2e8  # of noise: one node's million rounds of 32 fakes, three ti
 CANARIES = 100
 NUM_SYNTHETIC = 5000
 NUM_RECORDS = 2500
-PLAIN_SECONDS = 10.0  # between progress lines where there is no terminal
 NOT_RUN = "not run: give --full"
 
 
@@ -69,8 +69,8 @@ def audit(
     output.mkdir(exist_ok=True)
     torch.set_num_threads(1)  # workers are threads, one for each of num_workers
     started = time.monotonic()
-    with _Steps() as steps:
-        attack = _Attack(folder, recorded_plan(folder.config, events), steps)
+    with Progress() as progress:
+        attack = _Attack(folder, recorded_plan(folder.config, events), progress)
         report: dict[str, Any] = {
             "run": str(folder.path),
             "confidence": CONFIDENCE,
@@ -112,9 +112,9 @@ def _check(
 class _Attack:
     """The three attacks on one run."""
 
-    def __init__(self, folder: RunFolder, plan: Any, steps: "_Steps") -> None:
+    def __init__(self, folder: RunFolder, plan: Any, progress: Progress) -> None:
         self.folder, self.config, self.plan = folder, folder.config, plan
-        self.steps = steps
+        self.progress = progress
         self._data: FederatedImages | None = None
 
     def data(self) -> FederatedImages:
@@ -125,7 +125,7 @@ class _Attack:
 
     def published(self, trials: int) -> dict[str, Any] | str:
         """Attack A against the paper's accounting; why not, if it cannot run."""
-        self.steps(f"A: {trials} rounds of the paper's setting")
+        self.progress.doing(f"A: {trials} rounds of the paper's setting")
         try:
             return refute_published(trials).to_json()
         except AutodpMissing as error:
@@ -135,7 +135,9 @@ class _Attack:
         """Attack A."""
         config = self.config
         claims = claims_of_one_round(self.plan, config.delta, config.colluding_nodes)
-        return audit_round(config, claims, config.delta, trials, max_draws, self.steps)
+        return audit_round(
+            config, claims, config.delta, trials, max_draws, self.progress.doing
+        )
 
     def one_run(
         self, canaries: int | None, rounds: int | None, output: Path
@@ -146,14 +148,14 @@ class _Attack:
         asked = canaries or min(CANARIES, config.num_clients or 1)
         drawn = Canaries.draw(config, asked, config.relation, np.random.default_rng())
         data = self.data()
-        self.steps(f"B: training again with {asked} canaries")
+        self.progress.doing(f"B: training again with {asked} canaries")
         with (
             tempfile.TemporaryDirectory(prefix="one-run-", dir=output) as temporary,
             stop_on_signal() as stop,
         ):
             config = dataclasses.replace(config, output=f"{temporary}/run")
-            rounds_report = _Rounds(self.steps, num_rounds)
-            known = (config.delta, rounds_report, stop, config.colluding_nodes)
+            report = self.progress.rounds(num_rounds, "B: round")
+            known = (config.delta, report, stop, config.colluding_nodes)
             try:
                 found = audit_run(config, self.plan, data, drawn, *known)
             except RunStopped as error:
@@ -162,7 +164,7 @@ class _Attack:
 
     def membership(self) -> dict[str, Any] | str:
         """Attack C; why not, if it cannot run."""
-        self.steps("C: membership inference on samples")
+        self.progress.doing("C: membership inference on samples")
         config = self.config
         try:
             generator = samples.load_generator(self.folder)
@@ -213,49 +215,4 @@ def _write(
                 f"rounds {finding.rounds}: epsilon is at least "
                 f"{finding.lower_bound:.4g}, {finding.epsilon:.4g} is claimed",
                 file=sys.stderr,
-            )
-
-
-class _Steps:
-    """Says what is being done: a spinner on a terminal, plain lines elsewhere."""
-
-    def __init__(self) -> None:
-        self.console = Console(stderr=True)
-        self.status = self.console.status("")
-
-    def __enter__(self) -> "_Steps":
-        if self.console.is_terminal:
-            self.status.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.status.stop()
-
-    def __call__(self, text: str) -> None:
-        if self.console.is_terminal:
-            self.status.update(text)
-        else:
-            print(text, file=sys.stderr, flush=True)
-
-
-class _Rounds:
-    """Progress of attack B's training."""
-
-    def __init__(self, steps: _Steps, total: int) -> None:
-        self.steps, self.total = steps, total
-        self.started = self.printed = time.monotonic()
-        self.first: int | None = None
-
-    def __call__(self, metrics: dict[str, Any]) -> None:
-        done, now = metrics["round"], time.monotonic()
-        if self.first is None:  # the warm start does not count as a round
-            self.first, self.started = done, now
-        is_due = self.steps.console.is_terminal or now - self.printed > PLAIN_SECONDS
-        if done > self.first and (is_due or done == self.total):
-            self.printed = now
-            pace = (now - self.started) / (done - self.first)
-            left = pace * (self.total - done) / 60
-            self.steps(
-                f"B: round {done} of {self.total}, {pace:.2f} s/round, about "
-                f"{left:.1f} min left"
             )

@@ -25,7 +25,8 @@ from rich.table import Table
 
 from clients import selection_app as classifier_app
 from experiments.commands import privacy as privacy_report
-from experiments.commands.train import RoundReport, with_absolute_paths
+from experiments.commands.progress import Progress
+from experiments.commands.train import with_absolute_paths
 from experiments.launch import flower_engine
 from experiments.launch.local_grid import LocalGrid
 from fedgs.cohorts.files import EXCLUDED, INCLUDED, NOT_PRIVATE, Cohort, check_names
@@ -190,8 +191,8 @@ def _progress(selection: Selection, as_json: bool) -> Iterator[Report]:
         yield lambda metrics: None
     else:
         total = selection.num_rounds + selection.num_questions
-        with RoundReport(RunConfig(num_rounds=total)) as report:
-            yield report
+        with Progress(console) as progress:
+            yield progress.rounds(total)
 
 
 # ------------------------------------------------------------------ results

@@ -14,13 +14,13 @@ import typer
 from numpy.typing import NDArray
 
 from experiments.commands import evaluation_report
-from experiments.commands.evaluation_report import Progress
 from experiments.commands.evaluation_request import (
     METRICS,
     READING,
     SHAPE,
     EvaluationRequest,
 )
+from experiments.commands.progress import Progress
 from fedgs.config.checks import check_data
 from fedgs.config.run_config import RunConfig
 from fedgs.data import sources
@@ -291,7 +291,7 @@ def _result(
             real.train,
             real.num_classes,
             request.device,
-            progress.stage(f"training {request.network}"),
+            progress.stage(f"training {request.network}:"),
         )
         found = outputs(model, real.test.images)
         result[f"{request.network}_test_accuracy"] = test_accuracy(found, real)
@@ -310,7 +310,7 @@ def _result(
                 real.test,
                 real.num_classes,
                 request.seed,
-                progress.stage("label efficiency"),
+                progress.stage("label efficiency:"),
                 _sizes(request).num_labels,
                 _sizes(request).num_steps,
                 request.device,
@@ -370,7 +370,7 @@ def _image_metrics(
             compared.images,
             weights,
             request.device,
-            progress.stage("Inception-v3"),
+            progress.stage("Inception-v3:"),
         )
         result["fid_inception_v3_pool3_num_synthetic"] = len(compared.labels)
     return result
@@ -387,7 +387,9 @@ def _classifiers(
         synthetic, real.test, real.num_classes, request.protocol, request.seed
     )
     names, workers = request.classifiers or ALL, request.num_workers
-    report = progress.classifiers("classifiers on synthetic images", len(names))
+    report = evaluation_report.classifier_stage(
+        progress, "classifiers on synthetic images:", len(names)
+    )
     ours, failed = classifiers.run_classifiers(task, names, workers, report)
     names = [name for name in names if name not in failed]
     accuracy = {name: ours[name]["accuracy"] for name in names}
@@ -412,7 +414,9 @@ def _classifiers(
         calibrate = request.fast or request.protocol == "reference-settings"
     theirs = classifiers.cached_results(task, names)
     if calibrate and len(theirs) < len(names):
-        report = progress.classifiers("classifiers on real images", len(names))
+        report = evaluation_report.classifier_stage(
+            progress, "classifiers on real images:", len(names)
+        )
         theirs, _ = classifiers.run_classifiers(task, names, workers, report)
     ratios = classifiers.calibrated(ours, theirs)
     result["real_accuracy"] = {n: theirs[n]["accuracy"] for n in names if n in theirs}

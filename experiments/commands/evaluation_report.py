@@ -1,8 +1,8 @@
 """What an evaluation shows: progress, one line of JSON, a table and pictures."""
 
+import itertools
 import json
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
 
 from experiments.commands.evaluation_request import EvaluationRequest
+from experiments.commands.progress import Progress, say
 from experiments.report.evaluation import classifier_table, label_table
 from experiments.report.words import is_number
 from experiments.tables import Table
@@ -25,74 +24,24 @@ from fedgs.runs import sample
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PLAIN_SECONDS = 10.0  # between progress lines where there is no terminal
 GRID_ROWS = 8
 console = Console()
 
 
-class Progress:
-    """Bars on a terminal, plain lines elsewhere; both on standard error."""
+def classifier_stage(
+    progress: Progress, title: str, total: int
+) -> Callable[[str, dict[str, Any] | None, bool], None]:
+    """Returns what the classifiers call with each result."""
+    stage, numbers = progress.stage(title), itertools.count(1)
 
-    def __init__(self) -> None:
-        """Starts nothing yet."""
-        self.console = Console(stderr=True)
-        self.printed = time.monotonic()
-        self.bars = Bars(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed:.0f} of {task.total:.0f}"),
-            TimeElapsedColumn(),
-            console=self.console,
-            disable=not self.console.is_terminal,
-        )
+    def report(name: str, result: dict[str, Any] | None, is_cached: bool) -> None:
+        shown = "cannot be trained"
+        if result is not None:
+            how = "cached" if is_cached else f"{result['seconds']:.1f} s"
+            shown = f"{result['accuracy']:.4f} ({how})"
+        stage(next(numbers), total, f"{name} {shown}")
 
-    def __enter__(self) -> "Progress":
-        """Shows the bars."""
-        self.bars.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Leaves the bars as they are."""
-        self.bars.stop()
-
-    def say(self, text: str) -> None:
-        """Prints one line."""
-        self.console.print(text, highlight=False, soft_wrap=True)
-
-    def stage(self, title: str) -> Callable[[int, int], None]:
-        """Returns what a stage calls with its steps done and all its steps."""
-        bar = None
-
-        def report(done: int, total: int) -> None:
-            nonlocal bar
-            if bar is None:
-                bar = self.bars.add_task(title, total=total)
-            self.bars.update(bar, completed=done, total=total)
-            late = time.monotonic() - self.printed > PLAIN_SECONDS
-            if not self.console.is_terminal and (late or done == total):
-                self.printed = time.monotonic()
-                self.say(f"{title}: {done} of {total}")
-
-        return report
-
-    def classifiers(
-        self, title: str, total: int
-    ) -> Callable[[str, dict[str, Any] | None, bool], None]:
-        """Returns what the classifiers call with each result."""
-        bar = self.bars.add_task(title, total=total)
-        done = 0
-
-        def report(name: str, result: dict[str, Any] | None, is_cached: bool) -> None:
-            nonlocal done
-            done += 1
-            self.bars.update(bar, completed=done)
-            shown = "cannot be trained"
-            if result is not None:
-                how = "cached" if is_cached else f"{result['seconds']:.1f} s"
-                shown = f"{result['accuracy']:.4f} ({how})"
-            self.say(f"{title}: {done} of {total}, {name} {shown}")
-
-        return report
+    return report
 
 
 # ------------------------------------------------------------------ files
@@ -246,7 +195,7 @@ def show(request: EvaluationRequest, result: dict[str, Any], as_json: bool) -> N
     caption = f"{request.source} against {request.data}"
     Table(caption, ["metric", "value"], rows).show()
     if "fid_inception_v3_pool3" not in result and "images" in request.metrics:
-        _say("fid_inception_v3_pool3: not computed, needs --inception-weights")
+        say("fid_inception_v3_pool3: not computed, needs --inception-weights")
     if "classifiers" in result:
         found = result["classifiers"]
         classifier_table("classifiers", request.data, found).show()
@@ -254,20 +203,16 @@ def show(request: EvaluationRequest, result: dict[str, Any], as_json: bool) -> N
     if "label_efficiency" in result:
         label_table("label efficiency", result["label_efficiency"]).show()
     lines, folder = places(request)
-    _say(f"results   {lines}\npictures  {folder}")
+    say(f"results   {lines}\npictures  {folder}")
 
 
 def _show_notes(found: dict[str, Any]) -> None:
     if len(found["calibrated"]) < len(found["accuracy"]):
-        _say(
+        say(
             "calibrated: needs the same classifiers trained on the real images; add "
             "--calibrate (trained once, then cached)"
         )
     for reason in found["failed"].values():
-        _say(reason)
+        say(reason)
     if found["unconverged"]:
-        _say(f"stopped at their limit of iterations: {', '.join(found['unconverged'])}")
-
-
-def _say(text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True)
+        say(f"stopped at their limit of iterations: {', '.join(found['unconverged'])}")

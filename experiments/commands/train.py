@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from experiments.commands import privacy as privacy_report
+from experiments.commands.progress import Progress
 from experiments.launch.flower_engine import FlowerFailed, end_previous
 from experiments.launch.flower_engine import train as train_flower
 from fedgs.config.recipes import demo as demo_recipe
@@ -30,7 +30,6 @@ from fedgs.runs import epsilons
 from fedgs.runs import sample as samples
 from fedgs.runs.run_folder import RunFolder
 
-PLAIN_SECONDS = 10.0  # between progress lines where there is no terminal
 console = Console()
 
 
@@ -112,7 +111,8 @@ def train_from_checkpoint(folder: RunFolder, data: FederatedImages | None) -> No
         RunStopped: the run ended early with a checkpoint.
         FlowerFailed: the run failed; it can be resumed.
     """
-    with stop_on_signal() as stop, RoundReport(folder.config) as report:
+    with stop_on_signal() as stop, Progress(console) as progress:
+        report = progress.rounds(folder.config.num_rounds)
         if folder.config.engine == "local":
             assert data is not None
             local.train(folder, data, report, stop)
@@ -145,49 +145,6 @@ def _description(config: RunConfig) -> str:
         f"{config.clients_per_round} per round, {config.num_rounds} rounds, {noise}, "
         f"engine {config.engine}"
     )
-
-
-class RoundReport:
-    """Progress: a bar with an estimate on a terminal, plain lines elsewhere."""
-
-    def __init__(self, config: RunConfig) -> None:
-        self.total = config.num_rounds
-        self.started = self.printed = time.monotonic()
-        self.first: int | None = None
-        self.bar = Progress(
-            TextColumn("round {task.completed:.0f} of {task.total:.0f}"),
-            BarColumn(),
-            TextColumn("{task.fields[pace]}"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self.task = self.bar.add_task("", total=self.total, pace="starting")
-
-    def __enter__(self) -> "RoundReport":
-        self.bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.stop()
-
-    def __call__(self, metrics: dict[str, Any]) -> None:
-        """Shows a finished round; metrics are those of `metrics.jsonl`."""
-        done, now = metrics["round"], time.monotonic()
-        if self.first is None:  # start-up and warm start do not count as a round
-            self.first, self.started = done, now
-        rounds = done - self.first
-        pace = (now - self.started) / rounds if rounds else metrics["seconds"]
-        self.bar.update(self.task, completed=done, pace=f"{pace:.2f} s/round")
-        is_last = done == self.total
-        if not console.is_terminal and (is_last or now - self.printed > PLAIN_SECONDS):
-            self.printed = now
-            left = pace * (self.total - done) / 60
-            print(
-                f"round {done} of {self.total}, {pace:.2f} s/round, about "
-                f"{left:.1f} min left",
-                flush=True,
-            )
 
 
 def sample(run: Path, output: Path, count: int, labels: str | None, seed: int) -> None:

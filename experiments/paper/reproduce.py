@@ -9,13 +9,12 @@ dominating pair gives. Nothing is copied from one column to the other; the rows 
 
 import json
 import math
-import sys
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 import typer
 
+from experiments.commands.progress import Progress
 from experiments.paper.reproduced_numbers import Row, rows
 from experiments.tables import Table
 
@@ -94,12 +93,12 @@ def main(as_json: bool) -> None:
     Raises:
         typer.Exit: a number that should agree does not (code 1).
     """
-    all_rows, started, done = rows(), time.monotonic(), list[Result]()
-    for number, result in enumerate(results(all_rows), start=1):
-        done.append(result)
-        seconds = time.monotonic() - started
-        line = f"{number} of {len(all_rows)}, {seconds:.0f} s: {result.what}"
-        print(line, file=sys.stderr, flush=True)
+    all_rows, done = rows(), list[Result]()
+    with Progress() as progress:
+        stage = progress.stage("number")
+        for result in results(all_rows):
+            done.append(result)
+            stage(len(done), len(all_rows), result.what)
     wrong = [result for result in done if not result.agrees and not result.note]
     if as_json:
         print(json.dumps([asdict(result) for result in done], indent=2))

@@ -10,8 +10,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,18 @@ import torch
 from torch import nn
 
 from clients.client_app import app as client_app
+from experiments.commands.progress import Progress, say
 from experiments.paper.communication import FILE, MeasuringGrid
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.federation.preparation import check_capacity, resolve
-from fedgs.federation.training import BudgetSpent, RunStopped, Stop, stop_on_signal
+from fedgs.federation.training import (
+    BudgetSpent,
+    Report,
+    RunStopped,
+    Stop,
+    stop_on_signal,
+)
 from fedgs.files import read_json, read_tensors, write_tensors
 from fedgs.privacy.client_limits import Limits
 from fedgs.runs.run_folder import RunFolder
@@ -35,7 +40,6 @@ NO_RESULT = {  # settings that change no result: where the run lies and what com
     *("output", "data_dir", "download", "engine", "device", "num_workers"),
     *("num_threads", "fast_messages", "gpu_fraction", "sample_every"),
 }
-PLAIN_SECONDS = 30.0  # between progress lines
 NUM_SNAPSHOTS = 4  # the last one is the run's generator
 
 
@@ -110,7 +114,7 @@ def trained(root: Path, title: str, config: RunConfig, stop: Stop) -> RunFolder:
         folder = RunFolder.open(path)
     else:
         folder = _create(path, config)
-    _say(f"{path.name}: training {folder.config.num_rounds} rounds")
+    say(f"{path.name}: training {folder.config.num_rounds} rounds", is_error=True)
     with contextlib.suppress(BudgetSpent):  # is finished, a little earlier
         train(folder, stop)
     return folder
@@ -122,10 +126,10 @@ def exit_code(command: Callable[[Stop], None]) -> int:
         with stop_on_signal() as stop:
             command(stop)
     except UserError as error:
-        _say(f"Error: {error}")
+        say(f"Error: {error}", is_error=True)
         return 2
     except RunStopped as error:
-        _say(f"{error}\ncontinue with the same command")
+        say(f"{error}\ncontinue with the same command", is_error=True)
         return 1
     return 0
 
@@ -152,29 +156,25 @@ def train(folder: RunFolder, stop: Stop) -> None:
     Limits.of_run(folder.config).check_run(folder.config)
     torch.set_num_threads(folder.config.num_threads)
     grid = MeasuringGrid(client_app, folder.config, folder.path / FILE)
-    with folder.locked():
-        GsWgan(folder, _Snapshots(folder), stop).start(grid)
+    with folder.locked(), Progress() as progress:
+        report = progress.rounds(folder.config.num_rounds)
+        GsWgan(folder, _Snapshots(folder, report), stop).start(grid)
 
 
 class _Snapshots:
-    """Keeps the averaged generator of every checkpoint, and prints progress."""
+    """Keeps the averaged generator of every checkpoint, and reports the round."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
-        self.started = self.printed = time.monotonic()
+    def __init__(self, folder: RunFolder, report: Report) -> None:
+        self.folder, self.report = folder, report
 
     def __call__(self, metrics: dict[str, Any]) -> None:
-        round = metrics["round"]
-        name = f"round-{round - 1:07d}.safetensors"  # committed after its own report
+        name = f"round-{metrics['round'] - 1:07d}.safetensors"
         checkpoint = self.folder.path / "checkpoint" / name
-        if checkpoint.exists():
+        if checkpoint.exists():  # committed after the report of its own round
             tensors = read_tensors(checkpoint)[0]
             ema = {n[4:]: v for n, v in tensors.items() if n.startswith("ema.")}
             write_tensors(self.folder.path / "snapshots" / name, ema)
-        if time.monotonic() - self.printed > PLAIN_SECONDS:
-            self.printed = time.monotonic()
-            total = self.folder.config.num_rounds
-            _say(f"round {round} of {total}, {self.printed - self.started:.0f} s")
+        self.report(metrics)
 
 
 def snapshot_rounds(folder: RunFolder) -> list[int]:
@@ -198,7 +198,3 @@ def generator_of(folder: RunFolder, round: int) -> nn.Module:
         path = folder.path / "snapshots" / f"round-{round:07d}.safetensors"
         generator.load_state_dict(read_tensors(path)[0])
     return generator
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

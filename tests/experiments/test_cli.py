@@ -220,14 +220,13 @@ def test_relative_paths_hold_from_any_working_directory(
 def test_interrupted_run_exits_with_1_and_resumes(
     monkeypatch, tmp_path, data, fedgs, trained
 ):
-    class Stopping(running.RoundReport):
-        def __call__(self, metrics: dict) -> None:
-            if metrics["round"] == 1:
-                os.kill(os.getpid(), signal.SIGTERM)
+    def stopping(metrics: dict) -> None:
+        if metrics["round"] == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     output = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(running, "RoundReport", Stopping)
+        patch.setattr(running.Progress, "rounds", lambda *arguments: stopping)
         code, _, err = fedgs("train", *flags(data=data, output=output, **TINY))
     assert code == 1
     assert err == f"stopped after round 1\ncontinue with: fedgs resume {output}\n"
