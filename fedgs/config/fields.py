@@ -10,6 +10,8 @@ import operator
 import types
 import typing
 from dataclasses import Field, field
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from fedgs.errors import UserError
@@ -60,6 +62,16 @@ def flag(
     return field(default=default, metadata=own | limits)
 
 
+def entry(default: Any = dataclasses.MISSING, **limits: Any) -> Any:
+    """Declares a field that a file or the code sets: its errors name no flag.
+
+    Args:
+        default: of the field; left out where it must be given.
+        **limits: as of `option`.
+    """
+    return field(default=default, metadata={"is_entry": True} | limits)
+
+
 def scalar_type(annotation: Any) -> tuple[type, bool]:
     """Returns the scalar type of a field's annotation and whether it may be unset."""
     if isinstance(annotation, types.UnionType):
@@ -84,6 +96,26 @@ def coerced(name: str, annotation: Any, value: Any) -> Any:
     return value
 
 
+def coerce_fields(values: Any) -> None:
+    """Gives every scalar field of a dataclass its own type, and checks its range.
+
+    Raises:
+        UserError: a value of another type, or outside its range.
+    """
+    hints = _hints(values.__class__)
+    for spec in dataclasses.fields(values):
+        hint = hints[spec.name]
+        if scalar_type(hint)[0] in (str, int, float, bool, Path):
+            value = coerced(spec.name, hint, getattr(values, spec.name))
+            object.__setattr__(values, spec.name, value)
+    check_ranges(values)
+
+
+@lru_cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
 def check_ranges(values: Any) -> None:
     """Checks every field of a dataclass that is set against its declared range.
 
@@ -104,12 +136,13 @@ def check_range(spec: "Field[Any]", value: Any) -> None:
     limits = spec.metadata
     flag = (f"--{spec.name.replace('_', '-')}", *limits.get("names", ()))[-1]
     name = flag.strip("-").replace("-", "_")
+    give = "give" if limits.get("is_entry") else f"give {flag}"
     choices = limits.get("choices")
     if choices and value not in choices:
         names = ", ".join(choices)
-        raise UserError(f"{name} = {value!r}: give {flag} one of {names}")
+        raise UserError(f"{name} = {value!r}: {give} one of {names}")
     if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"{name} = {value}: give {flag} a finite number")
+        raise UserError(f"{name} = {value}: {give} a finite number")
     for key, holds, words in (
         ("at_least", operator.ge, "at least"),
         ("at_most", operator.le, "at most"),
@@ -118,4 +151,4 @@ def check_range(spec: "Field[Any]", value: Any) -> None:
     ):
         limit = limits.get(key)
         if limit is not None and not holds(value, limit):
-            raise UserError(f"{name} = {value}: give {flag} {words} {limit:.10g}")
+            raise UserError(f"{name} = {value}: {give} {words} {limit:.10g}")

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgs.config.conditions import REFUSAL_TELLS
+from fedgs.config.fields import coerce_fields, entry
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.privacy.amplification import LEAST_RATIO
@@ -73,25 +74,22 @@ class Limits:
         UserError: a value of the wrong type or outside its range.
     """
 
-    client_epsilon: float | None = None
-    delta: float = 1e-5
-    relation: str = "replace-one"
-    max_batch_size: int | None = None
-    min_noise_multiplier: float | None = None
-    clip_bound: float | None = None
-    image_size: int | None = None
-    image_channels: int | None = None
-    num_classes: int | None = None
-    max_fakes: int | None = None
+    client_epsilon: float | None = entry(None, above=0)
+    delta: float = entry(1e-5, above=0, below=1)
+    relation: str = entry("replace-one", choices=tuple(RELATIONS))
+    max_batch_size: int | None = entry(None, at_least=1)
+    min_noise_multiplier: float | None = entry(None, at_least=0)
+    clip_bound: float | None = entry(None, above=0)
+    image_size: int | None = entry(None, at_least=1)
+    image_channels: int | None = entry(None, at_least=1)
+    num_classes: int | None = entry(None, at_least=1)
+    max_fakes: int | None = entry(None, at_least=1)
     allow_seeded_noise: bool = False
     state_dir: Path | None = None
 
     def __post_init__(self) -> None:
-        """Checks every value by itself; see the class."""
-        for spec in fields(self):
-            value = getattr(self, spec.name)
-            if value is not None:
-                _check_value(spec.name, value)
+        """Checks every value by itself."""
+        coerce_fields(self)
 
     @classmethod
     def read(cls, path: str | Path) -> "Limits":
@@ -268,35 +266,6 @@ def _most_mu_squared(epsilon: float, delta: float, relation: str) -> float:
     return (mu_from_epsilon(epsilon, delta) * scale) ** 2
 
 
-def _check_value(name: str, value: Any) -> None:
-    kinds, holds, words = _RANGES[name]
-    is_bool = isinstance(value, bool)
-    valid = isinstance(value, kinds) and is_bool == (kinds is bool) and holds(value)
-    if not valid:
-        raise UserError(f"{name} = {value!r}: give {words}")
-
-
 _FILE = "in the client's limits file"
 _ALLOW_NO_NOISE = f"set min_noise_multiplier = 0 {_FILE} to allow less"
 _ALLOW_SEEDED = f"set allow_seeded_noise = true {_FILE} to allow it"
-_INF = float("inf")
-_POSITIVE = ((int, float), lambda x: 0 < x < _INF, "a finite number above 0")
-_COUNT = (int, lambda x: x >= 1, "1, 2, 3, ...")
-_RANGES: dict[str, tuple[Any, Any, str]] = {
-    "client_epsilon": _POSITIVE,
-    "delta": (float, lambda x: 0 < x < 1, "a number above 0 and below 1"),
-    "relation": (str, lambda x: x in RELATIONS, f"one of {', '.join(RELATIONS)}"),
-    "max_batch_size": _COUNT,
-    "min_noise_multiplier": (
-        (int, float),
-        lambda x: 0 <= x < _INF,
-        "a finite number, 0 for no noise",
-    ),
-    "clip_bound": _POSITIVE,
-    "image_size": _COUNT,
-    "image_channels": _COUNT,
-    "num_classes": _COUNT,
-    "max_fakes": _COUNT,
-    "allow_seeded_noise": (bool, lambda x: True, "true or false"),
-    "state_dir": (Path, lambda x: True, "the name of a folder"),
-}

@@ -15,7 +15,6 @@ Source: docs/privacy.md, "Noise, crashes and the ledger".
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,17 +24,12 @@ from typing import Any, BinaryIO, Literal, cast
 
 from filelock import lock_descriptor
 
+from fedgs.config.fields import coerce_fields, entry
 from fedgs.errors import UserError
 from fedgs.files import sync
 
 GENESIS = hashlib.sha256(b"fedgs ledger, version 1").hexdigest()
 
-_CHOICES = {
-    "kind": ("gaussian",),
-    "client_selection": ("uniform", "balanced", "all"),
-    "discriminator_training": ("selected", "every_round", "frozen"),
-    "noise_source": ("os", "seeded"),
-}
 _HASH_KEY = b',"hash":"'
 _SEAL_LENGTH = len(_HASH_KEY) + 64 + len(b'"}')
 LEDGER_REMEDY = "restore the file from a copy: it is the record of the privacy spent"
@@ -68,44 +62,34 @@ class Event:
         UserError: a value of the wrong type or outside its range.
     """
 
-    kind: str = "gaussian"
-    round: int
-    attempt: int
+    kind: str = entry("gaussian", choices=("gaussian",))
+    round: int = entry(at_least=1)
+    attempt: int = entry(at_least=1)
     participants: tuple[int, ...] | Literal["all"]
-    num_clients: int
+    num_clients: int = entry(at_least=1)
     planned_nodes: int
-    counted_nodes: int
-    noise_std: float
-    clip_bound: float
-    batch_size: int
-    client_selection: str
-    discriminator_training: str
-    noise_source: str
+    counted_nodes: int = entry(at_least=1)
+    noise_std: float = entry(at_least=0)
+    clip_bound: float = entry(above=0)
+    batch_size: int = entry(at_least=1)
+    client_selection: str = entry(choices=("uniform", "balanced", "all"))
+    discriminator_training: str = entry(choices=("selected", "every_round", "frozen"))
+    noise_source: str = entry(choices=("os", "seeded"))
     source: str = ""
 
     def __post_init__(self) -> None:
-        """Checks every field; see the class."""
-        for name, choices in _CHOICES.items():
-            self._check(name, getattr(self, name) in choices, f"give one of {choices}")
-        for name in ("round", "attempt", "num_clients", "counted_nodes", "batch_size"):
-            self._check(name, _is_int(getattr(self, name), 1), "give 1, 2, 3, ...")
-        self._check("source", type(self.source) is str, "give a text")
-        valid = _is_int(self.planned_nodes, self.counted_nodes)
-        self._check("planned_nodes", valid, "give at least counted_nodes")
-        for name in ("noise_std", "clip_bound"):
-            value = getattr(self, name)
-            valid = type(value) in (int, float) and 0 <= value < math.inf
-            self._check(name, valid, "give a finite number, not below 0")
-            object.__setattr__(self, name, float(value))
-        self._check("clip_bound", self.clip_bound > 0, "give a number above 0")
-        valid = self.participants == "all" or _are_indices(
-            self.participants, self.num_clients
-        )
-        self._check("participants", valid, "give 'all' or increasing indices below K")
-
-    def _check(self, name: str, valid: bool, remedy: str) -> None:
-        if not valid:
-            raise UserError(f"event: {name} = {getattr(self, name)!r}: {remedy}")
+        """Checks every field."""
+        try:
+            coerce_fields(self)
+        except UserError as error:
+            raise UserError(f"event: {error}") from error
+        if self.planned_nodes < self.counted_nodes:
+            problem = f"planned_nodes = {self.planned_nodes}: give at least"
+            raise UserError(f"event: {problem} counted_nodes = {self.counted_nodes}")
+        clients = self.participants
+        if clients != "all" and not _are_indices(clients, self.num_clients):
+            problem = "give 'all' or increasing indices below K"
+            raise UserError(f"event: participants = {clients!r}: {problem}")
 
     @property
     def num_participants(self) -> int:
@@ -122,14 +106,10 @@ class Event:
 _FIELDS = {spec.name for spec in fields(Event)} - {"source"}
 
 
-def _is_int(value: Any, at_least: int) -> bool:
-    return type(value) is int and value >= at_least
-
-
 def _are_indices(clients: tuple[Any, ...], below: int) -> bool:
     return (
         type(clients) is tuple
-        and all(_is_int(client, 0) and client < below for client in clients)
+        and all(type(client) is int and 0 <= client < below for client in clients)
         and sorted(set(clients)) == list(clients) != []
     )
 

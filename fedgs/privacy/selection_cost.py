@@ -44,6 +44,7 @@ from typing import Any, NamedTuple, cast
 
 from scipy import optimize  # pyright: ignore
 
+from fedgs.config.fields import coerce_fields, entry
 from fedgs.errors import UserError
 from fedgs.privacy.amplification import Sampled, SampledBound
 from fedgs.privacy.gaussian import Law, fixed_law
@@ -89,25 +90,17 @@ class SelectionCost:
         UserError: a value is out of its range.
     """
 
-    noise_multiplier: float
-    num_releases: int
-    num_counts: int
-    count_noise_std: float
-    membership_epsilon: float
+    noise_multiplier: float = entry(above=0)
+    num_releases: int = entry(above=0)
+    num_counts: int = entry(at_least=0)
+    count_noise_std: float = entry(at_least=0)
+    membership_epsilon: float = entry(above=0)
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
-        for name, is_needed in (
-            ("noise_multiplier", True),
-            ("num_releases", True),
-            ("count_noise_std", self.num_counts > 0),
-            ("membership_epsilon", True),
-        ):
-            value = getattr(self, name)
-            if is_needed and not 0 < value < math.inf:
-                raise UserError(f"{name} = {value}: give a finite number above 0")
-        if self.num_counts < 0:
-            raise UserError(f"num_counts = {self.num_counts}: give at least 0")
+        coerce_fields(self)
+        if self.num_counts and not self.count_noise_std:
+            raise UserError("count_noise_std = 0: counts need noise; give more than 0")
 
     def mu(self, adversary: str, relation: str) -> float:
         """Returns mu_s of Eq. 1: all but the randomised response.
