@@ -4,45 +4,37 @@
     query.join    a deployed node takes part in a run (`clients.site`)
     train         trains, and returns a sanitized release
 
-A reply carries sanitized gradients and public identifiers, nothing else: an exception
-is reported without its text, which could quote data, and without its type, which could
-depend on data. A refusal names the client's limit, which depends on no data. The full
-text stays on the client, in the run's private folder or the state directory.
+A reply carries sanitized gradients and public identifiers, nothing else; what is told
+of a failure is in `clients.failures`. The full text stays on the client, in the run's
+private folder or the state directory.
 """
 
 import contextlib
-import sys
 import time
-import traceback
-from pathlib import Path
+from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.app import Error as FlowerError
 from flwr.clientapp import ClientApp
 
-from clients import CLIENT_APP_RAISED, fast_simulation
+from clients import CLIENT_APP_RAISED
+from clients.failures import log_privately, outcome_of, reason_of
+from clients.flower_1_41 import hasten_simulation
 from clients.site import DeployedPlace, Site, settings_of
-from clients.workers import Place, SimulatedPlace
-from fedgs.errors import UserError
+from clients.workers import SimulatedPlace
 from fedgs.event_log import log_event
 from fedgs.federation.messages import RECORD, decode_batch, encode_answer
-from fedgs.privacy.client_limits import ClientRefused
 from fedgs.process import PROTOCOL
-from fedgs.runs.run_folder import node_folder
 
 PARTITION = "partition-id"  # only simulated nodes have one
 
+hasten_simulation()
 app = ClientApp()
-if fast_simulation.is_wanted():
-    fast_simulation.install()
 
 
 @app.query()
 def roll_call(message: Message, context: Context) -> Message:
-    """Tells the server the node's stable index, or a deployed node's name.
-
-    Privacy: public.
-    """
+    """Tells the server the node's stable index, or a deployed node's name."""
     if PARTITION in context.node_config:
         return _reply({"node_id": int(context.node_config[PARTITION])}, message)
     try:
@@ -54,33 +46,27 @@ def roll_call(message: Message, context: Context) -> Message:
 
 @app.query("join")
 def join(message: Message, context: Context) -> Message:
-    """Takes part in a run of a deployment; says what the node has seen and released.
-
-    Privacy: public.
-    """
+    """Takes part in a run of a deployment; says what the node has seen and released."""
     site = None
     try:
         site = Site.read(context.node_config)
         payload = message.content.config_records[RECORD]
         place = DeployedPlace(site, str(payload["run_id"]))
         joined = place.join(*settings_of(payload))
-        content: dict[str, object] = {
-            "released": joined.released,
-            "round": joined.round,
-            "newest": joined.newest,
-            "refused": "",
-        }
+        refused = ""
         if joined.refusal is not None:
-            content["refused"] = joined.refusal.setting
-            _log_privately(site.state_dir, joined.refusal, is_own=True)
-        outcome = _outcome(joined.refusal)
+            refused = joined.refusal.setting
+            log_privately(site.state_dir, joined.refusal, is_deployed=True)
+        outcome = outcome_of(joined.refusal)
         log_event("joined", node=site.name, round=joined.round, outcome=outcome)
+        content = {"released": joined.released, "refused": refused}
+        content |= {"round": joined.round, "newest": joined.newest}
         return _reply(content, message)
     except Exception as error:
         title = site.name if site else "a node"
-        log_event("joined", node=title, outcome=_outcome(error))
+        log_event("joined", node=title, outcome=outcome_of(error))
         if site:
-            _log_privately(site.state_dir, error, is_own=True)
+            log_privately(site.state_dir, error, is_deployed=True)
         return _failed(title, message, error)
 
 
@@ -91,7 +77,7 @@ def answer(message: Message, context: Context) -> Message:
     Privacy: releases (epsilon, delta)-DP output; event: as
     `fedgs.federation.round.client_round`.
     """
-    place: Place | None = None
+    place = None
     started = time.monotonic()
     try:
         request = message.content.config_records[RECORD]
@@ -102,19 +88,19 @@ def answer(message: Message, context: Context) -> Message:
         release = node.answer(batch)
         node.save(batch.keep_round, place.is_durable)
         reply = _reply(encode_answer(release, worker.config, batch), message)
-        _log_answer(place, started, "ok", round=batch.round)
+        _log_answer(place.title, started, "ok", round=batch.round)
         return reply
     except Exception as error:
         if place is None:
             return _failed("a node", message, error)
         with contextlib.suppress(Exception):
             place.forget()
-        _log_privately(_private(place), error, isinstance(place, DeployedPlace))
-        _log_answer(place, started, _outcome(error))
+        log_privately(place.private, error, isinstance(place, DeployedPlace))
+        _log_answer(place.title, started, outcome_of(error))
         return _failed(place.title, message, error)
 
 
-def _place(request: ConfigRecord, context: Context) -> Place:
+def _place(request: ConfigRecord, context: Context) -> SimulatedPlace | DeployedPlace:
     """Returns where to answer; the client's own configuration decides, no message."""
     if PARTITION in context.node_config:
         node_id = int(context.node_config[PARTITION])
@@ -122,28 +108,24 @@ def _place(request: ConfigRecord, context: Context) -> Place:
     return DeployedPlace(Site.read(context.node_config), str(request["run_id"]))
 
 
-def _private(place: Place) -> Path:
-    if isinstance(place, SimulatedPlace):
-        return node_folder(place.private, place.node_id)
-    return place.private
+def _log_answer(title: str, started: float, outcome: str, **values: int) -> None:
+    """Tells the client's own event log, if it has one."""
+    seconds = round(time.monotonic() - started, 3)
+    log_event("answer", node=title, outcome=outcome, seconds=seconds, **values)
 
 
 def _failed(title: str, message: Message, error: Exception | None = None) -> Message:
     """Replies that something failed, in words that depend on no data."""
-    reason = f"{title} failed; its own error.log says why"
-    if isinstance(error, ClientRefused):
-        reason = f"{title} refused by its clients' limit: {error.setting}"
-    return _timed(
-        Message(FlowerError(CLIENT_APP_RAISED, reason), reply_to=message), message
-    )
+    failure = FlowerError(CLIENT_APP_RAISED, reason_of(title, error))
+    return _dated(Message(failure, reply_to=message), message)
 
 
-def _reply(content: dict, message: Message) -> Message:  # type: ignore[type-arg]
+def _reply(content: dict[str, Any], message: Message) -> Message:
     record = RecordDict({RECORD: ConfigRecord(content)})
-    return _timed(Message(record, reply_to=message), message)
+    return _dated(Message(record, reply_to=message), message)
 
 
-def _timed(reply: Message, message: Message) -> Message:
+def _dated(reply: Message, message: Message) -> Message:
     """Dates a reply by the server's clock, so that a wrong one here does no harm.
 
     Flower takes a reply whose lifetime has run out for lost.
@@ -151,36 +133,3 @@ def _timed(reply: Message, message: Message) -> Message:
     reply.metadata.created_at = message.metadata.created_at
     reply.metadata.ttl = message.metadata.ttl
     return reply
-
-
-def _outcome(error: Exception | None) -> str:
-    if isinstance(error, ClientRefused):
-        return f"refused: {error.setting}"
-    return "failed" if error else "ok"
-
-
-def _log_answer(place: Place, started: float, outcome: str, **values: int) -> None:
-    """Tells the client's own event log, if it has one."""
-    seconds = round(time.monotonic() - started, 3)
-    log_event("answer", node=place.title, outcome=outcome, seconds=seconds, **values)
-
-
-def _log_privately(folder: Path, error: Exception, is_own: bool) -> None:
-    """Writes an exception's text; raises nothing, for Flower sends it on.
-
-    Args:
-        folder: where to, private.
-        error: the exception.
-        is_own: this process writes on its client's own stderr; a simulation does not.
-    """
-    try:
-        if folder.parent.is_dir():
-            folder.mkdir(exist_ok=True)
-            with open(folder / "error.log", "a", errors="backslashreplace") as log:
-                log.write("".join(traceback.format_exception(error)))
-    except OSError as problem:
-        if is_own:  # other texts than these are not for people, and may quote data
-            is_shown = isinstance(error, OSError | UserError)
-            reason = error if is_shown else type(error).__name__
-            place = folder / "error.log"
-            print(f"{place}: {problem.strerror}, after: {reason}", file=sys.stderr)

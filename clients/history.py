@@ -36,8 +36,6 @@ History = Sequence[tuple[str, int]]  # (start, the round that it went on from)
 def check_history(content: object) -> History:
     """Returns a history from a message or a file.
 
-    Privacy: public.
-
     Raises:
         UserError: malformed.
     """
@@ -125,8 +123,6 @@ def check_count(state_dir: Path, count: ReleaseCount) -> None:
 
     Every state of every run of the state directory says what the count must hold.
     States of earlier versions say nothing.
-
-    Privacy: public.
 
     Args:
         state_dir: of the client, with all its runs.

@@ -33,7 +33,8 @@ from flwr.app import Error as FlowerError
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
-from clients import CLIENT_APP_RAISED, fast_simulation
+from clients import CLIENT_APP_RAISED
+from clients.flower_1_41 import hasten_simulation
 from fedgs.cohorts import classifier
 from fedgs.cohorts.selection import (
     ARRAYS,
@@ -54,9 +55,8 @@ from fedgs.randomness import stream
 OWN = "own"  # what a client keeps
 Labelled = tuple[NDArray[np.float32], NDArray[np.int64]]
 
+hasten_simulation()
 app = ClientApp()
-if fast_simulation.is_wanted():
-    fast_simulation.install()
 
 
 class Clients:

@@ -158,8 +158,6 @@ def _hold(path: Path) -> AcquireReturnProxy:
 class Joined:
     """What a node says when it joins.
 
-    Privacy: public.
-
     Attributes:
         released: how often it has released each round, from round 1 on, asked by
             earlier starts of the server.
@@ -332,8 +330,6 @@ class DeployedPlace:
 def agreed(site: Site, settings: Mapping[str, Any]) -> RunConfig:
     """Returns a run's configuration as a node computes with it.
 
-    Privacy: public.
-
     Raises:
         UserError: unknown or contradictory settings, or the node is not in the run.
     """
@@ -424,8 +420,6 @@ def settings_of(
     payload: Mapping[str, object],
 ) -> tuple[dict[str, Any], History, Answered]:
     """Decodes a request to join: settings, history, this node's last answer.
-
-    Privacy: public.
 
     Raises:
         UserError: malformed, or of another protocol.

@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -22,7 +21,7 @@ from fedgs.data.records import DataWarning
 from fedgs.federation.node import Node
 from fedgs.federation.preparation import nodes_in_memory
 from fedgs.privacy.client_limits import Limits
-from fedgs.runs.run_folder import RunFolder
+from fedgs.runs.run_folder import RunFolder, node_folder
 
 _workers: dict[str, "Worker"] = {}
 
@@ -57,50 +56,12 @@ class Worker:
     def node(self, node_id: int) -> Node:
         """Returns a node, from memory or new (its state then comes from disk)."""
         if node_id not in self.nodes:
-            self.nodes[node_id] = Node(
-                self.config,
-                node_id,
-                self.data,
-                self.private,
-                self.limits,
-                self.source,
-            )
+            where = (self.private, self.limits, self.source)
+            self.nodes[node_id] = Node(self.config, node_id, self.data, *where)
         self.nodes.move_to_end(node_id)
         while len(self.nodes) > self.capacity:
             self.nodes.popitem(last=False)
         return self.nodes[node_id]
-
-
-class Place(Protocol):
-    """Where a request is answered: a node of a simulation, or a deployed one."""
-
-    @property
-    def title(self) -> str:
-        """The node's public name, for replies and logs."""
-        ...
-
-    @property
-    def node_id(self) -> int:
-        """The node's index j in the run."""
-        ...
-
-    @property
-    def private(self) -> Path:
-        """The folder whose `error.log` takes the text of a failure."""
-        ...
-
-    @property
-    def is_durable(self) -> bool:
-        """Whether a state must have reached the disk before an answer leaves."""
-        ...
-
-    def worker(self) -> Worker:
-        """Returns this process's worker for the run."""
-        ...
-
-    def forget(self) -> None:
-        """Drops the node from memory; its last whole state is on disk."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -110,6 +71,7 @@ class SimulatedPlace:
     Attributes:
         run_folder: absolute path.
         node_id: Flower's partition-id.
+        is_durable: whether a state must be on the disk before an answer leaves.
     """
 
     run_folder: str
@@ -123,8 +85,8 @@ class SimulatedPlace:
 
     @property
     def private(self) -> Path:
-        """The run's folder of private states."""
-        return Path(self.run_folder) / "private"
+        """The folder of the node's states; its `error.log` tells of failures."""
+        return node_folder(Path(self.run_folder) / "private", self.node_id)
 
     def worker(self) -> Worker:
         """Returns this process's worker for the run, made on the first message.
@@ -146,10 +108,7 @@ class SimulatedPlace:
 
 
 def forget(run: str, node_id: int) -> None:
-    """Drops a node that failed half-way; its last whole state is on disk.
-
-    Privacy: public.
-    """
+    """Drops a node that failed half-way; its last whole state is on disk."""
     if run in _workers:
         _workers[run].nodes.pop(node_id, None)
 
@@ -170,8 +129,5 @@ def cached_worker(run: str, make: Callable[[], Worker]) -> Worker:
 
 
 def drop_worker(run: str) -> None:
-    """Drops this process's worker for a run, with its limits and its nodes.
-
-    Privacy: public.
-    """
+    """Drops this process's worker for a run, with its limits and its nodes."""
     _workers.pop(run, None)

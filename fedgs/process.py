@@ -25,7 +25,7 @@ from fedgs.files import make_folder
 TOKEN_VARIABLE = "FEDGS_RUN_TOKEN"
 LOCK_VARIABLE = "FEDGS_LAUNCHER_LOCK"
 SERVER_VARIABLE = "FEDGS_SERVER"  # the state directory of a deployed server
-FAST_VARIABLE = "FEDGS_FAST_MESSAGES"  # "1": see clients.fast_simulation
+FAST_VARIABLE = "FEDGS_FAST_MESSAGES"  # "1": see clients.flower_1_41
 RUNS_VARIABLE = "FEDGS_RUNS"  # the folder of all run folders; a deployed server has one
 KNOWN_VERSION = "1.41."  # of Flower, whose functions are replaced in no other one
 PROTOCOL = 2  # of joining a deployed run

@@ -190,7 +190,7 @@ class Exchange:
     def _sleep(self, started: float, deadline: float) -> None:
         now = time.monotonic()
         pause = min(self.polling.pause(now - started), max(deadline - now, 0.001))
-        # Only the grid of `clients.fast_simulation` has it.
+        # Only the grid of `clients.flower_1_41` has it.
         getattr(self.grid, "wait_for_reply", time.sleep)(pause)
 
     def _send_due(self, deadline: float) -> None:

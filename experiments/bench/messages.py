@@ -19,7 +19,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from clients import fast_simulation
+from clients.flower_1_41 import hasten_simulation
 from experiments.launch import flower_engine
 from experiments.tables import Table
 from fedgs.config.run_config import RunConfig
@@ -42,8 +42,7 @@ ROUNDS = 600
 
 server_app = ServerApp()
 client_app = ClientApp()
-if fast_simulation.is_wanted():
-    fast_simulation.install()
+hasten_simulation()
 
 
 @client_app.query()

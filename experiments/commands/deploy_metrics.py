@@ -17,9 +17,9 @@ from prometheus_client.registry import Collector
 
 from experiments.commands.deploy_status import (
     STATES,
-    Found,
     Node,
     Overview,
+    RunStatus,
     Unreadable,
 )
 from experiments.launch.health import NEEDED, Server
@@ -173,7 +173,7 @@ def _server_samples(server: Server) -> Iterator[Sample]:
             yield name, {"certificate": certificate.whose}, certificate.expires
 
 
-def _run_samples(status: Found) -> Iterator[Sample]:
+def _run_samples(status: RunStatus) -> Iterator[Sample]:
     for state in STATES:
         yield "fedgs_state", {"state": state}, state == status.state
     if isinstance(status, Unreadable):

@@ -6,10 +6,7 @@ same numbers go to a table, to JSON and to Prometheus
 (`experiments.commands.deploy_metrics`); docs/deployment.md says what each means.
 """
 
-import contextlib
 import dataclasses
-import json
-import os
 import statistics
 import time
 from collections.abc import Iterator
@@ -19,19 +16,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+import psutil
 
 from experiments.launch.health import Server, server_of
+from experiments.tables import Table
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.files import read_json
 from fedgs.runs import epsilons
-from fedgs.runs.run_folder import RunFolder
+from fedgs.runs.run_folder import METRICS, RunFolder
 
 LOCKS = Path("/proc/locks")
 RECENT_ROUNDS = 20  # whose median duration estimates the time left
+NODE_HEAD = ("node", "online", "last answer", "resends", "failures", "why")
 STATES = ("running", "completed", "stopped", "failed", "interrupted", "unreadable")
 
 
@@ -132,7 +129,7 @@ class Unreadable:
     state: str = "unreadable"
 
 
-Found = Status | Unreadable
+RunStatus = Status | Unreadable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +142,7 @@ class Overview:
     """
 
     server: Server | None
-    runs: tuple[Found, ...]
+    runs: tuple[RunStatus, ...]
 
 
 def overview_of(path: Path) -> Overview:
@@ -177,7 +174,7 @@ def runs_of(path: Path) -> list[Path]:
     return sorted(run.parent for place in places for run in place.glob("*/config.json"))
 
 
-def statuses_in(path: Path) -> list[Found]:
+def statuses_in(path: Path) -> list[RunStatus]:
     """Reads how every run of a place stands; a broken one does not hide the others.
 
     Args:
@@ -186,13 +183,13 @@ def statuses_in(path: Path) -> list[Found]:
     Raises:
         UserError: there is no such folder.
     """
-    found: list[Found] = []
+    statuses: list[RunStatus] = []
     for run in runs_of(path):
         try:
-            found.append(status_of(run))
+            statuses.append(status_of(run))
         except (UserError, OSError) as error:  # broken, or removed meanwhile
-            found.append(Unreadable(run=run.absolute().name, message=str(error)))
-    return found
+            statuses.append(Unreadable(run=run.absolute().name, message=str(error)))
+    return statuses
 
 
 def status_of(path: Path) -> Status:
@@ -203,7 +200,7 @@ def status_of(path: Path) -> Status:
     """
     folder = RunFolder.open(path)
     config = folder.config
-    metrics = _metrics(folder.path / "metrics.jsonl")
+    metrics = folder.metrics()
     last = metrics[-1] if metrics else {}
     ledger = folder.read_ledger()
     events = ledger.events
@@ -215,8 +212,9 @@ def status_of(path: Path) -> Status:
         pace = round(statistics.median(recent), 4)
     state, message = _state(folder)
     left = None if pace is None else round(pace * (config.num_rounds - done), 1)
-    told = _told(folder.path / ".flower" / "nodes.json")
-    nodes = _nodes(told, state == "running")
+    path = folder.path / ".flower" / "nodes.json"  # of a deployed run only
+    progress = read_json(path) if path.exists() else {}
+    nodes = _nodes(progress, state == "running")
     return Status(
         run=folder.path.name,
         state=state,
@@ -231,12 +229,12 @@ def status_of(path: Path) -> Status:
         waiting_for=tuple(node.name for node in nodes if node.is_waited_for),
         nodes=nodes,
         epsilons=_epsilons(str(folder.path), ledger.head, config) if events else (),
-        bytes_sent=told.get("bytes_sent"),
-        bytes_received=told.get("bytes_received"),
+        bytes_sent=progress.get("bytes_sent"),
+        bytes_received=progress.get("bytes_received"),
         seconds_per_round=pace,
         seconds_left=left,
-        updated=(folder.path / "metrics.jsonl").stat().st_mtime if metrics else None,
-        last_sign=told.get("time"),
+        updated=(folder.path / METRICS).stat().st_mtime if metrics else None,
+        last_sign=progress.get("time"),
     )
 
 
@@ -257,25 +255,9 @@ def _epsilons(path: str, head: str, config: RunConfig) -> tuple[Epsilon, ...]:
     )
 
 
-def _metrics(path: Path) -> list[dict[str, Any]]:
-    found = []
-    if path.exists():
-        for line in path.read_text().splitlines():
-            try:
-                found.append(json.loads(line))
-            except ValueError:  # being written
-                break
-    return found
-
-
-def _told(path: Path) -> dict[str, Any]:
-    """Returns what the server of a deployed run writes about its nodes."""
-    return read_json(path) if path.exists() else {}
-
-
-def _nodes(told: dict[str, Any], is_running: bool) -> tuple[Node, ...]:
+def _nodes(progress: dict[str, Any], is_running: bool) -> tuple[Node, ...]:
     """Returns the nodes; who is there is known only while the run is at work."""
-    waiting = set(told.get("waiting_for", ())) if is_running else set[str]()
+    waiting = set(progress.get("waiting_for", ())) if is_running else set[str]()
     return tuple(
         Node(
             name=name,
@@ -289,7 +271,7 @@ def _nodes(told: dict[str, Any], is_running: bool) -> tuple[Node, ...]:
             last_failure=node.get("last_failure", ""),
             reason=node["reason"],
         )
-        for name, node in told.get("nodes", {}).items()
+        for name, node in progress.get("nodes", {}).items()
     )
 
 
@@ -315,30 +297,26 @@ def _state(folder: RunFolder) -> tuple[str, str]:
 def _is_held(path: Path) -> bool:
     """Tells whether a process holds a file's lock, without taking it for a moment."""
     try:
-        wanted = path.stat()
+        number = str(path.stat().st_ino)
         locks = LOCKS.read_text().splitlines()
     except OSError:
         return False
     for line in locks:  # "1: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE START END"
         *_, pid, file, _, _ = line.split()
-        is_alike = "FLOCK" in line and file.rpartition(":")[2] == str(wanted.st_ino)
+        is_alike = "FLOCK" in line and file.rpartition(":")[2] == number
         # Other file systems have a file of that number too.
-        if is_alike and _has_open(int(pid), wanted) is not False:
+        if is_alike and _has_open(int(pid), path):
             return True
     return False
 
 
-def _has_open(pid: int, wanted: os.stat_result) -> bool | None:
-    """Tells whether a process has a file open; None where we may not look."""
+def _has_open(pid: int, path: Path) -> bool:
+    """Tells whether a process has a file open, or may have it: we may not look."""
     try:
-        files = [*Path(f"/proc/{pid}/fd").iterdir()]
-    except OSError:
-        return None
-    for file in files:
-        with contextlib.suppress(OSError):  # closed meanwhile
-            if os.path.samestat(file.stat(), wanted):
-                return True
-    return False
+        files = psutil.Process(pid).open_files()
+    except psutil.Error:
+        return True
+    return str(path.resolve()) in {file.path for file in files}
 
 
 # ------------------------------------------------------------------ for people
@@ -346,19 +324,14 @@ def _has_open(pid: int, wanted: os.stat_result) -> bool | None:
 
 def show(overview: Overview) -> None:
     """Prints a table of the server, and one or two per run."""
-    console = Console()
+    head = ("what", "now")
     if overview.server is not None:
-        table = Table(title="server", show_header=False)
-        for name, value in _server_rows(overview.server):
-            table.add_row(name, escape(value))
-        console.print(table)
+        Table("server", head, [*_server_rows(overview.server)], numeric=False).show()
     for status in overview.runs:
-        table = Table(title=status.run, show_header=False)
-        for name, value in _rows(status):
-            table.add_row(name, escape(value))
-        console.print(table)
+        Table(status.run, head, [*_rows(status)], numeric=False).show()
         if isinstance(status, Status) and status.nodes:
-            console.print(_node_table(status))
+            rows = [_node_row(node) for node in status.nodes]
+            Table(f"nodes of {status.run}", NODE_HEAD, rows, numeric=False).show()
 
 
 def _server_rows(server: Server) -> Iterator[tuple[str, str]]:
@@ -386,21 +359,17 @@ def _clock(moment: float) -> str:
     return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def _node_table(status: Status) -> Table:
-    names = ("node", "online", "last answer", "resends", "failures", "why")
-    table = Table(*names)
-    online = {True: "yes", False: "NO", None: "-"}
-    for node in status.nodes:
-        answer = f"round {node.last_answer}" if node.last_answer else "none yet"
-        if node.last_answer_time is not None:
-            answer += f", {_clock(node.last_answer_time)}"
-        cells = (answer, str(node.resends), str(node.failures))
-        why = node.reason or node.last_failure
-        table.add_row(node.name, online[node.online], *cells, escape(why))
-    return table
+def _node_row(node: Node) -> tuple[str, ...]:
+    """Returns the cells of one node, in the order of `NODE_HEAD`."""
+    online = {True: "yes", False: "NO", None: "-"}[node.online]
+    answer = f"round {node.last_answer}" if node.last_answer else "none yet"
+    if node.last_answer_time is not None:
+        answer += f", {_clock(node.last_answer_time)}"
+    counts = (str(node.resends), str(node.failures))
+    return (node.name, online, answer, *counts, node.reason or node.last_failure)
 
 
-def _rows(status: Found) -> Iterator[tuple[str, str]]:
+def _rows(status: RunStatus) -> Iterator[tuple[str, str]]:
     why = f": {status.message}" if status.message else ""
     yield "state", status.state + why
     if isinstance(status, Unreadable):

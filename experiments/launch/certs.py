@@ -37,6 +37,12 @@ from fedgs.files import make_folder, sync
 LOOPBACK = ("localhost", "127.0.0.1", "::1")  # for `submit` on the server or by tunnel
 AUTHORITY_DAYS = 3650
 CLOCK_SKEW = timedelta(days=1)
+SIGNATURE = ("digital_signature",)
+KEY_USAGES = (
+    *("digital_signature", "content_commitment", "key_encipherment"),
+    *("data_encipherment", "key_agreement", "key_cert_sign", "crl_sign"),
+    *("encipher_only", "decipher_only"),
+)
 
 
 def make_certificates(
@@ -47,8 +53,6 @@ def make_certificates(
     replace: bool = False,
 ) -> list[Path]:
     """Makes what is missing: authority and server certificate, clients' key pairs.
-
-    Privacy: public; touches no data.
 
     Args:
         folder: where to; is made with mode 0700.
@@ -237,17 +241,8 @@ def _builder(
 
 
 def _usage(signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    allowed = ("key_cert_sign", "crl_sign") if signs_certificates else SIGNATURE
+    return x509.KeyUsage(**{name: name in allowed for name in KEY_USAGES})
 
 
 def _name(common_name: str) -> x509.Name:

@@ -87,8 +87,6 @@ def state_directory(path: Path) -> Path | None:
 def server_of(path: Path) -> Server | None:
     """Reads how the server of a path stands; None where there is none.
 
-    Privacy: public.
-
     Args:
         path: as of `state_directory`.
 
@@ -98,16 +96,16 @@ def server_of(path: Path) -> Server | None:
     place = state_directory(path)
     if place is None:
         return None
-    told = read_json(place / PROCESS_FILE)
+    content = read_json(place / PROCESS_FILE)
     processes = tuple(
         Process(
             role=found["role"],
             pid=found["pid"],
             is_alive=start_of(found["pid"]) == found["start"],
         )
-        for found in told["processes"]
+        for found in content["processes"]
     )
-    state, reason = told["state"], told["reason"]
+    state, reason = content["state"], content["reason"]
     living = {process.role for process in processes if process.is_alive}
     if state != "ended" and (missing := [r for r in NEEDED if r not in living]):
         # The superexec may be about to be started again; the others are not.
@@ -119,10 +117,10 @@ def server_of(path: Path) -> Server | None:
         state=state,
         reason=reason,
         processes=processes,
-        superexec_restarts=told["superexec_restarts"],
+        superexec_restarts=content["superexec_restarts"],
         certificates=tuple(
             Certificate(whose=whose, path=path, expires=_expiry(Path(path)))
-            for whose, path in told.get("certificates", {}).items()
+            for whose, path in content.get("certificates", {}).items()
         ),
         free_bytes=disk.free,
         disk_bytes=disk.total,

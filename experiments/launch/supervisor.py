@@ -12,15 +12,14 @@ import contextlib
 import ctypes
 import os
 import signal
-import ssl
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
-from http.client import HTTPException
 from pathlib import Path
 from types import FrameType
+
+import httpx
 
 from experiments.launch.processes import full_environment
 from fedgs.event_log import log_event
@@ -82,8 +81,8 @@ class Supervisor:
         self.restarts = 0  # of the superexec
         self.failures = 0  # of health checks in a row
         self.is_ready = False
-        self._is_asked = False  # no Event: its lock may be held when a signal comes
-        self._told: dict[str, object] = {}
+        self._is_stopping = False  # no Event: its lock may be held when a signal comes
+        self._written: dict[str, object] = {}
         self._next_check = 0.0
 
     def run(self) -> None:
@@ -116,15 +115,15 @@ class Supervisor:
         for folder in (self.state, self.state / "runs"):
             remove_temporaries(folder)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._ask)
+            signal.signal(number, self._stop)
         for role in self.commands:
             self._start(role)
-        while not self._is_asked:
-            self._look()
+        while not self._is_stopping:
+            self._check_processes()
             time.sleep(LOOK_SECONDS)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self._is_asked = True
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self._is_stopping = True
 
     def _start(self, role: str) -> None:
         self.processes[role] = subprocess.Popen(
@@ -133,7 +132,7 @@ class Supervisor:
             preexec_fn=_die_with_parent,
         )
 
-    def _look(self) -> None:
+    def _check_processes(self) -> None:
         """Looks at every process once.
 
         Raises:
@@ -145,10 +144,10 @@ class Supervisor:
         if self.processes["superexec"].poll() is not None:
             self._restart()
         if time.monotonic() >= self._next_check:
-            self._check()
+            self._check_health()
             pause = HEALTH_SECONDS if self.is_ready else START_SECONDS
             self._next_check = time.monotonic() + pause
-            self._tell("running")
+            self._write_down("running")
 
     def _restart(self) -> None:
         """Starts the superexec again, unless it ends again and again."""
@@ -162,9 +161,9 @@ class Supervisor:
         log_event("superexec", outcome=f"restarted: {how}")
         self._start("superexec")
         self.restarts += 1
-        self._tell("running")
+        self._write_down("running")
 
-    def _check(self) -> None:
+    def _check_health(self) -> None:
         """Asks the superlink whether it serves, and tells systemd so."""
         if _answers(self.health):
             self.failures = 0
@@ -177,12 +176,12 @@ class Supervisor:
         if self.failures >= MOST_FAILURES:
             raise ServerEnded(f"the superlink did not answer {self.failures} times")
 
-    def _tell(self, state: str, reason: str = "") -> None:
+    def _write_down(self, state: str, reason: str = "") -> None:
         """Writes down which processes there are, if that has changed."""
         pids = {"server": os.getpid()}
         pids |= {role: process.pid for role, process in self.processes.items()}
         roles = [*pids.items(), *(("serverapp", pid) for pid in self._serverapps())]
-        told: dict[str, object] = {
+        content: dict[str, object] = {
             "state": state,
             "reason": reason,
             "superexec_restarts": self.restarts,
@@ -193,10 +192,10 @@ class Supervisor:
                 if (start := start_of(pid)) is not None
             ],
         }
-        if told != self._told:
-            self._told = told
+        if content != self._written:
+            self._written = content
             try:
-                write_json(self.state / PROCESS_FILE, told)
+                write_json(self.state / PROCESS_FILE, content)
             except OSError as error:  # a full disk ends no server
                 print(f"{PROCESS_FILE}: {error}", file=sys.stderr, flush=True)
 
@@ -211,7 +210,7 @@ class Supervisor:
     def _end(self, reason: str) -> None:
         """Ends runs first, so that they can commit, then the rest."""
         notify("STOPPING=1")
-        self._tell("stopping", reason)
+        self._write_down("stopping", reason)
         superlink = self.processes.get("superlink")
         if superlink is not None and superlink.poll() is None:
             for pid in self._serverapps():
@@ -232,7 +231,7 @@ class Supervisor:
             process.kill()
             process.wait()
         end_processes(str(self.state), 0.0, SERVER_VARIABLE)
-        self._tell("ended", reason)
+        self._write_down("ended", reason)
         log_event("server", outcome=reason or "ended as asked")
 
 
@@ -252,15 +251,9 @@ def _how(process: "subprocess.Popen[bytes]") -> str:
 
 def _answers(url: str) -> bool:
     """Tells whether the own superlink answers; who it is needs no certificate."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    handlers = (
-        urllib.request.ProxyHandler({}),
-        urllib.request.HTTPSHandler(context=context),
-    )
-    opener = urllib.request.build_opener(*handlers)
+    client = httpx.Client(verify=False, trust_env=False, timeout=HEALTH_TIMEOUT)
     try:
-        with opener.open(url, timeout=HEALTH_TIMEOUT) as response:
-            return bool(response.status == 200)
-    except (OSError, HTTPException):  # HTTPException: something else has the port
+        with client:
+            return client.get(url).status_code == 200
+    except httpx.HTTPError:  # also where something else has the port
         return False

@@ -200,24 +200,14 @@ class RunFolder:
             ) from error
         return ledger
 
-    def record(self, ledger: Ledger, is_finished: bool = False) -> None:
+    def record(self, ledger: Ledger) -> None:
         """Writes how long the ledger is, durably: lines that it loses are then missed.
-
-        Privacy: public.
-
-        Args:
-            ledger: the run's.
-            is_finished: the generator is about to be written, if it is not there yet.
 
         Raises:
             OSError: it cannot be written.
         """
-        content = {
-            "length": ledger.length,
-            "head": ledger.head,
-            "round": self.last_round,
-            "finished": is_finished or (self.path / GENERATOR).exists(),
-        }
+        length, head = ledger.length, ledger.head
+        content = {"length": length, "head": head, "round": self.last_round}
         write_json(self.path / RECORD, content)
 
     def read_ledger(self) -> Ledger:
@@ -253,7 +243,7 @@ class RunFolder:
         if not found and (self.path / GENERATOR).exists():
             # Of an earlier version and published without its checkpoint.
             found.append(Witness(GENERATOR, self.config.num_rounds))
-        lines = self._metrics()
+        lines = self.metrics()
         last = max((line["round"] for line in lines), default=0)
         lengths = [line["events"] for line in lines if type(line.get("events")) is int]
         return [*found, Witness(METRICS, last, max(lengths, default=None))]
@@ -325,11 +315,11 @@ class RunFolder:
         """Drops the metrics of rounds after `round`, which a resumed run repeats."""
         path = self.path / METRICS
         if path.exists():
-            kept = [line for line in self._metrics() if line["round"] <= round]
+            kept = [line for line in self.metrics() if line["round"] <= round]
             text = "".join(json.dumps(line) + "\n" for line in kept)
             write_atomically(path, text.encode())
 
-    def _metrics(self) -> list[dict[str, Any]]:
+    def metrics(self) -> list[dict[str, Any]]:
         """Returns the whole lines of metrics.jsonl; the last one may be torn."""
         path, found = self.path / METRICS, list[dict[str, Any]]()
         for line in path.read_text().splitlines() if path.exists() else ():
@@ -422,7 +412,7 @@ class RunFolder:
                 its checkpoint.
         """
         write_tensors(self.path / AVERAGE, ema, is_durable=True)
-        self.record(ledger, is_finished=True)
+        self.record(ledger)
         write_tensors(self.path / GENERATOR, generator, is_durable=True)
 
 

@@ -23,23 +23,23 @@ from flwr.supernode import node_auth_http_interceptor
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.nodestate import NodeStateFactory
 
-from clients import client_app, resident
-from clients.resident import POLL_LEAST, POLL_MOST, Waiting
+from clients import client_app, flower_1_41, resident
+from clients.flower_1_41 import POLL_LEAST, POLL_MOST, Waiting
 from fedgs.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
-LOOP = resident._module("flwr.supernode.start_client_internal")
-COMMAND = resident._module("flwr.supernode.cli.flower_supernode")
-CONNECTION = resident._module("flwr.supernode.fleet_http_connection")
+LOOP = flower_1_41._module("flwr.supernode.start_client_internal")
+COMMAND = flower_1_41._module("flwr.supernode.cli.flower_supernode")
+CONNECTION = flower_1_41._module("flwr.supernode.fleet_http_connection")
 CHANGED = {
     LOOP: ("time", "_push_messages"),
     COMMAND: ("_start_supernode_http_api", "start_client_internal"),
     FleetHttpClient: ("ActivateNode", "SendNodeHeartbeat"),
     node_auth_http_interceptor: ("now",),
     node_auth_http_interceptor.NodeAuthHttpInterceptor: ("intercept",),
-    resident._module("flwr.supercore.heartbeat"): ("HEARTBEAT_DEFAULT_INTERVAL",),
+    flower_1_41._module("flwr.supercore.heartbeat"): ("HEARTBEAT_DEFAULT_INTERVAL",),
     CONNECTION: ("HEARTBEAT_DEFAULT_INTERVAL", "make_simple_http_retry_invoker"),
-    resident._module("flwr.supercore.retry.http_retry"): ("MAX_RETRY_DELAY",),
+    flower_1_41._module("flwr.supercore.retry.http_retry"): ("MAX_RETRY_DELAY",),
 }
 
 
@@ -49,10 +49,10 @@ def installed(monkeypatch):
     for owner, names in CHANGED.items():
         for name in names:
             monkeypatch.setattr(owner, name, getattr(owner, name))
-    objects = resident._module("flwr.supercore.inflatable.inflatable_utils")
+    objects = flower_1_41._module("flwr.supercore.inflatable.inflatable_utils")
     defaults = objects.pull_objects.__kwdefaults__
     before = dict(defaults)
-    resident.install()
+    flower_1_41.make_resident()
     yield
     defaults.update(before)
 
@@ -61,7 +61,7 @@ def installed(monkeypatch):
 
 
 def test_the_pinned_flower_is_the_known_version():
-    assert flwr.__version__.startswith(resident.KNOWN_VERSION)
+    assert flwr.__version__.startswith(flower_1_41.KNOWN_VERSION)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_systemd_is_told_once_the_state_directory_is_open(monkeypatch, is_refuse
     site = SimpleNamespace(open=open_)
     monkeypatch.setattr(resident, "_site", lambda given: site)
     monkeypatch.setattr(resident, "notify", done.append)
-    monkeypatch.setattr(resident, "install", lambda: None)
+    monkeypatch.setattr(resident, "make_resident", lambda: None)
     monkeypatch.setattr(COMMAND, "flower_supernode", lambda: done.append("runs"))
     monkeypatch.setattr(sys, "argv", [])
     with pytest.raises(SystemExit) if is_refused else nullcontext():
@@ -180,7 +180,7 @@ def test_a_second_client_on_a_state_directory_is_refused(tmp_path):
 def test_looks_for_messages_rarely_only_when_rarely_asked(monkeypatch):
     slept: list[float] = []
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now, sleep=slept.append)
-    monkeypatch.setattr(resident, "time", clock)
+    monkeypatch.setattr(flower_1_41, "time", clock)
     waiting = Waiting()
     for clock.now in (0.0, 1.0, 10.0, 1000.0):
         waiting.sleep(3)
@@ -292,12 +292,12 @@ def fixture_clock(monkeypatch):
     """Waiting costs no time."""
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     clock.sleep = lambda seconds: setattr(clock, "now", clock.now + seconds)
-    monkeypatch.setattr(resident, "time", clock)
+    monkeypatch.setattr(flower_1_41, "time", clock)
     return clock
 
 
 REFUSALS = {
-    "not registered": http_error(resident.NOT_ACTIVATED),
+    "not registered": http_error(flower_1_41.NOT_ACTIVATED),
     "signature": http_error(0, 401),
     "full disk": http_error(0, 500),
 }
@@ -316,16 +316,16 @@ def test_waits_for_its_registration_or_the_end_of_a_killed_predecessor(
             raise REFUSALS[refusal]
         return "activated"
 
-    assert resident._patient(activate)(None, None) == "activated"
+    assert flower_1_41._patient(activate)(None, None) == "activated"
     assert clock.now == {0: 0, 3: 1 + 2 + 3, 9: 3 + 7 * 3}[times]
 
 
 def test_another_refusal_of_the_server_is_not_waited_out():
     def activate(client, request):
-        raise http_error(resident.NOT_ACTIVATED - 1)
+        raise http_error(flower_1_41.NOT_ACTIVATED - 1)
 
     with pytest.raises(httpx.HTTPStatusError):
-        resident._patient(activate)(None, None)
+        flower_1_41._patient(activate)(None, None)
 
 
 @pytest.mark.usefixtures("installed")
@@ -341,11 +341,11 @@ def test_a_connection_that_has_ended_is_made_anew_until_the_process_is_to_end(
         if len(states) == 3:
             raise SystemExit(0)  # as SIGTERM does
 
-    start = resident._lasting(connect)
+    start = flower_1_41._lasting(connect)
     with pytest.raises(SystemExit):
         start(state_factory=None, server_address="host:1")
     assert len(set(map(id, states))) == 3  # what was half received is gone
-    assert clock.now == 2 * resident.AGAIN_SECONDS
+    assert clock.now == 2 * flower_1_41.AGAIN_SECONDS
 
 
 HANDSHAKE = "_ssl.c:989: The handshake operation timed out"
@@ -405,9 +405,9 @@ def test_a_refused_heartbeat_is_tried_again(answer):
         return SimpleNamespace(success=False)
 
     with pytest.raises(httpx.TransportError):  # what Flower tries again
-        resident._beating(beat)(None, None)
+        flower_1_41._beating(beat)(None, None)
     good = SimpleNamespace(success=True)
-    assert resident._beating(lambda client, request: good)(None, None) is good
+    assert flower_1_41._beating(lambda client, request: good)(None, None) is good
 
 
 class StrictServer:
@@ -448,7 +448,7 @@ def fixture_sign(monkeypatch, clock):
     monkeypatch.setattr("flwr.supercore.date.now", lambda: REAL)
     monkeypatch.setattr(node_auth_http_interceptor, "now", lambda: REAL)
     monkeypatch.setattr(interceptor, "intercept", interceptor.intercept)
-    resident._correct_clock()
+    flower_1_41._correct_clock()
     key = ec.generate_private_key(ec.SECP384R1())
     auth = interceptor(key, key.public_key())
 
@@ -477,7 +477,7 @@ def test_a_date_of_before_the_servers_clock_stepped_is_not_believed_for_long(
     server = StrictServer(REAL, ahead, stale, shown)
     assert sign(server) == 200
     assert abs(server.ages[-1]) < 2
-    assert clock.now <= resident.CLOCK_TRIES * resident.CLOCK_SECONDS
+    assert clock.now <= flower_1_41.CLOCK_TRIES * flower_1_41.CLOCK_SECONDS
 
 
 def test_a_refusal_for_another_reason_stays_a_refusal(sign, clock):
@@ -488,5 +488,5 @@ def test_a_refusal_for_another_reason_stays_a_refusal(sign, clock):
         return httpx.Response(401, headers={"date": format_datetime(REAL, True)})
 
     assert sign(call) == 401
-    assert len(calls) == 1 + resident.CLOCK_TRIES
-    assert clock.now == resident.CLOCK_TRIES * resident.CLOCK_SECONDS
+    assert len(calls) == 1 + flower_1_41.CLOCK_TRIES
+    assert clock.now == flower_1_41.CLOCK_TRIES * flower_1_41.CLOCK_SECONDS

@@ -102,7 +102,7 @@ def test_restarts_of_the_superexec_are_all_counted(make, tmp_path, monkeypatch, 
     supervisor = make(superexec=ending("import os; os.kill(os.getpid(), 9)"))
 
     counts: list[int] = []
-    tell = supervisor._tell
+    tell = supervisor._write_down
 
     def telling(state: str, reason: str = "") -> None:
         tell(state, reason)
@@ -110,7 +110,7 @@ def test_restarts_of_the_superexec_are_all_counted(make, tmp_path, monkeypatch, 
         if len(counts) > 4:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(supervisor, "_tell", telling)
+    monkeypatch.setattr(supervisor, "_write_down", telling)
     supervisor.run()
     assert counts == sorted(counts)
     assert counts[-1] >= 3

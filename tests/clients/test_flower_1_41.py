@@ -16,7 +16,7 @@ from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
 from flwr.server.superlink.linkstate import InMemoryLinkState
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
-from clients import fast_simulation
+from clients import flower_1_41
 from fedgs.process import FAST_VARIABLE
 
 
@@ -35,7 +35,7 @@ def installed(monkeypatch):
     monkeypatch.setattr(
         InMemoryLinkState, "store_message_res", lambda self, reply: f"stored {reply}"
     )
-    fast_simulation.install()
+    flower_1_41.install_fast_messages()
 
 
 def message(node):
@@ -77,10 +77,10 @@ def extract():
 @pytest.mark.parametrize(
     ("variable", "version", "expected"),
     [
-        ("1", f"{fast_simulation.KNOWN_VERSION}0", True),
+        ("1", f"{flower_1_41.KNOWN_VERSION}0", True),
         ("1", "1.42.0", False),
-        ("0", f"{fast_simulation.KNOWN_VERSION}0", False),
-        (None, f"{fast_simulation.KNOWN_VERSION}0", False),
+        ("0", f"{flower_1_41.KNOWN_VERSION}0", False),
+        (None, f"{flower_1_41.KNOWN_VERSION}0", False),
     ],
 )
 def test_wanted_only_when_asked_for_and_only_in_a_known_version(
@@ -91,13 +91,18 @@ def test_wanted_only_when_asked_for_and_only_in_a_known_version(
     if variable is not None:
         monkeypatch.setenv(FAST_VARIABLE, variable)
     monkeypatch.setattr(flwr.common.logger.FLOWER_LOGGER, "propagate", True)
-    assert fast_simulation.is_wanted() is expected
+    installed: list[bool] = []
+    monkeypatch.setattr(
+        flower_1_41, "install_fast_messages", lambda: installed.append(True)
+    )
+    flower_1_41.hasten_simulation()
+    assert bool(installed) is expected
     warned = "fast_messages" in caplog.text
     assert warned is (version == "1.42.0")
 
 
 def test_the_pinned_flower_is_the_known_version():
-    assert flwr.__version__.startswith(fast_simulation.KNOWN_VERSION)
+    assert flwr.__version__.startswith(flower_1_41.KNOWN_VERSION)
 
 
 @pytest.mark.usefixtures("installed")
@@ -109,7 +114,7 @@ def test_a_pushed_message_is_handed_over_at_once(extract):
     started = time.monotonic()
     assert InMemoryGrid.push_messages(None, [message(2)])
     assert queue.get(timeout=5) == "a"
-    assert time.monotonic() - started < fast_simulation.SCAN_SECONDS / 2
+    assert time.monotonic() - started < flower_1_41.SCAN_SECONDS / 2
 
 
 @pytest.mark.usefixtures("installed")

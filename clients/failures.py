@@ -1,0 +1,54 @@
+"""What a client tells of a failure: everything to itself, nothing private to others.
+
+The server gets neither an exception's text, which could quote data, nor its type, which
+could depend on data. A refusal names the client's limit, which depends on no data.
+"""
+
+import sys
+import traceback
+from pathlib import Path
+
+from fedgs.errors import UserError
+from fedgs.privacy.client_limits import ClientRefused
+
+
+def outcome_of(error: Exception | None) -> str:
+    """Returns what came of a request, in a word or two."""
+    if isinstance(error, ClientRefused):
+        return f"refused: {error.setting}"
+    return "failed" if error else "ok"
+
+
+def reason_of(title: str, error: Exception | None) -> str:
+    """Returns what the server is told of a failure.
+
+    Args:
+        title: public name of the node.
+        error: what was raised.
+    """
+    if isinstance(error, ClientRefused):
+        return f"{title} refused by its clients' limit: {error.setting}"
+    return f"{title} failed; its own error.log says why"
+
+
+def log_privately(folder: Path, error: Exception, is_deployed: bool) -> None:
+    """Writes an exception's text; raises nothing, for Flower sends it on.
+
+    Privacy: reads private data; output private.
+
+    Args:
+        folder: where to, private.
+        error: what was raised.
+        is_deployed: stderr is the client's own; that of a simulation is not.
+    """
+    try:
+        if folder.parent.is_dir():
+            folder.mkdir(exist_ok=True)
+            with open(folder / "error.log", "a", errors="backslashreplace") as log:
+                log.write("".join(traceback.format_exception(error)))
+    except OSError as problem:
+        if is_deployed:  # other texts than these are not for people, and may quote data
+            is_shown = isinstance(error, OSError | UserError)
+            reason = error if is_shown else type(error).__name__
+            place = folder / "error.log"
+            print(f"{place}: {problem.strerror}, after: {reason}", file=sys.stderr)
