@@ -29,6 +29,7 @@ from typing import Any
 
 import flwr
 from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from clients import CLIENT_APP_RAISED
@@ -175,14 +176,18 @@ class Waiting:
         time.sleep(pause)
 
 
-def make_resident() -> None:
-    """Replaces the functions; must run before the SuperNode starts."""
+def make_resident(client_app: ClientApp) -> None:
+    """Replaces the functions; must run before the SuperNode starts.
+
+    Args:
+        client_app: answers the messages, in this process.
+    """
     from flwr.supernode.fleet_http_client import FleetHttpClient
 
     loop = _module("flwr.supernode.start_client_internal")
     waiting = Waiting()
     loop.time = waiting
-    loop._push_messages = _answering(loop, waiting, loop._push_messages)
+    loop._push_messages = _answering(client_app, loop, waiting, loop._push_messages)
     # No Runtime API: nobody else answers. Of the server, only its end is used.
     server = SimpleNamespace(should_exit=False)
     thread = SimpleNamespace(join=lambda timeout: None, is_alive=lambda: False)
@@ -211,7 +216,7 @@ def _module(name: str) -> Any:
 
 
 def _answering(
-    loop: Any, waiting: Waiting, stock_push: Callable[..., None]
+    client_app: ClientApp, loop: Any, waiting: Waiting, stock_push: Callable[..., None]
 ) -> Callable[..., None]:
     """Returns a `_push_messages` that first answers, here, what was pulled."""
     from flwr.app import Error
@@ -220,7 +225,7 @@ def _answering(
         for announced in state.get_messages_legacy(is_reply=False):
             name = announced.metadata.message_id
             try:
-                reply = _answer(state, object_store, announced)
+                reply = _answer(client_app, state, object_store, announced)
             except Exception:  # a message that is none: its text may be the server's
                 reply = Message(Error(CLIENT_APP_RAISED, "refused"), reply_to=announced)
             object_store.delete(name)
@@ -235,12 +240,10 @@ def _answering(
     return push_messages
 
 
-def _answer(state: Any, store: Any, announced: Any) -> Any:
+def _answer(client_app: ClientApp, state: Any, store: Any, announced: Any) -> Any:
     """Returns the ClientApp's reply to a message whose parts are in the store."""
     from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
     from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-
-    from clients.client_app import app
 
     name = announced.metadata.message_id
     tree = store.get_object_tree(name)
@@ -250,7 +253,7 @@ def _answer(state: Any, store: Any, announced: Any) -> Any:
     message: Any = inflate_object_from_contents(name, parts)
     message.metadata.__dict__["_message_id"] = name
     series = state.get_run(announced.metadata.run_id).series_id
-    return app(message=message, context=state.get_run_series_context(series))
+    return client_app(message=message, context=state.get_run_series_context(series))
 
 
 def _lasting(stock: Callable[..., None]) -> Callable[..., None]:

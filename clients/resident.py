@@ -49,7 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     sys.argv = ["flower-supernode", *given, "--isolation", "process"]
-    make_resident()
+    from clients.client_app import app
+
+    make_resident(app)
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
     flower_supernode()

@@ -52,7 +52,7 @@ def installed(monkeypatch):
     objects = flower_1_41._module("flwr.supercore.inflatable.inflatable_utils")
     defaults = objects.pull_objects.__kwdefaults__
     before = dict(defaults)
-    flower_1_41.make_resident()
+    flower_1_41.make_resident(lambda **given: client_app.app(**given))
     yield
     defaults.update(before)
 
@@ -120,7 +120,7 @@ def test_systemd_is_told_once_the_state_directory_is_open(monkeypatch, is_refuse
     site = SimpleNamespace(open=open_)
     monkeypatch.setattr(resident, "_site", lambda given: site)
     monkeypatch.setattr(resident, "notify", done.append)
-    monkeypatch.setattr(resident, "make_resident", lambda: None)
+    monkeypatch.setattr(resident, "make_resident", lambda app: None)
     monkeypatch.setattr(COMMAND, "flower_supernode", lambda: done.append("runs"))
     monkeypatch.setattr(sys, "argv", [])
     with pytest.raises(SystemExit) if is_refused else nullcontext():
