@@ -178,6 +178,31 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Returns the objects of a file of JSON lines; nothing where there is no file.
+
+    A last line that was torn by a crash is left out.
+
+    Raises:
+        UserError: the file cannot be read, or another line is no JSON object.
+    """
+    try:
+        texts = path.read_text().split("\n")
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); move it away") from error
+    found: list[dict[str, Any]] = []
+    for number, text in enumerate(texts[:-1], start=1):  # behind the last "\n": torn
+        line = None
+        with contextlib.suppress(ValueError):
+            line = json.loads(text)
+        if not isinstance(line, dict):
+            raise UserError(f"{path}: line {number} is no JSON object; move it away")
+        found.append(line)
+    return found
+
+
 def write_tensors(
     path: Path,
     tensors: "TensorDict",

@@ -28,13 +28,13 @@ from flwr.common.serde import message_to_proto
 from flwr.supercore.task_identity import TaskIdentity
 
 from experiments.launch.local_grid import SERVER, LocalGrid
-from experiments.paper.result_lines import read_lines
 from experiments.tables import Table
 from fedgs.config.recipes import algorithm_2
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.federation.codec import round_fakes, stated_release_bytes
 from fedgs.federation.messages import RECORD, FakeBatch, encode_answer, encode_batch
+from fedgs.files import read_json_lines
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.quantization import release_step
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip, sanitize
@@ -159,7 +159,7 @@ def communication(folder: RunFolder) -> dict[str, Any]:
     """
     before: list[Line] = []
     rounds: dict[int, dict[int, Line]] = {}  # of a round repeated, the last attempt
-    for line in read_lines(folder.path / FILE):
+    for line in read_json_lines(folder.path / FILE):
         if line["round"] == 0:
             before.append(line)
         else:

@@ -23,12 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments.paper import arguments, figure_drawing
-from experiments.paper.gradient_norms import probe, read_norms, stored_probe
+from experiments.paper import figure_drawing, scales
+from experiments.paper.gradient_norms import probe, read_norms, unprotected
 from experiments.paper.privacy_utility import KINDS, curves, parse_values, variations
-from experiments.paper.result_lines import ResultLines
 from experiments.paper.scales import SCALES, configured, label, parse_settings
-from experiments.paper.scores import Protocol
+from experiments.paper.scores import Protocol, ResultLines
 from experiments.paper.stored_runs import exit_code, stored, trained
 from fedgs.config.recipes import RECIPES
 from fedgs.config.run_config import RunConfig
@@ -79,8 +78,9 @@ def draw(request: Request, stop: Stop) -> list[Path]:
 
 def _draw_norms(request: Request, stop: Stop) -> list[Path]:
     config = configured(request.recipe, request.scale, request.settings)
+    config = unprotected(config)
     place = (request.output / "probes", request.recipe, config)
-    folder = stored_probe(*place) if request.is_redraw else probe(*place, stop)
+    folder = stored(*place) if request.is_redraw else probe(*place, stop)
     norms, scale = read_norms(folder), _scale(folder, config, request.recipe)
     paths: list[Path] = []
     for name, figure_of in (
@@ -162,7 +162,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = arguments.parser("figures", "The paper's figures.")
+    parser = scales.parser("figures", "The paper's figures.")
     add = parser.add_argument
     add("figure", help=f"one of {', '.join(NAMES)}")
     add("runs", nargs="*", type=Path, metavar="RUN", help="run folders, of samples")
@@ -201,9 +201,9 @@ def _request(given: argparse.Namespace) -> Request:
         output=given.output,
         recipe=given.recipe,
         scale=given.scale,
-        settings={**arguments.data_settings(given), "seed": given.seed, **own},
+        settings={**scales.data_settings(given), "seed": given.seed, **own},
         values=values,
-        protocol=arguments.protocol(given),
+        protocol=scales.protocol(given),
         adversary=given.adversary,
         relation=given.relation,
         is_redraw=given.redraw,

@@ -19,8 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from experiments.paper.result_lines import read_lines
-from experiments.paper.stored_runs import NotStored, run_name
+from experiments.paper.stored_runs import trained
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
@@ -28,9 +27,8 @@ from fedgs.errors import UserError
 from fedgs.federation.local import LocalNodes, train_nodes
 from fedgs.federation.messages import FakeBatch, clients_of
 from fedgs.federation.node import Node
-from fedgs.federation.preparation import check_capacity, resolve
 from fedgs.federation.training import Stop
-from fedgs.files import write_atomically
+from fedgs.files import read_json_lines, write_atomically
 from fedgs.mechanism.sanitizer import (
     PerSampleGradients,
     SanitizedGradients,
@@ -144,39 +142,17 @@ def probe(root: Path, title: str, config: RunConfig, stop: Stop) -> RunFolder:
         RunStopped: `stop` was set.
         UserError: bad settings or data; nothing was written.
     """
-    config = _unprotected(config)
-    path = root / run_name(title, config)
-    if (path / "generator.safetensors").exists():
-        return stored_probe(root, title, config)
-    if (path / "config.json").exists():
-        folder = RunFolder.open(path)
-        data = load_data(folder.config)
-    else:
-        output = str(path.absolute())
-        config, data = resolve(dataclasses.replace(config, output=output))
-        check_capacity(config, root)
-        root.mkdir(parents=True, exist_ok=True)
-        folder = RunFolder.create(config)
+    config = unprotected(config)
+    return trained(root, title, config, stop, engine="local", train_folder=_train)
+
+
+def _train(folder: RunFolder, stop: Stop) -> None:
+    data = load_data(folder.config)
     write_atomically(folder.path / WARNING_FILE, WARNING.encode())
     (folder.path / FILE).touch(mode=0o600)
     torch.set_num_threads(folder.config.num_threads)
     with folder.locked(), ProbedNodes(folder, data) as nodes:
         train_nodes(folder, nodes, lambda metrics: None, stop)
-    return folder
-
-
-def stored_probe(root: Path, title: str, config: RunConfig) -> RunFolder:
-    """Returns the folder of a finished probe.
-
-    Raises:
-        NotStored: it was not trained to its end.
-    """
-    path = root / run_name(title, _unprotected(config))
-    if not (path / "generator.safetensors").exists():
-        raise NotStored(
-            f"{path}: is not trained to its end; run the command without --redraw"
-        )
-    return RunFolder.open(path)
 
 
 def read_norms(folder: RunFolder) -> list[Norms]:
@@ -192,14 +168,14 @@ def read_norms(folder: RunFolder) -> list[Norms]:
             f"{folder.path}: is no probe ({WARNING_FILE} is missing); norms are only "
             "taken from runs that are marked as not private"
         )
-    found = {line["round"]: line for line in read_lines(folder.path / FILE)}
+    found = {line["round"]: line for line in read_json_lines(folder.path / FILE)}
     return [
         Norms(number, np.array(line["before"]), np.array(line["after"]))
         for number, line in sorted(found.items())
     ]
 
 
-def _unprotected(config: RunConfig) -> RunConfig:
+def unprotected(config: RunConfig) -> RunConfig:
     """Returns the configuration on the local engine, its noise absent or seeded."""
     config = dataclasses.replace(config, engine="local")
     if config.noise_multiplier == 0 or config.noise_seed is not None:

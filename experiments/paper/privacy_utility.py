@@ -10,9 +10,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.paper.figure_drawing import Point
-from experiments.paper.result_lines import Line, ResultLines
 from experiments.paper.scales import configured
-from experiments.paper.scores import Protocol, epsilon_of, metric, score
+from experiments.paper.scores import (
+    Line,
+    Protocol,
+    ResultLines,
+    epsilon_of,
+    metric,
+    score,
+)
 from experiments.paper.stored_runs import last_round, snapshot_rounds
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError

@@ -1,17 +1,21 @@
-"""At which scale an experiment runs, and what that scale says of its numbers.
+"""At which scale an experiment runs, what that says of its numbers, and its flags.
 
 A scale is a set of settings over a recipe. `paper` changes nothing: the recipe's own
 numbers, which need a GPU and days. `small` is for two CPU cores and about an hour:
 its numbers say nothing about the published ones, and every label says so.
 """
 
+import argparse
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from experiments.paper.scores import SAME_IMAGES, Protocol
 from fedgs.config.recipes import overridden, recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import field_type
+from fedgs.data.sources import with_absolute_path
 from fedgs.errors import UserError
 
 Settings = Mapping[str, Any]
@@ -136,3 +140,48 @@ def parse_value(name: str, text: str) -> Any:
         raise UserError(
             f"{name} = {text!r}: must be of type {kind.__name__}"
         ) from error
+
+
+# ------------------------------------------------------------------ the command line
+
+
+def parser(module: str, description: str) -> argparse.ArgumentParser:
+    """Returns a parser with the common flags for a module of this room."""
+    program = f"python -m experiments.paper.{module}"
+    found = argparse.ArgumentParser(prog=program, description=description)
+    add = found.add_argument
+    add("--output", type=Path, default=Path("runs") / module, help="its folder")
+    add("--data", default="mnist-by-writer", help="as of fedgs train")
+    add("--data-dir", help="as of fedgs train")
+    add("--test-fraction", type=float, default=0.0, help="of data without a test split")
+    add("--scale", default="small", help=f"{' or '.join(SCALES)}; see experiments")
+    add("--count", type=int, help="synthetic images that are compared")
+    add("--full-evaluation", action="store_true", help="not fedgs evaluate --fast")
+    return found
+
+
+def data_settings(given: argparse.Namespace) -> dict[str, Any]:
+    """Returns the settings of the data that the runs train on."""
+    return {"data": with_absolute_path(given.data), **_reading(given)}
+
+
+def protocol(given: argparse.Namespace) -> Protocol:
+    """Returns how images are compared with the real ones.
+
+    Raises:
+        UserError: too few images to compare.
+    """
+    data = with_absolute_path(given.data)
+    return Protocol(
+        data=SAME_IMAGES.get(data, data),
+        reading=_reading(given),
+        count=given.count,
+        fast=not given.full_evaluation,
+    )
+
+
+def _reading(given: argparse.Namespace) -> dict[str, Any]:
+    reading: dict[str, Any] = {"test_fraction": given.test_fraction}
+    if given.data_dir is not None:
+        reading["data_dir"] = str(Path(given.data_dir).expanduser().absolute())
+    return reading

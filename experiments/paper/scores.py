@@ -6,6 +6,7 @@ The numbers are computed once, kept as JSON lines, and found again.
 import contextlib
 import dataclasses
 import io
+import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,18 +17,48 @@ import numpy as np
 
 from experiments.commands import evaluate as evaluation
 from experiments.commands.evaluation_request import EvaluationRequest
-from experiments.paper.result_lines import Line, ResultLines, read_lines
 from experiments.paper.stored_runs import generator_of
 from fedgs.cohorts.files import selection_costs
 from fedgs.errors import UserError
 from fedgs.evaluation.quality import NUM_SPLITS
+from fedgs.files import read_json_lines, write_atomically
 from fedgs.privacy.accounting import Run, Statement, statements_of_runs
 from fedgs.runs import sample
 from fedgs.runs.run_folder import RunFolder
 
 VERSION = 2  # raise it when the same images get other numbers
 SAME_IMAGES = {"mnist-by-writer": "mnist"}  # one network for both
+Line = dict[str, Any]
 KEPT = ("adversary", "relation", "unit", "delta", "epsilon", "theorem", "guarantee")
+
+
+class ResultLines:
+    """A file of results; each is found again by its key.
+
+    Attributes:
+        path: the file; made with the first result.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Reads what is there.
+
+        Raises:
+            UserError: the file is damaged.
+        """
+        self.path = path
+        self.found = {line.get("key", ""): line for line in read_json_lines(path)}
+
+    def get(self, key: str) -> Line | None:
+        """Returns the last result of that key."""
+        return self.found.get(key)
+
+    def add(self, key: str, result: Line) -> Line:
+        """Keeps a result under a key, durably, and returns it."""
+        self.found[key] = {"key": key, **result}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        text = "".join(f"{json.dumps(line)}\n" for line in self.found.values())
+        write_atomically(self.path, text.encode())
+        return self.found[key]
 
 
 @dataclass(frozen=True)
@@ -153,7 +184,7 @@ def _quality(folder: RunFolder, round: int, protocol: Protocol) -> dict[str, Any
         )
         with contextlib.redirect_stdout(io.StringIO()):
             evaluation.evaluate(request, as_json=True)
-        result = read_lines(Path(scratch) / "evaluations.jsonl")[-1]
+        result = read_json_lines(Path(scratch) / "evaluations.jsonl")[-1]
     kept = {n: v for n, v in result.items() if isinstance(v, float | int)}
     for name in ("seed", "fast", "seconds"):
         kept.pop(name, None)

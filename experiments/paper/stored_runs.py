@@ -41,6 +41,7 @@ NO_RESULT = {  # settings that change no result: where the run lies and what com
     *("num_threads", "fast_messages", "gpu_fraction", "sample_every"),
 }
 NUM_SNAPSHOTS = 4  # the last one is the run's generator
+Train = Callable[[RunFolder, Stop], None]
 
 
 class NotStored(UserError):
@@ -92,7 +93,14 @@ def stored(root: Path, title: str, config: RunConfig) -> RunFolder:
     return folder
 
 
-def trained(root: Path, title: str, config: RunConfig, stop: Stop) -> RunFolder:
+def trained(
+    root: Path,
+    title: str,
+    config: RunConfig,
+    stop: Stop,
+    engine: str = "flower",
+    train_folder: Train | None = None,
+) -> RunFolder:
     """Returns a stored run, trained first where it is missing or unfinished.
 
     Privacy: releases (epsilon, delta)-DP output; events: in the folder's ledger.
@@ -102,6 +110,8 @@ def trained(root: Path, title: str, config: RunConfig, stop: Stop) -> RunFolder:
         title: what the run is called there.
         config: with a seed, so that it is the same run when called again.
         stop: when set, the run checkpoints after the current round and stops.
+        engine: of a run that is made here.
+        train_folder: trains a folder from its last checkpoint on; `train` when None.
 
     Raises:
         RunStopped: `stop` was set, or too few nodes answered.
@@ -113,10 +123,10 @@ def trained(root: Path, title: str, config: RunConfig, stop: Stop) -> RunFolder:
     if (path / "config.json").exists():
         folder = RunFolder.open(path)
     else:
-        folder = _create(path, config)
+        folder = _create(path, dataclasses.replace(config, engine=engine))
     say(f"{path.name}: training {folder.config.num_rounds} rounds", is_error=True)
     with contextlib.suppress(BudgetSpent):  # is finished, a little earlier
-        train(folder, stop)
+        (train_folder or train)(folder, stop)
     return folder
 
 
@@ -136,9 +146,8 @@ def exit_code(command: Callable[[Stop], None]) -> int:
 
 def _create(path: Path, config: RunConfig) -> RunFolder:
     every = config.checkpoint_every or max(1, config.num_rounds // NUM_SNAPSHOTS)
-    config = dataclasses.replace(
-        config, engine="flower", output=str(path.absolute()), checkpoint_every=every
-    )
+    output = str(path.absolute())
+    config = dataclasses.replace(config, output=output, checkpoint_every=every)
     config, _ = resolve(config)
     check_capacity(config, path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,7 +155,7 @@ def _create(path: Path, config: RunConfig) -> RunFolder:
 
 
 def train(folder: RunFolder, stop: Stop) -> None:
-    """Trains a run folder from its last checkpoint on; the one function that trains.
+    """Trains a run folder through Flower's strategy, from its last checkpoint on.
 
     Privacy: releases (epsilon, delta)-DP output; events: in the folder's ledger.
 

@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.paper import arguments, table2_report
+from experiments.paper import scales, table2_report
 from experiments.paper.communication import communication
-from experiments.paper.result_lines import Line, ResultLines
 from experiments.paper.scales import Settings, configured, label, parse_settings
-from experiments.paper.scores import Protocol, score
+from experiments.paper.scores import Line, Protocol, ResultLines, score
 from experiments.paper.stored_runs import exit_code, find, last_round, trained
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
@@ -138,7 +137,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = arguments.parser("table2", "Table 2 of the paper.")
+    parser = scales.parser("table2", "Table 2 of the paper.")
     add = parser.add_argument
     add("--rows", default=",".join(ROWS), help=f"of {', '.join(ROWS)}")
     add("--seeds", default="0", help="one run of every row for each, as 0,1,2")
@@ -163,9 +162,9 @@ def _request(given: argparse.Namespace) -> Request:
         rows=rows,
         scale=given.scale,
         seeds=seeds,
-        data=arguments.data_settings(given),
+        data=scales.data_settings(given),
         settings=parse_settings(given.set, list(ROWS)),
-        protocol=arguments.protocol(given),
+        protocol=scales.protocol(given),
         is_training=not given.no_training,
     )
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.paper.result_lines import Line
-from experiments.paper.scores import epsilon_of, metric
+from experiments.paper.scores import Line, epsilon_of, metric
 from experiments.tables import Table
 from fedgs.files import write_atomically
 from fedgs.privacy.plan import ADVERSARIES, RELATIONS

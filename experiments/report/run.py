@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from experiments.paper.result_lines import read_lines
 from fedgs.cohorts.files import selection_costs
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import GROUPS
 from fedgs.errors import UserError
-from fedgs.files import read_json
+from fedgs.files import read_json, read_json_lines
 from fedgs.privacy.accounting import Run, Statement, statements_of_runs
 from fedgs.privacy.ledger import Event
 from fedgs.privacy.participation import COUNT_THEOREM
@@ -132,7 +131,7 @@ def read_run(path: Path) -> RunFacts:
         name=folder.path.name,
         config=folder.config,
         events=folder.read_ledger().events,
-        metrics=read_lines(folder.path / "metrics.jsonl"),
+        metrics=read_json_lines(folder.path / "metrics.jsonl"),
         statements=epsilons.of_run(folder.path),
         versions=read_json(folder.path / "versions.json"),
         evaluation=_evaluation(folder.path),
@@ -165,7 +164,7 @@ def _norms(folder: RunFolder) -> "Sequence[Norms]":
 
 def _evaluation(run: Path) -> dict[str, Any]:
     """Returns the last evaluation, filled up from earlier ones of the same kind."""
-    lines = read_lines(run / "evaluations.jsonl")
+    lines = read_json_lines(run / "evaluations.jsonl")
     merged: dict[str, Any] = {}
     kind = ("data", "fast", "reading", "round")
     for line in lines:

@@ -25,12 +25,13 @@ from experiments.paper.communication import (
     weigh,
 )
 from experiments.paper.communication import main as show_weights
-from experiments.paper.result_lines import ResultLines, read_lines
 from experiments.paper.scales import configured, label
+from experiments.paper.scores import ResultLines
 from fedgs.errors import UserError
 from fedgs.federation.codec import pack_release
 from fedgs.federation.messages import RECORD
 from fedgs.federation.training import RunStopped
+from fedgs.files import read_json_lines
 from fedgs.mechanism.quantization import release_step, to_grid
 from fedgs.privacy.accounting import Plan, statements
 from fedgs.runs.run_folder import RunFolder
@@ -66,7 +67,9 @@ def flags(tmp_path) -> list[str]:
 
 
 def lines_of(tmp_path) -> dict[str, dict]:
-    return {line["row"]: line for line in read_lines(tmp_path / "out" / "table2.jsonl")}
+    return {
+        line["row"]: line for line in read_json_lines(tmp_path / "out" / "table2.jsonl")
+    }
 
 
 def refuse(*_: object, **__: object) -> None:
@@ -155,7 +158,7 @@ def test_measured_bytes_do_not_depend_on_the_release(tmp_path, monkeypatch, tran
     monkeypatch.setattr(LocalGrid, "_deliver", lambda self, message: replies.pop(0))
     for _ in range(3):
         grid._deliver(sent)
-    sizes = [line["bytes_up"] for line in read_lines(tmp_path / "lines.jsonl")]
+    sizes = [line["bytes_up"] for line in read_json_lines(tmp_path / "lines.jsonl")]
     assert sizes[0] == sizes[1] == pytest.approx(len(contents[1]), rel=0.1)
     assert sizes[2] < 300  # a node without participants
     assert (len(contents[0]) < len(contents[1])) == (transport == "compact")
@@ -276,7 +279,7 @@ def test_an_interrupted_table_goes_on(flags, tmp_path, monkeypatch):
     found = lines_of(tmp_path)["full-participation"]
     assert found["round"] == 4
     (run,) = (tmp_path / "out" / "runs").iterdir()
-    rounds = [line["round"] for line in read_lines(run / "metrics.jsonl")]
+    rounds = [line["round"] for line in read_json_lines(run / "metrics.jsonl")]
     assert rounds == [1, 2, 3, 4]
 
 
@@ -295,7 +298,7 @@ def test_results_survive_a_torn_line(tmp_path):
     results = ResultLines(path)
     assert results.get("b") is None
     results.add("b", {"value": 2})
-    assert [line["value"] for line in read_lines(path)] == [1, 2]
+    assert [line["value"] for line in read_json_lines(path)] == [1, 2]
     path.write_text("no json\n{}\n")
     with pytest.raises(UserError, match="line 1"):
         ResultLines(path)
@@ -307,7 +310,7 @@ def test_results_survive_a_torn_line(tmp_path):
 def test_seeds_share_a_row_and_seeded_noise_is_no_guarantee(flags, tmp_path):
     flags += ["--rows=paper-mode", "--seeds=0,1", "--set=all.noise_seed=3"]
     assert table2.main(flags) == 0
-    lines = read_lines(tmp_path / "out" / "table2.jsonl")
+    lines = read_json_lines(tmp_path / "out" / "table2.jsonl")
     assert [line["seed"] for line in lines] == [0, 1]
     header, rows = table2_report.cells(lines)
     mean = np.mean([table2_report.metric(line, "fid_")[1] for line in lines])
