@@ -1,7 +1,5 @@
 """The table and the plot of an audit, from its report."""
 
-import importlib
-import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +7,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from experiments.commands.drawing import new_figure, to_png
 from fedgs.audit.finding import REFUTED
 
 COLUMNS = ("attack", "adversary", "relation", "rounds")
@@ -97,15 +96,11 @@ def plot(report: dict[str, Any]) -> bytes:
     Raises:
         ImportError: matplotlib is missing.
     """
-    figure_class: Any = importlib.import_module("matplotlib.figure").Figure
     rows = [row for row in _rows(report) if row["epsilon"] is not None]
-    figure = figure_class(figsize=(9, 1.2 + 0.35 * max(len(rows), 1)))
+    figure = new_figure(9, 1.2 + 0.35 * max(len(rows), 1))
     axes = figure.subplots()
     _draw(axes, rows)
-    figure.tight_layout()
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=120)
-    return content.getvalue()
+    return to_png(figure)
 
 
 def _draw(axes: Any, rows: Sequence[dict[str, Any]]) -> None:

@@ -15,8 +15,9 @@ import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import typer
@@ -25,6 +26,7 @@ from rich.table import Table
 
 from clients import selection_app as classifier_app
 from experiments.commands import privacy as privacy_report
+from experiments.commands.drawing import new_figure, to_png
 from experiments.commands.progress import Progress
 from experiments.commands.train import with_absolute_paths
 from experiments.launch import flower_engine
@@ -40,9 +42,12 @@ from fedgs.data.load import split_records
 from fedgs.data.records import Records
 from fedgs.errors import UserError, refuse
 from fedgs.federation.training import Report, RunStopped, Stop, stop_on_signal
-from fedgs.files import read_json, write_json
+from fedgs.files import read_json, write_atomically, write_json
 from fedgs.runs.run_folder import RunFolder, versions
 from server.selection_app import Selecting
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COMPONENTS = ("server.selection_app:app", "clients.selection_app:app")
 PRIVATE_TITLE = "private diagnostics, not private: accuracy of each client"
@@ -98,8 +103,10 @@ def prepare(
         problem = "exists already; choose another" if config.output else "unset; give"
         raise UserError(f"output = {config.output}: {problem} --output")
     refuse_cohort(config)
-    if selection.keep_accuracies:
-        _pyplot()
+    if selection.keep_accuracies and find_spec("matplotlib") is None:
+        raise UserError(
+            "private_diagnostics: draws with matplotlib; run `pip install matplotlib`"
+        )
     config = dataclasses.replace(
         with_absolute_paths(config),
         seed=secrets.randbelow(2**31) if config.seed is None else config.seed,
@@ -310,19 +317,20 @@ def _write_diagnostics(
         words = {"invert": "inverted", "rotate": "rotated"}[config.corruption]
         groups = {"intact": ~is_corrupted, words: is_corrupted}
     values = np.array([np.nan if a is None else a for a in accuracies.values()])
-    _draw_histogram(
-        folder / "accuracies.png",
+    figure = histogram(
         {name: values[chosen] for name, chosen in groups.items()},
         [limit for limit in (found["low"], found["high"]) if limit is not None],
     )
+    write_atomically(folder / "accuracies.png", to_png(figure))
 
 
-def _draw_histogram(
-    path: Path, groups: dict[str, "np.ndarray[Any, Any]"], limits: Sequence[float]
-) -> None:
-    """Draws stacked bars of 1/40 in width and a line at each threshold."""
-    figure, axes = _pyplot().subplots(figsize=(7, 3.6), layout="constrained")
-    edges = np.linspace(0, 1, 41)
+def histogram(
+    groups: dict[str, "np.ndarray[Any, Any]"], limits: Sequence[float]
+) -> "Figure":
+    """Returns stacked bars of 1/40 in width and a line at each threshold."""
+    figure = new_figure(7, 3.6)
+    axes = figure.subplots()
+    edges = np.linspace(0, 1, 41).tolist()
     shown = [values[np.isfinite(values)] for values in groups.values()]
     labels = [f"{name} ({len(v)})" for name, v in zip(groups, shown, strict=True)]
     colors = ["#4477aa", "#ee6677"][: len(shown)]
@@ -336,23 +344,4 @@ def _draw_histogram(
         title=PRIVATE_TITLE,
     )
     axes.legend(loc="upper center")
-    figure.savefig(path, dpi=120)
-    _pyplot().close(figure)
-
-
-def _pyplot() -> Any:
-    """Returns matplotlib's pyplot without a window.
-
-    Raises:
-        UserError: it is not installed.
-    """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise UserError(
-            "private_diagnostics: draws with matplotlib; run `pip install matplotlib`"
-        ) from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
+    return figure

@@ -3,15 +3,12 @@
 import dataclasses
 import sys
 import time
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import typer
-from numpy.typing import NDArray
 
 from experiments.commands import evaluation_report
 from experiments.commands.evaluation_request import (
@@ -20,27 +17,17 @@ from experiments.commands.evaluation_request import (
     SHAPE,
     EvaluationRequest,
 )
+from experiments.commands.evaluation_scoring import Scoring
+from experiments.commands.evaluation_scoring import Sizes as Sizes
 from experiments.commands.progress import Progress
 from fedgs.config.checks import check_data
 from fedgs.config.run_config import RunConfig
 from fedgs.data import sources
 from fedgs.errors import UserError, refuse
-from fedgs.evaluation import classifiers, downstream, images, inception, quality
+from fedgs.evaluation import classifiers, images, inception, quality
 from fedgs.evaluation.images import LabelledImages, RealImages
-from fedgs.evaluation.label_efficiency import (
-    NUM_LABELS,
-    NUM_STEPS,
-    label_efficiency,
-)
-from fedgs.evaluation.lenet import (
-    PAPER_TEST_ACCURACY,
-    Outputs,
-    cached_lenet,
-    outputs,
-    test_accuracy,
-)
 from fedgs.files import without_nan
-from fedgs.runs.run_folder import RunFolder, versions
+from fedgs.runs.run_folder import RunFolder
 
 ALL = classifiers.NAMES
 NEEDED = {  # package: the metrics that need it
@@ -49,28 +36,6 @@ NEEDED = {  # package: the metrics that need it
     "xgboost": {"classifiers"},
     "matplotlib": set(METRICS),
 }
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How many images each part of an evaluation uses, at most.
-
-    Attributes:
-        synthetic: images drawn, unless the user gives a number.
-        real: real training images.
-        test: real test images; None is all.
-        neighbours: images on each side of precision and recall, and synthetic and test
-            images whose nearest training image is searched.
-        num_labels: of the label efficiency.
-        num_steps: of a student in it, at least.
-    """
-
-    synthetic: int = 60_000
-    real: int = 60_000
-    test: int | None = None
-    neighbours: int = 10_000
-    num_labels: tuple[int, ...] = NUM_LABELS
-    num_steps: int = NUM_STEPS
 
 
 FULL = Sizes()
@@ -91,10 +56,13 @@ def evaluate(request: EvaluationRequest, as_json: bool) -> None:
     evaluation_report.check_writable(request)
     try:
         with Progress() as progress:
-            result = _result(request, real, synthetic, progress)
+            scoring = Scoring(request, _sizes(request), real, synthetic, progress)
+            result = scoring.result()
     except KeyboardInterrupt as error:
         print("stopped; continue with the same command", file=sys.stderr)
         raise typer.Exit(1) from error
+    if _is_run(request):
+        result["round"] = RunFolder.open(request.source).last_round
     result["seconds"] = round(time.monotonic() - started, 1)
     result = without_nan(result)
     evaluation_report.write(request, result, real, synthetic)
@@ -260,167 +228,3 @@ def _check_count(what: str, count: int) -> None:
             f"{what} = {count} images: fewer than the {quality.NUM_SPLITS} splits of "
             f"the Inception Score; give at least {quality.NUM_SPLITS}"
         )
-
-
-def _result(
-    request: EvaluationRequest,
-    real: RealImages,
-    synthetic: LabelledImages,
-    progress: Progress,
-) -> dict[str, Any]:
-    result: dict[str, Any] = {
-        "source": request.source,
-        "data": request.data,
-        "reading": {
-            name: value
-            for name, value in request.reading.items()
-            if name not in ("data_dir", "download")
-        },
-        "versions": versions(),
-        "seed": request.seed,
-        "fast": request.fast,
-        "num_synthetic": len(synthetic.labels),
-        "num_real": len(real.train.labels),
-        "num_test": len(real.test.labels),
-        "privacy": "computed from real images: not covered by the epsilon of a run",
-    }
-    if _is_run(request):
-        result["round"] = RunFolder.open(request.source).last_round
-    if {"images", "label-efficiency"} & set(request.metrics):
-        result["network"], model = cached_lenet(
-            real.train,
-            real.num_classes,
-            request.device,
-            progress.stage(f"training {request.network}:"),
-        )
-        found = outputs(model, real.test.images)
-        result[f"{request.network}_test_accuracy"] = test_accuracy(found, real)
-        kind = request.data.split(":")[0]
-        if kind in PAPER_TEST_ACCURACY:
-            result["paper_classifier_test_accuracy"] = PAPER_TEST_ACCURACY[kind]
-        ours = outputs(model, synthetic.images)
-        if "images" in request.metrics:
-            theirs = outputs(model, real.train.images)
-            seen = (ours, theirs.features)
-            result |= _image_metrics(request, real, synthetic, *seen, progress)
-        if "label-efficiency" in request.metrics:
-            result["label_efficiency"] = label_efficiency(
-                synthetic,
-                ours.logits.argmax(1),
-                real.test,
-                real.num_classes,
-                request.seed,
-                progress.stage("label efficiency:"),
-                _sizes(request).num_labels,
-                _sizes(request).num_steps,
-                request.device,
-            )
-    if "cnn" in request.metrics:
-        train = synthetic.subset(downstream.NUM_IMAGES, request.seed, "cnn")
-        result["downstream_cnn_accuracy"] = downstream.cnn_accuracy(
-            train, real.test, real.num_classes, request.seed, request.device
-        )
-        result["downstream_cnn_num_synthetic"] = len(train.labels)
-    if "classifiers" in request.metrics:
-        result["classifiers"] = _classifiers(request, real, synthetic, progress)
-    return result
-
-
-def _image_metrics(
-    request: EvaluationRequest,
-    real: RealImages,
-    synthetic: LabelledImages,
-    ours: Outputs,
-    theirs: NDArray[np.float32],
-    progress: Progress,
-) -> dict[str, Any]:
-    """Returns IS, FID, precision and recall, and memorisation, by name.
-
-    Args:
-        request: seed, sizes and the name of the network.
-        real: the real images.
-        synthetic: the synthetic ones.
-        ours: what the network says of the synthetic images.
-        theirs: its features of the real training images.
-        progress: of the stages.
-    """
-    name, seed, count = request.network, request.seed, _sizes(request).neighbours
-    mean, std = quality.inception_score(ours.logits, seed)
-    result: dict[str, Any] = {
-        f"is_{name}_{quality.NUM_SPLITS}_splits": mean,
-        f"is_{name}_{quality.NUM_SPLITS}_splits_std": std,
-        f"fid_{name}": quality.fid(theirs, ours.features),
-    }
-    progress.say("precision, recall, density, coverage, nearest training images")
-    rows, real_rows, test_rows = (
-        np.random.default_rng(seed).permutation(len(part.labels))[:count]
-        for part in (synthetic, real.train, real.test)
-    )
-    scores = quality.manifold_scores(theirs[real_rows], ours.features[rows])
-    k = quality.NUM_NEIGHBOURS
-    result |= {f"{score}_{name}_k{k}": value for score, value in scores.items()}
-    compared = (real.train.images, real.test.images[test_rows], synthetic.images[rows])
-    result |= quality.memorisation(*(x.reshape(len(x), -1) for x in compared))
-    result["num_neighbour_images"] = min(len(rows), len(real_rows), len(test_rows))
-    weights = inception.find_weights(request.inception_weights)
-    if weights is not None:
-        compared = synthetic.subset(inception.NUM_SYNTHETIC, seed, "inception")
-        result["fid_inception_v3_pool3"] = inception.fid_inception_v3_pool3(
-            real.train.images,
-            compared.images,
-            weights,
-            request.device,
-            progress.stage("Inception-v3:"),
-        )
-        result["fid_inception_v3_pool3_num_synthetic"] = len(compared.labels)
-    return result
-
-
-def _classifiers(
-    request: EvaluationRequest,
-    real: RealImages,
-    synthetic: LabelledImages,
-    progress: Progress,
-) -> dict[str, Any]:
-    """Returns the column of the table, calibrated where the real one is known."""
-    task = classifiers.Task(
-        synthetic, real.test, real.num_classes, request.protocol, request.seed
-    )
-    names, workers = request.classifiers or ALL, request.num_workers
-    report = evaluation_report.classifier_stage(
-        progress, "classifiers on synthetic images:", len(names)
-    )
-    ours, failed = classifiers.run_classifiers(task, names, workers, report)
-    names = [name for name in names if name not in failed]
-    accuracy = {name: ours[name]["accuracy"] for name in names}
-    result = {
-        "protocol": request.protocol,
-        "failed": failed,
-        "accuracy": accuracy,
-        "average": None if failed else float(np.mean([*accuracy.values()])),
-        "per_class": {name: ours[name]["per_class"] for name in names},
-        "unconverged": [name for name in names if ours[name]["converged"] is False],
-        "seconds": {name: round(ours[name]["seconds"], 1) for name in names},
-        "cpu_seconds": {name: round(ours[name]["cpu_seconds"], 1) for name in names},
-    }
-    # The real column is as large as the synthetic one in --fast, else all real images.
-    if request.fast:
-        train = real.train.subset(FAST.synthetic, request.seed, "calibration")
-    else:
-        train = real.train
-    task = task._replace(train=train)
-    calibrate = request.calibrate
-    if calibrate is None:  # the defaults of the libraries would take hours twice
-        calibrate = request.fast or request.protocol == "reference-settings"
-    theirs = classifiers.cached_results(task, names)
-    if calibrate and len(theirs) < len(names):
-        report = evaluation_report.classifier_stage(
-            progress, "classifiers on real images:", len(names)
-        )
-        theirs, _ = classifiers.run_classifiers(task, names, workers, report)
-    ratios = classifiers.calibrated(ours, theirs)
-    result["real_accuracy"] = {n: theirs[n]["accuracy"] for n in names if n in theirs}
-    result["calibrated"] = ratios
-    if len(ratios) == len(names) and not failed:
-        result["calibrated_average"] = float(np.mean(list(ratios.values())))
-    return result

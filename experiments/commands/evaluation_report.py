@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
+from experiments.commands.drawing import new_figure, to_png
 from experiments.commands.evaluation_request import EvaluationRequest
 from experiments.commands.progress import Progress, say
 from experiments.report.evaluation import classifier_table, label_table
@@ -102,10 +103,10 @@ def write(
         _write_samples(folder / "samples.png", real, synthetic)
         if "label_efficiency" in result:
             figure = label_efficiency_figure(result["label_efficiency"])
-            _save(folder / "label-efficiency.png", figure)
+            write_atomically(folder / "label-efficiency.png", to_png(figure))
         if "classifiers" in result:
             figure = per_class_figure(result["classifiers"]["per_class"])
-            _save(folder / "per-class-accuracy.png", figure)
+            write_atomically(folder / "per-class-accuracy.png", to_png(figure))
         with open(lines, "a") as file:
             file.write(json.dumps(result, allow_nan=False) + "\n")
             file.flush()
@@ -132,9 +133,7 @@ def _rows_by_class(part: LabelledImages, num_classes: int) -> NDArray[np.float32
 
 def label_efficiency_figure(curves: dict[str, dict[str, float]]) -> "Figure":
     """Returns accuracy against the number of labels, one curve per teacher."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 4), layout="constrained")
+    figure = new_figure(6, 4)
     axes = figure.subplots()
     for teacher, curve in curves.items():
         sizes = [int(size) for size in curve]
@@ -148,13 +147,8 @@ def label_efficiency_figure(curves: dict[str, dict[str, float]]) -> "Figure":
 
 def per_class_figure(per_class: dict[str, list[float | None]]) -> "Figure":
     """Returns a map of accuracies, one row per classifier, one column per class."""
-    from matplotlib.figure import Figure
-
     table = np.array(list(per_class.values()), dtype=float)
-    figure = Figure(
-        figsize=(2.5 + 0.5 * table.shape[1], 1.5 + 0.32 * len(table)),
-        layout="constrained",
-    )
+    figure = new_figure(2.5 + 0.5 * table.shape[1], 1.5 + 0.32 * len(table))
     axes = figure.subplots()
     image = axes.imshow(table, vmin=0, vmax=1, cmap="viridis", aspect="auto")
     axes.set_xticks(range(table.shape[1]))
@@ -167,14 +161,6 @@ def per_class_figure(per_class: dict[str, list[float | None]]) -> "Figure":
             axes.text(column, row, text, ha="center", va="center", color=colour, size=7)
     figure.colorbar(image)
     return figure
-
-
-def _save(path: Path, figure: "Figure") -> None:
-    from io import BytesIO
-
-    content = BytesIO()
-    figure.savefig(content, format="png", dpi=120)
-    write_atomically(path, content.getvalue())
 
 
 # ------------------------------------------------------------------ terminal

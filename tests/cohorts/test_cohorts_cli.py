@@ -172,21 +172,15 @@ def test_diagnostics_are_private_marked_and_drawn(select):
     assert len(np.unique(picture.reshape(-1, picture.shape[-1]), axis=0)) > 20
 
 
-def test_histogram_shows_every_group_and_threshold(monkeypatch, tmp_path):
-    drawn = []
-    pyplot = cohorts._pyplot()
-    monkeypatch.setattr(pyplot, "close", drawn.append)
+def test_histogram_shows_every_group_and_threshold():
     groups = {"intact": np.array([0.9, 0.91, np.nan]), "inverted": np.array([0.1])}
-    cohorts._draw_histogram(tmp_path / "h.png", groups, [0.25, 0.75])
-    (axes,) = drawn[0].axes
+    (axes,) = cohorts.histogram(groups, [0.25, 0.75]).axes
     heights = [[bar.get_height() for bar in bars] for bars in axes.containers]
     assert [sum(found) for found in heights] == [2, 1]
     assert [line.get_xdata()[0] for line in axes.lines] == [0.25, 0.75]
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert {"intact (2)", "inverted (1)", "thresholds"} == set(labels)
     assert "not private" in axes.get_title()
-    monkeypatch.undo()
-    pyplot.close(drawn[0])
 
 
 @pytest.mark.parametrize(
