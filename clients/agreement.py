@@ -46,8 +46,8 @@ def _costs(config: RunConfig, limits: Limits, is_whole: bool) -> str:
     most = planned = limits.epsilon_of(config.num_rounds * cost)
     if not is_whole:  # shards are one data set, of which any round may ask
         rows = statements(Plan.from_config(config), limits.delta)
-        asked = ("server", limits.relation)
-        stated = next(r for r in rows if (r.adversary, r.relation) == asked)
+        against = ("server", limits.relation)
+        stated = next(r for r in rows if (r.adversary, r.relation) == against)
         planned = most if stated.epsilon is None else stated.epsilon
     meaning = f"({limits.relation}, delta {limits.delta:g})"
     rounds = f"all {config.num_rounds} rounds are run once"

@@ -211,8 +211,8 @@ def make_resident(client_app: ClientApp) -> None:
 
 def _module(name: str) -> Any:
     """Returns a module, where its package may have a function of the same name."""
-    found: ModuleType = importlib.import_module(name)
-    return found
+    module: ModuleType = importlib.import_module(name)
+    return module
 
 
 def _answering(
@@ -342,9 +342,9 @@ def _patient(stock: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
             try:
                 return stock(client, request)
             except httpx.HTTPStatusError as error:
-                found = FlowerError.from_json(error.response.text)
+                refusal = FlowerError.from_json(error.response.text)
                 status = error.response.status_code
-                if found is not None and found.code == NOT_ACTIVATED:
+                if refusal is not None and refusal.code == NOT_ACTIVATED:
                     reason = "this node's key is not registered yet, or the process "
                     reason += "before it is still taken for online"
                 elif status == UNAUTHORIZED or status >= 500:
@@ -385,14 +385,14 @@ def _correct_clock() -> None:
             date = response.headers.get("date")
             if response.status_code != UNAUTHORIZED or date is None:
                 break
-            found = parsedate_to_datetime(date) - now()
-            if abs((found - offset).total_seconds()) < SKEW_SECONDS:
+            difference = parsedate_to_datetime(date) - now()
+            if abs((difference - offset).total_seconds()) < SKEW_SECONDS:
                 time.sleep(CLOCK_SECONDS)  # the date may be of before a step, or a stop
             else:
                 text = "this machine's clock differs from the server's by %.0f s: set "
                 text += "it; meanwhile requests are signed with the server's time"
-                log(WARNING, text, found.total_seconds())
-                offset = found
+                log(WARNING, text, difference.total_seconds())
+                offset = difference
             response.close()
             for name in signed:
                 context.request.headers.pop(name, None)

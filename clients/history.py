@@ -133,5 +133,5 @@ def check_count(state_dir: Path, count: ReleaseCount) -> None:
     """
     states = state_dir.glob("*/node-*/**/round-*.safetensors")
     marks = {mark_of(read_metadata(path)) for path in states}
-    found = (mark for mark in marks if mark is not None)
-    count.check_history(sorted(found, reverse=True))  # the longest says most
+    written = (mark for mark in marks if mark is not None)
+    count.check_history(sorted(written, reverse=True))  # the longest says most

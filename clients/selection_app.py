@@ -180,11 +180,11 @@ def _measure(clients: Clients, message: Message, context: Context) -> RecordDict
     weights = message.content.array_records[ARRAYS].to_torch_state_dict()
     model = classifier.with_weights(clients.config, weights)
     held_out = clients.part(client_id, clients.data, held_out=True)
-    found = classifier.accuracy(model, *held_out)
-    context.state[OWN] = ConfigRecord({"accuracy": found})
+    accuracy = classifier.accuracy(model, *held_out)
+    context.state[OWN] = ConfigRecord({"accuracy": accuracy})
     if clients.selection.keep_accuracies:
         path = clients.folder / "private" / f"accuracy-{client_id:05d}.json"
-        write_json(path, {"accuracy": None if math.isnan(found) else found})
+        write_json(path, {"accuracy": None if math.isnan(accuracy) else accuracy})
     return RecordDict({RECORD: ConfigRecord({})})
 
 
@@ -196,8 +196,8 @@ def _compare(clients: Clients, message: Message, context: Context) -> RecordDict
 
 
 def _join(clients: Clients, message: Message, context: Context) -> RecordDict:
-    asked, own = message.content.config_records[CONFIG], _own(context)
-    low, high = (float(str(asked[name])) for name in ("low", "high"))
+    request, own = message.content.config_records[CONFIG], _own(context)
+    low, high = (float(str(request[name])) for name in ("low", "high"))
     question = f"{low!r} {high!r}"
     if own.setdefault("question", question) != question:
         raise ValueError("a client states its cohort once")

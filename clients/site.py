@@ -278,8 +278,8 @@ class DeployedPlace:
         """
         limits = self.site.own_limits()
         count = ReleaseCount(limits.state_dir or self.folder, [])
-        found = count.released(self.run_id, self.title)
-        if answered is not None and tuple(answered) not in found:
+        releases = count.released(self.run_id, self.title)
+        if answered is not None and tuple(answered) not in releases:
             raise UserError(
                 f"{count.folder}: this client's own count was rolled back or deleted: "
                 f"it has no release of round {answered[1]} of run {self.run_id}, which "
@@ -287,7 +287,7 @@ class DeployedPlace:
                 f"client's backup, restore {self.run_id}/ only"
             )
         start, _ = history[-1]
-        times = Counter(round for other, round in found if other != start)
+        times = Counter(round for other, round in releases if other != start)
         return [times[round] for round in range(1, max(times, default=0) + 1)]
 
     def _make(self) -> Worker:

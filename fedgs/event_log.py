@@ -22,7 +22,7 @@ EVENT_LOG_VARIABLE = "FEDGS_EVENT_LOG"
 Value = str | int | float | bool | None
 
 _lock = threading.Lock()
-_told: set[str] = set()  # paths whose trouble has been said
+_reported: set[str] = set()  # paths whose trouble has been said
 
 
 def log_event(event: str, **values: Value) -> None:
@@ -56,6 +56,6 @@ def _append(path: str, line: str) -> None:
         with FileIO(os.open(path, flags, 0o600), "a") as file:
             append_whole(file, line.encode())
     except OSError as error:
-        if path not in _told:
-            _told.add(path)
+        if path not in _reported:
+            _reported.add(path)
             print(f"{path}: {error.strerror}; events are lost", file=sys.stderr)

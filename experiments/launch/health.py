@@ -99,11 +99,11 @@ def server_of(path: Path) -> Server | None:
     content = read_json(place / PROCESS_FILE)
     processes = tuple(
         Process(
-            role=found["role"],
-            pid=found["pid"],
-            is_alive=start_of(found["pid"]) == found["start"],
+            role=entry["role"],
+            pid=entry["pid"],
+            is_alive=start_of(entry["pid"]) == entry["start"],
         )
-        for found in content["processes"]
+        for entry in content["processes"]
     )
     state, reason = content["state"], content["reason"]
     living = {process.role for process in processes if process.is_alive}

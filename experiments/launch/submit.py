@@ -84,15 +84,15 @@ def read_clients(texts: Sequence[str]) -> tuple[tuple[str, Path | None], ...]:
     Raises:
         UserError: no name, a name twice, or no such file.
     """
-    found: list[tuple[str, Path | None]] = []
+    clients: dict[str, Path | None] = {}
     for text in texts:
         name, separator, path = text.partition("=")
         check_name(name)
-        if name in dict(found):
+        if name in clients:
             raise UserError(f"client = {name}: given twice; every client has one key")
         key = Path(file_of("client", Path(path))) if separator else None
-        found.append((name, key))
-    return tuple(found)
+        clients[name] = key
+    return tuple(clients.items())
 
 
 def run_settings(config: RunConfig, clients: Sequence[str]) -> dict[str, Any]:

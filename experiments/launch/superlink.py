@@ -40,7 +40,7 @@ class Guard:
     """
 
     def __init__(self, app: App, networks: tuple[Network, ...] = ()) -> None:
-        """See the class."""
+        """Keeps both."""
         self.app, self.networks = app, networks
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

@@ -498,7 +498,7 @@ def test_metrics_endpoint():
 
 @pytest.fixture(autouse=True)
 def _nothing_is_told(monkeypatch):
-    monkeypatch.setattr(event_log, "_told", set())
+    monkeypatch.setattr(event_log, "_reported", set())
 
 
 def test_events_are_json_lines(tmp_path, monkeypatch):
