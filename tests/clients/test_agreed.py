@@ -18,7 +18,6 @@ from deployed_grid import (  # noqa: F401
     fixture_log,
     fixture_server_process,
 )
-from experiments.commands.privacy import of_run
 from experiments.launch.submit import run_settings
 from fedgs.config.run_config import RunConfig
 from fedgs.data import sources
@@ -34,6 +33,7 @@ from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
 from fedgs.process import RUNS_VARIABLE
+from fedgs.runs.epsilons import of_run
 from fedgs.runs.run_folder import RunFolder
 from server import strategy
 from server.roll_call import public_settings
