@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.federation.node import Node
 from fedgs.privacy.accounting import statements
 from fedgs.privacy.client_limits import Limits, release_cost
@@ -40,9 +40,9 @@ def agreement(title: str, node: Node) -> str:
     )
 
 
-def _costs(config: RunConfig, limits: Limits, is_whole: bool) -> str:
+def _costs(config: ResolvedConfig, limits: Limits, is_whole: bool) -> str:
     """Returns what all rounds cost, asked as planned or all, and what bounds it."""
-    cost = release_cost(config.noise_multiplier or 0.0, config.batch_size)
+    cost = release_cost(config.noise_multiplier, config.batch_size)
     most = planned = limits.epsilon_of(config.num_rounds * cost)
     if not is_whole:  # shards are one data set, of which any round may ask
         rows = statements(Plan.from_config(config), limits.delta)

@@ -45,7 +45,7 @@ from fedgs.cohorts.selection import (
     randomise,
     read_plan,
 )
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.federation.messages import RECORD
@@ -73,14 +73,14 @@ class Clients:
         """Returns the images that a client trains on, or those that it holds out."""
         images, labels = of.client(client_id)
         name, fraction = of.client_names[client_id], self.selection.held_out_fraction
-        seed = self.config.seed or 0
+        seed = self.config.seed
         chosen = classifier.is_held_out(seed, name, len(labels), fraction)
         chosen = chosen if held_out else ~chosen
         return images[chosen], labels[chosen]
 
 
 def _both(
-    config: RunConfig, selection: Selection
+    config: ResolvedConfig, selection: Selection
 ) -> tuple[FederatedImages, FederatedImages]:
     """Returns the data to evaluate on and the data to train on."""
     data = load_data(config)
@@ -165,7 +165,7 @@ def _train(clients: Clients, message: Message, context: Context) -> RecordDict:
         steps=selection.steps,
         batch_size=selection.batch_size,
         learning_rate=selection.learning_rate,
-        rng=stream(config.seed or 0, "cohorts/batches", client_id, number),
+        rng=stream(config.seed, "cohorts/batches", client_id, number),
     )
     trained = model.state_dict()
     if selection.is_private:

@@ -33,7 +33,7 @@ from clients import history as histories
 from clients.agreement import agreement
 from clients.history import History
 from clients.workers import Worker, cached_worker, drop_worker, forget
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data import partition, sources
 from fedgs.data.cohort import for_all_clients, keep_cohort
 from fedgs.data.federated import FederatedImages
@@ -315,7 +315,7 @@ class DeployedPlace:
         source = source_of(self.run_id, history[-1][0], self.title)
         return Worker(config, data, self.folder, limits, source)
 
-    def _agreed(self) -> RunConfig:
+    def _agreed(self) -> ResolvedConfig:
         return agreed(self.site, self._settings())
 
     def _settings(self) -> dict[str, Any]:
@@ -327,16 +327,14 @@ class DeployedPlace:
         return read_json(self.folder / "run.json")
 
 
-def agreed(site: Site, settings: Mapping[str, Any]) -> RunConfig:
+def agreed(site: Site, settings: Mapping[str, Any]) -> ResolvedConfig:
     """Returns a run's configuration as a node computes with it.
 
     Raises:
         UserError: unknown or contradictory settings, or the node is not in the run.
     """
-    config = RunConfig.from_flat(settings)
-    config = dataclasses.replace(config, **NEUTRAL, **_own(site)).validate()
-    if config.seed is None or config.num_classes is None:
-        raise UserError("the server's settings are not resolved: refused")
+    imposed = {**settings, **NEUTRAL, **_own(site)}
+    config = ResolvedConfig.from_flat(imposed).validate()
     _position(site, config)
     return config
 
@@ -378,7 +376,7 @@ class HostedImages:
         self.client_names = dict(zip(hosted, names, strict=True))
 
 
-def own_images(config: RunConfig, hosted: range) -> FederatedImages:
+def own_images(config: ResolvedConfig, hosted: range) -> FederatedImages:
     """Loads a node's data: exactly the clients that it hosts, in the data's order.
 
     Data that names no clients is one client, unless `partition` says how to cut it.
@@ -392,22 +390,21 @@ def own_images(config: RunConfig, hosted: range) -> FederatedImages:
     Raises:
         UserError: the data is missing, malformed or of another number of clients.
     """
-    config = dataclasses.replace(
-        config, num_clients=None, node_sizes=None, clients_per_round=None
-    )
+    unset = {"num_clients": "", "node_sizes": "", "clients_per_round": ""}
+    own = RunConfig.from_flat(unset, config)
     with warnings.catch_warnings(action="ignore", category=DataWarning):
-        records = sources.load_records(config)
+        records = sources.load_records(own)
     # Other partitioners cut by the run's seed, as iid and dirichlet do.
-    are_named = config.partitioner in (None, "NaturalIdPartitioner")
-    if config.partition == "auto" and records.clients is None:
+    are_named = own.partitioner in (None, "NaturalIdPartitioner")
+    if own.partition == "auto" and records.clients is None:
         owner = np.zeros(len(records.labels), np.int64)
         records, are_named = dataclasses.replace(records, clients=owner), False
-    if partition.rule(config, records.clients) != "by-client":
-        config, are_named = dataclasses.replace(config, num_clients=len(hosted)), False
-    data = keep_cohort(config, split_records(for_all_clients(config), records))
+    if partition.rule(own, records.clients) != "by-client":
+        own, are_named = dataclasses.replace(own, num_clients=len(hosted)), False
+    data = keep_cohort(own, split_records(for_all_clients(own), records))
     if data.num_clients != len(hosted):
         raise UserError(
-            f"data = {config.data}: has {data.num_clients} clients, the run gives this "
+            f"data = {own.data}: has {data.num_clients} clients, the run gives this "
             f"node {len(hosted)}; give data of that many, or have the server set "
             "num_clients and clients_per_node or node_sizes"
         )

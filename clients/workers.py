@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.data.records import DataWarning
@@ -39,7 +39,7 @@ class Worker:
 
     def __init__(
         self,
-        config: RunConfig,
+        config: ResolvedConfig,
         data: FederatedImages,
         private: Path,
         limits: Limits | None = None,

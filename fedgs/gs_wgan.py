@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.optim import Adam
 
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.client_training import draw_matching
 from fedgs.gan.losses import discriminator_loss, generator_image_grads
@@ -70,7 +70,7 @@ class Trained(NamedTuple):
 # ------------------------------------------------------------------ server
 
 
-def train(config: RunConfig, data: FederatedImages) -> Trained:
+def train(config: ResolvedConfig, data: FederatedImages) -> Trained:
     """Trains a generator, one client after the other.
 
     Privacy: releases (epsilon, delta)-DP output; events: in every round, one Gaussian
@@ -128,7 +128,7 @@ def train(config: RunConfig, data: FederatedImages) -> Trained:
 
 
 def warm_start_all(
-    config: RunConfig, clients: list["Client"], generator: Generator
+    config: ResolvedConfig, clients: list["Client"], generator: Generator
 ) -> None:
     """Warms up every discriminator (1-3): by itself, or on the first fakes of G."""
     z, labels = draw_latents(config, config.fakes_sent, "latent", 0)
@@ -142,7 +142,7 @@ def warm_start_all(
             client.train("warm-start-data", step, fakes, labels, is_one_set=True)
 
 
-def select(config: RunConfig, round: int) -> list[int]:
+def select(config: ResolvedConfig, round: int) -> list[int]:
     """Returns who takes part in a round (6); in the paper, one client."""
     if config.client_selection == "all":
         return list(range(config.num_clients))
@@ -151,7 +151,7 @@ def select(config: RunConfig, round: int) -> list[int]:
     return sorted(chosen.tolist())
 
 
-def trainees(config: RunConfig, participants: list[int]) -> list[int]:
+def trainees(config: ResolvedConfig, participants: list[int]) -> list[int]:
     """Returns whose discriminators train in a round; in the paper, who takes part."""
     if config.discriminator_training == "selected":
         return participants
@@ -160,7 +160,7 @@ def trainees(config: RunConfig, participants: list[int]) -> list[int]:
 
 
 def draw_latents(
-    config: RunConfig, count: int, purpose: str, *indices: int
+    config: ResolvedConfig, count: int, purpose: str, *indices: int
 ) -> tuple[Latents, Labels]:
     """Draws z ~ P_z and labels for some fakes, from a stream of their own."""
     rng = stream(config.seed, purpose, *indices)
@@ -176,7 +176,7 @@ class Client:
     Privacy: reads private data; only what `noisy_sum` returns may be sent.
     """
 
-    def __init__(self, config: RunConfig, data: FederatedImages, k: int) -> None:
+    def __init__(self, config: ResolvedConfig, data: FederatedImages, k: int) -> None:
         """Initialises the discriminator (18)."""
         self.config, self.data, self.k = config, data, k
         seed = derived_seed(config.seed, "discriminator", k)
@@ -255,7 +255,7 @@ class Client:
 
 
 def noisy_sum(
-    config: RunConfig, answers: list[ClippedGradients], node: int, round: int
+    config: ResolvedConfig, answers: list[ClippedGradients], node: int, round: int
 ) -> Tensor:
     """Returns a node's release (32, Eq. 9), float64: the privacy barrier is here.
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from flwr.common.logger import log
 
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.files import write_json
 
 WRITE_SECONDS = 0.5  # at least this long between two writes
@@ -42,7 +42,7 @@ class Progress:
     """
 
     def __init__(
-        self, path: Path | None, config: RunConfig, run_id: str, round: int
+        self, path: Path | None, config: ResolvedConfig, run_id: str, round: int
     ) -> None:
         """Writes nothing yet."""
         self.path, self.config = path, config

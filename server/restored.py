@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from fedgs.cohorts.files import selection_costs
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.federation.round import select
 from fedgs.federation.training import new_event, nodes_of
@@ -22,7 +22,7 @@ MOST_LOST = 20  # times that one round may be missing: a bound on what a node ma
 
 
 def lost_rounds(
-    config: RunConfig, node: int, released: object, counted: Mapping[int, int]
+    config: ResolvedConfig, node: int, released: object, counted: Mapping[int, int]
 ) -> Counter[int]:
     """Returns how much more often a node released a round than the ledger says.
 
@@ -59,7 +59,7 @@ def lost_rounds(
 
 
 def missing_events(
-    config: RunConfig, events: Sequence[Event], lost: Mapping[int, int]
+    config: ResolvedConfig, events: Sequence[Event], lost: Mapping[int, int]
 ) -> list[Event]:
     """Returns the events that make a ledger hold what nodes say, in order of rounds.
 
@@ -79,7 +79,7 @@ def missing_events(
 
 
 def cost_text(
-    config: RunConfig, events: Sequence[Event], missing: Sequence[Event]
+    config: ResolvedConfig, events: Sequence[Event], missing: Sequence[Event]
 ) -> str:
     """Returns what is missing in a ledger and what it costs, as sentences.
 
@@ -95,7 +95,7 @@ def cost_text(
     )
 
 
-def _epsilon(config: RunConfig, events: Sequence[Event]) -> str:
+def _epsilon(config: ResolvedConfig, events: Sequence[Event]) -> str:
     costs = selection_costs([config])
     run = Run(config, events, costs)
     stated = statements_of_runs([run], config.delta, selections=costs)

@@ -17,7 +17,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
 from fedgs.federation.messages import RECORD, one_line
@@ -351,7 +351,7 @@ def public_settings(config: RunConfig) -> dict[str, Any]:
 
 
 def last_rounds(
-    config: RunConfig, events: Sequence[Event], committed: int
+    config: ResolvedConfig, events: Sequence[Event], committed: int
 ) -> dict[int, int]:
     """Returns the last committed round that each node was needed for."""
     found: dict[int, int] = {}

@@ -40,7 +40,7 @@ from fedgs.cohorts.selection import (
     find_thresholds,
     read_plan,
 )
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.federation.messages import RECORD
 from fedgs.federation.round import select
 from fedgs.federation.training import Report, RunStopped, Stop
@@ -65,7 +65,7 @@ class ScheduledFedAvg(FedAvg):
     """
 
     def __init__(
-        self, config: RunConfig, addresses: Mapping[int, int], fewest: int
+        self, config: ResolvedConfig, addresses: Mapping[int, int], fewest: int
     ) -> None:
         """See the class."""
         super().__init__(fraction_evaluate=0.0, weighted_by_key=WEIGHT)
@@ -115,7 +115,7 @@ class Selecting:
         """Reads the plan; see the class."""
         self.folder, self.grid, self.report, self.stop = folder, grid, report, stop
         self.config, self.selection = read_plan(folder)
-        self.num_clients = self.config.num_clients or 1
+        self.num_clients = self.config.num_clients
         self.addresses: dict[int, int] = {}
         self.started, self.asked = time.monotonic(), 0
 
@@ -217,7 +217,7 @@ class Selecting:
 
 
 def strategy(
-    config: RunConfig, selection: Selection, addresses: Mapping[int, int]
+    config: ResolvedConfig, selection: Selection, addresses: Mapping[int, int]
 ) -> Strategy:
     """Returns FedAvg on the schedule, in private mode inside Flower's DP strategy.
 
@@ -231,7 +231,7 @@ def strategy(
         selection: the settings.
         addresses: Flower's address of each client.
     """
-    per_round = min(selection.clients_per_round, config.num_clients or 1)
+    per_round = min(selection.clients_per_round, config.num_clients)
     scheduled = dataclasses.replace(
         config, clients_per_round=per_round, client_selection="balanced"
     )

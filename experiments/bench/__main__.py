@@ -13,7 +13,6 @@
 """
 
 import argparse
-import dataclasses
 import statistics
 import subprocess
 import sys
@@ -35,7 +34,7 @@ from experiments.bench.measuring import (
 from experiments.bench.messages import messages_table
 from experiments.tables import Table
 from fedgs.config.recipes import full_participation
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.warm_start import warm_start
@@ -87,7 +86,7 @@ def steps_table(device: str) -> None:
     ).show()
 
 
-def training_step(config: RunConfig, state: Discriminators) -> Callable[[], None]:
+def training_step(config: ResolvedConfig, state: Discriminators) -> Callable[[], None]:
     """Returns a function that takes one step with every client's discriminator.
 
     All clients train on the same random images: their memory is not what is measured.
@@ -242,10 +241,10 @@ def bench_data(num_clients: int, size: int) -> FederatedImages:
     )
 
 
-def _config(**overrides: object) -> RunConfig:
+def _config(**overrides: object) -> ResolvedConfig:
     settings = {"num_classes": 10, "seed": 0, "noise_multiplier": 1.0}
-    config = dataclasses.replace(full_participation(), target_epsilon=None)
-    return dataclasses.replace(config, **{**settings, **overrides})  # type: ignore[arg-type]
+    settings |= {"target_epsilon": None, "num_clients": 1, "clients_per_round": 1}
+    return ResolvedConfig.from_flat(settings | overrides, full_participation())
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from fedgs.audit.mechanism import (
 from fedgs.audit.membership import audit_samples
 from fedgs.audit.one_run import audit_run
 from fedgs.audit.published import refute_published
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.data.load import load_data, load_test_data
 from fedgs.errors import UserError
@@ -91,7 +91,11 @@ def audit(
 
 
 def _check(
-    config: RunConfig, full: bool, trials: int, canaries: int | None, rounds: int | None
+    config: ResolvedConfig,
+    full: bool,
+    trials: int,
+    canaries: int | None,
+    rounds: int | None,
 ) -> None:
     if trials < FEWEST_TRIALS:
         raise UserError(f"trials = {trials}: give --trials at least {FEWEST_TRIALS}")
@@ -100,7 +104,7 @@ def _check(
             raise UserError(f"{name} = {value}: is for --full; add it")
     if rounds is not None and rounds < 1:
         raise UserError(f"rounds = {rounds}: give --rounds at least 1")
-    clients = config.num_clients or 1
+    clients = config.num_clients
     asked = min(CANARIES, clients) if canaries is None else canaries
     if full and not FEWEST <= asked <= clients:
         raise UserError(
@@ -145,7 +149,7 @@ class _Attack:
         """Attack B; the findings and whether it ran."""
         num_rounds = rounds or self.config.num_rounds
         config = dataclasses.replace(self.config, num_rounds=num_rounds)
-        asked = canaries or min(CANARIES, config.num_clients or 1)
+        asked = canaries or min(CANARIES, config.num_clients)
         drawn = Canaries.draw(config, asked, config.relation, np.random.default_rng())
         data = self.data()
         self.progress.doing(f"B: training again with {asked} canaries")

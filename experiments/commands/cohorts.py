@@ -34,7 +34,7 @@ from experiments.launch.local_grid import LocalGrid
 from fedgs.cohorts.files import EXCLUDED, INCLUDED, NOT_PRIVATE, Cohort, check_names
 from fedgs.cohorts.files import write_cohort as write_cohort
 from fedgs.cohorts.selection import OUTCOME, REST, Selection, statements, write_plan
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data import sources
 from fedgs.data.corruption import corrupted_clients
 from fedgs.data.federated import FederatedImages
@@ -91,7 +91,7 @@ def cohorts(config: RunConfig, selection: Selection, as_json: bool) -> None:
 
 def prepare(
     config: RunConfig, selection: Selection
-) -> tuple[RunConfig, FederatedImages]:
+) -> tuple[ResolvedConfig, FederatedImages]:
     """Checks everything before the work, and fixes seed, K and paths.
 
     Raises:
@@ -114,12 +114,10 @@ def prepare(
         node_sizes=None,
     ).validate()
     data = split_selectable(config, sources.load_records(config))
-    return (
-        dataclasses.replace(
-            config, num_clients=data.num_clients, num_classes=data.num_classes
-        ),
-        data,
-    )
+    known = {"num_clients": data.num_clients, "num_classes": data.num_classes}
+    # A selection has noise of its own, or none; the run's releases do not happen.
+    known["noise_multiplier"] = 0
+    return ResolvedConfig.from_flat(known, config), data
 
 
 def refuse_cohort(config: RunConfig) -> None:
@@ -167,7 +165,7 @@ def _make(path: Path) -> None:
 
 
 def _in_flower(
-    config: RunConfig, path: Path, report: Report, stop: Stop
+    config: ResolvedConfig, path: Path, report: Report, stop: Stop
 ) -> dict[str, Any]:
     """Returns the outcome of a Flower simulation with one node per client."""
     folder = RunFolder(path, config)
@@ -176,16 +174,14 @@ def _in_flower(
 
 
 def _locally(
-    config: RunConfig, path: Path, report: Report, stop: Stop
+    config: ResolvedConfig, path: Path, report: Report, stop: Stop
 ) -> dict[str, Any]:
     """Returns the outcome of the same strategy and ClientApp in this process."""
     flower_log = logging.getLogger("flwr")
     level = flower_log.level
     flower_log.setLevel(logging.ERROR)
     try:
-        grid = LocalGrid(
-            classifier_app.app, config.num_clients or 1, config.num_workers
-        )
+        grid = LocalGrid(classifier_app.app, config.num_clients, config.num_workers)
         return Selecting(path, grid, report, stop).run()
     finally:
         flower_log.setLevel(level)

@@ -16,7 +16,7 @@ from experiments.commands.progress import Progress
 from experiments.launch.flower_engine import FlowerFailed, end_previous
 from experiments.launch.flower_engine import train as train_flower
 from fedgs.config.recipes import demo as demo_recipe
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.data.sources import with_absolute_path
@@ -175,11 +175,11 @@ def sample(run: Path, output: Path, count: int, labels: str | None, seed: int) -
 
 
 def _labels(
-    config: RunConfig, labels: str | None, count: int, seed: int
+    config: ResolvedConfig, labels: str | None, count: int, seed: int
 ) -> "np.ndarray[Any, np.dtype[np.int64]]":
     if labels is None:
         return samples.uniform_labels(config, count, seed)
-    num_classes = config.num_classes or 1
+    num_classes = config.num_classes
     try:
         asked = [int(label) for label in labels.split(",")]
     except ValueError as error:

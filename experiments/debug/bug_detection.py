@@ -254,7 +254,7 @@ def _diagnose(path: Path, as_json: bool) -> dict[str, Any]:
         ]
         for cohort in COHORTS
     }
-    num_classes = folders["healthy"][0].config.num_classes or 1
+    num_classes = folders["healthy"][0].config.num_classes
     found = diagnose(
         samples["healthy"], samples["suspicious"], num_classes, request.rule
     )
@@ -290,7 +290,7 @@ def _draw(folder: RunFolder, path: Path, request: DebugRequest) -> LabelledImage
     """Draws balanced classes; from every generator with the same latents."""
     config = folder.config
     generator = sample.load_generator(folder)
-    classes = (config.num_classes or 1) if config.conditional else 1
+    classes = config.num_classes if config.conditional else 1
     labels = np.arange(request.samples_per_group, dtype=np.int64) % classes
     images = sample.draw(config, generator, labels, seed=0)
     temporary = path.with_name(f".{path.name}")

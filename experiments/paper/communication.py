@@ -13,7 +13,6 @@ prints what a round of Algorithm 2 at its published size weighs where the fakes 
 those of a run's generator: compact messages depend on what the fakes show.
 """
 
-import dataclasses
 import json
 import sys
 import threading
@@ -30,7 +29,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from experiments.launch.local_grid import SERVER, LocalGrid
 from experiments.tables import Table
 from fedgs.config.recipes import algorithm_2
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.errors import UserError
 from fedgs.federation.codec import round_fakes, stated_release_bytes
 from fedgs.federation.messages import RECORD, FakeBatch, encode_answer, encode_batch
@@ -63,7 +62,9 @@ class MeasuringGrid(LocalGrid):
         path: the file of lines; a resumed run appends to it.
     """
 
-    def __init__(self, client_app: ClientApp, config: RunConfig, path: Path) -> None:
+    def __init__(
+        self, client_app: ClientApp, config: ResolvedConfig, path: Path
+    ) -> None:
         """See the class."""
         super().__init__(client_app, config.num_nodes, config.num_workers)
         self.config, self.path = config, path
@@ -117,7 +118,9 @@ def values_per_node(config: RunConfig) -> int:
     return config.fakes_sent * pixels + batch * channels * side**2
 
 
-def round_bytes(config: RunConfig, images: Images, labels: Labels) -> tuple[int, int]:
+def round_bytes(
+    config: ResolvedConfig, images: Images, labels: Labels
+) -> tuple[int, int]:
     """Returns the bytes down and up of a round with one client on a node.
 
     The release is noise alone, drawn here.
@@ -169,7 +172,7 @@ def communication(folder: RunFolder) -> dict[str, Any]:
             f"{folder.path}: its messages were not measured ({FILE} is missing or "
             "empty); train it by `python -m experiments.paper.table2`"
         )
-    participants = folder.config.clients_per_round or 1
+    participants = folder.config.clients_per_round
     totals = [_total(found.values()) for found in rounds.values()]
     sent = [line for found in rounds.values() for line in found.values()]
     return {
@@ -221,10 +224,10 @@ def weigh(folder: RunFolder) -> dict[str, tuple[int, int]]:
     """
     generator = sample.load_generator(folder)
     names = ("num_clients", "num_classes", "image_size", "image_channels")
-    own = {name: getattr(folder.config, name) for name in names}
+    own = {name: getattr(folder.config, name) for name in (*names, "seed")}
     found: dict[str, tuple[int, int]] = {}
     for mode, settings in MODES.items():
-        config = dataclasses.replace(algorithm_2(), **own, **settings)
+        config = ResolvedConfig.from_flat(own | settings, algorithm_2())
         labels = sample.uniform_labels(folder.config, config.fakes_sent, seed=0)
         images = sample.draw(folder.config, generator, labels, seed=0)
         arrays = torch.from_numpy(images), torch.from_numpy(labels)

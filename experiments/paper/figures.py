@@ -30,7 +30,7 @@ from experiments.paper.scales import SCALES, configured, label, parse_settings
 from experiments.paper.scores import Protocol, ResultLines
 from experiments.paper.stored_runs import exit_code, stored, trained
 from fedgs.config.recipes import RECIPES
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.errors import UserError
 from fedgs.federation.training import Stop
 from fedgs.files import write_json
@@ -141,9 +141,9 @@ def _draw_samples(request: Request) -> Path:
     return path
 
 
-def _grid_shape(config: RunConfig) -> tuple[int, int, int, int]:
+def _grid_shape(config: ResolvedConfig) -> tuple[int, int, int, int]:
     """Returns columns, classes, and size and channels of the images."""
-    classes = config.num_classes or 1
+    classes = config.num_classes
     columns = classes if config.conditional else GRID_COLUMNS
     return columns, classes, config.image_size, config.image_channels
 

@@ -87,5 +87,5 @@ def _fakes(facts: RunFacts) -> bytes:
     drawn = grid_images(facts.grids[-1], facts).reshape(-1, *shape)
     tiled = drawn[np.arange(count) % len(drawn)].transpose(0, 3, 1, 2)
     images = torch.tensor(tiled, dtype=torch.float32).contiguous()
-    labels = torch.arange(count) % (config.num_classes or 1)
+    labels = torch.arange(count) % config.num_classes
     return pack_fakes(round_fakes(images, config), labels, config)

@@ -134,7 +134,7 @@ def signal(facts: RunFacts, place: int = 0) -> Line | None:
     """
     config = facts.config
     size, noise = math.prod(config.release_shape), config.noise_std**2
-    m = config.clients_per_round or config.num_clients or 1
+    m = config.clients_per_round
     largest = (m * config.clip_bound) ** 2 * config.batch_size
     rows = [row for row in facts.metrics if "release_norm" in row]
     if not rows:

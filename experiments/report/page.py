@@ -30,7 +30,7 @@ from experiments.report.tables import (
     settings_tables,
     versions_table,
 )
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.files import write_atomically
 from fedgs.privacy.accounting import Statement
@@ -135,7 +135,7 @@ class Page:
         return shown_data(self.config.data)
 
     @property
-    def config(self) -> RunConfig:
+    def config(self) -> ResolvedConfig:
         """The first configuration, for what all runs share."""
         return self.runs[0].config
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from fedgs.cohorts.files import selection_costs
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.settings import GROUPS
 from fedgs.errors import UserError
 from fedgs.files import read_json, read_json_lines
@@ -71,7 +71,7 @@ class RunFacts:
     """
 
     name: str
-    config: RunConfig
+    config: ResolvedConfig
     events: Sequence[Event]
     metrics: Sequence[dict[str, Any]]
     statements: Sequence[Statement]
@@ -255,7 +255,7 @@ def epsilon_by_round(facts: RunFacts) -> dict[str, list[tuple[int, float]]]:
 # ------------------------------------------------------------------ settings
 
 
-def shown_settings(config: RunConfig) -> dict[str, dict[str, str]]:
+def shown_settings(config: ResolvedConfig) -> dict[str, dict[str, str]]:
     """Returns all settings by group; paths without their folders.
 
     Seeds of a run that claims amplification are left out: they tell who was selected.
@@ -273,7 +273,7 @@ def shown_data(data: str) -> str:
     return f"{kind}:{Path(place).name}" if colon and kind != "hf" else data
 
 
-def _shown(config: RunConfig, name: str, value: Any) -> str:
+def _shown(config: ResolvedConfig, name: str, value: Any) -> str:
     if value is None or value == "":
         return "unset"
     if name in HIDDEN and config.amplification:
@@ -285,7 +285,7 @@ def _shown(config: RunConfig, name: str, value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def train_command(config: RunConfig) -> str:
+def train_command(config: ResolvedConfig) -> str:
     """Returns the command that trains this run again.
 
     Paths are shown without their folders; seeds of a run that claims amplification are
@@ -308,5 +308,5 @@ def train_command(config: RunConfig) -> str:
     return " ".join(words)
 
 
-def _exact(config: RunConfig, name: str, value: Any) -> str:
+def _exact(config: ResolvedConfig, name: str, value: Any) -> str:
     return repr(value) if isinstance(value, float) else _shown(config, name, value)

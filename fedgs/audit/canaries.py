@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
 from fedgs.federation.local import LocalNodes
@@ -62,7 +62,7 @@ class Canaries:
     @classmethod
     def draw(
         cls,
-        config: RunConfig,
+        config: ResolvedConfig,
         num_canaries: int,
         relation: str,
         rng: np.random.Generator,
@@ -74,7 +74,7 @@ class Canaries:
         Raises:
             UserError: fewer than 10 canaries, or more than clients.
         """
-        num_clients = config.num_clients or 1
+        num_clients = config.num_clients
         if not FEWEST <= num_canaries <= num_clients:
             raise UserError(
                 f"canaries = {num_canaries}: give --canaries from {FEWEST} to the "
@@ -98,13 +98,13 @@ class Canaries:
             relation,
         )
 
-    def images(self, config: RunConfig) -> Tensor:
+    def images(self, config: ResolvedConfig) -> Tensor:
         """Returns e_i as images (m, C, S, S)."""
         if config.gradient_basis == "dct":
             return from_dct(self.directions, config.image_size)
         return self.directions
 
-    def gradients(self, config: RunConfig) -> dict[int, Tensor]:
+    def gradients(self, config: ResolvedConfig) -> dict[int, Tensor]:
         """Returns what each client answers to every fake, float32 (C, S, S)."""
         signs = np.where(self.is_in, INSIDE, OUTSIDE[self.relation])
         images = self.images(config) * LENGTH * config.clip_bound
@@ -118,7 +118,7 @@ class CanaryDiscriminators(Discriminators):
     """A node's discriminators, of which some answer with a fixed gradient."""
 
     def __init__(
-        self, config: RunConfig, hosted: Sequence[int], fixed: Mapping[int, Tensor]
+        self, config: ResolvedConfig, hosted: Sequence[int], fixed: Mapping[int, Tensor]
     ) -> None:
         """Initialises all; `fixed` holds the gradients (C, S, S) by client."""
         super().__init__(config, hosted)
@@ -142,7 +142,7 @@ class CanaryNodes(LocalNodes):
     """
 
     def __init__(
-        self, config: RunConfig, data: FederatedImages, canaries: Canaries
+        self, config: ResolvedConfig, data: FederatedImages, canaries: Canaries
     ) -> None:
         """Starts the worker threads."""
         super().__init__(config, data, Path(config.output))  # saves nothing

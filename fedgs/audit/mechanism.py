@@ -38,7 +38,7 @@ from fedgs.audit.bounds import (
 )
 from fedgs.audit.canaries import INSIDE, LENGTH, OUTSIDE
 from fedgs.audit.finding import CONFIDENCE, Finding
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.federation.messages import EVERYONE, Clients, FakeBatch, clients_of
 from fedgs.federation.round import client_round, select
 from fedgs.privacy.accounting import statements
@@ -77,7 +77,7 @@ class Claim(NamedTuple):
     view: str
 
 
-def recorded_plan(config: RunConfig, events: Sequence[Event]) -> Plan:
+def recorded_plan(config: ResolvedConfig, events: Sequence[Event]) -> Plan:
     """Returns the plan of a run with the C, B and noise that its ledger records.
 
     Of the event with the least noise ratio, where they differ. What the code really
@@ -135,7 +135,7 @@ def _finite(epsilon: float) -> float | None:
 
 
 def audit_round(
-    config: RunConfig,
+    config: ResolvedConfig,
     claims: Sequence[Claim],
     delta: float,
     trials: int,
@@ -232,7 +232,7 @@ class _Simulation:
 
     def __init__(
         self,
-        config: RunConfig,
+        config: ResolvedConfig,
         claims: Sequence[Claim],
         total: int,
         max_draws: float,
@@ -271,7 +271,11 @@ class _Simulation:
 
 
 def _sum_of_others(
-    config: RunConfig, shares: int, total: int, max_draws: float, progress: Progress
+    config: ResolvedConfig,
+    shares: int,
+    total: int,
+    max_draws: float,
+    progress: Progress,
 ) -> Scores:
     """Returns what the nodes beside the attacked one add, all of them together."""
     nodes = range(1, shares)
@@ -284,7 +288,7 @@ def _sum_of_others(
     return found
 
 
-def node_scores(config: RunConfig, signs: Scores, node_id: int = 0) -> Scores:
+def node_scores(config: ResolvedConfig, signs: Scores, node_id: int = 0) -> Scores:
     """Returns <release, e>, summed over the B fakes, of one round for each sign.
 
     A node with several clients answers with two: the attacked one, and one that
@@ -304,10 +308,10 @@ def node_scores(config: RunConfig, signs: Scores, node_id: int = 0) -> Scores:
         return np.concatenate(list(done))
 
 
-def _node_scores(config: RunConfig, signs: Scores, node_id: int) -> Scores:
+def _node_scores(config: ResolvedConfig, signs: Scores, node_id: int) -> Scores:
     grads = torch.from_numpy(signs.repeat(config.batch_size)).float()
     grads = grads.view(1, -1, 1, 1, 1) * LENGTH * config.clip_bound
-    if config.largest_node > 1 and (config.clients_per_round or 1) > 1:
+    if config.largest_node > 1 and config.clients_per_round > 1:
         grads = torch.cat([grads, torch.full_like(grads, -LENGTH * config.clip_bound)])
     count = grads.shape[1]
     request = FakeBatch(
@@ -327,7 +331,7 @@ def _node_scores(config: RunConfig, signs: Scores, node_id: int) -> Scores:
 
 
 @lru_cache(maxsize=4)
-def _one_coordinate(config: RunConfig, count: int) -> RunConfig:
+def _one_coordinate(config: ResolvedConfig, count: int) -> ResolvedConfig:
     """Returns the settings under which a node answers `count` fakes of one pixel."""
     return dataclasses.replace(
         config,
@@ -355,7 +359,7 @@ class _FixedGradients:
         return self.grads[indices]
 
 
-def asked(config: RunConfig, total: int) -> npt.NDArray[np.bool_]:
+def asked(config: ResolvedConfig, total: int) -> npt.NDArray[np.bool_]:
     """Returns in which of `total` rounds client 0 is drawn, by the run's own rule.
 
     Privacy: public.

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedgs.audit.finding import CONFIDENCE, Finding
 from fedgs.audit.mechanism import CHOICE_SHARE, asked, bound_epsilon, node_scores
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.settings import REFERENCE_NOISE_MULTIPLIER, REFERENCE_NUM_CLIENTS
 from fedgs.privacy.gaussian import binomial_epsilon
 from fedgs.privacy.oracle import autodp_epsilon
@@ -41,9 +41,10 @@ def refute_published(trials: int) -> Finding:
     """
     rate = 1 / REFERENCE_NUM_CLIENTS
     claimed = autodp_epsilon(REFERENCE_NOISE_MULTIPLIER, BATCH_SIZE, rate, DELTA)
-    config = RunConfig(
+    config = ResolvedConfig(
         num_clients=REFERENCE_NUM_CLIENTS,
         clients_per_round=1,
+        num_classes=10,
         noise_multiplier=REFERENCE_NOISE_MULTIPLIER,
         batch_size=BATCH_SIZE,
         secure_noise=False,  # as in the paper's code

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.randomness import derived_seed, stream
 from fedgs.shapes import TensorDict
 
@@ -39,7 +39,7 @@ class Classifier(nn.Module):
     images of 16 pixels are padded, for the third convolution has no pixels otherwise.
     """
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: ResolvedConfig) -> None:
         """Makes the layers; see the class."""
         super().__init__()
         padding = 1 if config.image_size < 28 else 0
@@ -49,7 +49,7 @@ class Classifier(nn.Module):
         lost = 2 - 2 * padding  # pixels of a side that a convolution takes
         side = ((config.image_size - lost) // 2 - lost) // 2 - lost
         self.dense = nn.Linear(64 * side * side, 64)
-        self.logits = nn.Linear(64, config.num_classes or 1)
+        self.logits = nn.Linear(64, config.num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """Returns logits (B, num_classes) of images (B, C, S, S) in [0, 1]."""
@@ -59,7 +59,7 @@ class Classifier(nn.Module):
         return self.logits(F.relu(self.dense(h)))
 
 
-def build_classifier(config: RunConfig) -> Classifier:
+def build_classifier(config: ResolvedConfig) -> Classifier:
     """Builds the untrained classifier, a function of the seed.
 
     torch's global random state is the same before and after.
@@ -70,13 +70,11 @@ def build_classifier(config: RunConfig) -> Classifier:
         config: resolved, so with `seed` and `num_classes`.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(
-            derived_seed(config.seed or 0, "classifier")
-        )
+        torch.default_generator.manual_seed(derived_seed(config.seed, "classifier"))
         return Classifier(config)
 
 
-def with_weights(config: RunConfig, weights: TensorDict) -> Classifier:
+def with_weights(config: ResolvedConfig, weights: TensorDict) -> Classifier:
     """Builds a classifier with copies of given weights; draws no random number.
 
     Privacy: public, as the weights.

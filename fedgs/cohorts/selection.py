@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgs.cohorts.settings import ABOVE, REST, SEARCH_STEPS, SELECTED, Selection
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.files import read_json, write_json
 from fedgs.privacy.accounting import Statement
@@ -189,7 +189,7 @@ def _conditions(cost: SelectionCost) -> tuple[str, ...]:
 # ------------------------------------------------------------------ plan
 
 
-def write_plan(folder: Path, config: RunConfig, selection: Selection) -> None:
+def write_plan(folder: Path, config: ResolvedConfig, selection: Selection) -> None:
     """Writes what clients and server read: the settings of data and selection.
 
     Privacy: public.
@@ -198,7 +198,7 @@ def write_plan(folder: Path, config: RunConfig, selection: Selection) -> None:
     write_json(folder / PLAN, values)
 
 
-def read_plan(folder: Path) -> tuple[RunConfig, Selection]:
+def read_plan(folder: Path) -> tuple[ResolvedConfig, Selection]:
     """Reads what `write_plan` wrote.
 
     Raises:
@@ -206,7 +206,7 @@ def read_plan(folder: Path) -> tuple[RunConfig, Selection]:
     """
     values: dict[str, Any] = read_json(folder / PLAN)
     try:
-        config = RunConfig.from_flat(values["config"])
+        config = ResolvedConfig.from_flat(values["config"])
         return config, Selection(**values["selection"])
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise UserError(f"{folder / PLAN}: cannot be read ({error})") from error

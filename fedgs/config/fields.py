@@ -88,6 +88,8 @@ def coerced(name: str, annotation: Any, value: Any) -> Any:
     kind, optional = scalar_type(annotation)
     if optional and (value is None or value == ""):
         return None
+    if value is None or (value == "" and kind is not str):
+        raise UserError(f"{name} is unset: give --{name.replace('_', '-')}")
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     is_bool = isinstance(value, bool)

@@ -1,12 +1,12 @@
-"""The configuration of a run: `Settings` that are validated, read and written.
+"""The configuration of a run, as it is given and as it is resolved.
 
 This module imports no tensor library.
 """
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from fedgs.config.checks import CHECKS
 from fedgs.config.fields import Scalar
@@ -21,7 +21,7 @@ class RunConfig(Settings):
     Nothing here may be computed from private data.
     """
 
-    def validate(self) -> "RunConfig":
+    def validate(self) -> Self:
         """Checks the combinations of settings and returns the same configuration.
 
         Raises:
@@ -41,7 +41,7 @@ class RunConfig(Settings):
     @classmethod
     def from_flat(
         cls, values: Mapping[str, Any], base: "RunConfig | None" = None
-    ) -> "RunConfig":
+    ) -> Self:
         """Builds a configuration from flat scalars, on top of `base`.
 
         Args:
@@ -57,4 +57,34 @@ class RunConfig(Settings):
                 raise UserError(
                     f"{name}: unknown setting; `fedgs train --help` lists them all"
                 )
-        return dataclasses.replace(base or cls(), **values)
+        inherited: dict[str, Any] = {} if base is None else dict(base.to_flat())
+        return cls(**inherited | dict(values))
+
+
+def _settled(name: str) -> Any:
+    """Declares a setting of `RunConfig` again, for a type that may not be unset."""
+    spec = RunConfig.__dataclass_fields__[name]
+    return field(default=spec.default, metadata=spec.metadata)
+
+
+@dataclass(frozen=True)
+class ResolvedConfig(RunConfig):
+    """What a run uses: the settings that `RunConfig` may leave open are set.
+
+    `fedgs.federation.preparation.resolve` fixes them; a run folder holds no other. What
+    stays optional here is switched off while it is unset, such as `target_epsilon`.
+
+    Raises:
+        UserError: a setting is unset.
+    """
+
+    num_classes: int = _settled("num_classes")
+    num_clients: int = _settled("num_clients")
+    clients_per_round: int = _settled("clients_per_round")
+    noise_multiplier: float = _settled("noise_multiplier")
+    seed: int = _settled("seed")
+
+    @property
+    def schedule_seed(self) -> int:
+        """Seed that decides who participates: the selection's own, or the run's."""
+        return self.seed if self.selection_seed is None else self.selection_seed

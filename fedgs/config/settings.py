@@ -8,9 +8,11 @@ tensor library.
 """
 
 import dataclasses
+import functools
 import typing
 import unicodedata
 from dataclasses import dataclass
+from typing import Any
 
 from fedgs.config.fields import check_range, coerced, option, scalar_type
 from fedgs.config.hosting import Hosting, hosting, read_sizes
@@ -451,7 +453,7 @@ class Settings:
         Raises:
             UserError: a value of the wrong type or outside its range.
         """
-        hints = typing.get_type_hints(Settings)
+        hints = _types_of(type(self))
         for spec in dataclasses.fields(self):
             value = coerced(spec.name, hints[spec.name], getattr(self, spec.name))
             object.__setattr__(self, spec.name, value)
@@ -536,6 +538,11 @@ class Settings:
         return (self.batch_size, self.image_channels, side, side)
 
 
+@functools.cache
+def _types_of(kind: type[Settings]) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
 def _known(num_clients: int | None) -> int:
     if num_clients is None:
         raise UserError("num_clients is unset: give --num-clients or data with clients")
@@ -544,4 +551,4 @@ def _known(num_clients: int | None) -> int:
 
 def field_type(name: str) -> tuple[type, bool]:
     """Returns the scalar type of a setting and whether it may be unset."""
-    return scalar_type(typing.get_type_hints(Settings)[name])
+    return scalar_type(_types_of(Settings)[name])

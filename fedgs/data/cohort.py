@@ -18,9 +18,8 @@ def for_all_clients(config: RunConfig) -> RunConfig:
     """
     if config.cohort is None:
         return config
-    return dataclasses.replace(
-        config, num_clients=None, node_sizes=None, partition="by-client"
-    )
+    unset = {"num_clients": "", "node_sizes": "", "partition": "by-client"}
+    return RunConfig.from_flat(unset, config)
 
 
 def keep_cohort(config: RunConfig, data: FederatedImages) -> FederatedImages:

@@ -36,7 +36,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.mechanism.quantization import release_step, to_grid
 from fedgs.shapes import Images, Labels, Release, TensorDict
@@ -50,7 +50,7 @@ LABEL_BYTES = 8
 # ------------------------------------------------------------------ fakes
 
 
-def fakes_shape(config: RunConfig) -> tuple[int, int, int, int]:
+def fakes_shape(config: ResolvedConfig) -> tuple[int, int, int, int]:
     """Returns the shape (F, C, S, S) of a request's fakes.
 
     Privacy: public.
@@ -59,7 +59,7 @@ def fakes_shape(config: RunConfig) -> tuple[int, int, int, int]:
     return (config.fakes_sent, config.image_channels, side, side)
 
 
-def round_fakes(images: Images, config: RunConfig) -> Images:
+def round_fakes(images: Images, config: ResolvedConfig) -> Images:
     """Returns fakes as they are sent: unchanged, or rounded to multiples of 1 / L.
 
     Privacy: public.
@@ -87,7 +87,7 @@ def _images(pixels: Tensor, levels: int) -> Images:
     return pixels.float() / levels
 
 
-def pack_fakes(images: Images, labels: Labels, config: RunConfig) -> bytes:
+def pack_fakes(images: Images, labels: Labels, config: ResolvedConfig) -> bytes:
     """Encodes fakes that `round_fakes` has seen, and their labels.
 
     Privacy: public.
@@ -101,7 +101,7 @@ def pack_fakes(images: Images, labels: Labels, config: RunConfig) -> bytes:
     raise ValueError("fakes that round_fakes has not seen")
 
 
-def unpack_fakes(content: object, config: RunConfig) -> tuple[Images, Labels]:
+def unpack_fakes(content: object, config: ResolvedConfig) -> tuple[Images, Labels]:
     """Decodes fakes and labels of the run's shapes; their values are not checked.
 
     Privacy: public.
@@ -129,7 +129,7 @@ def unpack_fakes(content: object, config: RunConfig) -> tuple[Images, Labels]:
 # ------------------------------------------------------------------ releases
 
 
-def pack_release(values: Release, config: RunConfig) -> bytes:
+def pack_release(values: Release, config: ResolvedConfig) -> bytes:
     """Encodes the values of a release, which are multiples of `release_step`.
 
     Privacy: post-processing of DP output.
@@ -144,7 +144,7 @@ def pack_release(values: Release, config: RunConfig) -> bytes:
 
 
 @lru_cache(maxsize=16)
-def stated_release_bytes(config: RunConfig) -> int:
+def stated_release_bytes(config: ResolvedConfig) -> int:
     """Returns what a release is said to weigh, whatever it holds: the same for all.
 
     Exact releases weigh that. A compact one weighs about that where it is mostly noise:
@@ -160,7 +160,7 @@ def stated_release_bytes(config: RunConfig) -> int:
     return len(pack_release(rounded.float(), config))
 
 
-def unpack_release(content: object, config: RunConfig) -> Release:
+def unpack_release(content: object, config: ResolvedConfig) -> Release:
     """Decodes the values of a release, float32 of the run's shape.
 
     Privacy: post-processing of DP output.

@@ -11,7 +11,7 @@ from typing import Self
 
 import torch
 
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.federation.messages import FakeBatch
 from fedgs.federation.node import Node
@@ -63,7 +63,9 @@ class LocalNodes:
         failures: why nodes did not answer the last request; public texts.
     """
 
-    def __init__(self, config: RunConfig, data: FederatedImages, private: Path) -> None:
+    def __init__(
+        self, config: ResolvedConfig, data: FederatedImages, private: Path
+    ) -> None:
         """Starts the worker threads; the nodes' states are in the private folder."""
         self.config, self.data, self.private = config, data, private
         self.nodes: dict[int, Node] = {}

@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Literal
 
 from fedgs.config.hosting import Hosting
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.federation.codec import (
     pack_fakes,
@@ -120,7 +120,7 @@ def _of_node(clients: Clients, hosted: Sequence[int]) -> Clients:
 
 
 def encode_batch(
-    batch: FakeBatch, config: RunConfig, tensors: bytes | None = None
+    batch: FakeBatch, config: ResolvedConfig, tensors: bytes | None = None
 ) -> Payload:
     """Encodes a request.
 
@@ -142,7 +142,7 @@ def encode_batch(
     }
 
 
-def decode_batch(payload: Mapping[str, object], config: RunConfig) -> FakeBatch:
+def decode_batch(payload: Mapping[str, object], config: ResolvedConfig) -> FakeBatch:
     """Decodes a request and checks it against the run's configuration.
 
     Privacy: public.
@@ -162,14 +162,14 @@ def decode_batch(payload: Mapping[str, object], config: RunConfig) -> FakeBatch:
     images, labels = unpack_fakes(payload["tensors"], config)
     if not bool(((images >= 0) & (images <= 1)).all()):
         raise UserError("fakes outside [0, 1]: refused")
-    num_classes = config.num_classes or 1
+    num_classes = config.num_classes
     if not bool(((labels >= 0) & (labels < num_classes)).all()):
         raise UserError(f"labels outside [0, {num_classes}): refused")
     return FakeBatch(round, images, labels, participants, trainees, keep_round)
 
 
 def encode_answer(
-    answer: SanitizedGradients | None, config: RunConfig, request: FakeBatch
+    answer: SanitizedGradients | None, config: ResolvedConfig, request: FakeBatch
 ) -> Payload:
     """Encodes a reply: sanitized gradients, or an empty one from a node that trained.
 
@@ -196,7 +196,10 @@ def encode_answer(
 
 
 def decode_answer(
-    payload: Mapping[str, object], config: RunConfig, request: FakeBatch, node_id: int
+    payload: Mapping[str, object],
+    config: ResolvedConfig,
+    request: FakeBatch,
+    node_id: int,
 ) -> SanitizedGradients | None:
     """Decodes a reply and checks that it answers this request with the agreed noise.
 
@@ -221,7 +224,10 @@ def decode_answer(
 
 
 def _decode_answer(
-    payload: Mapping[str, object], config: RunConfig, request: FakeBatch, node_id: int
+    payload: Mapping[str, object],
+    config: ResolvedConfig,
+    request: FakeBatch,
+    node_id: int,
 ) -> SanitizedGradients | None:
     asked = len(clients_of(request.participants, config.hosting.hosted(node_id)))
     if _integer(payload, "is_empty", 0, 1):
@@ -275,17 +281,16 @@ def _integer(payload: Mapping[str, object], name: str, least: int, most: int) ->
     return value
 
 
-def _count(clients: Clients, config: RunConfig) -> int:
-    return (config.num_clients or 1) if clients == EVERYONE else len(clients)
+def _count(clients: Clients, config: ResolvedConfig) -> int:
+    return config.num_clients if clients == EVERYONE else len(clients)
 
 
-def _most_participants(round: int, config: RunConfig) -> int:
+def _most_participants(round: int, config: ResolvedConfig) -> int:
     if round == 0:  # the warm start, which nobody answers
         return 0
-    everyone = config.num_clients or 1
     if config.client_selection == "all":
-        return everyone
-    return config.clients_per_round or everyone
+        return config.num_clients
+    return config.clients_per_round
 
 
 def _join(clients: Clients) -> str:
@@ -294,9 +299,9 @@ def _join(clients: Clients) -> str:
     return ",".join(str(client) for client in clients)
 
 
-def _split(payload: Mapping[str, object], name: str, config: RunConfig) -> Clients:
+def _split(payload: Mapping[str, object], name: str, config: ResolvedConfig) -> Clients:
     """Reads "all", or the increasing numbers of clients exactly as `_join` writes."""
-    text, num_clients = payload[name], config.num_clients or 1
+    text, num_clients = payload[name], config.num_clients
     if text == EVERYONE:
         return EVERYONE
     problem = f"message whose {name} is no list of clients below {num_clients}: refused"

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
 from fedgs.federation.messages import FakeBatch, clients_of
@@ -55,7 +55,7 @@ class Node:
     """Answers requests; the first one, of round 0, makes its discriminators.
 
     Attributes:
-        node_id: j; `RunConfig.hosting` says which clients it hosts.
+        node_id: j; `ResolvedConfig.hosting` says which clients it hosts.
         round: the last round that this node's state has seen, -1 without a state.
         limits: what the clients agree to, from their own file.
         count: what they have released.
@@ -63,7 +63,7 @@ class Node:
 
     def __init__(
         self,
-        config: RunConfig,
+        config: ResolvedConfig,
         node_id: int,
         data: FederatedImages,
         private: Path,

@@ -15,7 +15,7 @@ import torch
 
 from fedgs.cohorts.files import selection_costs
 from fedgs.config.checks import check_submitted
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.errors import UserError
@@ -28,7 +28,7 @@ from fedgs.privacy.selection_cost import Target
 
 def resolve(
     config: RunConfig, data: FederatedImages | None = None
-) -> tuple[RunConfig, FederatedImages]:
+) -> tuple[ResolvedConfig, FederatedImages]:
     """Loads the data and fixes every open setting: K, m, seed, noise.
 
     Privacy: public, but for the data itself.
@@ -49,15 +49,13 @@ def resolve(
     config = dataclasses.replace(
         config, num_clients=data.num_clients, num_classes=data.num_classes
     ).validate()
-    config = with_noise(config)
-    check_start(config, data.client_names)
-    return config, data
+    resolved = with_noise(config)
+    check_start(resolved, data.client_names)
+    return resolved, data
 
 
-def resolve_deployed(config: RunConfig) -> RunConfig:
+def resolve_deployed(config: RunConfig) -> ResolvedConfig:
     """Fixes every open setting of a deployed run, whose data the server does not see.
-
-    Privacy: public.
 
     Args:
         config: with the names of its nodes.
@@ -82,13 +80,15 @@ def resolve_deployed(config: RunConfig) -> RunConfig:
     return with_noise(config.validate())
 
 
-def with_noise(config: RunConfig) -> RunConfig:
+def with_noise(config: RunConfig) -> ResolvedConfig:
     """Returns the configuration with the noise that its target_epsilon asks for.
+
+    All other settings that a run needs are set already.
 
     A `noise_multiplier` given beside `target_epsilon` stays: the target is then a
     budget that stops the run. The target includes a private selection of the cohort.
 
-    Privacy: public; computed from the plan, never from data.
+    Privacy: computed from the plan, never from data.
 
     Raises:
         UserError: neither is given, or the target cannot be met.
@@ -98,7 +98,7 @@ def with_noise(config: RunConfig) -> RunConfig:
         if target is not None:
             asked = (config.adversary, config.relation, selections)
             Target(target, config.delta, *asked).check()
-        return config
+        return ResolvedConfig.from_flat({}, config)
     if target is None:
         raise UserError(
             "noise_multiplier is unset: give --noise-multiplier (0 for a run without "
@@ -113,10 +113,10 @@ def with_noise(config: RunConfig) -> RunConfig:
         config.colluding_nodes,
         selections,
     )
-    return dataclasses.replace(config, noise_multiplier=noise_multiplier)
+    return ResolvedConfig.from_flat({"noise_multiplier": noise_multiplier}, config)
 
 
-def check_capacity(config: RunConfig, folder: Path) -> None:
+def check_capacity(config: ResolvedConfig, folder: Path) -> None:
     """Refuses a run whose discriminators fit neither memory nor disk.
 
     Raises:
@@ -143,30 +143,29 @@ def check_capacity(config: RunConfig, folder: Path) -> None:
             )
 
 
-def copies_in_memory(config: RunConfig) -> float:
+def copies_in_memory(config: ResolvedConfig) -> float:
     """Returns how often memory holds the discriminators; workers may share a node."""
     if config.engine == "local":
         return 1
     of_one = config.hosting.most_clients(nodes_in_memory(config))
-    copies = config.num_workers * of_one / (config.num_clients or 1)
+    copies = config.num_workers * of_one / config.num_clients
     return min(max(2.0, copies), config.num_workers)
 
 
-def nodes_in_memory(config: RunConfig) -> int:
+def nodes_in_memory(config: ResolvedConfig) -> int:
     """Returns how many nodes a worker of a simulation keeps in memory at most."""
     return math.ceil(config.num_nodes / config.num_workers) + 1
 
 
-def clients_needed(config: RunConfig) -> int:
+def clients_needed(config: ResolvedConfig) -> int:
     """Returns how many clients' discriminators the run makes at most."""
-    num_clients = config.num_clients or 1
     if config.discriminator_training == "every_round" or config.warm_start == "public":
-        return num_clients
-    nodes = min(config.num_nodes, (config.clients_per_round or 1) * config.num_rounds)
+        return config.num_clients
+    nodes = min(config.num_nodes, config.clients_per_round * config.num_rounds)
     return config.hosting.most_clients(nodes)
 
 
-def state_bytes(config: RunConfig) -> int:
+def state_bytes(config: ResolvedConfig) -> int:
     """Returns the size of the run's discriminators with their Adam moments."""
     params = build_discriminator(config, 0).parameters()
     return clients_needed(config) * 3 * 4 * sum(param.numel() for param in params)

@@ -26,7 +26,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.federation.codec import round_fakes
 from fedgs.federation.messages import EVERYONE, Clients, FakeBatch, clients_of
@@ -74,12 +74,12 @@ class ServerState:
     round: int = 0
 
 
-def new_server(config: RunConfig) -> ServerState:
+def new_server(config: ResolvedConfig) -> ServerState:
     """Initialises the generator, its optimizer and its average from the seed.
 
     Privacy: public.
     """
-    seed = derived_seed(_seed(config), "generator")
+    seed = derived_seed(config.seed, "generator")
     generator = build_generator(config, seed).to(config.device)
     optimizer = torch.optim.Adam(
         generator.parameters(),
@@ -90,22 +90,22 @@ def new_server(config: RunConfig) -> ServerState:
     return ServerState(generator, optimizer, average)
 
 
-def select(config: RunConfig, round: int) -> Clients:
+def select(config: ResolvedConfig, round: int) -> Clients:
     """Returns the participants of a round, sorted, or "all".
 
     Privacy: public; independent of the data.
 
     Source: Algorithm 2, line 6, for `uniform` with m = 1.
     """
-    num_clients, count = config.num_clients or 1, config.clients_per_round or 1
+    num_clients, count = config.num_clients, config.clients_per_round
     if config.client_selection == "all":
         return EVERYONE
     if config.client_selection == "uniform":
-        rng = stream(_schedule_seed(config), "selection", round)
+        rng = stream(config.schedule_seed, "selection", round)
         chosen = rng.choice(num_clients, size=count, replace=False)
         return tuple(int(client) for client in np.sort(chosen))
     lap, start = divmod((round - 1) * count, num_clients)
-    seed = _schedule_seed(config)
+    seed = config.schedule_seed
     slots = _balanced_lap(seed, num_clients, count, lap)[start : start + count]
     if len(slots) < count:  # the round runs over into the next lap
         following = _balanced_lap(seed, num_clients, count, lap + 1)
@@ -133,13 +133,13 @@ def _balanced_lap(seed: int, num_clients: int, count: int, lap: int) -> tuple[in
     return tuple(order)
 
 
-def trainees(config: RunConfig, participants: Clients) -> Clients:
+def trainees(config: ResolvedConfig, participants: Clients) -> Clients:
     """Returns the clients whose discriminators train in a round of the participants."""
     trains_all = config.discriminator_training == "every_round"
     return EVERYONE if trains_all else participants
 
 
-def draw_fakes(config: RunConfig, server: ServerState) -> tuple[FakeBatch, Images]:
+def draw_fakes(config: ResolvedConfig, server: ServerState) -> tuple[FakeBatch, Images]:
     """Draws the next round's request and keeps the graph of its answered images.
 
     Privacy: post-processing of DP output.
@@ -152,7 +152,7 @@ def draw_fakes(config: RunConfig, server: ServerState) -> tuple[FakeBatch, Image
     Source: Algorithm 2, lines 6 and 8.
     """
     round = server.round + 1
-    latent_rng = stream(_seed(config), "latent", round)
+    latent_rng = stream(config.seed, "latent", round)
     z = sample_latents(config, latent_rng, config.fakes_sent).to(config.device)
     labels = sample_labels(config, latent_rng, config.fakes_sent)
     labels_there = labels.to(config.device)
@@ -176,14 +176,14 @@ def draw_fakes(config: RunConfig, server: ServerState) -> tuple[FakeBatch, Image
     return request, answered
 
 
-def public_fakes(config: RunConfig) -> FakeBatch:
+def public_fakes(config: ResolvedConfig) -> FakeBatch:
     """Draws the fakes of the public warm start: round 0, which nobody answers.
 
     A local warm start needs none; its request has black images.
 
     Privacy: public; they come from the untrained generator.
     """
-    rng = stream(_seed(config), "latent", 0)
+    rng = stream(config.seed, "latent", 0)
     z = sample_latents(config, rng, config.fakes_sent).to(config.device)
     labels = sample_labels(config, rng, config.fakes_sent)
     if config.warm_start == "public":
@@ -198,7 +198,7 @@ def public_fakes(config: RunConfig) -> FakeBatch:
 
 
 def server_round(
-    config: RunConfig,
+    config: ResolvedConfig,
     server: ServerState,
     answered: Images,
     answers: Sequence[SanitizedGradients],
@@ -219,7 +219,7 @@ def server_round(
     total = torch.zeros(config.release_shape, dtype=torch.float64)
     for answer in sorted(answers, key=lambda answer: answer.node_id):
         total += answer.values.double()
-    average = total / ((config.clients_per_round or 1) * config.batch_size)
+    average = total / (config.clients_per_round * config.batch_size)
     if config.gradient_basis == "dct":
         average = from_dct(average, config.image_size)
     jacobian_step(server.optimizer, answered, average.to(answered))
@@ -250,7 +250,7 @@ def jacobian_step(
 
 
 def client_round(
-    config: RunConfig,
+    config: ResolvedConfig,
     discriminators: Discriminators,
     data: FederatedImages,
     hosted: Sequence[int],
@@ -297,7 +297,7 @@ def client_round(
 
 
 def _clipped_answer(
-    config: RunConfig,
+    config: ResolvedConfig,
     discriminators: Discriminators,
     chunk: Positions,
     fakes: Images,
@@ -307,17 +307,3 @@ def _clipped_answer(
     if config.gradient_basis == "dct":
         grads = to_dct(grads, config.dct_size)
     return clip(PerSampleGradients(grads), config.clip_bound)
-
-
-def _seed(config: RunConfig) -> int:
-    return _known(config.seed)
-
-
-def _schedule_seed(config: RunConfig) -> int:
-    return _known(config.schedule_seed)
-
-
-def _known(seed: int | None) -> int:
-    if seed is None:
-        raise ValueError("the configuration has no seed: resolve it first")
-    return seed

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from fedgs.cohorts.files import selection_costs
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.federation.checkpoint import Checkpoints, indispensable, restore
 from fedgs.federation.messages import EVERYONE, Clients, FakeBatch
 from fedgs.federation.round import (
@@ -277,7 +277,7 @@ class _Round:
     started: float
 
 
-def nodes_with_state(config: RunConfig, ledger: Ledger, round: int) -> set[int]:
+def nodes_with_state(config: ResolvedConfig, ledger: Ledger, round: int) -> set[int]:
     """Returns the nodes that took part up to a committed round.
 
     Their state is on disk; where it is lost, they refuse instead of starting anew.
@@ -289,7 +289,7 @@ def nodes_with_state(config: RunConfig, ledger: Ledger, round: int) -> set[int]:
 
 
 def new_event(
-    config: RunConfig, round: int, participants: Clients, attempt: int
+    config: ResolvedConfig, round: int, participants: Clients, attempt: int
 ) -> Event:
     """Returns the ledger's event of a round, before its request is sent."""
     planned = len(nodes_of(config, participants))
@@ -297,7 +297,7 @@ def new_event(
         round=round,
         attempt=attempt,
         participants=EVERYONE if participants == EVERYONE else tuple(participants),
-        num_clients=config.num_clients or 1,
+        num_clients=config.num_clients,
         planned_nodes=planned,
         counted_nodes=Plan.from_config(config).counted_nodes,
         noise_std=config.noise_std,
@@ -309,7 +309,7 @@ def new_event(
     )
 
 
-def nodes_of(config: RunConfig, clients: Clients) -> list[int]:
+def nodes_of(config: ResolvedConfig, clients: Clients) -> list[int]:
     """Returns the nodes that host the given clients, increasing."""
     if clients == EVERYONE:
         return list(range(config.num_nodes))

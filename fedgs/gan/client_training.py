@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.discriminators import Discriminators
 from fedgs.randomness import stream
@@ -48,7 +48,7 @@ class Draws:
 
     def __init__(
         self,
-        config: RunConfig,
+        config: ResolvedConfig,
         data: FederatedImages,
         clients: Sequence[int],
         purpose: str,
@@ -56,8 +56,6 @@ class Draws:
         fake_labels: Indices | None,
     ) -> None:
         """Draws everything at once; see the class."""
-        if config.seed is None:
-            raise ValueError("the configuration has no seed: resolve it first")
         self.data = data
         shape = (config.discriminator_steps, config.discriminator_batch_size)
         records, fakes, mix = [], [], []
@@ -111,7 +109,7 @@ def draw_matching(
 
 
 def train_discriminators(
-    config: RunConfig,
+    config: ResolvedConfig,
     discriminators: Discriminators,
     chunk: Positions,
     draws: Draws,

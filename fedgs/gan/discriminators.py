@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.gan.losses import discriminator_loss, generator_image_grads
 from fedgs.gan.models import advance_spectral_vectors, build_discriminator
 from fedgs.randomness import derived_seed
@@ -174,7 +174,7 @@ class Discriminators(ModuleStack):
     Privacy: trained on private data; everything in here is private.
     """
 
-    def __init__(self, config: RunConfig, client_ids: Sequence[int]) -> None:
+    def __init__(self, config: ResolvedConfig, client_ids: Sequence[int]) -> None:
         """Initialises one discriminator for each client from (seed, client).
 
         Args:
@@ -184,7 +184,7 @@ class Discriminators(ModuleStack):
         self.config = config
         super().__init__(
             lambda i: build_discriminator(
-                config, derived_seed(config.seed or 0, "discriminator", client_ids[i])
+                config, derived_seed(config.seed, "discriminator", client_ids[i])
             ),
             len(client_ids),
             config.discriminator_learning_rate,

@@ -35,8 +35,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgs.config.run_config import RunConfig
-from fedgs.errors import UserError
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.shapes import Images, Labels, Latents, Scores, TensorDict
 
 NORM_EPSILON = 1e-10  # GS-WGAN source/ops.py, pixel_norm and l2_norm
@@ -112,11 +111,11 @@ def _pixel_norm(features: Tensor) -> Tensor:
 class Generator(nn.Module):
     """What the generators share; each defines `_logits` on the joined input."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: ResolvedConfig) -> None:
         """Reads the sizes of the input and the output from the configuration."""
         super().__init__()
         self.side = config.image_size
-        self.num_labels = _num_labels(config) if config.conditional else 0
+        self.num_labels = config.num_classes if config.conditional else 0
         self.input_dim = config.latent_dim + self.num_labels
 
     def forward(self, z: Latents, labels: Labels) -> Images:
@@ -163,7 +162,7 @@ class GeneratorResNet(Generator):
     16, 32, 64: two to four blocks reach the side; the last convolution is padded by 1.
     """
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: ResolvedConfig) -> None:
         """Makes as many blocks as it takes to double 4 up to the side or beyond."""
         super().__init__(config)
         channels = 4 * config.generator_dim
@@ -190,7 +189,7 @@ class GeneratorDCGAN(Generator):
     1, 2). 16, 32 and 64: three doublings from S/8 by kernels of 4, stride 2, padding 1.
     """
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: ResolvedConfig) -> None:
         """Makes the layers; the paper's kernels at side 28."""
         super().__init__(config)
         d = config.generator_dim
@@ -225,7 +224,7 @@ class GeneratorUpsample(Generator):
     for hundreds of rounds on a CPU.
     """
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: ResolvedConfig) -> None:
         """Makes a linear layer to (S/4, S/4) and three convolutions."""
         super().__init__(config)
         d = config.generator_dim
@@ -253,7 +252,7 @@ class Discriminator(nn.Module):
     the gradient of one image's score is a function of that image alone.
     """
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: ResolvedConfig) -> None:
         """Makes the layers, normalised if `config.spectral_norm`."""
         super().__init__()
         d = config.discriminator_dim
@@ -266,7 +265,7 @@ class Discriminator(nn.Module):
         self.linear = nn.Linear(size, 1)
         self.embedding = None
         if config.conditional:
-            self.embedding = nn.Embedding(_num_labels(config), size)
+            self.embedding = nn.Embedding(config.num_classes, size)
             if not config.spectral_norm:  # nothing would scale N(0, 1) entries down
                 nn.init.zeros_(self.embedding.weight)
         if config.spectral_norm:
@@ -304,7 +303,7 @@ GENERATORS: dict[str, type[Generator]] = {
 }
 
 
-def build_generator(config: RunConfig, rng_seed: int) -> Generator:
+def build_generator(config: ResolvedConfig, rng_seed: int) -> Generator:
     """Builds `config.generator` on the CPU with PyTorch's default initialisation.
 
     The weights are a function of `rng_seed`, an integer in [0, 2**63). torch's global
@@ -318,7 +317,7 @@ def build_generator(config: RunConfig, rng_seed: int) -> Generator:
     return _build(GENERATORS[config.generator], config, rng_seed)
 
 
-def build_discriminator(config: RunConfig, rng_seed: int) -> Discriminator:
+def build_discriminator(config: ResolvedConfig, rng_seed: int) -> Discriminator:
     """Builds the discriminator on the CPU; see `build_generator`.
 
     Privacy: public.
@@ -326,7 +325,7 @@ def build_discriminator(config: RunConfig, rng_seed: int) -> Discriminator:
     return _build(Discriminator, config, rng_seed)
 
 
-def _build(kind: type[ModelT], config: RunConfig, rng_seed: int) -> ModelT:
+def _build(kind: type[ModelT], config: ResolvedConfig, rng_seed: int) -> ModelT:
     # default_generator: torch.manual_seed would reseed every GPU as well.
     with _initialisation_lock, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(rng_seed)
@@ -369,7 +368,9 @@ def ema_weight(step: int, decay: float) -> float:
     return min(1 - 1 / (step + 1), decay)
 
 
-def sample_latents(config: RunConfig, rng: np.random.Generator, count: int) -> Latents:
+def sample_latents(
+    config: ResolvedConfig, rng: np.random.Generator, count: int
+) -> Latents:
     """Draws z: fair bits {0, 1} (bernoulli, the paper) or N(0, 1) (normal).
 
     The shape is (count, latent_dim), float32. A generator has no other source of
@@ -383,7 +384,9 @@ def sample_latents(config: RunConfig, rng: np.random.Generator, count: int) -> L
     return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
 
 
-def sample_labels(config: RunConfig, rng: np.random.Generator, count: int) -> Labels:
+def sample_labels(
+    config: ResolvedConfig, rng: np.random.Generator, count: int
+) -> Labels:
     """Draws labels uniformly from [0, num_classes): shape (count,), int64.
 
     Privacy: public; the class frequencies of private data are not used.
@@ -391,11 +394,4 @@ def sample_labels(config: RunConfig, rng: np.random.Generator, count: int) -> La
     Raises:
         UserError: conditional, but num_classes is unset.
     """
-    return torch.from_numpy(rng.integers(0, _num_labels(config), count))
-
-
-def _num_labels(config: RunConfig) -> int:
-    """The number of classes; 1 where it is unset and nothing sees labels."""
-    if config.num_classes is None and config.conditional:
-        raise UserError("num_classes is unset: give --num-classes or --no-conditional")
-    return config.num_classes or 1
+    return torch.from_numpy(rng.integers(0, config.num_classes, count))

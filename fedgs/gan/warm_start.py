@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.client_training import Draws, train_discriminators
 from fedgs.gan.discriminators import Discriminators, ModuleStack
@@ -23,7 +23,7 @@ PURPOSE = "warm-start-data"
 
 
 def warm_start(
-    config: RunConfig,
+    config: ResolvedConfig,
     discriminators: Discriminators,
     data: FederatedImages,
     hosted: Sequence[int],
@@ -56,7 +56,7 @@ def warm_start(
 
 
 def _against_own_generators(
-    config: RunConfig,
+    config: ResolvedConfig,
     discriminators: Discriminators,
     data: FederatedImages,
     clients: Sequence[int],
@@ -73,9 +73,9 @@ def _against_own_generators(
 class LocalGenerators:
     """The warm start's own generators of some clients; never stored, never sent."""
 
-    def __init__(self, config: RunConfig, clients: Sequence[int]) -> None:
+    def __init__(self, config: ResolvedConfig, clients: Sequence[int]) -> None:
         self.config, self.clients = config, clients
-        seed = self.seed = config.seed or 0
+        seed = self.seed = config.seed
         self.stack = ModuleStack(
             lambda i: build_generator(
                 config, derived_seed(seed, "warm-start-generator", clients[i])

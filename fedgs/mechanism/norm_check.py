@@ -21,7 +21,7 @@ over the B rows, the triangle inequality for the sum.
 import math
 from functools import lru_cache
 
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.mechanism.quantization import release_step
 from fedgs.shapes import Release
@@ -31,7 +31,7 @@ _FLOAT32 = 1e-6  # relative error of a row's norm
 
 
 def largest_norm(
-    config: RunConfig, num_clients: int, rate: float = FALSE_REJECTIONS
+    config: ResolvedConfig, num_clients: int, rate: float = FALSE_REJECTIONS
 ) -> float:
     """Returns the norm that no row of an honest answer exceeds, but for chance.
 
@@ -48,7 +48,7 @@ def largest_norm(
     return (num_clients * config.clip_bound + noise + rounding) * (1 + _FLOAT32)
 
 
-def check_norms(values: Release, config: RunConfig, num_clients: int) -> None:
+def check_norms(values: Release, config: ResolvedConfig, num_clients: int) -> None:
     """Refuses an answer with a row that no honest node would send.
 
     Privacy: post-processing of DP output.

@@ -16,14 +16,14 @@ import math
 
 from torch import Tensor
 
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 
 STEPS_PER_COORDINATE = 8
 LARGEST = 32767  # of the integers that a release is sent as
 MOST_NOISE = 19.0  # standard deviations; `fedgs.mechanism.noise` draws at most 18.9
 
 
-def release_step(config: RunConfig) -> float | None:
+def release_step(config: ResolvedConfig) -> float | None:
     """Returns what releases are rounded to multiples of; None: they are not rounded.
 
     Privacy: public; a function of the run's settings.

@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock
 
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.files import make_folder, read_json, remove_temporaries, write_json
 from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
@@ -339,7 +339,7 @@ def source_of(run_id: str, start: str, node: str) -> str:
 
 
 def release_event(
-    config: RunConfig, round: int, positions: Sequence[int], num_clients: int
+    config: ResolvedConfig, round: int, positions: Sequence[int], num_clients: int
 ) -> Event:
     """Returns what a node is about to release, as its clients count it.
 
@@ -370,7 +370,7 @@ def release_event(
     )
 
 
-def check_start(config: RunConfig, clients: Sequence[str]) -> None:
+def check_start(config: ResolvedConfig, clients: Sequence[str]) -> None:
     """Refuses a run that its clients would refuse at once; no run folder is needed.
 
     Args:

@@ -32,7 +32,7 @@ from typing import Any
 
 from fedgs.config.conditions import REFUSAL_TELLS
 from fedgs.config.fields import coerce_fields, entry
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.errors import UserError
 from fedgs.privacy.amplification import LEAST_RATIO
 from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
@@ -160,7 +160,7 @@ class Limits:
         factor = RELATIONS[self.relation] / RELATIONS["replace-one"]
         return epsilon_from_mu(factor * mu_squared**0.5, self.delta)
 
-    def check_run(self, config: RunConfig) -> None:
+    def check_run(self, config: ResolvedConfig) -> None:
         """Refuses a run whose settings are outside these limits.
 
         Raises:
@@ -175,15 +175,15 @@ class Limits:
                     f"limit {limit} = {'unset' if own is None else own}; give {remedy}",
                 )
 
-    def _demands(self, config: RunConfig) -> Iterator[tuple[str, str, bool, str]]:
+    def _demands(self, config: ResolvedConfig) -> Iterator[tuple[str, str, bool, str]]:
         """Yields each limit, the setting it is about, whether it holds, a remedy."""
         if (most := self.max_batch_size) is not None:
             holds = config.batch_size <= most
             yield "max_batch_size", "batch_size", holds, f"at most {most}"
-        cost = release_cost(config.noise_multiplier or 0.0, config.batch_size)
+        cost = release_cost(config.noise_multiplier, config.batch_size)
         holds, remedy = cost <= 1 / LEAST_RATIO**2, f"more, or {_ALLOW_NO_NOISE}"
         if (least := self.min_noise_multiplier) is not None:
-            holds = (config.noise_multiplier or 0.0) >= least
+            holds = config.noise_multiplier >= least
             remedy = f"at least {least}"
         yield "min_noise_multiplier", "noise_multiplier", holds, remedy
         for name in ("clip_bound", "image_size", "image_channels", "num_classes"):

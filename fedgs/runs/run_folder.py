@@ -30,7 +30,7 @@ import psutil
 from filelock import AcquireReturnProxy
 
 from fedgs.cohorts.files import selection_costs
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.files import (
     REMEDY,
@@ -93,14 +93,14 @@ class RunFolder:
             pairs of a start's name and the round that it went on from.
     """
 
-    def __init__(self, path: Path, config: RunConfig) -> None:
+    def __init__(self, path: Path, config: ResolvedConfig) -> None:
         """Is called by `create` and `open`."""
         self.path = path
         self.config = config
         self.history: list[tuple[str, int]] = []
 
     @classmethod
-    def create(cls, config: RunConfig) -> "RunFolder":
+    def create(cls, config: ResolvedConfig) -> "RunFolder":
         """Makes the folder `config.output` and writes configuration and versions.
 
         A cohort file is copied: the run never reads the user's again.
@@ -159,7 +159,7 @@ class RunFolder:
                 f"{path}: run folder of format {found}, this fedgs reads "
                 f"{FORMAT_VERSION}; use the version in its versions.json"
             )
-        config = RunConfig.from_flat(read_json(path / "config.json"))
+        config = ResolvedConfig.from_flat(read_json(path / "config.json"))
         if config.cohort is not None and (path / COHORT).exists():
             config = dataclasses.replace(config, cohort=str(path / COHORT))
         return cls(path, config)

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.files import read_tensors, write_atomically
 from fedgs.gan.models import build_generator, sample_labels, sample_latents
@@ -44,7 +44,7 @@ def load_generator(folder: RunFolder) -> nn.Module:
 
 
 def draw(
-    config: RunConfig,
+    config: ResolvedConfig,
     generator: nn.Module,
     labels: npt.NDArray[np.int64],
     seed: int,
@@ -75,7 +75,9 @@ def draw(
     return torch.cat(parts).numpy()
 
 
-def uniform_labels(config: RunConfig, count: int, seed: int) -> npt.NDArray[np.int64]:
+def uniform_labels(
+    config: ResolvedConfig, count: int, seed: int
+) -> npt.NDArray[np.int64]:
     """Draws labels uniformly, shape (count,).
 
     Privacy: public.
@@ -83,12 +85,12 @@ def uniform_labels(config: RunConfig, count: int, seed: int) -> npt.NDArray[np.i
     return sample_labels(config, stream(seed, "sample-labels"), count).numpy()
 
 
-def write_grid(path: Path, config: RunConfig, generator: nn.Module) -> None:
+def write_grid(path: Path, config: ResolvedConfig, generator: nn.Module) -> None:
     """Writes a picture with one column per class, the same latents every time.
 
     Privacy: post-processing of DP output.
     """
-    classes = config.num_classes or 1
+    classes = config.num_classes
     columns = classes if config.conditional else 10
     labels = np.tile(np.arange(columns) % classes, GRID_ROWS)
     images = draw(config, generator, labels.astype(np.int64), seed=0)

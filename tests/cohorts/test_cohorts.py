@@ -42,7 +42,7 @@ from fedgs.federation.preparation import resolve
 from fedgs.federation.training import RunStopped
 from fedgs.privacy.selection_cost import SelectionCost
 from fedgs.runs.run_folder import RunFolder
-from tiny import SIZES, tiny_config, tiny_data, write_tiny_npz
+from tiny import SIZES, open_config, tiny_config, tiny_data, write_tiny_npz
 
 COST = SelectionCost(1.0, 4, 8, 3.0, 2.0)
 
@@ -55,7 +55,7 @@ def config(tmp_path):
         path = tmp_path / "cohort.txt"
         path.write_text(text)
         settings = {"num_clients": None} | settings
-        return tiny_config(data=data, cohort=str(path), **settings)
+        return open_config(data=data, cohort=str(path), **settings)
 
     return config
 

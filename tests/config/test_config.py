@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from fedgs.config.recipes import configure
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.settings import GROUPS, field_type
 from fedgs.errors import UserError
 from tiny import tiny_config
@@ -80,13 +80,16 @@ def test_limits_of_what_decides_an_epsilon_are_as_stated(name, value):
         ("clip_bound", True),
         ("conditional", 1),
         ("data", 3),
-        ("num_rounds", None),
-        ("num_rounds", ""),
     ],
 )
 def test_value_of_another_type_is_refused(name, value):
     kind = field_type(name)[0].__name__
     assert message({name: value}) == f"{name} = {value!r}: must be of type {kind}"
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_a_setting_that_is_never_unset_needs_a_value(value):
+    assert message({"num_rounds": value}) == "num_rounds is unset: give --num-rounds"
 
 
 def test_whole_numbers_serve_as_floats():
@@ -153,7 +156,7 @@ def test_flat_form_is_scalars_and_comes_back_equal():
     assert list(flat) == list(FIELDS)
     assert all(isinstance(value, str | int | float | bool) for value in flat.values())
     assert flat["min_nodes"] == ""  # TOML has no null
-    assert RunConfig.from_flat(flat) == config
+    assert ResolvedConfig.from_flat(flat) == config
 
 
 def test_empty_string_unsets_an_optional_setting_of_the_base():
@@ -254,3 +257,33 @@ def test_noise_follows_the_published_code():
 def test_release_has_the_shape_of_the_gradient_basis():
     assert RunConfig().release_shape == (32, 1, 28, 28)
     assert RunConfig(gradient_basis="dct").release_shape == (32, 1, 14, 14)
+
+
+# ------------------------------------------------------------------ resolved
+
+
+RESOLVED = {
+    "num_classes": 3,
+    "num_clients": 6,
+    "clients_per_round": 2,
+    "noise_multiplier": 1.0,
+    "seed": 5,
+}
+
+
+def test_a_resolved_configuration_is_written_and_read_like_any_other():
+    config = ResolvedConfig(**RESOLVED)
+    flat = RunConfig(**RESOLVED).to_flat()
+    assert [*config.to_flat().items()] == [*flat.items()]
+    assert ResolvedConfig.from_flat(flat) == config
+    assert ResolvedConfig.from_flat({}, RunConfig(**RESOLVED)) == config
+
+
+@pytest.mark.parametrize("name", RESOLVED)
+@pytest.mark.parametrize("unset", [None, ""])
+def test_what_a_run_uses_cannot_be_unset(name, unset):
+    flag = f"--{name.replace('_', '-')}"
+    with pytest.raises(UserError, match=f"{name} is unset: give {flag}"):
+        ResolvedConfig(**RESOLVED | {name: unset})
+    with pytest.raises(UserError, match=f"{name} is unset"):
+        dataclasses.replace(ResolvedConfig(**RESOLVED), **{name: None})

@@ -488,10 +488,3 @@ def test_a_release_in_the_dct_basis_is_mapped_back_to_images(monkeypatch, dct_si
     if dct_size == 16:  # the whole basis: the same gradients as in pixels
         pixels, _ = _answer(dataclasses.replace(config, gradient_basis="pixels"))
         torch.testing.assert_close(image_grads, pixels.values / 8, rtol=1e-4, atol=1e-6)
-
-
-def test_a_configuration_without_a_seed_cannot_start():
-    config = dataclasses.replace(tiny_config(), seed=None)
-    for start in (lambda: new_server(config), lambda: select(config, 1)):
-        with pytest.raises(ValueError, match="seed"):
-            start()

@@ -26,7 +26,7 @@ from fedgs.privacy.accounting import statements_from_ledger
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs import sample
 from fedgs.runs.run_folder import RunFolder
-from tiny import tiny_config, write_tiny_npz
+from tiny import open_config, tiny_config, write_tiny_npz
 
 GIGABYTE = 10**9
 
@@ -275,7 +275,7 @@ def test_repeated_rounds_use_up_the_budget(tmp_path):
 
 
 def test_calibrated_noise_lasts_for_all_rounds(tmp_path):
-    plan = tiny_config(noise_multiplier=None, target_epsilon=2.0, **BUDGETS["full"])
+    plan = open_config(noise_multiplier=None, target_epsilon=2.0, **BUDGETS["full"])
     config = preparation.with_noise(plan)
     folder = create(
         tmp_path / "run",
@@ -290,7 +290,7 @@ def test_calibrated_noise_lasts_for_all_rounds(tmp_path):
 
 def test_run_without_noise_or_target_is_refused():
     with pytest.raises(UserError, match=r"noise_multiplier is unset: give --noise"):
-        preparation.with_noise(tiny_config(noise_multiplier=None))
+        preparation.with_noise(open_config(noise_multiplier=None))
 
 
 # ------------------------------------------------------------------ lost nodes

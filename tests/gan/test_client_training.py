@@ -87,11 +87,6 @@ def test_what_a_client_draws_depends_on_itself_and_the_round_only():
     assert 0 <= together.mix.min() <= together.mix.max() < 1
 
 
-def test_draws_need_a_seed():
-    with pytest.raises(ValueError, match="seed"):
-        _draws([0], seed=None)
-
-
 # ------------------------------------------------------------------------------ fakes
 
 

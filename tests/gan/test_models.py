@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedgs.config.run_config import RunConfig
-from fedgs.errors import UserError
 from fedgs.gan.losses import discriminator_loss, generator_image_grads
 from fedgs.gan.models import (
     Discriminator,
@@ -281,24 +280,6 @@ def test_relu_and_leaky_relu_differ() -> None:
     leaky = dataclasses.replace(config, discriminator_activation="leaky_relu")
     scores = [build_discriminator(c, 0)(images, labels) for c in (config, leaky)]
     assert not scores[0].equal(scores[1])
-
-
-def test_conditional_networks_need_the_number_of_classes() -> None:
-    config = _config(num_classes=None)
-    for call in (
-        lambda: build_generator(config, 0),
-        lambda: build_discriminator(config, 0),
-        lambda: sample_labels(config, np.random.default_rng(0), 1),
-    ):
-        with pytest.raises(UserError, match="num_classes is unset"):
-            call()
-
-
-def test_unconditional_networks_do_not_need_the_number_of_classes() -> None:
-    config = _config(num_classes=None, conditional=False)
-    z, labels = _inputs(config)
-    images = build_generator(config, 0)(z, labels)
-    assert build_discriminator(config, 0)(images, labels).shape == (BATCH,)
 
 
 # Initialisation

@@ -15,7 +15,7 @@ from fedgs.federation.round import draw_fakes, new_server
 from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.runs.run_folder import RunFolder
-from tiny import tiny_config, write_tiny_npz
+from tiny import open_config, tiny_config, write_tiny_npz
 
 WHOLE = """
 client_epsilon = 10
@@ -302,5 +302,5 @@ def test_a_run_within_the_limits_is_resolved(tmp_path):
     data = write_tiny_npz(tmp_path / "tiny.npz")
     text = "max_batch_size = 4\nallow_seeded_noise = true"
     given = {"data": data, "client_limits": str(_write(tmp_path, text))}
-    settings = tiny_config(num_clients=None, num_classes=None, **given)
+    settings = open_config(num_clients=None, num_classes=None, **given)
     assert resolve(settings)[0].client_limits == given["client_limits"]

@@ -23,7 +23,7 @@ from fedgs.privacy.selection_cost import SelectionCost, with_selections
 from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder
 from plans import event, everybody, frozen
-from tiny import tiny_config, write_tiny_npz
+from tiny import open_config, tiny_config, write_tiny_npz
 
 DELTA = 1e-5
 COST = SelectionCost(
@@ -334,7 +334,7 @@ def test_calibration_of_a_run_includes_the_selection(tmp_path):
     write_cohort(path, PRIVATE, "title")
     target = {"noise_multiplier": None, "target_epsilon": 14.0, "cohort": str(path)}
     run = {"noise_seed": None, "num_rounds": 4, "engine": "flower"}
-    config = tiny_config(**EVERYBODY | target | run)
+    config = open_config(**EVERYBODY | target | run)
     resolved = with_noise(config)
     plan = replace(PLAN, noise_multiplier=resolved.noise_multiplier)
     found = row(statements(plan, DELTA, selections=[COST]), relation=config.relation)
@@ -357,9 +357,10 @@ def test_run_stops_before_both_together_exceed_its_target(tmp_path):
     write_cohort(tmp_path / "c.txt", Cohort(("0", "2", "4"), "private", COST), "title")
     given = {"cohort": str(tmp_path / "c.txt"), "output": str(tmp_path / "run")}
     given |= {"target_epsilon": 14.0, "noise_multiplier": 1.0, "num_clients": None}
-    given |= {"client_selection": "all", "warm_start_rounds": 1}
+    given |= {"client_selection": "all", "clients_per_round": None}
+    given |= {"warm_start_rounds": 1}
     data = write_tiny_npz(tmp_path / "tiny.npz")
-    config, images = resolve(tiny_config(data=data, **given))
+    config, images = resolve(open_config(data=data, **given))
     folder = RunFolder.create(config)
     with pytest.raises(BudgetSpent):
         local.train(folder, images, lambda metrics: None, threading.Event())

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.federated import FederatedImages
 
 SIZES = (6, 4, 9, 1, 12, 8)  # unequal; client 3 owns a single image
@@ -48,15 +48,24 @@ FULL_PARTICIPATION = {
 }
 
 
-def tiny_config(**overrides: object) -> RunConfig:
+def tiny_config(**overrides: object) -> ResolvedConfig:
     """Returns a resolved and valid configuration of the tiny problem.
 
     `client_selection="all"` sets clients_per_round to all clients by itself.
     """
+    return ResolvedConfig(**_settings(overrides)).validate()
+
+
+def open_config(**overrides: object) -> RunConfig:
+    """Returns settings of the tiny problem as a user gives them: some may be unset."""
+    return RunConfig(**_settings(overrides)).validate()
+
+
+def _settings(overrides: dict[str, object]) -> dict:
     settings = SETTINGS | overrides
     if settings.get("client_selection") == "all":
         settings["clients_per_round"] = settings["num_clients"]
-    return RunConfig(**settings).validate()
+    return settings
 
 
 def tiny_data(config: RunConfig) -> FederatedImages:
