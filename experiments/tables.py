@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich import table as rich_table
 from rich.console import Console
@@ -44,3 +45,15 @@ class Table:
         ruler = "|---" * len(self.head) + "|"
         lines = [f"| {' | '.join(cells)} |" for cells in (self.head, *self.rows)]
         return "\n".join([lines[0], ruler, *lines[1:]]) + "\n"
+
+
+def is_number(value: Any) -> bool:
+    """Tells whether a JSON value is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def cell(value: Any) -> str:
+    """Returns a number as a cell of a table; a dash for what is none."""
+    if not is_number(value):
+        return "–"
+    return str(value) if isinstance(value, int) else f"{value:.4g}"

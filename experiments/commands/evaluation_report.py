@@ -13,10 +13,9 @@ from rich.console import Console
 
 from experiments.commands.drawing import new_figure, to_png
 from experiments.commands.evaluation_request import EvaluationRequest
+from experiments.commands.evaluation_tables import classifier_table, label_table
 from experiments.commands.progress import Progress, say
-from experiments.report.evaluation import classifier_table, label_table
-from experiments.report.words import is_number
-from experiments.tables import Table
+from experiments.tables import Table, is_number
 from fedgs.errors import UserError
 from fedgs.evaluation.images import YARDSTICKS, LabelledImages, RealImages
 from fedgs.files import write_atomically

@@ -8,7 +8,7 @@ import numpy as np
 from rich.console import Console
 
 from experiments.debug.plan import BY_ACCURACY
-from experiments.report.diagnosis import diagnosis_tables
+from experiments.debug.tables import diagnosis_tables
 from fedgs.diagnosis.diagnosis import NAMED, OTHER, TITLES, Diagnosis, Suspect
 from fedgs.evaluation.images import LabelledImages
 from fedgs.runs import sample

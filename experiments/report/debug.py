@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.debug.plan import read_debug
-from experiments.report.diagnosis import diagnosis_tables
+from experiments.debug.tables import diagnosis_tables
 from experiments.report.run import RunFacts, read_png, read_run
 from experiments.tables import Table
 from fedgs.errors import UserError

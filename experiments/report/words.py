@@ -1,7 +1,5 @@
 """What the report calls things: adversaries, relations, units and theorems in words."""
 
-from typing import Any
-
 from fedgs.cohorts.files import EXCLUDED
 from fedgs.config.run_config import RunConfig
 from fedgs.privacy.accounting import WITH_SELECTION, Statement
@@ -61,18 +59,6 @@ def number(value: float) -> str:
         digits = 3 if abs(value) < 10 else 2 if abs(value) < 100 else 1
         return f"{value:.{digits}f}"
     return f"{value:.3g}"
-
-
-def is_number(value: Any) -> bool:
-    """Tells whether a JSON value is a number."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def cell(value: Any) -> str:
-    """Returns a number as a cell of a table; a dash for what is none."""
-    if not is_number(value):
-        return "–"
-    return str(value) if isinstance(value, int) else f"{value:.4g}"
 
 
 def num_bytes(value: float) -> str:

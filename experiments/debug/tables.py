@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.report.words import cell
-from experiments.tables import Table
+from experiments.tables import Table, cell
 
 
 def diagnosis_tables(diagnosis: Mapping[str, Any]) -> list[Table]:

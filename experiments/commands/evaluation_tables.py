@@ -1,0 +1,61 @@
+"""Tables of an evaluation, on the terminal and on the report's page."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.commands import paper_tables
+from experiments.tables import Table
+
+
+def classifier_table(caption: str, data: str, found: Mapping[str, Any]) -> Table:
+    """Returns the accuracies of classifiers, beside the paper's on the same data.
+
+    Args:
+        caption: of the table.
+        data: the real data, as `--data`.
+        found: `classifiers` of a line of results.
+    """
+    columns: dict[str, dict[str, float]] = {
+        "synthetic": found.get("accuracy", {}),
+        "calibrated": found.get("calibrated", {}),
+        "real": found.get("real_accuracy", {}),
+        "paper: real": paper_tables.REAL.get(data, {}),
+        "paper: GS-WGAN": paper_tables.GS_WGAN.get(data, {}),
+    }
+    columns = {title: column for title, column in columns.items() if column}
+    names = list(found.get("accuracy", {}))
+    rows = [
+        [name, *(_accuracy(column.get(name)) for column in columns.values())]
+        for name in names
+    ]
+    note = f"Protocol {found.get('protocol', '?')}. Calibrated: synthetic / real."
+    if failed := found.get("failed"):
+        note += f" Without a mean, for these could not be trained: {', '.join(failed)}."
+    else:
+        means = (_mean([column.get(n) for n in names]) for column in columns.values())
+        rows.append(["average", *means])
+    return Table(caption, ["trained on", *columns], rows, note)
+
+
+LABELS = "accuracy by number of labelled synthetic images"
+
+
+def label_table(caption: str, curves: Mapping[str, Mapping[str, float]]) -> Table:
+    """Returns `label_efficiency` of a line of results, a row for each teacher."""
+    sizes = list(next(iter(curves.values())))
+    rows = [
+        [f"labels: {teacher}", *(_accuracy(curve.get(size)) for size in sizes)]
+        for teacher, curve in curves.items()
+    ]
+    return Table(caption, ["labelled images", *sizes], rows)
+
+
+def _accuracy(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _mean(column: Sequence[float | None]) -> str:
+    """Returns the average of a complete column."""
+    known = [value for value in column if value is not None]
+    is_complete = len(known) == len(column) > 0
+    return _accuracy(sum(known) / len(known) if is_complete else None)
