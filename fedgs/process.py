@@ -141,7 +141,9 @@ def hold_lock(path: Path, refusal: str, patience: float = 0.0) -> AcquireReturnP
         UserError: another process holds it.
     """
     try:
-        return FileLock(path).acquire(timeout=patience, poll_interval=0.1)
+        # Whichever thread ends the block releases the lock.
+        lock = FileLock(path, thread_local=False)
+        return lock.acquire(timeout=patience, poll_interval=0.1)
     except Timeout as error:
         raise UserError(refusal) from error
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import flwr
 import torch
+from filelock import AcquireReturnProxy
 from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
@@ -164,29 +165,17 @@ def recorded_outcome(
             log(ERROR, "%s: %s; the outcome is %s", path.name, error, outcome)
 
 
-@contextlib.contextmanager
-def locked(folder: RunFolder, patience: float = PEEP_SECONDS) -> Iterator[None]:
+def locked(folder: RunFolder, patience: float = PEEP_SECONDS) -> AcquireReturnProxy:
     """Holds the folder, waiting for a process that is about to end, or just looks.
-
-    Privacy: public.
 
     Raises:
         UserError: another process trains in this folder.
     """
-    deadline, is_waiting = time.monotonic() + patience, False
-    with contextlib.ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(folder.locked())
-                break
-            except UserError:
-                if time.monotonic() >= deadline:
-                    raise
-                if not is_waiting:
-                    log(INFO, "waiting for the process that trains in this folder")
-                is_waiting = True
-            time.sleep(0.5)
-        yield
+    try:
+        return folder.locked()
+    except UserError:
+        log(INFO, "waiting for the process that trains in this folder")
+        return folder.locked(patience=patience)
 
 
 def open_folder(settings: dict[str, Any]) -> RunFolder:
