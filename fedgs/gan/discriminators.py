@@ -10,7 +10,8 @@ Memory: the state is 3x the parameters (two moments). A call adds the gradients 
 activations of one chunk, that is at most chunk_size / n of the state plus activations.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -299,20 +300,17 @@ def _stack_of(tensors: TensorDict, num: int) -> TensorDict:
 
 def _loop(function: Function, args: Sequence[Any]) -> Any:
     """What vmap(function)(*args) computes, one module at a time."""
-    results = [
-        function(*(_item(arg, index) for arg in args)) for index in range(_length(args))
-    ]
+    results = [function(*row) for row in zip(*map(_rows_of, args), strict=False)]
     if isinstance(results[0], dict):
         return {name: torch.stack([r[name] for r in results]) for name in results[0]}
     return torch.stack(results)
 
 
-def _item(arg: Tensor | TensorDict, index: int) -> Tensor | TensorDict:
-    if isinstance(arg, dict):
-        return {name: value[index] for name, value in arg.items()}
-    return arg[index]
-
-
-def _length(args: Sequence[Tensor | TensorDict]) -> int:
-    last = args[-1]
-    return len(next(iter(last.values())) if isinstance(last, dict) else last)
+def _rows_of(arg: Tensor | TensorDict) -> Iterable[Tensor | TensorDict]:
+    """Returns what each module gets of an argument; without tensors, `{}` for each."""
+    if isinstance(arg, Tensor):
+        return arg.unbind()
+    if not arg:
+        return itertools.repeat({})
+    rows = zip(*arg.values(), strict=True)
+    return [dict(zip(arg, row, strict=True)) for row in rows]

@@ -31,6 +31,10 @@ INSTALL = (
 BATCH = 256  # rows decoded at a time
 
 
+class SplitMissing(UserError):
+    """The data set is there, without a split of the name asked for."""
+
+
 @dataclass(frozen=True)
 class Options:
     """The setting `hf_options`; unset columns are found by their type.
@@ -92,13 +96,10 @@ def read_test(config: RunConfig) -> Records | None:
         UserError: as `read`, or the option test_split names none.
     """
     options = options_of(config)
-    splits: list[str] = []
     try:
-        dataset = load_split(
-            config, config.data[3:], options, options.test_split, splits
-        )
-    except UserError:
-        if splits and options.test_split == Options.test_split not in splits:
+        dataset = load_split(config, config.data[3:], options, options.test_split)
+    except SplitMissing:
+        if options.test_split == Options.test_split:
             return None
         raise
     config = replace(config, partitioner=None, partitioner_options=None)
@@ -129,13 +130,7 @@ def options_of(config: RunConfig) -> Options:
     return Options(**found)
 
 
-def load_split(
-    config: RunConfig,
-    name: str,
-    options: Options,
-    split: str,
-    splits: list[str] | None = None,
-) -> Any:
+def load_split(config: RunConfig, name: str, options: Options, split: str) -> Any:
     """Loads one split through `flwr_datasets.FederatedDataset`.
 
     Privacy: reads private data; output private.
@@ -145,13 +140,13 @@ def load_split(
         name: on the hub, or a local folder.
         options: uses `subset`.
         split: its name.
-        splits: receives the names of all splits.
 
     Returns:
         A `datasets.Dataset`, memory-mapped.
 
     Raises:
-        UserError: packages, the data or the split are missing.
+        SplitMissing: the data has other splits.
+        UserError: packages or the data are missing.
     """
     try:
         from datasets.exceptions import DatasetsError
@@ -160,13 +155,18 @@ def load_split(
         raise UserError(
             f"data = {config.data!r}: needs {error.name}; {INSTALL}"
         ) from error
-    splits = [] if splits is None else splits
+    splits: list[str] = []
+
+    def note_splits(found: Any) -> Any:
+        splits.extend(found)
+        return found
+
     path = Path(name).expanduser()
     federated = FederatedDataset(
         dataset=str(path.absolute()) if path.is_dir() else name,
         subset=options.subset,
         partitioners={split: 1},
-        preprocessor=_SplitNames(splits),
+        preprocessor=note_splits,
         shuffle=False,
         cache_dir=config.data_dir and str(Path(config.data_dir).expanduser()),
     )
@@ -175,18 +175,16 @@ def load_split(
         with contextlib.nullcontext() if is_online else _offline():
             return federated.partitioners[split].dataset
     except (OSError, ValueError, DatasetsError) as error:
+        if splits:
+            raise SplitMissing(
+                f"data = {config.data!r}: has no split {split!r}, it has "
+                f"{some(splits)}; give --hf-options, for example split='train'"
+            ) from error
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(_problem(config, name, split, splits, reason)) from error
+        raise UserError(_problem(config, name, reason)) from error
 
 
-def _problem(
-    config: RunConfig, name: str, split: str, splits: list[str], reason: str
-) -> str:
-    if splits:
-        return (
-            f"data = {config.data!r}: has no split {split!r}, it has {some(splits)}; "
-            "give --hf-options, for example split='train'"
-        )
+def _problem(config: RunConfig, name: str, reason: str) -> str:
     if config.download:
         return f"download = True: {name} failed: {reason}"
     where = config.data_dir or "its default folder"
@@ -195,17 +193,6 @@ def _problem(
         f"({where}) or a folder: {reason}\nadd --download, or give --data-dir or a "
         "folder with its files"
     )
-
-
-class _SplitNames:
-    """Notes the names of the splits on the way through."""
-
-    def __init__(self, names: list[str]) -> None:
-        self.names = names
-
-    def __call__(self, splits: Any) -> Any:
-        self.names.extend(splits)
-        return splits
 
 
 @contextlib.contextmanager

@@ -25,7 +25,11 @@ ERRORS = (  # what numpy and zipfile raise on damaged or hostile files
     zipfile.BadZipFile,
     zlib.error,
 )
-KEYS = ("images", "labels", "clients")
+COLUMNS = {  # kinds of numpy's types, and what they are called
+    "labels": ("iu", "integers from 0"),
+    "clients": ("iuU", "integers or strings"),
+}
+KEYS = ("images", *COLUMNS)
 _REMEDY = "save them as uint8 in [0, 255]"
 
 
@@ -39,18 +43,9 @@ def read(config: RunConfig) -> Records:
     """
     arrays = _read_npz(config.data)
     images = _to_uint8(config.data, _channels_first(config.data, arrays["images"]))
-    for key in ("labels", "clients"):
-        if key in arrays and arrays[key].shape != (len(images),):
-            raise UserError(
-                f"data = {config.data!r}: {key} has shape {arrays[key].shape}; "
-                f"give one value for each of the {len(images)} images"
-            )
+    for key in [key for key in COLUMNS if key in arrays]:
+        _check_column(config.data, key, arrays[key], len(images))
     clients = arrays.get("clients")
-    if clients is not None and clients.dtype.kind not in "iuU":
-        raise UserError(
-            f"data = {config.data!r}: clients has dtype {clients.dtype}; "
-            "give integers or strings"
-        )
     if "labels" not in arrays:
         if (config.num_classes or 1) > 1:
             raise UserError(
@@ -59,11 +54,6 @@ def read(config: RunConfig) -> Records:
             )
         return Records(images, np.zeros(len(images), np.int64), 1, clients)
     labels = arrays["labels"]
-    if labels.dtype.kind not in "iu":
-        raise UserError(
-            f"data = {config.data!r}: labels has dtype {labels.dtype}; give integers "
-            "from 0"
-        )
     if labels.max() > np.iinfo(np.int64).max:
         raise UserError(
             f"data = {config.data!r}: image {labels.argmax()} has the label "
@@ -71,6 +61,18 @@ def read(config: RunConfig) -> Records:
         )
     num_classes = max(int(labels.max()), 0) + 1
     return Records(images, labels.astype(np.int64), num_classes, clients)
+
+
+def _check_column(data: str, key: str, values: NDArray[np.generic], count: int) -> None:
+    """Refuses labels or clients that are not one value of their type per image."""
+    problem = ""
+    kinds, words = COLUMNS[key]
+    if values.shape != (count,):
+        problem = f"shape {values.shape}; give one value for each of the {count} images"
+    elif values.dtype.kind not in kinds:
+        problem = f"dtype {values.dtype}; give {words}"
+    if problem:
+        raise UserError(f"data = {data!r}: {key} has {problem}")
 
 
 def _read_npz(data: str) -> dict[str, NDArray[np.generic]]:
