@@ -4,9 +4,9 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 
-from fedgs.federation.messages import FakeBatch
 from fedgs.gan.discriminators import Discriminators
-from fedgs.mechanism.sanitizer import PerSampleGradients, clip, from_dct, received
+from fedgs.mechanism.norm_check import check_norms
+from fedgs.mechanism.sanitizer import PerSampleGradients, clip, from_dct
 from tiny import tiny_config
 
 IMAGES, LABELS = torch.zeros(4, 1, 16, 16), torch.zeros(4, dtype=torch.int64)
@@ -28,13 +28,11 @@ def test_a_wrong_shape_is_refused_where_it_is_passed(images, labels):
         discriminators.query(torch.arange(2), images, labels)
 
 
-def test_messages_and_gradients_have_their_shapes():
-    with pytest.raises(TypeCheckError, match="FakeBatch"):
-        FakeBatch(1, IMAGES, LABELS[:3], (), ())
+def test_gradients_have_their_shapes():
     with pytest.raises(TypeCheckError, match="PerSampleGradients"):
         PerSampleGradients(IMAGES)
-    with pytest.raises(TypeCheckError, match="received"):
-        received(IMAGES.double(), 1, 0, 1.0, 1.0)
+    with pytest.raises(TypeCheckError, match="check_norms"):
+        check_norms(IMAGES.double(), tiny_config(), 1)
     with pytest.raises(TypeCheckError, match="from_dct"):
         from_dct(torch.zeros(10, 10), 16)
 

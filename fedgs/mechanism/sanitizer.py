@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.quantization import to_grid
-from fedgs.shapes import ImageGrads, PerSampleGrads, Release
+from fedgs.shapes import ImageGrads, PerSampleGrads
 
 _MADE_BY_SANITIZER = object()
 
@@ -102,7 +102,7 @@ class SanitizedGradients:
 
     def __init__(
         self,
-        values: Release,
+        values: Tensor,
         round: int,
         node_id: int,
         noise_std: float,
@@ -211,7 +211,7 @@ def sanitize(
 
 
 def received(
-    values: Release, round: int, node_id: int, noise_std: float, clip_bound: float
+    values: Tensor, round: int, node_id: int, noise_std: float, clip_bound: float
 ) -> SanitizedGradients:
     """Wraps a release that arrived in a message, or that was stored.
 
