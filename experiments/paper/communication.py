@@ -84,10 +84,7 @@ class MeasuringGrid(LocalGrid):
         return reply
 
     def _stated_bytes(self, reply: Message) -> int:
-        """Returns the size of a reply with a stand-in for its release, if it has one.
-
-        Privacy: public.
-        """
+        """Returns the size of a reply with a stand-in for any release in it."""
         record = reply.content.config_records.get(RECORD) or ConfigRecord()
         if "tensors" not in record:
             return message_bytes(reply)
@@ -124,8 +121,6 @@ def round_bytes(
     """Returns the bytes down and up of a round with one client on a node.
 
     The release is noise alone, drawn here.
-
-    Privacy: public.
 
     Args:
         config: with num_clients, num_classes and a noise multiplier.

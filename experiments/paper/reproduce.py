@@ -70,8 +70,6 @@ def is_close(reference: str, ours: float) -> bool:
 def results(found: Iterable[Row]) -> Iterator[Result]:
     """Computes rows, one after the other.
 
-    Privacy: public.
-
     Raises:
         AutodpMissing: the paper's accountant is not installed.
     """

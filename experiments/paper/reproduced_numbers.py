@@ -26,6 +26,7 @@ from fedgs.privacy.oracle import autodp_epsilon, poisson_rdp_epsilon
 SIGMA, B, DELTA = 1.07, 32, 1e-5
 ROOT = math.sqrt(B)
 Number = Callable[[], float | None]
+Epsilon = Callable[[Any, float], float]
 
 
 class Setting(NamedTuple):
@@ -85,12 +86,18 @@ def _published(setting: Setting, noise: float = SIGMA, extra: int = 0) -> float:
     return autodp_epsilon(noise, releases, 1 / setting.clients, setting.delta) or 0.0
 
 
-def _amplified(setting: Setting, ratio: float, times: int = 1) -> float:
-    return SampledBound(setting.sampled(ratio, times=times)).epsilon(setting.delta)
+def _valid_epsilon(rounds: Any, delta: float) -> float:
+    return SampledBound(rounds).epsilon(delta)
 
 
-def _naive(setting: Setting, ratio: float, times: int = 1) -> float:
-    return naive_epsilon(setting.sampled(ratio, times=times), setting.delta)
+# Of sampled rounds at a delta: by naive PLD, no bound, and by the dominating pair.
+EPSILONS: tuple[Epsilon, Epsilon] = (naive_epsilon, _valid_epsilon)
+
+
+def _amplified(
+    epsilon: Epsilon, setting: Setting, ratio: float, times: int = 1
+) -> float:
+    return epsilon(setting.sampled(ratio, times=times), setting.delta)
 
 
 def _renyi(setting: Setting, noise: float) -> float:
@@ -104,25 +111,28 @@ def _poisson(setting: Setting, noise: float) -> float:
 
 @lru_cache(maxsize=256)
 def _ratio(
-    setting: Setting, target: float, clients: int, times: int, is_naive: bool
+    epsilon: Epsilon, setting: Setting, target: float, clients: int, times: int
 ) -> float:
     """Returns the least z of a round (of one fake, if times = B) for a target."""
 
     def excess(log_ratio: float) -> float:
         rounds = setting.sampled(math.exp(log_ratio), clients, times)
-        if is_naive:
-            return naive_epsilon(rounds, setting.delta) - target
-        return SampledBound(rounds).epsilon(setting.delta) - target
+        return epsilon(rounds, setting.delta) - target
 
     found: Any = optimize
     return math.exp(float(found.brentq(excess, -2.0, 5.0, xtol=2e-5)))
 
 
-def _average_noise(
-    setting: Setting, target: float, clients: int, is_naive: bool
-) -> float:
-    """Returns the noise std on the average gradient of one fake, C = 1."""
-    return 2 * _ratio(setting, target, clients, 1, is_naive) * ROOT / clients
+def _noise(
+    setting: Setting, target: float, clients: int, times: int = 1, factor: float = 1.0
+) -> tuple[Number, Number]:
+    """Returns `factor` times the least z of a round, by both of `EPSILONS`."""
+
+    def number(epsilon: Epsilon) -> float:
+        return factor * _ratio(epsilon, setting, target, clients, times)
+
+    naive, valid = (partial(number, epsilon) for epsilon in EPSILONS)
+    return naive, valid
 
 
 def _all_clients_noise(setting: Setting, target: float) -> float:
@@ -142,10 +152,7 @@ GRID = "the reference was solved on a coarser grid, so its noise is a little lar
 
 
 def rows() -> list[Row]:
-    """Returns all rows, in the order of the analysis.
-
-    Privacy: public.
-    """
+    """Returns all rows, in the order of the analysis."""
     return [
         *_targets(),
         *_as_published(),
@@ -256,10 +263,10 @@ def _independent_draws() -> Iterable[Row]:
         yield Row(f"{what}: autodp", wor, partial(_published, setting, noise))
         yield Row(f"{what}: RDP", renyi, partial(_renyi, setting, noise))
         yield Row(f"{what}: RDP, Poisson", poisson, partial(_poisson, setting, noise))
-        pair = [partial(f, setting, noise, B) for f in (_naive, _amplified)]
+        pair = [partial(_amplified, e, setting, noise, B) for e in EPSILONS]
         yield Row(f"{what}: naive PLD (no bound)", naive, pair[0], pair[1])
     what = "a draw for every fake, K 1000: dominating pair"
-    yield Row(what, "5.51", partial(_amplified, CENTRAL, SIGMA, B))
+    yield Row(what, "5.51", partial(_amplified, _valid_epsilon, CENTRAL, SIGMA, B))
 
 
 def _shared_draws() -> Iterable[Row]:
@@ -272,11 +279,12 @@ def _shared_draws() -> Iterable[Row]:
         for power, reference in enumerate(references):
             shared = 2**power
             arguments = (setting, SIGMA / math.sqrt(shared), B // shared)
-            pair = [partial(f, *arguments) for f in (_naive, _amplified)]
+            pair = [partial(_amplified, e, *arguments) for e in EPSILONS]
             what = f"{shared} fakes share a draw, {name}: naive PLD (no bound)"
             yield Row(what, reference, pair[0], pair[1])
     for name, setting, reference in (("1000", CENTRAL, "2,059"), ("866", FED, "2,640")):
-        pair = [partial(f, setting, SIGMA / ROOT / 2) for f in (_naive, _amplified)]
+        arguments = (setting, SIGMA / ROOT / 2)
+        pair = [partial(_amplified, e, *arguments) for e in EPSILONS]
         what = f"the text's noise, one draw per round, K {name}: naive PLD (no bound)"
         yield Row(what, reference, pair[0], pair[1], UNDERFLOW)
 
@@ -299,8 +307,8 @@ def _designs() -> Iterable[Row]:
         ("K 866, 1/866", FED, 10, 32, "0.945"),
         ("K 866, 1/866", FED, 10, 64, "0.92"),
     ):
-        arguments = (setting, target, clients)
-        pair = [partial(_average_noise, *arguments, naive) for naive in (True, False)]
+        # On the average of one fake with C = 1; z is of a round under replace-one.
+        pair = _noise(setting, target, clients, factor=2 * ROOT / clients)
         what = f"noise std on the average, epsilon {target}, m {clients}, {name}"
         slack = GRID if target == 1 and clients > 32 else ""
         yield Row(what, reference, pair[0], pair[1], slack)
@@ -313,7 +321,7 @@ def _designs() -> Iterable[Row]:
         yield Row(what, reference, partial(_all_clients_noise, setting, target))
     for setting, reference in ((CENTRAL, "2.56"), (FED, "2.49")):
         what = f"sigma for epsilon 10, one draw per round, K {setting.clients}"
-        yield Row(what, reference, *_multipliers(setting, 10, 1, 1, ROOT))
+        yield Row(what, reference, *_noise(setting, 10, clients=1, factor=ROOT))
     for clients, reference in (
         (1, "0.452"),
         (8, "0.850"),
@@ -323,21 +331,7 @@ def _designs() -> Iterable[Row]:
     ):
         what = f"z of a round for epsilon 10, m {clients}, K 1000"
         slack = GRID if clients in (32, 128) else ""
-        yield Row(
-            what, reference, *_multipliers(CENTRAL, 10, clients, 1), differs=slack
-        )
+        yield Row(what, reference, *_noise(CENTRAL, 10, clients), slack)
     for target, reference in ((10, "0.717"), (1, "3.09")):
         what = f"sigma for epsilon {target}, a draw for every fake, K 1000"
-        yield Row(what, reference, *_multipliers(CENTRAL, target, 1, B), GRID)
-
-
-def _multipliers(
-    setting: Setting, target: float, clients: int, times: int, factor: float = 1.0
-) -> tuple[Number, Number]:
-    """Returns two computations: by naive PLD, and by the dominating pair."""
-    arguments = (factor, setting, target, clients, times)
-    return partial(_scaled, *arguments, True), partial(_scaled, *arguments, False)
-
-
-def _scaled(factor: float, *arguments: Any) -> float:
-    return factor * _ratio(*arguments)
+        yield Row(what, reference, *_noise(CENTRAL, target, 1, times=B), GRID)

@@ -134,8 +134,6 @@ def epsilons(folder: RunFolder, round: int) -> list[dict[str, Any]]:
     """Returns what a run released up to a round, for every adversary and relation.
 
     The round is one of `snapshot_rounds`: fixed in advance, as if no more were planned.
-
-    Privacy: public.
     """
     events = folder.read_ledger().events
     done = tuple(event for event in events if event.round <= round)

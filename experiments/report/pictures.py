@@ -18,10 +18,7 @@ def data_uri(png: bytes) -> str:
 
 
 def alternative(facts: RunFacts, grid: Grid) -> str:
-    """Returns what a reader who does not see the grid should know of it.
-
-    Privacy: public.
-    """
+    """Returns what a reader who does not see the grid should know of it."""
     config = facts.config
     step = config.image_size + 2
     rows, columns = grid.height // step, grid.width // step

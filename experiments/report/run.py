@@ -220,8 +220,6 @@ def read_png(path: Path) -> tuple[bytes, tuple[int, int]]:
 def epsilon_by_round(facts: RunFacts) -> dict[str, list[tuple[int, float]]]:
     """Returns epsilon after some rounds, for each adversary, without amplification.
 
-    Privacy: public.
-
     Returns:
         Adversary to pairs of round and epsilon, for the run's relation; an adversary
         against whom it is unbounded is left out.

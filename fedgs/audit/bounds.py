@@ -46,8 +46,6 @@ class ErrorRates(NamedTuple):
 def rate_at_most(count: int, trials: int, alpha: float) -> float:
     """Returns the one-sided Clopper-Pearson upper bound of a probability.
 
-    Privacy: public.
-
     Args:
         count: how often the event happened, from 0 to `trials`.
         trials: independent trials, at least 1.
@@ -71,8 +69,6 @@ def error_rates(
     Both hold together with probability 1 - alpha, if the threshold was chosen on
     other trials. The two arrays need not be independent of each other.
 
-    Privacy: public.
-
     Args:
         outside: scores of trials without the client's data, shape (n,).
         inside: scores of trials with it, shape (k,).
@@ -90,8 +86,6 @@ def error_rates(
 def epsilon_at_least(rates: ErrorRates, delta: float) -> float:
     """Returns the least epsilon that Eq. 1 allows, at least 0.
 
-    Privacy: public.
-
     Args:
         rates: of any test.
         delta: at least 0 and below 1.
@@ -104,10 +98,7 @@ def epsilon_at_least(rates: ErrorRates, delta: float) -> float:
 
 
 def mu_at_least(rates: ErrorRates) -> float:
-    """Returns the least mu that Eq. 2 allows, at least 0.
-
-    Privacy: public.
-    """
+    """Returns the least mu that Eq. 2 allows, at least 0."""
     return max(0.0, -float(ndtri(rates.false_positive) + ndtri(rates.false_negative)))
 
 
@@ -122,8 +113,6 @@ def best_threshold(
 
     The candidates are ranks of both arrays, dense at their ends, and a grid between
     the two largest scores.
-
-    Privacy: public.
 
     Args:
         outside: scores without the client's data, shape (n,); may hold -inf.
@@ -163,8 +152,6 @@ def one_run_p_value(
 ) -> float:
     """Returns the bound of Eq. 3: how surprising so many right guesses would be.
 
-    Privacy: public.
-
     Args:
         num_canaries: m, each in or out by an own fair coin.
         guesses: r, from 1 to m; the others are abstentions.
@@ -195,8 +182,6 @@ def one_run_epsilon(
 
     The mechanism is not (epsilon, delta)-DP for any smaller epsilon, with confidence
     1 - alpha, if the number of guesses was fixed before looking at their results.
-
-    Privacy: public.
 
     Args:
         num_canaries: m.

@@ -1,5 +1,10 @@
 """Attack A: one round of the recorded mechanism, many times, with a worst-case client.
 
+The other attacks are B, one run with canaries (`one_run`), and C, membership inference
+on samples, which shows harm and never safety (`membership`). `published` holds A
+against the paper's accounting, and `bounds` turns counts into epsilons that hold with a
+confidence.
+
 The client answers every fake with the same gradient, ten times longer than C, so that
 clipping matters: +10 C e ("inside") against -10 C e (replace-one) or 0 (zero-out). The
 round is `fedgs.federation.round.client_round` with the run's clip bound, B and noise:
@@ -83,8 +88,6 @@ def recorded_plan(config: ResolvedConfig, events: Sequence[Event]) -> Plan:
     Of the event with the least noise ratio, where they differ. What the code really
     does is decided by `config`; a difference between the two is a finding.
 
-    Privacy: public.
-
     Raises:
         UserError: the configuration is not resolved.
     """
@@ -105,8 +108,6 @@ def claims_of_one_round(plan: Plan, delta: float, colluding: int = 0) -> list[Cl
 
     Given that the client takes part, for every adversary and relation; and, where the
     participants are drawn at random, with the draw counted in.
-
-    Privacy: public.
 
     Raises:
         UserError: delta is out of range, or the plan has no noise multiplier.
@@ -203,8 +204,6 @@ def bound_epsilon(
     outside: Scores, inside: Scores, split: int, delta: float, alpha: float
 ) -> tuple[float, ErrorRates]:
     """Returns a lower bound of epsilon by Eq. 1 of `bounds`, and its error rates.
-
-    Privacy: public.
 
     Args:
         outside: scores without the client's data, shape (n,).
@@ -361,8 +360,6 @@ class _FixedGradients:
 
 def asked(config: ResolvedConfig, total: int) -> npt.NDArray[np.bool_]:
     """Returns in which of `total` rounds client 0 is drawn, by the run's own rule.
-
-    Privacy: public.
 
     Args:
         config: with a seed; decides the selection, K and m.

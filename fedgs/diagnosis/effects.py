@@ -1,6 +1,5 @@
 """How large the differences between two cohorts' samples are, whatever their cause."""
 
-import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,16 +56,12 @@ def effects(
     along = np.array([_projected(direction, i, healthy) for i in range(2 * count)])
     return (
         _mean_effect("pixel intensity", "mean pixel, 0 to 1", means, confidence),
-        dataclasses.replace(
-            _mean_effect(
-                "orientation",
-                "strokes along the healthy cohort's direction, -1 to 1",
-                along,
-                confidence,
-            ),
-            interval=permutation.jackknife(
-                _orientation_difference(direction), count, confidence
-            )[1],
+        _mean_effect(
+            "orientation",
+            "strokes along the healthy cohort's direction, -1 to 1",
+            along,
+            confidence,
+            _orientation_difference(direction),
         ),
         Effect(
             "class balance",
@@ -113,11 +108,17 @@ def _projected(direction: Array, group: int, healthy: NDArray[np.int64]) -> floa
     return float(direction[group] @ axis / max(float(np.linalg.norm(axis)), 1e-12))
 
 
-def _mean_effect(name: str, unit: str, values: Array, confidence: float) -> Effect:
+def _mean_effect(
+    name: str,
+    unit: str,
+    values: Array,
+    confidence: float,
+    statistic: permutation.Statistic | None = None,
+) -> Effect:
+    """Returns the effect on a number of each group; by default of their means."""
     count = len(values) // 2
-    difference, interval = permutation.jackknife(
-        lambda h, s: float(values[s].mean() - values[h].mean()), count, confidence
-    )
+    statistic = statistic or (lambda h, s: float(values[s].mean() - values[h].mean()))
+    difference, interval = permutation.jackknife(statistic, count, confidence)
     healthy, suspicious = values[:count], values[count:]
     return Effect(
         name,

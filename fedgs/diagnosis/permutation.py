@@ -27,8 +27,6 @@ _TIE = 1e-12  # sums of the same numbers in another order
 def splits(num_groups: int) -> NDArray[np.bool_]:
     """Returns all ways to split 2 G groups into two cohorts of G.
 
-    Privacy: public.
-
     Args:
         num_groups: G, at least 2.
 
@@ -51,8 +49,6 @@ def splits(num_groups: int) -> NDArray[np.bool_]:
 
 def attainable_p(num_groups: int) -> float:
     """Returns the least p-value that G groups per cohort can give.
-
-    Privacy: public.
 
     >>> [round(attainable_p(g), 4) for g in (3, 4, 5)]
     [0.1, 0.0286, 0.0079]

@@ -23,7 +23,6 @@ from fedgs.audit.mechanism import (
 from fedgs.audit.published import refute_published
 from fedgs.config.run_config import RunConfig
 from fedgs.federation import round as rounds
-from fedgs.federation.messages import FakeBatch
 from fedgs.federation.round import select
 from fedgs.federation.training import new_event
 from fedgs.mechanism import sanitizer
@@ -143,8 +142,7 @@ def test_larger_noise_holds_by_far(monkeypatch):
 
 def test_less_noise_than_the_ledger_records_is_caught():
     honest = config_of("full participation")
-    nothing = FakeBatch(1, None, None, select(honest, 1), "all")  # type: ignore[arg-type]
-    event = new_event(honest, nothing.round, nothing.participants, 1)
+    event = new_event(honest, 1, select(honest, 1), 1)
     config = dataclasses.replace(honest, noise_multiplier=0.6)
     plan = recorded_plan(config, [event])
     assert plan.noise_multiplier == honest.noise_multiplier
@@ -153,8 +151,7 @@ def test_less_noise_than_the_ledger_records_is_caught():
 
 def test_event_with_the_least_noise_decides_the_claim():
     config = config_of("full participation")
-    nothing = FakeBatch(1, None, None, select(config, 1), "all")  # type: ignore[arg-type]
-    event = new_event(config, nothing.round, nothing.participants, 1)
+    event = new_event(config, 1, select(config, 1), 1)
     events = [dataclasses.replace(event, noise_std=std) for std in (6.0, 3.0, 5.0)]
     assert recorded_plan(config, events).noise_multiplier == 1.5
     assert recorded_plan(config, []) == Plan.from_config(config)
