@@ -1,0 +1,63 @@
+"""Locks between processes, and what a process says of others."""
+
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack
+
+import psutil
+import pytest
+
+from fedgs.errors import UserError
+from fedgs.process import hold_lock, processes_of
+
+HOLDS = "import sys, pathlib; from fedgs.process import hold_lock; "
+HOLDS += "lock = hold_lock(pathlib.Path(sys.argv[1]), 'held'); "
+HOLDS += "print(1, flush=True); sys.stdin.read()"
+
+
+def test_a_lock_is_released_by_whichever_thread_ends_the_block(tmp_path):
+    stack = ExitStack()
+    stack.enter_context(hold_lock(tmp_path / "lock", "is held"))
+    with pytest.raises(UserError, match="is held"):
+        hold_lock(tmp_path / "lock", "is held")
+    thread = threading.Thread(target=stack.close)
+    thread.start()
+    thread.join()
+    with hold_lock(tmp_path / "lock", "is held"):
+        pass
+
+
+def test_a_child_that_ends_leaves_its_parent_the_lock(tmp_path):
+    """`preexec_fn` makes it a true fork, as the supervisor's processes are."""
+    with hold_lock(tmp_path / "lock", "is held"):
+        subprocess.run([sys.executable, "-c", ""], preexec_fn=int, check=True)
+        with pytest.raises(UserError, match="is held"):
+            hold_lock(tmp_path / "lock", "is held")
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path):
+    command = [sys.executable, "-c", HOLDS, str(tmp_path / "lock")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as other:
+        assert other.stdout.readline() == b"1\n"
+        with pytest.raises(UserError, match="is held"):
+            hold_lock(tmp_path / "lock", "is held", patience=0.05)
+        other.kill()
+        other.wait()
+        with hold_lock(tmp_path / "lock", "is held"):
+            pass
+
+
+def test_processes_that_cannot_be_looked_at_carry_no_token(monkeypatch):
+    """Of another user, or ended meanwhile: psutil has no environment of them."""
+
+    def iterate(attributes: list[str]):
+        assert attributes == ["environ"]
+        for pid, environment in ((5, None), (6, {}), (7, {"A": "x"}), (8, {"A": "y"})):
+            process = psutil.Process()
+            process.info, process._pid = {"environ": environment}, pid
+            yield process
+
+    monkeypatch.setattr(psutil, "process_iter", iterate)
+    assert processes_of("x", "A") == [7]
