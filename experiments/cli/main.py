@@ -200,16 +200,16 @@ def privacy(
         reproduction.main(as_json)
         return
     if not runs:
-        found = privacy_report.of_settings(recipe, config, settings, at_epsilon)
+        statements = privacy_report.of_settings(recipe, config, settings, at_epsilon)
     else:
-        own = ("delta", "colluding_nodes", "at_epsilon")
-        others = {name: value for name, value in given.items() if name not in own}
+        kept = ("delta", "colluding_nodes", "at_epsilon")
+        others = {name: value for name, value in given.items() if name not in kept}
         refuse(others, "RUN has its own; leave out RUN or")
-        found = epsilons.of_runs(runs, settings, at_epsilon, same_clients)
+        statements = epsilons.of_runs(runs, settings, at_epsilon, same_clients)
     if as_json:
-        print(json.dumps([s.to_json() for s in found], indent=2))
+        print(json.dumps([s.to_json() for s in statements], indent=2))
     else:
-        privacy_report.show(found)
+        privacy_report.show(statements)
 
 
 @app.command()

@@ -42,11 +42,11 @@ def show(console: Console, report: dict[str, Any]) -> None:
     if isinstance(report["published"], str):
         console.print(f"A, the paper's round: {report['published']}", highlight=False)
     console.print(f"B, one run with canaries: {report['one_run']}", highlight=False)
-    found = report["membership"]
-    if isinstance(found, str):
-        console.print(f"C, membership inference: {found}", highlight=False)
+    membership = report["membership"]
+    if isinstance(membership, str):
+        console.print(f"C, membership inference: {membership}", highlight=False)
     else:
-        _show_membership(console, found)
+        _show_membership(console, membership)
 
 
 def _rows(report: dict[str, Any]) -> list[dict[str, Any]]:
@@ -66,28 +66,30 @@ def _verdict(row: dict[str, Any]) -> str:
     return row["verdict"]
 
 
-def _show_membership(console: Console, found: dict[str, Any]) -> None:
+def _show_membership(console: Console, membership: dict[str, Any]) -> None:
     title = "C: membership inference on samples (release adversary)"
     table = Table(title=title, box=SIMPLE)
     table.add_column("attack")
-    names = list(found["nearest"])
+    names = list(membership["nearest"])
     for name in names:
         table.add_column(name.replace("_", " "))
     for attack in ("nearest", "calibrated"):
-        cells = (found[attack][name] for name in names)
+        cells = (membership[attack][name] for name in names)
         table.add_row(
             attack,
             *(f"{c['value']:.3f} [{c['low']:.3f}, {c['high']:.3f}]" for c in cells),
         )
     console.print(table)
     console.print(
-        f"nearest record of a sample is a member: {found['nearest_is_member']:.3f} "
+        "nearest record of a sample is a member: "
+        f"{membership['nearest_is_member']:.3f} "
         f"(chance: 0.5); median distance, member / other: "
-        f"{found['median_distance_ratio']:.3f}; {found['num_synthetic']} samples, "
-        f"{found['num_members']} members, {found['num_others']} others",
+        f"{membership['median_distance_ratio']:.3f}; "
+        f"{membership['num_synthetic']} samples, "
+        f"{membership['num_members']} members, {membership['num_others']} others",
         highlight=False,
     )
-    console.print(f"C: {found['warning']}.", highlight=False)
+    console.print(f"C: {membership['warning']}.", highlight=False)
 
 
 def plot(report: dict[str, Any]) -> bytes:

@@ -76,13 +76,13 @@ def cohorts(config: RunConfig, selection: Selection, as_json: bool) -> None:
     try:
         with stop_on_signal() as stop, _progress(selection, as_json) as report:
             run = _in_flower if config.engine == "flower" else _locally
-            found = run(config, path, report, stop)
+            outcome = run(config, path, report, stop)
     except (RunStopped, flower_engine.FlowerFailed) as error:
         print(f"{error}\nselect again into another --output", file=sys.stderr)
         raise typer.Exit(1) from error
-    summary = _write(config, selection, data, found)
+    summary = _write(config, selection, data, outcome)
     if selection.keep_accuracies:
-        _write_diagnostics(config, data, found)
+        _write_diagnostics(config, data, outcome)
     if as_json:
         print(json.dumps(summary, indent=2))
     else:
@@ -205,7 +205,7 @@ def _write(
     config: RunConfig,
     selection: Selection,
     data: FederatedImages,
-    found: dict[str, Any],
+    outcome: dict[str, Any],
 ) -> dict[str, Any]:
     """Writes the cohort files, then `cohorts.json`; returns its content."""
     path, cost = Path(config.output), selection.cost(data.num_clients)
@@ -214,8 +214,8 @@ def _write(
     members = {
         cohort: tuple(
             name
-            for name, own in zip(data.client_names, found["cohorts"], strict=True)
-            if own == cohort
+            for name, chosen in zip(data.client_names, outcome["cohorts"], strict=True)
+            if chosen == cohort
         )
         for cohort in selection.cohorts
     }
@@ -231,9 +231,9 @@ def _write(
         "statements": [s.to_json() for s in statements(selection, data.num_clients)],
         "cost": None if cost is None else cost.to_json(),
         "id": selection_id,
-        "thresholds": {"below": found["low"], "above": found["high"]},
+        "thresholds": {"below": outcome["low"], "above": outcome["high"]},
         "cohorts": {cohort: len(names) for cohort, names in members.items()},
-        "planted": _planted(config, data, found["cohorts"]),
+        "planted": _planted(config, data, outcome["cohorts"]),
         "num_clients": data.num_clients,
         "settings": dataclasses.asdict(selection),
         "config": config.to_flat(),
@@ -253,11 +253,11 @@ def _planted(
     if config.corruption == "none" or config.corruption_unit != "client":
         return None
     is_corrupted = corrupted_clients(config, data.client_names)
-    own = np.array(cohorts)
+    cohort_of = np.array(cohorts)
     return {
         cohort: {
-            "corrupted": int((is_corrupted & (own == cohort)).sum()),
-            "intact": int((~is_corrupted & (own == cohort)).sum()),
+            "corrupted": int((is_corrupted & (cohort_of == cohort)).sum()),
+            "intact": int((~is_corrupted & (cohort_of == cohort)).sum()),
         }
         for cohort in sorted(set(cohorts), key=list(cohorts).index)
     }
@@ -298,7 +298,7 @@ def _show(
 
 
 def _write_diagnostics(
-    config: RunConfig, data: FederatedImages, found: dict[str, Any]
+    config: RunConfig, data: FederatedImages, outcome: dict[str, Any]
 ) -> None:
     """Writes every client's accuracy, and their histogram, to `private/`."""
     folder, accuracies = Path(config.output) / "private", dict[str, Any]()
@@ -315,7 +315,7 @@ def _write_diagnostics(
     values = np.array([np.nan if a is None else a for a in accuracies.values()])
     figure = histogram(
         {name: values[chosen] for name, chosen in groups.items()},
-        [limit for limit in (found["low"], found["high"]) if limit is not None],
+        [limit for limit in (outcome["low"], outcome["high"]) if limit is not None],
     )
     write_atomically(folder / "accuracies.png", to_png(figure))
 

@@ -125,8 +125,8 @@ def _rows_by_class(part: LabelledImages, num_classes: int) -> NDArray[np.float32
     shape = part.images.shape[1:]
     grid = np.zeros((GRID_ROWS, num_classes, *shape), np.float32)
     for label in range(num_classes):
-        found = part.images[np.flatnonzero(part.labels == label)[:GRID_ROWS]]
-        grid[: len(found), label] = found
+        shown = part.images[np.flatnonzero(part.labels == label)[:GRID_ROWS]]
+        grid[: len(shown), label] = shown
     return grid.reshape(-1, *shape)
 
 
@@ -191,13 +191,13 @@ def show(request: EvaluationRequest, result: dict[str, Any], as_json: bool) -> N
     say(f"results   {lines}\npictures  {folder}")
 
 
-def _show_notes(found: dict[str, Any]) -> None:
-    if len(found["calibrated"]) < len(found["accuracy"]):
+def _show_notes(result: dict[str, Any]) -> None:
+    if len(result["calibrated"]) < len(result["accuracy"]):
         say(
             "calibrated: needs the same classifiers trained on the real images; add "
             "--calibrate (trained once, then cached)"
         )
-    for reason in found["failed"].values():
+    for reason in result["failed"].values():
         say(reason)
-    if found["unconverged"]:
-        say(f"stopped at their limit of iterations: {', '.join(found['unconverged'])}")
+    if result["unconverged"]:
+        say(f"stopped at their limit of iterations: {', '.join(result['unconverged'])}")

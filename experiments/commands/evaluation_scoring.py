@@ -202,16 +202,16 @@ class Scoring:
         real_results = self._real_classifiers(task, names)
         ratios = classifiers.calibrated(results, real_results)
         accuracy = {name: results[name]["accuracy"] for name in names}
-        own = {name: results[name] for name in names}
+        trained = {name: results[name] for name in names}
         content = {
             "protocol": request.protocol,
             "failed": failed,
             "accuracy": accuracy,
             "average": None if failed else float(np.mean([*accuracy.values()])),
-            "per_class": {name: r["per_class"] for name, r in own.items()},
-            "unconverged": [n for n, r in own.items() if r["converged"] is False],
-            "seconds": {n: round(r["seconds"], 1) for n, r in own.items()},
-            "cpu_seconds": {n: round(r["cpu_seconds"], 1) for n, r in own.items()},
+            "per_class": {name: r["per_class"] for name, r in trained.items()},
+            "unconverged": [n for n, r in trained.items() if r["converged"] is False],
+            "seconds": {n: round(r["seconds"], 1) for n, r in trained.items()},
+            "cpu_seconds": {n: round(r["cpu_seconds"], 1) for n, r in trained.items()},
             "real_accuracy": {n: r["accuracy"] for n, r in real_results.items()},
             "calibrated": ratios,
         }

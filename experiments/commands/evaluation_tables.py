@@ -7,29 +7,29 @@ from experiments.commands import paper_tables
 from experiments.tables import Table
 
 
-def classifier_table(caption: str, data: str, found: Mapping[str, Any]) -> Table:
+def classifier_table(caption: str, data: str, result: Mapping[str, Any]) -> Table:
     """Returns the accuracies of classifiers, beside the paper's on the same data.
 
     Args:
         caption: of the table.
         data: the real data, as `--data`.
-        found: `classifiers` of a line of results.
+        result: `classifiers` of a line of results.
     """
     columns: dict[str, dict[str, float]] = {
-        "synthetic": found.get("accuracy", {}),
-        "calibrated": found.get("calibrated", {}),
-        "real": found.get("real_accuracy", {}),
+        "synthetic": result.get("accuracy", {}),
+        "calibrated": result.get("calibrated", {}),
+        "real": result.get("real_accuracy", {}),
         "paper: real": paper_tables.REAL.get(data, {}),
         "paper: GS-WGAN": paper_tables.GS_WGAN.get(data, {}),
     }
     columns = {title: column for title, column in columns.items() if column}
-    names = list(found.get("accuracy", {}))
+    names = list(result.get("accuracy", {}))
     rows = [
         [name, *(_accuracy(column.get(name)) for column in columns.values())]
         for name in names
     ]
-    note = f"Protocol {found.get('protocol', '?')}. Calibrated: synthetic / real."
-    if failed := found.get("failed"):
+    note = f"Protocol {result.get('protocol', '?')}. Calibrated: synthetic / real."
+    if failed := result.get("failed"):
         note += f" Without a mean, for these could not be trained: {', '.join(failed)}."
     else:
         means = (_mean([column.get(n) for n in names]) for column in columns.values())

@@ -39,8 +39,6 @@ def of_settings(
     the largest number of rounds within it, at most the given one. Without autodp, a
     note on standard error replaces the paper's figures.
 
-    Privacy: public.
-
     Args:
         recipe: name of a recipe; None starts from the defaults.
         config_file: TOML file of settings over the recipe.
@@ -133,20 +131,20 @@ def _say(text: str) -> None:
 # ------------------------------------------------------------------ the table
 
 
-def show(found: Sequence[Statement]) -> None:
+def show(statements: Sequence[Statement]) -> None:
     """Prints a table and below it the theorems and conditions of its rows."""
     console = Console()
-    theorems = list(dict.fromkeys(row.theorem for row in found))
+    theorems = list(dict.fromkeys(row.theorem for row in statements))
     letters = dict(zip(theorems, string.ascii_lowercase, strict=False))
-    for title in dict.fromkeys(_title(row) for row in found):
+    for title in dict.fromkeys(_title(row) for row in statements):
         table = Table(title=title)
         for column in ("adversary", "relation", "selection"):
             table.add_column(column, no_wrap=True)
-        asked = next(row.asked for row in found if _title(row) == title)
+        asked = next(row.asked for row in statements if _title(row) == title)
         table.add_column(asked, justify="right", no_wrap=True)
         table.add_column("guarantee", no_wrap=True)
         table.add_column("theorem", justify="center", no_wrap=True)
-        for row in found:
+        for row in statements:
             if _title(row) == title:
                 table.add_row(
                     row.adversary,
@@ -161,7 +159,7 @@ def show(found: Sequence[Statement]) -> None:
         console.print(f"theorem {letter}: {theorem}", highlight=False)
     console.print("No row holds without its conditions:")
     conditions: dict[str, list[str]] = {}
-    for row in found:
+    for row in statements:
         amplified = " amplified" if row.theorem.startswith("amplification") else ""
         for condition in row.conditions:
             where = conditions.setdefault(condition, [])

@@ -195,12 +195,12 @@ def _train_all(path: Path, config: RunConfig, everyone: FederatedImages) -> None
         if (path / name / "generator.safetensors").exists():
             continue
         print(f"{name}: generator {number + 1} of {len(names)}", flush=True)
-        own = dataclasses.replace(
+        group = dataclasses.replace(
             debug_cohorts.group_settings(config, plan["clients_per_group"], number),
             output=str(path / name),
             cohort=str(path / "groups" / f"{name}.txt"),
         )
-        _train(own, everyone)
+        _train(group, everyone)
 
 
 def _train(config: RunConfig, everyone: FederatedImages) -> None:
@@ -255,22 +255,22 @@ def _diagnose(path: Path, as_json: bool) -> dict[str, Any]:
         for cohort in COHORTS
     }
     num_classes = folders["healthy"][0].config.num_classes
-    found = diagnose(
+    diagnosis = diagnose(
         samples["healthy"], samples["suspicious"], num_classes, request.rule
     )
     debug_report.draw(path / "diagnosis.png", samples, num_classes)
     rows = worst_case(
-        [epsilons.of_run(f.path) for own in folders.values() for f in own]
+        [epsilons.of_run(f.path) for runs in folders.values() for f in runs]
     )
     content = {
         "format": FORMAT,
-        "sentence": debug_report.sentence(found),
-        **debug_report.with_words(found),
+        "sentence": debug_report.sentence(diagnosis),
+        **debug_report.with_words(diagnosis),
         "groups": request.groups,
         "samples_per_group": request.samples_per_group,
         "conditions": debug_report.conditions(plan),
         "privacy": [row.to_json() for row in rows],
-        **_planted(path, plan, found.verdict),
+        **_planted(path, plan, diagnosis.verdict),
         "runs": plan["runs"],
         "picture": "diagnosis.png",
         "versions": versions(),
@@ -305,20 +305,18 @@ def worst_case(groups: Sequence[Sequence[Statement]]) -> list[Statement]:
 
     Parallel composition: a client's data are in one group only.
 
-    Privacy: public.
-
     Args:
         groups: the statements of each group, of the same settings.
     """
-    found = dict[tuple[str, ...], Statement]()
+    largest = dict[tuple[str, ...], Statement]()
     for row in (row for rows in groups for row in rows):
         key = (row.adversary, row.relation, row.theorem)
-        other = found.get(key)
+        other = largest.get(key)
         if other is None or _size(row) > _size(other):
-            found[key] = row
+            largest[key] = row
     return [
         dataclasses.replace(row, conditions=(*row.conditions, PARALLEL))
-        for row in found.values()
+        for row in largest.values()
     ]
 
 

@@ -126,7 +126,7 @@ def main(
         row = compute(output, cell, settings, request)
         row["seconds"] = round(time.monotonic() - started, 1)
         rows = [r for r in read_rows(output) if r["cell"] != cell.name] + [row]
-        text = "".join(json.dumps(own) + "\n" for own in rows)
+        text = "".join(json.dumps(line) + "\n" for line in rows)
         write_atomically(output / "table.jsonl", text.encode())
         write_atomically(output / "table.md", table(rows).encode())
         print(
@@ -171,10 +171,10 @@ def compute(
         selected = _selection(output, cell, config, request)
         if (output / cell.name / "debug.json").exists():
             debug_plan.change_rule(output / cell.name, request.rule)
-            found = bug_detection.resume(output / cell.name, as_json=False)
+            diagnosis = bug_detection.resume(output / cell.name, as_json=False)
         else:
-            own = dataclasses.replace(request, cohorts=selected, is_experiment=True)
-            found = bug_detection.debug(config, own, as_json=False)
+            of_cell = dataclasses.replace(request, cohorts=selected, is_experiment=True)
+            diagnosis = bug_detection.debug(config, of_cell, as_json=False)
     kept = (
         *dataclasses.asdict(request.rule),
         "verdict",
@@ -187,12 +187,12 @@ def compute(
     return {
         "cell": cell.name,
         **dataclasses.asdict(cell),
-        **{name: found[name] for name in kept},
-        "counts": found["planted"]["counts"],
+        **{name: diagnosis[name] for name in kept},
+        "counts": diagnosis["planted"]["counts"],
         "num_rounds": config.num_rounds,
         "epsilons": sorted(
             (row["adversary"], row["relation"], row["epsilon"])
-            for row in found["privacy"]
+            for row in diagnosis["privacy"]
         ),
     }
 
@@ -250,9 +250,11 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     for level in levels:
         shown = list[str]()
         for bug in bugs:
-            own = [r for r in rows if (r["bug"], r["epsilon"]) == (bug, level)]
-            found = [sum(r["outcome"] == outcome for r in own) for outcome in OUTCOMES]
-            shown.append(" / ".join(map(str, found)))
+            of_cell = [r for r in rows if (r["bug"], r["epsilon"]) == (bug, level)]
+            counts = [
+                sum(r["outcome"] == outcome for r in of_cell) for outcome in OUTCOMES
+            ]
+            shown.append(" / ".join(map(str, counts)))
         name = "noise-free" if level is None else f"{level:g}"
         lines.append(f"| {name} | {' | '.join(shown)} |")
     return "\n".join(lines) + "\n"

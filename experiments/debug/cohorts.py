@@ -41,26 +41,26 @@ def shared_settings(config: RunConfig, request: DebugRequest) -> RunConfig:
             f"cohorts = {folder}: no folder of `fedgs cohorts` (cohorts.json is "
             "missing); give --cohorts its --output"
         )
-    own = RunConfig.from_flat(read_json(folder / "cohorts.json")["config"])
+    selected = RunConfig.from_flat(read_json(folder / "cohorts.json")["config"])
     for name in ("data", "classes", "test_fraction", "hf_options"):
-        one, other = getattr(own, name), getattr(config, name)
+        one, other = getattr(selected, name), getattr(config, name)
         if one != other:
             raise UserError(
                 f"{name} = {other}: the cohorts of {folder} are of {name} = {one}; "
                 f"give --{name.replace('_', '-')} {one}"
             )
-    if request.is_experiment and config.corruption != own.corruption:
+    if request.is_experiment and config.corruption != selected.corruption:
         raise UserError(
             f"bug: {config.corruption}, but {folder} was selected with corruption = "
-            f"{own.corruption}; leave out --bug"
+            f"{selected.corruption}; leave out --bug"
         )
-    seed = own.corruption_seed
+    seed = selected.corruption_seed
     return dataclasses.replace(
         config,
-        corruption=own.corruption,
-        corruption_unit=own.corruption_unit,
-        corruption_fraction=own.corruption_fraction,
-        corruption_seed=own.seed if seed is None else seed,
+        corruption=selected.corruption,
+        corruption_unit=selected.corruption_unit,
+        corruption_fraction=selected.corruption_fraction,
+        corruption_seed=selected.seed if seed is None else seed,
     )
 
 
@@ -73,8 +73,6 @@ def group_settings(config: RunConfig, num_clients: int, number: int) -> RunConfi
 
     Every group has seeds of its own: what its generator has in common with others
     comes from the data.
-
-    Privacy: public.
 
     Args:
         config: shared by all groups, with a seed.
@@ -116,14 +114,14 @@ def cohort_files(
     if request.cohorts is None and not (folder / "cohorts.json").exists():
         shutil.rmtree(folder, ignore_errors=True)  # of a selection that was interrupted
         select(folder, config, request)
-    found = {cohort: folder / name for cohort, name in FILES.items()}
-    for cohort, file in found.items():
+    files = {cohort: folder / name for cohort, name in FILES.items()}
+    for cohort, file in files.items():
         if not file.exists():
             raise UserError(
                 f"{cohort}: {file} is missing: the selection found no client for it; "
                 "select again with other --percentile-below and --percentile-above"
             )
-    return found
+    return files
 
 
 def select(folder: Path, config: RunConfig, request: DebugRequest) -> None:
@@ -139,9 +137,9 @@ def select(folder: Path, config: RunConfig, request: DebugRequest) -> None:
     for spec in dataclasses.fields(config):
         if spec.metadata["group"] == "Data":
             names.add(spec.name)
-    own = {name: getattr(config, name) for name in names}
+    settings = {name: getattr(config, name) for name in names}
     selecting.cohorts(
-        RunConfig(output=str(folder), **own), selection_of(request), as_json=False
+        RunConfig(output=str(folder), **settings), selection_of(request), as_json=False
     )
 
 
@@ -169,30 +167,28 @@ def make_groups(
     All groups have the same number of clients, also of different cohorts: otherwise
     their generators would differ for that reason. Who is left over is not used.
 
-    Privacy: public; reads names.
-
     Raises:
         UserError: unknown clients, clients in both cohorts, or too few of them.
     """
-    found = {cohort: read_cohort(file) for cohort, file in files.items()}
+    cohorts = {cohort: read_cohort(file) for cohort, file in files.items()}
     known = set(everyone.client_names)
-    for cohort, own in found.items():
-        if unknown := sorted(set(own.names) - known):
+    for cohort, members in cohorts.items():
+        if unknown := sorted(set(members.names) - known):
             raise UserError(
                 f"{cohort} = {files[cohort]}: data = {config.data} has no client "
-                f"{some(map(repr, unknown))} ({len(unknown)} of {len(own.names)} "
+                f"{some(map(repr, unknown))} ({len(unknown)} of {len(members.names)} "
                 f"names); give --{cohort} a file of this data's clients"
             )
-    check_selection({f"{c} = {files[c]}": own for c, own in found.items()})
-    healthy, suspicious = found["healthy"], found["suspicious"]
+    check_selection({f"{c} = {files[c]}": members for c, members in cohorts.items()})
+    healthy, suspicious = cohorts["healthy"], cohorts["suspicious"]
     if both := sorted(set(healthy.names) & set(suspicious.names)):
         raise UserError(
             f"healthy = {files['healthy']}: {some(map(repr, both))} ({len(both)} "
             f"clients) is in suspicious = {files['suspicious']} too; a client belongs "
             "to one cohort"
         )
-    smaller = min(found, key=lambda cohort: len(found[cohort].names))
-    count = len(found[smaller].names)
+    smaller = min(cohorts, key=lambda cohort: len(cohorts[cohort].names))
+    count = len(cohorts[smaller].names)
     size = request.clients_per_group or count // request.groups
     if size < FEWEST_CLIENTS or size * request.groups > count:
         again = ""
@@ -202,34 +198,34 @@ def make_groups(
         raise _too_few(f"{smaller} = {files[smaller]}", count, request, again=again)
     assert config.seed is not None
     groups = dict[str, Cohort]()
-    for cohort, own in found.items():
+    for cohort, members in cohorts.items():
         rng = stream(config.seed, f"debug-groups/{cohort}")
-        names = [own.names[i] for i in rng.permutation(len(own.names))]
+        names = [members.names[i] for i in rng.permutation(len(members.names))]
         for number in range(request.groups):
             chosen = tuple(sorted(names[number * size : (number + 1) * size]))
-            groups[f"{cohort}-{number}"] = dataclasses.replace(own, names=chosen)
-    counts = {c: len(own.names) for c, own in found.items()}
+            groups[f"{cohort}-{number}"] = dataclasses.replace(members, names=chosen)
+    counts = {c: len(members.names) for c, members in cohorts.items()}
     return Groups(size, counts, groups, healthy.selection != "given")
 
 
-def check_selection(found: Mapping[str, Cohort]) -> None:
+def check_selection(cohorts: Mapping[str, Cohort]) -> None:
     """Refuses cohorts of different sources: no epsilon would hold for all of them.
 
     Args:
-        found: what it is, for the error, to the cohort.
+        cohorts: what it is, for the error, to the cohort.
 
     Raises:
         UserError: one is the user's own and another selected, or of two selections.
     """
-    (title, first), *others = found.items()
-    for name, own in others:
-        if (own.selection, own.cost, own.selection_id) != (
+    (title, first), *others = cohorts.items()
+    for name, cohort in others:
+        if (cohort.selection, cohort.cost, cohort.selection_id) != (
             first.selection,
             first.cost,
             first.selection_id,
         ):
             raise UserError(
-                f"{name}: selection {own.selection}; {title}: selection "
+                f"{name}: selection {cohort.selection}; {title}: selection "
                 f"{first.selection}, or another one: their epsilons cannot be stated "
                 "together; take all cohorts from one selection, or all from your own "
                 "files"
@@ -240,7 +236,7 @@ def check_size(size: int, num_clients: int, request: DebugRequest) -> None:
     """Refuses data with too few clients for the cohorts that will be selected.
 
     Raises:
-        UserError: as said.
+        UserError: names the source that is too small.
     """
     if size < FEWEST_CLIENTS or 2 * size * request.groups > num_clients:
         raise _too_few("data", num_clients, request, cohorts=2)
@@ -320,19 +316,19 @@ def check_independent(folders: Sequence[RunFolder]) -> None:
         UserError: two of one seed, or after different rounds.
     """
     for name in ("seed", "noise_seed"):
-        found = dict[int, Path]()
+        seen = dict[int, Path]()
         for folder in folders:
             value = getattr(folder.config, name)
             if value is None:
                 continue
-            if value in found:
+            if value in seen:
                 raise UserError(
-                    f"{name} = {value} in {found[value]} and {folder.path}: generators "
+                    f"{name} = {value} in {seen[value]} and {folder.path}: generators "
                     "of one seed resemble each other, and the comparison rests on "
                     "their being independent; train every group with a "
                     f"--{name.replace('_', '-')} of its own"
                 )
-            found[value] = folder.path
+            seen[value] = folder.path
     first, *others = folders
     for folder in others:
         if folder.last_round != first.last_round:

@@ -65,8 +65,8 @@ def write_plan(
             "corruption": config.corruption,
             "fraction": config.corruption_fraction,
         }
-    own = dataclasses.asdict(request)
-    rule = own.pop("rule")
+    fields = dataclasses.asdict(request)
+    rule = fields.pop("rule")
     runs = {cohort: list[str]() for cohort in COHORTS}
     if groups is not None:
         runs = {c: [f"{c}-{i}" for i in range(request.groups)] for c in COHORTS}
@@ -87,7 +87,7 @@ def write_plan(
             "samples_per_group": request.samples_per_group,
             "groups": request.groups,
         },
-        "request": _plain(own),
+        "request": _plain(fields),
         "config": config.to_flat(),
         "versions": versions(),
     }
@@ -121,13 +121,13 @@ def config_of(plan: dict[str, Any]) -> RunConfig:
 
 def request_of(plan: dict[str, Any]) -> DebugRequest:
     """Returns the request as it was given."""
-    own = dict(plan["request"])
+    fields = dict(plan["request"])
     for name in ("healthy", "suspicious", "cohorts"):
-        own[name] = Path(own[name]) if own[name] else None
-    if own["runs"] is not None:
-        own["runs"] = {c: [Path(p) for p in own["runs"][c]] for c in COHORTS}
+        fields[name] = Path(fields[name]) if fields[name] else None
+    if fields["runs"] is not None:
+        fields["runs"] = {c: [Path(p) for p in fields["runs"][c]] for c in COHORTS}
     rule = {name: plan["settings"][name] for name in Rule.__dataclass_fields__}
-    return DebugRequest(**own, rule=Rule(**rule))
+    return DebugRequest(**fields, rule=Rule(**rule))
 
 
 def read_debug(path: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
@@ -147,8 +147,8 @@ def read_debug(path: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
             f"{path}: debug folder of format {plan.get('format')}, this fedgs reads "
             f"{FORMAT}; use the version in it"
         )
-    found = path / "diagnosis.json"
-    return plan, read_json(found) if found.is_file() else None
+    diagnosis = path / "diagnosis.json"
+    return plan, read_json(diagnosis) if diagnosis.is_file() else None
 
 
 def change_rule(path: Path, rule: Rule) -> None:

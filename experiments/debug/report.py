@@ -18,46 +18,47 @@ console = Console()
 _DONE = {"invert": "inverted", "rotate": "rotated by 90 degrees"}
 
 
-def sentence(found: Diagnosis) -> str:
+def sentence(diagnosis: Diagnosis) -> str:
     """Returns the verdict in words, with its error rate."""
     rate = (
         f"Where the cohorts are alike, a bug is named with probability at most "
-        f"{found.false_positive_rate:.3g} (exact, 1 of {found.num_splits} splits of "
-        f"the groups is {1 / found.num_splits:.3g})."
+        f"{diagnosis.false_positive_rate:.3g} (exact, 1 of {diagnosis.num_splits} "
+        "splits of "
+        f"the groups is {1 / diagnosis.num_splits:.3g})."
     )
-    if found.bugs:
+    if diagnosis.bugs:
         shares = " and ".join(
-            f"{_DONE[s.bug]} relative to the other ({_effect(s, found)})"
-            for s in found.ranking
+            f"{_DONE[s.bug]} relative to the other ({_effect(s, diagnosis)})"
+            for s in diagnosis.ranking
             if s.decision == NAMED
         )
         return f"The images of one cohort are {shares}. {rate}"
-    limit = f"{found.rule.min_effect:.0%}"
-    if found.verdict == "none":
+    limit = f"{diagnosis.rule.min_effect:.0%}"
+    if diagnosis.verdict == "none":
         return (
             f"Neither inversion nor rotation in {limit} of the images or more: with "
-            f"confidence {found.rule.confidence:.0%} each of both shares is below "
+            f"confidence {diagnosis.rule.confidence:.0%} each of both shares is below "
             f"that. {rate}"
         )
-    least = 1 / found.num_splits
+    least = 1 / diagnosis.num_splits
     why = "the samples neither show nor exclude a bug"
-    if found.rule.alpha < least:
-        why = f"alpha = {found.rule.alpha:g} is below the attainable p, {least:.3g}"
-    elif not found.has_learned:
+    if diagnosis.rule.alpha < least:
+        why = f"alpha = {diagnosis.rule.alpha:g} is below the attainable p, {least:.3g}"
+    elif not diagnosis.has_learned:
         why += "; the generators have learned too little of the strokes"
     return f"Undecided: {why}. {rate}"
 
 
-def with_words(found: Diagnosis) -> dict[str, Any]:
+def with_words(diagnosis: Diagnosis) -> dict[str, Any]:
     """Returns the diagnosis as JSON values, with a title and words for each suspect."""
-    content = found.to_json()
-    for row, suspect in zip(content["ranking"], found.ranking, strict=True):
+    content = diagnosis.to_json()
+    for row, suspect in zip(content["ranking"], diagnosis.ranking, strict=True):
         row["title"] = TITLES[suspect.bug]
-        row["words"] = _words(suspect, found)
+        row["words"] = _words(suspect, diagnosis)
     return content
 
 
-def _words(suspect: Suspect, found: Diagnosis) -> str:
+def _words(suspect: Suspect, diagnosis: Diagnosis) -> str:
     if suspect.bug == OTHER:
         return (
             "the cohorts' samples differ, by whatever: cohorts selected by accuracy do "
@@ -67,15 +68,15 @@ def _words(suspect: Suspect, found: Diagnosis) -> str:
         )
     if suspect.effect is None:
         return "not measurable: the samples have no such structure"
-    return f"{_effect(suspect, found)} of the images"
+    return f"{_effect(suspect, diagnosis)} of the images"
 
 
-def _effect(suspect: Suspect, found: Diagnosis) -> str:
+def _effect(suspect: Suspect, diagnosis: Diagnosis) -> str:
     text = f"share {suspect.effect:.2f}"
     if suspect.interval is None:
         return text
     low, high = suspect.interval
-    return f"{text}, {found.rule.confidence:.0%} interval {low:.2f} to {high:.2f}"
+    return f"{text}, {diagnosis.rule.confidence:.0%} interval {low:.2f} to {high:.2f}"
 
 
 def conditions(plan: Mapping[str, Any]) -> list[str]:
@@ -160,6 +161,8 @@ def _by_class(group: LabelledImages, num_classes: int) -> list[Any]:
         for label in range(num_classes)
     ]
     return [
-        group.images[[own[min(i, len(own) - 1)] for own in chosen if len(own)]]
+        group.images[
+            [places[min(i, len(places) - 1)] for places in chosen if len(places)]
+        ]
         for i in range(ROWS_PER_GROUP)
     ]

@@ -27,7 +27,7 @@ class LocalGrid(Grid):
     """
 
     def __init__(self, client_app: ClientApp, num_nodes: int, num_workers: int) -> None:
-        """See the class."""
+        """Makes a context for every node."""
         # What Flower sets in a process that it starts, and messages carry.
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = SERVER
         self.client_app = client_app

@@ -64,8 +64,6 @@ def build_classifier(config: ResolvedConfig) -> Classifier:
 
     torch's global random state is the same before and after.
 
-    Privacy: public.
-
     Args:
         config: resolved, so with `seed` and `num_classes`.
     """

@@ -146,8 +146,6 @@ def _selection(path: Path, number: int, words: str) -> Cohort:
 def selection_condition(config: RunConfig) -> str | None:
     """Returns the condition that a run's cohort adds to each of its epsilons.
 
-    Privacy: public.
-
     Returns:
         None for a run without `cohort`.
 
@@ -165,8 +163,6 @@ def selection_costs(configs: Iterable[RunConfig]) -> tuple[SelectionCost, ...]:
 
     A selection that is not private has no cost that could be added:
     `selection_condition` then says that the epsilon excludes it.
-
-    Privacy: public.
 
     Raises:
         UserError: an unreadable cohort file.

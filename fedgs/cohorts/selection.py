@@ -117,8 +117,6 @@ def find_thresholds(
 def statements(selection: Selection, num_clients: int) -> tuple[Statement, ...]:
     """Returns the guarantee of a private selection by itself; nothing if not private.
 
-    Privacy: public.
-
     Args:
         selection: the settings.
         num_clients: K.
@@ -190,10 +188,7 @@ def _conditions(cost: SelectionCost) -> tuple[str, ...]:
 
 
 def write_plan(folder: Path, config: ResolvedConfig, selection: Selection) -> None:
-    """Writes what clients and server read: the settings of data and selection.
-
-    Privacy: public.
-    """
+    """Writes what clients and server read: the settings of data and selection."""
     values = {"config": config.to_flat(), "selection": dataclasses.asdict(selection)}
     write_json(folder / PLAN, values)
 
