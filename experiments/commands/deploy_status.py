@@ -28,6 +28,8 @@ from fedgs.runs.run_folder import METRICS, RunFolder
 
 LOCKS = Path("/proc/locks")
 RECENT_ROUNDS = 20  # whose median duration estimates the time left
+NODE_FIELDS = ("last_answer", "last_answer_time", "resends", "failures", "reason")
+NODE_FIELDS += ("last_failure",)
 NODE_HEAD = ("node", "online", "last answer", "resends", "failures", "why")
 STATES = ("running", "completed", "stopped", "failed", "interrupted", "unreadable")
 
@@ -63,10 +65,11 @@ class Node:
     online: bool | None
     is_waited_for: bool
     last_answer: int
-    last_answer_time: float | None
-    resends: int
-    failures: int
-    last_failure: str
+    # Files of an older version have not all of these.
+    last_answer_time: float | None = None
+    resends: int = 0
+    failures: int = 0
+    last_failure: str = ""
     reason: str
 
 
@@ -263,13 +266,7 @@ def _nodes(progress: dict[str, Any], is_running: bool) -> tuple[Node, ...]:
             name=name,
             online=bool(node["online"]) if is_running else None,
             is_waited_for=name in waiting,
-            last_answer=node["last_answer"],
-            # What follows is missing in files of an older version.
-            last_answer_time=node.get("last_answer_time"),
-            resends=node.get("resends", 0),
-            failures=node.get("failures", 0),
-            last_failure=node.get("last_failure", ""),
-            reason=node["reason"],
+            **{field: node[field] for field in NODE_FIELDS if field in node},
         )
         for name, node in progress.get("nodes", {}).items()
     )
