@@ -40,7 +40,7 @@ class Classifier(nn.Module):
     """
 
     def __init__(self, config: ResolvedConfig) -> None:
-        """Makes the layers; see the class."""
+        """Makes the layers."""
         super().__init__()
         padding = 1 if config.image_size < 28 else 0
         self.conv1 = nn.Conv2d(config.image_channels, 32, 3, padding=padding)

@@ -13,8 +13,6 @@ def for_all_clients(config: RunConfig) -> RunConfig:
     """Returns the configuration that loads every client for `keep_cohort` to choose.
 
     `num_clients` then counts clients of the cohort, so it must not cut the data before.
-
-    Privacy: public.
     """
     if config.cohort is None:
         return config

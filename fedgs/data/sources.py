@@ -87,8 +87,6 @@ def load_test_records(config: RunConfig) -> Records | None:
 def with_absolute_path(data: str) -> str:
     """Returns the setting `data` so that it holds from any working directory.
 
-    Privacy: public.
-
     >>> with_absolute_path("mnist"), with_absolute_path("npz:/data/a.npz")
     ('mnist', 'npz:/data/a.npz')
     """

@@ -55,7 +55,7 @@ class Draws:
         round: int,
         fake_labels: Indices | None,
     ) -> None:
-        """Draws everything at once; see the class."""
+        """Draws everything at once."""
         self.data = data
         shape = (config.discriminator_steps, config.discriminator_batch_size)
         records, fakes, mix = [], [], []

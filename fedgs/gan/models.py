@@ -309,8 +309,6 @@ def build_generator(config: ResolvedConfig, rng_seed: int) -> Generator:
     The weights are a function of `rng_seed`, an integer in [0, 2**63). torch's global
     random state is the same before and after.
 
-    Privacy: public.
-
     Raises:
         UserError: conditional, but num_classes is unset.
     """
@@ -318,10 +316,7 @@ def build_generator(config: ResolvedConfig, rng_seed: int) -> Generator:
 
 
 def build_discriminator(config: ResolvedConfig, rng_seed: int) -> Discriminator:
-    """Builds the discriminator on the CPU; see `build_generator`.
-
-    Privacy: public.
-    """
+    """Builds the discriminator on the CPU; see `build_generator`."""
     return _build(Discriminator, config, rng_seed)
 
 
@@ -360,8 +355,6 @@ def update_ema(
 def ema_weight(step: int, decay: float) -> float:
     """Returns the weight of the past, min(1 - 1 / (step + 1), decay): 0 at step 0.
 
-    Privacy: public.
-
     >>> [ema_weight(step, 0.6) for step in range(4)]
     [0.0, 0.5, 0.6, 0.6]
     """
@@ -375,8 +368,6 @@ def sample_latents(
 
     The shape is (count, latent_dim), float32. A generator has no other source of
     variety: 10 bits and 10 labels make at most 10,240 distinct images in all.
-
-    Privacy: public.
     """
     shape = (count, config.latent_dim)
     if config.latent == "bernoulli":

@@ -61,7 +61,7 @@ class NoiseStream:
         round: int,
         is_secure: bool = True,
     ) -> None:
-        """Chooses the source; see the class."""
+        """Chooses the source."""
         self._rng: np.random.Generator | None = None
         if noise_seed is not None:
             self._rng = stream(noise_seed, "noise", node_id, round)

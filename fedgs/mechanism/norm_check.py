@@ -35,8 +35,6 @@ def largest_norm(
 ) -> float:
     """Returns the norm that no row of an honest answer exceeds, but for chance.
 
-    Privacy: public.
-
     Args:
         config: the run's; its B, C, noise, gradient basis and transport count.
         num_clients: n, the participants whose gradients the node sums.

@@ -63,8 +63,6 @@ class ClippedGradients:
     def sensitivity(self, relation: str) -> float:
         """Returns the L2 sensitivity of the sum over clients, for one fake.
 
-        Privacy: public.
-
         Args:
             relation: "replace-one" (2C) or "zero-out" (C).
 
@@ -80,8 +78,6 @@ class ClippedGradients:
 
     def round_sensitivity(self, relation: str) -> float:
         """Returns the L2 sensitivity of the whole release, B fakes.
-
-        Privacy: public.
 
         Raises:
             ValueError: an unknown relation.

@@ -75,8 +75,6 @@ _ASK = "not requested (--amplification: nobody may learn who was selected)"
 class Statement:
     """One epsilon and delta with all that they depend on.
 
-    Privacy: public.
-
     Attributes:
         adversary: who looks; one of `ADVERSARIES`.
         relation: what two neighbouring data sets differ in; a key of `RELATIONS`.
@@ -104,10 +102,7 @@ class Statement:
     num_rounds: int
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the fields as JSON values.
-
-        Privacy: public.
-        """
+        """Returns the fields as JSON values."""
         return {**asdict(self), "conditions": list(self.conditions)}
 
 
@@ -248,8 +243,6 @@ def statements(
 ) -> tuple[Statement, ...]:
     """Returns the guarantee of a plan for every selection, adversary and relation.
 
-    Privacy: public.
-
     Args:
         plan: the run; needs a noise multiplier.
         delta: above 0 and below 1.
@@ -322,8 +315,6 @@ def statements_from_ledger(
 
     Every event counts, repeated rounds again.
 
-    Privacy: public.
-
     Args:
         events: the ledger's, in order; none gives epsilon 0.
         delta: above 0 and below 1.
@@ -361,8 +352,6 @@ def statements_of_runs(
     """Returns the guarantee of several runs on the same clients, all of them together.
 
     An adversary has a row if it exists in every run: a local run has `release` only.
-
-    Privacy: public.
 
     Args:
         runs: at least one; that their clients are the same is for the caller to see.

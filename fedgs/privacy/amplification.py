@@ -64,8 +64,6 @@ Floats = npt.NDArray[np.float64]
 class Sampled(NamedTuple):
     """Rounds of one kind, each with a draw of its own.
 
-    Privacy: public.
-
     Attributes:
         num_clients: K, at least 1.
         clients_per_round: m, from 1 to K.
@@ -88,8 +86,6 @@ class Sampled(NamedTuple):
 class SampledBound(NamedTuple):
     """The epsilon and delta of Eq. 3, under either relation.
 
-    Privacy: public.
-
     Attributes:
         rounds: all rounds, by kind; none costs nothing.
         pair: "dominating" for Eq. 2. "remove" and "add" are the two directions of one
@@ -101,8 +97,6 @@ class SampledBound(NamedTuple):
 
     def delta(self, epsilon: float) -> float:
         """Returns Eq. 3, rounded up.
-
-        Privacy: public.
 
         Args:
             epsilon: finite; of either sign, if there are rounds.
@@ -118,8 +112,6 @@ class SampledBound(NamedTuple):
         """Returns the least epsilon at which Eq. 3 is at most delta, rounded up.
 
         inf if there is none: without noise, or if delta is below the rounding.
-
-        Privacy: public.
 
         Args:
             delta: above 0 and below 1.
@@ -142,8 +134,6 @@ class RenyiBound(NamedTuple):
     Its event divides the noise by the sensitivity under replace-one, as z does; it
     allows no order between 1 and 2 of its own, so a small z makes it useless.
 
-    Privacy: public.
-
     Attributes:
         rounds: all rounds, by kind; none costs nothing.
 
@@ -156,8 +146,6 @@ class RenyiBound(NamedTuple):
     def delta(self, epsilon: float) -> float:
         """Returns the bound on delta.
 
-        Privacy: public.
-
         Args:
             epsilon: finite, at least 0.
         """
@@ -165,8 +153,6 @@ class RenyiBound(NamedTuple):
 
     def epsilon(self, delta: float) -> float:
         """Returns the bound on epsilon; inf without noise.
-
-        Privacy: public.
 
         Args:
             delta: above 0 and below 1.
@@ -209,8 +195,6 @@ class AttainedBound(NamedTuple):
     def delta(self, epsilon: float) -> float:
         """Returns a lower bound on delta.
 
-        Privacy: public.
-
         Args:
             epsilon: finite, at least 0.
         """
@@ -219,8 +203,6 @@ class AttainedBound(NamedTuple):
 
     def epsilon(self, delta: float) -> float:
         """Returns a lower bound on epsilon.
-
-        Privacy: public.
 
         Args:
             delta: above 0 and below 1.
@@ -249,8 +231,6 @@ def _inverse(pmf: Any, delta: float) -> float:
 
 def hockey_stick(kind: Sampled, epsilons: Floats, pair: str = "dominating") -> Floats:
     """Returns the delta of one round at each epsilon, of either sign: Eqs. 1 and 2.
-
-    Privacy: public.
 
     Args:
         kind: K, m and z; its number of rounds is not read.

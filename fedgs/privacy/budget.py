@@ -74,8 +74,6 @@ def calibrate_noise(
 ) -> float:
     """Returns the least noise multiplier for a target, rounded up to 4 digits.
 
-    Privacy: public.
-
     Args:
         plan: the run, with its client_selection; its noise_multiplier is not read.
         target_epsilon: for all of `plan.num_rounds`; finite, at least 0.
@@ -140,8 +138,6 @@ def largest_num_rounds(
 ) -> int:
     """Returns the most rounds whose epsilon is at most the target.
 
-    Privacy: public.
-
     Args:
         plan: the run, with its noise multiplier and client_selection; its num_rounds
             is not read.
@@ -195,8 +191,6 @@ class Budget:
     Uniform selection stops after a number of rounds fixed in advance, so that the
     Binomial mixture stays valid.
 
-    Privacy: public.
-
     Args:
         plan: the run, with its client_selection; its noise_multiplier is not read.
         target_epsilon: for all events together; finite, at least 0.
@@ -225,7 +219,7 @@ class Budget:
         colluding: int = 0,
         selections: Sequence[SelectionCost] = (),
     ) -> None:
-        """Counts the earlier events; see the class."""
+        """Counts the earlier events."""
         plan = plan if isinstance(plan, Plan) else Plan.from_config(plan)
         target = Target(target_epsilon, delta, adversary, relation, tuple(selections))
         _checked(plan, target, colluding)
@@ -245,8 +239,6 @@ class Budget:
         """Tells whether epsilon stays within the target after this event.
 
         Takes microseconds; more after a repeated round, and once at the start.
-
-        Privacy: public.
 
         Raises:
             UserError: the event has another number of clients.
@@ -303,8 +295,6 @@ class Budget:
 
     def add(self, event: Event) -> None:
         """Counts a release.
-
-        Privacy: public.
 
         Raises:
             UserError: the event has another number of clients.

@@ -345,8 +345,6 @@ def release_event(
 
     Only the node's own noise counts: a server may drop or know that of all others.
 
-    Privacy: public.
-
     Args:
         config: what the node computes with.
         round: the round that is answered.

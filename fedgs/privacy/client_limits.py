@@ -58,8 +58,6 @@ class ClientRefused(UserError):
 class Limits:
     """A client's limits; None is no limit.
 
-    Privacy: public.
-
     Attributes:
         client_epsilon: of all releases of a client together, against the server
             adversary: only the noise of the client's own node counts.
@@ -153,10 +151,7 @@ class Limits:
         return _most_mu_squared(self.client_epsilon, self.delta, self.relation)
 
     def epsilon_of(self, mu_squared: float) -> float:
-        """Returns the epsilon of a sum of `release_cost`, at these delta and relation.
-
-        Privacy: public.
-        """
+        """Returns the epsilon of a sum of `release_cost`, for delta and relation."""
         factor = RELATIONS[self.relation] / RELATIONS["replace-one"]
         return epsilon_from_mu(factor * mu_squared**0.5, self.delta)
 
@@ -229,8 +224,6 @@ class Limits:
 def why_limits_refuse(config: RunConfig) -> str:
     """Returns why the simulated clients' limits rule out amplification, or "".
 
-    Privacy: public.
-
     Args:
         config: a run's that claims it; of others "" is returned.
     """
@@ -247,8 +240,6 @@ def why_limits_refuse(config: RunConfig) -> str:
 
 def release_cost(noise_multiplier: float, batch_size: int) -> float:
     """Returns mu^2 = 1 / z^2 of one release of one node, with replace-one.
-
-    Privacy: public.
 
     Args:
         noise_multiplier: noise_std / (2 C) of the node, at least 0.

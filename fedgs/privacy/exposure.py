@@ -20,8 +20,6 @@ from fedgs.privacy.ledger import Event
 class Draw(NamedTuple):
     """One draw of participants and what it cost each of them.
 
-    Privacy: public.
-
     Attributes:
         participants: as in `Event`.
         cohort: K and m.
@@ -34,10 +32,7 @@ class Draw(NamedTuple):
     costs: tuple[float, ...]
 
     def plus(self, costs: tuple[float, ...]) -> "Draw":
-        """Returns the draw with more costs for the same participants.
-
-        Privacy: public.
-        """
+        """Returns the draw with more costs for the same participants."""
         total = (a + b for a, b in zip(self.costs, costs, strict=True))
         return self._replace(costs=tuple(total))
 
@@ -52,8 +47,6 @@ Kind = tuple[tuple[int, int], tuple[float, ...]]
 
 class Exposure:
     """What the events of one run have cost each client, and how often it was asked.
-
-    Privacy: public.
 
     Args:
         seed: of the run's selection; matters beside other runs only.
@@ -75,7 +68,7 @@ class Exposure:
     """
 
     def __init__(self, seed: int | None = None, largest_node: int = 1) -> None:
-        """Starts without events; see the class."""
+        """Starts without events."""
         self.seed, self.largest_node = seed, largest_node
         self.mu_squared: npt.NDArray[np.float64] = np.zeros((0, 0))
         self.first: Event | None = None
@@ -93,8 +86,6 @@ class Exposure:
         and the same clients in all attempts of a round. A round that is tried again
         before any other one may have failed because of who was drawn: a node was away,
         or a client refused. One that is repeated from a checkpoint did not.
-
-        Privacy: public.
         """
         if self.no_mixture:
             return self.no_mixture
@@ -111,8 +102,6 @@ class Exposure:
 
         Noise, C, B and cohort may change from round to round, if that was fixed in
         advance.
-
-        Privacy: public.
         """
         return (
             self.no_amplification
@@ -133,20 +122,14 @@ class Exposure:
         return "a repeated round asked others"
 
     def draw_with(self, event: Event, costs: tuple[float, ...]) -> Draw:
-        """Returns what the draw of the event's round is after the event.
-
-        Privacy: public.
-        """
+        """Returns what the draw of the event's round is after the event."""
         if known := self.draws.get(event.round):
             return known.plus(costs)
         cohort = (event.num_clients, event.num_participants)
         return Draw(event.participants, cohort, costs)
 
     def kinds_with(self, event: Event, draw: Draw) -> Counter[Kind]:
-        """Returns `kinds` after an event whose round's draw becomes `draw`.
-
-        Privacy: public.
-        """
+        """Returns `kinds` after an event whose round's draw becomes `draw`."""
         kinds = self.kinds.copy()
         if known := self.draws.get(event.round):
             kinds[known.kind] -= 1
@@ -155,8 +138,6 @@ class Exposure:
 
     def add(self, event: Event, costs: tuple[float, ...]) -> None:
         """Counts one event.
-
-        Privacy: public.
 
         Args:
             event: the releases of one attempt of a round.
@@ -187,17 +168,11 @@ class Exposure:
 
 
 def columns_of(event: Event) -> Any:
-    """Returns the index of the columns of `Exposure.mu_squared` that an event adds to.
-
-    Privacy: public.
-    """
+    """Returns which columns of `Exposure.mu_squared` an event adds to."""
     return slice(None) if event.participants == "all" else list(event.participants)
 
 
 def constants_of(event: Event) -> tuple[float, ...]:
-    """Returns the numbers that must not change while the Binomial mixture holds.
-
-    Privacy: public.
-    """
+    """Returns the numbers that must not change while the Binomial mixture holds."""
     cohort = (event.num_participants, event.num_clients, event.counted_nodes)
     return (event.noise_std, event.clip_bound, event.batch_size, *cohort)

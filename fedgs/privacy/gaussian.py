@@ -48,8 +48,6 @@ _TAIL = 1e-18  # largest probability that is cut off a binomial law on either si
 class Law(NamedTuple):
     """Law of a client's number of releases n, Eq. 4, and what it costs, Eq. 3.
 
-    Privacy: public.
-
     Attributes:
         counts: the values of n, at least 0, float64 of shape (values,). Any sum of
             1 / z^2 may stand for n / z^2: then z = 1.
@@ -65,8 +63,6 @@ class Law(NamedTuple):
         """Returns Eq. 3, with the second term of Eq. 2 as exp(epsilon + log Phi).
 
         Without noise it is 1, however rarely a client takes part.
-
-        Privacy: public.
 
         Args:
             ratio: z of one release, at least 0; 0 is no noise.
@@ -88,8 +84,6 @@ class Law(NamedTuple):
 
         inf if there is none: without noise, or if delta is not above `tail`.
 
-        Privacy: public.
-
         Args:
             ratio: z of one release, at least 0; 0 is no noise.
             delta: above 0 and below 1.
@@ -105,8 +99,6 @@ class Law(NamedTuple):
 
     def smallest_ratio(self, epsilon: float, delta: float) -> float:
         """Returns the least z at which Eq. 3 is at most delta, rounded up.
-
-        Privacy: public.
 
         Args:
             epsilon: finite, at least 0.
@@ -137,8 +129,6 @@ def _root(excess: Callable[[float], float], low: float, high: float) -> float:
 def fixed_law(count: float) -> Law:
     """Returns the law of a number of releases that is known; Eq. 3 is then Eq. 2.
 
-    Privacy: public.
-
     Args:
         count: n, at least 0, or a sum of 1 / z^2; see `Law`.
 
@@ -152,8 +142,6 @@ def binomial_law(num_rounds: Mapping[int, int], rate: float) -> Law:
 
     The attempts of a round ask the same clients: a tries are one draw, counted a times.
     Each binomial is cut where a tail is below 1e-18; `Law.tail` adds up what was cut.
-
-    Privacy: public.
 
     Args:
         num_rounds: how many rounds were tried a times, for every a: {1: T} if none
@@ -190,8 +178,6 @@ def check_ranges(
 ) -> None:
     """Checks numbers that several functions take.
 
-    Privacy: public.
-
     Args:
         at_least_0: any number that must be finite and at least 0.
         delta: must be above 0 and below 1.
@@ -210,8 +196,6 @@ def check_ranges(
 
 def delta_from_mu(mu: float, epsilon: float) -> float:
     """Returns the exact delta of Gaussian releases, Eq. 2.
-
-    Privacy: public.
 
     Args:
         mu: sqrt(n) / z of Eq. 1, at least 0; inf is no noise.
@@ -233,8 +217,6 @@ def delta_from_mu(mu: float, epsilon: float) -> float:
 def epsilon_from_mu(mu: float, delta: float) -> float:
     """Returns the least epsilon of Gaussian releases: Eq. 2 solved, rounded up.
 
-    Privacy: public.
-
     Args:
         mu: sqrt(n) / z of Eq. 1, at least 0; inf is no noise.
         delta: above 0 and below 1.
@@ -254,8 +236,6 @@ def epsilon_from_mu(mu: float, delta: float) -> float:
 def mu_from_epsilon(epsilon: float, delta: float) -> float:
     """Returns the largest mu that is (epsilon, delta)-DP: Eq. 2 solved, rounded down.
 
-    Privacy: public.
-
     Args:
         epsilon: finite, at least 0.
         delta: above 0 and below 1.
@@ -274,8 +254,6 @@ def mu_from_epsilon(epsilon: float, delta: float) -> float:
 
 def binomial_delta(num_rounds: int, rate: float, ratio: float, epsilon: float) -> float:
     """Returns delta under uniform selection: Eq. 3 with n ~ Binomial(T, m / K).
-
-    Privacy: public.
 
     Args:
         num_rounds: T, at least 1.
@@ -298,8 +276,6 @@ def binomial_delta(num_rounds: int, rate: float, ratio: float, epsilon: float) -
 
 def binomial_epsilon(num_rounds: int, rate: float, ratio: float, delta: float) -> float:
     """Returns epsilon under uniform selection: Eq. 3 solved, rounded up.
-
-    Privacy: public.
 
     Args:
         num_rounds: T, at least 1.

@@ -39,8 +39,6 @@ LEDGER_REMEDY = "restore the file from a copy: it is the record of the privacy s
 class Event:
     """One attempted round: the nodes' Gaussian releases, public facts only.
 
-    Privacy: public.
-
     Attributes:
         kind: "gaussian", the only mechanism.
         round: the generator update, from 1.
@@ -171,8 +169,6 @@ class Ledger:
 
         A torn last line is cut off. The file is locked until `close`.
 
-        Privacy: public.
-
         Raises:
             UserError: the file is broken, in use, or cannot be opened.
         """
@@ -182,8 +178,6 @@ class Ledger:
 
     def reopen(self) -> None:
         """Opens a closed ledger again; reads only the lines that others added since.
-
-        Privacy: public.
 
         Raises:
             UserError: as `open`; or the file is shorter than it was.
@@ -213,8 +207,6 @@ class Ledger:
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "Ledger":
         """Opens a ledger to look at it; the file stays as it is.
-
-        Privacy: public.
 
         Raises:
             UserError: the file is broken (a torn last line is ignored) or missing.
@@ -249,8 +241,6 @@ class Ledger:
         If writing fails, the line is cut off again as far as the system lets us, the
         ledger is closed, and nothing may be sent for this event.
 
-        Privacy: public.
-
         Raises:
             UserError: the ledger is closed or only for reading, or writing failed.
         """
@@ -283,8 +273,6 @@ class Ledger:
     ) -> None:
         """Checks that the ledger begins with a history that another file has seen.
 
-        Privacy: public.
-
         Args:
             length: number of events at that time.
             head: the ledger's `head` at that time; None where it is not known.
@@ -303,8 +291,6 @@ class Ledger:
 
     def verify_rounds(self, last: int, witness: str) -> None:
         """Checks that there is an event of every round up to one that was finished.
-
-        Privacy: public.
 
         Args:
             last: the finished round; 0 asks for nothing.

@@ -75,8 +75,6 @@ def autodp_epsilon(
 def as_published(plan: Plan, delta: float) -> tuple[Statement, ...]:
     """Returns the paper's figures, Table 1's and (with nodes) Table 2's: no bounds.
 
-    Privacy: public.
-
     Args:
         plan: the run; needs a noise multiplier.
         delta: above 0 and below 1.

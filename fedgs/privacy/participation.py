@@ -40,8 +40,6 @@ _MOST_MULTIPLE = 64
 class Releases(NamedTuple):
     """The epsilon and delta of a law of releases, each with noise ratio z.
 
-    Privacy: public.
-
     Attributes:
         law: of the number of releases.
         ratio: z of one release, at least 0; 0 is no noise.
@@ -51,17 +49,11 @@ class Releases(NamedTuple):
     ratio: float
 
     def delta(self, epsilon: float) -> float:
-        """Returns `Law.delta`.
-
-        Privacy: public.
-        """
+        """Returns `Law.delta`."""
         return self.law.delta(self.ratio, epsilon)
 
     def epsilon(self, delta: float) -> float:
-        """Returns `Law.epsilon`.
-
-        Privacy: public.
-        """
+        """Returns `Law.epsilon`."""
         return self.law.epsilon(self.ratio, delta)
 
 
@@ -71,8 +63,6 @@ def planned_law(
     """Returns the law of a client's number of rounds in a run that is planned.
 
     all, or m = K: n = T. balanced: n = ceil(m T / K). uniform: n ~ Binomial(T, m / K).
-
-    Privacy: public.
 
     Args:
         selection: client_selection, as in `RunConfig`.
@@ -102,8 +92,6 @@ def mixture_of(kinds: Mapping[Kind, int], row: int, fixed: float = 0.0) -> Relea
 
     A draw of cost c at the rate q adds c with probability q. Costs that are multiples
     of one number give a Binomial law; others are convolved.
-
-    Privacy: public.
 
     Args:
         kinds: how many draws there are of each kind.
@@ -151,10 +139,7 @@ def _sum(one: Law, other: Law) -> Law:
 
 
 def sampled_of(kinds: Mapping[Kind, int], row: int) -> tuple[Sampled, ...]:
-    """Returns the draws as `fedgs.privacy.amplification` counts them.
-
-    Privacy: public.
-    """
+    """Returns the draws as `fedgs.privacy.amplification` counts them."""
     return tuple(
         Sampled(*cohort, costs[row] ** -0.5 if costs[row] < math.inf else 0.0, count)
         for (cohort, costs), count in kinds.items()
@@ -164,8 +149,6 @@ def sampled_of(kinds: Mapping[Kind, int], row: int) -> tuple[Sampled, ...]:
 
 class Together:
     """One or several runs on the same clients, ready to be charged.
-
-    Privacy: public.
 
     Args:
         runs: their exposures.
@@ -195,8 +178,6 @@ class Together:
     def law(self, row: int) -> tuple[Releases, str, str]:
         """Returns what the events cost a client, without amplification.
 
-        Privacy: public.
-
         Args:
             row: of `Exposure.mu_squared`, hence the adversary.
 
@@ -219,10 +200,7 @@ class Together:
         return mixture_of(self._draws, row, worst), theorem, "; and ".join(why)
 
     def why_not_amplified(self) -> str:
-        """Returns why amplification does not hold for all runs together, or "".
-
-        Privacy: public.
-        """
+        """Returns why amplification does not hold for all runs together, or ""."""
         for number, run in enumerate(self.runs, start=1):
             if run.no_amplification:
                 where = f" (run {number})" if len(self.runs) > 1 else ""
@@ -233,10 +211,7 @@ class Together:
         return conflict
 
     def sampled(self, row: int) -> tuple[Sampled, ...]:
-        """Returns the rounds as `fedgs.privacy.amplification` counts them.
-
-        Privacy: public.
-        """
+        """Returns the rounds as `fedgs.privacy.amplification` counts them."""
         return sampled_of(_joined(self.runs)[0], row)
 
 

@@ -32,8 +32,6 @@ RELATIONS = {"replace-one": 2.0, "zero-out": 1.0}  # sensitivity of one fake / C
 def noise_shares(adversary: str, counted_nodes: int, colluding: int = 0) -> int:
     """Returns how many nodes' noise the adversary cannot take away.
 
-    Privacy: public.
-
     Args:
         adversary: a key of `ADVERSARIES`.
         counted_nodes: nodes that must answer, at least 1.
@@ -57,8 +55,6 @@ def noise_ratio(
     Computes sqrt(shares) * 2 C multiplier / (f C sqrt(B)), f = 2 for replace-one and 1
     for zero-out.
 
-    Privacy: public.
-
     Args:
         multiplier: noise_std / (2 C) of one node, at least 0. Opacus divides by C.
         batch_size: B, at least 1.
@@ -75,8 +71,6 @@ def noise_ratio(
 
 def costs_of(event: Event, colluding: int) -> tuple[float, ...]:
     """Returns 1 / z^2 of one event for each adversary, with replace-one.
-
-    Privacy: public.
 
     Args:
         event: the releases of one attempt of a round.
@@ -103,8 +97,6 @@ def _costs(
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What decides a run's epsilons in advance; names and ranges as in `RunConfig`.
-
-    Privacy: public.
 
     Attributes:
         noise_multiplier: noise_std / (2 C) of one node; None if not chosen yet.
@@ -144,8 +136,6 @@ class Plan:
     @classmethod
     def from_config(cls, config: RunConfig) -> "Plan":
         """Returns the plan of a run.
-
-        Privacy: public.
 
         Raises:
             UserError: num_clients is unset, or values contradict each other.
@@ -194,8 +184,6 @@ class Plan:
     def sampled(self) -> tuple[Sampled, ...]:
         """Returns the rounds as `fedgs.privacy.amplification` counts them.
 
-        Privacy: public.
-
         Raises:
             UserError: the plan has no noise multiplier.
         """
@@ -205,8 +193,6 @@ class Plan:
 
     def ratio(self, adversary: str, relation: str, colluding: int) -> float:
         """Returns `noise_ratio` of one round's release, as an adversary sees it.
-
-        Privacy: public.
 
         Raises:
             UserError: the plan has no noise multiplier.

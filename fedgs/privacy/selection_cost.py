@@ -76,8 +76,6 @@ _NOTHING = Releases(fixed_law(0), 1.0)
 class SelectionCost:
     """What decides the epsilon of a private selection.
 
-    Privacy: public.
-
     Attributes:
         noise_multiplier: z, noise_std of the sum of updates over C, above 0. This is
             Flower's; `RunConfig.noise_multiplier` divides by 2C.
@@ -105,8 +103,6 @@ class SelectionCost:
     def mu(self, adversary: str, relation: str) -> float:
         """Returns mu_s of Eq. 1: all but the randomised response.
 
-        Privacy: public.
-
         Args:
             adversary: release sees the classifier of every round, the thresholds and
                 counts asked, and the cohorts. All others are unbounded: the server of
@@ -125,8 +121,6 @@ class SelectionCost:
     ) -> "Releases | SampledBound | Composed":
         """Returns the guarantee of the selection and of a run on the cohort, together.
 
-        Privacy: public.
-
         Args:
             adversary: as in `mu`.
             relation: a key of `RELATIONS`; that of the run's ratio.
@@ -137,10 +131,7 @@ class SelectionCost:
         return with_selections(rounds, [self], adversary, relation)
 
     def conditions(self, adversary: str) -> tuple[str, ...]:
-        """Returns what a statement depends on that includes this selection.
-
-        Privacy: public.
-        """
+        """Returns what a statement depends on that includes this selection."""
         if adversary != "release":
             return (_UNBOUNDED,)
         included = _INCLUDED.format(
@@ -180,8 +171,6 @@ class SelectionCost:
 class Composed(NamedTuple):
     """Gaussian releases and one randomised response: Eq. 3.
 
-    Privacy: public.
-
     Attributes:
         rest: all but the response; with at least one release, so that its delta holds
             for epsilons of either sign.
@@ -193,8 +182,6 @@ class Composed(NamedTuple):
 
     def delta(self, epsilon: float) -> float:
         """Returns Eq. 3.
-
-        Privacy: public.
 
         Args:
             epsilon: finite.
@@ -208,8 +195,6 @@ class Composed(NamedTuple):
         """Returns the least epsilon at which Eq. 3 is at most delta, rounded up.
 
         inf if there is none: without noise, or if delta is not above the law's tail.
-
-        Privacy: public.
 
         Args:
             delta: above 0 and below 1.
@@ -230,8 +215,6 @@ def with_selections(
     relation: str,
 ) -> Releases | SampledBound | Composed:
     """Returns the guarantee of runs and of the selections of their cohorts, together.
-
-    Privacy: public.
 
     Args:
         rounds: of the runs alone, as this adversary sees them under this relation.

@@ -69,8 +69,6 @@ PACKAGES = ("torch", "torchvision", "flwr", "ray", "numpy", "autodp", "safetenso
 class Witness(NamedTuple):
     """What a file of a run folder says of the releases that its ledger must hold.
 
-    Privacy: public.
-
     Attributes:
         name: of the file.
         round: the last round that was finished.
@@ -104,8 +102,6 @@ class RunFolder:
         """Makes the folder `config.output` and writes configuration and versions.
 
         A cohort file is copied: the run never reads the user's again.
-
-        Privacy: public.
 
         Raises:
             UserError: the folder exists or cannot be made, or the cohort is unreadable.
@@ -215,8 +211,6 @@ class RunFolder:
 
         Whoever states what a run released takes its events from here: a ledger that
         lost lines would state too little.
-
-        Privacy: public.
 
         Raises:
             UserError: it is missing, a line is broken, or another file of the folder

@@ -78,10 +78,7 @@ def draw(
 def uniform_labels(
     config: ResolvedConfig, count: int, seed: int
 ) -> npt.NDArray[np.int64]:
-    """Draws labels uniformly, shape (count,).
-
-    Privacy: public.
-    """
+    """Draws labels uniformly, shape (count,)."""
     return sample_labels(config, stream(seed, "sample-labels"), count).numpy()
 
 

@@ -39,8 +39,6 @@ HDF5_ERRORS = (OSError, KeyError, ValueError, TypeError, AttributeError, Runtime
 def class_map(classes: str) -> NDArray[np.int64]:
     """Returns the new label of each of the 62, shape (62,), -1 for those left out.
 
-    Privacy: public.
-
     Args:
         classes: the setting of that name.
 
@@ -282,10 +280,7 @@ def _not_leaf(file: Path, problem: str) -> UserError:
 
 
 def num_classes(config: RunConfig) -> int:
-    """Returns the number of classes that `config.classes` leaves.
-
-    Privacy: public.
-    """
+    """Returns the number of classes that `config.classes` leaves."""
     return int(class_map(config.classes).max()) + 1
 
 

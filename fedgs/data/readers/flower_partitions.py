@@ -95,8 +95,6 @@ def _partitioner(config: RunConfig, label: str | None) -> Any:
 def parse_toml(name: str, text: str | None) -> dict[str, Any]:
     """Parses `a = 1, b = 'c'`, the value of a setting.
 
-    Privacy: public.
-
     Raises:
         UserError: not TOML.
     """

@@ -109,8 +109,6 @@ def read_test(config: RunConfig) -> Records | None:
 def options_of(config: RunConfig) -> Options:
     """Parses `config.hf_options`.
 
-    Privacy: public.
-
     Raises:
         UserError: not TOML, or an unknown option.
     """
