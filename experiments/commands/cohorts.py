@@ -12,7 +12,6 @@ import dataclasses
 import json
 import logging
 import secrets
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -20,13 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import typer
 from rich.console import Console
 from rich.table import Table
 
 from clients import selection_app as classifier_app
 from experiments.commands import privacy as privacy_report
 from experiments.commands.drawing import new_figure, to_png
+from experiments.commands.endings import exit_if_stopped, make_output, new_output
 from experiments.commands.progress import Progress
 from experiments.commands.train import with_absolute_paths
 from experiments.launch import flower_engine
@@ -41,7 +40,7 @@ from fedgs.data.federated import FederatedImages
 from fedgs.data.load import split_records
 from fedgs.data.records import Records
 from fedgs.errors import UserError, refuse
-from fedgs.federation.training import Report, RunStopped, Stop, stop_on_signal
+from fedgs.federation.training import Report, Stop, stop_on_signal
 from fedgs.files import read_json, write_atomically, write_json
 from fedgs.runs.run_folder import RunFolder, versions
 from server.selection_app import Selecting
@@ -71,15 +70,17 @@ def cohorts(config: RunConfig, selection: Selection, as_json: bool) -> None:
     """
     config, data = prepare(config, selection)
     path = Path(config.output)
-    _make(path)
+    make_output(path)
+    (path / ".flower").mkdir()
+    (path / "private").mkdir(mode=0o700)
     write_plan(path, config, selection)
-    try:
-        with stop_on_signal() as stop, _progress(selection, as_json) as report:
-            run = _in_flower if config.engine == "flower" else _locally
-            outcome = run(config, path, report, stop)
-    except (RunStopped, flower_engine.FlowerFailed) as error:
-        print(f"{error}\nselect again into another --output", file=sys.stderr)
-        raise typer.Exit(1) from error
+    run = _in_flower if config.engine == "flower" else _locally
+    with (
+        exit_if_stopped("select again into another --output"),
+        stop_on_signal() as stop,
+        _progress(selection, as_json) as report,
+    ):
+        outcome = run(config, path, report, stop)
     summary = _write(config, selection, data, outcome)
     if selection.keep_accuracies:
         _write_diagnostics(config, data, outcome)
@@ -98,10 +99,7 @@ def prepare(
         UserError: an existing output, data without owners, labels or names that a file
             can hold, or a library that is missing.
     """
-    path = Path(config.output).expanduser().absolute()
-    if not config.output or path.exists():
-        problem = "exists already; choose another" if config.output else "unset; give"
-        raise UserError(f"output = {config.output}: {problem} --output")
+    new_output(config.output)
     refuse_cohort(config)
     if selection.keep_accuracies and find_spec("matplotlib") is None:
         raise UserError(
@@ -149,16 +147,6 @@ def split_selectable(config: RunConfig, records: Records) -> FederatedImages:
         )
     check_names(data.client_names)
     return data
-
-
-def _make(path: Path) -> None:
-    try:
-        (path / ".flower").mkdir(parents=True)
-        (path / "private").mkdir(mode=0o700)
-    except OSError as error:
-        raise UserError(
-            f"output = {path}: {error.strerror}; choose another --output"
-        ) from error
 
 
 # ------------------------------------------------------------------ engines

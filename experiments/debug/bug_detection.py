@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import typer
 from rich.console import Console
 
 from experiments.commands import privacy as privacy_report
 from experiments.commands.cohorts import refuse_cohort, split_selectable
+from experiments.commands.endings import exit_if_stopped, make_output, new_output
 from experiments.commands.train import (
     go_back,
     train_from_checkpoint,
@@ -42,7 +42,6 @@ from experiments.debug.plan import (
     write_plan,
 )
 from experiments.debug.request import COHORTS, DebugRequest
-from experiments.launch.flower_engine import FlowerFailed
 from fedgs.cohorts.files import read_cohort
 from fedgs.config.run_config import RunConfig
 from fedgs.data import sources
@@ -52,10 +51,8 @@ from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.diagnosis.diagnosis import diagnose
 from fedgs.diagnosis.permutation import attainable_p
-from fedgs.errors import UserError
 from fedgs.evaluation.images import LabelledImages
 from fedgs.federation.preparation import check_capacity, resolve
-from fedgs.federation.training import RunStopped
 from fedgs.files import read_json, write_json
 from fedgs.privacy.accounting import Statement
 from fedgs.runs import epsilons, sample
@@ -88,14 +85,8 @@ def debug(config: RunConfig, request: DebugRequest, as_json: bool) -> dict[str, 
         typer.Exit: a run stopped early or failed (code 1); the same command with
             --output alone continues.
     """
-    if not config.output:
-        raise UserError("output is unset: give --output, the folder to create")
-    path = Path(config.output).expanduser().absolute()
-    if path.exists():
-        raise UserError(
-            f"output = {path}: exists already; choose another --output, or continue it "
-            f"with `fedgs debug --output {config.output}`"
-        )
+    again = f", or continue it with `fedgs debug --output {config.output}`"
+    path = new_output(config.output, again)
     config = with_absolute_paths(config)
     if config.seed is None:
         config = dataclasses.replace(config, seed=secrets.randbelow(2**31))
@@ -113,7 +104,7 @@ def debug(config: RunConfig, request: DebugRequest, as_json: bool) -> dict[str, 
         files = {"healthy": request.healthy, "suspicious": request.suspicious}
         debug_cohorts.make_groups(files, everyone, config, request)  # raises, if at all
     _check_budget(config, request, everyone)
-    _make(path)
+    make_output(path)
     write_plan(path, config, request, is_selected=request.healthy is None)
     return _continue(path, everyone, as_json)
 
@@ -130,15 +121,6 @@ def resume(path: Path, as_json: bool) -> dict[str, Any]:
     if plan["request"]["runs"] is not None:
         return _diagnose(path, as_json)
     return _continue(path, load_data(config_of(plan)), as_json)
-
-
-def _make(path: Path) -> None:
-    try:
-        path.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(
-            f"output = {path}: {error.strerror}; choose another --output"
-        ) from error
 
 
 def _warn_if_hopeless(request: DebugRequest) -> None:
@@ -174,16 +156,13 @@ def _continue(path: Path, everyone: FederatedImages, as_json: bool) -> dict[str,
     """Does what is left: the selection, the groups, the runs, the diagnosis."""
     plan = read_json(path / "debug.json")
     config, request = config_of(plan), request_of(plan)
-    try:
+    with exit_if_stopped(f"continue with: fedgs debug --output {path}"):
         if plan["clients_per_group"] is None:
             files = debug_cohorts.cohort_files(path, config, request)
             groups = debug_cohorts.make_groups(files, everyone, config, request)
             groups.write(path / "groups")
             write_plan(path, config, request, groups, groups.is_selected)
         _train_all(path, config, everyone)
-    except (RunStopped, FlowerFailed) as error:
-        print(f"{error}\ncontinue with: fedgs debug --output {path}", file=sys.stderr)
-        raise typer.Exit(1) from error
     return _diagnose(path, as_json)
 
 
@@ -233,7 +212,7 @@ def _debug_runs(
     config = dataclasses.replace(
         folders["healthy"][0].config, output=config.output, seed=config.seed
     )
-    _make(path)
+    make_output(path)
     cohort = read_cohort(Path(folders["healthy"][0].config.cohort or ""))
     is_selected = cohort.selection != "given"
     write_plan(path, config, request, is_selected=is_selected)
