@@ -80,4 +80,4 @@ def test_the_document_has_the_table_of_this_list(update_golden):
 @pytest.mark.parametrize("other", ELSEWHERE, ids=lambda other: other.what)
 def test_a_row_of_another_file_has_its_test(other):
     file, name = other.test.split("::")
-    assert f"\ndef {name}(" in (ROOT / file).read_text()
+    assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text()

@@ -38,6 +38,7 @@ SECRET = 4711  # in what is sent wherever it can be; must not be in a log line
 
 Payload = dict[str, Any]
 Change = Callable[[Payload], Payload]
+Refusals = dict[str, dict[str, Change]]  # outcome -> what is sent -> how it is made
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,17 @@ class Case:
         if self.peer == "server":
             return self.make(encode_batch(request, self.config))
         return self.make(encode_answer(a_release(self.config), self.config, request))
+
+
+def listed(
+    peer: str, config: RunConfig, refusals: Refusals, where: str = ""
+) -> list[Case]:
+    """Returns the cases of one transport, in the order of their outcomes."""
+    return [
+        Case(what, peer, where + outcome, config, make)
+        for outcome, sent in refusals.items()
+        for what, make in sent.items()
+    ]
 
 
 def a_request(config: RunConfig, **changes: object) -> FakeBatch:

@@ -1,19 +1,17 @@
-"""What a hostile client sends: each answer and the server's refusal."""
+"""What a hostile client sends: the server's refusals, each with what meets it."""
 
 import math
 import struct
 
 import torch
 
-from fedgs.config.run_config import RunConfig
 from hostile import (
     COMPACT,
     EXACT,
     NODE,
     ROUND,
     SECRET,
-    Case,
-    Change,
+    Refusals,
     a_release,
     a_request,
     bomb,
@@ -23,198 +21,116 @@ from hostile import (
     gradients_with,
     header_of,
     inflated,
+    listed,
     tensors,
 )
 
+HONEST = a_release(EXACT).values
+OLD = a_request(EXACT, images=torch.zeros(8, 1, 16, 16)).digest()
+UNKNOWN_TYPE = {"dtype": "F4711", "shape": [0], "data_offsets": [0, 0]}
+NORMS = (
+    "{} of 4 gradients with a norm above {}.33, which 1 clients with clip_bound = 1 "
+    "and the run's noise do not reach"
+)
+SHAPE = "gradients of shape {}: expected (4, 1, 16, 16), torch.float32"
+OTHER = "another {} than this run and round have"
 
-def _answer(what: str, outcome: str, make: Change, config: RunConfig = EXACT) -> Case:
-    where = f"answer of node {NODE} to round {ROUND}: "
-    return Case(what, "client", where + outcome, config, make)
-
-
-ANSWERS = [
-    _answer(
-        "a NaN",
-        "non-finite values",
-        tensors(gradients=gradients_with(math.nan)),
-    ),
-    _answer(
-        "an infinite value",
-        "non-finite values",
-        tensors(gradients=gradients_with(-math.inf)),
-    ),
-    _answer(
-        "the largest float32",
-        "1 of 4 gradients with a norm above 22.33, which 1 clients with clip_bound = 1 "
-        "and the run's noise do not reach",
-        tensors(gradients=gradients_with(3.4e38)),
-    ),
-    _answer(
-        "a gradient of 47.11 times the clip bound",
-        "1 of 4 gradients with a norm above 22.33, which 1 clients with clip_bound = 1 "
-        "and the run's noise do not reach",
-        tensors(gradients=gradients_with(47.11)),
-    ),
-    _answer(
-        "a thousandfold answer",
-        "4 of 4 gradients with a norm above 22.33, which 1 clients with clip_bound = 1 "
-        "and the run's noise do not reach",
-        tensors(gradients=1e3 * a_release(EXACT).values),
-    ),
-    _answer(
-        "compact integers as large as they go",
-        "4 of 4 gradients with a norm above 23.33, which 1 clients with clip_bound = 1 "
-        "and the run's noise do not reach",
-        inflated(lambda data: b"\xff" * len(data)),
-        COMPACT,
-    ),
-    _answer(
-        "a row too few",
-        "gradients of shape (3, 1, 16, 16), torch.float32: expected (4, 1, 16, 16), "
-        "torch.float32",
-        tensors(gradients=torch.zeros(3, 1, 16, 16)),
-    ),
-    _answer(
-        "one row for each client",
-        "message with 8280 bytes: at most 5120 expected",
-        tensors(gradients=torch.zeros(2, 4, 1, 16, 16)),
-    ),
-    _answer(
-        "float64",
-        "message with 8280 bytes: at most 5120 expected",
-        tensors(gradients=torch.zeros(4, 1, 16, 16, dtype=torch.float64)),
-    ),
-    _answer(
-        "integers",
-        "gradients of shape (4, 1, 16, 16), torch.int32: expected (4, 1, 16, 16), "
-        "torch.float32",
-        tensors(gradients=torch.full((4, 1, 16, 16), SECRET, dtype=torch.int32)),
-    ),
-    _answer(
-        "a header that declares a terabyte",
-        "message that cannot be decoded: refused",
-        fields(tensors=claims([2**38, 1])),
-    ),
-    _answer(
-        "a header of a terabyte",
-        "message that cannot be decoded: refused",
-        fields(tensors=struct.pack("<Q", 2**40) + b"{}4711"),
-    ),
-    _answer(
-        "a header with a negative size",
-        "message that cannot be decoded: refused",
-        fields(tensors=claims([-4711, 4])),
-    ),
-    _answer(
-        "a header with an unknown type",
-        "message that cannot be decoded: refused",
-        fields(
-            tensors=header_of(
-                gradients={"dtype": "F4711", "shape": [0], "data_offsets": [0, 0]}
-            )
+_EXACT: Refusals = {
+    "non-finite values": {
+        "a NaN": tensors(gradients=gradients_with(math.nan)),
+        "an infinite value": tensors(gradients=gradients_with(-math.inf)),
+    },
+    NORMS.format(1, 22): {
+        "the largest float32": tensors(gradients=gradients_with(3.4e38)),
+        "a gradient of 47.11 times the clip bound": (
+            tensors(gradients=gradients_with(47.11))
         ),
-    ),
-    _answer(
-        "a header with a size beyond 64 bits",
-        "message that cannot be decoded: refused",
-        fields(tensors=claims([0, 2**64 - 1])),
-    ),
-    _answer(
-        "the training loss beside the gradients",
-        "message with other tensors than ['gradients']: refused",
-        tensors(gradients=a_release(EXACT).values, loss=torch.tensor(47.11)),
-    ),
-    _answer(
-        "the number of examples beside the gradients",
-        "message with other fields than ['clip_bound', 'is_empty', 'node_id', "
-        "'noise_std', 'request', 'round', 'tensors']: refused",
-        fields(num_examples=SECRET),
-    ),
-    _answer(
-        "64 MB of gradients",
-        "message with 67108864 bytes: at most 5120 expected",
-        content(lambda honest: bytes(1 << 26)),
-    ),
-    _answer(
-        "a zlib bomb of 64 MB",
-        "message with 65238 bytes: at most 2368 expected",
-        content(lambda honest: bomb(1 << 26)),
-        COMPACT,
-    ),
-    _answer(
-        "a zlib bomb of 2 MB, small enough for the first look",
-        "message that does not hold exactly 2048 bytes: refused",
-        content(lambda honest: bomb(1 << 21)),
-        COMPACT,
-    ),
-    _answer(
-        "no zlib at all",
-        "message that cannot be decoded: refused",
-        content(lambda honest: b"4711" * 100),
-        COMPACT,
-    ),
-    _answer(
-        "another node's name",
-        "another node_id than this run and round have",
-        fields(node_id=4),
-    ),
-    _answer(
-        "`true` for the node",
-        "another node_id than this run and round have",
-        fields(node_id=True),
-    ),
-    _answer(
-        "an old round",
-        "another round than this run and round have",
-        fields(round=2),
-    ),
-    _answer(
-        "an old answer under the new round's number",
-        "another request than this run and round have",
-        fields(
-            request=bytes.fromhex(
-                a_request(EXACT, images=torch.zeros(8, 1, 16, 16)).digest()
-            )
+    },
+    NORMS.format(4, 22): {"a thousandfold answer": tensors(gradients=1e3 * HONEST)},
+    SHAPE.format("(3, 1, 16, 16), torch.float32"): {
+        "a row too few": tensors(gradients=torch.zeros(3, 1, 16, 16)),
+    },
+    SHAPE.format("(4, 1, 16, 16), torch.int32"): {
+        "integers": tensors(
+            gradients=torch.full((4, 1, 16, 16), SECRET, dtype=torch.int32)
         ),
-    ),
-    _answer(
-        "less noise than agreed",
-        "another noise_std than this run and round have",
-        fields(noise_std=0.4711),
-    ),
-    _answer(
-        "a NaN for the noise",
-        "another noise_std than this run and round have",
-        fields(noise_std=math.nan),
-    ),
-    _answer(
-        "a larger clip bound than agreed",
-        "another clip_bound than this run and round have",
-        fields(clip_bound=47.11),
-    ),
-    _answer(
-        "`true` for the clip bound of 1",
-        "another clip_bound than this run and round have",
-        fields(clip_bound=True),
-    ),
-    _answer(
-        "nothing, from a participant",
-        "empty, though its clients take part",
-        lambda honest: {"is_empty": 1},
-    ),
-    _answer(
-        "an empty reply with the loss in it",
-        "message with other fields than ['is_empty']: refused",
-        lambda honest: {"is_empty": 1, "loss": 47.11},
-    ),
-    _answer(
-        "neither empty nor not",
-        "message whose is_empty is no integer from 0 to 1: refused",
-        fields(is_empty=SECRET),
-    ),
-    _answer(
-        "no field at all",
-        "message whose is_empty is no integer from 0 to 1: refused",
-        lambda honest: {},
-    ),
-]
+    },
+    "message with 8280 bytes: at most 5120 expected": {
+        "one row for each client": tensors(gradients=torch.zeros(2, 4, 1, 16, 16)),
+        "float64": tensors(gradients=torch.zeros(4, 1, 16, 16, dtype=torch.float64)),
+    },
+    "message that cannot be decoded: refused": {
+        "a header that declares a terabyte": fields(tensors=claims([2**38, 1])),
+        "a header of a terabyte": (
+            fields(tensors=struct.pack("<Q", 2**40) + b"{}4711")
+        ),
+        "a header with a negative size": fields(tensors=claims([-4711, 4])),
+        "a header with an unknown type": (
+            fields(tensors=header_of(gradients=UNKNOWN_TYPE))
+        ),
+        "a header with a size beyond 64 bits": (fields(tensors=claims([0, 2**64 - 1]))),
+    },
+    "message with other tensors than ['gradients']: refused": {
+        "the training loss beside the gradients": (
+            tensors(gradients=HONEST, loss=torch.tensor(47.11))
+        ),
+    },
+    "message with other fields than ['clip_bound', 'is_empty', 'node_id', 'noise_std', "
+    "'request', 'round', 'tensors']: refused": {
+        "the number of examples beside the gradients": fields(num_examples=SECRET),
+    },
+    "message with 67108864 bytes: at most 5120 expected": {
+        "64 MB of gradients": content(lambda honest: bytes(1 << 26)),
+    },
+    OTHER.format("node_id"): {
+        "another node's name": fields(node_id=4),
+        "`true` for the node": fields(node_id=True),
+    },
+    OTHER.format("round"): {"an old round": fields(round=2)},
+    OTHER.format("request"): {
+        "an old answer under the new round's number": (
+            fields(request=bytes.fromhex(OLD))
+        ),
+    },
+    OTHER.format("noise_std"): {
+        "less noise than agreed": fields(noise_std=0.4711),
+        "a NaN for the noise": fields(noise_std=math.nan),
+    },
+    OTHER.format("clip_bound"): {
+        "a larger clip bound than agreed": fields(clip_bound=47.11),
+        "`true` for the clip bound of 1": fields(clip_bound=True),
+    },
+    "empty, though its clients take part": {
+        "nothing, from a participant": lambda honest: {"is_empty": 1},
+    },
+    "message with other fields than ['is_empty']: refused": {
+        "an empty reply with the loss in it": (
+            lambda honest: {"is_empty": 1, "loss": 47.11}
+        ),
+    },
+    "message whose is_empty is no integer from 0 to 1: refused": {
+        "neither empty nor not": fields(is_empty=SECRET),
+        "no field at all": lambda honest: {},
+    },
+}
+_COMPACT: Refusals = {
+    NORMS.format(4, 23): {
+        "compact integers as large as they go": (
+            inflated(lambda data: b"\xff" * len(data))
+        ),
+    },
+    "message with 65238 bytes: at most 2368 expected": {
+        "a zlib bomb of 64 MB": content(lambda honest: bomb(1 << 26)),
+    },
+    "message that does not hold exactly 2048 bytes: refused": {
+        "a zlib bomb of 2 MB, small enough for the first look": (
+            content(lambda honest: bomb(1 << 21))
+        ),
+    },
+    "message that cannot be decoded: refused": {
+        "no zlib at all": content(lambda honest: b"4711" * 100),
+    },
+}
+_WHERE = f"answer of node {NODE} to round {ROUND}: "
+ANSWERS = listed("client", EXACT, _EXACT, _WHERE)
+ANSWERS += listed("client", COMPACT, _COMPACT, _WHERE)
