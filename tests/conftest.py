@@ -4,7 +4,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -45,6 +45,16 @@ def _one_thread() -> None:
     """Keeps the last bits of sums independent of the machine's number of cores."""
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
+
+
+@pytest.fixture
+def global_state_is_kept() -> Iterator[None]:
+    """Fails a test whose calls move a random state of the process."""
+    from tiny import global_state
+
+    before = global_state()
+    yield
+    assert global_state() == before
 
 
 class _AutodpIsMissing:

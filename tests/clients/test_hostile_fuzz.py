@@ -5,8 +5,6 @@ the run's limits, and encode to the same message again. `make test` tries 500 me
 of each kind in each transport, `make test-all` 5,000: ten thousand for each decoder.
 """
 
-import json
-import struct
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +26,7 @@ from fedgs.federation.messages import (
 )
 from fedgs.mechanism.norm_check import largest_norm
 from fedgs.mechanism.quantization import release_step
-from hostile import COMPACT, EXACT, NODE, a_release, a_request
+from hostile import COMPACT, EXACT, NODE, a_release, a_request, header_of
 
 CONFIGS = [EXACT, COMPACT]
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
@@ -37,11 +35,6 @@ each_count = pytest.mark.parametrize(  # messages of each kind, in each transpor
     "count", [500, pytest.param(5_000, marks=pytest.mark.slow)]
 )
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
-
-
-def _header(header: object) -> bytes:
-    text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text
 
 
 HUGE = {"dtype": "F32", "shape": [0, 2**64 - 1], "data_offsets": [0, 0]}
@@ -59,7 +52,7 @@ HEADERS = st.dictionaries(
         }
     ),
     max_size=3,
-).map(_header)
+).map(lambda header: header_of(**header))
 SCALARS = st.one_of(
     st.none(),
     st.booleans(),
@@ -228,8 +221,8 @@ def fuzz(messages: st.SearchStrategy[dict], check, config: RunConfig, count: int
         max_examples=count, deadline=None, database=None, suppress_health_check=SLOW
     )
     @given(payload=messages)
-    @example(payload={"tensors": _header({"gradients": {"dtype": "F4"}})})
-    @example(payload={"tensors": _header({"gradients": HUGE, "images": HUGE})})
+    @example(payload={"tensors": header_of(gradients={"dtype": "F4"})})
+    @example(payload={"tensors": header_of(gradients=HUGE, images=HUGE)})
     def tried(payload: dict) -> None:
         outcomes.append(check(payload, config))
 

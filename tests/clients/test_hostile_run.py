@@ -26,11 +26,10 @@ from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.federation.messages import FakeBatch
 from fedgs.federation.node import Node
-from fedgs.federation.round import draw_fakes, new_server, public_fakes
+from fedgs.federation.round import public_fakes
 from fedgs.files import read_tensors
 from fedgs.privacy.client_limits import ClientRefused, Limits
-from fedgs.privacy.ledger import Ledger
-from tiny import tiny_config, tiny_data
+from tiny import request_of, tiny_config, tiny_data
 
 # ------------------------------------------------------------------ a hostile server
 
@@ -42,9 +41,7 @@ def _node(tmp_path: Path, limits: Limits | None = None, **settings: object) -> N
 
 def _request(config: RunConfig, round: int, seed: int = 5) -> FakeBatch:
     """A request of a round; another seed draws other fakes."""
-    server = new_server(dataclasses.replace(config, seed=seed))
-    server.round = round - 1
-    return draw_fakes(config, server)[0]
+    return request_of(dataclasses.replace(config, seed=seed), round)
 
 
 def _trained(tmp_path: Path, rounds: int = 2, **settings: object) -> Node:
@@ -86,24 +83,18 @@ def test_an_old_round_is_not_answered_again(tmp_path, is_restarted):
 
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_other_fakes_for_an_answered_round_are_refused(tmp_path, is_restarted):
-    node = _trained(tmp_path)
-    if is_restarted:
-        node = _node(tmp_path)
-    other = _request(node.config, 2, seed=6)
-    _refuses(node, other, "answered round 2, refuses another request for round 2")
-
-
-def test_the_same_request_gets_the_same_bytes_and_costs_nothing(tmp_path):
     node = _trained(tmp_path, noise_seed=None)
-    count = tmp_path / "node-00000" / "releases-00000.jsonl"
-    before, events = _kept(node), Ledger.read(count).length
-    assert events == 2
-    request = _request(node.config, 2)
-    first = node.answer(request)
-    for _ in range(5):
-        again = _node(tmp_path, noise_seed=None).answer(request)
-        assert torch.equal(again.values, first.values)
-    assert _kept(node) == before
+    first = node.answer(same := _request(node.config, 2))
+    if is_restarted:
+        node = _node(tmp_path, noise_seed=None)
+    for other in (
+        _request(node.config, 2, seed=6),
+        dataclasses.replace(same, images=same.images.flip(0)),
+        dataclasses.replace(same, participants=(0, 1, 2)),
+        dataclasses.replace(same, trainees=()),
+    ):
+        _refuses(node, other, "answered round 2, refuses another request for round 2")
+    assert torch.equal(node.answer(same).values, first.values)
 
 
 def test_a_second_warm_start_changes_nothing(tmp_path):
@@ -115,39 +106,35 @@ def test_a_second_warm_start_changes_nothing(tmp_path):
     assert _kept(node) == before
 
 
-def test_a_round_without_a_warm_start_is_refused(tmp_path):
-    node = _node(tmp_path)
+@pytest.mark.parametrize("kind", ["local", "public"])
+def test_a_round_without_a_warm_start_is_refused(tmp_path, kind):
+    node = _node(tmp_path, warm_start=kind)
     with pytest.raises(UserError, match="its state is missing"):
         node.answer(_request(node.config, 1))
     assert not node.folder.exists()
 
 
-def test_releases_beyond_a_clients_limit_are_refused(tmp_path):
-    # One release of B = 4, sigma = 0.5 costs mu = 4: epsilon 24 at 1e-5, two 40.
-    node = _node(tmp_path, Limits(client_epsilon=30.0, allow_seeded_noise=True))
-    node.answer(public_fakes(node.config))
-    assert node.answer(_request(node.config, 1)) is not None
-    node.save(0)
-    _refuses(node, _request(node.config, 2), "client_epsilon = 30 .* would exceed it")
-
-
 @pytest.mark.parametrize(
-    ("limits", "setting"),
+    "limits",
     [
-        (Limits(max_batch_size=3, allow_seeded_noise=True), "max_batch_size"),
-        (Limits(min_noise_multiplier=0.6, allow_seeded_noise=True), "noise_multiplier"),
-        (Limits(clip_bound=0.5, allow_seeded_noise=True), "clip_bound"),
-        (Limits(image_size=28, allow_seeded_noise=True), "image_size"),
-        (Limits(max_fakes=4, allow_seeded_noise=True), "max_fakes"),
-        (Limits(num_classes=2, allow_seeded_noise=True), "num_classes"),
-        (Limits(), "allow_seeded_noise"),
+        {"max_batch_size": 3},
+        {"min_noise_multiplier": 0.6},
+        {"clip_bound": 0.5},
+        {"image_size": 28},
+        {"max_fakes": 4},
+        {"num_classes": 2},
+        {"allow_seeded_noise": False},
     ],
 )
-def test_a_run_outside_a_clients_limits_is_refused(tmp_path, limits, setting):
-    node = _node(tmp_path, limits)
-    with pytest.raises(ClientRefused, match=setting):
-        node.answer(public_fakes(node.config))
+def test_a_run_outside_a_clients_limits_is_refused(tmp_path, limits):
+    """Its own limits decide, not those that the run's settings name."""
+    node = _node(tmp_path, Limits(**{"allow_seeded_noise": True} | limits))
+    (setting,) = limits
+    for _ in range(2):
+        with pytest.raises(ClientRefused, match=setting):
+            node.answer(public_fakes(node.config))
     assert node.round == -1
+    assert not node.folder.exists()
 
 
 # ------------------------------------------------------------------ a hostile client

@@ -11,7 +11,6 @@ a round.
 
 import dataclasses
 import hashlib
-import random
 from functools import lru_cache
 from pathlib import Path
 
@@ -24,12 +23,19 @@ from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.federation.messages import EVERYONE, Clients, FakeBatch
 from fedgs.federation.node import Node
-from fedgs.federation.round import client_round, draw_fakes, new_server, public_fakes
+from fedgs.federation.round import client_round, public_fakes
 from fedgs.gan.client_training import Draws, train_discriminators
 from fedgs.gan.discriminators import Discriminators
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip, to_dct
-from fedgs.shapes import TensorDict
-from tiny import SIZES, digest, tiny_config, tiny_data
+from tiny import (
+    SIZES,
+    client_digest,
+    digest,
+    global_state,
+    request_of,
+    tiny_config,
+    tiny_data,
+)
 
 ALL = range(len(SIZES))
 CHANGED = 2
@@ -39,27 +45,9 @@ ROUNDS = (1, 2)
 
 def _request(config: RunConfig, round: int, participants: Clients) -> FakeBatch:
     """The same fakes whoever takes part, as far as a discriminator can tell."""
-    server = new_server(config)
-    server.round = round - 1
-    request, _ = draw_fakes(config, server)
     is_all = config.discriminator_training == "every_round"
     trainees = EVERYONE if is_all else participants
-    return dataclasses.replace(request, participants=participants, trainees=trainees)
-
-
-def _of_client(discriminators: Discriminators, index: int) -> TensorDict:
-    return {name: value[index] for name, value in discriminators.state().items()}
-
-
-def _global_state() -> str:
-    """Every random state of the process, and what else a call could leave behind."""
-    content = hashlib.sha256(torch.get_rng_state().numpy().tobytes())
-    content.update(repr(random.getstate()).encode())
-    kind, keys, *rest = np.random.get_state()  # noqa: NPY002
-    content.update(repr((kind, keys.tobytes(), rest)).encode())
-    flags = (torch.is_grad_enabled(), torch.get_default_dtype(), torch.initial_seed())
-    content.update(repr(flags).encode())
-    return content.hexdigest()
+    return request_of(config, round, participants=participants, trainees=trainees)
 
 
 def _data_digest(data: FederatedImages) -> str:
@@ -101,7 +89,7 @@ def test_answering_changes_no_bit_of_anything(stacking, settings):
     def everything() -> tuple[str, ...]:
         template = discriminators.template.state_dict()
         states = digest(discriminators.state()), digest(template)
-        return (*states, _data_digest(data), _global_state())
+        return (*states, _data_digest(data), global_state())
 
     before, answers = everything(), []
     for round, participants in ((2, (0,)), (3, (1, 4)), (4, EVERYONE), (5, (0,))):
@@ -179,10 +167,8 @@ def _states_after(
         node.answer(public_fakes(config))
         for round, participants in enumerate(history, start=1):
             node.answer(_request(config, round, participants))
-        states += [
-            digest(_of_client(node._discriminators, index))
-            for index in range(len(node.hosted))
-        ]
+        hosted = range(len(node.hosted))
+        states += [client_digest(node._discriminators, index) for index in hosted]
     return states
 
 
@@ -249,7 +235,7 @@ def _rounds(
             clipped = _clipped(config, discriminators, chunk, fakes, labels)
             assert clipped.isfinite().all()
             for row, client in enumerate(clients):
-                state = digest(_of_client(discriminators, int(chunk[row])))
+                state = client_digest(discriminators, int(chunk[row]))
                 outcome[client] = (state, digest({"clipped": clipped[row]}))
     return outcome
 

@@ -25,7 +25,6 @@ from fedgs.federation.round import (
 )
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.models import advance_spectral_vectors, build_generator
-from fedgs.gan.warm_start import warm_start
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.sanitizer import (
     PerSampleGradients,
@@ -37,16 +36,20 @@ from fedgs.mechanism.sanitizer import (
 )
 from fedgs.randomness import derived_seed
 from oracles import PLAIN, PLAIN_TOLERANCE, PlainGan, adam, latents
-from tiny import SIZES, digest, record_calls, tiny_config, tiny_data
+from tiny import (
+    SIZES,
+    client_digest,
+    digest,
+    record_calls,
+    request_of,
+    tiny_config,
+    tiny_data,
+)
 
+# Neither a round nor the warm start moves a random state of the process.
+pytestmark = pytest.mark.usefixtures("global_state_is_kept")
 LARGE_BOUND = 1e6  # no gradient of a tiny discriminator is clipped
 ALL = range(len(SIZES))
-
-
-def _request(config: RunConfig, round: int = 1, **changes: object) -> FakeBatch:
-    server = new_server(config)
-    server.round = round - 1
-    return dataclasses.replace(draw_fakes(config, server)[0], **changes)
 
 
 def _answer(
@@ -64,7 +67,7 @@ def _answer(
         discriminators,
         data or tiny_data(config),
         hosted,
-        request or _request(config),
+        request or request_of(config),
         node_id,
     )
     return answer, discriminators
@@ -223,7 +226,7 @@ def test_a_batch_larger_than_all_steps_is_sent_and_answered_whole():
 
 def test_fakes_are_in_range_and_new_in_every_round():
     config = tiny_config()
-    first, again, second = (_request(config, round) for round in (1, 1, 2))
+    first, again, second = (request_of(config, round) for round in (1, 1, 2))
     assert first.digest() == again.digest()
     assert first.digest() != second.digest()
     assert not torch.equal(first.images, second.images)
@@ -239,7 +242,7 @@ def test_a_round_is_one_release_however_many_steps_it_takes(
     released = record_calls(monkeypatch, fedgs.federation.round, "sanitize")
     drawn = record_calls(monkeypatch, NoiseStream, "normal")
     queried = record_calls(monkeypatch, Discriminators, "query")
-    request = _request(config)
+    request = request_of(config)
     answer, discriminators = _answer(config, request)
     assert type(answer) is SanitizedGradients
     assert (len(released), len(drawn), len(queried)) == (1, 1, 1)
@@ -269,7 +272,7 @@ def test_a_node_that_works_in_chunks_releases_once(monkeypatch, chunk_size):
 )
 def test_only_the_discriminators_that_should_train_do(training, trainees, trained):
     config = tiny_config(discriminator_training=training, noise_multiplier=0.0)
-    request = _request(config)
+    request = request_of(config)
     expected = EVERYONE if training == "every_round" else request.participants
     assert request.trainees == expected
     request = dataclasses.replace(
@@ -279,10 +282,7 @@ def test_only_the_discriminators_that_should_train_do(training, trainees, traine
     answer, after = _answer(config, request)
     assert after.steps.tolist() == [2 if client in trained else 0 for client in ALL]
     for client in ALL:
-        states = [
-            digest({n: v[client] for n, v in stack.state().items()})
-            for stack in (before, after)
-        ]
+        states = [client_digest(stack, client) for stack in (before, after)]
         assert (states[0] != states[1]) == (client in trained)
     assert answer.values.any()  # also a frozen discriminator answers
 
@@ -290,7 +290,7 @@ def test_only_the_discriminators_that_should_train_do(training, trainees, traine
 @pytest.mark.parametrize("stacking", ["stacked", "loop"])
 def test_a_node_that_is_not_concerned_does_nothing(stacking):
     config = tiny_config(stacking=stacking)
-    request = _request(config, participants=(), trainees=())
+    request = request_of(config, participants=(), trainees=())
     answer, discriminators = _answer(config, request)
     assert answer is None
     assert digest(discriminators.state()) == digest(Discriminators(config, ALL).state())
@@ -299,7 +299,7 @@ def test_a_node_that_is_not_concerned_does_nothing(stacking):
 def test_a_node_without_participants_trains_and_releases_nothing(monkeypatch):
     config = tiny_config(discriminator_training="every_round")
     drawn = record_calls(monkeypatch, NoiseStream, "normal")
-    answer, discriminators = _answer(config, _request(config, participants=()))
+    answer, discriminators = _answer(config, request_of(config, participants=()))
     assert answer is None
     assert not drawn
     assert discriminators.steps.tolist() == [2] * 6
@@ -316,7 +316,7 @@ def test_a_release_is_the_clipped_sum_and_one_draw_of_noise(noise_multiplier):
         discriminator_training="frozen",
         client_selection="all",
     )
-    request = _request(config)
+    request = request_of(config)
     answer, discriminators = _answer(config, request, node_id=3)
     fakes = request.images[-4:], request.labels[-4:]
     grads = discriminators.query(torch.arange(6), *fakes)
@@ -341,7 +341,7 @@ def test_replacing_all_data_of_a_client_moves_a_release_by_the_sensitivity_at_mo
         dct_size=5,
         discriminator_learning_rate=0.01,
     )
-    data, request = tiny_data(config), _request(config)
+    data, request = tiny_data(config), request_of(config)
     ours, _ = _answer(config, request, data=data)
     for seed in range(3):
         theirs, _ = _answer(config, request, data=_with_images_of(data, 2, seed))
@@ -353,7 +353,7 @@ def test_replacing_all_data_of_a_client_moves_a_release_by_the_sensitivity_at_mo
 
 def test_the_data_of_a_client_that_does_not_take_part_changes_nothing():
     config = tiny_config(discriminator_training="every_round")
-    data, request = tiny_data(config), _request(config, participants=(1, 4))
+    data, request = tiny_data(config), request_of(config, participants=(1, 4))
     ours, first = _answer(config, request, data=data)
     theirs, second = _answer(config, request, data=_with_images_of(data, 2, 0))
     assert torch.equal(ours.values, theirs.values)
@@ -366,7 +366,7 @@ def test_the_data_of_a_client_that_does_not_take_part_changes_nothing():
 
 def test_a_broken_discriminator_answers_noise_alone():
     config = tiny_config()
-    request = _request(config, participants=(2,), trainees=(2,))
+    request = request_of(config, participants=(2,), trainees=(2,))
     discriminators = Discriminators(config, ALL)
     discriminators.params["linear.weight"][2] = torch.nan
     answer, _ = _answer(config, request, discriminators)
@@ -376,22 +376,10 @@ def test_a_broken_discriminator_answers_noise_alone():
 
 def test_unseeded_noise_differs_while_training_does_not():
     config = tiny_config(noise_seed=None)
-    request = _request(config)
+    request = request_of(config)
     (first, ours), (second, theirs) = (_answer(config, request) for _ in range(2))
     assert not torch.isclose(first.values, second.values).any(dim=-1).all()
     assert digest(ours.state()) == digest(theirs.state())
-
-
-def test_a_round_leaves_the_global_random_state_alone():
-    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    config = tiny_config()
-    server, discriminators = new_server(config), Discriminators(config, ALL)
-    warm_start(config, discriminators, tiny_data(config), ALL)
-    request, answered = draw_fakes(config, server)
-    answer, _ = _answer(config, request, discriminators)
-    server_round(config, server, answered, [answer])
-    assert torch.equal(torch.get_rng_state(), torch_state)
-    assert np.array_equal(np.random.get_state()[1], numpy_state)  # noqa: NPY002
 
 
 # ----------------------------------------------------------------------------- server

@@ -11,8 +11,7 @@ from fedgs.config.run_config import RunConfig
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.models import build_discriminator
 from fedgs.randomness import derived_seed
-from fedgs.shapes import TensorDict
-from tiny import digest, tiny_config
+from tiny import client_digest, digest, tiny_config
 
 STEPS = 4
 BATCH = 4
@@ -22,6 +21,8 @@ LEARNING_RATE = 1e-3
 TOLERANCE = {"rtol": 0.0, "atol": 0.02 * LEARNING_RATE}
 SUBSETS = [(0, 1, 2, 3, 4, 5), (1, 2, 3), (4,), (0, 2, 5)]  # the last: not contiguous
 
+# Training and queries leave the random states of the process alone.
+pytestmark = pytest.mark.usefixtures("global_state_is_kept")
 both_norms = pytest.mark.parametrize("spectral_norm", [True, False])
 both_ways = pytest.mark.parametrize("stacking", ["stacked", "loop"])
 
@@ -60,10 +61,6 @@ def _trained(subset: tuple[int, ...] = SUBSETS[0], **overrides: object):
 def _question(count: int = BATCH) -> tuple[Tensor, Tensor]:
     rng = torch.Generator().manual_seed(99)
     return torch.rand(count, 1, 16, 16, generator=rng), torch.arange(count) % 3
-
-
-def _of_client(stack: Discriminators, index: int) -> TensorDict:
-    return {name: value[index] for name, value in stack.state().items()}
 
 
 def _plain_steps(config: RunConfig, client: int) -> nn.Module:
@@ -205,7 +202,7 @@ def test_the_data_of_one_client_changes_no_bit_of_another(stacking, subset):
     (first, answers), (second, others) = outcomes
     for row, client in enumerate(subset):
         is_same = client != changed
-        states = [digest(_of_client(stack, client)) for stack in (first, second)]
+        states = [client_digest(stack, client) for stack in (first, second)]
         assert (states[0] == states[1]) == is_same
         assert torch.equal(answers[row], others[row]) == is_same
 
@@ -221,9 +218,7 @@ def test_a_broken_client_breaks_no_other_one(stacking):
     stack.train(torch.arange(6), *batch)
     assert not stack.params["conv1.weight"][2].isfinite().any()
     for client in (0, 1, 3, 4, 5):
-        assert digest(_of_client(stack, client)) == digest(
-            _of_client(untouched, client)
-        )
+        assert client_digest(stack, client) == client_digest(untouched, client)
 
 
 @both_ways
@@ -232,9 +227,7 @@ def test_clients_that_are_not_listed_keep_every_bit(stacking, subset):
     before = Discriminators(_config(stacking=stacking), range(6))
     after = _trained(subset, stacking=stacking)
     for client in range(6):
-        is_same = digest(_of_client(before, client)) == digest(
-            _of_client(after, client)
-        )
+        is_same = client_digest(before, client) == client_digest(after, client)
         assert is_same == (client not in subset)
 
 
@@ -242,8 +235,8 @@ def test_an_initial_discriminator_depends_on_its_client_only():
     together, alone = (
         Discriminators(_config(), clients) for clients in (range(6), [4, 2])
     )
-    assert digest(_of_client(together, 4)) == digest(_of_client(alone, 0))
-    assert digest(_of_client(together, 2)) == digest(_of_client(alone, 1))
+    assert client_digest(together, 4) == client_digest(alone, 0)
+    assert client_digest(together, 2) == client_digest(alone, 1)
     weights = together.params["conv1.weight"]
     for first, second in itertools.combinations(weights, 2):
         assert not torch.isclose(first, second).any()
@@ -257,12 +250,6 @@ def test_no_layer_of_the_discriminator_normalises_over_the_batch():
     for fake in range(8):
         alone = stack.query(torch.arange(6), images[[fake]], labels[[fake]])
         torch.testing.assert_close(alone[:, 0], together[:, fake], rtol=1e-4, atol=1e-6)
-
-
-def test_training_and_queries_leave_the_global_random_state_alone():
-    before = torch.get_rng_state()
-    _trained().query(torch.arange(6), *_question())
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 # --------------------------------------------------------------------------- state

@@ -20,7 +20,7 @@ from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip, sanitize
 from fedgs.privacy.amplification import Sampled, SampledBound
 from fedgs.privacy.gaussian import delta_from_mu
-from tiny import SIZES, digest, tiny_config, tiny_data
+from tiny import SIZES, client_digest, tiny_config, tiny_data
 
 CLIP_BOUND = 1.0
 NOISE_MULTIPLIER = 0.5  # noise_std = 2 C sigma = C; one release has z = sigma, B = 1
@@ -200,11 +200,6 @@ def test_a_real_discriminator_tells_whether_its_client_was_selected(training):
         trainees = request.trainees if training == "every_round" else selected
         request = dataclasses.replace(request, participants=selected, trainees=trainees)
         client_round(config, discriminators, tiny_data(config), ALL, request, 0)
-        states.append(
-            [
-                digest({n: v[client] for n, v in discriminators.state().items()})
-                for client in ALL
-            ]
-        )
+        states.append([client_digest(discriminators, client) for client in ALL])
     differs = [ours != theirs for ours, theirs in zip(*states, strict=True)]
     assert differs == [training == "selected" and client in (0, 1) for client in ALL]

@@ -23,6 +23,7 @@ from hostile import (
     inflated,
     listed,
     tensors,
+    without,
 )
 
 HONEST = a_release(EXACT).values
@@ -50,6 +51,12 @@ _EXACT: Refusals = {
     SHAPE.format("(3, 1, 16, 16), torch.float32"): {
         "a row too few": tensors(gradients=torch.zeros(3, 1, 16, 16)),
     },
+    SHAPE.format("(4, 1, 16, 15), torch.float32"): {
+        "a column too few": tensors(gradients=HONEST[..., :-1].contiguous()),
+    },
+    SHAPE.format("(4, 1, 16, 16), torch.float16"): {
+        "float16": tensors(gradients=HONEST.half()),
+    },
     SHAPE.format("(4, 1, 16, 16), torch.int32"): {
         "integers": tensors(
             gradients=torch.full((4, 1, 16, 16), SECRET, dtype=torch.int32)
@@ -65,6 +72,16 @@ _EXACT: Refusals = {
             fields(tensors=struct.pack("<Q", 2**40) + b"{}4711")
         ),
         "a header with a negative size": fields(tensors=claims([-4711, 4])),
+        "a header with text for a tensor": (
+            fields(tensors=header_of(gradients=str(SECRET)))
+        ),
+        "a header with text for an unknown tensor": (
+            fields(tensors=header_of(secret_4711="x"))
+        ),
+        "a header that is text": fields(tensors=struct.pack("<Q", 4) + b"4711"),
+        "no bytes at all": fields(tensors=b""),
+        "zeros": fields(tensors=bytes(64)),
+        "gradients cut short": content(lambda honest: honest[:-1]),
         "a header with an unknown type": (
             fields(tensors=header_of(gradients=UNKNOWN_TYPE))
         ),
@@ -74,6 +91,7 @@ _EXACT: Refusals = {
         "the training loss beside the gradients": (
             tensors(gradients=HONEST, loss=torch.tensor(47.11))
         ),
+        "another tensor than the gradients": tensors(secret_4711=HONEST),
     },
     "message with other fields than ['clip_bound', 'is_empty', 'node_id', 'noise_std', "
     "'request', 'round', 'tensors']: refused": {
@@ -85,20 +103,36 @@ _EXACT: Refusals = {
     OTHER.format("node_id"): {
         "another node's name": fields(node_id=4),
         "`true` for the node": fields(node_id=True),
+        "a node that is a fraction": fields(node_id=2.0),
     },
-    OTHER.format("round"): {"an old round": fields(round=2)},
+    OTHER.format("round"): {
+        "an old round": fields(round=2),
+        "a round that is text": fields(round="3"),
+    },
     OTHER.format("request"): {
         "an old answer under the new round's number": (
             fields(request=bytes.fromhex(OLD))
         ),
+        "an answer to no request": fields(request=b""),
+        "a request's hash as text": fields(request=a_request(EXACT).digest()),
     },
     OTHER.format("noise_std"): {
         "less noise than agreed": fields(noise_std=0.4711),
         "a NaN for the noise": fields(noise_std=math.nan),
+        "nothing for the noise": fields(noise_std=None),
     },
     OTHER.format("clip_bound"): {
         "a larger clip bound than agreed": fields(clip_bound=47.11),
         "`true` for the clip bound of 1": fields(clip_bound=True),
+        "an integer for the clip bound of 1": fields(clip_bound=1),
+    },
+    **{
+        f"message without {name}: refused": {f"no {name}": without(name)}
+        for name in ("round", "node_id", "noise_std", "clip_bound", "request")
+    },
+    "message without tensors: refused": {
+        "no tensors": without("tensors"),
+        "gradients as text": fields(tensors="4711"),
     },
     "empty, though its clients take part": {
         "nothing, from a participant": lambda honest: {"is_empty": 1},
@@ -110,6 +144,7 @@ _EXACT: Refusals = {
     },
     "message whose is_empty is no integer from 0 to 1: refused": {
         "neither empty nor not": fields(is_empty=SECRET),
+        "`false` for not empty": fields(is_empty=False),
         "no field at all": lambda honest: {},
     },
 }

@@ -34,13 +34,17 @@ _EXACT: Refusals = {
         "a round that is text": fields(round="3"),
         "a round that is a fraction": fields(round=3.0),
     },
-    "message without round: refused": {"no round": without("round")},
+    **{
+        f"message without {name}: refused": {f"no {name}": without(name)}
+        for name in ("round", "participants", "trainees", "keep_round")
+    },
     "message without tensors: refused": {
         "no tensors": without("tensors"),
         "tensors as text": content(lambda honest: "4711"),
     },
     "message whose keep_round is no integer from 0 to 2: refused": {
         "a committed round that is not over yet": fields(keep_round=SECRET),
+        "a committed round below 0": fields(keep_round=-1),
     },
     "message with other fields than ['keep_round', 'participants', 'round', 'tensors', "
     "'trainees']: refused": {"an unknown field": fields(send_me_client_4711=1)},
@@ -50,10 +54,12 @@ _EXACT: Refusals = {
         "a participant below 0": fields(participants="-1,2"),
         "one participant twice": fields(participants="2,2"),
         "one participant of 4000 digits": fields(participants="4711" * 1000),
+        "participants out of order": fields(participants="4,1"),
         "participants as a list": fields(participants=[2, 4]),
     },
     "message whose trainees is no list of clients below 6: refused": {
         "trainees in Arabic digits": fields(trainees="\u0664"),
+        "trainees that do not exist": fields(trainees="5,6"),
     },
     "request with more than 2 participants: refused": {
         "more participants than the run's clients_per_round": (
@@ -76,6 +82,18 @@ _EXACT: Refusals = {
     "torch.float32": {"fewer fakes than agreed": fakes_with(**SMALL)},
     "message with 25296 bytes: at most 9280 expected": {
         "larger fakes than agreed": fakes_with(images=torch.zeros(8, 1, 28, 28)),
+    },
+    "message with 24784 bytes: at most 9280 expected": {
+        "fakes in colour": fakes_with(images=torch.zeros(8, 3, 16, 16)),
+    },
+    "message with 16592 bytes: at most 9280 expected": {
+        "fakes in float64": fakes_with(images=torch.zeros(8, 1, 16, 16).double()),
+    },
+    "labels of shape (7,), torch.int64: expected (8,), torch.int64": {
+        "fewer labels than agreed": fakes_with(labels=torch.zeros(7).long()),
+    },
+    "labels of shape (8,), torch.float32: expected (8,), torch.int64": {
+        "labels that are fractions": fakes_with(labels=torch.zeros(8)),
     },
     "fakes of shape (8, 1, 16, 16), torch.float16: expected (8, 1, 16, 16), "
     "torch.float32": {"fakes in float16": fakes_with(**HALF)},

@@ -37,10 +37,6 @@ _ELSEWHERE: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "the node refuses, its state and its count stay",
             "test_other_fakes_for_an_answered_round_are_refused",
         ),
-        "the same request again and again": (
-            "the stored bytes, no new noise, nothing counted",
-            "test_the_same_request_gets_the_same_bytes_and_costs_nothing",
-        ),
         "the warm start again, in the middle of a run": (
             "nothing happens",
             "test_a_second_warm_start_changes_nothing",
@@ -49,13 +45,19 @@ _ELSEWHERE: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "the node refuses: its state is missing",
             "test_a_round_without_a_warm_start_is_refused",
         ),
-        "more releases than a client's client_epsilon": (
-            "the client refuses and says which limit",
-            "test_releases_beyond_a_clients_limit_are_refused",
-        ),
         "a run with a larger batch, less noise or seeded noise than a client allows": (
             "the client refuses and says which limit",
             "test_a_run_outside_a_clients_limits_is_refused",
+        ),
+    },
+    ("server", "federation/test_node.py"): {
+        "the same request again and again": (
+            "the stored bytes, no new noise, nothing counted",
+            "test_a_repeated_request_gets_the_same_bytes_after_a_restart",
+        ),
+        "more releases than a client's client_epsilon": (
+            "the client refuses and says which limit",
+            "test_a_node_refuses_beyond_its_clients_epsilon",
         ),
     },
     ("client", "clients/test_hostile_run.py"): {

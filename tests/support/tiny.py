@@ -1,15 +1,21 @@
 """The tiny problem that tests share: 6 clients, 40 images of two strokes, 3 classes."""
 
+import dataclasses
 import hashlib
+import random
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.federated import FederatedImages
+from fedgs.federation.messages import FakeBatch
+from fedgs.federation.round import draw_fakes, new_server
+from fedgs.gan.discriminators import Discriminators
 
 SIZES = (6, 4, 9, 1, 12, 8)  # unequal; client 3 owns a single image
 SINGLE_IMAGE_CLIENT = 3
@@ -95,6 +101,29 @@ def digest(tensors: dict[str, Tensor]) -> str:
     for name, value in tensors.items():
         content.update(name.encode() + value.contiguous().numpy().tobytes())
     return content.hexdigest()
+
+
+def client_digest(discriminators: Discriminators, index: int) -> str:
+    """Returns the hash of every bit of one client's state."""
+    return digest({n: value[index] for n, value in discriminators.state().items()})
+
+
+def global_state() -> str:
+    """Every random state of the process, and what else a call could leave behind."""
+    content = hashlib.sha256(torch.get_rng_state().numpy().tobytes())
+    content.update(repr(random.getstate()).encode())
+    kind, keys, *rest = np.random.get_state()  # noqa: NPY002
+    content.update(repr((kind, keys.tobytes(), rest)).encode())
+    flags = (torch.is_grad_enabled(), torch.get_default_dtype(), torch.initial_seed())
+    content.update(repr(flags).encode())
+    return content.hexdigest()
+
+
+def request_of(config: RunConfig, round: int = 1, **changes: object) -> FakeBatch:
+    """Returns the request of a round, as a server that starts there makes it."""
+    server = new_server(config)
+    server.round = round - 1
+    return dataclasses.replace(draw_fakes(config, server)[0], **changes)
 
 
 def record_calls(
