@@ -1,11 +1,14 @@
 """What all tests share: an offline Flower, one thread, the command line, the data."""
 
+import logging
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from jaxtyping import install_import_hook
@@ -99,6 +102,76 @@ def fedgs(
         return code, found.out, found.err
 
     return fedgs
+
+
+@pytest.fixture
+def server_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process as one that Flower has started, with no worker of another test."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    from clients import workers
+
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    workers._workers.clear()
+    yield
+    workers._workers.clear()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Waiting costs the server no time: a sleep moves its clock, nothing else does."""
+    from deployed_grid import install_clock
+
+    return install_clock(monkeypatch)
+
+
+@pytest.fixture
+def log() -> Iterator[list[str]]:
+    """The lines that Flower logs."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("flwr").addHandler(handler)
+    yield lines
+    logging.getLogger("flwr").removeHandler(handler)
+
+
+@pytest.fixture
+def create(tmp_path: Path, server_process: None, clock: object) -> Callable[..., Any]:
+    """Makes run folders of a simulation, by name and settings."""
+    from fedgs.runs.run_folder import RunFolder
+    from tiny import tiny_config, write_tiny_npz
+
+    data = write_tiny_npz(tmp_path / "tiny.npz")
+
+    def create(name: str, **settings: object) -> RunFolder:
+        defaults = {"num_rounds": 3, "sample_every": 9, "checkpoint_every": 2}
+        defaults |= {"round_timeout": 1.0, "engine": "flower", "data": data}
+        defaults |= {"warm_start_rounds": 1, "discriminator_steps": 1}
+        output = str(tmp_path / name)
+        return RunFolder.create(tiny_config(output=output, **defaults | settings))
+
+    return create
+
+
+@pytest.fixture
+def deploy(tmp_path: Path, server_process: None, clock: object) -> Callable[..., Any]:
+    """Makes deployments without a network, by name, mode and settings."""
+    from deployed_grid import MODES, Deployment
+
+    def deploy(name: str = "run", mode: str = "full participation", **settings: object):
+        return Deployment(tmp_path, name, **MODES[mode] | settings)
+
+    return deploy
+
+
+@pytest.fixture
+def undisturbed(tmp_path: Path) -> Callable[..., bytes]:
+    """The generator of the local engine with the settings of a deployment."""
+    from deployed_grid import undisturbed
+
+    return lambda run: undisturbed(run, tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -12,19 +12,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from test_run_folder import TENSORS, event
 
-from deployed_grid import (  # noqa: F401
-    fixture_clock,
-    fixture_deploy,
-    fixture_server_process,
-)
 from experiments.launch.certs import make_certificates
 from fedgs.files import write_tensors
 from fedgs.privacy.client_count import ReleaseCount
 from fedgs.privacy.client_limits import Limits
 from fedgs.process import make_private
 from fedgs.runs.run_folder import RunFolder, node_folder, state_path
+from runs import TENSORS, tiny_event
 from tiny import tiny_config
 
 
@@ -120,7 +115,7 @@ def test_a_checkpoint_survives_in_the_order_of_its_commit(tmp_path, disk):
     state = state_path(node_folder(folder.private, 0), 1)
     write_tensors(state, TENSORS)
     with closing(folder.ledger()) as ledger:
-        ledger.append(event(1))
+        ledger.append(tiny_event(1))
         folder.save_checkpoint(1, TENSORS, ledger)
     checkpoint = folder.path / "checkpoint"
     commit = disk.named(checkpoint / "checkpoint.json")
@@ -148,7 +143,7 @@ def test_a_nodes_state_survives_before_its_answer_leaves(tmp_path, disk):
 
 def test_a_clients_count_survives_its_first_release(tmp_path, disk):
     folder = tmp_path / "far" / "releases"
-    ReleaseCount(folder, ["a", "b", "c", "d", "e", "f"]).charge(event(1), Limits())
+    ReleaseCount(folder, ["a", "b", "c", "d", "e", "f"]).charge(tiny_event(1), Limits())
     for name in ("clients.json", "releases-00000.jsonl"):
         assert disk.lost(folder / name) == []
 

@@ -4,16 +4,16 @@ import hashlib
 import json
 import re
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+import runs
+import tiny
 from experiments.commands import audit
 from fedgs.config.run_config import RunConfig
-from fedgs.federation.local import train
 from fedgs.federation.preparation import resolve
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.runs.run_folder import RunFolder
@@ -21,22 +21,10 @@ from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
 
 CLIENTS = 12
 QUICK = ("--trials", 3000)
-SETTINGS = {
-    "image_size": 16,
-    "noise_multiplier": 1.5,
-    "batch_size": 4,
-    "num_rounds": 2,
-    "discriminator_steps": 1,
-    "discriminator_batch_size": 4,
-    "warm_start_rounds": 1,
-    "generator": "upsample",
-    "generator_dim": 4,
-    "discriminator_dim": 4,
-    "latent_dim": 4,
-    "num_workers": 1,
-    "seed": 5,
-    **FULL_PARTICIPATION,
-}
+OF_DATA = ("data", "num_clients", "num_classes", "clients_per_round", "noise_seed")
+SETTINGS = {n: v for n, v in tiny.SETTINGS.items() if n not in OF_DATA}
+SETTINGS |= FULL_PARTICIPATION | {"noise_multiplier": 1.5, "num_rounds": 2}
+SETTINGS |= {"discriminator_steps": 1, "warm_start_rounds": 1}
 
 
 @pytest.fixture
@@ -56,7 +44,7 @@ def run(tmp_path_factory) -> Path:
     values = {"data": f"npz:{path}", "output": str(folder / "run"), **SETTINGS}
     config, data = resolve(RunConfig(clients_per_round=None, **values))
     created = RunFolder.create(config)
-    train(created, data, lambda metrics: None, threading.Event())
+    runs.train(created, data=data)
     return created.path
 
 

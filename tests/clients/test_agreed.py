@@ -12,16 +12,9 @@ from flwr.app import Message
 
 from clients import agreement
 from clients.site import DeployedPlace, Site
-from deployed_grid import (  # noqa: F401
-    fixture_clock,
-    fixture_deploy,
-    fixture_log,
-    fixture_server_process,
-)
 from experiments.launch.submit import run_settings
 from fedgs.config.run_config import RunConfig
 from fedgs.data import sources
-from fedgs.errors import UserError
 from fedgs.federation.messages import EVERYONE, clients_of
 from fedgs.federation.node import Node
 from fedgs.federation.preparation import resolve_deployed
@@ -35,11 +28,13 @@ from fedgs.privacy.ledger import Ledger
 from fedgs.process import RUNS_VARIABLE
 from fedgs.runs.epsilons import of_run
 from fedgs.runs.run_folder import RunFolder
+from refusals import assert_refused
 from server import strategy
 from server.roll_call import public_settings
 from server.server_app import open_folder
 from tiny import NUM_CLASSES, SIDE, record_calls, tiny_config
 
+pytestmark = pytest.mark.usefixtures("server_process", "clock")
 COST = release_cost(0.5, 4)  # of a release of the tiny problem
 NUM_RECORDS, TARGET = 24, 0
 PEOPLE: list[object] = ["ann", "bob"] * (NUM_RECORDS // 2)
@@ -276,8 +271,7 @@ def test_a_selection_that_flower_would_tell_everybody_is_refused():
     given = {"nodes": "a,b", "engine": "flower", "num_clients": 2}
     wanted = tiny_config(**given, selection_seed=3, output="run")
     for attempt in (resolve_deployed, lambda config: run_settings(config, ["a", "b"])):
-        with pytest.raises(UserError, match=r"selection_seed = 3: .*leave out"):
-            attempt(wanted)
+        assert_refused(r"selection_seed = 3: .*leave out", attempt, wanted)
 
 
 def test_a_run_without_a_seed_of_its_own_for_the_selection_keeps_its_schedule(tmp_path):
@@ -312,12 +306,10 @@ def test_amplification_is_refused_where_nodes_are_deployed(tmp_path):
     tiny_config(**AMPLIFIED)
     config = dataclasses.replace(tiny_config(**AMPLIFIED), **DEPLOYED)
     for attempt in (config.validate, lambda: resolve_deployed(config)):
-        with pytest.raises(UserError, match=REFUSED):
-            attempt()
+        assert_refused(REFUSED, attempt)
     settings = public_settings(config)
     place = DeployedPlace(_site(tmp_path, 3), "0" * 16)
-    with pytest.raises(UserError, match=REFUSED):
-        place.join(settings, [("a" * 16, 0)])
+    assert_refused(REFUSED, place.join, settings, [("a" * 16, 0)])
 
 
 def test_an_older_deployed_run_that_asked_for_amplification_gets_none(
@@ -328,11 +320,9 @@ def test_an_older_deployed_run_that_asked_for_amplification_gets_none(
     request = draw_fakes(config, new_server(config))[0]
     with contextlib.closing(folder.ledger()) as ledger:
         ledger.append(new_event(config, request.round, request.participants, 1))
-    with pytest.raises(UserError, match=REFUSED + '.*"amplification": false'):
-        of_run(folder.path)
+    assert_refused(REFUSED + '.*"amplification": false', of_run, folder.path)
     monkeypatch.setenv(RUNS_VARIABLE, str(tmp_path))
-    with pytest.raises(UserError, match=REFUSED):
-        open_folder({"run_folder": "run"})
+    assert_refused(REFUSED, open_folder, {"run_folder": "run"})
     run = Run(folder.config, Ledger.read(folder.path / "ledger.jsonl").events)
     found = statements_of_runs([run], 1e-5)
     assert not any(row.theorem.startswith("amplification") for row in found)

@@ -15,22 +15,15 @@ from flwr.app import Message
 from clients import site as deployment
 from clients.history import read_history
 from clients.site import Site
-from deployed_grid import (  # noqa: F401
-    LIMITS,
-    MODES,
-    NAMES,
-    fixture_clock,
-    fixture_deploy,
-    fixture_log,
-    fixture_server_process,
-    fixture_undisturbed,
-)
+from deployed_grid import LIMITS, MODES, NAMES, place_of
 from fedgs.errors import UserError
 from fedgs.federation.training import RunStopped
 from fedgs.privacy.client_limits import ClientRefused
 from fedgs.runs.run_folder import state_rounds
+from refusals import assert_refused
 from server import roll_call
 from server.progress import Progress
+from simulated_grid import round_of
 from tiny import write_tiny_npz
 
 HISTORY = [("a" * 16, 0)]
@@ -128,7 +121,7 @@ def test_a_state_is_on_the_disk_before_its_answer_leaves(deploy, monkeypatch):
         fsync(descriptor)
 
     def spoil(name: str, request: Message, reply: Message) -> Message:
-        asked = dict(request.content["fedgs"]).get("round")
+        asked = round_of(request)
         if asked is not None:
             state_file = f"round-{asked:07d}.safetensors"
             assert any(f"state-{name}" in p and state_file in p for p in synced)
@@ -144,7 +137,7 @@ def test_a_request_lives_as_long_as_its_round_a_warm_start_longer(deploy):
     lives: dict[int, float] = {}
 
     def arrives(name: str, request: Message) -> bool:
-        asked = dict(request.content["fedgs"]).get("round", -1)
+        asked = round_of(request)
         lives[asked] = max(lives.get(asked, 0.0), request.metadata.ttl)
         return True
 
@@ -228,7 +221,7 @@ def test_another_run_under_a_known_id_is_refused(deploy):
     run.start()
     settings = roll_call.public_settings(run.folder.config)
     run_id = json.loads((run.folder.path / "deployment.json").read_text())["run_id"]
-    place = deployment.DeployedPlace(Site.read(run.clients[0].node_config), run_id)
+    place = place_of(run, run_id=run_id)
     known = read_history(place.folder)
     assert place.join(settings, known).round == 4
     with pytest.raises(UserError, match="other settings under the same run"):
@@ -238,8 +231,7 @@ def test_another_run_under_a_known_id_is_refused(deploy):
 def test_settings_of_an_older_version_are_the_same_run(deploy):
     """A state without a setting that came later, and whose default is meant."""
     run = deploy()
-    settings = roll_call.public_settings(run.folder.config)
-    place = deployment.DeployedPlace(Site.read(run.clients[0].node_config), "0" * 16)
+    settings, place = roll_call.public_settings(run.folder.config), place_of(run)
     place.join({k: v for k, v in settings.items() if k != "node_sizes"}, HISTORY)
     place.join(settings, HISTORY)
 
@@ -247,8 +239,7 @@ def test_settings_of_an_older_version_are_the_same_run(deploy):
 @pytest.mark.parametrize("sizes", ["2,2,2," * 300_000, "9,1", "2,2,-2", "x\n"])
 def test_sizes_of_nodes_that_cannot_be_are_refused_in_few_words(deploy, sizes):
     run = deploy()
-    settings = roll_call.public_settings(run.folder.config)
-    place = deployment.DeployedPlace(Site.read(run.clients[0].node_config), "0" * 16)
+    settings, place = roll_call.public_settings(run.folder.config), place_of(run)
     with pytest.raises(UserError, match="node_sizes = ") as refused:
         place.join(settings | {"node_sizes": sizes}, HISTORY)
     assert len(str(refused.value)) < 300
@@ -258,9 +249,8 @@ def test_sizes_of_nodes_that_cannot_be_are_refused_in_few_words(deploy, sizes):
 
 def test_joining_again_takes_the_limits_as_they_are_now(deploy):
     run = deploy()
-    client, settings = run.clients[0], roll_call.public_settings(run.folder.config)
-    place = deployment.DeployedPlace(Site.read(client.node_config), "0" * 16)
-    limits = Path(client.node_config["limits"])
+    settings, place = roll_call.public_settings(run.folder.config), place_of(run)
+    limits = Path(run.clients[0].node_config["limits"])
     for most in (8, 64):
         limits.write_text(f"{LIMITS}max_batch_size = {most}\n")
         place.join(settings, HISTORY)
@@ -276,9 +266,7 @@ def test_joining_again_takes_the_limits_as_they_are_now(deploy):
     "run_id", ["../../etc", "", "0" * 15, "0" * 17, "ABCDEF0123456789"]
 )
 def test_a_run_id_that_is_no_id_becomes_no_folder(deploy, run_id):
-    site = Site.read(deploy().clients[0].node_config)
-    with pytest.raises(UserError, match="not 16 hexadecimal"):
-        deployment.DeployedPlace(site, run_id)
+    assert_refused("not 16 hexadecimal", place_of, deploy(), run_id=run_id)
 
 
 @pytest.mark.parametrize(
@@ -296,12 +284,10 @@ def test_a_run_id_that_is_no_id_becomes_no_folder(deploy, run_id):
 def test_a_wrong_node_config_is_refused_with_its_key(deploy, change, words):
     given = deploy().clients[0].node_config | change
     given = {key: value for key, value in given.items() if value is not None}
-    with pytest.raises(UserError, match=words):
-        Site.read(given)
+    assert_refused(words, Site.read, given)
 
 
 def test_state_directory_that_others_can_read_is_refused(deploy):
     site = Site.read(deploy().clients[0].node_config)
     site.state_dir.mkdir(mode=0o755)
-    with pytest.raises(UserError, match="chmod 700"):
-        site.open()
+    assert_refused("chmod 700", site.open)

@@ -8,39 +8,22 @@ import errno
 import json
 import os
 import shutil
-from types import SimpleNamespace
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.app import Error as FlowerError
 
-from deployed_grid import (  # noqa: F401
-    EPOCH,
-    MODES,
-    NAMES,
-    Deployment,
-    fixture_clock,
-    fixture_deploy,
-    fixture_log,
-    fixture_server_process,
-    fixture_undisturbed,
-)
+from deployed_grid import EPOCH, MODES, NAMES, Deployment
 from events import read_events
 from fedgs import event_log
 from fedgs.errors import UserError
 from fedgs.federation.training import RunStopped
 from fedgs.privacy import client_count
+from runs import at_round, interrupt_at
 from server import progress
+from simulated_grid import round_of
 
 # ------------------------------------------------------------------ faults
-
-
-def crash_after(round: int):
-    def report(metrics: dict) -> None:
-        if metrics["round"] == round:
-            raise KeyboardInterrupt
-
-    return report
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -50,7 +33,7 @@ def test_a_server_that_was_killed_resumes_to_the_same_bytes(
 ):
     run = deploy(mode=mode)
     with pytest.raises(KeyboardInterrupt):
-        run.start(crash_after(round))
+        run.start(interrupt_at(round))
     for client in run.clients:
         client.restart()
     run.start()
@@ -66,7 +49,7 @@ def lose_once(run: Deployment, name: str, round: int, restart: bool) -> None:
     lost: list[str] = []
 
     def spoil(who: str, request: Message, reply: Message) -> Message | None:
-        asked = dict(request.content["fedgs"]).get("round")
+        asked = round_of(request)
         if who != name or asked != round or lost:
             return reply
         lost.append(who)
@@ -127,7 +110,7 @@ def go_away(run: Deployment, index: int, round: int) -> None:
 
     def arrives(name: str, request: Message) -> bool:
         client = run.clients[index]
-        if name == client.name and dict(request.content["fedgs"]).get("round") == round:
+        if name == client.name and round_of(request) == round:
             client.is_online = False
         return client.is_online or name != client.name
 
@@ -156,7 +139,7 @@ def test_a_run_that_needs_the_client_stops_with_a_checkpoint_and_says_why(
         run.start()
     commit = json.loads((run.folder.path / "checkpoint/checkpoint.json").read_text())
     assert commit["round"] == 2
-    run.grid.on_push = lambda name, request: True
+    run.heal()
     run.clients[2].restart()
     run.start()
     assert run.attempts() == [(1, 1), (2, 1), (3, 1), (3, 2), (4, 1)]
@@ -185,7 +168,7 @@ def test_late_and_repeated_replies_are_thrown_away(deploy, undisturbed):
     kept: list[tuple[str, Message]] = []
 
     def spoil(name: str, request: Message, reply: Message) -> Message | None:
-        asked = dict(request.content["fedgs"]).get("round")
+        asked = round_of(request)
         if name == NAMES[0] and asked == 2:
             kept.append((request.metadata.message_id, reply))
             return None
@@ -207,7 +190,7 @@ def test_a_replayed_answer_of_an_old_round_is_refused(deploy, log):
     old: list[Message] = []
 
     def spoil(name: str, request: Message, reply: Message) -> Message:
-        asked = dict(request.content["fedgs"]).get("round")
+        asked = round_of(request)
         if name == NAMES[0] and asked == 1:
             old.append(reply)
         if name == NAMES[0] and asked == 2:
@@ -224,7 +207,7 @@ def test_a_replayed_answer_of_an_old_round_is_refused(deploy, log):
 def test_a_client_that_lost_its_state_is_refused_and_the_run_says_so(deploy):
     run = deploy()
     with pytest.raises(KeyboardInterrupt):
-        run.start(crash_after(3))
+        run.start(interrupt_at(3))
     reasons = {
         run.states(1).parent: "its state is lost; it took part until round 2; restore",
         run.clients[1].state_dir: "b-clinic failed; its own error.log says why",
@@ -323,7 +306,7 @@ def test_progress_says_of_each_node_when_it_answered_and_what_went_wrong(
     lose, wrong = run.grid.spoil, []
 
     def spoil(who: str, request: Message, reply: Message) -> Message | None:
-        asked = dict(request.content["fedgs"]).get("round")
+        asked = round_of(request)
         if who == NAMES[1] and asked == 3 and not wrong:
             wrong.append(who)
             return Message(FlowerError(0, "out of memory"), reply_to=request)
@@ -354,36 +337,33 @@ def test_progress_that_cannot_be_written_is_said_once(deploy, log):
 # ------------------------------------------------------------------ full disks
 
 
-def full_disk(monkeypatch, where: str):
-    """Writing below a folder fails, as on a disk without room; returns the switch."""
-    switch = SimpleNamespace(is_full=True)
-    fsync = os.fsync
+class Disk:
+    """A folder on a disk that has no room from the moment when it is filled."""
 
-    def no_room(descriptor: int) -> None:
-        path = os.readlink(f"/proc/self/fd/{descriptor}")
-        if switch.is_full and where in path:
+    def __init__(self, monkeypatch, where: str) -> None:
+        self.is_full, self.where = False, where
+        self.fsync = os.fsync
+        monkeypatch.setattr(os, "fsync", self.write)
+
+    def fill(self) -> None:
+        self.is_full = True
+
+    def write(self, descriptor: int) -> None:
+        if self.is_full and self.where in os.readlink(f"/proc/self/fd/{descriptor}"):
             raise OSError(errno.ENOSPC, "No space left on device")
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", no_room)
-    return switch
+        self.fsync(descriptor)
 
 
 def test_a_full_disk_of_a_client_releases_nothing_uncounted(
     deploy, undisturbed, monkeypatch
 ):
-    run = deploy()
-
-    def fill(metrics: dict) -> None:
-        if metrics["round"] == 2:
-            fill.disk = full_disk(monkeypatch, "state-b-clinic")
-
+    run, disk = deploy(), Disk(monkeypatch, "state-b-clinic")
     with pytest.raises(RunStopped, match="round 3: 2 of 3 nodes"):
-        run.start(fill)
+        run.start(at_round(2, disk.fill))
     error = (run.clients[1].state_dir / "error.log").read_text()
     assert "No space left on device" in error
     assert run.counted(1) == [1, 2]
-    fill.disk.is_full = False
+    disk.is_full = False
     run.start()
     assert run.product() == undisturbed(run)
     assert run.counted(1) == [1, 2, 3, 4]
@@ -393,17 +373,16 @@ def test_a_full_disk_of_a_client_releases_nothing_uncounted(
 def test_a_reason_that_has_no_room_on_a_clients_disk_is_on_its_stderr(
     deploy, monkeypatch, capsys
 ):
-    run = deploy(num_rounds=2)
+    run, disk = deploy(num_rounds=2), Disk(monkeypatch, "state-b-clinic")
+    place = run.clients[1].state_dir / "error.log"
 
-    def fill(metrics: dict) -> None:
-        if metrics["round"] == 1:
-            full_disk(monkeypatch, "state-b-clinic")
-            (run.clients[1].state_dir / "error.log").mkdir()
+    def fill() -> None:
+        disk.fill()
+        place.mkdir()
 
     with pytest.raises(RunStopped, match="b-clinic failed") as stopped:
-        run.start(fill)
+        run.start(at_round(1, fill))
     assert "No space" not in str(stopped.value)  # it stays on the client
-    place = run.clients[1].state_dir / "error.log"
     lines = [x for x in capsys.readouterr().err.splitlines() if str(place) in x]
     assert lines
     assert all("Is a directory" in line and "No space left" in line for line in lines)
@@ -413,14 +392,10 @@ def test_a_full_disk_of_the_server_sends_nothing_uncounted(
     deploy, undisturbed, monkeypatch
 ):
     run = deploy()
-
-    def fill(metrics: dict) -> None:
-        if metrics["round"] == 2:
-            fill.disk = full_disk(monkeypatch, str(run.folder.path))
-
+    disk = Disk(monkeypatch, str(run.folder.path))
     with pytest.raises((UserError, OSError), match="No space left"):
-        run.start(fill)
-    fill.disk.is_full = False
+        run.start(at_round(2, disk.fill))
+    disk.is_full = False
     assert [run.counted(i) for i in range(3)] == 3 * [[1, 2]]
     assert run.attempts() in ([(1, 1), (2, 1)], [(1, 1), (2, 1), (3, 1)])
     run.start()
@@ -448,15 +423,13 @@ def test_the_roll_call_says_who_is_missing_and_can_be_stopped(deploy, log, clock
     assert not run.progress()["nodes"]["c-clinic"]["joined"]
     run.stop.clear()
     run.clients[2].is_online = True
-    run.grid.on_look = lambda: None
+    run.heal()
     run.start()
 
 
 def test_a_stop_is_honoured_while_nodes_warm_start(deploy, undisturbed, clock):
     run = deploy()
-    run.grid.on_push = lambda name, request: (
-        dict(request.content["fedgs"]).get("round") != 0 or name != NAMES[1]
-    )
+    run.grid.on_push = lambda name, request: round_of(request) != 0 or name != NAMES[1]
 
     def look() -> None:
         if clock.now > 50:
@@ -467,8 +440,7 @@ def test_a_stop_is_honoured_while_nodes_warm_start(deploy, undisturbed, clock):
         run.start()
     assert run.attempts() == []
     run.stop.clear()
-    run.grid.on_look = lambda: None
-    run.grid.on_push = lambda name, request: True
+    run.heal()
     run.start()
     assert run.product() == undisturbed(run)
 
@@ -479,7 +451,7 @@ def test_a_stop_before_a_later_warm_start_repeats_no_round(deploy, undisturbed, 
     asked_first: list[str] = []
 
     def arrives(name: str, request: Message) -> bool:
-        if dict(request.content["fedgs"]).get("round") == 0:
+        if round_of(request) == 0:
             asked_first.append(name)
         return len(asked_first) < 3
 
@@ -493,7 +465,7 @@ def test_a_stop_before_a_later_warm_start_repeats_no_round(deploy, undisturbed, 
     done = run.attempts()
     assert done
     run.stop.clear()
-    run.grid.on_push, run.grid.on_look = lambda *_: True, lambda: None
+    run.heal()
     run.start()
     assert run.attempts() == [(round, 1) for round in range(1, 7)]
     assert run.product() == undisturbed(run)
@@ -502,16 +474,12 @@ def test_a_stop_before_a_later_warm_start_repeats_no_round(deploy, undisturbed, 
 def test_a_late_client_joins_a_resumed_run_that_began_without_it(deploy):
     run = deploy(min_nodes=2, checkpoint_every=1, num_rounds=6)
     with pytest.raises(KeyboardInterrupt):
-        run.start(crash_after(2))
+        run.start(interrupt_at(2))
     run.clients[0].is_online = False
     done: list[dict] = []
 
-    def report(metrics: dict) -> None:
-        done.append(metrics)
-        if metrics["round"] == 3:
-            run.clients[0].restart()
-
-    run.start(report)
+    come_back = at_round(3, run.clients[0].restart)
+    run.start(lambda metrics: (done.append(metrics), come_back(metrics)))
     answered = [metrics["num_answers"] for metrics in done]
     assert (answered[0], answered[-1]) == (2, 3)
 

@@ -18,17 +18,7 @@ from flwr.app import Message
 from clients import history
 from clients.history import enter, start_of
 from clients.site import DeployedPlace, Site, settings_of
-from deployed_grid import (  # noqa: F401
-    LIMITS,
-    NAMES,
-    Client,
-    Deployment,
-    fixture_clock,
-    fixture_deploy,
-    fixture_log,
-    fixture_server_process,
-    fixture_undisturbed,
-)
+from deployed_grid import LIMITS, NAMES, Client, Deployment
 from fedgs.errors import UserError
 from fedgs.federation import node as node_module
 from fedgs.federation import round as round_module
@@ -38,6 +28,8 @@ from fedgs.mechanism.noise import NoiseStream
 from fedgs.privacy.accounting import Run, statements_from_ledger, statements_of_runs
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import forget_aside, state_path, state_rounds
+from refusals import assert_refused
+from runs import at_round, interrupt_at, keep_lines
 from server import roll_call
 from server.progress import Progress
 from server.restored import cost_text, lost_rounds, missing_events
@@ -55,25 +47,15 @@ A, B, C = ("a" * 16, "b" * 16, "c" * 16)
 
 def stop_after(run: Deployment, round: int) -> None:
     """Runs on to a round, which is then committed."""
-
-    def report(metrics: dict) -> None:
-        if metrics["round"] == round:
-            run.stop.set()
-
     with pytest.raises(RunStopped, match=f"stopped after round {round}"):
-        run.start(report)
+        run.start(at_round(round, run.stop.set))
     run.stop.clear()
 
 
 def kill_after(run: Deployment, round: int, **how: bool) -> None:
     """Runs on to a round, whose end is not committed."""
-
-    def report(metrics: dict) -> None:
-        if metrics["round"] == round:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        run.start(report, **how)
+        run.start(interrupt_at(round), **how)
 
 
 def copied(source: Path, target: Path) -> Path:
@@ -166,16 +148,18 @@ def assert_all_counted(run: Deployment) -> None:
         assert Counter(run.counted(index)) <= attempts
 
 
+def all_states(run: Deployment) -> set[tuple[str, bytes]]:
+    """Every state of the clients, also what was set aside."""
+    paths = [path for index in range(3) for path in run.states(index).rglob("round-*")]
+    return {(path.name, path.read_bytes()) for path in paths}
+
+
 def test_a_server_older_than_all_states_is_refused_and_destroys_none(
     twice, undisturbed
 ):
     run = twice(checkpoint_every=1)
     restored(run.backups[2], run.folder.path)
-    before = {
-        (path.name, path.read_bytes())
-        for index in range(3)
-        for path in run.states(index).glob("round-*")
-    }
+    before = all_states(run)
     words = (
         r"(?s)a-clinic \(its state is of round 4, this server goes on from round 2; "
         r"put the newest server state back, or restore the client's [0-9a-f]{16}/ of "
@@ -183,12 +167,7 @@ def test_a_server_older_than_all_states_is_refused_and_destroys_none(
     )
     with pytest.raises(RunStopped, match=words):
         run.start()
-    after = {
-        (path.name, path.read_bytes())
-        for index in range(3)
-        for path in run.states(index).rglob("round-*")
-    }
-    assert after == before
+    assert all_states(run) == before
     assert [round for round, _ in run.attempts()] == [1, 2]  # nobody accepted
     with pytest.raises(RunStopped, match="its state is of round 4"):
         run.start(accept_restore=True)
@@ -256,12 +235,7 @@ def test_what_a_late_client_tells_is_added_while_the_run_goes_on(twice):
 
     run.grid.spoil = spoil
     run.clients[2].is_online = False
-
-    def report(metrics: dict) -> None:
-        if metrics["round"] == 3:
-            run.clients[2].restart()
-
-    run.start(report, accept_restore=True)
+    run.start(at_round(3, run.clients[2].restart), accept_restore=True)
     first = [(1, 1), (2, 1), (3, 1), (4, 1)]
     assert run.attempts() == [*first, (3, 2), (4, 2), (5, 1), (6, 1)]
     assert run.counted(2) == [1, 2, 3, 4, 4, 5, 6]
@@ -312,10 +286,8 @@ def test_a_client_at_its_limit_says_what_it_released(deploy, tmp_path):
     restored(backup, run.folder.path)
     for client in run.clients:
         client.restart()
-        set_limits(
-            client,
-            LIMITS + 'client_epsilon = 1e-9\ndelta = 1e-5\nrelation = "zero-out"\n',
-        )
+        epsilon = 'client_epsilon = 1e-9\ndelta = 1e-5\nrelation = "zero-out"\n'
+        set_limits(client, LIMITS + epsilon)
     words = r"limit: client_epsilon.*released 2 times more .*\(rounds 2 to 3\)"
     with pytest.raises(RunStopped, match=f"(?s){words}"):
         run.start()
@@ -413,8 +385,7 @@ def test_releases_to_another_server_are_not_told(deploy):
 def test_a_client_cannot_claim_more_than_can_be(released, words):
     config = tiny_config(clients_per_round=1, num_rounds=10)
     absent = next(n for n in range(6) if n not in select(config, 3))
-    with pytest.raises(UserError, match=words):
-        lost_rounds(config, absent, released, {1: 1})
+    assert_refused(words, lost_rounds, config, absent, released, {1: 1})
 
 
 def test_what_the_ledger_has_is_no_claim():
@@ -428,7 +399,7 @@ def test_what_the_ledger_has_is_no_claim():
 
 
 def cut_off(path: Path) -> None:
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    keep_lines(path, -1)
 
 
 def exchange(path: Path) -> None:
@@ -463,8 +434,7 @@ def test_a_count_that_was_rolled_back_is_refused_until_it_is_restored(deploy, tm
             place.worker()  # of a process that is started in the middle of a run
         set_limits(client, LIMITS + "max_batch_size = 1\n")  # refused anyway
         limited = DeployedPlace(Site.read(client.node_config), place.run_id)
-        with pytest.raises(UserError, match="own count was rolled back"):
-            limited.join(settings, [(A, 2)])
+        assert_refused("own count was rolled back", limited.join, settings, [(A, 2)])
         restored(backup, client.state_dir)
     index = count.with_name("clients.json")
     names = index.read_text()
@@ -527,8 +497,7 @@ def test_a_malformed_request_to_join_is_refused(change, words):
     assert settings_of(whole) == ({}, [("0" * 16, 0)], None)
     answered = json.dumps(["1" * 16, 3])
     assert settings_of(whole | {"answered": answered})[2] == ("1" * 16, 3)
-    with pytest.raises(UserError, match=words):
-        settings_of(whole | change)
+    assert_refused(words, settings_of, whole | change)
 
 
 OLD, REPEATED, NEWEST = [(A, 0)], [(A, 0), (B, 4)], [(A, 0), (C, 8)]

@@ -9,26 +9,16 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.app import Error as FlowerError
 from safetensors.torch import load, save
-from test_strategy import (  # noqa: F401
-    FakeGrid,
-    Spoil,
-    attempts,
-    create,
-    fixture_clock,
-    fixture_log,
-    fixture_server_process,
-    product,
-    round_of,
-    start,
-)
 
 from fedgs.config.run_config import RunConfig
-from fedgs.errors import UserError
 from fedgs.federation.messages import FakeBatch
 from fedgs.federation.node import Node
 from fedgs.federation.round import public_fakes
 from fedgs.files import read_tensors
 from fedgs.privacy.client_limits import ClientRefused, Limits
+from refusals import assert_refused
+from runs import attempts
+from simulated_grid import FakeGrid, Spoil, product, round_of, start
 from tiny import request_of, tiny_config, tiny_data
 
 # ------------------------------------------------------------------ a hostile server
@@ -66,8 +56,7 @@ def _kept(node: Node) -> dict[str, bytes]:
 def _refuses(node: Node, request: FakeBatch, words: str) -> None:
     """The node refuses, and no bit of it changes."""
     before = _kept(node)
-    with pytest.raises(UserError, match=words):
-        node.answer(request)
+    assert_refused(words, node.answer, request)
     node.save(0)
     assert _kept(node) == before
 
@@ -109,8 +98,7 @@ def test_a_second_warm_start_changes_nothing(tmp_path):
 @pytest.mark.parametrize("kind", ["local", "public"])
 def test_a_round_without_a_warm_start_is_refused(tmp_path, kind):
     node = _node(tmp_path, warm_start=kind)
-    with pytest.raises(UserError, match="its state is missing"):
-        node.answer(_request(node.config, 1))
+    assert_refused("its state is missing", node.answer, _request(node.config, 1))
     assert not node.folder.exists()
 
 
@@ -157,7 +145,7 @@ def _victim(make: Make, round: int = 2) -> Spoil:
 
 
 def _run_with(
-    create: Callable,  # noqa: F811
+    create: Callable,
     log: list[str],
     make: Make,
     **settings: object,
@@ -182,7 +170,7 @@ def _run_with(
 
 @pytest.mark.parametrize("factor", [5.0, 1e6, 1e30])
 @pytest.mark.parametrize("noise_multiplier", [0.0, 0.5])
-def test_a_poisoned_reply_is_a_failed_answer(create, log, factor, noise_multiplier):  # noqa: F811
+def test_a_poisoned_reply_is_a_failed_answer(create, log, factor, noise_multiplier):
     def poison(request: Message, reply: Message) -> Message:
         record = dict(reply.content["fedgs"])
         grads = load(record["tensors"])["gradients"]
@@ -199,7 +187,7 @@ def _reply(request: Message, record: dict) -> Message:
     return Message(RecordDict({"fedgs": ConfigRecord(record)}), reply_to=request)
 
 
-def test_a_replayed_reply_is_a_failed_answer(create, log):  # noqa: F811
+def test_a_replayed_reply_is_a_failed_answer(create, log):
     """Round 1's answer for round 2, as it was and with the new round's number."""
     settings = {"client_selection": "all", "noise_seed": None}
     for number in (1, 2):
@@ -228,7 +216,7 @@ def test_a_replayed_reply_is_a_failed_answer(create, log):  # noqa: F811
         log.clear()
 
 
-def test_a_reply_of_another_run_is_a_failed_answer(create, log):  # noqa: F811
+def test_a_reply_of_another_run_is_a_failed_answer(create, log):
     """The same node, round and settings; only the server's seed is another."""
     others: dict[int, dict] = {}
 
@@ -252,7 +240,7 @@ def test_a_reply_of_another_run_is_a_failed_answer(create, log):  # noqa: F811
     )
 
 
-def test_a_long_error_is_one_line_of_the_log(create, log):  # noqa: F811
+def test_a_long_error_is_one_line_of_the_log(create, log):
     text = "all is well\n2026-01-01 INFO the run is complete\x1b[2J" * 200_000
     lines = _run_with(
         create,
@@ -263,7 +251,7 @@ def test_a_long_error_is_one_line_of_the_log(create, log):  # noqa: F811
     assert all(line.isprintable() for line in lines)
 
 
-def test_a_reply_with_other_records_is_a_failed_answer(create, log):  # noqa: F811
+def test_a_reply_with_other_records_is_a_failed_answer(create, log):
     def more(request: Message, reply: Message) -> Message:
         content = RecordDict({"fedgs": ConfigRecord(dict(reply.content["fedgs"]))})
         content["loss-4711"] = ConfigRecord({"loss": 47.11})
@@ -274,7 +262,7 @@ def test_a_reply_with_other_records_is_a_failed_answer(create, log):  # noqa: F8
     assert "4711" not in "".join(lines)
 
 
-def test_a_reply_of_another_sender_is_a_failed_answer(create, log):  # noqa: F811
+def test_a_reply_of_another_sender_is_a_failed_answer(create, log):
     def moved(request: Message, reply: Message) -> Message:
         reply.metadata.__dict__["_src_node_id"] = 4711
         return reply
@@ -284,7 +272,7 @@ def test_a_reply_of_another_sender_is_a_failed_answer(create, log):  # noqa: F81
     assert "4711" not in "".join(lines)
 
 
-def test_an_honest_run_of_many_answers_loses_none(create, log):  # noqa: F811
+def test_an_honest_run_of_many_answers_loses_none(create, log):
     folder = create("run", num_rounds=10, client_selection="all", noise_seed=None)
     start(folder, FakeGrid(6))
     assert not [line for line in log if "answer of" in line]

@@ -23,12 +23,6 @@ from flwr.common.serde import context_to_proto, message_from_proto, message_to_p
 from flwr.proto.message_pb2 import Context as ContextProto
 from flwr.proto.message_pb2 import Message as MessageProto
 from safetensors.torch import load, load_file
-from test_strategy import (  # noqa: F401
-    FakeGrid,
-    fixture_clock,
-    fixture_server_process,
-    start,
-)
 
 import fedgs.federation.node
 import fedgs.federation.round
@@ -40,8 +34,10 @@ from fedgs.federation.messages import decode_batch
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder
 from recording import canaries_in, leaves
+from simulated_grid import FakeGrid, start
 from tiny import tiny_config
 
+pytestmark = pytest.mark.usefixtures("server_process", "clock")
 ROOT = Path(__file__).resolve().parents[2]
 ERROR = 2  # Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 METADATA = {

@@ -149,11 +149,9 @@ def test_a_file_that_is_no_certificate_or_key_ends_with_exit_code_2(
 
 def test_a_second_client_on_a_state_directory_is_refused(tmp_path):
     node = f'name="a" data="digits" state-dir="{tmp_path}/state"'
-    code = "import sys; from clients.site import Site; "
-    code += (
-        "Site.read({'name': 'a', 'data': 'digits', 'state-dir': sys.argv[1]}).open()"
-    )
-    code += "; print(1, flush=True); sys.stdin.read()"
+    code = "import sys; from clients.site import Site; from pathlib import Path; "
+    code += "Site('a', Path(sys.argv[1]), {}).open(); "
+    code += "print(1, flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", code, str(tmp_path / "state")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     env = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -228,15 +226,7 @@ class Flow:
         )
 
 
-@pytest.fixture
-def _task(monkeypatch):
-    from flwr.supercore.task_identity import TaskIdentity
-
-    for name in ("_task_id", "_run_id", "_node_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
-
-
-@pytest.mark.usefixtures("installed", "_task")
+@pytest.mark.usefixtures("installed", "server_process")
 def test_a_message_is_answered_in_the_process_and_nothing_is_left_over():
     flow = Flow()
     flow.push()
@@ -248,7 +238,7 @@ def test_a_message_is_answered_in_the_process_and_nothing_is_left_over():
     assert flow.state.task_store == {}
 
 
-@pytest.mark.usefixtures("installed", "_task")
+@pytest.mark.usefixtures("installed", "server_process")
 def test_the_time_that_an_answer_takes_is_not_sent(monkeypatch):
     def slow(message, context):
         threading.Event().wait(0.2)
@@ -260,7 +250,7 @@ def test_the_time_that_an_answer_takes_is_not_sent(monkeypatch):
     assert flow.sent[0][1] < 0.1
 
 
-@pytest.mark.usefixtures("installed", "_task")
+@pytest.mark.usefixtures("installed", "server_process")
 @pytest.mark.parametrize("spoilt", ["unknown kind", "raises"])
 def test_a_message_that_cannot_be_answered_gets_an_error_without_words(
     monkeypatch, spoilt

@@ -11,17 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedgs.cohorts.files import (
-    EXCLUDED,
-    GIVEN,
-    INCLUDED,
-    Cohort,
-    check_names,
-    read_cohort,
-    selection_condition,
-    selection_costs,
-    write_cohort,
-)
+from fedgs.cohorts import files
 from fedgs.cohorts.selection import (
     NOBODY_ABOVE,
     NOBODY_BELOW,
@@ -37,11 +27,12 @@ from fedgs.config.run_config import RunConfig
 from fedgs.data.cohort import keep_cohort
 from fedgs.data.load import load_data
 from fedgs.errors import UserError
-from fedgs.federation import local
 from fedgs.federation.preparation import resolve
 from fedgs.federation.training import RunStopped
 from fedgs.privacy.selection_cost import SelectionCost
 from fedgs.runs.run_folder import RunFolder
+from refusals import assert_refused
+from runs import train
 from tiny import SIZES, open_config, tiny_config, tiny_data, write_tiny_npz
 
 COST = SelectionCost(1.0, 4, 8, 3.0, 2.0)
@@ -66,20 +57,20 @@ def config(tmp_path):
 @pytest.mark.parametrize(
     "cohort",
     [
-        Cohort(("b", "a c", "3")),
-        Cohort(("ü",), "not private"),
-        Cohort(("1", "2"), "private", COST),
-        Cohort(("1", "2"), "private", COST, "5f0e"),
+        files.Cohort(("b", "a c", "3")),
+        files.Cohort(("ü",), "not private"),
+        files.Cohort(("1", "2"), "private", COST),
+        files.Cohort(("1", "2"), "private", COST, "5f0e"),
     ],
 )
 def test_written_cohort_is_read_as_it_was(tmp_path, cohort):
-    write_cohort(tmp_path / "c.txt", cohort, "title")
-    assert read_cohort(tmp_path / "c.txt") == cohort
+    files.write_cohort(tmp_path / "c.txt", cohort, "title")
+    assert files.read_cohort(tmp_path / "c.txt") == cohort
 
 
 def test_users_own_file_may_have_comments_and_empty_lines(tmp_path):
     (tmp_path / "c.txt").write_text("# mine\n\n  ann \nbob\n# selection was by hand\n")
-    assert read_cohort(tmp_path / "c.txt") == Cohort(("ann", "bob"))
+    assert files.read_cohort(tmp_path / "c.txt") == files.Cohort(("ann", "bob"))
 
 
 @pytest.mark.parametrize(
@@ -99,19 +90,17 @@ def test_bad_files_are_refused(tmp_path, text, named):
     path = tmp_path / "c.txt"
     path.write_bytes(text)
     with pytest.raises(UserError, match=named) as error:
-        read_cohort(path)
+        files.read_cohort(path)
     assert str(path) in str(error.value)
 
 
 def test_missing_file_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"no.txt: .*No such file"):
-        read_cohort(tmp_path / "no.txt")
+    assert_refused(r"no.txt: .*No such file", files.read_cohort, tmp_path / "no.txt")
 
 
 @pytest.mark.parametrize("name", ["#1", " a", "a\nb", "", "a\u2028b"])
 def test_names_that_no_file_can_hold_are_refused(name):
-    with pytest.raises(UserError, match="rename the client"):
-        check_names(["fine", name])
+    assert_refused("rename the client", files.check_names, ["fine", name])
 
 
 # ------------------------------------------------------------------ a run's cohort
@@ -139,10 +128,9 @@ def test_stopped_run_resumes_without_the_users_file(config, tmp_path):
     folder, stop = RunFolder.create(resolved), threading.Event()
     stop.set()
     with pytest.raises(RunStopped):
-        local.train(folder, data, lambda metrics: None, stop)
+        train(folder, data=data, stop=stop)
     Path(resolved.cohort).unlink()
-    again, stop = RunFolder.open(folder.path), threading.Event()
-    local.train(again, load_data(again.config), lambda metrics: None, stop)
+    train(RunFolder.open(folder.path))
     assert (folder.path / "generator.safetensors").exists()
 
 
@@ -164,8 +152,7 @@ def test_held_out_images_follow_their_clients(config):
 
 def test_unknown_names_are_refused(config):
     named = r"has no client '9', 'x' \(2 of 3 names\)"
-    with pytest.raises(UserError, match=named):
-        load_data(config("x\n1\n9\n"))
+    assert_refused(named, load_data, config("x\n1\n9\n"))
 
 
 def test_data_without_owners_has_no_cohorts(config, tmp_path):
@@ -174,8 +161,7 @@ def test_data_without_owners_has_no_cohorts(config, tmp_path):
     nobody = dataclasses.replace(
         config("1\n"), data=f"npz:{tmp_path / 'nobody.npz'}", num_classes=None
     )
-    with pytest.raises(UserError, match="names no clients"):
-        load_data(nobody)
+    assert_refused("names no clients", load_data, nobody)
     with pytest.raises(UserError, match=r"cohort = .*: partition = iid makes clients"):
         config("1\n", partition="iid", num_clients=2)
 
@@ -184,23 +170,27 @@ def test_run_without_cohort_is_as_before():
     config = tiny_config()
     data = tiny_data(config)
     assert keep_cohort(config, data) is data
-    assert selection_condition(config) is None
-    assert selection_costs([config]) == ()
+    assert files.selection_condition(config) is None
+    assert files.selection_costs([config]) == ()
 
 
 @pytest.mark.parametrize(
     ("header", "condition", "costs"),
     [
-        ("", GIVEN, ()),
-        ("# selection: not private\n", EXCLUDED, ()),
-        (f"# selection: private {json.dumps(COST.to_json())}\n", INCLUDED, (COST,)),
+        ("", files.GIVEN, ()),
+        ("# selection: not private\n", files.EXCLUDED, ()),
+        (
+            f"# selection: private {json.dumps(COST.to_json())}\n",
+            files.INCLUDED,
+            (COST,),
+        ),
     ],
 )
 def test_condition_says_what_the_selection_cost(config, header, condition, costs):
     made = config(f"{header}1\n2\n")
-    assert selection_condition(made) == condition
-    assert selection_costs([made]) == costs
-    assert EXCLUDED.startswith("excludes cohort selection")
+    assert files.selection_condition(made) == condition
+    assert files.selection_costs([made]) == costs
+    assert files.EXCLUDED.startswith("excludes cohort selection")
 
 
 # ------------------------------------------------------------------ thresholds
@@ -285,8 +275,7 @@ def test_randomised_answers_have_the_probabilities_of_their_epsilon(cohorts):
     ],
 )
 def test_bad_settings_are_refused(settings, named):
-    with pytest.raises(UserError, match=named):
-        Selection(**settings)
+    assert_refused(named, Selection, **settings)
 
 
 def test_possible_cohorts_follow_the_thresholds():

@@ -8,6 +8,7 @@ from fedgs.config.recipes import configure
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.settings import GROUPS, field_type
 from fedgs.errors import UserError
+from refusals import assert_refused
 from tiny import tiny_config
 
 FIELDS = {spec.name: spec for spec in dataclasses.fields(RunConfig)}
@@ -206,8 +207,7 @@ def test_noise_beside_a_target_in_one_source_is_a_budget(tmp_path):
 def test_bad_file_is_refused(tmp_path, content, named):
     file = tmp_path / "run.toml"
     file.write_text(content)
-    with pytest.raises(UserError, match=named):
-        configure(None, file, {})
+    assert_refused(named, configure, None, file, {})
 
 
 def test_missing_file_is_refused(tmp_path):

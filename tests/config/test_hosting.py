@@ -3,17 +3,16 @@
 import dataclasses
 import itertools
 import math
-import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import runs
 from fedgs.config.hosting import Hosting, hosting, read_sizes
 from fedgs.config.recipes import overridden
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
-from fedgs.federation import local
 from fedgs.federation.preparation import (
     clients_needed,
     copies_in_memory,
@@ -24,6 +23,7 @@ from fedgs.federation.training import nodes_of
 from fedgs.privacy.accounting import statements
 from fedgs.runs.run_folder import RunFolder
 from plans import FULL
+from refusals import assert_refused
 from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
 
 PLAN = dataclasses.replace(FULL, num_clients=10, clients_per_round=10)
@@ -61,10 +61,8 @@ def test_fewest_nodes_and_most_clients_are_those_of_the_best_choice(nodes):
     "text", ["0,3", "3,", ",", "-1,2", "1.5", "3;4", "a", "٣", "1" * 5000, "01"]
 )
 def test_sizes_that_are_no_numbers_are_refused(text):
-    with pytest.raises(UserError, match=r"node_sizes = .*--node-sizes"):
-        read_sizes(text)
-    with pytest.raises(UserError, match=r"node_sizes = .*--node-sizes"):
-        RunConfig(node_sizes=text).validate()
+    assert_refused(r"node_sizes = .*--node-sizes", read_sizes, text)
+    assert_refused(r"node_sizes = .*--node-sizes", RunConfig(node_sizes=text).validate)
 
 
 def test_long_sizes_are_refused_in_few_words():
@@ -159,6 +157,6 @@ def test_sizes_that_are_all_the_same_change_no_byte(tmp_path, sizes):
         given_settings = {**FULL_PARTICIPATION, **settings}
         config = tiny_config(output=str(tmp_path / name), **given_settings)
         folder = RunFolder.create(config)
-        local.train(folder, tiny_data(config), lambda metrics: None, threading.Event())
-        products.append((folder.path / "generator.safetensors").read_bytes())
+        runs.train(folder, data=tiny_data(config))
+        products.append(runs.generator(folder.path))
     assert products[0] == products[1]

@@ -9,7 +9,7 @@ import pytest
 from fedgs.config.recipes import RECIPES, recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.data.partition import DIGITS_NUM_CLIENTS
-from fedgs.errors import UserError
+from refusals import assert_refused
 
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 LEFT_TO_THE_USER = ("data", "data_dir", "download", "output", "engine")
@@ -100,10 +100,7 @@ def test_recipe_is_valid_and_carries_no_data_output_or_engine(name):
 
 
 def test_unknown_recipe_names_the_known_ones():
-    with pytest.raises(
-        UserError, match=r"recipe = 'nope': give --recipe .*algorithm-2"
-    ):
-        recipe("nope")
+    assert_refused(r"recipe = 'nope': give --recipe .*algorithm-2", recipe, "nope")
 
 
 def test_plain_flwr_run_is_configured_as_the_demo_on_flowers_default_nodes():

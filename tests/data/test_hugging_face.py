@@ -6,8 +6,8 @@ from PIL import Image
 
 from fedgs.data.load import load_data, load_test_data
 from fedgs.data.records import DataWarning
-from fedgs.errors import UserError
 from loading import configured, load, refused
+from refusals import assert_refused
 
 datasets = pytest.importorskip("datasets")
 pytestmark = pytest.mark.usefixtures("hub_cache")
@@ -130,8 +130,7 @@ def test_test_split_is_not_partitioned(source):
 
 
 def test_data_set_without_split_test_has_none(tmp_path):
-    with pytest.raises(UserError, match="has no test split"):
-        load_test_data(configured(write(tmp_path)))
+    assert_refused("has no test split", load_test_data, configured(write(tmp_path)))
 
 
 def test_named_split_is_used(source):
@@ -276,8 +275,7 @@ def test_options_that_do_not_suit_are_refused(source, settings, message):
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings, message):
-    with pytest.raises(UserError, match=message):
-        configured(**settings)
+    assert_refused(message, configured, **settings)
 
 
 def test_missing_data_set_is_not_looked_for_on_the_network(tmp_path, monkeypatch):

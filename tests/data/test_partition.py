@@ -5,7 +5,7 @@ import pytest
 
 from fedgs.config.run_config import RunConfig
 from fedgs.data.partition import DIGITS_NUM_CLIENTS, by_client, dirichlet, iid, split
-from fedgs.errors import UserError
+from refusals import assert_refused
 
 LABELS = np.arange(600) % 10
 OWNERS = np.array(["bob", "ann", "bob", "cleo", "ann", "bob"])
@@ -154,5 +154,4 @@ def test_digits_default_to_180_clients():
 )
 def test_split_refuses_what_does_not_suit_the_data(settings, owners, message):
     labels = LABELS if owners is None else LABELS[: len(owners)]
-    with pytest.raises(UserError, match=message):
-        split(config(**settings), labels, 10, owners)
+    assert_refused(message, split, config(**settings), labels, 10, owners)

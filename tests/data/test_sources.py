@@ -9,8 +9,8 @@ import pytest
 
 import loading
 from fedgs.data.load import load_test_data
-from fedgs.errors import UserError
 from loading import configured, load, refused
+from refusals import assert_refused
 
 PIXELS = np.random.default_rng(0).integers(256, size=(12, 28, 28), dtype=np.uint8)
 LABELS = np.arange(12) % 10
@@ -63,8 +63,7 @@ def test_grey_becomes_rgb_by_repetition():
 
 
 def test_digits_have_no_test_split():
-    with pytest.raises(UserError, match="data = 'digits': has no test split"):
-        load_test_data(configured())
+    assert_refused("data = 'digits': has no test split", load_test_data, configured())
 
 
 def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
@@ -312,6 +311,11 @@ def wrong_pixel(value):
         ({"images": PIXELS, "labels": LABELS * 1.0}, "labels has dtype float64"),
         ({"images": PIXELS, "labels": LABELS - 1}, "label -1; give labels from 0"),
         ({"images": PIXELS, "labels": -LABELS - 1}, "label -1; give labels from 0"),
+        ({"images": PIXELS, "labels": LABELS * 10**13}, "give labels below 1000"),
+        (
+            {"images": PIXELS, "labels": np.full(12, 2**64 - 5, np.uint64)},
+            "image 0 has the label 18446744073709551611; give labels from 0",
+        ),
         ({"images": PIXELS, "clients": WRITERS[:5]}, r"clients has shape \(5,\)"),
         ({"images": PIXELS, "clients": WRITERS * 1.0}, "clients has dtype float64"),
         ({"images": PIXELS, "clients": WRITERS.astype(object)}, "cannot be read"),

@@ -14,6 +14,7 @@ from fedgs.diagnosis import diagnosis, group_features
 from fedgs.diagnosis.diagnosis import INVERT, OTHER, ROTATE, Rule, diagnose
 from fedgs.errors import UserError
 from fedgs.evaluation.images import LabelledImages
+from refusals import assert_refused
 
 G = 4
 
@@ -406,8 +407,7 @@ def change(group, **fields):
     ],
 )
 def test_groups_that_cannot_be_compared_are_refused(digits, spoil_input, words):
-    with pytest.raises(UserError, match=words):
-        diagnose(*spoil_input(list(digits)), 10)
+    assert_refused(words, diagnose, *spoil_input(list(digits)), 10)
 
 
 @pytest.mark.parametrize("name", ["alpha", "min_effect", "confidence"])

@@ -11,6 +11,7 @@ from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.evaluation import images
 from fedgs.evaluation.images import LabelledImages, RealImages
+from refusals import assert_refused
 
 FLOATS = np.full((12, 16, 16), 0.5, np.float32)
 LABELS = np.arange(12) % 3
@@ -66,8 +67,7 @@ def test_bad_file_is_refused(tmp_path, wrong):
     changes, named = BAD[wrong]
     arrays = {"images": FLOATS, "labels": LABELS} | changes
     path = write(tmp_path / "bad.npz", **arrays)
-    with pytest.raises(UserError, match=re.escape(str(path)) + ": .*" + named):
-        images.read_npz(path)
+    assert_refused(re.escape(str(path)) + ": .*" + named, images.read_npz, path)
 
 
 def test_missing_and_truncated_files_are_refused(tmp_path):
@@ -75,8 +75,7 @@ def test_missing_and_truncated_files_are_refused(tmp_path):
         images.read_npz(tmp_path / "no.npz")
     path = write(tmp_path / "torn.npz", images=FLOATS, labels=LABELS)
     path.write_bytes(path.read_bytes()[:-200])
-    with pytest.raises(UserError, match=r"torn.npz: cannot be read"):
-        images.read_npz(path)
+    assert_refused(r"torn.npz: cannot be read", images.read_npz, path)
 
 
 def config(folder: Path, **settings: object) -> RunConfig:
@@ -159,6 +158,5 @@ def test_subset_is_random_without_repetition_and_depends_on_the_seed():
 def test_label_that_is_not_real_is_refused():
     wrong = labelled(9, 0)._replace(labels=np.full(9, 3))
     named = re.escape("s.npz: label 3, the real labels are 0 to 2")
-    with pytest.raises(UserError, match=named):
-        images.check_labels("s.npz", wrong, 3)
+    assert_refused(named, images.check_labels, "s.npz", wrong, 3)
     images.check_labels("s.npz", labelled(9, 0), 3)

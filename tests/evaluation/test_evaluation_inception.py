@@ -8,6 +8,7 @@ import torch
 
 from fedgs.errors import UserError
 from fedgs.evaluation import inception, quality
+from refusals import assert_refused
 
 
 def images(count: int, seed: int) -> np.ndarray:
@@ -42,8 +43,7 @@ def test_own_download_of_torch_hub_is_found(monkeypatch, tmp_path):
     path = tmp_path / "hub" / "checkpoints" / inception.WEIGHTS_NAME
     path.parent.mkdir(parents=True)
     path.touch()
-    with pytest.raises(UserError, match=rf"{path}: is not weights-"):
-        inception.find_weights(None)
+    assert_refused(rf"{path}: is not weights-", inception.find_weights, None)
     empty = hashlib.sha256(b"").hexdigest()
     monkeypatch.setattr(inception, "WEIGHTS_SHA256", empty)
     assert inception.find_weights(None) == path

@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 
 from evaluation_data import NUM_CLASSES, labelled
 from fedgs.config.run_config import RunConfig
-from fedgs.errors import UserError
 from fedgs.evaluation import lenet
 from fedgs.evaluation.images import RealImages, load_real
+from refusals import assert_refused
 from tiny import record_calls
 
 
@@ -93,8 +93,7 @@ def test_damaged_classifier_is_trained_again(cache):
 def test_cache_that_cannot_be_made_is_refused(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("FEDGS_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    with pytest.raises(UserError, match=r"FEDGS_CACHE_DIR = .*: Not a directory; set"):
-        get(labelled(60, 0))
+    assert_refused(r"FEDGS_CACHE_DIR = .*: Not a directory; set", get, labelled(60, 0))
 
 
 @pytest.mark.slow

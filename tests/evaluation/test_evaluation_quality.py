@@ -12,6 +12,7 @@ from fedgs.evaluation.quality import (
     manifold_scores,
     memorisation,
 )
+from refusals import assert_refused
 
 
 def normal(count: int, dim: int, seed: int, shift: float = 0.0) -> np.ndarray:
@@ -82,8 +83,7 @@ def test_fid_does_not_lose_small_differences_beside_a_large_mean():
 
 
 def test_fid_of_one_image_is_refused():
-    with pytest.raises(UserError, match="at least two"):
-        fid(normal(5, 3, 0), normal(1, 3, 0))
+    assert_refused("at least two", fid, normal(5, 3, 0), normal(1, 3, 0))
 
 
 # ------------------------------------------------------------------ neighbours

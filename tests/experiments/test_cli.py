@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import tiny
+from command_line import flags, refused
 from experiments.cli import main as cli
 from experiments.commands import train as running
 from experiments.paper import scores
@@ -22,27 +24,14 @@ from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.federation import preparation
 from fedgs.files import write_json
-from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder
+from refusals import assert_refused
+from runs import keep_lines
 from tiny import NUM_CLASSES, SIDE, write_tiny_npz
 
-TINY = {
-    "image_size": SIDE,
-    "clients_per_round": 2,
-    "noise_multiplier": 0.5,
-    "batch_size": 4,
-    "num_rounds": 3,
-    "discriminator_steps": 1,
-    "discriminator_batch_size": 4,
-    "warm_start_rounds": 1,
-    "generator": "upsample",
-    "generator_dim": 4,
-    "discriminator_dim": 4,
-    "latent_dim": 4,
-    "num_workers": 1,
-    "seed": 5,
-    "noise_seed": 7,
-}
+OF_DATA = ("data", "num_clients", "num_classes")
+TINY = {n: v for n, v in tiny.SETTINGS.items() if n not in OF_DATA}
+TINY |= {"discriminator_steps": 1, "warm_start_rounds": 1}
 FLAGS = """
 adversary amplification batch-size checkpoint-every chunk-size classes client-epsilon
 client-limits client-selection clients-per-node clients-per-round clip-bound cohort
@@ -78,14 +67,6 @@ STATEMENT_KEYS = {
     "conditions",
     "guarantee",
 }
-
-
-def flags(**settings: object) -> list[str]:
-    return [
-        part
-        for name, value in settings.items()
-        for part in (f"--{name.replace('_', '-')}", str(value))
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -307,9 +288,7 @@ def test_bad_sampling_is_refused(
     trained, fedgs, monkeypatch, tmp_path, arguments, named
 ):
     monkeypatch.chdir(tmp_path)
-    code, _, err = fedgs("sample", trained, *arguments)
-    assert code == 2
-    assert re.match(f"Error: {named}", err)
+    refused(fedgs("sample", trained, *arguments), named)
     assert tree(tmp_path) == {}
 
 
@@ -395,11 +374,7 @@ def test_target_is_met_by_the_noise_that_is_printed(fedgs):
     code, out, err = fedgs("privacy", *flag)
     assert code == 0
     assert re.match(r"noise_multiplier [\d.]+ for target_epsilon 10 \(release,", err)
-    (release,) = [
-        s
-        for s in statements(out)
-        if (s["adversary"], s["relation"]) == ("release", "zero-out")
-    ]
+    release = row_of(statements(out), "release", "zero-out")
     assert 9.9 < release["epsilon"] <= 10
 
 
@@ -417,6 +392,12 @@ FROZEN = {
 
 def rows_of(found, adversary, theorem):
     return [s for s in found if s["adversary"] == adversary and theorem in s["theorem"]]
+
+
+def row_of(found, adversary, relation, theorem=""):
+    rows = rows_of(found, adversary, theorem)
+    (row,) = [s for s in rows if s["relation"] == relation and s["guarantee"]]
+    return row
 
 
 def test_amplification_on_request(fedgs):
@@ -440,31 +421,24 @@ def test_reason_why_nothing_is_amplified_is_printed(fedgs, monkeypatch):
     ("changes", "named"),
     [
         ({"discriminator_training": "selected"}, "discriminator_training = selected"),
-        ({"client_selection": "balanced"}, "client_selection = balanced"),
         ({"client_selection": "all", "clients_per_round": None}, "every client takes"),
-        (
-            {"clients_per_node": 2},
-            "clients_per_node or node_sizes: a node hosts up to 2",
-        ),
         ({"adversary": "server"}, "adversary = server sees who takes part"),
         ({"client_epsilon": 3}, "client_epsilon: a client's refusal tells"),
     ],
 )
 def test_amplification_whose_conditions_fail_is_refused(fedgs, changes, named):
-    given = {n: v for n, v in {**FROZEN, **changes}.items() if v is not None}
-    done = fedgs("privacy", *flags(**given), "--amplification")
-    assert_refused(done, f"amplification = True: refused: {named}")
-    assert done[1] == ""
+    done = fedgs("privacy", *flags(**FROZEN | changes), "--amplification")
+    refused(done, f"amplification = True: refused: {named}")
 
 
 def test_refused_amplification_writes_nothing(fedgs, tmp_path, data):
     given = flags(data=data, output=tmp_path / "run", **TINY)
     done = fedgs("train", *given, "--amplification")
-    assert_refused(done, "amplification = True: refused: discriminator_training = sel")
+    refused(done, "amplification = True: refused: discriminator_training = sel")
     everyone = [*given, "--discriminator-training", "frozen", "--amplification"]
     clients = len(np.unique(np.load(data.removeprefix("npz:"))["clients"]))
     done = fedgs("train", *everyone, "--clients-per-round", clients)
-    assert_refused(done, "amplification = True: refused: every client takes part")
+    refused(done, "amplification = True: refused: every client takes part")
     assert tree(tmp_path) == {}
 
 
@@ -473,11 +447,7 @@ def test_delta_at_an_epsilon(fedgs, monkeypatch):
     given = flags(**{n: v for n, v in PAPER.items() if n != "delta"})
     code, out, _ = fedgs("privacy", *given, "--at-epsilon", 774.31, "--json")
     assert code == 0
-    (found,) = [
-        s
-        for s in rows_of(statements(out), "server", "mixture")
-        if s["relation"] == "replace-one"
-    ]
+    found = row_of(statements(out), "server", "replace-one", "mixture")
     assert (found["asked"], found["epsilon"]) == ("delta", 774.31)
     assert found["delta"] == pytest.approx(1.15e-3, rel=1e-3)
     table = fedgs("privacy", *given, "--at-epsilon", 774.31)[1]
@@ -489,8 +459,8 @@ def test_delta_at_an_epsilon(fedgs, monkeypatch):
 def test_delta_is_given_or_asked_for(fedgs, trained, of):
     arguments = flags(**PAPER) if of == "settings" else [trained, "--delta", 1e-3]
     done = fedgs("privacy", *arguments, "--at-epsilon", 3)
-    assert_refused(done, "delta: --at-epsilon computes it")
-    assert_refused(fedgs("privacy", trained, "--at-epsilon", -1), "-1.0: give a finite")
+    refused(done, "delta: --at-epsilon computes it")
+    refused(fedgs("privacy", trained, "--at-epsilon", -1), "-1.0: give a finite")
 
 
 def test_noise_and_target_give_the_largest_number_of_rounds(fedgs):
@@ -501,18 +471,12 @@ def test_noise_and_target_give_the_largest_number_of_rounds(fedgs):
     most = int(re.match(r"num_rounds (\d+) is the largest with", err)[1])
     found = statements(out)
     assert {s["num_rounds"] for s in found} == {most}
-    (server,) = [
-        s
-        for s in found
-        if (s["adversary"], s["relation"]) == ("server", "replace-one")
-        and s["guarantee"]
-    ]
-    assert 99 < server["epsilon"] <= 100
+    assert 99 < row_of(found, "server", "replace-one")["epsilon"] <= 100
     fewer = statements(fedgs("privacy", *arguments, "--num-rounds", 7, "--json")[1])
     assert {s["num_rounds"] for s in fewer} == {7}
     quiet = ["--noise-multiplier", 0.01, "--target-epsilon", 1]
     done = fedgs("privacy", *flags(**given), *quiet)
-    assert_refused(done, "noise_multiplier = 0.01: one round alone exceeds")
+    refused(done, "noise_multiplier = 0.01: one round alone exceeds")
 
 
 def test_colluding_nodes_reach_the_statements(fedgs):
@@ -524,9 +488,9 @@ def test_colluding_nodes_reach_the_statements(fedgs):
     assert colluding[0]["epsilon"] > alone[0]["epsilon"]
     assert "7 colluding" in " ".join(colluding[0]["conditions"])
     done = fedgs("privacy", *given, "--colluding-nodes", 11)
-    assert_refused(done, "colluding_nodes = 11: give --colluding-nodes at most the 10")
+    refused(done, "colluding_nodes = 11: give --colluding-nodes at most the 10")
     done = fedgs("privacy", *given, "--colluding-nodes", -1)
-    assert_refused(done, "colluding_nodes = -1: give --colluding-nodes at least 0")
+    refused(done, "colluding_nodes = -1: give --colluding-nodes at least 0")
 
 
 def test_colluding_nodes_reach_the_calibration(fedgs):
@@ -583,7 +547,7 @@ def test_deployed_runs_are_matched_by_node(fedgs, trained, tmp_path):
     assert "by the name of its node" in " ".join(rows[0]["conditions"])
     for flag in ([], ["--same-clients"]):
         done = fedgs("privacy", one, three, *flag)
-        assert_refused(done, r"nodes = a \(2\), b \(4\) and a \(2\), c \(4\): ")
+        refused(done, r"nodes = a \(2\), b \(4\) and a \(2\), c \(4\): ")
 
 
 @pytest.mark.parametrize("command", ["privacy", "train"])
@@ -598,7 +562,7 @@ def test_client_epsilon_in_limits_refuses_amplification(fedgs, data, tmp_path, c
     else:
         given = TINY | given | {"data": data, "output": tmp_path / "run"}
     done = fedgs(command, *flags(**given), "--amplification")
-    assert_refused(done, r"amplification = True: .*client_epsilon.*a client's refusal")
+    refused(done, r"amplification = True: .*client_epsilon.*a client's refusal")
     assert not (tmp_path / "run").exists()
 
 
@@ -614,18 +578,18 @@ def test_client_epsilon_in_limits_refuses_amplification(fedgs, data, tmp_path, c
 )
 def test_runs_on_other_clients_are_refused(fedgs, trained, tmp_path, changes, named):
     other = copy_of(trained, tmp_path / "other", **changes)
-    assert_refused(fedgs("privacy", trained, other), named)
+    refused(fedgs("privacy", trained, other), named)
 
 
 def test_one_run_given_twice_is_refused(fedgs, trained):
-    assert_refused(fedgs("privacy", trained, trained), ".*: given twice; every run")
+    refused(fedgs("privacy", trained, trained), ".*: given twice; every run")
 
 
 @pytest.mark.parametrize("arguments", [["RUN"], ["--delta", 0.1], ["--at-epsilon", 1]])
 def test_reproduce_stands_alone(fedgs, trained, arguments):
     arguments = [trained if a == "RUN" else a for a in arguments]
     done = fedgs("privacy", "--reproduce", *arguments)
-    assert_refused(done, r".*--reproduce stands alone; leave out")
+    refused(done, r".*--reproduce stands alone; leave out")
 
 
 @pytest.mark.parametrize(
@@ -634,23 +598,11 @@ def test_reproduce_stands_alone(fedgs, trained, arguments):
         (["--delta", 0], "delta = 0.0: give --delta a number above 0"),
         (["--delta", 1], "delta = 1.0: give --delta a number below 1"),
         (["--target-epsilon", 0], "target_epsilon = 0.0: give --target-epsilon a numb"),
-        (["--noise-multiplier", -1], "noise_multiplier = -1.0: .* at least 0"),
         (["--noise-multiplier", "nan"], "noise_multiplier = nan: .* a finite number"),
     ],
 )
 def test_impossible_privacy_settings_are_refused(fedgs, arguments, named):
-    assert_refused(fedgs("privacy", *flags(**PAPER), *arguments), named)
-
-
-def test_ledger_with_an_event_of_an_unknown_kind_is_refused(fedgs, trained, tmp_path):
-    other = copy_of(trained, tmp_path / "other")
-    (event, *_) = Ledger.read(trained / "ledger.jsonl").events
-    (other / "ledger.jsonl").unlink()
-    ledger = Ledger.open(other / "ledger.jsonl")
-    object.__setattr__(event, "kind", "laplace")  # a later version's
-    ledger.append(event)
-    ledger.close()
-    assert_refused(fedgs("privacy", other), ".*line 1: event: kind = 'laplace'")
+    refused(fedgs("privacy", *flags(**PAPER), *arguments), named)
 
 
 WITHOUT_TORCH = """
@@ -676,10 +628,8 @@ def test_privacy_loads_no_torch(trained, of):
 def test_privacy_without_a_needed_setting_is_refused(fedgs, missing):
     given = {"num_clients": 10, "num_rounds": 5, "batch_size": 4, "noise_multiplier": 1}
     del given[missing]
-    code, out, err = fedgs("privacy", *flags(**given))
-    assert (code, out) == (2, "")
     flag = missing.replace("_", "-")
-    assert err == f"Error: {missing} is unset: give --{flag}\n"
+    refused(fedgs("privacy", *flags(**given)), f"{missing} is unset: give --{flag}\n")
 
 
 def test_broken_ledger_is_refused(trained, fedgs, tmp_path):
@@ -689,9 +639,7 @@ def test_broken_ledger_is_refused(trained, fedgs, tmp_path):
     changed = text.replace('"noise_std":1.0', '"noise_std":9.0', 1)
     assert changed != text
     (tmp_path / "ledger.jsonl").write_text(changed)
-    code, _, err = fedgs("privacy", tmp_path)
-    assert code == 2
-    assert re.match(r"Error: .*ledger.jsonl: line 1: .*altered.*restore", err)
+    refused(fedgs("privacy", tmp_path), "ledger.jsonl: line 1: .*altered.*restore")
 
 
 @pytest.mark.parametrize("without", [(), ("checkpoint",)], ids=["whole", "published"])
@@ -703,12 +651,10 @@ def test_no_reader_states_an_epsilon_of_a_shortened_ledger(
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"
     shutil.copytree(trained, run, ignore=shutil.ignore_patterns("private", *without))
-    ledger = run / "ledger.jsonl"
-    ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(True)[:kept]))
+    keep_lines(run / "ledger.jsonl", kept)
     said = r".*ledger.jsonl: line \d is the last, .* saw 3; restore the file"
     if reader == "scores":
-        with pytest.raises(UserError, match=said):
-            scores.epsilons(RunFolder.open(run), 1)
+        assert_refused(said, scores.epsilons, RunFolder.open(run), 1)
         return
     if reader == "status":
         code, out, _ = fedgs("deploy", "status", run, "--json")
@@ -717,74 +663,11 @@ def test_no_reader_states_an_epsilon_of_a_shortened_ledger(
         assert re.match(said, found["message"])
         return
     before = tree(run)
-    assert_refused(fedgs(reader, run), said)
+    refused(fedgs(reader, run), said)
     assert tree(run) == before
 
 
 # ------------------------------------------------------------------ bad input
-
-
-def arrays(**changes: object) -> dict[str, object]:
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (12, SIDE, SIDE)).astype(np.uint8)
-    found = {"images": images, "labels": np.arange(12) % 3, "clients": np.arange(12)}
-    return {
-        name: value for name, value in (found | changes).items() if value is not None
-    }
-
-
-FLOATS = np.full((12, SIDE, SIDE), 0.5, np.float32)
-NPZ = {
-    "no images": (arrays(images=None), r"holds labels, clients; give 'images'"),
-    "unknown key": (arrays(masks=np.ones(3)), r"holds .*masks; give 'images'"),
-    "shape of images": (
-        arrays(images=np.ones((12, SIDE), np.uint8)),
-        "images has shape",
-    ),
-    "not square": (arrays(images=np.ones((12, 16, 9), np.uint8)), "square"),
-    "number of labels": (arrays(labels=np.arange(11)), r"labels has shape \(11,\)"),
-    "number of clients": (arrays(clients=np.arange(13)), r"clients has shape \(13,\)"),
-    "dtype of labels": (arrays(labels=np.ones(12)), "labels has dtype float64"),
-    "dtype of images": (arrays(images=FLOATS.astype(complex)), "images has dtype"),
-    "dtype of clients": (arrays(clients=np.ones(12)), "clients has dtype float64"),
-    "NaN": (arrays(images=FLOATS * np.nan), "image 0 has NaN or infinite values"),
-    "label -1": (arrays(labels=np.arange(12) - 1), "image 0 has the label -1"),
-    "label 1e13": (
-        arrays(labels=np.full(12, 10**13)),
-        "image 0 has the label 10000000000000; give labels below 1000",
-    ),
-    "label 2^64 - 5": (
-        arrays(labels=np.full(12, 2**64 - 5, np.uint64)),
-        "image 0 has the label 18446744073709551611; give labels from 0",
-    ),
-    "above 1": (arrays(images=FLOATS * 2.5), r"image 0 has values in \[1.25, 1.25\]"),
-    "below 0": (arrays(images=-FLOATS), r"values in \[-0.5, -0.5\]; give each in"),
-    "above 255": (arrays(images=FLOATS * 600), r"values in \[300.0, 300.0\]"),
-    "objects": (
-        arrays(clients=np.array([{}] * 12, object)),
-        "be read .*np.savez",
-    ),
-}
-
-
-def assert_refused(done: tuple[int, str, str], named: str) -> None:
-    """Exit code 2 and one or two lines that name setting, value and remedy."""
-    code, out, err = done
-    assert (code, out) == (2, "")
-    assert re.match(f"Error: {named}", err), err
-    assert err.count("\n") <= 2
-    assert "Traceback" not in err
-
-
-@pytest.mark.parametrize("wrong", NPZ)
-def test_bad_npz_is_refused(fedgs, tmp_path, wrong):
-    content, named = NPZ[wrong]
-    np.savez(tmp_path / "bad.npz", **content)
-    before = tree(tmp_path)
-    arguments = flags(data=f"npz:{tmp_path}/bad.npz", output=tmp_path / "run", **TINY)
-    path = re.escape(str(tmp_path / "bad.npz"))
-    assert_refused(fedgs("train", *arguments), rf"data = 'npz:{path}': .*{named}")
-    assert tree(tmp_path) == before
 
 
 @pytest.mark.parametrize(
@@ -792,31 +675,11 @@ def test_bad_npz_is_refused(fedgs, tmp_path, wrong):
     [
         ({"recipe": "nope"}, "recipe = 'nope': give --recipe one of demo, algorithm-1"),
         ({"num_rounds": 0}, "num_rounds = 0: give --num-rounds at least 1"),
-        ({"delta": 1}, r"delta = 1.0: give --delta a number below 1"),
-        ({"clip_bound": -1}, r"clip_bound = -1.0: give --clip-bound a number above 0"),
         ({"ema_decay": "nan"}, "ema_decay = nan: give --ema-decay a finite number"),
-        ({"engine": "mpi"}, "engine = 'mpi': give --engine one of local, flower"),
-        (
-            {"num_rounds": "ten"},
-            "Invalid value for '--num-rounds': 'ten' is not a valid",
-        ),
+        ({"num_rounds": "ten"}, "Invalid value for '--num-rounds': 'ten' is not a"),
         ({"rounds": 3}, r"No such option '?--rounds'?"),
-        (
-            {"num_clients": 41, "partition": "iid"},
-            "num_clients = 41: .* has 40 records; give --num-clients at most 40",
-        ),
-        (
-            {"num_clients": 7},
-            "num_clients = 7: .* has 6 clients; give --num-clients at most 6",
-        ),
-        (
-            {"clients_per_round": 9},
-            "clients_per_round = 9: give --clients-per-round at",
-        ),
-        (
-            {"client_selection": "all", "clients_per_round": 5},
-            "clients_per_round = 5: client_selection = all means all 6 clients",
-        ),
+        ({"num_clients": 7}, "num_clients = 7: .* has 6 clients; give --num-clients"),
+        ({"clients_per_round": 9}, "clients_per_round = 9: give --clients-per-round"),
         ({"data": "cifar"}, "data = 'cifar': give --data one of digits, mnist"),
         ({"data": "npz:no.npz"}, "data = 'npz:.*no.npz': .* does not exist; write it"),
         ({"data": "mnist"}, "data_dir is unset: data = mnist needs --data-dir"),
@@ -825,13 +688,10 @@ def test_bad_npz_is_refused(fedgs, tmp_path, wrong):
             "test_fraction = 0.2: partitioner = 'IidPartitioner' shuffles who has",
         ),
         (
-            {"data": "mnist", "data_dir": "/nonexistent"},
-            "data_dir = '/nonexistent': MNIST/raw/.* not found there",
-        ),
-        (
             {"target_epsilon": 1, "noise_multiplier": 0},
             "noise_multiplier = 0: no finite target_epsilon",
         ),
+        ({"noise_multiplier": None}, "noise_multiplier is unset: give --noise-multip"),
         ({"config": "no.toml"}, "config = no.toml: .*; give --config a TOML file"),
     ],
 )
@@ -840,14 +700,7 @@ def test_bad_setting_is_refused_before_anything_is_written(
 ):
     monkeypatch.chdir(tmp_path)
     given = {"data": data, "output": "new/run", **TINY} | settings
-    assert_refused(fedgs("train", *flags(**given)), named)
-    assert tree(tmp_path) == {}
-
-
-def test_run_without_noise_or_target_is_refused(fedgs, tmp_path, data):
-    given = {name: value for name, value in TINY.items() if name != "noise_multiplier"}
-    done = fedgs("train", *flags(data=data, output=tmp_path / "run", **given))
-    assert_refused(done, "noise_multiplier is unset: give --noise-multiplier")
+    refused(fedgs("train", *flags(**given)), named)
     assert tree(tmp_path) == {}
 
 
@@ -855,15 +708,14 @@ def test_existing_run_folder_is_refused_and_kept(fedgs, trained, data):
     before = tree(trained)
     done = fedgs("train", *flags(data=data, output=trained, **TINY))
     named = rf"output = {trained}: exists already; choose another --output, or"
-    assert_refused(done, named)
-    assert f"fedgs resume {trained}" in done[2]
+    refused(done, named, f"fedgs resume {trained}")
     assert tree(trained) == before
 
 
 def test_output_below_a_file_is_refused(fedgs, tmp_path, data):
     (tmp_path / "file").touch()
     done = fedgs("train", *flags(data=data, output=tmp_path / "file" / "run", **TINY))
-    assert_refused(done, r"output = .*file/run: Not a directory; choose another")
+    refused(done, r"output = .*file/run: Not a directory; choose another")
 
 
 COMMANDS = {
@@ -885,7 +737,7 @@ def test_run_folder_of_another_version_is_refused(
     write_json(tmp_path / "run" / "versions.json", {"format": 99})
     before = tree(tmp_path)
     done = fedgs(command, "run", *COMMANDS[command])
-    assert_refused(done, r".*/run: run folder of format 99, .*reads 1; use the version")
+    refused(done, r".*/run: run folder of format 99, .*reads 1; use the version")
     assert tree(tmp_path) == before
 
 
@@ -893,7 +745,7 @@ def test_run_folder_of_another_version_is_refused(
 def test_folder_that_is_no_run_is_refused(fedgs, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     done = fedgs(command, "nowhere", *COMMANDS[command])
-    assert_refused(done, r".*/nowhere: no run folder .*; give the --output of")
+    refused(done, r".*/nowhere: no run folder .*; give the --output of")
     assert tree(tmp_path) == {}
 
 
@@ -911,22 +763,12 @@ def interrupted(tmp_path, data, fedgs, monkeypatch) -> Path:
     return output
 
 
-@pytest.mark.parametrize("damage", ["tensors", "torn", "commit", "ledger"])
-def test_corrupted_checkpoint_is_refused(fedgs, interrupted, damage):
-    (tensors,) = (interrupted / "checkpoint").glob("*.safetensors")
-    commit = interrupted / "checkpoint" / "checkpoint.json"
-    ledger = interrupted / "ledger.jsonl"
-    if damage == "tensors":
-        tensors.write_bytes(tensors.read_bytes()[:-1] + b"\xff")
-    elif damage == "torn":
-        tensors.write_bytes(tensors.read_bytes()[:100])
-    elif damage == "commit":
-        commit.write_text(commit.read_text()[:-30])
-    else:
-        ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(True)[:-1]))
+@pytest.mark.parametrize("damaged", ["checkpoint/*.safetensors", "ledger.jsonl"])
+def test_corrupted_checkpoint_is_refused(fedgs, interrupted, damaged):
+    (path,) = interrupted.glob(damaged)
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
     before = tree(interrupted)
-    done = fedgs("resume", interrupted)
-    assert_refused(done, rf"{interrupted}/.*restore (it|the file) from")
+    refused(fedgs("resume", interrupted), r"restore (it|the file) from")
     assert tree(interrupted) | {".lock": b""} == before | {".lock": b""}
 
 
@@ -943,13 +785,13 @@ def test_run_without_a_checkpoint_cannot_be_sampled(fedgs, tmp_path, trained):
     )
     RunFolder.create(config)
     done = fedgs("sample", tmp_path / "run", "-o", tmp_path / "s.npz")
-    assert_refused(done, r".*/run: no generator yet; run `fedgs resume")
+    refused(done, r".*/run: no generator yet; run `fedgs resume")
 
 
 def test_run_that_is_in_use_is_refused(fedgs, interrupted):
     with RunFolder.open(interrupted).locked():
         done = fedgs("resume", interrupted)
-    assert_refused(done, r".*/run: another process trains in this folder; wait")
+    refused(done, r".*/run: another process trains in this folder; wait")
 
 
 def test_run_that_does_not_fit_is_refused_before_it_is_written(
@@ -957,7 +799,7 @@ def test_run_that_does_not_fit_is_refused_before_it_is_written(
 ):
     monkeypatch.setattr(preparation, "available_memory", lambda: 1000)
     done = fedgs("train", *flags(data=data, output=tmp_path / "run", **TINY))
-    assert_refused(done, r"discriminator_dim = 4: .* GB of memory.*--discriminator-dim")
+    refused(done, r"discriminator_dim = 4: .* GB of memory.*--discriminator-dim")
     assert tree(tmp_path) == {}
 
 
@@ -971,9 +813,7 @@ def test_run_that_does_not_fit_is_refused_before_it_is_written(
     ],
 )
 def test_privacy_of_a_run_takes_no_other_settings(fedgs, trained, arguments, named):
-    code, out, err = fedgs("privacy", trained, *arguments)
-    assert (code, out) == (2, "")
-    assert re.match(f"Error: {named}", err)
+    refused(fedgs("privacy", trained, *arguments), named)
 
 
 @pytest.mark.usefixtures("without_autodp")

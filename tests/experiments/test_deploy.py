@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from typer.testing import CliRunner
 
+from command_line import flags
 from experiments.cli.deploy import CLIENT_DATA
 from experiments.cli.main import app
 from experiments.launch import certs as deploy_certs
@@ -35,6 +36,7 @@ from experiments.launch import submit as deploy_submit
 from experiments.launch.superlink import Guard, networks_of
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
+from refusals import assert_refused
 
 PLAN = {
     "num_clients": "2",
@@ -56,9 +58,12 @@ def deploy(*arguments: object) -> str:
     return result.output
 
 
-def flags(settings: dict[str, str]) -> list[str]:
-    names = {f"--{name.replace('_', '-')}": value for name, value in settings.items()}
-    return [part for pair in names.items() for part in pair]
+def refused(named: str, *arguments: object) -> None:
+    assert_refused(named, deploy, *arguments)
+
+
+def certs_refused(named: str, *arguments: object, **how: bool) -> None:
+    assert_refused(named, deploy_certs.make_certificates, *arguments, **how)
 
 
 @pytest.fixture
@@ -128,8 +133,7 @@ def test_replace_makes_the_named_ones_anew_but_never_the_authority(certs):
 
 def test_certificate_of_other_hosts_is_not_overwritten(certs):
     before = content(certs)
-    with pytest.raises(UserError, match=r"is not for 10\.9\.9\.9; add --replace"):
-        deploy_certs.make_certificates(certs, ["10.9.9.9"], [])
+    certs_refused(r"is not for 10\.9\.9\.9; add --replace", certs, ["10.9.9.9"], [])
     assert content(certs) == before
 
 
@@ -137,8 +141,13 @@ def test_certificate_of_other_hosts_is_not_overwritten(certs):
 def test_file_that_is_no_certificate_is_refused(certs, name, replace):
     (certs / name).write_text("no PEM\n")
     before = content(certs)
-    with pytest.raises(UserError, match=rf"{name}: is no certificate in PEM form; "):
-        deploy_certs.make_certificates(certs, ["10.1.2.3"], [], replace=replace)
+    certs_refused(
+        rf"{name}: is no certificate in PEM form; ",
+        certs,
+        ["10.1.2.3"],
+        [],
+        replace=replace,
+    )
     assert content(certs) == before
 
 
@@ -146,8 +155,9 @@ def test_own_certificate_that_names_no_host_is_refused(certs):
     key, name = ec.generate_private_key(ec.SECP384R1()), deploy_certs._name("own")
     own = deploy_certs._builder(name, name, key, days=30).sign(key, SHA384())
     (certs / "server.crt").write_bytes(own.public_bytes(Encoding.PEM))
-    with pytest.raises(UserError, match=r"server\.crt: names no host .* add --replace"):
-        deploy_certs.make_certificates(certs, ["10.1.2.3"], [])
+    certs_refused(
+        r"server\.crt: names no host .* add --replace", certs, ["10.1.2.3"], []
+    )
 
 
 def test_client_makes_its_own_key_without_an_authority(tmp_path):
@@ -158,8 +168,7 @@ def test_client_makes_its_own_key_without_an_authority(tmp_path):
 
 def test_public_key_without_its_private_one_is_not_replaced(certs):
     (certs / "clients/a.key").unlink()
-    with pytest.raises(UserError, match=r"a\.key: is not here; add --replace"):
-        deploy_certs.make_certificates(certs, [], ["a"])
+    certs_refused(r"a\.key: is not here; add --replace", certs, [], ["a"])
 
 
 def test_file_that_appears_meanwhile_is_not_overwritten(tmp_path):
@@ -172,8 +181,7 @@ def test_file_that_appears_meanwhile_is_not_overwritten(tmp_path):
 
 @pytest.mark.parametrize("name", ["", "../a", "a/b", "a b", ".a", "a" * 64, 'a"'])
 def test_client_names_are_plain(tmp_path, name):
-    with pytest.raises(UserError, match="client = "):
-        deploy_certs.make_certificates(tmp_path / "certs", [], [name])
+    certs_refused("client = ", tmp_path / "certs", [], [name])
     assert not (tmp_path / "certs").exists()
 
 
@@ -187,13 +195,16 @@ def test_a_run_accepts_the_names_that_have_keys(name, is_valid):
         if is_valid:
             check()
         else:
-            with pytest.raises(UserError, match="at most 63, a letter or digit first"):
-                check()
+            assert_refused("at most 63, a letter or digit first", check)
 
 
 def test_host_with_a_port_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"host = '10\.0\.0\.1:8000': .* no port"):
-        deploy_certs.make_certificates(tmp_path / "certs", ["10.0.0.1:8000"], [])
+    certs_refused(
+        r"host = '10\.0\.0\.1:8000': .* no port",
+        tmp_path / "certs",
+        ["10.0.0.1:8000"],
+        [],
+    )
 
 
 def test_command_prints_modes_and_paths(tmp_path):
@@ -226,15 +237,19 @@ def test_server_prints_flowers_command_with_tls_and_authentication(certs, tmp_pa
 
 
 def test_server_without_certificates_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"certs = .*ca\.crt: no such file"):
-        deploy("server", "--certs", tmp_path, "--print-only")
+    refused(
+        r"certs = .*ca\.crt: no such file",
+        "server",
+        "--certs",
+        tmp_path,
+        "--print-only",
+    )
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "gs.example.org"])
 def test_insecure_server_on_a_network_needs_a_second_flag(host, tmp_path):
     asked = ["server", "--host", host, "--insecure", "--print-only"]
-    with pytest.raises(UserError, match=r"insecure = True: .* add --insecure-network"):
-        deploy(*asked)
+    refused(r"insecure = True: .* add --insecure-network", *asked)
     assert f"--insecure --host {host}" in deploy(*asked, "--insecure-network")
 
 
@@ -246,8 +261,14 @@ def test_insecure_server_on_the_loopback_is_asked_for_once(host):
 
 
 def test_insecure_network_alone_does_not_drop_tls(certs):
-    with pytest.raises(UserError, match="goes with --insecure"):
-        deploy("server", "--certs", certs, "--insecure-network", "--print-only")
+    refused(
+        "goes with --insecure",
+        "server",
+        "--certs",
+        certs,
+        "--insecure-network",
+        "--print-only",
+    )
 
 
 # ------------------------------------------------------------------ client
@@ -285,31 +306,39 @@ def test_client_has_a_flag_for_every_setting_of_its_own_data():
 
 def test_client_without_key_or_authority_is_refused(certs):
     asked = ["client", "a", "--server", "10.1.2.3:8000", "--data", "digits"]
-    with pytest.raises(UserError, match="ca is unset: give --ca"):
-        deploy(*asked, "--print-only")
-    with pytest.raises(UserError, match="key is unset: give --key"):
-        deploy(*asked, "--ca", certs / "ca.crt", "--print-only")
+    refused("ca is unset: give --ca", *asked, "--print-only")
+    refused(
+        "key is unset: give --key", *asked, "--ca", certs / "ca.crt", "--print-only"
+    )
 
 
 def test_insecure_client_on_a_network_needs_a_second_flag():
     asked = ["client", "a", "--server", "10.1.2.3:8000", "--data", "digits"]
     asked += ["--insecure", "--print-only"]
-    with pytest.raises(UserError, match=r"insecure = True: .* add --insecure-network"):
-        deploy(*asked)
+    refused(r"insecure = True: .* add --insecure-network", *asked)
     out = deploy(*asked, "--insecure-network")
     assert "--superlink 10.1.2.3:8000 --insecure " in out
 
 
 @pytest.mark.parametrize("server", ["10.1.2.3", ":8000", "host:port", "host:99999"])
 def test_server_address_has_a_port(server, certs):
-    with pytest.raises(UserError, match=r"server = .*: give HOST:PORT"):
-        deploy("client", "a", "--server", server, "--data", "digits", "--print-only")
+    refused(
+        r"server = .*: give HOST:PORT",
+        "client",
+        "a",
+        "--server",
+        server,
+        "--data",
+        "digits",
+        "--print-only",
+    )
 
 
 def test_value_that_would_break_out_of_the_node_config_is_refused(certs):
     asked = ["client", "a", "--server", "127.0.0.1:8000", "--insecure"]
-    with pytest.raises(UserError, match=r"data = .* double quotes"):
-        deploy(*asked, "--data", 'npz:x" name="b', "--print-only")
+    refused(
+        r"data = .* double quotes", *asked, "--data", 'npz:x" name="b', "--print-only"
+    )
 
 
 def test_state_directory_is_private(tmp_path):
@@ -317,8 +346,7 @@ def test_state_directory_is_private(tmp_path):
 
     assert mode(make_state(tmp_path / "new")) == 0o700
     (tmp_path / "open").mkdir(mode=0o755)
-    with pytest.raises(UserError, match=r"has mode 755, .* chmod 700"):
-        make_state(tmp_path / "open")
+    assert_refused(r"has mode 755, .* chmod 700", make_state, tmp_path / "open")
 
 
 # ------------------------------------------------------------------ submit
@@ -328,7 +356,7 @@ def test_submit_prints_registrations_and_the_run(certs):
     asked = ["submit", "--server", "10.1.2.3:8000", "--ca", certs / "ca.crt"]
     clients = [f"{n}={certs}/clients/{n}.pub" for n in ("b", "a")]
     out = deploy(
-        *asked, "--client", clients[0], "--client", clients[1], *flags(PLAN),
+        *asked, "--client", clients[0], "--client", clients[1], *flags(**PLAN),
         "--print-only",
     )  # fmt: skip
     assert 'address = "10.1.2.3:8000"' in out
@@ -367,7 +395,7 @@ def test_run_without_a_name_is_named_after_the_time():
 def submission() -> list[str]:
     plan = {name: value for name, value in PLAN.items() if name != "output"}
     asked = ["submit", "--server", "127.0.0.1:8000", "--insecure", "--print-only"]
-    return [*asked, "--client", "a", "--client", "b", *flags(plan)]
+    return [*asked, "--client", "a", "--client", "b", *flags(**plan)]
 
 
 def output_of(printed: str) -> str:
@@ -380,15 +408,23 @@ def test_resume_names_the_run_and_takes_no_settings(certs):
     out = deploy(*asked, "--resume", "digits-1", "--print-only")
     config = tomllib.loads(out[out.index("[project]") : out.index("+ ")])
     assert config["tool"]["flwr"]["app"]["config"]["run_folder"] == "digits-1"
-    with pytest.raises(UserError, match="--resume takes the run's own settings"):
-        deploy(*asked, "--resume", "digits-1", "--num-rounds", 3, "--print-only")
+    refused(
+        "--resume takes the run's own settings",
+        *asked,
+        "--resume",
+        "digits-1",
+        "--num-rounds",
+        3,
+        "--print-only",
+    )
 
 
 @pytest.mark.parametrize("name", ["../up", "/etc", "a/b", "", ".hidden"])
 def test_run_is_named_by_a_plain_word(certs, name):
     asked = ["submit", "--server", "127.0.0.1:8000", "--ca", certs / "ca.crt"]
-    with pytest.raises(UserError, match=r"resume = .* name of a run folder"):
-        deploy(*asked, "--resume", name, "--print-only")
+    refused(
+        r"resume = .* name of a run folder", *asked, "--resume", name, "--print-only"
+    )
 
 
 def test_clients_are_named_once_and_with_a_key(certs):
@@ -403,7 +439,7 @@ def test_submit_without_clients_is_refused(certs):
     with pytest.raises(UserError, match="client"):
         deploy(
             "submit", "--server", "127.0.0.1:8000", "--ca", certs / "ca.crt",
-            *flags(PLAN), "--print-only",
+            *flags(**PLAN), "--print-only",
         )  # fmt: skip
 
 
@@ -484,7 +520,7 @@ def test_submit_registers_starts_and_follows_in_this_process(
     monkeypatch.setattr(subprocess, "Popen", None)  # no process per question
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))  # and no file
     clients = [f"--client={n}={certs}/clients/{n}.pub" for n in ("a", "b")]
-    result = submit(*clients, *flags(PLAN))
+    result = submit(*clients, *flags(**PLAN))
     assert result.exit_code == 0, result.output
     assert list(control.keys) == ["a", "b"]
     public = load_ssh_public_key((certs / "clients/a.pub").read_bytes())
@@ -591,8 +627,9 @@ def test_file_that_is_no_public_key_is_refused_before_any_work(certs, control, w
 
 def test_authority_that_is_no_certificate_is_refused(certs):
     asked = ["submit", "--server", "127.0.0.1:8000", "--resume", "x"]
-    with pytest.raises(UserError, match=r"ca = .*a\.pub: is no certificate"):
-        deploy(*asked, "--ca", certs / "clients/a.pub")
+    refused(
+        r"ca = .*a\.pub: is no certificate", *asked, "--ca", certs / "clients/a.pub"
+    )
 
 
 # ------------------------------------------------------------------ the guard
@@ -626,8 +663,7 @@ def test_guard_knows_the_networks_of_users():
     assert guard.may_pass(scope("/v1/control/start-run", "10.5.1.1"))
     assert guard.may_pass(scope("/v1/control/start-run", "2001:db8::1"))
     assert not guard.may_pass(scope("/v1/control/start-run", "10.6.1.1"))
-    with pytest.raises(UserError, match=r"control_from = .*give 10\.0\.0\.0/24"):
-        networks_of("10.5.0.1/16")
+    assert_refused(r"control_from = .*give 10\.0\.0\.0/24", networks_of, "10.5.0.1/16")
 
 
 def test_printed_server_is_the_one_that_is_guarded(certs, tmp_path):

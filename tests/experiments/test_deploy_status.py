@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import runs
 from events import read_events
 from experiments.cli.main import app
 from experiments.commands import deploy_metrics, deploy_status
@@ -33,11 +33,11 @@ from experiments.launch.certs import make_certificates
 from experiments.launch.health import Server
 from fedgs import event_log
 from fedgs.errors import UserError
-from fedgs.federation import local
 from fedgs.privacy.ledger import Ledger
 from fedgs.process import start_of
 from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder
+from refusals import assert_refused
 from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
 
 KNOWN = Status(
@@ -108,7 +108,7 @@ def of(*runs: object, server: Server | None = None) -> Overview:
 def train(path: Path, **settings: object) -> RunFolder:
     config = tiny_config(**FULL_PARTICIPATION | settings, output=str(path))
     folder = RunFolder.create(config)
-    local.train(folder, tiny_data(config), lambda metrics: None, threading.Event())
+    runs.train(folder, data=tiny_data(config))
     return folder
 
 
@@ -347,8 +347,7 @@ def test_status_of_a_server_without_runs(tmp_path):
 def test_broken_ledger_is_an_error_not_a_number(trained):
     ledger = trained.path / "ledger.jsonl"
     ledger.write_bytes(ledger.read_bytes().replace(b'"attempt":1', b'"attempt":2', 1))
-    with pytest.raises(UserError, match="ledger"):
-        status_of(trained.path)
+    assert_refused("ledger", status_of, trained.path)
 
 
 def test_broken_run_does_not_hide_the_others(tmp_path, broken, trained):
@@ -417,8 +416,7 @@ def test_runs_of_a_state_directory(tmp_path, trained):
     assert deploy_status.runs_of(state) == []
     trained.path.rename(state / "runs" / "digits")
     assert deploy_status.runs_of(state) == [state / "runs" / "digits"]
-    with pytest.raises(UserError, match="no such folder; give"):
-        deploy_status.runs_of(tmp_path / "nothing")
+    assert_refused("no such folder; give", deploy_status.runs_of, tmp_path / "nothing")
 
 
 def test_prometheus_text():

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from clients import workers as state
+import small_scale
 from experiments.commands import evaluate as evaluation
 from experiments.paper import figures, gradient_norms, scores, stored_runs
 from experiments.paper.figure_drawing import Point, privacy_utility, sample_grids
@@ -13,28 +13,17 @@ from experiments.paper.gradient_norms import MOST_NORMS, Norms, probe, read_norm
 from experiments.paper.privacy_utility import parse_values, variations
 from experiments.paper.scales import configured
 from experiments.paper.stored_runs import generator_of, snapshot_rounds
-from fedgs.errors import UserError
 from fedgs.federation import local
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder
-from server import roll_call
-from small_scale import (
-    FULL_PARTICIPATION,
-    SETTINGS,
-    data_flags,
-    quick_evaluate,
-    setting_flags,
-)
+from refusals import assert_refused
+from small_scale import FULL_PARTICIPATION, SETTINGS, data_flags, refuse, setting_flags
 from tiny import tiny_config, write_tiny_npz
 
 
 @pytest.fixture(autouse=True)
 def _process(monkeypatch, tmp_path):
-    """A cache of its own, no other test's data, quick scores and roll call."""
-    monkeypatch.setenv("FEDGS_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(roll_call, "POLL_SECONDS", 0.0)
-    monkeypatch.setattr(evaluation, "evaluate", quick_evaluate)
-    state._workers.clear()
+    small_scale.prepare(monkeypatch, tmp_path)
 
 
 @pytest.fixture
@@ -46,10 +35,6 @@ def flags(tmp_path) -> list[str]:
 class Never:
     def is_set(self) -> bool:
         return False
-
-
-def refuse(*_: object, **__: object) -> None:
-    raise AssertionError("trained or computed again")
 
 
 def forbid_training(monkeypatch) -> None:
@@ -119,10 +104,8 @@ def test_sampling_rate_varies_clients_or_participants():
     asked = variations("sampling-rate", "full-participation", "small", (5, 9), own)
     assert [c.clients_per_round for c in asked.values()] == [5, 9]
     assert {c.client_selection for c in asked.values()} == {"uniform"}
-    with pytest.raises(UserError, match="varies nothing"):
-        parse_values("iterations", "1,2", "small")
-    with pytest.raises(UserError, match="values"):
-        parse_values("noise-scale", "1,-2", "small")
+    assert_refused("varies nothing", parse_values, "iterations", "1,2", "small")
+    assert_refused("values", parse_values, "noise-scale", "1,-2", "small")
 
 
 def test_every_picture_says_its_scale():
@@ -205,8 +188,7 @@ def test_norms_are_only_read_from_a_folder_that_is_marked(tmp_path):
     folder = RunFolder.create(config)
     line = {"round": 1, "before": [1.0], "after": [1.0]}
     (folder.path / gradient_norms.FILE).write_text(json.dumps(line) + "\n")
-    with pytest.raises(UserError, match="NOT-PRIVATE"):
-        read_norms(folder)
+    assert_refused("NOT-PRIVATE", read_norms, folder)
 
 
 def test_many_norms_are_thinned(tmp_path, monkeypatch):

@@ -6,7 +6,6 @@ import math
 import re
 import shlex
 import shutil
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,7 +26,6 @@ from experiments.report.run import (
 from fedgs.cohorts.files import EXCLUDED
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
-from fedgs.federation import local
 from fedgs.federation.training import new_event
 from fedgs.privacy.accounting import statements
 from fedgs.privacy.gaussian import fixed_law
@@ -35,6 +33,7 @@ from fedgs.privacy.participation import Releases
 from fedgs.privacy.plan import Plan
 from fedgs.runs.run_folder import RunFolder
 from report_folders import make_run, tiny_run
+from runs import train
 from tiny import FULL_PARTICIPATION, NUM_CLASSES, SIDE, tiny_config, tiny_data
 
 
@@ -59,7 +58,7 @@ def run(folders, tmp_path) -> Path:
 def test_signal_of_a_trained_run_is_a_share(tmp_path):
     config = tiny_run(tmp_path / "run", noise_multiplier=0.0)
     folder = RunFolder.create(config)
-    local.train(folder, tiny_data(config), lambda metrics: None, threading.Event())
+    train(folder, data=tiny_data(config))
     facts = read_run(folder.path)
     assert (facts.round, facts.is_finished, facts.headline.epsilon) == (3, True, None)
     line = report_curves.signal(facts)
@@ -117,33 +116,19 @@ def test_signal_without_noise_is_the_norm_itself(folders):
 
 def test_signal_is_found_under_noise_within_its_band():
     """540 clients on 11 nodes, true share 0.5, noise as in a run of epsilon 10."""
-    config = tiny_config(
-        **FULL_PARTICIPATION
-        | {
-            "num_clients": 539,
-            "clients_per_node": 49,
-            "noise_multiplier": 7.627,
-            "noise_seed": None,
-            "batch_size": 32,
-            "fakes_per_round": 64,
-        }
-    )
+    sizes = {"num_clients": 539, "clients_per_node": 49, "fakes_per_round": 64}
+    noise = {"noise_multiplier": 7.627, "noise_seed": None, "batch_size": 32}
+    config = tiny_config(**FULL_PARTICIPATION | sizes | noise)
     largest = 539 * math.sqrt(32)
     rng = np.random.default_rng(0)
     true = np.zeros(math.prod(config.release_shape))
     true[0] = largest / 2
+    noise_std = config.noise_std * 11**0.5
     norms = [
-        float(
-            np.linalg.norm(true + rng.normal(0, config.noise_std * 11**0.5, true.shape))
-        )
+        float(np.linalg.norm(true + rng.normal(0, noise_std, true.shape)))
         for _ in range(96)
     ]
-    metrics = [
-        {"round": r, "num_answers": 11, "release_norm": n}
-        for r, n in enumerate(norms, 1)
-    ]
-    facts = dataclasses.replace(_facts(config), metrics=metrics)
-    line = report_curves.signal(facts)
+    line = report_curves.signal(_facts(config, norms, num_answers=11))
     assert line is not None
     assert len(line.points) == 24
     inside = [a <= 0.5 <= b for a, b in zip(line.low, line.high, strict=True)]
@@ -155,13 +140,8 @@ def test_more_noise_is_averaged_over_more_rounds():
     def num_points(noise: float) -> int:
         config = tiny_config(noise_multiplier=noise, noise_seed=None)
         floor = config.noise_std * math.sqrt(2 * math.prod(config.release_shape))
-        metrics = [
-            {"round": r, "num_answers": 2, "release_norm": math.hypot(floor, 2.0)}
-            for r in range(1, 241)
-        ]
-        line = report_curves.signal(
-            dataclasses.replace(_facts(config), metrics=metrics)
-        )
+        norms = [math.hypot(floor, 2.0)] * 240
+        line = report_curves.signal(_facts(config, norms, num_answers=2))
         if line is None:
             return 0
         assert [y for _, y in line.points] == pytest.approx([0.5] * len(line.points))
@@ -183,16 +163,17 @@ def test_signal_that_noise_hides_is_not_drawn(folders):
         noise_multiplier=1.07, noise_seed=None, batch_size=32, clients_per_round=1
     )
     floor = 2.14 * math.sqrt(math.prod(config.release_shape))
-    metrics = [
-        {"round": r, "num_answers": 1, "release_norm": floor} for r in range(1, 201)
-    ]
-    facts = dataclasses.replace(_facts(config), metrics=metrics)
+    facts = _facts(config, [floor] * 200, num_answers=1)
     assert report_curves.signal(facts) is None
 
 
-def _facts(config: RunConfig):
-
-    return RunFacts("run", config, (), (), (), {}, {}, (), True)
+def _facts(config: RunConfig, norms: list[float], num_answers: int) -> RunFacts:
+    metrics = [
+        {"round": round, "num_answers": num_answers, "release_norm": norm}
+        for round, norm in enumerate(norms, 1)
+    ]
+    facts = RunFacts("run", config, (), (), (), {}, {}, (), True)
+    return dataclasses.replace(facts, metrics=metrics)
 
 
 def test_grid_images_are_the_cells(folders):

@@ -11,7 +11,7 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from clients import workers as state
+import small_scale
 from clients.client_app import app as client_app
 from experiments.bench.wire import CountingProxy
 from experiments.commands import evaluate as evaluation
@@ -35,25 +35,15 @@ from fedgs.files import read_json_lines
 from fedgs.mechanism.quantization import release_step, to_grid
 from fedgs.privacy.accounting import Plan, statements
 from fedgs.runs.run_folder import RunFolder
-from server import roll_call
-from small_scale import (
-    FULL_PARTICIPATION,
-    SETTINGS,
-    data_flags,
-    quick_evaluate,
-    setting_flags,
-)
+from refusals import assert_refused
+from small_scale import FULL_PARTICIPATION, SETTINGS, data_flags, refuse, setting_flags
 
 EVALUATE = evaluation.evaluate
 
 
 @pytest.fixture(autouse=True)
 def _process(monkeypatch, tmp_path):
-    """A cache of its own, no other test's data, quick scores and roll call."""
-    monkeypatch.setenv("FEDGS_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(roll_call, "POLL_SECONDS", 0.0)
-    monkeypatch.setattr(evaluation, "evaluate", quick_evaluate)
-    state._workers.clear()
+    small_scale.prepare(monkeypatch, tmp_path)
 
 
 @pytest.fixture
@@ -70,10 +60,6 @@ def lines_of(tmp_path) -> dict[str, dict]:
     return {
         line["row"]: line for line in read_json_lines(tmp_path / "out" / "table2.jsonl")
     }
-
-
-def refuse(*_: object, **__: object) -> None:
-    raise AssertionError("trained or evaluated again")
 
 
 # ------------------------------------------------------------------ the cells
@@ -188,8 +174,7 @@ def test_a_round_that_was_repeated_counts_once(tmp_path):
         "bytes_before": 16,
     }
     (tmp_path / "communication.jsonl").unlink()
-    with pytest.raises(UserError, match="not measured"):
-        communication(folder)
+    assert_refused("not measured", communication, folder)
 
 
 @pytest.mark.parametrize("kind", ["noise", "halves", "black"])
@@ -300,8 +285,7 @@ def test_results_survive_a_torn_line(tmp_path):
     results.add("b", {"value": 2})
     assert [line["value"] for line in read_json_lines(path)] == [1, 2]
     path.write_text("no json\n{}\n")
-    with pytest.raises(UserError, match="line 1"):
-        ResultLines(path)
+    assert_refused("line 1", ResultLines, path)
 
 
 # ------------------------------------------------------------------ what it says

@@ -21,6 +21,8 @@ from fedgs.privacy.ledger import Ledger
 from fedgs.privacy.participation import COUNT_THEOREM
 from fedgs.runs import epsilons, run_folder
 from fedgs.runs.run_folder import RunFolder, node_folder, state_rounds
+from refusals import assert_refused
+from runs import attempts, events
 from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
 
 ROUNDS = 6
@@ -68,8 +70,7 @@ def product(folder: RunFolder) -> dict[str, bytes]:
 
 
 def rounds_sent(folder: RunFolder) -> list[int]:
-    events = Ledger.read(folder.path / "ledger.jsonl").events
-    return [event.round for event in events]
+    return [event.round for event in events(folder)]
 
 
 @pytest.fixture(scope="module")
@@ -203,12 +204,10 @@ def test_repeated_rounds_count_again_as_further_attempts(tmp_path):
     crash(folder, after_the_answers, 4)
     crash(folder, before_sending, 3)
     train(folder)
-    events = Ledger.read(folder.path / "ledger.jsonl").events
-    tries = [(event.round, event.attempt) for event in events]
-    assert tries[:4] == [(1, 1), (2, 1), (3, 1), (4, 1)]
-    assert tries[4:] == [(3, 2), (3, 3), (4, 2), (5, 1), (6, 1)]
-    asked = {event.round: event.participants for event in events}
-    assert all(asked[event.round] == event.participants for event in events)
+    first = [(1, 1), (2, 1), (3, 1), (4, 1)]
+    assert attempts(folder) == [*first, (3, 2), (3, 3), (4, 2), (5, 1), (6, 1)]
+    asked = {event.round: event.participants for event in events(folder)}
+    assert all(asked[event.round] == event.participants for event in events(folder))
 
 
 def test_rounds_repeated_after_crashes_cannot_be_cut_off_the_ledger(tmp_path):
@@ -223,8 +222,7 @@ def test_rounds_repeated_after_crashes_cannot_be_cut_off_the_ledger(tmp_path):
     def check() -> None:
         for kept in range(6):
             path.write_bytes(b"".join(lines[:kept]))
-            with pytest.raises(UserError, match=r" is the last, .* saw "):
-                folder.read_ledger()
+            assert_refused(r" is the last, .* saw ", folder.read_ledger)
         path.write_bytes(b"".join(lines))
         assert folder.read_ledger().length == 6
 
@@ -256,9 +254,8 @@ def test_unseeded_noise_is_drawn_anew_for_a_repeated_round(tmp_path):
     train(folder, keep)
     first, repeated = norms[1]
     assert first != repeated
-    events = Ledger.read(folder.path / "ledger.jsonl").events
-    assert Counter(event.round for event in events)[1] == 2
-    assert {event.noise_source for event in events} == {"os"}
+    assert rounds_sent(folder).count(1) == 2
+    assert {event.noise_source for event in events(folder)} == {"os"}
 
 
 @pytest.mark.parametrize("seed", ["seed", "noise_seed"])
@@ -282,8 +279,7 @@ def test_number_of_workers_changes_no_bit(tmp_path, uninterrupted, mode):
 def test_only_selected_clients_get_a_discriminator(tmp_path):
     folder = create(tmp_path / "run", clients_per_round=1, num_rounds=2)
     train(folder)
-    events = Ledger.read(folder.path / "ledger.jsonl").events
-    asked = {client for event in events for client in event.participants}
+    asked = {client for event in events(folder) for client in event.participants}
     made = {int(node.name[-5:]) for node in folder.private.glob("node-*")}
     assert made == asked
 
@@ -350,7 +346,7 @@ def test_clients_count_what_the_ledger_says_and_never_less(tmp_path, mode):
     crash(folder, after_the_answers, 3)
     train(folder)
     asked: Counter[int] = Counter()
-    for event in Ledger.read(folder.path / "ledger.jsonl").events:
+    for event in events(folder):
         everyone = range(event.num_clients)
         asked.update(everyone if event.participants == "all" else event.participants)
     assert counted(folder) == asked
@@ -413,8 +409,7 @@ def test_truncated_node_state_is_refused_with_its_path(tmp_path):
     node = node_folder(folder.private, 1)
     path = node / f"round-{state_rounds(node)[-1]:07d}.safetensors"
     path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(UserError, match=r"node-00001/round-.*cannot be read.*restore"):
-        train(folder)
+    assert_refused(r"node-00001/round-.*cannot be read.*restore", train, folder)
 
 
 @pytest.mark.parametrize("mode", ["selected", "full participation"])
@@ -424,8 +419,7 @@ def test_missing_node_state_is_refused(tmp_path, mode):
     node = int(sorted(folder.private.iterdir())[0].name[-5:])
     for path in node_folder(folder.private, node).iterdir():
         path.unlink()
-    with pytest.raises(UserError, match=rf"node {node}: its state is missing .*restor"):
-        train(folder)
+    assert_refused(rf"node {node}: its state is missing .*restor", train, folder)
 
 
 def test_checkpoint_of_another_architecture_is_refused(tmp_path):
@@ -434,5 +428,4 @@ def test_checkpoint_of_another_architecture_is_refused(tmp_path):
     config = dataclasses.replace(folder.config, generator_dim=8)
     flat = json.dumps(config.to_flat())
     (folder.path / "config.json").write_text(flat)
-    with pytest.raises(UserError, match=r"another generator .*restore config.json"):
-        train(folder)
+    assert_refused(r"another generator .*restore config.json", train, folder)

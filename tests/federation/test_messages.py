@@ -9,15 +9,7 @@ from torch import Tensor
 
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
-from fedgs.federation.messages import (
-    EVERYONE,
-    FakeBatch,
-    clients_of,
-    decode_answer,
-    decode_batch,
-    encode_answer,
-    encode_batch,
-)
+from fedgs.federation import messages
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.sanitizer import (
     PerSampleGradients,
@@ -26,6 +18,7 @@ from fedgs.mechanism.sanitizer import (
     sanitize,
 )
 from hostile import NODE, ROUND, a_release, a_request, header_of
+from refusals import assert_refused
 from tiny import tiny_config
 
 CONFIG = tiny_config()
@@ -33,8 +26,8 @@ FAKES = (8, 1, 16, 16)  # n_dis * batch size = 2 * 4 fakes go down ...
 RELEASE = (4, 1, 16, 16)  # ... and the last B = 4 of them are answered
 
 
-def _batch(**changes: object) -> FakeBatch:
-    return a_request(CONFIG, **{"trainees": EVERYONE} | changes)
+def _batch(**changes: object) -> messages.FakeBatch:
+    return a_request(CONFIG, **{"trainees": messages.EVERYONE} | changes)
 
 
 def _release(values: Tensor | None = None) -> SanitizedGradients:
@@ -42,11 +35,11 @@ def _release(values: Tensor | None = None) -> SanitizedGradients:
 
 
 def _decode(payload: dict, config: RunConfig = CONFIG) -> SanitizedGradients | None:
-    return decode_answer(payload, config, _batch(), NODE)
+    return messages.decode_answer(payload, config, _batch(), NODE)
 
 
 def _encode(answer: object, config: RunConfig = CONFIG) -> dict:
-    return encode_answer(answer, config, _batch())
+    return messages.encode_answer(answer, config, _batch())
 
 
 # ---------------------------------------------------------------------- round trips
@@ -55,8 +48,8 @@ def _encode(answer: object, config: RunConfig = CONFIG) -> dict:
 @pytest.mark.parametrize(
     ("round", "participants", "trainees"),
     [
-        (ROUND, (1, 4), EVERYONE),
-        (0, (), EVERYONE),
+        (ROUND, (1, 4), messages.EVERYONE),
+        (0, (), messages.EVERYONE),
         (1, (0, 5), (0, 5)),
         (ROUND, (5,), (0, 1, 2, 3, 4, 5)),
     ],
@@ -69,7 +62,7 @@ def test_a_request_survives_the_way_to_a_node(round, participants, trainees):
         trainees=trainees,
         keep_round=keep_round,
     )
-    got = decode_batch(encode_batch(sent, CONFIG), CONFIG)
+    got = messages.decode_batch(messages.encode_batch(sent, CONFIG), CONFIG)
     for field in ("round", "participants", "trainees", "keep_round"):
         assert getattr(got, field) == getattr(sent, field)
     assert torch.equal(got.images, sent.images)
@@ -96,19 +89,18 @@ def test_an_answer_in_the_dct_basis_survives():
 
 def test_a_request_for_everyone_survives():
     config = tiny_config(client_selection="all")
-    sent = _batch(participants=EVERYONE)
-    got = decode_batch(encode_batch(sent, config), config)
-    assert got.participants == EVERYONE
+    sent = _batch(participants=messages.EVERYONE)
+    got = messages.decode_batch(messages.encode_batch(sent, config), config)
+    assert got.participants == messages.EVERYONE
 
 
 def test_a_node_without_participants_answers_nothing():
     empty, request = _encode(None), _batch(participants=(1, 4))
     assert empty == {"is_empty": 1}
-    assert decode_answer(empty, CONFIG, request, NODE) is None
-    with pytest.raises(UserError, match="empty, though its clients take part"):
-        _decode(empty)
+    assert messages.decode_answer(empty, CONFIG, request, NODE) is None
+    assert_refused("empty, though its clients take part", _decode, empty)
     with pytest.raises(UserError, match="none of its clients takes part"):
-        decode_answer(_encode(_release()), CONFIG, request, NODE)
+        messages.decode_answer(_encode(_release()), CONFIG, request, NODE)
 
 
 def test_an_answer_names_the_request_that_it_answers():
@@ -116,9 +108,11 @@ def test_an_answer_names_the_request_that_it_answers():
     assert answer["request"] == bytes.fromhex(_batch().digest())
     for other in (_batch(participants=(2, 5)), _batch(images=torch.zeros(FAKES))):
         with pytest.raises(UserError, match="another request than this run"):
-            decode_answer(answer, CONFIG, other, NODE)
+            messages.decode_answer(answer, CONFIG, other, NODE)
     # What the server says of its checkpoints is no part of the question.
-    assert decode_answer(answer, CONFIG, _batch(keep_round=0), NODE) is not None
+    assert (
+        messages.decode_answer(answer, CONFIG, _batch(keep_round=0), NODE) is not None
+    )
 
 
 def test_a_reply_carries_the_release_and_public_identifiers_only():
@@ -137,7 +131,7 @@ def test_a_reply_carries_the_release_and_public_identifiers_only():
 
 
 def test_messages_hold_scalars_and_bytes_only():
-    for payload in (encode_batch(_batch(), CONFIG), _encode(_release())):
+    for payload in (messages.encode_batch(_batch(), CONFIG), _encode(_release())):
         assert {type(value) for value in payload.values()} <= {str, int, float, bytes}
 
 
@@ -174,8 +168,8 @@ def test_what_is_not_sanitized_cannot_be_encoded(unsanitized):
 
 
 def test_a_request_may_name_the_run_folder():
-    payload = encode_batch(_batch(), CONFIG) | {"run_folder": "/elsewhere"}
-    assert decode_batch(payload, CONFIG) is not None
+    payload = messages.encode_batch(_batch(), CONFIG) | {"run_folder": "/elsewhere"}
+    assert messages.decode_batch(payload, CONFIG) is not None
 
 
 @pytest.mark.parametrize("field", ["participants", "trainees"])
@@ -188,9 +182,9 @@ def test_a_request_may_name_the_run_folder():
     ids=lambda value: repr(value)[:12],
 )
 def test_a_request_for_malformed_clients_is_refused(field, clients):
-    payload = encode_batch(_batch(), CONFIG) | {field: clients}
+    payload = messages.encode_batch(_batch(), CONFIG) | {field: clients}
     with pytest.raises(UserError, match=f"{field} is no list of clients below 6"):
-        decode_batch(payload, CONFIG)
+        messages.decode_batch(payload, CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +214,7 @@ def test_the_digest_is_a_function_of_what_is_asked():
         {"round": 4},
         {"participants": (2, 3)},
         {"participants": (24,)},
-        {"participants": EVERYONE},
+        {"participants": messages.EVERYONE},
         {"trainees": (2, 4)},
         {"labels": (torch.arange(8) + 1) % 3},
         {"images": _batch().images.roll(1, 0)},
@@ -240,10 +234,10 @@ def test_one_bit_of_one_pixel_changes_the_digest():
 
 
 def test_a_node_finds_its_clients_in_its_own_order():
-    assert clients_of(EVERYONE, range(3, 6)) == [3, 4, 5]
-    assert clients_of((5, 0, 3), range(3, 6)) == [3, 5]
-    assert clients_of((0, 99, -1), range(3, 6)) == []
-    assert clients_of((), range(3, 6)) == []
+    assert messages.clients_of(messages.EVERYONE, range(3, 6)) == [3, 4, 5]
+    assert messages.clients_of((5, 0, 3), range(3, 6)) == [3, 5]
+    assert messages.clients_of((0, 99, -1), range(3, 6)) == []
+    assert messages.clients_of((), range(3, 6)) == []
 
 
 def test_a_request_cannot_be_changed_after_it_was_hashed():

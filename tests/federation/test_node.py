@@ -19,6 +19,7 @@ from fedgs.privacy.client_limits import ClientRefused, Limits
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import node_folder, state_path, state_rounds
+from refusals import assert_refused
 from tiny import SIZES, digest, request_of, tiny_config, tiny_data
 
 
@@ -297,8 +298,7 @@ def test_a_count_that_cannot_be_written_stops_the_release(tmp_path, monkeypatch,
         raise UserError("no space left")
 
     monkeypatch.setattr(Ledger, "append", full)
-    with pytest.raises(UserError, match="no space left"):
-        node.answer(request)
+    assert_refused("no space left", node.answer, request)
     assert work == {"train": 0, "normal": 0}
 
 

@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import tiny
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.federation.messages import EVERYONE, Clients, FakeBatch
@@ -27,17 +28,8 @@ from fedgs.federation.round import client_round, public_fakes
 from fedgs.gan.client_training import Draws, train_discriminators
 from fedgs.gan.discriminators import Discriminators
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip, to_dct
-from tiny import (
-    SIZES,
-    client_digest,
-    digest,
-    global_state,
-    request_of,
-    tiny_config,
-    tiny_data,
-)
 
-ALL = range(len(SIZES))
+ALL = range(len(tiny.SIZES))
 CHANGED = 2
 OTHERS = [client for client in ALL if client != CHANGED]
 ROUNDS = (1, 2)
@@ -47,7 +39,7 @@ def _request(config: RunConfig, round: int, participants: Clients) -> FakeBatch:
     """The same fakes whoever takes part, as far as a discriminator can tell."""
     is_all = config.discriminator_training == "every_round"
     trainees = EVERYONE if is_all else participants
-    return request_of(config, round, participants=participants, trainees=trainees)
+    return tiny.request_of(config, round, participants=participants, trainees=trainees)
 
 
 def _data_digest(data: FederatedImages) -> str:
@@ -73,7 +65,7 @@ def _data_digest(data: FederatedImages) -> str:
     ids=lambda settings: " ".join(settings) or "default",
 )
 def test_answering_changes_no_bit_of_anything(stacking, settings):
-    frozen = tiny_config(
+    frozen = tiny.tiny_config(
         stacking=stacking,
         dct_size=5,
         chunk_size=2,
@@ -81,15 +73,15 @@ def test_answering_changes_no_bit_of_anything(stacking, settings):
         **settings,
     )
     learning = dataclasses.replace(frozen, discriminator_training="every_round")
-    data, discriminators = tiny_data(frozen), Discriminators(frozen, ALL)
+    data, discriminators = tiny.tiny_data(frozen), Discriminators(frozen, ALL)
     # Trained, so that moments, step counts and spectral vectors are not at their start.
     client_round(learning, discriminators, data, ALL, _request(learning, 1, ()), 0)
     assert discriminators.steps.tolist() == [2] * 6
 
     def everything() -> tuple[str, ...]:
         template = discriminators.template.state_dict()
-        states = digest(discriminators.state()), digest(template)
-        return (*states, _data_digest(data), global_state())
+        states = tiny.digest(discriminators.state()), tiny.digest(template)
+        return (*states, _data_digest(data), tiny.global_state())
 
     before, answers = everything(), []
     for round, participants in ((2, (0,)), (3, (1, 4)), (4, EVERYONE), (5, (0,))):
@@ -105,7 +97,7 @@ def test_answering_changes_no_bit_of_anything(stacking, settings):
 
 @pytest.mark.parametrize("stacking", ["stacked", "loop"])
 def test_the_same_question_always_gets_the_same_gradients(stacking):
-    config = tiny_config(stacking=stacking)
+    config = tiny.tiny_config(stacking=stacking)
     discriminators = Discriminators(config, ALL)
     request = _request(config, 1, EVERYONE)
     fakes, labels = request.images, request.labels
@@ -128,7 +120,7 @@ def test_state_after_many_rounds_is_the_same_whoever_was_selected(
     tmp_path, training, clients_per_node, stacking
 ):
     """Through the node, with its stored answers, as a run asks it."""
-    config = tiny_config(
+    config = tiny.tiny_config(
         discriminator_training=training,
         clients_per_node=clients_per_node,
         stacking=stacking,
@@ -148,7 +140,7 @@ def test_state_after_many_rounds_is_the_same_whoever_was_selected(
 
 def test_state_after_selected_only_training_tells_who_was_selected(tmp_path):
     """The other side: condition (b) fails, and these hashes can tell."""
-    config = tiny_config(discriminator_training="selected", warm_start_rounds=1)
+    config = tiny.tiny_config(discriminator_training="selected", warm_start_rounds=1)
     first, second = (
         _states_after(config, tmp_path / str(client), ((client,), (5,)))
         for client in (0, 1)
@@ -163,12 +155,12 @@ def _states_after(
     """The hash of every client's state after rounds with these participants."""
     states = []
     for node_id in range(config.num_nodes):
-        node = Node(config, node_id, tiny_data(config), private)
+        node = Node(config, node_id, tiny.tiny_data(config), private)
         node.answer(public_fakes(config))
         for round, participants in enumerate(history, start=1):
             node.answer(_request(config, round, participants))
         hosted = range(len(node.hosted))
-        states += [client_digest(node._discriminators, index) for index in hosted]
+        states += [tiny.client_digest(node._discriminators, index) for index in hosted]
     return states
 
 
@@ -235,8 +227,8 @@ def _rounds(
             clipped = _clipped(config, discriminators, chunk, fakes, labels)
             assert clipped.isfinite().all()
             for row, client in enumerate(clients):
-                state = client_digest(discriminators, int(chunk[row]))
-                outcome[client] = (state, digest({"clipped": clipped[row]}))
+                state = tiny.client_digest(discriminators, int(chunk[row]))
+                outcome[client] = (state, tiny.digest({"clipped": clipped[row]}))
     return outcome
 
 
@@ -258,13 +250,15 @@ def _clipped(
 def _chunked(stacking: str, chunk_size: int, **overrides: object) -> RunConfig:
     settings = {"discriminator_training": "every_round", "discriminator_steps": 1}
     settings |= {"stacking": stacking, "chunk_size": chunk_size, "clip_bound": 1e-3}
-    return tiny_config(**settings | {"discriminator_learning_rate": 0.01} | overrides)
+    return tiny.tiny_config(
+        **settings | {"discriminator_learning_rate": 0.01} | overrides
+    )
 
 
 @lru_cache
 def _untouched(stacking: str, chunk_size: int) -> dict[int, tuple[str, str]]:
     config = _chunked(stacking, chunk_size)
-    return _rounds(config, tiny_data(config), list(ALL))
+    return _rounds(config, tiny.tiny_data(config), list(ALL))
 
 
 WAYS = [("stacked", 6), ("stacked", 2), ("loop", 6)]
@@ -279,7 +273,7 @@ def test_changed_data_of_one_client_changes_no_bit_of_another(
     """All in one chunk, or the changed client in a chunk with one other client."""
     config = _chunked(stacking, chunk_size)
     ours = _untouched(stacking, chunk_size)
-    theirs = _rounds(config, CHANGES[change](tiny_data(config)), list(ALL))
+    theirs = _rounds(config, CHANGES[change](tiny.tiny_data(config)), list(ALL))
     for client in OTHERS:
         assert ours[client] == theirs[client]
     for kind in (0, 1):
@@ -293,7 +287,7 @@ def test_broken_gradients_of_one_client_change_no_bit_of_another(
 ):
     config = _chunked(stacking, chunk_size)
     ours = _untouched(stacking, chunk_size)
-    theirs = _rounds(config, tiny_data(config), list(ALL), POISONS[poison])
+    theirs = _rounds(config, tiny.tiny_data(config), list(ALL), POISONS[poison])
     for client in OTHERS:
         assert ours[client] == theirs[client]
     assert ours[CHANGED][0] != theirs[CHANGED][0]
@@ -314,7 +308,7 @@ def test_poison_reaches_the_clip(poison):
 def test_clients_are_the_same_with_any_neighbours():
     """Nothing of a client depends on who shares its node, or on its place there."""
     config = _chunked("loop", 6)
-    data = tiny_data(config)
+    data = tiny.tiny_data(config)
     together = _untouched("loop", 6)
     for hosted in ([0, 1], [4], [5, 3, 2]):
         for client, outcome in _rounds(config, data, hosted).items():
@@ -341,7 +335,7 @@ def test_two_releases_differ_by_the_changed_clients_clipped_share_alone(
         dct_size=5,
         warm_start_rounds=0,
     )
-    data = tiny_data(config)
+    data = tiny.tiny_data(config)
     releases, shares = [], []
     for index, own in enumerate((data, CHANGES[change](data))):
         node = Node(config, 0, own, tmp_path / str(index))

@@ -25,15 +25,8 @@ from fedgs.federation.round import (
 )
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.models import advance_spectral_vectors, build_generator
+from fedgs.mechanism import sanitizer
 from fedgs.mechanism.noise import NoiseStream
-from fedgs.mechanism.sanitizer import (
-    PerSampleGradients,
-    SanitizedGradients,
-    clip,
-    from_dct,
-    received,
-    sanitize,
-)
 from fedgs.randomness import derived_seed
 from oracles import PLAIN, PLAIN_TOLERANCE, PlainGan, adam, latents
 from tiny import (
@@ -59,7 +52,7 @@ def _answer(
     data: FederatedImages | None = None,
     hosted: Sequence[int] = ALL,
     node_id: int = 0,
-) -> tuple[SanitizedGradients | None, Discriminators]:
+) -> tuple[sanitizer.SanitizedGradients | None, Discriminators]:
     if discriminators is None:
         discriminators = Discriminators(config, hosted)
     answer = client_round(
@@ -244,7 +237,7 @@ def test_a_round_is_one_release_however_many_steps_it_takes(
     queried = record_calls(monkeypatch, Discriminators, "query")
     request = request_of(config)
     answer, discriminators = _answer(config, request)
-    assert type(answer) is SanitizedGradients
+    assert type(answer) is sanitizer.SanitizedGradients
     assert (len(released), len(drawn), len(queried)) == (1, 1, 1)
     expected = [
         discriminator_steps if client in request.participants else 0 for client in ALL
@@ -321,9 +314,9 @@ def test_a_release_is_the_clipped_sum_and_one_draw_of_noise(noise_multiplier):
     fakes = request.images[-4:], request.labels[-4:]
     grads = discriminators.query(torch.arange(6), *fakes)
     assert grads.flatten(2).norm(dim=2).min() > 1e-3  # all are clipped
-    clipped = clip(PerSampleGradients(grads), 1e-3)
+    clipped = sanitizer.clip(sanitizer.PerSampleGradients(grads), 1e-3)
     noise = NoiseStream(7, 3, 1)
-    expected = sanitize([clipped], 2 * 1e-3 * noise_multiplier, noise, 1, 3)
+    expected = sanitizer.sanitize([clipped], 2 * 1e-3 * noise_multiplier, noise, 1, 3)
     torch.testing.assert_close(answer.values, expected.values, rtol=1e-5, atol=1e-9)
     assert (answer.round, answer.node_id) == (1, 3)
     assert answer.noise_std == pytest.approx(2e-3 * noise_multiplier)
@@ -387,10 +380,12 @@ def test_unseeded_noise_differs_while_training_does_not():
 
 def _release(config: RunConfig, value: float | Tensor, node_id: int = 0):
     values = torch.zeros(config.release_shape) + value
-    return received(values, 1, node_id, config.noise_std, config.clip_bound)
+    return sanitizer.received(values, 1, node_id, config.noise_std, config.clip_bound)
 
 
-def _step(config: RunConfig, answers: Sequence[SanitizedGradients], monkeypatch):
+def _step(
+    config: RunConfig, answers: Sequence[sanitizer.SanitizedGradients], monkeypatch
+):
     """One server round: the state after it and the gradients of the answered images."""
     server = new_server(config)
     stepped = record_calls(monkeypatch, fedgs.federation.round, "jacobian_step")
@@ -471,7 +466,7 @@ def test_a_release_in_the_dct_basis_is_mapped_back_to_images(monkeypatch, dct_si
     assert answer.values.shape == (4, 1, dct_size, dct_size)
     image_grads = _step(config, [answer], monkeypatch)[1]
     assert image_grads.shape == (4, 1, 16, 16)
-    expected = from_dct(answer.values, 16) / 8
+    expected = sanitizer.from_dct(answer.values, 16) / 8
     torch.testing.assert_close(image_grads, expected, rtol=1e-4, atol=1e-8)
     if dct_size == 16:  # the whole basis: the same gradients as in pixels
         pixels, _ = _answer(dataclasses.replace(config, gradient_basis="pixels"))

@@ -26,6 +26,8 @@ from fedgs.privacy.accounting import statements_from_ledger
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs import sample
 from fedgs.runs.run_folder import RunFolder
+from refusals import assert_refused
+from runs import attempts, events, generator, interrupt_at, keep_lines, num_answers
 from tiny import open_config, tiny_config, write_tiny_npz
 
 GIGABYTE = 10**9
@@ -81,17 +83,9 @@ def run(folder: RunFolder, nodes: Nodes, stop: threading.Event | None = None) ->
     train_nodes(folder, nodes, lambda metrics: None, stop or threading.Event())
 
 
-def events(folder: RunFolder):
-    return Ledger.read(folder.path / "ledger.jsonl").events
-
-
 def committed(folder: RunFolder) -> int:
     path = folder.path / "checkpoint" / "checkpoint.json"
     return json.loads(path.read_text())["round"]
-
-
-def generator(folder: RunFolder) -> bytes:
-    return (folder.path / "generator.safetensors").read_bytes()
 
 
 # ------------------------------------------------------------------ write ahead
@@ -148,8 +142,7 @@ def test_failed_append_sends_nothing(tmp_path, monkeypatch):
         append(self, event)
 
     monkeypatch.setattr(Ledger, "append", fail)
-    with pytest.raises(UserError, match="full"):
-        run(folder, nodes)
+    assert_refused("full", run, folder, nodes)
     assert nodes.sent == [1, 2]
 
 
@@ -189,13 +182,8 @@ def test_nodes_prepare_once_when_first_needed_and_that_is_no_event(
 
 def test_resumed_run_prepares_only_who_has_not_taken_part(tmp_path):
     folder = create(tmp_path / "run", clients_per_round=1)
-
-    def interrupt(metrics: dict) -> None:
-        if metrics["round"] == 3:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        train_nodes(folder, Nodes(folder), interrupt, threading.Event())
+        train_nodes(folder, Nodes(folder), interrupt_at(3), threading.Event())
     before = {events(folder)[0].participants[0], events(folder)[1].participants[0]}
     nodes = Nodes(folder)
     run(folder, nodes)
@@ -238,7 +226,7 @@ def test_budget_stops_before_the_release_that_exceeds_it(tmp_path, selection):
     done = events(folder)
     assert 1 < len(done) < 40
     assert len(nodes.sent) == len(done) == committed(folder)
-    assert generator(folder)  # what was bought so far is the run's product
+    assert generator(folder.path)  # what was bought so far is the run's product
     assert spent(folder, done) <= 6.0
     request, _ = training.draw_fakes(folder.config, at_round(folder, len(done)))
     following = training.new_event(
@@ -261,13 +249,8 @@ def test_repeated_rounds_use_up_the_budget(tmp_path):
         run(folder, Nodes(folder))
     whole = len(events(folder))
     again = create(tmp_path / "again", **settings)
-
-    def interrupt(metrics: dict) -> None:
-        if metrics["round"] == 2:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        train_nodes(again, Nodes(again), interrupt, threading.Event())
+        train_nodes(again, Nodes(again), interrupt_at(2), threading.Event())
     with pytest.raises(BudgetSpent):
         run(again, Nodes(again))
     assert len(events(again)) == whole
@@ -311,9 +294,8 @@ def test_too_few_answers_are_counted_and_discarded_and_the_run_resumes(tmp_path)
     assert committed(folder) == 2
     assert not (folder.path / "generator.safetensors").exists()
     run(folder, Nodes(folder))
-    tries = [(event.round, event.attempt) for event in events(folder)]
-    assert tries == [(1, 1), (2, 1), (3, 1), (3, 2), (4, 1)]
-    assert generator(folder) == generator(whole)
+    assert attempts(folder) == [(1, 1), (2, 1), (3, 1), (3, 2), (4, 1)]
+    assert generator(folder.path) == generator(whole.path)
 
 
 def test_round_goes_on_with_min_nodes_and_counts_their_noise_only(tmp_path):
@@ -321,8 +303,7 @@ def test_round_goes_on_with_min_nodes_and_counts_their_noise_only(tmp_path):
     run(folder, Nodes(folder, lost={3: 1}))
     assert [event.counted_nodes for event in events(folder)] == [2] * 4
     assert [event.planned_nodes for event in events(folder)] == [3] * 4
-    lines = (folder.path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["num_answers"] for line in lines] == [3, 3, 2, 3]
+    assert num_answers(folder) == [3, 3, 2, 3]
 
 
 def test_round_below_min_nodes_stops_the_run(tmp_path):
@@ -337,10 +318,8 @@ def test_discarded_round_cannot_be_cut_off_the_ledger(tmp_path):
     folder = create(tmp_path / "run", **LOST | {"checkpoint_every": 1})
     with pytest.raises(RunStopped, match=r"round 3: 2 of 3 nodes"):
         run(folder, Nodes(folder, lost={3: 1}))
-    path = folder.path / "ledger.jsonl"
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
-    with pytest.raises(UserError, match=r"line 2 is the last, ledger.json saw 3"):
-        folder.read_ledger()
+    keep_lines(folder.path / "ledger.jsonl", 2)
+    assert_refused(r"line 2 is the last, ledger.json saw 3", folder.read_ledger)
 
 
 # ------------------------------------------------------------------ stopping
@@ -357,14 +336,14 @@ def test_stop_commits_a_checkpoint_and_the_run_resumes(tmp_path):
     nodes = Nodes(folder)
     run(folder, nodes)
     assert nodes.sent == [2, 3, 4, 5]
-    assert generator(folder) == generator(whole)
+    assert generator(folder.path) == generator(whole.path)
 
 
 def test_stop_in_the_last_round_is_a_complete_run(tmp_path):
     folder, stop = create(tmp_path / "run", num_rounds=1), threading.Event()
     stop.set()
     run(folder, Nodes(folder), stop)
-    assert generator(folder)
+    assert generator(folder.path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -454,8 +433,7 @@ def test_what_must_be_written_ends_the_run_with_the_reason(
 
     monkeypatch.setattr("builtins.open", no_room)
     words = rf"run: {what} cannot be written \(No space left .*\); free the disk, then"
-    with pytest.raises(UserError, match=words):
-        run(folder, Nodes(folder))
+    assert_refused(words, run, folder, Nodes(folder))
 
 
 @pytest.mark.parametrize("full", ["samples", "metrics.jsonl"])
@@ -483,7 +461,7 @@ def test_what_is_only_looked_at_ends_no_round_where_it_cannot_be_written(
         )
     assert len({str(warning.message) for warning in warned}) == 1  # is shown once
     assert reported == [1, 2, 3]
-    assert generator(folder) == generator(whole)
+    assert generator(folder.path) == generator(whole.path)
     assert len(events(folder)) == 3
 
 
@@ -536,8 +514,7 @@ def test_resolving_fixes_clients_classes_seed_and_noise(tiny_npz):
 )
 def test_settings_that_the_data_contradicts_are_refused(tiny_npz, settings, named):
     base = {"data": tiny_npz, "image_size": 16, "noise_multiplier": 1.0}
-    with pytest.raises(UserError, match=named):
-        preparation.resolve(RunConfig(**base | settings))
+    assert_refused(named, preparation.resolve, RunConfig(**base | settings))
 
 
 def test_nodes_host_consecutive_clients():

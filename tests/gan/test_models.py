@@ -27,6 +27,7 @@ from fedgs.gan.models import (
     update_ema,
 )
 from fedgs.shapes import TensorDict
+from refusals import assert_refused
 
 GENERATORS = ("resnet", "dcgan", "upsample")
 SIZES = (16, 28, 32, 64)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+import tiny
 from fedgs.config.run_config import RunConfig
 from fedgs.federation.messages import EVERYONE
 from fedgs.federation.round import draw_fakes, new_server, public_fakes
@@ -15,16 +16,8 @@ from fedgs.gan.models import build_generator
 from fedgs.gan.warm_start import LocalGenerators, warm_start
 from fedgs.randomness import derived_seed
 from oracles import PLAIN, PLAIN_TOLERANCE, PlainGan, adam, latents
-from tiny import (
-    SINGLE_IMAGE_CLIENT,
-    SIZES,
-    digest,
-    record_calls,
-    tiny_config,
-    tiny_data,
-)
 
-ALL = range(len(SIZES))
+ALL = range(len(tiny.SIZES))
 
 
 def _warm(config: RunConfig, hosted: Sequence[int] = ALL) -> Discriminators:
@@ -33,15 +26,15 @@ def _warm(config: RunConfig, hosted: Sequence[int] = ALL) -> Discriminators:
     if config.warm_start == "public":
         request = public_fakes(config)
         public = request.images, request.labels
-    warm_start(config, discriminators, tiny_data(config), hosted, public)
+    warm_start(config, discriminators, tiny.tiny_data(config), hosted, public)
     return discriminators
 
 
 def test_the_local_warm_start_is_a_plain_wgan_gp_of_each_client():
-    config = tiny_config(warm_start_rounds=3, **PLAIN)
-    data, discriminators = tiny_data(config), _warm(config)
+    config = tiny.tiny_config(warm_start_rounds=3, **PLAIN)
+    data, discriminators = tiny.tiny_data(config), _warm(config)
     betas = (config.generator_beta1, config.generator_beta2)
-    for client in (1, SINGLE_IMAGE_CLIENT):
+    for client in (1, tiny.SINGLE_IMAGE_CLIENT):
         plain = PlainGan(config, data, client)
         seed = derived_seed(config.seed, "warm-start-generator", client)
         generator = build_generator(config, seed)
@@ -60,23 +53,23 @@ def test_the_local_warm_start_is_a_plain_wgan_gp_of_each_client():
 @pytest.mark.parametrize("kind", ["local", "public"])
 @pytest.mark.parametrize("warm_start_rounds", [0, 3])
 def test_the_warm_start_has_a_fixed_length_for_every_client(kind, warm_start_rounds):
-    config = tiny_config(warm_start=kind, warm_start_rounds=warm_start_rounds)
+    config = tiny.tiny_config(warm_start=kind, warm_start_rounds=warm_start_rounds)
     # T_w rounds of n_dis = 2 steps, whatever a client owns.
     assert _warm(config).steps.tolist() == [2 * warm_start_rounds] * 6
 
 
 @pytest.mark.parametrize("kind", ["local", "public"])
 def test_the_warm_start_is_deterministic(kind):
-    config = tiny_config(warm_start=kind)
+    config = tiny.tiny_config(warm_start=kind)
     first, again = _warm(config), _warm(config)
-    assert digest(first.state()) == digest(again.state())
+    assert tiny.digest(first.state()) == tiny.digest(again.state())
     other = _warm(dataclasses.replace(config, seed=6))
-    assert digest(first.state()) != digest(other.state())
+    assert tiny.digest(first.state()) != tiny.digest(other.state())
 
 
 @pytest.mark.parametrize("kind", ["local", "public"])
 def test_the_warm_start_of_a_client_does_not_depend_on_its_node(kind):
-    config = tiny_config(warm_start=kind, discriminator_learning_rate=1e-3)
+    config = tiny.tiny_config(warm_start=kind, discriminator_learning_rate=1e-3)
     together, alone = _warm(config), _warm(config, hosted=[4])
     for name, value in together.params.items():
         # 4 steps of 1e-3; see test_discriminators for the tolerance.
@@ -84,16 +77,16 @@ def test_the_warm_start_of_a_client_does_not_depend_on_its_node(kind):
 
 
 def test_the_public_warm_start_uses_the_servers_fakes_only(monkeypatch):
-    config = tiny_config(warm_start="public", fakes_per_round=5)
+    config = tiny.tiny_config(warm_start="public", fakes_per_round=5)
     public = public_fakes(config)
     assert public.round == 0
     assert public.participants == ()
     assert public.trainees == EVERYONE
     assert public.digest() != draw_fakes(config, new_server(config))[0].digest()
-    trained = record_calls(monkeypatch, Discriminators, "train")
-    made = record_calls(monkeypatch, LocalGenerators, "__init__")
+    trained = tiny.record_calls(monkeypatch, Discriminators, "train")
+    made = tiny.record_calls(monkeypatch, LocalGenerators, "__init__")
     fakes = public.images, public.labels
-    warm_start(config, Discriminators(config, ALL), tiny_data(config), ALL, fakes)
+    warm_start(config, Discriminators(config, ALL), tiny.tiny_data(config), ALL, fakes)
     assert not made
     assert len(trained) == 2 * 2
     sent = {image.numpy().tobytes() for image in public.images}
@@ -103,8 +96,10 @@ def test_the_public_warm_start_uses_the_servers_fakes_only(monkeypatch):
 
 def test_public_fakes_come_from_the_untrained_generator():
     settings = {"generator": "resnet", "generator_dim": 2}
-    assert not public_fakes(tiny_config(**settings, warm_start="local")).images.any()
-    config = tiny_config(**settings, warm_start="public")
+    assert not public_fakes(
+        tiny.tiny_config(**settings, warm_start="local")
+    ).images.any()
+    config = tiny.tiny_config(**settings, warm_start="public")
     public = public_fakes(config)
     z, labels = latents(config, 8, "latent", 0)
     with torch.no_grad():
@@ -114,7 +109,7 @@ def test_public_fakes_come_from_the_untrained_generator():
 
 
 def test_local_generators_vanish_with_the_warm_start():
-    config = tiny_config()
+    config = tiny.tiny_config()
     discriminators = _warm(config)
     gc.collect()
     assert not [thing for thing in gc.get_objects() if type(thing) is LocalGenerators]

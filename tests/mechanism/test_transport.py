@@ -11,31 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_strategy import (  # noqa: F401
-    MODES,
-    FakeGrid,
-    create,
-    fixture_clock,
-    fixture_server_process,
-    product,
-    start,
-    start_locally,
-)
 from torch import Tensor
 
 from fedgs.config.run_config import RunConfig
-from fedgs.data.load import load_data
-from fedgs.federation import local
-from fedgs.federation.codec import (
-    FAKE_BYTES,
-    PIXEL_LEVELS,
-    fakes_shape,
-    pack_fakes,
-    pack_release,
-    round_fakes,
-    unpack_fakes,
-    unpack_release,
-)
+from fedgs.federation import codec
 from fedgs.federation.messages import (
     FakeBatch,
     decode_answer,
@@ -47,8 +26,9 @@ from fedgs.federation.round import draw_fakes, new_server, public_fakes
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.quantization import LARGEST, release_step, to_grid
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip, received, sanitize
-from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder
+from runs import events, train
+from simulated_grid import MODES, FakeGrid, product, start
 from tiny import tiny_config, tiny_data
 
 EXACT, COMPACT = tiny_config(), tiny_config(transport="compact")
@@ -87,20 +67,20 @@ def _rng(seed: int) -> torch.Generator:
 
 def test_exact_transport_rounds_nothing():
     images = torch.rand(2, 1, 16, 16, generator=_rng(0))
-    assert round_fakes(images, EXACT) is images
+    assert codec.round_fakes(images, EXACT) is images
     assert release_step(EXACT) is None
 
 
 def _sparse(config: RunConfig, share: float, seed: int = 0) -> Tensor:
     """Fakes of which a share of the pixels is not black, at random places."""
-    images = torch.rand(fakes_shape(config), generator=_rng(seed))
+    images = torch.rand(codec.fakes_shape(config), generator=_rng(seed))
     return images * (torch.rand(images.shape, generator=_rng(seed + 1)) < share)
 
 
 def test_compact_fakes_are_the_nearest_multiples_of_one_255th():
     images = _sparse(COMPACT, 0.1)
     images[0, 0, 0, :3] = torch.tensor([0.0, 1.0, 0.5])
-    rounded = round_fakes(images, COMPACT)
+    rounded = codec.round_fakes(images, COMPACT)
     assert (rounded - images).abs().max() <= 0.5 / 255 + 1e-7
     assert rounded[0, 0, 0, :3].tolist() == pytest.approx([0, 1, 128 / 255])
     assert torch.equal(rounded, (rounded * 255).round() / 255)
@@ -111,27 +91,27 @@ def test_compact_fakes_are_the_nearest_multiples_of_one_255th():
 )
 def test_fakes_have_as_many_levels_as_fit(share, levels):
     images = _sparse(PAPER, share)
-    rounded = round_fakes(images, PAPER)
+    rounded = codec.round_fakes(images, PAPER)
     assert torch.equal(rounded, (images * levels).round() / levels)
     assert (rounded - images).abs().max() <= 1 / (2 * levels) + 1e-6
-    packed = pack_fakes(rounded, torch.zeros(160, dtype=torch.int64), PAPER)
-    assert len(packed) <= FAKE_BYTES * images.numel() + 100
-    assert torch.equal(unpack_fakes(packed, PAPER)[0], rounded)
+    packed = codec.pack_fakes(rounded, torch.zeros(160, dtype=torch.int64), PAPER)
+    assert len(packed) <= codec.FAKE_BYTES * images.numel() + 100
+    assert torch.equal(codec.unpack_fakes(packed, PAPER)[0], rounded)
 
 
-@pytest.mark.parametrize("levels", PIXEL_LEVELS)
+@pytest.mark.parametrize("levels", codec.PIXEL_LEVELS)
 def test_fakes_of_every_level_survive_the_way_to_a_node(levels):
     images = torch.arange(8 * 256).remainder(levels + 1).view(8, 1, 16, 16) / levels
     labels = torch.arange(8)
-    packed = pack_fakes(images, labels, COMPACT)
-    assert torch.equal(unpack_fakes(packed, COMPACT)[0], images)
-    assert torch.equal(unpack_fakes(packed, COMPACT)[1], labels)
+    packed = codec.pack_fakes(images, labels, COMPACT)
+    assert torch.equal(codec.unpack_fakes(packed, COMPACT)[0], images)
+    assert torch.equal(codec.unpack_fakes(packed, COMPACT)[1], labels)
 
 
 def test_fakes_that_were_not_rounded_are_not_encoded():
-    images = torch.full(fakes_shape(COMPACT), 0.3)
+    images = torch.full(codec.fakes_shape(COMPACT), 0.3)
     with pytest.raises(ValueError, match="round_fakes"):
-        pack_fakes(images, torch.zeros(8, dtype=torch.int64), COMPACT)
+        codec.pack_fakes(images, torch.zeros(8, dtype=torch.int64), COMPACT)
 
 
 @pytest.mark.parametrize(
@@ -189,15 +169,15 @@ def test_a_compact_release_survives_the_way_to_the_server(integers, multiplier):
     config = dataclasses.replace(COMPACT, noise_multiplier=multiplier)
     whole = torch.tensor(integers, dtype=torch.float64).view(config.release_shape)
     values = (whole * release_step(config)).float()
-    packed = pack_release(values, config)
-    assert torch.equal(unpack_release(packed, config), values)
+    packed = codec.pack_release(values, config)
+    assert torch.equal(codec.unpack_release(packed, config), values)
 
 
 @pytest.mark.parametrize("value", [1e30, -1e30, 65505.0, -7e4])
 def test_values_too_large_for_16_bits_stay_finite(value):
     values = torch.full(COMPACT.release_shape, value)
     sent = to_grid(values, release_step(COMPACT)).float()
-    got = unpack_release(pack_release(sent, COMPACT), COMPACT)
+    got = codec.unpack_release(codec.pack_release(sent, COMPACT), COMPACT)
     assert torch.equal(got, sent)
     assert got[0, 0, 0, 0] == math.copysign(LARGEST * release_step(COMPACT), value)
 
@@ -219,7 +199,7 @@ def test_fakes_are_rounded_before_anybody_sees_them():
     config = tiny_config(transport="compact", warm_start="public")
     drawn, answered = draw_fakes(config, new_server(config))
     for request in (drawn, public_fakes(config)):
-        pack_fakes(request.images, request.labels, config)  # or it would raise
+        codec.pack_fakes(request.images, request.labels, config)  # or it would raise
     # The server's own images keep every bit: the graph goes on from them.
     kept, sent = answered.detach(), drawn.images[-config.batch_size :]
     assert not torch.equal(kept, sent)
@@ -231,35 +211,31 @@ def test_fakes_are_rounded_before_anybody_sees_them():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_compact_flower_trains_bit_for_bit_as_the_compact_local_engine(
-    create,  # noqa: F811
+    create,
     mode,
 ):
     settings = MODES[mode] | {"transport": "compact"}
     flower, alone = (create(name, **settings) for name in ("flower", "local"))
     start(flower, FakeGrid(flower.config.num_nodes, num_workers=2))
-    start_locally(alone)
+    train(alone)
     assert product(flower) == product(alone)
 
 
-def test_the_transport_changes_the_result_and_not_the_ledger(create):  # noqa: F811
+def test_the_transport_changes_the_result_and_not_the_ledger(create):
     folders = [create(name, transport=name) for name in ("exact", "compact")]
     for folder in folders:
-        start_locally(folder)
+        train(folder)
     assert product(folders[0]) != product(folders[1])
-    exact, compact = (
-        Ledger.read(folder.path / "ledger.jsonl").events for folder in folders
-    )
-    assert exact == compact
+    assert events(folders[0]) == events(folders[1])
 
 
-def test_a_resumed_compact_run_equals_the_uninterrupted_one(create):  # noqa: F811
+def test_a_resumed_compact_run_equals_the_uninterrupted_one(create):
     whole, folder = (create(name, transport="compact") for name in ("whole", "run"))
-    start_locally(whole)
+    train(whole)
     stop = threading.Event()
-    data = load_data(folder.config)
     with pytest.raises(RuntimeError, match="stopped after round 1"):
-        local.train(folder, data, lambda metrics: stop.set(), stop)
-    start_locally(RunFolder.open(folder.path))
+        train(folder, lambda metrics: stop.set(), stop=stop)
+    train(RunFolder.open(folder.path))
     assert product(folder) == product(whole)
 
 
@@ -268,14 +244,9 @@ def test_compact_rounds_stay_close_to_exact_ones(tmp_path: Path):
     norms = []
     for name in ("exact", "compact"):
         config = tiny_config(transport=name, num_rounds=8, output=str(tmp_path / name))
-        found: list[float] = []
-        local.train(
-            RunFolder.create(config),
-            tiny_data(config),
-            lambda metrics, found=found: found.append(metrics["release_norm"]),
-            threading.Event(),
-        )
-        norms.append(torch.tensor(found))
+        reports: list[dict] = []
+        train(RunFolder.create(config), reports.append, tiny_data(config))
+        norms.append(torch.tensor([metrics["release_norm"] for metrics in reports]))
     ratio = norms[1] / norms[0]
     assert (ratio - 1).abs().max() < 0.05
     assert not torch.equal(norms[0], norms[1])
@@ -287,7 +258,7 @@ def test_compact_rounds_stay_close_to_exact_ones(tmp_path: Path):
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 1.0])
 def test_the_papers_round_stays_within_its_target(share):
     """Whatever the generator draws, noise over the whole image included."""
-    images = round_fakes(_sparse(PAPER, share), PAPER)
+    images = codec.round_fakes(_sparse(PAPER, share), PAPER)
     labels = torch.randint(0, 10, (160,), generator=_rng(0))
     request = FakeBatch(30_000, images, labels, (5,), (5,), keep_round=29_999)
     answer = _release(PAPER, _noisy(PAPER))
@@ -301,11 +272,13 @@ def test_the_papers_round_stays_within_its_target(share):
 
 def test_a_release_is_as_small_as_its_entropy():
     # log2(sqrt(2 pi e) * 8) = 5.05 bits per value, 25,088 values: 15,830 bytes.
-    assert 15_800 < len(pack_release(_noisy(PAPER), PAPER)) < 16_400
+    assert 15_800 < len(codec.pack_release(_noisy(PAPER), PAPER)) < 16_400
 
 
 def test_the_size_of_an_answer_tells_nothing_but_its_values():
     """Two answers of equal values have equal bytes, whoever computed them."""
     values = _noisy(PAPER)
-    assert pack_release(values, PAPER) == pack_release(values.clone(), PAPER)
-    assert zlib.decompress(pack_release(values, PAPER))
+    assert codec.pack_release(values, PAPER) == codec.pack_release(
+        values.clone(), PAPER
+    )
+    assert zlib.decompress(codec.pack_release(values, PAPER))

@@ -27,6 +27,7 @@ from plans import (
     server_epsilon,
     theorems,
 )
+from refusals import assert_refused
 
 # --------------------------------------------- figures of docs/privacy.md and the paper
 
@@ -242,8 +243,7 @@ def test_plan_from_config():
     plan = Plan.from_config(RunConfig(**settings, engine="flower", noise_seed=7))
     assert (plan.clients_per_round, plan.counted_nodes) == (180, 4)
     assert (plan.noise_source, plan.noise_multiplier) == ("seeded", 0.5)
-    with pytest.raises(UserError, match="num_clients"):
-        Plan.from_config(RunConfig())
+    assert_refused("num_clients", Plan.from_config, RunConfig())
 
 
 # --------------------------------------------------------------------------- the ledger

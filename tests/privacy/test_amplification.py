@@ -12,7 +12,6 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from fedgs.config.conditions import why_not_amplified
-from fedgs.errors import UserError
 from fedgs.privacy import amplification
 from fedgs.privacy.amplification import (
     LEAST_RATIO,
@@ -25,6 +24,7 @@ from fedgs.privacy.amplification import (
     naive_epsilon,
 )
 from fedgs.privacy.gaussian import binomial_epsilon, delta_from_mu
+from refusals import assert_refused
 
 # The paper's central run: one draw per round, and a draw for every fake.
 SHARED = Sampled(1000, 1, 1.07 / math.sqrt(32), 20_000)
@@ -198,8 +198,7 @@ def test_limits():
 def test_too_many_kinds_are_refused():
     # One more than the limit is left for the selection of a cohort.
     rounds = tuple(OWN._replace(ratio=1.0 + n, rounds=1) for n in range(MOST_KINDS + 2))
-    with pytest.raises(UserError, match="34 kinds of rounds; at most 32"):
-        SampledBound(rounds).epsilon(1e-5)
+    assert_refused("34 kinds of rounds; at most 32", SampledBound(rounds).epsilon, 1e-5)
 
 
 # --------------------------------------------------------------------------- conditions

@@ -12,6 +12,7 @@ from fedgs.privacy.budget import Budget, calibrate_noise, largest_num_rounds
 from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
 from fedgs.privacy.plan import ADVERSARIES, RELATIONS, Plan
 from plans import FULL, TABLE_1, TABLE_2, epsilon, epsilons, event, everybody, frozen
+from refusals import assert_refused
 
 BUDGET_PLAN = Plan(
     num_clients=10, clients_per_round=1, num_rounds=1000, batch_size=4, engine="flower"
@@ -114,8 +115,7 @@ def test_a_local_run_has_no_server_to_calibrate_against(adversary):
     ],
 )
 def test_impossible_calibrations_are_user_errors(plan, arguments, message):
-    with pytest.raises(UserError, match=message):
-        calibrate_noise(plan, *arguments)
+    assert_refused(message, calibrate_noise, plan, *arguments)
 
 
 @pytest.mark.parametrize("selection", ["uniform", "balanced", "all"])
@@ -196,10 +196,8 @@ def test_a_calibrated_run_uses_its_whole_budget():
 
 def test_a_budget_refuses_other_clients():
     budget = Budget(BUDGET_PLAN, 3.0, 1e-5, "server", "replace-one")
-    with pytest.raises(UserError, match="num_clients = 11"):
-        budget.allows(event(num_clients=11))
-    with pytest.raises(UserError, match="num_clients = 11"):
-        budget.add(event(num_clients=11))
+    assert_refused("num_clients = 11", budget.allows, event(num_clients=11))
+    assert_refused("num_clients = 11", budget.add, event(num_clients=11))
 
 
 # ------------------------------------------------------------------------ amplification

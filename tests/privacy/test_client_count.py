@@ -15,6 +15,7 @@ from fedgs.privacy.client_count import ReleaseCount, check_start, release_event
 from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Event, Ledger
+from refusals import assert_refused
 from tiny import tiny_config
 
 NAMES = ("ann", "bob", "cy")
@@ -181,8 +182,7 @@ def test_nodes_that_charge_at_once_never_pass_the_limit(tmp_path):
 
 
 def test_clients_with_the_same_name_are_refused(tmp_path):
-    with pytest.raises(UserError, match="same name"):
-        ReleaseCount(tmp_path, ("ann", "ann"))
+    assert_refused("same name", ReleaseCount, tmp_path, ("ann", "ann"))
 
 
 # ------------------------------------------------------------------ broken files
@@ -198,8 +198,7 @@ def counted(tmp_path) -> Path:
 
 
 def _charge_refused(count: ReleaseCount, problem: str) -> None:
-    with pytest.raises(UserError, match=problem):
-        count.charge(_event(3), NONE)
+    assert_refused(problem, count.charge, _event(3), NONE)
 
 
 def test_a_torn_last_line_is_dropped(counted):

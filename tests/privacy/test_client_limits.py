@@ -15,6 +15,7 @@ from fedgs.federation.round import draw_fakes, new_server
 from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.runs.run_folder import RunFolder
+from refusals import assert_refused
 from tiny import open_config, tiny_config, write_tiny_npz
 
 WHOLE = """
@@ -102,10 +103,7 @@ def test_an_empty_file_limits_nothing_but_seeded_noise_and_none(tmp_path):
 def test_a_wrong_value_is_refused_by_its_name(tmp_path, line):
     path = _write(tmp_path, line)
     names = "|".join(part.split(" =")[0] for part in line.split("\n"))
-    with pytest.raises(
-        UserError, match=rf"limits.toml: ({names}) = .*; |: ({names}) ="
-    ):
-        Limits.read(path)
+    assert_refused(rf"limits.toml: ({names}) = .*; |: ({names}) =", Limits.read, path)
 
 
 @pytest.mark.parametrize(
@@ -119,8 +117,7 @@ def test_a_wrong_value_is_refused_by_its_name(tmp_path, line):
     ],
 )
 def test_a_file_with_another_content_is_refused(tmp_path, text, problem):
-    with pytest.raises(UserError, match=problem):
-        Limits.read(_write(tmp_path, text))
+    assert_refused(problem, Limits.read, _write(tmp_path, text))
 
 
 def test_a_missing_file_is_refused(tmp_path):
@@ -294,8 +291,7 @@ def test_limits_that_vanished_or_shrank_refuse_to_resume_a_run(tmp_path, text):
     path.unlink()
     if text is not None:
         _write(tmp_path, text)
-    with pytest.raises(UserError, match=text or "No such file"):
-        running.resume(folder.path)
+    assert_refused(text or "No such file", running.resume, folder.path)
 
 
 def test_a_run_within_the_limits_is_resolved(tmp_path):

@@ -3,16 +3,15 @@
 import contextlib
 import json
 import math
-import threading
 from dataclasses import replace
 
 import pytest
 
+import runs
 from experiments.commands import privacy as privacy_report
 from fedgs.cohorts.files import EXCLUDED, GIVEN, Cohort, selection_costs, write_cohort
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
-from fedgs.federation import local
 from fedgs.federation.preparation import resolve, with_noise
 from fedgs.federation.training import BudgetSpent
 from fedgs.privacy.accounting import WITH_SELECTION, Run, statements, statements_of_runs
@@ -23,6 +22,7 @@ from fedgs.privacy.selection_cost import SelectionCost, with_selections
 from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder
 from plans import event, everybody, frozen
+from refusals import assert_refused
 from tiny import open_config, tiny_config, write_tiny_npz
 
 DELTA = 1e-5
@@ -341,8 +341,7 @@ def test_calibration_of_a_run_includes_the_selection(tmp_path):
     assert 13.9 < found.epsilon <= 14.0
     for noise in (None, 5.0):
         other = replace(config, adversary="server", noise_multiplier=noise)
-        with pytest.raises(UserError, match="unbounded for adversary = server"):
-            with_noise(other)
+        assert_refused("unbounded for adversary = server", with_noise, other)
 
 
 def test_plan_in_a_file_includes_the_selection_of_its_cohort(tmp_path):
@@ -363,7 +362,7 @@ def test_run_stops_before_both_together_exceed_its_target(tmp_path):
     config, images = resolve(open_config(data=data, **given))
     folder = RunFolder.create(config)
     with pytest.raises(BudgetSpent):
-        local.train(folder, images, lambda metrics: None, threading.Event())
+        runs.train(folder, data=images)
     found = row(epsilons.of_run(folder.path))
     assert 0 < found.num_rounds < config.num_rounds
     alone = COST.composed("release", "replace-one").epsilon(DELTA)

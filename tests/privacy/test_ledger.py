@@ -12,6 +12,7 @@ import pytest
 from fedgs.errors import UserError
 from fedgs.privacy.ledger import GENESIS, Event, Ledger
 from plans import event
+from refusals import assert_refused
 
 
 @pytest.fixture
@@ -118,8 +119,7 @@ def test_a_broken_line_is_an_error_that_names_it(path, opener, change, number):
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(change(lines)))
     broken = path.read_bytes()
-    with pytest.raises(UserError, match=rf"ledger.jsonl: line {number}: .*restore"):
-        opener(path)
+    assert_refused(rf"ledger.jsonl: line {number}: .*restore", opener, path)
     assert path.read_bytes() == broken
 
 
@@ -138,8 +138,7 @@ def test_an_unknown_event_is_an_error_although_its_hash_is_right(path, change, m
     head = Ledger.read(path).head
     line, _ = sealed(head, {**fields_of(event(4)), **change})
     path.write_text(path.read_text() + line)
-    with pytest.raises(UserError, match=f"line 4: .*{message}"):
-        Ledger.read(path)
+    assert_refused(f"line 4: .*{message}", Ledger.read, path)
 
 
 def test_a_missing_field_is_an_error(path):
@@ -147,8 +146,7 @@ def test_a_missing_field_is_an_error(path):
     del values["kind"]
     line, _ = sealed(Ledger.read(path).head, values)
     path.write_text(path.read_text() + line)
-    with pytest.raises(UserError, match="line 4: unknown or missing field kind"):
-        Ledger.read(path)
+    assert_refused("line 4: unknown or missing field kind", Ledger.read, path)
 
 
 @pytest.mark.parametrize(
@@ -169,8 +167,7 @@ def test_a_missing_field_is_an_error(path):
 )
 def test_an_impossible_event_is_refused(name, values):
     for value in values:
-        with pytest.raises(UserError, match=f"event: .*{name}"):
-            event(**{name: value})
+        assert_refused(f"event: .*{name}", event, **{name: value})
 
 
 def test_a_checkpoints_prefix_is_verified(path):
@@ -196,8 +193,7 @@ def test_another_history_of_the_same_length_is_refused(path, tmp_path):
 
 
 def test_a_ledger_for_reading_cannot_be_appended_to(path):
-    with pytest.raises(UserError, match="not open for appending"):
-        Ledger.read(path).append(event(4))
+    assert_refused("not open for appending", Ledger.read(path).append, event(4))
 
 
 def test_a_failed_write_leaves_no_event_and_closes_the_ledger(path, monkeypatch):
@@ -208,19 +204,16 @@ def test_a_failed_write_leaves_no_event_and_closes_the_ledger(path, monkeypatch)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(UserError, match=r"line 4 could not be written.*No space"):
-        ledger.append(event(4))
+    assert_refused(r"line 4 could not be written.*No space", ledger.append, event(4))
     monkeypatch.undo()
     assert path.read_bytes() == whole
     assert ledger.length == 3
-    with pytest.raises(UserError, match="not open for appending"):
-        ledger.append(event(4))
+    assert_refused("not open for appending", ledger.append, event(4))
 
 
 def test_two_runs_cannot_append_to_one_ledger(path):
     first = Ledger.open(path)
-    with pytest.raises(UserError, match="in use by another run"):
-        Ledger.open(path)
+    assert_refused("in use by another run", Ledger.open, path)
     assert Ledger.read(path).length == 3
     first.close()
     Ledger.open(path).close()
@@ -228,8 +221,7 @@ def test_two_runs_cannot_append_to_one_ledger(path):
 
 @pytest.mark.parametrize("opener", [Ledger.open, Ledger.read])
 def test_a_missing_folder_is_a_user_error(tmp_path, opener):
-    with pytest.raises(UserError, match="No such file"):
-        opener(tmp_path / "no-run" / "ledger.jsonl")
+    assert_refused("No such file", opener, tmp_path / "no-run" / "ledger.jsonl")
 
 
 def test_thirty_thousand_events_open_quickly(tmp_path):

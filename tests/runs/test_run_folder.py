@@ -17,14 +17,15 @@ import torch
 from fedgs.errors import UserError
 from fedgs.files import read_json, write_json, write_tensors
 from fedgs.privacy.budget import is_spent
-from fedgs.privacy.ledger import Event, Ledger
+from fedgs.privacy.ledger import Ledger
 from fedgs.runs import run_folder
 from fedgs.runs.run_folder import RunFolder, state_path, state_rounds
+from refusals import assert_refused
+from runs import TENSORS, keep_lines, tiny_event
 from tiny import tiny_config
 
 LOCKER = "import fcntl, sys; file = open(sys.argv[1], 'w'); "
 LOCKER += "fcntl.flock(file, fcntl.LOCK_EX); print(1, flush=True); sys.stdin.read()"
-TENSORS = {"generator.weight": torch.arange(6.0).view(2, 3)}
 
 
 @pytest.fixture
@@ -32,27 +33,10 @@ def folder(tmp_path) -> RunFolder:
     return RunFolder.create(tiny_config(output=str(tmp_path / "run")))
 
 
-def event(round: int) -> Event:
-    return Event(
-        round=round,
-        attempt=1,
-        participants=(0, 2),
-        num_clients=6,
-        planned_nodes=2,
-        counted_nodes=2,
-        noise_std=1.0,
-        clip_bound=1.0,
-        batch_size=4,
-        client_selection="uniform",
-        discriminator_training="selected",
-        noise_source="seeded",
-    )
-
-
 def save_rounds(folder: RunFolder, *rounds: int) -> None:
     with closing(folder.ledger()) as ledger:
         for round in rounds:
-            ledger.append(event(round))
+            ledger.append(tiny_event(round))
             folder.save_checkpoint(round, TENSORS, ledger)
 
 
@@ -118,8 +102,7 @@ def test_run_keeps_a_copy_of_its_cohort(tmp_path):
 def test_run_of_a_missing_cohort_is_not_created(tmp_path):
     output = tmp_path / "run"
     config = tiny_config(cohort=str(tmp_path / "no.txt"), output=str(output))
-    with pytest.raises(UserError, match=r"cohort = .*no.txt: No such file"):
-        RunFolder.create(config)
+    assert_refused(r"cohort = .*no.txt: No such file", RunFolder.create, config)
     assert names(tmp_path) == []
 
 
@@ -171,8 +154,7 @@ def test_output_below_a_file_is_refused(tmp_path):
 
 
 def test_folder_that_is_no_run_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"no run folder .*config.json.*--output"):
-        RunFolder.open(tmp_path)
+    assert_refused(r"no run folder .*config.json.*--output", RunFolder.open, tmp_path)
 
 
 @pytest.mark.parametrize("found", [0, 2, None])
@@ -194,15 +176,13 @@ def test_folder_of_another_format_is_refused(folder, found):
 )
 def test_broken_json_is_refused_with_its_path(folder, name, content):
     (folder.path / name).write_text(content)
-    with pytest.raises(UserError, match=rf"{name}: .*restore it from a backup"):
-        RunFolder.open(folder.path)
+    assert_refused(rf"{name}: .*restore it from a backup", RunFolder.open, folder.path)
 
 
 def test_settings_of_another_fedgs_are_refused(folder):
     flat = folder.config.to_flat() | {"no_such_setting": 1}
     run_folder.write_json(folder.path / "config.json", flat)
-    with pytest.raises(UserError, match="no_such_setting: unknown setting"):
-        RunFolder.open(folder.path)
+    assert_refused("no_such_setting: unknown setting", RunFolder.open, folder.path)
 
 
 def test_folder_in_use_is_refused_until_its_process_is_dead(folder):
@@ -210,8 +190,7 @@ def test_folder_in_use_is_refused_until_its_process_is_dead(folder):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, **pipes) as other:
         other.stdout.readline()
-        with pytest.raises(UserError, match=r"another process trains .*; wait"):
-            folder.locked().__enter__()
+        assert_refused(r"another process trains .*; wait", folder.locked().__enter__)
         other.kill()
         other.wait()
         with folder.locked():
@@ -287,8 +266,7 @@ def test_torn_commit_is_refused_with_the_remedy(folder):
 
 def test_ledger_shorter_than_the_checkpoint_is_refused(folder):
     save_rounds(folder, 1, 2)
-    path = folder.path / "ledger.jsonl"
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:1]))
+    keep_lines(folder.path / "ledger.jsonl", 1)
     text = refusal(folder)
     assert "line 1 is the last, checkpoint/checkpoint.json saw 2" in text
     assert "restore the file" in text
@@ -299,7 +277,7 @@ def test_ledger_of_another_run_is_refused(folder, tmp_path):
     other = tmp_path / "ledger.jsonl"
     with closing(Ledger.open(other)) as ledger:
         for round in (1, 1, 2):
-            ledger.append(event(round))
+            ledger.append(tiny_event(round))
     (folder.path / "ledger.jsonl").write_bytes(other.read_bytes())
     text = refusal(folder)
     assert "line 2 is not the one that checkpoint/checkpoint.json saw" in text
@@ -308,7 +286,7 @@ def test_ledger_of_another_run_is_refused(folder, tmp_path):
 def test_ledger_longer_than_the_checkpoint_stays_as_it_is(folder):
     save_rounds(folder, 1)
     with closing(folder.ledger()) as ledger:
-        ledger.append(event(2))
+        ledger.append(tiny_event(2))
     before = (folder.path / "ledger.jsonl").read_bytes()
     assert load(folder)[0] == 1
     assert (folder.path / "ledger.jsonl").read_bytes() == before
@@ -327,11 +305,6 @@ def finish(folder: RunFolder, *rounds: int) -> RunFolder:
     return folder
 
 
-def keep_lines(folder: RunFolder, count: int) -> None:
-    path = folder.path / "ledger.jsonl"
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:count]))
-
-
 WITNESSES = ("checkpoint/checkpoint.json", "ledger.json", "metrics.jsonl")
 TARGET = 150.0  # allows some rounds of `event`
 OTHERS = ("generator.safetensors",)  # of a run of 3 rounds without a target
@@ -346,7 +319,7 @@ def test_every_file_that_tells_of_releases_refuses_a_shorter_ledger(
     for other in {*WITNESSES, *OTHERS} - {witness}:
         (folder.path / other).unlink()
     assert folder.read_ledger().length == 3
-    keep_lines(folder, kept)
+    keep_lines(folder.path / "ledger.jsonl", kept)
     for opened in (folder.read_ledger, folder.ledger):  # to look, and to go on
         with pytest.raises(UserError) as caught:
             opened()
@@ -365,9 +338,8 @@ def test_another_ledger_of_the_same_length_is_refused(folder, witness):
     path.unlink()
     with closing(Ledger.open(path)) as ledger:
         for round in (1, 2, 3):
-            ledger.append(dataclasses.replace(event(round), noise_std=9.0))
-    with pytest.raises(UserError, match=f"line 3 is not the one that {witness} saw"):
-        folder.read_ledger()
+            ledger.append(dataclasses.replace(tiny_event(round), noise_std=9.0))
+    assert_refused(f"line 3 is not the one that {witness} saw", folder.read_ledger)
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -377,8 +349,7 @@ def test_missing_ledger_is_refused_and_not_made_anew(folder, begun):
     path = folder.path / "ledger.jsonl"
     path.unlink()
     for opened in (folder.read_ledger, folder.ledger):
-        with pytest.raises(UserError, match=r"ledger.jsonl: is missing; restore"):
-            opened()
+        assert_refused(r"ledger.jsonl: is missing; restore", opened)
     assert not path.exists()
 
 
@@ -400,14 +371,12 @@ def test_run_whose_budget_allowed_no_round_is_read(folder):
 def test_run_that_its_target_ended_needs_its_events_too(tmp_path, kept):
     config = tiny_config(output=str(tmp_path / "run"), target_epsilon=3.0)
     folder = finish(RunFolder.create(config), 1, 2)
-    keep_lines(folder, kept)
-    with pytest.raises(UserError, match=f"line {kept} is the last"):
-        folder.read_ledger()
+    keep_lines(folder.path / "ledger.jsonl", kept)
+    assert_refused(f"line {kept} is the last", folder.read_ledger)
     for other in WITNESSES:
         (folder.path / other).unlink()
-    keep_lines(folder, 0)
-    with pytest.raises(UserError, match=r"round 1 has no event, generator.safetens"):
-        folder.read_ledger()
+    keep_lines(folder.path / "ledger.jsonl", 0)
+    assert_refused(r"round 1 has no event, generator.safetens", folder.read_ledger)
 
 
 def test_generator_alone_needs_all_rounds_that_its_target_allowed(tmp_path):
@@ -415,7 +384,7 @@ def test_generator_alone_needs_all_rounds_that_its_target_allowed(tmp_path):
     config = tiny_config(output=str(tmp_path / "run"), num_rounds=50)
     config = dataclasses.replace(config, target_epsilon=TARGET)
     most = 1
-    while not is_spent(config, [event(round) for round in range(1, most + 1)]):
+    while not is_spent(config, [tiny_event(round) for round in range(1, most + 1)]):
         most += 1
     assert 1 < most < 50
     folder = finish(RunFolder.create(config), *range(1, most + 1))
@@ -423,20 +392,18 @@ def test_generator_alone_needs_all_rounds_that_its_target_allowed(tmp_path):
         (folder.path / other).unlink()
     assert folder.read_ledger().length == most
     for kept in reversed(range(most)):
-        keep_lines(folder, kept)
-        with pytest.raises(UserError, match=f"round {kept + 1} has no event, gen"):
-            folder.read_ledger()
+        keep_lines(folder.path / "ledger.jsonl", kept)
+        assert_refused(f"round {kept + 1} has no event, gen", folder.read_ledger)
 
 
 def test_a_line_of_metrics_says_how_long_the_ledger_was(folder):
     """A repeated round is in no other file before the next start or checkpoint."""
     with closing(folder.ledger()) as ledger:
         for _ in range(2):
-            ledger.append(event(1))
+            ledger.append(tiny_event(1))
             folder.append_metrics({"round": 1, "events": ledger.length})
-    keep_lines(folder, 1)
-    with pytest.raises(UserError, match=r"line 1 is the last, metrics.jsonl saw 2"):
-        folder.read_ledger()
+    keep_lines(folder.path / "ledger.jsonl", 1)
+    assert_refused(r"line 1 is the last, metrics.jsonl saw 2", folder.read_ledger)
 
 
 def test_every_opening_and_commit_records_the_ledgers_length(folder):
@@ -445,10 +412,10 @@ def test_every_opening_and_commit_records_the_ledgers_length(folder):
 
     with closing(folder.ledger()) as ledger:
         assert recorded() == {"length": 0, "head": ledger.head, "round": 0}
-        ledger.append(event(1))
+        ledger.append(tiny_event(1))
         folder.save_checkpoint(1, TENSORS, ledger)
         assert (recorded()["length"], recorded()["round"]) == (1, 1)
-        ledger.append(event(2))
+        ledger.append(tiny_event(2))
     with closing(folder.ledger()) as ledger:
         assert (recorded()["length"], recorded()["head"]) == (2, ledger.head)
         folder.save_generator(TENSORS, TENSORS, ledger)
@@ -462,8 +429,7 @@ def test_full_disk_at_the_start_leaves_no_lock(folder, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(run_folder, "write_json", full)
-        with pytest.raises(UserError, match=r"ledger.json: cannot be written .*free"):
-            folder.ledger()
+        assert_refused(r"ledger.json: cannot be written .*free", folder.ledger)
     folder.ledger().close()
 
 
@@ -475,7 +441,7 @@ def test_looking_while_the_run_goes_on_refuses_nothing(folder, monkeypatch):
     def meanwhile(path: Path) -> Ledger:
         found = read(path)
         with closing(Ledger.open(path)) as ledger:
-            ledger.append(event(2))
+            ledger.append(tiny_event(2))
             folder.save_checkpoint(2, TENSORS, ledger)
         return found
 

@@ -6,13 +6,12 @@ digits of four clients on two nodes, stopped with a checkpoint after round 3 of 
 
 import dataclasses
 import shutil
-import threading
 from pathlib import Path
 
 import pytest
 import torch
 
-from fedgs.federation import local
+import runs
 from fedgs.federation.preparation import resolve
 from fedgs.files import read_tensors
 from fedgs.runs.run_folder import RunFolder
@@ -34,7 +33,7 @@ def train(path: Path, new: bool) -> dict[str, torch.Tensor]:
     stored_config = RunFolder.open(STORED).config
     config, data = resolve(dataclasses.replace(stored_config, output=str(path)))
     folder = RunFolder.create(config) if new else RunFolder.open(path)
-    local.train(folder, data, lambda metrics: None, threading.Event())
+    runs.train(folder, data=data)
     return read_tensors(path / "generator.safetensors")[0]
 
 

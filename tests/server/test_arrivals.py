@@ -20,12 +20,12 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.run import Run
 from flwr.superlink.grid import HttpGrid
 
-from deployed_grid import fixture_server_process  # noqa: F401
 from server.exchange import LOST_CODES, OVER_HTTP, Exchange
 from server.progress import Progress
 from server.server_app import _hasten
 from tiny import tiny_config
 
+pytestmark = pytest.mark.usefixtures("server_process")
 ADDRESSES = {0: 70, 1: 71}
 PATIENCE = 0.3  # seconds of the tests' deadline
 

@@ -20,39 +20,25 @@ from pathlib import Path
 import pytest
 import torch
 
+import tiny
+from command_line import flags
 from experiments.launch import flower_engine
 from fedgs import gs_wgan, process
 from fedgs.config.run_config import RunConfig
 from fedgs.data.load import load_data
 from fedgs.errors import UserError
-from fedgs.federation import local
 from fedgs.federation.preparation import resolve
 from fedgs.files import read_tensors
 from fedgs.privacy.ledger import Ledger
 from fedgs.process import TOKEN_VARIABLE, end_processes, processes_of
 from fedgs.runs.run_folder import RunFolder
+from runs import generator, rounds_done, train
 from tiny import tiny_config, write_tiny_npz
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 240.0  # seconds, on a loaded machine
-FULL = {
-    "client_selection": "all",
-    "discriminator_training": "every_round",
-    "clients_per_node": 2,
-    "warm_start": "public",
-    "fakes_per_round": 8,
-    "gradient_basis": "dct",
-    "dct_size": 8,
-    "sample_every": 1000,
-}
-
-
-def flags(**settings: object) -> list[str]:
-    return [
-        part
-        for name, value in settings.items()
-        for part in (f"--{name.replace('_', '-')}", str(value))
-    ]
+FULL = tiny.FULL_PARTICIPATION | {"discriminator_training": "every_round"}
+FULL |= {"sample_every": 1000}
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -115,17 +101,8 @@ def fedgs() -> Iterator[Callable[..., Fedgs]]:
         one.process.communicate()
 
 
-def rounds_done(folder: Path) -> int:
-    path = folder / "metrics.jsonl"
-    return path.read_text().count("\n") if path.exists() else 0
-
-
 def token_of(folder: Path) -> str:
     return (folder / ".flower" / "token").read_text()
-
-
-def generator(folder: Path) -> bytes:
-    return (folder / "generator.safetensors").read_bytes()
 
 
 def local_twin(settings: dict[str, object], output: Path) -> bytes:
@@ -134,7 +111,7 @@ def local_twin(settings: dict[str, object], output: Path) -> bytes:
     twin["clients_per_round"] = None
     config, data = resolve(RunConfig(**settings | twin))
     folder = RunFolder.create(config)
-    local.train(folder, data, lambda metrics: None, threading.Event())
+    train(folder, data=data)
     return generator(output)
 
 
@@ -319,5 +296,5 @@ def test_plain_flwr_run_trains_with_the_settings_of_pyproject(tmp_path, private_
     assert Ledger.read(folder / "ledger.jsonl").length == 2
     twin = {"engine": "local", "num_workers": 1, "output": str(tmp_path / "local")}
     alone = RunFolder.create(RunConfig.from_flat(twin, config))
-    local.train(alone, load_data(alone.config), lambda metrics: None, threading.Event())
+    train(alone)
     assert generator(folder) == generator(alone.path)

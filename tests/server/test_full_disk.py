@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_multihost import rounds_of
-from test_server_processes import deployment  # noqa: F401
 
 from events import read_events
 from experiments.commands.deploy_status import status_of
 from fedgs.privacy.ledger import Ledger
+from runs import rounds_done
 
 pytestmark = [pytest.mark.multihost, pytest.mark.slow]
 
@@ -40,15 +39,13 @@ def fill(folder: Path) -> Path:
     return path
 
 
-def test_reason_reaches_the_servers_stderr_and_flowers_status(
-    small_disk,
-    deployment,  # noqa: F811
-):
+def test_reason_reaches_the_servers_stderr_and_flowers_status(small_disk, deployment):
     machines = deployment.machines
     server = deployment.serve("--log-json", "server.jsonl")
-    deployment.join("a", "b")
+    deployment.join("a")
+    deployment.join("b")
     submitted = deployment.start_run(num_rounds=500, checkpoint_every=1)
-    machines.until(lambda: rounds_of(deployment.run) >= 2, server, submitted)
+    deployment.until_round(2, server, submitted)
     filler = fill(small_disk)
     assert submitted.wait(300) == 1, machines.logs()
     reason = "No space left on device"
@@ -64,5 +61,5 @@ def test_reason_reaches_the_servers_stderr_and_flowers_status(
     assert status.released == len(Ledger.read(deployment.run / "ledger.jsonl").events)
     filler.unlink()
     again = deployment.submit("--resume", "digits")
-    done = rounds_of(deployment.run)
-    machines.until(lambda: rounds_of(deployment.run) > done + 1, server, again)
+    done = rounds_done(deployment.run)
+    deployment.until_round(done + 2, server, again)

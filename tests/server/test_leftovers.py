@@ -9,16 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_run_folder import TENSORS, event
 
 from clients import site as deployment
 from clients.site import Site
-from fedgs.errors import UserError
 from fedgs.files import remove_temporaries, write_tensors
 from fedgs.privacy.client_count import ReleaseCount
 from fedgs.privacy.client_limits import Limits
 from fedgs.process import TOKEN_VARIABLE, processes_of
 from fedgs.runs.run_folder import RunFolder, node_folder, state_path
+from refusals import assert_refused
+from runs import TENSORS, tiny_event
 from tiny import tiny_config
 
 KILLED = """
@@ -127,15 +127,16 @@ def test_nothing_is_removed_while_another_process_holds_the_client(
     monkeypatch.setattr(deployment, "LOCK_SECONDS", 0.0)
     with open(state / ".client.lock", "w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(UserError, match="another client process"):
-            Site("ann", state, {}).open()
+        assert_refused("another client process", Site("ann", state, {}).open)
     assert left.exists()
 
 
 def test_a_count_removes_what_a_killed_charge_wrote(tmp_path):
     left = killed_save(tmp_path / "clients.json")
     state = killed_save(tmp_path / "round-0000001.safetensors")  # another owner's
-    ReleaseCount(tmp_path, ["a", "b", "c", "d", "e", "f"]).charge(event(1), Limits())
+    ReleaseCount(tmp_path, ["a", "b", "c", "d", "e", "f"]).charge(
+        tiny_event(1), Limits()
+    )
     assert not left.exists()
     assert state.exists()
 

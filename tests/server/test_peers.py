@@ -6,19 +6,18 @@ A client stops in the middle of an upload; a server stands still, or its clock s
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_multihost import SETTINGS, rounds_of, undisturbed, write_digits
 
-from experiments.launch.certs import make_certificates
 from experiments.launch.commands import Client
 from fedgs.privacy.ledger import Ledger
-from hosts import PATIENCE, ROOT, Machines, family, words
+from hosts import PATIENCE, ROOT, family
+from live import SETTINGS, Live, prepare, undisturbed
+from runs import generator, rounds_done
 
 pytestmark = pytest.mark.slow
 
@@ -44,23 +43,13 @@ resident.main()
 """
 
 
-class Site:
-    """One server and two clients on this machine."""
+class Site(Live):
+    """One server that runs, and two clients, on this machine."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.machines = folder, Machines(folder)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.run = folder / "fedgs-server" / "runs" / "digits"
-        self.server = self.start_server({})
-
-    def start_server(self, environment: dict[str, str]):
-        where = ["--host", "127.0.0.1", "--port", str(self.port), "--certs", "certs"]
-        command = [sys.executable, "-m", "fedgs", "deploy", "server", *where]
-        process = self.machines.launch("server", command, environment)
-        self.until(lambda: "Uvicorn running on" in self.log(process), process)
-        return process
+        super().__init__(folder)
+        self.certify()
+        self.server = self.serve()
 
     def start_client(
         self, name: str, code: str = "from clients import resident; resident.main()"
@@ -78,20 +67,6 @@ class Site:
         command = [sys.executable, "-c", code, *arguments]
         return self.machines.launch(name, command, environment)
 
-    def submit(self, *arguments: object):
-        where = ["--server", f"127.0.0.1:{self.port}", "--ca", "certs/ca.crt"]
-        return self.machines.start("user", "deploy", "submit", *where, *arguments)
-
-    def begin(self, **settings: object):
-        keys = [f"--client={name}=certs/clients/{name}.pub" for name in ("a", "b")]
-        return self.submit(*keys, *words(SETTINGS | settings))
-
-    def log(self, process) -> str:
-        return self.machines.log_of(process)
-
-    def until(self, condition, *alive) -> None:
-        self.machines.until(condition, *alive)
-
     def metrics(self) -> list[dict]:
         lines = (self.run / "metrics.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines]
@@ -99,11 +74,7 @@ class Site:
 
 @pytest.fixture(name="site")
 def fixture_site(tmp_path) -> Iterator[Site]:
-    pytest.importorskip("sklearn", reason="needs the digits of scikit-learn")
-    write_digits(tmp_path)
-    (tmp_path / "limits.toml").write_text("allow_seeded_noise = true\n")
-    make_certificates(tmp_path / "certs", ["localhost", "127.0.0.1"], ["a", "b"])
-    site = Site(tmp_path)
+    site = Site(prepare(tmp_path))
     yield site
     site.machines.close()
 
@@ -112,16 +83,16 @@ def stop_in_upload(site: Site, client) -> int:
     """Has a client stop in its next upload; returns how many rounds there are then."""
     (site.folder / "stop").touch()
     site.until((site.folder / "stopped").exists, site.server, client)
-    return rounds_of(site.run)
+    return rounds_done(site.run)
 
 
 def test_a_client_that_stands_still_in_its_upload_is_not_waited_for(site):
     limit = 25.0
-    run = site.begin(min_nodes=1, round_timeout=limit, num_rounds=12)
+    run = site.start_run(min_nodes=1, round_timeout=limit, num_rounds=12)
     a, b = site.start_client("a"), site.start_client("b", STOPS_IN_ITS_UPLOAD)
-    site.until(lambda: rounds_of(site.run) >= 3, site.server, a, b)
+    site.until_round(3, site.server, a, b)
     before, started = stop_in_upload(site, b), time.monotonic()
-    site.until(lambda: rounds_of(site.run) > before, site.server, a)
+    site.until_round(before + 1, site.server, a)
     assert time.monotonic() - started < limit + 8  # a round's own work is in it
     assert site.metrics()[before]["num_answers"] == 1
     b.send_signal(signal.SIGCONT)
@@ -130,16 +101,16 @@ def test_a_client_that_stands_still_in_its_upload_is_not_waited_for(site):
 
 
 def test_a_client_killed_in_its_upload_gives_the_same_bytes(site):
-    run = site.begin(round_timeout=900)
+    run = site.start_run(round_timeout=900)
     a, b = site.start_client("a"), site.start_client("b", STOPS_IN_ITS_UPLOAD)
-    site.until(lambda: rounds_of(site.run) >= 3, site.server, a, b)
+    site.until_round(3, site.server, a, b)
     before = stop_in_upload(site, b)
     site.machines.kill(b)
     b, started = site.start_client("b"), time.monotonic()
-    site.until(lambda: rounds_of(site.run) > before, site.server, a, b)
+    site.until_round(before + 1, site.server, a, b)
     assert time.monotonic() - started < 120  # Flower would wait 180 s
     assert run.wait(PATIENCE) == 0, site.machines.logs()
-    assert (site.run / "generator.safetensors").read_bytes() == undisturbed(site.folder)
+    assert generator(site.run) == undisturbed(site.folder)
     assert Ledger.read(site.run / "ledger.jsonl").length == SETTINGS["num_rounds"]
 
 
@@ -181,7 +152,7 @@ def check_the_clients_go_on(site: Site, run, *clients) -> None:
         run = site.submit("--resume", "digits")
         site.until(lambda: run.poll() is not None, *alive)
     assert run.returncode == 0, site.machines.logs()
-    assert (site.run / "generator.safetensors").read_bytes() == undisturbed(site.folder)
+    assert generator(site.run) == undisturbed(site.folder)
     events = Ledger.read(site.run / "ledger.jsonl").events
     assert {event.round for event in events} == set(range(1, 21))
     for client in clients:
@@ -190,9 +161,9 @@ def check_the_clients_go_on(site: Site, run, *clients) -> None:
 
 
 def test_clients_outlive_a_server_that_stands_still(site):
-    run = site.begin()
+    run = site.start_run()
     clients = site.start_client("a"), site.start_client("b")
-    site.until(lambda: rounds_of(site.run) >= 4, site.server, *clients)
+    site.until_round(4, site.server, *clients)
     stopped = family(site.server.pid)
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
@@ -204,7 +175,7 @@ def test_clients_outlive_a_server_that_stands_still(site):
 
 def test_clients_outlive_a_server_that_has_lost_its_database(site):
     """It refuses their signatures until their keys are registered again."""
-    run = site.begin(num_rounds=2, output="before")
+    run = site.start_run(num_rounds=2, output="before")
     clients = site.start_client("a"), site.start_client("b")
     site.until(lambda: run.poll() is not None, site.server, *clients)
     assert run.returncode == 0, site.machines.logs()
@@ -212,12 +183,12 @@ def test_clients_outlive_a_server_that_has_lost_its_database(site):
     site.server.wait(PATIENCE)
     for path in (site.folder / "fedgs-server").glob("superlink.db*"):
         path.unlink()
-    site.server = site.start_server({})
+    site.server = site.serve()
     site.until(
         lambda: all("not registered yet" in site.log(client) for client in clients),
         *(site.server, *clients),
     )
-    check_the_clients_go_on(site, site.begin(), *clients)
+    check_the_clients_go_on(site, site.start_run(), *clients)
 
 
 @pytest.mark.parametrize("seconds", [600, -600])
@@ -228,10 +199,10 @@ def test_clients_outlive_a_step_of_the_servers_clock(site, seconds):
     site.server.terminate()
     site.server.wait(PATIENCE)
     path = os.pathsep.join([str(site.folder / "shim"), str(ROOT)])
-    site.server = site.start_server({"PYTHONPATH": path, "CLOCK_STEP": str(step)})
-    run = site.begin()
+    site.server = site.serve(environment={"PYTHONPATH": path, "CLOCK_STEP": str(step)})
+    run = site.start_run()
     clients = site.start_client("a"), site.start_client("b")
-    site.until(lambda: rounds_of(site.run) >= 4, site.server, *clients)
+    site.until_round(4, site.server, *clients)
     step.write_text(str(seconds))
     site.until(
         lambda: all("this machine's clock differs" in site.log(c) for c in clients),

@@ -16,17 +16,15 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from test_multihost import SETTINGS, rounds_of, write_digits
 
 from experiments.commands.deploy_status import overview_of
 from experiments.launch import supervisor as deploy_supervisor
-from experiments.launch.certs import make_certificates
 from experiments.launch.supervisor import ServerEnded, Supervisor
 from fedgs import process
-from fedgs.errors import UserError
 from fedgs.files import read_json
 from fedgs.process import SERVER_VARIABLE, processes_of, start_of
-from hosts import Machines, words
+from live import free_port
+from refusals import assert_refused
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 SERVES = """
@@ -37,12 +35,6 @@ class Answer(BaseHTTPRequestHandler):
         self.send_response(200); self.end_headers()
 HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 # ------------------------------------------------------------------ stand-ins
@@ -162,16 +154,12 @@ def test_signal_ends_all_processes_and_what_they_started(make, tmp_path, monkeyp
     assert told(tmp_path)["reason"] == ""
 
 
-def test_second_server_on_a_state_directory_is_refused(make, tmp_path):
+def test_second_server_on_a_state_directory_is_refused(make, tmp_path, monkeypatch):
     lock = process.hold_lock(tmp_path / "server.lock", "", 0.0)
-    deploy_supervisor_patience, deploy_supervisor.LOCK_SECONDS = 5.0, 0.0
-    try:
-        with pytest.raises(UserError, match=r"another server uses it; .* --state-dir"):
-            make().run()
-        assert not (tmp_path / "processes.json").exists()
-    finally:
-        deploy_supervisor.LOCK_SECONDS = deploy_supervisor_patience
-        lock.lock.release()
+    monkeypatch.setattr(deploy_supervisor, "LOCK_SECONDS", 0.0)
+    assert_refused(r"another server uses it; .* --state-dir", make().run)
+    assert not (tmp_path / "processes.json").exists()
+    lock.lock.release()
 
 
 def test_process_left_by_a_killed_server_is_ended_before_the_next_one_starts(
@@ -260,66 +248,6 @@ def test_systemd_is_told_over_its_socket(tmp_path, monkeypatch, abstract):
 # ------------------------------------------------------------------ Flower's own
 
 
-@pytest.fixture
-def deployment(tmp_path) -> Iterator["Deployment"]:
-    pytest.importorskip("sklearn", reason="needs the digits of scikit-learn")
-    write_digits(tmp_path)
-    (tmp_path / "limits.toml").write_text("allow_seeded_noise = true\n")
-    make_certificates(tmp_path / "certs", ["localhost"], ["a", "b"])
-    found = Deployment(tmp_path)
-    yield found
-    found.machines.close()
-
-
-class Deployment:
-    """A server and its two clients on this machine."""
-
-    def __init__(self, folder: Path) -> None:
-        self.machines, self.port = Machines(folder), free_port()
-        self.state = folder / "fedgs-server"
-        self.run = self.state / "runs" / "digits"
-        self.ca = ["--server", f"127.0.0.1:{self.port}", "--ca", "certs/ca.crt"]
-
-    def serve(self, *more: object) -> "subprocess.Popen[bytes]":
-        where = ["--host", "127.0.0.1", "--port", self.port, "--certs", "certs"]
-        server = self.machines.start("server", "deploy", "server", *where, *more)
-        serving = "Uvicorn running on"
-        self.machines.until(lambda: serving in self.machines.log_of(server), server)
-        return server
-
-    def join(self, *names: str) -> None:
-        for name in names:
-            key = ["--key", f"certs/clients/{name}.key", "--limits", "limits.toml"]
-            data = ["--data", f"npz:{name}.npz"]
-            words = ["deploy", "client", name, *self.ca, *key, *data]
-            self.machines.start(name, *words)
-
-    def submit(self, *arguments: object) -> "subprocess.Popen[bytes]":
-        words = ["deploy", "submit", *self.ca, *arguments]
-        return self.machines.start("user", *words)
-
-    def start_run(self, **settings: object) -> "subprocess.Popen[bytes]":
-        keys = [f"--client={n}=certs/clients/{n}.pub" for n in ("a", "b")]
-        return self.submit(*keys, *words(SETTINGS | settings))
-
-    def processes(self) -> dict[str, int]:
-        """Role -> pid of those that live, as anybody can read it."""
-        if not (self.state / "processes.json").exists():
-            return {}
-        return {
-            found["role"]: found["pid"]
-            for found in told(self.state)["processes"]
-            if start_of(found["pid"]) == found["start"]
-        }
-
-    def wait_for(self, *roles: str) -> dict[str, int]:
-        self.machines.until(lambda: set(roles) <= set(self.processes()))
-        return self.processes()
-
-    def left(self) -> list[int]:
-        return processes_of(str(self.state), SERVER_VARIABLE)
-
-
 flowers_own = pytest.mark.slow
 
 
@@ -334,7 +262,8 @@ class TestFlower:
         machines.until(
             lambda: deployment.processes().get("superexec", first) != first, server
         )
-        deployment.join("a", "b")
+        deployment.join("a")
+        deployment.join("b")
         submitted = deployment.start_run(num_rounds=2)
         assert submitted.wait(600) == 0, machines.logs()
         assert "by SIGKILL; starting it again" in machines.log_of(server)
@@ -342,18 +271,18 @@ class TestFlower:
     def test_run_whose_superexec_is_killed_stops_with_a_checkpoint(self, deployment):
         machines = deployment.machines
         server = deployment.serve()
-        deployment.join("a", "b")
+        deployment.join("a")
+        deployment.join("b")
         submitted = deployment.start_run(num_rounds=500, checkpoint_every=500)
-        machines.until(lambda: rounds_of(deployment.run) >= 2, server, submitted)
+        deployment.until_round(2, server, submitted)
         pids = deployment.wait_for("superexec", "serverapp")
         os.kill(pids["superexec"], signal.SIGKILL)
         assert submitted.wait(120) == 1, machines.logs()
         machines.until(lambda: start_of(pids["serverapp"]) is None, server)
         result = read_json(deployment.run / ".flower" / "result.json")
         assert result["status"] == "stopped", result
-        done = rounds_of(deployment.run)
         again = deployment.submit("--resume", "digits")
-        machines.until(lambda: rounds_of(deployment.run) > done, server, again)
+        deployment.until_next_round(server, again)
 
     def test_second_server_is_refused_with_exit_code_2(self, deployment):
         machines = deployment.machines
@@ -367,9 +296,10 @@ class TestFlower:
     def test_sigterm_commits_the_run_and_ends_within_30_s(self, deployment):
         machines = deployment.machines
         server = deployment.serve()
-        deployment.join("a", "b")
+        deployment.join("a")
+        deployment.join("b")
         submitted = deployment.start_run(num_rounds=500, checkpoint_every=500)
-        machines.until(lambda: rounds_of(deployment.run) >= 2, server, submitted)
+        deployment.until_round(2, server, submitted)
         started = time.monotonic()
         server.terminate()
         assert server.wait(60) == 0, machines.logs()
@@ -377,11 +307,10 @@ class TestFlower:
         assert deployment.left() == []
         result = read_json(deployment.run / ".flower" / "result.json")
         assert result["status"] == "stopped", result
-        assert told(deployment.state)["state"] == "ended"
-        done = rounds_of(deployment.run)
+        assert deployment.told()["state"] == "ended"
         server = deployment.serve()
         again = deployment.submit("--resume", "digits")
-        machines.until(lambda: rounds_of(deployment.run) > done, server, again)
+        deployment.until_next_round(server, again)
 
     @pytest.mark.parametrize("victim", ["server", "superlink", "serverapp"])
     def test_nothing_is_left_of_a_process_that_was_killed(self, deployment, victim):
@@ -391,9 +320,10 @@ class TestFlower:
             return [run.state for run in overview_of(deployment.state).runs]
 
         server = deployment.serve()
-        deployment.join("a", "b")
+        deployment.join("a")
+        deployment.join("b")
         submitted = deployment.start_run(num_rounds=500)
-        machines.until(lambda: rounds_of(deployment.run) >= 1, server, submitted)
+        deployment.until_round(1, server, submitted)
         pids = deployment.wait_for("superlink", "superexec", "serverapp")
         before = overview_of(deployment.state)
         assert before.server is not None
@@ -405,9 +335,8 @@ class TestFlower:
         if victim == "serverapp":  # the server goes on, and so can the run
             assert overview_of(deployment.state).server.state == "running"
             assert submitted.wait(600) == 1, machines.logs()
-            done = rounds_of(deployment.run)
             again = deployment.submit("--resume", "digits")
-            machines.until(lambda: rounds_of(deployment.run) > done, server, again)
+            deployment.until_next_round(server, again)
             return
         code = server.wait(60)
         machines.until(lambda: deployment.left() == [])
@@ -418,5 +347,5 @@ class TestFlower:
             assert code == 1, machines.logs()
             reason = "was ended by SIGKILL; the server has ended"
             assert reason in machines.log_of(server)
-            assert "by SIGKILL" in told(deployment.state)["reason"]
+            assert "by SIGKILL" in deployment.told()["reason"]
         deployment.serve()  # the port is free, the lock as well

@@ -1,34 +1,22 @@
 """Flower's two sides without Ray: bits, failures, and what a reply may hold.
 
-A grid of this process calls the ClientApp directly; every message goes through Flower's
-own serialisation, as it would on a network.
+The nodes are in this process, see `simulated_grid`.
 """
 
-import json
 import threading
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app import Error as FlowerError
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from safetensors.torch import load, save
 
-from clients import workers as state
-from clients.client_app import app as client_app
-from deployed_grid import (  # noqa: F401
-    fixture_clock,
-    fixture_log,
-    fixture_server_process,
-)
-from fedgs.data.load import load_data
 from fedgs.errors import UserError
-from fedgs.federation import local, node
+from fedgs.federation import node
 from fedgs.federation.node import Node
 from fedgs.federation.training import RunStopped
 from fedgs.files import read_tensors
@@ -37,143 +25,17 @@ from fedgs.privacy.client_limits import Limits
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder, node_folder, state_rounds
+from refusals import assert_refused
+from runs import attempts, interrupt_at, num_answers, train
 from server import strategy
 from server.strategy import GsWgan
-from tiny import FULL_PARTICIPATION, tiny_config, write_tiny_npz
-
-MODES = {
-    "selected": {"clients_per_round": 2},
-    "full participation": FULL_PARTICIPATION,
-    "silos that differ": {**FULL_PARTICIPATION, "node_sizes": "1,4,1"},
-    "trains without answering": {
-        "clients_per_round": 1,
-        "discriminator_training": "every_round",
-        "clients_per_node": 3,
-    },
-}
-Spoil = Callable[[int, Message, Message], Message | None]
-
-
-class FakeGrid(Grid):
-    """All nodes in this process.
-
-    Args:
-        num_nodes: how many supernodes there are.
-        spoil: what the network makes of a reply: (node, request, reply) -> reply, or
-            None for no reply at all.
-        num_workers: workers that nodes hop between from message to message.
-
-    Attributes:
-        replies: every reply, as the nodes sent it, with the type of its request.
-        contexts: one per node, as Flower keeps them.
-    """
-
-    def __init__(
-        self, num_nodes: int, spoil: Spoil | None = None, num_workers: int = 1
-    ) -> None:
-        # Flower's ids are random, and not in the order of the nodes.
-        self.indices = {(7919 * (i + 1)) % 1009: i for i in range(num_nodes)}
-        self.contexts = {
-            address: Context(
-                run_id=1,
-                node_id=address,
-                node_config={"partition-id": index, "num-partitions": num_nodes},
-                state=RecordDict(),
-                run_config={},
-            )
-            for address, index in self.indices.items()
-        }
-        self.spoil = spoil or (lambda node, request, reply: reply)
-        self.workers: list[dict] = [{} for _ in range(num_workers)]
-        self.calls = 0
-        self.replies: list[tuple[str, int, Message]] = []
-        self.waiting: dict[str, Message] = {}
-
-    @property
-    def run(self):
-        raise NotImplementedError
-
-    def set_run(self, run) -> None:
-        raise NotImplementedError
-
-    def create_message(self, *args: object, **kwargs: object) -> Message:
-        raise NotImplementedError
-
-    def send_and_receive(self, messages, *, timeout=None) -> Iterable[Message]:
-        return self.pull_messages(self.push_messages(messages))
-
-    def get_node_ids(self) -> Iterable[int]:
-        return sorted(self.indices)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return [self._deliver(message) for message in messages]
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        ready = [name for name in message_ids if name in self.waiting]
-        return [self.waiting.pop(name) for name in ready]
-
-    def _deliver(self, message: Message) -> str:
-        self.calls += 1
-        name = f"message-{self.calls}"
-        message.metadata.__dict__["_message_id"] = name
-        address = message.metadata.dst_node_id
-        request = message_from_proto(message_to_proto(message))
-        state._workers.clear()
-        worker = self.workers[self.calls % len(self.workers)]
-        state._workers.update(worker)
-        reply = client_app(message=request, context=self.contexts[address])
-        worker.update(state._workers)
-        node = self.indices[address]
-        self.replies.append((request.metadata.message_type, node, reply))
-        spoilt = self.spoil(node, request, reply)
-        if spoilt is not None:
-            self.waiting[name] = message_from_proto(message_to_proto(spoilt))
-        return name
-
-
-@pytest.fixture
-def create(tmp_path) -> Callable[..., RunFolder]:
-    data = write_tiny_npz(tmp_path / "tiny.npz")
-
-    def create(name: str, **settings: object) -> RunFolder:
-        defaults = {"num_rounds": 3, "sample_every": 9, "checkpoint_every": 2}
-        defaults |= {"round_timeout": 1.0, "engine": "flower", "data": data}
-        defaults |= {"warm_start_rounds": 1, "discriminator_steps": 1}
-        output = str(tmp_path / name)
-        return RunFolder.create(tiny_config(output=output, **defaults | settings))
-
-    return create
-
-
-def start(folder: RunFolder, grid: FakeGrid, report=None) -> None:
-    report = report or (lambda metrics: None)
-    GsWgan(folder, report, threading.Event()).start(grid)
-
-
-def start_locally(folder: RunFolder) -> None:
-    data = load_data(folder.config)
-    local.train(folder, data, lambda metrics: None, threading.Event())
-
-
-def product(folder: RunFolder) -> list[bytes]:
-    names = ("generator", "generator_ema")
-    return [(folder.path / f"{name}.safetensors").read_bytes() for name in names]
+from simulated_grid import MODES, FakeGrid, Spoil, product, round_of, start
 
 
 def node_state(folder: RunFolder, node: int) -> dict[str, list]:
     path = node_folder(folder.private, node)
     last = path / f"round-{state_rounds(path)[-1]:07d}.safetensors"
     return {name: value.tolist() for name, value in read_tensors(last)[0].items()}
-
-
-def attempts(folder: RunFolder) -> list[tuple[int, int]]:
-    events = Ledger.read(folder.path / "ledger.jsonl").events
-    return [(event.round, event.attempt) for event in events]
-
-
-def round_of(request: Message) -> int | None:
-    record = request.content.config_records["fedgs"]
-    return int(record["round"]) if "round" in record else None
 
 
 # ------------------------------------------------------------------ bit for bit
@@ -183,7 +45,7 @@ def round_of(request: Message) -> int | None:
 def test_flower_trains_bit_for_bit_as_the_local_engine(create, mode):
     flower, alone = (create(name, **MODES[mode]) for name in ("flower", "local"))
     start(flower, FakeGrid(flower.config.num_nodes))
-    start_locally(alone)
+    train(alone)
     assert product(flower) == product(alone)
     events = [(folder.path / "ledger.jsonl").read_bytes() for folder in (flower, alone)]
     assert events[0] == events[1]
@@ -199,7 +61,7 @@ def test_nodes_may_hop_between_workers(create, mode):
     """Three workers that keep few nodes: most messages find an old state, or none."""
     flower, alone = (create(name, **MODES[mode]) for name in ("flower", "local"))
     start(flower, FakeGrid(flower.config.num_nodes, num_workers=3))
-    start_locally(alone)
+    train(alone)
     assert product(flower) == product(alone)
 
 
@@ -217,13 +79,8 @@ def test_worker_keeps_its_share_of_the_nodes_only(create):
 def test_resumed_simulation_equals_the_uninterrupted_one(create, mode, round):
     whole, folder = (create(name, **MODES[mode]) for name in ("whole", "run"))
     start(whole, FakeGrid(whole.config.num_nodes))
-
-    def crash(metrics: dict) -> None:
-        if metrics["round"] == round:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        start(folder, FakeGrid(folder.config.num_nodes), crash)
+        start(folder, FakeGrid(folder.config.num_nodes), interrupt_at(round))
     start(RunFolder.open(folder.path), FakeGrid(folder.config.num_nodes))
     assert product(folder) == product(whole)
     assert len(attempts(folder)) > 3
@@ -376,8 +233,7 @@ def test_a_run_goes_on_without_a_node_that_refuses(create, tmp_path):
         event = release_event(folder.config, round, (0,), 1)
         count.charge(event, Limits())
     start(folder, FakeGrid(folder.config.num_nodes))
-    lines = (folder.path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["num_answers"] for line in lines] == [3, 2, 2]
+    assert num_answers(folder) == [3, 2, 2]
 
 
 def test_error_leaves_a_node_without_its_text_and_type(create, monkeypatch, log):
@@ -537,8 +393,7 @@ def test_wrong_number_of_supernodes_is_refused_with_the_remedy(create, count):
     remedy = (
         rf"num-supernodes = {count}: .* 6 nodes.*num-supernodes=6.*clients_per_node"
     )
-    with pytest.raises(UserError, match=remedy):
-        start(folder, FakeGrid(count))
+    assert_refused(remedy, start, folder, FakeGrid(count))
     assert attempts(folder) == []
 
 
@@ -553,8 +408,7 @@ def test_supernode_that_does_not_say_who_it_is_ends_the_run(create):
 def test_two_supernodes_of_one_index_end_the_run(create):
     grid = FakeGrid(6)
     next(iter(grid.contexts.values())).node_config["partition-id"] = 3
-    with pytest.raises(UserError, match="roll call: 5 of 6 nodes answered"):
-        start(create("run"), grid)
+    assert_refused("roll call: 5 of 6 nodes answered", start, create("run"), grid)
 
 
 def test_flowers_own_loop_trains_the_same_generator_by_the_verbs(create):
@@ -564,7 +418,7 @@ def test_flowers_own_loop_trains_the_same_generator_by_the_verbs(create):
     with gs_wgan.opened(grid):
         result = Strategy.start(gs_wgan, grid, ArrayRecord(), num_rounds=3)
         trained = gs_wgan.training.server.generator.state_dict()
-    start_locally(alone)
+    train(alone)
     expected, _ = read_tensors(alone.path / "generator.safetensors")
     assert all(torch.equal(trained[name], value) for name, value in expected.items())
     assert attempts(folder) == attempts(alone)

@@ -4,7 +4,6 @@ A client has data and a state directory of its own; the clock moves only by slee
 """
 
 import json
-import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,19 +14,18 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.app import Error as FlowerError
 from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
 
+import runs
 from clients import workers as state
 from clients.client_app import app as client_app
+from clients.site import DeployedPlace, Site
 from fedgs.config.run_config import RunConfig
-from fedgs.data.load import load_data
-from fedgs.federation import local
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder
 from server import exchange, progress, roll_call
 from server import strategy as strategy_module
 from server.strategy import GsWgan
+from simulated_grid import InProcessGrid
 from tiny import FULL_PARTICIPATION, tiny_config, tiny_data, write_tiny_npz
 
 NODE_UNAVAILABLE = 5
@@ -70,7 +68,7 @@ class Client:
         self.starts += 1
 
 
-class DeployedGrid(Grid):
+class DeployedGrid(InProcessGrid):
     """The network between a server and its clients.
 
     Args:
@@ -91,19 +89,6 @@ class DeployedGrid(Grid):
         self.replies: list[tuple[str, str, Message]] = []
         self.waiting: dict[str, Message] = {}
         self.sent: dict[str, tuple[Client, Message]] = {}
-
-    @property
-    def run(self):
-        raise NotImplementedError
-
-    def set_run(self, run) -> None:
-        raise NotImplementedError
-
-    def create_message(self, *args: object, **kwargs: object) -> Message:
-        raise NotImplementedError
-
-    def send_and_receive(self, messages, *, timeout=None):
-        raise NotImplementedError
 
     def get_node_ids(self):
         return [info.node_id for info in self.get_nodes()]
@@ -181,21 +166,8 @@ def tiny_clients(folder: Path, names: list[str], config: RunConfig) -> list[Clie
     return clients
 
 
-# ------------------------------------------------------------------ fixtures
-
-
-@pytest.fixture(autouse=True, name="server_process")
-def fixture_server_process(monkeypatch):
-    for name in ("_task_id", "_run_id", "_node_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
-    state._workers.clear()
-    yield
-    state._workers.clear()
-
-
-@pytest.fixture(autouse=True, name="clock")
-def fixture_clock(monkeypatch):
-    """Waiting costs no time: a sleep moves the server's clock, nothing else does."""
+def install_clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Gives the server a clock that its sleeps move, and nothing else."""
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     clock.time = lambda: EPOCH + clock.now
 
@@ -206,16 +178,6 @@ def fixture_clock(monkeypatch):
     for module in (exchange, progress, roll_call, strategy_module):
         monkeypatch.setattr(module, "time", clock)
     return clock
-
-
-@pytest.fixture(name="log")
-def fixture_log():
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
-    logging.getLogger("flwr").addHandler(handler)
-    yield lines
-    logging.getLogger("flwr").removeHandler(handler)
 
 
 class Deployment:
@@ -235,16 +197,18 @@ class Deployment:
         self.grid = DeployedGrid(self.clients)
         self.stop = threading.Event()
 
-    def start(
-        self, report: Callable[[dict], None] = lambda metrics: None, **how: bool
-    ) -> None:
+    def heal(self) -> None:
+        """Everything arrives again, nobody looks."""
+        self.grid.on_push = lambda name, request: True
+        self.grid.on_look = lambda: None
+
+    def start(self, report: runs.Report = runs.ignore, **how: bool) -> None:
         """Starts the server, from its checkpoint on."""
         self.folder = RunFolder.open(self.folder.path)
         GsWgan(self.folder, report, self.stop, **how).start(self.grid)
 
     def attempts(self) -> list[tuple[int, int]]:
-        events = Ledger.read(self.folder.path / "ledger.jsonl").events
-        return [(event.round, event.attempt) for event in events]
+        return runs.attempts(self.folder)
 
     def counted(self, index: int) -> list[int]:
         """The rounds of a client's own count."""
@@ -256,32 +220,23 @@ class Deployment:
         return folder
 
     def product(self) -> bytes:
-        return (self.folder.path / "generator.safetensors").read_bytes()
+        return runs.generator(self.folder.path)
 
     def progress(self) -> dict:
         return json.loads((self.folder.path / ".flower" / "nodes.json").read_text())
 
 
-@pytest.fixture(name="deploy")
-def fixture_deploy(tmp_path):
-    def deploy(name: str = "run", mode: str = "full participation", **settings):
-        return Deployment(tmp_path, name, **MODES[mode] | settings)
-
-    return deploy
+def place_of(run: Deployment, index: int = 0, run_id: str = "0" * 16) -> DeployedPlace:
+    """A client's place in a run, as its process opens it."""
+    return DeployedPlace(Site.read(run.clients[index].node_config), run_id)
 
 
-@pytest.fixture(name="undisturbed")
-def fixture_undisturbed(tmp_path):
+def undisturbed(run: Deployment, place: Path) -> bytes:
     """The generator of the local engine with the same settings."""
-
-    def undisturbed(run: Deployment) -> bytes:
-        local_settings = {"engine": "local", "nodes": None}
-        local_settings["data"] = write_tiny_npz(tmp_path / "all.npz")
-        local_settings["output"] = str(run.root / "local")
-        config = run.folder.config
-        folder = RunFolder.create(config.from_flat(local_settings, config))
-        data = load_data(folder.config)
-        local.train(folder, data, lambda metrics: None, threading.Event())
-        return (folder.path / "generator.safetensors").read_bytes()
-
-    return undisturbed
+    local_settings = {"engine": "local", "nodes": None}
+    local_settings["data"] = write_tiny_npz(place / "all.npz")
+    local_settings["output"] = str(run.root / "local")
+    config = run.folder.config
+    folder = RunFolder.create(config.from_flat(local_settings, config))
+    runs.train(folder)
+    return runs.generator(folder.path)

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+FEDGS = (sys.executable, "-m", "fedgs")
 PATIENCE = 900.0  # seconds for one step, on a loaded machine
 
 
@@ -66,17 +67,9 @@ class Network:
         for space in self.spaces.values():
             ip("netns", "add", space)
             ip("-n", space, "link", "set", "lo", "up")
-        center = self.spaces["server"]
+        center, on_switch = self.spaces["server"], ("dev", "switch")
         ip("-n", center, "link", "add", "switch", "type", "bridge")
-        ip(
-            "-n",
-            center,
-            "addr",
-            "add",
-            f"{self.addresses['server']}/24",
-            "dev",
-            "switch",
-        )
+        ip("-n", center, "addr", "add", f"{self.addresses['server']}/24", *on_switch)
         ip("-n", center, "link", "set", "switch", "up")
         for name in ("a", "b"):
             far = self.spaces[name]
@@ -86,11 +79,13 @@ class Network:
             ip("-n", far, "addr", "add", f"{self.addresses[name]}/24", "dev", "eth0")
             ip("-n", far, "link", "set", "eth0", "up")
 
-    def cut(self, name: str) -> None:
-        ip("-n", self.spaces["server"], "link", "set", f"to-{name}", "down")
+    def cut(self, *names: str) -> None:
+        for name in names:
+            ip("-n", self.spaces["server"], "link", "set", f"to-{name}", "down")
 
-    def heal(self, name: str) -> None:
-        ip("-n", self.spaces["server"], "link", "set", f"to-{name}", "up")
+    def heal(self, *names: str) -> None:
+        for name in names:
+            ip("-n", self.spaces["server"], "link", "set", f"to-{name}", "up")
 
     @contextlib.contextmanager
     def slow(self, name: str, rate: str) -> Iterator[None]:
@@ -137,7 +132,7 @@ class Machines:
 
     def start(self, host: str, *arguments: object) -> "subprocess.Popen[bytes]":
         """Starts `fedgs ...` on a host; its output goes to HOST-N.log."""
-        return self.launch(host, [sys.executable, "-m", "fedgs", *map(str, arguments)])
+        return self.launch(host, [*FEDGS, *map(str, arguments)])
 
     def launch(
         self, host: str, command: Sequence[str], more: Mapping[str, str] | None = None
@@ -230,12 +225,3 @@ def family(pid: int) -> list[int]:
     for one in found:
         found += [child for child, parent in parents.items() if parent == one]
     return found
-
-
-def words(settings: dict[str, object]) -> Sequence[str]:
-    """Returns settings as flags."""
-    return [
-        part
-        for name, value in settings.items()
-        for part in (f"--{name.replace('_', '-')}", str(value))
-    ]

@@ -6,6 +6,7 @@ returns; `incidents` then waits for the end and compares.
 """
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -31,6 +32,7 @@ from incident_site import (
     Run,
     Site,
 )
+from runs import keep_lines
 
 SUPERLINK = "deploy_superlink"
 SUPEREXEC = "experiments.launch.superexec"
@@ -70,12 +72,27 @@ RESUME = "`submit --resume`"
 SERVER_AGAIN = f"server started again, {RESUME}"
 
 
-def incident(what: str, remedy: str, limit: float = 300.0, **more: Any):
-    """Enters a function into the table under its name."""
+def incident(
+    what: str, remedy: str, limit: float = 300.0, at: int = STRIKE, **more: Any
+):
+    """Enters a function into the table under its name.
+
+    A run of its own is given to it after round `at`, with the clock of the recovery
+    started; `run.strike` starts it again where the disturbance comes later.
+    """
 
     def enter(act: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(act)
+        def after_a_round(site: Site, *runs: Run) -> None:
+            for run in runs:
+                run.at(at)
+                run.strike()
+            act(site, *runs)
+
         name = act.__name__.replace("_", "-")
-        INCIDENTS.append(Incident(name, what, remedy, act, limit=limit, **more))
+        INCIDENTS.append(
+            Incident(name, what, remedy, after_a_round, limit=limit, **more)
+        )
         return act
 
     return enter
@@ -89,6 +106,18 @@ def restart(site: Site, *names: str) -> None:
         site.start_client(name)
 
 
+def stand_still(site: Site, host: str, *of: str) -> None:
+    """Stops processes of a host for a while."""
+    site.signal(signal.SIGSTOP, host, *of)
+    time.sleep(LONG_STOP)
+    site.signal(signal.SIGCONT, host, *of)
+
+
+def must_stop(run: Run) -> None:
+    if run.submitter.wait() != 1:
+        raise AssertionError("the run went on without a node that it needs")
+
+
 def ends_with(process: "subprocess.Popen[bytes]", site: Site, code: int, text: str):
     """Waits for a command that must be refused with a code and a text."""
     found, log = process.wait(), site.machines.log_of(process)
@@ -98,8 +127,6 @@ def ends_with(process: "subprocess.Popen[bytes]", site: Site, code: int, text: s
 
 @incident("client: SIGKILL between two rounds", AGAIN)
 def client_killed(site: Site, run: Run) -> None:
-    run.at()
-    run.strike()
     site.kill("a")
     restart(site, "a")
     run.recover()
@@ -107,7 +134,6 @@ def client_killed(site: Site, run: Run) -> None:
 
 @incident("client: SIGKILL after it has counted a release, before it is sent", AGAIN)
 def client_killed_in_round(site: Site, run: Run) -> None:
-    run.at()
     path = next(site.releases("a").glob("releases-*.jsonl"))
     size = path.stat().st_size
     site.until(lambda: path.stat().st_size > size, pause=0.0005)
@@ -128,9 +154,7 @@ def client_killed_in_upload(site: Site, run: Run) -> None:
 @incident("client: SIGSTOP in the middle of its upload, for 60 s", NOTHING)
 def client_stopped_in_upload(site: Site, run: Run) -> None:
     with held_upload(site, run):
-        site.signal(signal.SIGSTOP, "a")
-        time.sleep(LONG_STOP)
-        site.signal(signal.SIGCONT, "a")
+        stand_still(site, "a")
     run.recover()
 
 
@@ -138,7 +162,6 @@ def client_stopped_in_upload(site: Site, run: Run) -> None:
 def held_upload(site: Site, run: Run):
     """Stops client a where its answer is announced and its content is not there."""
     hold, reached = site.folder / "hold", site.folder / "hold.reached"
-    run.at()
     hold.touch()
     site.until(reached.exists, pause=0.005)
     run.strike()
@@ -149,8 +172,6 @@ def held_upload(site: Site, run: Run):
 
 @incident("client: SIGTERM", AGAIN)
 def client_terminated(site: Site, run: Run) -> None:
-    run.at()
-    run.strike()
     if (code := site.stop("a")) != 0:
         raise AssertionError(f"exit code {code} after SIGTERM")
     restart(site, "a")
@@ -159,18 +180,12 @@ def client_terminated(site: Site, run: Run) -> None:
 
 @incident("client: SIGSTOP for 60 s", NOTHING)
 def client_stopped(site: Site, run: Run) -> None:
-    run.at()
-    run.strike()
-    site.signal(signal.SIGSTOP, "a")
-    time.sleep(LONG_STOP)
-    site.signal(signal.SIGCONT, "a")
+    stand_still(site, "a")
     run.recover()
 
 
 @incident("all clients: SIGKILL at once", AGAIN)
 def all_clients_killed(site: Site, run: Run) -> None:
-    run.at()
-    run.strike()
     for name in CLIENTS:
         site.kill(name)
     restart(site, *CLIENTS)
@@ -179,8 +194,6 @@ def all_clients_killed(site: Site, run: Run) -> None:
 
 @incident("client machine: power lost, back after 10 s", AGAIN)
 def client_machine_restarted(site: Site, run: Run) -> None:
-    run.at()
-    run.strike()
     site.network.cut("a")  # no FIN reaches the server
     site.kill("a")
     time.sleep(10)
@@ -195,11 +208,8 @@ def client_machine_restarted(site: Site, run: Run) -> None:
     settings={"round_timeout": SHORT_ROUND},
 )
 def client_away(site: Site, run: Run) -> None:
-    run.at()
-    run.strike()
     site.kill("a")
-    if run.submitter.wait() != 1:
-        raise AssertionError("the run went on without a node that it needs")
+    must_stop(run)
     restart(site, "a")
     run.resume()
     run.recover()
@@ -218,8 +228,6 @@ def serve_again(site: Site, run: Run) -> None:
 
 def fall(site: Site, run: Run, *of: str) -> None:
     """Kills processes of the server; the operator acts when the submitter has ended."""
-    run.at()
-    run.strike()
     site.signal(signal.SIGKILL, "server", *of)
     gone = time.monotonic() + 30
     site.until(lambda: site.is_gone("server") or time.monotonic() > gone or run.ended())
@@ -247,8 +255,6 @@ def serverapp_killed(site: Site, run: Run) -> None:
 
 @incident("`fedgs deploy server`: SIGKILL of its main process", SERVER_AGAIN)
 def server_killed(site: Site, run: Run) -> None:
-    run.at()
-    run.strike()
     site.processes["server"].kill()
     site.processes["server"].wait()
     serve_again(site, run)
@@ -256,8 +262,6 @@ def server_killed(site: Site, run: Run) -> None:
 
 @incident("`fedgs deploy server`: SIGTERM with clients connected", SERVER_AGAIN)
 def server_terminated(site: Site, run: Run) -> None:
-    run.at()
-    run.strike()
     started = time.monotonic()
     site.stop("server")
     if (seconds := time.monotonic() - started) > 30:
@@ -267,12 +271,8 @@ def server_terminated(site: Site, run: Run) -> None:
 
 @incident("server: all its processes SIGSTOP for 60 s", f"{RESUME} if it failed")
 def server_stopped(site: Site, run: Run) -> None:
-    run.at()
-    run.strike()
     of = (SUPERLINK, SUPEREXEC, SERVERAPP, "deploy server")
-    site.signal(signal.SIGSTOP, "server", *of)
-    time.sleep(LONG_STOP)
-    site.signal(signal.SIGCONT, "server", *of)
+    stand_still(site, "server", *of)
     settle(site, run)
 
 
@@ -288,37 +288,25 @@ def settle(site: Site, run: Run) -> None:
 
 @incident("ServerApp: SIGSTOP for 60 s", f"{RESUME} if it failed")
 def serverapp_stopped(site: Site, run: Run) -> None:
-    run.at()
-    run.strike()
-    site.signal(signal.SIGSTOP, "server", SERVERAPP)
-    time.sleep(LONG_STOP)
-    site.signal(signal.SIGCONT, "server", SERVERAPP)
+    stand_still(site, "server", SERVERAPP)
     settle(site, run)
 
 
 @incident("server machine: power lost, back after 10 s", SERVER_AGAIN)
 def server_machine_restarted(site: Site, run: Run) -> None:
-    run.at()
-    run.strike()
-    for name in CLIENTS:
-        site.network.cut(name)  # clients are left with half-open connections
+    site.network.cut(*CLIENTS)  # clients are left with half-open connections
     site.kill("server")
     time.sleep(10)
-    for name in CLIENTS:
-        site.network.heal(name)
+    site.network.heal(*CLIENTS)
     serve_again(site, run)
 
 
 @incident("every machine: power lost at once", "everything started again, " + RESUME)
 def every_machine_restarted(site: Site, run: Run) -> None:
-    run.at()
-    run.strike()
-    for name in CLIENTS:
-        site.network.cut(name)
+    site.network.cut(*CLIENTS)
+    for name in (*CLIENTS, "server"):
         site.kill(name)
-    site.kill("server")
-    for name in CLIENTS:
-        site.network.heal(name)
+    site.network.heal(*CLIENTS)
     site.start_server()
     restart(site, *CLIENTS)
     run.resume()
@@ -341,8 +329,6 @@ def submitter_interrupted(site: Site, run: Run) -> None:
 
 
 def end_submitter(site: Site, run: Run, number: int) -> None:
-    run.at()
-    run.strike()
     run.is_followed = False
     run.submitter.send_signal(number)
     run.submitter.wait()
@@ -351,7 +337,6 @@ def end_submitter(site: Site, run: Run, number: int) -> None:
 
 @incident("`server`: killed in the middle of saving a checkpoint", SERVER_AGAIN)
 def killed_in_save(site: Site, run: Run) -> None:
-    run.at()
     checkpoint = run.path / "checkpoint"
 
     def is_saving() -> bool:
@@ -384,30 +369,21 @@ def every_link_cut(site: Site, run: Run) -> None:
     settings={"round_timeout": SHORT_ROUND},
 )
 def link_cut_long(site: Site, run: Run) -> None:
-    run.at()
-    run.strike()
     site.network.cut("a")
-    if run.submitter.wait() != 1:
-        raise AssertionError("the run went on without a node that it needs")
+    must_stop(run)
     site.network.heal("a")
     run.resume()
     run.recover()
 
 
 def cut(site: Site, run: Run, names: Any, seconds: float) -> None:
-    run.at()
-    run.strike()
-    for name in names:
-        site.network.cut(name)
+    site.network.cut(*names)
     time.sleep(seconds)
-    for name in names:
-        site.network.heal(name)
+    site.network.heal(*names)
 
 
-@incident("one client's link at 64 kbit/s, packets beyond it lost", NOTHING)
+@incident("one client's link at 64 kbit/s, packets beyond it lost", NOTHING, at=2)
 def slow_link(site: Site, run: Run) -> None:
-    run.at(2)
-    run.strike()
     with site.network.slow("a", "64kbit"):
         run.recover()
         run.at(STRIKE)
@@ -420,8 +396,6 @@ def slow_link(site: Site, run: Run) -> None:
     "server's disk full", f"space freed, server started again if it ended, {RESUME}"
 )
 def server_disk_full(site: Site, run: Run) -> None:
-    run.at()
-    run.strike()
     site.fill("server")
     code = run.submitter.wait()
     if code != 1:
@@ -432,8 +406,6 @@ def server_disk_full(site: Site, run: Run) -> None:
 
 @incident("client's disk full", "space freed, " + RESUME + " if it failed")
 def client_disk_full(site: Site, run: Run) -> None:
-    run.at()
-    run.strike()
     site.fill("a")
     time.sleep(5)
     site.free("a")
@@ -456,8 +428,6 @@ def read_only_state(site: Site) -> None:
 
 
 def step(site: Site, run: Run, host: str, seconds: float) -> None:
-    run.at()
-    run.strike()
     site.set_clock(host, seconds)
     try:
         settle(site, run)
@@ -491,8 +461,6 @@ def client_clock_back(site: Site, run: Run) -> None:
 
 @incident("client with a key that is not registered", "`submit --client NAME=KEY.pub`")
 def wrong_key(site: Site, run: Run) -> None:
-    run.at()
-    run.strike()
     site.kill("a")
     make_certificates(site.folder / "others", [], ["a"])
     process = site.client("a", key="others/clients/a.key")
@@ -510,8 +478,6 @@ def wrong_key(site: Site, run: Run) -> None:
     "run stopped, `submit --resume --client NAME=NEW.pub`, client with the new key",
 )
 def key_rotated(site: Site, run: Run) -> None:
-    run.at()
-    run.strike()
     run.halt()
     site.stop("a")
     make_certificates(site.folder / "certs", [], ["a"], replace=True)
@@ -552,8 +518,6 @@ def unregister_offline(site: Site) -> None:
     "clients take both `ca.crt`, server started with the new folder, " + RESUME,
 )
 def authority_replaced(site: Site, run: Run) -> None:
-    run.at()
-    run.strike()
     certs, new = site.folder / "certs", site.folder / "certs-new"
     make_certificates(new, [site.address], [])
     both = (certs / "ca.crt").read_bytes() + (new / "ca.crt").read_bytes()
@@ -569,8 +533,6 @@ def authority_replaced(site: Site, run: Run) -> None:
 
 @incident("server's certificate replaced, same authority", SERVER_AGAIN)
 def certificate_replaced(site: Site, run: Run) -> None:
-    run.at()
-    run.strike()
     site.stop("server")
     make_certificates(site.folder / "certs", [site.address], [], replace=True)
     serve_again(site, run)
@@ -581,8 +543,6 @@ def certificate_replaced(site: Site, run: Run) -> None:
     "`certs --replace`, " + SERVER_AGAIN,
 )
 def certificate_expired(site: Site, run: Run) -> None:
-    run.at()
-    run.strike()
     site.stop("server")
     hosts = [deploy_certs._host(h) for h in (site.address, *deploy_certs.LOOPBACK)]
     deploy_certs._server(site.folder / "certs", hosts, -0.5, True)  # type: ignore
@@ -658,7 +618,6 @@ def newest_state_put_back(site: Site, run: Run) -> None:
     SERVER_AGAIN,
 )
 def server_restored_same_round(site: Site, run: Run) -> None:
-    run.at()
     run.halt()
     backup = site.back_up()
     run.strike()
@@ -687,37 +646,31 @@ def client_restored(site: Site, run: Run) -> None:
 
 @incident("client's state deleted", "refused; restored from the copy, " + RESUME)
 def client_state_deleted(site: Site, run: Run) -> None:
-    run.at()
-    run.strike()
-    site.kill("a")
-    newest = site.copy("a", "newest")
-    shutil.rmtree(site.state("a"))
-    expect_refusal(site, run)
-    put_back(site, run, newest)
+    with damaged_client(site, run):
+        shutil.rmtree(site.state("a"))
 
 
 @incident("client's own count deleted", "refused; restored from the copy, " + RESUME)
 def count_deleted(site: Site, run: Run) -> None:
-    run.at()
-    run.strike()
-    site.kill("a")
-    newest = site.copy("a", "newest")
-    shutil.rmtree(site.releases("a"))
-    expect_refusal(site, run)
-    put_back(site, run, newest)
+    with damaged_client(site, run):
+        shutil.rmtree(site.releases("a"))
 
 
 @incident(
     "client's own count rolled back", "refused; restored from the copy, " + RESUME
 )
 def count_rolled_back(site: Site, run: Run) -> None:
-    run.at()
-    run.strike()
+    with damaged_client(site, run):
+        for path in site.releases("a").glob("releases-*.jsonl"):
+            keep_lines(path, -2)
+
+
+@contextlib.contextmanager
+def damaged_client(site: Site, run: Run):
+    """Client a is down, and refused until the copy from before is put back."""
     site.kill("a")
     newest = site.copy("a", "newest")
-    for path in site.releases("a").glob("releases-*.jsonl"):
-        lines = path.read_bytes().splitlines(keepends=True)
-        path.write_bytes(b"".join(lines[:-2]))
+    yield
     expect_refusal(site, run)
     put_back(site, run, newest)
 
@@ -753,8 +706,6 @@ def put_back(site: Site, run: Run, copy: Path) -> None:
     "server started again, `submit --resume --client NAME=KEY.pub` for every client",
 )
 def database_lost(site: Site, run: Run) -> None:
-    run.at()
-    run.strike()
     site.kill("server")
     for path in site.state("server").glob("superlink.db*"):
         path.unlink()
@@ -783,8 +734,6 @@ def database_restored(site: Site, run: Run) -> None:
 
 
 def stopped_server(site: Site, run: Run) -> None:
-    run.at()
-    run.strike()
     site.kill("server")
 
 
@@ -811,7 +760,6 @@ def ledger_altered(site: Site, run: Run) -> None:
 
 @incident("server's checkpoint corrupted", "refused; restored from a copy")
 def checkpoint_corrupted(site: Site, run: Run) -> None:
-    run.at()
     run.halt()
     (path,) = (run.path / "checkpoint").glob("*.safetensors")
 
@@ -828,7 +776,6 @@ def spoilt(
 ) -> None:
     """Spoils a file of the run folder: resuming is refused until it is restored."""
     if run.submitter.poll() is None:
-        run.at()
         run.halt()
     run.strike()
     content = path.read_bytes()
@@ -863,8 +810,6 @@ def temporary_files(site: Site, run: Run) -> None:
 
 @incident("run stopped by its stop file", RESUME)
 def stop_file(site: Site, run: Run) -> None:
-    run.at()
-    run.strike()
     run.halt()
     run.resume()
     run.recover()
@@ -873,10 +818,9 @@ def stop_file(site: Site, run: Run) -> None:
 @incident(
     "a run resumed while it is going on",
     "the second waits for the first, and completes with it",
+    at=2,
 )
 def resumed_twice(site: Site, run: Run) -> None:
-    run.at(2)
-    run.strike()
     second = site.submit("--resume", run.name)
     run.finish()
     run.recover(run.rounds())
@@ -886,10 +830,9 @@ def resumed_twice(site: Site, run: Run) -> None:
 @incident(
     "a run submitted twice under one name",
     "the second waits for the first, and completes with it",
+    at=2,
 )
 def submitted_twice(site: Site, run: Run) -> None:
-    run.at(2)
-    run.strike()
     second = site.submit(*site.members(), *run.flags)
     run.finish()
     run.recover(run.rounds())
@@ -925,10 +868,8 @@ def two_clients(site: Site) -> None:
     ends_with(site.client("a"), site, 2, "another client process uses it")
 
 
-@incident("a copied client machine: one key in two places", "the copy waits")
+@incident("a copied client machine: one key in two places", "the copy waits", at=2)
 def one_key_twice(site: Site, run: Run) -> None:
-    run.at(2)
-    run.strike()
     copy = site.snapshot("a", "copied")
     second = site.client("a", host="b", state_dir=copy)
     site.until(lambda: site.logs_have("still taken for online", second))
@@ -943,8 +884,6 @@ def one_key_twice(site: Site, run: Run) -> None:
     "refused, limits corrected, client started again",
 )
 def limits_refuse(site: Site, run: Run) -> None:
-    run.at()
-    run.strike()
     site.stop("a")
     path = site.folder / "limits.toml"
     path.write_text("allow_seeded_noise = false\n")
@@ -959,8 +898,6 @@ def limits_refuse(site: Site, run: Run) -> None:
 
 @incident("client's own count: last line torn", AGAIN)
 def count_torn(site: Site, run: Run) -> None:
-    run.at()
-    run.strike()
     site.kill("a")
     path = next(site.releases("a").glob("releases-*.jsonl"))
     with open(path, "ab") as file:

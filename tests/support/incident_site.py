@@ -18,16 +18,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from test_multihost import PORT, SETTINGS, undisturbed, write_digits
 
+from command_line import flags
 from experiments.launch.certs import make_certificates
 from fedgs.files import read_tensors
 from fedgs.privacy.ledger import Ledger
-from hosts import Machines, Network, words
+from hosts import Machines, Network
+from live import CLIENTS, PORT, SETTINGS, undisturbed, write_digits
+from runs import rounds_done
 
 FLWR = str(Path(sys.executable).with_name("flwr"))
-HOSTS = ("server", "a", "b")
-CLIENTS = ("a", "b")
+HOSTS = ("server", *CLIENTS)
 ROUNDS = 12
 STRIKE = 4  # the round after which most incidents happen
 DISK = "48m"
@@ -198,8 +199,8 @@ class Site:
             "state_dir": self.state(host or name),
             "log_json": f"{name}.jsonl",
         }
-        flags = words(given | more)
-        return self.machines.start(host or name, "deploy", "client", name, *flags)
+        words = flags(**given | more)
+        return self.machines.start(host or name, "deploy", "client", name, *words)
 
     def submit(self, *arguments: object):
         ca = ["--server", f"127.0.0.1:{PORT}", "--ca", "certs/ca.crt"]
@@ -256,8 +257,7 @@ class Site:
 
     def revive(self) -> None:
         """Starts what does not run, and waits for nothing else."""
-        for name in CLIENTS:
-            self.network.heal(name)
+        self.network.heal(*CLIENTS)
         if self.is_gone("server"):
             self.start_server()
         for name in CLIENTS:
@@ -401,7 +401,7 @@ class Run:
         self._struck, self._round = 0.0, 0
         self.is_followed = True  # whether the submitter's code tells the outcome
         members = site.members(with_keys=not site.is_registered)
-        self.flags = words(settings | {"output": name})
+        self.flags = flags(**settings | {"output": name})
         self.submitter = site.submit(*members, *self.flags)
 
     def resume(self, *more: object) -> "subprocess.Popen[bytes]":
@@ -422,8 +422,7 @@ class Run:
     # ------------------------------------------------------------ progress
 
     def rounds(self) -> int:
-        path = self.path / "metrics.jsonl"
-        return path.read_text().count("\n") if path.exists() else 0
+        return rounds_done(self.path)
 
     def at(self, round: int = STRIKE) -> None:
         """Waits until a round is finished."""

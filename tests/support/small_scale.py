@@ -4,8 +4,12 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from clients import workers
+from experiments.commands import evaluate as evaluation
 from experiments.commands.evaluation_request import EvaluationRequest
+from server import roll_call
 from tiny import write_tiny_npz
 
 SETTINGS = {
@@ -54,3 +58,15 @@ def quick_evaluate(request: EvaluationRequest, as_json: bool) -> None:
     assert request.output is not None
     with open(request.output / "evaluations.jsonl", "a") as lines:
         lines.write(json.dumps(line) + "\n")
+
+
+def prepare(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """A cache of its own, no other test's data, quick scores and roll call."""
+    monkeypatch.setenv("FEDGS_CACHE_DIR", str(folder / "cache"))
+    monkeypatch.setattr(roll_call, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(evaluation, "evaluate", quick_evaluate)
+    workers._workers.clear()
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise AssertionError("trained or computed again")

@@ -1,0 +1,29 @@
+"""What a command of fedgs is given, and how it refuses."""
+
+import re
+
+
+def flags(**settings: object) -> list[str]:
+    """Returns settings as flags; None leaves one out."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    return [
+        part
+        for name, value in given.items()
+        for part in (f"--{name.replace('_', '-')}", str(value))
+    ]
+
+
+def refused(done: tuple[int, str, str], *named: str) -> str:
+    """Checks exit code 2 and one or two lines that name setting, value and remedy.
+
+    Args:
+        done: code, standard output and error of a command.
+        named: patterns of the message; the first one begins it.
+    """
+    code, out, err = done
+    assert (code, out) == (2, "")
+    assert re.match(f"Error: (.*{named[0]})" if named else "Error: ", err), err
+    assert all(re.search(words, err) for words in named), err
+    assert err.count("\n") <= 2
+    assert "Traceback" not in err
+    return err

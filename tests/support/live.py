@@ -1,0 +1,183 @@
+"""A deployment of real processes: a server and two clients with digits of four people.
+
+On this machine or on three hosts (`hosts.Network`), started as docs/deployment.md says.
+"""
+
+import socket
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import runs
+from command_line import flags
+from experiments.launch.certs import make_certificates
+from fedgs.config.run_config import RunConfig
+from fedgs.data.load import load_data
+from fedgs.federation.preparation import resolve
+from fedgs.files import read_json
+from fedgs.process import SERVER_VARIABLE, processes_of, start_of
+from fedgs.runs.run_folder import RunFolder
+from hosts import FEDGS, Machines, Network
+
+PORT = 8000  # of a server with a host of its own
+CLIENTS = ("a", "b")
+SETTINGS: dict[str, object] = {
+    "num_clients": 4,
+    "node_sizes": "3,1",
+    "num_classes": 10,
+    "client_selection": "all",
+    "discriminator_training": "every_round",
+    "noise_multiplier": 0.1,
+    "noise_seed": 7,
+    "seed": 5,
+    "num_rounds": 20,
+    "image_size": 16,
+    "batch_size": 8,
+    "fakes_per_round": 16,
+    "discriminator_steps": 1,
+    "discriminator_batch_size": 8,
+    "warm_start": "public",
+    "warm_start_rounds": 2,
+    "generator": "upsample",
+    "generator_dim": 4,
+    "discriminator_dim": 4,
+    "gradient_basis": "dct",
+    "dct_size": 8,
+    "checkpoint_every": 3,
+    "round_timeout": 900,
+    "output": "digits",
+}
+
+
+def write_digits(folder: Path) -> None:
+    """Writes real digits: a.npz of three clients, b.npz of one, all.npz of all."""
+    data = load_data(RunConfig(data="digits", num_clients=4, image_size=16, seed=1))
+    owners = np.full(len(data.images), -1)
+    for client, records in enumerate(data.client_records):
+        owners[records[:60]] = client
+    for name, clients in (("a", (0, 1, 2)), ("b", (3,)), ("all", (0, 1, 2, 3))):
+        kept = np.isin(owners, clients)
+        np.savez(
+            folder / f"{name}.npz",
+            images=data.images[kept],
+            labels=data.labels[kept],
+            clients=owners[kept],
+        )
+
+
+def undisturbed(folder: Path, settings: dict[str, object] = SETTINGS) -> bytes:
+    """The generator that the local engine trains with the same settings."""
+    pytest.importorskip("sklearn", reason="needs the digits of scikit-learn")
+    own = {"engine": "local", "num_workers": 1, "data": f"npz:{folder}/all.npz"}
+    own["output"] = str(folder / "local")
+    config, data = resolve(RunConfig(**settings | own | {"clients_per_round": None}))
+    run = RunFolder.create(config)
+    runs.train(run, data=data)
+    return runs.generator(run.path)
+
+
+def prepare(folder: Path) -> Path:
+    """Writes the clients' data and limits."""
+    pytest.importorskip("sklearn", reason="needs the digits of scikit-learn")
+    write_digits(folder)
+    (folder / "limits.toml").write_text("allow_seeded_noise = true\n")
+    return folder
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Live:
+    """A server and its clients; `machines.close` ends them.
+
+    Args:
+        folder: of everything, prepared.
+        network: the hosts; this machine itself and a free port without one.
+    """
+
+    def __init__(self, folder: Path, network: Network | None = None) -> None:
+        self.folder, self.machines = folder, Machines(folder, network)
+        self.address = network.addresses["server"] if network else "127.0.0.1"
+        self.host = "0.0.0.0" if network else "127.0.0.1"
+        self.port = PORT if network else free_port()
+        self.state = folder / "fedgs-server"
+        self.run = self.state / "runs" / "digits"
+        self.ca = ["--server", f"127.0.0.1:{self.port}", "--ca", "certs/ca.crt"]
+
+    def certify(self, *hosts: str) -> None:
+        """Makes the authority, the server's certificate and the clients' keys."""
+        names = hosts or ("localhost", "127.0.0.1")
+        make_certificates(self.folder / "certs", list(names), list(CLIENTS))
+
+    def serve(
+        self, *more: object, environment: Mapping[str, str] | None = None
+    ) -> "subprocess.Popen[bytes]":
+        """Starts the server and waits until it takes connections."""
+        where = ["--host", self.host, "--port", str(self.port), "--certs", "certs"]
+        command = [*FEDGS, "deploy", "server", *where, *map(str, more)]
+        process = self.machines.launch("server", command, environment)
+        self.until(lambda: "Uvicorn running on" in self.log(process), process)
+        return process
+
+    def join(self, name: str, **more: object) -> "subprocess.Popen[bytes]":
+        """Starts a client; `more` are other flags than the usual ones."""
+        given: dict[str, object] = {
+            "server": f"{self.address}:{self.port}",
+            "data": f"npz:{name}.npz",
+            "ca": "certs/ca.crt",
+            "key": f"certs/clients/{name}.key",
+            "limits": "limits.toml",
+            "log_json": f"{name}.jsonl",
+        }
+        return self.machines.start(
+            name, "deploy", "client", name, *flags(**given | more)
+        )
+
+    def submit(self, *arguments: object) -> "subprocess.Popen[bytes]":
+        words = ["deploy", "submit", *self.ca, *arguments]
+        return self.machines.start("server", *words)
+
+    def start_run(self, **settings: object) -> "subprocess.Popen[bytes]":
+        keys = [f"--client={n}=certs/clients/{n}.pub" for n in CLIENTS]
+        return self.submit(*keys, *flags(**SETTINGS | settings))
+
+    def log(self, process: "subprocess.Popen[bytes]") -> str:
+        return self.machines.log_of(process)
+
+    def until(self, condition, *alive: object) -> None:
+        """Waits for a condition while the given processes live."""
+        self.machines.until(condition, *alive)
+
+    def until_round(self, round: int, *alive: object) -> None:
+        """Waits until the run has finished so many rounds."""
+        self.until(lambda: runs.rounds_done(self.run) >= round, *alive)
+
+    def until_next_round(self, *alive: object) -> None:
+        self.until_round(runs.rounds_done(self.run) + 1, *alive)
+
+    def told(self) -> dict:
+        """What the server says of its processes."""
+        return read_json(self.state / "processes.json")
+
+    def processes(self) -> dict[str, int]:
+        """Role -> pid of those that live, as anybody can read it."""
+        if not (self.state / "processes.json").exists():
+            return {}
+        return {
+            found["role"]: found["pid"]
+            for found in self.told()["processes"]
+            if start_of(found["pid"]) == found["start"]
+        }
+
+    def wait_for(self, *roles: str) -> dict[str, int]:
+        self.until(lambda: set(roles) <= set(self.processes()))
+        return self.processes()
+
+    def left(self) -> list[int]:
+        return processes_of(str(self.state), SERVER_VARIABLE)

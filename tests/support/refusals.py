@@ -1,0 +1,15 @@
+"""How a user's mistake is refused."""
+
+from collections.abc import Callable
+
+import pytest
+
+from fedgs.errors import UserError
+
+
+def assert_refused(
+    named: str, call: Callable[..., object], *arguments: object, **more: object
+) -> None:
+    """Checks that a call is refused with a message in which a pattern is found."""
+    with pytest.raises(UserError, match=named):
+        call(*arguments, **more)

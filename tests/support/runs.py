@@ -1,0 +1,88 @@
+"""Runs: trained, interrupted, and what they leave in their folders."""
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from fedgs.data.federated import FederatedImages
+from fedgs.data.load import load_data
+from fedgs.federation import local
+from fedgs.privacy.ledger import Event, Ledger
+from fedgs.runs.run_folder import RunFolder
+from plans import event
+
+Report = Callable[[dict], None]
+TENSORS = {"generator.weight": torch.arange(6.0).view(2, 3)}
+
+
+def ignore(metrics: dict) -> None:
+    """Reports a round to nobody."""
+
+
+def at_round(round: int, act: Callable[[], object]) -> Report:
+    """Returns a report that does something once a round is over."""
+
+    def report(metrics: dict) -> None:
+        if metrics["round"] == round:
+            act()
+
+    return report
+
+
+def interrupt() -> None:
+    """Stands for a process that is killed."""
+    raise KeyboardInterrupt
+
+
+def interrupt_at(round: int) -> Report:
+    return at_round(round, interrupt)
+
+
+def train(
+    folder: RunFolder,
+    report: Report = ignore,
+    data: FederatedImages | None = None,
+    stop: threading.Event | None = None,
+) -> None:
+    """Trains with the local engine, from what is on the disk."""
+    if data is None:
+        data = load_data(folder.config)
+    local.train(folder, data, report, stop or threading.Event())
+
+
+def tiny_event(round: int) -> Event:
+    """An event of a run of the tiny problem."""
+    nodes = {"num_clients": 6, "planned_nodes": 2, "counted_nodes": 2}
+    noise = {"noise_std": 1.0, "noise_source": "seeded"}
+    return event(round, participants=(0, 2), **nodes, **noise)
+
+
+def events(folder: RunFolder) -> tuple[Event, ...]:
+    return Ledger.read(folder.path / "ledger.jsonl").events
+
+
+def attempts(folder: RunFolder) -> list[tuple[int, int]]:
+    return [(event.round, event.attempt) for event in events(folder)]
+
+
+def num_answers(folder: RunFolder) -> list[int]:
+    lines = (folder.path / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["num_answers"] for line in lines]
+
+
+def rounds_done(path: Path) -> int:
+    metrics = path / "metrics.jsonl"
+    return metrics.read_text().count("\n") if metrics.exists() else 0
+
+
+def generator(path: Path) -> bytes:
+    return (path / "generator.safetensors").read_bytes()
+
+
+def keep_lines(path: Path, count: int) -> None:
+    """Cuts a file off after so many lines, or so many before its end."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:count]))
