@@ -5,22 +5,20 @@ its own Adam multiplies and divides. With that order in the page's Adam, the bit
 Stacked calls round otherwise.
 """
 
-import threading
 from collections.abc import Callable
 
 import pytest
 import torch
-from test_strategy import FakeGrid, start
 from torch import Tensor
 from torch.optim import Adam
 
-from deployed_grid import fixture_server_process  # noqa: F401
 from fedgs import gs_wgan
 from fedgs.config.run_config import RunConfig
-from fedgs.federation import local
 from fedgs.files import read_tensors
 from fedgs.privacy.accounting import statements_from_ledger
 from fedgs.runs.run_folder import RunFolder
+from runs import train
+from simulated_grid import FakeGrid, start
 from tiny import FULL_PARTICIPATION, tiny_config, tiny_data, write_tiny_npz
 
 # Adam moves a weight by about 1e-3 in each of 3 rounds; rounding was seen to be 3e-7.
@@ -91,7 +89,7 @@ def with_adam_of_the_stack(monkeypatch) -> Callable[[RunConfig], None]:
 
 def trained_by_engine(config: RunConfig) -> RunFolder:
     folder = RunFolder.create(config)
-    local.train(folder, tiny_data(config), lambda metrics: None, threading.Event())
+    train(folder, data=tiny_data(config))
     return folder
 
 
@@ -132,6 +130,7 @@ def test_engine_with_stacked_clients_gives_the_page_but_for_rounding(name, tmp_p
     torch.testing.assert_close(found, product_of_page(config), **TOLERANCE)
 
 
+@pytest.mark.usefixtures("server_process")
 def test_flower_gives_the_page_but_for_rounding(tmp_path):
     settings = {**FULL_PARTICIPATION, **STACKED, "output": str(tmp_path / "run")}
     data = write_tiny_npz(tmp_path / "tiny.npz")

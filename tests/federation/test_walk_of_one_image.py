@@ -5,12 +5,6 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from deployed_grid import (  # noqa: F401
-    fixture_clock,
-    fixture_deploy,
-    fixture_server_process,
-)
-
 ROOT = Path(__file__).resolve().parents[2]
 STEP = re.compile(r"^\d+\. `([\w.]+)` \(`([\w/.]+)`\)", re.MULTILINE)
 
