@@ -105,6 +105,30 @@ def fedgs(
 
 
 @pytest.fixture
+def coarse_grid(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A grid that searches are quick on; amplified figures are a little larger."""
+    from fedgs.privacy import amplification
+
+    amplification._composed.cache_clear()
+    monkeypatch.setattr(amplification, "_RESOLUTION", 3e-3)
+    yield
+    amplification._composed.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def hub_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keeps the Hugging Face cache inside the tests' folder."""
+    datasets = pytest.importorskip("datasets")
+    pytest.importorskip("flwr_datasets")
+    with pytest.MonkeyPatch.context() as patch:
+        cache = tmp_path_factory.mktemp("cache")
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cache))
+        datasets.disable_progress_bars()
+        yield
+        datasets.enable_progress_bars()
+
+
+@pytest.fixture
 def server_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process as one that Flower has started, with no worker of another test."""
     from flwr.supercore.task_identity import TaskIdentity
@@ -172,6 +196,17 @@ def undisturbed(tmp_path: Path) -> Callable[..., bytes]:
     from deployed_grid import undisturbed
 
     return lambda run: undisturbed(run, tmp_path)
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Iterator[Any]:
+    """Real processes: a server and two clients with certificates; nothing runs yet."""
+    from live import Live, prepare
+
+    live = Live(prepare(tmp_path))
+    live.certify()
+    yield live
+    live.machines.close()
 
 
 @pytest.fixture(scope="session")

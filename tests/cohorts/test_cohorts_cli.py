@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from command_line import printed
 from experiments.commands import cohorts
 from experiments.launch import flower_engine
 from fedgs.cohorts.files import EXCLUDED, Cohort, read_cohort
@@ -143,8 +144,7 @@ def test_same_seed_selects_the_same_and_the_run_takes_the_cohort(select, fedgs):
         "generator": "upsample",
     }
     arguments = [p for k, v in train.items() for p in (f"--{k.replace('_', '-')}", v)]
-    code, out, err = fedgs("train", *arguments)
-    assert (code, err) == (0, "")
+    out = printed(fedgs("train", *arguments), "")
     assert f"{len(names)} clients on {len(names)} nodes" in out
     _, out, _ = fedgs("privacy", one / "run", "--json")
     assert all(EXCLUDED in row["conditions"] for row in json.loads(out))

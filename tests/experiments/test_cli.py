@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 import tiny
-from command_line import flags, refused
+from command_line import flags, printed, refused
 from experiments.cli import main as cli
 from experiments.commands import train as running
 from experiments.paper import scores
@@ -113,8 +113,7 @@ def test_commands_are_the_frozen_list():
 
 
 def test_help_groups_the_flags(fedgs):
-    code, out, _ = fedgs("train", "--help")
-    assert code == 0
+    out = printed(fedgs("train", "--help"))
     for group in ("Data", "Federation", "Privacy", "Training", "Model", "Runtime"):
         assert re.search(rf"─ {group} ─", out)
 
@@ -137,8 +136,7 @@ def test_python_m_fedgs_is_the_same_program():
 
 def test_trained_run_names_epsilons_folder_and_grid(trained, fedgs, tmp_path, data):
     output = tmp_path / "new" / "run"
-    code, out, err = fedgs("train", *flags(data=data, output=output, **TINY))
-    assert (code, err) == (0, "")
+    out = printed(fedgs("train", *flags(data=data, output=output, **TINY)), "")
     assert "6 clients on 6 nodes, 2 per round, 3 rounds" in out
     assert "seeded: not private" in out
     assert "round 3 of 3" in out
@@ -157,8 +155,7 @@ def test_settings_come_from_recipe_file_and_flags(trained, tmp_path, data, fedgs
     file.write_text("\n".join([*lines, "fakes_per_round = 8", "dct_size = 8"]))
     output = tmp_path / "run"
     arguments = flags(data=data, output=output, num_rounds=1, config=file)
-    code, _, err = fedgs("train", "--recipe", "full-participation", *arguments)
-    assert (code, err) == (0, "")
+    printed(fedgs("train", "--recipe", "full-participation", *arguments), "")
     config = RunFolder.open(output).config
     assert (config.client_selection, config.clients_per_round) == ("all", 6)
     assert (config.num_rounds, config.batch_size) == (1, 4)
@@ -179,8 +176,7 @@ def test_privacy_reads_the_engine_of_a_config_file(tmp_path, fedgs):
     for content in ("", 'engine = "local"\n'):
         (tmp_path / "own.toml").write_text(content)
         given = ["privacy", "--config", tmp_path / "own.toml", *plan, "--json"]
-        code, out, err = fedgs(*given)
-        assert code == 0, err
+        out = printed(fedgs(*given))
         seen.append({row["adversary"] for row in json.loads(out)})
     assert {"server", "release"} <= seen[0]
     assert seen[1] == {"release"}
@@ -211,8 +207,7 @@ def test_interrupted_run_exits_with_1_and_resumes(
         code, _, err = fedgs("train", *flags(data=data, output=output, **TINY))
     assert code == 1
     assert err == f"stopped after round 1\ncontinue with: fedgs resume {output}\n"
-    code, out, err = fedgs("resume", output)
-    assert (code, err) == (0, "")
+    out = printed(fedgs("resume", output), "")
     assert "round 3 of 3" in out
     same = [(path / "generator.safetensors").read_bytes() for path in (output, trained)]
     assert same[0] == same[1]
@@ -220,8 +215,7 @@ def test_interrupted_run_exits_with_1_and_resumes(
 
 def test_resuming_a_finished_run_says_so_and_changes_nothing(trained, fedgs):
     before = tree(trained)
-    code, out, _ = fedgs("resume", trained)
-    assert code == 0
+    out = printed(fedgs("resume", trained))
     assert "is finished" in out
     assert tree(trained) == before
 
@@ -230,8 +224,7 @@ def test_resuming_a_finished_run_says_so_and_changes_nothing(trained, fedgs):
 
 
 def test_sampled_npz_holds_images_and_uniform_labels(trained, fedgs, tmp_path):
-    code, out, _ = fedgs("sample", trained, "-n", 300, "-o", tmp_path / "s.npz")
-    assert code == 0
+    out = printed(fedgs("sample", trained, "-n", 300, "-o", tmp_path / "s.npz"))
     assert f"300 images in {tmp_path}/s.npz" in out
     with np.load(tmp_path / "s.npz", allow_pickle=False) as found:
         images, labels = found["images"], found["labels"]
@@ -304,8 +297,7 @@ def statements(out: str) -> list[dict]:
 
 
 def test_paper_figures_of_the_federated_setting(fedgs):
-    code, out, _ = fedgs("privacy", *flags(**PAPER), "--json")
-    assert code == 0
+    out = printed(fedgs("privacy", *flags(**PAPER), "--json"))
     found = {
         (s["adversary"], s["relation"], s["client_selection"], s["guarantee"]): s
         for s in statements(out)
@@ -326,8 +318,7 @@ def test_paper_figures_of_the_federated_setting(fedgs):
 
 def test_table_shows_the_same_figures_with_all_that_they_depend_on(fedgs, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    code, out, _ = fedgs("privacy", *flags(**PAPER))
-    assert code == 0
+    out = printed(fedgs("privacy", *flags(**PAPER)))
     for number in ("774.31", "206.70", "583.52", "169.04", "598.6", "0.00115", "NO"):
         assert number in out
     assert "not a bound" in out
@@ -341,8 +332,7 @@ def test_selection_among_the_flags_leaves_the_others_out(fedgs):
 
 
 def test_privacy_of_a_run_is_that_of_its_ledger(trained, fedgs):
-    code, out, _ = fedgs("privacy", trained, "--json")
-    assert code == 0
+    out = printed(fedgs("privacy", trained, "--json"))
     found = statements(out)
     assert [(s["adversary"], s["relation"]) for s in found] == [
         ("release", "replace-one"),  # local: one curator, no other column
@@ -401,8 +391,7 @@ def row_of(found, adversary, relation, theorem=""):
 
 
 def test_amplification_on_request(fedgs):
-    code, out, _ = fedgs("privacy", *flags(**FROZEN), "--amplification", "--json")
-    assert code == 0
+    out = printed(fedgs("privacy", *flags(**FROZEN), "--amplification", "--json"))
     pld = rows_of(statements(out), "release", "amplification by sampling: dominating")
     assert [round(s["epsilon"], 2) for s in pld] == [346.66, 346.66]
     assert [s["relation"] for s in pld] == ["replace-one", "zero-out"]
@@ -445,8 +434,7 @@ def test_refused_amplification_writes_nothing(fedgs, tmp_path, data):
 def test_delta_at_an_epsilon(fedgs, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     given = flags(**{n: v for n, v in PAPER.items() if n != "delta"})
-    code, out, _ = fedgs("privacy", *given, "--at-epsilon", 774.31, "--json")
-    assert code == 0
+    out = printed(fedgs("privacy", *given, "--at-epsilon", 774.31, "--json"))
     found = row_of(statements(out), "server", "replace-one", "mixture")
     assert (found["asked"], found["epsilon"]) == ("delta", 774.31)
     assert found["delta"] == pytest.approx(1.15e-3, rel=1e-3)

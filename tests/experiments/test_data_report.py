@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 import femnist_files as files
+from command_line import printed
 from experiments.cli.main import main
 from fedgs.runs.run_folder import RunFolder
 
@@ -37,8 +38,7 @@ def source(tmp_path):
 
 
 def test_json_counts_clients_images_and_classes(inspect, source, tmp_path):
-    code, out, err = inspect(source, "--json")
-    assert (code, err) == (0, "")
+    out = printed(inspect(source, "--json"), "")
     report = json.loads(out)
     assert (report["clients"], report["images"], report["classes"]) == (4, 14, 62)
     assert report["images_per_client"] == {"min": 1, "median": 3.0, "max": 7}
@@ -61,8 +61,7 @@ def test_contact_sheet_has_a_row_per_client_as_training_sees_it(inspect, source)
 
 
 def test_table_shows_the_same(inspect, source):
-    code, out, _ = inspect(source)
-    assert code == 0
+    out = printed(inspect(source))
     for words in ("14, each 1 x 28 x 28", "1 to 7, median 3", "contact-sheet.png"):
         assert words in out
     assert out.count("█") > 4

@@ -48,6 +48,10 @@ PLAN = {
 }
 
 
+SERVER = ("--server", "127.0.0.1:8000")
+LOCAL = (*SERVER, "--insecure")
+
+
 def deploy(*arguments: object) -> str:
     """Runs a command of `fedgs deploy` in this process and returns what it printed."""
     result = CliRunner().invoke(
@@ -299,7 +303,7 @@ def test_client_has_a_flag_for_every_setting_of_its_own_data():
     from clients.site import OWN_SETTINGS
 
     assert {"data", *CLIENT_DATA} == OWN_SETTINGS
-    asked = ["client", "a", "--server", "127.0.0.1:8000", "--insecure"]
+    asked = ["client", "a", *LOCAL]
     asked += ["--data", "digits", "--partition", "dirichlet", "--dirichlet-alpha", 0.3]
     assert " dirichlet-alpha=0.3" in deploy(*asked, "--print-only")
 
@@ -335,7 +339,7 @@ def test_server_address_has_a_port(server, certs):
 
 
 def test_value_that_would_break_out_of_the_node_config_is_refused(certs):
-    asked = ["client", "a", "--server", "127.0.0.1:8000", "--insecure"]
+    asked = ["client", "a", *LOCAL]
     refused(
         r"data = .* double quotes", *asked, "--data", 'npz:x" name="b', "--print-only"
     )
@@ -394,7 +398,7 @@ def test_run_without_a_name_is_named_after_the_time():
 
 def submission() -> list[str]:
     plan = {name: value for name, value in PLAN.items() if name != "output"}
-    asked = ["submit", "--server", "127.0.0.1:8000", "--insecure", "--print-only"]
+    asked = ["submit", *LOCAL, "--print-only"]
     return [*asked, "--client", "a", "--client", "b", *flags(**plan)]
 
 
@@ -404,7 +408,7 @@ def output_of(printed: str) -> str:
 
 
 def test_resume_names_the_run_and_takes_no_settings(certs):
-    asked = ["submit", "--server", "127.0.0.1:8000", "--ca", certs / "ca.crt"]
+    asked = ["submit", *SERVER, "--ca", certs / "ca.crt"]
     out = deploy(*asked, "--resume", "digits-1", "--print-only")
     config = tomllib.loads(out[out.index("[project]") : out.index("+ ")])
     assert config["tool"]["flwr"]["app"]["config"]["run_folder"] == "digits-1"
@@ -421,7 +425,7 @@ def test_resume_names_the_run_and_takes_no_settings(certs):
 
 @pytest.mark.parametrize("name", ["../up", "/etc", "a/b", "", ".hidden"])
 def test_run_is_named_by_a_plain_word(certs, name):
-    asked = ["submit", "--server", "127.0.0.1:8000", "--ca", certs / "ca.crt"]
+    asked = ["submit", *SERVER, "--ca", certs / "ca.crt"]
     refused(
         r"resume = .* name of a run folder", *asked, "--resume", name, "--print-only"
     )
@@ -438,7 +442,7 @@ def test_clients_are_named_once_and_with_a_key(certs):
 def test_submit_without_clients_is_refused(certs):
     with pytest.raises(UserError, match="client"):
         deploy(
-            "submit", "--server", "127.0.0.1:8000", "--ca", certs / "ca.crt",
+            "submit", *SERVER, "--ca", certs / "ca.crt",
             *flags(**PLAN), "--print-only",
         )  # fmt: skip
 
@@ -510,7 +514,7 @@ def control(monkeypatch) -> Control:
 
 
 def submit(*arguments: object):
-    asked = ["deploy", "submit", "--server", "127.0.0.1:8000", "--insecure"]
+    asked = ["deploy", "submit", *LOCAL]
     return CliRunner().invoke(app, [*asked, *map(str, arguments)])
 
 
@@ -626,7 +630,7 @@ def test_file_that_is_no_public_key_is_refused_before_any_work(certs, control, w
 
 
 def test_authority_that_is_no_certificate_is_refused(certs):
-    asked = ["submit", "--server", "127.0.0.1:8000", "--resume", "x"]
+    asked = ["submit", *SERVER, "--resume", "x"]
     refused(
         r"ca = .*a\.pub: is no certificate", *asked, "--ca", certs / "clients/a.pub"
     )

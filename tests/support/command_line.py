@@ -13,6 +13,14 @@ def flags(**settings: object) -> list[str]:
     ]
 
 
+def printed(done: tuple[int, str, str], errors: str | None = None) -> str:
+    """Checks that a command succeeded, and its errors; returns what it printed."""
+    code, out, err = done
+    assert code == 0, err
+    assert errors is None or err == errors
+    return out
+
+
 def refused(done: tuple[int, str, str], *named: str) -> str:
     """Checks exit code 2 and one or two lines that name setting, value and remedy.
 
