@@ -27,7 +27,6 @@ from experiments.paper.communication import (
 from experiments.paper.communication import main as show_weights
 from experiments.paper.scales import configured, label
 from experiments.paper.scores import ResultLines
-from fedgs.errors import UserError
 from fedgs.federation.codec import pack_release
 from fedgs.federation.messages import RECORD
 from fedgs.federation.training import RunStopped

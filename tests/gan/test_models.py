@@ -25,7 +25,6 @@ from fedgs.gan.models import (
     update_ema,
 )
 from fedgs.shapes import TensorDict
-from refusals import assert_refused
 from tiny import digest
 
 GENERATORS = ("resnet", "dcgan", "upsample")
