@@ -9,7 +9,7 @@ one that its key was registered under.
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from logging import INFO, WARNING
 from typing import Any
 
@@ -17,12 +17,11 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedgs.config.run_config import ResolvedConfig, RunConfig
+from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
 from fedgs.federation.messages import RECORD, one_line
-from fedgs.federation.training import RunStopped, Stop, nodes_of
-from fedgs.privacy.ledger import Event
+from fedgs.federation.training import RunStopped, Stop, last_rounds
 from fedgs.process import PROTOCOL
 from fedgs.runs.run_folder import RunFolder
 from server.kept import keep, kept_of
@@ -223,10 +222,14 @@ class RollCall:
         self.counted += lost
         return lost
 
-    def add_answer(self, node: int, round: int, is_release: bool) -> None:
+    def add_answer(
+        self, node: int, round: int, is_release: bool, seconds: float
+    ) -> None:
         """Notes a node's valid answer; round 0 is its preparation."""
+        name = self.config.node_names[node]
+        log_event("answered", node=name, round=round, outcome="ok", seconds=seconds)
         if is_release:
-            self.answered[self.config.node_names[node]] = self.start, round
+            self.answered[name] = self.start, round
         if round:
             self.seen[node] = round
             self.progress.add_answer(node, round)
@@ -348,17 +351,3 @@ def public_settings(config: RunConfig) -> dict[str, Any]:
     private = ("data", "data_dir", "cohort", "output", "client_limits", "hf_options")
     private += ("selection_seed",)
     return kept | {name: defaults[name] for name in private}
-
-
-def last_rounds(
-    config: ResolvedConfig, events: Sequence[Event], committed: int
-) -> dict[int, int]:
-    """Returns the last committed round that each node was needed for."""
-    found: dict[int, int] = {}
-    everyone = config.discriminator_training == "every_round"
-    for event in events:
-        if event.round <= committed:
-            clients = "all" if everyone else event.participants
-            for node in nodes_of(config, clients):
-                found[node] = max(found.get(node, 0), event.round)
-    return found

@@ -54,11 +54,11 @@ class StopFile:
     def __init__(self, path: Path) -> None:
         """Watches the given path."""
         self.path = path
-        self._is_asked = False  # no Event: its lock may be held when a signal comes
+        self._is_requested = False  # no Event: its lock may be held when a signal comes
 
     def is_set(self) -> bool:
         """Returns whether the run should stop."""
-        return self._is_asked or self.path.exists()
+        return self._is_requested or self.path.exists()
 
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[None]:
@@ -72,8 +72,8 @@ class StopFile:
         threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
 
         def ask(number: int, frame: FrameType | None) -> None:
-            if not self._is_asked:
-                self._is_asked = True
+            if not self._is_requested:
+                self._is_requested = True
                 hurry.start()
 
         numbers = (signal.SIGTERM, signal.SIGINT)
@@ -180,8 +180,6 @@ def locked(folder: RunFolder, patience: float = PEEP_SECONDS) -> AcquireReturnPr
 
 def open_folder(settings: dict[str, Any]) -> RunFolder:
     """Opens the launcher's run folder, or creates one from a plain run's settings.
-
-    Privacy: public.
 
     Raises:
         UserError: invalid settings.

@@ -332,7 +332,9 @@ class GsWgan(Strategy):
             if answer is not None:
                 answers.append(answer)
             if self.roll is not None:
-                self._note_answer(self.roll, node, answer is not None, started)
+                number = self.requests[node].round
+                seconds = round(time.monotonic() - started, 3)
+                self.roll.add_answer(node, number, answer is not None, seconds)
         for node in sorted(missing):
             reason = self.exchange.reasons.get(node, "no reply")
             name, number = self.config.node_title(node), self.requests[node].round
@@ -357,19 +359,6 @@ class GsWgan(Strategy):
         if "tensors" in record:  # what it weighs would tell of this one release
             self.progress.add_bytes(received=stated_release_bytes(self.config))
         return decode_answer(record, self.config, request, node)
-
-    def _note_answer(
-        self, roll: RollCall, node: int, is_release: bool, started: float
-    ) -> None:
-        number = self.requests[node].round
-        log_event(
-            "answered",
-            node=self.config.node_title(node),
-            round=number,
-            outcome="ok",
-            seconds=round(time.monotonic() - started, 3),
-        )
-        roll.add_answer(node, number, is_release)
 
     def _failures(self) -> list[str]:
         """Returns why nodes did not answer the last request; public texts."""

@@ -27,13 +27,12 @@ from fedgs.errors import UserError
 from fedgs.federation.local import LocalNodes, train_nodes
 from fedgs.federation.messages import FakeBatch, clients_of
 from fedgs.federation.node import Node
+from fedgs.federation.round import query
 from fedgs.federation.training import Stop
 from fedgs.files import read_json_lines, write_atomically
 from fedgs.mechanism.sanitizer import (
-    PerSampleGradients,
     SanitizedGradients,
     clip,
-    to_dct,
 )
 from fedgs.runs.run_folder import RunFolder
 
@@ -83,11 +82,9 @@ class ProbedNode(Node):
         answering = [c - first for c in clients_of(request.participants, self.hosted)]
         parts: list[Tensor] = []
         for chunk in self._discriminators.chunks(answering):
-            grads = self._discriminators.query(chunk, images, labels)
-            if config.gradient_basis == "dct":
-                grads = to_dct(grads, config.dct_size)
-            clipped = clip(PerSampleGradients(grads), config.clip_bound).values
-            both = torch.stack([grads.double(), clipped])  # (2, n, B, C, k, k)
+            grads = query(config, self._discriminators, chunk, images, labels)
+            clipped = clip(grads, config.clip_bound).values
+            both = torch.stack([grads.values.double(), clipped])  # (2, n, B, C, k, k)
             parts.append(both.flatten(3).norm(dim=3).flatten(1).cpu())
         return torch.cat(parts, dim=1)
 

@@ -23,15 +23,13 @@ from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
 from fedgs.federation.local import LocalNodes
 from fedgs.federation.messages import FakeBatch, clients_of
-from fedgs.federation.round import client_round, select
+from fedgs.federation.round import client_round, query, select
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.warm_start import warm_start
 from fedgs.mechanism.sanitizer import (
-    PerSampleGradients,
     SanitizedGradients,
     clip,
     from_dct,
-    to_dct,
 )
 from fedgs.shapes import PerSampleGrads
 
@@ -193,10 +191,8 @@ class CanaryNodes(LocalNodes):
             if client not in self.fixed
         ]
         for chunk in own.chunks(others):
-            grads = own.query(chunk, images, labels)
-            if config.gradient_basis == "dct":
-                grads = to_dct(grads, config.dct_size)
-            clipped = clip(PerSampleGradients(grads), config.clip_bound)
+            grads = query(config, own, chunk, images, labels)
+            clipped = clip(grads, config.clip_bound)
             total += clipped.values.sum((0, 1)).cpu()
         return total
 

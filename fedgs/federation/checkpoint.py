@@ -40,25 +40,27 @@ def restore(folder: RunFolder, server: ServerState) -> None:
     if found is None:
         return
     round, tensors = found
-    groups: dict[str, TensorDict] = {"generator": {}, "ema": {}, "adam": {}}
-    for name, value in tensors.items():
-        group, _, rest = name.partition(".")
-        groups[group][rest] = value
-    moments: dict[int, TensorDict] = {}
-    for name, value in groups["adam"].items():
-        index, _, rest = name.partition(".")
-        moments.setdefault(int(index), {})[rest] = value
     try:
-        server.generator.load_state_dict(groups["generator"])
-        server.ema.load_state_dict(groups["ema"])
+        server.generator.load_state_dict(_under("generator.", tensors))
+        server.ema.load_state_dict(_under("ema.", tensors))
     except RuntimeError as error:
         raise UserError(
             f"{folder.path}: the checkpoint is of another generator than config.json "
             "says; restore config.json"
         ) from error
     adam = server.optimizer.state_dict()
-    server.optimizer.load_state_dict({**adam, "state": moments})
+    number = len(adam["param_groups"][0]["params"])
+    moments = {index: _under(f"adam.{index}.", tensors) for index in range(number)}
+    state = {index: values for index, values in moments.items() if values}
+    server.optimizer.load_state_dict({**adam, "state": state})
     server.round = round
+
+
+def _under(prefix: str, tensors: TensorDict) -> TensorDict:
+    """Returns the tensors whose names begin so, without the prefix."""
+    return {
+        n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)
+    }
 
 
 @contextmanager

@@ -1,14 +1,15 @@
-"""One round on one page: Algorithms 1 and 2 of GS-WGAN are the same functions.
+"""One round of GS-WGAN; the numbers in comments are lines of its Algorithm 2.
 
-    for each client k (when first needed):                     Algorithm 2
-        warm_start(k)                                          lines 1-3, 16-27
-    for round in 1..T:                                         line 5
-        participants = select(round)                           line 6
-        images = G(z, labels)                                  line 8
-        each client: n_dis discriminator steps, then one
-        sanitized answer for the last B images                 lines 9, 28-32
-        theta_G <- Adam(theta_G, 1/(m B) sum g J_G(z))         line 11
-    the ledger has the event before the request is sent        line 12
+    server                                        node, for its clients
+    1-3   prepare ------------------------------> warm_start (fedgs/gan/warm_start.py)
+    4     new_server
+    5     for each round (Training.rounds)
+    6       select
+    8       draw_fakes -------------------------> client_round
+                                           7, 9     n_dis discriminator steps
+                                           28-32    one sanitized answer, B gradients
+    11      server_round <----------------------
+    12    the ledger has the event before 8 is sent
 
 Algorithm 1 is the same round where the K clients are shards of one data set. Full
 participation is the same round with m = K.
@@ -43,7 +44,6 @@ from fedgs.gan.models import (
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.quantization import release_step
 from fedgs.mechanism.sanitizer import (
-    ClippedGradients,
     PerSampleGradients,
     SanitizedGradients,
     clip,
@@ -80,6 +80,7 @@ def new_server(config: ResolvedConfig) -> ServerState:
     Privacy: public.
     """
     seed = derived_seed(config.seed, "generator")
+    # 4: theta_G, and Adam for line 11.
     generator = build_generator(config, seed).to(config.device)
     optimizer = torch.optim.Adam(
         generator.parameters(),
@@ -97,6 +98,7 @@ def select(config: ResolvedConfig, round: int) -> Clients:
 
     Source: Algorithm 2, line 6, for `uniform` with m = 1.
     """
+    # 6: sample the participants; by a public schedule, as accounting must know it.
     num_clients, count = config.num_clients, config.clients_per_round
     if config.client_selection == "all":
         return EVERYONE
@@ -152,6 +154,7 @@ def draw_fakes(config: ResolvedConfig, server: ServerState) -> tuple[FakeBatch, 
     Source: Algorithm 2, lines 6 and 8.
     """
     round = server.round + 1
+    # 8: z ~ P_z and labels; the first F - B fakes only train discriminators.
     latent_rng = stream(config.seed, "latent", round)
     z = sample_latents(config, latent_rng, config.fakes_sent).to(config.device)
     labels = sample_labels(config, latent_rng, config.fakes_sent)
@@ -159,6 +162,7 @@ def draw_fakes(config: ResolvedConfig, server: ServerState) -> tuple[FakeBatch, 
     split = config.fakes_sent - config.batch_size
     server.generator.train()
     advance_in_place(server.generator)
+    # The graph of the last B waits for the answers of line 11.
     answered = server.generator(z[split:], labels_there[split:])
     images = answered.detach()
     if split:
@@ -216,12 +220,15 @@ def server_round(
         answered: the B images with their graph, from `draw_fakes`.
         answers: the releases, at least one.
     """
+    # 11: 1/m sum over participants; in node order, so that bits do not depend on who
+    # came first.
     total = torch.zeros(config.release_shape, dtype=torch.float64)
     for answer in sorted(answers, key=lambda answer: answer.node_id):
         total += answer.values.double()
     average = total / (config.clients_per_round * config.batch_size)
     if config.gradient_basis == "dct":
         average = from_dct(average, config.image_size)
+    # 11: theta_G <- Adam(theta_G, average * J_theta G(z)).
     jacobian_step(server.optimizer, answered, average.to(answered))
     update_ema(server.ema, server.generator, server.round, config.ema_decay)
     server.round += 1
@@ -273,10 +280,12 @@ def client_round(
         request: the server's fakes.
         node_id: the node's index.
     """
+    # 28: the node has the fakes of line 8, never the generator.
     device = config.device
     fakes, labels = request.images.to(device), request.labels.to(device)
     one_set = None if config.fakes_per_round is None else request.labels.numpy()
     position = {client: index for index, client in enumerate(hosted)}
+    # 7, 29-31: n_dis steps of each trainee's discriminator on its records and fakes.
     if config.discriminator_training != "frozen":
         trainees = [position[c] for c in clients_of(request.trainees, hosted)]
         for chunk in discriminators.chunks(trainees):
@@ -286,24 +295,30 @@ def client_round(
     answering = [position[c] for c in clients_of(request.participants, hosted)]
     if not answering:
         return None
+    # 9, 32: the gradient by each of the last B fakes, clipped to C, ...
     fakes, labels = fakes[-config.batch_size :], labels[-config.batch_size :]
     parts = [
-        _clipped_answer(config, discriminators, chunk, fakes, labels)
+        clip(query(config, discriminators, chunk, fakes, labels), config.clip_bound)
         for chunk in discriminators.chunks(answering)
     ]
+    # ... summed over the node's participants, with one draw of noise for all of them.
     noise = NoiseStream(config.noise_seed, node_id, request.round, config.secure_noise)
     step = release_step(config)
     return sanitize(parts, config.noise_std, noise, request.round, node_id, step)
 
 
-def _clipped_answer(
+def query(
     config: ResolvedConfig,
     discriminators: Discriminators,
     chunk: Positions,
     fakes: Images,
     labels: Labels,
-) -> ClippedGradients:
+) -> PerSampleGradients:
+    """Returns d L_G / d fake of each client and fake, in the run's basis, unclipped.
+
+    Privacy: reads private data; output private.
+    """
     grads = discriminators.query(chunk, fakes, labels)
     if config.gradient_basis == "dct":
         grads = to_dct(grads, config.dct_size)
-    return clip(PerSampleGradients(grads), config.clip_bound)
+    return PerSampleGradients(grads)

@@ -88,7 +88,8 @@ class Training:
         self._budget = budget_of(self.config, ledger.events, selections)
         self._attempts = Counter(event.round for event in ledger.events)
         self._checkpoints = Checkpoints(folder, self.server, ledger, save_nodes)
-        self._prepared = nodes_with_state(self.config, ledger, self.server.round)
+        # Their state is on the disk; where it is lost, they refuse to start anew.
+        self._prepared = {*last_rounds(self.config, ledger.events, self.server.round)}
         self._round: _Round | None = None  # between `begin` and `finish`
 
     @classmethod
@@ -277,15 +278,16 @@ class _Round:
     started: float
 
 
-def nodes_with_state(config: ResolvedConfig, ledger: Ledger, round: int) -> set[int]:
-    """Returns the nodes that took part up to a committed round.
-
-    Their state is on disk; where it is lost, they refuse instead of starting anew.
-    """
-    done = [event for event in ledger.events if event.round <= round]
-    if done and config.discriminator_training == "every_round":
-        return set(range(config.num_nodes))
-    return {node for event in done for node in nodes_of(config, event.participants)}
+def last_rounds(
+    config: ResolvedConfig, events: Sequence[Event], committed: int
+) -> dict[int, int]:
+    """Returns the last committed round of each node that was needed for one."""
+    last: dict[int, int] = {}
+    for event in events:
+        if event.round <= committed:
+            for node in nodes_of(config, trainees(config, event.participants)):
+                last[node] = max(last.get(node, 0), event.round)
+    return last
 
 
 def new_event(
