@@ -74,10 +74,12 @@ class Arrivals:
         is_new = self._announce([n for n in names if n not in self._arriving])
         until = time.monotonic() + BRIEFLY * is_new
         while True:
-            tried = [self._take(name) for name in names if name in self._arriving]
-            found = [reply for reply in tried if reply is not None]
-            if found or not tried or time.monotonic() >= until:
-                return found
+            pulled = [
+                self._pull_parts(name) for name in names if name in self._arriving
+            ]
+            replies = [reply for reply in pulled if reply is not None]
+            if replies or not pulled or time.monotonic() >= until:
+                return replies
             time.sleep(OBJECT_SECONDS)
 
     def _announce(self, names: list[str]) -> bool:
@@ -85,21 +87,21 @@ class Arrivals:
         if not names:
             return False
         request = PullAppMessagesRequest(message_ids=names)
-        found = self.grid._runtime_client.PullMessages(request)
+        announced = self.grid._runtime_client.PullMessages(request)
         known = len(self._arriving)
         for reply, tree in zip(
-            found.messages_list, found.message_object_trees, strict=True
+            announced.messages_list, announced.message_object_trees, strict=True
         ):
             if reply.metadata.reply_to_message_id in names:
                 missing = list({p.object_id: None for p in iterate_object_tree(tree)})
                 if len(missing) > MOST_PARTS:
                     missing = []  # refused like any reply that lacks a part
-                said = reply.metadata
-                arriving = Arriving(said.message_id, said.src_node_id, missing)
-                self._arriving[said.reply_to_message_id] = arriving
+                metadata = reply.metadata
+                arriving = Arriving(metadata.message_id, metadata.src_node_id, missing)
+                self._arriving[metadata.reply_to_message_id] = arriving
         return len(self._arriving) > known
 
-    def _take(self, name: str) -> Message | None:
+    def _pull_parts(self, name: str) -> Message | None:
         """Pulls what is there of a reply; returns the reply once it is complete."""
         arriving, client = self._arriving[name], self.grid._runtime_client
         node, run_id = self.grid.node, self.grid.run.run_id

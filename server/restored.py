@@ -26,8 +26,6 @@ def lost_rounds(
 ) -> Counter[int]:
     """Returns how much more often a node released a round than the ledger says.
 
-    Privacy: public.
-
     Args:
         config: the run's.
         node: who says so.
@@ -63,8 +61,6 @@ def missing_events(
 ) -> list[Event]:
     """Returns the events that make a ledger hold what nodes say, in order of rounds.
 
-    Privacy: public.
-
     Args:
         config: the run's.
         events: the ledger's.
@@ -81,11 +77,8 @@ def missing_events(
 def cost_text(
     config: ResolvedConfig, events: Sequence[Event], missing: Sequence[Event]
 ) -> str:
-    """Returns what is missing in a ledger and what it costs, as sentences.
-
-    Privacy: public.
-    """
-    epsilons = [_epsilon(config, found) for found in (events, [*events, *missing])]
+    """Returns what is missing in a ledger and what it costs, as sentences."""
+    epsilons = [_epsilon(config, some) for some in (events, [*events, *missing])]
     times = Counter(event.round for event in missing)
     return (
         f"the nodes have released {len(missing)} times more than the ledger says "
@@ -99,9 +92,13 @@ def _epsilon(config: ResolvedConfig, events: Sequence[Event]) -> str:
     costs = selection_costs([config])
     run = Run(config, events, costs)
     stated = statements_of_runs([run], config.delta, selections=costs)
-    for found in stated:
-        if (found.adversary, found.relation) == (config.adversary, config.relation):
-            return "unbounded" if found.epsilon is None else f"{found.epsilon:.4g}"
+    for statement in stated:
+        if (statement.adversary, statement.relation) == (
+            config.adversary,
+            config.relation,
+        ):
+            epsilon = statement.epsilon
+            return "unbounded" if epsilon is None else f"{epsilon:.4g}"
     raise ValueError("no statement for the run's own adversary")
 
 

@@ -67,7 +67,7 @@ class ScheduledFedAvg(FedAvg):
     def __init__(
         self, config: ResolvedConfig, addresses: Mapping[int, int], fewest: int
     ) -> None:
-        """See the class."""
+        """Takes part in no evaluation."""
         super().__init__(fraction_evaluate=0.0, weighted_by_key=WEIGHT)
         self.config = config
         self.fewest = fewest
@@ -112,12 +112,12 @@ class Selecting:
     """
 
     def __init__(self, folder: Path, grid: Grid, report: Report, stop: Stop) -> None:
-        """Reads the plan; see the class."""
+        """Reads the plan."""
         self.folder, self.grid, self.report, self.stop = folder, grid, report, stop
         self.config, self.selection = read_plan(folder)
         self.num_clients = self.config.num_clients
         self.addresses: dict[int, int] = {}
-        self.started, self.asked = time.monotonic(), 0
+        self.started, self.questions = time.monotonic(), 0
 
     def run(self) -> dict[str, Any]:
         """Trains, finds thresholds, and asks every client for its cohort.
@@ -168,10 +168,10 @@ class Selecting:
 
     def _thresholds(self) -> tuple[float | None, float | None]:
         """Returns the accuracies that divide the cohorts, found where needed."""
-        wanted = self.selection
-        found = find_thresholds(wanted.percentiles, self.num_clients, self._counts)
-        low = wanted.below if wanted.percentile_below is None else found[0]
-        high = wanted.above if wanted.percentile_above is None else found[-1]
+        given = self.selection
+        computed = find_thresholds(given.percentiles, self.num_clients, self._counts)
+        low = given.below if given.percentile_below is None else computed[0]
+        high = given.above if given.percentile_above is None else computed[-1]
         if low is not None and high is not None:
             high = max(low, high)  # ties or noise may swap them
         return low, high
@@ -211,8 +211,8 @@ class Selecting:
         }
         if missing := sorted(set(self.addresses) - set(answers)):
             raise RunStopped(f"{question}: no answer of clients {missing[:10]}")
-        self.asked += 1
-        self._after_round(self.selection.num_rounds + self.asked)
+        self.questions += 1
+        self._after_round(self.selection.num_rounds + self.questions)
         return [answers[client] for client in sorted(answers)]
 
 
@@ -223,8 +223,6 @@ def strategy(
 
     Clients clip (`fedgs.cohorts.classifier.clipped_update`), for an update that Flower
     clips on the server must not be zero or non-finite; Flower's server adds the noise.
-
-    Privacy: public.
 
     Args:
         config: with num_clients and seed.
@@ -259,5 +257,5 @@ def main(grid: Grid, context: Context) -> None:
     if hasattr(grid, "pull_interval"):  # the simulation's in-memory grid
         grid.pull_interval = 0.01  # pyright: ignore
     with locked(folder), recorded_outcome(flower / "result.json"):
-        found = Selecting(path, grid, folder.append_metrics, stop).run()
-        write_json(flower / OUTCOME, found)
+        cohorts = Selecting(path, grid, folder.append_metrics, stop).run()
+        write_json(flower / OUTCOME, cohorts)

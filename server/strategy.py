@@ -290,18 +290,19 @@ class GsWgan(Strategy):
         else:
             place = {"run_id": self.roll.run_id}
             self.roll.round = max(self.roll.round, request.round)
-        distinct = {id(own): own for own in self.requests.values()}
+        # Nodes share requests, and so they share records.
+        distinct = {id(each): each for each in self.requests.values()}
         records = {
-            key: ConfigRecord({**encode_batch(own, self.config, tensors), **place})
-            for key, own in distinct.items()
+            key: ConfigRecord({**encode_batch(each, self.config, tensors), **place})
+            for key, each in distinct.items()
         }
         return [
             Message(
-                RecordDict({RECORD: records[id(own)]}),
+                RecordDict({RECORD: records[id(each)]}),
                 self.exchange.addresses.get(node, NOT_JOINED),
                 "train",
             )
-            for node, own in self.requests.items()
+            for node, each in self.requests.items()
         ]
 
     def _by_node(self, messages: Iterable[Message]) -> dict[int, Message]:

@@ -35,11 +35,11 @@ def restore(folder: RunFolder, server: ServerState) -> None:
     Raises:
         UserError: the checkpoint is corrupted or of another architecture.
     """
-    found = folder.load_checkpoint()
-    folder.truncate_metrics(found[0] if found else 0)
-    if found is None:
+    checkpoint = folder.load_checkpoint()
+    round, tensors = checkpoint or (0, {})
+    folder.truncate_metrics(round)
+    if checkpoint is None:
         return
-    round, tensors = found
     try:
         server.generator.load_state_dict(_under("generator.", tensors))
         server.ema.load_state_dict(_under("ema.", tensors))
@@ -66,8 +66,6 @@ def _under(prefix: str, tensors: TensorDict) -> TensorDict:
 @contextmanager
 def indispensable(folder: RunFolder, what: str) -> Iterator[None]:
     """Says which part of a run could not be written, and what to do then.
-
-    Privacy: public.
 
     Raises:
         UserError: the system's reason.

@@ -51,18 +51,13 @@ LABEL_BYTES = 8
 
 
 def fakes_shape(config: ResolvedConfig) -> tuple[int, int, int, int]:
-    """Returns the shape (F, C, S, S) of a request's fakes.
-
-    Privacy: public.
-    """
+    """Returns the shape (F, C, S, S) of a request's fakes."""
     side = config.image_size
     return (config.fakes_sent, config.image_channels, side, side)
 
 
 def round_fakes(images: Images, config: ResolvedConfig) -> Images:
     """Returns fakes as they are sent: unchanged, or rounded to multiples of 1 / L.
-
-    Privacy: public.
 
     Args:
         images: on the CPU, in [0, 1].
@@ -88,10 +83,7 @@ def _images(pixels: Tensor, levels: int) -> Images:
 
 
 def pack_fakes(images: Images, labels: Labels, config: ResolvedConfig) -> bytes:
-    """Encodes fakes that `round_fakes` has seen, and their labels.
-
-    Privacy: public.
-    """
+    """Encodes fakes that `round_fakes` has seen, and their labels."""
     if config.transport == "exact":
         return save({"images": images, "labels": labels})
     for levels in PIXEL_LEVELS:
@@ -103,8 +95,6 @@ def pack_fakes(images: Images, labels: Labels, config: ResolvedConfig) -> bytes:
 
 def unpack_fakes(content: object, config: ResolvedConfig) -> tuple[Images, Labels]:
     """Decodes fakes and labels of the run's shapes; their values are not checked.
-
-    Privacy: public.
 
     Raises:
         UserError: too large, malformed, or of other shapes or types.

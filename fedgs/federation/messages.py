@@ -71,10 +71,7 @@ class FakeBatch:
     keep_round: int = 0
 
     def digest(self) -> str:
-        """Returns the hash of what is asked: the same request, the same answer.
-
-        Privacy: public.
-        """
+        """Returns the hash of what is asked: the same request, the same answer."""
         return self._digest
 
     def per_node(
@@ -91,24 +88,21 @@ class FakeBatch:
             hosted = hosting.hosted(node)
             participants = _of_node(self.participants, hosted)
             trainees = _of_node(self.trainees, hosted)
-            own = replace(self, participants=participants, trainees=trainees)
-            requests[node] = distinct.setdefault((participants, trainees), own)
+            named = replace(self, participants=participants, trainees=trainees)
+            requests[node] = distinct.setdefault((participants, trainees), named)
         return requests
 
     @cached_property
     def _digest(self) -> str:
-        asked = (self.round, _join(self.participants), _join(self.trainees))
-        content = hashlib.sha256(repr(asked).encode())
+        fields = (self.round, _join(self.participants), _join(self.trainees))
+        content = hashlib.sha256(repr(fields).encode())
         content.update(self.images.numpy().tobytes())
         content.update(self.labels.numpy().tobytes())
         return content.hexdigest()
 
 
 def clients_of(clients: Clients, hosted: Sequence[int]) -> list[int]:
-    """Returns which of a node's hosted clients are meant by a request.
-
-    Privacy: public.
-    """
+    """Returns which of a node's hosted clients are meant by a request."""
     if clients == EVERYONE:
         return list(hosted)
     wanted = set(clients)
@@ -123,8 +117,6 @@ def encode_batch(
     batch: FakeBatch, config: ResolvedConfig, tensors: bytes | None = None
 ) -> Payload:
     """Encodes a request.
-
-    Privacy: public.
 
     Args:
         batch: the request.
@@ -145,8 +137,6 @@ def encode_batch(
 def decode_batch(payload: Mapping[str, object], config: ResolvedConfig) -> FakeBatch:
     """Decodes a request and checks it against the run's configuration.
 
-    Privacy: public.
-
     Raises:
         UserError: wrong keys, sizes, shapes, types or values; nothing of the request
             is used, and the text quotes nothing of it.
@@ -154,8 +144,8 @@ def decode_batch(payload: Mapping[str, object], config: ResolvedConfig) -> FakeB
     _check_fields(payload, REQUEST_FIELDS, ADDRESS_FIELDS)
     round = _integer(payload, "round", 0, config.num_rounds)
     participants = _split(payload, "participants", config)
-    asked, most = _count(participants, config), _most_participants(round, config)
-    if asked > most:
+    most = _most_participants(round, config)
+    if _count(participants, config) > most:
         raise UserError(f"request with more than {most} participants: refused")
     trainees = _split(payload, "trainees", config)
     keep_round = _integer(payload, "keep_round", 0, max(round - 1, 0))
@@ -229,14 +219,15 @@ def _decode_answer(
     request: FakeBatch,
     node_id: int,
 ) -> SanitizedGradients | None:
-    asked = len(clients_of(request.participants, config.hosting.hosted(node_id)))
+    hosted = config.hosting.hosted(node_id)
+    participating = len(clients_of(request.participants, hosted))
     if _integer(payload, "is_empty", 0, 1):
         _check_fields(payload, {"is_empty"})
-        if asked:
+        if participating:
             raise UserError("empty, though its clients take part")
         return None
     _check_fields(payload, ANSWER_FIELDS)
-    if not asked:
+    if not participating:
         raise UserError("gradients, though none of its clients takes part")
     agreed = {
         "round": request.round,
@@ -249,7 +240,7 @@ def _decode_answer(
         if type(payload[name]) is not type(value) or payload[name] != value:
             raise UserError(f"another {name} than this run and round have")
     values = unpack_release(payload["tensors"], config)
-    check_norms(values, config, asked)
+    check_norms(values, config, participating)
     return received(values, request.round, node_id, config.noise_std, config.clip_bound)
 
 

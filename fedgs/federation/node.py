@@ -38,8 +38,6 @@ MARK = "count"  # in a state's metadata: where the clients' count was with it
 def mark_of(metadata: Mapping[str, str]) -> Mark | None:
     """Returns where the clients' count was; None for a state without a release.
 
-    Privacy: public.
-
     Raises:
         UserError: malformed.
     """
@@ -200,10 +198,10 @@ class Node:
 
     def _event(self, request: FakeBatch) -> Event | None:
         """Returns the release that a request asks for, as the clients count it."""
-        asked = clients_of(request.participants, self.hosted)
-        if not asked:
+        participants = clients_of(request.participants, self.hosted)
+        if not participants:
             return None
-        positions = [client - self.hosted.start for client in asked]
+        positions = [client - self.hosted.start for client in participants]
         num_clients = len(self.hosted)
         event = release_event(self.config, request.round, positions, num_clients)
         return dataclasses.replace(event, source=self.source)
@@ -219,10 +217,10 @@ class Node:
 
         Another worker process may have hosted this node since.
         """
-        found = [r for r in state_rounds(self.folder) if self.round < r <= round]
-        if not found:
+        newer = [r for r in state_rounds(self.folder) if self.round < r <= round]
+        if not newer:
             return
-        tensors, metadata = read_tensors(state_path(self.folder, found[-1]))
+        tensors, metadata = read_tensors(state_path(self.folder, newer[-1]))
         values = tensors.pop("answer", None)
         if self._discriminators is None:
             self._discriminators = Discriminators(self.config, self.hosted)
@@ -230,7 +228,7 @@ class Node:
             self._discriminators.load_state(tensors)
         except ValueError as error:
             raise UserError(f"{self.folder}: {error}") from error
-        self.round, self._digest = found[-1], metadata["digest"]
+        self.round, self._digest = newer[-1], metadata["digest"]
         self._mark, self._answer = mark_of(metadata), None
         if values is not None:
             noise = (self.config.noise_std, self.config.clip_bound)

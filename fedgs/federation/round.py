@@ -75,10 +75,7 @@ class ServerState:
 
 
 def new_server(config: ResolvedConfig) -> ServerState:
-    """Initialises the generator, its optimizer and its average from the seed.
-
-    Privacy: public.
-    """
+    """Initialises the generator, its optimizer and its average from the seed."""
     seed = derived_seed(config.seed, "generator")
     # 4: theta_G, and Adam for line 11.
     generator = build_generator(config, seed).to(config.device)
