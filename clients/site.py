@@ -34,6 +34,7 @@ from clients.agreement import agreement
 from clients.history import History
 from clients.workers import Worker, cached_worker, drop_worker, forget
 from fedgs.config.run_config import ResolvedConfig, RunConfig
+from fedgs.config.settings import OF_CLIENT, settings_with
 from fedgs.data import partition, sources
 from fedgs.data.cohort import for_all_clients, keep_cohort
 from fedgs.data.federated import FederatedImages
@@ -53,13 +54,7 @@ from fedgs.privacy.client_limits import ClientRefused, Limits
 from fedgs.process import PROTOCOL, hold_lock, make_private
 from fedgs.runs.run_folder import node_folder, state_rounds
 
-OWN_SETTINGS = frozenset(
-    {
-        *("data", "data_dir", "download", "polarity", "classes", "test_fraction"),
-        *("hf_options", "partitioner", "partitioner_options", "partition"),
-        *("dirichlet_alpha", "cohort", "device"),
-    }
-)
+OWN_SETTINGS = frozenset(settings_with(OF_CLIENT))
 # What a server may not choose for a client beyond these: see `agreed`.
 NEUTRAL: dict[str, Any] = {
     "client_limits": None,

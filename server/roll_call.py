@@ -18,6 +18,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedgs.config.run_config import RunConfig
+from fedgs.config.settings import STAYS, settings_with
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
 from fedgs.federation.messages import RECORD, one_line
@@ -348,6 +349,4 @@ def public_settings(config: RunConfig) -> dict[str, Any]:
     """Returns the settings that a client needs: no path of the server, no selection."""
     kept = config.to_flat()
     defaults = RunConfig().to_flat()
-    private = ("data", "data_dir", "cohort", "output", "client_limits", "hf_options")
-    private += ("selection_seed",)
-    return kept | {name: defaults[name] for name in private}
+    return kept | {name: defaults[name] for name in settings_with(STAYS)}

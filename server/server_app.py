@@ -25,6 +25,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from fedgs.config.run_config import RunConfig
+from fedgs.config.settings import FREE, settings_with
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
 from fedgs.federation.preparation import check_capacity, resolve, resolve_deployed
@@ -42,8 +43,6 @@ from server.strategy import GsWgan
 
 PEEP_SECONDS = 5.0  # for a launcher that looks whether the folder is locked
 LOCK_SECONDS = 60.0  # for the process of a server that was killed, which may be ending
-# What may differ when a deployed run is submitted again: none changes what was agreed.
-FREE_SETTINGS = ("checkpoint_every", "sample_every", "num_workers", "fast_messages")
 
 app = ServerApp()
 
@@ -231,9 +230,9 @@ def _opened(path: Path) -> RunFolder:
 def _continued(path: Path, wanted: RunConfig) -> RunFolder:
     """Opens a deployed run that was submitted again; what is unset is as it was."""
     folder = _opened(path)
-    known = folder.config.to_flat()
+    known, free = folder.config.to_flat(), settings_with(FREE)
     for name, value in wanted.to_flat().items():
-        if name not in FREE_SETTINGS and value not in ("", known[name]):
+        if name not in free and value not in ("", known[name]):
             raise UserError(
                 f"{name} = {value}: the run in {path} has {known[name]}; submit it "
                 "with the same settings, or choose another output"

@@ -14,16 +14,14 @@ from experiments.cli.flags import (
 )
 from experiments.launch.commands import Client, Server
 from experiments.launch.submit import Submission
+from fedgs.config.settings import OF_CLIENT, settings_with
 
 app = typer.Typer(
     no_args_is_help=True, help="Train with server and clients on different machines."
 )
 
-CLIENT_DATA = (  # how a client reads its own data; beside `data`
-    *("data_dir", "download", "polarity", "classes", "test_fraction", "hf_options"),
-    *("partitioner", "partitioner_options", "partition", "dirichlet_alpha"),
-    *("cohort", "device"),
-)
+# How a client reads its own data; beside `data`.
+CLIENT_DATA = tuple(name for name in settings_with(OF_CLIENT) if name != "data")
 
 PrintOption = Annotated[
     bool, typer.Option("--print-only", help="Print the Flower commands, run nothing.")

@@ -22,6 +22,7 @@ from experiments.commands.evaluation_scoring import Sizes as Sizes
 from experiments.commands.progress import Progress
 from fedgs.config.checks import check_data
 from fedgs.config.run_config import RunConfig
+from fedgs.config.settings import OWNERS, settings_with
 from fedgs.data import sources
 from fedgs.errors import UserError, refuse
 from fedgs.evaluation import classifiers, images, inception, quality
@@ -202,7 +203,7 @@ def _check_held_out(request: EvaluationRequest, run: RunConfig) -> None:
             "clients' images and was trained on all others, so they cannot test it; "
             "leave out --test-fraction, give other --data, or train with it"
         )
-    for name in ("classes", "hf_options"):
+    for name in {*settings_with(OWNERS)} - {"data", "test_fraction"}:
         value = getattr(run, name)
         if run.test_fraction and request.reading.get(name, value) != value:
             raise UserError(

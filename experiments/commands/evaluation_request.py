@@ -8,13 +8,11 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedgs.config.fields import check_ranges, flag
+from fedgs.config.fields import Trait, check_ranges, flag
+from fedgs.config.settings import IMAGES, settings_with
 
-READING = (  # of real data: where it is and how to read it
-    *("data", "data_dir", "download", "polarity", "classes", "test_fraction"),
-    *("hf_options", "num_classes"),
-)
-SHAPE = ("image_channels", "image_size")
+READING = settings_with(Trait.READING)
+SHAPE = tuple(name for name in settings_with(IMAGES) if name not in READING)
 METRICS = ("images", "cnn", "classifiers", "label-efficiency")
 
 

@@ -12,6 +12,16 @@ from experiments.debug.request import DebugRequest
 from fedgs.cohorts.files import Cohort, read_cohort
 from fedgs.cohorts.selection import ABOVE, SELECTED, Selection
 from fedgs.config.run_config import RunConfig
+from fedgs.config.settings import (
+    BUG,
+    DATA,
+    IMAGES,
+    NO_RESULT,
+    OWNERS,
+    ROUNDING,
+    SEED,
+    settings_with,
+)
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError, some
 from fedgs.files import read_json
@@ -20,11 +30,10 @@ from fedgs.runs.run_folder import RunFolder
 
 FEWEST_CLIENTS = 2  # of a group
 FILES = {"healthy": f"{ABOVE}.txt", "suspicious": f"{SELECTED}.txt"}
-# What runs that are compared may differ in.
-_OWN = {"output", "seed", "noise_seed", "cohort", "corruption", "corruption_fraction"}
-_OWN |= {"corruption_unit", "corruption_seed", "num_workers", "num_threads"}
-_OWN |= {"checkpoint_every", "sample_every", "fast_messages", "round_timeout"}
-_DATA = ("data", "classes", "image_size", "image_channels", "num_classes")
+# What runs that are compared may differ in: what is compared, and what changes nothing.
+_MAY_DIFFER = {"cohort", "round_timeout"}.union(
+    *map(settings_with, (SEED, BUG, ROUNDING, NO_RESULT))
+)
 
 
 def shared_settings(config: RunConfig, request: DebugRequest) -> RunConfig:
@@ -42,7 +51,7 @@ def shared_settings(config: RunConfig, request: DebugRequest) -> RunConfig:
             "missing); give --cohorts its --output"
         )
     selected = RunConfig.from_flat(read_json(folder / "cohorts.json")["config"])
-    for name in ("data", "classes", "test_fraction", "hf_options"):
+    for name in settings_with(OWNERS):
         one, other = getattr(selected, name), getattr(config, name)
         if one != other:
             raise UserError(
@@ -134,9 +143,7 @@ def select(folder: Path, config: RunConfig, request: DebugRequest) -> None:
         typer.Exit: the selection stopped early or failed (code 1).
     """
     names = {"seed", "engine", "num_workers", "num_threads", "fast_messages"}
-    for spec in dataclasses.fields(config):
-        if spec.metadata["group"] == "Data":
-            names.add(spec.name)
+    names |= {*settings_with(DATA)}
     settings = {name: getattr(config, name) for name in names}
     selecting.cohorts(
         RunConfig(output=str(folder), **settings), selection_of(request), as_json=False
@@ -279,12 +286,13 @@ def check_runs(folders: Mapping[str, list[RunFolder]]) -> None:
     if len(set(counts.values())) != 1:
         raise UserError(f"runs = {counts}: give each cohort the same number of runs")
     first, *others = [folder for own in folders.values() for folder in own]
-    names = [n for n in first.config.to_flat() if n not in _OWN and n not in _DATA]
+    data = settings_with(IMAGES)
+    names = [n for n in first.config.to_flat() if n not in {*data, *_MAY_DIFFER}]
     for folder in others:
-        for name in (*_DATA, *names):
+        for name in (*data, *names):
             one, other = getattr(first.config, name), getattr(folder.config, name)
             if one != other:
-                what = "data" if name in _DATA else "settings"
+                what = "data" if name in data else "settings"
                 raise UserError(
                     f"{name} = {one} in {first.path}, {other} in {folder.path}: runs "
                     f"of different {what} cannot be compared; train both alike"

@@ -21,6 +21,7 @@ from clients.client_app import app as client_app
 from experiments.commands.progress import Progress, say
 from experiments.paper.communication import FILE, MeasuringGrid
 from fedgs.config.run_config import RunConfig
+from fedgs.config.settings import MACHINE, settings_with
 from fedgs.errors import UserError
 from fedgs.federation.preparation import check_capacity, resolve
 from fedgs.federation.training import (
@@ -36,10 +37,8 @@ from fedgs.runs.run_folder import RunFolder
 from fedgs.runs.sample import load_generator
 from server.strategy import GsWgan
 
-NO_RESULT = {  # settings that change no result: where the run lies and what computes it
-    *("output", "data_dir", "download", "engine", "device", "num_workers"),
-    *("num_threads", "fast_messages", "gpu_fraction", "sample_every"),
-}
+# What names no other run. A checkpoint is a snapshot, so its rounds make another one.
+NAMELESS = {*settings_with(MACHINE), "sample_every"}
 NUM_SNAPSHOTS = 4  # the last one is the run's generator
 Train = Callable[[RunFolder, Stop], None]
 
@@ -64,7 +63,7 @@ def run_name(title: str, config: RunConfig) -> str:
     chosen = {
         name: value
         for name, value in config.to_flat().items()
-        if value != defaults[name] and name not in NO_RESULT
+        if value != defaults[name] and name not in NAMELESS
     }
     content = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode())
     return f"{title}-seed{config.seed}-{content.hexdigest()[:8]}"

@@ -31,15 +31,12 @@ from experiments.report.tables import (
     versions_table,
 )
 from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.settings import IMAGES, settings_with
 from fedgs.errors import UserError
 from fedgs.files import write_atomically
 from fedgs.privacy.accounting import Statement
 from fedgs.runs import epsilons
 
-SAME_DATA = (  # settings in which runs of one page must agree
-    *("data", "classes", "polarity", "hf_options", "image_size", "image_channels"),
-    "num_classes",
-)
 console = Console()
 
 
@@ -242,7 +239,7 @@ def _together(paths: Sequence[Path]) -> Sequence[Statement] | None:
 
 def _check_same_data(runs: Sequence[RunFacts]) -> None:
     for run in runs[1:]:
-        for name in SAME_DATA:
+        for name in settings_with(IMAGES):
             one, other = (getattr(r.config, name) for r in (runs[0], run))
             if one != other:
                 raise UserError(

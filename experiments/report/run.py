@@ -16,7 +16,7 @@ from PIL import Image
 
 from fedgs.cohorts.files import selection_costs
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.config.settings import GROUPS
+from fedgs.config.settings import GROUPS, PATH, SEED, settings_with
 from fedgs.errors import UserError
 from fedgs.files import read_json, read_json_lines
 from fedgs.privacy.accounting import Run, Statement, statements_of_runs
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 MOST_GRIDS = 5
 MOST_POINTS = 16  # of the curve of epsilon
-PATHS = ("output", "data_dir", "client_limits", "cohort")
-HIDDEN = ("seed", "selection_seed", "noise_seed")  # tell who was selected
+HIDDEN = settings_with(SEED)  # tell who was selected
 
 
 @dataclass(frozen=True)
@@ -276,7 +275,7 @@ def _shown(config: ResolvedConfig, name: str, value: Any) -> str:
         return "unset"
     if name in HIDDEN and config.amplification:
         return "not shown: tells who was selected"
-    if name in PATHS:
+    if name in settings_with(PATH):
         return Path(str(value)).name
     if name == "data":
         return shown_data(str(value))

@@ -5,6 +5,7 @@ beside them is declared the same way. This module imports no tensor library.
 """
 
 import dataclasses
+import enum
 import math
 import operator
 import types
@@ -19,9 +20,38 @@ from fedgs.errors import UserError
 Scalar = str | int | float | bool
 
 
+class Trait(enum.Flag):
+    """What hangs on a setting; every setting has one group and one effect."""
+
+    # Its group, in the order of the help:
+    DATA = enum.auto()
+    FEDERATION = enum.auto()
+    PRIVACY = enum.auto()
+    TRAINING = enum.auto()
+    MODEL = enum.auto()
+    RUNTIME = enum.auto()
+    # What a change of it does:
+    RESULT = enum.auto()  # changes what is learned, released or stated
+    ROUNDING = enum.auto()  # changes the last bits only
+    NO_RESULT = enum.auto()  # changes neither
+    # What else hangs on it:
+    IMAGES = enum.auto()  # which images and labels there are, and how they look
+    OWNERS = enum.auto()  # which images an owner has, and which of them are held out
+    CLIENTS = enum.auto()  # who the clients are, as far as settings tell
+    READING = enum.auto()  # where real data are and how to read them
+    BUG = enum.auto()  # a bug planted in the data
+    MECHANISM = enum.auto()  # decides the epsilons in advance: part of a `Plan`
+    SEED = enum.auto()  # tells who was selected, or which noise was drawn
+    OF_CLIENT = enum.auto()  # a deployed client's own, which no server sets
+    STAYS = enum.auto()  # never leaves a server: a place on it, or a secret
+    FREE = enum.auto()  # may change when a deployed run is submitted again
+    PATH = enum.auto()  # names a file or folder
+    MACHINE = enum.auto()  # where a run lies and what computes it
+
+
 def option(
     default: Any,
-    group: str,
+    traits: Trait,
     text: str,
     *,
     choices: tuple[str, ...] = (),
@@ -30,7 +60,7 @@ def option(
     above: float | None = None,
     below: float | None = None,
 ) -> Any:
-    """Declares a field of `RunConfig` with its help text and its valid range."""
+    """Declares a field of `RunConfig`: its traits, its help text, its valid range."""
     limits = {
         "choices": choices,
         "at_least": at_least,
@@ -38,7 +68,9 @@ def option(
         "above": above,
         "below": below,
     }
-    return field(default=default, metadata={"group": group, "help": text, **limits})
+    group = next(trait for trait in Trait if trait in traits).name
+    own = {"group": str(group).title(), "traits": traits, "help": text}
+    return field(default=default, metadata=own | limits)
 
 
 def flag(

@@ -14,7 +14,7 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Any
 
-from fedgs.config.fields import check_range, coerced, option, scalar_type
+from fedgs.config.fields import Trait, check_range, coerced, option, scalar_type
 from fedgs.config.hosting import Hosting, hosting, read_sizes
 from fedgs.errors import UserError
 
@@ -25,6 +25,9 @@ REFERENCE_NUM_ROUNDS = 20_000
 REFERENCE_WARM_START_ROUNDS = 2_000
 
 GROUPS = ("Data", "Federation", "Privacy", "Training", "Model", "Runtime")
+DATA, FEDERATION, PRIVACY, TRAINING, MODEL, RUNTIME, *_traits = Trait
+RESULT, ROUNDING, NO_RESULT, IMAGES, OWNERS, CLIENTS, READING, BUG, *_traits = _traits
+MECHANISM, SEED, OF_CLIENT, STAYS, FREE, PATH, MACHINE = _traits
 
 
 @dataclass(frozen=True)
@@ -37,98 +40,113 @@ class Settings:
     # Data
     data: str = option(
         "digits",
-        "Data",
+        DATA | RESULT | IMAGES | OWNERS | CLIENTS | READING | OF_CLIENT | STAYS,
         "digits, mnist, fashion-mnist, mnist-by-writer, femnist, femnist:PATH, "
         "folder:PATH, npz:PATH or hf:NAME.",
     )
     data_dir: str | None = option(
         None,
-        "Data",
+        DATA | NO_RESULT | CLIENTS | READING | OF_CLIENT | STAYS | PATH | MACHINE,
         "Folder in torchvision's layout, for example with MNIST/raw; for femnist and "
         "hf:NAME the Hugging Face cache.",
     )
-    download: bool = option(False, "Data", "Download a missing data set into data_dir.")
+    download: bool = option(
+        False,
+        DATA | NO_RESULT | READING | OF_CLIENT | MACHINE,
+        "Download a missing data set into data_dir.",
+    )
     polarity: str = option(
         "auto",
-        "Data",
+        DATA | RESULT | IMAGES | READING | OF_CLIENT,
         "What the source's background is; light is inverted. auto is light for "
         "femnist, else dark.",
         choices=("auto", "dark-background", "light-background"),
     )
     classes: str = option(
         "all",
-        "Data",
+        DATA | RESULT | IMAGES | OWNERS | CLIENTS | READING | OF_CLIENT,
         "Classes of femnist: all (62), merged (36, one case), digits (10), letters "
         "(52) or merged-letters (26). Of folder:PATH and hf:NAME: the names of the "
         "classes in the order of their labels. Example: cat,dog.",
     )
     test_fraction: float = option(
         0.0,
-        "Data",
+        DATA | RESULT | OWNERS | CLIENTS | READING | OF_CLIENT,
         "Share of every owner's images held out of training, the same in every run.",
         at_least=0,
         below=1,
     )
     hf_options: str | None = option(
         None,
-        "Data",
+        DATA | RESULT | IMAGES | OWNERS | CLIENTS | READING | OF_CLIENT | STAYS,
         "Of hf:NAME, in TOML: image, label and client (columns), split, test_split, "
         "subset. Example: label='fine_label'.",
     )
     partitioner: str | None = option(
         None,
-        "Data",
+        DATA | RESULT | CLIENTS | OF_CLIENT,
         "Class of flwr_datasets.partitioner that makes the clients of hf:NAME.",
     )
     partitioner_options: str | None = option(
-        None, "Data", "Its arguments, in TOML. Example: num_partitions=10, alpha=0.5."
+        None,
+        DATA | RESULT | CLIENTS | OF_CLIENT,
+        "Its arguments, in TOML. Example: num_partitions=10, alpha=0.5.",
     )
     partition: str = option(
         "auto",
-        "Data",
+        DATA | RESULT | CLIENTS | OF_CLIENT,
         "How records become clients; auto is by-client where the data has clients.",
         choices=("auto", "iid", "by-client", "dirichlet"),
     )
     dirichlet_alpha: float = option(
-        0.5, "Data", "Label skew of the dirichlet partition; smaller is more.", above=0
+        0.5,
+        DATA | RESULT | CLIENTS | OF_CLIENT,
+        "Label skew of the dirichlet partition; smaller is more.",
+        above=0,
     )
     image_size: int = option(
-        28, "Data", "Side of the square images: 16, 28, 32 or 64.", at_least=16
+        28,
+        DATA | RESULT | IMAGES,
+        "Side of the square images: 16, 28, 32 or 64.",
+        at_least=16,
     )
     image_channels: int = option(
-        1, "Data", "1 for grey, 3 for RGB.", at_least=1, at_most=3
+        1, DATA | RESULT | IMAGES, "1 for grey, 3 for RGB.", at_least=1, at_most=3
     )
     num_classes: int | None = option(
-        None, "Data", "Number of labels; taken from the data when unset.", at_least=1
+        None,
+        DATA | RESULT | IMAGES | READING,
+        "Number of labels; taken from the data when unset.",
+        at_least=1,
     )
     corruption: str = option(
         "none",
-        "Data",
+        DATA | RESULT | BUG,
         "A bug in the data, for experiments: invert or rotate (by 90 degrees) images.",
         choices=("none", "invert", "rotate"),
     )
     corruption_unit: str = option(
         "client",
-        "Data",
+        DATA | RESULT | BUG,
         "What is corrupted at random: all images of a client, or single images.",
         choices=("client", "image"),
     )
     corruption_fraction: float = option(
         0.5,
-        "Data",
+        DATA | RESULT | BUG,
         "Probability that a client, or an image, is corrupted.",
         at_least=0,
         at_most=1,
     )
     corruption_seed: int | None = option(
         None,
-        "Data",
+        DATA | RESULT | BUG,
         "Decides what is corrupted; seed when unset.",
         at_least=0,
     )
     cohort: str | None = option(
         None,
-        "Data",
+        DATA | RESULT | OF_CLIENT | STAYS | PATH,
         "Use only the clients that this text file names, one a line; num_clients "
         "counts them.",
     )
@@ -136,70 +154,73 @@ class Settings:
     # Federation
     num_clients: int | None = option(
         None,
-        "Federation",
+        FEDERATION | RESULT | CLIENTS | MECHANISM,
         "K, the units of privacy; all clients of the data when unset.",
         at_least=1,
     )
     clients_per_round: int | None = option(
-        1, "Federation", "m, participants of a round, 1 to K.", at_least=1
+        1,
+        FEDERATION | RESULT | MECHANISM,
+        "m, participants of a round, 1 to K.",
+        at_least=1,
     )
     client_selection: str = option(
         "uniform",
-        "Federation",
+        FEDERATION | RESULT | MECHANISM,
         "Who participates: uniform (the paper), balanced (equally often) or all.",
         choices=("uniform", "balanced", "all"),
     )
     selection_seed: int | None = option(
         None,
-        "Federation",
+        FEDERATION | RESULT | SEED | STAYS,
         "Seed of who participates; seed when unset. In a deployment the server draws "
         "it and tells no client.",
         at_least=0,
     )
     discriminator_training: str = option(
         "selected",
-        "Federation",
+        FEDERATION | RESULT | MECHANISM,
         "Whose discriminators train in a round: selected (the paper), "
         "every_round (all clients) or frozen (none after the warm start).",
         choices=("selected", "every_round", "frozen"),
     )
     clients_per_node: int = option(
         1,
-        "Federation",
+        FEDERATION | RESULT | MECHANISM,
         "P, clients hosted by one node; the node adds noise once to their sum.",
         at_least=1,
     )
     node_sizes: str | None = option(
         None,
-        "Federation",
+        FEDERATION | RESULT | MECHANISM,
         "Clients of each node, comma-separated, where nodes differ: 120,45,300. "
         "Replaces clients_per_node; num_clients is their sum.",
     )
     privacy_unit: str = option(
         "client",
-        "Federation",
+        FEDERATION | RESULT | MECHANISM,
         "What one client stands for in the guarantee.",
         choices=("client", "record"),
     )
     min_nodes: int | None = option(
         None,
-        "Federation",
+        FEDERATION | RESULT | MECHANISM,
         "A round counts when this many of its nodes answered; all when unset.",
         at_least=1,
     )
     round_timeout: float = option(
-        600.0, "Federation", "Seconds to wait for the nodes of a round.", above=0
+        600.0, FEDERATION | RESULT, "Seconds to wait for the nodes of a round.", above=0
     )
     transport: str = option(
         "exact",
-        "Federation",
+        FEDERATION | RESULT,
         "How tensors travel: exact (float32), or compact: fakes in 8 bits, sanitized "
         "gradients in eighths of the noise, compressed. Changes the result.",
         choices=("exact", "compact"),
     )
     nodes: str | None = option(
         None,
-        "Federation",
+        FEDERATION | NO_RESULT,
         "Names of the nodes of a deployment, comma-separated, in the order of their "
         "clients; unset in a simulation.",
     )
@@ -207,143 +228,159 @@ class Settings:
     # Privacy
     noise_multiplier: float | None = option(
         None,
-        "Privacy",
+        PRIVACY | RESULT | MECHANISM,
         "Noise per node and release: noise_std = 2 * clip_bound * noise_multiplier.",
         at_least=0,
     )
     target_epsilon: float | None = option(
         None,
-        "Privacy",
+        PRIVACY | RESULT,
         "Find the smallest noise for this epsilon over all rounds.",
         above=0,
     )
     adversary: str = option(
         "release",
-        "Privacy",
+        PRIVACY | RESULT,
         "Against whom target_epsilon holds.",
         choices=("release", "server", "secagg"),
     )
     relation: str = option(
         "replace-one",
-        "Privacy",
+        PRIVACY | RESULT,
         "Neighbouring relation of target_epsilon.",
         choices=("replace-one", "zero-out"),
     )
-    delta: float = option(1e-5, "Privacy", "delta of every epsilon.", above=0, below=1)
+    delta: float = option(
+        1e-5, PRIVACY | RESULT, "delta of every epsilon.", above=0, below=1
+    )
     clip_bound: float = option(
-        1.0, "Privacy", "C, the largest L2 norm of one fake's gradient.", above=0
+        1.0,
+        PRIVACY | RESULT | MECHANISM,
+        "C, the largest L2 norm of one fake's gradient.",
+        above=0,
     )
     batch_size: int = option(
-        32, "Privacy", "B, fakes answered by a release.", at_least=1
+        32, PRIVACY | RESULT | MECHANISM, "B, fakes answered by a release.", at_least=1
     )
     gradient_basis: str = option(
         "pixels",
-        "Privacy",
+        PRIVACY | RESULT,
         "Clip and noise pixels (the paper) or a low-frequency DCT block.",
         choices=("pixels", "dct"),
     )
     dct_size: int = option(
         14,
-        "Privacy",
+        PRIVACY | RESULT,
         "Side k of the k x k DCT block; never tuned on private data.",
         at_least=1,
     )
     amplification: bool = option(
         False,
-        "Privacy",
+        PRIVACY | RESULT | MECHANISM,
         "Count the random selection as protection (release adversary only): promises "
         "that nobody outside the server learns who was selected.",
     )
     colluding_nodes: int = option(
         0,
-        "Privacy",
+        PRIVACY | RESULT,
         "Nodes of a round whose noise the secagg adversary knows.",
         at_least=0,
     )
     client_epsilon: float | None = option(
         None,
-        "Privacy",
+        PRIVACY | RESULT,
         "A client refuses releases beyond this epsilon, by its own count (server "
         "adversary, relation and delta as above).",
         above=0,
     )
     client_limits: str | None = option(
         None,
-        "Privacy",
+        PRIVACY | RESULT | STAYS | PATH,
         "TOML file of what a client agrees to, checked by the client itself.",
     )
     secure_noise: bool = option(
         True,
-        "Privacy",
+        PRIVACY | RESULT,
         "Draw unseeded noise by the sampler against floating-point attacks.",
     )
     noise_seed: int | None = option(
         None,
-        "Privacy",
+        PRIVACY | RESULT | SEED,
         "Seed of the noise, for reproduction only: a seeded run is not private.",
         at_least=0,
     )
 
     # Training
     num_rounds: int = option(
-        REFERENCE_NUM_ROUNDS, "Training", "T, generator updates.", at_least=1
+        REFERENCE_NUM_ROUNDS,
+        TRAINING | RESULT | MECHANISM,
+        "T, generator updates.",
+        at_least=1,
     )
     discriminator_steps: int = option(
-        5, "Training", "n_dis, discriminator steps of a round.", at_least=1
+        5, TRAINING | RESULT, "n_dis, discriminator steps of a round.", at_least=1
     )
     discriminator_batch_size: int = option(
         32,
-        "Training",
+        TRAINING | RESULT,
         "Real and fake images of a discriminator step; drawn with replacement.",
         at_least=1,
     )
     fakes_per_round: int | None = option(
         None,
-        "Training",
+        TRAINING | RESULT,
         "Size of the one set of fakes that a round's steps draw from; "
         "unset: n_dis fresh batches, the last one answered (the paper).",
         at_least=1,
     )
     warm_start: str = option(
         "local",
-        "Training",
+        TRAINING | RESULT,
         "Warm start against an own generator that is thrown away (local) or "
         "against the server's first fakes (public).",
         choices=("local", "public"),
     )
     warm_start_rounds: int = option(
         REFERENCE_WARM_START_ROUNDS,
-        "Training",
+        TRAINING | RESULT,
         "T_w, warm-start rounds of n_dis discriminator steps.",
         at_least=0,
     )
     generator_learning_rate: float = option(
-        1e-4, "Training", "Adam's step size for the generator.", above=0
+        1e-4, TRAINING | RESULT, "Adam's step size for the generator.", above=0
     )
     generator_beta1: float = option(
-        0.5, "Training", "Adam's beta1 for the generator.", at_least=0, below=1
+        0.5, TRAINING | RESULT, "Adam's beta1 for the generator.", at_least=0, below=1
     )
     generator_beta2: float = option(
-        0.9, "Training", "Adam's beta2 for the generator.", at_least=0, below=1
+        0.9, TRAINING | RESULT, "Adam's beta2 for the generator.", at_least=0, below=1
     )
     discriminator_learning_rate: float = option(
-        1e-4, "Training", "Adam's step size for the discriminators.", above=0
+        1e-4, TRAINING | RESULT, "Adam's step size for the discriminators.", above=0
     )
     discriminator_beta1: float = option(
-        0.5, "Training", "Adam's beta1 for the discriminators.", at_least=0, below=1
+        0.5,
+        TRAINING | RESULT,
+        "Adam's beta1 for the discriminators.",
+        at_least=0,
+        below=1,
     )
     discriminator_beta2: float = option(
-        0.9, "Training", "Adam's beta2 for the discriminators.", at_least=0, below=1
+        0.9,
+        TRAINING | RESULT,
+        "Adam's beta2 for the discriminators.",
+        at_least=0,
+        below=1,
     )
     gradient_penalty_weight: float = option(
-        10.0, "Training", "Weight of the WGAN gradient penalty.", at_least=0
+        10.0, TRAINING | RESULT, "Weight of the WGAN gradient penalty.", at_least=0
     )
     drift_weight: float = option(
-        1e-3, "Training", "Weight of mean(D(real)^2).", at_least=0
+        1e-3, TRAINING | RESULT, "Weight of mean(D(real)^2).", at_least=0
     )
     ema_decay: float = option(
         0.999,
-        "Training",
+        TRAINING | RESULT,
         "Decay of the averaged generator, min(1 - 1/(t+1), ema_decay).",
         at_least=0,
         below=1,
@@ -352,97 +389,110 @@ class Settings:
     # Model
     generator: str = option(
         "resnet",
-        "Model",
+        MODEL | RESULT,
         "Generator: resnet or dcgan (the paper) or the light upsample.",
         choices=("resnet", "dcgan", "upsample"),
     )
-    generator_dim: int = option(64, "Model", "Width of the generator.", at_least=1)
+    generator_dim: int = option(
+        64, MODEL | RESULT, "Width of the generator.", at_least=1
+    )
     discriminator_dim: int = option(
-        64, "Model", "Width d of the discriminator: channels d, 2d, 4d.", at_least=1
+        64,
+        MODEL | RESULT,
+        "Width d of the discriminator: channels d, 2d, 4d.",
+        at_least=1,
     )
     spectral_norm: bool = option(
-        True, "Model", "Spectral normalisation of the discriminator."
+        True, MODEL | RESULT, "Spectral normalisation of the discriminator."
     )
     discriminator_activation: str = option(
         "relu",
-        "Model",
+        MODEL | RESULT,
         "Activation of the discriminator.",
         choices=("relu", "leaky_relu"),
     )
     conditional: bool = option(
-        True, "Model", "Generator and discriminator see the label."
+        True, MODEL | RESULT, "Generator and discriminator see the label."
     )
     latent: str = option(
         "bernoulli",
-        "Model",
+        MODEL | RESULT,
         "Latent z: bernoulli bits (the paper; 10 bits and 10 labels give at most "
         "10,240 distinct images) or normal.",
         choices=("bernoulli", "normal"),
     )
-    latent_dim: int = option(10, "Model", "Length of z.", at_least=1)
+    latent_dim: int = option(10, MODEL | RESULT, "Length of z.", at_least=1)
 
     # Runtime
     engine: str = option(
         "local",
-        "Runtime",
+        RUNTIME | NO_RESULT | MECHANISM | MACHINE,
         "local (one process) or flower (a simulation on Ray).",
         choices=("local", "flower"),
     )
-    output: str = option("", "Runtime", "The run folder to create.")
+    output: str = option(
+        "", RUNTIME | NO_RESULT | STAYS | PATH | MACHINE, "The run folder to create."
+    )
     seed: int | None = option(
         None,
-        "Runtime",
+        RUNTIME | RESULT | SEED,
         "Seed of initialisation, latents, data order and selection; "
         "drawn and recorded when unset.",
         at_least=0,
     )
     device: str = option(
-        "cpu", "Runtime", "cpu or cuda, for discriminators and generator."
+        "cpu",
+        RUNTIME | ROUNDING | OF_CLIENT | MACHINE,
+        "cpu or cuda, for discriminators and generator.",
     )
     num_workers: int = option(
         2,
-        "Runtime",
+        RUNTIME | NO_RESULT | FREE | MACHINE,
         "Threads (local) or Ray actors (flower) that nodes are spread over; "
         "does not change the result.",
         at_least=1,
     )
     num_threads: int = option(
         1,
-        "Runtime",
+        RUNTIME | ROUNDING | MACHINE,
         "torch threads of one worker; bit-for-bit promises hold for one value.",
         at_least=1,
     )
     fast_messages: bool = option(
         True,
-        "Runtime",
+        RUNTIME | NO_RESULT | FREE | MACHINE,
         "Hand messages to Flower's simulated nodes at once instead of ten times a "
         "second; off for a Flower version that is not known.",
     )
     gpu_fraction: float = option(
-        0.0, "Runtime", "GPU share of one Ray actor.", at_least=0, at_most=1
+        0.0,
+        RUNTIME | NO_RESULT | MACHINE,
+        "GPU share of one Ray actor.",
+        at_least=0,
+        at_most=1,
     )
     stacking: str = option(
         "auto",
-        "Runtime",
+        RUNTIME | ROUNDING,
         "Many discriminators in one batched call (stacked) or in turn (loop); "
         "auto is stacked below width 32 and on a GPU.",
         choices=("auto", "stacked", "loop"),
     )
     chunk_size: int = option(
         64,
-        "Runtime",
+        RUNTIME | ROUNDING,
         "Clients of a node in one batched call; changes the last bits.",
         at_least=1,
     )
     checkpoint_every: int | None = option(
         None,
-        "Runtime",
+        RUNTIME | NO_RESULT | FREE,
         "Rounds between checkpoints; unset: as often as costs under 5 % of the time.",
         at_least=1,
     )
     sample_every: int | None = option(
         None,
-        "Runtime",
+        RUNTIME | NO_RESULT | FREE,
         "Rounds between sample grids; unset: ten over the run.",
         at_least=1,
     )
@@ -547,6 +597,12 @@ def _known(num_clients: int | None) -> int:
     if num_clients is None:
         raise UserError("num_clients is unset: give --num-clients or data with clients")
     return num_clients
+
+
+def settings_with(traits: Trait) -> tuple[str, ...]:
+    """Returns the names of the settings that have all these traits, in their order."""
+    specs = dataclasses.fields(Settings)
+    return tuple(spec.name for spec in specs if traits in spec.metadata["traits"])
 
 
 def field_type(name: str) -> tuple[type, bool]:

@@ -12,13 +12,14 @@ Source: docs/privacy.md, "Relation and sensitivity", "Three adversaries, three c
 """
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
 from fedgs.config.conditions import why_not_amplified
 from fedgs.config.hosting import Hosting, hosting
 from fedgs.config.run_config import RunConfig
+from fedgs.config.settings import MECHANISM, settings_with
 from fedgs.errors import UserError
 from fedgs.privacy.amplification import Sampled
 from fedgs.privacy.gaussian import Law
@@ -142,8 +143,7 @@ class Plan:
         """
         if config.num_clients is None:
             raise UserError("num_clients is unset: give --num-clients")
-        names = {field.name for field in fields(cls)} - {"noise_source"}
-        values = {name: getattr(config, name) for name in names}
+        values = {name: getattr(config, name) for name in settings_with(MECHANISM)}
         if config.client_selection == "all":
             values["clients_per_round"] = config.num_clients
         return cls(

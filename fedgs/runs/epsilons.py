@@ -12,6 +12,7 @@ from fedgs.cohorts.files import (
     selection_costs,
 )
 from fedgs.config.run_config import RunConfig
+from fedgs.config.settings import CLIENTS, settings_with
 from fedgs.errors import UserError
 from fedgs.privacy.accounting import Run, Statement, statements_of_runs
 from fedgs.runs.run_folder import RunFolder
@@ -97,11 +98,10 @@ _WITH_OWNERS = ("mnist-by-writer", "femnist", "folder:")
 
 
 def _check_same_clients(configs: dict[str, RunConfig], is_reshuffled: bool) -> None:
-    names = ["data", "data_dir", "num_clients", "partition", "classes"]
-    names += ["test_fraction", "hf_options", "partitioner", "partitioner_options"]
     (first, known), *others = configs.items()
-    if known.partition == "dirichlet":
-        names.append("dirichlet_alpha")
+    names = [*settings_with(CLIENTS)]
+    if known.partition != "dirichlet":
+        names.remove("dirichlet_alpha")  # has no effect
     has_owners = known.partition == "by-client" or (
         known.partition == "auto" and known.data.startswith(_WITH_OWNERS)
     )

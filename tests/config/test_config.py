@@ -4,10 +4,28 @@ import dataclasses
 
 import pytest
 
+from fedgs.config.fields import Trait
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import ResolvedConfig, RunConfig
-from fedgs.config.settings import GROUPS, field_type
+from fedgs.config.settings import (
+    FREE,
+    GROUPS,
+    IMAGES,
+    MACHINE,
+    MECHANISM,
+    NO_RESULT,
+    OF_CLIENT,
+    OWNERS,
+    PATH,
+    RESULT,
+    ROUNDING,
+    SEED,
+    STAYS,
+    field_type,
+    settings_with,
+)
 from fedgs.errors import UserError
+from fedgs.privacy.plan import Plan
 from refusals import assert_refused
 from tiny import tiny_config
 
@@ -40,6 +58,48 @@ OUTSIDE = [(name, value) for name in FIELDS for value in outside(FIELDS[name])]
 def test_every_setting_has_a_group_and_a_help_text():
     assert {spec.metadata["group"] for spec in FIELDS.values()} == set(GROUPS)
     assert all(spec.metadata["help"].endswith(".") for spec in FIELDS.values())
+
+
+def test_every_setting_is_classified():
+    groups = {Trait[group.upper()] for group in GROUPS}
+    for spec in FIELDS.values():
+        traits = set(spec.metadata["traits"])
+        assert len(traits & groups) == 1
+        assert len(traits & {RESULT, ROUNDING, NO_RESULT}) == 1
+
+
+def test_what_decides_the_epsilons_is_a_plan():
+    of_plan = {spec.name for spec in dataclasses.fields(Plan)} - {"noise_source"}
+    assert set(settings_with(MECHANISM)) == of_plan
+
+
+# What old clients, old stored runs and old submissions rely on.
+@pytest.mark.parametrize(
+    ("traits", "names"),
+    [
+        (STAYS, "client_limits cohort data data_dir hf_options output selection_seed"),
+        (FREE, "checkpoint_every fast_messages num_workers sample_every"),
+        (SEED, "noise_seed seed selection_seed"),
+        (PATH, "client_limits cohort data_dir output"),
+        (OWNERS, "classes data hf_options test_fraction"),
+        (
+            MACHINE,
+            "data_dir device download engine fast_messages gpu_fraction num_threads "
+            "num_workers output",
+        ),
+        (
+            OF_CLIENT,
+            "classes cohort data data_dir device dirichlet_alpha download hf_options "
+            "partition partitioner partitioner_options polarity test_fraction",
+        ),
+        (
+            IMAGES,
+            "classes data hf_options image_channels image_size num_classes polarity",
+        ),
+    ],
+)
+def test_settings_with_a_trait(traits, names):
+    assert sorted(settings_with(traits)) == names.split()
 
 
 def test_number_of_declared_limits():
