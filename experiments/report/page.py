@@ -139,19 +139,19 @@ class Page:
     @cached_property
     def privacy(self) -> list[PrivacyTable]:
         """One table for each run, one for all debug groups, one for runs together."""
-        tables = []
-        covered: list[RunFacts] = []
+        tables: list[PrivacyTable] = []
+        alone: list[RunFacts] = []  # runs that no table of a debug folder covers
         for debug in self.debugs:
             if debug.statements:
                 caption = f"{debug.name}: all groups, each client in one of them"
                 config = debug.runs[0].config
                 tables.append(privacy_table(caption, debug.statements, config))
-                covered += debug.runs
-        for run in self.runs:
-            if not any(run is other for other in covered):
-                rows = run.statements
-                table = privacy_table(run.name, rows, run.config, run.headline)
-                tables.append(table)
+            else:
+                alone += debug.runs
+        tables += [
+            privacy_table(run.name, run.statements, run.config, run.headline)
+            for run in (*alone, *self.singles)
+        ]
         if self.together:
             caption = "All of these runs together, on the same clients"
             config = self.singles[0].config
@@ -197,34 +197,34 @@ def read_page(paths: Sequence[Path]) -> Page:
     debugs = [read_debug_folder(path) for path in paths if is_debug(path)]
     plain = [path for path in paths if not is_debug(path)]
     singles = [read_run(path) for path in plain]
-    debugs, singles = _with_own_names(debugs, singles)
+    debugs, singles = _with_unique_names(debugs, singles)
     page = Page(debugs, singles, _together(plain))
     _check_same_data(page.runs)
     return page
 
 
-def _with_own_names(
+def _with_unique_names(
     debugs: Sequence[DebugFacts], singles: Sequence[RunFacts]
 ) -> tuple[list[DebugFacts], list[RunFacts]]:
     """Returns the folders with names that tell them apart."""
-    taken: set[str] = set()
+    given: set[str] = set()
 
-    def own(name: str) -> str:
+    def unique(name: str) -> str:
         choices = (name, *(f"{name} ({number})" for number in range(2, 10_000)))
-        found = next(choice for choice in choices if choice not in taken)
-        taken.add(found)
-        return found
+        chosen = next(choice for choice in choices if choice not in given)
+        given.add(chosen)
+        return chosen
 
     named = []
     for debug in debugs:
-        debug = replace(debug, name=own(debug.name))
+        debug = replace(debug, name=unique(debug.name))
         prefix = f"{debug.name}/" if len(debugs) > 1 or singles else ""
         cohorts = {
-            cohort: [replace(run, name=own(prefix + run.name)) for run in runs]
+            cohort: [replace(run, name=unique(prefix + run.name)) for run in runs]
             for cohort, runs in debug.cohorts.items()
         }
         named.append(replace(debug, cohorts=cohorts))
-    return named, [replace(run, name=own(run.name)) for run in singles]
+    return named, [replace(run, name=unique(run.name)) for run in singles]
 
 
 def _together(paths: Sequence[Path]) -> Sequence[Statement] | None:

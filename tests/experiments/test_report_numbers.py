@@ -265,7 +265,7 @@ def test_train_command_makes_the_same_configuration(folders):
         given[name.replace("-", "_")] = type(default)(words.pop(0))
     again = configure(None, None, given)
     expected = dataclasses.replace(config, output=Path(config.output).name)
-    assert again == expected
+    assert again.to_flat() == expected.to_flat()
 
 
 @pytest.mark.parametrize(
