@@ -1,14 +1,49 @@
 """fedgs: federated, differentially private generative modelling (GS-WGAN).
 
+    run = fedgs.train(images, labels, clients, target_epsilon=10.0)
+    run.sample(1000), run.epsilon(), fedgs.load(run.path)
+
 The public names are imported when first used, so that accounting never loads torch.
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # what type checkers and editors see of `_MODULES`
+    from fedgs.config.run_config import RunConfig as RunConfig
+    from fedgs.data.federated import FederatedImages as FederatedImages
+    from fedgs.data.load import load_data as load_data
+    from fedgs.errors import UserError as UserError
+    from fedgs.gan.discriminators import Discriminators as Discriminators
+    from fedgs.gan.models import build_discriminator as build_discriminator
+    from fedgs.gan.models import build_generator as build_generator
+    from fedgs.library import TrainingRun as TrainingRun
+    from fedgs.library import load as load
+    from fedgs.library import train as train
+    from fedgs.mechanism.sanitizer import PerSampleGradients as PerSampleGradients
+    from fedgs.mechanism.sanitizer import clip as clip
+    from fedgs.mechanism.sanitizer import sanitize as sanitize
+    from fedgs.privacy.accounting import Plan as Plan
+    from fedgs.privacy.accounting import Statement as Statement
+    from fedgs.privacy.accounting import statements as statements
+    from fedgs.privacy.accounting import (
+        statements_from_ledger as statements_from_ledger,
+    )
+    from fedgs.privacy.budget import calibrate_noise as calibrate_noise
+    from fedgs.privacy.gaussian import epsilon_from_mu as epsilon_from_mu
+    from fedgs.privacy.ledger import Event as Event
+    from fedgs.privacy.ledger import Ledger as Ledger
+    from fedgs.runs.run_folder import RunFolder as RunFolder
+    from fedgs.runs.sample import Samples as Samples
+    from fedgs.runs.sample import load_generator as load_generator
 
 _MODULES = {
+    "train": "library",
+    "load": "library",
+    "TrainingRun": "library",
+    "Samples": "runs.sample",
     "RunConfig": "config.run_config",
-    "UserError": "config.run_config",
+    "UserError": "errors",
     "Plan": "privacy.accounting",
     "Statement": "privacy.accounting",
     "statements": "privacy.accounting",
@@ -36,8 +71,10 @@ def __dir__() -> list[str]:
     return sorted(_MODULES)
 
 
-def __getattr__(name: str) -> Any:
-    """Imports a public name on first use."""
-    if name not in _MODULES:
-        raise AttributeError(f"module 'fedgs' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"fedgs.{_MODULES[name]}"), name)
+if not TYPE_CHECKING:  # else every unknown name would have the type `Any`
+
+    def __getattr__(name: str) -> object:
+        """Imports a public name on first use."""
+        if name not in _MODULES:
+            raise AttributeError(f"module 'fedgs' has no attribute {name!r}")
+        return getattr(importlib.import_module(f"fedgs.{_MODULES[name]}"), name)

@@ -132,7 +132,7 @@ def demo(
 def sample(
     run: RunArgument,
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="FILE.npz or FILE.png.")
+        Path, typer.Option("-o", "--output", help="FILE.npz, FILE.png or a new folder.")
     ],
     count: Annotated[int, typer.Option("-n", "--count", help="Images.")] = 80,
     labels: Annotated[

@@ -27,7 +27,6 @@ from experiments.commands import privacy as privacy_report
 from experiments.commands.drawing import new_figure, to_png
 from experiments.commands.endings import exit_if_stopped, make_output, new_output
 from experiments.commands.progress import Progress
-from experiments.commands.train import with_absolute_paths
 from experiments.launch import flower_engine
 from experiments.launch.local_grid import LocalGrid
 from fedgs.cohorts.files import EXCLUDED, INCLUDED, NOT_PRIVATE, Cohort, check_names
@@ -40,6 +39,7 @@ from fedgs.data.federated import FederatedImages
 from fedgs.data.load import split_records
 from fedgs.data.records import Records
 from fedgs.errors import UserError, refuse
+from fedgs.federation.preparation import with_absolute_paths
 from fedgs.federation.training import Report, Stop, stop_on_signal
 from fedgs.files import read_json, write_atomically, write_json
 from fedgs.runs.run_folder import RunFolder, versions

@@ -2,12 +2,9 @@
 
 import dataclasses
 import sys
-import time
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import typer
 from rich.console import Console
 
@@ -16,19 +13,18 @@ from experiments.commands.progress import Progress
 from experiments.launch.flower_engine import FlowerFailed, end_previous
 from experiments.launch.flower_engine import train as train_flower
 from fedgs.config.recipes import demo as demo_recipe
-from fedgs.config.run_config import ResolvedConfig, RunConfig
+from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
-from fedgs.data.sources import with_absolute_path
 from fedgs.errors import UserError
 from fedgs.federation import local
-from fedgs.federation.preparation import check_capacity, resolve
+from fedgs.federation.preparation import new_run
 from fedgs.federation.training import RunStopped, stop_on_signal
 from fedgs.privacy.accounting import SEEDED
 from fedgs.privacy.client_limits import Limits
 from fedgs.runs import epsilons
-from fedgs.runs import sample as samples
 from fedgs.runs.run_folder import RunFolder
+from fedgs.runs.sample import check_output, draw_samples
 
 console = Console()
 
@@ -40,31 +36,9 @@ def train(config: RunConfig, name: str) -> RunFolder:
         UserError: bad input; nothing was written.
         typer.Exit: the run stopped early or failed (code 1).
     """
-    if not config.output:
-        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        data = config.data.split(":")[0]
-        config = dataclasses.replace(config, output=f"runs/{name}-{data}-{stamp}")
-    path = Path(config.output).absolute()
-    if path.exists():
-        raise UserError(
-            f"output = {config.output}: exists already; choose another --output, or "
-            f"continue it with `fedgs resume {config.output}`"
-        )
-    config, data = resolve(with_absolute_paths(config))
-    check_capacity(config, path.parent)
-    folder = RunFolder.create(config)
+    folder, data = new_run(config, name=name)
     _run(folder, data)
     return folder
-
-
-def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """Returns settings whose paths hold from any working directory."""
-    found = {
-        name: str(Path(path).expanduser().absolute())
-        for name in ("output", "data_dir", "client_limits", "cohort")
-        if (path := getattr(config, name))
-    }
-    return dataclasses.replace(config, **found, data=with_absolute_path(config.data))
 
 
 def resume(run: Path) -> None:
@@ -148,46 +122,20 @@ def _description(config: RunConfig) -> str:
 
 
 def sample(run: Path, output: Path, count: int, labels: str | None, seed: int) -> None:
-    """Draws images into an npz file or a PNG grid.
+    """Draws images into an npz file, a PNG grid or a folder of pictures by class.
 
     Raises:
         UserError: invalid labels, count or file name, or no generator yet.
     """
-    folder = RunFolder.open(run)
-    config = folder.config
-    if output.suffix not in (".npz", ".png"):
-        raise UserError(f"output = {output}: give a name that ends in .npz or .png")
-    if not output.absolute().parent.is_dir():
-        raise UserError(f"output = {output}: its folder does not exist; make it first")
-    if count < 1:
-        raise UserError(f"count = {count}: give -n at least 1")
-    generator = samples.load_generator(folder)
-    wanted = _labels(config, labels, count, seed)
-    images = samples.draw(config, generator, wanted, seed)
-    if output.suffix == ".png":
-        samples.save_images(output, images, columns=min(count, 10))
-    else:
-        temporary = output.with_name(f".{output.name}")
-        with open(temporary, "wb") as file:
-            np.savez_compressed(file, images=images, labels=wanted)
-        temporary.replace(output)
+    check_output(output)
+    asked = None
+    if labels is not None:
+        try:
+            asked = [int(label) for label in labels.split(",")]
+        except ValueError as error:
+            raise UserError(f"labels = {labels!r}: give numbers like 3,7") from error
+    draw_samples(RunFolder.open(run), count, asked, seed).write(output)
     console.print(f"{count} images in {output}", soft_wrap=True, highlight=False)
-
-
-def _labels(
-    config: ResolvedConfig, labels: str | None, count: int, seed: int
-) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    if labels is None:
-        return samples.uniform_labels(config, count, seed)
-    num_classes = config.num_classes
-    try:
-        asked = [int(label) for label in labels.split(",")]
-    except ValueError as error:
-        raise UserError(f"labels = {labels!r}: give numbers like 3,7") from error
-    if not config.conditional or not all(0 <= y < num_classes for y in asked):
-        last = num_classes - 1 if config.conditional else 0
-        raise UserError(f"labels = {labels}: this generator knows labels 0 to {last}")
-    return np.resize(np.array(asked, dtype=np.int64), count)
 
 
 def demo(output: Path) -> None:

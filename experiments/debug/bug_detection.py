@@ -30,7 +30,6 @@ from experiments.commands.endings import exit_if_stopped, make_output, new_outpu
 from experiments.commands.train import (
     go_back,
     train_from_checkpoint,
-    with_absolute_paths,
 )
 from experiments.debug import cohorts as debug_cohorts
 from experiments.debug import report as debug_report
@@ -52,7 +51,11 @@ from fedgs.data.load import load_data
 from fedgs.diagnosis.diagnosis import diagnose
 from fedgs.diagnosis.permutation import attainable_p
 from fedgs.evaluation.images import LabelledImages
-from fedgs.federation.preparation import check_capacity, resolve
+from fedgs.federation.preparation import (
+    check_capacity,
+    resolve,
+    with_absolute_paths,
+)
 from fedgs.files import read_json, write_json
 from fedgs.privacy.accounting import Statement
 from fedgs.runs import epsilons, sample

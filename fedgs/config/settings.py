@@ -24,6 +24,7 @@ REFERENCE_NUM_CLIENTS = 1000
 REFERENCE_NUM_ROUNDS = 20_000
 REFERENCE_WARM_START_ROUNDS = 2_000
 
+GIVEN = "given"  # the setting `data` where a program gave the images itself
 GROUPS = ("Data", "Federation", "Privacy", "Training", "Model", "Runtime")
 DATA, FEDERATION, PRIVACY, TRAINING, MODEL, RUNTIME, *_traits = Trait
 RESULT, ROUNDING, NO_RESULT, IMAGES, OWNERS, CLIENTS, READING, BUG, *_traits = _traits

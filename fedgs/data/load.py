@@ -33,7 +33,21 @@ def load_data(config: RunConfig) -> FederatedImages:
     Raises:
         UserError: the data is missing or malformed, or does not suit the settings.
     """
-    records = sources.load_records(config)
+    return federate(config, sources.load_records(config))
+
+
+def federate(config: RunConfig, records: Records) -> FederatedImages:
+    """Splits records into the clients of a run: all of them, or those of its cohort.
+
+    Privacy: reads private data; output private.
+
+    Args:
+        config: as for `load_data`.
+        records: fitted to the run.
+
+    Raises:
+        UserError: the records do not suit the settings.
+    """
     return keep_cohort(config, split_records(for_all_clients(config), records))
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedgs.config.run_config import RunConfig
+from fedgs.config.settings import GIVEN
 from fedgs.data.readers import femnist, folder, hugging_face, npz
 from fedgs.data.records import Records, fit
 from fedgs.errors import UserError
@@ -56,6 +57,12 @@ def load_records(config: RunConfig) -> Records:
         records = _mnist(config, "train")
     elif kind in READERS and (where or config.data == "femnist"):
         records = READERS[kind](config)
+    elif config.data == GIVEN:
+        raise UserError(
+            f"data = {GIVEN!r}: these images were given in Python and are in no file; "
+            "continue the run there, by fedgs.load(RUN).resume(images, labels, "
+            f"clients), or give --data one of {_list(NAMES)}"
+        )
     else:
         raise UserError(f"data = {config.data!r}: give --data one of {_list(NAMES)}")
     return fit(config, records)

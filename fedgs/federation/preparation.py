@@ -1,13 +1,15 @@
 """From the settings that a user gives to a run that can start.
 
 `resolve` loads the data and fixes every open value; `check_capacity` refuses what the
-machine cannot hold. Both fail before anything is written.
+machine cannot hold; `new_run` makes the folder after both, so they write nothing.
 """
 
 import dataclasses
 import math
 import secrets
 import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -18,16 +20,61 @@ from fedgs.config.checks import check_submitted
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
+from fedgs.data.sources import with_absolute_path
 from fedgs.errors import UserError
 from fedgs.gan.models import build_discriminator
 from fedgs.privacy.accounting import Plan
 from fedgs.privacy.budget import calibrate_noise
 from fedgs.privacy.client_count import check_start
 from fedgs.privacy.selection_cost import Target
+from fedgs.runs.run_folder import RunFolder
+
+
+def new_run(
+    config: RunConfig,
+    load: Callable[[RunConfig], FederatedImages] = load_data,
+    name: str = "run",
+) -> tuple[RunFolder, FederatedImages]:
+    """Makes the folder of a run that can start, and loads its data.
+
+    Args:
+        config: the settings; without `output` the folder is made in `runs/`.
+        load: of the data.
+        name: begins the name of a folder in `runs/`.
+
+    Raises:
+        UserError: bad input; nothing was written.
+    """
+    if not config.output:
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        data_name = config.data.split(":")[0]
+        output = f"runs/{name}-{data_name}-{stamp}"
+        config = dataclasses.replace(config, output=output)
+    path = Path(config.output).expanduser().absolute()
+    if path.exists():
+        raise UserError(
+            f"output = {config.output}: exists already; choose another --output, or "
+            f"continue it with `fedgs resume {config.output}`"
+        )
+    resolved, data = resolve(with_absolute_paths(config), load=load)
+    check_capacity(resolved, path.parent)
+    return RunFolder.create(resolved), data
+
+
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """Returns settings whose paths hold from any working directory."""
+    found = {
+        name: str(Path(path).expanduser().absolute())
+        for name in ("output", "data_dir", "client_limits", "cohort")
+        if (path := getattr(config, name))
+    }
+    return dataclasses.replace(config, **found, data=with_absolute_path(config.data))
 
 
 def resolve(
-    config: RunConfig, data: FederatedImages | None = None
+    config: RunConfig,
+    data: FederatedImages | None = None,
+    load: Callable[[RunConfig], FederatedImages] = load_data,
 ) -> tuple[ResolvedConfig, FederatedImages]:
     """Loads the data and fixes every open setting: K, m, seed, noise.
 
@@ -36,6 +83,7 @@ def resolve(
     Args:
         config: the settings.
         data: what they describe, if it is loaded already.
+        load: loads it else.
 
     Raises:
         UserError: settings that contradict each other, the data or the machine.
@@ -43,7 +91,7 @@ def resolve(
     config.validate()
     if config.seed is None:
         config = dataclasses.replace(config, seed=secrets.randbelow(2**31))
-    data = load_data(config) if data is None else data
+    data = load(config) if data is None else data
     if config.client_selection == "all" and config.clients_per_round is None:
         config = dataclasses.replace(config, clients_per_round=data.num_clients)
     config = dataclasses.replace(

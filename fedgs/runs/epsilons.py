@@ -12,7 +12,7 @@ from fedgs.cohorts.files import (
     selection_costs,
 )
 from fedgs.config.run_config import RunConfig
-from fedgs.config.settings import CLIENTS, settings_with
+from fedgs.config.settings import CLIENTS, GIVEN, settings_with
 from fedgs.errors import UserError
 from fedgs.privacy.accounting import Run, Statement, statements_of_runs
 from fedgs.runs.run_folder import RunFolder
@@ -109,6 +109,8 @@ def _check_same_clients(configs: dict[str, RunConfig], is_reshuffled: bool) -> N
         names.append("seed")  # decides which records make a client
     for path, config in others:
         different = [n for n in names if getattr(known, n) != getattr(config, n)]
+        if known.data == GIVEN:  # images of a program: no folder tells which
+            different.append("data")
         if _clients_of(known) != _clients_of(config):
             different.append("cohort")
         for name in different:

@@ -1,19 +1,27 @@
 """Drawing from a trained generator: arrays and picture grids; no privacy cost."""
 
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
-from fedgs.files import read_tensors, write_atomically
+from fedgs.files import read_tensors, replacing, temporary_path, write_atomically
 from fedgs.gan.models import build_generator, sample_labels, sample_latents
 from fedgs.randomness import stream
 from fedgs.runs.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    import datasets
 
 GRID_ROWS = 8
 SAMPLE_BATCH = 256
@@ -73,6 +81,140 @@ def draw(
             )
         ]
     return torch.cat(parts).numpy()
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Images that a generator drew, in the forms that other programs take.
+
+    Privacy: post-processing of DP output.
+
+    Attributes:
+        images: shape (n, C, S, S), float32 in [0, 1], 0 = background.
+        labels: shape (n,), int64.
+        class_names: the name of each label.
+    """
+
+    images: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.int64]
+    class_names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        """Returns n."""
+        return len(self.labels)
+
+    def as_dataset(self) -> TensorDataset:
+        """Returns a torch Dataset of (image, label)."""
+        return TensorDataset(
+            torch.from_numpy(self.images), torch.from_numpy(self.labels)
+        )
+
+    def as_hugging_face(self) -> "datasets.Dataset":
+        """Returns a data set with the columns `image` and `label`.
+
+        Raises:
+            UserError: the package `datasets` is missing.
+        """
+        try:
+            import datasets
+        except ImportError as error:
+            raise UserError(
+                "as_hugging_face: needs datasets; run `pip install datasets`"
+            ) from error
+        columns = {"image": self._pictures(), "label": self.labels}
+        kinds: dict[str, Any] = {
+            "image": datasets.Image(),
+            "label": datasets.ClassLabel(names=list(self.class_names)),
+        }
+        return datasets.Dataset.from_dict(columns, datasets.Features(kinds))
+
+    def write(self, path: str | Path) -> None:
+        """Writes FILE.npz (images, labels), FILE.png (one grid) or a folder.
+
+        A folder gets CLASS/NUMBER.png, as torchvision's ImageFolder reads them.
+
+        Raises:
+            UserError: see `check_output`.
+        """
+        path = Path(path)
+        check_output(path)
+        if path.suffix == ".png":
+            save_images(path, self.images, columns=min(len(self), 10))
+        elif path.suffix == ".npz":
+            with replacing(path) as file:
+                np.savez_compressed(file, images=self.images, labels=self.labels)
+        else:
+            self._write_folder(path)
+
+    def _write_folder(self, path: Path) -> None:
+        staging = temporary_path(path)
+        try:
+            for index, picture in enumerate(self._pictures()):
+                folder = staging / self.class_names[self.labels[index]]
+                folder.mkdir(parents=True, exist_ok=True)
+                picture.save(folder / f"{index:06d}.png")
+            staging.rename(path)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)  # is gone after the rename
+
+    def _pictures(self) -> list[Any]:
+        from torchvision.transforms.functional import to_pil_image
+
+        return [to_pil_image(torch.from_numpy(image)) for image in self.images]
+
+
+def check_output(path: Path) -> None:
+    """Refuses a name that samples cannot be written under, before they are drawn.
+
+    Raises:
+        UserError: neither FILE.npz, FILE.png nor a new folder, or nowhere.
+    """
+    if path.suffix not in (".npz", ".png", ""):
+        remedy = "give a name that ends in .npz or .png, or that of a new folder"
+        raise UserError(f"output = {path}: {remedy}")
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"output = {path}: its folder does not exist; make it first")
+    if not path.suffix and path.exists():
+        raise UserError(f"output = {path}: exists already; choose another name")
+
+
+def draw_samples(
+    folder: RunFolder,
+    count: int,
+    labels: int | Sequence[int] | None = None,
+    seed: int = 0,
+) -> Samples:
+    """Draws images from a run's averaged generator.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        folder: of a run with a generator, or with a checkpoint at least.
+        count: how many, at least 1.
+        labels: used in turn; drawn uniformly when None.
+        seed: of the latents, and of uniform labels.
+
+    Raises:
+        UserError: an argument is out of range, or the run has no generator yet.
+    """
+    config = folder.config
+    if count < 1:
+        raise UserError(f"count = {count}: give -n at least 1")
+    generator = load_generator(folder)
+    if labels is None:
+        wanted = uniform_labels(config, count, seed)
+    else:
+        last = config.num_classes - 1 if config.conditional else 0
+        asked = np.atleast_1d(np.array(labels, dtype=np.int64))
+        is_known = len(asked) > 0 and all(0 <= label <= last for label in asked)
+        if not (config.conditional and is_known):
+            shown = ",".join(map(str, asked))
+            raise UserError(
+                f"labels = {shown}: this generator knows labels 0 to {last}"
+            )
+        wanted = np.resize(asked, count)
+    names = config.class_names or tuple(map(str, range(config.num_classes)))
+    return Samples(draw(config, generator, wanted, seed), wanted, names)
 
 
 def uniform_labels(

@@ -61,7 +61,7 @@ def read_picture(source: Path | bytes, where: str, channels: int) -> NDArray[np.
             f"{where}: has {picture.width} x {picture.height} pixels; give square "
             "pictures (crop or pad them)"
         )
-    pixels = _pixels(picture, where)
+    pixels = pixels_of(picture, where)
     if channels == 3:
         return np.repeat(pixels, 3, axis=0) if len(pixels) == 1 else pixels
     if len(pixels) == 3 and (pixels != pixels[:1]).any():
@@ -69,8 +69,14 @@ def read_picture(source: Path | bytes, where: str, channels: int) -> NDArray[np.
     return pixels[:1]
 
 
-def _pixels(picture: Image.Image, where: str) -> NDArray[np.uint8]:
-    """Returns (1 or 3, H, W)."""
+def pixels_of(picture: Image.Image, where: str) -> NDArray[np.uint8]:
+    """Returns the pixels of a picture, grey (1, H, W) or RGB (3, H, W), uint8.
+
+    Privacy: reads private data; output private.
+
+    Raises:
+        UserError: transparent, or of another format than 8 bits per channel.
+    """
     if picture.mode in GREY_MODES and not picture.has_transparency_data:
         return np.asarray(picture.convert("L"))[None]
     if picture.mode not in (*GREY_MODES, *COLOUR_MODES):

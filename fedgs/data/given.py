@@ -1,0 +1,121 @@
+"""Images of the calling program: arrays, a torch Dataset, a Hugging Face data set."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from PIL import Image
+from torch.utils.data import Dataset
+
+from fedgs.config.run_config import RunConfig
+from fedgs.data.readers.arrays import from_arrays
+from fedgs.data.readers.pictures import pixels_of
+from fedgs.data.records import Records
+from fedgs.errors import UserError, some
+
+Column = ArrayLike | str | None  # a value for each image, or a column's name
+
+
+def read_given(
+    config: RunConfig, images: Any, labels: Column = None, clients: Column = None
+) -> Records:
+    """Makes records of what a program holds in memory; not fitted to the run yet.
+
+    Privacy: reads private data; output private.
+
+    Args:
+        config: uses `num_classes`, and `data` in errors.
+        images: an array or tensor (N, H, W), (N, H, W, C) or (N, C, H, W), uint8 or
+            float in [0, 1]; a torch Dataset of (image, label) or (image, label,
+            client); or a `datasets.Dataset` with one column of pictures.
+        labels: (N,) integers; of a `datasets.Dataset` a column's name, by default the
+            one of class labels. None where a Dataset has them, or nobody.
+        clients: (N,) integers or strings, or a column's name.
+
+    Raises:
+        UserError: they contradict each other, or cannot be read.
+    """
+    columns: dict[str, Any] = {"images": images, "labels": labels, "clients": clients}
+    num_classes = 0
+    if hasattr(images, "column_names"):  # without importing `datasets`
+        columns, num_classes = _of_hugging_face(config, images, labels, clients)
+    elif isinstance(images, Dataset):
+        columns |= _of_torch(config, images)
+        columns |= {} if labels is None else {"labels": labels}
+        columns |= {} if clients is None else {"clients": clients}
+    arrays = {name: _array(v) for name, v in columns.items() if v is not None}
+    records = from_arrays(config, arrays)
+    if num_classes <= records.num_classes:
+        return records
+    return Records(records.images, records.labels, num_classes, records.clients)
+
+
+def _array(values: Any) -> NDArray[Any]:
+    array = np.asarray(values)
+    # What pandas calls a column of strings is one of objects.
+    return np.array(array.tolist()) if array.dtype.kind == "O" else array
+
+
+def _of_torch(config: RunConfig, dataset: Any) -> dict[str, Any]:
+    """Reads all items, as a map or an iterable."""
+    is_map = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    items = (dataset[i] for i in range(len(dataset))) if is_map else dataset
+    rows = [item if isinstance(item, Sequence) else (item,) for item in items]
+    width = max(map(len, rows), default=0)
+    if not 1 <= width <= 3 or min(map(len, rows)) < width:
+        raise UserError(
+            f"data = {config.data!r}: a torch Dataset with items of {width} values; "
+            "give (image, label) or (image, label, client), the same of all"
+        )
+    names = ("labels", "clients")
+    others = zip(*(row[1:] for row in rows), strict=True)
+    images = _pictures(config, (row[0] for row in rows))
+    return {"images": images, **dict(zip(names, others, strict=False))}
+
+
+def _of_hugging_face(
+    config: RunConfig, dataset: Any, label: Column, client: Column
+) -> tuple[dict[str, Any], int]:
+    """Returns the columns, and how many classes the data set declares."""
+    kinds = {name: type(kind).__name__ for name, kind in dataset.features.items()}
+    pictures = [name for name, kind in kinds.items() if kind == "Image"]
+    classes = [name for name, kind in kinds.items() if kind == "ClassLabel"]
+    if label is None and len(classes) == 1:
+        label = classes[0]
+    named = [name for name in (label, client) if isinstance(name, str)]
+    if len(pictures) != 1 or not set(named) <= set(kinds):
+        raise UserError(
+            f"data = {config.data!r}: has the columns {some(kinds, 9)}, of which "
+            f"{len(pictures)} hold pictures; keep one of these, and give labels and "
+            f"clients names of columns, not {some(map(repr, named)) or None}"
+        )
+    columns = {
+        name: dataset[value][:] if isinstance(value, str) else value
+        for name, value in (("labels", label), ("clients", client))
+    }
+    rows = (row[pictures[0]] for row in dataset.select_columns(pictures))
+    columns["images"] = _pictures(config, rows)
+    is_declared = isinstance(label, str) and label in classes
+    return columns, dataset.features[label].num_classes if is_declared else 0
+
+
+def _pictures(config: RunConfig, items: Iterable[Any]) -> NDArray[Any]:
+    """Stacks images; pictures of Pillow become (C, H, W), grey ones RGB among RGB."""
+    images = list[NDArray[Any]]()
+    for index, item in enumerate(items):
+        if isinstance(item, Image.Image):
+            where = f"data = {config.data!r}: image {index}"
+            images.append(pixels_of(item, where))
+        else:
+            images.append(np.asarray(item))
+    shapes = {image.shape for image in images}
+    side = next(iter(shapes), ())[1:]
+    if len(shapes) != 1 and shapes != {(1, *side), (3, *side)}:
+        raise UserError(
+            f"data = {config.data!r}: images have the shapes {some(sorted(shapes))}; "
+            "give at least one, and all of one shape"
+        )
+    if len(shapes) == 2:
+        images = [np.repeat(i, 3, axis=0) if len(i) == 1 else i for i in images]
+    return np.stack(images)

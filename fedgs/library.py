@@ -1,0 +1,286 @@
+"""Training from a Python program: `train`, `load`, and the run that both return.
+
+The same settings, checks, ledger and run folder as the command line, in this process.
+"""
+
+import dataclasses
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedgs.config.fields import Scalar
+from fedgs.config.recipes import overridden
+from fedgs.config.recipes import recipe as named_recipe
+from fedgs.config.run_config import ResolvedConfig, RunConfig
+from fedgs.config.settings import GIVEN
+from fedgs.data.federated import FederatedImages
+from fedgs.data.given import Column, read_given
+from fedgs.data.load import federate, load_data
+from fedgs.data.records import fit
+from fedgs.errors import UserError
+from fedgs.federation import local
+from fedgs.federation.preparation import new_run
+from fedgs.federation.training import Report, RunStopped, Stop
+from fedgs.privacy.accounting import Statement
+from fedgs.runs import epsilons
+from fedgs.runs.run_folder import GENERATOR, RunFolder
+from fedgs.runs.sample import Samples, draw_samples, load_generator
+
+
+def train(
+    images: Any = None,
+    labels: Column = None,
+    clients: Column = None,
+    *,
+    recipe: str | RunConfig = "full-participation",
+    progress: Report | None = None,
+    stop: Stop | None = None,
+    **settings: Scalar | Path | None,
+) -> "TrainingRun":
+    """Trains a private generator of images in this process.
+
+    Privacy: releases (epsilon, delta)-DP output; events: in the ledger of the run
+    folder. Image size, channels and the number of classes are taken from the images
+    unless they are set, and become public.
+
+    Args:
+        images: an array or tensor (N, H, W), (N, H, W, C) or (N, C, H, W), uint8 or
+            float in [0, 1], 0 = background; a torch Dataset of (image, label) or
+            (image, label, client); a `datasets.Dataset`; or `FederatedImages`. None
+            where the setting `data` names a source.
+        labels: shape (N,), integers from 0; or the name of a column. None: no labels.
+        clients: shape (N,), the owner of each image, integers or strings; or the name
+            of a column. None: `num_clients` shards.
+        recipe: the settings to start from, by name or as they are.
+        progress: called with the public metrics of each round.
+        stop: when set, the run checkpoints after the current round and returns.
+        **settings: any setting of `RunConfig` over the recipe; the first ones to know:
+            `target_epsilon` (10 in the recipe) or `noise_multiplier`, `num_rounds`,
+            `output` (the run folder, in `runs/` when unset), `seed`.
+
+    Returns:
+        The run, finished unless `stop` was set.
+
+    Raises:
+        UserError: bad input; nothing was written.
+        RunStopped: too few clients answered; the run folder has a checkpoint.
+
+    >>> import numpy as np, tempfile
+    >>> rng = np.random.default_rng(0)
+    >>> images = rng.integers(0, 256, (60, 16, 16), dtype=np.uint8)
+    >>> labels, owners = np.arange(60) % 2, np.repeat(["ann", "bob", "eve"], 20)
+    >>> run = train(images, labels, owners, target_epsilon=10.0, num_rounds=2,
+    ...             generator_dim=4, discriminator_dim=4, warm_start_rounds=1,
+    ...             polarity="dark-background", output=tempfile.mkdtemp() + "/run")
+    >>> run.sample(5, labels=1).images.shape, run.epsilon() <= 10
+    ((5, 1, 16, 16), True)
+    """
+    config = named_recipe(recipe) if isinstance(recipe, str) else recipe
+    given = {n: str(v) if isinstance(v, Path) else v for n, v in settings.items()}
+    if images is None:
+        config, load_images = overridden(config, given), load_data
+    else:
+        config = overridden(config, {"data": GIVEN, **given})
+        if config.data != GIVEN:
+            raise UserError(
+                f"data = {config.data!r}: images are given; leave out one of the two"
+            )
+        shape, load_images = _reader(config, images, labels, clients)
+        if isinstance(images, FederatedImages):
+            _check_left_to_data(given)
+        if isinstance(recipe, str) or isinstance(images, FederatedImages):
+            side, channels = shape[2], shape[0]
+            own = {"image_size": side, "image_channels": channels}
+            config = overridden(config, own | given)
+    _check_engine(config, "fedgs train")
+    folder, data = new_run(config, load_images)
+    return TrainingRun(folder, data).resume(progress=progress, stop=stop)
+
+
+def load(folder: str | Path) -> "TrainingRun":
+    """Opens the folder of a run of any engine.
+
+    Raises:
+        UserError: no run folder, of another format version, or unreadable.
+    """
+    return TrainingRun(RunFolder.open(folder))
+
+
+class TrainingRun:
+    """A run: its folder, and in the process that started it its data.
+
+    Privacy: what it returns is DP output or public; it holds private images.
+
+    Attributes:
+        folder: the run folder.
+    """
+
+    def __init__(self, folder: RunFolder, data: FederatedImages | None = None) -> None:
+        """Is called by `train` and `load`."""
+        self.folder = folder
+        self._data = data
+
+    @property
+    def path(self) -> Path:
+        """The run folder."""
+        return self.folder.path
+
+    @property
+    def config(self) -> ResolvedConfig:
+        """The run's resolved settings."""
+        return self.folder.config
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the generator is written."""
+        return (self.path / GENERATOR).exists()
+
+    @property
+    def generator(self) -> nn.Module:
+        """The averaged generator: (z, labels) -> images (B, C, S, S) in [0, 1].
+
+        Privacy: post-processing of DP output.
+
+        Raises:
+            UserError: the run has no generator yet.
+        """
+        return load_generator(self.folder)
+
+    def sample(
+        self, count: int, labels: int | Sequence[int] | None = None, seed: int = 0
+    ) -> Samples:
+        """Draws images; see `draw_samples`. Another seed draws other images."""
+        return draw_samples(self.folder, count, labels, seed)
+
+    def statements(self, delta: float | None = None) -> list[Statement]:
+        """Returns every epsilon of what was released so far, with its conditions.
+
+        Args:
+            delta: above 0 and below 1; the run's own when None.
+
+        Raises:
+            UserError: delta is out of range, or the ledger is broken.
+        """
+        return epsilons.of_run(self.path, delta)
+
+    def epsilon(
+        self,
+        adversary: str | None = None,
+        relation: str | None = None,
+        delta: float | None = None,
+    ) -> float:
+        """Returns the least epsilon that is guaranteed; inf where nothing is.
+
+        Arguments that are None are those of the run's own target.
+
+        Args:
+            adversary: "release", or with the Flower engine "server" or "secagg".
+            relation: "replace-one" or "zero-out".
+            delta: above 0 and below 1.
+
+        Raises:
+            UserError: the run has no such adversary or relation.
+        """
+        wanted = (adversary or self.config.adversary, relation or self.config.relation)
+        rows = self.statements(delta)
+        known = [(row.adversary, row.relation) for row in rows]
+        if wanted not in known:
+            shown = "; ".join(dict.fromkeys(map(", ".join, known)))
+            raise UserError(
+                f"adversary, relation = {', '.join(wanted)}: this run states {shown}"
+            )
+        found = [
+            row.epsilon
+            for row in rows
+            if (row.adversary, row.relation) == wanted and row.guarantee
+        ]
+        return min((e for e in found if e is not None), default=math.inf)
+
+    def resume(
+        self,
+        images: Any = None,
+        labels: Column = None,
+        clients: Column = None,
+        *,
+        progress: Report | None = None,
+        stop: Stop | None = None,
+    ) -> "TrainingRun":
+        """Trains from the last checkpoint on; a finished run stays as it is.
+
+        Privacy: as `train`.
+
+        Args:
+            images: the same as at the start, where they were given and another process
+                goes on; as are `labels` and `clients`.
+            labels: see `train`.
+            clients: see `train`.
+            progress: see `train`.
+            stop: see `train`.
+
+        Raises:
+            UserError: other data, a run of Flower, or a broken run folder.
+            RunStopped: too few clients answered; the run folder has a checkpoint.
+        """
+        if self.is_finished:
+            return self
+        _check_engine(self.config, f"fedgs resume {self.path}")
+        if images is not None:
+            self._data = _reader(self.config, images, labels, clients)[1](self.config)
+        data = self._data = self._data or load_data(self.config)
+        counts = data.num_clients, data.num_classes
+        if counts != (self.config.num_clients, self.config.num_classes):
+            raise UserError(
+                f"{self.path}: is a run of {self.config.num_clients} clients and "
+                f"{self.config.num_classes} classes, these images have {counts[0]} and "
+                f"{counts[1]}; give the data that it was started with"
+            )
+        stop = stop or threading.Event()
+        num_threads = torch.get_num_threads()
+        try:
+            local.train(self.folder, data, progress or (lambda metrics: None), stop)
+        except RunStopped:
+            if not (self.is_finished or stop.is_set()):  # not as planned
+                raise
+        finally:
+            torch.set_num_threads(num_threads)
+        return self
+
+
+# ------------------------------------------------------------------ what was given
+
+
+def _reader(
+    config: RunConfig, images: Any, labels: Column, clients: Column
+) -> tuple[tuple[int, ...], Callable[[RunConfig], FederatedImages]]:
+    """Returns the shape (C, S, S) of given images, and what splits them for a run."""
+    if isinstance(images, FederatedImages):
+        data = dataclasses.replace(images, name=GIVEN)
+        return data.images.shape[1:], lambda config: data
+    records = read_given(config, images, labels, clients)
+    return records.images.shape[1:], lambda config: federate(
+        config, fit(config, records)
+    )
+
+
+def _check_left_to_data(given: Mapping[str, Scalar | None]) -> None:
+    """Refuses settings that `FederatedImages` have decided."""
+    groups = {s.name: s.metadata["group"] for s in dataclasses.fields(RunConfig)}
+    for name, value in given.items():
+        if groups.get(name) == "Data" or name in ("num_clients", "node_sizes"):
+            raise UserError(
+                f"{name} = {value!r}: FederatedImages are split and fitted already; "
+                f"leave out {name}"
+            )
+
+
+def _check_engine(config: RunConfig, command: str) -> None:
+    if config.engine != "local":
+        raise UserError(
+            f"engine = {config.engine}: a program trains in its own process; give "
+            f"engine='local', or use `{command}`"
+        )

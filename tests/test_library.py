@@ -1,0 +1,304 @@
+"""Training from Python: forms of data and samples, the same run folder, resuming."""
+
+import ast
+import math
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, TensorDataset
+from torchvision.datasets import ImageFolder
+
+import fedgs
+from experiments.commands import train as command
+from fedgs.config.recipes import configure
+from fedgs.errors import UserError
+from fedgs.federation.training import RunStopped
+from fedgs.runs import epsilons
+from tiny import FULL_PARTICIPATION, SETTINGS, tiny_config, tiny_data, write_tiny_npz
+
+TINY = SETTINGS | FULL_PARTICIPATION | {"num_rounds": 2, "sample_every": 9}
+OPEN = ("data", "image_size", "num_classes", "num_clients", "clients_per_round")
+SETTINGS_GIVEN = {n: v for n, v in TINY.items() if n not in OPEN}
+
+
+def arrays() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    data = tiny_data(tiny_config())
+    owners = np.zeros(len(data.labels), np.int64)
+    for client, records in enumerate(data.client_records):
+        owners[records] = client
+    return data.images, data.labels, owners
+
+
+IMAGES, LABELS, OWNERS = arrays()
+
+
+class Triples(Dataset):
+    """A torch Dataset whose third element says whose an image is."""
+
+    def __getitem__(self, index: int) -> tuple:
+        return Image.fromarray(IMAGES[index, 0]), LABELS[index], str(OWNERS[index])
+
+    def __len__(self) -> int:
+        return len(LABELS)
+
+
+def hugging_face() -> datasets.Dataset:
+    kinds = {
+        "img": datasets.Image(),
+        "y": datasets.ClassLabel(num_classes=3),
+        "writer": datasets.Value("int64"),
+    }
+    columns = {
+        "img": [Image.fromarray(image[0]) for image in IMAGES],
+        "y": LABELS,
+        "writer": OWNERS,
+    }
+    return datasets.Dataset.from_dict(columns, datasets.Features(kinds))
+
+
+FORMS = {
+    "arrays": lambda: (IMAGES, LABELS, OWNERS),
+    "floats without channels": lambda: (IMAGES[:, 0] / 255, LABELS, OWNERS),
+    "tensors": lambda: (torch.from_numpy(IMAGES), torch.from_numpy(LABELS), OWNERS),
+    "strings as objects": lambda: (IMAGES, LABELS, OWNERS.astype(str).astype(object)),
+    "torch pairs": lambda: (
+        TensorDataset(torch.from_numpy(IMAGES), torch.from_numpy(LABELS)),
+        None,
+        OWNERS,
+    ),
+    "torch triples of pictures": lambda: (Triples(),),
+    "Hugging Face": lambda: (hugging_face(), None, "writer"),
+    "federated": lambda: (tiny_data(tiny_config()),),
+}
+
+
+def train(path: Path, *given: object, **settings: object) -> fedgs.TrainingRun:
+    return fedgs.train(*given, output=path, **SETTINGS_GIVEN | settings)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> fedgs.TrainingRun:
+    return train(tmp_path_factory.mktemp("library") / "run", IMAGES, LABELS, OWNERS)
+
+
+def generator(run: fedgs.TrainingRun) -> bytes:
+    return (run.path / "generator.safetensors").read_bytes()
+
+
+# ------------------------------------------------------------------ training
+
+
+def test_run_has_the_bytes_of_the_command(tmp_path, run):
+    data = write_tiny_npz(tmp_path / "tiny.npz")
+    given = {"data": data, "image_size": 16, "output": str(tmp_path / "run")}
+    config = configure("full-participation", None, SETTINGS_GIVEN | given)
+    by_command = command.train(config, "run").path
+    assert (by_command / "generator.safetensors").read_bytes() == generator(run)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_of_data_give_the_same_clients(tmp_path, run, form):
+    found = train(tmp_path / "run", *FORMS[form](), num_rounds=1, warm_start_rounds=0)
+    assert (found.config.num_clients, found.config.num_classes) == (6, 3)
+    events = found.folder.read_ledger().events
+    whole = train(
+        tmp_path / "whole", IMAGES, LABELS, OWNERS, num_rounds=1, warm_start_rounds=0
+    )
+    assert generator(found) == generator(whole)
+    assert len(events) == 1
+
+
+def test_settings_may_name_the_data_instead(tmp_path):
+    data = write_tiny_npz(tmp_path / "tiny.npz")
+    run = train(tmp_path / "run", data=data, image_size=16, num_rounds=1)
+    assert run.is_finished
+    assert fedgs.load(run.path).resume().path == run.path
+
+
+def test_light_background_is_inverted_and_the_callers_array_is_not_touched(tmp_path):
+    light = 255 - IMAGES
+    before = light.copy()
+    settings = {"polarity": "light-background", "num_rounds": 1, "warm_start_rounds": 0}
+    inverted = train(tmp_path / "a", light, LABELS, OWNERS, **settings)
+    settings["polarity"] = "dark-background"
+    plain = train(tmp_path / "b", IMAGES, LABELS, OWNERS, **settings)
+    assert generator(inverted) == generator(plain)
+    assert (light == before).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "message"),
+    [
+        ((IMAGES, LABELS[:-1], OWNERS), {}, "labels has shape"),
+        ((IMAGES, LABELS, OWNERS), {"num_round": 3}, "num_round: unknown setting"),
+        ((IMAGES, LABELS, OWNERS), {"data": "digits"}, "data = 'digits'"),
+        ((IMAGES, LABELS, OWNERS), {"engine": "flower"}, "engine = flower"),
+        ((IMAGES, LABELS, OWNERS), {"image_size": 20}, "image_size = 20"),
+        ((IMAGES, LABELS), {}, "num_clients is unset"),
+        ((hugging_face(), "z", "writer"), {}, "not 'z', 'writer'"),
+        ((TensorDataset(*[torch.zeros(2)] * 4),), {}, "items of 4 values"),
+        ((tiny_data(tiny_config()),), {"num_clients": 3}, "num_clients = 3"),
+        ((tiny_data(tiny_config()),), {"test_fraction": 0.5}, "test_fraction = 0.5"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(
+    tmp_path, given, settings, message
+):
+    with pytest.raises(UserError, match=re.escape(message)):
+        train(tmp_path / "run", *given, **settings)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_run_folder_exists_already(run):
+    with pytest.raises(UserError, match="exists already"):
+        train(run.path, IMAGES, LABELS, OWNERS)
+
+
+def test_threads_of_torch_are_as_before(tmp_path):
+    torch.set_num_threads(2)
+    train(tmp_path / "run", IMAGES, LABELS, OWNERS, num_rounds=1, warm_start_rounds=0)
+    assert torch.get_num_threads() == 2
+
+
+# ------------------------------------------------------------------ resuming
+
+
+def stopped(path: Path) -> fedgs.TrainingRun:
+    """A run that was stopped after its first round."""
+    stop, rounds = threading.Event(), list[int]()
+
+    def progress(metrics: dict) -> None:
+        rounds.append(metrics["round"])
+        stop.set()
+
+    run = fedgs.train(
+        *(IMAGES, LABELS, OWNERS),
+        **SETTINGS_GIVEN,
+        output=path,
+        progress=progress,
+        stop=stop,
+    )
+    assert (rounds, run.is_finished) == ([1], False)
+    return run
+
+
+def test_stopped_run_resumes_to_the_same_bytes(tmp_path, run):
+    assert generator(stopped(tmp_path / "run").resume()) == generator(run)
+
+
+def test_another_process_must_give_the_images_again(tmp_path, run):
+    path = stopped(tmp_path / "run").path
+    assert fedgs.load(path).config.data == "given"
+    with pytest.raises(UserError, match=r"data = 'given'.*fedgs\.load\(RUN\)\.resume"):
+        command.resume(path)
+    with pytest.raises(UserError, match=r"data = 'given'"):
+        fedgs.load(path).resume()
+    with pytest.raises(UserError, match="6 clients"):
+        fedgs.load(path).resume(tiny_data(tiny_config(num_clients=5)))
+    found = fedgs.load(path).resume(IMAGES, LABELS, OWNERS)
+    assert generator(found) == generator(run)
+
+
+ONE_ROUND = fedgs.epsilon_from_mu(2.0, 1e-5)  # zero-out: sqrt(B) C / noise_std = 2
+
+
+def test_spent_budget_ends_a_run_as_planned(tmp_path):
+    settings = {"target_epsilon": 1.1 * ONE_ROUND, "relation": "zero-out"}
+    settings |= {"num_rounds": 9, "warm_start_rounds": 0, "node_sizes": "6"}
+    run = train(tmp_path / "run", IMAGES, LABELS, OWNERS, **settings)
+    assert run.is_finished
+    assert len(run.folder.read_ledger().events) == 1
+
+
+def test_run_that_clients_refuse_is_no_success(tmp_path):
+    settings = {"client_epsilon": 1.1 * ONE_ROUND, "warm_start_rounds": 0}
+    with pytest.raises(RunStopped, match="client_epsilon"):
+        train(tmp_path / "run", IMAGES, LABELS, OWNERS, **settings)
+    assert len(fedgs.load(tmp_path / "run").folder.read_ledger().events) == 2
+
+
+# ------------------------------------------------------------------ what it gives
+
+
+def test_epsilon_is_the_statements(run):
+    unseeded = {row.relation: row.epsilon for row in run.statements(1e-4)}
+    assert epsilons.of_run(run.path, 1e-4) == run.statements(1e-4)
+    assert set(unseeded) == {"replace-one", "zero-out"}
+    assert run.epsilon() == math.inf  # the noise has a seed: nothing is guaranteed
+    with pytest.raises(UserError, match="adversary, relation = server, zero-out"):
+        run.epsilon(adversary="server", relation="zero-out")
+
+
+def test_runs_on_given_data_add_up_only_by_the_users_word(tmp_path, run):
+    other = train(tmp_path / "run", IMAGES, LABELS, OWNERS, num_rounds=1)
+    paths = [run.path, other.path]
+    with pytest.raises(UserError, match="data = given"):
+        epsilons.of_runs(paths, {})
+    assert epsilons.of_runs(paths, {}, same_clients=True)
+
+
+def test_samples_take_labels_in_turn_and_a_seed(run):
+    samples = run.sample(5, labels=[2, 0])
+    assert samples.labels.tolist() == [2, 0, 2, 0, 2]
+    assert samples.images.shape == (5, 1, 16, 16)
+    assert (run.sample(5, labels=[2, 0]).images == samples.images).all()
+    assert (run.sample(5, labels=[2, 0], seed=1).images != samples.images).any()
+    for labels in (3, [], [-1]):
+        with pytest.raises(UserError, match="labels 0 to 2"):
+            run.sample(5, labels=labels)
+
+
+def test_samples_in_the_forms_of_other_programs(tmp_path, run):
+    samples = run.sample(6, labels=[0, 1])
+    image, label = samples.as_dataset()[1]
+    assert (image.numpy() == samples.images[1]).all()
+    assert label == 1
+    row = samples.as_hugging_face()[1]
+    written = np.asarray(row["image"]) / 255
+    assert np.abs(written - samples.images[1, 0]).max() <= 1 / 255
+    assert row["label"] == 1
+    samples.write(tmp_path / "folder")
+    folder = ImageFolder(tmp_path / "folder")
+    assert (folder.classes, folder.targets) == (["0", "1"], [0, 0, 0, 1, 1, 1])
+    samples.write(tmp_path / "a.npz")
+    with np.load(tmp_path / "a.npz") as stored:
+        assert (stored["images"] == samples.images).all()
+    for name in ("folder", "a.jpg", "no/where.npz"):
+        with pytest.raises(UserError, match="output"):
+            samples.write(tmp_path / name)
+
+
+def test_generator_is_a_module(run):
+    images = run.generator(torch.zeros(2, 4), torch.tensor([0, 1]))
+    assert images.shape == (2, 1, 16, 16)
+
+
+# ------------------------------------------------------------------ names
+
+
+def test_public_names_are_those_that_type_checkers_see():
+    source = Path(fedgs.__file__).read_text()
+    block = next(n for n in ast.parse(source).body if isinstance(n, ast.If))
+    seen = {
+        alias.asname: f"{node.module}.{alias.name}"
+        for node in block.body
+        for alias in node.names
+    }
+    lazily = {n: f"fedgs.{module}.{n}" for n, module in fedgs._MODULES.items()}
+    assert seen == lazily
+    assert set(dir(fedgs)) == set(seen)
+    assert all(getattr(fedgs, name) is not None for name in seen)
+
+
+def test_accounting_by_the_public_names_loads_no_torch():
+    code = "import fedgs, sys; fedgs.Plan; fedgs.statements; fedgs.RunConfig; "
+    code += "sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
