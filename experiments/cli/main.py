@@ -23,12 +23,12 @@ from experiments.cli.flags import (
     request_flags,
     settings_flags,
 )
-from experiments.commands.evaluation_request import (
+from experiments.debug.request import DebugRequest, ExistingRuns, PlantedBug
+from experiments.evaluation.request import (
     READING,
     SHAPE,
     EvaluationRequest,
 )
-from experiments.debug.request import DebugRequest, ExistingRuns, PlantedBug
 from fedgs import __version__
 from fedgs.cohorts.settings import Selection, selection_of
 from fedgs.config.recipes import configure
@@ -159,7 +159,7 @@ def evaluate(
     request = EvaluationRequest(
         **given, data=settings.pop("data", ""), reading=settings
     )
-    from experiments.commands import evaluate as evaluation
+    from experiments.evaluation import evaluate as evaluation
 
     evaluation.evaluate(request, as_json)
 

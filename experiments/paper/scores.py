@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.commands import evaluate as evaluation
-from experiments.commands.evaluation_request import EvaluationRequest
+from experiments.evaluation import evaluate as evaluation
+from experiments.evaluation.request import EvaluationRequest
 from experiments.paper.stored_runs import generator_of
 from fedgs.cohorts.files import selection_costs
 from fedgs.errors import UserError

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from experiments.commands.evaluation_tables import (
+from experiments.evaluation.tables import (
     LABELS,
     classifier_table,
     label_table,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from evaluation_data import NUM_CLASSES, labelled
-from experiments.commands import paper_tables
+from experiments.evaluation import paper_tables
 from fedgs.errors import UserError
 from fedgs.evaluation import classifiers
 from fedgs.evaluation.classifiers import NAMES, Task, build, run_classifiers

@@ -17,9 +17,10 @@ from PIL import Image
 
 from command_line import printed, refused
 from evaluation_data import labelled, write_mnist
-from experiments.commands import evaluate as evaluation
-from experiments.commands import evaluation_report, paper_tables
-from experiments.commands.evaluation_request import EvaluationRequest
+from experiments.evaluation import evaluate as evaluation
+from experiments.evaluation import paper_tables
+from experiments.evaluation import report as evaluation_report
+from experiments.evaluation.request import EvaluationRequest
 from fedgs.evaluation import classifiers, downstream, lenet, quality
 from fedgs.evaluation.label_efficiency import NUM_LABELS
 from fedgs.gan.models import build_generator

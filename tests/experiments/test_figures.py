@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import small_scale
-from experiments.commands import evaluate as evaluation
+from experiments.evaluation import evaluate as evaluation
 from experiments.paper import figures, gradient_norms, scores, stored_runs
 from experiments.paper.figure_drawing import Point, privacy_utility, sample_grids
 from experiments.paper.gradient_norms import MOST_NORMS, Norms, probe, read_norms

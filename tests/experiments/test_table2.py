@@ -14,7 +14,7 @@ from flwr.supercore.task_identity import TaskIdentity
 import small_scale
 from clients.client_app import app as client_app
 from experiments.bench.wire import CountingProxy
-from experiments.commands import evaluate as evaluation
+from experiments.evaluation import evaluate as evaluation
 from experiments.launch.local_grid import LocalGrid
 from experiments.paper import scores, stored_runs, table2, table2_report
 from experiments.paper.communication import (

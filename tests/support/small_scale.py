@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from clients import workers
-from experiments.commands import evaluate as evaluation
-from experiments.commands.evaluation_request import EvaluationRequest
+from experiments.evaluation import evaluate as evaluation
+from experiments.evaluation.request import EvaluationRequest
 from server import roll_call
 from tiny import write_tiny_npz
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.commands.evaluation_report import classifier_stage
-from experiments.commands.evaluation_request import EvaluationRequest
 from experiments.commands.progress import Progress
+from experiments.evaluation.report import classifier_stage
+from experiments.evaluation.request import EvaluationRequest
 from fedgs.evaluation import classifiers, downstream, inception, quality
 from fedgs.evaluation.images import LabelledImages, RealImages
 from fedgs.evaluation.label_efficiency import (

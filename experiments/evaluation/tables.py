@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.commands import paper_tables
+from experiments.evaluation import paper_tables
 from experiments.tables import Table
 
 

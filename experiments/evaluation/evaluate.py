@@ -10,16 +10,16 @@ import numpy as np
 import torch
 import typer
 
-from experiments.commands import evaluation_report
-from experiments.commands.evaluation_request import (
+from experiments.commands.progress import Progress
+from experiments.evaluation import report as evaluation_report
+from experiments.evaluation.request import (
     METRICS,
     READING,
     SHAPE,
     EvaluationRequest,
 )
-from experiments.commands.evaluation_scoring import Scoring
-from experiments.commands.evaluation_scoring import Sizes as Sizes
-from experiments.commands.progress import Progress
+from experiments.evaluation.scoring import Scoring
+from experiments.evaluation.scoring import Sizes as Sizes
 from fedgs.config.checks import check_data
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import OWNERS, settings_with

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from experiments.commands.drawing import new_figure, to_png
-from experiments.commands.evaluation_request import EvaluationRequest
-from experiments.commands.evaluation_tables import classifier_table, label_table
 from experiments.commands.progress import Progress, say
+from experiments.evaluation.request import EvaluationRequest
+from experiments.evaluation.tables import classifier_table, label_table
 from experiments.tables import Table, is_number
 from fedgs.errors import UserError
 from fedgs.evaluation.images import YARDSTICKS, LabelledImages, RealImages

@@ -1,0 +1,1 @@
+"""What `fedgs evaluate` does: metrics of images, tables and pictures."""
