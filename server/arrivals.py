@@ -74,9 +74,8 @@ class Arrivals:
         is_new = self._announce([n for n in names if n not in self._arriving])
         until = time.monotonic() + BRIEFLY * is_new
         while True:
-            pulled = [
-                self._pull_parts(name) for name in names if name in self._arriving
-            ]
+            awaited = [name for name in names if name in self._arriving]
+            pulled = [self._pull_parts(name) for name in awaited]
             replies = [reply for reply in pulled if reply is not None]
             if replies or not pulled or time.monotonic() >= until:
                 return replies

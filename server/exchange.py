@@ -143,7 +143,8 @@ class Exchange:
                 self._follow(self.roll, patience)
             if self.roll and now - logged > LOG_SECONDS:
                 logged = now
-                log(INFO, "waiting for %s", ", ".join(self._outstanding()))
+                outstanding = map(self._title, sorted(self._pending))
+                log(INFO, "waiting for %s", ", ".join(outstanding))
             if self._pending and not replies:
                 self._sleep(started, deadline)
         self.progress.set_waiting({})
@@ -275,9 +276,6 @@ class Exchange:
 
     def _title(self, node: int) -> str:
         return self.progress.config.node_title(node)
-
-    def _outstanding(self) -> list[str]:
-        return [self._title(node) for node in sorted(self._pending)]
 
 
 def _size(request: Message) -> int:

@@ -92,14 +92,10 @@ def _epsilon(config: ResolvedConfig, events: Sequence[Event]) -> str:
     costs = selection_costs([config])
     run = Run(config, events, costs)
     stated = statements_of_runs([run], config.delta, selections=costs)
-    for statement in stated:
-        if (statement.adversary, statement.relation) == (
-            config.adversary,
-            config.relation,
-        ):
-            epsilon = statement.epsilon
-            return "unbounded" if epsilon is None else f"{epsilon:.4g}"
-    raise ValueError("no statement for the run's own adversary")
+    against = config.adversary, config.relation
+    epsilons = {(s.adversary, s.relation): s.epsilon for s in stated}
+    epsilon = epsilons[against]
+    return "unbounded" if epsilon is None else f"{epsilon:.4g}"
 
 
 def _ranges(rounds: Sequence[int]) -> str:

@@ -144,8 +144,9 @@ def decode_batch(payload: Mapping[str, object], config: ResolvedConfig) -> FakeB
     _check_fields(payload, REQUEST_FIELDS, ADDRESS_FIELDS)
     round = _integer(payload, "round", 0, config.num_rounds)
     participants = _split(payload, "participants", config)
-    most = _most_participants(round, config)
-    if _count(participants, config) > most:
+    most = config.clients_per_round if round > 0 else 0  # nobody answers a warm start
+    everyone = config.num_clients
+    if (everyone if participants == EVERYONE else len(participants)) > most:
         raise UserError(f"request with more than {most} participants: refused")
     trainees = _split(payload, "trainees", config)
     keep_round = _integer(payload, "keep_round", 0, max(round - 1, 0))
@@ -270,18 +271,6 @@ def _integer(payload: Mapping[str, object], name: str, least: int, most: int) ->
             f"message whose {name} is no integer from {least} to {most}: refused"
         )
     return value
-
-
-def _count(clients: Clients, config: ResolvedConfig) -> int:
-    return config.num_clients if clients == EVERYONE else len(clients)
-
-
-def _most_participants(round: int, config: ResolvedConfig) -> int:
-    if round == 0:  # the warm start, which nobody answers
-        return 0
-    if config.client_selection == "all":
-        return config.num_clients
-    return config.clients_per_round
 
 
 def _join(clients: Clients) -> str:
