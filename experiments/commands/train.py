@@ -1,16 +1,15 @@
 """What `fedgs train`, `resume`, `sample` and `demo` do."""
 
 import dataclasses
-import sys
 from contextlib import closing
 from pathlib import Path
 
-import typer
 from rich.console import Console
 
 from experiments.commands import privacy as privacy_report
-from experiments.commands.progress import Progress
-from experiments.launch.flower_engine import FlowerFailed, end_previous
+from experiments.commands.endings import exit_if_stopped
+from experiments.commands.progress import Progress, say
+from experiments.launch.flower_engine import end_previous
 from experiments.launch.flower_engine import train as train_flower
 from fedgs.config.recipes import demo as demo_recipe
 from fedgs.config.run_config import RunConfig
@@ -19,7 +18,7 @@ from fedgs.data.load import load_data
 from fedgs.errors import UserError
 from fedgs.federation import local
 from fedgs.federation.preparation import new_run
-from fedgs.federation.training import RunStopped, stop_on_signal
+from fedgs.federation.training import stop_on_signal
 from fedgs.privacy.accounting import SEEDED
 from fedgs.privacy.client_limits import Limits
 from fedgs.runs import epsilons
@@ -50,7 +49,7 @@ def resume(run: Path) -> None:
     """
     folder = RunFolder.open(run)
     if (folder.path / "generator.safetensors").exists():
-        console.print(f"{run}: is finished, its generator is written", soft_wrap=True)
+        say(f"{run}: is finished, its generator is written")
         return
     go_back(folder)
     data = load_data(folder.config) if folder.config.engine == "local" else None
@@ -68,8 +67,8 @@ def go_back(folder: RunFolder) -> None:
     end_previous(folder)
     Limits.of_run(folder.config).check_run(folder.config)
     with folder.locked(), closing(folder.ledger()):
-        found = folder.load_checkpoint()
-        folder.truncate_metrics(found[0] if found else 0)
+        checkpoint = folder.load_checkpoint()
+        folder.truncate_metrics(checkpoint[0] if checkpoint else 0)
 
 
 def train_from_checkpoint(folder: RunFolder, data: FederatedImages | None) -> None:
@@ -96,16 +95,13 @@ def train_from_checkpoint(folder: RunFolder, data: FederatedImages | None) -> No
 
 def _run(folder: RunFolder, data: FederatedImages | None) -> None:
     config = folder.config
-    console.print(_description(config), highlight=False, soft_wrap=True)
-    try:
+    say(_description(config))
+    with exit_if_stopped(f"continue with: fedgs resume {folder.path}"):
         train_from_checkpoint(folder, data)
-    except (RunStopped, FlowerFailed) as error:
-        print(f"{error}\ncontinue with: fedgs resume {folder.path}", file=sys.stderr)
-        raise typer.Exit(1) from error
     privacy_report.show(epsilons.of_run(folder.path))
-    console.print(f"run folder   {folder.path}", soft_wrap=True, highlight=False)
+    say(f"run folder   {folder.path}")
     grids = sorted((folder.path / "samples").glob("*.png"))
-    console.print(f"sample grid  {grids[-1]}", soft_wrap=True, highlight=False)
+    say(f"sample grid  {grids[-1]}")
 
 
 def _description(config: RunConfig) -> str:
@@ -128,14 +124,14 @@ def sample(run: Path, output: Path, count: int, labels: str | None, seed: int) -
         UserError: invalid labels, count or file name, or no generator yet.
     """
     check_output(output)
-    asked = None
+    wanted = None
     if labels is not None:
         try:
-            asked = [int(label) for label in labels.split(",")]
+            wanted = [int(label) for label in labels.split(",")]
         except ValueError as error:
             raise UserError(f"labels = {labels!r}: give numbers like 3,7") from error
-    draw_samples(RunFolder.open(run), count, asked, seed).write(output)
-    console.print(f"{count} images in {output}", soft_wrap=True, highlight=False)
+    draw_samples(RunFolder.open(run), count, wanted, seed).write(output)
+    say(f"{count} images in {output}")
 
 
 def demo(output: Path) -> None:
@@ -166,4 +162,4 @@ def demo(output: Path) -> None:
     )
     grid = f"samples/round-{private.num_rounds:07d}.png"
     for words, config in ((epsilon, private), ("not private", noise_free)):
-        console.print(f"{Path(config.output) / grid}  {words}", soft_wrap=True)
+        say(f"{Path(config.output) / grid}  {words}")

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from experiments.commands import privacy as privacy_report
 from experiments.commands.cohorts import refuse_cohort, split_selectable
 from experiments.commands.endings import exit_if_stopped, make_output, new_output
+from experiments.commands.progress import say
 from experiments.commands.train import (
     go_back,
     train_from_checkpoint,
@@ -56,7 +56,7 @@ from fedgs.federation.preparation import (
     resolve,
     with_absolute_paths,
 )
-from fedgs.files import read_json, write_json
+from fedgs.files import read_json, replacing, write_json
 from fedgs.privacy.accounting import Statement
 from fedgs.runs import epsilons, sample
 from fedgs.runs.run_folder import RunFolder, versions
@@ -66,7 +66,6 @@ PARALLEL = (
     "cohorts the groups do not depend on data; so this is the largest epsilon of a "
     "group and holds for all generators together"
 )
-console = Console()
 
 
 def debug(config: RunConfig, request: DebugRequest, as_json: bool) -> dict[str, Any]:
@@ -264,7 +263,7 @@ def _diagnose(path: Path, as_json: bool) -> dict[str, Any]:
         debug_report.show(path, content)
         privacy_report.show(rows)
         text = f"debug folder {path}; the picture is {path / 'diagnosis.png'}"
-        console.print(text, soft_wrap=True, highlight=False)
+        say(text)
     return content
 
 
@@ -275,10 +274,8 @@ def _draw(folder: RunFolder, path: Path, request: DebugRequest) -> LabelledImage
     classes = config.num_classes if config.conditional else 1
     labels = np.arange(request.samples_per_group, dtype=np.int64) % classes
     images = sample.draw(config, generator, labels, seed=0)
-    temporary = path.with_name(f".{path.name}")
-    with open(temporary, "wb") as file:
+    with replacing(path) as file:
         np.savez_compressed(file, images=images, labels=labels)
-    temporary.replace(path)
     return LabelledImages(images, labels)
 
 
