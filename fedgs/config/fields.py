@@ -10,6 +10,7 @@ import math
 import operator
 import types
 import typing
+from collections.abc import Iterable
 from dataclasses import Field, field
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +19,11 @@ from typing import Any
 from fedgs.errors import UserError
 
 Scalar = str | int | float | bool
+Problem = tuple[
+    str, str
+]  # a field's name; what is wrong with its value, and what to do
+SHOWN_CHARACTERS = 60
+MOST_CHARACTERS = 200  # of a value that may be the name of a file
 
 
 class Trait(enum.Flag):
@@ -159,6 +165,30 @@ def check_ranges(values: Any) -> None:
     for spec in dataclasses.fields(values):
         if (value := getattr(values, spec.name)) is not None:
             check_range(spec, value)
+
+
+def refuse(values: Any, problems: Iterable[Problem]) -> None:
+    """Refuses fields that contradict each other: with the first problem, if any.
+
+    Args:
+        values: has the fields.
+        problems: a check's; `fedgs.config.checks` has examples.
+
+    Raises:
+        UserError: names the field, its value and the remedy.
+    """
+    for name, text in problems:
+        value = getattr(values, name)
+        quoted = repr(value) if isinstance(value, str) else str(value)
+        shown = (
+            "is unset" if value is None else f"= {shortened(quoted, MOST_CHARACTERS)}"
+        )
+        raise UserError(f"{name} {shown}: {text}")
+
+
+def shortened(text: str, most: int = SHOWN_CHARACTERS) -> str:
+    """Returns a text for an error message, cut where it is long."""
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def check_range(spec: "Field[Any]", value: Any) -> None:

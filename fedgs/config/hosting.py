@@ -16,10 +16,10 @@ import re
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from fedgs.config.fields import shortened
 from fedgs.errors import UserError
 
 MOST_CHARACTERS = 100_000  # of a text that may come from a hostile server
-SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,3 @@ def read_sizes(node_sizes: str | None) -> tuple[int, ...]:
             f"{MOST_CHARACTERS} characters"
         )
     return tuple(map(int, parts))
-
-
-def shortened(text: str) -> str:
-    """Returns a text for an error message, cut where it is long."""
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from fedgs.config.checks import CHECKS
-from fedgs.config.fields import Scalar
+from fedgs.config.fields import Scalar, refuse
 from fedgs.config.settings import Settings
 from fedgs.errors import UserError
 
@@ -27,8 +27,8 @@ class RunConfig(Settings):
         Raises:
             UserError: two settings contradict each other.
         """
-        for check in CHECKS:
-            check(self)
+        for problems in CHECKS:
+            refuse(self, problems(self))
         return self
 
     def to_flat(self) -> dict[str, Scalar]:

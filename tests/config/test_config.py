@@ -181,11 +181,11 @@ def test_whole_numbers_serve_as_floats():
         ),
         (
             {"privacy_unit": "record", "partition": "dirichlet"},
-            ["privacy_unit = record", "partition = dirichlet", "--partition"],
+            ["privacy_unit = 'record'", "partition = dirichlet", "--partition"],
         ),
         (
             {"privacy_unit": "record", "partition": "by-client"},
-            ["privacy_unit = record", "partition = by-client", "--privacy-unit"],
+            ["privacy_unit = 'record'", "partition = by-client", "--privacy-unit"],
         ),
         (
             {"target_epsilon": 1.0, "noise_multiplier": 0.0},

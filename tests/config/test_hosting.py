@@ -62,7 +62,7 @@ def test_fewest_nodes_and_most_clients_are_those_of_the_best_choice(nodes):
 )
 def test_sizes_that_are_no_numbers_are_refused(text):
     assert_refused(r"node_sizes = .*--node-sizes", read_sizes, text)
-    assert_refused(r"node_sizes = .*--node-sizes", RunConfig(node_sizes=text).validate)
+    assert_refused(r"node_sizes = .*--node-sizes", lambda: RunConfig(node_sizes=text))
 
 
 def test_long_sizes_are_refused_in_few_words():
@@ -103,7 +103,9 @@ def test_sizes_replace_clients_per_node():
 
 
 def test_sizes_of_another_number_of_clients_are_refused():
-    with pytest.raises(UserError, match=r"node_sizes = 5,1.* 6 clients.* = 8.*--node"):
+    with pytest.raises(
+        UserError, match=r"node_sizes = '5,1'.* 6 clients.* = 8.*--node"
+    ):
         RunConfig(num_clients=8, node_sizes="5,1").validate()
 
 

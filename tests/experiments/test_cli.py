@@ -677,7 +677,7 @@ def test_no_reader_states_an_epsilon_of_a_shortened_ledger(
         ),
         (
             {"target_epsilon": 1, "noise_multiplier": 0},
-            "noise_multiplier = 0: no finite target_epsilon",
+            r"noise_multiplier = 0\.0: no finite target_epsilon",
         ),
         ({"noise_multiplier": None}, "noise_multiplier is unset: give --noise-multip"),
         ({"config": "no.toml"}, "config = no.toml: .*; give --config a TOML file"),
