@@ -145,9 +145,15 @@ def coerce_fields(values: Any) -> None:
     hints = _hints(values.__class__)
     for spec in dataclasses.fields(values):
         hint = hints[spec.name]
-        if scalar_type(hint)[0] in (str, int, float, bool, Path):
-            value = coerced(spec.name, hint, getattr(values, spec.name))
-            object.__setattr__(values, spec.name, value)
+        kind, optional = scalar_type(hint)
+        if kind in (str, int, float, bool, Path):
+            value = getattr(values, spec.name)
+            # In a file an empty text is no way to leave a limit out, as for a flag.
+            is_empty = value == "" and kind is not str
+            if is_empty or (value is None and not optional):
+                problem = f"must be of type {kind.__name__}"
+                raise UserError(f"{spec.name} = {value!r}: {problem}")
+            object.__setattr__(values, spec.name, coerced(spec.name, hint, value))
     check_ranges(values)
 
 

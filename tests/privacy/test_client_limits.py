@@ -87,6 +87,7 @@ def test_an_empty_file_limits_nothing_but_seeded_noise_and_none(tmp_path):
         "min_noise_multiplier = inf",
         "min_noise_multiplier = nan",
         "clip_bound = 0.0",
+        'clip_bound = ""',
         "image_size = -28",
         "image_channels = 0",
         "num_classes = 0",

@@ -129,6 +129,7 @@ def test_a_broken_line_is_an_error_that_names_it(path, opener, change, number):
         ({"kind": "laplace"}, "kind = 'laplace'"),
         ({"colour": "red"}, "unknown or missing field colour"),
         ({"noise_std": None}, "noise_std = None"),
+        ({"round": ""}, "round = ''"),
         ({"participants": [3, 1]}, "participants"),
         ({"participants": 7}, "not iterable"),
         ({"source": 7}, "source"),
