@@ -10,6 +10,7 @@ from experiments.cli.main import main
 from experiments.commands import train as running
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
+from fedgs.federation import preparation
 from fedgs.federation.preparation import resolve
 from fedgs.federation.round import draw_fakes, new_server
 from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
@@ -273,11 +274,11 @@ def test_a_run_that_its_clients_refuse_writes_nothing(
 def test_the_path_of_the_limits_holds_from_any_working_directory(tmp_path, monkeypatch):
     given = []
 
-    def stop(config: RunConfig) -> None:
+    def stop(config: RunConfig, **_: object) -> None:
         given.append(config.client_limits)
         raise UserError("stop here")
 
-    monkeypatch.setattr(running, "resolve", stop)
+    monkeypatch.setattr(preparation, "resolve", stop)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="stop here"):
         running.train(RunConfig(client_limits="limits.toml"), "test")
