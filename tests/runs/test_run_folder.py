@@ -190,7 +190,7 @@ def test_folder_in_use_is_refused_until_its_process_is_dead(folder):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, **pipes) as other:
         other.stdout.readline()
-        assert_refused(r"another process trains .*; wait", folder.locked().__enter__)
+        assert_refused(r"another process trains .*; wait", folder.locked)
         other.kill()
         other.wait()
         with folder.locked():
