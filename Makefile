@@ -10,10 +10,10 @@ WORKERS := 2
 CANDIDATES := python3.11 python3.12 python3 python
 
 # `make test` leaves out what is slow or needs a GPU, the network or hours.
-ORDINARY := not slow and not gpu and not network and not paper and not browser and not multihost
+ORDINARY := not slow and not gpu and not network and not paper and not browser and not multihost and not tutorial
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check docs test test-all browser multihost incidents golden bench clean
+.PHONY: help setup demo check docs test test-all browser tutorials multihost incidents golden bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ test-all: $(STAMP) ## Every test; what the machine cannot run is skipped with a 
 
 browser: $(STAMP) ## The report in a headless Chromium, if there is one
 	$(BIN)/python -m pytest -m browser $(PYTEST_ARGS)
+
+tutorials: $(STAMP) ## The notebooks of docs/tutorials, at a small size
+	$(BIN)/python -m pytest -m tutorial $(PYTEST_ARGS)
 
 multihost: $(STAMP) ## Server and clients on three hosts in network namespaces; needs root
 	$(BIN)/python -m pytest -m multihost $(PYTEST_ARGS)
