@@ -307,7 +307,11 @@ def test_every_message_of_a_real_simulation_holds_public_values_only(
     records = tmp_path / "records"
     records.mkdir()
     monkeypatch.setenv(recording.FOLDER_VARIABLE, str(records))
-    paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    paths = [
+        str(ROOT),
+        str(ROOT / "tests" / "support"),
+        os.environ.get("PYTHONPATH", ""),
+    ]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths).rstrip(os.pathsep))
     config = _config(tmp_path, num_workers=2)
     folder = RunFolder.create(config)
