@@ -12,7 +12,8 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def train(
         try:
             with _superlink(folder, token) as address, control_of(address) as control:
                 run_id = _submit(control, folder, components)
-                _follow(folder, report, stop)
+                _follow(folder, report, stop, partial(_status, control, run_id))
                 status = _final_status(control, run_id)
         finally:
             end_processes(token)
@@ -166,7 +167,9 @@ def _submit(control: Control, folder: RunFolder, components: tuple[str, str]) ->
     return control.start(project, **simulation)
 
 
-def _follow(folder: RunFolder, report: Report, stop: Stop) -> None:
+def _follow(
+    folder: RunFolder, report: Report, stop: Stop, status: Callable[[], str]
+) -> None:
     """Reports rounds as they are finished, until the run has an outcome."""
     path = folder.path / "metrics.jsonl"
     result = folder.path / ".flower" / "result.json"
@@ -189,8 +192,10 @@ def _follow(folder: RunFolder, report: Report, stop: Stop) -> None:
         is_training = _is_locked(folder)
         if has_started and not is_training and not result.exists():
             return
-        if not has_started and time.monotonic() - started > START_TIMEOUT:
-            return
+        if not (has_started or is_training or result.exists()):
+            is_late = time.monotonic() - started > START_TIMEOUT
+            if is_late or status().startswith("finished"):
+                return  # it failed before it began
         has_started = has_started or is_training
         time.sleep(POLL_SECONDS)
 
@@ -207,10 +212,15 @@ def _final_status(control: Control, run_id: int) -> str:
     """Returns the run's own status once it is final, for example finished:completed."""
     status, deadline = "unknown", time.monotonic() + END_TIMEOUT
     while not status.startswith("finished") and time.monotonic() < deadline:
-        with contextlib.suppress(FlowerFailed):  # the outcome says more
-            status, _ = control.status(run_id)
+        status = _status(control, run_id)
         time.sleep(POLL_SECONDS)
     return status
+
+
+def _status(control: Control, run_id: int) -> str:
+    with contextlib.suppress(FlowerFailed):  # the outcome says more
+        return control.status(run_id)[0]
+    return "unknown"
 
 
 def _conclude(folder: RunFolder, status: str) -> None:

@@ -35,7 +35,7 @@ from fedgs.privacy.amplification import (
 from fedgs.privacy.budget import is_spent
 from fedgs.privacy.client_limits import why_limits_refuse
 from fedgs.privacy.exposure import Exposure
-from fedgs.privacy.gaussian import check_ranges
+from fedgs.privacy.gaussian import check_numbers
 from fedgs.privacy.ledger import Event
 from fedgs.privacy.participation import Releases, Together
 from fedgs.privacy.plan import ADVERSARIES, RELATIONS, Plan, costs_of
@@ -152,11 +152,11 @@ class _Question(NamedTuple):
     selections: tuple[SelectionCost, ...]
 
     def check(self) -> None:
+        check_numbers(colluding=self.colluding)
         if self.at_epsilon is None:
-            check_ranges(self.colluding, self.delta)
+            check_numbers(delta=self.delta)
         else:
-            check_ranges(self.colluding)
-            check_ranges(self.at_epsilon)
+            check_numbers(at_epsilon=self.at_epsilon)
 
     def rows(self, rounds: _Rounds) -> Iterator[Statement]:
         """Yields the statements for every adversary and relation."""

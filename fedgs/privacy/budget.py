@@ -24,7 +24,7 @@ from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.privacy.amplification import MOST_KINDS, SampledBound
 from fedgs.privacy.exposure import Exposure, Kind, columns_of
-from fedgs.privacy.gaussian import check_ranges, fixed_law
+from fedgs.privacy.gaussian import check_numbers, fixed_law
 from fedgs.privacy.ledger import Event
 from fedgs.privacy.participation import Releases, mixture_of, sampled_of
 from fedgs.privacy.plan import (
@@ -44,7 +44,7 @@ _MOST_ROUNDS = 10**9
 def _checked(plan: Plan, target: Target, colluding: int) -> str:
     """Checks what is asked of a plan and returns the selection that it is for."""
     adversary, relation = target.adversary, target.relation
-    check_ranges(target.epsilon)
+    check_numbers(target_epsilon=target.epsilon)
     if relation not in RELATIONS:
         raise UserError(f"relation = {relation!r}: give one of {list(RELATIONS)}")
     if adversary not in plan.adversaries:
@@ -59,7 +59,7 @@ def _checked(plan: Plan, target: Target, colluding: int) -> str:
             f"adversary = {adversary}: sees who takes part, so amplification is not "
             "for it; give --adversary release or leave out --amplification"
         )
-    check_ranges(colluding, target.delta)
+    check_numbers(colluding=colluding, delta=target.delta)
     return plan.client_selection
 
 

@@ -173,25 +173,28 @@ def _window(count: int, rate: float) -> tuple[int, int]:
     return low, high
 
 
-def check_ranges(
-    at_least_0: float = 0.0, delta: float = 0.5, rate: float = 0.5
-) -> None:
-    """Checks numbers that several functions take.
+def check_numbers(**numbers: float) -> None:
+    """Checks numbers that several functions take, by their names.
 
     Args:
-        at_least_0: any number that must be finite and at least 0.
-        delta: must be above 0 and below 1.
-        rate: must be from 0 to 1.
+        **numbers: `delta` must be above 0 and below 1, `rate` from 0 to 1, and every
+            other number finite and at least 0.
 
     Raises:
         UserError: a number is out of its range, or not a number.
     """
-    if not 0 <= at_least_0 < math.inf:
-        raise UserError(f"{at_least_0}: give a finite number, at least 0")
-    if not 0 < delta < 1:
-        raise UserError(f"delta = {delta}: give --delta a number above 0 and below 1")
-    if not 0 <= rate <= 1:
-        raise UserError(f"rate = {rate}: give m / K, a number from 0 to 1")
+    for name, value in numbers.items():
+        if name == "delta":
+            is_valid = 0 < value < 1
+            wanted = "give --delta a number above 0 and below 1"
+        elif name == "rate":
+            is_valid = 0 <= value <= 1
+            wanted = "give m / K, a number from 0 to 1"
+        else:
+            is_valid = 0 <= value < math.inf
+            wanted = "give a finite number, at least 0"
+        if not is_valid:
+            raise UserError(f"{name} = {value}: {wanted}")
 
 
 def delta_from_mu(mu: float, epsilon: float) -> float:
@@ -209,8 +212,7 @@ def delta_from_mu(mu: float, epsilon: float) -> float:
 
     Source: Balle and Wang, Theorem 8.
     """
-    check_ranges(0.0 if mu == math.inf else mu)
-    check_ranges(epsilon)
+    check_numbers(mu=0.0 if mu == math.inf else mu, epsilon=epsilon)
     return fixed_law(1).delta(1 / mu, epsilon) if mu else 0.0
 
 
@@ -229,7 +231,7 @@ def epsilon_from_mu(mu: float, delta: float) -> float:
 
     Source: inverse of `delta_from_mu`.
     """
-    check_ranges(0.0 if mu == math.inf else mu, delta)
+    check_numbers(mu=0.0 if mu == math.inf else mu, delta=delta)
     return fixed_law(1).epsilon(1 / mu, delta) if mu else 0.0
 
 
@@ -248,7 +250,7 @@ def mu_from_epsilon(epsilon: float, delta: float) -> float:
 
     Source: inverse of `delta_from_mu`.
     """
-    check_ranges(epsilon, delta)
+    check_numbers(epsilon=epsilon, delta=delta)
     return 1 / fixed_law(1).smallest_ratio(epsilon, delta)
 
 
@@ -269,8 +271,7 @@ def binomial_delta(num_rounds: int, rate: float, ratio: float, epsilon: float) -
 
     Source: docs/privacy.md, "Which theorem may be used when", 1.
     """
-    check_ranges(ratio, rate=rate)
-    check_ranges(epsilon)
+    check_numbers(ratio=ratio, rate=rate, epsilon=epsilon)
     return binomial_law({1: num_rounds}, rate).delta(ratio, epsilon)
 
 
@@ -291,5 +292,5 @@ def binomial_epsilon(num_rounds: int, rate: float, ratio: float, delta: float) -
 
     Source: inverse of `binomial_delta`.
     """
-    check_ranges(ratio, delta, rate)
+    check_numbers(ratio=ratio, delta=delta, rate=rate)
     return binomial_law({1: num_rounds}, rate).epsilon(ratio, delta)

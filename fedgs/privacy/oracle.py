@@ -15,7 +15,7 @@ from typing import Any
 
 from fedgs.errors import UserError
 from fedgs.privacy.accounting import Statement
-from fedgs.privacy.gaussian import check_ranges
+from fedgs.privacy.gaussian import check_numbers
 from fedgs.privacy.plan import Plan
 
 _TABLE_1 = (
@@ -89,7 +89,7 @@ def as_published(plan: Plan, delta: float) -> tuple[Statement, ...]:
     Source: GS-WGAN, Tables 1 and 2; reference `privacy_analysis.py`; docs/privacy.md,
         "Why 'as published' is not a bound".
     """
-    check_ranges(delta=delta)
+    check_numbers(delta=delta)
     if plan.clients_per_round != 1 or plan.client_selection not in ("uniform", None):
         return ()
     plan.ratio("release", "replace-one", 0)  # refuses a plan without noise multiplier

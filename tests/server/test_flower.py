@@ -23,6 +23,7 @@ import torch
 import tiny
 from command_line import flags
 from experiments.launch import flower_engine
+from experiments.launch.control import FlowerFailed
 from fedgs import gs_wgan, process
 from fedgs.config.run_config import RunConfig
 from fedgs.data.load import load_data
@@ -198,6 +199,18 @@ def test_flower_with_two_workers_gives_the_local_engines_bytes(
     assert made == ["node-00000", "node-00001", "node-00002"]
     assert processes_of(token) == []
     assert not (Path(tempfile.gettempdir()) / f"fedgs-{token[:8]}").exists()
+
+
+@pytest.mark.flower
+@pytest.mark.slow
+def test_a_simulation_that_cannot_start_is_noticed_at_once(tmp_path):
+    """Not only after the time that a start may take."""
+    config = tiny_config(engine="flower", output=str(tmp_path / "run"))
+    folder, started = RunFolder.create(config), time.monotonic()
+    missing = ("no_such_module:app", "no_such_module:app")
+    with pytest.raises(FlowerFailed, match="finished:failed"):
+        flower_engine.train(folder, lambda metrics: None, threading.Event(), missing)
+    assert time.monotonic() - started < flower_engine.START_TIMEOUT / 2
 
 
 @pytest.mark.flower
