@@ -18,6 +18,7 @@ import torch
 from fedgs.cohorts.files import selection_costs
 from fedgs.config.checks import check_submitted
 from fedgs.config.run_config import ResolvedConfig, RunConfig
+from fedgs.config.settings import PATH, settings_with
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.data.sources import with_absolute_path
@@ -65,7 +66,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Returns settings whose paths hold from any working directory."""
     found = {
         name: str(Path(path).expanduser().absolute())
-        for name in ("output", "data_dir", "client_limits", "cohort")
+        for name in settings_with(PATH)
         if (path := getattr(config, name))
     }
     return dataclasses.replace(config, **found, data=with_absolute_path(config.data))
@@ -88,15 +89,10 @@ def resolve(
     Raises:
         UserError: settings that contradict each other, the data or the machine.
     """
-    config.validate()
-    if config.seed is None:
-        config = dataclasses.replace(config, seed=secrets.randbelow(2**31))
+    config = _with_seed(config.validate())
     data = load(config) if data is None else data
-    if config.client_selection == "all" and config.clients_per_round is None:
-        config = dataclasses.replace(config, clients_per_round=data.num_clients)
-    config = dataclasses.replace(
-        config, num_clients=data.num_clients, num_classes=data.num_classes
-    ).validate()
+    config = _with_participants(config, data.num_clients)
+    config = dataclasses.replace(config, num_classes=data.num_classes).validate()
     resolved = with_noise(config)
     check_start(resolved, data.client_names)
     return resolved, data
@@ -116,16 +112,29 @@ def resolve_deployed(config: RunConfig) -> ResolvedConfig:
             "num_classes is unset: the server of a deployment sees no data; give "
             "--num-classes"
         )
-    if config.num_clients is None:
+    num_clients = config.num_clients
+    if num_clients is None:
         num_clients = len(config.node_names) * config.clients_per_node
-        config = dataclasses.replace(config, num_clients=num_clients)
-    if config.client_selection == "all" and config.clients_per_round is None:
-        config = dataclasses.replace(config, clients_per_round=config.num_clients)
-    if config.seed is None:
-        config = dataclasses.replace(config, seed=secrets.randbelow(2**31))
+    config = _with_seed(_with_participants(config, num_clients))
     check_submitted(config)
     config = dataclasses.replace(config, selection_seed=secrets.randbits(63))
     return with_noise(config.validate())
+
+
+def _with_seed(config: RunConfig) -> RunConfig:
+    if config.seed is not None:
+        return config
+    return dataclasses.replace(config, seed=secrets.randbelow(2**31))
+
+
+def _with_participants(config: RunConfig, num_clients: int) -> RunConfig:
+    """Returns the settings with K, and with m where all take part."""
+    per_round = config.clients_per_round
+    if config.client_selection == "all" and per_round is None:
+        per_round = num_clients
+    return dataclasses.replace(
+        config, num_clients=num_clients, clients_per_round=per_round
+    )
 
 
 def with_noise(config: RunConfig) -> ResolvedConfig:
