@@ -29,6 +29,7 @@ def test_tutorial_runs(path, tmp_path):
 
 
 def test_tutorials_are_stored_with_their_pictures():
+    assert TUTORIALS
     for path in TUTORIALS:
         cells = nbformat.read(path, as_version=4).cells
         outputs = [o for cell in cells for o in cell.get("outputs", [])]
