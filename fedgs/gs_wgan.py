@@ -20,31 +20,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.optim import Adam
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
-from fedgs.gan.client_training import draw_matching
-from fedgs.gan.losses import discriminator_loss, generator_image_grads
-from fedgs.gan.models import (
-    Generator,
-    advance_in_place,
-    build_discriminator,
-    build_generator,
-    sample_labels,
-    sample_latents,
-    update_ema,
-)
+from fedgs.gan import client_training, losses, models
+from fedgs.mechanism import sanitizer
 from fedgs.mechanism.noise import NoiseStream
-from fedgs.mechanism.sanitizer import (
-    ClippedGradients,
-    PerSampleGradients,
-    clip,
-    from_dct,
-    sanitize,
-    to_dct,
-)
 from fedgs.privacy.accounting import Statement, statements
 from fedgs.privacy.plan import Plan
 from fedgs.randomness import derived_seed, stream
@@ -62,8 +44,8 @@ class Trained(NamedTuple):
         cost: every epsilon of the run, with its conditions.
     """
 
-    generator: Generator
-    average: Generator
+    generator: models.Generator
+    average: models.Generator
     cost: tuple[Statement, ...]
 
 
@@ -85,16 +67,22 @@ def train(config: ResolvedConfig, data: FederatedImages) -> Trained:
     """
     if config.client_selection == "balanced" or config.transport == "compact":
         raise ValueError("client_selection = balanced, transport = compact: left out")
-    generator = build_generator(config, derived_seed(config.seed, "generator"))  # 4
+    seed = derived_seed(config.seed, "generator")
+    generator = models.build_generator(config, seed)  # 4
     average = copy.deepcopy(generator)
-    clients = [Client(config, data, k) for k in range(config.num_clients)]
-    warm_start_all(config, clients, generator)  # 1-3
+    everyone = range(config.num_clients)
+    clients = [Client(config, data, k) for k in everyone]
+    z, labels = draw_latents(config, config.fakes_sent, "latent", 0)
+    with torch.no_grad():
+        fakes = generator(z, labels)
+    for client in clients:  # 1, in parallel
+        client.warm_start(fakes, labels)  # 2, 3
     rates = config.generator_beta1, config.generator_beta2
     optimizer = Adam(generator.parameters(), config.generator_learning_rate, rates)
     for round in range(1, config.num_rounds + 1):  # 5
-        participants = select(config, round)  # 6
+        participants = select(config, round)  # 6; in the paper, one client
         z, labels = draw_latents(config, config.fakes_sent, "latent", round)  # 8
-        advance_in_place(generator)
+        models.advance_in_place(generator)
         # The last B fakes are answered; the others only train the discriminators.
         split = config.fakes_sent - config.batch_size
         answered = generator(z[split:], labels[split:])  # keeps its graph for line 11
@@ -102,48 +90,37 @@ def train(config: ResolvedConfig, data: FederatedImages) -> Trained:
             others = generator(z[:split], labels[:split])
         fakes = torch.cat([others, answered.detach()])
 
-        for k in trainees(config, participants):
+        # In the paper, who takes part trains.
+        trainees = {"selected": participants, "every_round": everyone, "frozen": ()}
+        for k in trainees[config.discriminator_training]:
             one_set = config.fakes_per_round is not None
             clients[k].train("data", round, fakes, labels, one_set)  # 7, 9
         # Each node adds noise once to the sum of those of its clients that take part.
         total = torch.zeros(config.release_shape, dtype=torch.float64)
         for node in range(config.num_nodes):
-            answers = [
-                clients[k].answer(fakes[split:], labels[split:])
-                for k in config.hosting.hosted(node)
-                if k in participants
-            ]
+            hosted = [k for k in config.hosting.hosted(node) if k in participants]
+            answers = [clients[k].answer(fakes[split:], labels[split:]) for k in hosted]
             if answers:
-                total += noisy_sum(config, answers, node, round)
+                noise = NoiseStream(config.noise_seed, node, round, config.secure_noise)
+                # 32, Eq. 9: the privacy barrier. One Gaussian release of the node.
+                release = sanitizer.sanitize(
+                    answers, config.noise_std, noise, round, node
+                )
+                total += release.values
 
         image_grads = total / (len(participants) * config.batch_size)  # mean over m, B
         if config.gradient_basis == "dct":
-            image_grads = from_dct(image_grads, config.image_size)
+            image_grads = sanitizer.from_dct(image_grads, config.image_size)
         optimizer.zero_grad()
         answered.backward(image_grads.to(answered))  # 11: times the Jacobian of G
         optimizer.step()
-        update_ema(average, generator, round - 1, config.ema_decay)
+        models.update_ema(average, generator, round - 1, config.ema_decay)
     cost = statements(Plan.from_config(config), config.delta)  # 12, known in advance
     return Trained(generator, average, cost)  # 14
 
 
-def warm_start_all(
-    config: ResolvedConfig, clients: list["Client"], generator: Generator
-) -> None:
-    """Warms up every discriminator (1-3): by itself, or on the first fakes of G."""
-    z, labels = draw_latents(config, config.fakes_sent, "latent", 0)
-    with torch.no_grad():
-        fakes = generator(z, labels)
-    for client in clients:  # 1, in parallel
-        if config.warm_start == "local":
-            client.warm_start()  # 2
-            continue
-        for step in range(1, config.warm_start_rounds + 1):
-            client.train("warm-start-data", step, fakes, labels, is_one_set=True)
-
-
 def select(config: ResolvedConfig, round: int) -> list[int]:
-    """Returns who takes part in a round (6); in the paper, one client."""
+    """Returns who takes part in a round (6)."""
     if config.client_selection == "all":
         return list(range(config.num_clients))
     rng = stream(config.schedule_seed, "selection", round)
@@ -151,20 +128,13 @@ def select(config: ResolvedConfig, round: int) -> list[int]:
     return sorted(chosen.tolist())
 
 
-def trainees(config: ResolvedConfig, participants: list[int]) -> list[int]:
-    """Returns whose discriminators train in a round; in the paper, who takes part."""
-    if config.discriminator_training == "selected":
-        return participants
-    is_frozen = config.discriminator_training == "frozen"
-    return [] if is_frozen else list(range(config.num_clients))
-
-
 def draw_latents(
     config: ResolvedConfig, count: int, purpose: str, *indices: int
 ) -> tuple[Latents, Labels]:
     """Draws z ~ P_z and labels for some fakes, from a stream of their own."""
     rng = stream(config.seed, purpose, *indices)
-    return sample_latents(config, rng, count), sample_labels(config, rng, count)
+    z = models.sample_latents(config, rng, count)
+    return z, models.sample_labels(config, rng, count)
 
 
 # ------------------------------------------------------------------ client
@@ -173,37 +143,44 @@ def draw_latents(
 class Client:
     """One client with its discriminator, which never leaves it.
 
-    Privacy: reads private data; only what `noisy_sum` returns may be sent.
+    Privacy: reads private data; what `answer` returns is sent with noise only.
     """
 
     def __init__(self, config: ResolvedConfig, data: FederatedImages, k: int) -> None:
         """Initialises the discriminator (18)."""
         self.config, self.data, self.k = config, data, k
         seed = derived_seed(config.seed, "discriminator", k)
-        self.discriminator = build_discriminator(config, seed)
-        self.optimizer = Adam(
-            self.discriminator.parameters(),
-            config.discriminator_learning_rate,
-            (config.discriminator_beta1, config.discriminator_beta2),
-        )
+        self.discriminator = models.build_discriminator(config, seed)
+        rates = config.discriminator_beta1, config.discriminator_beta2
+        params = self.discriminator.parameters()
+        self.optimizer = Adam(params, config.discriminator_learning_rate, rates)
 
-    def warm_start(self) -> None:
-        """ClientWarmStart (16): trains against a generator that is thrown away."""
-        config, count = self.config, self.config.discriminator_steps
+    def warm_start(self, fakes: Images, labels: Labels) -> None:
+        """ClientWarmStart (16): against a generator of its own, or on the first fakes.
+
+        Args:
+            fakes: of the untrained G, shape (F, C, S, S).
+            labels: shape (F,).
+        """
+        config, steps = self.config, range(1, self.config.warm_start_rounds + 1)
+        if config.warm_start == "public":
+            for step in steps:
+                self.train("warm-start-data", step, fakes, labels, is_one_set=True)
+            return
         seed = derived_seed(config.seed, "warm-start-generator", self.k)
-        own = build_generator(config, seed)  # 18
+        rival = models.build_generator(config, seed)  # 18; thrown away
         rates = config.generator_beta1, config.generator_beta2
-        optimizer = Adam(own.parameters(), config.generator_learning_rate, rates)
-        count *= config.discriminator_batch_size
-        for step in range(1, config.warm_start_rounds + 1):  # 19
+        optimizer = Adam(rival.parameters(), config.generator_learning_rate, rates)
+        count = config.discriminator_steps * config.discriminator_batch_size
+        for step in steps:  # 19
             z, labels = draw_latents(config, count, "warm-start-latent", self.k, step)
             with torch.no_grad():
-                fakes = own(z, labels)  # 22
+                fakes = rival(z, labels)  # 22
             self.train("warm-start-data", step, fakes, labels, False)  # 20-24
             size = config.batch_size
             z, labels = draw_latents(config, size, "warm-start-step", self.k, step)
-            advance_in_place(own)
-            loss = -self.discriminator(own(z, labels), labels).mean()
+            models.advance_in_place(rival)
+            loss = -self.discriminator(rival(z, labels), labels).mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()  # 25
@@ -223,44 +200,30 @@ class Client:
         """
         config, data = self.config, self.data
         rng = stream(config.seed, purpose, self.k, round)
-        own = data.client_records[self.k]  # 29: S_k
+        mine = data.client_records[self.k]  # 29: S_k
         shape = config.discriminator_steps, config.discriminator_batch_size
-        records = own[rng.integers(len(own), size=shape)]  # 30, with replacement
+        records = mine[rng.integers(len(mine), size=shape)]  # 30, with replacement
         mix = torch.from_numpy(rng.random(shape, dtype=np.float32))
         chosen = np.arange(np.prod(shape)).reshape(shape)
         if is_one_set:
-            chosen = draw_matching(rng, data.labels[records], labels.numpy())
-        for t in range(config.discriminator_steps):  # 7, 20
-            advance_in_place(self.discriminator)
-            loss = discriminator_loss(
-                self.discriminator,
-                torch.from_numpy(data.images[records[t]]).float() / 255,
-                torch.from_numpy(data.labels[records[t]]),
-                fakes[chosen[t]],
-                labels[chosen[t]],
-                mix[t],
-                config.gradient_penalty_weight,
-                config.drift_weight,
-            )
+            wanted = data.labels[records]
+            chosen = client_training.draw_matching(rng, wanted, labels.numpy())
+        real = torch.from_numpy(data.images[records]).float() / 255
+        real_labels = torch.from_numpy(data.labels[records])
+        weights = config.gradient_penalty_weight, config.drift_weight
+        drawn = fakes[chosen], labels[chosen], mix
+        # One batch for each of the n_dis steps.
+        for batch in zip(real, real_labels, *drawn, strict=True):
+            models.advance_in_place(self.discriminator)
+            loss = losses.discriminator_loss(self.discriminator, *batch, *weights)
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()  # 31
 
-    def answer(self, fakes: Images, labels: Labels) -> ClippedGradients:
+    def answer(self, fakes: Images, labels: Labels) -> sanitizer.ClippedGradients:
         """Returns d L_G / d image of each fake, clipped to norm C (32, Eq. 7 and 8)."""
-        grads = generator_image_grads(self.discriminator, fakes, labels).detach()
+        grads = losses.generator_image_grads(self.discriminator, fakes, labels).detach()
         if self.config.gradient_basis == "dct":
-            grads = to_dct(grads, self.config.dct_size)
-        return clip(PerSampleGradients(grads[None]), self.config.clip_bound)
-
-
-def noisy_sum(
-    config: ResolvedConfig, answers: list[ClippedGradients], node: int, round: int
-) -> Tensor:
-    """Returns a node's release (32, Eq. 9), float64: the privacy barrier is here.
-
-    Privacy: releases (epsilon, delta)-DP output; event: one Gaussian release.
-    """
-    noise = NoiseStream(config.noise_seed, node, round, config.secure_noise)
-    release = sanitize(answers, config.noise_std, noise, round, node)
-    return release.values.double()
+            grads = sanitizer.to_dct(grads, self.config.dct_size)
+        per_sample = sanitizer.PerSampleGradients(grads[None])
+        return sanitizer.clip(per_sample, self.config.clip_bound)
