@@ -1,6 +1,9 @@
 """The error for people: a mistake in the input, and names in its text."""
 
-from collections.abc import Iterable, Mapping
+import contextlib
+import importlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 
 class UserError(ValueError):
@@ -22,3 +25,60 @@ def refuse(given: Mapping[str, object], why: str) -> None:
         if value is not None:
             flag = name if name.isupper() else f"--{name.replace('_', '-')}"
             raise UserError(f"{name} = {value}: {why} {flag}")
+
+
+def raise_first(where: str, problems: Iterable[str]) -> None:
+    """Refuses what a check found: its first problem, with the remedy; nothing else.
+
+    A check is a generator: what follows the first problem is not computed any more.
+
+    Args:
+        where: the setting and its value, or what else has the problem.
+        problems: a check's.
+
+    Raises:
+        UserError: there is a problem.
+    """
+    for problem in problems:
+        raise UserError(f"{where}: {problem}")
+
+
+@contextlib.contextmanager
+def explained(
+    errors: type[Exception] | tuple[type[Exception], ...], problem: str, remedy: str
+) -> Iterator[None]:
+    """Makes a library's errors in a `with` block one for people.
+
+    Args:
+        errors: the ones that the user's input can cause; a `UserError` stays as it is.
+        problem: names the setting and its value; the library's reason follows.
+        remedy: ends the message.
+
+    Raises:
+        UserError: in the place of any of the errors.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except errors as error:
+        reason = getattr(error, "strerror", None) or error  # without the file's name
+        raise UserError(f"{problem} ({reason}); {remedy}") from error
+
+
+def imported(module: str, setting: str, install: str) -> Any:
+    """Imports a module of a package that is installed for some commands only.
+
+    Args:
+        module: its full name.
+        setting: what needs it, as the user gave it.
+        install: what pip calls the package.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        remedy = f"run `pip install {install}`"
+        raise UserError(f"{setting}: needs {error.name}; {remedy}") from error

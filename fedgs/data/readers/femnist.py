@@ -11,9 +11,8 @@ Source:
     datasets", ICLR 2020 (36 classes: the two cases of a letter are one).
 """
 
-import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,15 +24,18 @@ from fedgs.config.run_config import RunConfig
 from fedgs.data.readers import hugging_face
 from fedgs.data.readers.hugging_face import Options, Reading
 from fedgs.data.records import LIGHT, Gathering, Records
-from fedgs.errors import UserError, some
+from fedgs.errors import UserError, explained, imported, raise_first, some
 
 SIDE = 28
 NUM_CLASSES = 62
 LETTERS, LOWER_CASE = 10, 36  # the first label of each
 HUB_NAME = "flwrlabs/femnist"
+LEAF_LAYOUT = "it is users, num_samples and user_data of lists x and y"
+LEAF_ERRORS = (KeyError, TypeError, ValueError, IndexError)  # where it is another one
 TFF_LAYOUT = "TFF's layout is examples/USER/pixels and examples/USER/label"
 # What h5py raises on damaged files, or on groups in the place of arrays.
 HDF5_ERRORS = (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError)
+Part = tuple[NDArray[np.uint8], NDArray[np.int64]]  # (n, 1, 28, 28) and labels (n,)
 
 
 def class_map(classes: str) -> NDArray[np.int64]:
@@ -110,63 +112,31 @@ def read_test(config: RunConfig) -> Records | None:
 
 
 def _hdf5(config: RunConfig, path: Path) -> Records:
-    try:
-        import h5py
-    except ImportError as error:
-        raise UserError(
-            f"data = {config.data!r}: needs h5py; run `pip install h5py`"
-        ) from error
-    try:
-        with h5py.File(path, "r") as file:
-            return _users_of(config, path, file)
-    except UserError:
-        raise
-    except HDF5_ERRORS as error:
-        raise UserError(
-            f"{path}: cannot be read as HDF5 ({error}); give TFF's file, whole and "
-            "unpacked"
-        ) from error
+    h5py = imported("h5py", f"data = {config.data!r}", "h5py")
+    remedy = "give TFF's file, whole and unpacked"
+    with (
+        explained(HDF5_ERRORS, f"{path}: cannot be read as HDF5", remedy),
+        h5py.File(path, "r") as file,
+    ):
+        examples = file.get("examples")
+        if not hasattr(examples, "keys") or not len(examples):
+            raise UserError(f"{path}: holds {some(file) or 'nothing'}; {TFF_LAYOUT}")
+        parts = {user: _hdf5_user(config, path, examples, user) for user in examples}
+    return _gathered(config, parts)
 
 
-def _users_of(config: RunConfig, path: Path, file: Any) -> Records:
-    examples = file.get("examples")
-    if not hasattr(examples, "keys") or not len(examples):
-        raise UserError(f"{path}: holds {some(file) or 'nothing'}; {TFF_LAYOUT}")
-    users = sorted(examples)
-    counts = [_count(path, user, examples[user]) for user in users]
-    gathering = Gathering(sum(counts), (1, SIDE, SIDE))
-    for user in users:
-        where = f"{path}: user {user}"
-        try:
-            pixels, labels = examples[user]["pixels"][()], examples[user]["label"][()]
-        except HDF5_ERRORS as error:
-            raise UserError(f"{where}: is damaged ({error}); get it again") from error
-        labels = labels.reshape(-1) if labels.shape[1:] == (1,) else labels
-        gathering.add(user, *_checked(config, pixels, labels, where))
-    return gathering.records(config.data, num_classes(config), LIGHT)
-
-
-def _count(path: Path, user: str, group: Any) -> int:
-    """Returns a user's number of images, read from the shape alone."""
+def _hdf5_user(config: RunConfig, path: Path, examples: Any, user: str) -> Part:
     where = f"{path}: user {user}"
-    shapes = {name: _shape(group, name) for name in ("pixels", "label")}
-    missing = [name for name, shape in shapes.items() if shape is None]
-    shape = shapes["pixels"]
-    if missing or shape is None:
-        raise UserError(f"{where} has no {' and no '.join(missing)}; {TFF_LAYOUT}")
-    if shape[1:] != (SIDE, SIDE):
-        raise UserError(f"{where}: pixels has shape {shape}; give (n, {SIDE}, {SIDE})")
-    if not shape[0]:
-        raise UserError(f"{where}: has no images; leave this user out of the file")
-    return shape[0]
-
-
-def _shape(group: Any, name: str) -> tuple[int, ...] | None:
-    """Returns the shape of an array in a group, None where there is no such array."""
-    try:
-        return getattr(group[name], "shape", None)
-    except HDF5_ERRORS:
-        return None
+    arrays: list[NDArray[Any]] = []
+    for name in ("pixels", "label"):
+        with (
+            explained(HDF5_ERRORS, f"{where} has no {name}", TFF_LAYOUT),
+            explained(OSError, f"{where}: is damaged", "get it again"),
+        ):
+            arrays.append(np.asarray(examples[user][name][()]))
+    pixels, labels = arrays
+    labels = labels.reshape(-1) if labels.shape[1:] == (1,) else labels
+    return _checked(config, pixels, labels, where)
 
 
 # ------------------------------------------------------------------ LEAF's JSON
@@ -180,100 +150,70 @@ class _Floats(dict[str, float]):
         return value
 
 
-def _leaf(config: RunConfig, files: list[Path]) -> Records:
-    parts: dict[str, tuple[NDArray[np.uint8], NDArray[np.int64]]] = {}
+def _leaf(config: RunConfig, files: Iterable[Path]) -> Records:
+    parts: dict[str, Part] = {}
     origin: dict[str, Path] = {}
+    not_leaf = "is not of LEAF's layout"
     for file in files:
-        for user, pixels, labels in _leaf_users(file):
+        with explained(
+            (OSError, ValueError, RecursionError),
+            f"{file}: cannot be read as JSON",
+            "get it again",
+        ):
+            text, floats = file.read_text(encoding="utf-8"), _Floats()
+            content = json.loads(
+                text, parse_float=floats.__getitem__, object_hook=_compact
+            )
+        with explained(LEAF_ERRORS, f"{file}: {not_leaf}", LEAF_LAYOUT):
+            counts = zip(content["users"], content["num_samples"], strict=True)
+            users = [(str(u), content["user_data"][u], count) for u, count in counts]
+        for user, values, count in users:
+            where = f"{file}: user {user}"
             if user in origin:
                 raise UserError(
-                    f"{file}: user {user} is in {origin[user]} too; give a folder in "
-                    "which every user is in one file"
+                    f"{where} is in {origin[user]} too; give a folder in which every "
+                    "user is in one file, once"
                 )
             origin[user] = file
-            parts[user] = _checked(config, pixels, labels, f"{file}: user {user}")
-    capacity = sum(len(labels) for _, labels in parts.values())
-    gathering = Gathering(capacity, (1, SIDE, SIDE))
-    for user in sorted(parts):
-        gathering.add(user, *parts.pop(user))
-    return gathering.records(config.data, num_classes(config), LIGHT)
+            with explained(LEAF_ERRORS, f"{where} {not_leaf}", LEAF_LAYOUT):
+                images, labels = list(values["x"]), list(values["y"])
+            raise_first(where, _leaf_problems(images, labels, count))
+            pixels = np.reshape(images, (-1, SIDE, SIDE))
+            parts[user] = _checked(config, pixels, np.array(labels, np.int64), where)
+    return _gathered(config, parts)
 
 
-def _compact(found: dict[str, Any]) -> dict[str, Any]:
+def _compact(values: dict[str, Any]) -> dict[str, Any]:
     """Packs a user's images as soon as they are parsed: lists take eight times more."""
-    if isinstance(found.get("x"), list):
-        with contextlib.suppress(ValueError):  # of several lengths: refused by index
-            pixels = np.array(found["x"])
-            found["x"] = pixels.astype(np.float32) if pixels.dtype == float else pixels
-    return found
+    if isinstance(values.get("x"), list):
+        values["x"] = [_image(numbers) for numbers in values["x"]]
+    return values
 
 
-def _leaf_users(file: Path) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
-    """Yields name, pixels (n, 28, 28) and labels of each user of a file."""
+def _image(numbers: object) -> NDArray[np.float32] | None:
+    """Returns an image, shape (784,), None where it is no list of 784 numbers."""
     try:
-        with open(file, encoding="utf-8") as text:
-            content = json.load(
-                text, parse_float=_Floats().__getitem__, object_hook=_compact
-            )
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(
-            f"{file}: cannot be read as JSON ({error}); get it again"
-        ) from error
-    try:
-        users, counts = list(content["users"]), list(content["num_samples"])
-        data = content["user_data"]
-        lists = [(data[user]["x"], data[user]["y"]) for user in users]
-        is_known = all(isinstance(user, str) for user in users)
-    except KeyError as error:
-        raise _not_leaf(file, f"{error} is missing") from error
-    except (TypeError, IndexError) as error:
-        raise _not_leaf(file, "a part is of another kind") from error
-    if not is_known:
-        raise _not_leaf(file, "a user is no string")
-    if len(set(users)) < len(users) or len(counts) != len(users):
-        raise UserError(
-            f"{file}: names {len(set(users))} different users in {len(users)}, with "
-            f"{len(counts)} num_samples; give one of each per user"
-        )
-    for user, count, (x, y) in zip(users, counts, lists, strict=True):
-        where = f"{file}: user {user}"
-        if not (isinstance(x, list | np.ndarray) and isinstance(y, list)):
-            raise _not_leaf(file, f"of user {user}, x or y is no list")
-        if not len(x):
-            raise UserError(f"{where}: has no images; leave this user out of the file")
-        if not len(x) == len(y) == count:
-            raise UserError(
-                f"{where}: has {len(x)} images, {len(y)} labels and num_samples "
-                f"{count}; the three must agree"
-            )
-        for index, image in enumerate(x):
-            if not _is_flat(image):
-                raise UserError(
-                    f"{where}: image {index} is no list of {SIDE**2} numbers; remove "
-                    "or repair it"
-                )
-        for index, label in enumerate(y):
-            if type(label) is not int or abs(label) >= 2**31:
-                raise _unknown_label(where, index, label)
-        yield user, np.asarray(x).reshape(-1, SIDE, SIDE), np.array(y, np.int64)
-
-
-def _is_flat(image: Any) -> bool:
-    """Tells whether these are 784 values, none of them missing."""
-    try:
-        values = np.asarray(image)
+        pixels = np.array(numbers)
     except ValueError:  # lists of several lengths
-        return False
-    if values.shape != (SIDE**2,):
-        return False
-    return values.dtype != object or all(value is not None for value in values)
+        return None
+    is_image = pixels.shape == (SIDE**2,) and pixels.dtype.kind in "if"
+    return pixels.astype(np.float32) if is_image else None
 
 
-def _not_leaf(file: Path, problem: str) -> UserError:
-    return UserError(
-        f"{file}: is not of LEAF's layout ({problem}); it is users, num_samples and "
-        "user_data of lists x and y"
-    )
+def _leaf_problems(
+    images: list[Any], labels: list[Any], count: object
+) -> Iterator[str]:
+    if not len(images) == len(labels) == count:
+        yield (
+            f"has {len(images)} images, {len(labels)} labels and num_samples {count}; "
+            "the three must agree"
+        )
+    for index, image in enumerate(images):
+        if not isinstance(image, np.ndarray):
+            yield f"image {index} is no list of {SIDE**2} numbers; remove or repair it"
+    for index, label in enumerate(labels):
+        if type(label) is not int or not 0 <= label < NUM_CLASSES:
+            yield _unknown_label(index, label)
 
 
 # ------------------------------------------------------------------ all of them
@@ -284,43 +224,50 @@ def num_classes(config: RunConfig) -> int:
     return int(class_map(config.classes).max()) + 1
 
 
-def _unknown_label(where: str, index: int, label: object) -> UserError:
-    return UserError(
-        f"{where}: image {index} has the label {label!s:.40}; Federated EMNIST has "
-        f"the integers 0 to {NUM_CLASSES - 1}"
-    )
+def _unknown_label(index: int, label: object) -> str:
+    known = f"Federated EMNIST has the integers 0 to {NUM_CLASSES - 1}"
+    return f"image {index} has the label {label!s:.40}; {known}"
+
+
+def _problems(pixels: NDArray[Any], labels: NDArray[Any]) -> Iterator[str]:
+    """Yields what is wrong with one user's images and labels."""
+    if pixels.shape[1:] != (SIDE, SIDE):
+        yield f"pixels has shape {pixels.shape}; give (n, {SIDE}, {SIDE})"
+    if not len(pixels):
+        yield "has no images; leave this user out of the file"
+    if labels.shape != (len(pixels),) or labels.dtype.kind not in "iu":
+        yield (
+            f"label has shape {labels.shape} and type {labels.dtype}; give one integer "
+            f"for each of the {len(pixels)} images"
+        )
+    if pixels.dtype.kind != "f":
+        yield f"pixels has type {pixels.dtype}; give floats in [0, 1]"
+    is_bad = ~((pixels >= 0) & (pixels <= 1)).all(axis=(1, 2))  # NaN is bad too
+    if is_bad.any():
+        yield f"image {is_bad.argmax()} has values outside [0, 1]; remove or repair it"
+    is_unknown = (labels < 0) | (labels >= NUM_CLASSES)
+    if is_unknown.any():
+        yield _unknown_label(int(is_unknown.argmax()), labels[is_unknown][0])
 
 
 def _checked(
     config: RunConfig, pixels: NDArray[Any], labels: NDArray[Any], where: str
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Returns one user's images (n, 1, 28, 28) and labels of the chosen classes."""
-    if labels.shape != (len(pixels),) or (
-        len(labels) and labels.dtype.kind not in "iu"
-    ):
-        raise UserError(
-            f"{where}: label has shape {labels.shape} and type {labels.dtype}; give "
-            f"one integer for each of the {len(pixels)} images"
-        )
-    if len(pixels) and pixels.dtype.kind != "f":
-        raise UserError(
-            f"{where}: pixels has type {pixels.dtype}; give floats in [0, 1]"
-        )
-    is_bad = ~((pixels >= 0) & (pixels <= 1)).all(axis=(1, 2))  # NaN is bad too
-    if is_bad.any():
-        raise UserError(
-            f"{where}: image {is_bad.argmax()} has values outside [0, 1]; "
-            "remove or repair it"
-        )
-    labels = labels.astype(np.int64)
-    is_unknown = (labels < 0) | (labels >= NUM_CLASSES)
-    if is_unknown.any():
-        index = is_unknown.argmax()
-        raise _unknown_label(where, int(index), labels[index])
-    labels = class_map(config.classes)[labels]
+) -> Part:
+    """Returns one user's images and labels of the chosen classes."""
+    raise_first(where, _problems(pixels, labels))
+    labels = class_map(config.classes)[labels.astype(np.int64)]
     is_kept = labels >= 0
     images = np.rint(pixels[is_kept] * 255).astype(np.uint8)
     return images[:, None], labels[is_kept]
+
+
+def _gathered(config: RunConfig, parts: dict[str, Part]) -> Records:
+    """Joins all users' images, in the order of their names."""
+    capacity = sum(len(labels) for _, labels in parts.values())
+    gathering = Gathering(capacity, (1, SIDE, SIDE))
+    for user in sorted(parts):
+        gathering.add(user, *parts.pop(user))  # frees the memory as it goes
+    return gathering.records(config.data, num_classes(config), LIGHT)
 
 
 def _from_hub(config: RunConfig, name: str) -> Records:
