@@ -4,8 +4,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from torch.optim import Optimizer
+
 from fedgs.errors import UserError
 from fedgs.federation.round import ServerState
+from fedgs.gan.surrogate import Surrogate
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder
 from fedgs.shapes import TensorDict
@@ -22,8 +25,13 @@ def server_tensors(server: ServerState) -> TensorDict:
     flat = {f"generator.{n}": v for n, v in server.generator.state_dict().items()}
     averaged = server.ema.state_dict()
     flat |= {f"ema.{name}": value for name, value in averaged.items()}
-    for index, moments in server.optimizer.state_dict()["state"].items():
-        flat |= {f"adam.{index}.{name}": value for name, value in moments.items()}
+    flat |= _moments("adam.", server.optimizer)
+    if server.surrogate is not None:
+        network = server.surrogate.network.state_dict()
+        flat |= {f"surrogate.network.{n}": v for n, v in network.items()}
+        flat |= _moments("surrogate.adam.", server.surrogate.optimizer)
+        memory = server.surrogate.memory
+        flat |= {f"surrogate.memory.{n}": v for n, v in memory.items()}
     return flat
 
 
@@ -48,12 +56,42 @@ def restore(folder: RunFolder, server: ServerState) -> None:
             f"{folder.path}: the checkpoint is of another generator than config.json "
             "says; restore config.json"
         ) from error
-    adam = server.optimizer.state_dict()
-    number = len(adam["param_groups"][0]["params"])
-    moments = {index: _under(f"adam.{index}.", tensors) for index in range(number)}
-    state = {index: values for index, values in moments.items() if values}
-    server.optimizer.load_state_dict({**adam, "state": state})
+    _load_moments("adam.", server.optimizer, tensors)
+    if server.surrogate is not None:
+        _restore_surrogate(folder, server.surrogate, tensors)
     server.round = round
+
+
+def _restore_surrogate(
+    folder: RunFolder, surrogate: Surrogate, tensors: TensorDict
+) -> None:
+    memory = _under("surrogate.memory.", tensors)
+    try:
+        surrogate.network.load_state_dict(_under("surrogate.network.", tensors))
+        surrogate.memory = {n: memory[n].to(v) for n, v in surrogate.memory.items()}
+    except (RuntimeError, KeyError) as error:
+        raise UserError(
+            f"{folder.path}: surrogate_steps = {surrogate.config.surrogate_steps}, but "
+            "the checkpoint has no such surrogate critic; restore config.json"
+        ) from error
+    _load_moments("surrogate.adam.", surrogate.optimizer, tensors)
+
+
+def _moments(prefix: str, optimizer: Optimizer) -> TensorDict:
+    """Returns Adam's tensors, named prefix, number of the parameter, name."""
+    return {
+        f"{prefix}{index}.{name}": value
+        for index, moments in optimizer.state_dict()["state"].items()
+        for name, value in moments.items()
+    }
+
+
+def _load_moments(prefix: str, optimizer: Optimizer, tensors: TensorDict) -> None:
+    adam = optimizer.state_dict()
+    number = len(adam["param_groups"][0]["params"])
+    moments = {index: _under(f"{prefix}{index}.", tensors) for index in range(number)}
+    state = {index: values for index, values in moments.items() if values}
+    optimizer.load_state_dict({**adam, "state": state})
 
 
 def _under(prefix: str, tensors: TensorDict) -> TensorDict:

@@ -41,6 +41,7 @@ from fedgs.gan.models import (
     sample_latents,
     update_ema,
 )
+from fedgs.gan.surrogate import Surrogate
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.quantization import release_step
 from fedgs.mechanism.sanitizer import (
@@ -66,12 +67,14 @@ class ServerState:
         optimizer: Adam of G.
         ema: the average of G, which samples are drawn from.
         round: the last finished round, 0 before the first.
+        surrogate: the surrogate critic; None where `surrogate_steps` is 0.
     """
 
     generator: Generator
     optimizer: torch.optim.Optimizer
     ema: Generator
     round: int = 0
+    surrogate: Surrogate | None = None
 
 
 def new_server(config: ResolvedConfig) -> ServerState:
@@ -85,7 +88,8 @@ def new_server(config: ResolvedConfig) -> ServerState:
         betas=(config.generator_beta1, config.generator_beta2),
     )
     average = copy.deepcopy(generator).eval().requires_grad_(False)
-    return ServerState(generator, optimizer, average)
+    surrogate = Surrogate(config) if config.surrogate_steps else None
+    return ServerState(generator, optimizer, average, surrogate=surrogate)
 
 
 def select(config: ResolvedConfig, round: int) -> Clients:
@@ -201,6 +205,7 @@ def public_fakes(config: ResolvedConfig) -> FakeBatch:
 def server_round(
     config: ResolvedConfig,
     server: ServerState,
+    request: FakeBatch,
     answered: Images,
     answers: Sequence[SanitizedGradients],
 ) -> None:
@@ -213,8 +218,9 @@ def server_round(
 
     Args:
         config: the resolved configuration.
-        server: updated in place: generator, optimizer, average and round.
-        answered: the B images with their graph, from `draw_fakes`.
+        server: updated in place: generator, optimizer, average, surrogate and round.
+        request: what was answered, from `draw_fakes`.
+        answered: its last B images with their graph, from `draw_fakes`.
         answers: the releases, at least one.
     """
     # 11: 1/m sum over participants; in node order, so that bits do not depend on who
@@ -222,13 +228,44 @@ def server_round(
     total = torch.zeros(config.release_shape, dtype=torch.float64)
     for answer in sorted(answers, key=lambda answer: answer.node_id):
         total += answer.values.double()
-    average = total / (config.clients_per_round * config.batch_size)
-    if config.gradient_basis == "dct":
-        average = from_dct(average, config.image_size)
-    # 11: theta_G <- Adam(theta_G, average * J_theta G(z)).
-    jacobian_step(server.optimizer, answered, average.to(answered))
-    update_ema(server.ema, server.generator, server.round, config.ema_decay)
+    if server.surrogate is None:
+        average = total / (config.clients_per_round * config.batch_size)
+        if config.gradient_basis == "dct":
+            average = from_dct(average, config.image_size)
+        # 11: theta_G <- Adam(theta_G, average * J_theta G(z)).
+        jacobian_step(server.optimizer, answered, average.to(answered))
+        update_ema(server.ema, server.generator, server.round, config.ema_decay)
+    else:
+        fakes, labels = (
+            x[-config.batch_size :] for x in (request.images, request.labels)
+        )
+        server.surrogate.remember(fakes, labels, total / config.clients_per_round)
+        server.surrogate.fit(request.round)
+        surrogate_steps(config, server, server.surrogate)
     server.round += 1
+
+
+def surrogate_steps(
+    config: ResolvedConfig, server: ServerState, surrogate: Surrogate
+) -> None:
+    """Takes the round's generator steps against the surrogate, on fresh latents.
+
+    Privacy: post-processing of DP output.
+
+    Differs from the reference: `surrogate_steps` steps instead of one of line 11.
+    """
+    num_steps, count = config.surrogate_steps, 2 * config.batch_size
+    # As long a memory in rounds as that of one step per round.
+    decay = config.ema_decay ** (1 / num_steps)
+    for step in range(server.round * num_steps, (server.round + 1) * num_steps):
+        rng = stream(config.seed, "surrogate-latent", step)
+        z = sample_latents(config, rng, count).to(config.device)
+        labels = sample_labels(config, rng, count).to(config.device)
+        advance_in_place(server.generator)
+        images = server.generator(z, labels)
+        image_grads = surrogate.image_grads(images.detach(), labels)
+        jacobian_step(server.optimizer, images, image_grads / count)
+        update_ema(server.ema, server.generator, step, decay)
 
 
 def jacobian_step(

@@ -163,7 +163,7 @@ class Training:
         started = time.monotonic()
         attempt = self._attempts[request.round] + 1
         event = new_event(self.config, request.round, request.participants, attempt)
-        self._round = _Round(event, answered, buffers, started)
+        self._round = _Round(event, request, answered, buffers, started)
         if self._budget is not None and not self._budget.allows(event):
             raise BudgetSpent(
                 f"stopped before round {request.round}: its release would exceed "
@@ -203,7 +203,8 @@ class Training:
                 f"min_nodes asks for {required}; the round is counted and discarded"
                 + _reasons(failures)
             )
-        server_round(self.config, self.server, self._round.answered, answers)
+        asked = self._round.request, self._round.answered
+        server_round(self.config, self.server, *asked, answers)
         metrics = self._metrics(answers, self._round.started)
         self._round = None
         self._write_samples()
@@ -267,12 +268,14 @@ class _Round:
 
     Attributes:
         event: the release that was asked for.
+        request: what the nodes were sent.
         answered: the B images that are answered, with the generator's graph.
         buffers: the generator's, from before the drawing.
         started: when, by the monotonic clock.
     """
 
     event: Event
+    request: FakeBatch
     answered: Images
     buffers: TensorDict
     started: float

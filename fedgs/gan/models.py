@@ -28,6 +28,7 @@ Source:
 
 import math
 import threading
+from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
@@ -295,7 +296,7 @@ class Discriminator(nn.Module):
         return scores + (F.embedding(labels, _weight(self.embedding)) * h).sum(1)
 
 
-ModelT = TypeVar("ModelT", bound=Generator | Discriminator)
+ModelT = TypeVar("ModelT", bound=nn.Module)
 GENERATORS: dict[str, type[Generator]] = {
     "resnet": GeneratorResNet,
     "dcgan": GeneratorDCGAN,
@@ -312,15 +313,18 @@ def build_generator(config: ResolvedConfig, rng_seed: int) -> Generator:
     Raises:
         UserError: conditional, but num_classes is unset.
     """
-    return _build(GENERATORS[config.generator], config, rng_seed)
+    return build(GENERATORS[config.generator], config, rng_seed)
 
 
 def build_discriminator(config: ResolvedConfig, rng_seed: int) -> Discriminator:
     """Builds the discriminator on the CPU; see `build_generator`."""
-    return _build(Discriminator, config, rng_seed)
+    return build(Discriminator, config, rng_seed)
 
 
-def _build(kind: type[ModelT], config: ResolvedConfig, rng_seed: int) -> ModelT:
+def build(
+    kind: Callable[[ResolvedConfig], ModelT], config: ResolvedConfig, rng_seed: int
+) -> ModelT:
+    """Builds a network on the CPU from the seed alone; see `build_generator`."""
     # default_generator: torch.manual_seed would reseed every GPU as well.
     with _initialisation_lock, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(rng_seed)

@@ -36,6 +36,15 @@ MODES = {
         "discriminator_training": "frozen",
         "clients_per_node": 4,
     },
+    # Forgets from round 3 on; a generator whose spectral vectors move with each step.
+    "surrogate": FULL_PARTICIPATION
+    | {
+        "generator": "resnet",
+        "generator_dim": 2,
+        "surrogate_steps": 2,
+        "surrogate_fit_steps": 2,
+        "surrogate_memory": 2,
+    },
 }
 
 
@@ -184,6 +193,7 @@ ALSO_IN_FULL = (
 )
 CASES = [("selected", points) for points in CRASHES]
 CASES += [("full participation", points) for points in ALSO_IN_FULL]
+CASES += [("surrogate", points) for points in ALSO_IN_FULL]
 
 
 @pytest.mark.parametrize(("mode", "points"), CASES)

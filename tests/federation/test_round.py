@@ -171,7 +171,7 @@ def test_one_client_without_noise_or_clipping_is_a_plain_wgan_gp():
     for round in (1, 2):
         request, answered = draw_fakes(config, server)
         answer, _ = _answer(config, request, discriminators, data, hosted=[0])
-        server_round(config, server, answered, [answer])
+        server_round(config, server, request, answered, [answer])
 
         z, labels = latents(config, 8, "latent", round)
         fakes = generator(z, labels).detach()
@@ -389,8 +389,7 @@ def _step(
     """One server round: the state after it and the gradients of the answered images."""
     server = new_server(config)
     stepped = record_calls(monkeypatch, fedgs.federation.round, "jacobian_step")
-    _, answered = draw_fakes(config, server)
-    server_round(config, server, answered, answers)
+    server_round(config, server, *draw_fakes(config, server), answers)
     return server, stepped[-1][2]
 
 
@@ -438,8 +437,8 @@ def test_the_average_of_generators_follows_the_schedule(monkeypatch):
     first = {n: v.clone() for n, v in server.generator.state_dict().items()}
     assert server.round == 1
     assert digest(server.ema.state_dict()) == digest(first)
-    _, answered = draw_fakes(config, server)
-    server_round(config, server, answered, [_release(config, 1.0)])
+    asked = draw_fakes(config, server)
+    server_round(config, server, *asked, [_release(config, 1.0)])
     assert server.round == 2
     for name, value in server.generator.state_dict().items():  # weight 1 - 1/2
         mean = (value + first[name]) / 2

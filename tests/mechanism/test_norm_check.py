@@ -121,10 +121,10 @@ def test_the_text_quotes_no_value():
 def _generator_grads(config: RunConfig, releases: list[Tensor]) -> Tensor:
     """The generator's gradient after a round with these releases, flat."""
     server = new_server(config)
-    _, answered = draw_fakes(config, server)
+    asked = draw_fakes(config, server)
     noise = config.noise_std, config.clip_bound
     answers = [received(v, 1, node, *noise) for node, v in enumerate(releases)]
-    server_round(config, server, answered, answers)
+    server_round(config, server, *asked, answers)
     grads = [p.grad for p in server.generator.parameters() if p.grad is not None]
     return torch.cat([grad.flatten() for grad in grads]).double()
 
