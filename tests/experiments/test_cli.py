@@ -45,8 +45,9 @@ generator-learning-rate gpu-fraction gradient-basis gradient-penalty-weight hf-o
 image-channels image-size latent latent-dim min-nodes node-sizes nodes noise-multiplier
 noise-seed num-classes num-clients num-rounds num-threads num-workers output partition
 partitioner partitioner-options polarity privacy-unit relation round-timeout
-sample-every secure-noise seed selection-seed spectral-norm stacking target-epsilon
-test-fraction transport warm-start warm-start-rounds
+sample-every secure-noise seed selection-seed spectral-norm stacking surrogate-fit-steps
+surrogate-memory surrogate-steps target-epsilon test-fraction transport warm-start
+warm-start-rounds
 """
 # privacy.md, "The paper's federated figure".
 PAPER = {

@@ -33,6 +33,7 @@ EPOCH = 1.8e9  # Unix time of the start of the clock
 MODES = {
     "full participation": FULL_PARTICIPATION,
     "silos that differ": {**FULL_PARTICIPATION, "node_sizes": "1,3,2"},
+    "surrogate": {**FULL_PARTICIPATION, "surrogate_steps": 2},
     "selected": {"clients_per_round": 2, "clients_per_node": 1},
     "trains without answering": {
         "clients_per_round": 1,

@@ -22,6 +22,7 @@ MODES = {
     "selected": {"clients_per_round": 2},
     "full participation": FULL_PARTICIPATION,
     "silos that differ": {**FULL_PARTICIPATION, "node_sizes": "1,4,1"},
+    "surrogate": {**FULL_PARTICIPATION, "surrogate_steps": 2},
     "trains without answering": {
         "clients_per_round": 1,
         "discriminator_training": "every_round",
