@@ -189,6 +189,36 @@ def test_a_rounds_average_forgets_as_much_as_one_step_would(monkeypatch):
     assert kept == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"image_channels": 3, "image_size": 32, "generator": "dcgan"},
+        {"conditional": False, "generator": "resnet"},
+        {"latent": "normal", "transport": "compact", "gradient_basis": "dct"},
+    ],
+    ids=lambda settings: " ".join(settings),
+)
+def test_generators_learn_to_draw_brighter_images_of_every_kind(settings):
+    config = _config(generator_dim=4, surrogate_steps=4, dct_size=8, **settings)
+    server = new_server(config)
+    z, labels = latents(config, 50, "test")
+    brighter = torch.zeros(config.release_shape)
+    if config.gradient_basis == "dct":
+        brighter[..., 0, 0] = -1.0
+    else:
+        brighter -= 0.1
+    noise = config.noise_std, config.clip_bound
+    means = []
+    for round in range(1, 6):
+        with torch.no_grad():
+            means.append(float(server.generator(z, labels).mean()))
+        asked = draw_fakes(config, server)
+        answer = received(brighter, round, 0, *noise)
+        server_round(config, server, *asked, [answer])
+    assert means == sorted(means)
+    assert means[-1] > means[0] + 1e-3
+
+
 def test_where_the_setting_is_0_there_is_no_surrogate_and_no_bit_moves():
     config = tiny_config()
     other = dataclasses.replace(config, surrogate_fit_steps=1, surrogate_memory=1)
