@@ -50,19 +50,22 @@ def explained(
     """Makes a library's errors in a `with` block one for people.
 
     Args:
-        errors: the ones that the user's input can cause; a `UserError` stays as it is.
+        errors: the ones that the user's input can cause; a `UserError` stays as it is
+            unless it is among them.
         problem: names the setting and its value; the library's reason follows.
         remedy: ends the message.
 
     Raises:
         UserError: in the place of any of the errors.
     """
+    kinds = errors if isinstance(errors, tuple) else (errors,)
     try:
         yield
-    except UserError:
-        raise
-    except errors as error:
-        reason = getattr(error, "strerror", None) or error  # without the file's name
+    except kinds as error:
+        if isinstance(error, UserError) and UserError not in kinds:
+            raise
+        # What the system says of a file comes without its name, and all in one line.
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise UserError(f"{problem} ({reason}); {remedy}") from error
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from safetensors import SafetensorError, safe_open
 
-from fedgs.errors import UserError
+from fedgs.errors import UserError, explained
 
 if TYPE_CHECKING:  # torch is imported where tensors are: `fedgs privacy` needs none
     from fedgs.shapes import TensorDict
@@ -169,10 +169,8 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         UserError: missing or malformed.
     """
-    try:
+    with explained((OSError, ValueError), f"{path}: cannot be read", REMEDY):
         content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); {REMEDY}") from error
     if not isinstance(content, dict):
         raise UserError(f"{path}: is not a JSON object; {REMEDY}")
     return content
@@ -186,21 +184,20 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     Raises:
         UserError: the file cannot be read, or another line is no JSON object.
     """
-    try:
-        texts = path.read_text().split("\n")
-    except FileNotFoundError:
+    if not path.exists():
         return []
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); move it away") from error
-    found: list[dict[str, Any]] = []
+    remedy = "move it away"
+    with explained((OSError, ValueError), f"{path}: cannot be read", remedy):
+        texts = path.read_text().split("\n")
+    lines: list[dict[str, Any]] = []
     for number, text in enumerate(texts[:-1], start=1):  # behind the last "\n": torn
-        line = None
-        with contextlib.suppress(ValueError):
+        problem = f"{path}: line {number} is no JSON object"
+        with explained(ValueError, problem, remedy):
             line = json.loads(text)
         if not isinstance(line, dict):
-            raise UserError(f"{path}: line {number} is no JSON object; move it away")
-        found.append(line)
-    return found
+            raise UserError(f"{problem}; {remedy}")
+        lines.append(line)
+    return lines
 
 
 def write_tensors(
@@ -241,12 +238,9 @@ def read_tensors(path: Path) -> "tuple[TensorDict, dict[str, str]]":
     Raises:
         UserError: missing or corrupted.
     """
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return tensors, file.metadata() or {}
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); {REMEDY}") from error
+    with _opened_tensors(path) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return tensors, file.metadata() or {}
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -255,8 +249,15 @@ def read_metadata(path: Path) -> dict[str, str]:
     Raises:
         UserError: missing or corrupted.
     """
-    try:
-        with safe_open(path, framework="pt") as file:
-            return file.metadata() or {}
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); {REMEDY}") from error
+    with _opened_tensors(path) as file:
+        return file.metadata() or {}
+
+
+@contextlib.contextmanager
+def _opened_tensors(path: Path) -> Iterator[Any]:
+    errors = (OSError, SafetensorError)
+    with (
+        explained(errors, f"{path}: cannot be read", REMEDY),
+        safe_open(path, framework="pt") as file,
+    ):
+        yield file

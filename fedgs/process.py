@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 from filelock import AcquireReturnProxy, FileLock, Timeout
 
-from fedgs.errors import UserError
+from fedgs.errors import UserError, explained
 from fedgs.files import make_folder
 
 TOKEN_VARIABLE = "FEDGS_RUN_TOKEN"
@@ -41,18 +41,13 @@ def make_private(setting: str, folder: Path) -> None:
     Raises:
         UserError: it cannot be made, or others can look into it.
     """
-    try:
+    where = f"{setting} = {folder}"
+    with explained(OSError, f"{where}: cannot be made", f"choose another {setting}"):
         make_folder(folder, 0o700)
         mode = folder.stat().st_mode & 0o777
-    except OSError as error:
-        raise UserError(
-            f"{setting} = {folder}: {error.strerror}; choose another {setting}"
-        ) from error
     if mode & 0o077:
-        raise UserError(
-            f"{setting} = {folder}: has mode {mode:o}, others can look into it; run "
-            f"chmod 700 {folder}"
-        )
+        remedy = f"others can look into it; run chmod 700 {folder}"
+        raise UserError(f"{where}: has mode {mode:o}, {remedy}")
 
 
 def processes_of(token: str, variable: str = TOKEN_VARIABLE) -> list[int]:

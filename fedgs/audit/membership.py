@@ -12,15 +12,16 @@ the true positive rate at low false positive rates); Ganev et al., "The elusive 
 of replicating PATE-GAN", 2024 (how loose such attacks are).
 """
 
-import importlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from scipy.stats import bootstrap, rankdata
 
-from fedgs.errors import UserError
+from fedgs.evaluation.quality import nearest
 
 WARNING = "passing this attack proves nothing: it is far weaker than the guarantee's"
 FALSE_POSITIVE_RATES = (0.001, 0.01)
@@ -54,7 +55,6 @@ def audit_samples(
         the distances to the nearest member over those to the nearest other.
 
     Raises:
-        UserError: scikit-learn is missing.
         ValueError: members and others differ in number.
     """
     if len(members) != len(others):
@@ -91,52 +91,34 @@ def nearest_distances(images: Images, among: Images) -> Vector:
 
     Returns:
         Shape (n,).
-
-    Raises:
-        UserError: scikit-learn is missing.
     """
-    neighbours: Any = _sklearn("neighbors").NearestNeighbors(
-        n_neighbors=1, algorithm="brute"
-    )
-    neighbours.fit(among.reshape(len(among), -1).astype(np.float64))
-    found = neighbours.kneighbors(images.reshape(len(images), -1).astype(np.float64))
-    return found[0][:, 0]
+    points, others = (torch.from_numpy(x).flatten(1).double() for x in (images, among))
+    return nearest(points, others, 1)[:, 0].numpy()
 
 
 def _rates(members: Vector, others: Vector, rng: np.random.Generator) -> dict[str, Any]:
     numbers: dict[str, Number] = {"auc": _auc}
     for rate in FALSE_POSITIVE_RATES:
         numbers[f"tpr_at_{rate:g}_fpr"] = partial(_true_positive_rate, rate)
-    draws: dict[str, list[float]] = {name: [] for name in numbers}
-    for _ in range(NUM_RESAMPLES):
-        resampled = [rng.choice(scores, len(scores)) for scores in (members, others)]
-        for name, number in numbers.items():
-            draws[name].append(number(*resampled))
-    found: dict[str, Any] = {}
+    settings = {"n_resamples": NUM_RESAMPLES, "random_state": rng}
+    rates: dict[str, Any] = {}
     for name, number in numbers.items():
-        low, high = np.percentile(draws[name], (2.5, 97.5))
-        value = number(members, others)
-        found[name] = {"value": value, "low": float(low), "high": float(high)}
-    return found
+        resampled = bootstrap(
+            (members, others), number, vectorized=False, method="percentile", **settings
+        )
+        low, high = map(float, resampled.confidence_interval)
+        rates[name] = {"value": number(members, others), "low": low, "high": high}
+    return rates
 
 
 def _auc(members: Vector, others: Vector) -> float:
     """Returns the chance that a member scores above another record."""
-    is_member = np.repeat([1, 0], [len(members), len(others)])
-    scores = np.concatenate([members, others])
-    return float(_sklearn("metrics").roc_auc_score(is_member, scores))
+    ranks = rankdata(np.concatenate([members, others]))[: len(members)]
+    below = ranks.sum() - len(members) * (len(members) + 1) / 2  # Mann and Whitney's U
+    return float(below / (len(members) * len(others)))
 
 
 def _true_positive_rate(rate: float, members: Vector, others: Vector) -> float:
     """Returns the share of members above the threshold of a false positive rate."""
     threshold = np.sort(others)[::-1][int(rate * len(others))]
     return float((members > threshold).mean())
-
-
-def _sklearn(module: str) -> Any:
-    try:
-        return importlib.import_module(f"sklearn.{module}")
-    except ImportError as error:
-        raise UserError(
-            "membership inference needs scikit-learn; run `pip install 'fedgs[eval]'`"
-        ) from error

@@ -15,15 +15,11 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedgs.config.run_config import RunConfig
-from fedgs.errors import UserError, some
+from fedgs.errors import UserError, explained, some
 from fedgs.files import write_atomically
 from fedgs.privacy.selection_cost import SelectionCost
-
-if TYPE_CHECKING:  # fedgs.data calls `keep_cohort`
-    pass
 
 MARK = "# selection: "
 NOT_PRIVATE, PRIVATE = "not private", "private "
@@ -98,13 +94,9 @@ def read_cohort(path: Path) -> Cohort:
     Raises:
         UserError: unreadable, empty, a name twice, or a selection that is not known.
     """
-    try:
+    remedy = "give --cohort a text file with one client name a line"
+    with explained((OSError, ValueError), f"cohort = {path}: cannot be read", remedy):
         text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"cohort = {path}: {error}; give --cohort a text file with one client "
-            "name a line"
-        ) from error
     cohort, names = Cohort(()), list[str]()
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):
         if line.startswith(MARK):
@@ -127,16 +119,12 @@ def _selection(path: Path, number: int, words: str) -> Cohort:
     """Returns what a selection line says, without names."""
     if words == NOT_PRIVATE:
         return Cohort((), "not private")
-    try:
-        if not words.startswith(PRIVATE):
-            raise ValueError(f"neither {NOT_PRIVATE!r} nor {PRIVATE!r}")
+    unknown = f"cohort = {path}: line {number}: unknown selection"
+    remedy = "select the cohort again with `fedgs cohorts`"
+    with explained((ValueError, UserError), unknown, remedy):
+        # Words of another kind are no JSON.
         values = json.loads(words.removeprefix(PRIVATE))
         cost = SelectionCost.from_json(values)
-    except ValueError as error:
-        raise UserError(
-            f"cohort = {path}: line {number}: unknown selection ({error}); select the "
-            "cohort again with `fedgs cohorts`"
-        ) from error
     return Cohort((), "private", cost, str(values.get("id", "")))
 
 

@@ -8,7 +8,6 @@ decentralized datasets", ICLR 2020, section 5; GS-WGAN, appendix C.2.
 """
 
 import dataclasses
-import json
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from typing import Any
 
 from fedgs.cohorts.settings import ABOVE, REST, SEARCH_STEPS, SELECTED, Selection
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.errors import UserError
+from fedgs.errors import explained
 from fedgs.files import read_json, write_json
 from fedgs.privacy.accounting import Statement
 from fedgs.privacy.selection_cost import SelectionCost
@@ -200,8 +199,7 @@ def read_plan(folder: Path) -> tuple[ResolvedConfig, Selection]:
         UserError: missing or malformed.
     """
     values: dict[str, Any] = read_json(folder / PLAN)
-    try:
+    problem = f"{folder / PLAN}: cannot be read"
+    with explained((KeyError, TypeError), problem, "select the cohorts again"):
         config = ResolvedConfig.from_flat(values["config"])
         return config, Selection(**values["selection"])
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise UserError(f"{folder / PLAN}: cannot be read ({error})") from error

@@ -1,5 +1,6 @@
 """Images of the calling program: arrays, a torch Dataset, a Hugging Face data set."""
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -36,19 +37,20 @@ def read_given(
     Raises:
         UserError: they contradict each other, or cannot be read.
     """
-    columns: dict[str, Any] = {"images": images, "labels": labels, "clients": clients}
+    columns: dict[str, Any] = {"labels": labels, "clients": clients}
+    columns = {name: values for name, values in columns.items() if values is not None}
     num_classes = 0
     if hasattr(images, "column_names"):  # without importing `datasets`
-        columns, num_classes = _of_hugging_face(config, images, labels, clients)
+        columns, num_classes = _of_hugging_face(config, images, columns)
     elif isinstance(images, Dataset):
-        columns |= _of_torch(config, images)
-        columns |= {} if labels is None else {"labels": labels}
-        columns |= {} if clients is None else {"clients": clients}
-    arrays = {name: _array(v) for name, v in columns.items() if v is not None}
-    records = from_arrays(config, arrays)
-    if num_classes <= records.num_classes:
-        return records
-    return Records(records.images, records.labels, num_classes, records.clients)
+        columns = _of_torch(config, images) | columns
+    else:
+        columns["images"] = images
+    arrays = {name: _array(values) for name, values in columns.items()}
+    where = f"data = {config.data!r}"
+    records = from_arrays(where, arrays, config.num_classes)
+    num_classes = max(num_classes, records.num_classes)
+    return dataclasses.replace(records, num_classes=num_classes)
 
 
 def _array(values: Any) -> NDArray[Any]:
@@ -75,40 +77,38 @@ def _of_torch(config: RunConfig, dataset: Any) -> dict[str, Any]:
 
 
 def _of_hugging_face(
-    config: RunConfig, dataset: Any, label: Column, client: Column
+    config: RunConfig, dataset: Any, columns: dict[str, Any]
 ) -> tuple[dict[str, Any], int]:
     """Returns the columns, and how many classes the data set declares."""
     kinds = {name: type(kind).__name__ for name, kind in dataset.features.items()}
     pictures = [name for name, kind in kinds.items() if kind == "Image"]
     classes = [name for name, kind in kinds.items() if kind == "ClassLabel"]
-    if label is None and len(classes) == 1:
-        label = classes[0]
-    named = [name for name in (label, client) if isinstance(name, str)]
-    if len(pictures) != 1 or not set(named) <= set(kinds):
+    if len(classes) == 1:
+        columns = {"labels": classes[0], **columns}
+    named = {name: value for name, value in columns.items() if isinstance(value, str)}
+    if len(pictures) != 1 or not {*named.values()} <= kinds.keys():
+        shown = some(map(repr, named.values())) or None
         raise UserError(
             f"data = {config.data!r}: has the columns {some(kinds, 9)}, of which "
             f"{len(pictures)} hold pictures; keep one of these, and give labels and "
-            f"clients names of columns, not {some(map(repr, named)) or None}"
+            f"clients names of columns, not {shown}"
         )
-    columns = {
-        name: dataset[value][:] if isinstance(value, str) else value
-        for name, value in (("labels", label), ("clients", client))
-    }
+    columns |= {name: dataset[column][:] for name, column in named.items()}
     rows = (row[pictures[0]] for row in dataset.select_columns(pictures))
     columns["images"] = _pictures(config, rows)
-    is_declared = isinstance(label, str) and label in classes
-    return columns, dataset.features[label].num_classes if is_declared else 0
+    label = named.get("labels")
+    return columns, dataset.features[label].num_classes if label in classes else 0
 
 
 def _pictures(config: RunConfig, items: Iterable[Any]) -> NDArray[Any]:
     """Stacks images; pictures of Pillow become (C, H, W), grey ones RGB among RGB."""
-    images = list[NDArray[Any]]()
-    for index, item in enumerate(items):
-        if isinstance(item, Image.Image):
-            where = f"data = {config.data!r}: image {index}"
-            images.append(pixels_of(item, where))
-        else:
-            images.append(np.asarray(item))
+    where = f"data = {config.data!r}: image"
+    images = [
+        pixels_of(item, f"{where} {index}")
+        if isinstance(item, Image.Image)
+        else np.asarray(item)
+        for index, item in enumerate(items)
+    ]
     shapes = {image.shape for image in images}
     side = next(iter(shapes), ())[1:]
     if len(shapes) != 1 and shapes != {(1, *side), (3, *side)}:

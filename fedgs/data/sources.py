@@ -21,7 +21,7 @@ from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import GIVEN
 from fedgs.data.readers import femnist, folder, hugging_face, npz
 from fedgs.data.records import Records, fit
-from fedgs.errors import UserError
+from fedgs.errors import UserError, explained, imported
 
 FOLDERS = {
     "mnist": "MNIST",
@@ -136,13 +136,8 @@ def _digits() -> Records:
 
     They fill their frame; a border of 2 pixels gives them about MNIST's margin.
     """
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise UserError(
-            "data = digits: needs scikit-learn; run `pip install scikit-learn`"
-        ) from error
-    pixels, labels = load_digits(return_X_y=True)
+    datasets = imported("sklearn.datasets", "data = digits", "scikit-learn")
+    pixels, labels = datasets.load_digits(return_X_y=True)
     images = np.rint(np.asarray(pixels) * (255 / 16)).astype(np.uint8)
     framed = np.pad(images.reshape(-1, 1, 8, 8), ((0, 0), (0, 0), (2, 2), (2, 2)))
     return Records(framed, np.asarray(labels, np.int64), 10)
@@ -200,14 +195,10 @@ def _download(config: RunConfig, root: Path, missing: list[str]) -> None:
     import torchvision
 
     for family in sorted({name.split("/")[0] for name in missing}):
-        try:
+        where = f"download = True: {family} for data_dir = {config.data_dir!r} failed"
+        remedy = f"put {_list(missing)} there by hand"
+        with explained((OSError, RuntimeError), where, remedy):
             getattr(torchvision.datasets, family)(root, download=True)
-        except (OSError, RuntimeError) as error:
-            reason = str(error).strip().splitlines()[-1:]
-            raise UserError(
-                f"download = True: {family} for data_dir = {config.data_dir!r} failed: "
-                f"{_list(reason)}\nput {_list(missing)} there by hand"
-            ) from error
 
 
 def _list(names: Iterable[str]) -> str:

@@ -6,8 +6,6 @@ split) and `noise` (uniform pixels).
 """
 
 import dataclasses
-import zipfile
-import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,13 +15,14 @@ from numpy.typing import NDArray
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import to_float
 from fedgs.data.load import load_data, load_test_data
+from fedgs.data.readers import npz
+from fedgs.data.readers.arrays import from_arrays
 from fedgs.errors import UserError
 from fedgs.runs import sample
 from fedgs.runs.run_folder import RunFolder
 
 YARDSTICKS = ("real", "real-test", "noise")
 SMALLEST_SIDE = 16  # the classifiers halve it twice
-NPZ_ERRORS = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 class LabelledImages(NamedTuple):
@@ -144,74 +143,23 @@ def read_npz(path: Path) -> LabelledImages:
     Privacy: post-processing of DP output, if that is what the file holds.
 
     Args:
-        path: with images (N, H, W) or (N, C, H, W), float in [0, 1] or uint8, C = 1 or
-            3, square, 0 = background; and integer labels (N,). Other keys are ignored.
-            The real images are fitted to their size and channels.
+        path: with images (N, H, W), (N, H, W, C) or (N, C, H, W), float in [0, 1] or
+            integers in [0, 255], C = 1 or 3, square, 0 = background; and integer labels
+            (N,). Other keys are ignored. The real images are fitted to their size and
+            channels.
 
     Raises:
         UserError: missing, damaged, or not as above.
     """
-    try:
-        with open(path, "rb") as content, np.load(content, allow_pickle=False) as file:
-            keys = file.files
-            missing = [key for key in ("images", "labels") if key not in keys]
-            found = {key: file[key] for key in ("images", "labels") if key in keys}
-    except FileNotFoundError as error:
+    needed, writer = {"images", "labels"}, "`fedgs sample RUN -o FILE.npz`"
+    arrays, _ = npz.read_arrays(str(path), path, needed, writer)
+    records = from_arrays(str(path), arrays, in_unit_range=True)
+    if (side := records.images.shape[2]) < SMALLEST_SIDE:
         raise UserError(
-            f"{path}: does not exist; write it with `fedgs sample RUN -o FILE.npz`"
-        ) from error
-    except NPZ_ERRORS as error:
-        raise UserError(
-            f"{path}: cannot be read ({error}); write it with np.savez, without objects"
-        ) from error
-    if missing:
-        raise UserError(
-            f"{path}: holds {', '.join(keys) or 'no arrays'}, but no "
-            f"{' and no '.join(missing)}; write both with np.savez"
+            f"{path}: images of {side} pixels; give at least {SMALLEST_SIDE} on each "
+            "side"
         )
-    images = _checked_images(path, found["images"])
-    labels = found["labels"]
-    if labels.shape != (len(images),) or labels.dtype.kind not in "iu":
-        raise UserError(
-            f"{path}: labels has shape {labels.shape} and dtype {labels.dtype}; give "
-            f"one integer for each of the {len(images)} images"
-        )
-    return LabelledImages(images, labels.astype(np.int64))
-
-
-def _checked_images(path: Path, images: NDArray[np.generic]) -> NDArray[np.float32]:
-    if images.ndim == 3:
-        images = images[:, None]
-    square = images.ndim == 4 and images.shape[2] == images.shape[3]
-    if not square or images.shape[1] not in (1, 3) or not len(images):
-        raise UserError(
-            f"{path}: images has shape {images.shape}; give at least one image, as "
-            "(N, H, W) or (N, C, H, W) with C = 1 or 3 and H = W"
-        )
-    if images.shape[2] < SMALLEST_SIDE:
-        raise UserError(
-            f"{path}: images of {images.shape[2]} pixels; give at least "
-            f"{SMALLEST_SIDE} on each side"
-        )
-    if images.dtype == np.uint8:
-        return to_float(images.astype(np.uint8, copy=False))
-    if images.dtype.kind != "f":
-        raise UserError(
-            f"{path}: images has dtype {images.dtype}; give uint8 in [0, 255] or "
-            "floats in [0, 1]"
-        )
-    if not np.isfinite(images).all():
-        index = int(np.flatnonzero(~np.isfinite(images).all(axis=(1, 2, 3)))[0])
-        raise UserError(
-            f"{path}: image {index} has NaN or infinite values; give floats in [0, 1]"
-        )
-    low, high = float(images.min()), float(images.max())
-    if low < 0 or high > 1:
-        raise UserError(
-            f"{path}: images has values in [{low:g}, {high:g}]; give floats in [0, 1], "
-            "0 = background, or uint8"
-        )
-    return rounded(images.astype(np.float32))
+    return LabelledImages(to_float(records.images), records.labels)
 
 
 def check_labels(source: str, synthetic: LabelledImages, num_classes: int) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedgs.errors import UserError
+from fedgs.errors import UserError, explained
 
 # The 2015 Inception network of TensorFlow, as torch-fidelity and pytorch-fid host it.
 WEIGHTS_NAME = "weights-inception-2015-12-05-6726825d.pth"
@@ -87,16 +87,16 @@ def fid_inception_v3_pool3(
     _check_weights(weights)
     from torchmetrics.image.fid import FrechetInceptionDistance
 
-    try:
+    needs, remedy = (
+        "inception_weights: needs torch-fidelity",
+        "run `pip install torch-fidelity`",
+    )
+    with explained(ModuleNotFoundError, needs, remedy):
         metric = FrechetInceptionDistance(
             feature=NUM_FEATURES,
             feature_extractor_weights_path=str(weights),
             antialias=False,  # resizes as TensorFlow 1 did
         ).to(device)
-    except ModuleNotFoundError as error:
-        raise UserError(
-            "inception_weights: needs torch-fidelity; run `pip install torch-fidelity`"
-        ) from error
     done, total = 0, len(real) + len(synthetic)
     for images, is_real in ((real, True), (synthetic, False)):
         for start in range(0, len(images), BATCH_SIZE):

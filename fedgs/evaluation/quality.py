@@ -127,7 +127,7 @@ def manifold_scores(
     a, b = torch.from_numpy(real), torch.from_numpy(synthetic)
     # Of all points of its own set, each one is the nearest to itself.
     real_radii, synthetic_radii = (
-        _nearest(points, points, num_neighbours + 1)[:, -1] for points in (a, b)
+        nearest(points, points, num_neighbours + 1)[:, -1] for points in (a, b)
     )
     balls = torch.zeros(len(b))  # real balls around each synthetic point
     recalled = covered = 0
@@ -162,17 +162,20 @@ def memorisation(
         test: shape (k, D), of the same distribution, not trained on.
         synthetic: shape (m, D).
     """
-    nearest = _nearest(torch.from_numpy(synthetic), torch.from_numpy(train), 2)
-    fresh = _nearest(torch.from_numpy(test), torch.from_numpy(train), 2)
-    copied = nearest[:, 0] <= MEMORISED_RATIO * nearest[:, 1]
+    near = nearest(torch.from_numpy(synthetic), torch.from_numpy(train), 2)
+    fresh = nearest(torch.from_numpy(test), torch.from_numpy(train), 2)
+    copied = near[:, 0] <= MEMORISED_RATIO * near[:, 1]
     return {
-        "memorisation_ratio": float(nearest[:, 0].median() / fresh[:, 0].median()),
+        "memorisation_ratio": float(near[:, 0].median() / fresh[:, 0].median()),
         "memorised_share": float(copied.float().mean()),
     }
 
 
-def _nearest(points: torch.Tensor, others: torch.Tensor, count: int) -> torch.Tensor:
-    """Returns each point's smallest distances to others, rising, shape (n, count)."""
+def nearest(points: torch.Tensor, others: torch.Tensor, count: int) -> torch.Tensor:
+    """Returns each point's smallest distances to others, rising, shape (n, count).
+
+    Privacy: reads private data; output private.
+    """
     parts = [
         distances.topk(count, dim=1, largest=False).values
         for _, distances in _distances(points, others)

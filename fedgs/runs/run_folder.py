@@ -31,7 +31,7 @@ from filelock import AcquireReturnProxy
 
 from fedgs.cohorts.files import selection_costs
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.errors import UserError
+from fedgs.errors import UserError, explained
 from fedgs.files import (
     REMEDY,
     TEMPORARY,
@@ -112,28 +112,29 @@ class RunFolder:
                 f"output = {config.output}: exists already; choose another --output "
                 f"or continue it with `fedgs resume {config.output}`"
             )
-        cohort = None if config.cohort is None else _content(config.cohort)
-        if cohort is not None:
-            config = dataclasses.replace(config, cohort=str(path / COHORT))
         staging = temporary_path(path)
         _remove_killed_creations(path)
-        try:
+        problem = f"output = {config.output}: cannot be made"
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(explained(OSError, problem, "choose another --output"))
+            # After the rename there is nothing to remove.
+            stack.callback(shutil.rmtree, staging, ignore_errors=True)
             for name in ("samples", "checkpoint", "private"):
                 make_folder(staging / name)
             (staging / "private").chmod(0o700)
-            if cohort is not None:
-                write_atomically(staging / COHORT, cohort)
+            if config.cohort is not None:
+                remedy = "give --cohort a file that can be read"
+                with explained(
+                    OSError, f"cohort = {config.cohort}: unreadable", remedy
+                ):
+                    content = Path(config.cohort).read_bytes()
+                write_atomically(staging / COHORT, content)
+                config = dataclasses.replace(config, cohort=str(path / COHORT))
             write_json(staging / "config.json", config.to_flat())
             write_json(staging / "versions.json", versions())
             Ledger.open(staging / "ledger.jsonl").close()
             staging.rename(path)
             sync(path.parent)
-        except OSError as error:
-            raise UserError(
-                f"output = {config.output}: {error.strerror}; choose another --output"
-            ) from error
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)  # is gone after the rename
         return cls(path, config)
 
     @classmethod
@@ -183,17 +184,14 @@ class RunFolder:
         """
         witnesses = self._witnesses()
         ledger = Ledger.open(self._ledger_path())
+        remedy = "free the disk, then resume the run"
         try:
             self._verify(ledger, witnesses)
-            self.record(ledger)  # the rounds that are repeated leave metrics.jsonl
-        except BaseException as error:
+            with explained(OSError, f"{self.path / RECORD}: cannot be written", remedy):
+                self.record(ledger)  # the rounds that are repeated leave metrics.jsonl
+        except BaseException:
             ledger.close()
-            if not isinstance(error, OSError):
-                raise
-            problem = f"cannot be written ({error.strerror})"
-            raise UserError(
-                f"{self.path / RECORD}: {problem}; free the disk, then resume the run"
-            ) from error
+            raise
         return ledger
 
     def record(self, ledger: Ledger) -> None:
@@ -416,15 +414,6 @@ def _remove_killed_creations(path: Path) -> None:
         found = TEMPORARY.fullmatch(entry.name)
         if found and found[1] == path.name and not psutil.pid_exists(int(found[2])):
             shutil.rmtree(entry, ignore_errors=True)
-
-
-def _content(cohort: str) -> bytes:
-    try:
-        return Path(cohort).read_bytes()
-    except OSError as error:
-        raise UserError(
-            f"cohort = {cohort}: {error.strerror}; give --cohort a file that is there"
-        ) from error
 
 
 # ------------------------------------------------------------------ node states

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.errors import UserError
+from fedgs.errors import UserError, imported
 from fedgs.files import read_tensors, replacing, temporary_path, write_atomically
 from fedgs.gan.models import build_generator, sample_labels, sample_latents
 from fedgs.randomness import stream
@@ -115,12 +115,7 @@ class Samples:
         Raises:
             UserError: the package `datasets` is missing.
         """
-        try:
-            import datasets
-        except ImportError as error:
-            raise UserError(
-                "as_hugging_face: needs datasets; run `pip install datasets`"
-            ) from error
+        datasets = imported("datasets", "as_hugging_face", "datasets")
         columns = {"image": self._pictures(), "label": self.labels}
         kinds: dict[str, Any] = {
             "image": datasets.Image(),

@@ -1,12 +1,9 @@
 """Attack C on a generator that memorises and on one that does not."""
 
-import sys
-
 import numpy as np
 import pytest
 
 from fedgs.audit.membership import audit_samples, nearest_distances
-from fedgs.errors import UserError
 
 rng = np.random.default_rng(0)
 
@@ -67,9 +64,3 @@ def test_distances_equal_a_loop():
 def test_unequal_groups_are_refused():
     with pytest.raises(ValueError, match="as many members"):
         audit_samples(images(5), images(5), images(6), images(5))
-
-
-def test_missing_scikit_learn_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.neighbors", None)
-    with pytest.raises(UserError, match=r"scikit-learn; run .*fedgs\[eval\]"):
-        nearest_distances(images(2), images(2))

@@ -340,7 +340,7 @@ def test_label_above_num_classes_is_refused(tmp_path):
 def test_num_classes_without_labels_is_refused(tmp_path):
     path = write_npz(tmp_path, images=PIXELS)
     refused(
-        r"num_classes = 5: .*has no labels", data=path, num_clients=2, num_classes=5
+        "has no labels for num_classes = 5", data=path, num_clients=2, num_classes=5
     )
 
 
@@ -364,7 +364,7 @@ def of_text(path):
         (Path.unlink, "does not exist"),
         (lambda path: path.write_bytes(NPY), "is not an npz file"),
         (damaged, "cannot be read"),
-        (of_text, "images is not an array"),
+        (of_text, r"images has shape \(\)"),
     ],
 )
 def test_file_that_is_no_npz_is_refused(tmp_path, spoil, message):

@@ -542,7 +542,7 @@ def test_real_images_of_another_shape_than_the_synthetic_are_refused(
 
 
 SOURCES = {
-    "missing": (None, "s.npz: does not exist"),
+    "missing": (None, "s.npz does not exist"),
     "too few": ((9, 28, 3), "s.npz = 9 images: fewer than the 10 splits"),
     "one class": ((20, 28, 1), "s.npz: one class only .label 0.*--metrics images"),
     "size": ((20, 8, 3), "s.npz: images of 8 pixels; give at least 16 on each side"),

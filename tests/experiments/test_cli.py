@@ -704,7 +704,7 @@ def test_existing_run_folder_is_refused_and_kept(fedgs, trained, data):
 def test_output_below_a_file_is_refused(fedgs, tmp_path, data):
     (tmp_path / "file").touch()
     done = fedgs("train", *flags(data=data, output=tmp_path / "file" / "run", **TINY))
-    refused(done, r"output = .*file/run: Not a directory; choose another")
+    refused(done, r"output = .*file/run: .*Not a directory.; choose another")
 
 
 COMMANDS = {

@@ -102,7 +102,7 @@ def test_run_keeps_a_copy_of_its_cohort(tmp_path):
 def test_run_of_a_missing_cohort_is_not_created(tmp_path):
     output = tmp_path / "run"
     config = tiny_config(cohort=str(tmp_path / "no.txt"), output=str(output))
-    assert_refused(r"cohort = .*no.txt: No such file", RunFolder.create, config)
+    assert_refused(r"cohort = .*no.txt: unreadable .No such", RunFolder.create, config)
     assert names(tmp_path) == []
 
 
