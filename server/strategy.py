@@ -18,13 +18,14 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
-from fedgs.federation.codec import pack_fakes, stated_release_bytes
+from fedgs.federation.codec import stated_release_bytes
 from fedgs.federation.messages import (
     RECORD,
-    FakeBatch,
+    Request,
     decode_answer,
     encode_batch,
     one_line,
+    pack_request,
 )
 from fedgs.federation.training import Report, RunStopped, Stop, Training, nodes_of
 from fedgs.mechanism.sanitizer import SanitizedGradients
@@ -71,7 +72,7 @@ class GsWgan(Strategy):
         self.accept_restore = accept_restore
         self.roll: RollCall | None = None
         self.progress = Progress(None, self.config, "", 0)
-        self.requests: dict[int, FakeBatch] = {}
+        self.requests: dict[int, Request] = {}
 
     def start(  # type: ignore[override]
         self, grid: Grid, *_: object, **__: object
@@ -281,10 +282,10 @@ class GsWgan(Strategy):
 
     # -------------------------------------------------------------- messages
 
-    def _encode(self, request: FakeBatch, nodes: Sequence[int]) -> list[Message]:
+    def _encode(self, request: Request, nodes: Sequence[int]) -> list[Message]:
         """Returns a request as one message for each node; nothing else makes one."""
         self.requests = request.per_node(self.config.hosting, nodes)
-        tensors = pack_fakes(request.images, request.labels, self.config)
+        tensors = pack_request(request, self.config)
         if self.roll is None:
             place = {"run_folder": str(self.folder.path)}
         else:
@@ -358,7 +359,9 @@ class GsWgan(Strategy):
         if len(reply.content) > 1:
             raise UserError(f"{where} answered with other records too")
         if "tensors" in record:  # what it weighs would tell of this one release
-            self.progress.add_bytes(received=stated_release_bytes(self.config))
+            terms = self.config.terms(request.round)
+            size = stated_release_bytes(self.config, terms)
+            self.progress.add_bytes(received=size)
         return decode_answer(record, self.config, request, node)
 
     def _failures(self) -> list[str]:

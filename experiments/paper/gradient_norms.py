@@ -25,7 +25,7 @@ from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.errors import UserError
 from fedgs.federation.local import LocalNodes, train_nodes
-from fedgs.federation.messages import FakeBatch, clients_of
+from fedgs.federation.messages import Request, clients_of, fakes_of
 from fedgs.federation.node import Node
 from fedgs.federation.round import query
 from fedgs.federation.training import Stop
@@ -67,15 +67,15 @@ class ProbedNode(Node):
 
     norms: Tensor | None = None
 
-    def answer(self, request: FakeBatch) -> SanitizedGradients | None:
+    def answer(self, request: Request) -> SanitizedGradients | None:
         """Answers as every node does."""
         answer = super().answer(request)
         self.norms = None if answer is None else self._measure(request)
         return answer
 
-    def _measure(self, request: FakeBatch) -> Tensor:
+    def _measure(self, request: Request) -> Tensor:
         assert self._discriminators is not None
-        config = self.config
+        config, request = self.config, fakes_of(request)
         images = request.images[-config.batch_size :].to(config.device)
         labels = request.labels[-config.batch_size :].to(config.device)
         first = self.hosted.start
@@ -100,7 +100,7 @@ class ProbedNodes(LocalNodes):
         super().__init__(folder.config, data, folder.private)
         self.path = folder.path / FILE
 
-    def answers(self, request: FakeBatch) -> Sequence[SanitizedGradients]:
+    def answers(self, request: Request) -> Sequence[SanitizedGradients]:
         """Answers as `LocalNodes` does, then writes the norms."""
         answers = super().answers(request)
         if not answers:  # the clients refused

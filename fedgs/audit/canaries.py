@@ -22,7 +22,7 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
 from fedgs.federation.local import LocalNodes
-from fedgs.federation.messages import FakeBatch, clients_of
+from fedgs.federation.messages import Request, clients_of, fakes_of
 from fedgs.federation.round import client_round, query, select
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.warm_start import warm_start
@@ -150,7 +150,7 @@ class CanaryNodes(LocalNodes):
         self.releases = np.zeros(len(canaries.clients))
         self.sums = np.zeros(len(canaries.clients))
 
-    def answers(self, request: FakeBatch) -> Sequence[SanitizedGradients]:
+    def answers(self, request: Request) -> Sequence[SanitizedGradients]:
         """Answers a request with all nodes concerned and keeps the scores."""
         answers = super().answers(request)
         nodes = [answer.node_id for answer in answers]
@@ -164,11 +164,12 @@ class CanaryNodes(LocalNodes):
     def _hosted(self, node: int) -> range:
         return self.config.hosting.hosted(node)
 
-    def _refusal(self, node_id: int, request: FakeBatch) -> str:
+    def _refusal(self, node_id: int, request: Request) -> str:
         return ""  # a client's own count has no part in this
 
-    def _answer(self, node_id: int, request: FakeBatch) -> SanitizedGradients | None:
+    def _answer(self, node_id: int, request: Request) -> SanitizedGradients | None:
         config, hosted = self.config, self._hosted(node_id)
+        request = fakes_of(request)
         if request.round > 0:
             stack = self.stacks[node_id]
             return client_round(config, stack, self.data, hosted, request, node_id)
@@ -179,9 +180,10 @@ class CanaryNodes(LocalNodes):
         self.stacks[node_id] = stack
         return None
 
-    def _known(self, node: int, request: FakeBatch) -> Tensor:
+    def _known(self, node: int, request: Request) -> Tensor:
         """Returns what the node's other clients contributed, summed over the fakes."""
         config, own, hosted = self.config, self.stacks[node], self._hosted(node)
+        request = fakes_of(request)
         images = request.images[-config.batch_size :].to(config.device)
         labels = request.labels[-config.batch_size :].to(config.device)
         total = torch.zeros(config.release_shape[1:], dtype=torch.float64)
@@ -198,7 +200,7 @@ class CanaryNodes(LocalNodes):
 
     def _watch(
         self,
-        request: FakeBatch,
+        request: Request,
         answers: Sequence[SanitizedGradients],
         known: Sequence[Tensor],
     ) -> None:

@@ -199,6 +199,28 @@ def training_problems(config: Settings) -> Iterator[Problem]:
         yield "fakes_per_round", f"give --fakes-per-round at least {least}"
 
 
+def stage_problems(config: Settings) -> Iterator[Problem]:
+    """Yields what is wrong with the stages; reading them refuses malformed ones."""
+    if config.stages is None:
+        for name in ("stage_weights", "stage_clips", "stage_steps"):
+            if getattr(config, name) is not None:
+                flag = name.replace("_", "-")
+                yield name, f"there are no stages; give --stages, or no --{flag}"
+        return
+    if config.client_selection != "all":
+        yield (
+            "stages",
+            f"every client takes part in a stage, client_selection = "
+            f"{config.client_selection}; give --client-selection all",
+        )
+    if config.num_rounds < config.num_stages:
+        least = f"one for each of the {config.num_stages} stages"
+        yield "num_rounds", f"give --num-rounds at least {least}"
+    if not config.conditional:
+        why = "a stage releases means by class"
+        yield "conditional", f"{why}; leave out --no-conditional, or --stages"
+
+
 def runtime_problems(config: Settings) -> Iterator[Problem]:
     """Yields whether a GPU is shared that is not used."""
     if config.gpu_fraction and config.device == "cpu":
@@ -234,5 +256,6 @@ CHECKS = (
     node_problems,
     privacy_problems,
     training_problems,
+    stage_problems,
     runtime_problems,
 )

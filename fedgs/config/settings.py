@@ -16,6 +16,7 @@ from typing import Any
 
 from fedgs.config.fields import Trait, check_range, coerced, option, scalar_type
 from fedgs.config.hosting import Hosting, hosting, read_sizes
+from fedgs.config.stages import FEATURES, Stage, Terms, read_stages
 from fedgs.errors import UserError
 
 # GS-WGAN source/config.py defaults, as published (Chen, Orekondy, Fritz, NeurIPS 2020).
@@ -315,7 +316,40 @@ class Settings:
     num_rounds: int = option(
         REFERENCE_NUM_ROUNDS,
         TRAINING | RESULT | MECHANISM,
-        "T, generator updates.",
+        "T, rounds: one for each stage, then one generator update each.",
+        at_least=1,
+    )
+    stages: str | None = option(
+        None,
+        TRAINING | RESULT | MECHANISM,
+        "The first rounds release class means of features, one round per stage: kinds "
+        "of feature networks, comma-separated: random,global,classifier. The later "
+        "rounds release gradients.",
+    )
+    stage_weights: str | None = option(
+        None,
+        TRAINING | RESULT | MECHANISM,
+        "Each stage's share of the privacy spent, in units of one fake's gradient: its "
+        "noise_std = 2 * clip * noise_multiplier / sqrt(weight). Unset: equal, sum 1.",
+    )
+    stage_clips: str | None = option(
+        None,
+        TRAINING | RESULT | MECHANISM,
+        "C of each stage, the largest L2 norm of one client's embedding; never tuned "
+        "on private data.",
+    )
+    stage_steps: str | None = option(
+        None,
+        TRAINING | RESULT,
+        "Generator updates after each stage's release; 400 each when unset.",
+    )
+    stage_networks: int = option(
+        2, TRAINING | RESULT, "Feature networks of a stage.", at_least=1, at_most=16
+    )
+    stage_batch_size: int = option(
+        60,
+        TRAINING | RESULT,
+        "Images of a generator update of a stage, rounded to as many of every class.",
         at_least=1,
     )
     discriminator_steps: int = option(
@@ -604,9 +638,43 @@ class Settings:
 
     @property
     def release_shape(self) -> tuple[int, int, int, int]:
-        """Shape (B, channels, side, side) of one release in the gradient basis."""
+        """Shape (B, channels, side, side) of B gradients in their basis."""
         side = self.dct_size if self.gradient_basis == "dct" else self.image_size
         return (self.batch_size, self.image_channels, side, side)
+
+    @property
+    def stage_list(self) -> tuple[Stage, ...]:
+        """The stages that the run begins with, one round each; empty without."""
+        texts = (self.stages, self.stage_weights, self.stage_clips, self.stage_steps)
+        return read_stages(*texts)
+
+    @property
+    def num_stages(self) -> int:
+        """S, the rounds 1 to S release embeddings; 0 without stages."""
+        return len(self.stage_list)
+
+    def terms(self, round: int) -> Terms:
+        """Returns what the release of a round, from 1, is agreed to be.
+
+        Raises:
+            UserError: noise_multiplier or num_classes is unset.
+
+        Source: docs/privacy.md, "Embedding releases".
+        """
+        multiplier = self.noise_multiplier
+        if multiplier is None:
+            raise UserError(
+                "noise_multiplier is unset: give --noise-multiplier or --target-epsilon"
+            )
+        if not 1 <= round <= self.num_stages:
+            return Terms("gradient", multiplier, self.clip_bound, self.release_shape)
+        stage = self.stage_list[round - 1]
+        if self.num_classes is None:
+            raise UserError("num_classes is unset: give --num-classes")
+        features = FEATURES[stage.kind](self.image_size)
+        shape = (1, self.stage_networks, self.num_classes, features)
+        multiplier /= stage.weight**0.5
+        return Terms("embedding", multiplier, stage.clip_bound, shape)
 
 
 @functools.cache

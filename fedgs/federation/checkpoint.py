@@ -4,10 +4,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import torch
 from torch.optim import Optimizer
 
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.federation.round import ServerState
+from fedgs.gan.stages import StageRelease, set_rate
 from fedgs.gan.surrogate import Surrogate
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder
@@ -32,7 +35,34 @@ def server_tensors(server: ServerState) -> TensorDict:
         flat |= _moments("surrogate.adam.", server.surrogate.optimizer)
         memory = server.surrogate.memory
         flat |= {f"surrogate.memory.{n}": v for n, v in memory.items()}
+    for index, release in enumerate(server.stages):
+        flat |= {f"stage.{index}.{n}": v for n, v in _stage_tensors(release).items()}
+    if server.stages:
+        flat["stages.fitted"] = torch.tensor(server.fitted)
     return flat
+
+
+def _stage_tensors(release: StageRelease) -> TensorDict:
+    noise_std = torch.tensor(release.noise_std, dtype=torch.float64)
+    tensors = {"target": release.target, "noise_std": noise_std}
+    for at, net in enumerate(release.networks):
+        tensors |= {f"network.{at}.{name}": value for name, value in net.items()}
+    return tensors
+
+
+def _restored_stages(config: ResolvedConfig, tensors: TensorDict) -> list[StageRelease]:
+    """Returns the stages of a checkpoint; their kinds are those of the settings."""
+    releases: list[StageRelease] = []
+    for index, stage in enumerate(config.stage_list):
+        own = _under(f"stage.{index}.", tensors)
+        if not own:
+            break
+        networks = tuple(
+            _under(f"network.{at}.", own) for at in range(config.stage_networks)
+        )
+        noise_std = float(own["noise_std"])
+        releases.append(StageRelease(stage.kind, networks, own["target"], noise_std))
+    return releases
 
 
 def restore(folder: RunFolder, server: ServerState) -> None:
@@ -60,6 +90,10 @@ def restore(folder: RunFolder, server: ServerState) -> None:
     if server.surrogate is not None:
         _restore_surrogate(folder, server.surrogate, tensors)
     server.round = round
+    server.stages = _restored_stages(folder.config, tensors)
+    if server.stages:
+        server.fitted = int(tensors["stages.fitted"])
+        set_rate(folder.config, server.optimizer, server.fitted)
 
 
 def _restore_surrogate(
@@ -136,22 +170,24 @@ class Checkpoints:
         """Starts the clock; `save_nodes(keep_round)` has all node states on disk."""
         self.folder, self.server = folder, server
         self.ledger, self.save_nodes = ledger, save_nodes
-        self.committed = server.round
+        self.committed, self._fitted = server.round, server.fitted
         self.last, self.cost = time.monotonic(), 0.0
 
     def commit(self) -> None:
         """Saves the nodes, then commits the server's state."""
-        if self.committed == self.server.round and self.committed > 0:
+        state = (self.server.round, self.server.fitted)
+        if state == (self.committed, self._fitted) and self.committed > 0:
             with indispensable(self.folder, "the ledger's length"):
                 self.folder.record(self.ledger)  # a discarded round has an event
             return
         started = time.monotonic()
         with indispensable(self.folder, f"the checkpoint of round {self.server.round}"):
             self.save_nodes(self.committed)
-            self.folder.save_checkpoint(
-                self.server.round, server_tensors(self.server), self.ledger
-            )
-        self.committed = self.server.round
+            tensors = server_tensors(self.server)
+            # Beside the one that it replaces, until it is committed.
+            part = "fitted" if self.committed == self.server.round > 0 else ""
+            self.folder.save_checkpoint(self.server.round, tensors, self.ledger, part)
+        self.committed, self._fitted = state
         self.last = time.monotonic()
         self.cost = self.last - started
 

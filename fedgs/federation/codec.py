@@ -1,6 +1,7 @@
 """How tensors become bytes: `transport = exact` or `compact`, the same on both sides.
 
     exact     fakes and releases as float32, in safetensors; nothing is rounded
+    both      feature networks and centre of a stage as float32, in safetensors
     compact   fakes      x = u / L with L = 255 at most; then int64 labels
               releases   whole multiples of `fedgs.mechanism.quantization.release_step`
               both       compressed by zlib; every size is known before decoding
@@ -29,6 +30,7 @@ generator's; the server applies the answer at its own images.
 
 import math
 import zlib
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -37,13 +39,17 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.stages import Terms
 from fedgs.errors import UserError
+from fedgs.gan.features import KINDS
 from fedgs.mechanism.quantization import release_step, to_grid
 from fedgs.shapes import Images, Labels, Release, TensorDict
 
 PIXEL_LEVELS = (255, 127, 63, 31, 15, 7, 3, 2)  # L: the values are 0, 1/L, ..., 1
 FAKE_BYTES = 0.26  # per pixel after compression; three values always fit
 HEADER_BYTES = 1024  # at most, of a safetensors file with two tensors
+TENSOR_BYTES = 200  # at most, of one more tensor in the header
+CENTRE = "centre"
 LABEL_BYTES = 8
 
 
@@ -116,15 +122,57 @@ def unpack_fakes(content: object, config: ResolvedConfig) -> tuple[Images, Label
     return _images(values.view(shape), levels), labels
 
 
+# ------------------------------------------------------------------ stages
+
+
+def pack_stage(networks: Sequence[TensorDict], centre: Tensor) -> bytes:
+    """Encodes the feature networks of a stage and what clients subtract."""
+    tensors = {
+        f"{index}.{name}": value
+        for index, net in enumerate(networks)
+        for name, value in net.items()
+    }
+    return save({**tensors, CENTRE: centre})
+
+
+def unpack_stage(
+    content: object, config: ResolvedConfig, round: int
+) -> tuple[tuple[TensorDict, ...], Tensor]:
+    """Decodes a stage's networks and centre: the shapes are those of the settings.
+
+    Raises:
+        UserError: too large, malformed, of other names, shapes or types, or not finite.
+    """
+    shapes = KINDS[config.stage_list[round - 1].kind].shapes(config)
+    indices = range(config.stage_networks)
+    expected = {f"{i}.{name}": shape for i in indices for name, shape in shapes.items()}
+    expected[CENTRE] = config.terms(round).shape[1:]
+    size = sum(4 * math.prod(shape) for shape in expected.values())
+    tensors = _load(content, size + TENSOR_BYTES * len(expected), {*expected})
+    for name, shape in expected.items():
+        _check(tensors[name], "a stage's tensor", shape, torch.float32)
+        if not bool(tensors[name].isfinite().all()):
+            raise UserError("non-finite values in a stage's tensors: refused")
+    networks = [{name: tensors[f"{i}.{name}"] for name in shapes} for i in indices]
+    return tuple(networks), tensors[CENTRE]
+
+
 # ------------------------------------------------------------------ releases
 
 
-def pack_release(values: Release, config: ResolvedConfig) -> bytes:
+def pack_release(
+    values: Release, config: ResolvedConfig, terms: Terms | None = None
+) -> bytes:
     """Encodes the values of a release, which are multiples of `release_step`.
 
     Privacy: post-processing of DP output.
+
+    Args:
+        values: of the release.
+        config: the run's.
+        terms: of the round; None: of the run's gradient rounds.
     """
-    step = release_step(config)
+    step = release_step(config, terms)
     if step is None:
         return save({"gradients": values.contiguous()})
     whole = (values.double() / step).round().long().flatten()
@@ -134,31 +182,39 @@ def pack_release(values: Release, config: ResolvedConfig) -> bytes:
 
 
 @lru_cache(maxsize=16)
-def stated_release_bytes(config: ResolvedConfig) -> int:
+def stated_release_bytes(config: ResolvedConfig, terms: Terms | None = None) -> int:
     """Returns what a release is said to weigh, whatever it holds: the same for all.
 
     Exact releases weigh that. A compact one weighs about that where it is mostly noise:
     this is one of noise and gradients at the clip bound, drawn from a fixed seed.
 
     Privacy: public; a function of the run's settings.
+
+    Args:
+        config: the run's.
+        terms: of the round; None: of the run's gradient rounds.
     """
-    size, step = math.prod(config.release_shape[1:]), release_step(config)
-    deviation = math.hypot(config.noise_std, config.clip_bound / math.sqrt(size))
+    terms = terms or config.terms(0)
+    size, step = math.prod(terms.shape[1:]), release_step(config, terms)
+    deviation = math.hypot(terms.noise_std, terms.clip_bound / math.sqrt(size))
     rng = np.random.default_rng(0)
-    values = torch.from_numpy(rng.normal(0, deviation, config.release_shape))
+    values = torch.from_numpy(rng.normal(0, deviation, terms.shape))
     rounded = values if step is None else to_grid(values, step)
-    return len(pack_release(rounded.float(), config))
+    return len(pack_release(rounded.float(), config, terms))
 
 
-def unpack_release(content: object, config: ResolvedConfig) -> Release:
-    """Decodes the values of a release, float32 of the run's shape.
+def unpack_release(
+    content: object, config: ResolvedConfig, terms: Terms | None = None
+) -> Release:
+    """Decodes the values of a release, float32 of the round's shape.
 
     Privacy: post-processing of DP output.
 
     Raises:
         UserError: too large, malformed, of another shape or type, or not finite.
     """
-    shape, step = config.release_shape, release_step(config)
+    terms = terms or config.terms(0)
+    shape, step = terms.shape, release_step(config, terms)
     size = math.prod(shape)
     if step is None:
         values = _load(content, 4 * size, {"gradients"})["gradients"]

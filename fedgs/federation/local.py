@@ -13,7 +13,7 @@ import torch
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
-from fedgs.federation.messages import FakeBatch
+from fedgs.federation.messages import Request
 from fedgs.federation.node import Node
 from fedgs.federation.training import Report, Stop, Training, nodes_of
 from fedgs.mechanism.sanitizer import SanitizedGradients
@@ -50,7 +50,8 @@ def train_nodes(
     """
     with Training.opened(folder, report, nodes.save) as training:
         for _ in training.rounds(stop):
-            nodes.prepare(training.preparation, training.unprepared())
+            if new := training.unprepared():
+                nodes.prepare(training.preparation, new)
             request = training.begin()
             answers = nodes.answers(request)
             training.finish(answers, nodes.failures)
@@ -84,7 +85,7 @@ class LocalNodes:
         """Ends the worker threads."""
         self.pool.shutdown(cancel_futures=True)
 
-    def answers(self, request: FakeBatch) -> Sequence[SanitizedGradients]:
+    def answers(self, request: Request) -> Sequence[SanitizedGradients]:
         """Answers a request with all nodes concerned; a failing node raises.
 
         If the clients of one node refuse, no node trains, and nobody answers: the run
@@ -99,14 +100,14 @@ class LocalNodes:
         results = self.pool.map(self._answer, nodes, requests.values())
         return [answer for answer in results if answer is not None]
 
-    def _refusal(self, node_id: int, request: FakeBatch) -> str:
+    def _refusal(self, node_id: int, request: Request) -> str:
         try:
             self._node(node_id).check(request)
         except ClientRefused as error:
             return f"node {node_id}: {error}"
         return ""
 
-    def prepare(self, request: FakeBatch, nodes: Sequence[int]) -> None:
+    def prepare(self, request: Request, nodes: Sequence[int]) -> None:
         """Has the nodes make their discriminators."""
         requests = request.per_node(self.config.hosting, nodes)
         list(self.pool.map(self._answer, nodes, requests.values()))
@@ -116,7 +117,7 @@ class LocalNodes:
         for node in list(self.nodes.values()):
             node.save(keep_round)
 
-    def _answer(self, node_id: int, request: FakeBatch) -> SanitizedGradients | None:
+    def _answer(self, node_id: int, request: Request) -> SanitizedGradients | None:
         return self._node(node_id).answer(request)
 
     def _node(self, node_id: int) -> Node:

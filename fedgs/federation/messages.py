@@ -1,4 +1,4 @@
-"""What crosses the network: FakeBatch down, SanitizedGradients up, nothing else.
+"""What crosses the network: Request down, SanitizedGradients up, nothing else.
 
 A message is encoded as a flat dictionary of scalars and bytes (tensors as
 `fedgs.federation.codec` packs them, never pickle), so that any transport can
@@ -16,7 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal, Self
+
+from torch import Tensor
 
 from fedgs.config.hosting import Hosting
 from fedgs.config.run_config import ResolvedConfig
@@ -24,12 +26,14 @@ from fedgs.errors import UserError
 from fedgs.federation.codec import (
     pack_fakes,
     pack_release,
+    pack_stage,
     unpack_fakes,
     unpack_release,
+    unpack_stage,
 )
 from fedgs.mechanism.norm_check import check_norms
 from fedgs.mechanism.sanitizer import SanitizedGradients, received
-from fedgs.shapes import Images, Labels
+from fedgs.shapes import Images, Labels, TensorDict
 
 Payload = dict[str, str | int | float | bytes]
 Clients = Sequence[int] | Literal["all"]
@@ -48,9 +52,63 @@ ANSWER_FIELDS = frozenset(
 SHOWN_CHARACTERS = 200  # of a foreign text, in one log line
 
 
+class Request:
+    """What a `FakeBatch` and a `StageRequest` have in common: who is asked, and when.
+
+    Attributes:
+        round: the round, 0 for the warm start.
+        participants: the clients that answer, or "all".
+        trainees: the clients of the nodes that are asked, or "all".
+        keep_round: the last committed checkpoint; a node keeps its state of then.
+    """
+
+    round: int
+    participants: Clients
+    trainees: Clients
+    keep_round: int
+
+    def digest(self) -> str:
+        """Returns the hash of what is asked: the same request, the same answer."""
+        return self._digest
+
+    def content(self) -> Iterable[Tensor]:
+        """Returns the tensors that the nodes compute with."""
+        raise NotImplementedError
+
+    def named(self, participants: Clients, trainees: Clients) -> Self:
+        """Returns the same request to these clients."""
+        own: Any = self  # a dataclass
+        return replace(own, participants=participants, trainees=trainees)
+
+    def per_node(self, hosting: Hosting, nodes: Iterable[int]) -> dict[int, Self]:
+        """Returns each node's request, in the given order; it names no other's clients.
+
+        "all" stays, for the run's settings say that everybody is meant. Nodes with the
+        same content share one request, and with it its digest.
+        """
+        distinct: dict[tuple[Clients, Clients], Self] = {}
+        requests: dict[int, Self] = {}
+        for node in nodes:
+            hosted = hosting.hosted(node)
+            participants = _of_node(self.participants, hosted)
+            trainees = _of_node(self.trainees, hosted)
+            if (participants, trainees) not in distinct:
+                distinct[participants, trainees] = self.named(participants, trainees)
+            requests[node] = distinct[participants, trainees]
+        return requests
+
+    @cached_property
+    def _digest(self) -> str:
+        fields = (self.round, _join(self.participants), _join(self.trainees))
+        content = hashlib.sha256(repr(fields).encode())
+        for tensor in self.content():
+            content.update(tensor.numpy().tobytes())
+        return content.hexdigest()
+
+
 @dataclass(frozen=True)
-class FakeBatch:
-    """The server's request of one round: public, computed from DP outputs only.
+class FakeBatch(Request):
+    """The request of a gradient round.
 
     Round 0 is the warm start on public fakes: nobody answers it.
 
@@ -60,7 +118,7 @@ class FakeBatch:
         labels: shape (F,), int64.
         participants: the clients that answer on the last `batch_size` fakes.
         trainees: the clients whose discriminators train on the fakes, or "all".
-        keep_round: the last committed checkpoint; a node keeps its state of then.
+        keep_round: as in `Request`.
     """
 
     round: int
@@ -70,35 +128,48 @@ class FakeBatch:
     trainees: Clients
     keep_round: int = 0
 
-    def digest(self) -> str:
-        """Returns the hash of what is asked: the same request, the same answer."""
-        return self._digest
+    def content(self) -> Iterable[Tensor]:
+        """Returns images and labels."""
+        return (self.images, self.labels)
 
-    def per_node(
-        self, hosting: Hosting, nodes: Iterable[int]
-    ) -> dict[int, "FakeBatch"]:
-        """Returns each node's request, in the given order; it names no other's clients.
 
-        "all" stays, for the run's settings say that everybody is meant. Nodes with the
-        same content share one request, and with it its digest.
-        """
-        distinct: dict[tuple[Clients, Clients], FakeBatch] = {}
-        requests: dict[int, FakeBatch] = {}
-        for node in nodes:
-            hosted = hosting.hosted(node)
-            participants = _of_node(self.participants, hosted)
-            trainees = _of_node(self.trainees, hosted)
-            named = replace(self, participants=participants, trainees=trainees)
-            requests[node] = distinct.setdefault((participants, trainees), named)
-        return requests
+@dataclass(frozen=True)
+class StageRequest(Request):
+    """The request of a stage: what every client computes its embedding with.
 
-    @cached_property
-    def _digest(self) -> str:
-        fields = (self.round, _join(self.participants), _join(self.trainees))
-        content = hashlib.sha256(repr(fields).encode())
-        content.update(self.images.numpy().tobytes())
-        content.update(self.labels.numpy().tobytes())
-        return content.hexdigest()
+    The kind of the networks is that of the run's settings.
+
+    Attributes:
+        round: the stage, from 1.
+        networks: the tensors of each feature network.
+        centre: what is subtracted, shape (networks, classes, features), float32.
+        participants, trainees: "all".
+        keep_round: as in `Request`.
+    """
+
+    round: int
+    networks: tuple[TensorDict, ...]
+    centre: Tensor
+    participants: Clients = EVERYONE
+    trainees: Clients = EVERYONE
+    keep_round: int = 0
+
+    def content(self) -> Iterable[Tensor]:
+        """Returns the tensors of all networks, by name, and the centre."""
+        for net in self.networks:
+            yield from (net[name] for name in sorted(net))
+        yield self.centre
+
+
+def fakes_of(request: Request) -> FakeBatch:
+    """Returns the request of a gradient round, or of the warm start.
+
+    Raises:
+        UserError: it is of a stage.
+    """
+    if not isinstance(request, FakeBatch):
+        raise UserError(f"round {request.round} is a stage: it answers no fakes")
+    return request
 
 
 def clients_of(clients: Clients, hosted: Sequence[int]) -> list[int]:
@@ -113,18 +184,26 @@ def _of_node(clients: Clients, hosted: Sequence[int]) -> Clients:
     return EVERYONE if clients == EVERYONE else tuple(clients_of(clients, hosted))
 
 
+def pack_request(request: Request, config: ResolvedConfig) -> bytes:
+    """Returns the tensors of a request as bytes; the same for every node."""
+    if isinstance(request, StageRequest):
+        return pack_stage(request.networks, request.centre)
+    batch = fakes_of(request)
+    return pack_fakes(batch.images, batch.labels, config)
+
+
 def encode_batch(
-    batch: FakeBatch, config: ResolvedConfig, tensors: bytes | None = None
+    batch: Request, config: ResolvedConfig, tensors: bytes | None = None
 ) -> Payload:
     """Encodes a request.
 
     Args:
         batch: the request.
         config: the run's.
-        tensors: the fakes, packed already by `pack_fakes`.
+        tensors: its tensors, packed already by `pack_request`.
     """
     if tensors is None:
-        tensors = pack_fakes(batch.images, batch.labels, config)
+        tensors = pack_request(batch, config)
     return {
         "round": batch.round,
         "participants": _join(batch.participants),
@@ -134,7 +213,9 @@ def encode_batch(
     }
 
 
-def decode_batch(payload: Mapping[str, object], config: ResolvedConfig) -> FakeBatch:
+def decode_batch(
+    payload: Mapping[str, object], config: ResolvedConfig
+) -> FakeBatch | StageRequest:
     """Decodes a request and checks it against the run's configuration.
 
     Raises:
@@ -150,6 +231,11 @@ def decode_batch(payload: Mapping[str, object], config: ResolvedConfig) -> FakeB
         raise UserError(f"request with more than {most} participants: refused")
     trainees = _split(payload, "trainees", config)
     keep_round = _integer(payload, "keep_round", 0, max(round - 1, 0))
+    if 1 <= round <= config.num_stages:
+        if (participants, trainees) != (EVERYONE, EVERYONE):
+            raise UserError("request for a stage that is not to everyone: refused")
+        networks, centre = unpack_stage(payload["tensors"], config, round)
+        return StageRequest(round, networks, centre, keep_round=keep_round)
     images, labels = unpack_fakes(payload["tensors"], config)
     if not bool(((images >= 0) & (images <= 1)).all()):
         raise UserError("fakes outside [0, 1]: refused")
@@ -160,7 +246,7 @@ def decode_batch(payload: Mapping[str, object], config: ResolvedConfig) -> FakeB
 
 
 def encode_answer(
-    answer: SanitizedGradients | None, config: ResolvedConfig, request: FakeBatch
+    answer: SanitizedGradients | None, config: ResolvedConfig, request: Request
 ) -> Payload:
     """Encodes a reply: sanitized gradients, or an empty one from a node that trained.
 
@@ -182,14 +268,14 @@ def encode_answer(
         "noise_std": answer.noise_std,
         "clip_bound": answer.clip_bound,
         "request": bytes.fromhex(request.digest()),
-        "tensors": pack_release(answer.values, config),
+        "tensors": pack_release(answer.values, config, config.terms(request.round)),
     }
 
 
 def decode_answer(
     payload: Mapping[str, object],
     config: ResolvedConfig,
-    request: FakeBatch,
+    request: Request,
     node_id: int,
 ) -> SanitizedGradients | None:
     """Decodes a reply and checks that it answers this request with the agreed noise.
@@ -217,7 +303,7 @@ def decode_answer(
 def _decode_answer(
     payload: Mapping[str, object],
     config: ResolvedConfig,
-    request: FakeBatch,
+    request: Request,
     node_id: int,
 ) -> SanitizedGradients | None:
     hosted = config.hosting.hosted(node_id)
@@ -230,19 +316,20 @@ def _decode_answer(
     _check_fields(payload, ANSWER_FIELDS)
     if not participating:
         raise UserError("gradients, though none of its clients takes part")
+    terms = config.terms(request.round)
     agreed = {
         "round": request.round,
         "node_id": node_id,
         "request": bytes.fromhex(request.digest()),
-        "noise_std": config.noise_std,
-        "clip_bound": config.clip_bound,
+        "noise_std": terms.noise_std,
+        "clip_bound": terms.clip_bound,
     }
     for name, value in agreed.items():
         if type(payload[name]) is not type(value) or payload[name] != value:
             raise UserError(f"another {name} than this run and round have")
-    values = unpack_release(payload["tensors"], config)
-    check_norms(values, config, participating)
-    return received(values, request.round, node_id, config.noise_std, config.clip_bound)
+    values = unpack_release(payload["tensors"], config, terms)
+    check_norms(values, config, participating, terms)
+    return received(values, request.round, node_id, terms.noise_std, terms.clip_bound)
 
 
 def one_line(text: object) -> str:

@@ -15,8 +15,14 @@ from pathlib import Path
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
-from fedgs.federation.messages import FakeBatch, clients_of
-from fedgs.federation.round import client_round
+from fedgs.federation.messages import (
+    FakeBatch,
+    Request,
+    StageRequest,
+    clients_of,
+    fakes_of,
+)
+from fedgs.federation.round import client_round, embedding_round
 from fedgs.files import read_tensors, write_tensors
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.warm_start import warm_start
@@ -31,6 +37,7 @@ from fedgs.runs.run_folder import (
     state_path,
     state_rounds,
 )
+from fedgs.shapes import TensorDict
 
 MARK = "count"  # in a state's metadata: where the clients' count was with it
 
@@ -50,7 +57,7 @@ def mark_of(metadata: Mapping[str, str]) -> Mark | None:
 
 
 class Node:
-    """Answers requests; the first one, of round 0, makes its discriminators.
+    """Answers requests; the one of round 0, before gradients, makes discriminators.
 
     Attributes:
         node_id: j; `ResolvedConfig.hosting` says which clients it hosts.
@@ -97,17 +104,19 @@ class Node:
         self._mark: Mark | None = None  # a deployed node's count, with its last release
         self._answer: SanitizedGradients | None = None
 
-    def answer(self, request: FakeBatch) -> SanitizedGradients | None:
+    def answer(self, request: Request) -> SanitizedGradients | None:
         """Trains, releases and remembers; a repeated request gets the stored answer.
 
-        Privacy: releases (epsilon, delta)-DP output; event: as `client_round`, counted
-            before it is computed.
+        A stage needs no discriminators, and no state of the rounds before it.
+
+        Privacy: releases (epsilon, delta)-DP output; event: as `client_round` or
+            `embedding_round`, counted before it is computed.
 
         Raises:
             ClientRefused: outside the clients' limits; nothing was trained or counted.
             UserError: the node's state is missing or is not that of the round before.
         """
-        if request.round == 0:
+        if isinstance(request, FakeBatch) and request.round == 0:
             return self._prepare(request)
         digest = request.digest()
         if self._has_answered(request, digest):
@@ -117,34 +126,47 @@ class Node:
                 f"node {self.node_id}: has already answered round {self.round}, "
                 f"refuses another request for round {request.round}"
             )
-        if self._discriminators is None:
-            raise UserError(
-                f"node {self.node_id}: its state is missing from {self.folder}; "
-                "restore it, or start the run again"
-            )
-        if self._must_see_every_round and self.round < request.round - 1:
-            raise UserError(
-                f"node {self.node_id}: its state is of round {self.round}, not of the "
-                f"one before round {request.round}; restore the newer {self.folder}"
-            )
+        if isinstance(request, FakeBatch):
+            self._check_state(request.round)
         self._check(request)
         if (event := self._event(request)) is not None:
             mark = self.count.charge(event, self.limits)
             # A simulated node's state has the same bytes however often it was tried.
             self._mark = mark if self.source else None
-        answer = client_round(
-            self.config,
-            self._discriminators,
-            self.data,
-            self.hosted,
-            request,
-            self.node_id,
-        )
+        answer = self._release(request)
         if not isinstance(answer, SanitizedGradients | None):
             raise TypeError("only SanitizedGradients may be kept as an answer")
         self.round, self._digest, self._answer = request.round, digest, answer
         self.is_saved = False
         return answer
+
+    def _release(self, request: Request) -> SanitizedGradients | None:
+        own = (self.data, self.hosted)
+        if isinstance(request, StageRequest):
+            return embedding_round(self.config, *own, request, self.node_id)
+        nets = self._made()
+        return client_round(self.config, nets, *own, fakes_of(request), self.node_id)
+
+    def _made(self) -> Discriminators:
+        if self._discriminators is None:
+            raise UserError(
+                f"node {self.node_id}: its state is missing from {self.folder}; "
+                "restore it, or start the run again"
+            )
+        return self._discriminators
+
+    def _check_state(self, round: int) -> None:
+        """Refuses a gradient round without the discriminators of the round before.
+
+        Raises:
+            UserError: what is missing, and the remedy.
+        """
+        self._made()
+        if self._must_see_every_round and self.round < round - 1:
+            raise UserError(
+                f"node {self.node_id}: its state is of round {self.round}, not of the "
+                f"one before round {round}; restore the newer {self.folder}"
+            )
 
     @property
     def _must_see_every_round(self) -> bool:
@@ -152,7 +174,7 @@ class Node:
         needs_all = self.config.min_nodes in (None, self.config.num_nodes)
         return needs_all and self.config.discriminator_training == "every_round"
 
-    def check(self, request: FakeBatch) -> None:
+    def check(self, request: Request) -> None:
         """Refuses a request that `answer` would refuse by a limit; changes nothing.
 
         Raises:
@@ -175,9 +197,10 @@ class Node:
             keep_round: the last committed checkpoint, whose state is kept.
             is_durable: have them on the disk when this returns.
         """
-        if self.is_saved or self._discriminators is None:
+        if self.is_saved or self.round < 0:
             return
-        tensors = self._discriminators.state()
+        made = self._discriminators
+        tensors = {} if made is None else made.state()
         metadata = {"digest": self._digest}
         if self._mark is not None:
             metadata[MARK] = json.dumps(self._mark)
@@ -192,11 +215,12 @@ class Node:
         forget_aside(self.folder, keep_round)
         self.is_saved = True
 
-    def _check(self, request: FakeBatch) -> None:
+    def _check(self, request: Request) -> None:
         self.limits.check_run(self.config)
-        self.limits.check_fakes(request.images.shape, request.labels.tolist())
+        if isinstance(request, FakeBatch):
+            self.limits.check_fakes(request.images.shape, request.labels.tolist())
 
-    def _event(self, request: FakeBatch) -> Event | None:
+    def _event(self, request: Request) -> Event | None:
         """Returns the release that a request asks for, as the clients count it."""
         participants = clients_of(request.participants, self.hosted)
         if not participants:
@@ -206,7 +230,7 @@ class Node:
         event = release_event(self.config, request.round, positions, num_clients)
         return dataclasses.replace(event, source=self.source)
 
-    def _has_answered(self, request: FakeBatch, digest: str) -> bool:
+    def _has_answered(self, request: Request, digest: str) -> bool:
         """Tells whether the stored answer is to this request; looks on disk too."""
         if digest != self._digest:
             self._catch_up(request.round)
@@ -217,27 +241,37 @@ class Node:
 
         Another worker process may have hosted this node since.
         """
-        newer = [r for r in state_rounds(self.folder) if self.round < r <= round]
+        # Of the same round: made after a stage, in another process.
+        least = self.round + (self._discriminators is not None)
+        newer = [r for r in state_rounds(self.folder) if least <= r <= round]
         if not newer:
             return
         tensors, metadata = read_tensors(state_path(self.folder, newer[-1]))
         values = tensors.pop("answer", None)
+        if tensors:  # none before the first gradient round
+            self._load(tensors)
+        self.round, self._digest = newer[-1], metadata["digest"]
+        self._mark, self._answer = mark_of(metadata), None
+        if values is not None:
+            terms = self.config.terms(self.round)
+            noise = (terms.noise_std, terms.clip_bound)
+            self._answer = received(values, self.round, self.node_id, *noise)
+        self.is_saved = True
+
+    def _load(self, tensors: TensorDict) -> None:
         if self._discriminators is None:
             self._discriminators = Discriminators(self.config, self.hosted)
         try:
             self._discriminators.load_state(tensors)
         except ValueError as error:
             raise UserError(f"{self.folder}: {error}") from error
-        self.round, self._digest = newer[-1], metadata["digest"]
-        self._mark, self._answer = mark_of(metadata), None
-        if values is not None:
-            noise = (self.config.noise_std, self.config.clip_bound)
-            self._answer = received(values, self.round, self.node_id, *noise)
-        self.is_saved = True
 
     def _prepare(self, request: FakeBatch) -> None:
         """Makes and warm-starts the discriminators, once in the run."""
-        if self._discriminators is not None or state_rounds(self.folder):
+        if stages := self.config.num_stages:
+            self._catch_up(stages)  # a state of a stage may lack them
+        is_later = any(r > (stages or -1) for r in state_rounds(self.folder))
+        if self._discriminators is not None or is_later:
             return
         self._check(request)
         self._discriminators = Discriminators(self.config, self.hosted)
@@ -249,4 +283,4 @@ class Node:
             self.hosted,
             (request.images, request.labels) if is_public else None,
         )
-        self.round, self.is_saved = 0, False
+        self.round, self.is_saved = stages, False

@@ -21,18 +21,25 @@ source/main.py, source/pretrain.py.
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 import torch
 
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.data.federated import FederatedImages
+from fedgs.data.federated import FederatedImages, to_float
 from fedgs.federation.codec import round_fakes
-from fedgs.federation.messages import EVERYONE, Clients, FakeBatch, clients_of
+from fedgs.federation.messages import (
+    EVERYONE,
+    Clients,
+    FakeBatch,
+    StageRequest,
+    clients_of,
+)
 from fedgs.gan.client_training import Draws, train_discriminators
 from fedgs.gan.discriminators import Discriminators
+from fedgs.gan.features import embedding
 from fedgs.gan.models import (
     Generator,
     advance_in_place,
@@ -41,10 +48,12 @@ from fedgs.gan.models import (
     sample_latents,
     update_ema,
 )
+from fedgs.gan.stages import StageRelease, centre_of, make_networks, steps_before
 from fedgs.gan.surrogate import Surrogate
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.quantization import release_step
 from fedgs.mechanism.sanitizer import (
+    ClippedGradients,
     PerSampleGradients,
     SanitizedGradients,
     clip,
@@ -68,6 +77,8 @@ class ServerState:
         ema: the average of G, which samples are drawn from.
         round: the last finished round, 0 before the first.
         surrogate: the surrogate critic; None where `surrogate_steps` is 0.
+        stages: what the stages have released so far.
+        fitted: stages that the generator is fitted to; one less, or all of them.
     """
 
     generator: Generator
@@ -75,6 +86,8 @@ class ServerState:
     ema: Generator
     round: int = 0
     surrogate: Surrogate | None = None
+    stages: list[StageRelease] = field(default_factory=list[StageRelease])
+    fitted: int = 0
 
 
 def new_server(config: ResolvedConfig) -> ServerState:
@@ -181,18 +194,22 @@ def draw_fakes(config: ResolvedConfig, server: ServerState) -> tuple[FakeBatch, 
     return request, answered
 
 
-def public_fakes(config: ResolvedConfig) -> FakeBatch:
+def public_fakes(config: ResolvedConfig, average: Generator | None = None) -> FakeBatch:
     """Draws the fakes of the public warm start: round 0, which nobody answers.
 
     A local warm start needs none; its request has black images.
 
-    Privacy: public; they come from the untrained generator.
+    Privacy: post-processing of DP output, if there is any yet.
+
+    Args:
+        config: the resolved configuration.
+        average: the generator after the stages; None: the untrained one.
     """
     rng = stream(config.seed, "latent", 0)
     z = sample_latents(config, rng, config.fakes_sent).to(config.device)
     labels = sample_labels(config, rng, config.fakes_sent)
     if config.warm_start == "public":
-        generator = new_server(config).generator.eval()
+        generator = average or new_server(config).generator.eval()
         with torch.no_grad():
             images = generator(z, labels.to(config.device)).cpu()
     else:
@@ -234,13 +251,14 @@ def server_round(
             average = from_dct(average, config.image_size)
         # 11: theta_G <- Adam(theta_G, average * J_theta G(z)).
         jacobian_step(server.optimizer, answered, average.to(answered))
-        update_ema(server.ema, server.generator, server.round, config.ema_decay)
+        step = server.round + steps_before(config, server.fitted)
+        update_ema(server.ema, server.generator, step, config.ema_decay)
     else:
         fakes, labels = (
             x[-config.batch_size :] for x in (request.images, request.labels)
         )
         server.surrogate.remember(fakes, labels, total / config.clients_per_round)
-        server.surrogate.fit(request.round)
+        server.surrogate.fit(request.round - config.num_stages)
         surrogate_steps(config, server, server.surrogate)
     server.round += 1
 
@@ -257,6 +275,7 @@ def surrogate_steps(
     num_steps, count = config.surrogate_steps, 2 * config.batch_size
     # As long a memory in rounds as that of one step per round.
     decay = config.ema_decay ** (1 / num_steps)
+    before = steps_before(config, server.fitted)
     for step in range(server.round * num_steps, (server.round + 1) * num_steps):
         rng = stream(config.seed, "surrogate-latent", step)
         z = sample_latents(config, rng, count).to(config.device)
@@ -265,7 +284,7 @@ def surrogate_steps(
         images = server.generator(z, labels)
         image_grads = surrogate.image_grads(images.detach(), labels)
         jacobian_step(server.optimizer, images, image_grads / count)
-        update_ema(server.ema, server.generator, step, decay)
+        update_ema(server.ema, server.generator, before + step, decay)
 
 
 def jacobian_step(
@@ -287,7 +306,88 @@ def jacobian_step(
     optimizer.step()
 
 
+def stage_request(config: ResolvedConfig, server: ServerState) -> StageRequest:
+    """Makes the next stage's feature networks and what clients subtract.
+
+    Privacy: post-processing of DP output.
+
+    Source: docs/privacy.md, "Embedding releases".
+    """
+    round = server.round + 1
+    networks = make_networks(config, server.ema, round)
+    centre = centre_of(config, server.ema, round, networks)
+    return StageRequest(round, networks, centre)
+
+
+def stage_round(
+    config: ResolvedConfig,
+    server: ServerState,
+    request: StageRequest,
+    answers: Sequence[SanitizedGradients],
+) -> None:
+    """Keeps a stage's target, centre + average; the fit to it comes later.
+
+    Averages over all planned clients, whoever answered.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        config: the resolved configuration.
+        server: updated in place: stages and round.
+        request: what was asked.
+        answers: the releases, at least one.
+    """
+    terms = config.terms(request.round)
+    total = torch.zeros(terms.shape, dtype=torch.float64)
+    for answer in sorted(answers, key=lambda answer: answer.node_id):
+        total += answer.values.double()
+    target = request.centre.double() + total[0] / config.clients_per_round
+    noise_std = terms.noise_std * len(answers) ** 0.5 / config.clients_per_round
+    kind = config.stage_list[request.round - 1].kind
+    release = StageRelease(kind, request.networks, target.float(), noise_std)
+    server.stages.append(release)
+    server.round += 1
+
+
 # ------------------------------------------------------------------ client
+
+
+def embedding_round(
+    config: ResolvedConfig,
+    data: FederatedImages,
+    hosted: Sequence[int],
+    request: StageRequest,
+    node_id: int,
+) -> SanitizedGradients:
+    """Makes the one release of a stage: the noisy sum of the clients' embeddings.
+
+    Privacy: releases (epsilon, delta)-DP output; event: one Gaussian release with the
+    noise and clip bound of the round's `Terms` and B = 1.
+
+    Args:
+        config: the resolved configuration.
+        data: all data that the node can see.
+        hosted: the clients of this node, who all take part.
+        request: the stage's networks and centre.
+        node_id: the node's index.
+
+    Source: docs/privacy.md, "Embedding releases".
+    """
+    terms = config.terms(request.round)
+    kind, device = config.stage_list[request.round - 1].kind, config.device
+    networks = [{n: v.to(device) for n, v in net.items()} for net in request.networks]
+    centre = request.centre.to(device)
+    parts: list[ClippedGradients] = []
+    for client in hosted:
+        records = data.client_records[client]
+        images = torch.from_numpy(to_float(data.images[records])).to(device)
+        labels = torch.from_numpy(data.labels[records]).to(device)
+        values = embedding(kind, networks, centre, images, labels)
+        # One sample of one client: all networks, classes and features clipped together.
+        parts.append(clip(PerSampleGradients(values[None, None]), terms.clip_bound))
+    noise = NoiseStream(config.noise_seed, node_id, request.round, config.secure_noise)
+    step = release_step(config, terms)
+    return sanitize(parts, terms.noise_std, noise, request.round, node_id, step)
 
 
 def client_round(

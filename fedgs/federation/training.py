@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,15 +21,25 @@ import torch
 from fedgs.cohorts.files import selection_costs
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.federation.checkpoint import Checkpoints, indispensable, restore
-from fedgs.federation.messages import EVERYONE, Clients, FakeBatch
+from fedgs.federation.messages import (
+    EVERYONE,
+    Clients,
+    FakeBatch,
+    Request,
+    StageRequest,
+    fakes_of,
+)
 from fedgs.federation.round import (
     draw_fakes,
     new_server,
     public_fakes,
     select,
     server_round,
+    stage_request,
+    stage_round,
     trainees,
 )
+from fedgs.gan.stages import fit
 from fedgs.mechanism.sanitizer import SanitizedGradients
 from fedgs.privacy.accounting import Plan
 from fedgs.privacy.budget import budget_of
@@ -72,7 +83,6 @@ class Training:
         config: of the run, resolved.
         server: generator, optimizer, average, and the last finished round.
         ledger: of the run.
-        preparation: the request of round 0, which has nodes make discriminators.
     """
 
     def __init__(
@@ -83,13 +93,13 @@ class Training:
         self.ledger, self.report = ledger, report
         self.server = new_server(self.config)
         restore(folder, self.server)
-        self.preparation = public_fakes(self.config)
         selections = selection_costs([self.config])
         self._budget = budget_of(self.config, ledger.events, selections)
         self._attempts = Counter(event.round for event in ledger.events)
         self._checkpoints = Checkpoints(folder, self.server, ledger, save_nodes)
         # Their state is on the disk; where it is lost, they refuse to start anew.
-        self._prepared = {*last_rounds(self.config, ledger.events, self.server.round)}
+        gradients = [event for event in ledger.events if event.release == "gradient"]
+        self._prepared = {*last_rounds(self.config, gradients, self.server.round)}
         self._round: _Round | None = None  # between `begin` and `finish`
 
     @classmethod
@@ -128,25 +138,58 @@ class Training:
         Raises:
             RunStopped: `stop` was set, and rounds are left.
         """
+        self._fit(stop)  # to a release that was checkpointed, but not fitted
         while self.server.round < self.config.num_rounds:
             yield self.server.round + 1
+            self._fit(stop)
             if stop.is_set() and self.server.round < self.config.num_rounds:
                 raise RunStopped(f"stopped after round {self.server.round}")
         self._checkpoints.commit()
         self._save_generator()
 
+    def _fit(self, stop: Stop) -> None:
+        """Fits the generator to the last stage, if it is not yet; then commits.
+
+        Raises:
+            RunStopped: `stop` was set; what the fit did is thrown away.
+        """
+        server = self.server
+        if server.fitted == len(server.stages):
+            return
+        models = (server.generator, server.ema, server.optimizer)
+        if not fit(self.config, *models, server.stages, stop.is_set):
+            raise RunStopped(
+                f"stopped after round {server.round}, while the generator was fitted "
+                "to its release"
+            )
+        server.fitted = len(server.stages)
+        self._write_samples()
+        self._checkpoints.commit()
+
+    @cached_property
+    def preparation(self) -> FakeBatch:
+        """The request of round 0, which has nodes make discriminators.
+
+        After stages its fakes are those of the averaged generator, as it is when this
+        is asked for first.
+        """
+        return public_fakes(
+            self.config, self.server.ema if self.config.num_stages else None
+        )
+
     def unprepared(self) -> list[int]:
         """Returns the nodes that the next round needs for the first time, increasing.
 
         They make their discriminators before the round begins: nothing is released
-        then, and nothing counted, however long it takes.
+        then, and nothing counted, however long it takes. A stage needs none.
         """
-        if len(self._prepared) == self.config.num_nodes:
+        is_stage = self.server.round < self.config.num_stages
+        if is_stage or len(self._prepared) == self.config.num_nodes:
             return []
         clients = trainees(self.config, select(self.config, self.server.round + 1))
         return sorted({*nodes_of(self.config, clients)} - self._prepared)
 
-    def begin(self) -> FakeBatch:
+    def begin(self) -> Request:
         """Draws the next round's request; its event is on the disk before it is sent.
 
         Privacy: post-processing of DP output; event: one release of the participants,
@@ -157,9 +200,14 @@ class Training:
         """
         # Spectral vectors move with each drawing; a discarded round puts them back.
         buffers = {n: v.clone() for n, v in self.server.generator.named_buffers()}
-        request, answered = draw_fakes(self.config, self.server)
-        request = replace(request, keep_round=self._checkpoints.committed)
-        self._prepared |= {*nodes_of(self.config, request.trainees)}
+        committed, answered = self._checkpoints.committed, None
+        if self.server.round < self.config.num_stages:
+            request = stage_request(self.config, self.server)
+            request = replace(request, keep_round=committed)
+        else:
+            request, answered = draw_fakes(self.config, self.server)
+            request = replace(request, keep_round=committed)
+            self._prepared |= {*nodes_of(self.config, request.trainees)}
         started = time.monotonic()
         attempt = self._attempts[request.round] + 1
         event = new_event(self.config, request.round, request.participants, attempt)
@@ -177,6 +225,8 @@ class Training:
         self, answers: Sequence[SanitizedGradients], failures: Sequence[str] = ()
     ) -> dict[str, Any]:
         """Takes the generator's step from a round's answers; writes what is due.
+
+        After a stage the step is left to `rounds`, and the release is on the disk.
 
         Privacy: post-processing of DP output.
 
@@ -203,16 +253,27 @@ class Training:
                 f"min_nodes asks for {required}; the round is counted and discarded"
                 + _reasons(failures)
             )
-        asked = self._round.request, self._round.answered
-        server_round(self.config, self.server, *asked, answers)
+        self._step(self._round, answers)
         metrics = self._metrics(answers, self._round.started)
-        self._round = None
-        self._write_samples()
+        is_stage, self._round = self._round.answered is None, None
         with _dispensable(self.folder.path / "metrics.jsonl"):
             self.folder.append_metrics(metrics)
         self.report(metrics)
-        self._checkpoints.commit_if_due()
+        if is_stage:  # costly: a crash while fitting must not repeat the release
+            self._checkpoints.commit()
+        else:
+            self._write_samples()
+            self._checkpoints.commit_if_due()
         return metrics
+
+    def _step(self, asked: "_Round", answers: Sequence[SanitizedGradients]) -> None:
+        """Takes the generator's step, or keeps what a stage released."""
+        request, answered = asked.request, asked.answered
+        if answered is not None:
+            batch = fakes_of(request)
+            server_round(self.config, self.server, batch, answered, answers)
+        elif isinstance(request, StageRequest):
+            stage_round(self.config, self.server, request, answers)
 
     def add_events(self, events: Sequence[Event]) -> None:
         """Adds releases that a ledger which was restored from a backup lacks."""
@@ -268,15 +329,16 @@ class _Round:
 
     Attributes:
         event: the release that was asked for.
-        request: what the nodes were sent.
-        answered: the B images that are answered, with the generator's graph.
+        request: what was sent.
+        answered: the B images that are answered, with the generator's graph; None in a
+            stage.
         buffers: the generator's, from before the drawing.
         started: when, by the monotonic clock.
     """
 
     event: Event
-    request: FakeBatch
-    answered: Images
+    request: Request
+    answered: Images | None
     buffers: TensorDict
     started: float
 
@@ -298,6 +360,7 @@ def new_event(
 ) -> Event:
     """Returns the ledger's event of a round, before its request is sent."""
     planned = len(nodes_of(config, participants))
+    terms = config.terms(round)
     return Event(
         round=round,
         attempt=attempt,
@@ -305,9 +368,10 @@ def new_event(
         num_clients=config.num_clients,
         planned_nodes=planned,
         counted_nodes=Plan.from_config(config).counted_nodes,
-        noise_std=config.noise_std,
-        clip_bound=config.clip_bound,
-        batch_size=config.batch_size,
+        noise_std=terms.noise_std,
+        clip_bound=terms.clip_bound,
+        batch_size=terms.batch_size,
+        release=terms.release,
         client_selection=config.client_selection,
         discriminator_training=config.discriminator_training,
         noise_source="os" if config.noise_seed is None else "seeded",

@@ -22,6 +22,7 @@ import math
 from functools import lru_cache
 
 from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.stages import Terms
 from fedgs.errors import UserError
 from fedgs.mechanism.quantization import release_step
 from fedgs.shapes import Release
@@ -31,7 +32,10 @@ _FLOAT32 = 1e-6  # relative error of a row's norm
 
 
 def largest_norm(
-    config: ResolvedConfig, num_clients: int, rate: float = FALSE_REJECTIONS
+    config: ResolvedConfig,
+    num_clients: int,
+    rate: float = FALSE_REJECTIONS,
+    terms: Terms | None = None,
 ) -> float:
     """Returns the norm that no row of an honest answer exceeds, but for chance.
 
@@ -39,14 +43,21 @@ def largest_norm(
         config: the run's; its B, C, noise, gradient basis and transport count.
         num_clients: n, the participants whose gradients the node sums.
         rate: probability that a row of an honest answer is larger.
+        terms: of the round; None: of the run's gradient rounds.
     """
-    size = math.prod(config.release_shape[1:])
-    noise = config.noise_std * _chi_quantile(size, rate / config.batch_size)
-    rounding = (release_step(config) or 0.0) * math.sqrt(size) / 2
-    return (num_clients * config.clip_bound + noise + rounding) * (1 + _FLOAT32)
+    terms = terms or config.terms(0)
+    size = math.prod(terms.shape[1:])
+    noise = terms.noise_std * _chi_quantile(size, rate / terms.batch_size)
+    rounding = (release_step(config, terms) or 0.0) * math.sqrt(size) / 2
+    return (num_clients * terms.clip_bound + noise + rounding) * (1 + _FLOAT32)
 
 
-def check_norms(values: Release, config: ResolvedConfig, num_clients: int) -> None:
+def check_norms(
+    values: Release,
+    config: ResolvedConfig,
+    num_clients: int,
+    terms: Terms | None = None,
+) -> None:
     """Refuses an answer with a row that no honest node would send.
 
     Privacy: post-processing of DP output.
@@ -55,17 +66,19 @@ def check_norms(values: Release, config: ResolvedConfig, num_clients: int) -> No
         values: shape (B, C, k, k), finite.
         config: the run's.
         num_clients: as `largest_norm`.
+        terms: as `largest_norm`.
 
     Raises:
         UserError: tells how many rows and the bound, no value of the answer.
     """
-    bound = largest_norm(config, num_clients)
+    terms = terms or config.terms(0)
+    bound = largest_norm(config, num_clients, terms=terms)
     norms = values.double().flatten(1).norm(dim=1)
     if large := int((norms > bound).sum()):
         raise UserError(
-            f"{large} of {len(norms)} gradients with a norm above {bound:.4g}, which "
-            f"{num_clients} clients with clip_bound = {config.clip_bound:g} and the "
-            "run's noise do not reach"
+            f"{large} of {len(norms)} {terms.release}s with a norm above {bound:.4g}, "
+            f"which {num_clients} clients with clip_bound = {terms.clip_bound:g} and "
+            "the run's noise do not reach"
         )
 
 

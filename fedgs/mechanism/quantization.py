@@ -4,8 +4,9 @@ The step is computed from the run's settings alone:
 
     step = max(sqrt(noise_std^2 + C^2 / d) / 8, (n C + 19 noise_std) / 32767)
 
-with d the values of one fake's gradient and n the clients of the largest node: an
-eighth of a coordinate's size, and never so small that an integer could exceed 16 bits.
+with d the values of one sample (a fake's gradient, or an embedding) and n the clients
+of the largest node: an eighth of a coordinate's size, and never so small that an
+integer could exceed 16 bits.
 `fedgs.federation.codec` sends the integers.
 
 Privacy: rounding is a function of what is already sanitized, so it changes no
@@ -17,22 +18,29 @@ import math
 from torch import Tensor
 
 from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.stages import Terms
 
 STEPS_PER_COORDINATE = 8
 LARGEST = 32767  # of the integers that a release is sent as
 MOST_NOISE = 19.0  # standard deviations; `fedgs.mechanism.noise` draws at most 18.9
 
 
-def release_step(config: ResolvedConfig) -> float | None:
+def release_step(config: ResolvedConfig, terms: Terms | None = None) -> float | None:
     """Returns what releases are rounded to multiples of; None: they are not rounded.
 
     Privacy: public; a function of the run's settings.
+
+    Args:
+        config: the run's.
+        terms: of the round; None: of its gradient rounds.
     """
     if config.transport == "exact":
         return None
-    size = math.prod(config.release_shape[1:])
-    coordinate = math.hypot(config.noise_std, config.clip_bound / math.sqrt(size))
-    largest = config.largest_node * config.clip_bound + MOST_NOISE * config.noise_std
+    terms = terms or config.terms(0)
+    bound, noise_std = terms.clip_bound, terms.noise_std
+    size = math.prod(terms.shape[1:])
+    coordinate = math.hypot(noise_std, bound / math.sqrt(size))
+    largest = config.largest_node * bound + MOST_NOISE * noise_std
     return max(coordinate / STEPS_PER_COORDINATE, largest / LARGEST)
 
 

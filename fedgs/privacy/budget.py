@@ -162,7 +162,7 @@ def largest_num_rounds(
     ratio = plan.ratio(adversary, relation, colluding)
 
     def holds(rounds: int) -> bool:
-        law = replace(plan, num_rounds=rounds).law(selection)[0]
+        law = plan.law_of(selection, rounds)[0]
         return target.is_kept(Releases(law, ratio))
 
     def holds_amplified(rounds: int) -> bool:
@@ -351,7 +351,17 @@ def is_spent(
         UserError: as `Budget`.
     """
     budget = budget_of(config, events, selections)
-    last = max(event.round for event in events)
-    return budget is not None and not budget.allows(
-        replace(events[-1], round=last + 1, attempt=1)
-    )
+    if budget is None:
+        return False
+    following = max(event.round for event in events) + 1
+    event = replace(events[-1], round=following, attempt=1)
+    if config.num_stages:
+        terms = config.terms(following)
+        event = replace(
+            event,
+            noise_std=terms.noise_std,
+            clip_bound=terms.clip_bound,
+            batch_size=terms.batch_size,
+            release=terms.release,
+        )
+    return not budget.allows(event)

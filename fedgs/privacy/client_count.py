@@ -352,6 +352,7 @@ def release_event(
         num_clients: the node's clients.
     """
     is_all = len(positions) == num_clients
+    terms = config.terms(round)
     return Event(
         round=round,
         attempt=1,
@@ -359,9 +360,10 @@ def release_event(
         num_clients=num_clients,
         planned_nodes=1,
         counted_nodes=1,
-        noise_std=config.noise_std,
-        clip_bound=config.clip_bound,
-        batch_size=config.batch_size,
+        noise_std=terms.noise_std,
+        clip_bound=terms.clip_bound,
+        batch_size=terms.batch_size,
+        release=terms.release,
         client_selection=config.client_selection,
         discriminator_training=config.discriminator_training,
         noise_source="os" if config.noise_seed is None else "seeded",

@@ -8,7 +8,8 @@ A TOML file on the client's side. Every key may be left out; an unknown one is a
     max_batch_size = 32           # B, fakes answered by a release
     min_noise_multiplier = 1.0    # noise_std / (2 * clip_bound); unset: above 0;
                                   #   0 allows a run without noise
-    clip_bound = 1.0              # exactly this C
+    clip_bound = 1.0              # exactly this C, of gradients
+    allow_embeddings = false      # true: releases of class means of features, too
     image_size = 28               # exactly this side of the square fakes
     image_channels = 1            # exactly this
     num_classes = 10              # exactly this; labels lie in [0, num_classes)
@@ -33,6 +34,7 @@ from typing import Any
 from fedgs.config.conditions import REFUSAL_TELLS
 from fedgs.config.fields import coerce_fields, entry
 from fedgs.config.run_config import ResolvedConfig, RunConfig
+from fedgs.config.stages import Terms
 from fedgs.errors import UserError
 from fedgs.privacy.amplification import LEAST_RATIO
 from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
@@ -66,6 +68,8 @@ class Limits:
             Without a min_noise_multiplier there must be some noise.
         clip_bound, image_size, image_channels, num_classes: the only value allowed.
         allow_seeded_noise: whether a run may set `noise_seed`.
+        allow_embeddings: whether a run may have stages; all other limits of a release
+            hold for theirs as well, but for `clip_bound`.
         state_dir: absolute folder of the count; None: the run's private folder.
 
     Raises:
@@ -83,6 +87,7 @@ class Limits:
     num_classes: int | None = entry(None, at_least=1)
     max_fakes: int | None = entry(None, at_least=1)
     allow_seeded_noise: bool = False
+    allow_embeddings: bool = False
     state_dir: Path | None = None
 
     def __post_init__(self) -> None:
@@ -130,7 +135,9 @@ class Limits:
         Raises:
             UserError: as `read`; or client_epsilon is given in two places.
         """
-        limits = cls(allow_seeded_noise=True, min_noise_multiplier=0)
+        limits = cls(
+            allow_seeded_noise=True, allow_embeddings=True, min_noise_multiplier=0
+        )
         if config.client_limits is not None:
             limits = cls.read(config.client_limits)
         if config.client_epsilon is None:
@@ -175,11 +182,19 @@ class Limits:
         if (most := self.max_batch_size) is not None:
             holds = config.batch_size <= most
             yield "max_batch_size", "batch_size", holds, f"at most {most}"
-        cost = release_cost(config.noise_multiplier, config.batch_size)
+        if not self.allow_embeddings:
+            remedy = f"no --stages, or {_ALLOW_EMBEDDINGS}"
+            yield "allow_embeddings", "stages", config.stages is None, remedy
+        cost = max(
+            release_cost(terms.noise_multiplier, terms.batch_size)
+            for terms in _all_terms(config)
+        )
         holds, remedy = cost <= 1 / LEAST_RATIO**2, f"more, or {_ALLOW_NO_NOISE}"
         if (least := self.min_noise_multiplier) is not None:
-            holds = config.noise_multiplier >= least
-            remedy = f"at least {least}"
+            lowest = min(terms.noise_multiplier for terms in _all_terms(config))
+            holds, remedy = lowest >= least, f"at least {least}"
+            if lowest < config.noise_multiplier:
+                remedy += f" / sqrt(stage_weights): a stage has {lowest:.4g}"
         yield "min_noise_multiplier", "noise_multiplier", holds, remedy
         for name in ("clip_bound", "image_size", "image_channels", "num_classes"):
             if (only := getattr(self, name)) is not None:
@@ -251,6 +266,12 @@ def release_cost(noise_multiplier: float, batch_size: int) -> float:
     return 1 / z**2 if z**2 else float("inf")
 
 
+def _all_terms(config: ResolvedConfig) -> list[Terms]:
+    """Returns the terms of each kind of release that the run has."""
+    rounds = min(config.num_stages + 1, config.num_rounds)  # all gradient rounds alike
+    return [config.terms(round) for round in range(1, rounds + 1)]
+
+
 @lru_cache
 def _most_mu_squared(epsilon: float, delta: float, relation: str) -> float:
     scale = RELATIONS["replace-one"] / RELATIONS[relation]
@@ -260,3 +281,4 @@ def _most_mu_squared(epsilon: float, delta: float, relation: str) -> float:
 _FILE = "in the client's limits file"
 _ALLOW_NO_NOISE = f"set min_noise_multiplier = 0 {_FILE} to allow less"
 _ALLOW_SEEDED = f"set allow_seeded_noise = true {_FILE} to allow it"
+_ALLOW_EMBEDDINGS = f"set allow_embeddings = true {_FILE} to allow them"

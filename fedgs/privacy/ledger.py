@@ -49,12 +49,14 @@ class Event:
         counted_nodes: nodes whose noise a guarantee may count; below this number,
             planned before the participants were known, the round is discarded.
         noise_std: standard deviation of one node's noise, per coordinate, at least 0.
-        clip_bound: C > 0, the largest L2 norm of one client's gradient for one fake.
-        batch_size: B, fakes answered.
+        clip_bound: C > 0, the largest L2 norm of one client's gradient for one fake,
+            or of its embedding.
+        batch_size: B, fakes answered; 1 for an embedding.
         client_selection, discriminator_training: as in `RunConfig`.
         noise_source: "os" (operating system's entropy) or "seeded" (not private).
         source: in the count of a deployed client, who asked for it; else "", and
             then not in the line.
+        release: "gradient", then not in the line, or "embedding": one sample, B = 1.
 
     Raises:
         UserError: a value of the wrong type or outside its range.
@@ -74,6 +76,7 @@ class Event:
     discriminator_training: str = entry(choices=("selected", "every_round", "frozen"))
     noise_source: str = entry(choices=("os", "seeded"))
     source: str = ""
+    release: str = entry("gradient", choices=("gradient", "embedding"))
 
     def __post_init__(self) -> None:
         """Checks every field."""
@@ -81,6 +84,9 @@ class Event:
             coerce_fields(self)
         except UserError as error:
             raise UserError(f"event: {error}") from error
+        if self.release == "embedding" and self.batch_size != 1:
+            problem = f"batch_size = {self.batch_size}: an embedding is one sample"
+            raise UserError(f"event: {problem}; give 1")
         if self.planned_nodes < self.counted_nodes:
             problem = f"planned_nodes = {self.planned_nodes}: give at least"
             raise UserError(f"event: {problem} counted_nodes = {self.counted_nodes}")
@@ -101,7 +107,9 @@ class Event:
         return self.noise_std / (2.0 * self.clip_bound)
 
 
-_FIELDS = {spec.name for spec in fields(Event)} - {"source"}
+# Not in a line that has the default: lines of earlier versions keep their hashes.
+_OPTIONAL = {"source": "", "release": "gradient"}
+_FIELDS = {spec.name for spec in fields(Event)} - _OPTIONAL.keys()
 
 
 def _are_indices(clients: tuple[Any, ...], below: int) -> bool:
@@ -114,7 +122,7 @@ def _are_indices(clients: tuple[Any, ...], below: int) -> bool:
 
 def _parse(text: bytes) -> Event:
     values: dict[str, Any] = json.loads(text)
-    if found := (values.keys() - {"source"}) ^ _FIELDS:
+    if found := (values.keys() - _OPTIONAL.keys()) ^ _FIELDS:
         names = ", ".join(sorted(found))
         raise UserError(f"unknown or missing field {names}")
     if values["participants"] != "all":
@@ -246,9 +254,7 @@ class Ledger:
         """
         if self._file is None:
             raise UserError(f"{self.path}: not open for appending; use Ledger.open")
-        values = asdict(event)
-        if not event.source:
-            del values["source"]
+        values = {n: v for n, v in asdict(event).items() if v != _OPTIONAL.get(n)}
         text = json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
         digest = _chain(self.head, text)
         line = text[:-1] + _HASH_KEY + digest.encode() + b'"}\n'

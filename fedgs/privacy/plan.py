@@ -20,11 +20,12 @@ from fedgs.config.conditions import why_not_amplified
 from fedgs.config.hosting import Hosting, hosting
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import MECHANISM, settings_with
+from fedgs.config.stages import read_stages
 from fedgs.errors import UserError
 from fedgs.privacy.amplification import Sampled
-from fedgs.privacy.gaussian import Law
+from fedgs.privacy.gaussian import Law, fixed_law
 from fedgs.privacy.ledger import Event
-from fedgs.privacy.participation import planned_law
+from fedgs.privacy.participation import COUNT_THEOREM, planned_law
 
 ADVERSARIES = ("release", "server", "secagg")
 RELATIONS = {"replace-one": 2.0, "zero-out": 1.0}  # sensitivity of one fake / C
@@ -124,6 +125,9 @@ class Plan:
     engine: str = "flower"
     privacy_unit: str = "client"
     amplification: bool = False
+    stages: str | None = None
+    stage_weights: str | None = None
+    stage_clips: str | None = None
     noise_source: str = "os"
 
     def __post_init__(self) -> None:
@@ -167,9 +171,28 @@ class Plan:
         return min(fewest, self.min_nodes or fewest)
 
     def law(self, selection: str) -> tuple[Law, str, str]:
-        """Returns `fedgs.privacy.participation.planned_law` for a client_selection."""
-        clients = (self.num_clients, self.clients_per_round)
-        return planned_law(selection, self.num_rounds, *clients)
+        """Returns `fedgs.privacy.participation.planned_law` for a client_selection.
+
+        With stages it counts in gradient releases: a stage of weight w costs w / B.
+        """
+        return self.law_of(selection, self.num_rounds)
+
+    def law_of(self, selection: str, num_rounds: int) -> tuple[Law, str, str]:
+        """Returns `law` for another number of rounds, at least 1.
+
+        Source: docs/privacy.md, "Embedding releases".
+        """
+        stages = read_stages(self.stages, self.stage_weights, self.stage_clips, None)
+        if not stages:
+            clients = (self.num_clients, self.clients_per_round)
+            return planned_law(selection, num_rounds, *clients)
+        weight = sum(stage.weight for stage in stages[:num_rounds])
+        gradients = max(num_rounds - len(stages), 0)
+        why = (
+            f"count: every client takes part in all {num_rounds} rounds, of which "
+            f"{num_rounds - gradients} release embeddings"
+        )
+        return fixed_law(gradients + weight / self.batch_size), COUNT_THEOREM, why
 
     def why_not_amplified(self, selection: str) -> str:
         """Returns what `fedgs.config.conditions` says of a client_selection."""
@@ -192,7 +215,7 @@ class Plan:
         return (Sampled(*clients, ratio, self.num_rounds),)
 
     def ratio(self, adversary: str, relation: str, colluding: int) -> float:
-        """Returns `noise_ratio` of one round's release, as an adversary sees it.
+        """Returns `noise_ratio` of a gradient round, as an adversary sees it.
 
         Raises:
             UserError: the plan has no noise multiplier.

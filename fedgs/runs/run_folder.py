@@ -322,7 +322,7 @@ class RunFolder:
         return found
 
     def save_checkpoint(
-        self, round: int, tensors: "TensorDict", ledger: Ledger
+        self, round: int, tensors: "TensorDict", ledger: Ledger, part: str = ""
     ) -> None:
         """Commits the server's state of a round; the nodes' states are on disk.
 
@@ -332,13 +332,14 @@ class RunFolder:
             round: the finished round.
             tensors: name -> tensor, everything the server needs to go on.
             ledger: whose length and head the checkpoint records.
+            part: names the second checkpoint of one round.
         """
         for state in self.private.glob("*/*.safetensors"):
             with contextlib.suppress(FileNotFoundError):
                 sync(state)
         for folder in (*self.private.glob("node-*"), self.private):
             sync(folder)
-        name = f"round-{round:07d}.safetensors"
+        name = f"round-{round:07d}{part and '-'}{part}.safetensors"
         path = self.path / "checkpoint" / name
         write_tensors(path, tensors, is_durable=True)
         commit = {

@@ -142,7 +142,7 @@ def test_the_step_grows_where_16_bits_would_not_do():
 
 def test_the_step_depends_on_public_settings_only():
     # What a client computes is no argument of it.
-    assert {*inspect.signature(release_step).parameters} == {"config"}
+    assert {*inspect.signature(release_step).parameters} == {"config", "terms"}
 
 
 def test_a_compact_release_is_the_exact_one_rounded_after_the_noise():

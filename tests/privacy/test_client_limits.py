@@ -31,6 +31,7 @@ image_channels = 1
 num_classes = 3
 max_fakes = 160
 allow_seeded_noise = true
+allow_embeddings = true
 state_dir = "counts"
 """
 EPSILON = 'client_epsilon = {}\ndelta = 1e-5\nrelation = "replace-one"\n'
@@ -61,6 +62,7 @@ def test_every_key_of_the_file_is_read(tmp_path, monkeypatch):
         num_classes=3,
         max_fakes=160,
         allow_seeded_noise=True,
+        allow_embeddings=True,
         state_dir=tmp_path / "counts",
     )
     keys = {line.split(" =")[0] for line in WHOLE.split("\n") if line}
@@ -130,12 +132,13 @@ def test_a_missing_file_is_refused(tmp_path):
 def test_the_epsilon_of_a_run_comes_with_its_delta_and_relation(tmp_path):
     settings = {"client_epsilon": 3.0, "delta": 1e-6, "relation": "zero-out"}
     limits = Limits.of_run(RunConfig(**settings))
-    any_noise = {"allow_seeded_noise": True, "min_noise_multiplier": 0}
-    assert limits == Limits(**any_noise, **settings)
+    anything = {"allow_seeded_noise": True, "allow_embeddings": True}
+    anything["min_noise_multiplier"] = 0
+    assert limits == Limits(**anything, **settings)
     path = str(_write(tmp_path, "max_batch_size = 8"))
     limits = Limits.of_run(RunConfig(client_limits=path, **settings))
     assert limits == Limits(max_batch_size=8, **settings)
-    assert Limits.of_run(RunConfig()) == Limits(**any_noise)
+    assert Limits.of_run(RunConfig()) == Limits(**anything)
 
 
 def test_an_epsilon_in_two_places_is_refused(tmp_path):

@@ -46,7 +46,8 @@ def test_events_come_back_as_they_were_appended(tmp_path):
 
 def fields_of(event: Event) -> dict:
     """Returns what a line of a run's ledger has."""
-    return {k: v for k, v in dataclasses.asdict(event).items() if k != "source"}
+    hidden = ("source", "release")  # as long as they have their defaults
+    return {k: v for k, v in dataclasses.asdict(event).items() if k not in hidden}
 
 
 def test_the_file_is_the_documented_format(path):
@@ -64,6 +65,28 @@ def test_who_asked_is_in_the_line_where_it_is_known(path):
     named = ['"source"' in line for line in path.read_text().splitlines()]
     assert named == [False, False, False, True]
     assert Ledger.read(path).events[3] == told
+
+
+def test_a_release_is_in_the_line_where_it_is_an_embedding(path):
+    told = event(4, release="embedding", batch_size=1)
+    append(path, told)
+    named = ['"release"' in line for line in path.read_text().splitlines()]
+    assert named == [False, False, False, True]
+    assert Ledger.read(path).events[3] == told
+    assert Ledger.read(path).events[0].release == "gradient"
+
+
+def test_an_unknown_release_is_refused_in_an_event_and_in_a_file(path):
+    named = "release = 'median': give one of gradient, embedding"
+    assert_refused(named, event, 4, release="median")
+    line, _ = sealed(GENESIS, fields_of(event(1)) | {"release": "median"})
+    path.write_text(line)
+    assert_refused(f"line 1: .*{named}", Ledger.read, path)
+
+
+def test_an_embedding_is_one_sample():
+    told = {"release": "embedding", "batch_size": 2}
+    assert_refused("batch_size = 2: .*give 1", event, 4, **told)
 
 
 def test_noise_multiplier_is_in_units_of_two_clip_bounds():

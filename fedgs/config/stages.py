@@ -1,0 +1,135 @@
+"""Staged embeddings: which features each stage releases, and the terms of each release.
+
+A run begins with one embedding round per stage; all other rounds are gradient rounds.
+What both have in common is `Terms`: what a round's release is agreed to be.
+
+>>> stages = read_stages("random,classifier", "0.75,0.25", "50,10", None)
+>>> [(stage.kind, stage.weight, stage.clip_bound, stage.steps) for stage in stages]
+[('random', 0.75, 50.0, 400), ('classifier', 0.25, 10.0, 400)]
+
+This module imports no tensor library.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from fedgs.config.fields import shortened
+from fedgs.errors import UserError
+
+RANDOM_CHANNELS = 32  # of each convolution of a random network
+GLOBAL_FEATURES = 512  # random projections that a global network adds
+CLASSIFIER_FEATURES = 128  # hidden units of a classifier
+DEFAULT_STEPS = 400
+MOST_STAGES = 100
+MOST_CHARACTERS = 10_000  # of a text that may come from a hostile server
+
+
+def _random_features(side: int) -> int:
+    return RANDOM_CHANNELS * ((side // 4) ** 2 + (side // 8) ** 2)
+
+
+# Number of features that each kind of network has, by the side of the images. The
+# networks themselves are in `fedgs.gan.features`.
+FEATURES: dict[str, Callable[[int], int]] = {
+    "random": _random_features,
+    "global": lambda side: _random_features(side) + GLOBAL_FEATURES,
+    "classifier": lambda side: CLASSIFIER_FEATURES,
+}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage as the settings describe it.
+
+    Attributes:
+        kind: of its feature networks, a key of `FEATURES`.
+        weight: w, its mu^2 in units of one fake's gradient release; above 0.
+        clip_bound: C, the largest L2 norm of one client's embedding; above 0.
+        steps: of the generator, after its release; at least 1.
+    """
+
+    kind: str
+    weight: float
+    clip_bound: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What one round's release is agreed to be.
+
+    Attributes:
+        release: "gradient" or "embedding".
+        noise_multiplier: one node's noise_std / (2 * clip_bound), at least 0.
+        clip_bound: C > 0, the largest L2 norm of what one client adds to one sample.
+        shape: (B, channels, rows, columns): B gradients in their basis, or, with B = 1,
+            one embedding by network, class and feature.
+    """
+
+    release: str
+    noise_multiplier: float
+    clip_bound: float
+    shape: tuple[int, int, int, int]
+
+    @property
+    def batch_size(self) -> int:
+        """B, the samples of one release, each clipped by itself."""
+        return self.shape[0]
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of one node's noise, 2 * clip_bound * noise_multiplier."""
+        return 2.0 * self.clip_bound * self.noise_multiplier
+
+
+@lru_cache(maxsize=16)
+def read_stages(
+    stages: str | None, weights: str | None, clips: str | None, steps: str | None
+) -> tuple[Stage, ...]:
+    """Returns the stages of a run; settings as in `RunConfig`, empty when unset.
+
+    Raises:
+        UserError: unknown kinds, other numbers than there are stages, or numbers out of
+            range.
+    """
+    if stages is None:
+        return ()
+    kinds = [kind.strip() for kind in stages[: MOST_CHARACTERS + 1].split(",")]
+    if not set(kinds) <= FEATURES.keys() or len(kinds) > MOST_STAGES:
+        raise UserError(
+            f"stages = {shortened(stages)!r}: give --stages at most {MOST_STAGES} of "
+            f"{', '.join(FEATURES)}, comma-separated"
+        )
+    count = len(kinds)
+    of_weight = [1 / count] * count
+    if weights is not None:
+        of_weight = _numbers("stage_weights", weights, count)
+    if clips is None:
+        raise UserError(
+            "stage_clips is unset: give --stage-clips the clip bound of each stage"
+        )
+    of_clip = _numbers("stage_clips", clips, count)
+    of_steps = [float(DEFAULT_STEPS)] * count
+    if steps is not None:
+        of_steps = _numbers("stage_steps", steps, count)
+        if not all(number.is_integer() for number in of_steps):
+            raise UserError(
+                f"stage_steps = {shortened(steps)!r}: give --stage-steps whole numbers"
+            )
+    columns = zip(kinds, of_weight, of_clip, map(int, of_steps), strict=True)
+    return tuple(Stage(*values) for values in columns)
+
+
+def _numbers(name: str, text: str, count: int) -> list[float]:
+    """Returns so many numbers from 1e-6 to 1e6, comma-separated."""
+    try:
+        numbers = [float(part) for part in text[: MOST_CHARACTERS + 1].split(",")]
+    except ValueError:
+        numbers = []
+    if len(numbers) != count or not all(1e-6 <= n <= 1e6 for n in numbers):
+        raise UserError(
+            f"{name} = {shortened(text)!r}: give --{name.replace('_', '-')} one "
+            f"positive number for each of the {count} stages, comma-separated"
+        )
+    return numbers
