@@ -26,6 +26,7 @@ from fedgs.randomness import stream
 from fedgs.runs.run_folder import RunFolder
 from oracles import adam, latents
 from refusals import assert_refused
+from runs import generator, interrupt_at, train
 from tiny import FULL_PARTICIPATION, SIZES, digest, record_calls, tiny_config, tiny_data
 
 pytestmark = pytest.mark.usefixtures("global_state_is_kept")
@@ -279,6 +280,24 @@ def test_a_checkpoint_has_the_network_its_moments_and_the_memory(tmp_path, num_r
     assert all(torch.equal(saved[name], found[name]) for name in saved)
     parts = {name.split(".")[1] for name in saved if name.startswith("surrogate.")}
     assert parts == {"network", "memory"} | ({"adam"} if num_rounds else set())
+
+
+def test_a_run_with_stages_before_it_resumes_to_the_same_bytes(tmp_path):
+    stages = {"stages": "random", "stage_weights": "1", "stage_clips": "1"}
+    settings = FULL_PARTICIPATION | stages | {"stage_steps": "3", "stage_networks": 1}
+    settings |= {"num_rounds": 4, "surrogate_fit_steps": 2, "checkpoint_every": 1}
+    folders = [
+        RunFolder.create(_config(output=str(tmp_path / name), **settings))
+        for name in ("whole", "run")
+    ]
+    data = tiny_data(folders[0].config)
+    train(folders[0], data=data)
+    for round in (1, 2, 3):  # the stage, the first fit, one with a memory
+        with pytest.raises(KeyboardInterrupt):
+            train(folders[1], interrupt_at(round), data)
+    train(folders[1], data=data)
+    whole, resumed = (generator(folder.path) for folder in folders)
+    assert whole == resumed
 
 
 def test_a_checkpoint_without_a_surrogate_is_refused_where_there_is_one(tmp_path):
