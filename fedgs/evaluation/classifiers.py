@@ -30,28 +30,30 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.nn import functional
+from torch.optim import SGD
+from torch.optim.lr_scheduler import MultiStepLR
 
-from fedgs.errors import UserError
+from fedgs.errors import UserError, imported
 from fedgs.evaluation.cache import content_hash, read_cached, write_cached
-from fedgs.evaluation.downstream import predict, train_cnn
+from fedgs.evaluation.downstream import CNN, Recipe, fit, predict
 from fedgs.evaluation.images import LabelledImages
 
 PROTOCOLS = ("reference-settings", "library-defaults")
 VERSION = 1  # raise it with any change to a setting that SETTINGS does not show
 
 SKLEARN = {  # name in results: (module, class)
-    "adaboost": ("ensemble", "AdaBoostClassifier"),
-    "bagging": ("ensemble", "BaggingClassifier"),
-    "bernoulli_nb": ("naive_bayes", "BernoulliNB"),
-    "decision_tree": ("tree", "DecisionTreeClassifier"),
-    "gaussian_nb": ("naive_bayes", "GaussianNB"),
-    "gradient_boosting": ("ensemble", "GradientBoostingClassifier"),
-    "lda": ("discriminant_analysis", "LinearDiscriminantAnalysis"),
-    "linear_svc": ("svm", "LinearSVC"),
-    "logistic_regression": ("linear_model", "LogisticRegression"),
-    "mlp": ("neural_network", "MLPClassifier"),
-    "random_forest": ("ensemble", "RandomForestClassifier"),
+    "adaboost": ("sklearn.ensemble", "AdaBoostClassifier"),
+    "bagging": ("sklearn.ensemble", "BaggingClassifier"),
+    "bernoulli_nb": ("sklearn.naive_bayes", "BernoulliNB"),
+    "decision_tree": ("sklearn.tree", "DecisionTreeClassifier"),
+    "gaussian_nb": ("sklearn.naive_bayes", "GaussianNB"),
+    "gradient_boosting": ("sklearn.ensemble", "GradientBoostingClassifier"),
+    "lda": ("sklearn.discriminant_analysis", "LinearDiscriminantAnalysis"),
+    "linear_svc": ("sklearn.svm", "LinearSVC"),
+    "logistic_regression": ("sklearn.linear_model", "LogisticRegression"),
+    "mlp": ("sklearn.neural_network", "MLPClassifier"),
+    "random_forest": ("sklearn.ensemble", "RandomForestClassifier"),
+    "xgboost": ("xgboost", "XGBClassifier"),
 }
 NAMES = (  # in the order of Tables A1 and A2
     *("mlp", "cnn", "adaboost", "bagging", "bernoulli_nb", "decision_tree"),
@@ -122,39 +124,13 @@ def build(
         return _Cnn(shape, num_classes, seed, settings.get("lenet", False))
     if name == "lda" and "n_components" in settings:
         settings["n_components"] = min(settings["n_components"], num_classes - 1)
-    try:
-        if name == "xgboost":
-            from xgboost import XGBClassifier
-
-            return XGBClassifier(random_state=seed, n_jobs=1, **settings)
-        module, kind = SKLEARN[name]
-        package = importlib.import_module(f"sklearn.{module}")
-    except ImportError as error:
-        raise UserError(
-            f"classifiers = {name}: needs {error.name}; run `pip install 'fedgs[eval]'`"
-        ) from error
+    module, kind = SKLEARN[name]
+    package = imported(module, f"classifiers = {name}", "'fedgs[eval]'")
+    if name == "xgboost":
+        settings["n_jobs"] = 1
     if name not in SEEDLESS:
         settings["random_state"] = seed
     return getattr(package, kind)(**settings)
-
-
-class _ReferenceLeNet(nn.Module):
-    """LeNet with 6 and 16 kernels of 5 x 5, as the reference code's CNN."""
-
-    def __init__(self, channels: int, side: int, num_classes: int) -> None:
-        super().__init__()
-        left = (side // 2 - 4) // 2
-        self.conv1 = nn.Conv2d(channels, 6, 5, padding=2)
-        self.conv2 = nn.Conv2d(6, 16, 5)
-        self.hidden1 = nn.Linear(16 * left**2, 120)
-        self.hidden2 = nn.Linear(120, 84)
-        self.out = nn.Linear(84, num_classes)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        x = functional.max_pool2d(functional.relu(self.conv1(images)), 2)
-        x = functional.max_pool2d(functional.relu(self.conv2(x)), 2)
-        x = functional.relu(self.hidden1(x.flatten(1)))
-        return self.out(functional.relu(self.hidden2(x)))
 
 
 class _Cnn:
@@ -163,40 +139,36 @@ class _Cnn:
     def __init__(
         self, shape: tuple[int, ...], num_classes: int, seed: int, lenet: bool
     ) -> None:
+        self.recipe = LENET if lenet else CNN
         self.shape, self.num_classes, self.seed = shape, num_classes, seed
-        self.lenet = lenet
 
     def fit(self, x: NDArray[np.float32], y: NDArray[np.int64]) -> None:
-        images = x.reshape(-1, *self.shape)
-        if self.lenet:
-            self.model: nn.Module = self._train_lenet(images, y)
-        else:
-            train = LabelledImages(images, y)
-            self.model = train_cnn(train, self.num_classes, self.seed)
+        train = LabelledImages(x.reshape(-1, *self.shape), y)
+        self.model = fit(self.recipe, train, self.num_classes, self.seed)
 
     def predict(self, x: NDArray[np.float32]) -> NDArray[np.int64]:
         return predict(self.model, x.reshape(-1, *self.shape))
 
-    def _train_lenet(
-        self, images: NDArray[np.float32], labels: NDArray[np.int64]
-    ) -> nn.Module:
-        """Trains 50 epochs of SGD, the rate divided by 10 after 40."""
-        inputs, targets = torch.from_numpy(images), torch.from_numpy(labels)
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(self.seed)
-            model = _ReferenceLeNet(self.shape[0], self.shape[1], self.num_classes)
-            optimizer = torch.optim.SGD(
-                model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4
-            )
-            schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [40])
-            for _ in range(50):
-                for rows in torch.randperm(len(inputs)).split(128):
-                    loss = functional.cross_entropy(model(inputs[rows]), targets[rows])
-                    optimizer.zero_grad()
-                    loss.backward()
-                    optimizer.step()
-                schedule.step()
-        return model.eval()
+
+def _lenet(channels: int, side: int, num_classes: int) -> nn.Module:
+    """LeNet with 6 and 16 kernels of 5 x 5, as the reference code's CNN."""
+    left = (side // 2 - 4) // 2
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(16 * left**2, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU()),
+        nn.Linear(84, num_classes),
+    )
+
+
+LENET = Recipe(
+    _lenet,
+    num_epochs=50,
+    batch_size=128,
+    optimizer=partial(SGD, lr=0.02, momentum=0.9, weight_decay=1e-4),
+    # A tenth of the rate after 40 epochs.
+    schedule=lambda sgd, steps: MultiStepLR(sgd, [40 * steps]),
+)
 
 
 # ------------------------------------------------------------------ train and test

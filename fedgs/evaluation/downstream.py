@@ -7,72 +7,95 @@ other twelve classifiers are in `classifiers`.
 Source: Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020, appendix C.3.
 """
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.optim import Adam, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from fedgs.evaluation.images import LabelledImages
 
-NUM_EPOCHS = 3
-BATCH_SIZE = 64
-LEARNING_RATE = 1e-3
 NUM_IMAGES = 10_000  # of `downstream_cnn_accuracy` in an evaluation
 
-
-class CnnClassifier(nn.Module):
-    """Images (B, C, S, S) in [0, 1] to logits (B, num_classes)."""
-
-    def __init__(self, channels: int, side: int, num_classes: int) -> None:
-        """Builds the layers for square images of the given side."""
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, 32, 3, padding=1)
-        self.conv2 = nn.Conv2d(32, 64, 3, padding=1)
-        self.dropout = nn.Dropout(0.5)
-        self.hidden = nn.Linear(64 * (side // 4) ** 2, 128)
-        self.out = nn.Linear(128, num_classes)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Returns the logits."""
-        x = functional.max_pool2d(functional.relu(self.conv1(images)), 2)
-        x = functional.max_pool2d(functional.relu(self.conv2(x)), 2)
-        x = self.dropout(functional.relu(self.hidden(x.flatten(1))))
-        return self.out(x)
+Report = Callable[[int, int], None]  # how many of how many epochs are done
 
 
-def train_cnn(
+class Recipe(NamedTuple):
+    """A network that classifies images, and how it is trained.
+
+    Attributes:
+        build: makes it for channels, side and classes: images (B, C, S, S) in [0, 1] to
+            logits (B, classes).
+        num_epochs: passes over the images.
+        batch_size: images of a step.
+        optimizer: of the parameters that it is given.
+        schedule: of the learning rate after each step, from the optimizer and the
+            number of steps in an epoch; constant by default.
+    """
+
+    build: Callable[[int, int, int], nn.Module]
+    num_epochs: int
+    batch_size: int
+    optimizer: Callable[[Any], Optimizer]
+    schedule: Callable[[Optimizer, int], LRScheduler] = lambda optimizer, steps: (
+        LambdaLR(optimizer, lambda step: 1.0)
+    )
+
+
+def cnn(channels: int, side: int, num_classes: int) -> nn.Module:
+    """Builds the CNN of the paper for square images of the given side."""
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(64 * (side // 4) ** 2, 128), nn.ReLU()),
+        *(nn.Dropout(0.5), nn.Linear(128, num_classes)),
+    )
+
+
+CNN = Recipe(cnn, num_epochs=3, batch_size=64, optimizer=partial(Adam, lr=1e-3))
+
+
+def fit(
+    recipe: Recipe,
     train: LabelledImages,
     num_classes: int,
     seed: int = 0,
-    num_epochs: int = NUM_EPOCHS,
     device: str = "cpu",
-) -> CnnClassifier:
-    """Trains the CNN with Adam.
+    report: Report = lambda done, total: None,
+) -> nn.Module:
+    """Trains a network; torch's global random state is the same before and after.
 
-    Privacy: post-processing of DP output, where the training images are synthetic.
+    Privacy: post-processing of DP output, where the training images are synthetic;
+    otherwise reads private data, output private.
 
     Args:
+        recipe: the network and its training.
         train: images and labels.
         num_classes: number of labels.
         seed: of initialisation, order and dropout.
-        num_epochs: passes over the images.
         device: cpu or cuda.
+        report: is called after every epoch.
     """
     images, labels = (torch.from_numpy(array).to(device) for array in train)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        model = CnnClassifier(images.shape[1], images.shape[2], num_classes)
-        model.to(device).train()
-        optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
-        for _ in range(num_epochs):
-            for rows in torch.randperm(len(images)).split(BATCH_SIZE):
-                loss = functional.cross_entropy(
-                    model(images[rows.to(device)]), labels[rows.to(device)]
-                )
+        model = recipe.build(images.shape[1], images.shape[2], num_classes).to(device)
+        optimizer = recipe.optimizer(model.parameters())
+        schedule = recipe.schedule(optimizer, -(-len(images) // recipe.batch_size))
+        for epoch in range(recipe.num_epochs):
+            for rows in torch.randperm(len(images)).to(device).split(recipe.batch_size):
+                loss = functional.cross_entropy(model(images[rows]), labels[rows])
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
+                schedule.step()
+            report(epoch + 1, recipe.num_epochs)
     return model.eval()
 
 
@@ -100,9 +123,9 @@ def cnn_accuracy(
     num_classes: int,
     seed: int = 0,
     device: str = "cpu",
-    num_epochs: int = NUM_EPOCHS,
+    num_epochs: int = CNN.num_epochs,
 ) -> float:
-    """Trains the CNN for three epochs of Adam and returns its test accuracy.
+    """Trains the CNN with Adam and returns its test accuracy.
 
     Privacy: post-processing of DP output, where the training images are synthetic.
 
@@ -117,5 +140,6 @@ def cnn_accuracy(
     Returns:
         The share of correct labels, in [0, 1].
     """
-    model = train_cnn(train, num_classes, seed, num_epochs, device)
+    recipe = CNN._replace(num_epochs=num_epochs)
+    model = fit(recipe, train, num_classes, seed, device)
     return float((predict(model, test.images) == test.labels).mean())

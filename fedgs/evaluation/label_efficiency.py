@@ -9,18 +9,16 @@ Source: Triastcyn, Faltings, "Generating higher-fidelity synthetic datasets with
     unpublished size there; here it is the CNN of `downstream`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgs.evaluation.downstream import BATCH_SIZE, NUM_EPOCHS, cnn_accuracy
+from fedgs.evaluation.downstream import CNN, Report, cnn_accuracy
 from fedgs.evaluation.images import LabelledImages
 
 NUM_LABELS = (10, 30, 100, 300, 1000, 3000, 10_000)
 NUM_STEPS = 300  # at least, however few images
-
-Report = Callable[[int, int], None]
 
 
 def label_efficiency(
@@ -77,5 +75,5 @@ def num_epochs(size: int, num_steps: int) -> int:
     >>> num_epochs(10, 300), num_epochs(1000, 300), num_epochs(60_000, 300)
     (300, 19, 3)
     """
-    batches = -(-size // BATCH_SIZE)
-    return max(NUM_EPOCHS, -(-num_steps // batches))
+    batches = -(-size // CNN.batch_size)
+    return max(CNN.num_epochs, -(-num_steps // batches))

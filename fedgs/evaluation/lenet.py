@@ -12,7 +12,6 @@ Source:
 """
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,9 +20,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
+from torch.optim import Adam
+from torch.optim.lr_scheduler import OneCycleLR
 
 from fedgs.errors import UserError
 from fedgs.evaluation.cache import cache_folder, content_hash, write_cached
+from fedgs.evaluation.downstream import Recipe, Report, fit
 from fedgs.evaluation.images import LabelledImages, RealImages
 from fedgs.files import read_tensors, write_tensors
 
@@ -34,13 +36,8 @@ PAPER_TEST_ACCURACY = {  # appendix C.3
     "femnist": 0.9216,
 }
 VERSION = 1  # raise it with any change below: it names the cached file
-NUM_EPOCHS = 8
-BATCH_SIZE = 128
-LARGEST_LEARNING_RATE = 4e-3
 NUM_FEATURES = 128
 CHUNK = 1000  # images in one forward pass
-
-Report = Callable[[int, int], None]  # how many of how many steps are done
 
 
 class LeNet(nn.Module):
@@ -66,6 +63,16 @@ class LeNet(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Returns the logits."""
         return self.out(self.features(images))
+
+
+RECIPE = Recipe(
+    # Channels last are twice as fast.
+    lambda *sizes: LeNet(*sizes).to(memory_format=torch.channels_last),
+    num_epochs=8,
+    batch_size=128,
+    optimizer=Adam,
+    schedule=lambda adam, steps: OneCycleLR(adam, 4e-3, total_steps=8 * steps + 1),
+)
 
 
 class Outputs(NamedTuple):
@@ -101,7 +108,7 @@ def cached_lenet(
     if tensors is None:
         started = time.monotonic()
         trained = train_lenet(train, num_classes, device, report)
-        about = {"num_images": len(train.labels), "num_epochs": NUM_EPOCHS}
+        about = {"num_images": len(train.labels), "num_epochs": RECIPE.num_epochs}
         write_cached(path.stem, about | {"seconds": time.monotonic() - started})
         tensors = trained.state_dict()
         write_tensors(path, tensors)
@@ -119,30 +126,12 @@ def _read(path: Path) -> dict[str, torch.Tensor] | None:
 
 def train_lenet(
     train: LabelledImages, num_classes: int, device: str, report: Report
-) -> LeNet:
+) -> nn.Module:
     """Trains with Adam and one cycle of the learning rate, always from seed 0.
 
     Privacy: reads private data; output private.
     """
-    images, labels = (torch.from_numpy(array).to(device) for array in train)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        model = LeNet(images.shape[1], images.shape[2], num_classes)
-        model.to(device).to(memory_format=torch.channels_last)  # twice as fast
-        optimizer = torch.optim.Adam(model.parameters())
-        batches = -(-len(images) // BATCH_SIZE)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, LARGEST_LEARNING_RATE, total_steps=NUM_EPOCHS * batches + 1
-        )
-        for epoch in range(NUM_EPOCHS):
-            for rows in torch.randperm(len(images)).to(device).split(BATCH_SIZE):
-                loss = functional.cross_entropy(model(images[rows]), labels[rows])
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                schedule.step()
-            report(epoch + 1, NUM_EPOCHS)
-    return model.eval()
+    return fit(RECIPE, train, num_classes, 0, device, report)
 
 
 def outputs(model: LeNet, images: NDArray[np.float32]) -> Outputs:

@@ -153,7 +153,7 @@ def test_cnn_of_the_first_release_is_unchanged_in_meaning(fedgs, run, real):
     test = evaluation.images.load_real(config).test
     expected = downstream.cnn_accuracy(train, test, 10, 3)
     assert json.loads(out)["downstream_cnn_accuracy"] == expected
-    assert (downstream.NUM_EPOCHS, downstream.NUM_IMAGES) == (3, 10_000)
+    assert (downstream.CNN.num_epochs, downstream.NUM_IMAGES) == (3, 10_000)
 
 
 def test_good_images_score_better_than_noise(fedgs, tmp_path):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from evaluation_data import NUM_CLASSES, labelled
-from fedgs.evaluation.downstream import cnn_accuracy, predict, train_cnn
+from fedgs.evaluation.downstream import CNN, cnn_accuracy, fit, predict
 from fedgs.evaluation.label_efficiency import label_efficiency
 
 
@@ -47,7 +47,7 @@ def test_student_of_few_labels_takes_many_passes(monkeypatch):
 def test_cnn_accuracy_is_the_share_of_right_predictions():
     train, test = labelled(150, 0), labelled(60, 1)
     accuracy = cnn_accuracy(train, test, NUM_CLASSES, seed=4, num_epochs=10)
-    model = train_cnn(train, NUM_CLASSES, seed=4, num_epochs=10)
+    model = fit(CNN._replace(num_epochs=10), train, NUM_CLASSES, seed=4)
     assert accuracy == (predict(model, test.images) == test.labels).mean()
     assert accuracy > 0.8
 
