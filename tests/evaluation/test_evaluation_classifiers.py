@@ -86,7 +86,7 @@ def test_cnns_of_the_protocols_are_the_papers_and_the_codes():
         cnn = build("cnn", protocol, (1, 16, 16), NUM_CLASSES, 0)
         train = labelled(12, 0)
         cnn.fit(train.images.reshape(12, -1), train.labels)
-        sizes[protocol] = [cnn.model.conv1.out_channels, cnn.model.conv2.out_channels]
+        sizes[protocol] = [cnn.model[i].out_channels for i in (0, 3)]
     assert sizes == {"library-defaults": [32, 64], "reference-settings": [6, 16]}
 
 
