@@ -25,7 +25,7 @@ Source:
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,32 +37,34 @@ _BISECTIONS = 40
 
 
 class ErrorRates(NamedTuple):
-    """Upper bounds of the two error rates of a test, each in [0, 1]."""
+    """Upper bounds of the two error rates of a test, each in [0, 1].
 
-    false_positive: float
-    false_negative: float
+    Of many tests at once they are arrays, and so is what follows from them.
+    """
+
+    false_positive: Any
+    false_negative: Any
 
 
-def rate_at_most(count: int, trials: int, alpha: float) -> float:
+def rate_at_most(count: Any, trials: int, alpha: float) -> Any:
     """Returns the one-sided Clopper-Pearson upper bound of a probability.
 
     Args:
-        count: how often the event happened, from 0 to `trials`.
+        count: how often the event happened, from 0 to `trials`; a number or an array.
         trials: independent trials, at least 1.
         alpha: the chance that the bound is wrong, in (0, 1).
 
     Source: Clopper, Pearson, Biometrika 26, 1934.
 
-    >>> round(rate_at_most(0, 100, 0.05), 4)  # the rule of three
+    >>> float(rate_at_most(0, 100, 0.05).round(4))  # the rule of three
     0.0295
     """
-    if count == trials:
-        return 1.0
-    return float(betaincinv(count + 1, trials - count, 1 - alpha))
+    bound = betaincinv(count + 1, trials - count, 1 - alpha)
+    return np.where(count == trials, 1.0, bound)[()]
 
 
 def error_rates(
-    outside: Scores, inside: Scores, threshold: float, alpha: float
+    outside: Scores, inside: Scores, threshold: Any, alpha: float
 ) -> ErrorRates:
     """Returns bounds of both error rates of the test `score > threshold`.
 
@@ -72,40 +74,40 @@ def error_rates(
     Args:
         outside: scores of trials without the client's data, shape (n,).
         inside: scores of trials with it, shape (k,).
-        threshold: above it the test says "inside".
+        threshold: above it the test says "inside"; a number or an array.
         alpha: in (0, 1).
     """
-    wrong_inside = int((outside > threshold).sum())
-    wrong_outside = int((inside <= threshold).sum())
+    # How many scores are at most the threshold.
+    low_outside, low_inside = (
+        np.searchsorted(np.sort(scores), threshold, side="right")
+        for scores in (outside, inside)
+    )
     return ErrorRates(
-        rate_at_most(wrong_inside, len(outside), alpha / 2),
-        rate_at_most(wrong_outside, len(inside), alpha / 2),
+        rate_at_most(len(outside) - low_outside, len(outside), alpha / 2),
+        rate_at_most(low_inside, len(inside), alpha / 2),
     )
 
 
-def epsilon_at_least(rates: ErrorRates, delta: float) -> float:
+def epsilon_at_least(rates: ErrorRates, delta: float) -> Any:
     """Returns the least epsilon that Eq. 1 allows, at least 0.
 
     Args:
         rates: of any test.
         delta: at least 0 and below 1.
     """
-    found = 0.0
-    for error, other in (rates, rates[::-1]):
-        if 1 - other - delta > 0:
-            found = max(found, math.log((1 - other - delta) / error))
-    return found
+    ratios = [(1 - other - delta) / error for error, other in (rates, rates[::-1])]
+    return np.log(np.maximum(1.0, np.maximum(*ratios)))
 
 
-def mu_at_least(rates: ErrorRates) -> float:
+def mu_at_least(rates: ErrorRates) -> Any:
     """Returns the least mu that Eq. 2 allows, at least 0."""
-    return max(0.0, -float(ndtri(rates.false_positive) + ndtri(rates.false_negative)))
+    return np.maximum(0.0, -(ndtri(rates.false_positive) + ndtri(rates.false_negative)))
 
 
 def best_threshold(
     outside: Scores,
     inside: Scores,
-    value: Callable[[ErrorRates], float],
+    value: Callable[[ErrorRates], Any],
     alpha: float,
     slack: float = 0.0,
 ) -> float:
@@ -127,24 +129,10 @@ def best_threshold(
     for scores in (outside, inside):
         ranks = np.unique(np.geomspace(1, len(scores), 70).astype(int))
         candidates += [scores[ranks - 1], scores[-ranks]]
-    found = np.unique(np.concatenate(candidates))
-    found = found[np.isfinite(found)]
-    values = np.array(
-        [
-            value(
-                ErrorRates(
-                    rate_at_most(int(over), len(outside), alpha / 2),
-                    rate_at_most(int(under), len(inside), alpha / 2),
-                )
-            )
-            for over, under in zip(
-                len(outside) - np.searchsorted(outside, found, side="right"),
-                np.searchsorted(inside, found, side="right"),
-                strict=True,
-            )
-        ]
-    )
-    return float(found[values >= (1 - slack) * values.max()][-1])
+    thresholds = np.unique(np.concatenate(candidates))
+    thresholds = thresholds[np.isfinite(thresholds)]
+    values = value(error_rates(outside, inside, thresholds, alpha))
+    return float(thresholds[values >= (1 - slack) * values.max()][-1])
 
 
 def one_run_p_value(

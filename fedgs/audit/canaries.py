@@ -26,11 +26,7 @@ from fedgs.federation.messages import Request, clients_of, fakes_of
 from fedgs.federation.round import client_round, query, select
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.warm_start import warm_start
-from fedgs.mechanism.sanitizer import (
-    SanitizedGradients,
-    clip,
-    from_dct,
-)
+from fedgs.mechanism.sanitizer import SanitizedGradients, clip, from_dct
 from fedgs.shapes import PerSampleGrads
 
 FEWEST = 10

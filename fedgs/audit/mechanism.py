@@ -25,7 +25,7 @@ import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -118,9 +118,10 @@ def claims_of_one_round(plan: Plan, delta: float, colluding: int = 0) -> list[Cl
         for relation in RELATIONS:
             ratio = plan.ratio(adversary, relation, colluding)
             mu = 1 / ratio if ratio else math.inf
-            epsilon = _finite(fixed_law(1).epsilon(ratio, delta))
+            epsilon = fixed_law(1).epsilon(ratio, delta)
+            stated = epsilon if epsilon < math.inf else None
             who = (adversary, relation, shares)
-            found.append(Claim(*who, epsilon, COUNT_THEOREM, mu, "asked"))
+            found.append(Claim(*who, stated, COUNT_THEOREM, mu, "asked"))
     one_round = dataclasses.replace(plan, num_rounds=1)
     for row in statements(one_round, delta, colluding):
         if row.theorem not in (COUNT_THEOREM, RDP_THEOREM):
@@ -129,10 +130,6 @@ def claims_of_one_round(plan: Plan, delta: float, colluding: int = 0) -> list[Cl
             who = (row.adversary, row.relation, shares)
             found.append(Claim(*who, row.epsilon, row.theorem, None, view))
     return found
-
-
-def _finite(epsilon: float) -> float | None:
-    return epsilon if epsilon < math.inf else None
 
 
 def audit_round(
@@ -212,13 +209,9 @@ def bound_epsilon(
         delta: at least 0 and below 1.
         alpha: the chance that the bound is wrong.
     """
-
-    def value(rates: ErrorRates) -> float:
-        return epsilon_at_least(rates, delta)
-
-    threshold = best_threshold(
-        outside[:split], inside[:split], value, alpha, slack=0.05
-    )
+    value = partial(epsilon_at_least, delta=delta)
+    chosen_on = outside[:split], inside[:split]
+    threshold = best_threshold(*chosen_on, value, alpha, slack=0.05)
     rates = error_rates(outside[split:], inside[split:], threshold, alpha)
     return value(rates), rates
 
