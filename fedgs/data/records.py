@@ -6,11 +6,14 @@ checks labels, resizes, adds channels and turns a light background dark.
 
 import dataclasses
 import warnings
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedgs.config.fields import Problem, refuse
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError, some
 
@@ -46,61 +49,55 @@ class Records:
     guess: str = UNCLEAR
 
 
-class Gathering:
-    """Collects users' images one after another in an array of known capacity.
+def gathered(
+    data: str,
+    parts: Iterable[tuple[str | int, NDArray[np.uint8], Any]],
+    capacity: int,
+    shape: tuple[int, int, int],
+    num_classes: int,
+    polarity: str,
+) -> Records:
+    """Collects users' images; warns about users without any and leaves them out.
 
     Memory that is not used is not touched, so a capacity above the need costs nothing.
 
     Privacy: reads private data; output private.
 
     Args:
+        data: the setting, in errors.
+        parts: a user, some images (n, channel, height, width) of it, which may be none,
+            and their labels (n,), or one label; all parts of a user one after another.
         capacity: the largest number of records.
         shape: (channel, height, width) of an image.
+        num_classes: number of labels.
+        polarity: what the data's format declares.
+
+    Raises:
+        UserError: nobody has an image.
     """
-
-    def __init__(self, capacity: int, shape: tuple[int, int, int]) -> None:
-        self._images = np.empty((capacity, *shape), np.uint8)
-        self._labels = np.empty(capacity, np.int64)
-        self._sizes: dict[str | int, int] = {}
-        self._end = 0
-
-    def add(
-        self,
-        user: str | int,
-        images: NDArray[np.uint8],
-        labels: NDArray[np.int64] | int,
-    ) -> None:
-        """Appends images (n, C, H, W) of one user, in any number of calls."""
-        end = self._end + len(images)
-        self._images[self._end : end] = images
-        self._labels[self._end : end] = labels
-        self._sizes[user] = self._sizes.get(user, 0) + len(images)
-        self._end = end
-
-    def records(self, data: str, num_classes: int, polarity: str) -> Records:
-        """Returns everything; warns about users without images and leaves them out.
-
-        Raises:
-            UserError: nobody has an image.
-        """
-        sizes = {user: size for user, size in self._sizes.items() if size}
-        if not sizes:
-            raise UserError(
-                f"data = {data!r}: none of its {len(self._sizes)} users has an image "
-                "of these classes; give other data or --classes all"
-            )
-        if empty := [user for user in self._sizes if user not in sizes]:
-            warnings.warn(
-                f"data = {data!r}: {len(empty)} of {len(self._sizes)} users have no "
-                f"images and are left out ({some(empty)})",
-                DataWarning,
-                stacklevel=2,
-            )
-        owners = np.repeat(np.array([*sizes]), [*sizes.values()])
-        used = slice(self._end)
-        return Records(
-            self._images[used], self._labels[used], num_classes, owners, polarity
+    images = np.empty((capacity, *shape), np.uint8)
+    labels = np.empty(capacity, np.int64)
+    sizes: dict[str | int, int] = {}
+    end = 0
+    for user, more, numbers in parts:
+        part = slice(end, end := end + len(more))
+        images[part], labels[part] = more, numbers
+        sizes[user] = sizes.get(user, 0) + len(more)
+    used = {user: size for user, size in sizes.items() if size}
+    if not used:
+        raise UserError(
+            f"data = {data!r}: none of its {len(sizes)} users has an image of these "
+            "classes; give other data or --classes all"
         )
+    if empty := [user for user in sizes if user not in used]:
+        warnings.warn(
+            f"data = {data!r}: {len(empty)} of {len(sizes)} users have no images and "
+            f"are left out ({some(empty)})",
+            DataWarning,
+            stacklevel=2,
+        )
+    owners = np.repeat(np.array([*used]), [*used.values()])
+    return Records(images[:end], labels[:end], num_classes, owners, polarity)
 
 
 def guess_polarity(images: NDArray[np.uint8]) -> str:
@@ -136,14 +133,9 @@ def fit(config: RunConfig, records: Records) -> Records:
         UserError: labels beyond `num_classes`, or RGB images for a grey run.
     """
     num_classes = config.num_classes or records.num_classes
-    _check_labels(config, records.labels, num_classes)
     images = records.images
     channels = images.shape[1]
-    if channels > config.image_channels:
-        raise UserError(
-            f"image_channels = {config.image_channels}: data = {config.data!r} has RGB "
-            "images; give --image-channels 3"
-        )
+    refuse(config, _problems(config, records.labels, num_classes, channels))
     if images.shape[2:] != (config.image_size, config.image_size):
         images = resize(images, config.image_size)
     if channels < config.image_channels:
@@ -166,22 +158,22 @@ def fit(config: RunConfig, records: Records) -> Records:
     )
 
 
-def _check_labels(
-    config: RunConfig, labels: NDArray[np.int64], num_classes: int
-) -> None:
+def _problems(
+    config: RunConfig, labels: NDArray[np.int64], num_classes: int, channels: int
+) -> Iterator[Problem]:
+    """Yields labels that no class has, and colours that the run has not."""
     most = max(config.num_classes or 0, MOST_CLASSES)
-    beyond = f"num_classes = {num_classes}: "
-    for wrong, setting, remedy in (
-        (labels < 0, "", "labels from 0"),
-        (labels >= most, "", f"labels below {most}"),
-        (labels >= num_classes, beyond, f"--num-classes above {labels.max(initial=0)}"),
+    for wrong, remedy in (
+        (labels < 0, "labels from 0"),
+        (labels >= most, f"labels below {most}"),
+        (labels >= num_classes, f"--num-classes above {labels.max(initial=0)}"),
     ):
         if wrong.any():
             index = int(wrong.argmax())
-            raise UserError(
-                f"{setting}data = {config.data!r}: image {index} has the label "
-                f"{labels[index]}; give {remedy}"
-            )
+            yield "data", f"image {index} has the label {labels[index]}; give {remedy}"
+    if channels > config.image_channels:
+        remedy = "give --image-channels 3"
+        yield "image_channels", f"data = {config.data!r} has RGB images; {remedy}"
 
 
 def resize(images: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:

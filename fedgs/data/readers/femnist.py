@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from fedgs.config.run_config import RunConfig
 from fedgs.data.readers import hugging_face
 from fedgs.data.readers.hugging_face import Options, Reading
-from fedgs.data.records import LIGHT, Gathering, Records
+from fedgs.data.records import LIGHT, Records, gathered
 from fedgs.errors import UserError, explained, imported, raise_first, some
 
 SIDE = 28
@@ -264,10 +264,10 @@ def _checked(
 def _gathered(config: RunConfig, parts: dict[str, Part]) -> Records:
     """Joins all users' images, in the order of their names."""
     capacity = sum(len(labels) for _, labels in parts.values())
-    gathering = Gathering(capacity, (1, SIDE, SIDE))
-    for user in sorted(parts):
-        gathering.add(user, *parts.pop(user))  # frees the memory as it goes
-    return gathering.records(config.data, num_classes(config), LIGHT)
+    # Frees the memory as it goes.
+    users = ((user, *parts.pop(user)) for user in sorted(parts))
+    shape, count = (1, SIDE, SIDE), num_classes(config)
+    return gathered(config.data, users, capacity, shape, count, LIGHT)
 
 
 def _from_hub(config: RunConfig, name: str) -> Records:

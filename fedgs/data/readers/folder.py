@@ -4,15 +4,17 @@ Label folders named by numbers are the labels themselves; other names need the s
 `classes`. A picture's client is the first folder, always.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedgs.config.run_config import RunConfig
 from fedgs.data.readers.labels import number_of_classes, numbered
 from fedgs.data.readers.pictures import read_picture
-from fedgs.data.records import DARK, Gathering, Records, resize
-from fedgs.errors import UserError, some
+from fedgs.data.records import DARK, Records, gathered, resize
+from fedgs.errors import raise_first, some
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 LAYOUT = "give CLIENT/LABEL/*.png, or CLIENT/*.png without labels"
@@ -30,56 +32,63 @@ def read(config: RunConfig) -> Records:
             used, named by its file.
     """
     root = Path(config.data.removeprefix("folder:")).expanduser()
-    if not root.is_dir():
-        raise UserError(f"data = {config.data!r}: {root} is no folder; {LAYOUT}")
-    clients = [entry for entry in _visible(root) if entry.is_dir()]
-    if stray := [entry.name for entry in _visible(root) if not entry.is_dir()]:
-        raise UserError(
-            f"data = {config.data!r}: {some(stray)} is in no client's folder; {LAYOUT}"
-        )
-    if not clients:
-        raise UserError(f"data = {config.data!r}: {root} is empty; {LAYOUT}")
-    files = {client.name: _files(client) for client in clients}
-    if empty := [client for client in clients if not files[client.name]]:
-        raise UserError(
-            f"{empty[0]}: has no pictures ({len(empty)} of {len(clients)} clients); "
-            "remove this folder"
-        )
-    names = {label for found in files.values() for label, _ in found}
-    if None in names and (len(names) > 1 or config.class_names):
-        mixed = [file for found in files.values() for label, file in found if not label]
-        raise UserError(
-            f"data = {config.data!r}: {mixed[0]} has no label, but the others or "
-            f"--classes have; {LAYOUT}"
-        )
-    numbers = numbered(config, sorted(name for name in names if name is not None))
+    where = f"data = {config.data!r}"
+    raise_first(where, _layout_problems(root))
+    files = {client: _files(client) for client in _visible(root)}
+    raise_first(where, _file_problems(files, bool(config.class_names)))
+    names = {label for pictures in files.values() for label, _ in pictures if label}
+    numbers = numbered(config, sorted(names))
     shape = (config.image_channels, config.image_size, config.image_size)
-    gathering = Gathering(sum(map(len, files.values())), shape)
-    for client, found in files.items():
-        gathering.add(client, np.empty((0, *shape), np.uint8), 0)
-        for label, file in found:
-            pixels = read_picture(file, str(file), config.image_channels)[None]
-            if pixels.shape[1:] != shape:
-                pixels = resize(pixels, config.image_size)
-            gathering.add(client, pixels, numbers[label] if label else 0)
+
+    def read_one(file: Path) -> NDArray[np.uint8]:
+        pixels = read_picture(file, str(file), config.image_channels)[None]
+        is_fitted = pixels.shape[1:] == shape
+        return pixels if is_fitted else resize(pixels, config.image_size)
+
+    parts = (
+        (client.name, read_one(file), numbers[label] if label else 0)
+        for client, pictures in files.items()
+        for label, file in pictures
+    )
     num_classes = number_of_classes(config, numbers.values())
-    return gathering.records(config.data, num_classes, DARK)
+    capacity = sum(map(len, files.values()))
+    return gathered(config.data, parts, capacity, shape, num_classes, DARK)
 
 
-def _files(client: Path) -> list[tuple[str | None, Path]]:
+Pictures = list[tuple[str | None, Path]]  # label, if there is one, and file
+
+
+def _layout_problems(root: Path) -> Iterator[str]:
+    if not root.is_dir():
+        yield f"{root} is no folder; {LAYOUT}"
+    if stray := [entry.name for entry in _visible(root) if not entry.is_dir()]:
+        yield f"{some(stray)} is in no client's folder; {LAYOUT}"
+    if not _visible(root):
+        yield f"{root} is empty; {LAYOUT}"
+
+
+def _file_problems(files: dict[Path, Pictures], has_classes: bool) -> Iterator[str]:
+    if empty := [client for client, pictures in files.items() if not pictures]:
+        count = f"{len(empty)} of {len(files)} clients"
+        yield f"{empty[0]}: has no pictures ({count}); remove this folder"
+    pictures = [picture for found in files.values() for picture in found]
+    for label, file in pictures:
+        if file.is_dir() or file.suffix.lower() not in SUFFIXES:
+            names = ", ".join(SUFFIXES)
+            yield f"{file}: is no picture ({names}); remove it, or {LAYOUT}"
+        if label is None and (has_classes or any(other for other, _ in pictures)):
+            yield f"{file} has no label, but the others or --classes have; {LAYOUT}"
+
+
+def _files(client: Path) -> Pictures:
     """Returns label and file of one client's pictures; the label may be missing."""
-    found: list[tuple[str | None, Path]] = []
+    pictures: Pictures = []
     for entry in _visible(client):
         if entry.is_dir():
-            found += [(entry.name, file) for file in _visible(entry)]
+            pictures += [(entry.name, file) for file in _visible(entry)]
         else:
-            found.append((None, entry))
-    for _, file in found:
-        if file.is_dir() or file.suffix.lower() not in SUFFIXES:
-            raise UserError(
-                f"{file}: is no picture ({', '.join(SUFFIXES)}); remove it, or {LAYOUT}"
-            )
-    return found
+            pictures.append((None, entry))
+    return pictures
 
 
 def _visible(folder: Path) -> list[Path]:

@@ -21,7 +21,7 @@ from fedgs.config.run_config import RunConfig
 from fedgs.data.readers.flower_partitions import parse_toml, partitions
 from fedgs.data.readers.labels import number_of_classes, numbered
 from fedgs.data.readers.pictures import read_picture
-from fedgs.data.records import DARK, Gathering, Records, resize
+from fedgs.data.records import DARK, Records, gathered, resize
 from fedgs.errors import UserError, some
 
 INSTALL = (
@@ -248,18 +248,20 @@ def read_dataset(
         num_classes = number_of_classes(config, own.tolist())
     dataset = dataset.cast_column(image, datasets.Image(decode=False))
     shape = (reading.channels, reading.side, reading.side)
-    gathering = Gathering(len(dataset), shape)
     has_clients = config.partitioner is not None or options.client is not None
-    for client, rows in partitions(config, dataset, options.client, label):
-        gathering.add(client, np.empty((0, *shape), np.uint8), 0)
-        who = f"client {client}: " if has_clients else ""
-        for index, row in enumerate(_rows(rows)):
-            where = f"data = {config.data!r}: {who}image {index}"
-            number = 0 if label is None else _label(row[label], reading, where)
-            if number is not None:
-                picture = _picture(row[image], reading, where)
-                gathering.add(client, picture[None], number)
-    records = gathering.records(config.data, num_classes, polarity)
+
+    def parts() -> Iterator[tuple[str | int, NDArray[np.uint8], int]]:
+        for client, rows in partitions(config, dataset, options.client, label):
+            yield client, np.empty((0, *shape), np.uint8), 0
+            who = f"client {client}: " if has_clients else ""
+            for index, row in enumerate(_rows(rows)):
+                where = f"data = {config.data!r}: {who}image {index}"
+                number = 0 if label is None else _label(row[label], reading, where)
+                if number is not None:
+                    yield client, _picture(row[image], reading, where)[None], number
+
+    capacity = len(dataset)
+    records = gathered(config.data, parts(), capacity, shape, num_classes, polarity)
     return records if has_clients else replace(records, clients=None)
 
 
