@@ -1,7 +1,7 @@
 """From settings to federated images: read, hold back, split, spoil, keep a cohort.
 
-`sources` reads the data sets, `held_out` keeps test images back, `partition` decides
-which records belong to which client, and `corruption` spoils some for experiments.
+`sources` reads the data sets, `partition` decides which records belong to which
+client and which are held back, and `corruption` spoils some for experiments.
 """
 
 import numpy as np
@@ -12,7 +12,6 @@ from fedgs.data import partition, sources
 from fedgs.data.cohort import for_all_clients, keep_cohort
 from fedgs.data.corruption import corrupt
 from fedgs.data.federated import FederatedImages, to_float
-from fedgs.data.held_out import held_out
 from fedgs.data.records import Records
 from fedgs.errors import UserError
 
@@ -63,7 +62,7 @@ def split_records(config: RunConfig, records: Records) -> FederatedImages:
     Raises:
         UserError: the partition does not suit the data.
     """
-    is_held_out = held_out(config, records)
+    is_held_out = partition.held_out(config, records)
     train = np.flatnonzero(~is_held_out)
     owners = records.clients
     groups, names = partition.split(
@@ -126,5 +125,5 @@ def load_test_data(
             "--test-fraction"
         )
     records = sources.load_records(config)
-    chosen = np.flatnonzero(held_out(config, records))
+    chosen = np.flatnonzero(partition.held_out(config, records))
     return to_float(records.images[chosen]), records.labels[chosen]

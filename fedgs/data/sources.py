@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import GIVEN
-from fedgs.data.readers import femnist, folder, hugging_face, npz
+from fedgs.data.readers import arrays, femnist, folder, hugging_face
 from fedgs.data.records import Records, fit
 from fedgs.errors import UserError, explained, imported
 
@@ -31,7 +31,7 @@ FOLDERS = {
 READERS = {
     "femnist": femnist.read,
     "folder": folder.read,
-    "npz": npz.read,
+    "npz": arrays.read,
     "hf": hugging_face.read,
 }
 NAMES = ("digits", *FOLDERS, "femnist[:PATH]", "folder:PATH", "npz:PATH", "hf:NAME")

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import to_float
 from fedgs.data.load import load_data, load_test_data
-from fedgs.data.readers import npz
-from fedgs.data.readers.arrays import from_arrays
+from fedgs.data.readers.arrays import from_arrays, read_arrays
 from fedgs.errors import UserError
 from fedgs.runs import sample
 from fedgs.runs.run_folder import RunFolder
@@ -152,7 +151,7 @@ def read_npz(path: Path) -> LabelledImages:
         UserError: missing, damaged, or not as above.
     """
     needed, writer = {"images", "labels"}, "`fedgs sample RUN -o FILE.npz`"
-    arrays, _ = npz.read_arrays(str(path), path, needed, writer)
+    arrays, _ = read_arrays(str(path), path, needed, writer)
     records = from_arrays(str(path), arrays, in_unit_range=True)
     if (side := records.images.shape[2]) < SMALLEST_SIDE:
         raise UserError(
