@@ -9,7 +9,7 @@ The public names are imported when first used, so that accounting never loads to
 import importlib
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # what type checkers and editors see of `_MODULES`
+if TYPE_CHECKING:  # what type checkers and editors see of `_NAMES`
     from fedgs.config.run_config import RunConfig as RunConfig
     from fedgs.data.federated import FederatedImages as FederatedImages
     from fedgs.data.load import load_data as load_data
@@ -37,32 +37,23 @@ if TYPE_CHECKING:  # what type checkers and editors see of `_MODULES`
     from fedgs.runs.sample import Samples as Samples
     from fedgs.runs.sample import load_generator as load_generator
 
-_MODULES = {
-    "train": "library",
-    "load": "library",
-    "TrainingRun": "library",
-    "Samples": "runs.sample",
-    "RunConfig": "config.run_config",
-    "UserError": "errors",
-    "Plan": "privacy.accounting",
-    "Statement": "privacy.accounting",
-    "statements": "privacy.accounting",
-    "statements_from_ledger": "privacy.accounting",
-    "calibrate_noise": "privacy.budget",
-    "epsilon_from_mu": "privacy.gaussian",
-    "Event": "privacy.ledger",
-    "Ledger": "privacy.ledger",
-    "FederatedImages": "data.federated",
-    "load_data": "data.load",
-    "build_generator": "gan.models",
-    "build_discriminator": "gan.models",
-    "Discriminators": "gan.discriminators",
-    "PerSampleGradients": "mechanism.sanitizer",
-    "clip": "mechanism.sanitizer",
-    "sanitize": "mechanism.sanitizer",
-    "RunFolder": "runs.run_folder",
-    "load_generator": "runs.sample",
+_NAMES = {
+    "library": ("train", "load", "TrainingRun"),
+    "runs.sample": ("Samples", "load_generator"),
+    "runs.run_folder": ("RunFolder",),
+    "config.run_config": ("RunConfig",),
+    "errors": ("UserError",),
+    "privacy.accounting": ("Plan", "Statement", "statements", "statements_from_ledger"),
+    "privacy.budget": ("calibrate_noise",),
+    "privacy.gaussian": ("epsilon_from_mu",),
+    "privacy.ledger": ("Event", "Ledger"),
+    "data.federated": ("FederatedImages",),
+    "data.load": ("load_data",),
+    "gan.models": ("build_generator", "build_discriminator"),
+    "gan.discriminators": ("Discriminators",),
+    "mechanism.sanitizer": ("PerSampleGradients", "clip", "sanitize"),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 __version__ = "0.1.0"
 
 

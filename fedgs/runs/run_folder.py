@@ -247,16 +247,10 @@ class RunFolder:
             return None
         content = read_json(path)
         prefix = "ledger_" if name == CHECKPOINT else ""
-        found = Witness(
-            name,
-            content.get("round", -1),
-            content.get(f"{prefix}length", -1),
-            content.get(f"{prefix}head", ""),
-        )
-        numbers = (found.round, found.length)
+        numbers = content.get("round", -1), content.get(f"{prefix}length", -1)
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise UserError(f"{path}: corrupted; {REMEDY}")
-        return found
+        return Witness(name, *numbers, content.get(f"{prefix}head", ""))
 
     def _verify(self, ledger: Ledger, witnesses: Iterable[Witness]) -> None:
         for witness in witnesses:
@@ -313,13 +307,13 @@ class RunFolder:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Returns the whole lines of metrics.jsonl; the last one may be torn."""
-        path, found = self.path / METRICS, list[dict[str, Any]]()
+        path, rounds = self.path / METRICS, list[dict[str, Any]]()
         for line in path.read_text().splitlines() if path.exists() else ():
             with contextlib.suppress(ValueError):
                 content = json.loads(line)
                 if type(content) is dict and type(content.get("round")) is int:
-                    found.append(content)
-        return found
+                    rounds.append(content)
+        return rounds
 
     def save_checkpoint(
         self, round: int, tensors: "TensorDict", ledger: Ledger, part: str = ""
@@ -377,15 +371,11 @@ class RunFolder:
             return None
         commit = read_json(self.path / CHECKPOINT)
         path = folder / str(commit.get("file"))
-        broken = f"{path}: corrupted checkpoint; {REMEDY}"
-        try:
-            content = path.read_bytes()
-            if hashlib.sha256(content).hexdigest() != commit["sha256"]:
-                raise UserError(broken)
-            tensors = read_tensors(path)[0]
-            round = int(commit["round"])
-        except (OSError, KeyError, TypeError, ValueError) as error:
-            raise UserError(broken) from error
+        broken = f"{path}: corrupted checkpoint"
+        with explained((OSError, KeyError, TypeError, ValueError), broken, REMEDY):
+            if hashlib.sha256(path.read_bytes()).hexdigest() != commit["sha256"]:
+                raise ValueError("of another hash")
+            tensors, round = read_tensors(path)[0], int(commit["round"])
         remove_states_after(self.private, round)
         return round, tensors
 
@@ -483,14 +473,9 @@ def versions() -> dict[str, Any]:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    try:
-        result = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=10,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return result.stdout.strip()
+    command = ["git", "-C", str(folder), *arguments]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        silent = subprocess.DEVNULL
+        output = subprocess.check_output(command, stderr=silent, text=True, timeout=10)
+        return output.strip()
+    return None

@@ -1,7 +1,7 @@
 """Drawing from a trained generator: arrays and picture grids; no privacy cost."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.errors import UserError, imported
+from fedgs.errors import UserError, imported, raise_first
 from fedgs.files import read_tensors, replacing, temporary_path, write_atomically
 from fedgs.gan.models import build_generator, sample_labels, sample_latents
 from fedgs.randomness import stream
@@ -71,14 +71,12 @@ def draw(
         Shape (n, C, S, S), float32 in [0, 1], 0 = background.
     """
     z = sample_latents(config, stream(seed, "sample"), len(labels))
-    wanted = torch.from_numpy(labels)
+    inputs = (x.split(SAMPLE_BATCH) for x in (z, torch.from_numpy(labels)))
     device = next(generator.parameters()).device
     with torch.no_grad():
         parts = [
             generator(z_part.to(device), part.to(device)).cpu()
-            for z_part, part in zip(
-                z.split(SAMPLE_BATCH), wanted.split(SAMPLE_BATCH), strict=True
-            )
+            for z_part, part in zip(*inputs, strict=True)
         ]
     return torch.cat(parts).numpy()
 
@@ -105,9 +103,7 @@ class Samples:
 
     def as_dataset(self) -> TensorDataset:
         """Returns a torch Dataset of (image, label)."""
-        return TensorDataset(
-            torch.from_numpy(self.images), torch.from_numpy(self.labels)
-        )
+        return TensorDataset(*map(torch.from_numpy, (self.images, self.labels)))
 
     def as_hugging_face(self) -> "datasets.Dataset":
         """Returns a data set with the columns `image` and `label`.
@@ -117,11 +113,9 @@ class Samples:
         """
         datasets = imported("datasets", "as_hugging_face", "datasets")
         columns = {"image": self._pictures(), "label": self.labels}
-        kinds: dict[str, Any] = {
-            "image": datasets.Image(),
-            "label": datasets.ClassLabel(names=list(self.class_names)),
-        }
-        return datasets.Dataset.from_dict(columns, datasets.Features(kinds))
+        classes = datasets.ClassLabel(names=list(self.class_names))
+        kinds = datasets.Features(image=datasets.Image(), label=classes)
+        return datasets.Dataset.from_dict(columns, kinds)
 
     def write(self, path: str | Path) -> None:
         """Writes FILE.npz (images, labels), FILE.png (one grid) or a folder.
@@ -164,13 +158,16 @@ def check_output(path: Path) -> None:
     Raises:
         UserError: neither FILE.npz, FILE.png nor a new folder, or nowhere.
     """
+    raise_first(f"output = {path}", _output_problems(path))
+
+
+def _output_problems(path: Path) -> Iterator[str]:
     if path.suffix not in (".npz", ".png", ""):
-        remedy = "give a name that ends in .npz or .png, or that of a new folder"
-        raise UserError(f"output = {path}: {remedy}")
+        yield "give a name that ends in .npz or .png, or that of a new folder"
     if not path.absolute().parent.is_dir():
-        raise UserError(f"output = {path}: its folder does not exist; make it first")
+        yield "its folder does not exist; make it first"
     if not path.suffix and path.exists():
-        raise UserError(f"output = {path}: exists already; choose another name")
+        yield "exists already; choose another name"
 
 
 def draw_samples(
@@ -200,14 +197,12 @@ def draw_samples(
         wanted = uniform_labels(config, count, seed)
     else:
         last = config.num_classes - 1 if config.conditional else 0
-        asked = np.atleast_1d(np.array(labels, dtype=np.int64))
-        is_known = len(asked) > 0 and all(0 <= label <= last for label in asked)
+        given = np.atleast_1d(np.array(labels, dtype=np.int64))
+        is_known = len(given) > 0 and all(0 <= label <= last for label in given)
         if not (config.conditional and is_known):
-            shown = ",".join(map(str, asked))
-            raise UserError(
-                f"labels = {shown}: this generator knows labels 0 to {last}"
-            )
-        wanted = np.resize(asked, count)
+            knows = f"this generator knows labels 0 to {last}"
+            raise UserError(f"labels = {','.join(map(str, given))}: {knows}")
+        wanted = np.resize(given, count)
     names = config.class_names or tuple(map(str, range(config.num_classes)))
     return Samples(draw(config, generator, wanted, seed), wanted, names)
 

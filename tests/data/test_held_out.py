@@ -48,7 +48,9 @@ def test_choice_depends_on_neither_seed_partition_nor_other_owners(source, tmp_p
     np.savez(tmp_path / "ann.npz", images=PIXELS[is_ann], clients=OWNERS[is_ann])
     alone = load(f"npz:{tmp_path / 'ann.npz'}", **settings)
     together = load(source, **settings)
-    assert (alone.client_test(0)[0] == together.client_test(0)[0]).all()
+    assert (
+        alone.client(0, held_out=True)[0] == together.client(0, held_out=True)[0]
+    ).all()
 
 
 @pytest.mark.parametrize("partition", ["by-client", "iid", "dirichlet"])
@@ -79,7 +81,7 @@ def test_data_without_owners_is_held_out_as_a_whole():
     assert data.sizes.tolist() == [(1797 - 449) // 180] * 180
     assert data.client_test_records == ()
     with pytest.raises(ValueError, match="client_id = 0"):
-        data.client_test(0)
+        data.client(0, held_out=True)
 
 
 def test_nothing_is_held_out_by_default(source):
