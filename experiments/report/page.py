@@ -32,11 +32,12 @@ from experiments.report.tables import (
 )
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.settings import IMAGES, settings_with
-from fedgs.errors import UserError
+from fedgs.errors import UserError, explained
 from fedgs.files import write_atomically
 from fedgs.privacy.accounting import Statement
 from fedgs.runs import epsilons
 
+FAILED = "cannot be written"
 console = Console()
 
 
@@ -57,15 +58,11 @@ def report(paths: Sequence[Path], output: Path) -> None:
         page.runs, {d.name: d.picture for d in page.debugs if d.picture is not None}
     )
     content = render(page).encode()
-    try:
+    with explained(OSError, f"output = {output}: {FAILED}", "choose another --output"):
         pictures.mkdir()
         for name, png in files.items():
             write_atomically(pictures / name.replace("/", "-"), png)
         write_atomically(output, content)
-    except OSError as error:
-        raise UserError(
-            f"output = {output}: {error.strerror}; choose another --output"
-        ) from error
     size = words.num_bytes(len(content))
     console.print(f"report  {output}  ({size})", highlight=False, soft_wrap=True)
     console.print(f"grids   {pictures}{os.sep}", highlight=False, soft_wrap=True)
@@ -84,13 +81,12 @@ def _checked(output: Path) -> Path:
     parent = output.absolute().parent
     if not parent.is_dir():
         raise UserError(f"output = {output}: its folder does not exist; make it first")
-    try:
-        with tempfile.TemporaryFile(dir=parent):
-            return pictures
-    except OSError as error:
-        raise UserError(
-            f"output = {output}: {error.strerror}; choose a folder that can be written"
-        ) from error
+    remedy = "choose a folder that can be written"
+    with (
+        explained(OSError, f"output = {output}: {FAILED}", remedy),
+        tempfile.TemporaryFile(dir=parent),
+    ):
+        return pictures
 
 
 # ------------------------------------------------------------------ the page's content

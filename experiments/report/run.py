@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from PIL import Image
 
 from fedgs.cohorts.files import selection_costs
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.settings import GROUPS, PATH, SEED, settings_with
-from fedgs.errors import UserError
+from fedgs.errors import UserError, explained
 from fedgs.files import read_json, read_json_lines
 from fedgs.privacy.accounting import Run, Statement, statements_of_runs
 from fedgs.privacy.ledger import Event
@@ -184,18 +185,22 @@ def _grids(run: Path) -> list[Grid]:
             f"{run}: no samples yet (samples/ has no round-*.png); train on with "
             f"`fedgs resume {run}` and a smaller --sample-every next time"
         )
-    last = len(paths) - 1
-    count = min(MOST_GRIDS, len(paths))
-    chosen = {round(i * last / max(count - 1, 1)) for i in range(count)} | {last}
-    return [_grid(paths[place]) for place in sorted(chosen)]
+    return [_grid(paths[place]) for place in _spread(len(paths), MOST_GRIDS)]
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """Returns at most so many of the places 0 to count - 1, evenly; ends included.
+
+    >>> _spread(7, 3), _spread(2, 3)
+    ([0, 3, 6], [0, 1])
+    """
+    return np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()
 
 
 def _grid(path: Path) -> Grid:
     png, size = read_png(path)
-    try:
+    with explained(ValueError, f"{path}: not named by its round", "remove it"):
         return Grid(int(path.stem.removeprefix("round-")), png, *size)
-    except ValueError as error:
-        raise UserError(f"{path}: not named by its round; remove it") from error
 
 
 def read_png(path: Path) -> tuple[bytes, tuple[int, int]]:
@@ -204,13 +209,12 @@ def read_png(path: Path) -> tuple[bytes, tuple[int, int]]:
     Raises:
         UserError: no PNG, or a damaged one.
     """
-    try:
+    damage = (OSError, SyntaxError, ValueError)  # what PIL raises
+    with explained(damage, f"{path}: no readable PNG", "restore it from a copy"):
         png = path.read_bytes()
         with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
             image.verify()
             return png, image.size
-    except (OSError, SyntaxError, ValueError) as error:
-        raise UserError(f"{path}: no readable PNG; restore it from a copy") from error
 
 
 # ------------------------------------------------------------------ epsilon by round
@@ -226,27 +230,29 @@ def epsilon_by_round(facts: RunFacts) -> dict[str, list[tuple[int, float]]]:
     config, events = facts.config, facts.events
     if config.amplification:  # the points are without it, or they would take minutes
         config = dataclasses.replace(config, amplification=False)
-    costs = selection_costs([config])
-    count = min(MOST_POINTS, len(events))
-    last = len(events)
-    ends = sorted({1 + round(i * (last - 1) / max(count - 1, 1)) for i in range(count)})
-    found: dict[str, list[tuple[int, float]]] = {}
-    run = Run(config, events, costs)
-    whole = statements_of_runs([run], config.delta, selections=costs)
+    points: dict[str, list[tuple[int, float]]] = {}
+    whole = _statements(config, events)
     # Where counts decide for the run, they do for each point: more rounds came.
     more = whole[0].theorem.startswith(COUNT_THEOREM)
-    for end in ends if events else ():
-        done, rows = events[:end], whole
-        if end < last:  # as if these rounds were all that was planned
+    for last in _spread(len(events), MOST_POINTS):
+        done, rows = events[: last + 1], whole
+        if len(done) < len(events):  # as if these rounds were all that was planned
             planned = max(event.round for event in done) + more
-            own = dataclasses.replace(config, num_rounds=planned, target_epsilon=None)
-            run = Run(own, done, costs)
-            rows = statements_of_runs([run], config.delta, selections=costs)
+            rows = _statements(
+                dataclasses.replace(config, num_rounds=planned, target_epsilon=None),
+                done,
+            )
         for row in rows:
             if row.relation == config.relation and row.epsilon is not None:
-                points = found.setdefault(row.adversary, [])
-                points.append((events[end - 1].round, row.epsilon))
-    return found
+                point = (events[last].round, row.epsilon)
+                points.setdefault(row.adversary, []).append(point)
+    return points
+
+
+def _statements(config: ResolvedConfig, events: Sequence[Event]) -> Sequence[Statement]:
+    costs = selection_costs([config])
+    run = Run(config, events, costs)
+    return statements_of_runs([run], config.delta, selections=costs)
 
 
 # ------------------------------------------------------------------ settings
