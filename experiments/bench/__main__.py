@@ -12,7 +12,6 @@
    round of a deployment on the loopback (`deployment`).
 """
 
-import argparse
 import statistics
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from experiments.bench.measuring import (
     seconds_of,
 )
 from experiments.bench.messages import messages_table
+from experiments.flags import run_command
 from experiments.tables import Table
 from fedgs.config.recipes import full_participation
 from fedgs.config.run_config import ResolvedConfig
@@ -46,23 +46,20 @@ BENCH_ROUNDS = 12
 MIB = 2**20
 
 
-def main() -> None:
-    """Runs the benchmarks."""
-    parser = argparse.ArgumentParser(description="Speed and memory, as tables")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--skip-flower", action="store_true")
-    parser.add_argument("--skip-deployment", action="store_true")
-    arguments = parser.parse_args()
+def main(
+    device: str = "cpu", skip_flower: bool = False, skip_deployment: bool = False
+) -> None:
+    """Print speed and memory as tables."""
     torch.set_num_threads(1)
-    steps_table(arguments.device)
+    steps_table(device)
     memory_table()
     noise_table()
-    if arguments.device != "cpu":
-        warm_start_table(arguments.device)
-    if not arguments.skip_flower:
+    if device != "cpu":
+        warm_start_table(device)
+    if not skip_flower:
         engines_table()
         messages_table()
-    if not arguments.skip_deployment:
+    if not skip_deployment:
         latency_table()
 
 
@@ -248,4 +245,4 @@ def _config(**overrides: object) -> ResolvedConfig:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

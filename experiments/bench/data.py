@@ -1,22 +1,26 @@
 """How long Federated EMNIST takes to open, and in how much memory.
 
-    python -m experiments.bench.data [--users 3400] [--formats hdf5 gzip leaf]
+    python -m experiments.bench.data [--users 3400] [--formats hdf5 --formats leaf]
 
 Makes files in the published layouts with random ink, as many users and images as the
 real training file has, opens each in a process of its own, prints a table and deletes
 the files. The full HDF5 file takes 2.1 GB of disk; LEAF's text takes more.
 """
 
-import argparse
 import json
+import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from click import Choice
 from numpy.typing import NDArray
+from typer import Option
 
 from experiments.bench.measuring import memory_bytes, printed_by
+from experiments.flags import run_command
 from experiments.tables import Table
 
 USERS, IMAGES = 3400, 671_585  # of TFF's fed_emnist_train.h5
@@ -24,21 +28,20 @@ USERS_OF_A_FILE = 100  # LEAF's
 FORMATS = ("hdf5", "gzip", "leaf")
 
 
-def main() -> None:
-    """Makes the files and prints the table."""
-    parser = argparse.ArgumentParser(description="Opening Federated EMNIST")
-    parser.add_argument("--users", type=int, default=USERS)
-    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=["hdf5"])
-    arguments = parser.parse_args()
+def main(
+    users: int = USERS,
+    formats: Annotated[list[str] | None, Option(click_type=Choice(FORMATS))] = None,
+) -> None:
+    """Make the files and print the table."""
     rows: list[list[str]] = []
-    for name in arguments.formats:
+    for name in formats or ["hdf5"]:
         with tempfile.TemporaryDirectory() as folder:
-            data, path = write(name, Path(folder), user_sizes(arguments.users))
+            data, path = write(name, Path(folder), user_sizes(users))
             files = path.rglob("*") if path.is_dir() else [path]
             size = sum(file.stat().st_size for file in files)
             code = f"from experiments.bench.data import open_it; open_it({data!r})"
-            users, images, *measured = printed_by(code)
-            rows.append([name, users, images, f"{size / 1e6:.0f}", *measured])
+            num_users, images, *measured = printed_by(code)
+            rows.append([name, num_users, images, f"{size / 1e6:.0f}", *measured])
     head = ["format", "users", "images", "on disk, MB", "seconds", "CPU seconds"]
     Table("opening Federated EMNIST", [*head, "peak, MB"], rows).show()
 
@@ -107,4 +110,4 @@ def _leaf(
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -1,6 +1,6 @@
 """Seconds per round of a deployment on this machine: Flower's own clients and ours.
 
-    python -m experiments.bench.deployment [--nodes 2 8] [--rounds 20]
+    python -m experiments.bench.deployment [--nodes 2 --nodes 8] [--rounds 20]
 
 Every process is real: a server and N clients from `fedgs deploy` on the loopback, with
 and without TLS and authentication. The work is small on purpose (B = 32 fakes of 28x28
@@ -8,7 +8,6 @@ down, 100 KB of gradients up, one client of width 4 per node), so that the time 
 of messages, processes and polls.
 """
 
-import argparse
 import contextlib
 import itertools
 import json
@@ -21,13 +20,12 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.flags import run_command
 from experiments.launch.control import control_of
 from experiments.launch.flower_app import free_port, wait_for_port
 from experiments.launch.submit import register
 from experiments.tables import Table
 
-NODES = (2, 8)
-ROUNDS = 20
 STOCK_ROUNDS = 5  # a round of these takes many seconds
 SKIPPED = 2  # first rounds: connections, caches
 START_SECONDS = 120.0
@@ -50,23 +48,14 @@ SETTINGS = {
 }
 
 
-def main() -> None:
-    """Prints the table."""
-    parser = argparse.ArgumentParser(description="Latency of a deployment")
-    parser.add_argument("--nodes", type=int, nargs="+", default=NODES)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--skip-stock", action="store_true")
-    arguments = parser.parse_args()
-    latency_table(arguments.nodes, arguments.rounds, arguments.skip_stock)
-
-
 def latency_table(
-    nodes: Sequence[int] = NODES, rounds: int = ROUNDS, skip_stock: bool = False
+    nodes: list[int] | None = None, rounds: int = 20, skip_stock: bool = False
 ) -> None:
-    """Prints seconds per round by kind of client, security and number of nodes."""
+    """Print seconds per round by kind of client, security and number of nodes."""
     rows: list[list[str]] = []
     kinds = ("resident",) if skip_stock else ("resident", "stock")
-    for kind, is_secure, count in itertools.product(kinds, (False, True), nodes):
+    places = itertools.product(kinds, (False, True), nodes or [2, 8])
+    for kind, is_secure, count in places:
         is_stock = kind == "stock"
         number = STOCK_ROUNDS if is_stock else rounds
         seconds = deployed_seconds(count, number, is_stock, is_secure)
@@ -222,4 +211,4 @@ def fedgs_deploy(*arguments: object) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(latency_table))

@@ -6,13 +6,12 @@ Paper mode: one client per round, 100 KB down and 100 KB up, through the project
 sending and collecting (`server.exchange`), with and without `fast_messages`.
 """
 
-import argparse
 import itertools
 import json
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -20,6 +19,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from clients.flower_1_41 import hasten_simulation
+from experiments.flags import run_command
 from experiments.launch import flower_engine
 from experiments.tables import Table
 from fedgs.config.run_config import RunConfig
@@ -38,7 +38,6 @@ COMPONENTS = (
 )
 PAYLOAD = bytes(100_352)  # 32 images of 28x28 float32
 SKIPPED = 20  # first rounds: every worker starts
-ROUNDS = 600
 
 server_app = ServerApp()
 client_app = ClientApp()
@@ -109,10 +108,10 @@ def seconds_per_round(nodes: int, rounds: int, is_fast: bool) -> tuple[float, fl
     return found["seconds"] / rounds, found["processor"] / rounds
 
 
-def messages_table(nodes: Sequence[int] = (10,), rounds: int = ROUNDS) -> None:
-    """Prints rounds per second of pure messaging."""
+def messages_table(nodes: list[int] | None = None, rounds: int = 600) -> None:
+    """Print rounds per second of pure messaging."""
     rows: list[list[str]] = []
-    for count, is_fast in itertools.product(nodes, (True, False)):
+    for count, is_fast in itertools.product(nodes or [10], (True, False)):
         number = rounds if is_fast else max(rounds // 10, 10)
         seconds, processor = seconds_per_round(count, number, is_fast)
         rows.append([f"{count}", json.dumps(is_fast), f"{1 / seconds:.1f}"])
@@ -121,14 +120,5 @@ def messages_table(nodes: Sequence[int] = (10,), rounds: int = ROUNDS) -> None:
     Table("simulation, one client per round, 100 KB each way", head, rows).show()
 
 
-def main() -> None:
-    """Prints the table."""
-    parser = argparse.ArgumentParser(description="Rounds per second of messages alone")
-    parser.add_argument("--nodes", type=int, nargs="+", default=[10])
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    arguments = parser.parse_args()
-    messages_table(arguments.nodes, arguments.rounds)
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(messages_table))

@@ -7,7 +7,6 @@ counts the bytes of both directions: messages, Flower's objects, gRPC and HTTP/2
 polls and heartbeats. Table 2 counts the messages only; this says what is left out.
 """
 
-import argparse
 import contextlib
 import socket
 import sys
@@ -15,8 +14,13 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Annotated
+
+from click import Choice
+from typer import Option
 
 from experiments.bench.deployment import Place, running
+from experiments.flags import run_command
 from experiments.paper.communication import MODES
 from experiments.tables import Table
 
@@ -126,19 +130,18 @@ def _watch(
         time.sleep(WATCH_SECONDS)
 
 
-def main() -> None:
-    """Prints the table."""
-    parser = argparse.ArgumentParser(description="Bytes on the loopback")
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
-    arguments = parser.parse_args()
+def main(
+    rounds: int = 12,
+    modes: Annotated[list[str] | None, Option(click_type=Choice([*MODES]))] = None,
+) -> None:
+    """Print the table."""
     rows: list[list[str]] = []
-    for mode in arguments.modes:
-        down, up = bytes_per_round(MODES[mode], arguments.rounds)
+    for mode in modes or MODES:
+        down, up = bytes_per_round(MODES[mode], rounds)
         rows.append([mode, *(f"{size:,.0f}" for size in (down, up, down + up))])
     caption = "one client, bytes of a round on the loopback, no TLS"
     Table(caption, ["messages", "down", "up", "both"], rows).show()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments.cli.flags import (
+from experiments.flags import (
     ConfigOption,
     JsonOption,
     RecipeOption,

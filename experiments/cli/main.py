@@ -1,6 +1,6 @@
 """The command line: `fedgs train`, `resume`, `sample`, `privacy`, `audit`, ...
 
-The flags of settings are made in `experiments.cli.flags`. Bad input is one line and
+The flags of settings are made in `experiments.flags`. Bad input is one line and
 exit code 2; a run that stopped early or failed is exit code 1 and can be resumed.
 """
 
@@ -11,30 +11,26 @@ import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 
 from experiments.cli import deploy
-from experiments.cli.flags import (
+from experiments.debug.request import DebugRequest, ExistingRuns, PlantedBug
+from experiments.evaluation.request import READING, SHAPE, EvaluationRequest
+from experiments.flags import (
     ConfigOption,
     JsonOption,
     RecipeOption,
     RunArgument,
     request_flags,
+    run_app,
     settings_flags,
-)
-from experiments.debug.request import DebugRequest, ExistingRuns, PlantedBug
-from experiments.evaluation.request import (
-    READING,
-    SHAPE,
-    EvaluationRequest,
 )
 from fedgs import __version__
 from fedgs.cohorts.settings import Selection, selection_of
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
 from fedgs.diagnosis.rule import Rule
-from fedgs.errors import UserError, refuse
+from fedgs.errors import refuse
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -52,16 +48,7 @@ FORMAT_WARNING = warnings.formatwarning
 def main() -> None:
     """Runs the command line; the console script `fedgs`."""
     warnings.formatwarning = _format_warning
-    try:
-        sys.exit(app(standalone_mode=False))
-    except click.UsageError as error:
-        if text := error.format_message():  # empty where the help was printed
-            where = error.ctx.command_path if error.ctx else "fedgs"
-            print(f"Error: {text} See `{where} --help`.", file=sys.stderr)
-        sys.exit(2)
-    except UserError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(run_app(app))
 
 
 def _print_version(is_asked: bool) -> None:

@@ -12,7 +12,7 @@ import dataclasses
 import json
 import logging
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from clients import selection_app as classifier_app
 from experiments.commands import privacy as privacy_report
 from experiments.commands.drawing import new_figure, to_png
 from experiments.commands.endings import exit_if_stopped, make_output, new_output
-from experiments.commands.progress import Progress
+from experiments.commands.progress import Progress, say
 from experiments.launch import flower_engine
 from experiments.launch.local_grid import LocalGrid
+from experiments.tables import Table
 from fedgs.cohorts.files import EXCLUDED, INCLUDED, NOT_PRIVATE, Cohort, check_names
 from fedgs.cohorts.files import write_cohort as write_cohort
 from fedgs.cohorts.selection import OUTCOME, REST, Selection, statements, write_plan
@@ -120,10 +120,8 @@ def prepare(
 
 def refuse_cohort(config: RunConfig) -> None:
     """Refuses to select among the clients of a cohort."""
-    refuse(
-        {"cohort": config.cohort},
-        "cohorts are selected among all clients; leave out",
-    )
+    why = "cohorts are selected among all clients; leave out"
+    refuse({"cohort": config.cohort}, why)
 
 
 def split_selectable(config: RunConfig, records: Records) -> FederatedImages:
@@ -199,12 +197,9 @@ def _write(
     path, cost = Path(config.output), selection.cost(data.num_clients)
     selection_id = "" if cost is None else secrets.token_hex(8)
     kind = NOT_PRIVATE if cost is None else "private"
+    chosen = [*zip(data.client_names, outcome["cohorts"], strict=True)]
     members = {
-        cohort: tuple(
-            name
-            for name, chosen in zip(data.client_names, outcome["cohorts"], strict=True)
-            if chosen == cohort
-        )
+        cohort: tuple(name for name, of in chosen if of == cohort)
         for cohort in selection.cohorts
     }
     for cohort, names in members.items():
@@ -221,7 +216,7 @@ def _write(
         "id": selection_id,
         "thresholds": {"below": outcome["low"], "above": outcome["high"]},
         "cohorts": {cohort: len(names) for cohort, names in members.items()},
-        "planted": _planted(config, data, outcome["cohorts"]),
+        "planted": planted_counts(config, members) if is_planted(config) else None,
         "num_clients": data.num_clients,
         "settings": dataclasses.asdict(selection),
         "config": config.to_flat(),
@@ -231,55 +226,48 @@ def _write(
     return summary
 
 
-def _planted(
-    config: RunConfig, data: FederatedImages, cohorts: Sequence[str]
-) -> dict[str, dict[str, int]] | None:
-    """Returns how many corrupted and intact clients a cohort has; None without a bug.
+def is_planted(config: RunConfig) -> bool:
+    """Tells whether a bug is planted in whole clients."""
+    return config.corruption != "none" and config.corruption_unit == "client"
 
-    That is a function of settings, names and cohorts, which are public.
+
+def planted_counts(
+    config: RunConfig, cohorts: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, int]]:
+    """Returns how many corrupted and intact clients each cohort has.
+
+    That is a function of settings and names, which are public.
     """
-    if config.corruption == "none" or config.corruption_unit != "client":
-        return None
-    is_corrupted = corrupted_clients(config, data.client_names)
-    cohort_of = np.array(cohorts)
-    return {
-        cohort: {
-            "corrupted": int((is_corrupted & (cohort_of == cohort)).sum()),
-            "intact": int((~is_corrupted & (cohort_of == cohort)).sum()),
-        }
-        for cohort in sorted(set(cohorts), key=list(cohorts).index)
-    }
+    counts: dict[str, dict[str, int]] = {}
+    for cohort, names in cohorts.items():
+        spoilt = 0
+        if config.corruption != "none":
+            spoilt = int(corrupted_clients(config, names).sum())
+        counts[cohort] = {"corrupted": spoilt, "intact": len(names) - spoilt}
+    return counts
 
 
 def _show(
     path: Path, selection: Selection, num_clients: int, summary: dict[str, Any]
 ) -> None:
-    planted = summary["planted"]
-    table = Table(title=f"{num_clients} clients")
-    for column in ("cohort", "accuracy", "clients"):
-        table.add_column(column, justify="right" if column == "clients" else "left")
-    for column in ("corrupted", "intact") if planted else ():
-        table.add_column(column, justify="right")
     low, high = summary["thresholds"]["below"], summary["thresholds"]["above"]
     limits = {"selected": f"<= {low}", "above": f"> {high}", REST: "others"}
-    nobody = {"corrupted": 0, "intact": 0}
+    planted = summary["planted"]
+    head = ["cohort", "accuracy", "clients"]
+    head += ["corrupted", "intact"] if planted else []
+    rows: list[list[str]] = []
     for cohort, count in summary["cohorts"].items():
-        row = [cohort, limits[cohort], str(count)]
-        row += map(str, (planted.get(cohort) or nobody).values()) if planted else []
-        table.add_row(*row)
+        counts = planted[cohort].values() if planted else ()
+        rows.append([cohort, limits[cohort], str(count), *map(str, counts)])
         if not count:
-            text = f"{cohort} is empty: no file; give another threshold"
-            console.print(text, highlight=False)
-    console.print(table)
+            say(f"{cohort} is empty: no file; give another threshold")
+    Table(f"{num_clients} clients", head, rows).show()
     if selection.is_private:
         privacy_report.show(statements(selection, num_clients))
     else:
-        text = "NOT PRIVATE: the cohorts tell about the data of who is in them."
-        console.print(text, highlight=False)
-    console.print(
-        f"A run on one of them: {summary['condition_of_runs']}.", highlight=False
-    )
-    console.print(f"cohorts      {path}", soft_wrap=True, highlight=False)
+        say("NOT PRIVATE: the cohorts tell about the data of who is in them.")
+    say(f"A run on one of them: {summary['condition_of_runs']}.")
+    say(f"cohorts      {path}")
 
 
 # ------------------------------------------------------------------ diagnostics
@@ -296,7 +284,7 @@ def _write_diagnostics(
         path.unlink()
     write_json(folder / "accuracies.json", {"note": PRIVATE_TITLE, **accuracies})
     groups = {"clients": np.ones(data.num_clients, bool)}
-    if config.corruption != "none" and config.corruption_unit == "client":
+    if is_planted(config):
         is_corrupted = corrupted_clients(config, data.client_names)
         words = {"invert": "inverted", "rotate": "rotated"}[config.corruption]
         groups = {"intact": ~is_corrupted, words: is_corrupted}

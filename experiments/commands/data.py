@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.table import Table
 
+from experiments.commands.progress import say
+from experiments.tables import Table
 from fedgs.config.run_config import RunConfig
 from fedgs.data import sources
 from fedgs.data.cohort import for_all_clients, keep_cohort
@@ -22,7 +21,7 @@ from fedgs.data.corruption import corrupted
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.data.load import split_records
 from fedgs.data.records import Records
-from fedgs.errors import UserError
+from fedgs.errors import explained
 from fedgs.runs.sample import save_images
 
 BINS = 8  # of the histogram
@@ -43,17 +42,13 @@ def inspect(config: RunConfig, sheet: Path, as_json: bool) -> None:
     if config.seed is None:
         config = dataclasses.replace(config, seed=0)
     records = sources.load_records(config.validate())
-    if (
-        records.clients is None
-        and config.num_clients is None
-        and config.data != "digits"
-    ):
+    is_cut = config.num_clients is not None or config.data == "digits"
+    if records.clients is None and not is_cut:
         config = dataclasses.replace(config, num_clients=1)
     data = keep_cohort(config, split_records(for_all_clients(config), records))
-    try:
+    problem = f"sheet = {sheet}: cannot be written"
+    with explained(OSError, problem, "give another --sheet"):
         write_contact_sheet(sheet, data)
-    except OSError as error:
-        raise UserError(f"sheet = {sheet}: {error}; give another --sheet") from error
     report = describe(config, records, data) | {"contact_sheet": str(sheet)}
     if as_json:
         print(json.dumps(report))
@@ -70,6 +65,7 @@ def describe(
     """
     sizes = data.sizes
     own = np.concatenate(data.client_records)
+    per_class = np.bincount(data.labels[own], minlength=data.num_classes)
     tests = [len(held) for held in data.client_test_records] or [0] * len(sizes)
     is_corrupted = [
         corrupted(config, name, int(size) + test).sum()
@@ -87,9 +83,7 @@ def describe(
             "max": int(sizes.max()),
         },
         "classes": data.num_classes,
-        "images_per_class": np.bincount(
-            data.labels[own], minlength=data.num_classes
-        ).tolist(),
+        "images_per_class": per_class.tolist(),
         "image_shape": list(data.images.shape[1:]),
         "polarity": records.polarity,
         "polarity_guess": records.guess,
@@ -116,37 +110,24 @@ def write_contact_sheet(path: Path, data: FederatedImages) -> None:
 
 def _show(report: dict[str, Any], sizes: NDArray[np.int64]) -> None:
     per_client = report["images_per_client"]
-    table = Table(title=report["data"], box=SIMPLE, show_header=False)
-    shape = " x ".join(map(str, report["image_shape"]))
-    for name, value in (
-        ("clients", report["clients"]),
-        ("images", f"{report['images']}, each {shape}"),
-        ("held out", report["held_out"]),
-        ("of no client", report["without_client"]),
-        (
-            "per client",
-            f"{per_client['min']} to {per_client['max']}, median "
-            f"{per_client['median']:g}",
-        ),
-        ("classes", report["classes"]),
-        ("per class", _range(report["images_per_class"])),
-        ("source is", f"{report['polarity']}, looks {report['polarity_guess']}"),
-        ("corrupted", f"{report['corrupted_images']} images"),
-        ("memory", f"{report['memory_bytes'] / 2**20:.0f} MiB"),
-    ):
-        table.add_row(name, str(value))
-    console = Console()
-    console.print(table)
-    console.print("images per client", _histogram(sizes), sep="\n", highlight=False)
-    console.print(
-        f"contact sheet  {report['contact_sheet']} (private images: a row per client)",
-        soft_wrap=True,
-        highlight=False,
-    )
-
-
-def _range(counts: list[int]) -> str:
-    return f"{min(counts)} to {max(counts)} images"
+    least, median, most = (per_client[name] for name in ("min", "median", "max"))
+    shape, per_class = report["image_shape"], report["images_per_class"]
+    shown = {
+        "clients": report["clients"],
+        "images": f"{report['images']}, each {' x '.join(map(str, shape))}",
+        "held out": report["held_out"],
+        "of no client": report["without_client"],
+        "per client": f"{least} to {most}, median {median:g}",
+        "classes": report["classes"],
+        "per class": f"{min(per_class)} to {max(per_class)} images",
+        "source is": f"{report['polarity']}, looks {report['polarity_guess']}",
+        "corrupted": f"{report['corrupted_images']} images",
+        "memory": f"{report['memory_bytes'] / 2**20:.0f} MiB",
+    }
+    rows = [[name, str(value)] for name, value in shown.items()]
+    Table(report["data"], ["what", "now"], rows, numeric=False).show()
+    say(f"images per client\n{_histogram(sizes)}")
+    say(f"contact sheet  {report['contact_sheet']} (private images: a row per client)")
 
 
 def _histogram(sizes: NDArray[np.int64]) -> str:

@@ -2,17 +2,15 @@
 
 import dataclasses
 import string
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from fedgs.cohorts.files import (
-    selection_costs,
-)
+from experiments.commands.progress import say
+from experiments.tables import Table
+from fedgs.cohorts.files import selection_costs
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
@@ -22,6 +20,8 @@ from fedgs.privacy.client_limits import why_limits_refuse
 from fedgs.privacy.oracle import AutodpMissing, as_published
 from fedgs.privacy.plan import Plan
 from fedgs.runs.epsilons import with_cohort_condition
+
+LAST_COLUMNS = ("guarantee", "theorem")
 
 # ------------------------------------------------------------------ a plan
 
@@ -86,27 +86,31 @@ def of_settings(
     try:
         return [*stated, *as_published(plan, config.delta)]
     except AutodpMissing as error:
-        print(f"Note: {error}", file=sys.stderr)
+        say(f"Note: {error}", is_error=True)
         return stated
 
 
 def _calibrated(config: RunConfig, plan: Plan) -> float:
     """Returns the noise for the target and says so."""
     noise_multiplier = calibrate_noise(plan, *_target(config))
-    _say(f"noise_multiplier {noise_multiplier:g} for {_target_text(config)}")
+    text = f"noise_multiplier {noise_multiplier:g} for {_target_text(config)}"
+    say(text, is_error=True)
     return noise_multiplier
 
 
 def _largest(config: RunConfig, plan: Plan) -> int:
     """Returns the largest number of rounds within the target and says so."""
     most = largest_num_rounds(plan, *_target(config))
-    noise = f"noise_multiplier {config.noise_multiplier:g}"
+    noise, target = f"{config.noise_multiplier:g}", _target_text(config)
     if most == 0:
         raise UserError(
-            f"noise_multiplier = {config.noise_multiplier:g}: one round alone exceeds "
-            f"{_target_text(config)}; give a larger --noise-multiplier"
+            f"noise_multiplier = {noise}: one round alone exceeds {target}; give a "
+            "larger --noise-multiplier"
         )
-    _say(f"num_rounds {most} is the largest with {noise} for {_target_text(config)}")
+    say(
+        f"num_rounds {most} is the largest with noise_multiplier {noise} for {target}",
+        is_error=True,
+    )
     return most
 
 
@@ -124,10 +128,6 @@ def _target_text(config: RunConfig) -> str:
     )
 
 
-def _say(text: str) -> None:
-    Console(stderr=True).print(text, soft_wrap=True)
-
-
 # ------------------------------------------------------------------ the table
 
 
@@ -136,25 +136,17 @@ def show(statements: Sequence[Statement]) -> None:
     console = Console()
     theorems = list(dict.fromkeys(row.theorem for row in statements))
     letters = dict(zip(theorems, string.ascii_lowercase, strict=False))
-    for title in dict.fromkeys(_title(row) for row in statements):
-        table = Table(title=title)
-        for column in ("adversary", "relation", "selection"):
-            table.add_column(column, no_wrap=True)
-        asked = next(row.asked for row in statements if _title(row) == title)
-        table.add_column(asked, justify="right", no_wrap=True)
-        table.add_column("guarantee", no_wrap=True)
-        table.add_column("theorem", justify="center", no_wrap=True)
-        for row in statements:
-            if _title(row) == title:
-                table.add_row(
-                    row.adversary,
-                    row.relation,
-                    row.client_selection,
-                    _number(row),
-                    "yes" if row.guarantee else "NO",
-                    letters[row.theorem],
-                )
-        console.print(table)
+    titles: dict[str, list[Statement]] = {}
+    for row in statements:
+        titles.setdefault(_title(row), []).append(row)
+    for title, rows in titles.items():
+        cells: list[list[str]] = []
+        for row in rows:
+            where = (row.adversary, row.relation, row.client_selection)
+            holds = "yes" if row.guarantee else "NO"
+            cells.append([*where, _number(row), holds, letters[row.theorem]])
+        head = ["adversary", "relation", "selection", rows[0].asked, *LAST_COLUMNS]
+        Table(title, head, cells, numeric=False).show()
     for theorem, letter in letters.items():
         console.print(f"theorem {letter}: {theorem}", highlight=False)
     console.print("No row holds without its conditions:")

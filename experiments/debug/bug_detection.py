@@ -16,7 +16,6 @@ them together tell about a client what that of its group tells.
 import dataclasses
 import json
 import secrets
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,13 +23,14 @@ from typing import Any
 import numpy as np
 
 from experiments.commands import privacy as privacy_report
-from experiments.commands.cohorts import refuse_cohort, split_selectable
+from experiments.commands.cohorts import (
+    planted_counts,
+    refuse_cohort,
+    split_selectable,
+)
 from experiments.commands.endings import exit_if_stopped, make_output, new_output
 from experiments.commands.progress import say
-from experiments.commands.train import (
-    go_back,
-    train_from_checkpoint,
-)
+from experiments.commands.train import go_back, train_from_checkpoint
 from experiments.debug import cohorts as debug_cohorts
 from experiments.debug import report as debug_report
 from experiments.debug.plan import (
@@ -45,17 +45,12 @@ from fedgs.cohorts.files import read_cohort
 from fedgs.config.run_config import RunConfig
 from fedgs.data import sources
 from fedgs.data.cohort import keep_cohort
-from fedgs.data.corruption import corrupted_clients
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.diagnosis.diagnosis import diagnose
 from fedgs.diagnosis.permutation import attainable_p
 from fedgs.evaluation.images import LabelledImages
-from fedgs.federation.preparation import (
-    check_capacity,
-    resolve,
-    with_absolute_paths,
-)
+from fedgs.federation.preparation import check_capacity, resolve, with_absolute_paths
 from fedgs.files import read_json, replacing, write_json
 from fedgs.privacy.accounting import Statement
 from fedgs.runs import epsilons, sample
@@ -128,11 +123,11 @@ def resume(path: Path, as_json: bool) -> dict[str, Any]:
 def _warn_if_hopeless(request: DebugRequest) -> None:
     least = attainable_p(request.groups)
     if request.rule.alpha < least:
-        print(
+        text = (
             f"Note: alpha = {request.rule.alpha:g} is below {least:.4g}, the least p "
-            f"of {request.groups} groups: no bug can be named; give --groups more",
-            file=sys.stderr,
+            f"of {request.groups} groups: no bug can be named; give --groups more"
         )
+        say(text, is_error=True)
 
 
 def _check_budget(
@@ -262,8 +257,7 @@ def _diagnose(path: Path, as_json: bool) -> dict[str, Any]:
     else:
         debug_report.show(path, content)
         privacy_report.show(rows)
-        text = f"debug folder {path}; the picture is {path / 'diagnosis.png'}"
-        say(text)
+        say(f"debug folder {path}; the picture is {path / 'diagnosis.png'}")
     return content
 
 
@@ -309,15 +303,15 @@ def _planted(path: Path, plan: dict[str, Any], verdict: str) -> dict[str, Any]:
         return {"planted": None, "outcome": None}
     config = config_of(plan)
     bug = plan["planted"]["corruption"]
-    counts = dict[str, dict[str, int]]()
-    for cohort in COHORTS:
-        names = [
+    members = {
+        cohort: [
             name
             for run in plan["runs"][cohort]
             for name in read_cohort(path / "groups" / f"{run}.txt").names
         ]
-        spoilt = int(corrupted_clients(config, names).sum()) if bug != "none" else 0
-        counts[cohort] = {"corrupted": spoilt, "intact": len(names) - spoilt}
+        for cohort in COHORTS
+    }
+    counts = planted_counts(config, members)
     planted = {"bug": bug, "fraction": plan["planted"]["fraction"], "counts": counts}
     return {"planted": planted, "outcome": outcome(verdict, bug)}
 

@@ -15,20 +15,21 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import MISSING
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from experiments.debug import bug_detection
 from experiments.debug import cohorts as debug_cohorts
 from experiments.debug import plan as debug_plan
 from experiments.debug.command import BUGS
 from experiments.debug.request import DebugRequest
+from experiments.flags import request_flags, run_command
+from fedgs.config.fields import flag
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
-from fedgs.errors import UserError
-from fedgs.files import write_atomically, write_json
+from fedgs.errors import UserError, explained
+from fedgs.files import read_json_lines, write_atomically, write_json
 
 # Of the runs: small enough for 44 cells on two CPU cores. Over full-participation.
 SETTINGS = {
@@ -86,36 +87,45 @@ def cells(
     ]
 
 
-def main(
-    output: Annotated[Path, typer.Option(help="Folder; continued if it exists.")],
-    data: Annotated[str, typer.Option(help="As of fedgs train.")] = "mnist-by-writer",
-    data_dir: Annotated[str | None, typer.Option(help="As of fedgs train.")] = None,
-    bugs: Annotated[str, typer.Option(help="Of flip,rotate,none.")] = ",".join(BUGS),
-    epsilons: Annotated[str, typer.Option(help="none is without noise.")] = (
-        "none,10,3,1"
-    ),
-    seeds: Annotated[int, typer.Option(help="Of flip and rotate.")] = 3,
-    none_seeds: Annotated[int, typer.Option(help="Of none.")] = 5,
-    groups: Annotated[int, typer.Option(help="Of each cohort.")] = 4,
-    clients_per_group: Annotated[int, typer.Option(help="As of fedgs debug.")] = 64,
-    selection_rounds: Annotated[int, typer.Option(help="As of fedgs debug.")] = 12,
-    config: Annotated[
-        Path | None, typer.Option(help="TOML instead of `SETTINGS`.")
-    ] = None,
-    engine: Annotated[str, typer.Option(help="As of fedgs debug.")] = "local",
-) -> None:
-    """Fills the table."""
-    wanted = {"data": data, "data_dir": data_dir or "", "engine": engine}
-    if config is None:
-        wanted = SETTINGS | wanted
-    settings = configure("full-participation", config, wanted)
-    request = DebugRequest(groups=groups, clients_per_group=clients_per_group)
-    request = dataclasses.replace(request, selection_rounds=selection_rounds)
-    levels = [_epsilon(text) for text in epsilons.split(",")]
-    if unknown := set(bugs.split(",")) - set(BUGS):
+@dataclasses.dataclass(frozen=True)
+class TableRequest:
+    """What the command is asked for; each flag's help says what it is."""
+
+    output: Path = flag(MISSING, "Folder; continued if it exists.")
+    data: str = flag("mnist-by-writer", "As of fedgs train.")
+    data_dir: str = flag("", "As of fedgs train.")
+    engine: str = flag("local", "As of fedgs train.")
+    bugs: tuple[str, ...] = flag(tuple(BUGS), "Which of these.")
+    epsilons: tuple[str, ...] = flag(("none", "10", "3", "1"), "none is without noise.")
+    seeds: int = flag(3, "Of flip and rotate.")
+    none_seeds: int = flag(5, "Of none.")
+    groups: int = flag(4, "Of each cohort.")
+    clients_per_group: int = flag(64, "As of fedgs debug.")
+    selection_rounds: int = flag(12, "As of fedgs debug.")
+    config: Path | None = flag(None, "TOML instead of `SETTINGS`.")
+
+    def settings(self) -> RunConfig:
+        """Returns the settings of all runs but those of a cell."""
+        own = {"data": self.data, "data_dir": self.data_dir, "engine": self.engine}
+        known = SETTINGS if self.config is None else {}
+        return configure("full-participation", self.config, known | own)
+
+    def of_debug(self) -> DebugRequest:
+        """Returns what `fedgs debug` is asked for in every cell."""
+        names = ("groups", "clients_per_group", "selection_rounds")
+        return DebugRequest(**{name: getattr(self, name) for name in names})
+
+
+@request_flags(TableRequest)
+def main(*, given: dict[str, Any]) -> None:
+    """Fill the table."""
+    asked = TableRequest(**given)
+    settings, request = asked.settings(), asked.of_debug()
+    levels = [_epsilon(text) for text in asked.epsilons]
+    if unknown := set(asked.bugs) - set(BUGS):
         raise UserError(f"bugs = {sorted(unknown)}: give --bugs of {', '.join(BUGS)}")
-    output = output.absolute()
-    planned = cells(bugs.split(","), levels, seeds, none_seeds)
+    output = asked.output.absolute()
+    planned = cells(asked.bugs, levels, asked.seeds, asked.none_seeds)
     for cell in planned:
         _config(output, cell, settings)  # raises before anything is made
     output.mkdir(parents=True, exist_ok=True)
@@ -137,12 +147,9 @@ def main(
 
 
 def _epsilon(text: str) -> float | None:
-    try:
+    remedy = "give --epsilons like none,10,3,1"
+    with explained(ValueError, f"epsilons = {text!r}", remedy):
         return None if text == "none" else float(text)
-    except ValueError as error:
-        raise UserError(
-            f"epsilons = {text!r}: give --epsilons like none,10,3,1"
-        ) from error
 
 
 def _config(output: Path, cell: Cell, settings: RunConfig) -> RunConfig:
@@ -175,18 +182,11 @@ def compute(
         else:
             of_cell = dataclasses.replace(request, cohorts=selected, is_experiment=True)
             diagnosis = bug_detection.debug(config, of_cell, as_json=False)
-    kept = (
-        *dataclasses.asdict(request.rule),
-        "verdict",
-        "outcome",
-        "has_learned",
-        "ranking",
-        "two_sample",
-        "effects",
-    )
+    kept = ("verdict", "outcome", "has_learned", "ranking", "two_sample", "effects")
     return {
         "cell": cell.name,
         **dataclasses.asdict(cell),
+        **dataclasses.asdict(request.rule),
         **{name: diagnosis[name] for name in kept},
         "counts": diagnosis["planted"]["counts"],
         "num_rounds": config.num_rounds,
@@ -221,10 +221,7 @@ def _quiet(path: Path) -> Iterator[None]:
 
 def read_rows(output: Path) -> list[dict[str, Any]]:
     """Returns the cells that are there."""
-    path = output / "table.jsonl"
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return read_json_lines(output / "table.jsonl")
 
 
 def is_done(output: Path, cell: Cell, request: DebugRequest) -> bool:
@@ -262,13 +259,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def command() -> None:
     """Runs the command line; bad input is one line and exit code 2."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(main)
-    try:
-        app()
-    except UserError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(run_command(main))
 
 
 if __name__ == "__main__":

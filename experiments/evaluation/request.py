@@ -61,7 +61,7 @@ class EvaluationRequest:
         None, "Your download, for fid_inception_v3_pool3."
     )
     num_workers: int = flag(2, "Classifiers at a time.", at_least=1)
-    device: str = flag("cpu", "Of the networks: cpu or cuda.", choices=("cpu", "cuda"))
+    device: str = flag("cpu", "Of the networks.", choices=("cpu", "cuda"))
     output: Path | None = flag(None, "Folder of the results instead of RUN.")
 
     def __post_init__(self) -> None:

@@ -26,6 +26,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.serde import message_to_proto
 from flwr.supercore.task_identity import TaskIdentity
 
+from experiments.flags import run_command
 from experiments.launch.local_grid import SERVER, LocalGrid
 from experiments.tables import Table
 from fedgs.config.recipes import algorithm_2
@@ -186,27 +187,21 @@ def _total(lines: Iterable[Line]) -> int:
     return sum(line["bytes_down"] + line["bytes_up"] for line in lines)
 
 
-def main(runs: Sequence[str]) -> int:
-    """Prints the bytes of Algorithm 2's messages with the fakes of runs.
+def main(words: Sequence[str] | None = None) -> int:
+    """Prints the bytes of Algorithm 2's messages; returns the exit code."""
+    return run_command(show, words)
 
-    Returns:
-        The exit code.
-    """
+
+def show(runs: list[Path]) -> None:
+    """Print the bytes of Algorithm 2's messages with the fakes of runs."""
     rows: list[list[str]] = []
-    try:
-        if not runs:
-            raise UserError("RUN is missing: give run folders")
-        for run in runs:
-            folder = RunFolder.open(run)
-            for mode, sizes in weigh(folder).items():
-                numbers = [f"{size:,}" for size in (*sizes, sum(sizes))]
-                rows.append([folder.path.name, mode, *numbers])
-    except UserError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return 2
+    for run in runs:
+        folder = RunFolder.open(run)
+        for mode, sizes in weigh(folder).items():
+            numbers = [f"{size:,}" for size in (*sizes, sum(sizes))]
+            rows.append([folder.path.name, mode, *numbers])
     head = ["fakes of", "messages", "down", "up", "both"]
     Table("one round of Algorithm 2, one client: bytes", head, rows).show()
-    return 0
 
 
 def weigh(folder: RunFolder) -> dict[str, tuple[int, int]]:
@@ -231,4 +226,4 @@ def weigh(folder: RunFolder) -> dict[str, tuple[int, int]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

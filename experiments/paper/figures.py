@@ -14,21 +14,22 @@ same.
 Source: Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments.paper import figure_drawing, scales
+from experiments.flags import request_flags, run_command
+from experiments.paper import figure_drawing
 from experiments.paper.gradient_norms import probe, read_norms, unprotected
 from experiments.paper.privacy_utility import KINDS, curves, parse_values, variations
-from experiments.paper.scales import SCALES, configured, label, parse_settings
-from experiments.paper.scores import Protocol, ResultLines
-from experiments.paper.stored_runs import exit_code, stored, trained
+from experiments.paper.scales import Experiment, configured, label, parse_settings
+from experiments.paper.scores import ResultLines
+from experiments.paper.stored_runs import stopped_by_signal, stored, trained
+from fedgs.config.fields import flag
 from fedgs.config.recipes import RECIPES
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.errors import UserError
@@ -42,21 +43,40 @@ NAMES = ("norms", *KINDS, "samples")
 GRID_COLUMNS = 10  # of a generator without labels
 
 
-@dataclass(frozen=True)
-class Request:
-    """What a call asks for; see `--help`."""
+@dataclass(frozen=True, kw_only=True)
+class Request(Experiment):
+    """What a call asks for; each flag's help says what it is."""
 
-    figure: str
-    output: Path
-    recipe: str
-    scale: str
-    settings: dict[str, Any]
-    values: tuple[float, ...]
-    protocol: Protocol
-    adversary: str
-    relation: str
-    is_redraw: bool
-    runs: tuple[Path, ...]
+    figure: str = flag(MISSING, "Which one.", metavar="FIGURE", choices=NAMES)
+    runs: list[Path] | None = flag(None, "Run folders, of samples.", metavar="RUN...")
+    output: Path = flag(Path("runs/figures"), "Its folder.")
+    recipe: str = flag("full-participation", f"Of {', '.join(RECIPES)}.")
+    seed: int = flag(0, "Of the runs.")
+    changes: list[str] | None = flag(
+        None, "SETTING=VALUE of the runs; again for more.", names=("--set",)
+    )
+    values: str | None = flag(None, "What the curve varies, as 1,3,10; 0 is no noise.")
+    adversary: str = flag("release", "Of epsilon.", choices=ADVERSARIES)
+    relation: str = flag("replace-one", "Of epsilon.", choices=tuple(RELATIONS))
+    redraw: bool = flag(False, "Train nothing.")
+
+    def __post_init__(self) -> None:
+        """Checks what goes together."""
+        super().__post_init__()
+        if bool(self.runs) != (self.figure == "samples"):
+            raise UserError("RUN: give run folders to samples, and to no other figure")
+        if self.figure not in KINDS and self.values is not None:
+            raise UserError(
+                f"values = {self.values}: only curves vary a setting; leave out "
+                "--values"
+            )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the runs over their recipe."""
+        texts = [f"run.{text}" for text in self.changes or ()]
+        changes = parse_settings(texts, ["run"])["run"]
+        return {**self.data_settings, "seed": self.seed, **changes}
 
 
 def draw(request: Request, stop: Stop) -> list[Path]:
@@ -80,7 +100,7 @@ def _draw_norms(request: Request, stop: Stop) -> list[Path]:
     config = configured(request.recipe, request.scale, request.settings)
     config = unprotected(config)
     place = (request.output / "probes", request.recipe, config)
-    folder = stored(*place) if request.is_redraw else probe(*place, stop)
+    folder = stored(*place) if request.redraw else probe(*place, stop)
     norms, scale = read_norms(folder), _scale(folder, config, request.recipe)
     paths: list[Path] = []
     for name, figure_of in (
@@ -94,12 +114,13 @@ def _draw_norms(request: Request, stop: Stop) -> list[Path]:
 
 
 def _draw_curves(request: Request, stop: Stop) -> Path:
-    choice = (request.recipe, request.scale, request.values, request.settings)
+    values = parse_values(request.figure, request.values, request.scale)
+    choice = (request.recipe, request.scale, values, request.settings)
     configs = variations(request.figure, *choice)
     root, recipe = request.output / "runs", request.recipe
     runs = {
         title: stored(root, recipe, config)
-        if request.is_redraw
+        if request.redraw
         else trained(root, recipe, config, stop)
         for title, config in configs.items()
     }
@@ -119,7 +140,7 @@ def _draw_curves(request: Request, stop: Stop) -> Path:
 
 def _draw_samples(request: Request) -> Path:
     grids, texts = {}, []
-    folders = [RunFolder.open(run) for run in request.runs]
+    folders = [RunFolder.open(run) for run in request.runs or ()]
     shapes = {_grid_shape(folder.config) for folder in folders}
     if len(shapes) > 1:
         raise UserError(
@@ -157,58 +178,15 @@ def _scale(folder: RunFolder, config: RunConfig, recipe: str) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Draws one figure; returns the exit code."""
-    parsed = _parser().parse_intermixed_args(words)
-    return exit_code(lambda stop: print(*draw(_request(parsed), stop), sep="\n"))
+    return run_command(figures, words)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = scales.parser("figures", "The paper's figures.")
-    add = parser.add_argument
-    add("figure", help=f"one of {', '.join(NAMES)}")
-    add("runs", nargs="*", type=Path, metavar="RUN", help="run folders, of samples")
-    add("--recipe", default="full-participation", help=f"of {', '.join(RECIPES)}")
-    add("--seed", type=int, default=0)
-    add("--set", action="append", default=[], metavar="SETTING=VALUE", dest="set")
-    add("--values", help="what the curve varies, as 1,3,10; 0 is no noise")
-    add("--adversary", default="release", help=f"of epsilon: {', '.join(ADVERSARIES)}")
-    add("--relation", default="replace-one", help=f"of epsilon: {', '.join(RELATIONS)}")
-    add("--redraw", action="store_true", help="train nothing")
-    return parser
-
-
-def _request(given: argparse.Namespace) -> Request:
-    known = {
-        "figure": (given.figure, NAMES),
-        "scale": (given.scale, tuple(SCALES)),
-        "adversary": (given.adversary, ADVERSARIES),
-        "relation": (given.relation, tuple(RELATIONS)),
-    }
-    for name, (value, choices) in known.items():
-        if value not in choices:
-            raise UserError(f"{name} = {value!r}: give one of {', '.join(choices)}")
-    if bool(given.runs) != (given.figure == "samples"):
-        raise UserError("RUN: give run folders to samples, and to no other figure")
-    texts = [f"run.{text}" for text in given.set]
-    own = parse_settings(texts, ["run"])["run"]
-    is_curve = given.figure in KINDS
-    values = parse_values(given.figure, given.values, given.scale) if is_curve else ()
-    if not is_curve and given.values is not None:
-        raise UserError(
-            f"values = {given.values}: only curves vary a setting; leave out --values"
-        )
-    return Request(
-        figure=given.figure,
-        output=given.output,
-        recipe=given.recipe,
-        scale=given.scale,
-        settings={**scales.data_settings(given), "seed": given.seed, **own},
-        values=values,
-        protocol=scales.protocol(given),
-        adversary=given.adversary,
-        relation=given.relation,
-        is_redraw=given.redraw,
-        runs=tuple(given.runs),
-    )
+@request_flags(Request)
+def figures(*, given: dict[str, Any]) -> None:
+    """Draw one of the paper's figures; train and compute what is missing."""
+    request = Request(**given)
+    with stopped_by_signal() as stop:
+        print(*draw(request, stop), sep="\n")
 
 
 if __name__ == "__main__":

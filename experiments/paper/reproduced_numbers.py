@@ -22,6 +22,7 @@ from fedgs.privacy.amplification import (
 )
 from fedgs.privacy.gaussian import binomial_epsilon, epsilon_from_mu, mu_from_epsilon
 from fedgs.privacy.oracle import autodp_epsilon, poisson_rdp_epsilon
+from fedgs.privacy.plan import RELATIONS
 
 SIGMA, B, DELTA = 1.07, 32, 1e-5
 ROOT = math.sqrt(B)
@@ -90,14 +91,16 @@ def _valid_epsilon(rounds: Any, delta: float) -> float:
     return SampledBound(rounds).epsilon(delta)
 
 
+PARTICIPANTS = (1, 8, 32, 64, 128)  # m of the analysis' designs
 # Of sampled rounds at a delta: by naive PLD, no bound, and by the dominating pair.
 EPSILONS: tuple[Epsilon, Epsilon] = (naive_epsilon, _valid_epsilon)
 
 
-def _amplified(
-    epsilon: Epsilon, setting: Setting, ratio: float, times: int = 1
-) -> float:
-    return epsilon(setting.sampled(ratio, times=times), setting.delta)
+def _amplified(setting: Setting, ratio: float, times: int = 1) -> tuple[Number, Number]:
+    """Returns epsilon of sampled rounds, by both of `EPSILONS`."""
+    rounds = setting.sampled(ratio, times=times)
+    naive, valid = (partial(epsilon, rounds, setting.delta) for epsilon in EPSILONS)
+    return naive, valid
 
 
 def _renyi(setting: Setting, noise: float) -> float:
@@ -234,14 +237,14 @@ def _one_draw_per_round() -> Iterable[Row]:
 
 
 def _without_amplification() -> Iterable[Row]:
-    for name, setting, sensitivity, reference in (
-        ("K 1000, replace-one", CENTRAL, 2.0, "610.34"),
-        ("K 1000, zero-out", CENTRAL, 1.0, "168.82"),
-        ("K 866, replace-one", TABLE_2, 2.0, "774.31"),
-        ("K 866, zero-out", TABLE_2, 1.0, "206.70"),
+    for clients, setting, references in (
+        ("K 1000", CENTRAL, ("610.34", "168.82")),
+        ("K 866", TABLE_2, ("774.31", "206.70")),
     ):
-        what = f"the algorithm as it is, uniform selection: {name}"
-        yield Row(what, reference, partial(_mixture, setting, sensitivity))
+        what = f"the algorithm as it is, uniform selection: {clients}"
+        for relation, reference in zip(RELATIONS, references, strict=True):
+            epsilon = partial(_mixture, setting, RELATIONS[relation])
+            yield Row(f"{what}, {relation}", reference, epsilon)
     for what, count, setting, sensitivity, reference in (
         ("balanced, 35 visits: replace-one", 35, TABLE_2, 2.0, "583.52"),
         ("balanced, 35 visits: zero-out", 35, TABLE_2, 1.0, "169.04"),
@@ -263,10 +266,10 @@ def _independent_draws() -> Iterable[Row]:
         yield Row(f"{what}: autodp", wor, partial(_published, setting, noise))
         yield Row(f"{what}: RDP", renyi, partial(_renyi, setting, noise))
         yield Row(f"{what}: RDP, Poisson", poisson, partial(_poisson, setting, noise))
-        pair = [partial(_amplified, e, setting, noise, B) for e in EPSILONS]
-        yield Row(f"{what}: naive PLD (no bound)", naive, pair[0], pair[1])
+        pair = _amplified(setting, noise, B)
+        yield Row(f"{what}: naive PLD (no bound)", naive, *pair)
     what = "a draw for every fake, K 1000: dominating pair"
-    yield Row(what, "5.51", partial(_amplified, _valid_epsilon, CENTRAL, SIGMA, B))
+    yield Row(what, "5.51", _amplified(CENTRAL, SIGMA, B)[1])
 
 
 def _shared_draws() -> Iterable[Row]:
@@ -278,40 +281,28 @@ def _shared_draws() -> Iterable[Row]:
     ):
         for power, reference in enumerate(references):
             shared = 2**power
-            arguments = (setting, SIGMA / math.sqrt(shared), B // shared)
-            pair = [partial(_amplified, e, *arguments) for e in EPSILONS]
+            pair = _amplified(setting, SIGMA / math.sqrt(shared), B // shared)
             what = f"{shared} fakes share a draw, {name}: naive PLD (no bound)"
-            yield Row(what, reference, pair[0], pair[1])
+            yield Row(what, reference, *pair)
     for name, setting, reference in (("1000", CENTRAL, "2,059"), ("866", FED, "2,640")):
-        arguments = (setting, SIGMA / ROOT / 2)
-        pair = [partial(_amplified, e, *arguments) for e in EPSILONS]
+        pair = _amplified(setting, SIGMA / ROOT / 2)
         what = f"the text's noise, one draw per round, K {name}: naive PLD (no bound)"
-        yield Row(what, reference, pair[0], pair[1], UNDERFLOW)
+        yield Row(what, reference, *pair, UNDERFLOW)
 
 
 def _designs() -> Iterable[Row]:
     """Noise that reaches a target if (a) and (b) hold; references by naive PLD."""
-    for name, setting, target, clients, reference in (
-        ("K 1000", CENTRAL, 10, 1, "5.11"),
-        ("K 1000", CENTRAL, 10, 8, "1.20"),
-        ("K 1000", CENTRAL, 10, 32, "0.84"),
-        ("K 1000", CENTRAL, 10, 64, "0.811"),
-        ("K 1000", CENTRAL, 10, 128, "0.803"),
-        ("K 1000", CENTRAL, 1, 1, "9.4"),
-        ("K 1000", CENTRAL, 1, 8, "6.07"),
-        ("K 1000", CENTRAL, 1, 32, "5.98"),
-        ("K 1000", CENTRAL, 1, 64, "5.98"),
-        ("K 1000", CENTRAL, 1, 128, "5.98"),
-        ("K 866, 1/866", FED, 10, 1, "4.98"),
-        ("K 866, 1/866", FED, 10, 8, "1.28"),
-        ("K 866, 1/866", FED, 10, 32, "0.945"),
-        ("K 866, 1/866", FED, 10, 64, "0.92"),
+    for name, setting, target, references in (
+        ("K 1000", CENTRAL, 10, ("5.11", "1.20", "0.84", "0.811", "0.803")),
+        ("K 1000", CENTRAL, 1, ("9.4", "6.07", "5.98", "5.98", "5.98")),
+        ("K 866, 1/866", FED, 10, ("4.98", "1.28", "0.945", "0.92")),
     ):
-        # On the average of one fake with C = 1; z is of a round under replace-one.
-        pair = _noise(setting, target, clients, factor=2 * ROOT / clients)
-        what = f"noise std on the average, epsilon {target}, m {clients}, {name}"
-        slack = GRID if target == 1 and clients > 32 else ""
-        yield Row(what, reference, pair[0], pair[1], slack)
+        for clients, reference in zip(PARTICIPANTS, references, strict=False):
+            # On the average of one fake with C = 1; z is of a round, replace-one.
+            pair = _noise(setting, target, clients, factor=2 * ROOT / clients)
+            what = f"noise std on the average, epsilon {target}, m {clients}, {name}"
+            slack = GRID if target == 1 and clients > 32 else ""
+            yield Row(what, reference, *pair, slack)
     for setting, target, reference in (
         (CENTRAL, 10, "0.80"),
         (CENTRAL, 1, "5.97"),
@@ -322,13 +313,8 @@ def _designs() -> Iterable[Row]:
     for setting, reference in ((CENTRAL, "2.56"), (FED, "2.49")):
         what = f"sigma for epsilon 10, one draw per round, K {setting.clients}"
         yield Row(what, reference, *_noise(setting, 10, clients=1, factor=ROOT))
-    for clients, reference in (
-        (1, "0.452"),
-        (8, "0.850"),
-        (32, "2.375"),
-        (64, "4.59"),
-        (128, "9.09"),
-    ):
+    references = ("0.452", "0.850", "2.375", "4.59", "9.09")
+    for clients, reference in zip(PARTICIPANTS, references, strict=True):
         what = f"z of a round for epsilon 10, m {clients}, K 1000"
         slack = GRID if clients in (32, 128) else ""
         yield Row(what, reference, *_noise(CENTRAL, 10, clients), slack)

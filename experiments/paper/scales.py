@@ -5,18 +5,20 @@ numbers, which need a GPU and days. `small` is for two CPU cores and about an ho
 its numbers say nothing about the published ones, and every label says so.
 """
 
-import argparse
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from experiments.paper.scores import SAME_IMAGES, Protocol
+from fedgs.config.fields import check_ranges, flag
 from fedgs.config.recipes import overridden, recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import field_type
 from fedgs.data.sources import with_absolute_path
-from fedgs.errors import UserError
+from fedgs.errors import UserError, explained
+from fedgs.evaluation.quality import NUM_SPLITS
 
 Settings = Mapping[str, Any]
 SMALL_PAPER_MODE = {
@@ -89,11 +91,9 @@ def label(config: RunConfig, recipe_name: str) -> str:
 
 
 def _word(value: Any) -> str:
-    return "unset" if value == "" else f"{value:g}" if _is_float(value) else str(value)
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, float)
+    if value == "":
+        return "unset"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def parse_settings(
@@ -134,54 +134,51 @@ def parse_value(name: str, text: str) -> Any:
     kind, is_optional = field_type(name)
     if text == "" and is_optional:
         return ""
-    try:
+    remedy = f"must be of type {kind.__name__}"
+    with explained((KeyError, ValueError), f"{name} = {text!r}", remedy):
         return TRUE_FALSE[text] if kind is bool else kind(text)
-    except (KeyError, ValueError) as error:
-        raise UserError(
-            f"{name} = {text!r}: must be of type {kind.__name__}"
-        ) from error
 
 
 # ------------------------------------------------------------------ the command line
 
 
-def parser(module: str, description: str) -> argparse.ArgumentParser:
-    """Returns a parser with the common flags for a module of this room."""
-    program = f"python -m experiments.paper.{module}"
-    found = argparse.ArgumentParser(prog=program, description=description)
-    add = found.add_argument
-    add("--output", type=Path, default=Path("runs") / module, help="its folder")
-    add("--data", default="mnist-by-writer", help="as of fedgs train")
-    add("--data-dir", help="as of fedgs train")
-    add("--test-fraction", type=float, default=0.0, help="of data without a test split")
-    add("--scale", default="small", help=f"{' or '.join(SCALES)}; see experiments")
-    add("--count", type=int, help="synthetic images that are compared")
-    add("--full-evaluation", action="store_true", help="not fedgs evaluate --fast")
-    return found
-
-
-def data_settings(given: argparse.Namespace) -> dict[str, Any]:
-    """Returns the settings of the data that the runs train on."""
-    return {"data": with_absolute_path(given.data), **_reading(given)}
-
-
-def protocol(given: argparse.Namespace) -> Protocol:
-    """Returns how images are compared with the real ones.
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """What the commands of this room are asked for; each flag's help says what it is.
 
     Raises:
-        UserError: too few images to compare.
+        UserError: a value out of range.
     """
-    data = with_absolute_path(given.data)
-    return Protocol(
-        data=SAME_IMAGES.get(data, data),
-        reading=_reading(given),
-        count=given.count,
-        fast=not given.full_evaluation,
+
+    data: str = flag("mnist-by-writer", "As of fedgs train.")
+    data_dir: str | None = flag(None, "As of fedgs train.")
+    test_fraction: float = flag(0.0, "Of data without a test split.")
+    scale: str = flag("small", "See docs/figures.md.", choices=tuple(SCALES))
+    count: int | None = flag(
+        None, "Synthetic images that are compared.", at_least=NUM_SPLITS
     )
+    full_evaluation: bool = flag(False, "Not fedgs evaluate --fast.")
 
+    def __post_init__(self) -> None:
+        """Checks every field by itself."""
+        check_ranges(self)
 
-def _reading(given: argparse.Namespace) -> dict[str, Any]:
-    reading: dict[str, Any] = {"test_fraction": given.test_fraction}
-    if given.data_dir is not None:
-        reading["data_dir"] = str(Path(given.data_dir).expanduser().absolute())
-    return reading
+    @property
+    def reading(self) -> dict[str, Any]:
+        """The settings that say how the data is read."""
+        reading: dict[str, Any] = {"test_fraction": self.test_fraction}
+        if self.data_dir is not None:
+            reading["data_dir"] = str(Path(self.data_dir).expanduser().absolute())
+        return reading
+
+    @property
+    def data_settings(self) -> dict[str, Any]:
+        """The settings of the data that the runs train on."""
+        return {"data": with_absolute_path(self.data), **self.reading}
+
+    @property
+    def protocol(self) -> Protocol:
+        """How images are compared with the real ones."""
+        data = with_absolute_path(self.data)
+        fast = not self.full_evaluation
+        return Protocol(SAME_IMAGES.get(data, data), self.reading, self.count, fast)

@@ -19,8 +19,6 @@ from experiments.evaluation import evaluate as evaluation
 from experiments.evaluation.request import EvaluationRequest
 from experiments.paper.stored_runs import generator_of
 from fedgs.cohorts.files import selection_costs
-from fedgs.errors import UserError
-from fedgs.evaluation.quality import NUM_SPLITS
 from fedgs.files import read_json_lines, write_atomically
 from fedgs.privacy.accounting import Run, Statement, statements_of_runs
 from fedgs.runs import sample
@@ -79,18 +77,6 @@ class Protocol:
     count: int | None = None
     fast: bool = True
     metrics: tuple[str, ...] = ("images", "cnn")
-
-    def __post_init__(self) -> None:
-        """Checks the number of images.
-
-        Raises:
-            UserError: fewer than the splits of the Inception Score.
-        """
-        if self.count is not None and self.count < NUM_SPLITS:
-            raise UserError(
-                f"count = {self.count}: give --count at least {NUM_SPLITS}, the splits "
-                "of the Inception Score"
-            )
 
     @property
     def key(self) -> str:

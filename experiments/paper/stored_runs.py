@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,14 @@ import torch
 from torch import nn
 
 from clients.client_app import app as client_app
+from experiments.commands.endings import exit_if_stopped
 from experiments.commands.progress import Progress, say
 from experiments.paper.communication import FILE, MeasuringGrid
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import MACHINE, settings_with
 from fedgs.errors import UserError
 from fedgs.federation.preparation import check_capacity, resolve
-from fedgs.federation.training import (
-    BudgetSpent,
-    Report,
-    RunStopped,
-    Stop,
-    stop_on_signal,
-)
+from fedgs.federation.training import BudgetSpent, Report, Stop, stop_on_signal
 from fedgs.files import read_json, read_tensors, write_tensors
 from fedgs.privacy.client_limits import Limits
 from fedgs.runs.run_folder import RunFolder
@@ -129,18 +124,11 @@ def trained(
     return folder
 
 
-def exit_code(command: Callable[[Stop], None]) -> int:
-    """Runs an experiment's command; returns its exit code, with failures in words."""
-    try:
-        with stop_on_signal() as stop:
-            command(stop)
-    except UserError as error:
-        say(f"Error: {error}", is_error=True)
-        return 2
-    except RunStopped as error:
-        say(f"{error}\ncontinue with the same command", is_error=True)
-        return 1
-    return 0
+@contextlib.contextmanager
+def stopped_by_signal() -> Iterator[Stop]:
+    """Lets Ctrl-C stop a command after a round, with a checkpoint and exit code 1."""
+    with exit_if_stopped("continue with the same command"), stop_on_signal() as stop:
+        yield stop
 
 
 def _create(path: Path, config: RunConfig) -> RunFolder:

@@ -10,22 +10,33 @@ nothing twice. Other settings make other runs: `--set ROW.SETTING=VALUE`.
 Source: Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020, Table 2 and section 5.4.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.paper import scales, table2_report
+from experiments.flags import request_flags, run_command
+from experiments.paper import table2_report
 from experiments.paper.communication import communication
-from experiments.paper.scales import Settings, configured, label, parse_settings
-from experiments.paper.scores import Line, Protocol, ResultLines, score
-from experiments.paper.stored_runs import exit_code, find, last_round, trained
+from experiments.paper.scales import (
+    Experiment,
+    Settings,
+    configured,
+    label,
+    parse_settings,
+)
+from experiments.paper.scores import Line, ResultLines, score
+from experiments.paper.stored_runs import (
+    find,
+    last_round,
+    stopped_by_signal,
+    trained,
+)
+from fedgs.config.fields import flag
 from fedgs.config.run_config import RunConfig
-from fedgs.errors import UserError
+from fedgs.errors import UserError, explained
 from fedgs.federation.training import Stop
-from fedgs.runs.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -52,25 +63,35 @@ ROWS = {
 }
 
 
-@dataclass(frozen=True)
-class Request:
-    """What a call asks for; see `--help`."""
+@dataclass(frozen=True, kw_only=True)
+class Request(Experiment):
+    """What a call asks for; each flag's help says what it is."""
 
-    output: Path
-    rows: tuple[str, ...]
-    scale: str
-    seeds: tuple[int, ...]
-    data: Settings
-    settings: dict[str, dict[str, Any]]
-    protocol: Protocol
-    is_training: bool
+    output: Path = flag(Path("runs/table2"), "Its folder.")
+    rows: tuple[str, ...] = flag(tuple(ROWS), f"Of {', '.join(ROWS)}.")
+    seeds: tuple[str, ...] = flag(("0",), "One run of every row for each, as 0,1,2.")
+    changes: list[str] | None = flag(
+        None, "ROW.SETTING=VALUE; again for more.", names=("--set",)
+    )
+    no_training: bool = flag(False, "Print what is there.")
 
-    def config(self, row: str, seed: int) -> RunConfig:
+    def __post_init__(self) -> None:
+        """Checks the rows and the seeds."""
+        super().__post_init__()
+        if unknown := [row for row in self.rows if row not in ROWS]:
+            raise UserError(f"rows = {unknown[0]!r}: give --rows of {', '.join(ROWS)}")
+        for name, values in (("rows", self.rows), ("seeds", self.seeds)):
+            if len(set(values)) < len(values):
+                raise UserError(f"{name} = {','.join(values)!r}: give each one once")
+
+    def config(self, row: str, seed: str) -> RunConfig:
         """Returns the configuration of a row's run."""
         name = ROWS[row].recipe
         assert name is not None
-        own = {**ROWS[row].settings, **self.data, "seed": seed}
-        return configured(name, self.scale, own, self.settings[row])
+        with explained(ValueError, f"seeds = {seed!r}", "give --seeds like 0,1"):
+            settings = {**ROWS[row].settings, **self.data_settings, "seed": int(seed)}
+        changes = parse_settings(self.changes or (), list(ROWS))[row]
+        return configured(name, self.scale, settings, changes)
 
 
 def fill(request: Request, stop: Stop) -> list[Line]:
@@ -102,8 +123,10 @@ def fill(request: Request, stop: Stop) -> list[Line]:
             continue
         for seed in request.seeds:
             config = configs[name, seed]
-            line = {"row": name, "title": row.title, "seed": seed, "scale": ""}
-            folder = _folder(request, row.recipe, config, stop)
+            line: Line = {"row": name, "title": row.title, "seed": config.seed}
+            line["scale"] = ""
+            place = (request.output / "runs", row.recipe, config)
+            folder = find(*place) if request.no_training else trained(*place, stop)
             if folder is None:
                 lines.append({**line, "missing": "not run yet"})
                 continue
@@ -114,59 +137,19 @@ def fill(request: Request, stop: Stop) -> list[Line]:
     return lines
 
 
-def _folder(
-    request: Request, title: str, config: RunConfig, stop: Stop
-) -> RunFolder | None:
-    root = request.output / "runs"
-    if request.is_training:
-        return trained(root, title, config, stop)
-    return find(root, title, config)
-
-
 def main(words: Sequence[str] | None = None) -> int:
     """Fills and prints the table; returns the exit code."""
-    parsed = _parser().parse_args(words)
+    return run_command(table2, words)
 
-    def command(stop: Stop) -> None:
-        request = _request(parsed)
+
+@request_flags(Request)
+def table2(*, given: dict[str, Any]) -> None:
+    """Fill Table 2 of the paper; train and evaluate what is missing."""
+    request = Request(**given)
+    with stopped_by_signal() as stop:
         lines = fill(request, stop)
-        table2_report.write(request.output, lines)
-        table2_report.show(request.output, lines)
-
-    return exit_code(command)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = scales.parser("table2", "Table 2 of the paper.")
-    add = parser.add_argument
-    add("--rows", default=",".join(ROWS), help=f"of {', '.join(ROWS)}")
-    add("--seeds", default="0", help="one run of every row for each, as 0,1,2")
-    add("--set", action="append", default=[], metavar="ROW.SETTING=VALUE", dest="set")
-    add("--no-training", action="store_true", help="print what is there")
-    return parser
-
-
-def _request(given: argparse.Namespace) -> Request:
-    rows = tuple(given.rows.split(","))
-    if unknown := [row for row in rows if row not in ROWS]:
-        raise UserError(f"rows = {unknown[0]!r}: give --rows of {', '.join(ROWS)}")
-    try:
-        seeds = tuple(int(seed) for seed in given.seeds.split(","))
-    except ValueError as error:
-        raise UserError(f"seeds = {given.seeds!r}: give --seeds like 0,1") from error
-    for name, values in (("rows", rows), ("seeds", seeds)):
-        if len(set(values)) < len(values):
-            raise UserError(f"{name} = {getattr(given, name)!r}: give each one once")
-    return Request(
-        output=given.output,
-        rows=rows,
-        scale=given.scale,
-        seeds=seeds,
-        data=scales.data_settings(given),
-        settings=parse_settings(given.set, list(ROWS)),
-        protocol=scales.protocol(given),
-        is_training=not given.no_training,
-    )
+    table2_report.write(request.output, lines)
+    table2_report.show(request.output, lines)
 
 
 if __name__ == "__main__":

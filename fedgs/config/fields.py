@@ -206,7 +206,8 @@ def check_range(spec: "Field[Any]", value: Any) -> None:
     limits = spec.metadata
     flag = (f"--{spec.name.replace('_', '-')}", *limits.get("names", ()))[-1]
     name = flag.strip("-").replace("-", "_")
-    give = "give" if limits.get("is_entry") else f"give {flag}"
+    has_flag = not limits.get("is_entry") and limits.get("metavar") is None
+    give = f"give {flag}" if has_flag else "give"
     choices = limits.get("choices")
     if choices and value not in choices:
         names = ", ".join(choices)

@@ -597,7 +597,7 @@ def test_cells_of_the_table_come_seed_by_seed():
     ("arguments", "words"),
     [
         (["--bugs", "melt"], "bugs = ['melt']: give --bugs of flip, rotate, none"),
-        (["--epsilons", "none,x"], "epsilons = 'x': give --epsilons like none,10,3,1"),
+        (["--epsilons", "none,x"], "; give --epsilons like none,10,3,1"),
         (["--epsilons", "-1"], "target_epsilon = -1.0: give --target-epsilon"),
         (["--config", "none.toml"], "none.toml"),
     ],

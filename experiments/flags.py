@@ -1,21 +1,25 @@
-"""The flags that are made from dataclasses, and those that several commands share.
+"""Flags that are made from dataclasses, those that commands share, and their errors.
 
 `settings_flags` makes one flag for each setting of a run, `request_flags` one for each
 field that `fedgs.config.fields.flag` declares of what a command is asked for.
+`run_app` ends a command line: bad input is one line and exit code 2.
 """
 
 import dataclasses
 import inspect
+import sys
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
 
 from fedgs.config.recipes import RECIPES
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import GROUPS, field_type
+from fedgs.errors import UserError
 
 RecipeOption = Annotated[
     str | None, typer.Option(help=f"Start from a recipe: {', '.join(RECIPES)}.")
@@ -29,6 +33,31 @@ JsonOption = Annotated[
 ]
 Command = Callable[..., None]
 NAMES = tuple[str, ...]  # on the command line one text, comma-separated
+
+
+def run_app(app: typer.Typer, words: Sequence[str] | None = None) -> int:
+    """Runs a command line and returns its exit code.
+
+    Args:
+        app: its commands.
+        words: of the command line; this process's own when None.
+    """
+    try:
+        return app(words, standalone_mode=False) or 0
+    except click.UsageError as error:
+        if text := error.format_message():  # empty where the help was printed
+            where = error.ctx.command_path if error.ctx else "fedgs"
+            print(f"Error: {text} See `{where} --help`.", file=sys.stderr)
+    except UserError as error:
+        print(f"Error: {error}", file=sys.stderr)
+    return 2
+
+
+def run_command(command: Command, words: Sequence[str] | None = None) -> int:
+    """Runs a module's one command, with a flag for each parameter; see `run_app`."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(command)
+    return run_app(app, words)
 
 
 def settings_flags(
@@ -108,27 +137,27 @@ def _setting_flag(spec: "dataclasses.Field[Any]") -> inspect.Parameter:
     """Returns one setting as a typer option; unset means: not given."""
     flag = f"--{spec.name.replace('_', '-')}"
     kind, _ = field_type(spec.name)
-    text = spec.metadata["help"]
-    if spec.metadata["choices"]:
-        text += f" \\[{'|'.join(spec.metadata['choices'])}]"
+    default = spec.default if spec.default not in (None, "") else "unset"
     option = typer.Option(
         f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
-        help=f"{text} Default without a recipe: {_default_words(spec)}.",
+        help=f"{_help_of(spec)} Default without a recipe: {default}.",
         rich_help_panel=spec.metadata["group"],
         show_default=False,
     )
     return _parameter(spec.name, kind | None, None, option)
 
 
-def _default_words(spec: "dataclasses.Field[Any]") -> Any:
-    return spec.default if spec.default not in (None, "") else "unset"
+def _help_of(spec: "dataclasses.Field[Any]") -> str:
+    choices = spec.metadata.get("choices")
+    listed = f" \\[{'|'.join(choices)}]" if choices else ""
+    return spec.metadata["help"] + listed
 
 
 def _request_flag(
     spec: "dataclasses.Field[Any]", kind: Any, has_default: bool
 ) -> inspect.Parameter:
     """Returns one field of a request as a typer option, or argument."""
-    text, metavar = spec.metadata["help"], spec.metadata["metavar"]
+    text, metavar = _help_of(spec), spec.metadata["metavar"]
     default: Any = spec.default if has_default else None
     split = None
     if kind == NAMES:
