@@ -24,7 +24,7 @@ Privacy: post-processing of DP output.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ from fedgs.diagnosis import group_features as features
 from fedgs.diagnosis import permutation
 from fedgs.diagnosis.effects import Effect, TwoSample, effects, two_sample
 from fedgs.diagnosis.rule import FEWEST_GROUPS, MOST_GROUPS, Rule
-from fedgs.errors import UserError
+from fedgs.errors import raise_first
 from fedgs.evaluation.images import LabelledImages
 from fedgs.files import without_nan
 
@@ -48,6 +48,7 @@ TITLES = {
 }
 # Inverted and healthy digits have 0.7, rotated ones 0.2 to 0.3.
 LEAST_LENGTH = {INVERT: 0.4, ROTATE: 0.2}
+ONE_DATA_SET = "compare runs of one data set"
 NAMED, EXCLUDED, UNDECIDED = "named", "excluded", "undecided"
 DIFFERS, SAME = "differs", "no difference seen"
 
@@ -139,7 +140,8 @@ def diagnose(
     """
     rule = rule or Rule()
     groups = [*healthy, *suspicious]
-    _check(len(healthy), len(suspicious), groups, num_classes)
+    sizes = len(healthy), len(suspicious)
+    raise_first("samples", _problems(*sizes, groups, num_classes))
     vectors = {
         INVERT: [features.intensity(g.images) for g in groups],
         ROTATE: [features.orientation(g.images, g.labels, num_classes) for g in groups],
@@ -171,34 +173,29 @@ def diagnose(
     )
 
 
-def _check(
+def _problems(
     num_healthy: int, num_suspicious: int, groups: list[LabelledImages], classes: int
-) -> None:
-    if not num_healthy == num_suspicious or not (
+) -> Iterator[str]:
+    if num_healthy != num_suspicious or not (
         FEWEST_GROUPS <= num_healthy <= MOST_GROUPS
     ):
-        raise UserError(
+        yield (
             f"groups = {num_healthy} and {num_suspicious}: give each cohort the same "
             f"number, from {FEWEST_GROUPS} to {MOST_GROUPS}"
         )
     shape = groups[0].images.shape
-    for number, group in enumerate(groups):
-        images, labels = group
+    for number, (images, labels) in enumerate(groups):
+        where = f"group {number}: "
         if images.shape != shape or labels.shape != shape[:1] or images.ndim != 4:
-            raise UserError(
-                f"samples of group {number}: {images.shape} images and {labels.shape} "
-                f"labels, group 0 has {shape}: other data; compare runs of one data set"
-            )
+            shapes = f"{images.shape} images and {labels.shape} labels"
+            yield f"{where}{shapes}, group 0 has {shape}: other data; {ONE_DATA_SET}"
         if not np.isfinite(images).all() or images.min() < 0 or images.max() > 1:
-            raise UserError(
-                f"samples of group {number}: pixels outside [0, 1]; its generator "
-                "diverged, train it with more noise or a smaller learning rate"
+            yield (
+                f"{where}pixels outside [0, 1]; its generator diverged, train it with "
+                "more noise or a smaller learning rate"
             )
         if labels.min() < 0 or labels.max() >= classes:
-            raise UserError(
-                f"samples of group {number}: labels outside [0, {classes}); compare "
-                "runs of one data set"
-            )
+            yield f"{where}labels outside [0, {classes}); {ONE_DATA_SET}"
 
 
 # ------------------------------------------------------------------ decisions

@@ -1,6 +1,7 @@
 """How large the differences between two cohorts' samples are, whatever their cause."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 from fedgs.diagnosis import group_features, permutation
 
 Array = NDArray[np.float64]
+Groups = NDArray[np.int64]  # their numbers
 
 
 @dataclass(frozen=True)
@@ -54,81 +56,59 @@ def effects(
     count = len(means) // 2
     healthy = np.arange(count)
     along = np.array([_projected(direction, i, healthy) for i in range(2 * count)])
-    return (
-        _mean_effect("pixel intensity", "mean pixel, 0 to 1", means, confidence),
-        _mean_effect(
+    measured: list[tuple[str, str, Array | None, permutation.Statistic]] = [
+        ("pixel intensity", "mean pixel, 0 to 1", means, partial(_difference, means)),
+        (
             "orientation",
             "strokes along the healthy cohort's direction, -1 to 1",
             along,
-            confidence,
-            _orientation_difference(direction),
+            partial(_difference_along, direction),
         ),
-        Effect(
+        (
             "class balance",
             "squared distance of the shares of images that look like each class, "
             "less what noise alone makes",
             None,
-            None,
-            *permutation.jackknife(_squared_distance(class_shares), count, confidence),
-            None,
+            partial(_squared_distance, class_shares @ class_shares.T),
         ),
-    )
+    ]
+    rows: list[Effect] = []
+    for name, unit, values, statistic in measured:
+        cohorts = [] if values is None else values.reshape(2, count).tolist()
+        names = list[str](("healthy", "suspicious"))
+        per_group = dict(zip(names, cohorts, strict=False))
+        one, other = [float(np.mean(groups)) for groups in cohorts] or [None, None]
+        gap, interval = permutation.jackknife(statistic, count, confidence)
+        rows.append(Effect(name, unit, one, other, gap, interval, per_group or None))
+    return tuple(rows)
 
 
-def _orientation_difference(direction: Array) -> permutation.Statistic:
+def _difference(values: Array, healthy: Groups, suspicious: Groups) -> float:
+    return float(values[suspicious].mean() - values[healthy].mean())
+
+
+def _difference_along(direction: Array, healthy: Groups, suspicious: Groups) -> float:
     """Returns the difference along the axis of the healthy groups that are given."""
-
-    def of(healthy: NDArray[np.int64], suspicious: NDArray[np.int64]) -> float:
-        one, other = (
-            np.mean([_projected(direction, int(i), healthy) for i in groups])
-            for groups in (suspicious, healthy)
-        )
-        return float(one - other)
-
-    return of
+    one, other = (
+        np.mean([_projected(direction, int(i), healthy) for i in groups])
+        for groups in (suspicious, healthy)
+    )
+    return float(one - other)
 
 
-def _squared_distance(features: Array) -> permutation.Statistic:
+def _squared_distance(gram: Array, healthy: Groups, suspicious: Groups) -> float:
     """Returns the squared distance of the cohorts' means, without bias.
 
     Inner products of different groups only: 0 on average where the cohorts are alike.
     """
-    gram = features @ features.T
-
-    def of(healthy: NDArray[np.int64], suspicious: NDArray[np.int64]) -> float:
-        within = sum(permutation.within(gram, g) for g in (healthy, suspicious))
-        return float(within - 2 * gram[np.ix_(healthy, suspicious)].mean())
-
-    return of
+    within = sum(permutation.within(gram, g) for g in (healthy, suspicious))
+    return float(within - 2 * gram[np.ix_(healthy, suspicious)].mean())
 
 
-def _projected(direction: Array, group: int, healthy: NDArray[np.int64]) -> float:
+def _projected(direction: Array, group: int, healthy: Groups) -> float:
     """Returns a group's strokes along the mean of the healthy groups but itself."""
     axis = direction[healthy[healthy != group]].mean(0)
     return float(direction[group] @ axis / max(float(np.linalg.norm(axis)), 1e-12))
-
-
-def _mean_effect(
-    name: str,
-    unit: str,
-    values: Array,
-    confidence: float,
-    statistic: permutation.Statistic | None = None,
-) -> Effect:
-    """Returns the effect on a number of each group; by default of their means."""
-    count = len(values) // 2
-    statistic = statistic or (lambda h, s: float(values[s].mean() - values[h].mean()))
-    difference, interval = permutation.jackknife(statistic, count, confidence)
-    healthy, suspicious = values[:count], values[count:]
-    return Effect(
-        name,
-        unit,
-        float(healthy.mean()),
-        float(suspicious.mean()),
-        difference,
-        interval,
-        {"healthy": healthy.tolist(), "suspicious": suspicious.tolist()},
-    )
 
 
 def two_sample(

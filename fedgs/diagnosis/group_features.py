@@ -189,12 +189,11 @@ def _predicted(components: list[Array], labels: Labels) -> Labels:
     """
     x, groups = np.concatenate(components), np.arange(len(components))
     group = groups.repeat(len(components[0]))
-    return np.concatenate(
-        [
-            _fit_and_predict(x[group != own], labels[group != own], x[group == own])
-            for own in groups
-        ]
-    )
+    parts = [
+        _fit_and_predict(x[group != one], labels[group != one], x[group == one])
+        for one in groups
+    ]
+    return np.concatenate(parts)
 
 
 def _fit_and_predict(x: Array, y: Labels, other: Array) -> Labels:
@@ -203,9 +202,6 @@ def _fit_and_predict(x: Array, y: Labels, other: Array) -> Labels:
     classes = np.unique(y)
     if not x.any():  # no image differs from any other
         return np.full(len(other), classes[0])
-    model = LinearDiscriminantAnalysis(
-        solver="lsqr",
-        shrinkage=1e-3,
-        priors=np.full(len(classes), 1 / len(classes)),
-    )
+    priors = np.full(len(classes), 1 / len(classes))
+    model = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=1e-3, priors=priors)
     return np.asarray(model.fit(x, y).predict(other))
