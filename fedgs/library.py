@@ -94,9 +94,8 @@ def train(
         if isinstance(images, FederatedImages):
             _check_left_to_data(given)
         if isinstance(recipe, str) or isinstance(images, FederatedImages):
-            side, channels = shape[2], shape[0]
-            own = {"image_size": side, "image_channels": channels}
-            config = overridden(config, own | given)
+            sizes = {"image_size": shape[2], "image_channels": shape[0]}
+            config = overridden(config, sizes | given)
     _check_engine(config, "fedgs train")
     folder, data = new_run(config, load_images)
     return TrainingRun(folder, data).resume(progress=progress, stop=stop)
@@ -187,19 +186,15 @@ class TrainingRun:
             UserError: the run has no such adversary or relation.
         """
         wanted = (adversary or self.config.adversary, relation or self.config.relation)
-        rows = self.statements(delta)
-        known = [(row.adversary, row.relation) for row in rows]
+        known: dict[tuple[str, str], list[float]] = {}
+        for row in self.statements(delta):
+            guaranteed = known.setdefault((row.adversary, row.relation), [])
+            if row.guarantee and row.epsilon is not None:
+                guaranteed.append(row.epsilon)
         if wanted not in known:
-            shown = "; ".join(dict.fromkeys(map(", ".join, known)))
-            raise UserError(
-                f"adversary, relation = {', '.join(wanted)}: this run states {shown}"
-            )
-        found = [
-            row.epsilon
-            for row in rows
-            if (row.adversary, row.relation) == wanted and row.guarantee
-        ]
-        return min((e for e in found if e is not None), default=math.inf)
+            states = f"this run states {'; '.join(map(', '.join, known))}"
+            raise UserError(f"adversary, relation = {', '.join(wanted)}: {states}")
+        return min(known[wanted], default=math.inf)
 
     def resume(
         self,

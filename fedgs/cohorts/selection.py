@@ -137,12 +137,7 @@ def statements(selection: Selection, num_clients: int) -> tuple[Statement, ...]:
                     epsilon=epsilon if epsilon < math.inf else None,
                     asked="epsilon",
                     theorem=THEOREM,
-                    conditions=(
-                        sees,
-                        *learns[adversary],
-                        meaning,
-                        *_conditions(cost),
-                    ),
+                    conditions=(sees, *learns[adversary], meaning, *_conditions(cost)),
                     guarantee=epsilon < math.inf,
                     client_selection="balanced",
                     num_rounds=selection.num_rounds,

@@ -231,9 +231,7 @@ def train_and_test(task: Task, name: str) -> Result:
 
 def _converged(classifier: Any) -> bool | None:
     limit = getattr(classifier, "max_iter", None)
-    if limit is None:
-        return None
-    return bool(np.max(classifier.n_iter_) < limit)
+    return None if limit is None else bool(np.max(classifier.n_iter_) < limit)
 
 
 def run_classifiers(

@@ -248,7 +248,7 @@ IID = {"partitioner": "IidPartitioner"}
         ({"partitioner": "No"}, "partitioner = 'No': give --partitioner one of Cont"),
         ({"partitioner": "Partitioner"}, "give --partitioner one of"),
         (IID, "partitioner_options = None: .*num_partitions.*takes num_partitions"),
-        ({**IID, "partitioner_options": "n=3"}, "'n'; IidPartitioner takes num_part"),
+        ({**IID, "partitioner_options": "n=3"}, "'n'.; IidPartitioner takes num_part"),
         ({**IID, "partitioner_options": "num_partitions=0"}, "greater than zero"),
         ({**IID, "partitioner_options": "num_partitions=x"}, "as in TOML"),
         (

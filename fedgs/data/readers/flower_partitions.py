@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedgs.config.run_config import RunConfig
-from fedgs.errors import UserError
+from fedgs.errors import UserError, explained
 
 UNSUITED = ("Partitioner", "IdToSizeFncPartitioner")  # abstract; takes a function
 
@@ -51,15 +51,15 @@ def partitions(
         dataset = dataset.shuffle(seed=config.seed)  # as FederatedDataset does
     else:
         partitioner = partitioners.IidPartitioner(1)
-    try:
+    errors = (ValueError, TypeError, KeyError, IndexError)
+    remedy = "give options and columns that fit it"
+    with explained(errors, f"{shown}: does not suit the data", remedy):
         partitioner.dataset = dataset
         for index in range(partitioner.num_partitions):
             with contextlib.redirect_stderr(io.StringIO()):  # its progress bar
                 rows = partitioner.load_partition(index)
             names = getattr(partitioner, "partition_id_to_natural_id", {})
             yield names.get(index, index), rows
-    except (ValueError, TypeError, KeyError, IndexError) as error:
-        raise UserError(f"{shown}: does not suit the data: {error}") from error
 
 
 def _partitioner(config: RunConfig, label: str | None) -> Any:
@@ -83,13 +83,10 @@ def _partitioner(config: RunConfig, label: str | None) -> Any:
     arguments = {name: defaults[name] for name in defaults if name in wanted} | given
     if "distribution_array" in given:
         arguments["distribution_array"] = np.array(given["distribution_array"])
-    try:
+    problem = f"partitioner_options = {config.partitioner_options!r}: do not suit"
+    remedy = f"{config.partitioner} takes {', '.join(wanted)}"
+    with explained((TypeError, ValueError), problem, remedy):
         return maker(**arguments)
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"partitioner_options = {config.partitioner_options!r}: {error}; "
-            f"{config.partitioner} takes {', '.join(wanted)}"
-        ) from error
 
 
 def parse_toml(name: str, text: str | None) -> dict[str, Any]:
@@ -98,10 +95,6 @@ def parse_toml(name: str, text: str | None) -> dict[str, Any]:
     Raises:
         UserError: not TOML.
     """
-    try:
+    remedy = "write it as in TOML, for example num_partitions=10, partition_by='label'"
+    with explained(tomllib.TOMLDecodeError, f"{name} = {text!r}: no TOML", remedy):
         return tomllib.loads(f"options = {{{text or ''}}}")["options"]
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(
-            f"{name} = {text!r}: {error}; write it as in TOML, for example "
-            "num_partitions=10, partition_by='label'"
-        ) from error

@@ -9,6 +9,7 @@ Source: Caldas et al., "LEAF", arXiv:1812.01097 (flwrlabs/femnist follows it).
 """
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from fedgs.data.readers.flower_partitions import parse_toml, partitions
 from fedgs.data.readers.labels import number_of_classes, numbered
 from fedgs.data.readers.pictures import read_picture
 from fedgs.data.records import DARK, Records, gathered, resize
-from fedgs.errors import UserError, some
+from fedgs.errors import UserError, explained, some
 
 INSTALL = (
     "run `pip install datasets matplotlib seaborn` and then "
@@ -146,13 +147,9 @@ def load_split(config: RunConfig, name: str, options: Options, split: str) -> An
         SplitMissing: the data has other splits.
         UserError: packages or the data are missing.
     """
-    try:
+    with explained(ImportError, f"data = {config.data!r}: needs a package", INSTALL):
         from datasets.exceptions import DatasetsError
         from flwr_datasets import FederatedDataset
-    except ImportError as error:
-        raise UserError(
-            f"data = {config.data!r}: needs {error.name}; {INSTALL}"
-        ) from error
     splits: list[str] = []
 
     def note_splits(found: Any) -> Any:
@@ -243,9 +240,9 @@ def read_dataset(
     label, num_classes = _label_column(config, dataset, options)
     if reading.class_map is not None:
         num_classes = int(reading.class_map.max()) + 1
-    elif label is not None and (own := _class_map(config, dataset, label)) is not None:
-        reading = replace(reading, class_map=own)
-        num_classes = number_of_classes(config, own.tolist())
+    elif label and (class_map := _class_map(config, dataset, label)) is not None:
+        reading = replace(reading, class_map=class_map)
+        num_classes = number_of_classes(config, class_map.tolist())
     dataset = dataset.cast_column(image, datasets.Image(decode=False))
     shape = (reading.channels, reading.side, reading.side)
     has_clients = config.partitioner is not None or options.client is not None
@@ -291,16 +288,11 @@ def _picture(cell: Any, reading: Reading, where: str) -> NDArray[np.uint8]:
 
 def _label(value: Any, reading: Reading, where: str) -> int | None:
     """Returns the new label, None for a class that is left out."""
-    if not isinstance(value, int) or value < 0:
-        raise UserError(f"{where}: has the label {value}; give integers from 0")
-    if reading.class_map is None:
-        return value
-    if value >= len(reading.class_map):
-        raise UserError(
-            f"{where}: has the label {value}; this data set has 0 to "
-            f"{len(reading.class_map) - 1}"
-        )
-    new = int(reading.class_map[value])
+    last = math.inf if reading.class_map is None else len(reading.class_map) - 1
+    if not isinstance(value, int) or not 0 <= value <= last:
+        upper = "" if reading.class_map is None else f" to {last}"
+        raise UserError(f"{where}: has the label {value}; give integers from 0{upper}")
+    new = value if reading.class_map is None else int(reading.class_map[value])
     return new if new >= 0 else None
 
 
@@ -310,16 +302,18 @@ def _label(value: Any, reading: Reading, where: str) -> int | None:
 def _image_column(config: RunConfig, dataset: Any, options: Options) -> str:
     import datasets
 
-    kinds = dataset.features
-    found = [name for name, kind in kinds.items() if isinstance(kind, datasets.Image)]
-    if options.image is not None:
-        found = [name for name in found if name == options.image]
-    if len(found) != 1:
+    columns = _columns(dataset, datasets.Image)
+    fitting = [name for name in columns if options.image in (None, name)]
+    if len(fitting) != 1:
         raise UserError(
-            f"data = {config.data!r}: {len(found)} columns of pictures fit, among "
-            f"{some(kinds, 9)}; give --hf-options, for example image='img'"
+            f"data = {config.data!r}: {len(fitting)} columns of pictures fit, among "
+            f"{some(dataset.features, 9)}; give --hf-options, for example image='img'"
         )
-    return found[0]
+    return fitting[0]
+
+
+def _columns(dataset: Any, kind: type) -> list[str]:
+    return [name for name, own in dataset.features.items() if isinstance(own, kind)]
 
 
 def _label_column(
@@ -328,25 +322,21 @@ def _label_column(
     """Returns the column of labels, if any, and their number."""
     import datasets
 
-    kinds = dataset.features
-    if options.label is not None:
-        found = [options.label]
-    else:
-        classes = datasets.ClassLabel
-        found = [name for name, kind in kinds.items() if isinstance(kind, classes)]
-    if not found:
+    classes = _columns(dataset, datasets.ClassLabel)
+    labels = classes if options.label is None else [options.label]
+    if not labels:
         return None, 1
-    kind = kinds.get(found[0])
-    is_class = isinstance(kind, datasets.ClassLabel)
-    if len(found) > 1 or not (is_class or "int" in getattr(kind, "dtype", "")):
+    label, kind = labels[0], dataset.features.get(labels[0])
+    is_number = label in classes or "int" in getattr(kind, "dtype", "")
+    if len(labels) > 1 or not is_number:
         raise UserError(
-            f"data = {config.data!r}: {some(found)} cannot be the label, of columns "
-            f"{some(kinds, 9)}; give --hf-options label='NAME' of one column of class "
-            "labels or integers"
+            f"data = {config.data!r}: {some(labels)} cannot be the label, of columns "
+            f"{some(dataset.features, 9)}; give --hf-options label='NAME' of one "
+            "column of class labels or integers"
         )
-    if is_class:
-        return found[0], len(kind.names)
-    return found[0], max(int(max(dataset[found[0]], default=0)), 0) + 1
+    if label in classes:
+        return label, len(kind.names)
+    return label, max(int(max(dataset[label], default=0)), 0) + 1
 
 
 def _class_map(config: RunConfig, dataset: Any, label: str) -> NDArray[np.int64] | None:
@@ -364,10 +354,7 @@ def _class_map(config: RunConfig, dataset: Any, label: str) -> NDArray[np.int64]
             f"classes = {config.classes!r}: the column {label} of data = "
             f"{config.data!r} has numbers, not names; leave out --classes"
         )
-    if not is_named or not (config.class_names or _is_folder(dataset)):
+    is_folder = dataset.info.builder_name == "imagefolder"
+    if not is_named or not (config.class_names or is_folder):
         return None
     return np.array([*numbered(config, kind.names).values()], np.int64)
-
-
-def _is_folder(dataset: Any) -> bool:
-    return dataset.info.builder_name == "imagefolder"
