@@ -221,10 +221,7 @@ def write_tensors(
     """
     from safetensors.torch import save
 
-    if is_durable:
-        make_folder(path.parent)
-    else:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     flat = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     with replacing(path, is_durable, recycle) as file:
         file.write(save(flat, metadata))

@@ -6,6 +6,7 @@ from pathlib import Path
 from fedgs.cohorts.files import read_cohort
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
+from fedgs.data.partition import check_num_clients
 from fedgs.errors import UserError, some
 
 
@@ -43,13 +44,9 @@ def keep_cohort(config: RunConfig, data: FederatedImages) -> FederatedImages:
             f"{some(map(repr, unknown))} ({len(unknown)} of {len(wanted)} names); give "
             "--cohort a file of this data's clients"
         )
-    count = config.num_clients or len(wanted)
-    if count > len(wanted):
-        raise UserError(
-            f"num_clients = {count}: cohort = {config.cohort} has {len(wanted)} "
-            f"clients; give --num-clients at most {len(wanted)}"
-        )
-    kept = [i for i, name in enumerate(data.client_names) if name in wanted][:count]
+    check_num_clients(config, len(wanted), f"cohort = {config.cohort} has", "clients")
+    kept = [i for i, name in enumerate(data.client_names) if name in wanted]
+    kept = kept[: config.num_clients]
     tests = data.client_test_records
     return dataclasses.replace(
         data,

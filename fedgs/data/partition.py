@@ -16,6 +16,7 @@ Source:
 import numpy as np
 from numpy.typing import NDArray
 
+from fedgs.config.fields import refuse
 from fedgs.config.run_config import RunConfig
 from fedgs.data.records import Records
 from fedgs.errors import UserError
@@ -160,9 +161,9 @@ def _named(
 ) -> tuple[Groups, tuple[str, ...]]:
     """Returns the data's own clients, the first `num_clients` in name order."""
     if clients is None:
+        names_none = f"data = {config.data} names no clients"
         raise UserError(
-            f"partition = by-client: data = {config.data} names no clients; "
-            "give --partition iid or dirichlet"
+            f"partition = by-client: {names_none}; give --partition iid or dirichlet"
         )
     if config.privacy_unit == "record":
         raise UserError(
@@ -170,31 +171,32 @@ def _named(
             "of the data; give --partition iid or --privacy-unit client"
         )
     groups, names = by_client(clients)
-    num_clients = config.num_clients or len(groups)
-    if num_clients > len(groups):
-        raise UserError(
-            f"num_clients = {num_clients}: data = {config.data} has {len(groups)} "
-            f"clients; give --num-clients at most {len(groups)}"
-        )
-    return groups[:num_clients], tuple(names[:num_clients])
+    check_num_clients(config, len(groups), f"data = {config.data} has", "clients")
+    return groups[: config.num_clients], tuple(names[: config.num_clients])
 
 
 def _num_clients(config: RunConfig, num_records: int) -> int:
     """Returns K for a partition that does not take it from the data."""
-    num_clients = config.num_clients
-    if num_clients is None and config.data == "digits":
-        num_clients = DIGITS_NUM_CLIENTS
-    if num_clients is None:
+    check_num_clients(config, num_records, f"data = {config.data} has", "records")
+    if config.num_clients is None and config.data == "digits":
+        return DIGITS_NUM_CLIENTS
+    if config.num_clients is None:
         raise UserError(
             f"num_clients is unset: data = {config.data} names no number of clients "
             "for this partition; give --num-clients"
         )
-    if num_clients > num_records:
-        raise UserError(
-            f"num_clients = {num_clients}: data = {config.data} has {num_records} "
-            f"records; give --num-clients at most {num_records}"
-        )
-    return num_clients
+    return config.num_clients
+
+
+def check_num_clients(config: RunConfig, most: int, who_has: str, what: str) -> None:
+    """Refuses more clients than there are to choose from.
+
+    Raises:
+        UserError: `num_clients` is set and larger than `most`.
+    """
+    if config.num_clients is not None and config.num_clients > most:
+        remedy = f"give --num-clients at most {most}"
+        refuse(config, [("num_clients", f"{who_has} {most} {what}; {remedy}")])
 
 
 def held_out(config: RunConfig, records: Records) -> NDArray[np.bool_]:
