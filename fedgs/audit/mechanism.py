@@ -33,14 +33,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedgs.audit.bounds import (
-    ErrorRates,
-    Scores,
-    best_threshold,
-    epsilon_at_least,
-    error_rates,
-    mu_at_least,
-)
+from fedgs.audit import bounds
+from fedgs.audit.bounds import ErrorRates, Scores
 from fedgs.audit.canaries import INSIDE, LENGTH, OUTSIDE
 from fedgs.audit.finding import CONFIDENCE, Finding
 from fedgs.config.run_config import ResolvedConfig
@@ -176,9 +170,11 @@ def _attack(
     details = {"trials": len(inside) - split, "epsilon_any_curve": any_curve[0]}
     bound, rates = any_curve
     if claim.mu is not None:
-        threshold = best_threshold(outside[:split], inside[:split], mu_at_least, alpha)
-        rates = error_rates(outside[split:], inside[split:], threshold, alpha)
-        mu = mu_at_least(rates)
+        threshold = bounds.best_threshold(
+            outside[:split], inside[:split], bounds.mu_at_least, alpha
+        )
+        rates = bounds.error_rates(outside[split:], inside[split:], threshold, alpha)
+        mu = bounds.mu_at_least(rates)
         details |= {"mu_lower_bound": mu}
         if claim.mu < math.inf:
             details |= {"mu": claim.mu}
@@ -209,10 +205,10 @@ def bound_epsilon(
         delta: at least 0 and below 1.
         alpha: the chance that the bound is wrong.
     """
-    value = partial(epsilon_at_least, delta=delta)
+    value = partial(bounds.epsilon_at_least, delta=delta)
     chosen_on = outside[:split], inside[:split]
-    threshold = best_threshold(*chosen_on, value, alpha, slack=0.05)
-    rates = error_rates(outside[split:], inside[split:], threshold, alpha)
+    threshold = bounds.best_threshold(*chosen_on, value, alpha, slack=0.05)
+    rates = bounds.error_rates(outside[split:], inside[split:], threshold, alpha)
     return value(rates), rates
 
 

@@ -8,6 +8,7 @@ decentralized datasets", ICLR 2020, section 5; GS-WGAN, appendix C.2.
 """
 
 import dataclasses
+import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -123,27 +124,30 @@ def statements(selection: Selection, num_clients: int) -> tuple[Statement, ...]:
     cost = selection.cost(num_clients)
     if cost is None:
         return ()
-    result = []
+    rows: list[Statement] = []
     learns = {"release": (), "server": (_SERVER_LEARNS[bool(selection.percentiles)],)}
-    for adversary, sees in _ADVERSARIES.items():
-        for relation, meaning in _RELATIONS.items():
-            epsilon = cost.composed(adversary, relation).epsilon(selection.delta)
-            result.append(
-                Statement(
-                    adversary=adversary,
-                    relation=relation,
-                    unit="client",
-                    delta=selection.delta,
-                    epsilon=epsilon if epsilon < math.inf else None,
-                    asked="epsilon",
-                    theorem=THEOREM,
-                    conditions=(sees, *learns[adversary], meaning, *_conditions(cost)),
-                    guarantee=epsilon < math.inf,
-                    client_selection="balanced",
-                    num_rounds=selection.num_rounds,
-                )
-            )
-    return tuple(result)
+    for adversary, relation in itertools.product(_ADVERSARIES, _RELATIONS):
+        epsilon = cost.composed(adversary, relation).epsilon(selection.delta)
+        row = Statement(
+            adversary=adversary,
+            relation=relation,
+            unit="client",
+            delta=selection.delta,
+            epsilon=epsilon if epsilon < math.inf else None,
+            asked="epsilon",
+            theorem=THEOREM,
+            conditions=(
+                _ADVERSARIES[adversary],
+                *learns[adversary],
+                _RELATIONS[relation],
+                *_conditions(cost),
+            ),
+            guarantee=epsilon < math.inf,
+            client_selection="balanced",
+            num_rounds=selection.num_rounds,
+        )
+        rows.append(row)
+    return tuple(rows)
 
 
 _ADVERSARIES = {

@@ -80,14 +80,11 @@ def load_test_records(config: RunConfig) -> Records | None:
         UserError: as `load_records`.
     """
     kind = config.data.partition(":")[0]
+    read_test = {"femnist": femnist.read_test, "hf": hugging_face.read_test}.get(kind)
     if config.data in FOLDERS:
         records = _mnist(config, "t10k")
-    elif kind == "femnist":
-        records = femnist.read_test(config)
-    elif kind == "hf":
-        records = hugging_face.read_test(config)
     else:
-        records = None
+        records = read_test(config) if read_test else None
     return None if records is None else fit(config, records)
 
 
