@@ -63,12 +63,12 @@ def train(config: ResolvedConfig, data: FederatedImages) -> Trained:
         data: the clients' images.
 
     Raises:
-        ValueError: one of the three settings that this page leaves out.
+        ValueError: one of the four settings that this page leaves out.
     """
     if config.client_selection == "balanced" or config.transport == "compact":
         raise ValueError("client_selection = balanced, transport = compact: left out")
-    if config.surrogate_steps:
-        raise ValueError("surrogate_steps: left out, the paper takes one step")
+    if config.surrogate_steps or config.stages:
+        raise ValueError("surrogate_steps, stages: left out, the paper has neither")
     seed = derived_seed(config.seed, "generator")
     generator = models.build_generator(config, seed)  # 4
     average = copy.deepcopy(generator)

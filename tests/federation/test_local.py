@@ -23,7 +23,7 @@ from fedgs.runs import epsilons, run_folder
 from fedgs.runs.run_folder import RunFolder, node_folder, state_rounds
 from refusals import assert_refused
 from runs import attempts, events
-from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
+from tiny import FULL_PARTICIPATION, STAGED, tiny_config, tiny_data
 
 ROUNDS = 6
 MODES = {
@@ -45,6 +45,7 @@ MODES = {
         "surrogate_fit_steps": 2,
         "surrogate_memory": 2,
     },
+    "staged": STAGED,
 }
 
 
@@ -194,6 +195,7 @@ ALSO_IN_FULL = (
 CASES = [("selected", points) for points in CRASHES]
 CASES += [("full participation", points) for points in ALSO_IN_FULL]
 CASES += [("surrogate", points) for points in ALSO_IN_FULL]
+CASES += [("staged", points) for points in (*ALSO_IN_FULL, "in the first round")]
 
 
 @pytest.mark.parametrize(("mode", "points"), CASES)

@@ -26,7 +26,7 @@ from server import exchange, progress, roll_call
 from server import strategy as strategy_module
 from server.strategy import GsWgan
 from simulated_grid import InProcessGrid
-from tiny import FULL_PARTICIPATION, tiny_config, tiny_data, write_tiny_npz
+from tiny import FULL_PARTICIPATION, STAGED, tiny_config, tiny_data, write_tiny_npz
 
 NODE_UNAVAILABLE = 5
 EPOCH = 1.8e9  # Unix time of the start of the clock
@@ -34,6 +34,7 @@ MODES = {
     "full participation": FULL_PARTICIPATION,
     "silos that differ": {**FULL_PARTICIPATION, "node_sizes": "1,3,2"},
     "surrogate": {**FULL_PARTICIPATION, "surrogate_steps": 2},
+    "staged": STAGED,
     "selected": {"clients_per_round": 2, "clients_per_node": 1},
     "trains without answering": {
         "clients_per_round": 1,

@@ -53,6 +53,15 @@ FULL_PARTICIPATION = {
     "dct_size": 8,
 }
 
+# Two stages, then gradients.
+STAGED = FULL_PARTICIPATION | {
+    "stages": "random,global",
+    "stage_weights": "0.5,2",
+    "stage_clips": "20,4",
+    "stage_steps": "3,2",
+    "stage_batch_size": 7,
+}
+
 
 def tiny_config(**overrides: object) -> ResolvedConfig:
     """Returns a resolved and valid configuration of the tiny problem.

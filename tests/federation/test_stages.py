@@ -1,0 +1,460 @@
+"""Stages: one clipped embedding per client, sensitivity, the fit, and interruptions."""
+
+import dataclasses
+import itertools
+import math
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from fedgs import gs_wgan
+from fedgs.config.recipes import recipe
+from fedgs.data.federated import FederatedImages
+from fedgs.federation import local, training
+from fedgs.federation.messages import decode_batch, encode_batch
+from fedgs.federation.node import Node
+from fedgs.federation.preparation import resolve
+from fedgs.federation.round import (
+    ServerState,
+    embedding_round,
+    new_server,
+    stage_request,
+    stage_round,
+)
+from fedgs.federation.training import RunStopped
+from fedgs.gan.features import KINDS, embedding
+from fedgs.gan.models import sample_latents
+from fedgs.gan.stages import fit, learning_rate
+from fedgs.mechanism.sanitizer import PerSampleGradients, clip
+from fedgs.privacy.client_limits import ClientRefused, Limits
+from fedgs.runs.run_folder import RunFolder, state_rounds
+from refusals import assert_refused
+from runs import attempts, events, generator, ignore
+from tiny import STAGED, digest, tiny_config, tiny_data
+
+ONLY_STAGES = STAGED | {"num_rounds": 2}
+STAGED_AND_MORE = STAGED | {"num_rounds": 4}
+
+
+def quiet(**settings: object):
+    """A configuration of one node, without noise."""
+    one_node = {"noise_multiplier": 0.0, "clients_per_node": 6}
+    return tiny_config(**STAGED | one_node | settings)
+
+
+def embeddings(config, request, data) -> list[torch.Tensor]:
+    """What each client computes before it is clipped."""
+    kind = config.stage_list[request.round - 1].kind
+    return [
+        embedding(
+            kind,
+            request.networks,
+            request.centre,
+            *map(torch.from_numpy, data.client(client)),
+        )
+        for client in range(data.num_clients)
+    ]
+
+
+def create(path, **settings: object) -> RunFolder:
+    return RunFolder.create(tiny_config(output=str(path), **settings))
+
+
+def train(folder: RunFolder, stop: threading.Event | None = None) -> None:
+    folder = RunFolder.open(folder.path)
+    stop = stop or threading.Event()
+    local.train(folder, tiny_data(folder.config), ignore, stop)
+
+
+# ------------------------------------------------------------------ the release
+
+
+def test_a_release_is_the_sum_of_the_clients_clipped_embeddings():
+    config = quiet(stage_clips="9,4")
+    data, request = tiny_data(config), stage_request(config, new_server(config))
+    raw = embeddings(config, request, data)
+    norms = [float(each.norm()) for each in raw]
+    assert min(norms) < 9 < max(norms)  # some are clipped, some are not
+    expected = sum(each * min(1, 9 / n) for each, n in zip(raw, norms, strict=True))
+    release = embedding_round(config, data, range(6), request, 0)
+    assert release.values.shape == (1, *request.centre.shape)
+    assert torch.allclose(release.values[0].double(), expected, atol=1e-4)
+
+
+def test_a_clients_networks_and_classes_are_clipped_together():
+    values = torch.ones(1, 1, 2, 3, 8) * torch.tensor([1.0, 9.0]).view(1, 1, 2, 1, 1)
+    clipped = clip(PerSampleGradients(values), 5.0).values
+    assert float(clipped.norm()) == pytest.approx(5.0)
+    assert torch.allclose(clipped[0, 0, 1], 9 * clipped[0, 0, 0])  # one factor for all
+    assert clip(PerSampleGradients(values), 5.0).round_sensitivity("zero-out") == 5.0
+
+
+@pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
+def test_no_client_moves_a_release_by_more_than_its_sensitivity(relation):
+    config = quiet(stage_clips="6,4")
+    data, request = tiny_data(config), stage_request(config, new_server(config))
+    bound = {"zero-out": 6.0, "replace-one": 12.0}[relation]
+    others = {
+        "white": np.full_like(data.images, 255),
+        "inverted": 255 - data.images,
+        "shuffled": np.random.default_rng(0).permutation(data.images),
+    }
+    whole = embedding_round(config, data, range(6), request, 0).values.double()
+    moved = []
+    for client, images in itertools.product(range(6), others.values()):
+        if relation == "zero-out":
+            hosted = [other for other in range(6) if other != client]
+            other = embedding_round(config, data, hosted, request, 0)
+        else:
+            own = data.images.copy()
+            own[data.client_records[client]] = images[data.client_records[client]]
+            labels = data.labels.copy()
+            labels[data.client_records[client]] = 0  # its classes may change, too
+            changed = dataclasses.replace(data, images=own, labels=labels)
+            other = embedding_round(config, changed, range(6), request, 0)
+        moved.append(float((whole - other.values.double()).norm()))
+    assert max(moved) <= bound * (1 + 1e-5)
+    assert max(moved) > 0.7 * 6.0  # or the bound would never be tried
+
+
+def test_hostile_features_cannot_leave_more_than_the_clip_bound():
+    config = quiet()
+    data, request = tiny_data(config), stage_request(config, new_server(config))
+    large = tuple(
+        {name: value * 1e15 for name, value in net.items()} for net in request.networks
+    )
+    request = dataclasses.replace(request, networks=large)
+    release = embedding_round(config, data, range(6), request, 0).values
+    assert release.isfinite().all()
+    assert release.double().norm() <= 6 * 20 * (1 + 1e-5)
+
+
+def test_noise_and_clip_bound_are_those_of_the_stage():
+    config = tiny_config(**STAGED_AND_MORE)
+    for round, (weight, bound) in enumerate([(0.5, 20.0), (2.0, 4.0)], start=1):
+        terms = config.terms(round)
+        assert (terms.release, terms.clip_bound) == ("embedding", bound)
+        assert terms.noise_std == pytest.approx(2 * bound * 0.5 / math.sqrt(weight))
+        assert terms.batch_size == 1
+    assert config.terms(3).release == "gradient"
+    assert config.terms(3).noise_std == config.noise_std
+
+
+def test_the_noise_of_a_release_has_the_agreed_size():
+    config = tiny_config(**STAGED | {"clients_per_node": 6})
+    silent = dataclasses.replace(config, noise_multiplier=0.0)
+    data, request = tiny_data(config), stage_request(config, new_server(config))
+    noisy, exact = (
+        embedding_round(c, data, range(6), request, 0).values for c in (config, silent)
+    )
+    noise = (noisy - exact).double()
+    terms = config.terms(1)
+    assert noise.std() == pytest.approx(terms.noise_std, rel=0.05)  # of 3,840 values
+
+
+# ------------------------------------------------------------------ the server
+
+
+def staged_server(config) -> ServerState:
+    """A server after its first release."""
+    server = new_server(config)
+    request = stage_request(config, server)
+    answers = [
+        embedding_round(config, tiny_data(config), hosted, request, node)
+        for node, hosted in enumerate(map(config.hosting.hosted, range(3)))
+    ]
+    stage_round(config, server, request, answers)
+    return server
+
+
+def test_a_target_is_the_centre_and_the_average_over_all_clients():
+    config = quiet(clients_per_node=2, stage_clips="1e4,4")
+    data, server = tiny_data(config), staged_server(config)
+    request = stage_request(config, new_server(config))
+    raw = embeddings(config, request, data)
+    average = torch.stack(raw).mean(0)
+    (release,) = server.stages
+    expected = request.centre.double() + average
+    assert torch.allclose(release.target.double(), expected, atol=1e-4)
+    assert (server.round, server.fitted, release.kind) == (1, 0, "random")
+
+
+def test_the_noise_of_a_target_is_that_of_all_nodes_over_all_clients():
+    config = tiny_config(**STAGED)
+    (release,) = staged_server(config).stages
+    assert release.noise_std == config.terms(1).noise_std * math.sqrt(3) / 6
+
+
+def test_a_fit_comes_nearer_to_the_target_and_is_repeated_bit_for_bit():
+    config = quiet(clients_per_node=2, stage_steps="40,2", generator_learning_rate=5e-3)
+    bits, distances = [], []
+    for _ in range(2):
+        server = staged_server(config)
+        models = (server.generator, server.ema, server.optimizer)
+        before = distance(config, server)
+        assert fit(config, *models, server.stages)
+        distances.append(distance(config, server) / before)
+        bits.append(digest(server.generator.state_dict() | server.ema.state_dict()))
+    assert bits[0] == bits[1]
+    assert distances[0] < 0.7
+
+
+def distance(config, server: ServerState) -> float:
+    """From the class means of the averaged generator's features to the target."""
+    labels = torch.arange(3).repeat_interleave(100)
+    z = sample_latents(config, np.random.default_rng(0), 300)
+    images = server.ema(z, labels)
+    (release,) = server.stages
+    means = [
+        KINDS["random"].features(net, images).view(3, 100, -1).mean(1)
+        for net in release.networks
+    ]
+    return float((torch.stack(means) - release.target).norm())
+
+
+def test_the_learning_rate_falls_linearly_to_a_tenth_over_all_stages():
+    config = tiny_config(**STAGED | {"stage_steps": "30,10"})
+    rates = [learning_rate(config, step) for step in (0, 20, 40, 1000)]
+    first = config.generator_learning_rate
+    assert rates == pytest.approx([first, 0.55 * first, 0.1 * first, 0.1 * first])
+
+
+def test_later_networks_depend_on_what_the_generator_has_become():
+    config = tiny_config(**STAGED)
+    server = staged_server(config)
+    request = stage_request(config, server)
+    changed = staged_server(config)
+    with torch.no_grad():
+        next(changed.ema.parameters()).mul_(2.0)
+    other = stage_request(config, changed)
+    assert request.round == 2
+    assert not torch.equal(request.centre, other.centre)
+    assert request.digest() != other.digest()
+
+
+# ------------------------------------------------------------------ interruptions
+
+
+class KilledError(Exception):
+    """Stands for a process that is killed."""
+
+
+def test_a_run_that_is_killed_while_it_fits_does_not_ask_again(tmp_path, monkeypatch):
+    whole, folder = (create(tmp_path / n, **STAGED_AND_MORE) for n in ("whole", "run"))
+    train(whole)
+    for killed in (1, 2):
+        with monkeypatch.context() as patch:
+
+            def kill(config, generator, *rest, killed=killed):
+                if len(rest[-2]) == killed:
+                    with torch.no_grad():
+                        next(generator.parameters()).zero_()  # half-way
+                    raise KilledError
+                return fit(config, generator, *rest)
+
+            patch.setattr(training, "fit", kill)
+            with pytest.raises(KilledError):
+                train(folder)
+    train(folder)
+    assert attempts(folder) == attempts(whole) == [(r, 1) for r in (1, 2, 3, 4)]
+    assert generator(folder.path) == generator(whole.path)
+
+
+def test_a_stop_while_fitting_throws_the_fit_away(tmp_path, monkeypatch):
+    whole, folder = (create(tmp_path / n, **ONLY_STAGES) for n in ("whole", "run"))
+    train(whole)
+    stop = threading.Event()
+    monkeypatch.setattr(
+        "fedgs.gan.stages.update_ema", lambda *args: stop.set()
+    )  # in its first step
+    with pytest.raises(RunStopped, match="after round 1, while the generator was"):
+        train(folder, stop)
+    monkeypatch.undo()
+    train(folder)
+    assert attempts(folder) == [(1, 1), (2, 1)]
+    assert generator(folder.path) == generator(whole.path)
+
+
+def test_a_finished_run_is_not_fitted_again(tmp_path, monkeypatch):
+    folder = create(tmp_path / "run", **ONLY_STAGES)
+    train(folder)
+    before = generator(folder.path)
+    monkeypatch.setattr(training, "fit", None)
+    train(folder)
+    assert generator(folder.path) == before
+
+
+def test_a_run_of_stages_only_makes_no_discriminators(tmp_path, monkeypatch):
+    folder = create(tmp_path / "run", **ONLY_STAGES)
+    monkeypatch.setattr("fedgs.federation.node.Discriminators", None)
+    train(folder)
+    assert [event.release for event in events(folder)] == ["embedding"] * 2
+    assert {event.batch_size for event in events(folder)} == {1}
+
+
+def test_discriminators_start_on_fakes_of_the_staged_generator(tmp_path):
+    folder = create(tmp_path / "run", **STAGED | {"num_rounds": 3})
+    stop = threading.Event()
+    nodes = local.LocalNodes(folder.config, tiny_data(folder.config), folder.private)
+    seen = []
+    prepare = nodes.prepare
+    nodes.prepare = lambda request, ids: (seen.append(request), prepare(request, ids))
+    with folder.locked(), nodes:
+        local.train_nodes(folder, nodes, ignore, stop)
+    (request,) = seen
+    public = training.public_fakes(folder.config)
+    assert request.round == 0
+    assert not torch.equal(request.images, public.images)
+    assert [event.release for event in events(folder)][2] == "gradient"
+
+
+# ------------------------------------------------------------------ the node
+
+
+def a_node(path, limits: Limits | None = None, **settings: object) -> Node:
+    config = tiny_config(**STAGED_AND_MORE | settings)
+    return Node(config, 0, tiny_data(config), path, limits)
+
+
+def test_a_repeated_request_for_a_stage_gets_the_same_bytes_after_a_restart(tmp_path):
+    node = a_node(tmp_path, noise_seed=None)
+    request = stage_request(node.config, new_server(node.config))
+    first = node.answer(request)
+    node.save(0)
+    again = a_node(tmp_path, noise_seed=None)
+    assert torch.equal(again.answer(request).values, first.values)
+    assert len(list(tmp_path.glob("node-*/releases-*.jsonl"))) == 1
+    other = dataclasses.replace(request, centre=request.centre + 1)
+    assert_refused("has already answered round 1", again.answer, other)
+
+
+def test_discriminators_that_another_process_made_after_the_stages_are_found(tmp_path):
+    config = tiny_config(**STAGED_AND_MORE)
+    server = new_server(config)
+    requests = [stage_request(config, server)]
+    requests.append(dataclasses.replace(requests[0], round=2))
+    requests[1] = dataclasses.replace(
+        stage_request(config, staged_server(config)), round=2
+    )
+    mine, other = a_node(tmp_path), a_node(tmp_path)
+    for request in requests:
+        mine.answer(request)
+        mine.save(0)
+    other.answer(training.public_fakes(config, server.ema))
+    other.save(2)
+    assert state_rounds(mine.folder)[-1] == 2
+    server.round = 2
+    request, _ = training.draw_fakes(config, server)
+    found = mine.answer(request)
+    assert torch.equal(found.values, other.answer(request).values)
+
+
+def test_a_client_that_agreed_to_no_embeddings_refuses_them(tmp_path):
+    node = a_node(tmp_path, Limits(allow_seeded_noise=True))
+    request = stage_request(node.config, new_server(node.config))
+    with pytest.raises(ClientRefused, match=r"stages = random,.*allow_embeddings"):
+        node.answer(request)
+    assert not list(tmp_path.rglob("releases-*"))
+
+
+def test_a_client_refuses_a_stage_with_less_noise_than_it_agreed_to(tmp_path):
+    agreed = Limits(
+        allow_seeded_noise=True, allow_embeddings=True, min_noise_multiplier=0.4
+    )
+    node = a_node(tmp_path, agreed)  # 0.5, but 0.5 / sqrt(2) in stage 2
+    request = stage_request(node.config, new_server(node.config))
+    with pytest.raises(ClientRefused, match=r"a stage has 0\.3536"):
+        node.answer(request)
+
+
+def test_a_clients_epsilon_counts_embeddings_and_gradients_alike(tmp_path):
+    """mu^2 of a node with replace-one: w / sigma^2 of a stage, B / sigma^2 else."""
+    node = a_node(tmp_path)
+    server = new_server(node.config)
+    node.answer(stage_request(node.config, server))
+    assert node.count.largest() == pytest.approx(0.5 / 0.5**2)
+    stage = staged_server(node.config)
+    node.answer(stage_request(node.config, stage))
+    assert node.count.largest() == pytest.approx(2.5 / 0.5**2)
+    node.answer(training.public_fakes(node.config))
+    stage.round = 2
+    node.answer(training.draw_fakes(node.config, stage)[0])
+    assert node.count.largest() == pytest.approx((2.5 + 4) / 0.5**2)
+
+
+# ------------------------------------------------------------------ settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"stages": "random,magic"}, "stages = 'random,magic': give --stages at most"),
+        ({"stages": "random"}, "stage_weights = '0.5,2': .* each of the 1 stages"),
+        ({"stage_clips": "20,-4"}, "stage_clips = '20,-4': .* one positive number"),
+        ({"stage_clips": "20,nan"}, "stage_clips = '20,nan'"),
+        ({"stage_clips": None}, "stage_clips is unset: give --stage-clips"),
+        ({"stage_steps": "3,2.5"}, "stage_steps = '3,2.5': .* whole numbers"),
+        ({"num_rounds": 1}, "num_rounds = 1: give --num-rounds at least one for each"),
+        (
+            {"conditional": False},
+            "conditional = False: a stage releases means by class",
+        ),
+        (
+            {"client_selection": "balanced", "clients_per_round": 2},
+            "stages = 'random,global': every client takes part in a stage",
+        ),
+        ({"stages": None}, "stage_weights = '0.5,2': there are no stages"),
+    ],
+)
+def test_stages_that_cannot_be_are_refused_with_a_remedy(settings, named):
+    assert_refused(named, tiny_config, **STAGED | settings)
+
+
+def test_a_stage_request_travels_and_comes_back_as_it_was():
+    for transport in ("exact", "compact"):
+        config = tiny_config(**STAGED, transport=transport)
+        request = stage_request(config, new_server(config))
+        again = decode_batch(encode_batch(request, config), config)
+        assert again.digest() == request.digest()
+
+
+def test_the_recipe_trains_on_the_embedded_digits_and_keeps_its_target(tmp_path):
+    changes = {
+        "output": str(tmp_path / "run"),
+        "stage_steps": "2,2,2,2",
+        "data": "digits",
+        "image_size": 16,
+    }
+    config, data = resolve(dataclasses.replace(recipe("staged"), **changes))
+    folder = RunFolder.create(config)
+    local.train(folder, data, ignore, threading.Event())
+    assert len(events(folder)) == 4
+    total = sum((e.clip_bound / e.noise_std) ** 2 for e in events(folder))
+    nodes = events(folder)[0].counted_nodes
+    # One Gaussian release of mu = 2.000446 has epsilon 10 at delta 1e-5.
+    assert 0.999 * 2.000446 < math.sqrt(total / nodes) <= 2.000446
+
+
+def test_data_of_one_class_has_an_embedding_of_bounded_norm():
+    config = quiet()
+    data = tiny_data(config)
+    ones = FederatedImages(
+        data.images,
+        np.zeros_like(data.labels),
+        data.client_records,
+        data.client_names,
+        3,
+        "tiny",
+    )
+    request = stage_request(config, new_server(config))
+    release = embedding_round(config, ones, range(6), request, 0).values.double()
+    assert release.norm() <= 6 * 20 * (1 + 1e-5)
+    assert not release[:, :, 1:].any()
+
+
+def test_gs_wgan_on_one_page_has_no_stages():
+    config = tiny_config(**STAGED)
+    with pytest.raises(ValueError, match="stages"):
+        gs_wgan.train(config, tiny_data(config))

@@ -1,0 +1,118 @@
+"""Feature networks: shapes that both sides know, and what a client computes."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedgs.config.stages import FEATURES
+from fedgs.gan import features
+from fedgs.gan.features import KINDS, embedding
+from fedgs.randomness import stream
+from tiny import STAGED, digest, global_state, tiny_config
+
+
+def fakes(side: int = 16, channels: int = 1):
+    """Draws noise in place of a generator's samples, three classes alike."""
+    rng = np.random.default_rng(3)
+
+    def sample(count: int):
+        labels = torch.arange(3).repeat(max(1, count // 3))
+        shape = (len(labels), channels, side, side)
+        return torch.from_numpy(rng.random(shape, dtype=np.float32)), labels
+
+    return sample
+
+
+def made(kind: str, seed: int = 0, side: int = 16, channels: int = 1):
+    config = tiny_config(**STAGED, image_size=side, image_channels=channels)
+    return KINDS[kind].make(config, stream(seed, "test"), fakes(side, channels))
+
+
+@pytest.fixture(autouse=True)
+def _few_samples(monkeypatch):
+    monkeypatch.setattr(features, "CLASSIFIER_SAMPLES", 90)
+    monkeypatch.setattr(features, "SCALING_SAMPLES", 30)
+
+
+def test_every_kind_of_the_settings_has_a_network():
+    assert KINDS.keys() == FEATURES.keys()
+
+
+@pytest.mark.parametrize(("side", "channels"), [(16, 1), (28, 3), (32, 1)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_and_features_have_the_shapes_that_the_settings_say(
+    kind, side, channels
+):
+    config = tiny_config(**STAGED, image_size=side, image_channels=channels)
+    net = made(kind, side=side, channels=channels)
+    shapes = {name: tuple(value.shape) for name, value in net.items()}
+    assert shapes == KINDS[kind].shapes(config)
+    assert {value.dtype for value in net.values()} == {torch.float32}
+    assert all(value.isfinite().all() for value in net.values())
+    images = fakes(side, channels)(6)[0]
+    assert KINDS[kind].features(net, images).shape == (6, FEATURES[kind](side))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_network_is_a_function_of_its_stream_and_leaves_no_trace(kind):
+    before = global_state()
+    assert digest(made(kind)) == digest(made(kind))
+    assert digest(made(kind)) != digest(made(kind, seed=1))
+    assert global_state() == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_features_of_an_image_do_not_depend_on_the_others(kind):
+    net, images = made(kind), fakes()(6)[0]
+    together = KINDS[kind].features(net, images)
+    alone = torch.cat([KINDS[kind].features(net, image[None]) for image in images])
+    assert torch.allclose(together, alone, atol=1e-5)
+
+
+def test_a_classifier_tells_classes_apart_after_training():
+    """Its features: means of classes that differ by brightness lie apart."""
+
+    def sample(count: int):
+        labels = torch.arange(3).repeat(count // 3)
+        rng = np.random.default_rng(0)
+        images = rng.random((len(labels), 1, 16, 16), dtype=np.float32) / 4
+        return torch.from_numpy(images) + labels.view(-1, 1, 1, 1) / 4, labels
+
+    net = KINDS["classifier"].make(tiny_config(**STAGED), stream(0, "test"), sample)
+    images, labels = sample(90)
+    found = KINDS["classifier"].features(net, images)
+    means = torch.stack([found[labels == label].mean(0) for label in range(3)])
+    within = (found - means[labels]).norm(dim=1).mean()
+    assert (means[0] - means[1]).norm() > within
+    assert (means[1] - means[2]).norm() > within
+
+
+# ------------------------------------------------------------------ the embedding
+
+
+def test_an_embedding_is_its_definition_image_by_image(monkeypatch):
+    monkeypatch.setattr(features, "IMAGES_AT_ONCE", 2)
+    networks = [made("random", seed) for seed in (0, 1)]
+    rng = torch.Generator().manual_seed(0)
+    images = torch.rand(5, 1, 16, 16, generator=rng)
+    labels = torch.tensor([2, 0, 0, 2, 2])  # no image of class 1
+    centre = torch.rand(2, 3, FEATURES["random"](16), generator=rng)
+    found = embedding("random", networks, centre, images, labels)
+    expected = torch.zeros_like(centre, dtype=torch.float64)
+    for index, net in enumerate(networks):
+        for image, label in zip(images, labels, strict=True):
+            own = KINDS["random"].features(net, image[None])[0]
+            expected[index, label] += 3 / 5 * (own - centre[index, label]).double()
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert not found[:, 1].any()
+    assert found.dtype == torch.float64
+
+
+def test_with_all_classes_alike_it_is_the_difference_of_class_means():
+    net, images = made("random"), fakes()(9)[0]
+    labels = torch.arange(3).repeat(3)
+    centre = torch.rand(1, 3, FEATURES["random"](16))
+    found = KINDS["random"].features(net, images).double()
+    means = torch.stack([found[labels == label].mean(0) for label in range(3)])
+    own = embedding("random", [net], centre, images, labels)
+    assert torch.allclose(own, means - centre.double(), atol=1e-5)
