@@ -148,7 +148,8 @@ def unpack_stage(
     expected = {f"{i}.{name}": shape for i in indices for name, shape in shapes.items()}
     expected[CENTRE] = config.terms(round).shape[1:]
     size = sum(4 * math.prod(shape) for shape in expected.values())
-    tensors = _load(content, size + TENSOR_BYTES * len(expected), {*expected})
+    most = size + TENSOR_BYTES * len(expected)
+    tensors = _load(content, most, {*expected}, "those of this stage")
     for name, shape in expected.items():
         _check(tensors[name], "a stage's tensor", shape, torch.float32)
         if not bool(tensors[name].isfinite().all()):
@@ -251,7 +252,9 @@ def _bytes(content: object, most: int) -> bytes:
     return content
 
 
-def _load(content: object, size: int, names: set[str]) -> TensorDict:
+def _load(
+    content: object, size: int, names: set[str], expected: str = ""
+) -> TensorDict:
     data = _bytes(content, size + HEADER_BYTES)
     try:
         tensors = load(data)
@@ -259,7 +262,8 @@ def _load(content: object, size: int, names: set[str]) -> TensorDict:
         # Without the cause: its text quotes the sender's bytes.
         raise UserError("message that cannot be decoded: refused") from None
     if set(tensors) != names:
-        raise UserError(f"message with other tensors than {sorted(names)}: refused")
+        expected = expected or str(sorted(names))
+        raise UserError(f"message with other tensors than {expected}: refused")
     return tensors
 
 

@@ -7,8 +7,9 @@ import pytest
 from scipy.stats import binom
 
 import plans
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.errors import UserError
+from fedgs.federation.training import new_event
 from fedgs.privacy.accounting import (
     Run,
     statements,
@@ -16,7 +17,12 @@ from fedgs.privacy.accounting import (
     statements_of_runs,
 )
 from fedgs.privacy.amplification import PLD_THEOREM, RDP_THEOREM, Sampled, SampledBound
-from fedgs.privacy.budget import Budget
+from fedgs.privacy.budget import (
+    Budget,
+    calibrate_noise,
+    is_spent,
+    largest_num_rounds,
+)
 from fedgs.privacy.gaussian import binomial_epsilon, delta_from_mu, epsilon_from_mu
 from fedgs.privacy.participation import COUNT_THEOREM, MIXTURE_THEOREM
 from fedgs.privacy.plan import RELATIONS, Plan
@@ -455,3 +461,105 @@ def test_without_noise_delta_is_one():
 def test_impossible_epsilons_are_user_errors(epsilon_asked):
     with pytest.raises(UserError, match="give a finite number"):
         statements(FULL, 1e-5, at_epsilon=epsilon_asked)
+
+
+# ------------------------------------------------------------------------ stages
+
+STAGED = ResolvedConfig(
+    client_selection="all",
+    clients_per_round=539,
+    num_clients=539,
+    num_classes=10,
+    clients_per_node=49,
+    num_rounds=6,
+    stages="random,classifier",
+    stage_weights="0.5,2",
+    stage_clips="50,12",
+    batch_size=4,
+    noise_multiplier=0.7,
+    engine="flower",
+    seed=0,
+)
+
+
+def staged_events(config=STAGED, rounds=6):
+    return [new_event(config, round, "all", 1) for round in range(1, rounds + 1)]
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 6])
+def test_plan_and_ledger_of_embeddings_and_gradients_are_the_closed_form(rounds):
+    """mu^2 = (f / 2)^2 (weights + gradient rounds * B) / (nodes * sigma^2)."""
+    config = replace(STAGED, num_rounds=max(rounds, 2))
+    weight = {1: 0.5, 2: 2.5, 3: 2.5 + 4, 6: 2.5 + 4 * 4}[rounds]
+    stated = {
+        (row.adversary, row.relation): row
+        for row in statements_from_ledger(staged_events(rounds=rounds), 1e-5)
+    }
+    for (adversary, relation), row in stated.items():
+        nodes = 1 if adversary == "server" else 11
+        factor = {"replace-one": 1.0, "zero-out": 0.5}[relation]
+        mu = factor * math.sqrt(weight / nodes) / 0.7
+        assert row.epsilon == pytest.approx(epsilon_from_mu(mu, 1e-5), rel=1e-9)
+        assert row.theorem == COUNT_THEOREM
+    if rounds > 1:
+        planned = statements(Plan.from_config(config), 1e-5)
+        assert len(planned) == len(stated) == 6
+        for row in planned:
+            exact = stated[row.adversary, row.relation].epsilon
+            assert row.epsilon == pytest.approx(exact, rel=1e-9)
+
+
+@pytest.mark.parametrize("rounds", [2, 6])
+@pytest.mark.parametrize("adversary", ["release", "server"])
+def test_noise_for_embeddings_and_gradients_is_the_least_within_the_target(
+    rounds, adversary
+):
+    config = replace(STAGED, num_rounds=rounds)
+    plan, asked = Plan.from_config(config), (10.0, 1e-5, adversary, "zero-out")
+    noise = calibrate_noise(plan, *asked)
+
+    def epsilon(noise):
+        return next(
+            row.epsilon
+            for row in statements(replace(plan, noise_multiplier=noise), 1e-5)
+            if (row.adversary, row.relation) == (adversary, "zero-out")
+        )
+
+    assert epsilon(noise) <= 10.0 < epsilon(noise * 0.999)
+    enough = replace(config, noise_multiplier=noise, target_epsilon=10.0)
+    enough = replace(enough, adversary=adversary, relation="zero-out")
+    budget = Budget(enough, *asked)
+    for number in range(1, rounds + 1):
+        event = new_event(enough, number, "all", 1)
+        assert budget.allows(event)
+        budget.add(event)
+    assert not budget.allows(new_event(enough, rounds, "all", 2))
+
+
+@pytest.mark.parametrize("target", [1.0, 2.2, 4.0, 8.0])
+def test_the_most_rounds_within_a_target_count_stages_first(target):
+    plan = Plan.from_config(STAGED)
+    most = largest_num_rounds(plan, target, 1e-5, "release", "zero-out")
+    within = [
+        rounds
+        for rounds in range(1, 30)
+        if statements_from_ledger(staged_events(rounds=rounds), 1e-5)[1].epsilon
+        <= target
+    ]
+    assert most == len(within) == max(within, default=0)
+
+
+def test_a_budget_that_ends_before_a_stage_is_spent_before_it():
+    """The next event is another kind of release than the last one."""
+    config = replace(STAGED, target_epsilon=1.0, relation="zero-out")
+    (first, second) = staged_events(config, rounds=2)
+    stated = [statements_from_ledger(e, 1e-5)[1] for e in ([first], [first, second])]
+    assert stated[0].epsilon < 0.9 < 1.0 < stated[1].epsilon
+    assert is_spent(config, [first])
+    cheap = replace(config, stage_weights="0.5,0.01")
+    assert not is_spent(cheap, [new_event(cheap, 1, "all", 1)])
+
+
+def test_what_a_plan_needs_to_know_of_stages_is_checked():
+    with pytest.raises(UserError, match="stage_clips is unset"):
+        replace(Plan.from_config(STAGED), stage_clips=None)

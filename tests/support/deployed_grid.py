@@ -43,7 +43,7 @@ MODES = {
     },
 }
 NAMES = ["a-clinic", "b-clinic", "c-clinic", "d-clinic", "e-clinic", "f-clinic"]
-LIMITS = "allow_seeded_noise = true\n"
+LIMITS = "allow_seeded_noise = true\nallow_embeddings = true\n"
 Spoil = Callable[[str, Message, Message], Message | None]
 
 

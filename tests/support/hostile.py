@@ -15,25 +15,32 @@ from functools import cache
 from typing import Any
 
 import torch
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor
 
 from fedgs.config.run_config import RunConfig
-from fedgs.federation.codec import round_fakes
+from fedgs.federation.codec import pack_stage, round_fakes
 from fedgs.federation.messages import (
     FakeBatch,
+    StageRequest,
     decode_answer,
     decode_batch,
     encode_answer,
     encode_batch,
 )
+from fedgs.gan.features import KINDS
 from fedgs.mechanism.quantization import release_step, to_grid
 from fedgs.mechanism.sanitizer import SanitizedGradients, received
-from tiny import tiny_config
+from tiny import STAGED, tiny_config
 
 ROUND, NODE = 3, 2
 EXACT = tiny_config(num_rounds=9)
 COMPACT = tiny_config(num_rounds=9, transport="compact")
+STAGE = tiny_config(
+    **STAGED
+    | {"num_rounds": 9, "stages": "classifier,random,random"}
+    | {"stage_weights": None, "stage_clips": "1,1,1", "stage_steps": None}
+)
 SECRET = 4711  # in what is sent wherever it can be; must not be in a log line
 
 Payload = dict[str, Any]
@@ -98,19 +105,32 @@ def a_request(config: RunConfig, **changes: object) -> FakeBatch:
     return FakeBatch(**(fields | changes))
 
 
+def a_stage(config: RunConfig) -> StageRequest:
+    """An honest request of stage 3."""
+    rng = torch.Generator().manual_seed(0)
+    shapes = KINDS["random"].shapes(config)
+    networks = tuple(
+        {name: torch.rand(shape, generator=rng) for name, shape in shapes.items()}
+        for _ in range(config.stage_networks)
+    )
+    centre = torch.rand(config.terms(ROUND).shape[1:], generator=rng)
+    return StageRequest(ROUND, networks, centre, keep_round=2)
+
+
 @cache
-def _request_to(config: RunConfig) -> FakeBatch:
-    return a_request(config)
+def _request_to(config: RunConfig) -> FakeBatch | StageRequest:
+    return a_stage(config) if config.stages else a_request(config)
 
 
 def a_release(config: RunConfig, values: Tensor | None = None) -> SanitizedGradients:
     """An honest release of node 2."""
     if values is None:
         rng = torch.Generator().manual_seed(1)
-        values = torch.randn(config.release_shape, generator=rng)
+        values = torch.randn(config.terms(ROUND).shape, generator=rng)
         if step := release_step(config):
             values = to_grid(values, step).float()
-    return received(values, ROUND, NODE, config.noise_std, config.clip_bound)
+    terms = config.terms(ROUND)
+    return received(values, ROUND, NODE, terms.noise_std, terms.clip_bound)
 
 
 # ------------------------------------------------------------------ how it is made
@@ -144,6 +164,12 @@ def inflated(make: Callable[[bytes], bytes]) -> Change:
 def fakes_with(**changes: Tensor) -> Change:
     request = a_request(EXACT)
     return tensors(**({"images": request.images, "labels": request.labels} | changes))
+
+
+def stage_with(**changes: Tensor | None) -> Change:
+    """Replaces tensors of a stage's networks, or leaves them out."""
+    honest = load(pack_stage(a_stage(STAGE).networks, a_stage(STAGE).centre))
+    return tensors(**{n: v for n, v in (honest | changes).items() if v is not None})
 
 
 def spoilt(value: float) -> Tensor:

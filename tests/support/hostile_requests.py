@@ -10,6 +10,7 @@ from hostile import (
     COMPACT,
     EXACT,
     SECRET,
+    STAGE,
     Refusals,
     bomb,
     content,
@@ -18,6 +19,7 @@ from hostile import (
     inflated,
     listed,
     spoilt,
+    stage_with,
     without,
 )
 
@@ -149,4 +151,52 @@ _COMPACT: Refusals = {
         "exact fakes in a compact run": fakes_with(),
     },
 }
+CONV1, CENTRE = "0.conv1.weight", torch.zeros(2, 3, 640)
+_STAGE: Refusals = {
+    "message with other tensors than those of this stage: refused": {
+        "a stage without its centre": stage_with(centre=None),
+        "a stage with a tensor too many": (
+            stage_with(**{"2.conv1.bias": torch.zeros(32)})
+        ),
+        "a stage with a tensor of another name": (
+            stage_with(**{CONV1: None, "0.conv1.weight_4711": torch.zeros(32, 1, 5, 5)})
+        ),
+        "fakes in place of a stage": fakes_with(),
+    },
+    "a stage's tensor of shape (1, 32, 5, 5), torch.float32: expected (32, 1, 5, 5), "
+    "torch.float32": {
+        "a network of another shape": stage_with(**{CONV1: torch.zeros(1, 32, 5, 5)}),
+    },
+    "a stage's tensor of shape (32, 1, 5, 5), torch.float16: expected (32, 1, 5, 5), "
+    "torch.float32": {
+        "a network in float16": (
+            stage_with(**{CONV1: torch.zeros(32, 1, 5, 5, dtype=torch.float16)})
+        ),
+    },
+    "non-finite values in a stage's tensors: refused": {
+        "a network with a NaN": (
+            stage_with(**{CONV1: torch.full((32, 1, 5, 5), math.nan)})
+        ),
+        "a centre with an infinite value": stage_with(centre=CENTRE + math.inf),
+    },
+    "message with 244888 bytes: at most 173608 expected": {
+        "a stage with a network too many": stage_with(
+            **{"2.conv2.weight": torch.zeros(32, 32, 3, 3)},
+            **{"2.conv3.weight": torch.zeros(32, 32, 3, 3)},
+        ),
+    },
+    "message with 67108864 bytes: at most 173608 expected": {
+        "64 MB in place of a stage": content(lambda honest: bytes(1 << 26)),
+    },
+    "message that cannot be decoded: refused": {
+        "code in place of a stage's networks": (
+            content(lambda honest: b"cos\nsystem\n(S'echo 4711'\ntR.")
+        ),
+    },
+    "request for a stage that is not to everyone: refused": {
+        "a stage for some clients only": fields(participants="2"),
+        "a stage for everyone, that some are to train for": fields(trainees="2"),
+    },
+}
 REQUESTS = listed("server", EXACT, _EXACT) + listed("server", COMPACT, _COMPACT)
+REQUESTS += listed("server", STAGE, _STAGE)
