@@ -32,6 +32,7 @@ def agreement(title: str, node: Node) -> str:
             f"  noise_multiplier {config.noise_multiplier:g}{seeded}, clip_bound "
             f"{config.clip_bound:g}, batch_size {config.batch_size}, "
             f"{config.num_rounds} rounds, unit {config.privacy_unit}",
+            *_stages(config),
             f"  against the server: {_costs(config, limits, node.count.is_whole)}",
             f"  limits: {_in_force(limits)}",
             f"  released so far: epsilon {spent:.4g}, over all runs counted in "
@@ -40,10 +41,28 @@ def agreement(title: str, node: Node) -> str:
     )
 
 
+def _stages(config: ResolvedConfig) -> list[str]:
+    """Returns a line on the embeddings that the first rounds release, if any do."""
+    all_terms = [config.terms(round) for round in range(1, config.num_stages + 1)]
+    if not all_terms:
+        return []
+    each = ", ".join(
+        f"{t.noise_multiplier:.4g} (clip {t.clip_bound:g})" for t in all_terms
+    )
+    return [
+        f"  of these, {len(all_terms)} release embeddings ({config.stages}): "
+        f"noise_multiplier {each}"
+    ]
+
+
 def _costs(config: ResolvedConfig, limits: Limits, is_whole: bool) -> str:
     """Returns what all rounds cost, asked as planned or all, and what bounds it."""
-    cost = release_cost(config.noise_multiplier, config.batch_size)
-    most = planned = limits.epsilon_of(config.num_rounds * cost)
+    all_terms = [config.terms(round) for round in range(1, config.num_stages + 2)]
+    *stages, gradient = [
+        release_cost(t.noise_multiplier, t.batch_size) for t in all_terms
+    ]
+    mu_squared = sum(stages) + (config.num_rounds - len(stages)) * gradient
+    most = planned = limits.epsilon_of(mu_squared)
     if not is_whole:  # shards are one data set, of which any round may ask
         rows = statements(Plan.from_config(config), limits.delta)
         against = ("server", limits.relation)

@@ -25,6 +25,7 @@ from fedgs.audit.mechanism import (
     audit_round,
     claims_of_one_round,
     recorded_plan,
+    weakest_rounds,
 )
 from fedgs.audit.membership import audit_samples
 from fedgs.audit.one_run import audit_run
@@ -33,9 +34,11 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.data.load import load_data, load_test_data
 from fedgs.errors import UserError
-from fedgs.federation.training import RunStopped, stop_on_signal
+from fedgs.federation.messages import EVERYONE
+from fedgs.federation.training import RunStopped, new_event, stop_on_signal
 from fedgs.files import write_atomically, write_json
 from fedgs.privacy.accounting import SEEDED
+from fedgs.privacy.ledger import Event
 from fedgs.privacy.oracle import AutodpMissing
 from fedgs.runs import sample as samples
 from fedgs.runs.run_folder import RunFolder
@@ -70,7 +73,7 @@ def audit(
     torch.set_num_threads(1)  # workers are threads, one for each of num_workers
     started = time.monotonic()
     with Progress() as progress:
-        attack = _Attack(folder, recorded_plan(folder.config, events), progress)
+        attack = _Attack(folder, events, progress)
         report: dict[str, Any] = {
             "run": str(folder.path),
             "confidence": CONFIDENCE,
@@ -116,8 +119,10 @@ def _check(
 class _Attack:
     """The three attacks on one run."""
 
-    def __init__(self, folder: RunFolder, plan: Any, progress: Progress) -> None:
-        self.folder, self.config, self.plan = folder, folder.config, plan
+    def __init__(
+        self, folder: RunFolder, events: Sequence[Event], progress: Progress
+    ) -> None:
+        self.folder, self.config, self.events = folder, folder.config, events
         self.progress = progress
         self._data: FederatedImages | None = None
 
@@ -136,17 +141,24 @@ class _Attack:
             return f"skipped: {error}"
 
     def one_round(self, trials: int, max_draws: float) -> list[Finding]:
-        """Attack A."""
-        config = self.config
-        claims = claims_of_one_round(self.plan, config.delta, config.colluding_nodes)
-        return audit_round(
-            config, claims, config.delta, trials, max_draws, self.progress.doing
-        )
+        """Attack A, on each kind of release that the run has."""
+        config, found = self.config, list[Finding]()
+        doing = self.progress.doing
+        for release, round in sorted(weakest_rounds(config, self.events).items()):
+            events = [event for event in self.events if event.release == release]
+            events = events or [new_event(config, round, EVERYONE, 1)]
+            plan = recorded_plan(config, events)
+            claims = claims_of_one_round(plan, config.delta, config.colluding_nodes)
+            asked = (config.delta, trials, max_draws, doing, round)
+            found += audit_round(config, claims, *asked)
+        return found
 
     def one_run(
         self, canaries: int | None, rounds: int | None, output: Path
     ) -> tuple[list[Finding], str]:
         """Attack B; the findings and whether it ran."""
+        if self.config.stages is not None:
+            return [], "not run: it has canaries for gradients only, the run has stages"
         num_rounds = rounds or self.config.num_rounds
         config = dataclasses.replace(self.config, num_rounds=num_rounds)
         asked = canaries or min(CANARIES, config.num_clients)
@@ -159,9 +171,10 @@ class _Attack:
         ):
             config = dataclasses.replace(config, output=f"{temporary}/run")
             report = self.progress.rounds(num_rounds, "B: round")
+            plan = recorded_plan(self.config, self.events)
             known = (config.delta, report, stop, config.colluding_nodes)
             try:
-                found = audit_run(config, self.plan, data, drawn, *known)
+                found = audit_run(config, plan, data, drawn, *known)
             except RunStopped as error:
                 return [], f"not finished: {error}"
         return found, f"ran: {asked} canaries, {num_rounds} rounds"

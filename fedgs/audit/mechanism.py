@@ -16,6 +16,10 @@ Noise is equal and independent in all coordinates, so gradients have one coordin
 here: the test sees the same as with all of them, and a million trials take seconds.
 Trials lie along the axis of the fakes: one call holds many rounds of B fakes each.
 
+A stage's release is attacked in the same way: the client's embedding is +10 C e, and
+the trials stand where a gradient round has its fakes. They go through
+`fedgs.federation.round.release_embeddings`, which clips, sums and adds noise.
+
 Source: Jagielski, Ullman, Oprea, "Auditing differentially private machine learning",
 NeurIPS 2020; Nasr et al., "Adversary instantiation", S&P 2021 (worst-case gradients).
 """
@@ -38,8 +42,11 @@ from fedgs.audit.bounds import ErrorRates, Scores
 from fedgs.audit.canaries import INSIDE, LENGTH, OUTSIDE
 from fedgs.audit.finding import CONFIDENCE, Finding
 from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.stages import Terms
 from fedgs.federation.messages import EVERYONE, Clients, FakeBatch, clients_of
-from fedgs.federation.round import client_round, select
+from fedgs.federation.round import client_round, release_embeddings, select
+from fedgs.federation.training import new_event
+from fedgs.mechanism.sanitizer import PerSampleGradients
 from fedgs.privacy.accounting import statements
 from fedgs.privacy.amplification import RDP_THEOREM
 from fedgs.privacy.gaussian import epsilon_from_mu, fixed_law
@@ -76,11 +83,25 @@ class Claim(NamedTuple):
     view: str
 
 
+def weakest_rounds(config: ResolvedConfig, events: Sequence[Event]) -> dict[str, int]:
+    """Returns for each kind of release a round with the least recorded noise ratio.
+
+    Args:
+        config: of the run.
+        events: of its ledger; none: of all rounds as they are planned.
+    """
+    planned = range(1, min(config.num_stages + 1, config.num_rounds) + 1)
+    events = events or [new_event(config, round, EVERYONE, 1) for round in planned]
+    by_cost = sorted(events, key=lambda event: costs_of(event, 0))
+    return {event.release: event.round for event in by_cost}
+
+
 def recorded_plan(config: ResolvedConfig, events: Sequence[Event]) -> Plan:
     """Returns the plan of a run with the C, B and noise that its ledger records.
 
-    Of the event with the least noise ratio, where they differ. What the code really
-    does is decided by `config`; a difference between the two is a finding.
+    Of the event with the least noise ratio, where they differ; a plan of such rounds
+    only. What the code really does is decided by `config`; a difference between the
+    two is a finding.
 
     Raises:
         UserError: the configuration is not resolved.
@@ -91,6 +112,9 @@ def recorded_plan(config: ResolvedConfig, events: Sequence[Event]) -> Plan:
     event = max(events, key=lambda event: costs_of(event, 0))
     return dataclasses.replace(
         plan,
+        stages=None,
+        stage_weights=None,
+        stage_clips=None,
         noise_multiplier=event.noise_multiplier,
         clip_bound=event.clip_bound,
         batch_size=event.batch_size,
@@ -133,6 +157,7 @@ def audit_round(
     trials: int,
     max_draws: float = MAX_DRAWS,
     progress: Progress = lambda text: None,
+    round: int = 1,
 ) -> list[Finding]:
     """Attacks one round and returns a lower bound for each claim.
 
@@ -150,11 +175,12 @@ def audit_round(
         max_draws: of noise, for the attacked node and for the others; there are fewer
             trials where B is large or many nodes' noise is summed.
         progress: is told what is being done.
+        round: a round of the kind that is attacked; see `weakest_rounds`.
     """
     seed = secrets.randbelow(2**31)
     config = dataclasses.replace(config, seed=seed, selection_seed=None)
     total = int(trials * (1 + CHOICE_SHARE))
-    simulation = _Simulation(config, claims, total, max_draws, progress)
+    simulation = _Simulation(config, claims, total, max_draws, progress, round)
     alpha = (1 - CONFIDENCE) / len(claims)
     return [_attack(claim, simulation, delta, alpha) for claim in claims]
 
@@ -180,8 +206,9 @@ def _attack(
             details |= {"mu": claim.mu}
             bound = max(bound, epsilon_from_mu(mu, delta))
     where = {"asked": "takes part", "seen": "drawn", "hidden": "drawn, unseen"}
+    what = ", embedding" if simulation.terms.release == "embedding" else ""
     return Finding(
-        attack=f"A {where[claim.view]}",
+        attack=f"A {where[claim.view]}{what}",
         adversary=claim.adversary,
         relation=claim.relation,
         rounds=1,
@@ -225,18 +252,20 @@ class _Simulation:
         total: int,
         max_draws: float,
         progress: Progress,
+        round: int,
     ) -> None:
+        self.terms = terms = config.terms(round)
         views = {claim.view for claim in claims}
         signs = {INSIDE, *(OUTSIDE[claim.relation] for claim in claims)}
         if "hidden" in views:
             signs.add(-1.0)  # what the clients who are drawn instead answer
-        total = min(total, int(max_draws / (config.batch_size * len(signs))))
+        total = min(total, int(max_draws / (terms.batch_size * len(signs))))
         self.own: dict[float, Scores] = {}
         for sign in sorted(signs):
             progress(f"A: {total} rounds with gradient {sign:+.0f} C e")
-            self.own[sign] = node_scores(config, np.full(total, sign))
+            self.own[sign] = node_scores(config, np.full(total, sign), 0, round)
         self.others = {
-            shares: _sum_of_others(config, shares, total, max_draws, progress)
+            shares: _sum_of_others(config, shares, total, max_draws, progress, round)
             for shares in {claim.shares for claim in claims}
         }
         if views != {"asked"}:
@@ -264,20 +293,24 @@ def _sum_of_others(
     total: int,
     max_draws: float,
     progress: Progress,
+    round: int,
 ) -> Scores:
     """Returns what the nodes beside the attacked one add, all of them together."""
     nodes = range(1, shares)
     if nodes:
-        total = min(total, int(max_draws / (config.batch_size * len(nodes))))
+        batch_size = config.terms(round).batch_size
+        total = min(total, int(max_draws / (batch_size * len(nodes))))
         progress(f"A: {total} rounds of {len(nodes)} other nodes")
     found = np.zeros(total)
     for node in nodes:
-        found += node_scores(config, np.zeros(total), node)
+        found += node_scores(config, np.zeros(total), node, round)
     return found
 
 
-def node_scores(config: ResolvedConfig, signs: Scores, node_id: int = 0) -> Scores:
-    """Returns <release, e>, summed over the B fakes, of one round for each sign.
+def node_scores(
+    config: ResolvedConfig, signs: Scores, node_id: int = 0, round: int = 1
+) -> Scores:
+    """Returns <release, e>, summed over the B samples, of one round for each sign.
 
     A node with several clients answers with two: the attacked one, and one that
     contributes -C e whatever the sign.
@@ -286,21 +319,35 @@ def node_scores(config: ResolvedConfig, signs: Scores, node_id: int = 0) -> Scor
 
     Args:
         config: the run's; decides C, B and the noise. Noise is never seeded here.
-        signs: shape (trials,); the client's gradient is sign * 10 C e.
+        signs: shape (trials,); the client's gradient or embedding is sign * 10 C e.
         node_id: whose release it is.
+        round: a round of the kind that is meant.
     """
-    size = max(1, _FAKES_AT_ONCE // config.batch_size)
+    terms = config.terms(round)
+    size = max(1, _FAKES_AT_ONCE // terms.batch_size)
     parts = np.split(signs, range(size, len(signs), size))
     with ThreadPoolExecutor(config.num_workers) as pool:
-        done = pool.map(lambda part: _node_scores(config, part, node_id), parts)
+        done = pool.map(lambda part: _node_scores(config, terms, part, node_id), parts)
         return np.concatenate(list(done))
 
 
-def _node_scores(config: ResolvedConfig, signs: Scores, node_id: int) -> Scores:
-    grads = torch.from_numpy(signs.repeat(config.batch_size)).float()
-    grads = grads.view(1, -1, 1, 1, 1) * LENGTH * config.clip_bound
+def _node_scores(
+    config: ResolvedConfig, terms: Terms, signs: Scores, node_id: int
+) -> Scores:
+    grads = torch.from_numpy(signs.repeat(terms.batch_size)).float()
+    grads = grads.view(1, -1, 1, 1, 1) * LENGTH * terms.clip_bound
     if config.largest_node > 1 and config.clients_per_round > 1:
-        grads = torch.cat([grads, torch.full_like(grads, -LENGTH * config.clip_bound)])
+        grads = torch.cat([grads, torch.full_like(grads, -LENGTH * terms.clip_bound)])
+    if terms.release == "embedding":
+        unseeded = dataclasses.replace(config, noise_seed=None)
+        trials = [PerSampleGradients(grads)]
+        sums = release_embeddings(unseeded, terms, trials, 1, node_id)
+        return sums.values.double().flatten().numpy()
+    return _gradient_scores(config, grads, node_id).reshape(len(signs), -1).sum(1)
+
+
+def _gradient_scores(config: ResolvedConfig, grads: Tensor, node_id: int) -> Scores:
+    """Returns the releases of one coordinate by fake, through `client_round`."""
     count = grads.shape[1]
     request = FakeBatch(
         round=1,
@@ -315,7 +362,7 @@ def _node_scores(config: ResolvedConfig, signs: Scores, node_id: int) -> Scores:
     release = client_round(config, worst_case, no_data, hosted, request, node_id)
     if release is None:
         raise RuntimeError("a node that was asked released nothing")
-    return release.values.double().view(len(signs), -1).sum(1).numpy()
+    return release.values.double().flatten().numpy()
 
 
 @lru_cache(maxsize=4)
@@ -324,6 +371,10 @@ def _one_coordinate(config: ResolvedConfig, count: int) -> ResolvedConfig:
     return dataclasses.replace(
         config,
         batch_size=count,
+        stages=None,
+        stage_weights=None,
+        stage_clips=None,
+        stage_steps=None,
         fakes_per_round=None,
         gradient_basis="pixels",
         discriminator_training="frozen",

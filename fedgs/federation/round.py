@@ -20,7 +20,7 @@ source/main.py, source/pretrain.py.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.stages import Terms
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.federation.codec import round_fakes
 from fedgs.federation.messages import (
@@ -53,7 +54,6 @@ from fedgs.gan.surrogate import Surrogate
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.quantization import release_step
 from fedgs.mechanism.sanitizer import (
-    ClippedGradients,
     PerSampleGradients,
     SanitizedGradients,
     clip,
@@ -377,17 +377,41 @@ def embedding_round(
     kind, device = config.stage_list[request.round - 1].kind, config.device
     networks = [{n: v.to(device) for n, v in net.items()} for net in request.networks]
     centre = request.centre.to(device)
-    parts: list[ClippedGradients] = []
-    for client in hosted:
-        records = data.client_records[client]
-        images = torch.from_numpy(to_float(data.images[records])).to(device)
-        labels = torch.from_numpy(data.labels[records]).to(device)
-        values = embedding(kind, networks, centre, images, labels)
-        # One sample of one client: all networks, classes and features clipped together.
-        parts.append(clip(PerSampleGradients(values[None, None]), terms.clip_bound))
-    noise = NoiseStream(config.noise_seed, node_id, request.round, config.secure_noise)
+
+    def embeddings() -> Iterator[PerSampleGradients]:
+        for client in hosted:
+            records = data.client_records[client]
+            images = torch.from_numpy(to_float(data.images[records])).to(device)
+            labels = torch.from_numpy(data.labels[records]).to(device)
+            values = embedding(kind, networks, centre, images, labels)
+            # One sample of one client, which is clipped as a whole.
+            yield PerSampleGradients(values[None, None])
+
+    return release_embeddings(config, terms, embeddings(), request.round, node_id)
+
+
+def release_embeddings(
+    config: ResolvedConfig,
+    terms: Terms,
+    embeddings: Iterable[PerSampleGradients],
+    round: int,
+    node_id: int,
+) -> SanitizedGradients:
+    """Clips embeddings, sums them over the clients and adds noise once.
+
+    Privacy: releases (epsilon, delta)-DP output; event: as `embedding_round`.
+
+    Args:
+        config: the resolved configuration.
+        terms: of the round.
+        embeddings: of some clients each, shape (n, 1, networks, classes, features).
+        round: the stage.
+        node_id: the node's index.
+    """
+    parts = [clip(part, terms.clip_bound) for part in embeddings]
+    noise = NoiseStream(config.noise_seed, node_id, round, config.secure_noise)
     step = release_step(config, terms)
-    return sanitize(parts, terms.noise_std, noise, request.round, node_id, step)
+    return sanitize(parts, terms.noise_std, noise, round, node_id, step)
 
 
 def client_round(

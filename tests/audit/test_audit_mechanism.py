@@ -19,6 +19,7 @@ from fedgs.audit.mechanism import (
     claims_of_one_round,
     node_scores,
     recorded_plan,
+    weakest_rounds,
 )
 from fedgs.audit.published import refute_published
 from fedgs.config.run_config import RunConfig
@@ -30,10 +31,11 @@ from fedgs.mechanism.noise import NoiseStream
 from fedgs.privacy.accounting import statements
 from fedgs.privacy.amplification import PLD_THEOREM
 from fedgs.privacy.plan import Plan
-from tiny import FULL_PARTICIPATION, record_calls, tiny_config
+from tiny import FULL_PARTICIPATION, STAGED, record_calls, tiny_config
 
 DELTA = 1e-5
 TRIALS = 20_000
+NO_STAGES = dict.fromkeys(("stage_weights", "stage_clips", "stage_steps"))
 MECHANISMS = {
     "full participation": {**FULL_PARTICIPATION, "noise_multiplier": 1.2},
     "one of six": {"clients_per_round": 1, "noise_multiplier": 1.07},
@@ -213,7 +215,7 @@ def test_unseen_draw_shows_the_release_of_somebody_else():
     settings = {"amplification": True, "discriminator_training": "frozen"}
     config = config_of("one of six", noise_multiplier=0.0, **settings)
     claim = Claim("release", "zero-out", 1, 1.0, PLD_THEOREM, None, "hidden")
-    simulation = _Simulation(config, [claim], 100, MAX_DRAWS, lambda text: None)
+    simulation = _Simulation(config, [claim], 100, MAX_DRAWS, lambda text: None, 1)
     outside, inside = simulation.scores(claim)
     is_asked = asked(config, 100)
     full = config.batch_size * config.clip_bound
@@ -274,3 +276,57 @@ def test_one_round_refutes_the_published_composition():
 @pytest.mark.slow
 def test_a_million_rounds_refute_the_published_composition_by_far():
     assert refute_published(trials=1_000_000).lower_bound > 3
+
+
+# ------------------------------------------------------------------ stages
+
+
+def staged_config(**settings: object) -> RunConfig:
+    defaults = {"engine": "flower", "noise_seed": None, "noise_multiplier": 0.5}
+    return tiny_config(**STAGED | defaults | settings)
+
+
+def staged_findings(config: RunConfig, round: int, recorded=None) -> list[Finding]:
+    event = new_event(recorded or config, round, "all", 1)
+    claims = claims_of_one_round(recorded_plan(config, [event]), DELTA)
+    return audit_round(config, claims, DELTA, TRIALS, round=round)
+
+
+def test_the_claims_of_an_embedding_hold_and_are_nearly_met():
+    """One client whose embedding has norm C, against zero or its negative."""
+    findings = staged_findings(staged_config(), round=2)
+    assert verdicts(findings) == {HOLDS}
+    assert {f.attack for f in findings} == {"A takes part, embedding"}
+    assert len(findings) == 6
+    for finding in findings:
+        nodes = 1 if finding.adversary == "server" else 3
+        factor = {"replace-one": 1.0, "zero-out": 0.5}[finding.relation]
+        mu = factor * 2**0.5 / 0.5 / nodes**0.5  # weight 2, noise_multiplier 0.5
+        assert finding.details["mu"] == pytest.approx(mu)
+        assert 0.75 * mu < finding.details["mu_lower_bound"] < mu
+
+
+def test_gradients_after_stages_are_attacked_as_without_stages():
+    findings = staged_findings(staged_config(), round=3)
+    assert verdicts(findings) == {HOLDS}
+    plain = audited(staged_config(stages=None, **NO_STAGES))
+    assert [f.details["mu"] for f in findings] == [f.details["mu"] for f in plain]
+
+
+def test_embeddings_that_are_not_clipped_are_caught(no_clipping):
+    assert REFUTED in verdicts(staged_findings(staged_config(), round=1))
+
+
+def test_less_noise_in_a_stage_than_the_ledger_records_is_caught():
+    honest = staged_config()
+    config = dataclasses.replace(honest, stage_weights="0.5,8")
+    assert REFUTED in verdicts(staged_findings(config, 2, recorded=honest))
+
+
+def test_the_weakest_round_of_each_kind_of_release_is_attacked():
+    config = staged_config(num_rounds=5)
+    assert weakest_rounds(config, []) == {"embedding": 2, "gradient": 3}
+    events = [new_event(config, round, "all", 1) for round in (1, 2)]
+    assert weakest_rounds(config, events) == {"embedding": 2}
+    louder = dataclasses.replace(events[0], noise_std=1.0)
+    assert weakest_rounds(config, [louder, events[1]]) == {"embedding": 1}

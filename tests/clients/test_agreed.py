@@ -216,7 +216,7 @@ def test_a_client_learns_of_no_other_client_who_takes_part(
     settings = {"clients_per_round": 3, "clients_per_node": 2, "num_rounds": 3}
     settings |= {"discriminator_training": training, "selection_seed": 987654321}
     run = deploy(mode="selected", **settings)
-    packed = record_calls(monkeypatch, strategy, "pack_fakes")
+    packed = record_calls(monkeypatch, strategy, "pack_request")
     told: list[tuple[str, Message]] = []
     run.grid.on_push = lambda name, request: told.append((name, request)) or True
     run.start()
