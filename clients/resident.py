@@ -23,7 +23,7 @@ from pathlib import Path
 
 from clients.flower_1_41 import is_known, make_resident
 from clients.site import Site
-from fedgs.errors import UserError
+from fedgs.errors import UserError, explained
 from fedgs.process import notify
 
 
@@ -72,12 +72,9 @@ def _site(text: str | None) -> Site:
 
     if text is None:
         raise UserError("--node-config is missing: give name, data and state-dir")
-    try:
+    problem = f"--node-config {text}: cannot be read"
+    with explained(Exception, problem, 'give name="..." data="..." ...'):
         return Site.read(parse_config_args([text]))
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"--node-config {text}: {error}") from error
 
 
 def _check_files(ca: str | None, key: str | None) -> None:

@@ -40,7 +40,7 @@ from fedgs.data.cohort import for_all_clients, keep_cohort
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import split_records
 from fedgs.data.records import DataWarning
-from fedgs.errors import UserError
+from fedgs.errors import UserError, explained
 from fedgs.federation.preparation import check_capacity
 from fedgs.files import make_folder, read_json, remove_temporaries, write_json
 from fedgs.privacy.client_count import (
@@ -51,7 +51,7 @@ from fedgs.privacy.client_count import (
     source_of,
 )
 from fedgs.privacy.client_limits import ClientRefused, Limits
-from fedgs.process import PROTOCOL, hold_lock, make_private
+from fedgs.process import check_protocol, hold_lock, make_private
 from fedgs.runs.run_folder import node_folder, state_rounds
 
 OWN_SETTINGS = frozenset(settings_with(OF_CLIENT))
@@ -129,12 +129,9 @@ class Site:
                 it.
         """
         make_private("state-dir", self.state_dir)
-        try:
+        problem = f"state-dir = {self.state_dir}: cannot be locked"
+        with explained(OSError, problem, "give one that this user can write to"):
             _hold(self.state_dir / ".client.lock")
-        except OSError as error:
-            raise UserError(
-                f"state-dir = {self.state_dir}: {error.strerror}"
-            ) from error
 
 
 @lru_cache  # keeps the lock until this process ends
@@ -193,7 +190,7 @@ class DeployedPlace:
     @property
     def node_id(self) -> int:
         """The node's index, by the names in the run's settings."""
-        return _position(self.site, self._agreed())
+        return _position(self.site, agreed(self.site, self._settings()))
 
     @property
     def private(self) -> Path:
@@ -244,7 +241,9 @@ class DeployedPlace:
         self.site.open()
         agreed(self.site, settings)
         path = self.folder / "run.json"
-        if path.exists() and not _are_equal(read_json(path), settings):
+        known = read_json(path) if path.exists() else settings
+        # Settings that are left out have their default.
+        if RunConfig.from_flat(known) != RunConfig.from_flat(settings):
             raise UserError(
                 f"{path}: the server sends other settings under the same run; it must "
                 "start a new run folder"
@@ -296,7 +295,7 @@ class DeployedPlace:
         # First: a refusal by a limit still tells what the count has.
         histories.check_count(self.site.state_dir, ReleaseCount(counts, []))
         limits.check_run(config)
-        hosted = _hosted(self.site, config)
+        hosted = config.hosting.hosted(_position(self.site, config))
         data = own_images(config, hosted)
         names = [data.client_names[client] for client in hosted]
         count = ReleaseCount(counts, names)
@@ -309,9 +308,6 @@ class DeployedPlace:
         check_capacity(own, self.site.state_dir)
         source = source_of(self.run_id, history[-1][0], self.title)
         return Worker(config, data, self.folder, limits, source)
-
-    def _agreed(self) -> ResolvedConfig:
-        return agreed(self.site, self._settings())
 
     def _settings(self) -> dict[str, Any]:
         if not (self.folder / "run.json").exists():
@@ -334,11 +330,6 @@ def agreed(site: Site, settings: Mapping[str, Any]) -> ResolvedConfig:
     return config
 
 
-def _are_equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Tells whether settings mean the same run; those left out have their default."""
-    return RunConfig.from_flat(one) == RunConfig.from_flat(other)
-
-
 def _own(site: Site) -> dict[str, Any]:
     defaults = RunConfig().to_flat()
     return {name: defaults[name] for name in OWN_SETTINGS} | dict(site.settings)
@@ -349,10 +340,6 @@ def _position(site: Site, config: RunConfig) -> int:
     if site.name not in names:
         raise UserError(f"name = {site.name}: the run has {', '.join(names)} only")
     return names.index(site.name)
-
-
-def _hosted(site: Site, config: RunConfig) -> range:
-    return config.hosting.hosted(_position(site, config))
 
 
 class HostedImages:
@@ -416,12 +403,7 @@ def settings_of(
     Raises:
         UserError: malformed, or of another protocol.
     """
-    if (protocol := payload.get("protocol")) != PROTOCOL:
-        theirs = protocol if type(protocol) is int else "none"
-        raise UserError(
-            f"the server speaks protocol {theirs} of joining, this client {PROTOCOL}; "
-            "install the same fedgs on both"
-        )
+    check_protocol("the server", payload.get("protocol"), "this client")
     texts = [payload.get(name) for name in ("settings", "history", "answered")]
     try:
         settings, history, answered = (json.loads(t) for t in texts)  # type: ignore

@@ -60,20 +60,18 @@ def run_command(command: Command, words: Sequence[str] | None = None) -> int:
     return run_app(app, words)
 
 
-def settings_flags(
-    *groups: str, only: tuple[str, ...] = ()
-) -> Callable[[Command], Command]:
+def settings_flags(*chosen: str) -> Callable[[Command], Command]:
     """Adds one flag per setting to a command, which gets those given as `settings`.
 
     Args:
-        *groups: of RunConfig's fields; all when empty.
-        only: names of these fields; all when empty.
+        *chosen: groups and names of RunConfig's fields; all fields when empty.
     """
     flags = [
         _setting_flag(spec)
-        for group in groups or GROUPS
+        for group in GROUPS  # the help lists them in this order
         for spec in dataclasses.fields(RunConfig)
-        if spec.metadata["group"] == group and (not only or spec.name in only)
+        if spec.metadata["group"] == group
+        and (not chosen or group in chosen or spec.name in chosen)
     ]
     return lambda command: _with_flags(command, flags, "settings")
 

@@ -50,6 +50,20 @@ def make_private(setting: str, folder: Path) -> None:
         raise UserError(f"{where}: has mode {mode:o}, {remedy}")
 
 
+def check_protocol(who: str, theirs: object, we: str) -> None:
+    """Refuses to join with another fedgs, whose messages may mean something else.
+
+    Raises:
+        UserError: says which protocols the two speak.
+    """
+    if theirs != PROTOCOL:
+        spoken = theirs if type(theirs) is int else "none"  # it may be of any type
+        raise UserError(
+            f"{who} speaks protocol {spoken} of joining, {we} {PROTOCOL}; install the "
+            "same fedgs on both"
+        )
+
+
 def processes_of(token: str, variable: str = TOKEN_VARIABLE) -> list[int]:
     """Returns the pids of all other processes that carry the token.
 

@@ -23,7 +23,7 @@ from fedgs.errors import UserError
 from fedgs.event_log import log_event
 from fedgs.federation.messages import RECORD, one_line
 from fedgs.federation.training import RunStopped, Stop, last_rounds
-from fedgs.process import PROTOCOL
+from fedgs.process import PROTOCOL, check_protocol
 from fedgs.runs.run_folder import RunFolder
 from server.kept import keep, kept_of
 from server.progress import Progress
@@ -288,12 +288,7 @@ class RollCall:
         held = self.addresses.get(node)
         if held is not None and held in self.active_since:
             raise UserError(f"another node that is online has joined as {name!r}")
-        if protocol != PROTOCOL:
-            theirs = protocol if type(protocol) is int else "none"
-            raise UserError(
-                f"{name} speaks protocol {theirs} of joining, this server {PROTOCOL}; "
-                "install the same fedgs on both"
-            )
+        check_protocol(name, protocol, "this server")
         if not registered:
             log(
                 WARNING, "roll call: %s has no registered name: taken at its word", name

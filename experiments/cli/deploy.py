@@ -64,7 +64,7 @@ def server(print_only: PrintOption = False, *, given: dict[str, Any]) -> None:
 
 
 @app.command()
-@settings_flags(only=CLIENT_DATA)
+@settings_flags(*CLIENT_DATA)
 @request_flags(Client)
 def client(
     print_only: PrintOption = False, *, given: dict[str, Any], settings: dict[str, Any]

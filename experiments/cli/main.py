@@ -134,7 +134,7 @@ def sample(
 
 
 @app.command()
-@settings_flags(only=(*READING, *SHAPE))
+@settings_flags(*READING, *SHAPE)
 @request_flags(EvaluationRequest)
 def evaluate(
     as_json: JsonOption = False, *, given: dict[str, Any], settings: dict[str, Any]
@@ -250,21 +250,19 @@ def report(
 
 
 @data_app.command("inspect")
-@settings_flags("Data")
+@settings_flags("Data", "num_clients", "seed")
 def inspect_data(
     source: Annotated[str, typer.Argument(help="What --data of train takes.")],
     sheet: Annotated[
         Path, typer.Option(help="PNG to write, of private images.")
     ] = Path("contact-sheet.png"),
-    num_clients: Annotated[int | None, typer.Option(help="As of train.")] = None,
-    seed: Annotated[int, typer.Option(help="As of train.")] = 0,
     as_json: JsonOption = False,
     *,
     settings: dict[str, Any],
 ) -> None:
     """Print what a source holds and write a contact sheet; for its owner's eyes."""
     refuse({"data": settings.pop("data", None)}, "SOURCE says it; leave out")
-    config = RunConfig(data=source, num_clients=num_clients, seed=seed, **settings)
+    config = RunConfig(data=source, **settings)
     from experiments.commands import data as data_report
 
     data_report.inspect(config, sheet, as_json)
@@ -292,30 +290,20 @@ def debug(
 
 
 @app.command()
-@settings_flags("Data")
+@settings_flags("Data", "output", "engine", "seed", "num_clients", "num_workers")
 @request_flags(Selection, has_defaults=False)
 def cohorts(
-    output: Annotated[str, typer.Option(help="The folder to create.")],
-    engine: Annotated[str, typer.Option(help="flower or local.")] = "flower",
-    seed: Annotated[int | None, typer.Option(help="Drawn when unset.")] = None,
-    num_clients: Annotated[
-        int | None, typer.Option(help="The first K; all when unset.")
-    ] = None,
-    num_workers: Annotated[int, typer.Option(help="Threads or Ray actors.")] = 2,
     as_json: JsonOption = False,
     *,
     given: dict[str, Any],
     settings: dict[str, Any],
 ) -> None:
-    """Select clients by the accuracy of a federated classifier on their images."""
-    config = RunConfig(
-        output=output,
-        engine=engine,
-        seed=seed,
-        num_clients=num_clients,
-        num_workers=num_workers,
-        **settings,
-    )
+    """Select clients by the accuracy of a federated classifier on their images.
+
+    --output is the folder to create. The engine is Flower, with 2 workers, unless
+    given.
+    """
+    config = RunConfig(**{"engine": "flower", "num_workers": 2, **settings})
     selection = selection_of(given)
     from experiments.commands import cohorts as selecting
 

@@ -5,10 +5,10 @@ The run is read, never altered; everything goes to RUN/audit/.
 
 import dataclasses
 import io
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 
 from experiments.commands import audit_report
-from experiments.commands.progress import Progress
+from experiments.commands.progress import Progress, say
 from fedgs.audit.canaries import FEWEST, Canaries
 from fedgs.audit.finding import CONFIDENCE, Finding
 from fedgs.audit.mechanism import (
@@ -124,13 +124,11 @@ class _Attack:
     ) -> None:
         self.folder, self.config, self.events = folder, folder.config, events
         self.progress = progress
-        self._data: FederatedImages | None = None
 
+    @cached_property
     def data(self) -> FederatedImages:
-        """Loads the run's data, once."""
-        if self._data is None:
-            self._data = load_data(self.config)
-        return self._data
+        """The run's data, loaded once."""
+        return load_data(self.config)
 
     def published(self, trials: int) -> dict[str, Any] | str:
         """Attack A against the paper's accounting; why not, if it cannot run."""
@@ -163,7 +161,7 @@ class _Attack:
         config = dataclasses.replace(self.config, num_rounds=num_rounds)
         asked = canaries or min(CANARIES, config.num_clients)
         drawn = Canaries.draw(config, asked, config.relation, np.random.default_rng())
-        data = self.data()
+        data = self.data
         self.progress.doing(f"B: training again with {asked} canaries")
         with (
             tempfile.TemporaryDirectory(prefix="one-run-", dir=output) as temporary,
@@ -186,7 +184,7 @@ class _Attack:
         try:
             generator = samples.load_generator(self.folder)
             test = load_test_data(config)[0]
-            data = self.data()
+            data = self.data
             rng = np.random.default_rng(0)
             records = rng.permutation(np.concatenate(data.client_records))
             test = test[rng.permutation(len(test))]
@@ -212,8 +210,7 @@ def _write(
     audit_report.show(Console(file=text, width=120), report)
     write_atomically(output / "table.txt", text.getvalue().encode())
     try:
-        picture = audit_report.plot(report)
-        write_atomically(output / "plot.png", picture)
+        write_atomically(output / "plot.png", audit_report.plot(report))
         report["plot"] = "plot.png"
     except ImportError:
         report["plot"] = "skipped: needs matplotlib, pip install 'fedgs[report]'"
@@ -224,12 +221,12 @@ def _write(
         audit_report.show(Console(), report)
         print(f"plot         {report['plot']}\naudit folder {output}")
     if report["is_seeded"]:
-        print(f"Note: the noise of this run was {SEEDED}", file=sys.stderr)
+        say(f"Note: the noise of this run was {SEEDED}", is_error=True)
     for finding in findings:
         if finding.is_failure:
-            print(
+            text = (
                 f"REFUTED: {finding.attack}: {finding.adversary}, {finding.relation}, "
                 f"rounds {finding.rounds}: epsilon is at least "
-                f"{finding.lower_bound:.4g}, {finding.epsilon:.4g} is claimed",
-                file=sys.stderr,
+                f"{finding.lower_bound:.4g}, {finding.epsilon:.4g} is claimed"
             )
+            say(text, is_error=True)

@@ -15,15 +15,9 @@ from prometheus_client import CollectorRegistry, generate_latest, start_http_ser
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from experiments.commands.deploy_status import (
-    STATES,
-    Node,
-    Overview,
-    RunStatus,
-    Unreadable,
-)
+from experiments.commands.deploy_status import STATES, Overview, RunStatus, Unreadable
 from experiments.launch.health import NEEDED, Server
-from fedgs.errors import UserError
+from fedgs.errors import UserError, explained
 from fedgs.files import write_atomically
 
 # Metric -> field of the status, help. A field that is None has no sample.
@@ -108,10 +102,9 @@ def write_prometheus(path: Path, overview: Overview) -> None:
     Raises:
         UserError: it cannot be written.
     """
-    try:
+    problem, remedy = f"prometheus = {path}: cannot be written", "choose another file"
+    with explained(OSError, problem, remedy):
         write_atomically(path, to_prometheus(overview).encode())
-    except OSError as error:
-        raise UserError(f"prometheus = {path}: {error.strerror}") from error
 
 
 def serve_metrics(
@@ -124,10 +117,9 @@ def serve_metrics(
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Metrics(current))
-    try:
+    problem = f"serve = {host}:{port}: cannot be listened on"
+    with explained(OSError, problem, "choose another address"):
         server, thread = start_http_server(port, host, registry)
-    except OSError as error:
-        raise UserError(f"serve = {host}:{port}: {error.strerror}") from error
     server.set_app(partial(_answer, server.get_app()))
     return server, thread
 
@@ -181,7 +173,9 @@ def _run_samples(status: RunStatus) -> Iterator[Sample]:
     yield from _plain(status, RUN)
     yield "fedgs_nodes_waited_for", {}, len(status.waiting_for)
     for node in status.nodes:
-        yield from _node_samples(node)
+        yield from _plain(node, NODE, node=node.name)
+        if node.online is not None:
+            yield from _plain(node, NODE_AT_WORK, node=node.name)
     for row in status.epsilons:
         labels = {
             "adversary": row.adversary,
@@ -190,9 +184,3 @@ def _run_samples(status: RunStatus) -> Iterator[Sample]:
             "guarantee": "yes" if row.guarantee else "no",
         }
         yield "fedgs_epsilon", labels, math.inf if row.epsilon is None else row.epsilon
-
-
-def _node_samples(node: Node) -> Iterator[Sample]:
-    yield from _plain(node, NODE, node=node.name)
-    if node.online is not None:
-        yield from _plain(node, NODE_AT_WORK, node=node.name)

@@ -23,26 +23,14 @@ from experiments.tables import Table
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.files import read_json
+from fedgs.privacy.accounting import Statement
 from fedgs.runs import epsilons
 from fedgs.runs.run_folder import METRICS, RunFolder
 
 LOCKS = Path("/proc/locks")
 RECENT_ROUNDS = 20  # whose median duration estimates the time left
-NODE_FIELDS = ("last_answer", "last_answer_time", "resends", "failures", "reason")
-NODE_FIELDS += ("last_failure",)
 NODE_HEAD = ("node", "online", "last answer", "resends", "failures", "why")
 STATES = ("running", "completed", "stopped", "failed", "interrupted", "unreadable")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Epsilon:
-    """One statement of `fedgs privacy`, without its conditions; None is unbounded."""
-
-    adversary: str
-    relation: str
-    delta: float
-    epsilon: float | None
-    guarantee: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +59,10 @@ class Node:
     failures: int = 0
     last_failure: str = ""
     reason: str
+
+
+# Of the server's file; `online` and `waiting_for` are looked at by themselves.
+KEPT_FIELDS = {spec.name for spec in dataclasses.fields(Node)} - {"online"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +100,7 @@ class Status:
     num_answers: int
     waiting_for: tuple[str, ...]
     nodes: tuple[Node, ...]
-    epsilons: tuple[Epsilon, ...]
+    epsilons: tuple[Statement, ...]
     bytes_sent: int | None
     bytes_received: int | None
     seconds_per_round: float | None
@@ -209,12 +201,12 @@ def status_of(path: Path) -> Status:
     events = ledger.events
     # A full disk takes lines of metrics, and the run goes on.
     done = max(int(last.get("round", 0)), folder.last_round)
-    pace = None
+    pace = left = None
     if metrics:
         recent = [float(m["seconds"]) for m in metrics[-RECENT_ROUNDS:]]
         pace = round(statistics.median(recent), 4)
+        left = round(pace * (config.num_rounds - done), 1)
     state, message = _state(folder)
-    left = None if pace is None else round(pace * (config.num_rounds - done), 1)
     path = folder.path / ".flower" / "nodes.json"  # of a deployed run only
     progress = read_json(path) if path.exists() else {}
     nodes = _nodes(progress, state == "running")
@@ -242,7 +234,7 @@ def status_of(path: Path) -> Status:
 
 
 @lru_cache(maxsize=64)
-def _epsilons(path: str, head: str, config: RunConfig) -> tuple[Epsilon, ...]:
+def _epsilons(path: str, head: str, config: RunConfig) -> tuple[Statement, ...]:
     """Computes once per state of the ledger: a scrape must cost nothing.
 
     Args:
@@ -251,11 +243,7 @@ def _epsilons(path: str, head: str, config: RunConfig) -> tuple[Epsilon, ...]:
             one in the same place.
         config: the run's.
     """
-    names = [spec.name for spec in dataclasses.fields(Epsilon)]
-    return tuple(
-        Epsilon(**{name: getattr(row, name) for name in names})
-        for row in epsilons.of_run(Path(path))
-    )
+    return tuple(epsilons.of_run(Path(path)))
 
 
 def _nodes(progress: dict[str, Any], is_running: bool) -> tuple[Node, ...]:
@@ -266,7 +254,7 @@ def _nodes(progress: dict[str, Any], is_running: bool) -> tuple[Node, ...]:
             name=name,
             online=bool(node["online"]) if is_running else None,
             is_waited_for=name in waiting,
-            **{field: node[field] for field in NODE_FIELDS if field in node},
+            **{field: node[field] for field in node if field in KEPT_FIELDS},
         )
         for name, node in progress.get("nodes", {}).items()
     )
@@ -372,30 +360,23 @@ def _rows(status: RunStatus) -> Iterator[tuple[str, str]]:
     if isinstance(status, Unreadable):
         return
     yield "round", f"{status.round} of {status.num_rounds}"
-    yield (
-        "participants",
-        f"{status.participants} of {status.num_clients} clients; "
-        f"{status.num_answers} of {status.num_nodes} nodes answered",
-    )
+    clients = f"{status.participants} of {status.num_clients} clients"
+    nodes = f"{status.num_answers} of {status.num_nodes} nodes answered"
+    yield "participants", f"{clients}; {nodes}"
     if status.waiting_for:
         yield "waiting for", ", ".join(status.waiting_for)
     yield "releases", f"{status.released} (repeated rounds count again)"
     for row in status.epsilons:
         value = "unbounded" if row.epsilon is None else f"{row.epsilon:.4g}"
         note = "" if row.guarantee else " (NO guarantee)"
-        yield (
-            f"epsilon, {row.adversary}, {row.relation}",
-            f"{value} at delta {row.delta:g}{note}",
-        )
+        title = f"epsilon, {row.adversary}, {row.relation}"
+        yield title, f"{value} at delta {row.delta:g}{note}"
     if status.bytes_sent is not None and status.bytes_received is not None:
         sent, received = status.bytes_sent / 1e6, status.bytes_received / 1e6
         yield "traffic", f"{sent:.2f} MB to nodes, about {received:.2f} MB from them"
     if status.seconds_per_round is not None and status.seconds_left is not None:
-        yield (
-            "time left",
-            f"about {status.seconds_left / 60:.1f} min "
-            f"({status.seconds_per_round:.2f} s/round)",
-        )
+        pace = f"({status.seconds_per_round:.2f} s/round)"
+        yield "time left", f"about {status.seconds_left / 60:.1f} min {pace}"
     yield "conditions", "fedgs privacy RUN prints what each epsilon depends on"
 
 

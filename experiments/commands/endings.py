@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from experiments.launch.control import FlowerFailed
-from fedgs.errors import UserError
+from fedgs.errors import UserError, explained
 from fedgs.federation.training import RunStopped
 
 
@@ -38,12 +38,9 @@ def make_output(path: Path) -> None:
     Raises:
         UserError: it cannot be created.
     """
-    try:
+    problem = f"output = {path}: cannot be made"
+    with explained(OSError, problem, "choose another --output"):
         path.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(
-            f"output = {path}: {error.strerror}; choose another --output"
-        ) from error
 
 
 @contextmanager

@@ -9,13 +9,12 @@ from rich.console import Console
 from experiments.commands import privacy as privacy_report
 from experiments.commands.endings import exit_if_stopped
 from experiments.commands.progress import Progress, say
-from experiments.launch.flower_engine import end_previous
-from experiments.launch.flower_engine import train as train_flower
+from experiments.launch import flower_engine
 from fedgs.config.recipes import demo as demo_recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
-from fedgs.errors import UserError
+from fedgs.errors import UserError, explained
 from fedgs.federation import local
 from fedgs.federation.preparation import new_run
 from fedgs.federation.training import stop_on_signal
@@ -64,7 +63,7 @@ def go_back(folder: RunFolder) -> None:
     Raises:
         UserError: a corrupted run, or another process trains in it.
     """
-    end_previous(folder)
+    flower_engine.end_previous(folder)
     Limits.of_run(folder.config).check_run(folder.config)
     with folder.locked(), closing(folder.ledger()):
         checkpoint = folder.load_checkpoint()
@@ -90,7 +89,7 @@ def train_from_checkpoint(folder: RunFolder, data: FederatedImages | None) -> No
             assert data is not None
             local.train(folder, data, report, stop)
         else:
-            train_flower(folder, report, stop)
+            flower_engine.train(folder, report, stop)
 
 
 def _run(folder: RunFolder, data: FederatedImages | None) -> None:
@@ -126,10 +125,8 @@ def sample(run: Path, output: Path, count: int, labels: str | None, seed: int) -
     check_output(output)
     wanted = None
     if labels is not None:
-        try:
+        with explained(ValueError, f"labels = {labels!r}", "give numbers like 3,7"):
             wanted = [int(label) for label in labels.split(",")]
-        except ValueError as error:
-            raise UserError(f"labels = {labels!r}: give numbers like 3,7") from error
     draw_samples(RunFolder.open(run), count, wanted, seed).write(output)
     say(f"{count} images in {output}")
 

@@ -23,23 +23,13 @@ from typing import Any
 import numpy as np
 
 from experiments.commands import privacy as privacy_report
-from experiments.commands.cohorts import (
-    planted_counts,
-    refuse_cohort,
-    split_selectable,
-)
+from experiments.commands.cohorts import planted_counts, refuse_cohort, split_selectable
 from experiments.commands.endings import exit_if_stopped, make_output, new_output
 from experiments.commands.progress import say
 from experiments.commands.train import go_back, train_from_checkpoint
 from experiments.debug import cohorts as debug_cohorts
 from experiments.debug import report as debug_report
-from experiments.debug.plan import (
-    FORMAT,
-    config_of,
-    read_debug,
-    request_of,
-    write_plan,
-)
+from experiments.debug.plan import FORMAT, config_of, read_debug, request_of, write_plan
 from experiments.debug.request import COHORTS, DebugRequest
 from fedgs.cohorts.files import read_cohort
 from fedgs.config.run_config import RunConfig

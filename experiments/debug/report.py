@@ -5,16 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
+from numpy.typing import NDArray
 
+from experiments.commands.progress import say
 from experiments.debug.plan import BY_ACCURACY
 from experiments.debug.tables import diagnosis_tables
+from experiments.evaluation.report import rows_by_class
 from fedgs.diagnosis.diagnosis import NAMED, OTHER, TITLES, Diagnosis, Suspect
 from fedgs.evaluation.images import LabelledImages
 from fedgs.runs import sample
 
 ROWS_PER_GROUP = 2
-console = Console()
 _DONE = {"invert": "inverted", "rotate": "rotated by 90 degrees"}
 
 
@@ -115,7 +116,7 @@ def conditions(plan: Mapping[str, Any]) -> list[str]:
 
 def show(path: Path, content: Mapping[str, Any]) -> None:
     """Prints the ranking, the effects and the verdict."""
-    console.print(f"{path.name}, {content['groups']} groups per cohort")
+    say(f"{path.name}, {content['groups']} groups per cohort")
     for table in diagnosis_tables(content):
         table.show()
     attainable = content["attainable_p"]
@@ -127,8 +128,7 @@ def show(path: Path, content: Mapping[str, Any]) -> None:
     ]
     if content["planted"] is not None:
         lines.append(f"planted: {content['planted']['bug']}; {content['outcome']}")
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
+    say("\n".join(lines))
 
 
 # ------------------------------------------------------------------ the picture
@@ -142,27 +142,18 @@ def draw(
     Two rows per group, one column per class, and an empty column between.
     """
     shape = samples["healthy"][0].images.shape[1:]
-    gap = np.full((1, *shape), 0.3, np.float32)
-    rows = list[np.ndarray[Any, np.dtype[np.float32]]]()
-    for groups in zip(samples["healthy"], samples["suspicious"], strict=True):
-        columns = [_by_class(group, num_classes) for group in groups]
-        for row in range(ROWS_PER_GROUP):
-            rows += [columns[0][row], gap, columns[1][row]]
-    count = len(rows[0]) + 1 + len(rows[2])
-    sample.save_images(path, np.concatenate(rows), count)
+    gap = np.full((ROWS_PER_GROUP, 1, *shape), 0.3, np.float32)
+    rows: list[NDArray[np.float32]] = []
+    for pair in zip(samples["healthy"], samples["suspicious"], strict=True):
+        healthy, suspicious = (_by_class(group, num_classes) for group in pair)
+        rows.append(np.concatenate([healthy, gap, suspicious], axis=1))
+    images = np.concatenate(rows)
+    sample.save_images(path, images.reshape(-1, *shape), images.shape[1])
 
 
-def _by_class(group: LabelledImages, num_classes: int) -> list[Any]:
+def _by_class(group: LabelledImages, num_classes: int) -> NDArray[np.float32]:
     """Returns rows of one image per class; of a generator without labels any."""
-    if num_classes == 1 or not group.labels.any():
-        return [group.images[10 * i : 10 * (i + 1)] for i in range(ROWS_PER_GROUP)]
-    chosen = [
-        np.flatnonzero(group.labels == label)[:ROWS_PER_GROUP]
-        for label in range(num_classes)
-    ]
-    return [
-        group.images[
-            [places[min(i, len(places) - 1)] for places in chosen if len(places)]
-        ]
-        for i in range(ROWS_PER_GROUP)
-    ]
+    if not group.labels.any():
+        num_classes = 10
+        group = group._replace(labels=np.arange(len(group.labels)) % num_classes)
+    return rows_by_class(group, num_classes, ROWS_PER_GROUP)

@@ -12,12 +12,7 @@ import typer
 
 from experiments.commands.progress import Progress
 from experiments.evaluation import report as evaluation_report
-from experiments.evaluation.request import (
-    METRICS,
-    READING,
-    SHAPE,
-    EvaluationRequest,
-)
+from experiments.evaluation.request import METRICS, READING, SHAPE, EvaluationRequest
 from experiments.evaluation.scoring import Scoring
 from experiments.evaluation.scoring import Sizes as Sizes
 from fedgs.config.checks import check_data

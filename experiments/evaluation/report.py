@@ -1,9 +1,11 @@
 """What an evaluation shows: progress, one line of JSON, a table and pictures."""
 
+import errno
 import itertools
 import json
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ from experiments.commands.progress import Progress, say
 from experiments.evaluation.request import EvaluationRequest
 from experiments.evaluation.tables import classifier_table, label_table
 from experiments.tables import Table, is_number
-from fedgs.errors import UserError
+from fedgs.errors import explained
 from fedgs.evaluation.images import YARDSTICKS, LabelledImages, RealImages
 from fedgs.files import write_atomically
 from fedgs.runs import sample
@@ -72,18 +74,18 @@ def check_writable(request: EvaluationRequest) -> None:
         UserError: the output cannot be written.
     """
     lines, folder = places(request)
-    try:
+    with _writing(lines):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unwritable(lines, error.strerror) from error
-    if lines.is_dir() or not os.access(lines if lines.exists() else folder, os.W_OK):
-        raise _unwritable(lines, f"{lines.name} cannot be written")
+        if not os.access(lines if lines.exists() else folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if lines.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
 
 
-def _unwritable(lines: Path, reason: str | None) -> UserError:
-    return UserError(
-        f"output = {lines.parent}: {reason}; give --output a folder that can be written"
-    )
+def _writing(lines: Path) -> AbstractContextManager[None]:
+    """Explains why results cannot be written."""
+    problem = f"output = {lines.parent}: {lines.name} cannot be written"
+    return explained(OSError, problem, "give --output a folder that can be written")
 
 
 def write(
@@ -98,7 +100,7 @@ def write(
         UserError: the output cannot be written.
     """
     lines, folder = places(request)
-    try:
+    with _writing(lines):
         _write_samples(folder / "samples.png", real, synthetic)
         if "label_efficiency" in result:
             figure = label_efficiency_figure(result["label_efficiency"])
@@ -110,24 +112,35 @@ def write(
             file.write(json.dumps(result, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
-    except OSError as error:
-        raise _unwritable(lines, error.strerror) from error
 
 
 def _write_samples(path: Path, real: RealImages, synthetic: LabelledImages) -> None:
     """Writes synthetic images above real test images, one column per class."""
-    both = [_rows_by_class(part, real.num_classes) for part in (synthetic, real.test)]
-    sample.save_images(path, np.concatenate(both), columns=real.num_classes)
+    both = [
+        rows_by_class(part, real.num_classes, GRID_ROWS)
+        for part in (synthetic, real.test)
+    ]
+    images = np.concatenate(both).reshape(-1, *synthetic.images.shape[1:])
+    sample.save_images(path, images, columns=real.num_classes)
 
 
-def _rows_by_class(part: LabelledImages, num_classes: int) -> NDArray[np.float32]:
-    """Returns GRID_ROWS x num_classes images; black where a class has too few."""
-    shape = part.images.shape[1:]
-    grid = np.zeros((GRID_ROWS, num_classes, *shape), np.float32)
+def rows_by_class(
+    part: LabelledImages, num_classes: int, rows: int
+) -> NDArray[np.float32]:
+    """Returns images of shape (rows, num_classes, C, S, S), one class a column.
+
+    Privacy: as private as the images.
+
+    Args:
+        part: the images; where a class has too few of them, the column ends in black.
+        num_classes: columns.
+        rows: of each class.
+    """
+    grid = np.zeros((rows, num_classes, *part.images.shape[1:]), np.float32)
     for label in range(num_classes):
-        shown = part.images[np.flatnonzero(part.labels == label)[:GRID_ROWS]]
+        shown = part.images[np.flatnonzero(part.labels == label)[:rows]]
         grid[: len(shown), label] = shown
-    return grid.reshape(-1, *shape)
+    return grid
 
 
 def label_efficiency_figure(curves: dict[str, dict[str, float]]) -> "Figure":

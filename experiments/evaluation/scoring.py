@@ -11,11 +11,7 @@ from experiments.evaluation.report import classifier_stage
 from experiments.evaluation.request import EvaluationRequest
 from fedgs.evaluation import classifiers, downstream, inception, quality
 from fedgs.evaluation.images import LabelledImages, RealImages
-from fedgs.evaluation.label_efficiency import (
-    NUM_LABELS,
-    NUM_STEPS,
-    label_efficiency,
-)
+from fedgs.evaluation.label_efficiency import NUM_LABELS, NUM_STEPS, label_efficiency
 from fedgs.evaluation.lenet import (
     PAPER_TEST_ACCURACY,
     Outputs,

@@ -31,13 +31,12 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedgs.config.checks import NODE_NAME, NODE_NAME_RULE
-from fedgs.errors import UserError
+from fedgs.errors import UserError, explained
 from fedgs.files import make_folder, sync
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")  # for `submit` on the server or by tunnel
 AUTHORITY_DAYS = 3650
 CLOCK_SKEW = timedelta(days=1)
-SIGNATURE = ("digital_signature",)
 KEY_USAGES = (
     *("digital_signature", "content_commitment", "key_encipherment"),
     *("data_encipherment", "key_agreement", "key_cert_sign", "crl_sign"),
@@ -76,7 +75,8 @@ def make_certificates(
     if not 1 <= days <= AUTHORITY_DAYS:
         raise UserError(f"days = {days}: give --days from 1 to {AUTHORITY_DAYS}")
     names = [_host(host) for host in dict.fromkeys([*hosts, *LOOPBACK])]
-    try:
+    remedy = "choose another folder for the certificates"
+    with explained(OSError, f"{folder}: cannot be written", remedy):
         make_folder(folder, 0o700)
         written = []
         if hosts:
@@ -84,11 +84,7 @@ def make_certificates(
             written += _server(folder, names, days, replace)
         for name in clients:
             written += _client(folder / "clients", name, replace)
-    except OSError as error:
-        raise UserError(
-            f"{folder}: {error.strerror}; choose another folder for the certificates"
-        ) from error
-    return written
+        return written
 
 
 def check_name(name: str) -> None:
@@ -109,12 +105,9 @@ def _authority(folder: Path) -> list[Path]:
     if certificate.exists():
         return []
     key, written = _key(key_file)
-    subject = _name("fedgs deployment authority")
-    builder = _builder(subject, subject, key, AUTHORITY_DAYS)
-    builder = builder.add_extension(x509.BasicConstraints(True, 0), critical=True)
-    builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
-    signed = builder.sign(key, SHA384())
-    _write(certificate, signed.public_bytes(Encoding.PEM), 0o644)
+    name = _name("fedgs deployment authority")
+    limits = (x509.BasicConstraints(True, 0), _usage("key_cert_sign", "crl_sign"))
+    _certify(certificate, name, key, name, key, AUTHORITY_DAYS, limits)
     return [*written, certificate]
 
 
@@ -140,15 +133,13 @@ def _server(
         certificate.unlink(missing_ok=True)
         key_file.unlink(missing_ok=True)
     key, written = _key(key_file)
-    builder = _builder(_name("fedgs server"), authority.subject, key, days, signer)
-    builder = builder.add_extension(x509.BasicConstraints(False, None), critical=True)
-    builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
-    server = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
-    builder = builder.add_extension(server, critical=False)
-    names_extension = x509.SubjectAlternativeName(names)
-    builder = builder.add_extension(names_extension, critical=False)
-    signed = builder.sign(signer, SHA384())
-    _write(certificate, signed.public_bytes(Encoding.PEM), 0o644)
+    name, issuer = _name("fedgs server"), authority.subject
+    limits = (x509.BasicConstraints(False, None), _usage("digital_signature"))
+    purpose = (
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
+        x509.SubjectAlternativeName(names),
+    )
+    _certify(certificate, name, key, issuer, signer, days, limits, purpose)
     return [*written, certificate]
 
 
@@ -183,65 +174,61 @@ def _key(
 
 
 def _certificate(path: Path, remedy: str) -> x509.Certificate:
-    try:
+    with explained(ValueError, f"{path}: is no certificate in PEM form", remedy):
         return x509.load_pem_x509_certificate(path.read_bytes())
-    except ValueError as error:
-        raise UserError(f"{path}: is no certificate in PEM form; {remedy}") from error
 
 
 def _hosts_of(path: Path) -> x509.SubjectAlternativeName:
     """Returns the names that a server's certificate is for."""
-    certificate = _certificate(path, "add --replace to make it anew")
-    try:
-        kind = x509.SubjectAlternativeName
+    remedy, kind = "add --replace to make it anew", x509.SubjectAlternativeName
+    certificate = _certificate(path, remedy)
+    problem = f"{path}: names no host as SubjectAltName, which Flower's clients ask for"
+    with explained((x509.ExtensionNotFound, ValueError), problem, remedy):
         return certificate.extensions.get_extension_for_class(kind).value
-    except (x509.ExtensionNotFound, ValueError) as error:
-        raise UserError(
-            f"{path}: names no host as SubjectAltName, which Flower's clients ask "
-            "for; add --replace to make it anew"
-        ) from error
 
 
 def _load_key(path: Path) -> ec.EllipticCurvePrivateKey:
     content = path.read_bytes()
-    try:
-        if b"OPENSSH" in content:
-            key = load_ssh_private_key(content, None)
-        else:
-            key = load_pem_private_key(content, None)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{path}: is no private key without a password") from error
+    load = load_ssh_private_key if b"OPENSSH" in content else load_pem_private_key
+    problem = f"{path}: is no private key without a password"
+    with explained((TypeError, ValueError), problem, "put the right file back"):
+        key = load(content, None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise UserError(f"{path}: is no elliptic-curve key; give one of `fedgs deploy`")
     return key
 
 
-def _builder(
+def _certify(
+    path: Path,
     subject: x509.Name,
-    issuer: x509.Name,
     key: ec.EllipticCurvePrivateKey,
+    issuer: x509.Name,
+    signer: ec.EllipticCurvePrivateKey,
     days: int,
-    signer: ec.EllipticCurvePrivateKey | None = None,
-) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
-    own, signed_by = key.public_key(), (signer or key).public_key()
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(own)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - CLOCK_SKEW)
-        .not_valid_after(now + timedelta(days=days))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(own), False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(signed_by), False
-        )
+    limits: Sequence[x509.ExtensionType],
+    purpose: Sequence[x509.ExtensionType] = (),
+) -> None:
+    """Writes a certificate; who does not understand its `limits` must refuse it."""
+    now, public = datetime.now(UTC), key.public_key()
+    builder = x509.CertificateBuilder(
+        issuer,
+        subject,
+        public,
+        x509.random_serial_number(),
+        now - CLOCK_SKEW,
+        now + timedelta(days=days),
     )
+    identifiers = (
+        x509.SubjectKeyIdentifier.from_public_key(public),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()),
+    )
+    for extension in (*identifiers, *limits, *purpose):
+        builder = builder.add_extension(extension, critical=extension in limits)
+    signed = builder.sign(signer, SHA384())
+    _write(path, signed.public_bytes(Encoding.PEM), 0o644)
 
 
-def _usage(signs_certificates: bool) -> x509.KeyUsage:
-    allowed = ("key_cert_sign", "crl_sign") if signs_certificates else SIGNATURE
+def _usage(*allowed: str) -> x509.KeyUsage:
     return x509.KeyUsage(**{name: name in allowed for name in KEY_USAGES})
 
 

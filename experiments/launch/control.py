@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedgs.errors import UserError
+from fedgs.errors import explained
 
 KNOWN_KEY = 23  # Flower's ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE
 RETRY_SECONDS = 1.0
@@ -160,26 +160,18 @@ def control_of(
     Raises:
         UserError: another Flower, or no certificate.
     """
-    try:
+    remedy = "install flwr 1.41, or type the commands of --print-only"
+    with explained(ImportError, "this Flower is not known", remedy):
         from flwr.supercore.control import ControlHttpClient
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-    except ImportError as error:
-        raise UserError(
-            f"this Flower is not known ({error}); install flwr 1.41, or type the "
-            "commands of --print-only"
-        ) from error
-
-    try:
+    problem = f"ca = {authority}: is no certificate in PEM form"
+    with explained((OSError, ValueError), problem, "give the server's ca.crt"):
         client = ControlHttpClient.from_server_address(
             server,
             authority is None,
             authority and authority.expanduser().read_bytes(),
             [RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
         )
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"ca = {authority}: is no certificate in PEM form; give the server's ca.crt"
-        ) from error
     with contextlib.closing(client):
         yield Control(client, patience)
 
@@ -193,13 +185,10 @@ def _refusals(what: str) -> Iterator[None]:
     try:
         yield
     except httpx.HTTPStatusError as error:
-        refusal = FlowerError.from_json(error.response.text)
-        if refusal is None:
-            text = f"{error.response.status_code} {error.response.text}"
-            code = None
-        else:
-            text = f"{refusal.message} {refusal.public_details or ''}"
+        text, code = f"{error.response.status_code} {error.response.text}", None
+        if (refusal := FlowerError.from_json(error.response.text)) is not None:
+            text = f"{refusal.message} {refusal.public_details or ''}".strip()
             code = refusal.code
-        raise FlowerFailed(f"{what}: the server says: {text.strip()}", code) from error
+        raise FlowerFailed(f"{what}: the server says: {text}", code) from error
     except httpx.HTTPError as error:
         raise FlowerFailed(f"{what}: {error}") from error

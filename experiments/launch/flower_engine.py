@@ -29,12 +29,7 @@ from experiments.launch.processes import full_environment
 from fedgs.errors import UserError
 from fedgs.federation.training import Report, RunStopped, Stop
 from fedgs.files import read_json, write_atomically
-from fedgs.process import (
-    FAST_VARIABLE,
-    LOCK_VARIABLE,
-    TOKEN_VARIABLE,
-    end_processes,
-)
+from fedgs.process import FAST_VARIABLE, LOCK_VARIABLE, TOKEN_VARIABLE, end_processes
 from fedgs.runs.run_folder import RunFolder
 
 QUIET_RAY = {

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from importlib import import_module
 from typing import Any
 
-from fedgs.errors import UserError
+from fedgs.errors import explained
 
 HEALTH_PATH = "/health"
 CONTROL_VARIABLE = "FEDGS_CONTROL_FROM"  # networks, separated by commas
@@ -78,13 +78,9 @@ def networks_of(text: str) -> tuple[Network, ...]:
     Raises:
         UserError: no network.
     """
-    try:
-        parts = [part.strip() for part in text.split(",") if part.strip()]
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    with explained(ValueError, f"control_from = {text!r}", "give 10.0.0.0/24"):
         return tuple(ipaddress.ip_network(part) for part in parts)
-    except ValueError as error:
-        raise UserError(
-            f"control_from = {text!r}: {error}; give 10.0.0.0/24"
-        ) from error
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

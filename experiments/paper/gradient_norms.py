@@ -30,10 +30,7 @@ from fedgs.federation.node import Node
 from fedgs.federation.round import query
 from fedgs.federation.training import Stop
 from fedgs.files import read_json_lines, write_atomically
-from fedgs.mechanism.sanitizer import (
-    SanitizedGradients,
-    clip,
-)
+from fedgs.mechanism.sanitizer import SanitizedGradients, clip
 from fedgs.runs.run_folder import RunFolder
 
 FILE = "gradient_norms.jsonl"

@@ -21,7 +21,7 @@ from experiments.paper.scores import (
 )
 from experiments.paper.stored_runs import last_round, snapshot_rounds
 from fedgs.config.run_config import RunConfig
-from fedgs.errors import UserError
+from fedgs.errors import UserError, explained
 from fedgs.runs.run_folder import RunFolder
 
 VALUES = {  # kind: scale: what is varied; ours, for the paper's text names no values
@@ -46,10 +46,8 @@ def parse_values(kind: str, text: str | None, scale: str) -> tuple[float, ...]:
         return VALUES[kind][scale]
     if kind == "iterations":
         raise UserError("values: iterations varies nothing; leave out --values")
-    try:
+    with explained(ValueError, f"values = {text!r}", "give --values like 1,3,10"):
         values = tuple(float(value) for value in text.split(","))
-    except ValueError as error:
-        raise UserError(f"values = {text!r}: give --values like 1,3,10") from error
     if min(values) < 0 or (kind == "sampling-rate" and min(values) < 1):
         raise UserError(f"values = {text}: give numbers that {kind} can have")
     return values

@@ -20,7 +20,7 @@ from experiments.evaluation.request import EvaluationRequest
 from experiments.paper.stored_runs import generator_of
 from fedgs.cohorts.files import selection_costs
 from fedgs.files import read_json_lines, write_atomically
-from fedgs.privacy.accounting import Run, Statement, statements_of_runs
+from fedgs.privacy.accounting import Run, statements_of_runs
 from fedgs.runs import sample
 from fedgs.runs.run_folder import RunFolder
 
@@ -125,13 +125,8 @@ def epsilons(folder: RunFolder, round: int) -> list[dict[str, Any]]:
     done = tuple(event for event in events if event.round <= round)
     config = dataclasses.replace(folder.config, num_rounds=round)
     run = Run(config, done, selection_costs([config]))
-    found = statements_of_runs([run], config.delta)
-    return [_short(statement) for statement in found]
-
-
-def _short(statement: Statement) -> dict[str, Any]:
-    content = statement.to_json()
-    return {name: content[name] for name in KEPT}
+    stated = [row.to_json() for row in statements_of_runs([run], config.delta)]
+    return [{name: row[name] for name in KEPT} for row in stated]
 
 
 def epsilon_of(line: Line, adversary: str, relation: str) -> float | None:

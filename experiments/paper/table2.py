@@ -27,12 +27,7 @@ from experiments.paper.scales import (
     parse_settings,
 )
 from experiments.paper.scores import Line, ResultLines, score
-from experiments.paper.stored_runs import (
-    find,
-    last_round,
-    stopped_by_signal,
-    trained,
-)
+from experiments.paper.stored_runs import find, last_round, stopped_by_signal, trained
 from fedgs.config.fields import flag
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError, explained

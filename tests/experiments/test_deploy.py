@@ -16,9 +16,7 @@ import httpx
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.hazmat.primitives.serialization import (
-    Encoding,
     load_pem_private_key,
     load_pem_public_key,
     load_ssh_private_key,
@@ -146,7 +144,7 @@ def test_file_that_is_no_certificate_is_refused(certs, name, replace):
     (certs / name).write_text("no PEM\n")
     before = content(certs)
     certs_refused(
-        rf"{name}: is no certificate in PEM form; ",
+        rf"{name}: is no certificate in PEM form",
         certs,
         ["10.1.2.3"],
         [],
@@ -157,8 +155,8 @@ def test_file_that_is_no_certificate_is_refused(certs, name, replace):
 
 def test_own_certificate_that_names_no_host_is_refused(certs):
     key, name = ec.generate_private_key(ec.SECP384R1()), deploy_certs._name("own")
-    own = deploy_certs._builder(name, name, key, days=30).sign(key, SHA384())
-    (certs / "server.crt").write_bytes(own.public_bytes(Encoding.PEM))
+    (certs / "server.crt").unlink()
+    deploy_certs._certify(certs / "server.crt", name, key, name, key, 30, ())
     certs_refused(
         r"server\.crt: names no host .* add --replace", certs, ["10.1.2.3"], []
     )

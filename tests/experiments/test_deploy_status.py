@@ -21,7 +21,6 @@ from experiments.cli.main import app
 from experiments.commands import deploy_metrics, deploy_status
 from experiments.commands.deploy_metrics import to_prometheus
 from experiments.commands.deploy_status import (
-    Epsilon,
     Node,
     Overview,
     Status,
@@ -33,12 +32,20 @@ from experiments.launch.certs import make_certificates
 from experiments.launch.health import Server
 from fedgs import event_log
 from fedgs.errors import UserError
+from fedgs.privacy.accounting import Statement
 from fedgs.privacy.ledger import Ledger
 from fedgs.process import start_of
 from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
 from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
+
+
+def _stated(**about) -> Statement:
+    rest = {"unit": "client", "theorem": "", "conditions": (), "asked": "epsilon"}
+    rest |= {"client_selection": "all", "num_rounds": 8}
+    return Statement(delta=1e-5, **about, **rest)
+
 
 KNOWN = Status(
     run='a "run"\\',
@@ -52,19 +59,9 @@ KNOWN = Status(
     num_nodes=3,
     num_answers=2,
     epsilons=(
-        Epsilon(
-            adversary="server",
-            relation="zero-out",
-            delta=1e-5,
-            epsilon=1.5,
-            guarantee=True,
-        ),
-        Epsilon(
-            adversary="release",
-            relation="replace-one",
-            delta=1e-5,
-            epsilon=None,
-            guarantee=False,
+        _stated(adversary="server", relation="zero-out", epsilon=1.5, guarantee=True),
+        _stated(
+            adversary="release", relation="replace-one", epsilon=None, guarantee=False
         ),
     ),
     waiting_for=(),
