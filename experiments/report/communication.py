@@ -7,7 +7,14 @@ import torch
 
 from experiments.report.curves import grid_images
 from experiments.report.run import RunFacts
-from fedgs.federation.codec import pack_fakes, round_fakes, stated_release_bytes
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.federation.codec import (
+    pack_fakes,
+    pack_stage,
+    round_fakes,
+    stated_release_bytes,
+)
+from fedgs.gan.features import KINDS
 
 MEASURED_REQUESTS = "measured, releases estimated"
 
@@ -21,7 +28,8 @@ class Communication:
         request: bytes of one request to one node.
         reply: bytes of one reply.
         requests, replies: messages of one round.
-        rounds: rounds attempted, repeats included.
+        rounds: rounds attempted, repeats included, without stages.
+        stages: bytes of all stages attempted, both directions, all nodes.
         is_remote: False in the local engine, where nothing crosses a network.
     """
 
@@ -31,6 +39,7 @@ class Communication:
     requests: int
     replies: int
     rounds: int
+    stages: int
     is_remote: bool
 
     @property
@@ -41,7 +50,7 @@ class Communication:
     @property
     def total(self) -> int:
         """Bytes of all rounds, without the warm start."""
-        return self.per_round * self.rounds
+        return self.per_round * self.rounds + self.stages
 
 
 def communication(facts: RunFacts) -> Communication:
@@ -65,7 +74,12 @@ def communication(facts: RunFacts) -> Communication:
         reply=reply,
         requests=config.num_nodes if trains_all else planned,
         replies=planned,
-        rounds=len(events),
+        rounds=sum(event.release == "gradient" for event in events),
+        stages=sum(
+            stage_bytes(config, event.round) * event.planned_nodes
+            for event in events
+            if event.release == "embedding"
+        ),
         is_remote=config.engine != "local",
     )
 
@@ -89,3 +103,18 @@ def _fakes(facts: RunFacts) -> bytes:
     images = torch.tensor(tiled, dtype=torch.float32).contiguous()
     labels = torch.arange(count) % config.num_classes
     return pack_fakes(round_fakes(images, config), labels, config)
+
+
+def stage_bytes(config: ResolvedConfig, round: int) -> int:
+    """Returns the bytes of a stage's request to one node and of its reply.
+
+    Privacy: public; a function of the run's settings.
+    """
+    terms = config.terms(round)
+    shapes = KINDS[config.stage_list[round - 1].kind].shapes(config)
+    networks = [
+        {name: torch.zeros(shape) for name, shape in shapes.items()}
+        for _ in range(config.stage_networks)
+    ]
+    request = pack_stage(networks, torch.zeros(terms.shape[1:]))
+    return len(request) + stated_release_bytes(config, terms)

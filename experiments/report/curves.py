@@ -43,7 +43,9 @@ def curves(runs: Sequence[RunFacts]) -> list[Curve]:
     Raises:
         UserError: matplotlib is missing.
     """
-    found = [_epsilon(runs), _signal(runs), *_movement(runs), *_norms(runs)]
+    has_gradients = any(f.config.num_rounds > f.config.num_stages for f in runs)
+    signals = [_signal(runs)] if has_gradients else []
+    found = [_epsilon(runs), *signals, *_movement(runs), *_norms(runs)]
     found = [replace(curve, lines=_merged(curve.lines)) for curve in found]
     return [replace(curve, svg=draw(curve)) for curve in found]
 
@@ -101,7 +103,7 @@ def _signal(runs: Sequence[RunFacts]) -> Curve:
         line = signal(facts, place)
         if line is not None:
             lines.append(line)
-        elif facts.metrics:
+        elif facts.round > facts.config.num_stages:
             hidden.append(facts.name)
     note = ""
     if hidden:
@@ -128,7 +130,8 @@ def signal(facts: RunFacts, place: int = 0) -> Line | None:
     """Returns the discriminators' signal by round; None where noise hides it.
 
     For a round with n answers of d numbers for each of B fakes, E ||R||^2 = ||S||^2 +
-    n B d s^2, where S is the sum without noise and s the noise of one node.
+    n B d s^2, where S is the sum without noise and s the noise of one node. Stages,
+    whose releases are no gradients, are left out.
 
     Privacy: post-processing of DP output.
     """
@@ -136,7 +139,11 @@ def signal(facts: RunFacts, place: int = 0) -> Line | None:
     size, noise = math.prod(config.release_shape), config.noise_std**2
     m = config.clients_per_round
     largest = (m * config.clip_bound) ** 2 * config.batch_size
-    rows = [row for row in facts.metrics if "release_norm" in row]
+    rows = [
+        row
+        for row in facts.metrics
+        if "release_norm" in row and row["round"] > config.num_stages
+    ]
     if not rows:
         return None
     answers = np.array([row["num_answers"] for row in rows])

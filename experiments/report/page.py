@@ -28,6 +28,7 @@ from experiments.report.tables import (
     communication_table,
     privacy_table,
     settings_tables,
+    stages_tables,
     versions_table,
 )
 from fedgs.config.run_config import ResolvedConfig
@@ -260,6 +261,7 @@ def render(page: Page) -> str:
             page=page,
             curves=curves(page.runs),
             communication=communication_table(page.runs),
+            stages=stages_tables(page.runs),
             evaluations=evaluation_tables(page.runs),
             settings=settings_tables(page.runs),
             versions=versions_table(page.runs),

@@ -1,7 +1,9 @@
 """The report's tables: privacy, communication, settings, versions."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from experiments.report import words
 from experiments.report.communication import Communication, communication
@@ -84,6 +86,11 @@ def communication_table(runs: Sequence[RunFacts]) -> Table:
             f"{run.requests} + {run.replies}" for run in columns
         ],
         "one round, all nodes": [words.num_bytes(run.per_round) for run in columns],
+        **(
+            {"all stages, all nodes": [words.num_bytes(c.stages) for c in columns]}
+            if any(run.stages for run in columns)
+            else {}
+        ),
         "whole run": [
             words.num_bytes(run.total)
             if run.is_remote
@@ -93,7 +100,8 @@ def communication_table(runs: Sequence[RunFacts]) -> Table:
         "how it was found": [run.how for run in columns],
     }
     note = (
-        "A request holds the fakes, a reply the node's release. Measured: Flower's "
+        "A request holds the fakes, or the feature networks of a stage; a reply the "
+        "node's release. Measured: Flower's "
         "serialised messages; a compact release counts as one of noise, for its own "
         "size would tell of this one release. Computed: the tensors in the run's own "
         "encoding, without the frames of Flower and gRPC. Estimated: the same for a "
@@ -102,6 +110,42 @@ def communication_table(runs: Sequence[RunFacts]) -> Table:
     )
     head = ["", *(", ".join(names) for names in columns.values())]
     return Table("Bytes", head, [[name, *cells] for name, cells in rows.items()], note)
+
+
+# ------------------------------------------------------------------ stages
+
+
+def stages_tables(runs: Sequence[RunFacts]) -> list[Table]:
+    """Returns what the stages of each run have released; none without stages."""
+    head = ["stage", "features", "clip bound C", "noise / C", "signal", "noise"]
+    note = (
+        "One release of a stage is the clients' class means of features, less those of "
+        "the generator. Signal: norm of the average over all clients, without the part "
+        "that the known noise explains. Noise: the norm that it adds to that average."
+    )
+    return [
+        Table(f"Stages of {facts.name}", head, rows, note)
+        for facts in runs
+        if (rows := [_stage_row(facts, row) for row in _of_stages(facts)])
+    ]
+
+
+def _of_stages(facts: RunFacts) -> list[dict[str, Any]]:
+    stages = facts.config.num_stages
+    return [row for row in facts.metrics if row["round"] <= stages]
+
+
+def _stage_row(facts: RunFacts, metrics: dict[str, Any]) -> list[str]:
+    """Returns the cells of one stage; E ||R||^2 = ||S||^2 + n d s^2 for n answers."""
+    config, round = facts.config, metrics["round"]
+    terms, stage = config.terms(round), config.stage_list[round - 1]
+    size = math.prod(terms.shape)
+    noise = metrics["num_answers"] * size * terms.noise_std**2
+    signal = math.sqrt(max(metrics["release_norm"] ** 2 - noise, 0.0))
+    clients = config.clients_per_round
+    numbers = (terms.clip_bound, 2 * terms.noise_multiplier, signal / clients)
+    numbers = (*numbers, math.sqrt(noise) / clients)
+    return [f"{round} ({stage.kind})", str(size), *(f"{n:.4g}" for n in numbers)]
 
 
 # ------------------------------------------------------------------ settings

@@ -216,6 +216,8 @@ def nodes_in_memory(config: ResolvedConfig) -> int:
 
 def clients_needed(config: ResolvedConfig) -> int:
     """Returns how many clients' discriminators the run makes at most."""
+    if config.num_rounds <= config.num_stages:
+        return 0  # no gradient round
     if config.discriminator_training == "every_round" or config.warm_start == "public":
         return config.num_clients
     nodes = min(config.num_nodes, config.clients_per_round * config.num_rounds)

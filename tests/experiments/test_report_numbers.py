@@ -15,7 +15,8 @@ from PIL import Image
 
 from experiments.report import curves as report_curves
 from experiments.report import words as report_words
-from experiments.report.communication import communication
+from experiments.report.communication import communication, stage_bytes
+from experiments.report.curves import signal
 from experiments.report.run import (
     RunFacts,
     epsilon_by_round,
@@ -23,6 +24,7 @@ from experiments.report.run import (
     shown_data,
     train_command,
 )
+from experiments.report.tables import stages_tables
 from fedgs.cohorts.files import EXCLUDED
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
@@ -34,7 +36,7 @@ from fedgs.privacy.plan import Plan
 from fedgs.runs.run_folder import RunFolder
 from report_folders import make_run, tiny_run
 from runs import train
-from tiny import FULL_PARTICIPATION, NUM_CLASSES, SIDE, tiny_config, tiny_data
+from tiny import FULL_PARTICIPATION, NUM_CLASSES, SIDE, STAGED, tiny_config, tiny_data
 
 
 @pytest.fixture(scope="module")
@@ -298,3 +300,24 @@ def test_an_epsilon_says_at_a_glance_that_it_excludes_the_selection(
     row = dataclasses.replace(row, conditions=(*row.conditions, EXCLUDED))
     words = f"{text}; excludes cohort selection"
     assert report_words.reading(row) == (words, kind_excluded)
+
+
+def test_stages_are_told_apart_from_gradients(tmp_path):
+    """Norms of the releases are 3, 2 and 1; the first two rounds are stages."""
+    settings = STAGED | {"noise_multiplier": 0.0}
+    facts = read_run(make_run(tmp_path / "staged", **settings))
+    (table,) = stages_tables([facts])
+    assert [row[0] for row in table.rows] == ["1 (random)", "2 (global)"]
+    assert [row[1] for row in table.rows] == [str(2 * 3 * 640), str(2 * 3 * 1152)]
+    assert [row[4:] for row in table.rows] == [["0.5", "0"], ["0.3333", "0"]]
+    line = signal(facts)  # of the one gradient round
+    assert line.points == [(3.0, pytest.approx(1 / (6 * 2.0)))]
+    found = communication(facts)
+    assert found.rounds == 1
+    assert found.stages == 3 * (
+        stage_bytes(facts.config, 1) + stage_bytes(facts.config, 2)
+    )
+
+
+def test_a_run_without_stages_has_no_table_of_stages(folders):
+    assert stages_tables([read_run(folders / "private")]) == []
