@@ -10,6 +10,10 @@ nothing unsanitized can be encoded as a message
 (`fedgs.federation.messages.encode_answer` takes the last one only). One release is the
 concatenation of B such sums; its sensitivity is sqrt(B) times that of one fake.
 
+The embedding of a stage is one sample as well: B = 1, and in the place of a gradient
+one vector by network, class and feature. All that is said here of gradients holds for
+it.
+
 Source: Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020, Eq. 7-9 and Definition 3.3;
 reference `source/main.py`, `dp_conv_hook`. Sensitivities: docs/privacy.md.
 """
@@ -35,7 +39,8 @@ class PerSampleGradients:
     """Raw gradients of a node's clients: private, must not leave the node.
 
     Attributes:
-        values: shape (n, B, C, k, k), float32; client, fake, gradient in its basis.
+        values: shape (n, B, C, k, k), float; client, fake, gradient in its basis. Of
+            embeddings (n, 1, networks, classes, features).
     """
 
     values: PerSampleGrads
