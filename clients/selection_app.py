@@ -40,12 +40,10 @@ from fedgs.cohorts.selection import (
     ARRAYS,
     CONFIG,
     WEIGHT,
-    Selection,
     membership,
     randomise,
     read_plan,
 )
-from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.federation.messages import RECORD
@@ -66,7 +64,10 @@ class Clients:
         """Loads the data of a selection."""
         self.folder = folder
         self.config, self.selection = read_plan(folder)
-        self.data, self.before = _both(self.config, self.selection)
+        self.data = self.before = load_data(self.config)
+        if self.config.corruption != "none" and not self.selection.train_corrupted:
+            intact = dataclasses.replace(self.config, corruption="none")
+            self.before = load_data(intact)
         torch.set_num_threads(1)
 
     def part(self, client_id: int, of: FederatedImages, held_out: bool) -> Labelled:
@@ -77,16 +78,6 @@ class Clients:
         chosen = classifier.is_held_out(seed, name, len(labels), fraction)
         chosen = chosen if held_out else ~chosen
         return images[chosen], labels[chosen]
-
-
-def _both(
-    config: ResolvedConfig, selection: Selection
-) -> tuple[FederatedImages, FederatedImages]:
-    """Returns the data to evaluate on and the data to train on."""
-    data = load_data(config)
-    if config.corruption == "none" or selection.train_corrupted:
-        return data, data
-    return data, load_data(dataclasses.replace(config, corruption="none"))
 
 
 @lru_cache(maxsize=1)
@@ -101,57 +92,46 @@ def clients_of(folder: str) -> Clients:
 # ------------------------------------------------------------------ messages
 
 
+Work = Callable[[Clients, Message, Context], RecordDict]
+
+
+def answering(work: Work) -> Callable[[Message, Context], Message]:
+    """Returns what replies to a message with the result of some work.
+
+    Where the work fails, the reply says that it did, and nothing else.
+
+    Privacy: as the work.
+    """
+
+    def answer(message: Message, context: Context) -> Message:
+        try:
+            clients = clients_of(str(message.content.config_records[CONFIG]["folder"]))
+            return Message(work(clients, message, context), reply_to=message)
+        except Exception:
+            reason = f"client {_client_id(context)} failed"
+            return Message(FlowerError(CLIENT_APP_RAISED, reason), reply_to=message)
+
+    return answer
+
+
 @app.query()
 def roll_call(message: Message, context: Context) -> Message:
     """Tells the server the client's stable index.
 
     Privacy: public.
     """
-    return _reply(message, {"node_id": _client_id(context)})
+    record = ConfigRecord({"node_id": _client_id(context)})
+    return Message(RecordDict({RECORD: record}), reply_to=message)
 
 
 @app.train()
-def train(message: Message, context: Context) -> Message:
+@answering
+def train(clients: Clients, message: Message, context: Context) -> RecordDict:
     """Trains the server's classifier on the client's own images.
 
     Privacy: reads private data; output private, in private mode with bounded
     sensitivity: the server adds the noise to the sum.
     """
-    return _answer(_train, message, context)
-
-
-@app.query("measure")
-def measure(message: Message, context: Context) -> Message:
-    """Evaluates the classifier on the client's held-out images and keeps the result.
-
-    Refused once the client has stated its cohort: its answer stays the one it gave.
-
-    Privacy: reads private data; the reply is public.
-    """
-    return _answer(_measure, message, context)
-
-
-@app.query("compare")
-def compare(message: Message, context: Context) -> Message:
-    """Tells of one or two thresholds whether the accuracy is at most that.
-
-    Privacy: reads private data; output private: true bits, in private mode too, where
-    the server adds noise to their sum over clients. They tell it the cohort.
-    """
-    return _answer(_compare, message, context)
-
-
-@app.query("join")
-def join(message: Message, context: Context) -> Message:
-    """Tells the client's cohort; the same question always gets the same answer.
-
-    Privacy: in private mode releases (epsilon, 0)-DP output; event: one randomised
-    response. Else reads private data; output private.
-    """
-    return _answer(_join, message, context)
-
-
-def _train(clients: Clients, message: Message, context: Context) -> RecordDict:
     client_id = _client_id(context)
     config, selection = clients.config, clients.selection
     sent = message.content.array_records[ARRAYS].to_torch_state_dict()
@@ -173,7 +153,15 @@ def _train(clients: Clients, message: Message, context: Context) -> RecordDict:
     return RecordDict({ARRAYS: ArrayRecord(trained), WEIGHT: MetricRecord({WEIGHT: 1})})
 
 
-def _measure(clients: Clients, message: Message, context: Context) -> RecordDict:
+@app.query("measure")
+@answering
+def measure(clients: Clients, message: Message, context: Context) -> RecordDict:
+    """Evaluates the classifier on the client's held-out images and keeps the result.
+
+    Refused once the client has stated its cohort: its answer stays the one it gave.
+
+    Privacy: reads private data; the reply is public.
+    """
     client_id = _client_id(context)
     if OWN in context.state.config_records and "cohort" in _own(context):
         raise ValueError("a client measures itself no more after it stated its cohort")
@@ -188,14 +176,28 @@ def _measure(clients: Clients, message: Message, context: Context) -> RecordDict
     return RecordDict({RECORD: ConfigRecord({})})
 
 
-def _compare(clients: Clients, message: Message, context: Context) -> RecordDict:
+@app.query("compare")
+@answering
+def compare(clients: Clients, message: Message, context: Context) -> RecordDict:
+    """Tells of one or two thresholds whether the accuracy is at most that.
+
+    Privacy: reads private data; output private: true bits, in private mode too, where
+    the server adds noise to their sum over clients. They tell it the cohort.
+    """
     thresholds = message.content.config_records[CONFIG]["thresholds"]
     accuracy = float(str(_own(context)["accuracy"]))
     is_at_most = [accuracy <= limit for limit in cast(list[float], thresholds)]
     return RecordDict({RECORD: ConfigRecord({"is_at_most": is_at_most})})
 
 
-def _join(clients: Clients, message: Message, context: Context) -> RecordDict:
+@app.query("join")
+@answering
+def join(clients: Clients, message: Message, context: Context) -> RecordDict:
+    """Tells the client's cohort; the same question always gets the same answer.
+
+    Privacy: in private mode releases (epsilon, 0)-DP output; event: one randomised
+    response. Else reads private data; output private.
+    """
     request, own = message.content.config_records[CONFIG], _own(context)
     low, high = (float(str(request[name])) for name in ("low", "high"))
     question = f"{low!r} {high!r}"
@@ -212,24 +214,6 @@ def _join(clients: Clients, message: Message, context: Context) -> RecordDict:
 
 
 # ------------------------------------------------------------------ shared
-
-
-def _answer(
-    work: Callable[[Clients, Message, Context], RecordDict],
-    message: Message,
-    context: Context,
-) -> Message:
-    """Replies with the result, or that there is none."""
-    try:
-        clients = clients_of(str(message.content.config_records[CONFIG]["folder"]))
-        return Message(work(clients, message, context), reply_to=message)
-    except Exception:
-        reason = f"client {_client_id(context)} failed"
-        return Message(FlowerError(CLIENT_APP_RAISED, reason), reply_to=message)
-
-
-def _reply(message: Message, content: dict[str, int]) -> Message:
-    return Message(RecordDict({RECORD: ConfigRecord({**content})}), reply_to=message)
 
 
 def _client_id(context: Context) -> int:

@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import STAYS, settings_with
-from fedgs.errors import UserError
+from fedgs.errors import UserError, some
 from fedgs.event_log import log_event
 from fedgs.federation.messages import RECORD, one_line
 from fedgs.federation.training import RunStopped, Stop, last_rounds
@@ -73,10 +73,9 @@ def roll_call(grid: Grid, expected: int, stop: Stop | None = None) -> dict[int, 
         time.sleep(POLL_SECONDS)
     if sorted(addresses) != list(range(expected)):
         missing = sorted(set(range(expected)) - set(addresses))
-        shown = ", ".join(map(str, missing[:10])) + (", ..." * (len(missing) > 10))
         raise UserError(
             f"roll call: {len(addresses)} of {expected} nodes answered; missing: "
-            f"{shown}"
+            f"{some(missing, most=10)}"
         )
     return addresses
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from experiments.cli import deploy
+from experiments.commands.audit_request import AuditRequest
 from experiments.debug.request import DebugRequest, ExistingRuns, PlantedBug
 from experiments.evaluation.request import READING, SHAPE, EvaluationRequest
 from experiments.flags import (
@@ -200,36 +201,13 @@ def privacy(
 
 
 @app.command()
-def audit(
-    run: RunArgument,
-    full: Annotated[
-        bool,
-        typer.Option(
-            "--full/--quick",
-            help="Train again with canaries as well, and test with more rounds where "
-            "many nodes add noise; takes long.",
-        ),
-    ] = False,
-    trials: Annotated[
-        int | None,
-        typer.Option(
-            help="Most rounds of a test of the mechanism, a million when unset; fewer "
-            "where many nodes add noise."
-        ),
-    ] = None,
-    canaries: Annotated[
-        int | None, typer.Option(help="Clients of --full; 100 when unset.")
-    ] = None,
-    rounds: Annotated[
-        int | None, typer.Option(help="Rounds of --full; the run's when unset.")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
+@request_flags(AuditRequest)
+def audit(as_json: JsonOption = False, *, given: dict[str, Any]) -> None:
     """Attack a run's guarantee; exit code 1 if a lower bound exceeds its epsilon."""
+    request = AuditRequest(**given)
     from experiments.commands import audit as attacks
 
-    trials = attacks.TRIALS if trials is None else trials
-    if not attacks.audit(run, full, trials, canaries, rounds, as_json):
+    if not attacks.audit(request, as_json):
         raise typer.Exit(1)
 
 

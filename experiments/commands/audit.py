@@ -17,6 +17,7 @@ import torch
 from rich.console import Console
 
 from experiments.commands import audit_report
+from experiments.commands.audit_request import AuditRequest
 from experiments.commands.progress import Progress, say
 from fedgs.audit.canaries import FEWEST, Canaries
 from fedgs.audit.finding import CONFIDENCE, Finding
@@ -30,7 +31,6 @@ from fedgs.audit.mechanism import (
 from fedgs.audit.membership import audit_samples
 from fedgs.audit.one_run import audit_run
 from fedgs.audit.published import refute_published
-from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.data.load import load_data, load_test_data
 from fedgs.errors import UserError
@@ -43,8 +43,6 @@ from fedgs.privacy.oracle import AutodpMissing
 from fedgs.runs import sample as samples
 from fedgs.runs.run_folder import RunFolder
 
-TRIALS = 1_000_000
-FEWEST_TRIALS = 1000
 QUICK_DRAWS = 1.2e8  # of noise: one node's million rounds of 32 fakes, three times
 CANARIES = 100
 NUM_SYNTHETIC = 5000
@@ -52,21 +50,22 @@ NUM_RECORDS = 2500
 NOT_RUN = "not run: give --full"
 
 
-def audit(
-    run: Path,
-    full: bool,
-    trials: int,
-    canaries: int | None,
-    rounds: int | None,
-    as_json: bool,
-) -> bool:
+def audit(request: AuditRequest, as_json: bool) -> bool:
     """Attacks a run and returns whether its epsilons hold.
 
     Raises:
-        UserError: no run folder, a broken ledger, or numbers out of range.
+        UserError: no run folder, a broken ledger, or a wrong number of canaries.
     """
-    folder = RunFolder.open(run)
-    _check(folder.config, full, trials, canaries, rounds)
+    folder = RunFolder.open(request.run)
+    clients = folder.config.num_clients
+    canaries = request.canaries
+    if canaries is None:
+        canaries = min(CANARIES, clients)
+    if request.full and not FEWEST <= canaries <= clients:
+        raise UserError(
+            f"canaries = {canaries}: --full needs --canaries from {FEWEST} to the "
+            f"run's {clients} clients"
+        )
     events = folder.read_ledger().events
     output = folder.path / "audit"
     output.mkdir(exist_ok=True)
@@ -78,42 +77,21 @@ def audit(
             "run": str(folder.path),
             "confidence": CONFIDENCE,
             "is_seeded": folder.config.noise_seed is not None,
-            "published": attack.published(trials),
+            "published": attack.published(request.trials),
         }
-        findings = attack.one_round(trials, MAX_DRAWS if full else QUICK_DRAWS)
+        most_draws = MAX_DRAWS if request.full else QUICK_DRAWS
+        findings = attack.one_round(request.trials, most_draws)
         report["one_run"] = NOT_RUN
-        if full:
-            found, report["one_run"] = attack.one_run(canaries, rounds, output)
-            findings += found
+        if request.full:
+            rounds = request.rounds or folder.config.num_rounds
+            more, report["one_run"] = attack.one_run(canaries, rounds, output)
+            findings += more
         report["membership"] = attack.membership()
     report["findings"] = [finding.to_json() for finding in findings]
     report["holds"] = not any(finding.is_failure for finding in findings)
     report["seconds"] = round(time.monotonic() - started, 1)
     _write(output, report, findings, as_json)
     return report["holds"]
-
-
-def _check(
-    config: ResolvedConfig,
-    full: bool,
-    trials: int,
-    canaries: int | None,
-    rounds: int | None,
-) -> None:
-    if trials < FEWEST_TRIALS:
-        raise UserError(f"trials = {trials}: give --trials at least {FEWEST_TRIALS}")
-    for name, value in {"canaries": canaries, "rounds": rounds}.items():
-        if value is not None and not full:
-            raise UserError(f"{name} = {value}: is for --full; add it")
-    if rounds is not None and rounds < 1:
-        raise UserError(f"rounds = {rounds}: give --rounds at least 1")
-    clients = config.num_clients
-    asked = min(CANARIES, clients) if canaries is None else canaries
-    if full and not FEWEST <= asked <= clients:
-        raise UserError(
-            f"canaries = {asked}: --full needs --canaries from {FEWEST} to the run's "
-            f"{clients} clients"
-        )
 
 
 class _Attack:
@@ -152,17 +130,16 @@ class _Attack:
         return found
 
     def one_run(
-        self, canaries: int | None, rounds: int | None, output: Path
+        self, canaries: int, num_rounds: int, output: Path
     ) -> tuple[list[Finding], str]:
         """Attack B; the findings and whether it ran."""
         if self.config.stages is not None:
             return [], "not run: it has canaries for gradients only, the run has stages"
-        num_rounds = rounds or self.config.num_rounds
         config = dataclasses.replace(self.config, num_rounds=num_rounds)
-        asked = canaries or min(CANARIES, config.num_clients)
-        drawn = Canaries.draw(config, asked, config.relation, np.random.default_rng())
+        rng = np.random.default_rng()
+        drawn = Canaries.draw(config, canaries, config.relation, rng)
         data = self.data
-        self.progress.doing(f"B: training again with {asked} canaries")
+        self.progress.doing(f"B: training again with {canaries} canaries")
         with (
             tempfile.TemporaryDirectory(prefix="one-run-", dir=output) as temporary,
             stop_on_signal() as stop,
@@ -175,7 +152,7 @@ class _Attack:
                 found = audit_run(config, plan, data, drawn, *known)
             except RunStopped as error:
                 return [], f"not finished: {error}"
-        return found, f"ran: {asked} canaries, {num_rounds} rounds"
+        return found, f"ran: {canaries} canaries, {num_rounds} rounds"
 
     def membership(self) -> dict[str, Any] | str:
         """Attack C; why not, if it cannot run."""

@@ -75,24 +75,17 @@ class Submission(Access):
         Raises:
             UserError: no name, a name twice, or no such file.
         """
-        return read_clients(self.client or [])
-
-
-def read_clients(texts: Sequence[str]) -> tuple[tuple[str, Path | None], ...]:
-    """Reads NAME=KEY.pub, or NAME of a client that is registered already.
-
-    Raises:
-        UserError: no name, a name twice, or no such file.
-    """
-    clients: dict[str, Path | None] = {}
-    for text in texts:
-        name, separator, path = text.partition("=")
-        check_name(name)
-        if name in clients:
-            raise UserError(f"client = {name}: given twice; every client has one key")
-        key = Path(file_of("client", Path(path))) if separator else None
-        clients[name] = key
-    return tuple(clients.items())
+        clients: dict[str, Path | None] = {}
+        for text in self.client or ():
+            name, separator, path = text.partition("=")
+            check_name(name)
+            if name in clients:
+                raise UserError(
+                    f"client = {name}: given twice; every client has one key"
+                )
+            # Without a key it is registered already.
+            clients[name] = Path(file_of("client", Path(path))) if separator else None
+        return tuple(clients.items())
 
 
 def run_settings(config: RunConfig, clients: Sequence[str]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ Every picture says at which scale its numbers were made.
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,11 +14,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 from numpy.typing import NDArray
 
+from experiments.commands.drawing import new_figure, to_png
 from experiments.paper.gradient_norms import Norms
 from fedgs.files import write_atomically
 
 Images = NDArray[np.float32]
-DPI = 110
 GRID_ROWS = 6
 HISTOGRAM_BINS = 40
 
@@ -38,15 +37,13 @@ class Point(NamedTuple):
 
 def save(path: Path, figure: Figure) -> None:
     """Writes a PNG atomically."""
-    content = BytesIO()
-    figure.savefig(content, format="png", dpi=DPI)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, content.getvalue())
+    write_atomically(path, to_png(figure))
 
 
 def norm_dynamics(norms: Sequence[Norms], clip_bound: float, scale: str) -> Figure:
     """Returns the norms before clipping against the rounds (Fig. 2)."""
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = new_figure(7, 4)
     axes = figure.subplots()
     rounds = [found.round for found in norms]
     low, middle, high = np.array(
@@ -64,7 +61,7 @@ def norm_dynamics(norms: Sequence[Norms], clip_bound: float, scale: str) -> Figu
 
 def norm_histograms(norms: Sequence[Norms], clip_bound: float, scale: str) -> Figure:
     """Returns the distribution of norms before and after clipping (Fig. A1)."""
-    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    figure = new_figure(8, 3.6)
     both = {
         "before clipping": np.concatenate([found.before for found in norms]),
         "after clipping": np.concatenate([found.after for found in norms]),
@@ -98,7 +95,7 @@ def privacy_utility(
         asked: what epsilon is stated for: adversary, relation, delta.
         scale: in words.
     """
-    figure = Figure(figsize=(7, 7), layout="constrained")
+    figure = new_figure(7, 7)
     both: NDArray[np.object_] = figure.subplots(2, 1, sharex=True)
     for row, axes in enumerate(both):
         assert isinstance(axes, Axes)
@@ -137,7 +134,7 @@ def sample_grids(grids: Mapping[str, Images], columns: int, scale: str) -> Figur
         columns: of each grid.
         scale: in words.
     """
-    figure = Figure(figsize=(3.4 * len(grids), 2.7), layout="constrained")
+    figure = new_figure(3.4 * len(grids), 2.7)
     parts: NDArray[np.object_] = figure.subplots(1, len(grids), squeeze=False)
     for axes, (title, images) in zip(parts[0], grids.items(), strict=True):
         axes.imshow(_tiled(images, columns), vmin=0, vmax=1, cmap="gray")

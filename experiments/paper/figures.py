@@ -102,15 +102,13 @@ def _draw_norms(request: Request, stop: Stop) -> list[Path]:
     place = (request.output / "probes", request.recipe, config)
     folder = stored(*place) if request.redraw else probe(*place, stop)
     norms, scale = read_norms(folder), _scale(folder, config, request.recipe)
-    paths: list[Path] = []
-    for name, figure_of in (
-        ("norm-dynamics", figure_drawing.norm_dynamics),
-        ("norm-histograms", figure_drawing.norm_histograms),
-    ):
-        paths.append(request.output / f"{name}.png")
-        figure = figure_of(norms, config.clip_bound, scale)
-        figure_drawing.save(paths[-1], figure)
-    return paths
+    figures = {
+        request.output / "norm-dynamics.png": figure_drawing.norm_dynamics,
+        request.output / "norm-histograms.png": figure_drawing.norm_histograms,
+    }
+    for path, figure_of in figures.items():
+        figure_drawing.save(path, figure_of(norms, config.clip_bound, scale))
+    return list(figures)
 
 
 def _draw_curves(request: Request, stop: Stop) -> Path:

@@ -430,11 +430,14 @@ def test_run_is_named_by_a_plain_word(certs, name):
 
 
 def test_clients_are_named_once_and_with_a_key(certs):
+    def read(*texts: str) -> tuple:
+        return deploy_submit.Submission(server="s:1", client=[*texts]).clients
+
     with pytest.raises(UserError, match="client = a: given twice"):
-        deploy_submit.read_clients([f"a={certs}/clients/a.pub", "a"])
+        read(f"a={certs}/clients/a.pub", "a")
     with pytest.raises(UserError, match=r"client = .*nothing: no such file"):
-        deploy_submit.read_clients(["a=nothing"])
-    assert deploy_submit.read_clients(["a"]) == (("a", None),)
+        read("a=nothing")
+    assert read("a") == (("a", None),)
 
 
 def test_submit_without_clients_is_refused(certs):

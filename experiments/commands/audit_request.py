@@ -1,0 +1,45 @@
+"""What `fedgs audit` is asked for: its flags.
+
+Imports no tensor library: the command line reads the flags from here at every start.
+"""
+
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+
+from fedgs.config.fields import Problem, check_ranges, flag, refuse
+
+
+@dataclass(frozen=True)
+class AuditRequest:
+    """One audit; each flag's help says what it is.
+
+    Raises:
+        UserError: a number out of range, or one that only --full takes.
+    """
+
+    run: Path = flag(MISSING, "The run folder.", metavar="")
+    full: bool = flag(
+        False,
+        "Train again with canaries as well, and test with more rounds where many nodes "
+        "add noise; takes long.",
+        names=("--full/--quick",),
+    )
+    trials: int = flag(
+        1_000_000,
+        "Most rounds of a test of the mechanism; fewer where many nodes add noise.",
+        at_least=1000,
+    )
+    canaries: int | None = flag(None, "Clients of --full; 100 when unset.")
+    rounds: int | None = flag(
+        None, "Rounds of --full; the run's when unset.", at_least=1
+    )
+
+    def __post_init__(self) -> None:
+        """Checks what needs no run."""
+        check_ranges(self)
+        problems: list[Problem] = [
+            (name, "is for --full; add it")
+            for name in ("canaries", "rounds")
+            if getattr(self, name) is not None and not self.full
+        ]
+        refuse(self, problems)
