@@ -275,7 +275,7 @@ def test_sampling_changes_nothing_in_the_run(trained, fedgs, tmp_path):
         (["-o", "no/s.png"], "output = no/s.png: its folder does not exist; make it"),
         (["-o", "s.png", "-n", "0"], "count = 0: give -n at least 1"),
         (["-o", "s.png", "--labels", "3"], "labels = 3: .* knows labels 0 to 2"),
-        (["-o", "s.png", "--labels", "a"], "labels = 'a': give numbers like 3,7"),
+        (["-o", "s.png", "--labels", "a"], "labels = 'a' .*; give numbers like 3,7"),
         ([], "Missing option '-o' / '--output'"),
     ],
 )
