@@ -57,7 +57,8 @@ def train(
         clients: shape (N,), the owner of each image, integers or strings; or the name
             of a column. None: `num_clients` shards.
         recipe: the settings to start from, by name or as they are.
-        progress: called with the public metrics of each round.
+        progress: called with the public metrics of each round; with `stages`, also
+            with round, fit_step and fit_steps while the generator is fitted to one.
         stop: when set, the run checkpoints after the current round and returns.
         **settings: any setting of `RunConfig` over the recipe; the first ones to know:
             `target_epsilon` (10 in the recipe) or `noise_multiplier`, `num_rounds`,

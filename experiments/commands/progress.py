@@ -64,8 +64,18 @@ class Progress:
 
     def rounds(self, total: int, title: str = "round") -> Callable[[Any], None]:
         """Returns what a run of so many rounds calls with each round's metrics."""
-        stage = self.stage(title, "round")
-        return lambda metrics: stage(metrics["round"], total)
+        stage, fits = self.stage(title, "round"), dict[int, Stage]()
+
+        def show(metrics: Any) -> None:
+            number = metrics["round"]
+            if "fit_step" not in metrics:
+                stage(number, total)
+                return
+            if number not in fits:
+                fits[number] = self.stage(f"fit to {title} {number}: step")
+            fits[number](metrics["fit_step"], metrics["fit_steps"])
+
+        return show
 
 
 class Stage:

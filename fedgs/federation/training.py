@@ -4,6 +4,7 @@ Engines own the loop. They bring a request to the nodes and their answers back:
 `fedgs.federation.local` within this process, `server.strategy` as Flower's messages.
 """
 
+import itertools
 import signal
 import threading
 import time
@@ -51,6 +52,7 @@ from fedgs.shapes import Images, TensorDict
 Report = Callable[[dict[str, Any]], None]
 SaveNodes = Callable[[int], None]
 _SHOWN_FAILURES = 3
+REPORTED_STEPS = 50  # of a fit, between two reports
 
 
 class Stop(Protocol):
@@ -114,7 +116,8 @@ class Training:
 
         Args:
             folder: the run's folder, locked by the caller.
-            report: called with the public metrics of each round.
+            report: called with the public metrics of each round; while the generator
+                is fitted to a stage, with round, fit_step and fit_steps.
             save_nodes: has the nodes' states on disk when it returns; its argument is
                 the committed round, whose states are kept.
 
@@ -157,7 +160,16 @@ class Training:
         if server.fitted == len(server.stages):
             return
         models = (server.generator, server.ema, server.optimizer)
-        if not fit(self.config, *models, server.stages, stop.is_set):
+        total = self.config.stage_list[server.fitted].steps
+        steps = itertools.count()
+
+        def is_stopped() -> bool:
+            if (step := next(steps)) % REPORTED_STEPS == 0 and step:
+                done = {"fit_step": step, "fit_steps": total}
+                self.report({"round": server.round, **done})
+            return stop.is_set()
+
+        if not fit(self.config, *models, server.stages, is_stopped):
             raise RunStopped(
                 f"stopped after round {server.round}, while the generator was fitted "
                 "to its release"

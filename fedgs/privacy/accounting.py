@@ -406,7 +406,7 @@ def _released(
         {name: together.law(row) for row, name in enumerate(adversaries)},
         no_amplification,
         () if no_amplification else together.sampled(release),
-        _about(runs),
+        (*_about(runs), *_embeddings(runs)),
     )
 
 
@@ -482,6 +482,17 @@ def _renumbered(event: Event, numbers: Sequence[int]) -> Event:
         return event
     clients = sorted(numbers[client] for client in event.participants)
     return replace(event, participants=tuple(clients))
+
+
+def _embeddings(runs: Sequence[Run]) -> list[str]:
+    """Returns the condition that stages add to every row."""
+    releases = [event.release for run in runs for event in run.events]
+    if not (count := releases.count("embedding")):
+        return []
+    return [
+        f"{count} of {len(releases)} events release embeddings, B = 1, each with its "
+        "own C and noise; kinds, weights and clip bounds were fixed in advance"
+    ]
 
 
 def _about(runs: Sequence[Run]) -> tuple[str, ...]:

@@ -277,6 +277,15 @@ def test_a_stop_while_fitting_throws_the_fit_away(tmp_path, monkeypatch):
     assert generator(folder.path) == generator(whole.path)
 
 
+def test_a_fit_reports_its_steps_between_those_of_rounds(tmp_path, monkeypatch):
+    folder, told = create(tmp_path / "run", **ONLY_STAGES), []
+    monkeypatch.setattr(training, "REPORTED_STEPS", 2)
+    data = tiny_data(folder.config)
+    local.train(folder, data, told.append, threading.Event())
+    steps = [(m["round"], m.get("fit_step"), m.get("fit_steps")) for m in told]
+    assert steps == [(1, None, None), (1, 2, 3), (2, None, None)]
+
+
 def test_a_finished_run_is_not_fitted_again(tmp_path, monkeypatch):
     folder = create(tmp_path / "run", **ONLY_STAGES)
     train(folder)

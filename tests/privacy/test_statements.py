@@ -563,3 +563,11 @@ def test_a_budget_that_ends_before_a_stage_is_spent_before_it():
 def test_what_a_plan_needs_to_know_of_stages_is_checked():
     with pytest.raises(UserError, match="stage_clips is unset"):
         replace(Plan.from_config(STAGED), stage_clips=None)
+
+
+def test_statements_say_that_embeddings_were_released():
+    stated = statements_from_ledger(staged_events(rounds=5), 1e-5)
+    said = "2 of 5 events release embeddings"
+    assert all(any(said in c for c in row.conditions) for row in stated)
+    plain = statements_from_ledger(staged_events(rounds=5)[2:], 1e-5)
+    assert "embeddings" not in conditions(plain)
