@@ -112,7 +112,7 @@ def product_of_page(config: RunConfig) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_engine_in_a_loop_gives_the_bits_of_the_page(
+def test_engine_in_a_loop_has_the_bits_of_the_page(
     name, tmp_path, with_adam_of_the_stack
 ):
     settings = {"stacking": "loop", "output": str(tmp_path / "run")}

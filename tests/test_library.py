@@ -19,9 +19,9 @@ from torchvision.datasets import ImageFolder
 import fedgs
 from experiments.commands import train as command
 from fedgs.config.recipes import configure
-from fedgs.errors import UserError
 from fedgs.federation.training import RunStopped
 from fedgs.runs import epsilons
+from refusals import assert_refused
 from tiny import FULL_PARTICIPATION, SETTINGS, tiny_config, tiny_data, write_tiny_npz
 
 TINY = SETTINGS | FULL_PARTICIPATION | {"num_rounds": 2, "sample_every": 9}
@@ -37,7 +37,8 @@ def arrays() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return data.images, data.labels, owners
 
 
-IMAGES, LABELS, OWNERS = arrays()
+IMAGES, LABELS, OWNERS = GIVEN = arrays()
+SHORT = {"num_rounds": 1, "warm_start_rounds": 0}
 
 
 class Triples(Dataset):
@@ -51,16 +52,10 @@ class Triples(Dataset):
 
 
 def hugging_face() -> datasets.Dataset:
-    kinds = {
-        "img": datasets.Image(),
-        "y": datasets.ClassLabel(num_classes=3),
-        "writer": datasets.Value("int64"),
-    }
-    columns = {
-        "img": [Image.fromarray(image[0]) for image in IMAGES],
-        "y": LABELS,
-        "writer": OWNERS,
-    }
+    kinds = {"img": datasets.Image(), "y": datasets.ClassLabel(num_classes=3)}
+    kinds["writer"] = datasets.Value("int64")
+    pictures = [Image.fromarray(image[0]) for image in IMAGES]
+    columns = {"img": pictures, "y": LABELS, "writer": OWNERS}
     return datasets.Dataset.from_dict(columns, datasets.Features(kinds))
 
 
@@ -106,14 +101,10 @@ def test_run_has_the_bytes_of_the_command(tmp_path, run):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_forms_of_data_give_the_same_clients(tmp_path, run, form):
-    found = train(tmp_path / "run", *FORMS[form](), num_rounds=1, warm_start_rounds=0)
+    found = train(tmp_path / "run", *FORMS[form](), **SHORT)
     assert (found.config.num_clients, found.config.num_classes) == (6, 3)
-    events = found.folder.read_ledger().events
-    whole = train(
-        tmp_path / "whole", IMAGES, LABELS, OWNERS, num_rounds=1, warm_start_rounds=0
-    )
-    assert generator(found) == generator(whole)
-    assert len(events) == 1
+    assert generator(found) == generator(train(tmp_path / "whole", *GIVEN, **SHORT))
+    assert len(found.folder.read_ledger().events) == 1
 
 
 def test_settings_may_name_the_data_instead(tmp_path):
@@ -126,10 +117,9 @@ def test_settings_may_name_the_data_instead(tmp_path):
 def test_light_background_is_inverted_and_the_callers_array_is_not_touched(tmp_path):
     light = 255 - IMAGES
     before = light.copy()
-    settings = {"polarity": "light-background", "num_rounds": 1, "warm_start_rounds": 0}
-    inverted = train(tmp_path / "a", light, LABELS, OWNERS, **settings)
-    settings["polarity"] = "dark-background"
-    plain = train(tmp_path / "b", IMAGES, LABELS, OWNERS, **settings)
+    given = {"polarity": "light-background"} | SHORT
+    inverted = train(tmp_path / "a", light, LABELS, OWNERS, **given)
+    plain = train(tmp_path / "b", *GIVEN, polarity="dark-background", **SHORT)
     assert generator(inverted) == generator(plain)
     assert (light == before).all()
 
@@ -138,10 +128,10 @@ def test_light_background_is_inverted_and_the_callers_array_is_not_touched(tmp_p
     ("given", "settings", "message"),
     [
         ((IMAGES, LABELS[:-1], OWNERS), {}, "labels has shape"),
-        ((IMAGES, LABELS, OWNERS), {"num_round": 3}, "num_round: unknown setting"),
-        ((IMAGES, LABELS, OWNERS), {"data": "digits"}, "data = 'digits'"),
-        ((IMAGES, LABELS, OWNERS), {"engine": "flower"}, "engine = flower"),
-        ((IMAGES, LABELS, OWNERS), {"image_size": 20}, "image_size = 20"),
+        (GIVEN, {"num_round": 3}, "num_round: unknown setting"),
+        (GIVEN, {"data": "digits"}, "data = 'digits'"),
+        (GIVEN, {"engine": "flower"}, "engine = flower"),
+        (GIVEN, {"image_size": 20}, "image_size = 20"),
         ((IMAGES, LABELS), {}, "num_clients is unset"),
         ((hugging_face(), "z", "writer"), {}, "not 'z', 'writer'"),
         ((TensorDataset(*[torch.zeros(2)] * 4),), {}, "items of 4 values"),
@@ -152,19 +142,18 @@ def test_light_background_is_inverted_and_the_callers_array_is_not_touched(tmp_p
 def test_bad_input_is_refused_before_anything_is_written(
     tmp_path, given, settings, message
 ):
-    with pytest.raises(UserError, match=re.escape(message)):
-        train(tmp_path / "run", *given, **settings)
+    words, run = re.escape(message), tmp_path / "run"
+    assert_refused(words, train, run, *given, **settings)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_run_folder_exists_already(run):
-    with pytest.raises(UserError, match="exists already"):
-        train(run.path, IMAGES, LABELS, OWNERS)
+    assert_refused("exists already", train, run.path, *GIVEN)
 
 
 def test_threads_of_torch_are_as_before(tmp_path):
     torch.set_num_threads(2)
-    train(tmp_path / "run", IMAGES, LABELS, OWNERS, num_rounds=1, warm_start_rounds=0)
+    train(tmp_path / "run", *GIVEN, **SHORT)
     assert torch.get_num_threads() == 2
 
 
@@ -179,13 +168,8 @@ def stopped(path: Path) -> fedgs.TrainingRun:
         rounds.append(metrics["round"])
         stop.set()
 
-    run = fedgs.train(
-        *(IMAGES, LABELS, OWNERS),
-        **SETTINGS_GIVEN,
-        output=path,
-        progress=progress,
-        stop=stop,
-    )
+    how = {"output": path, "progress": progress, "stop": stop}
+    run = fedgs.train(*GIVEN, **SETTINGS_GIVEN, **how)
     assert (rounds, run.is_finished) == ([1], False)
     return run
 
@@ -197,12 +181,11 @@ def test_stopped_run_resumes_to_the_same_bytes(tmp_path, run):
 def test_another_process_must_give_the_images_again(tmp_path, run):
     path = stopped(tmp_path / "run").path
     assert fedgs.load(path).config.data == "given"
-    with pytest.raises(UserError, match=r"data = 'given'.*fedgs\.load\(RUN\)\.resume"):
-        command.resume(path)
-    with pytest.raises(UserError, match=r"data = 'given'"):
-        fedgs.load(path).resume()
-    with pytest.raises(UserError, match="6 clients"):
-        fedgs.load(path).resume(tiny_data(tiny_config(num_clients=5)))
+    words = r"data = 'given'.*fedgs\.load\(RUN\)\.resume"
+    assert_refused(words, command.resume, path)
+    assert_refused("data = 'given'", fedgs.load(path).resume)
+    few = tiny_data(tiny_config(num_clients=5))
+    assert_refused("6 clients", fedgs.load(path).resume, few)
     found = fedgs.load(path).resume(IMAGES, LABELS, OWNERS)
     assert generator(found) == generator(run)
 
@@ -233,15 +216,14 @@ def test_epsilon_is_the_statements(run):
     assert epsilons.of_run(run.path, 1e-4) == run.statements(1e-4)
     assert set(unseeded) == {"replace-one", "zero-out"}
     assert run.epsilon() == math.inf  # the noise has a seed: nothing is guaranteed
-    with pytest.raises(UserError, match="adversary, relation = server, zero-out"):
-        run.epsilon(adversary="server", relation="zero-out")
+    asked = {"adversary": "server", "relation": "zero-out"}
+    assert_refused("adversary, relation = server, zero-out", run.epsilon, **asked)
 
 
 def test_runs_on_given_data_add_up_only_by_the_users_word(tmp_path, run):
     other = train(tmp_path / "run", IMAGES, LABELS, OWNERS, num_rounds=1)
     paths = [run.path, other.path]
-    with pytest.raises(UserError, match="data = given"):
-        epsilons.of_runs(paths, {})
+    assert_refused("data = given", epsilons.of_runs, paths, {})
     assert epsilons.of_runs(paths, {}, same_clients=True)
 
 
@@ -252,8 +234,7 @@ def test_samples_take_labels_in_turn_and_a_seed(run):
     assert (run.sample(5, labels=[2, 0]).images == samples.images).all()
     assert (run.sample(5, labels=[2, 0], seed=1).images != samples.images).any()
     for labels in (3, [], [-1]):
-        with pytest.raises(UserError, match="labels 0 to 2"):
-            run.sample(5, labels=labels)
+        assert_refused("labels 0 to 2", run.sample, 5, labels=labels)
 
 
 def test_samples_in_the_forms_of_other_programs(tmp_path, run):
@@ -272,8 +253,7 @@ def test_samples_in_the_forms_of_other_programs(tmp_path, run):
     with np.load(tmp_path / "a.npz") as stored:
         assert (stored["images"] == samples.images).all()
     for name in ("folder", "a.jpg", "no/where.npz"):
-        with pytest.raises(UserError, match="output"):
-            samples.write(tmp_path / name)
+        assert_refused("output", samples.write, tmp_path / name)
 
 
 def test_generator_is_a_module(run):

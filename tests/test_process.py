@@ -6,10 +6,9 @@ import threading
 from contextlib import ExitStack
 
 import psutil
-import pytest
 
-from fedgs.errors import UserError
 from fedgs.process import hold_lock, processes_of
+from refusals import assert_refused
 
 HOLDS = "import sys, pathlib; from fedgs.process import hold_lock; "
 HOLDS += "lock = hold_lock(pathlib.Path(sys.argv[1]), 'held'); "
@@ -19,8 +18,7 @@ HOLDS += "print(1, flush=True); sys.stdin.read()"
 def test_a_lock_is_released_by_whichever_thread_ends_the_block(tmp_path):
     stack = ExitStack()
     stack.enter_context(hold_lock(tmp_path / "lock", "is held"))
-    with pytest.raises(UserError, match="is held"):
-        hold_lock(tmp_path / "lock", "is held")
+    assert_refused("is held", hold_lock, tmp_path / "lock", "is held")
     thread = threading.Thread(target=stack.close)
     thread.start()
     thread.join()
@@ -32,8 +30,7 @@ def test_a_child_that_ends_leaves_its_parent_the_lock(tmp_path):
     """`preexec_fn` makes it a true fork, as the supervisor's processes are."""
     with hold_lock(tmp_path / "lock", "is held"):
         subprocess.run([sys.executable, "-c", ""], preexec_fn=int, check=True)
-        with pytest.raises(UserError, match="is held"):
-            hold_lock(tmp_path / "lock", "is held")
+        assert_refused("is held", hold_lock, tmp_path / "lock", "is held")
 
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path):
@@ -41,8 +38,7 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, **pipes) as other:
         assert other.stdout.readline() == b"1\n"
-        with pytest.raises(UserError, match="is held"):
-            hold_lock(tmp_path / "lock", "is held", patience=0.05)
+        assert_refused("is held", hold_lock, tmp_path / "lock", "is held", 0.05)
         other.kill()
         other.wait()
         with hold_lock(tmp_path / "lock", "is held"):

@@ -123,17 +123,12 @@ def test_sanitizer_that_does_not_clip_is_caught(mechanism, no_clipping):
 
 
 @each_mechanism
-def test_noise_half_as_large_is_caught(mechanism, monkeypatch):
-    scale_noise(monkeypatch, 0.5)
-    findings = audited(config_of(mechanism))
-    assert {f.verdict for f in findings if "mu" in f.details} == {REFUTED}
-
-
-@each_mechanism
-def test_noise_tenth_too_small_is_caught(mechanism, monkeypatch):
-    scale_noise(monkeypatch, 0.9)
-    found = [f for f in audited(config_of(mechanism)) if f.adversary == "server"]
-    assert REFUTED in verdicts(found)
+@pytest.mark.parametrize("factor", [0.5, 0.9])
+def test_too_little_noise_is_caught(mechanism, factor, monkeypatch):
+    scale_noise(monkeypatch, factor)
+    found = audited(config_of(mechanism))
+    caught = {f.adversary for f in found if "mu" in f.details and f.verdict == REFUTED}
+    assert caught >= ({"server"} if factor == 0.9 else {f.adversary for f in found})
 
 
 def test_larger_noise_holds_by_far(monkeypatch):
@@ -201,10 +196,16 @@ def test_drawn_rows_claim_the_mixture_of_one_round():
         assert 0.5 < finding.lower_bound < finding.epsilon
 
 
+AMPLIFIED = {"amplification": True, "discriminator_training": "frozen"}
+
+
+def amplified_findings() -> list[Finding]:
+    config = config_of("one of six", noise_multiplier=2.0, **AMPLIFIED)
+    return [f for f in audited(config) if f.theorem == PLD_THEOREM]
+
+
 def test_amplified_claim_holds_for_frozen_discriminators():
-    settings = {"amplification": True, "discriminator_training": "frozen"}
-    config = config_of("one of six", noise_multiplier=2.0, **settings)
-    findings = [f for f in audited(config) if f.theorem == PLD_THEOREM]
+    findings = amplified_findings()
     assert {f.relation for f in findings} == {"replace-one", "zero-out"}
     assert {f.attack for f in findings} == {"A drawn, unseen"}
     for finding in findings:
@@ -212,8 +213,7 @@ def test_amplified_claim_holds_for_frozen_discriminators():
 
 
 def test_unseen_draw_shows_the_release_of_somebody_else():
-    settings = {"amplification": True, "discriminator_training": "frozen"}
-    config = config_of("one of six", noise_multiplier=0.0, **settings)
+    config = config_of("one of six", noise_multiplier=0.0, **AMPLIFIED)
     claim = Claim("release", "zero-out", 1, 1.0, PLD_THEOREM, None, "hidden")
     simulation = _Simulation(config, [claim], 100, MAX_DRAWS, lambda text: None, 1)
     outside, inside = simulation.scores(claim)
@@ -225,11 +225,8 @@ def test_unseen_draw_shows_the_release_of_somebody_else():
 
 
 def test_amplified_claim_of_a_broken_mechanism_is_caught(monkeypatch):
-    settings = {"amplification": True, "discriminator_training": "frozen"}
-    config = config_of("one of six", noise_multiplier=2.0, **settings)
     scale_noise(monkeypatch, 0.2)
-    findings = [f for f in audited(config) if f.theorem == PLD_THEOREM]
-    assert verdicts(findings) == {REFUTED}
+    assert verdicts(amplified_findings()) == {REFUTED}
 
 
 def test_colluding_nodes_take_their_noise_away():

@@ -13,7 +13,6 @@ from fedgs.audit.finding import HOLDS, REFUTED, Finding
 from fedgs.audit.one_run import audit_run, best_guesses
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
-from fedgs.errors import UserError
 from fedgs.federation.local import train_nodes
 from fedgs.federation.training import RunStopped
 from fedgs.gan.discriminators import Discriminators
@@ -22,10 +21,13 @@ from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
 from fedgs.privacy.plan import Plan
 from fedgs.runs.run_folder import RunFolder
+from refusals import assert_refused
 from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
 
 CLIENTS = 12
 DELTA = 1e-5
+SELECTED = {"client_selection": "uniform", "discriminator_training": "selected"}
+SELECTED |= {"clients_per_round": 1, "clients_per_node": 1}
 FULL = {**FULL_PARTICIPATION, "clients_per_node": 3}
 
 
@@ -51,15 +53,9 @@ def audited(
     tmp_path: Path, config: RunConfig, relation: str = "replace-one"
 ) -> dict[str, Finding]:
     config = dataclasses.replace(config, output=str(tmp_path / "again"))
-    findings = audit_run(
-        config,
-        Plan.from_config(config),
-        twelve_clients(config),
-        canaries_of(config, relation),
-        DELTA,
-        lambda metrics: None,
-        threading.Event(),
-    )
+    known = Plan.from_config(config), twelve_clients(config)
+    canaries, stop = canaries_of(config, relation), threading.Event()
+    findings = audit_run(config, *known, canaries, DELTA, lambda metrics: None, stop)
     return {finding.attack: finding for finding in findings}
 
 
@@ -117,15 +113,8 @@ def test_missing_noise_is_caught(tmp_path, monkeypatch):
 
 
 def test_selected_clients_are_audited_by_their_count(tmp_path):
-    config = config_of(
-        client_selection="uniform",
-        discriminator_training="selected",
-        clients_per_round=1,
-        clients_per_node=1,
-        num_rounds=12,
-        noise_multiplier=0.05,
-        warm_start_rounds=1,
-    )
+    settings = {"num_rounds": 12, "noise_multiplier": 0.05, "warm_start_rounds": 1}
+    config = config_of(**SELECTED, **settings)
     found = audited(tmp_path, config)["B node releases"]
     assert 0 < found.details["canaries_asked"] < 10
     assert found.details["correct_of_all"] == found.details["canaries_asked"]
@@ -191,21 +180,15 @@ def test_gradients_follow_the_coins():
 
 
 def test_clients_that_are_asked_come_first():
-    config = config_of(
-        client_selection="uniform",
-        discriminator_training="selected",
-        clients_per_round=1,
-        num_rounds=4,
-    )
-    counts = canaries_of(config).counts
+    counts = canaries_of(config_of(**SELECTED, num_rounds=4)).counts
     assert counts.sum() == 4
     assert sorted(counts > 0, reverse=True) == (counts > 0).tolist()
 
 
 @pytest.mark.parametrize("count", [9, CLIENTS + 1])
 def test_number_of_canaries_is_checked(count):
-    with pytest.raises(UserError, match=f"canaries = {count}: .* from 10 to .* 12"):
-        Canaries.draw(config_of(), count, "zero-out", np.random.default_rng())
+    given = (config_of(), count, "zero-out", np.random.default_rng())
+    assert_refused(f"canaries = {count}: .* from 10 to .* 12", Canaries.draw, *given)
 
 
 def test_other_clients_answer_as_without_canaries():

@@ -119,9 +119,7 @@ def test_whoever_is_asked_a_release_of_shards_counts_for_all(tmp_path):
         _release(node, [2])
 
 
-def test_a_partitioner_by_anything_but_natural_names_makes_shards(
-    tmp_path, monkeypatch
-):
+def test_a_partitioner_not_by_natural_names_makes_shards(tmp_path, monkeypatch):
     site = _site(tmp_path, 3, PEOPLE)
     records = sources.load_records(
         RunConfig(data=site.settings["data"], image_size=SIDE)
@@ -210,9 +208,7 @@ def _config_of(join: Message) -> RunConfig:
 
 
 @pytest.mark.parametrize("training", ["selected", "every_round"])
-def test_a_client_learns_of_no_other_client_who_takes_part(
-    deploy, training, monkeypatch
-):
+def test_a_client_learns_of_no_other_who_takes_part(deploy, training, monkeypatch):
     settings = {"clients_per_round": 3, "clients_per_node": 2, "num_rounds": 3}
     settings |= {"discriminator_training": training, "selection_seed": 987654321}
     run = deploy(mode="selected", **settings)
@@ -312,9 +308,7 @@ def test_amplification_is_refused_where_nodes_are_deployed(tmp_path):
     assert_refused(REFUSED, place.join, settings, [("a" * 16, 0)])
 
 
-def test_an_older_deployed_run_that_asked_for_amplification_gets_none(
-    tmp_path, monkeypatch
-):
+def test_an_older_deployed_run_with_amplification_gets_none(tmp_path, monkeypatch):
     config = tiny_config(**AMPLIFIED, noise_seed=None, output=str(tmp_path / "run"))
     folder = RunFolder.create(dataclasses.replace(config, **DEPLOYED))
     request = draw_fakes(config, new_server(config))[0]

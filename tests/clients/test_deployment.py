@@ -15,7 +15,7 @@ from flwr.app import Message
 from clients import site as deployment
 from clients.history import read_history
 from clients.site import Site
-from deployed_grid import LIMITS, MODES, NAMES, place_of
+from deployed_grid import LIMITS, MODES, NAMES, Deployment, place_of
 from fedgs.errors import UserError
 from fedgs.federation.training import RunStopped
 from fedgs.privacy.client_limits import ClientRefused
@@ -78,10 +78,8 @@ def test_counted_bytes_do_not_depend_on_single_releases(deploy, transport, monke
 
 def test_no_path_of_the_server_reaches_a_client_and_none_of_a_client_the_server(deploy):
     run = deploy()
-    requests: list[Message] = []
-    run.grid.on_push = lambda name, request: requests.append(request) or True
+    requests, root = recorded(run), str(run.root)
     run.start()
-    root = str(run.root)
     for request in requests:
         record = request.content["fedgs"]
         assert root not in str({k: v for k, v in record.items() if k != "tensors"})
@@ -101,12 +99,18 @@ def test_state_of_a_client_is_its_own(deploy):
         assert run.counted(index) == [1, 2, 3, 4]
 
 
+def recorded(run: Deployment) -> list[Message]:
+    """Every request that leaves the server from now on."""
+    requests: list[Message] = []
+    run.grid.on_push = lambda name, request: requests.append(request) or True
+    return requests
+
+
 def test_replies_carry_the_servers_clock(deploy):
     run = deploy()
-    asked: list[Message] = []
-    run.grid.on_push = lambda name, request: asked.append(request) or True
+    requests = recorded(run)
     run.start()
-    for request, (_, _, reply) in zip(asked, run.grid.replies, strict=True):
+    for request, (_, _, reply) in zip(requests, run.grid.replies, strict=True):
         assert reply.metadata.created_at == request.metadata.created_at
         assert reply.metadata.ttl == request.metadata.ttl
 
@@ -134,78 +138,58 @@ def test_a_state_is_on_the_disk_before_its_answer_leaves(deploy, monkeypatch):
 
 def test_a_request_lives_as_long_as_its_round_a_warm_start_longer(deploy):
     run = deploy(round_timeout=60.0)
-    lives: dict[int, float] = {}
-
-    def arrives(name: str, request: Message) -> bool:
-        asked = round_of(request)
-        lives[asked] = max(lives.get(asked, 0.0), request.metadata.ttl)
-        return True
-
-    run.grid.on_push = arrives
+    requests = recorded(run)
     run.start()
-    assert all(lives[round] <= 60.0 for round in (1, 2, 3, 4))
-    assert lives[0] > 3600
+    lives = [(round_of(request), request.metadata.ttl) for request in requests]
+    assert all(ttl <= 60.0 for round, ttl in lives if round)
+    assert {round for round, _ in lives} == {None, 0, 1, 2, 3, 4}
+    assert max(ttl for round, ttl in lives if round == 0) > 3600
 
 
 # ------------------------------------------------------------------ who may join
 
 
-def test_a_client_that_claims_anothers_name_is_refused(deploy, log):
+@pytest.mark.parametrize(
+    ("registered", "claimed", "words"),
+    [
+        ("z-clinic", "z-clinic", "its name 'z-clinic' is not in this run"),
+        ("", NAMES[2], "'c-clinic' is registered with another key"),
+        # Two nodes of one name: the first keeps it.
+        (NAMES[0], NAMES[0], "another node that is online has joined"),
+        (NAMES[1], NAMES[0], "the name 'a-clinic', is registered as 'b-clinic'"),
+    ],
+)
+def test_a_stranger_may_not_join(deploy, log, registered, claimed, words):
     run = deploy()
-    run.clients[1].node_config["name"] = NAMES[0]
-    run.clients[1].registered = NAMES[1]
+    stranger = run.clients[1]
+    stranger.registered, stranger.node_config["name"] = registered, claimed
     with pytest.raises(RunStopped, match="roll call: b-clinic did not join"):
         run.start()
-    claim = "claims the name 'a-clinic', is registered as 'b-clinic'"
-    assert any(claim in line for line in log)
+    assert any(words in line for line in log)
     assert run.attempts() == []
 
 
-@pytest.mark.parametrize("who", ["nobody of the run", "without a registered name"])
-def test_a_stranger_may_not_join(deploy, log, who):
-    run = deploy()
-    stranger = run.clients[1]
-    if who == "nobody of the run":
-        stranger.node_config["name"] = stranger.registered = "z-clinic"
-        words = "its name 'z-clinic' is not in this run"
-    else:
-        stranger.registered, stranger.node_config["name"] = "", NAMES[2]
-        words = "'c-clinic' is registered with another key"
-    with pytest.raises(RunStopped, match="b-clinic"):
-        run.start()
-    assert any(words in line for line in log)
+UNSUITABLE = {
+    "count": ({"data": "SIX"}, "has 6 clients, the run gives this node 2"),
+    "labels": ({"classes": "digits"}, "classes = 'digits'"),
+    "file": ({"data": "npz:/nowhere.npz"}, "nowhere.npz"),
+    "noise": ({"limits": None}, "allow_seeded_noise"),
+    "memory": ({}, "too large"),
+}
 
 
-def test_of_two_nodes_with_one_name_the_first_keeps_it(deploy, log):
-    run = deploy()
-    twin = run.clients[1]
-    twin.node_config["name"] = twin.registered = NAMES[0]
-    with pytest.raises(RunStopped, match="b-clinic"):
-        run.start()
-    assert any("another node that is online has joined" in line for line in log)
-
-
-@pytest.mark.parametrize("wrong", ["count", "labels", "file", "noise", "memory"])
+@pytest.mark.parametrize("wrong", UNSUITABLE)
 def test_a_run_that_does_not_suit_a_client_is_refused_by_it(deploy, wrong, monkeypatch):
-    run = deploy()
+    run, (changes, words) = deploy(), UNSUITABLE[wrong]
     client = run.clients[1]
-    told = "b-clinic failed; its own error.log says why"
-    if wrong == "count":
-        client.node_config["data"] = write_tiny_npz(run.root / "six.npz")
-        words = "has 6 clients, the run gives this node 2"
-    elif wrong == "labels":
-        client.node_config["classes"] = "digits"
-        words = "classes = 'digits'"
-    elif wrong == "file":
-        client.node_config["data"] = "npz:/nowhere.npz"
-        words = "nowhere.npz"
-    elif wrong == "noise":
-        del client.node_config["limits"]
-        told = words = "allow_seeded_noise"
-    else:
+    six = write_tiny_npz(run.root / "six.npz")
+    changes = {k: six if v == "SIX" else v for k, v in changes.items()}
+    given = client.node_config | changes
+    client.node_config = {k: v for k, v in given.items() if v is not None}
+    if wrong == "memory":
         monkeypatch.setattr(deployment, "check_capacity", _no_room)
-        words = "too large"
-    with pytest.raises(RunStopped, match=told):
+    told = "b-clinic failed; its own error.log says why"
+    with pytest.raises(RunStopped, match=words if wrong == "noise" else told):
         run.start()
     assert words in (client.state_dir / "error.log").read_text()
     assert run.attempts() == []
@@ -224,8 +208,8 @@ def test_another_run_under_a_known_id_is_refused(deploy):
     place = place_of(run, run_id=run_id)
     known = read_history(place.folder)
     assert place.join(settings, known).round == 4
-    with pytest.raises(UserError, match="other settings under the same run"):
-        place.join(settings | {"batch_size": 2}, known)
+    words = "other settings under the same run"
+    assert_refused(words, place.join, settings | {"batch_size": 2}, known)
 
 
 def test_settings_of_an_older_version_are_the_same_run(deploy):

@@ -19,18 +19,16 @@ from fedgs import event_log
 from fedgs.errors import UserError
 from fedgs.federation.training import RunStopped
 from fedgs.privacy import client_count
-from runs import at_round, interrupt_at
+from runs import at_round, interrupt_at, num_answers
 from server import progress
-from simulated_grid import round_of
+from simulated_grid import round_of, spoil_at
 
 # ------------------------------------------------------------------ faults
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("round", [1, 3])
-def test_a_server_that_was_killed_resumes_to_the_same_bytes(
-    deploy, undisturbed, mode, round
-):
+def test_a_killed_server_resumes_to_the_same_bytes(deploy, undisturbed, mode, round):
     run = deploy(mode=mode)
     with pytest.raises(KeyboardInterrupt):
         run.start(interrupt_at(round))
@@ -44,39 +42,39 @@ def test_a_server_that_was_killed_resumes_to_the_same_bytes(
         assert run.counted(0).count(round) == 2  # it left, and leaves again
 
 
+ONCE = [(1, 1), (2, 1), (3, 1), (4, 1)]
+
+
 def lose_once(run: Deployment, name: str, round: int, restart: bool) -> None:
     """The reply to one request is lost, with the client's process or without it."""
     lost: list[str] = []
 
-    def spoil(who: str, request: Message, reply: Message) -> Message | None:
-        asked = round_of(request)
-        if who != name or asked != round or lost:
+    def lose(request: Message, reply: Message) -> Message | None:
+        if lost:
             return reply
-        lost.append(who)
+        lost.append(name)
         if restart:
             next(c for c in run.clients if c.name == name).restart()
         return None
 
-    run.grid.spoil = spoil
+    run.grid.spoil = spoil_at({(name, round): lose})
 
 
 @pytest.mark.parametrize("restart", [True, False])
-def test_a_lost_reply_is_asked_for_again_and_counted_once(
+def test_a_lost_reply_is_asked_for_and_counted_once(
     deploy, undisturbed, clock, restart
 ):
     run = deploy(round_timeout=600.0)
     lose_once(run, NAMES[1], 3, restart)
     run.start()
     assert run.product() == undisturbed(run)
-    assert run.attempts() == [(1, 1), (2, 1), (3, 1), (4, 1)]
+    assert run.attempts() == ONCE
     assert run.counted(1) == [1, 2, 3, 4]  # the stored bytes were sent again
     # A restart is seen at once; without a sign the server waits longer.
     assert clock.now < 20 if restart else 60 <= clock.now < 120
 
 
-def test_a_client_killed_while_it_computes_gives_the_same_bytes(
-    deploy, undisturbed, monkeypatch
-):
+def test_a_client_killed_at_work_gives_the_same_bytes(deploy, undisturbed, monkeypatch):
     """It had counted its release, nothing had left: the new one counts again."""
     run = deploy(round_timeout=600.0)
     killed: list[int] = []
@@ -90,16 +88,7 @@ def test_a_client_killed_while_it_computes_gives_the_same_bytes(
         return mark
 
     monkeypatch.setattr(client_count.ReleaseCount, "charge", charge)
-    answer = run.grid.answer
-
-    def until_killed(client, request):
-        try:
-            return answer(client, request)
-        except SystemExit:
-            client.restart()
-            return None
-
-    run.grid.answer = until_killed
+    run.restart_killed()
     run.start()
     assert run.product() == undisturbed(run)
     assert sorted(len(run.counted(i)) for i in range(3)) == [4, 4, 5]
@@ -120,21 +109,16 @@ def go_away(run: Deployment, index: int, round: int) -> None:
 def test_a_run_goes_on_without_a_client_that_is_gone_for_good(deploy):
     run = deploy(min_nodes=2)
     go_away(run, 2, 3)
-    done: list[dict] = []
-    run.start(done.append)
-    assert [metrics["num_answers"] for metrics in done] == [3, 3, 2, 2]
+    run.start()
+    assert num_answers(run.folder) == [3, 3, 2, 2]
     assert run.counted(2) == [1, 2]
-    assert run.attempts() == [(1, 1), (2, 1), (3, 1), (4, 1)]
+    assert run.attempts() == ONCE
 
 
-def test_a_run_that_needs_the_client_stops_with_a_checkpoint_and_says_why(
-    deploy, undisturbed
-):
+def test_a_run_that_needs_it_stops_with_a_checkpoint_and_says_why(deploy, undisturbed):
     run = deploy()
     go_away(run, 2, 3)
-    words = (
-        r"round 3: 2 of 3 nodes answered within round_timeout = 60 s(.|\n)*c-clinic: "
-    )
+    words = r"(?s)round 3: 2 of 3 nodes .* within round_timeout = 60 s.*c-clinic: "
     with pytest.raises(RunStopped, match=words):
         run.start()
     commit = json.loads((run.folder.path / "checkpoint/checkpoint.json").read_text())
@@ -159,7 +143,7 @@ def test_a_cut_network_that_heals_in_time_changes_nothing(deploy, undisturbed, c
     run.start()
     assert 30 < clock.now < 60
     assert run.product() == undisturbed(run)
-    assert run.attempts() == [(1, 1), (2, 1), (3, 1), (4, 1)]
+    assert run.attempts() == ONCE
 
 
 def test_late_and_repeated_replies_are_thrown_away(deploy, undisturbed):
@@ -167,41 +151,18 @@ def test_late_and_repeated_replies_are_thrown_away(deploy, undisturbed):
     run = deploy(min_nodes=2)
     kept: list[tuple[str, Message]] = []
 
-    def spoil(name: str, request: Message, reply: Message) -> Message | None:
-        asked = round_of(request)
-        if name == NAMES[0] and asked == 2:
-            kept.append((request.metadata.message_id, reply))
-            return None
-        if name == NAMES[1] and asked == 3:
-            for message_id, late in kept:
-                run.grid.waiting[message_id] = late
+    def hold(request: Message, reply: Message) -> None:
+        kept.append((request.metadata.message_id, reply))
+
+    def release(request: Message, reply: Message) -> Message:
+        run.grid.waiting.update(kept)
         return reply
 
-    run.grid.spoil = spoil
-    done: list[dict] = []
-    run.start(done.append)
-    assert [metrics["num_answers"] for metrics in done] == [3, 2, 3, 3]
+    run.grid.spoil = spoil_at({(NAMES[0], 2): hold, (NAMES[1], 3): release})
+    run.start()
+    assert num_answers(run.folder) == [3, 2, 3, 3]
     assert run.grid.waiting == {}  # taken from Flower, which would keep it
     assert run.product() != undisturbed(run)
-
-
-def test_a_replayed_answer_of_an_old_round_is_refused(deploy, log):
-    run = deploy(min_nodes=2)
-    old: list[Message] = []
-
-    def spoil(name: str, request: Message, reply: Message) -> Message:
-        asked = round_of(request)
-        if name == NAMES[0] and asked == 1:
-            old.append(reply)
-        if name == NAMES[0] and asked == 2:
-            return Message(old[0].content, reply_to=request)
-        return reply
-
-    run.grid.spoil = spoil
-    done: list[dict] = []
-    run.start(done.append)
-    assert [metrics["num_answers"] for metrics in done] == [3, 2, 3, 3]
-    assert any("answer of a-clinic to round 2: another" in line for line in log)
 
 
 def test_a_client_that_lost_its_state_is_refused_and_the_run_says_so(deploy):
@@ -222,10 +183,7 @@ def test_a_client_that_lost_its_state_is_refused_and_the_run_says_so(deploy):
 
 @pytest.mark.parametrize("when", ["before a restart of the server", "in a run"])
 def test_a_client_with_an_old_state_is_refused(deploy, tmp_path, when):
-    run = deploy(checkpoint_every=1)
-    backup = tmp_path / "backup"
-
-    node = {}
+    run, node, backup = deploy(checkpoint_every=1), {}, tmp_path / "backup"
 
     def restore(metrics: dict) -> None:
         if metrics["round"] == 1:
@@ -246,24 +204,19 @@ def test_a_client_with_an_old_state_is_refused(deploy, tmp_path, when):
         return
     with pytest.raises(KeyboardInterrupt):
         run.start(restore)
-    with pytest.raises(
-        RunStopped, match=r"b-clinic \(its state is of round 1, it took"
-    ):
+    with pytest.raises(RunStopped, match=r"b-clinic \(its state is of round 1, it t"):
         run.start()
 
 
 def test_a_slow_client_is_not_waited_for_beyond_the_limit(deploy, clock):
     run = deploy(min_nodes=2, round_timeout=30.0)
     lose_once(run, NAMES[2], 2, restart=False)
-    done: list[dict] = []
-    run.start(done.append)
-    assert [metrics["num_answers"] for metrics in done] == [3, 2, 3, 3]
+    run.start()
+    assert num_answers(run.folder) == [3, 2, 3, 3]
     assert 30 <= clock.now < 32
 
 
-def test_the_servers_events_say_who_answered_and_who_did_not(
-    deploy, monkeypatch, tmp_path
-):
+def test_the_servers_events_say_who_has_answered(deploy, monkeypatch, tmp_path):
     monkeypatch.setenv(event_log.EVENT_LOG_VARIABLE, str(tmp_path / "events"))
     run = deploy(min_nodes=2, round_timeout=30.0)
     lose_once(run, NAMES[2], 2, restart=False)
@@ -301,18 +254,15 @@ def test_progress_says_of_each_node_when_it_answered_and_what_went_wrong(
     deploy, clock, monkeypatch
 ):
     monkeypatch.setattr(progress, "WRITE_SECONDS", 0.0)
-    run = deploy(min_nodes=2, round_timeout=30.0)
-    lose_once(run, NAMES[2], 2, restart=False)
-    lose, wrong = run.grid.spoil, []
+    run, wrong = deploy(min_nodes=2, round_timeout=30.0), []
 
-    def spoil(who: str, request: Message, reply: Message) -> Message | None:
-        asked = round_of(request)
-        if who == NAMES[1] and asked == 3 and not wrong:
-            wrong.append(who)
-            return Message(FlowerError(0, "out of memory"), reply_to=request)
-        return lose(who, request, reply)
+    def fail_once(request: Message, reply: Message) -> Message:
+        wrong.append(reply)
+        out_of_memory = FlowerError(0, "out of memory")
+        return reply if wrong[1:] else Message(out_of_memory, reply_to=request)
 
-    run.grid.spoil = spoil
+    lose = {(NAMES[2], 2): lambda request, reply: None, (NAMES[1], 3): fail_once}
+    run.grid.spoil = spoil_at(lose)
     run.start()
     nodes = run.progress()["nodes"]
     counted = [(n["resends"], n["failures"]) for n in nodes.values()]
@@ -354,7 +304,7 @@ class Disk:
         self.fsync(descriptor)
 
 
-def test_a_full_disk_of_a_client_releases_nothing_uncounted(
+def test_a_clients_full_disk_releases_nothing_uncounted(
     deploy, undisturbed, monkeypatch
 ):
     run, disk = deploy(), Disk(monkeypatch, "state-b-clinic")
@@ -370,9 +320,7 @@ def test_a_full_disk_of_a_client_releases_nothing_uncounted(
     assert run.counted(0) == [1, 2, 3, 3, 4]  # it had answered, and left
 
 
-def test_a_reason_that_has_no_room_on_a_clients_disk_is_on_its_stderr(
-    deploy, monkeypatch, capsys
-):
+def test_a_reason_without_room_on_the_disk_is_on_stderr(deploy, monkeypatch, capsys):
     run, disk = deploy(num_rounds=2), Disk(monkeypatch, "state-b-clinic")
     place = run.clients[1].state_dir / "error.log"
 
@@ -388,7 +336,7 @@ def test_a_reason_that_has_no_room_on_a_clients_disk_is_on_its_stderr(
     assert all("Is a directory" in line and "No space left" in line for line in lines)
 
 
-def test_a_full_disk_of_the_server_sends_nothing_uncounted(
+def test_the_servers_full_disk_sends_nothing_uncounted(
     deploy, undisturbed, monkeypatch
 ):
     run = deploy()
@@ -408,15 +356,8 @@ def test_a_full_disk_of_the_server_sends_nothing_uncounted(
 def test_the_roll_call_says_who_is_missing_and_can_be_stopped(deploy, log, clock):
     run = deploy()
     run.clients[2].is_online = False
-
-    def look() -> None:
-        if clock.now > 100:
-            run.stop.set()
-
-    run.grid.on_look = look
-    with pytest.raises(
-        RunStopped, match="stopped during the roll call; missing: c-clin"
-    ):
+    run.grid.on_look = lambda: clock.now > 100 and run.stop.set()
+    with pytest.raises(RunStopped, match="during the roll call; missing: c-clinic"):
         run.start()
     assert sum("waiting for c-clinic" in line for line in log) == 3
     assert run.progress()["waiting_for"] == ["c-clinic"]
@@ -430,12 +371,7 @@ def test_the_roll_call_says_who_is_missing_and_can_be_stopped(deploy, log, clock
 def test_a_stop_is_honoured_while_nodes_warm_start(deploy, undisturbed, clock):
     run = deploy()
     run.grid.on_push = lambda name, request: round_of(request) != 0 or name != NAMES[1]
-
-    def look() -> None:
-        if clock.now > 50:
-            run.stop.set()
-
-    run.grid.on_look = look
+    run.grid.on_look = lambda: clock.now > 50 and run.stop.set()
     with pytest.raises(RunStopped, match="before the discriminators of b-clinic"):
         run.start()
     assert run.attempts() == []
@@ -455,11 +391,8 @@ def test_a_stop_before_a_later_warm_start_repeats_no_round(deploy, undisturbed, 
             asked_first.append(name)
         return len(asked_first) < 3
 
-    def look() -> None:
-        if len(asked_first) >= 3:
-            run.stop.set()
-
-    run.grid.on_push, run.grid.on_look = arrives, look
+    run.grid.on_push = arrives
+    run.grid.on_look = lambda: len(asked_first) >= 3 and run.stop.set()
     with pytest.raises(RunStopped, match="discriminators"):
         run.start()
     done = run.attempts()
@@ -476,23 +409,16 @@ def test_a_late_client_joins_a_resumed_run_that_began_without_it(deploy):
     with pytest.raises(KeyboardInterrupt):
         run.start(interrupt_at(2))
     run.clients[0].is_online = False
-    done: list[dict] = []
-
-    come_back = at_round(3, run.clients[0].restart)
-    run.start(lambda metrics: (done.append(metrics), come_back(metrics)))
-    answered = [metrics["num_answers"] for metrics in done]
-    assert (answered[0], answered[-1]) == (2, 3)
+    run.start(at_round(3, run.clients[0].restart))
+    answered = num_answers(run.folder)
+    assert (answered[:2], answered[-1]) == ([3, 2], 3)  # round 2 is repeated
 
 
 def test_an_unknown_message_is_answered_without_words(deploy):
     run = deploy()
-    client = run.clients[0]
     record = RecordDict({"fedgs": ConfigRecord({"run_id": "0" * 16, "round": 1})})
-    message = Message(record, client.address, "train")
-    message.metadata.__dict__["_message_id"] = "x"
-    reply = run.grid.answer(client, message)
-    assert reply is not None
-    assert isinstance(reply.error, FlowerError)
+    message = Message(record, run.clients[0].address, "train")
+    (reply,) = run.grid.send_and_receive([message])
     assert reply.error.reason == "a-clinic failed; its own error.log says why"
 
 

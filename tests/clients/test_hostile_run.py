@@ -18,7 +18,7 @@ from fedgs.files import read_tensors
 from fedgs.privacy.client_limits import ClientRefused, Limits
 from refusals import assert_refused
 from runs import attempts
-from simulated_grid import FakeGrid, Spoil, product, round_of, start
+from simulated_grid import FakeGrid, Make, Spoil, product, round_of, spoil_at, start
 from tiny import request_of, tiny_config, tiny_data
 
 # ------------------------------------------------------------------ a hostile server
@@ -128,9 +128,6 @@ def test_a_run_outside_a_clients_limits_is_refused(tmp_path, limits):
 # ------------------------------------------------------------------ a hostile client
 
 
-Make = Callable[[Message, Message], Message | None]
-
-
 def _victim(make: Make, round: int = 2) -> Spoil:
     """Spoils what the first node that is asked in a round replies in it."""
     victims: list[int] = []
@@ -144,12 +141,7 @@ def _victim(make: Make, round: int = 2) -> Spoil:
     return spoil
 
 
-def _run_with(
-    create: Callable,
-    log: list[str],
-    make: Make,
-    **settings: object,
-) -> list[str]:
+def _run_with(create: Callable, log: list[str], make: Make, **settings: object):
     """Trains against the node; the round must count, and be one without it.
 
     Returns:
@@ -187,66 +179,50 @@ def _reply(request: Message, record: dict) -> Message:
     return Message(RecordDict({"fedgs": ConfigRecord(record)}), reply_to=request)
 
 
-def test_a_replayed_reply_is_a_failed_answer(create, log):
+@pytest.mark.parametrize(("number", "word"), [(1, "round"), (2, "request")])
+def test_a_replayed_reply_is_a_failed_answer(create, log, number, word):
     """Round 1's answer for round 2, as it was and with the new round's number."""
-    settings = {"client_selection": "all", "noise_seed": None}
-    for number in (1, 2):
-        old: dict[int, dict] = {}
+    old: list[dict] = []
 
-        def replay(
-            node: int,
-            request: Message,
-            reply: Message,
-            old: dict[int, dict] = old,
-            number: int = number,
-        ) -> Message:
-            if round_of(request) == 1:
-                old[node] = dict(reply.content["fedgs"])
-            if round_of(request) == 2 and node == 3:
-                return _reply(request, old[node] | {"round": number})
-            return reply
+    def keep(request: Message, reply: Message) -> Message:
+        old.append(dict(reply.content["fedgs"]))
+        return reply
 
-        folder = create(f"run-{number}", min_nodes=1, **settings)
-        start(folder, FakeGrid(6, replay))
-        refused = [line for line in log if line.startswith("answer of node 3")]
-        word = "round" if number == 1 else "request"
-        assert set(refused) == {
-            f"answer of node 3 to round 2: another {word} than this run and round have"
-        }
-        log.clear()
+    def replay(request: Message, reply: Message) -> Message:
+        return _reply(request, old[0] | {"round": number})
+
+    folder = create("run", min_nodes=1, client_selection="all", noise_seed=None)
+    start(folder, FakeGrid(6, spoil_at({(3, 1): keep, (3, 2): replay})))
+    assert {line for line in log if line.startswith("answer of node 3")} == {
+        f"answer of node 3 to round 2: another {word} than this run and round have"
+    }
 
 
 def test_a_reply_of_another_run_is_a_failed_answer(create, log):
     """The same node, round and settings; only the server's seed is another."""
-    others: dict[int, dict] = {}
+    others: list[dict] = []
 
-    def keep(node: int, request: Message, reply: Message) -> Message:
-        if round_of(request) == 2:
-            others[node] = dict(reply.content["fedgs"])
+    def keep(request: Message, reply: Message) -> Message:
+        others.append(dict(reply.content["fedgs"]))
         return reply
+
+    def foreign(request: Message, reply: Message) -> Message:
+        return _reply(request, others[0])
 
     settings = {"client_selection": "all", "min_nodes": 1}
-    start(create("other", seed=6, **settings), FakeGrid(6, keep))
-
-    def foreign(node: int, request: Message, reply: Message) -> Message:
-        if round_of(request) == 2 and node == 3:
-            return _reply(request, others[node])
-        return reply
-
-    start(create("run", seed=5, **settings), FakeGrid(6, foreign))
-    assert (
-        "answer of node 3 to round 2: another request than this run and round have"
-        in log
-    )
+    start(create("other", seed=6, **settings), FakeGrid(6, spoil_at({(3, 2): keep})))
+    start(create("run", seed=5, **settings), FakeGrid(6, spoil_at({(3, 2): foreign})))
+    words = "answer of node 3 to round 2: another request than this run and round have"
+    assert words in log
 
 
 def test_a_long_error_is_one_line_of_the_log(create, log):
     text = "all is well\n2026-01-01 INFO the run is complete\x1b[2J" * 200_000
-    lines = _run_with(
-        create,
-        log,
-        lambda request, reply: Message(FlowerError(2, text), reply_to=request),
-    )
+
+    def fail(request: Message, reply: Message) -> Message:
+        return Message(FlowerError(2, text), reply_to=request)
+
+    lines = _run_with(create, log, fail)
     assert all(len(line) <= 200 + len("round 2: node 1 says: ") for line in lines)
     assert all(line.isprintable() for line in lines)
 

@@ -9,6 +9,7 @@ What is not covered: when a reply leaves. A message's `created_at` and `ttl` tel
 long a client took; steps and shapes are the same for every client, whatever its data.
 """
 
+import json
 import logging
 import os
 import threading
@@ -65,20 +66,12 @@ NODE_CONFIG = {"partition-id", "num-partitions"}
 
 def _config(tmp_path: Path, **settings: object) -> RunConfig:
     """Three nodes of two clients; at least one node answers nothing in each round."""
-    return tiny_config(
-        data=recording.planted_data(tmp_path),
-        output=str(tmp_path / "run"),
-        engine="flower",
-        discriminator_training="every_round",
-        clients_per_round=2,
-        clients_per_node=2,
-        num_rounds=len(recording.FAILURES),
-        warm_start_rounds=1,
-        discriminator_steps=1,
-        sample_every=1,
-        client_selection="balanced",
-        **settings,
-    )
+    data, output = recording.planted_data(tmp_path), str(tmp_path / "run")
+    rule = {"discriminator_training": "every_round", "client_selection": "balanced"}
+    sizes = {"clients_per_round": 2, "clients_per_node": 2, "sample_every": 1}
+    sizes |= {"warm_start_rounds": 1, "discriminator_steps": 1}
+    sizes |= {"num_rounds": len(recording.FAILURES), "engine": "flower"}
+    return tiny_config(data=data, output=output, **rule | sizes | settings)
 
 
 # ------------------------------------------------------------------ the walk
@@ -141,15 +134,15 @@ def _check_answer(
     assert tuple(values.shape) == config.release_shape
     assert torch.equal(values, releases[where])
     # A header of public shapes, the values, and not a byte more.
-    header = 8 + int.from_bytes(content[:8], "little")
-    assert len(content) == header + values.numel() * 4
-    assert content[8:header].strip() == (
-        b'{"gradients":{"dtype":"F32","shape":['
-        + ",".join(map(str, config.release_shape)).encode()
-        + b'],"data_offsets":[0,'
-        + str(values.numel() * 4).encode()
-        + b"]}}"
-    )
+    header, size = 8 + int.from_bytes(content[:8], "little"), values.numel() * 4
+    assert len(content) == header + size
+    shape = {
+        "dtype": "F32",
+        "shape": [*config.release_shape],
+        "data_offsets": [0, size],
+    }
+    whole = json.dumps({"gradients": shape}, separators=(",", ":"))
+    assert content[8:header].strip() == whole.encode()
 
 
 def _check_hashes(
@@ -194,7 +187,21 @@ def _check_files(folder: Path, but: Iterable[str]) -> list[str]:
     return read
 
 
-def _check_victim_took_part(folder: RunFolder) -> None:
+def _check_run(
+    folder: RunFolder,
+    requests: Iterable[bytes],
+    sent: list[bytes],
+    releases: dict[tuple[int, int], torch.Tensor],
+) -> None:
+    """Checks all messages of a run, and how many of each kind there are."""
+    kinds = [_check_message(content, folder.config, releases) for content in sent]
+    # Three nodes: a roll call, a warm start, and five rounds that all first fail in.
+    empty = 3 + 5 * 3 - len(releases)
+    expected = {"roll call": 3, "error": 15, "empty": empty, "answer": len(releases)}
+    assert {kind: kinds.count(kind) for kind in expected} == expected
+    assert empty >= 3 + 5
+    assert releases
+    _check_hashes(requests, sent, folder.config)
     events = Ledger.read(folder.path / "ledger.jsonl").events
     assert {event.round for event in events} == set(recording.FAILURES)
     assert any(recording.VICTIM in event.participants for event in events)
@@ -242,17 +249,9 @@ def test_every_message_of_a_run_holds_public_values_only(
     monkeypatch.setattr(fedgs.federation.node, "client_round", failing)
     start(folder, grid)
     sent = [message_to_proto(reply).SerializeToString() for *_, reply in grid.replies]
-    kinds = [_check_message(content, config, releases) for content in sent]
-    # Three nodes: a roll call, a warm start, and five rounds that all first fail in.
-    empty = 3 + 5 * 3 - len(releases)
-    expected = {"roll call": 3, "error": 15, "empty": empty, "answer": len(releases)}
-    assert {kind: kinds.count(kind) for kind in expected} == expected
-    assert empty >= 3 + 5
-    assert releases
-    _check_hashes(requests, sent, config)
+    _check_run(folder, requests, sent, releases)
     for context in grid.contexts.values():
         _check_context(context_to_proto(context).SerializeToString())
-    _check_victim_took_part(folder)
     assert len([line for line in upstream if "failed" in line]) == 15
     printed = "".join(capfd.readouterr())
     assert not canaries_in("\n".join([printed, *upstream]).encode())
@@ -284,10 +283,9 @@ def test_the_canaries_are_found_where_they_are(tmp_path):
     assert canaries_in(str(path).encode()) == {"words", "a word"}
     values = torch.tensor(list(recording.PIXELS)).float() / 255
     assert canaries_in(values.numpy().tobytes()) == {"pixels, float32"}
-    assert canaries_in(str(list(recording.PIXELS)).encode()) == {"pixels, printed"}
-    assert canaries_in(str(np.array(list(recording.PIXELS))).encode()) == {
-        "pixels, printed"
-    }
+    row = list(recording.PIXELS)
+    for printed in (str(row), str(np.array(row))):
+        assert canaries_in(printed.encode()) == {"pixels, printed"}
     for text in (b"num-examples: 10007", b'{"num": 10007}', b"There are 10007."):
         assert canaries_in(text) == {"size, printed"}
     assert canaries_in(np.array([9973]).tobytes()) == {"label count, int64"}
@@ -300,40 +298,30 @@ def test_the_canaries_are_found_where_they_are(tmp_path):
 
 @pytest.mark.flower
 @pytest.mark.slow
-def test_every_message_of_a_real_simulation_holds_public_values_only(
+def test_every_message_of_flowers_holds_public_values_only(
     tmp_path, monkeypatch, capfd
 ):
     """Ray hands what workers print, and Flower what they raise, to the server's log."""
     records = tmp_path / "records"
     records.mkdir()
     monkeypatch.setenv(recording.FOLDER_VARIABLE, str(records))
-    paths = [
-        str(ROOT),
-        str(ROOT / "tests" / "support"),
-        os.environ.get("PYTHONPATH", ""),
-    ]
+    paths = [str(ROOT), str(ROOT / "tests" / "support"), os.getenv("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths).rstrip(os.pathsep))
     config = _config(tmp_path, num_workers=2)
     folder = RunFolder.create(config)
-    flower_engine.train(
-        folder, lambda metrics: None, threading.Event(), recording.COMPONENTS
-    )
+    how = (lambda metrics: None, threading.Event(), recording.COMPONENTS)
+    flower_engine.train(folder, *how)
     releases = {
         tuple(map(int, path.stem.split("-")[1:])): load_file(path)["gradients"]
         for path in records.glob("release-*")
     }
     sent = [path.read_bytes() for path in records.glob("message-*")]
-    kinds = [_check_message(content, config, releases) for content in sent]
-    empty = 3 + 5 * 3 - len(releases)
-    expected = {"roll call": 3, "error": 15, "empty": empty, "answer": len(releases)}
-    assert {kind: kinds.count(kind) for kind in expected} == expected
     requests = [path.read_bytes() for path in records.glob("request-*")]
-    _check_hashes(requests, sent, config)
+    _check_run(folder, requests, sent, releases)
     contexts = [path.read_bytes() for path in records.glob("context-*")]
     assert len(contexts) == len(sent)
     for context in contexts:
         _check_context(context)
-    _check_victim_took_part(folder)
     assert not canaries_in("".join(capfd.readouterr()).encode())
     printed = (records / "printed").read_text()
     assert printed.count(" failed") == 15

@@ -252,9 +252,7 @@ def test_the_time_that_an_answer_takes_is_not_sent(monkeypatch):
 
 @pytest.mark.usefixtures("installed", "server_process")
 @pytest.mark.parametrize("spoilt", ["unknown kind", "raises"])
-def test_a_message_that_cannot_be_answered_gets_an_error_without_words(
-    monkeypatch, spoilt
-):
+def test_a_message_without_an_answer_gets_an_error_without_words(monkeypatch, spoilt):
     if spoilt == "raises":
 
         def fail(message, context):
@@ -295,9 +293,7 @@ REFUSALS = {
 
 @pytest.mark.parametrize("refusal", REFUSALS)
 @pytest.mark.parametrize("times", [0, 3, 9])
-def test_waits_for_its_registration_or_the_end_of_a_killed_predecessor(
-    clock, times, refusal
-):
+def test_waits_for_registration_or_the_end_of_a_predecessor(clock, times, refusal):
     tries: list[int] = []
 
     def activate(client, request):
@@ -319,9 +315,7 @@ def test_another_refusal_of_the_server_is_not_waited_out():
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_connection_that_has_ended_is_made_anew_until_the_process_is_to_end(
-    monkeypatch, clock
-):
+def test_a_connection_that_has_ended_is_made_anew_until_sigterm(monkeypatch, clock):
     """Flower's returns from a connection that it gave up, and the process ended."""
     states: list[object] = []
 

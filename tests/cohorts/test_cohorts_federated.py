@@ -9,12 +9,14 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app import Error as FlowerError
+from torch import Tensor
 
 from clients import selection_app as classifier_app
 from experiments.launch.local_grid import LocalGrid
@@ -29,6 +31,7 @@ from server.selection_app import Selecting
 from tiny import SINGLE_IMAGE_CLIENT, SIZES, tiny_config, write_tiny_npz
 
 K = len(SIZES)
+HALF = {"below": None, "percentile_below": 50}
 FAST = {"num_rounds": 3, "clients_per_round": 4, "steps": 2, "batch_size": 4}
 
 
@@ -90,18 +93,26 @@ def weights(arrays: ArrayRecord) -> torch.Tensor:
     return torch.cat([value.flatten().double() for value in values])
 
 
-def one_round(selecting: Selecting, number: int = 1) -> tuple[ArrayRecord, ArrayRecord]:
-    """The classifier before and after a round, without Flower's loop."""
+def strategy_of(selecting: Selecting):
+    """The strategy of a selection whose nodes have answered the roll call."""
     selecting.addresses = strategy.roll_call(selecting.grid, K)
-    chosen = classifier_server.strategy(
-        selecting.config, selecting.selection, selecting.addresses
-    )
+    config, selection = selecting.config, selecting.selection
+    return classifier_server.strategy(config, selection, selecting.addresses)
+
+
+def one_round(selecting: Selecting) -> tuple[ArrayRecord, list[Message], Any]:
+    """The classifier before a round, the round's replies, and the strategy."""
+    chosen, config = strategy_of(selecting), ConfigRecord()
     before = ArrayRecord(classifier.build_classifier(selecting.config).state_dict())
-    config = ConfigRecord({"folder": str(selecting.folder)})
-    messages = chosen.configure_train(number, before, config, selecting.grid)
-    replies = selecting.grid.send_and_receive(messages)
-    after, _ = chosen.aggregate_train(number, replies)
-    return before, after
+    config["folder"] = str(selecting.folder)
+    messages = chosen.configure_train(1, before, config, selecting.grid)
+    return before, list(selecting.grid.send_and_receive(messages)), chosen
+
+
+def movement(selecting: Selecting) -> Tensor:
+    """By what a round moves the classifier, without Flower's loop."""
+    before, replies, chosen = one_round(selecting)
+    return weights(chosen.aggregate_train(1, replies)[0]) - weights(before)
 
 
 # ------------------------------------------------------------------ what comes out
@@ -140,21 +151,11 @@ def test_accuracies_stay_with_the_clients_unless_asked_for(make):
 
 
 def test_number_of_threads_changes_nothing(make):
-    one, three = (
-        make(num_workers=n, num_rounds=4, percentile_below=50, below=None).run()
-        for n in (1, 3)
-    )
+    one, three = (make(num_workers=n, num_rounds=4, **HALF).run() for n in (1, 3))
     assert one == three
 
 
-def test_stop_ends_the_roll_call(make):
-    selecting = make()
-    selecting.stop.set()
-    with pytest.raises(RunStopped, match="stopped during the roll call"):
-        selecting.run()
-
-
-def test_stop_ends_it_after_a_round(make):
+def test_stop_ends_the_roll_call_or_a_round(make):
     def stop(message: Message, reply: Message) -> Message:
         if message.metadata.message_type == "train":
             selecting.stop.set()
@@ -163,6 +164,8 @@ def test_stop_ends_it_after_a_round(make):
     selecting = make()
     selecting.grid.spoil = stop
     with pytest.raises(RunStopped, match="after round 1; nothing was selected"):
+        selecting.run()
+    with pytest.raises(RunStopped, match="stopped during the roll call"):
         selecting.run()
 
 
@@ -196,16 +199,11 @@ def test_client_without_an_answer_ends_it(make):
 
 
 def test_replies_hold_weights_bits_and_cohorts_only(make):
-    selecting = make(below=None, percentile_below=50)
+    selecting = make(**HALF)
     selecting.run()
     kinds = Counter(kind for kind, *_ in selecting.grid.exchanged)
-    assert kinds == {
-        "query": K,
-        "train": 12,
-        "query.measure": K,
-        "query.compare": 8 * K,
-        "query.join": K,
-    }
+    queries = {"query": K, "query.measure": K, "query.compare": 8 * K, "query.join": K}
+    assert kinds == {"train": 12} | queries
     for kind, client, _, reply in selecting.grid.exchanged:
         content = reply.content
         if kind == "train":
@@ -262,7 +260,8 @@ def test_client_measures_no_more_once_it_stated_its_cohort(make):
 
 def test_round_is_the_mean_of_what_clients_train_alone(make):
     selecting = make(clients_per_round=K)
-    before, after = one_round(selecting)
+    before, replies, chosen = one_round(selecting)
+    after, _ = chosen.aggregate_train(1, replies)
     clients = classifier_app.clients_of(str(selecting.folder))
     config, trained = selecting.config, []
     for client_id in range(K):
@@ -277,12 +276,7 @@ def test_round_is_the_mean_of_what_clients_train_alone(make):
 
 
 def test_order_of_replies_changes_no_bit(make):
-    selecting = make(clients_per_round=K)
-    one_round(selecting)
-    chosen = classifier_server.strategy(
-        selecting.config, selecting.selection, selecting.addresses
-    )
-    replies = [r for kind, _, _, r in selecting.grid.exchanged if kind == "train"]
+    _, replies, chosen = one_round(make(clients_per_round=K))
     found = [weights(chosen.aggregate_train(1, r)[0]) for r in (replies, replies[::-1])]
     assert torch.equal(*found)
 
@@ -321,9 +315,7 @@ def test_bug_is_planted_after_the_training_unless_asked_for(make, train_corrupte
 
 def test_noise_on_the_sum_is_the_multiplier_times_the_bound(make, monkeypatch):
     monkeypatch.setattr(classifier, "train", lambda *_, **__: None)
-    selecting = make(noise_multiplier=3.0, clip_bound=0.5, clients_per_round=5)
-    before, after = one_round(selecting)
-    noise = weights(after) - weights(before)
+    noise = movement(make(noise_multiplier=3.0, clip_bound=0.5, clients_per_round=5))
     expected = 3.0 * 0.5 / 5
     # The deviation of an estimated deviation of N numbers is 1 / sqrt(2 N) of it.
     tolerance = 5 / math.sqrt(2 * len(noise))
@@ -336,62 +328,48 @@ def test_noise_on_the_sum_is_the_multiplier_times_the_bound(make, monkeypatch):
 def test_update_that_leaves_a_client_is_within_the_bound(make, learning_rate):
     """The sum then moves by at most C if one becomes zero, 2C if it is replaced."""
     selecting = make(noise_multiplier=1.0, clip_bound=0.05, learning_rate=learning_rate)
-    before, _ = one_round(selecting)
-    norms = [
-        float((weights(reply.content.array_records[ARRAYS]) - weights(before)).norm())
-        for kind, _, _, reply in selecting.grid.exchanged
-        if kind == "train"
-    ]
+    before, replies, _ = one_round(selecting)
+    sent = [weights(reply.content.array_records[ARRAYS]) for reply in replies]
+    norms = [float((values - weights(before)).norm()) for values in sent]
     assert max(norms) <= 0.05 * (1 + 1e-4)
     assert (max(norms) > 0.0499) == (learning_rate == 10.0)
 
 
 def test_updates_are_not_clipped_without_privacy(make):
-    before, after = one_round(make(clip_bound=1e-6))
-    assert (weights(after) - weights(before)).norm() > 1e-3
+    assert movement(make(clip_bound=1e-6)).norm() > 1e-3
 
 
-def test_round_without_all_answers_leaves_the_classifier(make):
+@pytest.mark.parametrize(("noise", "is_kept"), [(None, True), (1.0, False)])
+def test_round_without_all_answers_leaves_the_classifier(make, noise, is_kept):
     """Its average would carry less noise on the sum than is accounted for."""
 
     def lose(message: Message, reply: Message) -> Message:
-        lost = message.metadata.dst_node_id == 2
+        about = message.metadata
+        lost = (about.message_type, about.dst_node_id) == ("train", 2)
         return Message(FlowerError(0, "gone"), reply_to=message) if lost else reply
 
-    for noise, is_kept in ((None, True), (1.0, False)):
-        selecting = make(noise_multiplier=noise, clients_per_round=K)
-        selecting.addresses = strategy.roll_call(selecting.grid, K)
-        addresses = selecting.addresses
-        selecting.grid.spoil = lose
-        chosen = classifier_server.strategy(
-            selecting.config, selecting.selection, addresses
-        )
-        arrays = ArrayRecord(classifier.build_classifier(selecting.config).state_dict())
-        config = ConfigRecord({"folder": str(selecting.folder)})
-        sent = list(chosen.configure_train(1, arrays, config, selecting.grid))
-        replies = list(selecting.grid.send_and_receive(sent))
-        assert (chosen.aggregate_train(1, replies)[0] is not None) == is_kept
-        some = [reply for reply in replies if not reply.has_error()]
-        assert (chosen.aggregate_train(1, some)[0] is not None) == is_kept
+    selecting = make(noise_multiplier=noise, clients_per_round=K)
+    selecting.grid.spoil = lose
+    _, replies, chosen = one_round(selecting)
+    some = [reply for reply in replies if not reply.has_error()]
+    assert len(some) == len(replies) - 1
+    for answers in (replies, some):
+        assert (chosen.aggregate_train(1, answers)[0] is not None) == is_kept
 
 
 def test_memberships_are_noisy_in_private_mode(make):
     """With epsilon 0.01 an answer is next to a fair coin: none of 25 is one in 3e7."""
     answers = Counter()
     for _ in range(5):
-        selecting = make(
-            below=1.0, noise_multiplier=1.0, membership_epsilon=0.01, num_rounds=1
-        )
-        cohorts = selecting.run()["cohorts"]
+        noise = {"noise_multiplier": 1.0, "membership_epsilon": 0.01}
+        cohorts = make(below=1.0, num_rounds=1, **noise).run()["cohorts"]
         del cohorts[SINGLE_IMAGE_CLIENT]  # it alone is not in `selected`
         answers.update(cohorts)
     assert set(answers) == {"selected", "rest"}
 
 
 def test_counts_are_noisy_in_private_mode(make):
-    selecting = make(
-        below=None, percentile_below=50, noise_multiplier=1.0, num_rounds=1
-    )
+    selecting = make(**HALF, noise_multiplier=1.0, num_rounds=1)
     selecting.run()
     counts = [selecting._counts([1.0])[0] for _ in range(200)]
     expected = selecting.selection.cost(K).count_noise_std

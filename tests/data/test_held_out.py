@@ -5,8 +5,8 @@ import pytest
 
 from fedgs.data.corruption import corrupt, corrupted, corrupted_clients
 from fedgs.data.load import load_data, load_test_data
-from fedgs.errors import UserError
 from loading import configured, load, refused
+from refusals import assert_refused
 
 SIZES = {"ann": 20, "bob": 11, "cleo": 1, "dora": 40}
 NAMES = tuple(SIZES)
@@ -18,6 +18,10 @@ PIXELS = np.random.default_rng(0).integers(256, size=(72, 28, 28), dtype=np.uint
 def source(tmp_path):
     np.savez(tmp_path / "toy.npz", images=PIXELS, clients=OWNERS)
     return f"npz:{tmp_path / 'toy.npz'}"
+
+
+def images_held_out(*source, **settings):
+    return load_test_data(configured(*source, **settings))[0]
 
 
 # ------------------------------------------------------------------ held out
@@ -39,11 +43,9 @@ def test_an_owner_keeps_at_least_one_image_to_train_on(source):
 
 def test_choice_depends_on_neither_seed_partition_nor_other_owners(source, tmp_path):
     settings = {"test_fraction": 0.3}
-    expected = load_test_data(configured(source, **settings))[0]
+    expected = images_held_out(source, **settings)
     for other in ({"seed": 9}, {"num_clients": 2}, {"partition": "iid"}):
-        assert (
-            load_test_data(configured(source, **settings, **other))[0] == expected
-        ).all()
+        assert (images_held_out(source, **settings, **other) == expected).all()
     is_ann = OWNERS == "ann"
     np.savez(tmp_path / "ann.npz", images=PIXELS[is_ann], clients=OWNERS[is_ann])
     alone = load(f"npz:{tmp_path / 'ann.npz'}", **settings)
@@ -57,9 +59,7 @@ def test_choice_depends_on_neither_seed_partition_nor_other_owners(source, tmp_p
 def test_no_client_trains_on_a_test_image(source, partition):
     settings = {"test_fraction": 0.3, "partition": partition, "num_clients": 4}
     data = load(source, **settings)
-    test = {
-        image.tobytes() for image in load_test_data(configured(source, **settings))[0]
-    }
+    test = {image.tobytes() for image in images_held_out(source, **settings)}
     train = [image.tobytes() for k in range(4) for image in data.client(k)[0]]
     assert len(test) == 21
     assert len(train) == (48 if partition == "iid" else 51)
@@ -84,21 +84,19 @@ def test_data_without_owners_is_held_out_as_a_whole():
         data.client(0, held_out=True)
 
 
-def test_nothing_is_held_out_by_default(source):
+def test_nothing_is_held_out_or_corrupted_by_default(source):
     data = load(source)
     assert data.client_test_records == ()
     assert data.sizes.sum() == 72
+    assert not corrupted_clients(configured(source), NAMES).any()
+    assert not corrupted(configured(source), "ann", 5).any()
 
 
 def test_records_as_units_of_owned_data_are_refused(source):
     settings = {"privacy_unit": "record", "partition": "iid", "num_clients": 3}
     load(source, **settings)
-    refused(
-        r"test_fraction = 0\.1: privacy_unit = record",
-        source,
-        test_fraction=0.1,
-        **settings,
-    )
+    settings["test_fraction"] = 0.1
+    refused(r"test_fraction = 0\.1: privacy_unit = record", source, **settings)
 
 
 # ------------------------------------------------------------------ corruption
@@ -158,10 +156,9 @@ def test_draw_depends_on_seed_and_name_alone():
 
 
 def test_test_images_of_a_benchmark_are_never_corrupted(source):
-    clean = load_test_data(configured(source, test_fraction=0.3))[0]
     settings = {"corruption": "invert", "corruption_fraction": 1.0}
-    found = load_test_data(configured(source, test_fraction=0.3, **settings))[0]
-    assert (clean == found).all()
+    found = images_held_out(source, test_fraction=0.3, **settings)
+    assert (found == images_held_out(source, test_fraction=0.3)).all()
 
 
 def test_read_only_images_are_copied_and_others_are_not():
@@ -177,10 +174,5 @@ def test_read_only_images_are_copied_and_others_are_not():
 
 def test_corrupted_clients_of_single_images_are_refused(source):
     settings = configured(source, corruption="invert", corruption_unit="image")
-    with pytest.raises(UserError, match="no client is corrupted as a whole"):
-        corrupted_clients(settings, NAMES)
-
-
-def test_nothing_is_corrupted_by_default(source):
-    assert not corrupted_clients(configured(source), NAMES).any()
-    assert not corrupted(configured(source), "ann", 5).any()
+    words = "no client is corrupted as a whole"
+    assert_refused(words, corrupted_clients, settings, NAMES)

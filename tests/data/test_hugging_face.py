@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedgs.data.load import load_data, load_test_data
+from fedgs.data.load import load_test_data
 from fedgs.data.records import DataWarning
 from loading import configured, load, refused
 from refusals import assert_refused
@@ -55,6 +55,16 @@ def images_of(data):
     ]
 
 
+def by(partitioner, options):
+    name = f"{partitioner}Partitioner"
+    return {"partitioner": name, "partitioner_options": options}
+
+
+PATHOLOGICAL = "num_partitions=4, num_classes_per_partition=1, "
+PATHOLOGICAL += "class_assignment_mode='deterministic'"
+DIRICHLET = "num_partitions=3, alpha=0.5, min_partition_size=2"
+
+
 # ------------------------------------------------------------------ columns and splits
 
 
@@ -97,9 +107,7 @@ def test_classes_of_a_column_of_numbers_are_refused(source):
         (["cat", "dog"], {"classes": "dog,cat"}, [1, 0]),
     ],
 )
-def test_folders_of_pictures_have_the_labels_of_their_names(
-    tmp_path, folders, settings, labels
-):
+def test_folders_of_pictures_are_labelled_by_name(tmp_path, folders, settings, labels):
     """Not those of their order, which another client's folder would change."""
     for folder in folders:
         (tmp_path / "train" / folder).mkdir(parents=True)
@@ -122,10 +130,7 @@ def test_split_test_is_the_test_split(source):
 
 
 def test_test_split_is_not_partitioned(source):
-    settings = {
-        "partitioner": "SizePartitioner",
-        "partitioner_options": "partition_sizes=[30, 10]",
-    }
+    settings = by("Size", "partition_sizes=[30, 10]")
     assert load_test_data(configured(source, **settings))[1].tolist() == LABELS[:8]
 
 
@@ -154,28 +159,19 @@ def test_pictures_are_resized_and_colour_is_kept(tmp_path):
 @pytest.mark.parametrize(
     ("partitioner", "options", "sizes"),
     [
-        ("IidPartitioner", "num_partitions=8", [5] * 8),
-        ("LinearPartitioner", "num_partitions=4", None),
-        ("SizePartitioner", "partition_sizes=[1, 30, 9]", [1, 30, 9]),
-        (
-            "PathologicalPartitioner",
-            "num_partitions=4, num_classes_per_partition=1, "
-            "class_assignment_mode='deterministic'",
-            [10] * 4,
-        ),
-        ("ShardPartitioner", "num_partitions=5, num_shards_per_partition=2", [8] * 5),
-        (
-            "DirichletPartitioner",
-            "num_partitions=3, alpha=0.5, min_partition_size=2",
-            None,
-        ),
-        ("NaturalIdPartitioner", "partition_by='owner'", [14, 13, 13]),
-        ("GroupedNaturalIdPartitioner", "partition_by='owner', group_size=2", [27, 13]),
+        ("Iid", "num_partitions=8", [5] * 8),
+        ("Linear", "num_partitions=4", None),
+        ("Size", "partition_sizes=[1, 30, 9]", [1, 30, 9]),
+        ("Pathological", PATHOLOGICAL, [10] * 4),
+        ("Shard", "num_partitions=5, num_shards_per_partition=2", [8] * 5),
+        ("Dirichlet", DIRICHLET, None),
+        ("NaturalId", "partition_by='owner'", [14, 13, 13]),
+        ("GroupedNaturalId", "partition_by='owner', group_size=2", [27, 13]),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")
 def test_every_image_goes_to_one_client(source, partitioner, options, sizes):
-    settings = {"partitioner": partitioner, "partitioner_options": options}
+    settings = by(partitioner, options)
     data = load(source, **settings)
     if sizes:
         assert data.sizes.tolist() == sizes
@@ -187,23 +183,14 @@ def test_every_image_goes_to_one_client(source, partitioner, options, sizes):
 
 
 def test_partitioners_clients_are_in_order_of_their_number(source):
-    settings = {"partitioner_options": "num_partitions=12"}
-    data = load(source, partitioner="IidPartitioner", **settings)
+    data = load(source, **by("Iid", "num_partitions=12"))
     assert data.client_names == tuple(map(str, range(12)))
 
 
 def test_partitioners_seed_is_the_runs_unless_given(source):
     options = "num_partitions=4, alpha=1, min_partition_size=1"
     unset, same, other = (
-        images_of(
-            load_data(
-                configured(
-                    source,
-                    partitioner="DirichletPartitioner",
-                    partitioner_options=options + seed,
-                )
-            )
-        )
+        images_of(load(source, **by("Dirichlet", options + seed)))
         for seed in ("", ", seed=0", ", seed=1")
     )
     assert unset == same
@@ -211,20 +198,14 @@ def test_partitioners_seed_is_the_runs_unless_given(source):
 
 
 def test_rows_are_shuffled_by_the_runs_seed(source):
-    settings = {"partitioner_options": "num_partitions=2"}
-    settings["partitioner"] = "IidPartitioner"
-    first, second = (images_of(load(source, seed=seed, **settings)) for seed in (0, 1))
+    halves = by("Iid", "num_partitions=2")
+    first, second = (images_of(load(source, seed=seed, **halves)) for seed in (0, 1))
     assert first != second
     assert max(first[0]) >= 20  # not the first half
 
 
 def test_labels_decide_by_default(source):
-    options = "num_partitions=4, num_classes_per_partition=1"
-    settings = {
-        "partitioner": "PathologicalPartitioner",
-        "partitioner_options": f"{options}, class_assignment_mode='deterministic'",
-    }
-    data = load(source, **settings)
+    data = load(source, **by("Pathological", PATHOLOGICAL))
     assert {len(set(data.labels[own])) for own in data.client_records} == {1}
 
 
@@ -251,13 +232,7 @@ IID = {"partitioner": "IidPartitioner"}
         ({**IID, "partitioner_options": "n=3"}, "'n'.; IidPartitioner takes num_part"),
         ({**IID, "partitioner_options": "num_partitions=0"}, "greater than zero"),
         ({**IID, "partitioner_options": "num_partitions=x"}, "as in TOML"),
-        (
-            {
-                "partitioner": "SizePartitioner",
-                "partitioner_options": "partition_sizes=[50]",
-            },
-            "SizePartitioner'?: does not suit the data",
-        ),
+        (by("Size", "partition_sizes=[50]"), "Partitioner'?: does not suit the data"),
     ],
 )
 def test_options_that_do_not_suit_are_refused(source, settings, message):
@@ -286,11 +261,8 @@ def test_missing_data_set_is_not_looked_for_on_the_network(tmp_path, monkeypatch
     asked = []
     monkeypatch.setattr("socket.socket.connect", connect)
     monkeypatch.setattr("socket.getaddrinfo", connect)
-    refused(
-        r"no/such cannot be read .*\nadd --download",
-        "hf:no/such",
-        data_dir=str(tmp_path),
-    )
+    words = r"no/such cannot be read .*\nadd --download"
+    refused(words, "hf:no/such", data_dir=str(tmp_path))
     assert not asked
 
 
@@ -305,9 +277,8 @@ def test_failed_download_is_a_user_error(tmp_path, monkeypatch):
 
 def test_negative_label_is_named(tmp_path):
     source = write(tmp_path, count=3, number=[0, -1, 1])
-    refused(
-        "image 1: has the label -1", source, num_clients=1, hf_options="label='number'"
-    )
+    settings = {"num_clients": 1, "hf_options": "label='number'"}
+    refused("image 1: has the label -1", source, **settings)
 
 
 def test_light_background_is_warned_of(tmp_path):

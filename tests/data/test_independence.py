@@ -50,23 +50,21 @@ def _integers(root: Path, is_changed: bool) -> dict[str, object]:
     return _npz(root, images, [0, 1] + [2] * 9, np.array(["ann"] * 2 + ["bob"] * 9))
 
 
-def _pictures(root: Path, names: list[str]) -> None:
-    for name, pixels in zip(names, GREY, strict=True):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(root / name)
+def _pictures(root: Path, folders: list[str]) -> None:
+    for number, (name, pixels) in enumerate(zip(folders, GREY, strict=True)):
+        (root / name).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(root / name / f"{number}.png")
 
 
 def _numbered_folders(root: Path, is_changed: bool) -> dict[str, object]:
-    bob = ["bob/12/1.png", "bob/0/2.png"]
-    bob = bob if is_changed else ["bob/3/1.png", "bob/3/2.png"]
-    _pictures(root, ["ann/3/1.png", "ann/10/2.png", *bob])
+    bob = ("12", "0") if is_changed else ("3", "3")
+    _pictures(root, ["ann/3", "ann/10", *(f"bob/{label}" for label in bob)])
     return {"data": f"folder:{root}"}
 
 
 def _named_folders(root: Path, is_changed: bool) -> dict[str, object]:
-    bob = ["bob/ant/1.png", "bob/7/2.png"]
-    bob = bob if is_changed else ["bob/dog/1.png", "bob/dog/2.png"]
-    _pictures(root, ["ann/cat/1.png", "ann/dog/2.png", *bob])
+    bob = ("ant", "7") if is_changed else ("dog", "dog")
+    _pictures(root, ["ann/cat", "ann/dog", *(f"bob/{label}" for label in bob)])
     if is_changed:
         Image.new("L", (50, 50), 255).save(root / "bob/ant/3.png")
     return {"data": f"folder:{root}", "classes": "dog,cat,ant,7"}
@@ -90,10 +88,8 @@ def _leaf(root: Path, is_changed: bool) -> dict[str, object]:
         path = root / "all_data_0.json"
         content = json.loads(path.read_text())
         content["num_samples"][content["users"].index("f0010_07")] = 4
-        content["user_data"]["f0010_07"] = {
-            "x": INK.reshape(4, -1).tolist(),
-            "y": [61, 0, 0, 0],
-        }
+        changed = {"x": INK.reshape(4, -1).tolist(), "y": [61, 0, 0, 0]}
+        content["user_data"]["f0010_07"] = changed
         path.write_text(json.dumps(content))
     return {"data": data}
 

@@ -146,7 +146,7 @@ def test_digits_default_to_180_clients():
         (
             {"partition": "by-client"},
             None,
-            r"partition = by-client: .*names no clients.*--partition iid",
+            "= by-client: .*no clients.*--partition iid",
         ),
         ({"privacy_unit": "record"}, OWNERS, r"privacy_unit = record: .*partition iid"),
         ({"num_clients": 2, "seed": None}, None, r"seed is unset: .*--seed"),

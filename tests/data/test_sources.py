@@ -34,12 +34,12 @@ def write_npz(root: Path, **arrays) -> str:
 
 def test_digits_are_1797_images_of_180_clients():
     data = load()
-    assert data.images.shape == (1797, 1, 28, 28)
-    assert data.images.dtype == np.uint8
-    assert data.num_clients == 180
-    assert data.num_classes == 10
+    assert (data.images.shape, data.images.dtype) == ((1797, 1, 28, 28), np.uint8)
+    assert (data.num_clients, data.num_classes, data.name) == (180, 10, "digits")
     assert set(data.sizes) == {9}
-    assert data.name == "digits"
+    # load_digits has the mean 4.884 of 16; 8x8 pixels in a frame of 12x12.
+    expected = 4.884 / 16 * 8**2 / 12**2
+    assert abs(data.images.mean() / 255 - expected) < 0.01
 
 
 @pytest.mark.parametrize("size", [16, 28, 32, 64])
@@ -48,12 +48,6 @@ def test_digits_are_scaled_up_with_background_zero(size):
     assert images.shape == (1797, 1, size, size)
     assert np.median(images[:, :, :, 0]) == 0
     assert images.max() > 240  # 16 in the 8x8 original is 255
-
-
-def test_digits_keep_their_mean_when_resized():
-    # load_digits has the mean 4.884 of 16; 8x8 pixels in a frame of 12x12.
-    expected = 4.884 / 16 * 8**2 / 12**2
-    assert abs(load().images.mean() / 255 - expected) < 0.01
 
 
 def test_grey_becomes_rgb_by_repetition():
@@ -66,7 +60,9 @@ def test_digits_have_no_test_split():
     assert_refused("data = 'digits': has no test split", load_test_data, configured())
 
 
-def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
+def test_source_that_is_unknown_or_not_installed_is_refused(monkeypatch):
+    refused(r"data = 'cifar': .*digits, mnist, .*npz:PATH", data="cifar")
+    refused(r"data_dir is unset: .*train-images-idx3", data="mnist", num_clients=2)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     refused("pip install scikit-learn")
 
@@ -107,11 +103,8 @@ def test_writers_are_clients_in_name_order(tmp_path):
 def test_writers_of_other_images_are_refused(tmp_path, labels):
     write_mnist(tmp_path)
     write_writers(tmp_path, labels)
-    refused(
-        "does not describe the 12 images of MNIST",
-        data="mnist-by-writer",
-        data_dir=str(tmp_path),
-    )
+    place = {"data": "mnist-by-writer", "data_dir": str(tmp_path)}
+    refused("does not describe the 12 images of MNIST", **place)
 
 
 @pytest.mark.parametrize("name", ["mnist", "mnist-by-writer"])
@@ -122,10 +115,6 @@ def test_test_split_is_mnists(tmp_path, name):
     assert images.shape == (12, 1, 28, 28)
     assert np.allclose(images[:, 0] * 255, PIXELS)
     assert (labels == LABELS).all()
-
-
-def test_unset_data_dir_is_asked_for():
-    refused(r"data_dir is unset: .*train-images-idx3", data="mnist", num_clients=2)
 
 
 def test_missing_files_are_named_with_the_remedy(tmp_path):
@@ -171,13 +160,11 @@ def test_failed_download_is_a_user_error(tmp_path, monkeypatch):
         b"\x1f\x8b\x08\x00compressed",
         bytes((0, 0, 8, 3)) + b"\0\0",
         bytes((0, 0, 8, 1, 0, 0, 0, 12)) + bytes(12),
-        bytes((0, 0, 8, 3)) + b"\xff" * 12,
         bytes((0, 0, 8, 3)) + b"\xff" * 12 + bytes(8),
         bytes((0, 0, 8, 3, 0, 0, 0, 1, 0, 0, 0, 9, 0, 0, 0, 9)),
         bytes((0, 0, 8, 3, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 2)) + bytes(5),
         bytes((0, 0, 8, 3)) + bytes(12),
         bytes((0, 0, 9, 3, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1)) + bytes(1),
-        bytes((0, 0, 10, 3, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1)) + bytes(1),
     ],
 )
 def test_damaged_idx_file_is_refused(tmp_path, content):
@@ -189,12 +176,8 @@ def test_damaged_idx_file_is_refused(tmp_path, content):
 
 def test_images_and_labels_of_different_splits_are_refused(tmp_path):
     write_mnist(tmp_path, pixels=PIXELS[:5])
-    refused(
-        r"has 5 images, .* has 12 labels",
-        data="mnist",
-        data_dir=str(tmp_path),
-        num_clients=2,
-    )
+    place = {"data": "mnist", "data_dir": str(tmp_path)}
+    refused(r"has 5 images, .* has 12 labels", num_clients=2, **place)
 
 
 # Files of the user
@@ -250,32 +233,26 @@ def test_num_classes_may_exceed_the_labels(tmp_path):
     assert load(data=path, num_clients=2, num_classes=26).num_classes == 26
 
 
-@pytest.mark.parametrize("scale", [1, 255])
-def test_blank_image_is_of_either_range(tmp_path, scale):
+def with_one(at, value, scale=255):
+    """Images one of which, or one pixel, has another value."""
     images = PIXELS / scale
-    images[1] = 0
-    path = write_npz(tmp_path, images=images)
-    data = load(data=path, num_clients=3)
-    assert (data.images[[0, *range(2, 12)], 0] == PIXELS[[0, *range(2, 12)]]).all()
-    assert not data.images[1].any()
-
-
-def of_two_ranges():
-    images = PIXELS / 255
-    images[1] = PIXELS[1]
-    return images
-
-
-def one_of_ink(scale):
-    images = PIXELS / scale
-    images[2] = PIXELS[2] > 127
+    images[at] = value
     return images
 
 
 def wrong_pixel(value):
-    images = PIXELS / 255
-    images[0, 0, 0] = value
-    return images
+    return with_one((0, 0, 0), value)
+
+
+INK = PIXELS[2] > 127
+
+
+@pytest.mark.parametrize("scale", [1, 255])
+def test_blank_image_is_of_either_range(tmp_path, scale):
+    path = write_npz(tmp_path, images=with_one(1, 0, scale))
+    expected = PIXELS.copy()
+    expected[1] = 0
+    assert (load(data=path, num_clients=3).images[:, 0] == expected).all()
 
 
 @pytest.mark.parametrize(
@@ -298,12 +275,12 @@ def wrong_pixel(value):
         ({"images": PIXELS.astype(int) + 1}, r"values in \[1, 256\]"),
         ({"images": PIXELS.astype(int) - 1}, r"values in \[-1, 254\]"),
         ({"images": PIXELS // 128}, "integers and none is above 1; save them as uint8"),
+        ({"images": with_one(1, PIXELS[1])}, "0 has fractions .* 1 whole .*uint8"),
         (
-            {"images": of_two_ranges()},
-            "image 0 has fractions .* image 1 whole .*uint8",
+            {"images": with_one(2, INK, scale=1)},
+            "2 has no other values .*uint8",
         ),
-        ({"images": one_of_ink(1)}, "image 2 has no other values than 0 and 1.*uint8"),
-        ({"images": one_of_ink(255)}, "image 2 has no other values than 0 and 1"),
+        ({"images": with_one(2, INK)}, "image 2 has no other values than 0 and 1"),
         ({"images": PIXELS // 128 * 1.0}, "image 0 has no other values than 0 and 1"),
         ({"images": PIXELS.astype(object)}, "cannot be read"),
         ({"images": PIXELS, "labels": LABELS[:5]}, r"labels has shape \(5,\)"),
@@ -327,21 +304,16 @@ def test_malformed_npz_is_refused(tmp_path, arrays, message):
     refused(message, path, num_clients=2, partition="iid")
 
 
-def test_label_above_num_classes_is_refused(tmp_path):
-    path = write_npz(tmp_path, images=PIXELS, labels=LABELS)
-    refused(
-        r"label [5-9]; give --num-classes above 9",
-        data=path,
-        num_clients=2,
-        num_classes=5,
-    )
-
-
-def test_num_classes_without_labels_is_refused(tmp_path):
-    path = write_npz(tmp_path, images=PIXELS)
-    refused(
-        "has no labels for num_classes = 5", data=path, num_clients=2, num_classes=5
-    )
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ({"labels": LABELS}, r"label [5-9]; give --num-classes above 9"),
+        ({}, "has no labels for num_classes = 5"),
+    ],
+)
+def test_num_classes_that_the_labels_contradict_is_refused(tmp_path, labels, message):
+    path = write_npz(tmp_path, images=PIXELS, **labels)
+    refused(message, path, num_clients=2, num_classes=5)
 
 
 NPY = b"\x93NUMPY\x01\x00"  # the start of a file of one array
@@ -371,7 +343,3 @@ def test_file_that_is_no_npz_is_refused(tmp_path, spoil, message):
     source = write_npz(tmp_path, images=PIXELS)
     spoil(tmp_path / "toy.npz")
     refused(message, source)
-
-
-def test_unknown_source_lists_the_known():
-    refused(r"data = 'cifar': .*digits, mnist, .*npz:PATH", data="cifar")

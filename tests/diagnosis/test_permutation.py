@@ -78,9 +78,7 @@ def test_the_distance_of_means_is_unbiased():
     st.permutations(range(4)),
     st.permutations(range(4)),
 )
-def test_p_does_not_depend_on_the_order_within_cohorts_or_on_their_names(
-    values, first, second
-):
+def test_p_does_not_depend_on_order_or_names_of_cohorts(values, first, second):
     x = np.round(np.array(values), 3)
 
     def p(order):

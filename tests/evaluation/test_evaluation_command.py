@@ -29,18 +29,9 @@ from fedgs.runs.run_folder import RunFolder
 from tiny import record_calls, tiny_config
 
 SMALL = ("--classifiers", "lda,gaussian_nb")
-KEYS = {
-    "fid_lenet_mnist",
-    "is_lenet_mnist_10_splits",
-    "precision_lenet_mnist_k5",
-    "recall_lenet_mnist_k5",
-    "density_lenet_mnist_k5",
-    "coverage_lenet_mnist_k5",
-    "memorisation_ratio",
-    "memorised_share",
-    "lenet_mnist_test_accuracy",
-    "downstream_cnn_accuracy",
-}
+KEYS = {"fid_lenet_mnist", "is_lenet_mnist_10_splits", "lenet_mnist_test_accuracy"}
+KEYS |= {f"{n}_lenet_mnist_k5" for n in ("precision", "recall", "density", "coverage")}
+KEYS |= {"memorisation_ratio", "memorised_share", "downstream_cnn_accuracy"}
 
 
 @pytest.fixture(scope="module")
@@ -99,9 +90,7 @@ def npz(path: Path, count: int = 60) -> Path:
 
 
 def result_of(done: tuple[int, str, str]) -> dict:
-    code, out, err = done
-    assert code == 0, err
-    return json.loads(out)
+    return json.loads(printed(done))
 
 
 # ------------------------------------------------------------------ results
@@ -110,9 +99,8 @@ def result_of(done: tuple[int, str, str]) -> dict:
 def test_run_is_evaluated_by_every_metric_in_its_folder(fedgs, run, monkeypatch):
     quick = dataclasses.replace(evaluation.FULL, num_steps=10)
     monkeypatch.setattr(evaluation, "FULL", quick)
-    code, out, err = fedgs(run.path, "-n", 40, *SMALL, "--json")
-    assert code == 0, err
-    found = json.loads(out)
+    done = fedgs(run.path, "-n", 40, *SMALL, "--json")
+    found, err = result_of(done), done[2]
     assert set(found) >= KEYS
     assert "fid_inception_v3_pool3" not in found  # its weights are not there
     assert found["num_synthetic"] == found["downstream_cnn_num_synthetic"] == 40
@@ -145,14 +133,15 @@ def test_file_of_samples_gives_the_numbers_of_its_run(fedgs, run, tmp_path):
 
 
 def test_cnn_of_the_first_release_is_unchanged_in_meaning(fedgs, run, real):
-    out = printed(fedgs(run.path, "-n", 50, "--seed", 3, "--metrics", "cnn", "--json"))
+    chosen = ("-n", 50, "--seed", 3, "--metrics", "cnn", "--json")
+    result = result_of(fedgs(run.path, *chosen))
     labels = sample.uniform_labels(run.config, 50, 3)
     images = sample.draw(run.config, sample.load_generator(run), labels, 3)
     config = tiny_config(data="mnist", data_dir=str(real), num_classes=10)
     train = evaluation.images.LabelledImages(images, labels)
     test = evaluation.images.load_real(config).test
     expected = downstream.cnn_accuracy(train, test, 10, 3)
-    assert json.loads(out)["downstream_cnn_accuracy"] == expected
+    assert result["downstream_cnn_accuracy"] == expected
     assert (downstream.CNN.num_epochs, downstream.NUM_IMAGES) == (3, 10_000)
 
 
@@ -165,8 +154,8 @@ def test_good_images_score_better_than_noise(fedgs, tmp_path):
     name = "lenet_mnist"
     assert 0 < good[f"fid_{name}"] < 0.5 * noise[f"fid_{name}"]
     assert noise[f"fid_{name}"] > 1
-    assert good[f"is_{name}_10_splits"] > noise[f"is_{name}_10_splits"]
-    assert good[f"precision_{name}_k5"] > noise[f"precision_{name}_k5"]
+    for score in (f"is_{name}_10_splits", f"precision_{name}_k5"):
+        assert good[score] > noise[score]
     assert good["classifiers"]["average"] > 0.8
     assert good["classifiers"]["average"] > noise["classifiers"]["average"] + 0.3
     assert 0.7 < good["memorisation_ratio"] < noise["memorisation_ratio"]
@@ -205,9 +194,7 @@ def test_second_evaluation_trains_nothing_and_adds_a_line(fedgs, tmp_path, monke
 INTERRUPTED = ("--metrics", "classifiers", "--classifiers", "gaussian_nb,lda")
 
 
-def test_interrupted_command_continues_classifier_by_classifier(
-    fedgs, tmp_path, monkeypatch
-):
+def test_interrupted_command_continues_by_classifier(fedgs, tmp_path, monkeypatch):
     path, original = npz(tmp_path / "s.npz", count=62), classifiers.train_and_test
     release, fits = threading.Event(), []
 
@@ -316,9 +303,7 @@ def test_table_shows_the_papers_columns_and_accuracies(fedgs, tmp_path):
     assert str(tmp_path / "s.evaluations.jsonl") in out
 
 
-def test_fast_uses_fewer_images_and_names_its_scores_differently(
-    fedgs, tmp_path, monkeypatch
-):
+def test_fast_uses_fewer_images_and_other_names(fedgs, tmp_path, monkeypatch):
     small = evaluation.Sizes(30, 80, 45, 20, (10, 20), 5)
     monkeypatch.setattr(evaluation, "FAST", small)
     path = npz(tmp_path / "s.npz")
@@ -343,21 +328,15 @@ def test_sizes_are_the_documented_ones():
 def test_a_run_is_compared_with_its_own_data_by_default(fedgs, tmp_path, real):
     run = finished_run(tmp_path / "run", data_dir=str(real))
     chosen = ("-n", 40, "--metrics", "classifiers", *SMALL, "--no-calibrate", "--json")
-    found = [result_of(fedgs(run.path, *chosen, names_data=False))]
-    for more in (("--data", "mnist"), ("--data", "mnist", "--data-dir", real)):
-        found.append(result_of(fedgs(run.path, *chosen, *more)))
-    for result in found:
-        del result["seconds"], result["classifiers"]["seconds"]
+    found = []
+    for more in ((), ("--data", "mnist"), ("--data", "mnist", "--data-dir", real)):
+        found.append(result_of(fedgs(run.path, *chosen, *more, names_data=False)))
+        del found[-1]["seconds"], found[-1]["classifiers"]["seconds"]
     assert found[0] == found[1] == found[2]
     assert found[0]["data"] == "mnist"
-
-
-def test_flags_override_what_the_run_says_of_its_data(fedgs, tmp_path, real):
-    run = finished_run(tmp_path / "run", data_dir=str(tmp_path / "gone"))
-    chosen = ("-n", 40, "--metrics", "classifiers", *SMALL, "--no-calibrate")
-    refused(fedgs(run.path, *chosen, names_data=False), str(tmp_path / "gone"))
-    more = ("--data-dir", real)
-    assert fedgs(run.path, *chosen, *more, names_data=False)[0] == 0
+    moved = finished_run(tmp_path / "moved", data_dir=str(tmp_path / "gone")).path
+    refused(fedgs(moved, *chosen, names_data=False), str(tmp_path / "gone"))
+    assert fedgs(moved, *chosen, "--data-dir", real, names_data=False)[0] == 0
 
 
 @pytest.mark.parametrize("source", ["noise", "real", "samples.npz"])
@@ -396,17 +375,15 @@ def test_one_classifier_that_fails_costs_no_other_result(fedgs, tmp_path, monkey
         def fit(self, x, y):
             raise ValueError("the covariance\nis singular")
 
-    def build(name, protocol, shape, *arguments):
-        is_singular = name == "gaussian_nb" and shape
-        return (
-            Singular() if is_singular else original(name, protocol, shape, *arguments)
-        )
+    def build(name, protocol, shape, *more):
+        if name == "gaussian_nb" and shape:  # not where imports are tried
+            return Singular()
+        return original(name, protocol, shape, *more)
 
     monkeypatch.setattr(classifiers, "build", build)
     path = npz(tmp_path / "s.npz", count=64)  # no other test has trained on these
     chosen = ("--metrics", "images,classifiers", "--classifiers", "gaussian_nb,lda")
-    code, out, err = fedgs(path, *chosen)
-    assert code == 0
+    _, out, err = fedgs(path, *chosen)
     assert "1 of 2, gaussian_nb cannot be trained" in err
     assert "classifiers = gaussian_nb: cannot be trained on 64 images (the cov" in out
     assert "average" not in out
@@ -420,9 +397,7 @@ def test_one_classifier_that_fails_costs_no_other_result(fedgs, tmp_path, monkey
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_undefined_scores_are_null_and_the_line_is_json(
-    fedgs, tmp_path, monkeypatch, value
-):
+def test_undefined_scores_are_null_in_the_json(fedgs, tmp_path, monkeypatch, value):
     scores = {"memorisation_ratio": float(value), "memorised_share": 1.0}
     monkeypatch.setattr(quality, "memorisation", lambda *images: scores)
     chosen = ("--metrics", "images")
@@ -479,7 +454,7 @@ def test_colour_data_has_yardsticks_too(fedgs, tmp_path, real):
         (0.0, (), "data = 'digits': has no test split, and nothing was held out"),
     ],
 )
-def test_a_run_is_never_tested_on_what_it_was_trained_on(
+def test_a_run_is_not_tested_on_its_training_data(
     fedgs, tmp_path, own, arguments, named
 ):
     run = finished_run(tmp_path / "run", data="digits", test_fraction=own)
@@ -518,10 +493,7 @@ def test_a_run_is_tested_on_what_it_held_out_or_a_part_of_it(fedgs, tmp_path, fr
         (["--classifiers", "lda,mlp,lda"], "classifiers = lda,mlp,lda: give each"),
         (["--image-size", "8"], "image_size = 8: give --image-size at least 16"),
         (["--inception-weights", __file__], "inception_weights = .*: is not weights-"),
-        (
-            ["--output", __file__, "-n", "20"],
-            "output = .*; give --output a folder that can be",
-        ),
+        (["--output", __file__, "-n", "20"], "output = .*; give --output a fold"),
     ],
 )
 def test_bad_argument_is_refused_before_anything_is_written(
@@ -572,10 +544,3 @@ def test_missing_package_is_named_at_once(fedgs, monkeypatch):
     )
     refused(fedgs("noise"), r"xgboost is not installed; run `pip install 'fedgs\[eval")
     assert fedgs("noise", "-n", 20, "--metrics", "images")[0] == 0
-
-
-def test_output_that_cannot_be_written_is_refused(fedgs, tmp_path):
-    (tmp_path / "file").touch()
-    output = tmp_path / "file" / "here"
-    chosen = ("-n", 20, "--metrics", "images", "--output", output)
-    refused(fedgs("noise", *chosen), "Not a directory.; give --output a folder that")

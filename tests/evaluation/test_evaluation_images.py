@@ -8,7 +8,6 @@ import pytest
 
 from evaluation_data import labelled, write_mnist
 from fedgs.config.run_config import RunConfig
-from fedgs.errors import UserError
 from fedgs.evaluation import images
 from fedgs.evaluation.images import LabelledImages, RealImages
 from refusals import assert_refused
@@ -37,16 +36,10 @@ def test_floats_and_bytes_are_the_same_images(tmp_path, shape):
 
 BAD = {
     "no labels": ({"labels": None}, "holds images; give 'images' and 'labels'"),
-    "no arrays": (
-        {"images": None, "labels": None},
-        "holds no arrays; give 'images' and 'labels'",
-    ),
+    "no arrays": ({"images": None, "labels": None}, "holds no arrays; give 'images'"),
     "flat": ({"images": FLOATS.reshape(12, -1)}, r"images has shape \(12, 256\)"),
     "not square": ({"images": FLOATS[:, :9]}, r"images has shape \(12, 9, 16\)"),
-    "too small": (
-        {"images": FLOATS[:, :8, :8]},
-        "images of 8 pixels; give at least 16",
-    ),
+    "too small": ({"images": FLOATS[:, :8, :8]}, "of 8 pixels; give at least 16"),
     "channels": ({"images": np.ones((12, 2, 16, 16))}, "with C = 1 or 3"),
     "none": ({"images": FLOATS[:0], "labels": LABELS[:0]}, "at least one image"),
     "integers": ({"images": FLOATS.astype(int) + 1}, "integers and none is above 1"),
@@ -71,8 +64,8 @@ def test_bad_file_is_refused(tmp_path, wrong):
 
 
 def test_missing_and_truncated_files_are_refused(tmp_path):
-    with pytest.raises(UserError, match="does not exist; write it with `fedgs sample"):
-        images.read_npz(tmp_path / "no.npz")
+    words = "does not exist; write it with `fedgs sample"
+    assert_refused(words, images.read_npz, tmp_path / "no.npz")
     path = write(tmp_path / "torn.npz", images=FLOATS, labels=LABELS)
     path.write_bytes(path.read_bytes()[:-200])
     assert_refused(r"torn.npz: .* is not an npz file", images.read_npz, path)
@@ -119,11 +112,11 @@ def test_what_a_run_held_out_is_tested_on_and_not_trained_on():
 
 
 def test_data_without_a_test_split_or_with_one_class_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"data = 'digits'.*test split"):
-        images.load_real(RunConfig(data="digits"))
+    digits = RunConfig(data="digits")
+    assert_refused("data = 'digits'.*test split", images.load_real, digits)
     write_mnist(tmp_path, num_test=1)
-    with pytest.raises(UserError, match="the test split has one class only"):
-        images.load_real(config(tmp_path))
+    words = "the test split has one class only"
+    assert_refused(words, images.load_real, config(tmp_path))
 
 
 REAL = RealImages(labelled(30, 0), labelled(20, 1), 3)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedgs.errors import UserError
 from fedgs.evaluation import inception, quality
 from refusals import assert_refused
 
@@ -23,29 +22,37 @@ def score(path, real, synthetic, reports=None) -> float:
     return inception.fid_inception_v3_pool3(real, synthetic, path, "cpu", report)
 
 
+@pytest.fixture
+def known(monkeypatch):
+    """Makes a file the one whose hash is known."""
+
+    def known(path) -> None:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        monkeypatch.setattr(inception, "WEIGHTS_SHA256", digest)
+
+    return known
+
+
 def test_another_file_is_refused_unopened(tmp_path):
     path = tmp_path / "weights.pth"
     path.write_bytes(b"a pickle that nobody should open")
-    with pytest.raises(UserError, match=r"inception_weights = .* is not weights-incep"):
-        score(path, images(2, 0), images(2, 1))
+    words = "inception_weights = .* is not weights-incep"
+    assert_refused(words, score, path, images(2, 0), images(2, 1))
 
 
 def test_missing_file_is_refused_and_says_where_it_can_be_had(tmp_path):
-    with pytest.raises(
-        UserError, match=r"does not exist; download .* from https://git"
-    ):
-        inception.find_weights(tmp_path / "no.pth")
+    words = "does not exist; download .* from https://git"
+    assert_refused(words, inception.find_weights, tmp_path / "no.pth")
 
 
-def test_own_download_of_torch_hub_is_found(monkeypatch, tmp_path):
+def test_own_download_of_torch_hub_is_found(monkeypatch, tmp_path, known):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     assert inception.find_weights(None) is None
     path = tmp_path / "hub" / "checkpoints" / inception.WEIGHTS_NAME
     path.parent.mkdir(parents=True)
     path.touch()
     assert_refused(rf"{path}: is not weights-", inception.find_weights, None)
-    empty = hashlib.sha256(b"").hexdigest()
-    monkeypatch.setattr(inception, "WEIGHTS_SHA256", empty)
+    known(path)
     assert inception.find_weights(None) == path
 
 
@@ -68,7 +75,7 @@ class Means(torch.nn.Module):
         return rows.unflatten(1, (4, -1)).mean((2, 3))
 
 
-def test_all_images_of_both_sides_are_compared_in_parts(monkeypatch, tmp_path):
+def test_all_images_of_both_sides_are_compared_in_parts(monkeypatch, tmp_path, known):
     from torchmetrics.image import fid
 
     original = fid.FrechetInceptionDistance
@@ -80,8 +87,7 @@ def test_all_images_of_both_sides_are_compared_in_parts(monkeypatch, tmp_path):
 
     path = tmp_path / inception.WEIGHTS_NAME
     path.write_bytes(b"known")
-    known = hashlib.sha256(b"known").hexdigest()
-    monkeypatch.setattr(inception, "WEIGHTS_SHA256", known)
+    known(path)
     monkeypatch.setattr(fid, "FrechetInceptionDistance", stand_in)
     reports: list[tuple[int, ...]] = []
     real, synthetic = images(70, 0), images(60, 1)
@@ -98,7 +104,7 @@ def test_all_images_of_both_sides_are_compared_in_parts(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def weights(monkeypatch, tmp_path):
+def weights(monkeypatch, tmp_path, known):
     """Random weights in the format of the real file; its hash becomes the known one."""
     fidelity = pytest.importorskip("torch_fidelity.feature_extractor_inceptionv3")
     states = []
@@ -114,8 +120,7 @@ def weights(monkeypatch, tmp_path):
         kind("inception-v3-compat", ["2048"])
     path = tmp_path / inception.WEIGHTS_NAME
     torch.save(states[0], path)
-    known = hashlib.sha256(path.read_bytes()).hexdigest()
-    monkeypatch.setattr(inception, "WEIGHTS_SHA256", known)
+    known(path)
     return path
 
 
@@ -127,9 +132,8 @@ def test_known_file_is_loaded_and_compares_2048_features(weights):
     assert reports == [(2, 4), (4, 4)]
     from torchmetrics.image.fid import FrechetInceptionDistance
 
-    metric = FrechetInceptionDistance(
-        2048, feature_extractor_weights_path=str(weights), antialias=False
-    )
+    given = {"feature_extractor_weights_path": str(weights), "antialias": False}
+    metric = FrechetInceptionDistance(2048, **given)
     dark = 0.2 * images(2, 1)
     metric.update(inception.to_rgb_bytes(torch.from_numpy(real)), real=True)
     metric.update(inception.to_rgb_bytes(torch.from_numpy(dark)), real=False)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from evaluation_data import NUM_CLASSES, labelled
+from fedgs.evaluation import label_efficiency as module
 from fedgs.evaluation.downstream import CNN, cnn_accuracy, fit, predict
 from fedgs.evaluation.label_efficiency import label_efficiency
 
@@ -34,8 +35,6 @@ def test_equal_labels_give_equal_curves_and_every_student_is_reported():
 
 
 def test_student_of_few_labels_takes_many_passes(monkeypatch):
-    from fedgs.evaluation import label_efficiency as module
-
     passes = []
     monkeypatch.setattr(
         module, "cnn_accuracy", lambda *a, num_epochs: passes.append(num_epochs) or 0.0
@@ -53,8 +52,6 @@ def test_cnn_accuracy_is_the_share_of_right_predictions():
 
 
 def test_images_sorted_by_class_are_shuffled_before_they_are_counted(monkeypatch):
-    from fedgs.evaluation import label_efficiency as module
-
     seen = []
     monkeypatch.setattr(
         module, "cnn_accuracy", lambda train, *a, **k: seen.append(train.labels) or 0

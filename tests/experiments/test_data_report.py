@@ -3,33 +3,27 @@
 import json
 import sys
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import femnist_files as files
-from command_line import printed
-from experiments.cli.main import main
+from command_line import flags, printed, refused
 from fedgs.runs.run_folder import RunFolder
+from tiny import SETTINGS as TINY
 
+OF_MODELS = ("image_size", "noise_multiplier", "clients_per_round", "batch_size")
+OF_MODELS += ("generator", "generator_dim", "discriminator_dim", "latent_dim")
 SHEET_SIDE = 2 + 10 * (28 + 2)  # ten images and the lines between them
 
 
 @pytest.fixture
-def inspect(monkeypatch, capsys, tmp_path):
+def inspect(fedgs, monkeypatch, tmp_path):
     """Runs the command in an empty folder: code, standard output and error."""
     monkeypatch.chdir(tmp_path)
-
-    def inspect(*arguments: object) -> tuple[int, str, str]:
-        words = ["fedgs", "data", "inspect", *map(str, arguments)]
-        monkeypatch.setattr(sys, "argv", words)
-        with pytest.raises(SystemExit) as ended:
-            main()
-        found = capsys.readouterr()
-        return ended.value.code or 0, found.out, found.err
-
-    return inspect
+    return partial(fedgs, "data", "inspect")
 
 
 @pytest.fixture
@@ -68,9 +62,9 @@ def test_table_shows_the_same(inspect, source):
 
 
 def test_flags_of_the_data_apply(inspect, source):
-    flags = ["--classes", "merged", "--test-fraction", "0.4", "--image-size", "32"]
-    flags += ["--corruption", "invert", "--corruption-fraction", "1", "--json"]
-    report = json.loads(inspect(source, *flags)[1])
+    given = {"classes": "merged", "test_fraction": 0.4, "image_size": 32}
+    given |= {"corruption": "invert", "corruption_fraction": 1}
+    report = json.loads(inspect(source, *flags(**given), "--json")[1])
     assert report["classes"] == 36
     assert report["image_shape"] == [1, 32, 32]
     assert (report["images"], report["held_out"]) == (8, 6)
@@ -82,15 +76,13 @@ def test_a_cohort_is_inspected_alone(inspect, source, tmp_path):
     report = json.loads(inspect(source, "--cohort", "some.txt", "--json")[1])
     assert report["clients"] == 2
     (tmp_path / "other.txt").write_text("nobody\n")
-    code, _, err = inspect(source, "--cohort", "other.txt")
-    assert (code, "no client 'nobody'" in err) == (2, True)
+    refused(inspect(source, "--cohort", "other.txt"), "no client 'nobody'")
 
 
 def test_a_sheet_that_cannot_be_written_leaves_nothing(inspect, source, tmp_path):
     (tmp_path / "folder").mkdir()
     before = sorted(tmp_path.iterdir())
-    code, _, err = inspect(source, "--sheet", "folder")
-    assert (code, "give another --sheet" in err) == (2, True)
+    refused(inspect(source, "--sheet", "folder"), "give another --sheet")
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -132,43 +124,21 @@ def test_data_without_clients_is_inspected_too(inspect, tmp_path, arguments, cli
     ],
 )
 def test_bad_input_is_one_line_and_code_2(inspect, arguments, message):
-    code, out, err = inspect(*arguments)
-    assert (code, out) == (2, "")
-    assert err.startswith("Error: ")
-    assert message in err
-    assert err.count("\n") == 1
+    assert refused(inspect(*arguments), message).count("\n") == 1
 
 
-def test_a_run_keeps_the_absolute_path(inspect, monkeypatch, source, tmp_path):
+def test_a_run_keeps_the_absolute_path(fedgs, monkeypatch, source, tmp_path):
     monkeypatch.chdir(tmp_path)
-    settings = {
+    settings = {name: TINY[name] for name in OF_MODELS} | {
         "data": "femnist:fed_emnist_train.h5",
         "classes": "merged",
         "corruption": "rotate",
         "test_fraction": 0.2,
-        "image_size": 16,
         "num_rounds": 1,
         "warm_start_rounds": 0,
-        "noise_multiplier": 1.0,
-        "clients_per_round": 2,
-        "batch_size": 2,
-        "discriminator_batch_size": 2,
-        "discriminator_steps": 1,
-        "generator": "upsample",
-        "generator_dim": 4,
-        "discriminator_dim": 4,
         "output": "run",
-        "seed": 0,
     }
-    words = [
-        word
-        for name, value in settings.items()
-        for word in (f"--{name.replace('_', '-')}", str(value))
-    ]
-    monkeypatch.setattr(sys, "argv", ["fedgs", "train", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert not ended.value.code
+    printed(fedgs("train", *flags(**settings)))
     config = RunFolder.open(tmp_path / "run").config
     assert config.data == source
     assert (config.num_clients, config.num_classes) == (4, 36)

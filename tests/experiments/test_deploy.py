@@ -48,6 +48,8 @@ PLAN = {
 
 SERVER = ("--server", "127.0.0.1:8000")
 LOCAL = (*SERVER, "--insecure")
+CLIENT = ("client", "a", "--data", "digits")
+REMOTE = ("--server", "10.1.2.3:8000")
 
 
 def deploy(*arguments: object) -> str:
@@ -60,8 +62,13 @@ def deploy(*arguments: object) -> str:
     return result.output
 
 
+def shown(*arguments: object) -> str:
+    """What a command would do, which it prints and does not do."""
+    return deploy(*arguments, "--print-only")
+
+
 def refused(named: str, *arguments: object) -> None:
-    assert_refused(named, deploy, *arguments)
+    assert_refused(named, shown, *arguments)
 
 
 def certs_refused(named: str, *arguments: object, **how: bool) -> None:
@@ -143,13 +150,8 @@ def test_certificate_of_other_hosts_is_not_overwritten(certs):
 def test_file_that_is_no_certificate_is_refused(certs, name, replace):
     (certs / name).write_text("no PEM\n")
     before = content(certs)
-    certs_refused(
-        rf"{name}: is no certificate in PEM form",
-        certs,
-        ["10.1.2.3"],
-        [],
-        replace=replace,
-    )
+    words = rf"{name}: is no certificate in PEM form"
+    certs_refused(words, certs, ["10.1.2.3"], [], replace=replace)
     assert content(certs) == before
 
 
@@ -157,9 +159,8 @@ def test_own_certificate_that_names_no_host_is_refused(certs):
     key, name = ec.generate_private_key(ec.SECP384R1()), deploy_certs._name("own")
     (certs / "server.crt").unlink()
     deploy_certs._certify(certs / "server.crt", name, key, name, key, 30, ())
-    certs_refused(
-        r"server\.crt: names no host .* add --replace", certs, ["10.1.2.3"], []
-    )
+    words = r"server\.crt: names no host .* add --replace"
+    certs_refused(words, certs, ["10.1.2.3"], [])
 
 
 def test_client_makes_its_own_key_without_an_authority(tmp_path):
@@ -201,12 +202,8 @@ def test_a_run_accepts_the_names_that_have_keys(name, is_valid):
 
 
 def test_host_with_a_port_is_refused(tmp_path):
-    certs_refused(
-        r"host = '10\.0\.0\.1:8000': .* no port",
-        tmp_path / "certs",
-        ["10.0.0.1:8000"],
-        [],
-    )
+    words = r"host = '10\.0\.0\.1:8000': .* no port"
+    certs_refused(words, tmp_path / "certs", ["10.0.0.1:8000"], [])
 
 
 def test_command_prints_modes_and_paths(tmp_path):
@@ -222,7 +219,7 @@ def test_command_prints_modes_and_paths(tmp_path):
 def test_server_prints_flowers_command_with_tls_and_authentication(certs, tmp_path):
     state = tmp_path / "state"
     where = ["--host", "0.0.0.0", "--port", 8443, "--certs", certs]
-    out = deploy("server", *where, "--state-dir", state, "--print-only")
+    out = shown("server", *where, "--state-dir", state)
     assert out.startswith("+ FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 ")
     assert f"FLWR_HOME={state}/flwr" in out
     assert (
@@ -239,38 +236,26 @@ def test_server_prints_flowers_command_with_tls_and_authentication(certs, tmp_pa
 
 
 def test_server_without_certificates_is_refused(tmp_path):
-    refused(
-        r"certs = .*ca\.crt: no such file",
-        "server",
-        "--certs",
-        tmp_path,
-        "--print-only",
-    )
+    refused(r"certs = .*ca\.crt: no such file", "server", "--certs", tmp_path)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "gs.example.org"])
 def test_insecure_server_on_a_network_needs_a_second_flag(host, tmp_path):
-    asked = ["server", "--host", host, "--insecure", "--print-only"]
-    refused(r"insecure = True: .* add --insecure-network", *asked)
-    assert f"--insecure --host {host}" in deploy(*asked, "--insecure-network")
+    given = ["server", "--host", host, "--insecure"]
+    refused(r"insecure = True: .* add --insecure-network", *given)
+    assert f"--insecure --host {host}" in shown(*given, "--insecure-network")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.9.1"])
 def test_insecure_server_on_the_loopback_is_asked_for_once(host):
-    out = deploy("server", "--host", host, "--insecure", "--print-only")
+    out = shown("server", "--host", host, "--insecure")
     assert f"launch.superlink --insecure --host {host}" in out
     assert "--enable-supernode-auth" not in out
 
 
 def test_insecure_network_alone_does_not_drop_tls(certs):
-    refused(
-        "goes with --insecure",
-        "server",
-        "--certs",
-        certs,
-        "--insecure-network",
-        "--print-only",
-    )
+    given = ["server", "--certs", certs, "--insecure-network"]
+    refused("goes with --insecure", *given)
 
 
 # ------------------------------------------------------------------ client
@@ -280,7 +265,7 @@ def test_client_prints_flowers_command(certs, tmp_path):
     key = ["--ca", certs / "ca.crt", "--key", certs / "clients/a.key"]
     where = ["--server", "10.1.2.3:8000", "--state-dir", tmp_path / "state"]
     data = ["--data", "npz:/data/a.npz", "--test-fraction", "0.2", "--download"]
-    out = deploy("client", "a", *where, *key, *data, "--print-only")
+    out = shown("client", "a", *where, *key, *data)
     assert (
         f"-m clients.resident --superlink 10.1.2.3:8000 "
         f"--root-certificates {certs}/ca.crt "
@@ -301,46 +286,31 @@ def test_client_has_a_flag_for_every_setting_of_its_own_data():
     from clients.site import OWN_SETTINGS
 
     assert {"data", *CLIENT_DATA} == OWN_SETTINGS
-    asked = ["client", "a", *LOCAL]
-    asked += ["--data", "digits", "--partition", "dirichlet", "--dirichlet-alpha", 0.3]
-    assert " dirichlet-alpha=0.3" in deploy(*asked, "--print-only")
+    more = ["--partition", "dirichlet", "--dirichlet-alpha", 0.3]
+    assert " dirichlet-alpha=0.3" in shown(*CLIENT, *LOCAL, *more)
 
 
 def test_client_without_key_or_authority_is_refused(certs):
-    asked = ["client", "a", "--server", "10.1.2.3:8000", "--data", "digits"]
-    refused("ca is unset: give --ca", *asked, "--print-only")
-    refused(
-        "key is unset: give --key", *asked, "--ca", certs / "ca.crt", "--print-only"
-    )
+    refused("ca is unset: give --ca", *CLIENT, *REMOTE)
+    ca = ["--ca", certs / "ca.crt"]
+    refused("key is unset: give --key", *CLIENT, *REMOTE, *ca)
 
 
 def test_insecure_client_on_a_network_needs_a_second_flag():
-    asked = ["client", "a", "--server", "10.1.2.3:8000", "--data", "digits"]
-    asked += ["--insecure", "--print-only"]
-    refused(r"insecure = True: .* add --insecure-network", *asked)
-    out = deploy(*asked, "--insecure-network")
+    given = [*CLIENT, *REMOTE, "--insecure"]
+    refused(r"insecure = True: .* add --insecure-network", *given)
+    out = shown(*given, "--insecure-network")
     assert "--superlink 10.1.2.3:8000 --insecure " in out
 
 
 @pytest.mark.parametrize("server", ["10.1.2.3", ":8000", "host:port", "host:99999"])
-def test_server_address_has_a_port(server, certs):
-    refused(
-        r"server = .*: give HOST:PORT",
-        "client",
-        "a",
-        "--server",
-        server,
-        "--data",
-        "digits",
-        "--print-only",
-    )
+def test_server_address_has_a_port(server):
+    refused(r"server = .*: give HOST:PORT", *CLIENT, "--server", server)
 
 
-def test_value_that_would_break_out_of_the_node_config_is_refused(certs):
-    asked = ["client", "a", *LOCAL]
-    refused(
-        r"data = .* double quotes", *asked, "--data", 'npz:x" name="b', "--print-only"
-    )
+def test_value_that_would_break_out_of_the_node_config_is_refused():
+    given = ["client", "a", *LOCAL, "--data", 'npz:x" name="b']
+    refused(r"data = .* double quotes", *given)
 
 
 def test_state_directory_is_private(tmp_path):
@@ -355,12 +325,9 @@ def test_state_directory_is_private(tmp_path):
 
 
 def test_submit_prints_registrations_and_the_run(certs):
-    asked = ["submit", "--server", "10.1.2.3:8000", "--ca", certs / "ca.crt"]
-    clients = [f"{n}={certs}/clients/{n}.pub" for n in ("b", "a")]
-    out = deploy(
-        *asked, "--client", clients[0], "--client", clients[1], *flags(**PLAN),
-        "--print-only",
-    )  # fmt: skip
+    clients = [f"--client={n}={certs}/clients/{n}.pub" for n in ("b", "a")]
+    given = [*REMOTE, "--ca", certs / "ca.crt", *clients]
+    out = shown("submit", *given, *flags(**PLAN))
     assert 'address = "10.1.2.3:8000"' in out
     assert f'root-certificates = "{certs}/ca.crt"' in out
     lines = [line for line in out.splitlines() if line.startswith("+ ")]
@@ -368,13 +335,12 @@ def test_submit_prints_registrations_and_the_run(certs):
     assert lines[0].endswith(first)
     assert lines[1].endswith("a.pub server --name a")
     assert " flwr run " in lines[2]
-    pyproject = out[out.index("[project]") : out.index("+ ")]
-    given = tomllib.loads(pyproject)["tool"]["flwr"]["app"]
-    assert given["components"] == {
+    app = app_of(out)
+    assert app["components"] == {
         "serverapp": "server.server_app:app",
         "clientapp": "clients.client_app:app",
     }
-    settings = given["config"]
+    settings = app["config"]
     assert settings.pop("run_folder") == ""
     assert settings["nodes"] == "b,a"  # the order of the flags
     assert RunConfig.from_flat(settings).num_rounds == 20
@@ -386,66 +352,50 @@ def test_submit_prints_registrations_and_the_run(certs):
 )
 def test_output_of_a_file_names_the_run(tmp_path, flag, run):
     (tmp_path / "plan.toml").write_text('output = "from-file"')
-    out = deploy(*submission(), "--config", tmp_path / "plan.toml", *flag)
-    assert output_of(out) == run
+    out = shown(*submission(), "--config", tmp_path / "plan.toml", *flag)
+    assert app_of(out)["config"]["output"] == run
 
 
 def test_run_without_a_name_is_named_after_the_time():
-    assert re.fullmatch(r"run-\d{8}T\d{6}Z", output_of(deploy(*submission())))
+    output = app_of(shown(*submission()))["config"]["output"]
+    assert re.fullmatch(r"run-\d{8}T\d{6}Z", output)
 
 
 def submission() -> list[str]:
     plan = {name: value for name, value in PLAN.items() if name != "output"}
-    asked = ["submit", *LOCAL, "--print-only"]
-    return [*asked, "--client", "a", "--client", "b", *flags(**plan)]
+    return ["submit", *LOCAL, "--client", "a", "--client", "b", *flags(**plan)]
 
 
-def output_of(printed: str) -> str:
-    (line,) = [x for x in printed.splitlines() if x.startswith("output = ")]
-    return tomllib.loads(line)["output"]
+def app_of(printed: str) -> dict:
+    """What Flower is told of the app that a command submits."""
+    pyproject = printed[printed.index("[project]") : printed.index("+ ")]
+    return tomllib.loads(pyproject)["tool"]["flwr"]["app"]
 
 
 def test_resume_names_the_run_and_takes_no_settings(certs):
-    asked = ["submit", *SERVER, "--ca", certs / "ca.crt"]
-    out = deploy(*asked, "--resume", "digits-1", "--print-only")
-    config = tomllib.loads(out[out.index("[project]") : out.index("+ ")])
-    assert config["tool"]["flwr"]["app"]["config"]["run_folder"] == "digits-1"
-    refused(
-        "--resume takes the run's own settings",
-        *asked,
-        "--resume",
-        "digits-1",
-        "--num-rounds",
-        3,
-        "--print-only",
-    )
+    given = ["submit", *SERVER, "--ca", certs / "ca.crt", "--resume", "digits-1"]
+    assert app_of(shown(*given))["config"]["run_folder"] == "digits-1"
+    refused("--resume takes the run's own settings", *given, "--num-rounds", 3)
 
 
 @pytest.mark.parametrize("name", ["../up", "/etc", "a/b", "", ".hidden"])
 def test_run_is_named_by_a_plain_word(certs, name):
-    asked = ["submit", *SERVER, "--ca", certs / "ca.crt"]
-    refused(
-        r"resume = .* name of a run folder", *asked, "--resume", name, "--print-only"
-    )
+    given = ["submit", *SERVER, "--ca", certs / "ca.crt", "--resume", name]
+    refused(r"resume = .* name of a run folder", *given)
 
 
 def test_clients_are_named_once_and_with_a_key(certs):
     def read(*texts: str) -> tuple:
         return deploy_submit.Submission(server="s:1", client=[*texts]).clients
 
-    with pytest.raises(UserError, match="client = a: given twice"):
-        read(f"a={certs}/clients/a.pub", "a")
-    with pytest.raises(UserError, match=r"client = .*nothing: no such file"):
-        read("a=nothing")
+    given_twice = (f"a={certs}/clients/a.pub", "a")
+    assert_refused("client = a: given twice", read, *given_twice)
+    assert_refused(r"client = .*nothing: no such file", read, "a=nothing")
     assert read("a") == (("a", None),)
 
 
 def test_submit_without_clients_is_refused(certs):
-    with pytest.raises(UserError, match="client"):
-        deploy(
-            "submit", *SERVER, "--ca", certs / "ca.crt",
-            *flags(**PLAN), "--print-only",
-        )  # fmt: skip
+    refused("client", "submit", *SERVER, "--ca", certs / "ca.crt", *flags(**PLAN))
 
 
 def test_commands_start_without_torch():
@@ -515,11 +465,25 @@ def control(monkeypatch) -> Control:
 
 
 def submit(*arguments: object):
-    asked = ["deploy", "submit", *LOCAL]
-    return CliRunner().invoke(app, [*asked, *map(str, arguments)])
+    words = ["deploy", "submit", *LOCAL, *map(str, arguments)]
+    return CliRunner().invoke(app, words)
 
 
-def test_submit_registers_starts_and_follows_in_this_process(
+def failing(control: Control, monkeypatch, verb: str, error: Exception) -> None:
+    """The server answers a question with an error, always."""
+
+    def refuse(request):
+        raise error
+
+    monkeypatch.setattr(control, verb, refuse)
+
+
+def sleeping_is_a_failure(monkeypatch) -> None:
+    for module in (deploy_submit, deploy_control):
+        monkeypatch.setattr(module.time, "sleep", lambda seconds: sys.exit(9))
+
+
+def test_submit_registers_starts_and_follows_a_run(
     certs, control, monkeypatch, tmp_path
 ):
     monkeypatch.setattr(subprocess, "Popen", None)  # no process per question
@@ -559,10 +523,7 @@ def test_failed_run_is_exit_code_1_with_the_way_on(control):
     ],
 )
 def test_refusal_of_the_server_is_exit_code_1(certs, control, monkeypatch, error, line):
-    def refuse(request):
-        raise error
-
-    monkeypatch.setattr(control, "RegisterNode", refuse)
+    failing(control, monkeypatch, "RegisterNode", error)
     result = submit(f"--client=a={certs}/clients/a.pub", "--resume", "x")
     assert result.exit_code == 1
     assert "a cannot be registered: " in result.output
@@ -589,18 +550,6 @@ def test_server_that_is_starting_is_waited_for(certs, control, monkeypatch):
     assert list(control.keys) == ["a"]
 
 
-def test_server_of_another_authority_is_not_waited_for(certs, control, monkeypatch):
-    def refuse(request):
-        raise httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed")
-
-    monkeypatch.setattr(deploy_submit, "START_PATIENCE", 30.0)
-    monkeypatch.setattr(control, "RegisterNode", refuse)
-    monkeypatch.setattr(deploy_control.time, "sleep", lambda seconds: sys.exit(9))
-    result = submit(f"--client=a={certs}/clients/a.pub", "--resume", "x")
-    assert result.exit_code == 1
-    assert "CERTIFICATE_VERIFY_FAILED" in result.output
-
-
 def test_server_that_is_gone_is_given_up(control, monkeypatch):
     monkeypatch.setattr(deploy_submit, "PATIENCE", 0.0)
     result = submit("--resume", "digits-1")
@@ -608,13 +557,13 @@ def test_server_that_is_gone_is_given_up(control, monkeypatch):
     assert "run 17: refused" in result.output
 
 
-def test_server_of_another_authority_is_given_up_at_once(control, monkeypatch):
-    def refuse(request):
-        raise httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed")
-
-    monkeypatch.setattr(control, "ListRuns", refuse)
-    monkeypatch.setattr(deploy_submit.time, "sleep", lambda seconds: sys.exit(9))
-    result = submit("--resume", "digits-1")
+@pytest.mark.parametrize("verb", ["RegisterNode", "ListRuns"])
+def test_server_of_another_authority_is_given_up(certs, control, monkeypatch, verb):
+    error = httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed")
+    failing(control, monkeypatch, verb, error)
+    monkeypatch.setattr(deploy_submit, "START_PATIENCE", 30.0)
+    sleeping_is_a_failure(monkeypatch)
+    result = submit(f"--client=a={certs}/clients/a.pub", "--resume", "digits-1")
     assert result.exit_code == 1
     assert "CERTIFICATE_VERIFY_FAILED" in result.output
 
@@ -631,10 +580,8 @@ def test_file_that_is_no_public_key_is_refused_before_any_work(certs, control, w
 
 
 def test_authority_that_is_no_certificate_is_refused(certs):
-    asked = ["submit", *SERVER, "--resume", "x"]
-    refused(
-        r"ca = .*a\.pub: is no certificate", *asked, "--ca", certs / "clients/a.pub"
-    )
+    given = ["submit", *SERVER, "--resume", "x", "--ca", certs / "clients/a.pub"]
+    assert_refused(r"ca = .*a\.pub: is no certificate", deploy, *given)
 
 
 # ------------------------------------------------------------------ the guard

@@ -7,11 +7,10 @@ import os
 import shutil
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from io import FileIO
 from pathlib import Path
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
@@ -21,7 +20,6 @@ from experiments.cli.main import app
 from experiments.commands import deploy_metrics, deploy_status
 from experiments.commands.deploy_metrics import to_prometheus
 from experiments.commands.deploy_status import (
-    Node,
     Overview,
     Status,
     overview_of,
@@ -32,6 +30,7 @@ from experiments.launch.certs import make_certificates
 from experiments.launch.health import Server
 from fedgs import event_log
 from fedgs.errors import UserError
+from fedgs.files import read_json, write_json
 from fedgs.privacy.accounting import Statement
 from fedgs.privacy.ledger import Ledger
 from fedgs.process import start_of
@@ -65,30 +64,7 @@ KNOWN = Status(
         ),
     ),
     waiting_for=(),
-    nodes=(
-        Node(
-            name="hospital-a",
-            online=True,
-            is_waited_for=False,
-            last_answer=7,
-            last_answer_time=1.8e9,
-            resends=2,
-            failures=1,
-            last_failure="hospital-a: no answer in time",
-            reason="",
-        ),
-        Node(
-            name="hospital-b",
-            online=None,
-            is_waited_for=False,
-            last_answer=0,
-            last_answer_time=None,
-            resends=0,
-            failures=0,
-            last_failure="",
-            reason="its state is lost",
-        ),
-    ),
+    nodes=(),
     bytes_sent=1000,
     bytes_received=None,
     seconds_per_round=0.5,
@@ -165,7 +141,7 @@ def test_status_says_why_a_run_stopped(trained):
     (trained.path / "generator.safetensors").unlink()
     (trained.path / ".flower").mkdir()
     outcome = {"status": "stopped", "message": "2 of 3 nodes answered"}
-    (trained.path / ".flower" / "result.json").write_text(json.dumps(outcome))
+    write_json(trained.path / ".flower" / "result.json", outcome)
     status = status_of(trained.path)
     assert (status.state, status.message) == ("stopped", "2 of 3 nodes answered")
 
@@ -209,42 +185,39 @@ TOLD = {
 }
 
 
-def deployed(state: Path, process: "subprocess.Popen[bytes] | None") -> RunFolder:
-    """A state directory with a run at work, whose server is a process that sleeps."""
+def deployed(state: Path, pid: int | None = None) -> RunFolder:
+    """A state directory with a run at work, whose server is this or another process."""
     (state / "runs").mkdir(parents=True)
     nodes = {"nodes": "hospital-a,hospital-b", "clients_per_node": 3}
     nodes |= {"engine": "flower", "data": "digits"}
     output = str(state / "runs" / "digits")
     folder = RunFolder.create(tiny_config(**FULL_PARTICIPATION | nodes, output=output))
     (folder.path / ".flower").mkdir()
-    (folder.path / ".flower" / "nodes.json").write_text(json.dumps(TOLD))
+    write_json(folder.path / ".flower" / "nodes.json", TOLD)
     make_certificates(state / "certs", ["localhost"], [], days=30)
-    pid = os.getpid() if process is None else process.pid
-    given = {"server": "server.crt", "authority": "ca.crt"}
+    pid = pid or os.getpid()
+    roles = ("server", "superlink", "superexec", "serverapp")
+    files = {"server": "server.crt", "authority": "ca.crt"}
     told = {
         "state": "running",
         "reason": "",
         "superexec_restarts": 1,
-        "certificates": {w: str(state / "certs" / n) for w, n in given.items()},
-        "processes": [
-            {"role": role, "pid": pid, "start": start_of(pid)}
-            for role in ("server", "superlink", "superexec", "serverapp")
-        ],
+        "certificates": {w: str(state / "certs" / n) for w, n in files.items()},
+        "processes": [{"role": r, "pid": pid, "start": start_of(pid)} for r in roles],
     }
-    (state / "processes.json").write_text(json.dumps(told))
+    write_json(state / "processes.json", told)
     return folder
 
 
 def test_status_of_a_deployed_run_names_its_nodes_and_how_each_stands(tmp_path):
-    folder = deployed(tmp_path / "state", None)
+    folder = deployed(tmp_path / "state")
     with folder.locked():
         status = status_of(folder.path)
     assert (status.state, status.waiting_for) == ("running", ("hospital-b",))
     assert (status.bytes_sent, status.bytes_received) == (123, 45)
     first, second = status.nodes
-    assert (first.name, first.online, first.last_answer_time) == (
-        *("hospital-a", True, None),
-    )
+    found = (first.name, first.online, first.last_answer_time)
+    assert found == ("hospital-a", True, None)
     assert (second.online, second.is_waited_for) == (False, True)
     assert (second.resends, second.failures, second.last_answer) == (4, 1, 2)
 
@@ -260,7 +233,7 @@ def sleeper():
 def test_a_dead_server_is_seen_as_dead_and_nobody_as_online(tmp_path, sleeper):
     """The run's own process may live a little longer, and holds the run's lock."""
     state = tmp_path / "state"
-    folder = deployed(state, sleeper)
+    folder = deployed(state, sleeper.pid)
     with folder.locked():
         assert overview_of(state).server.state == "running"
         assert status_of(folder.path).state == "running"
@@ -281,16 +254,16 @@ def test_a_dead_server_is_seen_as_dead_and_nobody_as_online(tmp_path, sleeper):
 
 def test_a_pid_that_was_given_again_is_not_the_server(tmp_path, sleeper):
     state = tmp_path / "state"
-    deployed(state, sleeper)
-    told = json.loads((state / "processes.json").read_text())
+    deployed(state, sleeper.pid)
+    told = read_json(state / "processes.json")
     for process in told["processes"]:
         process["start"] -= 1
-    (state / "processes.json").write_text(json.dumps(told))
+    write_json(state / "processes.json", told)
     assert overview_of(state).server.state == "dead"
 
 
 def test_metrics_of_a_server_and_its_nodes(tmp_path):
-    folder = deployed(tmp_path / "state", None)
+    folder = deployed(tmp_path / "state")
     with folder.locked():
         overview = overview_of(tmp_path / "state")
     samples = parsed(to_prometheus(overview))
@@ -304,19 +277,16 @@ def test_metrics_of_a_server_and_its_nodes(tmp_path):
     }
     assert left["server"] == pytest.approx(30, abs=0.1)
     assert left["authority"] == pytest.approx(3650, abs=0.1)
-    of_b = 'node="hospital-b",run="digits"'
-    assert samples[f"fedgs_node_online{{{of_b}}}"] == 0
-    assert samples[f"fedgs_node_waited_for{{{of_b}}}"] == 1
-    assert samples[f"fedgs_node_resends_total{{{of_b}}}"] == 4
-    assert samples[f"fedgs_node_failures_total{{{of_b}}}"] == 1
-    assert samples[f"fedgs_node_last_answer_round{{{of_b}}}"] == 2
-    when = samples[f"fedgs_node_last_answer_timestamp_seconds{{{of_b}}}"]
-    assert when == 1799999999
+    of_b = {"online": 0, "waited_for": 1, "resends_total": 4, "failures_total": 1}
+    of_b |= {"last_answer_round": 2, "last_answer_timestamp_seconds": 1799999999}
+    for name, value in of_b.items():
+        labels = 'node="hospital-b",run="digits"'
+        assert samples[f"fedgs_node_{name}{{{labels}}}"] == value
     assert samples['fedgs_last_sign_timestamp_seconds{run="digits"}'] == 1.8e9
 
 
 def test_table_of_a_server_and_its_nodes(tmp_path):
-    folder = deployed(tmp_path / "state", None)
+    folder = deployed(tmp_path / "state")
     (tmp_path / "state" / "certs" / "ca.crt").write_text("no certificate")
     with folder.locked():
         arguments = ["deploy", "status", str(tmp_path / "state")]
@@ -331,7 +301,7 @@ def test_table_of_a_server_and_its_nodes(tmp_path):
 
 
 def test_status_of_a_server_without_runs(tmp_path):
-    deployed(tmp_path, None)
+    deployed(tmp_path)
     shutil.rmtree(tmp_path / "runs" / "digits")
     arguments = ["deploy", "status", str(tmp_path), "--json"]
     done = CliRunner().invoke(app, arguments)
@@ -469,19 +439,14 @@ def test_metrics_endpoint():
     server, thread = deploy_metrics.serve_metrics("127.0.0.1", 0, current)
     url = f"http://127.0.0.1:{server.server_address[1]}"
     try:
-        with urllib.request.urlopen(f"{url}/metrics") as answer:
-            assert answer.headers["Content-Type"].startswith(
-                "text/plain; version=0.0.4"
-            )
-            assert answer.read().decode() == to_prometheus(of(KNOWN))
-        with pytest.raises(urllib.error.HTTPError, match="404") as refused:
-            urllib.request.urlopen(f"{url}/etc/passwd")
-        refused.value.close()
+        answer = httpx.get(f"{url}/metrics")
+        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        assert answer.text == to_prometheus(of(KNOWN))
+        assert httpx.get(f"{url}/etc/passwd").status_code == 404
         broken.append(1)
-        with pytest.raises(urllib.error.HTTPError, match="503") as refused:
-            urllib.request.urlopen(f"{url}/metrics")
-        assert b"secret" not in refused.value.read()
-        refused.value.close()
+        answer = httpx.get(f"{url}/metrics")
+        assert answer.status_code == 503
+        assert "secret" not in answer.text
     finally:
         server.shutdown()
         thread.join()
@@ -491,55 +456,47 @@ def test_metrics_endpoint():
 # ------------------------------------------------------------------ event log
 
 
-@pytest.fixture(autouse=True)
-def _nothing_is_told(monkeypatch):
+@pytest.fixture
+def log(tmp_path, monkeypatch) -> Path:
+    """The file that this process's events go to, which is not made yet."""
     monkeypatch.setattr(event_log, "_reported", set())
+    monkeypatch.setenv(event_log.EVENT_LOG_VARIABLE, str(tmp_path / "events.jsonl"))
+    return tmp_path / "events.jsonl"
 
 
-def test_events_are_json_lines(tmp_path, monkeypatch):
-    path = tmp_path / "events.jsonl"
-    event_log.log_event("answer", node="a", round=1)  # nowhere
-    monkeypatch.setenv(event_log.EVENT_LOG_VARIABLE, str(path))
-    event_log.log_event("answer", node="a", round=2, outcome="ok", seconds=0.5)
-    (event,) = read_events(path)
+def test_events_are_json_lines_for_their_owner(log, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.delenv(event_log.EVENT_LOG_VARIABLE)
+        event_log.log_event("answer", node="a", round=1)  # nowhere
+    given = {"node": "a", "round": 2, "outcome": "ok", "seconds": 0.5}
+    event_log.log_event("answer", **given)
+    (event,) = read_events(log)
     assert event.pop("time").endswith("Z")
-    assert event == {
-        "event": "answer", "node": "a", "round": 2, "outcome": "ok", "seconds": 0.5
-    }  # fmt: skip
+    assert event == {"event": "answer"} | given
+    assert log.stat().st_mode & 0o777 == 0o600
 
 
 def test_event_takes_scalars_only_so_that_no_tensor_slips_in():
-    with pytest.raises(UserError, match="pixels: an event holds plain scalars"):
-        event_log.log_event("answer", pixels=[0.0])
+    words = "pixels: an event holds plain scalars"
+    assert_refused(words, event_log.log_event, "answer", pixels=[0.0])
 
 
-def test_event_log_that_cannot_be_written_is_said_once_and_stops_no_run(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setenv(event_log.EVENT_LOG_VARIABLE, str(tmp_path))  # a folder
+def test_event_log_that_cannot_be_written_is_said_once_and_stops_no_run(log, capsys):
+    log.mkdir()
     event_log.log_event("round", round=1)
     event_log.log_event("round", round=2)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == f"{tmp_path}: Is a directory; events are lost"
+    assert line == f"{log}: Is a directory; events are lost"
 
 
-def test_event_that_fits_in_part_leaves_no_half_behind(tmp_path, monkeypatch):
+def test_event_that_fits_in_part_leaves_no_half_behind(log, monkeypatch):
     class NearlyFull(FileIO):
         def write(self, line):
             return super().write(line[:9])
 
-    path = tmp_path / "events.jsonl"
-    monkeypatch.setenv(event_log.EVENT_LOG_VARIABLE, str(path))
     event_log.log_event("round", round=1)
     with monkeypatch.context() as patch:
         patch.setattr(event_log, "FileIO", NearlyFull)
         event_log.log_event("round", round=2)
     event_log.log_event("round", round=3)
-    assert [event["round"] for event in read_events(path)] == [1, 3]
-
-
-def test_event_log_is_for_its_owner(tmp_path, monkeypatch):
-    path: Path = tmp_path / "events.jsonl"
-    monkeypatch.setenv(event_log.EVENT_LOG_VARIABLE, str(path))
-    event_log.log_event("round", round=1)
-    assert path.stat().st_mode & 0o777 == 0o600
+    assert [event["round"] for event in read_events(log)] == [1, 3]

@@ -1,6 +1,7 @@
 """The figures: redrawn without training, what a probe writes, and bad input."""
 
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -32,11 +33,6 @@ def flags(tmp_path) -> list[str]:
     return [*data_flags(tmp_path), f"--output={tmp_path / 'out'}", *settings]
 
 
-class Never:
-    def is_set(self) -> bool:
-        return False
-
-
 def forbid_training(monkeypatch) -> None:
     monkeypatch.setattr(stored_runs, "train", refuse)
     monkeypatch.setattr(gradient_norms, "train_nodes", refuse)
@@ -45,9 +41,7 @@ def forbid_training(monkeypatch) -> None:
 # ------------------------------------------------------------------ curves
 
 
-def test_a_curve_is_redrawn_from_stored_runs_without_training(
-    flags, tmp_path, monkeypatch
-):
+def test_a_curve_is_redrawn_without_training(flags, tmp_path, monkeypatch):
     command = ["noise-scale", "--values=3,30,0", *flags]
     out = tmp_path / "out"
     assert figures.main([*command, "--redraw"]) == 2
@@ -169,15 +163,10 @@ def test_the_norms_are_those_of_the_release(tmp_path, monkeypatch, basis):
 
     monkeypatch.setattr(local.LocalNodes, "answers", answers)
     data = write_tiny_npz(tmp_path / "tiny.npz")
-    config = tiny_config(
-        data=data,
-        clients_per_round=1,
-        noise_multiplier=0.0,
-        clip_bound=0.05,
-        gradient_basis=basis,
-        dct_size=8,
-    )
-    found = read_norms(probe(tmp_path / "probes", "probe", config, Never()))
+    settings = {"gradient_basis": basis, "dct_size": 8, "clip_bound": 0.05}
+    settings |= {"noise_multiplier": 0.0, "clients_per_round": 1}
+    config = tiny_config(data=data, **settings)
+    found = read_norms(probe(tmp_path, "probe", config, threading.Event()))
     assert len(found) == len(released) == 3
     for norms, values in zip(found, released, strict=True):
         assert norms.after == pytest.approx(values, rel=1e-5)
@@ -195,7 +184,7 @@ def test_many_norms_are_thinned(tmp_path, monkeypatch):
     monkeypatch.setattr(gradient_norms, "MOST_NORMS", 5)
     data = write_tiny_npz(tmp_path / "tiny.npz")
     config = tiny_config(data=data, num_rounds=1)
-    (norms,) = read_norms(probe(tmp_path / "probes", "probe", config, Never()))
+    (norms,) = read_norms(probe(tmp_path, "probe", config, threading.Event()))
     assert len(norms.before) == len(norms.after) == 5
     assert MOST_NORMS > 5
 
@@ -238,15 +227,12 @@ def test_bad_input_is_refused_before_anything_is_written(
 
 
 def test_a_recipe_without_a_small_scale_is_itself():
-    assert (
-        configured("demo", "small").num_rounds == configured("demo", "paper").num_rounds
-    )
+    small, paper = (configured("demo", scale) for scale in ("small", "paper"))
+    assert small.num_rounds == paper.num_rounds
 
 
 def test_norm_pictures_say_that_they_are_not_private():
     norms = [Norms(1, np.array([0.5, 2.0]), np.array([0.5, 1.0]))]
-    for draw in (
-        figures.figure_drawing.norm_dynamics,
-        figures.figure_drawing.norm_histograms,
-    ):
+    drawing = figures.figure_drawing
+    for draw in (drawing.norm_dynamics, drawing.norm_histograms):
         assert draw(norms, 1.0, "x").get_supxlabel().startswith("NOT PRIVATE")

@@ -76,13 +76,9 @@ def test_every_point_of_a_run_by_count_is_by_count(repeated):
     repeated at once.
     """
     chosen = (0, 0, 0, 0, 0, 1, 0, 1, *[1] * len(repeated))
-    config = tiny_config(
-        num_rounds=8 if repeated else 20,
-        noise_seed=None,
-        noise_multiplier=4.0,
-        clients_per_round=1,
-        adversary="release",
-    )
+    noise = {"noise_seed": None, "noise_multiplier": 4.0, "adversary": "release"}
+    rounds = 8 if repeated else 20
+    config = tiny_config(num_rounds=rounds, clients_per_round=1, **noise)
     rounds = (*range(1, 9), *repeated)
     events = [
         new_event(config, round, [client], attempt=1 + (place >= 8))
@@ -161,9 +157,8 @@ def test_lines_that_lie_on_each_other_are_one(folders):
 
 def test_signal_that_noise_hides_is_not_drawn(folders):
     """One client's gradient under noise of 2.14 on 25,088 coordinates: Algorithm 2."""
-    config = tiny_config(
-        noise_multiplier=1.07, noise_seed=None, batch_size=32, clients_per_round=1
-    )
+    noise = {"noise_multiplier": 1.07, "noise_seed": None}
+    config = tiny_config(**noise, batch_size=32, clients_per_round=1)
     floor = 2.14 * math.sqrt(math.prod(config.release_shape))
     facts = _facts(config, [floor] * 200, num_answers=1)
     assert report_curves.signal(facts) is None
@@ -249,22 +244,16 @@ def test_measured_messages_are_preferred(run):
 
 
 def test_train_command_makes_the_same_configuration(folders):
-
     config = read_run(folders / "private").config
     words = shlex.split(train_command(config))[2:]
     given: dict[str, object] = {}
     while words:
-        name = words.pop(0).removeprefix("--")
-        if (
-            name.removeprefix("no-").replace("-", "_") in given
-            or name == "secure-noise"
-        ):
-            raise AssertionError(name)
-        if name.startswith("no-"):
-            given[name.removeprefix("no-").replace("-", "_")] = False
-            continue
-        default = getattr(config, name.replace("-", "_"))
-        given[name.replace("-", "_")] = type(default)(words.pop(0))
+        flag = words.pop(0).removeprefix("--")
+        name = flag.removeprefix("no-").replace("-", "_")
+        assert name not in given
+        assert flag != "secure-noise"  # is the default
+        kind = type(getattr(config, name))
+        given[name] = False if flag.startswith("no-") else kind(words.pop(0))
     again = configure(None, None, given)
     expected = dataclasses.replace(config, output=Path(config.output).name)
     assert again.to_flat() == expected.to_flat()

@@ -14,7 +14,7 @@ from fedgs.federation.preparation import resolve
 from fedgs.federation.round import client_round, draw_fakes, new_server
 from fedgs.gan.discriminators import Discriminators
 from fedgs.mechanism.noise import NoiseStream
-from tiny import tiny_config, tiny_data, write_tiny_npz
+from tiny import global_state, tiny_config, tiny_data, write_tiny_npz
 
 NUM_DRAWS = 200_000
 # A two-sided bound that a correct sampler misses with probability 2e-9.
@@ -147,10 +147,8 @@ def test_an_unseeded_secure_stream_has_nothing_that_could_be_stored():
 
 def test_secure_noise_is_the_default_of_an_unseeded_run(tmp_path):
     data = write_tiny_npz(tmp_path / "tiny.npz")
-    config = RunConfig(data=data, image_size=16, noise_multiplier=1.0)
-    config, _ = resolve(config)
-    assert config.secure_noise
-    assert config.noise_seed is None
+    config, _ = resolve(RunConfig(data=data, image_size=16, noise_multiplier=1.0))
+    assert (config.secure_noise, config.noise_seed) == (True, None)
 
 
 @pytest.mark.parametrize(
@@ -161,9 +159,7 @@ def test_secure_noise_is_the_default_of_an_unseeded_run(tmp_path):
         ({"noise_seed": 7}, False),
     ],
 )
-def test_a_release_draws_from_the_source_that_the_run_is_set_to(
-    monkeypatch, settings, is_secure
-):
+def test_a_release_draws_from_the_source_of_its_run(monkeypatch, settings, is_secure):
     config = tiny_config(clients_per_round=1, **settings)
     request, _ = draw_fakes(config, new_server(config))
     hosted = [int(client) for client in request.participants]
@@ -193,12 +189,8 @@ def test_seeded_noise_is_reproducible(noise_seed):
 def test_seeded_noise_never_changes():
     # Of version 0.1; every seeded result rests on these bits.
     draws = NoiseStream(7, 3, 1).normal((4,), 2.0).tolist()
-    assert draws == [
-        -0.03122779804234611,
-        -0.42442146604894043,
-        0.7041831255866107,
-        -3.1249873411383158,
-    ]
+    assert draws[:2] == [-0.03122779804234611, -0.42442146604894043]
+    assert draws[2:] == [0.7041831255866107, -3.1249873411383158]
 
 
 def test_seeded_noise_does_not_ask_the_system(monkeypatch):
@@ -228,10 +220,9 @@ def test_noise_neither_reads_nor_moves_the_global_random_state(source):
     def draw_after_seeding():  # numpy's global state is what is tested
         np.random.seed(0)  # noqa: NPY002
         torch.manual_seed(0)
-        before = np.random.get_state()[1].copy(), torch.get_rng_state()  # noqa: NPY002
+        seeded = global_state()
         draws = _stream(source).normal((100,), 1.0)
-        assert np.array_equal(np.random.get_state()[1], before[0])  # noqa: NPY002
-        assert torch.equal(torch.get_rng_state(), before[1])
+        assert global_state() == seeded
         return draws
 
     is_same = np.array_equal(draw_after_seeding(), draw_after_seeding())

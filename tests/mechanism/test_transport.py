@@ -104,8 +104,7 @@ def test_fakes_of_every_level_survive_the_way_to_a_node(levels):
     images = torch.arange(8 * 256).remainder(levels + 1).view(8, 1, 16, 16) / levels
     labels = torch.arange(8)
     packed = codec.pack_fakes(images, labels, COMPACT)
-    assert torch.equal(codec.unpack_fakes(packed, COMPACT)[0], images)
-    assert torch.equal(codec.unpack_fakes(packed, COMPACT)[1], labels)
+    assert all(map(torch.equal, codec.unpack_fakes(packed, COMPACT), (images, labels)))
 
 
 def test_fakes_that_were_not_rounded_are_not_encoded():
@@ -125,15 +124,13 @@ def test_fakes_that_were_not_rounded_are_not_encoded():
     ],
 )
 def test_the_step_is_an_eighth_of_a_coordinate(settings, step):
-    assert release_step(tiny_config(transport="compact", **settings)) == (
-        pytest.approx(step)
-    )
+    config = tiny_config(transport="compact", **settings)
+    assert release_step(config) == pytest.approx(step)
 
 
 def test_the_step_grows_where_16_bits_would_not_do():
-    config = dataclasses.replace(
-        COMPACT, num_clients=10**6, clients_per_node=10**6, noise_multiplier=0.0
-    )
+    many = {"num_clients": 10**6, "clients_per_node": 10**6}
+    config = dataclasses.replace(COMPACT, **many, noise_multiplier=0.0)
     step = release_step(config)
     assert step == pytest.approx(10**6 / LARGEST)
     largest = torch.full(config.release_shape, 1e6)
@@ -210,10 +207,7 @@ def test_fakes_are_rounded_before_anybody_sees_them():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_compact_flower_trains_bit_for_bit_as_the_compact_local_engine(
-    create,
-    mode,
-):
+def test_compact_flower_trains_bit_for_bit_as_the_local_engine(create, mode):
     settings = MODES[mode] | {"transport": "compact"}
     flower, alone = (create(name, **settings) for name in ("flower", "local"))
     start(flower, FakeGrid(flower.config.num_nodes, num_workers=2))
@@ -263,10 +257,8 @@ def test_the_papers_round_stays_within_its_target(share):
     request = FakeBatch(30_000, images, labels, (5,), (5,), keep_round=29_999)
     answer = _release(PAPER, _noisy(PAPER))
     messages = (encode_batch(request, PAPER), encode_answer(answer, PAPER, request))
-    count = sum(len(str(name)) for message in messages for name in message)
-    for message in messages:
-        for value in message.values():
-            count += len(value) if isinstance(value, bytes) else len(str(value))
+    parts = [part for message in messages for item in message.items() for part in item]
+    count = sum(len(p if isinstance(p, bytes) else str(p)) for p in parts)
     assert count <= TARGET
 
 
@@ -278,7 +270,6 @@ def test_a_release_is_as_small_as_its_entropy():
 def test_the_size_of_an_answer_tells_nothing_but_its_values():
     """Two answers of equal values have equal bytes, whoever computed them."""
     values = _noisy(PAPER)
-    assert codec.pack_release(values, PAPER) == codec.pack_release(
-        values.clone(), PAPER
-    )
-    assert zlib.decompress(codec.pack_release(values, PAPER))
+    first, again = (codec.pack_release(v, PAPER) for v in (values, values.clone()))
+    assert first == again
+    assert zlib.decompress(first)

@@ -3,7 +3,6 @@
 import dataclasses
 import errno
 import json
-import os
 import re
 import resource
 import shutil
@@ -126,12 +125,17 @@ def test_versions_name_the_git_commit_of_a_checkout():
     assert not set(commit) - set("0123456789abcdef")
 
 
+def create_refused(tmp_path: Path, words: str, output: str = "run") -> None:
+    """Creates a folder, which is refused and changes nothing."""
+    before, config = names(tmp_path), tiny_config(output=str(tmp_path / output))
+    assert_refused(rf"output = .*{words}.*--output", RunFolder.create, config)
+    assert names(tmp_path) == before
+
+
 @pytest.mark.parametrize("make", [Path.mkdir, Path.touch])
 def test_existing_output_is_refused_and_kept(tmp_path, make):
     make(tmp_path / "run")
-    with pytest.raises(UserError, match=r"output = .*run: exists already; .*--output"):
-        RunFolder.create(tiny_config(output=str(tmp_path / "run")))
-    assert names(tmp_path) == ["run"]
+    create_refused(tmp_path, "run: exists already; ")
 
 
 @pytest.mark.parametrize("failing", ["write_json", "versions", "Ledger"])
@@ -143,15 +147,12 @@ def test_failed_creation_leaves_nothing_behind(tmp_path, monkeypatch, failing):
         monkeypatch.setattr(Ledger, "open", fail)
     else:
         monkeypatch.setattr(run_folder, failing, fail)
-    with pytest.raises(UserError, match=r"output = .*No space left.*--output"):
-        RunFolder.create(tiny_config(output=str(tmp_path / "run")))
-    assert names(tmp_path) == []
+    create_refused(tmp_path, "No space left")
 
 
 def test_output_below_a_file_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"output = .*Not a directory.*--output"):
-        RunFolder.create(tiny_config(output=str(tmp_path / "file" / "run")))
+    create_refused(tmp_path, "Not a directory", "file/run")
 
 
 def test_folder_that_is_no_run_is_refused(tmp_path):
@@ -161,10 +162,8 @@ def test_folder_that_is_no_run_is_refused(tmp_path):
 @pytest.mark.parametrize("found", [0, 2, None])
 def test_folder_of_another_format_is_refused(folder, found):
     run_folder.write_json(folder.path / "versions.json", {"format": found})
-    with pytest.raises(
-        UserError, match=rf"format {found}, .* reads 1; use the version"
-    ):
-        RunFolder.open(folder.path)
+    words = rf"format {found}, .* reads 1; use the version"
+    assert_refused(words, RunFolder.open, folder.path)
 
 
 @pytest.mark.parametrize(
@@ -313,9 +312,7 @@ OTHERS = ("generator.safetensors",)  # of a run of 3 rounds without a target
 
 @pytest.mark.parametrize("kept", [2, 0])
 @pytest.mark.parametrize("witness", WITNESSES + OTHERS)
-def test_every_file_that_tells_of_releases_refuses_a_shorter_ledger(
-    folder, witness, kept
-):
+def test_every_file_of_releases_refuses_a_shorter_ledger(folder, witness, kept):
     finish(folder, 1, 2, 3)
     for other in {*WITNESSES, *OTHERS} - {witness}:
         (folder.path / other).unlink()
@@ -571,20 +568,7 @@ def test_line_of_metrics_that_does_not_fit_leaves_no_half_behind(folder):
     assert path.read_text() == '{"round": 1}\n{"round": 3}\n'
 
 
-def test_reader_never_sees_half_a_file(tmp_path, monkeypatch):
-    path = tmp_path / "file"
-    run_folder.write_atomically(path, b"old")
-
-    def fail(descriptor: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="Input"):
-        run_folder.write_atomically(path, b"new")
-    assert path.read_bytes() == b"old"
-
-
 def test_unreadable_tensors_are_a_user_error_with_the_path(tmp_path):
     (tmp_path / "state.safetensors").write_bytes(b"\x80\x04no tensors")
-    with pytest.raises(UserError, match=r"state.safetensors: cannot be read .*restore"):
-        run_folder.read_tensors(tmp_path / "state.safetensors")
+    words, path = "state.safetensors: cannot be read .*restore", "state.safetensors"
+    assert_refused(words, run_folder.read_tensors, tmp_path / path)

@@ -189,9 +189,7 @@ def test_every_part_is_taken_once_whenever_it_comes(link, grid):
     assert grid.pull_messages([name]) == []
 
 
-def test_a_reply_whose_parts_are_on_their_way_is_not_left_for_the_next_look(
-    link, grid, monkeypatch
-):
+def test_a_reply_on_its_way_is_not_left_for_the_next_look(link, grid, monkeypatch):
     request = request_to(0)
     parts = link.upload(request, 70)
     monkeypatch.setattr(

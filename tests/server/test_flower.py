@@ -176,9 +176,7 @@ def test_process_ends_with_its_launcher(tmp_path):
 
 
 @pytest.mark.flower
-def test_flower_with_two_workers_gives_the_local_engines_bytes(
-    tmp_path, settings, fedgs
-):
+def test_flower_with_two_workers_gives_the_local_bytes(tmp_path, settings, fedgs):
     output = tmp_path / "run"
     command = fedgs("train", *flags(output=output, **settings))
     command.until(lambda: (output / ".flower" / "token").exists())
@@ -215,9 +213,7 @@ def test_a_simulation_that_cannot_start_is_noticed_at_once(tmp_path):
 
 @pytest.mark.flower
 @pytest.mark.slow
-def test_killed_run_resumes_to_the_same_bytes_and_leaves_no_process(
-    tmp_path, settings, fedgs
-):
+def test_killed_run_resumes_and_leaves_no_process(tmp_path, settings, fedgs):
     output = tmp_path / "run"
     settings |= {"num_rounds": 120, "checkpoint_every": 7}
     settings |= {"surrogate_steps": 1, "surrogate_fit_steps": 1}
@@ -238,9 +234,7 @@ def test_killed_run_resumes_to_the_same_bytes_and_leaves_no_process(
 
 @pytest.mark.flower
 @pytest.mark.slow
-def test_terminated_run_exits_with_1_and_a_checkpoint_and_resumes(
-    tmp_path, settings, fedgs
-):
+def test_terminated_run_has_a_checkpoint_and_resumes(tmp_path, settings, fedgs):
     output = tmp_path / "run"
     settings |= {"num_rounds": 120, "checkpoint_every": 1000}
     command = fedgs("train", *flags(output=output, **settings))

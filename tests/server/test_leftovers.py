@@ -12,7 +12,7 @@ import pytest
 
 from clients import site as deployment
 from clients.site import Site
-from fedgs.files import remove_temporaries, write_tensors
+from fedgs.files import remove_temporaries, write_atomically, write_tensors
 from fedgs.privacy.client_count import ReleaseCount
 from fedgs.privacy.client_limits import Limits
 from fedgs.process import TOKEN_VARIABLE, processes_of
@@ -55,18 +55,22 @@ def test_a_save_that_is_killed_leaves_what_is_removed(tmp_path):
 
 
 def test_a_save_that_fails_leaves_nothing(tmp_path, monkeypatch):
-    """A full disk, also where an old file was to be overwritten."""
+    """A full disk, also where an old file was to be overwritten: a reader has that."""
 
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
+    write_atomically(tmp_path / "old", b"old")
     (tmp_path / "spare").write_bytes(b"old")
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         write_tensors(
             tmp_path / "new", TENSORS, recycle=tmp_path / "spare", is_durable=True
         )
-    assert os.listdir(tmp_path) == []
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(tmp_path / "old", b"new")
+    assert os.listdir(tmp_path) == ["old"]
+    assert (tmp_path / "old").read_bytes() == b"old"
 
 
 def test_a_run_that_goes_on_removes_what_its_killed_process_wrote(tmp_path):
@@ -118,9 +122,7 @@ def test_a_client_that_starts_again_removes_what_its_killed_process_wrote(tmp_pa
     assert own.exists()
 
 
-def test_nothing_is_removed_while_another_process_holds_the_client(
-    tmp_path, monkeypatch
-):
+def test_nothing_is_removed_while_another_holds_the_client(tmp_path, monkeypatch):
     state = tmp_path / "state"
     state.mkdir(mode=0o700)
     left = killed_save(state / ("0" * 16) / "run.json")

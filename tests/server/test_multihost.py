@@ -2,12 +2,15 @@
 
 The run survives a killed server, a killed client and a cut link, and ends with the
 bytes of the local engine, which nothing disturbed. Skipped where namespaces are not
-permitted. The refusals below it need one host only.
+permitted. The refusals below it need one host only, and so does the server whose disk
+is really full: the reason is told where there is room.
 """
 
+import contextlib
 import json
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +18,12 @@ from pathlib import Path
 import pytest
 
 from events import read_events
+from experiments.commands.deploy_status import status_of
 from experiments.launch.certs import make_certificates
 from fedgs.privacy.ledger import Ledger
 from hosts import PATIENCE, Network, require_namespaces
 from live import CLIENTS, Live, prepare, undisturbed
-from runs import generator
+from runs import generator, rounds_done
 
 pytestmark = [pytest.mark.multihost, pytest.mark.slow]
 
@@ -68,9 +72,7 @@ def check_event_logs(folder: Path) -> None:
 # ------------------------------------------------------------------ the tests
 
 
-def test_run_survives_a_killed_server_a_killed_client_and_a_cut_link(
-    folder, network, live
-):
+def test_run_survives_a_killed_server_and_client_and_a_cut_link(folder, network, live):
     machines, run, log = live.machines, live.run, ("--log-json", "server.jsonl")
     machines.run(
         *("server", "deploy", "certs", "certs", "--host", live.address),
@@ -169,3 +171,51 @@ def test_server_under_another_name_is_refused(deployment):
     """A valid certificate of the same authority, but of another host."""
     deployment.host = deployment.address = "127.0.0.2"
     check_the_server_is_refused(deployment)
+
+
+# ------------------------------------------------------------------ a full disk
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """The folder of runs is a file system of 24 MB; Flower's database is elsewhere."""
+    place = tmp_path / "fedgs-server" / "runs"
+    place.mkdir(mode=0o700, parents=True)
+    place.parent.chmod(0o700)
+    options = ["-t", "tmpfs", "-o", "size=24m,mode=700", "fedgs-test", str(place)]
+    mounted = subprocess.run(["mount", *options], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("a file system cannot be mounted here")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    path = folder / "filler"
+    with contextlib.suppress(OSError), open(path, "wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    assert shutil.disk_usage(folder).free == 0
+    return path
+
+
+def test_reason_reaches_the_servers_stderr_and_flowers_status(small_disk, deployment):
+    machines = deployment.machines
+    log = ("--log-json", "server.jsonl")
+    server, submitted = deployment.running(2, *log, num_rounds=500, checkpoint_every=1)
+    filler = fill(small_disk)
+    assert submitted.wait(300) == 1, machines.logs()
+    reason = "No space left on device"
+    assert reason in machines.log_of(submitted), machines.logs()
+    assert reason in machines.log_of(server), machines.logs()
+    events = read_events(machines.folder / "server.jsonl")
+    (ended,) = [event for event in events if event["event"] == "ended"]
+    assert ended["outcome"] == "failed"
+    assert reason in ended["reason"]
+    status = status_of(deployment.run)
+    assert status.state == "interrupted"
+    assert status.waiting_for == ()
+    assert status.released == len(Ledger.read(deployment.run / "ledger.jsonl").events)
+    filler.unlink()
+    again = deployment.submit("--resume", "digits")
+    deployment.until_round(rounds_done(deployment.run) + 2, server, again)

@@ -23,18 +23,9 @@ from experiments.launch.supervisor import ServerEnded, Supervisor
 from fedgs import process
 from fedgs.files import read_json
 from fedgs.process import SERVER_VARIABLE, processes_of, start_of
-from live import free_port
 from refusals import assert_refused
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
-SERVES = """
-import sys, time
-from http.server import BaseHTTPRequestHandler, HTTPServer
-class Answer(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200); self.end_headers()
-HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
-"""
 
 
 # ------------------------------------------------------------------ stand-ins
@@ -69,29 +60,37 @@ def ending(code: str) -> list[str]:
     return [sys.executable, "-S", "-c", code]
 
 
+KILLED = ending("import os; os.kill(os.getpid(), 9)")
+
+
+def own(tmp_path: Path) -> list[int]:
+    """The processes of the server that live."""
+    return processes_of(str(tmp_path), SERVER_VARIABLE)
+
+
 def test_server_ends_with_a_reason_when_its_superlink_does(make, tmp_path, capfd):
     supervisor = make(superlink=ending("raise SystemExit(7)"))
     with pytest.raises(ServerEnded, match=r"superlink \(pid \d+\) .* exit code 7"):
         supervisor.run()
-    assert processes_of(str(tmp_path), SERVER_VARIABLE) == []
+    assert own(tmp_path) == []
     assert told(tmp_path)["state"] == "ended"
     assert "exit code 7" in told(tmp_path)["reason"]
 
 
 def test_dead_superexec_is_started_again_until_it_ends_too_often(make, tmp_path, capfd):
-    supervisor = make(superexec=ending("import os; os.kill(os.getpid(), 9)"))
+    supervisor = make(superexec=KILLED)
     with pytest.raises(ServerEnded, match=r"superexec .* by SIGKILL, 6 times in 600 s"):
         supervisor.run()
     again = capfd.readouterr().err.count("was ended by SIGKILL; starting it again")
     assert again == deploy_supervisor.MOST_RESTARTS
-    assert processes_of(str(tmp_path), SERVER_VARIABLE) == []
+    assert own(tmp_path) == []
 
 
 def test_restarts_of_the_superexec_are_all_counted(make, tmp_path, monkeypatch, capfd):
     """Also those that are too long ago to end the server: a counter never falls."""
     monkeypatch.setattr(deploy_supervisor, "RESTART_SECONDS", 0.0)
     monkeypatch.setattr(deploy_supervisor, "MOST_RESTARTS", 1)
-    supervisor = make(superexec=ending("import os; os.kill(os.getpid(), 9)"))
+    supervisor = make(superexec=KILLED)
 
     counts: list[int] = []
     tell = supervisor._write_down
@@ -142,14 +141,14 @@ def test_signal_ends_all_processes_and_what_they_started(make, tmp_path, monkeyp
     count = 3  # superlink, superexec and its child
 
     def ask() -> None:
-        while len(processes_of(str(tmp_path), SERVER_VARIABLE)) < count:
+        while len(own(tmp_path)) < count:
             time.sleep(0.02)
         time.sleep(0.3)  # until it ignores SIGTERM
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=ask, daemon=True).start()
     supervisor.run()
-    assert processes_of(str(tmp_path), SERVER_VARIABLE) == []
+    assert own(tmp_path) == []
     assert told(tmp_path)["state"] == "ended"
     assert told(tmp_path)["reason"] == ""
 
@@ -167,7 +166,7 @@ def test_process_left_by_a_killed_server_is_ended_before_the_next_one_starts(
 ):
     environment = {**os.environ, SERVER_VARIABLE: str(tmp_path)}
     left = subprocess.Popen(SLEEPER, env=environment)
-    while left.pid not in processes_of(str(tmp_path), SERVER_VARIABLE):
+    while left.pid not in own(tmp_path):
         time.sleep(0.01)  # until it has its own environment
     found: list[int | None] = []
 
@@ -192,7 +191,7 @@ def test_superlink_that_answers_no_more_ends_the_server(make, monkeypatch, tmp_p
     with pytest.raises(ServerEnded, match="did not answer 24 times"):
         make().run()
     assert sent == ["READY=1\nWATCHDOG=1", "STOPPING=1"]
-    assert processes_of(str(tmp_path), SERVER_VARIABLE) == []
+    assert own(tmp_path) == []
 
 
 def test_health_check_asks_the_server_itself(monkeypatch):
@@ -248,104 +247,86 @@ def test_systemd_is_told_over_its_socket(tmp_path, monkeypatch, abstract):
 # ------------------------------------------------------------------ Flower's own
 
 
-flowers_own = pytest.mark.slow
+@pytest.mark.slow
+def test_run_starts_after_the_superexec_was_killed(deployment):
+    machines, server = deployment.machines, deployment.serve()
+    first = deployment.wait_for("superlink", "superexec")["superexec"]
+    os.kill(first, signal.SIGKILL)
+    machines.until(
+        lambda: deployment.processes().get("superexec", first) != first, server
+    )
+    deployment.join("a")
+    deployment.join("b")
+    submitted = deployment.start_run(num_rounds=2)
+    assert submitted.wait(600) == 0, machines.logs()
+    assert "by SIGKILL; starting it again" in machines.log_of(server)
 
 
-class TestFlower:
-    pytestmark = flowers_own
+def must_have_stopped(deployment) -> None:
+    """The run ended with a checkpoint, from which it goes on."""
+    result = read_json(deployment.run / ".flower" / "result.json")
+    assert result["status"] == "stopped", result
 
-    def test_run_starts_after_the_superexec_was_killed(self, deployment):
-        machines = deployment.machines
-        server = deployment.serve()
-        first = deployment.wait_for("superlink", "superexec")["superexec"]
-        os.kill(first, signal.SIGKILL)
-        machines.until(
-            lambda: deployment.processes().get("superexec", first) != first, server
-        )
-        deployment.join("a")
-        deployment.join("b")
-        submitted = deployment.start_run(num_rounds=2)
-        assert submitted.wait(600) == 0, machines.logs()
-        assert "by SIGKILL; starting it again" in machines.log_of(server)
 
-    def test_run_whose_superexec_is_killed_stops_with_a_checkpoint(self, deployment):
-        machines = deployment.machines
-        server = deployment.serve()
-        deployment.join("a")
-        deployment.join("b")
-        submitted = deployment.start_run(num_rounds=500, checkpoint_every=500)
-        deployment.until_round(2, server, submitted)
-        pids = deployment.wait_for("superexec", "serverapp")
-        os.kill(pids["superexec"], signal.SIGKILL)
-        assert submitted.wait(120) == 1, machines.logs()
-        machines.until(lambda: start_of(pids["serverapp"]) is None, server)
-        result = read_json(deployment.run / ".flower" / "result.json")
-        assert result["status"] == "stopped", result
-        again = deployment.submit("--resume", "digits")
-        deployment.until_next_round(server, again)
+LONG = {"num_rounds": 500, "checkpoint_every": 500}
 
-    def test_second_server_is_refused_with_exit_code_2(self, deployment):
-        machines = deployment.machines
-        server = deployment.serve()
-        where = ["--port", free_port(), "--certs", "certs"]
-        second = machines.start("server", "deploy", "server", *where)
-        assert second.wait(120) == 2, machines.logs()
-        assert "another server uses it" in machines.log_of(second)
-        assert server.poll() is None
 
-    def test_sigterm_commits_the_run_and_ends_within_30_s(self, deployment):
-        machines = deployment.machines
-        server = deployment.serve()
-        deployment.join("a")
-        deployment.join("b")
-        submitted = deployment.start_run(num_rounds=500, checkpoint_every=500)
-        deployment.until_round(2, server, submitted)
-        started = time.monotonic()
-        server.terminate()
-        assert server.wait(60) == 0, machines.logs()
-        assert time.monotonic() - started < 30
-        assert deployment.left() == []
-        result = read_json(deployment.run / ".flower" / "result.json")
-        assert result["status"] == "stopped", result
-        assert deployment.told()["state"] == "ended"
-        server = deployment.serve()
-        again = deployment.submit("--resume", "digits")
-        deployment.until_next_round(server, again)
+@pytest.mark.slow
+def test_run_whose_superexec_is_killed_stops_with_a_checkpoint(deployment):
+    machines = deployment.machines
+    server, submitted = deployment.running(2, **LONG)
+    pids = deployment.wait_for("superexec", "serverapp")
+    os.kill(pids["superexec"], signal.SIGKILL)
+    assert submitted.wait(120) == 1, machines.logs()
+    machines.until(lambda: start_of(pids["serverapp"]) is None, server)
+    must_have_stopped(deployment)
+    deployment.until_next_round(server, deployment.submit("--resume", "digits"))
 
-    @pytest.mark.parametrize("victim", ["server", "superlink", "serverapp"])
-    def test_nothing_is_left_of_a_process_that_was_killed(self, deployment, victim):
-        machines = deployment.machines
 
-        def states() -> list[str]:
-            return [run.state for run in overview_of(deployment.state).runs]
+@pytest.mark.slow
+def test_sigterm_commits_the_run_and_ends_within_30_s(deployment):
+    server, _ = deployment.running(2, **LONG)
+    started = time.monotonic()
+    server.terminate()
+    assert server.wait(60) == 0, deployment.machines.logs()
+    assert time.monotonic() - started < 30
+    assert deployment.left() == []
+    must_have_stopped(deployment)
+    assert deployment.told()["state"] == "ended"
+    server = deployment.serve()
+    deployment.until_next_round(server, deployment.submit("--resume", "digits"))
 
-        server = deployment.serve()
-        deployment.join("a")
-        deployment.join("b")
-        submitted = deployment.start_run(num_rounds=500)
-        deployment.until_round(1, server, submitted)
-        pids = deployment.wait_for("superlink", "superexec", "serverapp")
-        before = overview_of(deployment.state)
-        assert before.server is not None
-        assert before.server.state == "running"
-        assert [run.state for run in before.runs] == ["running"]
-        assert {node.online for node in before.runs[0].nodes} == {True}
-        os.kill(pids[victim], signal.SIGKILL)
-        machines.until(lambda: states() == ["interrupted"])
-        if victim == "serverapp":  # the server goes on, and so can the run
-            assert overview_of(deployment.state).server.state == "running"
-            assert submitted.wait(600) == 1, machines.logs()
-            again = deployment.submit("--resume", "digits")
-            deployment.until_next_round(server, again)
-            return
-        code = server.wait(60)
-        machines.until(lambda: deployment.left() == [])
-        overview = overview_of(deployment.state)
-        assert overview.server.state == ("dead" if victim == "server" else "ended")
-        assert {node.online for node in overview.runs[0].nodes} == {None}
-        if victim == "superlink":
-            assert code == 1, machines.logs()
-            reason = "was ended by SIGKILL; the server has ended"
-            assert reason in machines.log_of(server)
-            assert "by SIGKILL" in deployment.told()["reason"]
-        deployment.serve()  # the port is free, the lock as well
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["server", "superlink", "serverapp"])
+def test_nothing_is_left_of_a_process_that_was_killed(deployment, victim):
+    machines = deployment.machines
+
+    def states() -> list[str]:
+        return [run.state for run in overview_of(deployment.state).runs]
+
+    server, submitted = deployment.running(1, num_rounds=500)
+    pids = deployment.wait_for("superlink", "superexec", "serverapp")
+    before = overview_of(deployment.state)
+    assert before.server is not None
+    assert before.server.state == "running"
+    assert states() == ["running"]
+    assert {node.online for node in before.runs[0].nodes} == {True}
+    os.kill(pids[victim], signal.SIGKILL)
+    machines.until(lambda: states() == ["interrupted"])
+    if victim == "serverapp":  # the server goes on, and so can the run
+        assert overview_of(deployment.state).server.state == "running"
+        assert submitted.wait(600) == 1, machines.logs()
+        deployment.until_next_round(server, deployment.submit("--resume", "digits"))
+        return
+    code = server.wait(60)
+    machines.until(lambda: deployment.left() == [])
+    overview = overview_of(deployment.state)
+    assert overview.server.state == ("dead" if victim == "server" else "ended")
+    assert {node.online for node in overview.runs[0].nodes} == {None}
+    if victim == "superlink":
+        assert code == 1, machines.logs()
+        reason = "was ended by SIGKILL; the server has ended"
+        assert reason in machines.log_of(server)
+        assert "by SIGKILL" in deployment.told()["reason"]
+    deployment.serve()  # the port is free, the lock as well

@@ -13,11 +13,10 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app import Error as FlowerError
 from flwr.serverapp.strategy import Strategy
-from safetensors.torch import load, save
+from safetensors.torch import load
 
-from fedgs.errors import UserError
 from fedgs.federation import node
-from fedgs.federation.node import Node
+from fedgs.federation.messages import EVERYONE, FakeBatch, encode_batch
 from fedgs.federation.training import RunStopped
 from fedgs.files import read_tensors
 from fedgs.privacy.client_count import ReleaseCount, release_event
@@ -29,7 +28,7 @@ from refusals import assert_refused
 from runs import attempts, interrupt_at, num_answers, train
 from server import strategy
 from server.strategy import GsWgan
-from simulated_grid import MODES, FakeGrid, Spoil, product, round_of, start
+from simulated_grid import MODES, FakeGrid, Spoil, product, round_of, spoil_at, start
 
 
 def node_state(folder: RunFolder, node: int) -> dict[str, list]:
@@ -124,45 +123,21 @@ def test_only_sanitized_gradients_and_public_identifiers_leave_a_node(create, mo
     assert all(not context.state for context in grid.contexts.values())
 
 
-def test_reply_is_the_release_that_the_node_made(create, monkeypatch):
-    folder, made, answer = create("run"), [], Node.answer
-
-    def watched(self: Node, request):
-        found = answer(self, request)
-        made.extend([found] * (found is not None))
-        return found
-
-    monkeypatch.setattr(Node, "answer", watched)
-    grid = FakeGrid(6)
-    start(folder, grid)
-    records = [reply.content["fedgs"] for _, _, reply in grid.replies]
-    sent = [record for record in records if "tensors" in record]
-    for record, release in zip(sent, made, strict=True):
-        assert torch.equal(load(record["tensors"])["gradients"], release.values)
-
-
 def test_request_holds_fakes_and_public_settings_only(create):
-    folder, requests = create("run"), []
+    allowed = {"round", "participants", "trainees", "keep_round", "is_saved"}
+    allowed |= {"tensors", "run_folder"}
 
-    def keep(node: int, request: Message, reply: Message) -> Message:
-        requests.append(request)
-        return reply
-
-    start(folder, FakeGrid(6, keep))
-    for request in requests:
+    def check(node: int, request: Message, reply: Message) -> Message:
         assert list(request.content) == ["fedgs"]
         record = request.content["fedgs"]
         if request.metadata.message_type != "query":
             assert set(load(record["tensors"])) == {"images", "labels"}
-            assert set(record) <= {
-                "round",
-                "participants",
-                "trainees",
-                "keep_round",
-                "is_saved",
-                "tensors",
-                "run_folder",
-            }
+            assert set(record) <= allowed
+        return reply
+
+    grid = FakeGrid(6, check)
+    start(create("run"), grid)
+    assert len(grid.replies) > 6  # not the roll call alone
 
 
 # ------------------------------------------------------------------ failing nodes
@@ -187,9 +162,7 @@ def failing(monkeypatch, round: int, times: int) -> list[int]:
     return failed
 
 
-def test_node_that_fails_once_is_asked_again_and_gives_the_same_bits(
-    create, monkeypatch, log
-):
+def test_node_that_fails_once_is_asked_again(create, monkeypatch, log):
     whole, folder = create("whole"), create("run")
     start(whole, FakeGrid(6))
     failed = failing(monkeypatch, round=2, times=1)
@@ -239,26 +212,7 @@ def test_a_run_goes_on_without_a_node_that_refuses(create, tmp_path):
     assert num_answers(folder) == [3, 2, 2]
 
 
-def test_error_leaves_a_node_without_its_text_and_type(create, monkeypatch, log):
-    folder = create("run")
-    failed = failing(monkeypatch, round=2, times=2)
-    grid = FakeGrid(6)
-    with pytest.raises(RunStopped):
-        start(folder, grid)
-    errors = [reply.error for _, _, reply in grid.replies if reply.has_error()]
-    assert [error.reason for error in errors] == [
-        f"node {index} failed; its own error.log says why" for index in failed
-    ]
-    assert SECRET not in "\n".join(log)
-    assert "Traceback" not in "\n".join(log)
-    assert "LookupError" not in "\n".join(log)
-    private = node_folder(folder.private, failed[0]) / "error.log"
-    assert SECRET in private.read_text()
-
-
-def test_round_without_enough_answers_is_counted_discarded_and_resumed(
-    create, monkeypatch
-):
+def test_round_without_answers_is_counted_and_resumed(create, monkeypatch):
     whole, folder = create("whole"), create("run")
     start(whole, FakeGrid(6))
     with monkeypatch.context() as patch:
@@ -293,23 +247,13 @@ def changed(**values: object) -> Callable[[Message], Message]:
     return change
 
 
-def with_gradients(make: Callable[[torch.Tensor], torch.Tensor]):
-    def change(reply: Message) -> Message:
-        grads = load(reply.content["fedgs"]["tensors"])["gradients"]
-        return changed(tensors=save({"gradients": make(grads).contiguous()}))(reply)
-
-    return change
-
-
 def without_record(reply: Message) -> Message:
     reply.content = RecordDict({"other": ConfigRecord({"loss": 4711.0})})
     return reply
 
 
+# What else an answer may be is in `hostile_answers`.
 WRONG = {
-    "shape": with_gradients(lambda grads: grads[:, :, :-1]),
-    "non-finite": with_gradients(lambda grads: grads * float("nan")),
-    "other tensors": changed(tensors=save({"loss": torch.tensor([4711.0])})),
     "no tensors": changed(tensors=b"4711 \x80 not safetensors"),
     "noise": changed(noise_std=0.0),
     "node": changed(node_id=4711),
@@ -321,16 +265,15 @@ WRONG = {
 @pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_answer_is_logged_without_data_and_min_nodes_decides(create, log, wrong):
     folder = create("run", min_nodes=1)
-    done: list[dict] = []
-    start(folder, FakeGrid(6, lose(2, WRONG[wrong])), done.append)
-    assert [metrics["num_answers"] for metrics in done] == [2, 1, 2]
+    start(folder, FakeGrid(6, lose(2, WRONG[wrong])))
+    assert num_answers(folder) == [2, 1, 2]
     assert attempts(folder) == [(1, 1), (2, 1), (3, 1)]
     about = [line for line in log if line.startswith(("round 2", "answer of", "mess"))]
     assert about[-1].startswith("round 2: no answer of node ")
     assert "4711" not in "\n".join(log)
 
 
-@pytest.mark.parametrize("wrong", ["shape", "noise", "no answer"])
+@pytest.mark.parametrize("wrong", ["noise", "no answer"])
 def test_wrong_answer_stops_a_run_that_needs_all_nodes(create, wrong):
     folder = create("run")
     with pytest.raises(RunStopped, match=r"round 2: 1 of 2 nodes .* 1 s"):
@@ -360,31 +303,20 @@ def test_answer_that_was_lost_is_sent_again_with_the_same_noise(create):
 
 def test_request_that_a_node_refuses_changes_nothing(create):
     """Fakes outside [0, 1] could make a node leak more than planned."""
-    folder = create("run")
-    grid = FakeGrid(6)
+    folder, grid = create("run", **MODES["full participation"]), FakeGrid(3)
     start(folder, grid)
-    before = node_state(folder, 0) if node_folder(folder.private, 0).exists() else None
-    images = torch.full((folder.config.fakes_sent, 1, 16, 16), 2.0)
-    labels = torch.zeros(folder.config.fakes_sent, dtype=torch.int64)
-    request = ConfigRecord(
-        {
-            "round": 4,
-            "participants": "0",
-            "trainees": "0",
-            "keep_round": 0,
-            "is_saved": 0,
-            "tensors": save({"images": images, "labels": labels}),
-            "run_folder": str(folder.path),
-        }
-    )
+    before = node_state(folder, 0)
+    shape, config = (folder.config.fakes_sent, 1, 16, 16), folder.config
+    labels = torch.zeros(shape[0], dtype=torch.int64)
+    batch = FakeBatch(3, torch.full(shape, 2.0), labels, EVERYONE, EVERYONE, 0)
+    record = encode_batch(batch, config) | {"run_folder": str(folder.path)}
     address = next(a for a, index in grid.indices.items() if index == 0)
-    (name,) = grid.push_messages(
-        [Message(RecordDict({"fedgs": request}), address, "train")]
-    )
-    (reply,) = grid.pull_messages([name])
+    request = Message(RecordDict({"fedgs": ConfigRecord(record)}), address, "train")
+    (reply,) = grid.send_and_receive([request])
     assert reply.error.reason == "node 0 failed; its own error.log says why"
-    after = node_state(folder, 0) if before else None
-    assert before == after
+    log = (node_folder(folder.private, 0) / "error.log").read_text()
+    assert "fakes outside [0, 1]: refused" in log
+    assert node_state(folder, 0) == before
 
 
 # ------------------------------------------------------------------ roll call
@@ -401,11 +333,8 @@ def test_wrong_number_of_supernodes_is_refused_with_the_remedy(create, count):
 
 
 def test_supernode_that_does_not_say_who_it_is_ends_the_run(create):
-    def silent(node: int, request: Message, reply: Message) -> Message | None:
-        return None if node == 4 else reply
-
-    with pytest.raises(UserError, match="roll call: 5 of 6 nodes answered"):
-        start(create("run"), FakeGrid(6, silent))
+    grid = FakeGrid(6, spoil_at({(4, None): lambda request, reply: None}))
+    assert_refused("roll call: 5 of 6 nodes answered", start, create("run"), grid)
 
 
 def test_two_supernodes_of_one_index_end_the_run(create):

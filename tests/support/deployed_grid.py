@@ -5,7 +5,7 @@ A client has data and a state directory of its own; the clock moves only by slee
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,11 +13,8 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.app import Error as FlowerError
-from flwr.common.serde import message_from_proto, message_to_proto
 
 import runs
-from clients import workers as state
-from clients.client_app import app as client_app
 from clients.site import DeployedPlace, Site
 from fedgs.config.run_config import RunConfig
 from fedgs.privacy.ledger import Ledger
@@ -25,7 +22,7 @@ from fedgs.runs.run_folder import RunFolder
 from server import exchange, progress, roll_call
 from server import strategy as strategy_module
 from server.strategy import GsWgan
-from simulated_grid import InProcessGrid
+from simulated_grid import InProcessGrid, Spoil
 from tiny import FULL_PARTICIPATION, STAGED, tiny_config, tiny_data, write_tiny_npz
 
 NODE_UNAVAILABLE = 5
@@ -44,7 +41,6 @@ MODES = {
 }
 NAMES = ["a-clinic", "b-clinic", "c-clinic", "d-clinic", "e-clinic", "f-clinic"]
 LIMITS = "allow_seeded_noise = true\nallow_embeddings = true\n"
-Spoil = Callable[[str, Message, Message], Message | None]
 
 
 class Client:
@@ -71,25 +67,19 @@ class Client:
 
 
 class DeployedGrid(InProcessGrid):
-    """The network between a server and its clients.
-
-    Args:
-        clients: whoever exists.
-        spoil: what becomes of a reply: (name, request, reply) -> reply, or None.
+    """The network between a server and its clients, who are known by their names.
 
     Attributes:
-        replies: every reply as the clients sent it: (type, name, reply).
         on_push: called with (name, request) before a message is delivered; returns
             whether it arrives.
+        on_look: called whenever the server looks who is online.
     """
 
     def __init__(self, clients: list[Client], spoil: Spoil | None = None) -> None:
+        super().__init__(spoil)
         self.clients = {client.address: client for client in clients}
-        self.spoil = spoil or (lambda name, request, reply: reply)
         self.on_push: Callable[[str, Message], bool] = lambda name, request: True
-        self.on_look: Callable[[], None] = lambda: None
-        self.replies: list[tuple[str, str, Message]] = []
-        self.waiting: dict[str, Message] = {}
+        self.on_look: Callable[[], object] = lambda: None
         self.sent: dict[str, tuple[Client, Message]] = {}
 
     def get_node_ids(self):
@@ -107,37 +97,21 @@ class DeployedGrid(InProcessGrid):
             if client.is_online
         ]
 
-    def push_messages(self, messages):
-        return [self._deliver(message) for message in messages]
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        gone = {n for n in message_ids if n in self.sent and n not in self.waiting}
+        for name in [n for n in gone if not self.sent[n][0].is_online]:
+            lost = FlowerError(NODE_UNAVAILABLE, "")
+            self.waiting[name] = Message(lost, reply_to=self.sent.pop(name)[1])
+        return super().pull_messages(message_ids)
 
-    def pull_messages(self, message_ids):
-        found = []
-        for name in message_ids:
-            if name in self.waiting:
-                found.append(self.waiting.pop(name))
-            elif name in self.sent and not self.sent[name][0].is_online:
-                _, request = self.sent.pop(name)
-                found.append(
-                    Message(FlowerError(NODE_UNAVAILABLE, ""), reply_to=request)
-                )
-        return found
-
-    def _deliver(self, message: Message) -> str:
-        name = f"message-{len(self.sent) + len(self.replies)}-{id(message)}"
-        message.metadata.__dict__["_message_id"] = name
-        client = self.clients[message.metadata.dst_node_id]
-        request = message_from_proto(message_to_proto(message))
-        self.sent[name] = client, request
-        if client.is_online and self.on_push(client.name, request):
-            reply = self.answer(client, request)
-            if reply is not None:
-                self.waiting[name] = message_from_proto(message_to_proto(reply))
-        return name
+    def deliver(self, request: Message) -> Message | None:
+        client = self.clients[request.metadata.dst_node_id]
+        self.sent[request.metadata.message_id] = client, request
+        arrives = client.is_online and self.on_push(client.name, request)
+        return self.answer(client, request) if arrives else None
 
     def answer(self, client: Client, request: Message) -> Message | None:
         """Has a client's process answer a message."""
-        state._workers.clear()
-        state._workers.update(client.memory)
         context = Context(
             run_id=1,
             node_id=client.address,
@@ -145,11 +119,7 @@ class DeployedGrid(InProcessGrid):
             state=RecordDict(),
             run_config={"run_folder": "/of/the/server"},
         )
-        reply = client_app(message=request, context=context)
-        client.memory = dict(state._workers)
-        state._workers.clear()
-        self.replies.append((request.metadata.message_type, client.name, reply))
-        return self.spoil(client.name, request, reply)
+        return self.ask(client.name, client.memory, context, request)
 
 
 def tiny_clients(folder: Path, names: list[str], config: RunConfig) -> list[Client]:
@@ -198,6 +168,18 @@ class Deployment:
         self.clients = tiny_clients(self.root, names, config)
         self.grid = DeployedGrid(self.clients)
         self.stop = threading.Event()
+
+    def restart_killed(self) -> None:
+        """A client that ends in the middle of its work is started again."""
+        answer = self.grid.answer
+
+        def until_killed(client: Client, request: Message) -> Message | None:
+            try:
+                return answer(client, request)
+            except SystemExit:
+                return client.restart()
+
+        self.grid.answer = until_killed
 
     def heal(self) -> None:
         """Everything arrives again, nobody looks."""

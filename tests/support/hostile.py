@@ -148,7 +148,17 @@ def without(name: str) -> Change:
 
 def tensors(**named: Tensor) -> Change:
     """Sends other tensors."""
-    return fields(tensors=save(named))
+    return sent(save(named))
+
+
+def grads(values: Tensor) -> Change:
+    """Sends other gradients."""
+    return tensors(gradients=values)
+
+
+def sent(content: bytes) -> Change:
+    """Sends other bytes for the tensors."""
+    return fields(tensors=content)
 
 
 def content(make: Callable[[bytes], object]) -> Change:

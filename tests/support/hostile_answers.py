@@ -20,9 +20,11 @@ from hostile import (
     content,
     fields,
     gradients_with,
+    grads,
     header_of,
     inflated,
     listed,
+    sent,
     tensors,
     without,
 )
@@ -39,24 +41,22 @@ OTHER = "another {} than this run and round have"
 
 _EXACT: Refusals = {
     "non-finite values": {
-        "a NaN": tensors(gradients=gradients_with(math.nan)),
-        "an infinite value": tensors(gradients=gradients_with(-math.inf)),
+        "a NaN": grads(gradients_with(math.nan)),
+        "an infinite value": grads(gradients_with(-math.inf)),
     },
     NORMS.format(1, 22): {
-        "the largest float32": tensors(gradients=gradients_with(3.4e38)),
-        "a gradient of 47.11 times the clip bound": (
-            tensors(gradients=gradients_with(47.11))
-        ),
+        "the largest float32": grads(gradients_with(3.4e38)),
+        "a gradient of 47.11 times the clip bound": (grads(gradients_with(47.11))),
     },
-    NORMS.format(4, 22): {"a thousandfold answer": tensors(gradients=1e3 * HONEST)},
+    NORMS.format(4, 22): {"a thousandfold answer": grads(1e3 * HONEST)},
     SHAPE.format("(3, 1, 16, 16), torch.float32"): {
-        "a row too few": tensors(gradients=torch.zeros(3, 1, 16, 16)),
+        "a row too few": grads(torch.zeros(3, 1, 16, 16)),
     },
     SHAPE.format("(4, 1, 16, 15), torch.float32"): {
-        "a column too few": tensors(gradients=HONEST[..., :-1].contiguous()),
+        "a column too few": grads(HONEST[..., :-1].contiguous()),
     },
     SHAPE.format("(4, 1, 16, 16), torch.float16"): {
-        "float16": tensors(gradients=HONEST.half()),
+        "float16": grads(HONEST.half()),
     },
     SHAPE.format("(4, 1, 16, 16), torch.int32"): {
         "integers": tensors(
@@ -64,29 +64,21 @@ _EXACT: Refusals = {
         ),
     },
     "message with 8280 bytes: at most 5120 expected": {
-        "one row for each client": tensors(gradients=torch.zeros(2, 4, 1, 16, 16)),
-        "float64": tensors(gradients=torch.zeros(4, 1, 16, 16, dtype=torch.float64)),
+        "one row for each client": grads(torch.zeros(2, 4, 1, 16, 16)),
+        "float64": grads(torch.zeros(4, 1, 16, 16, dtype=torch.float64)),
     },
     "message that cannot be decoded: refused": {
-        "a header that declares a terabyte": fields(tensors=claims([2**38, 1])),
-        "a header of a terabyte": (
-            fields(tensors=struct.pack("<Q", 2**40) + b"{}4711")
-        ),
-        "a header with a negative size": fields(tensors=claims([-4711, 4])),
-        "a header with text for a tensor": (
-            fields(tensors=header_of(gradients=str(SECRET)))
-        ),
-        "a header with text for an unknown tensor": (
-            fields(tensors=header_of(secret_4711="x"))
-        ),
-        "a header that is text": fields(tensors=struct.pack("<Q", 4) + b"4711"),
-        "no bytes at all": fields(tensors=b""),
-        "zeros": fields(tensors=bytes(64)),
+        "a header that declares a terabyte": sent(claims([2**38, 1])),
+        "a header of a terabyte": (sent(struct.pack("<Q", 2**40) + b"{}4711")),
+        "a header with a negative size": sent(claims([-4711, 4])),
+        "a header with text for a tensor": (sent(header_of(gradients=str(SECRET)))),
+        "a header with text for an unknown tensor": (sent(header_of(secret_4711="x"))),
+        "a header that is text": sent(struct.pack("<Q", 4) + b"4711"),
+        "no bytes at all": sent(b""),
+        "zeros": sent(bytes(64)),
         "gradients cut short": content(lambda honest: honest[:-1]),
-        "a header with an unknown type": (
-            fields(tensors=header_of(gradients=UNKNOWN_TYPE))
-        ),
-        "a header with a size beyond 64 bits": (fields(tensors=claims([0, 2**64 - 1]))),
+        "a header with an unknown type": (sent(header_of(gradients=UNKNOWN_TYPE))),
+        "a header with a size beyond 64 bits": (sent(claims([0, 2**64 - 1]))),
     },
     "message with other tensors than ['gradients']: refused": {
         "the training loss beside the gradients": (
@@ -133,7 +125,7 @@ _EXACT: Refusals = {
     },
     "message without tensors: refused": {
         "no tensors": without("tensors"),
-        "gradients as text": fields(tensors="4711"),
+        "gradients as text": sent("4711"),
     },
     "empty, though its clients take part": {
         "nothing, from a participant": lambda honest: {"is_empty": 1},

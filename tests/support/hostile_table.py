@@ -111,7 +111,7 @@ _ELSEWHERE: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("client", "clients/test_deployment.py"): {
         "another client's name": (
             "it may not join: its key was registered under its own",
-            "test_a_client_that_claims_anothers_name_is_refused",
+            "test_a_stranger_may_not_join",
         ),
         "a name that is not in the run, or is not registered": (
             "it may not join",
@@ -119,7 +119,7 @@ _ELSEWHERE: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
         "the name of a client that has joined": (
             "the first keeps it",
-            "test_of_two_nodes_with_one_name_the_first_keeps_it",
+            "test_a_stranger_may_not_join",
         ),
     },
     ("client", "clients/test_deployment_faults.py"): {

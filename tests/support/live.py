@@ -147,6 +147,15 @@ class Live:
         keys = [f"--client={n}=certs/clients/{n}.pub" for n in CLIENTS]
         return self.submit(*keys, *flags(**SETTINGS | settings))
 
+    def running(self, rounds: int, *more: object, **settings: object):
+        """Starts everything and waits for some rounds: the server, the submitter."""
+        server = self.serve(*more)
+        for name in CLIENTS:
+            self.join(name)
+        submitted = self.start_run(**settings)
+        self.until_round(rounds, server, submitted)
+        return server, submitted
+
     def log(self, process: "subprocess.Popen[bytes]") -> str:
         return self.machines.log_of(process)
 

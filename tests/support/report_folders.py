@@ -1,17 +1,24 @@
 """Folders for the tests of `fedgs report`: tiny runs, and a debug folder of them."""
 
-import json
 from contextlib import closing
+from dataclasses import replace
+from math import nan
 from pathlib import Path
 
 import torch
 from PIL import Image
 
+from experiments.debug.report import with_words
 from fedgs.config.run_config import RunConfig
+from fedgs.diagnosis.diagnosis import Diagnosis, Rule, Suspect
+from fedgs.diagnosis.effects import Effect, TwoSample
 from fedgs.federation.messages import FakeBatch
 from fedgs.federation.round import select
 from fedgs.federation.training import new_event
+from fedgs.files import write_json
 from fedgs.gan.models import build_generator
+from fedgs.privacy.accounting import statements
+from fedgs.privacy.plan import Plan
 from fedgs.runs.run_folder import RunFolder
 from fedgs.runs.sample import write_grid
 from tiny import tiny_config
@@ -53,15 +60,11 @@ def make_debug(path: Path, **diagnosis: object) -> Path:
     path.mkdir()
     for group in GROUPS:
         make_run(path / group)
-    runs = {
-        cohort: [group for group in GROUPS if group.startswith(cohort)]
-        for cohort in ("healthy", "suspicious")
-    }
     debug = {
         "format": 1,
         "cohorts": ["healthy", "suspicious"],
         "groups": 2,
-        "runs": runs,
+        "runs": {"healthy": GROUPS[:2], "suspicious": GROUPS[2:]},
         "clients_per_group": 3,
         "clients": {"healthy": 6, "suspicious": 6},
         "source": "the user's own files",
@@ -72,81 +75,32 @@ def make_debug(path: Path, **diagnosis: object) -> Path:
         "config": {},
         "versions": {},
     }
-    (path / "debug.json").write_text(json.dumps(debug))
-    (path / "diagnosis.json").write_text(json.dumps(DIAGNOSIS | diagnosis))
+    write_json(path / "debug.json", debug)
+    write_json(path / "diagnosis.json", diagnosed() | diagnosis)
     Image.new("L", (40, 20)).save(path / "diagnosis.png")
     return path
 
 
-DIAGNOSIS = {
-    "format": 1,
-    "verdict": "invert",
-    "sentence": "The suspicious images are inverted <b>& more</b>.",
-    "bugs": ["invert"],
-    "alpha": 0.05,
-    "attainable_p": 0.3333,
-    "false_positive_rate": 0.0,
-    "num_splits": 3,
-    "groups": 2,
-    "min_effect": 0.25,
-    "confidence": 0.95,
-    "has_learned": True,
-    "ranking": [
-        {
-            "bug": "invert",
-            "title": "pixel inversion",
-            "p": 0.0286,
-            "adjusted_p": 0.0571,
-            "statistic": 0.97,
-            "effect": 0.96,
-            "interval": [0.9, 1.0],
-            "decision": "named",
-            "words": "",
-        },
-        {
-            "bug": "other",
-            "title": "another difference",
-            "p": None,
-            "adjusted_p": None,
-            "statistic": None,
-            "effect": None,
-            "interval": None,
-            "decision": "no difference seen",
-            "words": "",
-        },
-    ],
-    "effects": [
-        {
-            "name": "pixel intensity",
-            "unit": "mean of [0, 1]",
-            "healthy": 0.13,
-            "suspicious": 0.85,
-            "difference": 0.72,
-            "interval": [0.6, 0.8],
-            "per_group": {"healthy": [0.12, 0.14], "suspicious": [0.84, 0.86]},
-        }
-    ],
-    "two_sample": [{"name": "MMD", "value": 0.4, "p": 0.0286, "words": "of features"}],
-    "conditions": ["Groups are disjoint."],
-    "privacy": [
-        {
-            "adversary": "release",
-            "relation": "replace-one",
-            "unit": "client",
-            "delta": 1e-5,
-            "epsilon": 41.5,
-            "asked": "epsilon",
-            "theorem": "no amplification: participation count",
-            "conditions": ["a client is in one group"],
-            "guarantee": True,
-            "client_selection": "uniform",
-            "num_rounds": 3,
-        }
-    ],
-    "planted": {"bug": "invert", "fraction": 0.5, "counts": {}},
-    "outcome": "right",
-    "runs": {},
-    "picture": "diagnosis.png",
-    "samples_per_group": 10,
-    "versions": {},
-}
+def diagnosed() -> dict[str, object]:
+    """What `fedgs debug` says of cohorts one of which is inverted."""
+    groups = {"healthy": [0.12, 0.14], "suspicious": [0.84, 0.86]}
+    unit, interval = "mean of [0, 1]", (0.6, 0.8)
+    intensity = Effect("pixel intensity", unit, 0.13, 0.85, 0.72, interval, groups)
+    named = Suspect("invert", 0.0286, 0.0571, 0.97, 0.96, (0.9, 1.0), "named")
+    other = Suspect("other", nan, nan, nan, None, None, "no difference seen")
+    mmd = TwoSample("MMD", 0.4, 0.0286, "of features")
+    found = ("invert", (named, other), (intensity,), (mmd,), True, 3, Rule())
+    row = statements(Plan.from_config(tiny_config(**PRIVATE)), 1e-5)[0]
+    return with_words(Diagnosis(*found)) | {
+        "format": 1,
+        "sentence": "The suspicious images are inverted <b>& more</b>.",
+        "groups": 2,
+        "conditions": ["Groups are disjoint."],
+        "privacy": [replace(row, epsilon=41.5).to_json()],
+        "planted": {"bug": "invert", "fraction": 0.5, "counts": {}},
+        "outcome": "right",
+        "runs": {},
+        "picture": "diagnosis.png",
+        "samples_per_group": 10,
+        "versions": {},
+    }

@@ -4,8 +4,10 @@ A grid of this process calls the ClientApp directly; every message goes through 
 own serialisation, as it would on a network.
 """
 
+import itertools
 import threading
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
@@ -30,43 +32,86 @@ MODES = {
         "clients_per_node": 3,
     },
 }
-Spoil = Callable[[int, Message, Message], Message | None]
+Spoil = Callable[[Any, Message, Message], Message | None]
+Make = Callable[[Message, Message], Message | None]
 
 
 class InProcessGrid(Grid):
-    """What our tests do not use of Flower's interface."""
+    """Nodes or clients in this process.
 
-    @property
-    def run(self):
-        raise NotImplementedError
+    Args:
+        spoil: what the network makes of a reply: (who, request, reply) -> reply, or
+            None for no reply at all.
 
-    def set_run(self, run) -> None:
-        raise NotImplementedError
+    Attributes:
+        replies: every reply as it was sent: (type of the request, who, reply).
+        waiting: replies that nobody has pulled yet, by the request's id.
+    """
 
-    def create_message(self, *args: object, **kwargs: object) -> Message:
-        raise NotImplementedError
+    def __init__(self, spoil: Spoil | None = None) -> None:
+        self.spoil = spoil or (lambda who, request, reply: reply)
+        self.replies: list[tuple[str, Any, Message]] = []
+        self.waiting: dict[str, Message] = {}
+        self.numbers = itertools.count(1)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        return [self._deliver(message) for message in messages]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        ready = [name for name in message_ids if name in self.waiting]
+        return [self.waiting.pop(name) for name in ready]
 
     def send_and_receive(self, messages, *, timeout=None) -> Iterable[Message]:
         return self.pull_messages(self.push_messages(messages))
 
+    def _deliver(self, message: Message) -> str:
+        name = f"message-{next(self.numbers)}"
+        message.metadata.__dict__["_message_id"] = name
+        if (reply := self.deliver(as_on_a_network(message))) is not None:
+            self.waiting[name] = as_on_a_network(reply)
+        return name
+
+    def deliver(self, request: Message) -> Message | None:
+        """Has whom a request is for answer it; returns what the network makes of it."""
+        raise NotImplementedError
+
+    def ask(
+        self, who: Any, memory: dict, context: Context, request: Message
+    ) -> Message | None:
+        """Has a process with some memory answer a request."""
+        state._workers.clear()
+        state._workers.update(memory)
+        reply = client_app(message=request, context=context)
+        memory.update(state._workers)
+        state._workers.clear()
+        self.replies.append((request.metadata.message_type, who, reply))
+        return self.spoil(who, request, reply)
+
+    # What our tests do not use of Flower's interface.
+    run = property(lambda self: None)
+    set_run = create_message = None  # type: ignore[assignment]
+
+
+def as_on_a_network(message: Message) -> Message:
+    return message_from_proto(message_to_proto(message))
+
 
 class FakeGrid(InProcessGrid):
-    """All nodes in this process.
+    """All nodes of a simulation, who are known by their index.
 
     Args:
         num_nodes: how many supernodes there are.
-        spoil: what the network makes of a reply: (node, request, reply) -> reply, or
-            None for no reply at all.
+        spoil: as of `InProcessGrid`.
         num_workers: workers that nodes hop between from message to message.
 
     Attributes:
-        replies: every reply, as the nodes sent it, with the type of its request.
         contexts: one per node, as Flower keeps them.
     """
 
     def __init__(
         self, num_nodes: int, spoil: Spoil | None = None, num_workers: int = 1
     ) -> None:
+        super().__init__(spoil)
         # Flower's ids are random, and not in the order of the nodes.
         self.indices = {(7919 * (i + 1)) % 1009: i for i in range(num_nodes)}
         self.contexts = {
@@ -79,39 +124,16 @@ class FakeGrid(InProcessGrid):
             )
             for address, index in self.indices.items()
         }
-        self.spoil = spoil or (lambda node, request, reply: reply)
         self.workers: list[dict] = [{} for _ in range(num_workers)]
-        self.calls = 0
-        self.replies: list[tuple[str, int, Message]] = []
-        self.waiting: dict[str, Message] = {}
 
-    def get_node_ids(self) -> Iterable[int]:
+    def get_node_ids(self) -> list[int]:
         return sorted(self.indices)
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return [self._deliver(message) for message in messages]
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        ready = [name for name in message_ids if name in self.waiting]
-        return [self.waiting.pop(name) for name in ready]
-
-    def _deliver(self, message: Message) -> str:
-        self.calls += 1
-        name = f"message-{self.calls}"
-        message.metadata.__dict__["_message_id"] = name
-        address = message.metadata.dst_node_id
-        request = message_from_proto(message_to_proto(message))
-        state._workers.clear()
-        worker = self.workers[self.calls % len(self.workers)]
-        state._workers.update(worker)
-        reply = client_app(message=request, context=self.contexts[address])
-        worker.update(state._workers)
-        node = self.indices[address]
-        self.replies.append((request.metadata.message_type, node, reply))
-        spoilt = self.spoil(node, request, reply)
-        if spoilt is not None:
-            self.waiting[name] = message_from_proto(message_to_proto(spoilt))
-        return name
+    def deliver(self, request: Message) -> Message | None:
+        address = request.metadata.dst_node_id
+        self.workers.append(worker := self.workers.pop(0))  # each has its turn
+        context = self.contexts[address]
+        return self.ask(self.indices[address], worker, context, request)
 
 
 def start(folder: RunFolder, grid: FakeGrid, report: Report = ignore) -> None:
@@ -127,3 +149,13 @@ def round_of(request: Message) -> int | None:
     """The round that a request is of; None at the roll call."""
     asked = dict(request.content["fedgs"]).get("round")
     return None if asked is None else int(str(asked))
+
+
+def spoil_at(where: dict[tuple[Any, int | None], Make]) -> Spoil:
+    """Spoils replies by who sends them and the round: (request, reply) -> reply."""
+
+    def spoil(who: Any, request: Message, reply: Message) -> Message | None:
+        make = where.get((who, round_of(request)))
+        return reply if make is None else make(request, reply)
+
+    return spoil
