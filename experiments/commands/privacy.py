@@ -69,7 +69,7 @@ def of_settings(
         most = _largest(config, plan)
         is_given = not is_open or "num_rounds" in settings
         rounds = min(most, config.num_rounds) if is_given else most
-        plan = dataclasses.replace(plan, num_rounds=rounds)
+        plan = plan.ended_after(rounds)
     elif target is not None:
         plan = dataclasses.replace(plan, noise_multiplier=_calibrated(config, plan))
     elif noise is None:

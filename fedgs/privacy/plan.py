@@ -12,7 +12,7 @@ Source: docs/privacy.md, "Relation and sensitivity", "Three adversaries, three c
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -193,6 +193,20 @@ class Plan:
             f"{num_rounds - gradients} release embeddings"
         )
         return fixed_law(gradients + weight / self.batch_size), COUNT_THEOREM, why
+
+    def ended_after(self, num_rounds: int) -> "Plan":
+        """Returns the plan of the first rounds only, at least one, stages first."""
+        stages = read_stages(self.stages, self.stage_weights, self.stage_clips, None)
+        if num_rounds >= len(stages):
+            return replace(self, num_rounds=num_rounds)
+        kept = stages[:num_rounds]
+        return replace(
+            self,
+            num_rounds=num_rounds,
+            stages=",".join(stage.kind for stage in kept),
+            stage_weights=",".join(repr(stage.weight) for stage in kept),
+            stage_clips=",".join(repr(stage.clip_bound) for stage in kept),
+        )
 
     def why_not_amplified(self, selection: str) -> str:
         """Returns what `fedgs.config.conditions` says of a client_selection."""

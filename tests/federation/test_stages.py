@@ -13,7 +13,12 @@ from fedgs import gs_wgan
 from fedgs.config.recipes import recipe
 from fedgs.data.federated import FederatedImages
 from fedgs.federation import local, training
-from fedgs.federation.messages import decode_batch, encode_batch
+from fedgs.federation.messages import (
+    decode_answer,
+    decode_batch,
+    encode_answer,
+    encode_batch,
+)
 from fedgs.federation.node import Node
 from fedgs.federation.preparation import resolve
 from fedgs.federation.round import (
@@ -27,6 +32,7 @@ from fedgs.federation.training import RunStopped
 from fedgs.gan.features import KINDS, embedding
 from fedgs.gan.models import sample_latents
 from fedgs.gan.stages import fit, learning_rate
+from fedgs.mechanism.quantization import release_step
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip
 from fedgs.privacy.client_limits import ClientRefused, Limits
 from fedgs.runs.run_folder import RunFolder, state_rounds
@@ -427,6 +433,21 @@ def test_a_stage_request_travels_and_comes_back_as_it_was():
         request = stage_request(config, new_server(config))
         again = decode_batch(encode_batch(request, config), config)
         assert again.digest() == request.digest()
+
+
+@pytest.mark.parametrize("transport", ["exact", "compact"])
+def test_a_release_of_a_stage_travels_and_comes_back_as_it_was(transport):
+    config = tiny_config(**STAGED, transport=transport)
+    request = stage_request(config, new_server(config))
+    release = embedding_round(config, tiny_data(config), range(2), request, 0)
+    payload = encode_answer(release, config, request)
+    again = decode_answer(payload, config, request, 0)
+    assert torch.equal(again.values, release.values)
+    step = release_step(config, config.terms(1))
+    if transport == "compact":  # an eighth of the noise, of this stage
+        assert step == pytest.approx(config.terms(1).noise_std / 8, rel=0.01)
+        whole = again.values.double() / step
+        assert torch.allclose(whole, whole.round(), atol=1e-3)
 
 
 def test_the_recipe_trains_on_the_embedded_digits_and_keeps_its_target(tmp_path):

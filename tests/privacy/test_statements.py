@@ -571,3 +571,12 @@ def test_statements_say_that_embeddings_were_released():
     assert all(any(said in c for c in row.conditions) for row in stated)
     plain = statements_from_ledger(staged_events(rounds=5)[2:], 1e-5)
     assert "embeddings" not in conditions(plain)
+
+
+@pytest.mark.parametrize("weights", ["0.5,2", None])
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+def test_a_plan_that_ends_early_costs_what_its_first_rounds_do(rounds, weights):
+    config = replace(STAGED, stage_weights=weights)
+    ended = Plan.from_config(config).ended_after(rounds)
+    exact = statements_from_ledger(staged_events(config, rounds), 1e-5)
+    assert epsilons(statements(ended, 1e-5)) == pytest.approx(epsilons(exact))
