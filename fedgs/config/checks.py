@@ -12,6 +12,7 @@ from fedgs.config.conditions import DEPLOYED, REFUSAL_TELLS, why_not_amplified
 from fedgs.config.fields import Problem, refuse, shortened
 from fedgs.config.hosting import read_sizes
 from fedgs.config.settings import Settings
+from fedgs.config.stages import MOMENT_KINDS
 
 FEMNIST_CLASSES = ("all", "merged", "digits", "letters", "merged-letters")
 NODE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"  # also a file's name: of its key
@@ -202,7 +203,7 @@ def training_problems(config: Settings) -> Iterator[Problem]:
 def stage_problems(config: Settings) -> Iterator[Problem]:
     """Yields what is wrong with the stages; reading them refuses malformed ones."""
     if config.stages is None:
-        for name in ("stage_weights", "stage_clips", "stage_steps"):
+        for name in ("stage_weights", "stage_steps"):
             if getattr(config, name) is not None:
                 flag = name.replace("_", "-")
                 yield name, f"there are no stages; give --stages, or no --{flag}"
@@ -219,6 +220,22 @@ def stage_problems(config: Settings) -> Iterator[Problem]:
     if not config.conditional:
         why = "a stage releases means by class"
         yield "conditional", f"{why}; leave out --no-conditional, or --stages"
+    if config.moment_size > config.image_size:
+        yield "moment_size", f"give --moment-size at most {config.image_size}"
+    kinds = [stage.kind for stage in config.stage_list]
+    moments = [kind for kind in kinds if kind in MOMENT_KINDS]
+    if not moments:
+        return
+    # Each needs what the one before found; a fit by gradients is lost to the next.
+    if (
+        kinds[: len(moments)]
+        != [*MOMENT_KINDS[:2], *["moments"] * len(moments)][: len(moments)]
+    ):
+        order = "means, scatter, then any number of moments, then other kinds"
+        yield "stages", f"moments come in the order {order}; give --stages so"
+    if (config.generator, config.latent) != ("gaussian", "normal"):
+        remedy = "give --generator gaussian --latent normal"
+        yield "generator", f"stages of moments determine a Gaussian; {remedy}"
 
 
 def runtime_problems(config: Settings) -> Iterator[Problem]:

@@ -258,7 +258,7 @@ class Settings:
     clip_bound: float = option(
         1.0,
         PRIVACY | RESULT | MECHANISM,
-        "C, the largest L2 norm of one fake's gradient.",
+        "C, the largest L2 norm of one fake's gradient, or of one client's embedding.",
         above=0,
     )
     batch_size: int = option(
@@ -322,21 +322,16 @@ class Settings:
     stages: str | None = option(
         None,
         TRAINING | RESULT | MECHANISM,
-        "The first rounds release class means of features, one round per stage: kinds "
-        "of feature networks, comma-separated: random,global,classifier. The later "
-        "rounds release gradients.",
+        "Kinds of features whose class means the first rounds release, one each, "
+        "comma-separated: means,scatter,moments,... for a Gaussian of each class; "
+        "random and classifier for a fit by gradients.",
     )
     stage_weights: str | None = option(
         None,
         TRAINING | RESULT | MECHANISM,
-        "Each stage's share of the privacy spent, in units of one fake's gradient: its "
-        "noise_std = 2 * clip * noise_multiplier / sqrt(weight). Unset: equal, sum 1.",
-    )
-    stage_clips: str | None = option(
-        None,
-        TRAINING | RESULT | MECHANISM,
-        "C of each stage, the largest L2 norm of one client's embedding; never tuned "
-        "on private data.",
+        "Each stage's share of the privacy spent, in units of one fake's gradient: "
+        "noise_std = 2 * clip_bound * noise_multiplier / sqrt(weight). "
+        "Unset: equal, sum 1.",
     )
     stage_steps: str | None = option(
         None,
@@ -345,6 +340,12 @@ class Settings:
     )
     stage_networks: int = option(
         2, TRAINING | RESULT, "Feature networks of a stage.", at_least=1, at_most=16
+    )
+    moment_size: int = option(
+        10,
+        TRAINING | RESULT,
+        "Side k of the k x k low frequencies (DCT) whose moments stages release.",
+        at_least=1,
     )
     stage_batch_size: int = option(
         60,
@@ -445,8 +446,9 @@ class Settings:
     generator: str = option(
         "resnet",
         MODEL | RESULT,
-        "Generator: resnet or dcgan (the paper) or the light upsample.",
-        choices=("resnet", "dcgan", "upsample"),
+        "Generator: resnet or dcgan (the paper), the light upsample, or gaussian: one "
+        "Gaussian for each class, which stages of moments determine.",
+        choices=("resnet", "dcgan", "upsample", "gaussian"),
     )
     generator_dim: int = option(
         64, MODEL | RESULT, "Width of the generator.", at_least=1
@@ -645,8 +647,12 @@ class Settings:
     @property
     def stage_list(self) -> tuple[Stage, ...]:
         """The stages that the run begins with, one round each; empty without."""
-        texts = (self.stages, self.stage_weights, self.stage_clips, self.stage_steps)
-        return read_stages(*texts)
+        return read_stages(self.stages, self.stage_weights, self.stage_steps)
+
+    @property
+    def moment_features(self) -> int:
+        """Number of low frequencies of one image, over all channels."""
+        return self.image_channels * self.moment_size**2
 
     @property
     def num_stages(self) -> int:
@@ -671,10 +677,11 @@ class Settings:
         stage = self.stage_list[round - 1]
         if self.num_classes is None:
             raise UserError("num_classes is unset: give --num-classes")
-        features = FEATURES[stage.kind](self.image_size)
-        shape = (1, self.stage_networks, self.num_classes, features)
+        networks = 1 if stage.is_moments else self.stage_networks
+        groups = 1 if stage.kind == "scatter" else self.num_classes
+        shape = (1, networks, groups, 1 + FEATURES[stage.kind](self))
         multiplier /= stage.weight**0.5
-        return Terms("embedding", multiplier, stage.clip_bound, shape)
+        return Terms("embedding", multiplier, self.clip_bound, shape)
 
 
 @functools.cache

@@ -3,9 +3,8 @@
 A run begins with one embedding round per stage; all other rounds are gradient rounds.
 What both have in common is `Terms`: what a round's release is agreed to be.
 
->>> stages = read_stages("random,classifier", "0.75,0.25", "50,10", None)
->>> [(stage.kind, stage.weight, stage.clip_bound, stage.steps) for stage in stages]
-[('random', 0.75, 50.0, 400), ('classifier', 0.25, 10.0, 400)]
+>>> read_stages("random,classifier", "0.75,0.25", "500,100")[1]
+Stage(kind='classifier', weight=0.25, steps=100)
 
 This module imports no tensor library.
 """
@@ -13,28 +12,59 @@ This module imports no tensor library.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 from fedgs.config.fields import shortened
 from fedgs.errors import UserError
 
 RANDOM_CHANNELS = 32  # of each convolution of a random network
-GLOBAL_FEATURES = 512  # random projections that a global network adds
 CLASSIFIER_FEATURES = 128  # hidden units of a classifier
 DEFAULT_STEPS = 400
 MOST_STAGES = 100
 MOST_CHARACTERS = 10_000  # of a text that may come from a hostile server
 
 
-def _random_features(side: int) -> int:
-    return RANDOM_CHANNELS * ((side // 4) ** 2 + (side // 8) ** 2)
+class Sizes(Protocol):
+    """What the number of features depends on; settings of a run."""
+
+    @property
+    def image_size(self) -> int:
+        """Side of the square images."""
+        ...
+
+    @property
+    def latent_dim(self) -> int:
+        """Length of z, and the most axes of a Gaussian."""
+        ...
+
+    @property
+    def moment_features(self) -> int:
+        """Number of low frequencies of one image."""
+        ...
 
 
-# Number of features that each kind of network has, by the side of the images. The
-# networks themselves are in `fedgs.gan.features`.
-FEATURES: dict[str, Callable[[int], int]] = {
+# The kinds whose releases determine a Gaussian for each class, in the order that they
+# need; the generator is fitted to all others by gradients.
+MOMENT_KINDS = ("means", "scatter", "moments")
+
+
+def _random_features(config: Sizes) -> int:
+    second, third = config.image_size // 4, config.image_size // 8
+    return RANDOM_CHANNELS * (second**2 + third**2)
+
+
+def _pairs(size: int) -> int:
+    return size * (size + 1) // 2
+
+
+# Number of features that each kind of network has. The networks themselves are in
+# `fedgs.gan.features`.
+FEATURES: dict[str, Callable[[Sizes], int]] = {
+    "means": lambda config: config.moment_features,
+    "scatter": lambda config: _pairs(config.moment_features),
+    "moments": lambda config: config.latent_dim + _pairs(config.latent_dim),
     "random": _random_features,
-    "global": lambda side: _random_features(side) + GLOBAL_FEATURES,
-    "classifier": lambda side: CLASSIFIER_FEATURES,
+    "classifier": lambda config: CLASSIFIER_FEATURES,
 }
 
 
@@ -45,14 +75,17 @@ class Stage:
     Attributes:
         kind: of its feature networks, a key of `FEATURES`.
         weight: w, its mu^2 in units of one fake's gradient release; above 0.
-        clip_bound: C, the largest L2 norm of one client's embedding; above 0.
-        steps: of the generator, after its release; at least 1.
+        steps: of the generator, after its release; at least 1. A Gaussian needs none.
     """
 
     kind: str
     weight: float
-    clip_bound: float
     steps: int
+
+    @property
+    def is_moments(self) -> bool:
+        """Whether its release is of moments, which determine a Gaussian."""
+        return self.kind in MOMENT_KINDS
 
 
 @dataclass(frozen=True)
@@ -85,7 +118,7 @@ class Terms:
 
 @lru_cache(maxsize=16)
 def read_stages(
-    stages: str | None, weights: str | None, clips: str | None, steps: str | None
+    stages: str | None, weights: str | None, steps: str | None
 ) -> tuple[Stage, ...]:
     """Returns the stages of a run; settings as in `RunConfig`, empty when unset.
 
@@ -105,11 +138,6 @@ def read_stages(
     of_weight = [1 / count] * count
     if weights is not None:
         of_weight = _numbers("stage_weights", weights, count)
-    if clips is None:
-        raise UserError(
-            "stage_clips is unset: give --stage-clips the clip bound of each stage"
-        )
-    of_clip = _numbers("stage_clips", clips, count)
     of_steps = [float(DEFAULT_STEPS)] * count
     if steps is not None:
         of_steps = _numbers("stage_steps", steps, count)
@@ -117,7 +145,7 @@ def read_stages(
             raise UserError(
                 f"stage_steps = {shortened(steps)!r}: give --stage-steps whole numbers"
             )
-    columns = zip(kinds, of_weight, of_clip, map(int, of_steps), strict=True)
+    columns = zip(kinds, of_weight, map(int, of_steps), strict=True)
     return tuple(Stage(*values) for values in columns)
 
 

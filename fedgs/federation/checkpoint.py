@@ -10,7 +10,8 @@ from torch.optim import Optimizer
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.federation.round import ServerState
-from fedgs.gan.stages import StageRelease, set_rate
+from fedgs.gan.features import StageRelease
+from fedgs.gan.stages import set_rate
 from fedgs.gan.surrogate import Surrogate
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder
@@ -43,8 +44,7 @@ def server_tensors(server: ServerState) -> TensorDict:
 
 
 def _stage_tensors(release: StageRelease) -> TensorDict:
-    noise_std = torch.tensor(release.noise_std, dtype=torch.float64)
-    tensors = {"target": release.target, "noise_std": noise_std}
+    tensors = {"target": release.target, "noise_std": release.noise_std}
     for at, net in enumerate(release.networks):
         tensors |= {f"network.{at}.{name}": value for name, value in net.items()}
     return tensors
@@ -58,10 +58,10 @@ def _restored_stages(config: ResolvedConfig, tensors: TensorDict) -> list[StageR
         if not own:
             break
         networks = tuple(
-            _under(f"network.{at}.", own) for at in range(config.stage_networks)
+            _under(f"network.{at}.", own) for at in range(len(own["target"]))
         )
-        noise_std = float(own["noise_std"])
-        releases.append(StageRelease(stage.kind, networks, own["target"], noise_std))
+        target, noise_std = own["target"], own["noise_std"]
+        releases.append(StageRelease(stage.kind, networks, target, noise_std))
     return releases
 
 

@@ -144,9 +144,10 @@ def unpack_stage(
         UserError: too large, malformed, of other names, shapes or types, or not finite.
     """
     shapes = KINDS[config.stage_list[round - 1].kind].shapes(config)
-    indices = range(config.stage_networks)
+    count, groups, columns = config.terms(round).shape[1:]
+    indices = range(count)
     expected = {f"{i}.{name}": shape for i in indices for name, shape in shapes.items()}
-    expected[CENTRE] = config.terms(round).shape[1:]
+    expected[CENTRE] = (count, groups, columns - 1)  # there is none of the mass
     size = sum(4 * math.prod(shape) for shape in expected.values())
     most = size + TENSOR_BYTES * len(expected)
     tensors = _load(content, most, {*expected}, "those of this stage")

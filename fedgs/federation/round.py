@@ -40,7 +40,7 @@ from fedgs.federation.messages import (
 )
 from fedgs.gan.client_training import Draws, train_discriminators
 from fedgs.gan.discriminators import Discriminators
-from fedgs.gan.features import embedding
+from fedgs.gan.features import StageRelease, embedding
 from fedgs.gan.models import (
     Generator,
     advance_in_place,
@@ -49,7 +49,7 @@ from fedgs.gan.models import (
     sample_latents,
     update_ema,
 )
-from fedgs.gan.stages import StageRelease, centre_of, make_networks, steps_before
+from fedgs.gan.stages import make_stage, released, steps_before
 from fedgs.gan.surrogate import Surrogate
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.quantization import release_step
@@ -314,8 +314,7 @@ def stage_request(config: ResolvedConfig, server: ServerState) -> StageRequest:
     Source: docs/privacy.md, "Embedding releases".
     """
     round = server.round + 1
-    networks = make_networks(config, server.ema, round)
-    centre = centre_of(config, server.ema, round, networks)
+    networks, centre = make_stage(config, server.ema, server.stages, round)
     return StageRequest(round, networks, centre)
 
 
@@ -325,9 +324,7 @@ def stage_round(
     request: StageRequest,
     answers: Sequence[SanitizedGradients],
 ) -> None:
-    """Keeps a stage's target, centre + average; the fit to it comes later.
-
-    Averages over all planned clients, whoever answered.
+    """Keeps what a stage released; the fit to it comes later.
 
     Privacy: post-processing of DP output.
 
@@ -341,11 +338,9 @@ def stage_round(
     total = torch.zeros(terms.shape, dtype=torch.float64)
     for answer in sorted(answers, key=lambda answer: answer.node_id):
         total += answer.values.double()
-    target = request.centre.double() + total[0] / config.clients_per_round
-    noise_std = terms.noise_std * len(answers) ** 0.5 / config.clients_per_round
-    kind = config.stage_list[request.round - 1].kind
-    release = StageRelease(kind, request.networks, target.float(), noise_std)
-    server.stages.append(release)
+    noise_std = terms.noise_std * len(answers) ** 0.5
+    asked = (request.round, request.networks, request.centre)
+    server.stages.append(released(config, *asked, total[0], noise_std))
     server.round += 1
 
 

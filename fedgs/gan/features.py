@@ -1,11 +1,15 @@
-"""Feature networks of stages: public, made by the server, evaluated by every client.
+"""Features of stages: public networks, made by the server, evaluated by every client.
 
+    means        low frequencies of the image: the coefficients of a small DCT block
+    scatter      products of two of them, after the image's class mean is taken off
+    moments      the same image along given axes, and products of two coordinates
     random       two convolutions of random filters, ReLU, average pooling; and a third
-    global       the same, and ReLU of random projections of the second one's output
     classifier   the hidden layer of a small CNN trained on the generator's own samples
 
-A network is a dictionary of tensors; its architecture is its kind, and the run's
-settings. So it travels as tensors of shapes that both sides know, never as code.
+The first three are for `fedgs.gan.moments`, the others for the fit of
+`fedgs.gan.stages`. A network is a dictionary of tensors; its architecture is its kind,
+and the run's settings. So it travels as tensors of shapes that both sides know, never
+as code.
 
 Privacy: a network depends on the generator, hence on earlier releases only.
 
@@ -15,6 +19,7 @@ target: Harder, Adamczewski, Park, "DP-MERF", AISTATS 2021.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -25,11 +30,15 @@ from torch import Tensor
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import (
     CLASSIFIER_FEATURES,
-    GLOBAL_FEATURES,
     RANDOM_CHANNELS,
 )
+from fedgs.mechanism.sanitizer import to_dct
 from fedgs.shapes import Images, Labels, TensorDict
 
+# Of the number of images, which is released beside the sums of features. At least 1 /
+# sqrt(groups), so that no embedding is shorter than a clip bound of 1: see `embedding`.
+MASS = 2.0
+QUADRATIC_WEIGHT = 0.5  # of products of coordinates beside the coordinates themselves
 CLASSIFIER_CHANNELS = (16, 32)
 CLASSIFIER_SAMPLES, CLASSIFIER_EPOCHS, CLASSIFIER_BATCH = 4000, 2, 50
 SCALING_SAMPLES = 600  # that features are standardised on
@@ -39,18 +48,95 @@ Shapes = dict[str, tuple[int, ...]]
 Sample = Callable[[int], tuple[Images, Labels]]  # about so many, all classes alike
 
 
+@dataclass(frozen=True)
+class StageRelease:
+    """What the server keeps of one stage; post-processing of DP output.
+
+    Attributes:
+        kind: of the networks.
+        networks: the tensors of each.
+        target: the mean features of each group of images, a class or all of them, less
+            the centre for moments: shape (networks, groups, features), float32.
+        noise_std: of the noise in each group's features, shape (groups,), float32.
+    """
+
+    kind: str
+    networks: tuple[TensorDict, ...]
+    target: Tensor
+    noise_std: Tensor
+
+
 class Kind(NamedTuple):
     """One kind of feature network.
 
     Attributes:
         shapes: name -> shape of its float32 tensors.
-        make: makes one, from a stream and samples of the generator.
-        features: (tensors, images (n, C, S, S)) -> features (n, features).
+        features: (tensors, images (n, C, S, S), labels) -> features (n, features).
+        make: makes one, from a stream and samples of the generator; not for moments,
+            whose networks `fedgs.gan.moments` makes.
     """
 
     shapes: Callable[[ResolvedConfig], Shapes]
+    features: Callable[[TensorDict, Images, Labels], Tensor]
     make: Callable[[ResolvedConfig, np.random.Generator, Sample], TensorDict]
-    features: Callable[[TensorDict, Images], Tensor]
+
+
+# ------------------------------------------------------------------ moments
+
+
+def _mean_shapes(config: ResolvedConfig) -> Shapes:
+    return {"mean": (config.num_classes, config.moment_features)}
+
+
+def _model_shapes(config: ResolvedConfig) -> Shapes:
+    axes = (config.moment_features, config.latent_dim)
+    centre = (config.num_classes, config.latent_dim)
+    return _mean_shapes(config) | {"axes": axes, "centre": centre}
+
+
+def _not_made(
+    config: ResolvedConfig, rng: np.random.Generator, sample: Sample
+) -> TensorDict:
+    raise TypeError("networks of moments are made by fedgs.gan.moments")
+
+
+def low_frequencies(images: Images, count: int) -> Tensor:
+    """Returns low DCT coefficients of images, (n, count), from all channels."""
+    return to_dct(images, math.isqrt(count // images.shape[1])).flatten(1)
+
+
+def _mean_features(net: TensorDict, images: Images, labels: Labels) -> Tensor:
+    return low_frequencies(images, net["mean"].shape[1]) - net["mean"][labels]
+
+
+def _scatter_features(net: TensorDict, images: Images, labels: Labels) -> Tensor:
+    return products(_mean_features(net, images, labels))
+
+
+def _moment_features(net: TensorDict, images: Images, labels: Labels) -> Tensor:
+    along = low_frequencies(images, len(net["axes"])) @ net["axes"]
+    residual = along - net["centre"][labels]
+    return torch.cat([residual, QUADRATIC_WEIGHT * products(residual)], dim=1)
+
+
+def products(vectors: Tensor) -> Tensor:
+    """Returns the products of two coordinates, a vector of norm ||v||^2.
+
+    Args:
+        vectors: v, shape (n, d).
+
+    Returns:
+        Shape (n, d (d + 1) / 2): the upper triangle of v v^T, off the diagonal times
+        sqrt(2).
+    """
+    rows, columns, scale = pairs(vectors.shape[1])
+    return vectors[:, rows] * vectors[:, columns] * scale.to(vectors)
+
+
+def pairs(size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns rows, columns and scales of the products of `size` coordinates."""
+    rows, columns = torch.triu_indices(size, size)
+    return rows, columns, torch.where(rows == columns, 1.0, math.sqrt(2))
 
 
 # ------------------------------------------------------------------ random
@@ -81,44 +167,10 @@ def _pooled(net: TensorDict, layer: int, images: Tensor, padding: int) -> Tensor
     return F.avg_pool2d(F.relu(F.conv2d(images, weight, bias, padding=padding)), 2)
 
 
-def _second(net: TensorDict, images: Images) -> Tensor:
-    return _pooled(net, 2, _pooled(net, 1, images, 2), 1)  # (n, w, S/4, S/4)
-
-
-def _random_features(net: TensorDict, images: Images) -> Tensor:
-    second = _second(net, images)
+def _random_features(net: TensorDict, images: Images, labels: Labels) -> Tensor:
+    second = _pooled(net, 2, _pooled(net, 1, images, 2), 1)  # (n, w, S/4, S/4)
     third = _pooled(net, 3, second, 1)  # (n, w, S/8, S/8)
     return torch.cat([second.flatten(1), 2 * third.flatten(1)], dim=1)
-
-
-# ------------------------------------------------------------------ global
-
-
-def _global_shapes(config: ResolvedConfig) -> Shapes:
-    size, count = RANDOM_CHANNELS * (config.image_size // 4) ** 2, GLOBAL_FEATURES
-    shapes = {"mean": (size,), "std": (size,), "projection": (size, count)}
-    return _random_shapes(config) | shapes | {"offset": (count,)}
-
-
-def _make_global(
-    config: ResolvedConfig, rng: np.random.Generator, sample: Sample
-) -> TensorDict:
-    net = _make_random(config, rng, sample)
-    second = _second(net, sample(SCALING_SAMPLES)[0]).flatten(1)
-    net["mean"], net["std"] = second.mean(0), second.std(0) + 0.03
-    projection = _normal(rng, (second.shape[1], GLOBAL_FEATURES))
-    standardised = (second - net["mean"]) / net["std"]
-    # A generator that draws one image only gives 0: then nothing is to be scaled.
-    net["projection"] = projection / (standardised @ projection).std().clamp_min(1e-3)
-    net["offset"] = 0.5 * _normal(rng, (GLOBAL_FEATURES,))
-    return net
-
-
-def _global_features(net: TensorDict, images: Images) -> Tensor:
-    second = _second(net, images).flatten(1)
-    projected = ((second - net["mean"]) / net["std"]) @ net["projection"]
-    globals = 0.4 * F.relu(projected + net["offset"])
-    return torch.cat([_random_features(net, images), globals], dim=1)
 
 
 # ------------------------------------------------------------------ classifier
@@ -174,23 +226,25 @@ def _hidden(net: TensorDict, images: Images) -> Tensor:
     return F.relu(F.linear(h, net["hidden.weight"], net["hidden.bias"]))
 
 
-def _classifier_features(net: TensorDict, images: Images) -> Tensor:
+def _classifier_features(net: TensorDict, images: Images, labels: Labels) -> Tensor:
     return _hidden(net, images) * net["scale"]
 
 
 # ------------------------------------------------------------------ all kinds
 
 KINDS = {
-    "random": Kind(_random_shapes, _make_random, _random_features),
-    "global": Kind(_global_shapes, _make_global, _global_features),
-    "classifier": Kind(_classifier_shapes, _make_classifier, _classifier_features),
+    "means": Kind(_model_shapes, _mean_features, _not_made),
+    "scatter": Kind(_model_shapes, _scatter_features, _not_made),
+    "moments": Kind(_model_shapes, _moment_features, _not_made),
+    "random": Kind(_random_shapes, _random_features, _make_random),
+    "classifier": Kind(_classifier_shapes, _classifier_features, _make_classifier),
 }
 
 
-def class_sums(
-    kind: str, net: TensorDict, images: Images, labels: Labels, num_classes: int
+def group_sums(
+    kind: str, net: TensorDict, images: Images, labels: Labels, num_groups: int
 ) -> Tensor:
-    """Returns the sum of each class' features, (num_classes, features), float64.
+    """Returns the sum of each group's features, (num_groups, features), float64.
 
     Privacy: of private images, reads private data; output private.
 
@@ -199,12 +253,13 @@ def class_sums(
         net: its tensors, where the images are.
         images: shape (n, C, S, S), float32 in [0, 1].
         labels: shape (n,).
-        num_classes: all classes, also those without an image.
+        num_groups: all classes, also those without an image; 1: all images together.
     """
-    one_hot = F.one_hot(labels, num_classes).double()
+    groups = labels if num_groups > 1 else torch.zeros_like(labels)
+    one_hot = F.one_hot(groups, num_groups).double()
     total = torch.zeros((), dtype=torch.float64, device=images.device)
     for rows in torch.arange(len(labels)).split(IMAGES_AT_ONCE):
-        features = KINDS[kind].features(net, images[rows])
+        features = KINDS[kind].features(net, images[rows], labels[rows])
         total = total + one_hot[rows].T @ features.double()
     return total
 
@@ -217,29 +272,34 @@ def embedding(
     images: Images,
     labels: Labels,
 ) -> Tensor:
-    """Returns one client's embedding: its class means' distance from the centre.
+    """Returns one client's embedding: what its images add to each group, by share.
 
-    Computes sum_i (L / n) onehot(y_i) x (f(x_i) - m_{y_i}), with L classes: where a
-    client has all classes alike, the difference of its class means.
+    Computes (L / n) sum_i onehot(g_i) x (MASS, f(x_i) - m_{g_i}), with n images in L
+    groups. The first feature tells how many images a group has. Its norm alone is at
+    least MASS sqrt(L), so a clip bound of 1 makes all embeddings equally long, without
+    a look at any; and its sum, which is released with the others, says by how much.
 
     Privacy: reads private data; output private, of any norm.
 
     Args:
         kind: of the networks.
         networks: of the stage.
-        centre: m, shape (networks, classes, features).
-        images: all n >= 1 images of the client, (n, C, S, S), float32 in [0, 1].
+        centre: m, shape (networks, groups, features).
+        images: all n images of the client, (n, C, S, S), float32 in [0, 1].
         labels: shape (n,).
 
     Returns:
-        Shape (networks, classes, features), float64.
+        Shape (networks, groups, 1 + features), float64; zeros without images.
 
     Source: docs/privacy.md, "Embedding releases".
     """
-    num_classes = centre.shape[1]
-    counts = torch.bincount(labels, minlength=num_classes).double().unsqueeze(1)
-    sums = [class_sums(kind, net, images, labels, num_classes) for net in networks]
-    return (torch.stack(sums) - counts * centre.double()) * (num_classes / len(labels))
+    num_groups = centre.shape[1]
+    groups = labels if num_groups > 1 else torch.zeros_like(labels)
+    counts = torch.bincount(groups, minlength=num_groups).double().unsqueeze(1)
+    sums = [group_sums(kind, net, images, labels, num_groups) for net in networks]
+    sums = torch.stack(sums) - counts * centre.double()
+    mass = (MASS * counts).expand(len(networks), -1, -1)
+    return torch.cat([mass, sums], dim=2) * (num_groups / max(len(labels), 1))
 
 
 def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Tensor:

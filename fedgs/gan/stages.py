@@ -1,23 +1,26 @@
 """Staged embeddings on the server: feature networks, targets, and the generator's fit.
 
-    stage    make_networks -> centre -> (the release) -> target -> fit
+    stage    make_stage -> (the noisy sum of the clients' embeddings) -> released -> fit
 
-All of it is post-processing of releases and of what is public.
+Moments determine a Gaussian generator at once (`fedgs.gan.moments`); to all other
+features it is fitted by gradients. All of it is post-processing of releases and of what
+is public.
 
 Source: docs/privacy.md, "Embedding releases".
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.gan.features import KINDS, Sample, class_sums
+from fedgs.config.stages import MOMENT_KINDS
+from fedgs.gan.features import KINDS, MASS, Sample, StageRelease, group_sums
 from fedgs.gan.models import Generator, advance_in_place, sample_latents, update_ema
+from fedgs.gan.moments import expected, model_of, set_generator
 from fedgs.randomness import stream
 from fedgs.shapes import Images, Labels, TensorDict
 
@@ -29,64 +32,86 @@ OLDER_WEIGHT = 0.5  # of drawing a network of an earlier stage; the newest have 
 LEAST_SHRINKAGE = 0.1  # of a gradient whose difference is all noise
 LAST_LEARNING_RATE = 0.1  # of the first one, after all stages' steps
 SAMPLES_AT_ONCE = 500
+LEAST_SHARE = 0.2  # of a group, of what it has where all are alike
+LEAST_WEIGHT = 0.02  # of what clipping leaves of an embedding, of the most it can leave
 
 
-@dataclass(frozen=True)
-class StageRelease:
-    """What the server keeps of one stage; post-processing of DP output.
+def make_stage(
+    config: ResolvedConfig,
+    average: Generator,
+    releases: Sequence[StageRelease],
+    round: int,
+) -> tuple[tuple[TensorDict, ...], Tensor]:
+    """Makes the feature networks of a round's stage, and what clients subtract.
 
-    Attributes:
-        kind: of the networks.
-        networks: the tensors of each.
-        target: noisy class means, shape (networks, classes, features), float32.
-        noise_std: of the noise in each coordinate of `target`.
-    """
-
-    kind: str
-    networks: tuple[TensorDict, ...]
-    target: Tensor
-    noise_std: float
-
-
-def make_networks(
-    config: ResolvedConfig, average: Generator, round: int
-) -> tuple[TensorDict, ...]:
-    """Makes the feature networks of a round's stage, from the averaged generator.
+    Clients subtract what the model so far expects, or the features of fakes; before
+    there are any, those of a blank image.
 
     Privacy: post-processing of DP output.
+
+    Returns:
+        The networks, and the centre: shape (networks, groups, features), float32.
     """
     stage = config.stage_list[round - 1]
+    _, groups, columns = config.terms(round).shape[1:]
+    if stage.is_moments:
+        model = model_of(config, releases)
+        return (model.network,), expected(model, stage.kind, groups, columns - 1)
     networks: list[TensorDict] = []
     for index in range(config.stage_networks):
         rng = stream(config.seed, "stage-network", round, index)
         sample = _sampler(config, average, "stage-network-fakes", round, index)
         net = KINDS[stage.kind].make(config, rng, sample)
         networks.append({name: value.contiguous() for name, value in net.items()})
-    return tuple(networks)
+    if round > 1:
+        sample = _sampler(config, average, "stage-centre", round)
+        return tuple(networks), _class_means(
+            config, stage.kind, networks, sample, CENTRE_PER_CLASS
+        )
+    side = config.image_size
+    blank = torch.zeros(1, config.image_channels, side, side)
+    labels = torch.zeros(1, dtype=torch.int64)
+    rows = [KINDS[stage.kind].features(net, blank, labels) for net in networks]
+    return tuple(networks), torch.stack([row.expand(groups, -1) for row in rows])
 
 
-@torch.no_grad()
-def centre_of(
+def released(
     config: ResolvedConfig,
-    average: Generator,
     round: int,
-    networks: Sequence[TensorDict],
-) -> Tensor:
-    """Returns what clients subtract: the features of a blank image, then of fakes.
+    networks: tuple[TensorDict, ...],
+    centre: Tensor,
+    total: Tensor,
+    noise_std: float,
+) -> StageRelease:
+    """Makes means of the images' features out of the noisy sum of all embeddings.
+
+    Embeddings are equally long, so each counts by what its clipping left of it. The sum
+    of those weights, and each group's share of the images, stand in the first feature:
+    what follows is a mean over images, weighted by client, whatever the clipping was.
 
     Privacy: post-processing of DP output.
 
-    Returns:
-        Shape (networks, classes, features), float32.
+    Args:
+        config: the resolved configuration.
+        round: of the stage.
+        networks: that the clients had.
+        centre: that they subtracted.
+        total: sum over clients, shape (networks, groups, 1 + features), float64.
+        noise_std: of each number in `total`.
+
+    Source: docs/privacy.md, "Embedding releases".
     """
-    kind = config.stage_list[round - 1].kind
-    if round > 1:
-        sample = _sampler(config, average, "stage-centre", round)
-        return _class_means(config, kind, networks, sample, CENTRE_PER_CLASS)
-    side = config.image_size
-    blank = torch.zeros(1, config.image_channels, side, side)
-    rows = [KINDS[kind].features(net, blank) for net in networks]
-    return torch.stack([row.expand(config.num_classes, -1) for row in rows])
+    kind, groups = config.stage_list[round - 1].kind, total.shape[1]
+    mass = total[:, :, 0].mean(0) / MASS  # of every group; noise may make it negative
+    # Noise may say anything, but clipping leaves C / (MASS sqrt(groups)) at most.
+    most = config.num_clients * config.clip_bound / (MASS * math.sqrt(groups))
+    weight = float(mass.mean().clamp(LEAST_WEIGHT * most, most))
+    shares = (mass / weight).clamp_min(LEAST_SHARE)[:, None]  # 1 where all are alike
+    target = total[:, :, 1:] / weight / shares
+    if not config.stage_list[round - 1].is_moments:
+        target = target + centre.double()
+    noise = noise_std / weight / shares[:, 0]
+    return StageRelease(kind, networks, target.float(), noise.float())
 
 
 def _sampler(
@@ -123,7 +148,7 @@ def _class_means(
 ) -> Tensor:
     images, labels = sample(per_class * config.num_classes)
     classes = config.num_classes
-    sums = [class_sums(kind, net, images, labels, classes) for net in networks]
+    sums = [group_sums(kind, net, images, labels, classes) for net in networks]
     return (torch.stack(sums) / (len(labels) / classes)).float()
 
 
@@ -152,7 +177,8 @@ class _Network:
         means = _class_means(config, self.kind, [net], sample, START_PER_CLASS)[0]
         self.net = {name: value.to(device) for name, value in net.items()}
         self.target, self.means = release.target[at].to(device), means.to(device)
-        self.noise = release.noise_std * math.sqrt(self.target.numel())
+        features = self.target.shape[1]
+        self.noise = float(release.noise_std.norm()) * math.sqrt(features)
         self.norm: float | None = None
 
     def image_grads(self, images: Images, labels: Labels) -> Images:
@@ -162,7 +188,7 @@ class _Network:
         """
         classes = len(self.target)
         leaf = images.detach().requires_grad_()
-        features = KINDS[self.kind].features(self.net, leaf)
+        features = KINDS[self.kind].features(self.net, leaf, labels)
         one_hot = F.one_hot(labels, classes).to(features)
         means = one_hot.T @ features / (len(labels) / classes)
         self.means = MEANS_DECAY * self.means + (1 - MEANS_DECAY) * means.detach()
@@ -202,8 +228,13 @@ def fit(
         Whether it took all steps.
     """
     newest = len(releases) - 1
+    if config.stage_list[newest].is_moments:
+        set_generator(config, model_of(config, releases), generator, average)
+        return True
     networks: list[_Network] = []
     for release in releases:
+        if release.kind in MOMENT_KINDS:  # the generator starts from them
+            continue
         for at in range(len(release.networks)):
             start = ("stage-start", newest, len(networks))
             sample = _sampler(config, average, *start)

@@ -127,7 +127,6 @@ class Plan:
     amplification: bool = False
     stages: str | None = None
     stage_weights: str | None = None
-    stage_clips: str | None = None
     noise_source: str = "os"
 
     def __post_init__(self) -> None:
@@ -136,6 +135,8 @@ class Plan:
         values["client_selection"] = self.client_selection or "uniform"
         if values.pop("noise_source") not in ("os", "seeded"):
             raise UserError(f"noise_source = {self.noise_source!r}: give os or seeded")
+        # What a plan leaves open does not contradict its stages.
+        values |= {"generator": "gaussian", "latent": "normal"}
         RunConfig(**values).validate()
 
     @classmethod
@@ -182,7 +183,7 @@ class Plan:
 
         Source: docs/privacy.md, "Embedding releases".
         """
-        stages = read_stages(self.stages, self.stage_weights, self.stage_clips, None)
+        stages = read_stages(self.stages, self.stage_weights, None)
         if not stages:
             clients = (self.num_clients, self.clients_per_round)
             return planned_law(selection, num_rounds, *clients)

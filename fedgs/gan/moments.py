@@ -1,0 +1,188 @@
+"""Moments: class means and covariances of images, and the generator of them.
+
+    means     the class means of the images' low frequencies
+    scatter   the covariance around them, one for all classes
+    moments   the mean and covariance of every class, along the longest axes of the two
+              before; again: what the model so far does not explain of them
+
+The model is a function of the releases alone: one Gaussian for each class, in the
+coordinates of the longest axes, in which all images together have variance 1. Nothing
+in it is tuned on private data: how many axes stand out of the noise, and how far a
+released moment is believed, follow from the noise, which is public.
+
+Privacy: post-processing of DP output.
+
+Source: docs/privacy.md, "Embedding releases". A Gaussian for each class: Fisher 1936
+(one covariance), quadratic discriminant analysis (one for each class). Belief by the
+positive part of 1 - noise / size: James, Stein 1961. Eigenvalues of a matrix with
+symmetric Gaussian noise: Benaych-Georges, Nadakuditi 2011.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.gan.features import QUADRATIC_WEIGHT, StageRelease, pairs
+from fedgs.gan.models import Generator, GeneratorGaussian
+from fedgs.mechanism.sanitizer import from_dct
+from fedgs.shapes import TensorDict
+
+STANDS_OUT = 1.2  # radii of the noise's eigenvalues that an axis must exceed
+BELIEVED_ALIKE = 5  # neighbouring axes whose covariances are believed to one degree
+
+
+@dataclass(frozen=True)
+class Model:
+    """One Gaussian for each class, in d low frequencies and p coordinates; float64.
+
+    Attributes:
+        mean: of the classes' low frequencies, shape (classes, d).
+        axes: coordinates are frequencies @ axes, shape (d, p); the last may be 0.
+        back: from coordinates to frequencies, shape (p, d).
+        centre: the class means in coordinates, shape (classes, p).
+        covariance: in coordinates, shape (classes, p, p).
+    """
+
+    mean: Tensor
+    axes: Tensor
+    back: Tensor
+    centre: Tensor
+    covariance: Tensor
+
+    @property
+    def network(self) -> TensorDict:
+        """What clients compute the features of a stage of moments with, float32."""
+        tensors = {"mean": self.mean, "axes": self.axes, "centre": self.centre}
+        return {name: value.float().contiguous() for name, value in tensors.items()}
+
+
+def model_of(config: ResolvedConfig, releases: Sequence[StageRelease]) -> Model:
+    """Returns what the releases of moments so far say; before the first, nothing."""
+    classes, size, axes = config.num_classes, config.moment_features, config.latent_dim
+
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(*shape, dtype=torch.float64)
+
+    model = Model(
+        mean=zeros(classes, size),
+        axes=zeros(size, axes),
+        back=zeros(axes, size),
+        centre=zeros(classes, axes),
+        covariance=zeros(classes, axes, axes),
+    )
+    for release in releases:
+        if release.kind in _UPDATES:
+            target, noise = release.target[0].double(), release.noise_std.double()
+            model = _UPDATES[release.kind](model, target, noise)
+    return model
+
+
+def expected(model: Model, kind: str, groups: int, features: int) -> Tensor:
+    """Returns the mean features that the model expects, (1, groups, features), float32.
+
+    They are 0 where the features themselves start from the model's means.
+    """
+    centre = torch.zeros(groups, features)
+    if kind == "moments":
+        rows, columns, scale = pairs(model.axes.shape[1])
+        second = model.covariance[:, rows, columns] * scale
+        centre[:, -len(rows) :] = QUADRATIC_WEIGHT * second
+    return centre.unsqueeze(0)
+
+
+def _with_means(model: Model, target: Tensor, noise: Tensor) -> Model:
+    return replace(model, mean=model.mean + target)
+
+
+def _with_scatter(model: Model, target: Tensor, noise: Tensor) -> Model:
+    """Finds the longest axes of all images that stand out of the scatter's noise."""
+    size, most = model.axes.shape
+    within, overall = symmetric(target, size)[0], model.mean.mean(0)
+    apart = model.mean - overall
+    lengths, axes = torch.linalg.eigh(within + apart.T @ apart / len(apart))
+    lengths, axes = lengths.flip(0)[:most], axes.flip(1)[:, :most]
+    # Noise of standard deviation s / sqrt(2) off the diagonal has eigenvalues up to
+    # this radius r, and moves an eigenvalue l that is larger to l + r^2 / 4 l.
+    radius = float(noise) * math.sqrt(2 * size)
+    count = max(1, int((lengths > max(STANDS_OUT * radius, 1e-9)).sum()))
+    lengths, axes = lengths[:count], axes[:, :count]
+    lengths = (lengths + (lengths**2 - radius**2).clamp_min(0).sqrt()) / 2
+    scale = lengths.clamp_min(1e-9).sqrt()
+    to_axes, back = torch.zeros_like(model.axes), torch.zeros_like(model.back)
+    to_axes[:, :count], back[:count] = axes / scale, (axes * scale).T
+    centre = model.mean @ to_axes
+    # Beside the axes, where there is more noise than signal, all classes are alike.
+    mean = overall + (centre - overall @ to_axes) @ back
+    covariance = (to_axes.T @ within @ to_axes).expand(len(mean), -1, -1)
+    return Model(mean, to_axes, back, centre, covariance)
+
+
+def _with_moments(model: Model, target: Tensor, noise: Tensor) -> Model:
+    """Adds what was left of each class' mean and covariance, as far as believed."""
+    axes = model.axes.shape[1]
+    count = int((model.axes != 0).any(0).sum())  # the others have noise only
+    shift = torch.zeros_like(model.centre)
+    left, variance = target[:, :count], noise.square()[:, None]
+    shift[:, :count] = left * _belief(left, variance)
+    second = symmetric(target[:, axes:], axes) / QUADRATIC_WEIGHT
+    second = (second - shift[:, :, None] * shift[:, None, :])[:, :count, :count]
+    # The classes' common part has less noise than what makes them differ.
+    common = second.mean(0)
+    own, variance = second - common, variance / QUADRATIC_WEIGHT**2 / 2
+    band = torch.arange(count) // BELIEVED_ALIKE
+    band = torch.maximum(band[:, None], band[None, :])
+    for number in range(int(band.max()) + 1):
+        own[:, band == number] *= _belief(own[:, band == number], variance)
+    covariance = model.covariance.clone()
+    covariance[:, :count, :count] += common + own
+    mean = model.mean + shift @ model.back
+    return replace(model, mean=mean, centre=model.centre + shift, covariance=covariance)
+
+
+def _belief(values: Tensor, variance: Tensor) -> float:
+    """Returns the share of the values' square that is not noise, in [0, 1]."""
+    total = float(values.square().sum())
+    expected = float(variance.expand_as(values).sum())
+    return max(0.0, 1 - expected / total) if total else 0.0
+
+
+_UPDATES: dict[str, Callable[[Model, Tensor, Tensor], Model]] = {
+    "means": _with_means,
+    "scatter": _with_scatter,
+    "moments": _with_moments,
+}
+
+
+def symmetric(values: Tensor, size: int) -> Tensor:
+    """Returns the symmetric matrices (n, size, size) that `features.products` made.
+
+    >>> symmetric(torch.tensor([[1.0, 2.0**1.5, 4.0]]), 2).round().tolist()
+    [[[1.0, 2.0], [2.0, 4.0]]]
+    """
+    rows, columns, scale = pairs(size)
+    matrices = values.new_zeros(len(values), size, size)
+    matrices[:, rows, columns] = values / scale.to(values)
+    matrices[:, columns, rows] = matrices[:, rows, columns]
+    return matrices
+
+
+@torch.no_grad()
+def set_generator(config: ResolvedConfig, model: Model, *generators: Generator) -> None:
+    """Gives generators the model's Gaussians: mean + factor^T z in pixels.
+
+    Variances that noise made negative are 0.
+    """
+    variances, axes = torch.linalg.eigh(model.covariance)  # (classes, p), columns
+    factor = (axes * variances.clamp_min(0).sqrt()[:, None, :]).mT @ model.back
+    block = (config.image_channels, config.moment_size, config.moment_size)
+    side = config.image_size
+    for generator in generators:
+        if not isinstance(generator, GeneratorGaussian):
+            raise TypeError("moments determine no other generator")
+        pixels = from_dct(model.mean.unflatten(-1, block), side)
+        generator.mean.copy_(pixels)
+        generator.factor.copy_(from_dct(factor.unflatten(-1, block), side))
