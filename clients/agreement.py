@@ -46,9 +46,7 @@ def _stages(config: ResolvedConfig) -> list[str]:
     all_terms = [config.terms(round) for round in range(1, config.num_stages + 1)]
     if not all_terms:
         return []
-    each = ", ".join(
-        f"{t.noise_multiplier:.4g} (clip {t.clip_bound:g})" for t in all_terms
-    )
+    each = ", ".join(f"{t.noise_multiplier:.4g}" for t in all_terms)
     return [
         f"  of these, {len(all_terms)} release embeddings ({config.stages}): "
         f"noise_multiplier {each}"

@@ -114,7 +114,8 @@ def stage_bytes(config: ResolvedConfig, round: int) -> int:
     shapes = KINDS[config.stage_list[round - 1].kind].shapes(config)
     networks = [
         {name: torch.zeros(shape) for name, shape in shapes.items()}
-        for _ in range(config.stage_networks)
+        for _ in range(terms.shape[1])
     ]
-    request = pack_stage(networks, torch.zeros(terms.shape[1:]))
+    centre = torch.zeros(*terms.shape[1:3], terms.shape[3] - 1)  # none of the mass
+    request = pack_stage(networks, centre)
     return len(request) + stated_release_bytes(config, terms)

@@ -119,9 +119,11 @@ def stages_tables(runs: Sequence[RunFacts]) -> list[Table]:
     """Returns what the stages of each run have released; none without stages."""
     head = ["stage", "features", "clip bound C", "noise / C", "signal", "noise"]
     note = (
-        "One release of a stage is the clients' class means of features, less those of "
-        "the generator. Signal: norm of the average over all clients, without the part "
-        "that the known noise explains. Noise: the norm that it adds to that average."
+        "One release of a stage is the sum of the clients' embeddings, which tell how "
+        "many images of each class they have and how far their features lie from what "
+        "the server expects. Signal: norm of the average over all clients, without the "
+        "part that the known noise explains; embeddings that all agree have C. Noise: "
+        "the norm that it adds to that average."
     )
     return [
         Table(f"Stages of {facts.name}", head, rows, note)

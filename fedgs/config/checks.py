@@ -12,7 +12,7 @@ from fedgs.config.conditions import DEPLOYED, REFUSAL_TELLS, why_not_amplified
 from fedgs.config.fields import Problem, refuse, shortened
 from fedgs.config.hosting import read_sizes
 from fedgs.config.settings import Settings
-from fedgs.config.stages import MOMENT_KINDS
+from fedgs.config.stages import FEATURES, MASS, MOMENT_KINDS, MOST_FEATURES
 
 FEMNIST_CLASSES = ("all", "merged", "digits", "letters", "merged-letters")
 NODE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"  # also a file's name: of its key
@@ -220,22 +220,32 @@ def stage_problems(config: Settings) -> Iterator[Problem]:
     if not config.conditional:
         why = "a stage releases means by class"
         yield "conditional", f"{why}; leave out --no-conditional, or --stages"
+    if config.clip_bound > MASS:
+        why = f"an embedding may be as short as {MASS:g}, beyond that is only noise"
+        yield "clip_bound", f"{why}; give --clip-bound at most {MASS:g}"
+    if any(stage.is_moments for stage in config.stage_list):
+        yield from _moment_problems(config)
+
+
+def _moment_problems(config: Settings) -> Iterator[Problem]:
+    """Yields what is wrong with stages of moments."""
     if config.moment_size > config.image_size:
         yield "moment_size", f"give --moment-size at most {config.image_size}"
     kinds = [stage.kind for stage in config.stage_list]
-    moments = [kind for kind in kinds if kind in MOMENT_KINDS]
-    if not moments:
-        return
+    count = sum(kind in MOMENT_KINDS for kind in kinds)
     # Each needs what the one before found; a fit by gradients is lost to the next.
-    if (
-        kinds[: len(moments)]
-        != [*MOMENT_KINDS[:2], *["moments"] * len(moments)][: len(moments)]
-    ):
+    in_order = [*MOMENT_KINDS, *["moments"] * count][:count]
+    if kinds[:count] != in_order:
         order = "means, scatter, then any number of moments, then other kinds"
         yield "stages", f"moments come in the order {order}; give --stages so"
-    if (config.generator, config.latent) != ("gaussian", "normal"):
-        remedy = "give --generator gaussian --latent normal"
-        yield "generator", f"stages of moments determine a Gaussian; {remedy}"
+    for name, kind in (("moment_size", "scatter"), ("latent_dim", "moments")):
+        if FEATURES[kind](config) > MOST_FEATURES:
+            why = f"more than {MOST_FEATURES} products of two coordinates"
+            yield name, f"{why}; give a smaller --{name.replace('_', '-')}"
+    for name, needed in (("generator", "gaussian"), ("latent", "normal")):
+        if getattr(config, name) != needed:
+            why = "stages of moments determine a Gaussian"
+            yield name, f"{why}; give --{name} {needed}"
 
 
 def runtime_problems(config: Settings) -> Iterator[Problem]:

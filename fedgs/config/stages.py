@@ -17,10 +17,14 @@ from typing import Protocol
 from fedgs.config.fields import shortened
 from fedgs.errors import UserError
 
+# Of an image in each network of a stage: the feature that its number is released by. No
+# client's embedding is shorter, so none is shorter than a clip bound of at most this.
+MASS = 2.0
 RANDOM_CHANNELS = 32  # of each convolution of a random network
 CLASSIFIER_FEATURES = 128  # hidden units of a classifier
 DEFAULT_STEPS = 400
 MOST_STAGES = 100
+MOST_FEATURES = 1_000_000  # of one image
 MOST_CHARACTERS = 10_000  # of a text that may come from a hostile server
 
 
@@ -75,7 +79,8 @@ class Stage:
     Attributes:
         kind: of its feature networks, a key of `FEATURES`.
         weight: w, its mu^2 in units of one fake's gradient release; above 0.
-        steps: of the generator, after its release; at least 1. A Gaussian needs none.
+        steps: of the generator, after its release; at least 1, but 0 of moments, which
+            determine a Gaussian at once.
     """
 
     kind: str
@@ -146,7 +151,10 @@ def read_stages(
                 f"stage_steps = {shortened(steps)!r}: give --stage-steps whole numbers"
             )
     columns = zip(kinds, of_weight, map(int, of_steps), strict=True)
-    return tuple(Stage(*values) for values in columns)
+    return tuple(
+        Stage(kind, weight, 0 if kind in MOMENT_KINDS else number)
+        for kind, weight, number in columns
+    )
 
 
 def _numbers(name: str, text: str, count: int) -> list[float]:

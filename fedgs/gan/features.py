@@ -28,21 +28,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.config.stages import (
-    CLASSIFIER_FEATURES,
-    RANDOM_CHANNELS,
-)
+from fedgs.config.stages import CLASSIFIER_FEATURES, MASS, RANDOM_CHANNELS
 from fedgs.mechanism.sanitizer import to_dct
 from fedgs.shapes import Images, Labels, TensorDict
 
-# Of the number of images, which is released beside the sums of features. At least 1 /
-# sqrt(groups), so that no embedding is shorter than a clip bound of 1: see `embedding`.
-MASS = 2.0
 QUADRATIC_WEIGHT = 0.5  # of products of coordinates beside the coordinates themselves
 CLASSIFIER_CHANNELS = (16, 32)
 CLASSIFIER_SAMPLES, CLASSIFIER_EPOCHS, CLASSIFIER_BATCH = 4000, 2, 50
 SCALING_SAMPLES = 600  # that features are standardised on
-IMAGES_AT_ONCE = 500
+IMAGES_AT_ONCE = 100
 
 Shapes = dict[str, tuple[int, ...]]
 Sample = Callable[[int], tuple[Images, Labels]]  # about so many, all classes alike
@@ -55,8 +49,8 @@ class StageRelease:
     Attributes:
         kind: of the networks.
         networks: the tensors of each.
-        target: the mean features of each group of images, a class or all of them, less
-            the centre for moments: shape (networks, groups, features), float32.
+        target: the mean features of each group of images, a class or all of them:
+            shape (networks, groups, features), float32.
         noise_std: of the noise in each group's features, shape (groups,), float32.
     """
 
@@ -84,14 +78,9 @@ class Kind(NamedTuple):
 # ------------------------------------------------------------------ moments
 
 
-def _mean_shapes(config: ResolvedConfig) -> Shapes:
-    return {"mean": (config.num_classes, config.moment_features)}
-
-
 def _model_shapes(config: ResolvedConfig) -> Shapes:
-    axes = (config.moment_features, config.latent_dim)
-    centre = (config.num_classes, config.latent_dim)
-    return _mean_shapes(config) | {"axes": axes, "centre": centre}
+    classes, size, axes = config.num_classes, config.moment_features, config.latent_dim
+    return {"mean": (classes, size), "axes": (size, axes), "centre": (classes, axes)}
 
 
 def _not_made(
@@ -277,7 +266,8 @@ def embedding(
     Computes (L / n) sum_i onehot(g_i) x (MASS, f(x_i) - m_{g_i}), with n images in L
     groups. The first feature tells how many images a group has. Its norm alone is at
     least MASS sqrt(L), so a clip bound of 1 makes all embeddings equally long, without
-    a look at any; and its sum, which is released with the others, says by how much.
+    a look at any; and its sum, which is released with the others, says by how much
+    they were shortened.
 
     Privacy: reads private data; output private, of any norm.
 

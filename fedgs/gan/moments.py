@@ -124,12 +124,14 @@ def _with_scatter(model: Model, target: Tensor, noise: Tensor) -> Model:
 def _with_moments(model: Model, target: Tensor, noise: Tensor) -> Model:
     """Adds what was left of each class' mean and covariance, as far as believed."""
     axes = model.axes.shape[1]
+    # Targets are the means of r and QUADRATIC_WEIGHT r r^T, with r = x - centre.
     count = int((model.axes != 0).any(0).sum())  # the others have noise only
     shift = torch.zeros_like(model.centre)
     left, variance = target[:, :count], noise.square()[:, None]
     shift[:, :count] = left * _belief(left, variance)
     second = symmetric(target[:, axes:], axes) / QUADRATIC_WEIGHT
-    second = (second - shift[:, :, None] * shift[:, None, :])[:, :count, :count]
+    second = second - shift[:, :, None] * shift[:, None, :] - model.covariance
+    second = second[:, :count, :count]
     # The classes' common part has less noise than what makes them differ.
     common = second.mean(0)
     own, variance = second - common, variance / QUADRATIC_WEIGHT**2 / 2

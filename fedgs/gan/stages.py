@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.config.stages import MOMENT_KINDS
-from fedgs.gan.features import KINDS, MASS, Sample, StageRelease, group_sums
+from fedgs.config.stages import MASS, MOMENT_KINDS
+from fedgs.gan.features import KINDS, Sample, StageRelease, group_sums
 from fedgs.gan.models import Generator, advance_in_place, sample_latents, update_ema
 from fedgs.gan.moments import expected, model_of, set_generator
 from fedgs.randomness import stream
@@ -33,7 +33,7 @@ LEAST_SHRINKAGE = 0.1  # of a gradient whose difference is all noise
 LAST_LEARNING_RATE = 0.1  # of the first one, after all stages' steps
 SAMPLES_AT_ONCE = 500
 LEAST_SHARE = 0.2  # of a group, of what it has where all are alike
-LEAST_WEIGHT = 0.02  # of what clipping leaves of an embedding, of the most it can leave
+LEAST_WEIGHT = 1e-6  # of all clients, of the most that they can have
 
 
 def make_stage(
@@ -51,6 +51,8 @@ def make_stage(
 
     Returns:
         The networks, and the centre: shape (networks, groups, features), float32.
+
+    Source: docs/privacy.md, "Embedding releases".
     """
     stage = config.stage_list[round - 1]
     _, groups, columns = config.terms(round).shape[1:]
@@ -85,9 +87,11 @@ def released(
 ) -> StageRelease:
     """Makes means of the images' features out of the noisy sum of all embeddings.
 
-    Embeddings are equally long, so each counts by what its clipping left of it. The sum
-    of those weights, and each group's share of the images, stand in the first feature:
-    what follows is a mean over images, weighted by client, whatever the clipping was.
+    Embeddings are equally long, so each counts by what its clipping left of it, C / its
+    norm. The sum of those weights, and each group's share of the images, stand in the
+    first feature: dividing by it gives a mean over images, weighted by client, whatever
+    the clip bound is. Only a group with less than LEAST_SHARE of what all have on
+    average stays nearer to the centre than that, for its noise would be large.
 
     Privacy: post-processing of DP output.
 
@@ -97,20 +101,20 @@ def released(
         networks: that the clients had.
         centre: that they subtracted.
         total: sum over clients, shape (networks, groups, 1 + features), float64.
-        noise_std: of each number in `total`.
+        noise_std: of each number in `total`, at least 0.
 
     Source: docs/privacy.md, "Embedding releases".
     """
-    kind, groups = config.stage_list[round - 1].kind, total.shape[1]
+    copies = math.sqrt(len(networks) * total.shape[1])  # of the mass
     mass = total[:, :, 0].mean(0) / MASS  # of every group; noise may make it negative
-    # Noise may say anything, but clipping leaves C / (MASS sqrt(groups)) at most.
-    most = config.num_clients * config.clip_bound / (MASS * math.sqrt(groups))
-    weight = float(mass.mean().clamp(LEAST_WEIGHT * most, most))
-    shares = (mass / weight).clamp_min(LEAST_SHARE)[:, None]  # 1 where all are alike
-    target = total[:, :, 1:] / weight / shares
-    if not config.stage_list[round - 1].is_moments:
-        target = target + centre.double()
-    noise = noise_std / weight / shares[:, 0]
+    # Clipping leaves this at most, and a weight below its own noise says nothing.
+    most = config.num_clients * config.clip_bound / (MASS * copies)
+    least = max(LEAST_WEIGHT * most, noise_std / (MASS * copies))
+    weight = float(mass.mean().clamp(least, most))
+    shares = (mass / weight).clamp_min(LEAST_SHARE)  # 1 where all are alike
+    target = centre.double() + total[:, :, 1:] / (weight * shares[:, None])
+    noise = noise_std / (weight * shares)
+    kind = config.stage_list[round - 1].kind
     return StageRelease(kind, networks, target.float(), noise.float())
 
 

@@ -69,7 +69,7 @@ class Limits:
         clip_bound, image_size, image_channels, num_classes: the only value allowed.
         allow_seeded_noise: whether a run may set `noise_seed`.
         allow_embeddings: whether a run may have stages; all other limits of a release
-            hold for theirs as well, but for `clip_bound`.
+            hold for theirs as well.
         state_dir: absolute folder of the count; None: the run's private folder.
 
     Raises:

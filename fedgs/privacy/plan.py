@@ -135,7 +135,7 @@ class Plan:
         values["client_selection"] = self.client_selection or "uniform"
         if values.pop("noise_source") not in ("os", "seeded"):
             raise UserError(f"noise_source = {self.noise_source!r}: give os or seeded")
-        # What a plan leaves open does not contradict its stages.
+        # A plan has no generator, so it has the one that suits any stages.
         values |= {"generator": "gaussian", "latent": "normal"}
         RunConfig(**values).validate()
 

@@ -8,7 +8,7 @@ import pytest
 
 from fedgs.errors import UserError
 from fedgs.federation.messages import one_line
-from hostile import COMPACT, EXACT, Case
+from hostile import COMPACT, EXACT, STAGE, Case
 from hostile_table import CASES, ELSEWHERE, table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,7 +17,7 @@ MOST_MEMORY = 100_000  # bytes beside the message; an honest one takes half of t
 BEGIN, END = "<!-- begin: table -->\n", "<!-- end: table -->\n"
 
 
-@pytest.mark.parametrize("config", [EXACT, COMPACT], ids=["exact", "compact"])
+@pytest.mark.parametrize("config", [EXACT, COMPACT, STAGE])
 @pytest.mark.parametrize("peer", ["server", "client"])
 def test_the_honest_message_passes(peer, config):
     case = Case("", peer, "", config, lambda payload: payload)

@@ -42,11 +42,11 @@ discriminator-beta2 discriminator-dim discriminator-learning-rate discriminator-
 discriminator-training download drift-weight ema-decay engine fakes-per-round
 fast-messages generator generator-beta1 generator-beta2 generator-dim
 generator-learning-rate gpu-fraction gradient-basis gradient-penalty-weight hf-options
-image-channels image-size latent latent-dim min-nodes node-sizes nodes noise-multiplier
-noise-seed num-classes num-clients num-rounds num-threads num-workers output partition
-partitioner partitioner-options polarity privacy-unit relation round-timeout
-sample-every secure-noise seed selection-seed spectral-norm stacking stage-batch-size
-stage-clips stage-networks stage-steps stage-weights stages surrogate-fit-steps
+image-channels image-size latent latent-dim min-nodes moment-size node-sizes nodes
+noise-multiplier noise-seed num-classes num-clients num-rounds num-threads num-workers
+output partition partitioner partitioner-options polarity privacy-unit relation
+round-timeout sample-every secure-noise seed selection-seed spectral-norm stacking
+stage-batch-size stage-networks stage-steps stage-weights stages surrogate-fit-steps
 surrogate-memory surrogate-steps target-epsilon test-fraction transport warm-start
 warm-start-rounds
 """

@@ -296,8 +296,8 @@ def test_stages_are_told_apart_from_gradients(tmp_path):
     settings = STAGED | {"noise_multiplier": 0.0}
     facts = read_run(make_run(tmp_path / "staged", **settings))
     (table,) = stages_tables([facts])
-    assert [row[0] for row in table.rows] == ["1 (random)", "2 (global)"]
-    assert [row[1] for row in table.rows] == [str(2 * 3 * 640), str(2 * 3 * 1152)]
+    assert [row[0] for row in table.rows] == ["1 (random)", "2 (random)"]
+    assert [row[1] for row in table.rows] == [str(2 * 3 * 641)] * 2
     assert [row[4:] for row in table.rows] == [["0.5", "0"], ["0.3333", "0"]]
     line = signal(facts)  # of the one gradient round
     assert line.points == [(3.0, pytest.approx(1 / (6 * 2.0)))]

@@ -23,7 +23,7 @@ from fedgs.runs import epsilons, run_folder
 from fedgs.runs.run_folder import RunFolder, node_folder, state_rounds
 from refusals import assert_refused
 from runs import attempts, events
-from tiny import FULL_PARTICIPATION, STAGED, tiny_config, tiny_data
+from tiny import FULL_PARTICIPATION, MOMENTS, STAGED, tiny_config, tiny_data
 
 ROUNDS = 6
 MODES = {
@@ -46,6 +46,7 @@ MODES = {
         "surrogate_memory": 2,
     },
     "staged": STAGED,
+    "moments": MOMENTS,
 }
 
 
@@ -196,6 +197,7 @@ CASES = [("selected", points) for points in CRASHES]
 CASES += [("full participation", points) for points in ALSO_IN_FULL]
 CASES += [("surrogate", points) for points in ALSO_IN_FULL]
 CASES += [("staged", points) for points in (*ALSO_IN_FULL, "in the first round")]
+CASES += [("moments", points) for points in ("in the first round", "four times")]
 
 
 @pytest.mark.parametrize(("mode", "points"), CASES)

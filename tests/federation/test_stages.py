@@ -14,6 +14,7 @@ from fedgs.config.recipes import recipe
 from fedgs.data.federated import FederatedImages
 from fedgs.federation import local, training
 from fedgs.federation.messages import (
+    StageRequest,
     decode_answer,
     decode_batch,
     encode_answer,
@@ -31,16 +32,17 @@ from fedgs.federation.round import (
 from fedgs.federation.training import RunStopped
 from fedgs.gan.features import KINDS, embedding
 from fedgs.gan.models import sample_latents
-from fedgs.gan.stages import fit, learning_rate
+from fedgs.gan.stages import fit, learning_rate, released
 from fedgs.mechanism.quantization import release_step
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip
 from fedgs.privacy.client_limits import ClientRefused, Limits
 from fedgs.runs.run_folder import RunFolder, state_rounds
 from refusals import assert_refused
 from runs import attempts, events, generator, ignore
-from tiny import STAGED, digest, tiny_config, tiny_data
+from tiny import MOMENTS, STAGED, digest, tiny_config, tiny_data
 
 ONLY_STAGES = STAGED | {"num_rounds": 2}
+MOMENTS_AND_MORE = MOMENTS | {"num_rounds": 4}
 STAGED_AND_MORE = STAGED | {"num_rounds": 4}
 
 
@@ -78,14 +80,13 @@ def train(folder: RunFolder, stop: threading.Event | None = None) -> None:
 
 
 def test_a_release_is_the_sum_of_the_clients_clipped_embeddings():
-    config = quiet(stage_clips="9,4")
+    config = quiet()
     data, request = tiny_data(config), stage_request(config, new_server(config))
     raw = embeddings(config, request, data)
-    norms = [float(each.norm()) for each in raw]
-    assert min(norms) < 9 < max(norms)  # some are clipped, some are not
-    expected = sum(each * min(1, 9 / n) for each, n in zip(raw, norms, strict=True))
+    assert min(each.norm() for each in raw) > 1  # so that all are clipped
+    expected = sum(each / each.norm() for each in raw)
     release = embedding_round(config, data, range(6), request, 0)
-    assert release.values.shape == (1, *request.centre.shape)
+    assert release.values.shape == (1, 2, 3, 1 + 640)
     assert torch.allclose(release.values[0].double(), expected, atol=1e-4)
 
 
@@ -99,9 +100,9 @@ def test_a_clients_networks_and_classes_are_clipped_together():
 
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
 def test_no_client_moves_a_release_by_more_than_its_sensitivity(relation):
-    config = quiet(stage_clips="6,4")
+    config = quiet()
     data, request = tiny_data(config), stage_request(config, new_server(config))
-    bound = {"zero-out": 6.0, "replace-one": 12.0}[relation]
+    bound = {"zero-out": 1.0, "replace-one": 2.0}[relation]
     others = {
         "white": np.full_like(data.images, 255),
         "inverted": 255 - data.images,
@@ -122,7 +123,7 @@ def test_no_client_moves_a_release_by_more_than_its_sensitivity(relation):
             other = embedding_round(config, changed, range(6), request, 0)
         moved.append(float((whole - other.values.double()).norm()))
     assert max(moved) <= bound * (1 + 1e-5)
-    assert max(moved) > 0.7 * 6.0  # or the bound would never be tried
+    assert max(moved) > 0.7  # or the bound would never be tried
 
 
 def test_hostile_features_cannot_leave_more_than_the_clip_bound():
@@ -134,15 +135,29 @@ def test_hostile_features_cannot_leave_more_than_the_clip_bound():
     request = dataclasses.replace(request, networks=large)
     release = embedding_round(config, data, range(6), request, 0).values
     assert release.isfinite().all()
-    assert release.double().norm() <= 6 * 20 * (1 + 1e-5)
+    assert release.double().norm() <= 6 * (1 + 1e-5)
 
 
-def test_noise_and_clip_bound_are_those_of_the_stage():
-    config = tiny_config(**STAGED_AND_MORE)
-    for round, (weight, bound) in enumerate([(0.5, 20.0), (2.0, 4.0)], start=1):
+@pytest.mark.parametrize("round", [1, 2, 3])
+@pytest.mark.parametrize("value", [-1e10, 1e30])  # the products overflow
+def test_hostile_models_cannot_leave_more_than_the_clip_bound(round, value):
+    config = tiny_config(**MOMENTS | {"noise_multiplier": 0.0})
+    _, networks, groups, columns = config.terms(round).shape
+    shapes = KINDS[config.stage_list[round - 1].kind].shapes(config)
+    net = {name: torch.full(shape, value) for name, shape in shapes.items()}
+    centre = torch.full((networks, groups, columns - 1), value)
+    request = StageRequest(round, (net,), centre)
+    release = embedding_round(config, tiny_data(config), range(6), request, 0).values
+    assert release.isfinite().all()
+    assert release.double().norm() <= 6 * (1 + 1e-5)
+
+
+def test_noise_is_that_of_the_stage_and_the_clip_bound_that_of_the_run():
+    config = tiny_config(**STAGED_AND_MORE, clip_bound=1.5)
+    for round, weight in enumerate([0.5, 2.0], start=1):
         terms = config.terms(round)
-        assert (terms.release, terms.clip_bound) == ("embedding", bound)
-        assert terms.noise_std == pytest.approx(2 * bound * 0.5 / math.sqrt(weight))
+        assert (terms.release, terms.clip_bound) == ("embedding", 1.5)
+        assert terms.noise_std == pytest.approx(2 * 1.5 * 0.5 / math.sqrt(weight))
         assert terms.batch_size == 1
     assert config.terms(3).release == "gradient"
     assert config.terms(3).noise_std == config.noise_std
@@ -157,7 +172,7 @@ def test_the_noise_of_a_release_has_the_agreed_size():
     )
     noise = (noisy - exact).double()
     terms = config.terms(1)
-    assert noise.std() == pytest.approx(terms.noise_std, rel=0.05)  # of 3,840 values
+    assert noise.std() == pytest.approx(terms.noise_std, rel=0.05)  # of 3,846 values
 
 
 # ------------------------------------------------------------------ the server
@@ -175,22 +190,57 @@ def staged_server(config) -> ServerState:
     return server
 
 
-def test_a_target_is_the_centre_and_the_average_over_all_clients():
-    config = quiet(clients_per_node=2, stage_clips="1e4,4")
+def test_a_target_is_the_mean_over_images_weighted_by_client():
+    """An image of client u counts 1 / (n_u ||v_u||), as all are clipped to one C."""
+    config = quiet(clients_per_node=2)
     data, server = tiny_data(config), staged_server(config)
     request = stage_request(config, new_server(config))
-    raw = embeddings(config, request, data)
-    average = torch.stack(raw).mean(0)
+    norms = [float(each.norm()) for each in embeddings(config, request, data)]
+    sums, weights = torch.zeros(2, 3, 640), torch.zeros(3)
+    for client, norm in enumerate(norms):
+        images, labels = map(torch.from_numpy, data.client(client))
+        for at, net in enumerate(request.networks):
+            features = KINDS["random"].features(net, images, labels)
+            sums[at].index_add_(0, labels, features / (len(labels) * norm))
+        weights += torch.bincount(labels, minlength=3) / (len(labels) * norm)
     (release,) = server.stages
-    expected = request.centre.double() + average
-    assert torch.allclose(release.target.double(), expected, atol=1e-4)
+    expected = sums / weights[:, None]
+    assert torch.allclose(release.target, expected, atol=1e-4)
     assert (server.round, server.fitted, release.kind) == (1, 0, "random")
 
 
-def test_the_noise_of_a_target_is_that_of_all_nodes_over_all_clients():
-    config = tiny_config(**STAGED)
-    (release,) = staged_server(config).stages
-    assert release.noise_std == config.terms(1).noise_std * math.sqrt(3) / 6
+def test_a_target_does_not_depend_on_the_clip_bound_without_noise():
+    small, large = (
+        staged_server(quiet(clients_per_node=2, clip_bound=bound)).stages[0].target
+        for bound in (1e-3, 2.0)
+    )
+    assert torch.allclose(small, large, atol=1e-4)
+
+
+def test_the_noise_of_a_target_is_what_the_server_says():
+    config = tiny_config(**STAGED | {"noise_multiplier": 0.003})
+    silent = dataclasses.replace(config, noise_multiplier=0.0)
+    (noisy,), (exact,) = staged_server(config).stages, staged_server(silent).stages
+    found = (noisy.target - exact.target).std(dim=(0, 2))  # of 1,280 values
+    assert torch.allclose(found, noisy.noise_std, rtol=0.1)
+    assert not exact.noise_std.any()
+
+
+def test_only_noise_and_no_images_leave_finite_targets():
+    config = quiet(clients_per_node=2)
+    request, shape = (
+        stage_request(config, new_server(config)),
+        config.terms(1).shape[1:],
+    )
+    asked = (config, 1, request.networks, request.centre)
+    for total, noise_std in (
+        (torch.zeros(shape), 0.0),
+        (torch.full(shape, -1e3), 1e3),  # a negative number of images
+        (torch.full(shape, 1e12), 1e12),
+    ):
+        release = released(*asked, total.double(), noise_std)
+        assert release.target.isfinite().all()
+        assert release.noise_std.isfinite().all()
 
 
 def test_a_fit_comes_nearer_to_the_target_and_is_repeated_bit_for_bit():
@@ -214,7 +264,7 @@ def distance(config, server: ServerState) -> float:
     images = server.ema(z, labels)
     (release,) = server.stages
     means = [
-        KINDS["random"].features(net, images).view(3, 100, -1).mean(1)
+        KINDS["random"].features(net, images, labels).view(3, 100, -1).mean(1)
         for net in release.networks
     ]
     return float((torch.stack(means) - release.target).norm())
@@ -225,6 +275,12 @@ def test_the_learning_rate_falls_linearly_to_a_tenth_over_all_stages():
     rates = [learning_rate(config, step) for step in (0, 20, 40, 1000)]
     first = config.generator_learning_rate
     assert rates == pytest.approx([first, 0.55 * first, 0.1 * first, 0.1 * first])
+
+
+def test_moments_take_no_steps_and_leave_the_learning_rate_as_it_is():
+    config = tiny_config(**MOMENTS, stage_steps="30,10,7")
+    assert [stage.steps for stage in config.stage_list] == [0, 0, 0]
+    assert learning_rate(config, 3) == config.generator_learning_rate
 
 
 def test_later_networks_depend_on_what_the_generator_has_become():
@@ -247,8 +303,11 @@ class KilledError(Exception):
     """Stands for a process that is killed."""
 
 
-def test_a_run_that_is_killed_while_it_fits_does_not_ask_again(tmp_path, monkeypatch):
-    whole, folder = (create(tmp_path / n, **STAGED_AND_MORE) for n in ("whole", "run"))
+@pytest.mark.parametrize("settings", [STAGED_AND_MORE, MOMENTS_AND_MORE])
+def test_a_run_that_is_killed_while_it_fits_does_not_ask_again(
+    tmp_path, monkeypatch, settings
+):
+    whole, folder = (create(tmp_path / n, **settings) for n in ("whole", "run"))
     train(whole)
     for killed in (1, 2):
         with monkeypatch.context() as patch:
@@ -407,9 +466,9 @@ def test_a_clients_epsilon_counts_embeddings_and_gradients_alike(tmp_path):
     [
         ({"stages": "random,magic"}, "stages = 'random,magic': give --stages at most"),
         ({"stages": "random"}, "stage_weights = '0.5,2': .* each of the 1 stages"),
-        ({"stage_clips": "20,-4"}, "stage_clips = '20,-4': .* one positive number"),
-        ({"stage_clips": "20,nan"}, "stage_clips = '20,nan'"),
-        ({"stage_clips": None}, "stage_clips is unset: give --stage-clips"),
+        ({"stage_weights": "20,-4"}, "stage_weights = '20,-4': .* one positive number"),
+        ({"stage_weights": "20,nan"}, "stage_weights = '20,nan'"),
+        ({"clip_bound": 2.5}, "clip_bound = 2.5: .*; give --clip-bound at most 2"),
         ({"stage_steps": "3,2.5"}, "stage_steps = '3,2.5': .* whole numbers"),
         ({"num_rounds": 1}, "num_rounds = 1: give --num-rounds at least one for each"),
         (
@@ -418,7 +477,7 @@ def test_a_clients_epsilon_counts_embeddings_and_gradients_alike(tmp_path):
         ),
         (
             {"client_selection": "balanced", "clients_per_round": 2},
-            "stages = 'random,global': every client takes part in a stage",
+            "stages = 'random,random': every client takes part in a stage",
         ),
         ({"stages": None}, "stage_weights = '0.5,2': there are no stages"),
     ],
@@ -427,9 +486,36 @@ def test_stages_that_cannot_be_are_refused_with_a_remedy(settings, named):
     assert_refused(named, tiny_config, **STAGED | settings)
 
 
-def test_a_stage_request_travels_and_comes_back_as_it_was():
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"stages": "scatter,means,moments"}, "moments come in the order means, scat"),
+        ({"stages": "means,moments,moments"}, "moments come in the order"),
+        ({"stages": "random,means,scatter"}, "moments come in the order"),
+        ({"stages": "means,scatter,means"}, "moments come in the order"),
+        ({"generator": "upsample"}, "generator = 'upsample': .*--generator gaussian"),
+        ({"latent": "bernoulli"}, "latent = 'bernoulli': .* give --latent normal"),
+        ({"moment_size": 17}, "moment_size = 17: give --moment-size at most 16"),
+        (
+            {"moment_size": 60, "image_size": 64},
+            "moment_size = 60: more than 1000000 products .* smaller --moment-size",
+        ),
+        ({"latent_dim": 2000}, "latent_dim = 2000: .* give a smaller --latent-dim"),
+    ],
+)
+def test_moments_that_cannot_be_are_refused_with_a_remedy(settings, named):
+    assert_refused(named, tiny_config, **MOMENTS | settings)
+
+
+@pytest.mark.parametrize("stages", ["means", "means,scatter", "means,scatter,random"])
+def test_moments_may_end_early_or_go_on_with_a_fit(stages):
+    tiny_config(**MOMENTS | {"stages": stages, "stage_weights": None})
+
+
+@pytest.mark.parametrize("settings", [STAGED, MOMENTS])
+def test_a_stage_request_travels_and_comes_back_as_it_was(settings):
     for transport in ("exact", "compact"):
-        config = tiny_config(**STAGED, transport=transport)
+        config = tiny_config(**settings, transport=transport)
         request = stage_request(config, new_server(config))
         again = decode_batch(encode_batch(request, config), config)
         assert again.digest() == request.digest()
@@ -453,14 +539,13 @@ def test_a_release_of_a_stage_travels_and_comes_back_as_it_was(transport):
 def test_the_recipe_trains_on_the_embedded_digits_and_keeps_its_target(tmp_path):
     changes = {
         "output": str(tmp_path / "run"),
-        "stage_steps": "2,2,2,2",
         "data": "digits",
         "image_size": 16,
     }
     config, data = resolve(dataclasses.replace(recipe("staged"), **changes))
     folder = RunFolder.create(config)
     local.train(folder, data, ignore, threading.Event())
-    assert len(events(folder)) == 4
+    assert len(events(folder)) == 3
     total = sum((e.clip_bound / e.noise_std) ** 2 for e in events(folder))
     nodes = events(folder)[0].counted_nodes
     # One Gaussian release of mu = 2.000446 has epsilon 10 at delta 1e-5.
@@ -480,7 +565,7 @@ def test_data_of_one_class_has_an_embedding_of_bounded_norm():
     )
     request = stage_request(config, new_server(config))
     release = embedding_round(config, ones, range(6), request, 0).values.double()
-    assert release.norm() <= 6 * 20 * (1 + 1e-5)
+    assert release.norm() <= 6 * (1 + 1e-5)
     assert not release[:, :, 1:].any()
 
 

@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from fedgs.config.stages import FEATURES
+from fedgs.config.stages import FEATURES, MOMENT_KINDS
 from fedgs.gan import features
 from fedgs.gan.features import KINDS, embedding
+from fedgs.mechanism.sanitizer import PerSampleGradients, clip
 from fedgs.randomness import stream
 from tiny import STAGED, digest, global_state, tiny_config
 
@@ -24,8 +27,23 @@ def fakes(side: int = 16, channels: int = 1):
 
 
 def made(kind: str, seed: int = 0, side: int = 16, channels: int = 1):
-    config = tiny_config(**STAGED, image_size=side, image_channels=channels)
+    """A network; of moments, whose networks are the server's model, any."""
+    config = sized(side, channels)
+    if kind in MOMENT_KINDS:
+        rng = stream(seed, "test")
+        shapes = KINDS[kind].shapes(config).items()
+        return {n: torch.from_numpy(rng.random(s, dtype=np.float32)) for n, s in shapes}
     return KINDS[kind].make(config, stream(seed, "test"), fakes(side, channels))
+
+
+def sized(side: int, channels: int):
+    sizes = {"image_size": side, "image_channels": channels, "moment_size": 4}
+    return tiny_config(**STAGED | sizes)
+
+
+def zeros(kind: str):
+    shapes = KINDS[kind].shapes(tiny_config(**STAGED)).items()
+    return {name: torch.zeros(shape) for name, shape in shapes}
 
 
 @pytest.fixture(autouse=True)
@@ -43,14 +61,14 @@ def test_every_kind_of_the_settings_has_a_network():
 def test_tensors_and_features_have_the_shapes_that_the_settings_say(
     kind, side, channels
 ):
-    config = tiny_config(**STAGED, image_size=side, image_channels=channels)
+    config = sized(side, channels)
     net = made(kind, side=side, channels=channels)
     shapes = {name: tuple(value.shape) for name, value in net.items()}
     assert shapes == KINDS[kind].shapes(config)
     assert {value.dtype for value in net.values()} == {torch.float32}
     assert all(value.isfinite().all() for value in net.values())
-    images = fakes(side, channels)(6)[0]
-    assert KINDS[kind].features(net, images).shape == (6, FEATURES[kind](side))
+    found = KINDS[kind].features(net, *fakes(side, channels)(6))
+    assert found.shape == (6, FEATURES[kind](config))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -63,9 +81,10 @@ def test_a_network_is_a_function_of_its_stream_and_leaves_no_trace(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_features_of_an_image_do_not_depend_on_the_others(kind):
-    net, images = made(kind), fakes()(6)[0]
-    together = KINDS[kind].features(net, images)
-    alone = torch.cat([KINDS[kind].features(net, image[None]) for image in images])
+    net, (images, labels) = made(kind), fakes()(6)
+    together = KINDS[kind].features(net, images, labels)
+    alone = [KINDS[kind].features(net, images[[i]], labels[[i]]) for i in range(6)]
+    alone = torch.cat(alone)
     assert torch.allclose(together, alone, atol=1e-5)
 
 
@@ -80,7 +99,7 @@ def test_a_classifier_tells_classes_apart_after_training():
 
     net = KINDS["classifier"].make(tiny_config(**STAGED), stream(0, "test"), sample)
     images, labels = sample(90)
-    found = KINDS["classifier"].features(net, images)
+    found = KINDS["classifier"].features(net, images, labels)
     means = torch.stack([found[labels == label].mean(0) for label in range(3)])
     within = (found - means[labels]).norm(dim=1).mean()
     assert (means[0] - means[1]).norm() > within
@@ -96,23 +115,65 @@ def test_an_embedding_is_its_definition_image_by_image(monkeypatch):
     rng = torch.Generator().manual_seed(0)
     images = torch.rand(5, 1, 16, 16, generator=rng)
     labels = torch.tensor([2, 0, 0, 2, 2])  # no image of class 1
-    centre = torch.rand(2, 3, FEATURES["random"](16), generator=rng)
+    centre = torch.rand(2, 3, 640, generator=rng)
     found = embedding("random", networks, centre, images, labels)
-    expected = torch.zeros_like(centre, dtype=torch.float64)
+    expected = torch.zeros(2, 3, 641, dtype=torch.float64)
     for index, net in enumerate(networks):
         for image, label in zip(images, labels, strict=True):
-            own = KINDS["random"].features(net, image[None])[0]
-            expected[index, label] += 3 / 5 * (own - centre[index, label]).double()
+            own = KINDS["random"].features(net, image[None], label[None])[0]
+            expected[index, label, 0] += 3 / 5 * 2  # MASS
+            expected[index, label, 1:] += 3 / 5 * (own - centre[index, label]).double()
     assert torch.allclose(found, expected, atol=1e-5)
     assert not found[:, 1].any()
     assert found.dtype == torch.float64
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_client_without_images_has_the_embedding_zero(kind):
+    groups = 1 if kind == "scatter" else 3
+    centre = torch.ones(1, groups, FEATURES[kind](sized(16, 1)))
+    nothing = (torch.zeros(0, 1, 16, 16), torch.zeros(0, dtype=torch.int64))
+    values = embedding(kind, [made(kind)], centre, *nothing)
+    assert torch.equal(values, torch.zeros(1, groups, centre.shape[2] + 1).double())
+
+
+def test_a_single_group_has_the_mean_over_all_images():
+    net, (images, labels) = made("scatter"), fakes()(9)
+    found = embedding("scatter", [net], torch.ones(1, 1, 136), images, labels)
+    mean = KINDS["scatter"].features(net, images, labels).double().mean(0) - 1
+    assert torch.allclose(
+        found[0, 0], torch.cat([torch.tensor([2.0]), mean]), atol=1e-4
+    )
+
+
+@given(
+    counts=st.lists(st.integers(0, 5), min_size=3, max_size=3).filter(any),
+    kind=st.sampled_from(sorted(KINDS)),
+    scale=st.floats(0, 10),
+)
+@settings(max_examples=40)
+def test_no_embedding_is_shorter_than_any_clip_bound_that_is_allowed(
+    counts, kind, scale
+):
+    """At least MASS sqrt(groups), so that clipping by C leaves exactly C."""
+    labels = torch.arange(3).repeat_interleave(torch.tensor(counts))
+    images = fakes()(len(labels) + 3)[0][: len(labels)]
+    net = made(kind) if kind != "classifier" else zeros(kind)
+    groups = 1 if kind == "scatter" else 3
+    centre = scale * torch.ones(1, groups, FEATURES[kind](sized(16, 1)))
+    values = embedding(kind, [net], centre, images, labels)
+    assert values.norm() >= 2 * groups**0.5 * (1 - 1e-9)
+    for clip_bound in (1e-3, 1.0, 2.0):
+        clipped = clip(PerSampleGradients(values[None, None]), clip_bound).values
+        assert float(clipped.norm()) == pytest.approx(clip_bound, rel=1e-9)
+
+
 def test_with_all_classes_alike_it_is_the_difference_of_class_means():
     net, images = made("random"), fakes()(9)[0]
     labels = torch.arange(3).repeat(3)
-    centre = torch.rand(1, 3, FEATURES["random"](16))
-    found = KINDS["random"].features(net, images).double()
+    centre = torch.rand(1, 3, 640)
+    found = KINDS["random"].features(net, images, labels).double()
     means = torch.stack([found[labels == label].mean(0) for label in range(3)])
     own = embedding("random", [net], centre, images, labels)
-    assert torch.allclose(own, means - centre.double(), atol=1e-5)
+    assert torch.allclose(own[:, :, 1:], means - centre.double(), atol=1e-5)
+    assert torch.equal(own[:, :, 0], torch.full((1, 3), 2.0, dtype=torch.float64))

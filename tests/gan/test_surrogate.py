@@ -283,7 +283,7 @@ def test_a_checkpoint_has_the_network_its_moments_and_the_memory(tmp_path, num_r
 
 
 def test_a_run_with_stages_before_it_resumes_to_the_same_bytes(tmp_path):
-    stages = {"stages": "random", "stage_weights": "1", "stage_clips": "1"}
+    stages = {"stages": "random", "stage_weights": "1"}
     settings = FULL_PARTICIPATION | stages | {"stage_steps": "3", "stage_networks": 1}
     settings |= {"num_rounds": 4, "surrogate_fit_steps": 2, "checkpoint_every": 1}
     folders = [

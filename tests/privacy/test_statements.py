@@ -474,7 +474,6 @@ STAGED = ResolvedConfig(
     num_rounds=6,
     stages="random,classifier",
     stage_weights="0.5,2",
-    stage_clips="50,12",
     batch_size=4,
     noise_multiplier=0.7,
     engine="flower",
@@ -561,8 +560,18 @@ def test_a_budget_that_ends_before_a_stage_is_spent_before_it():
 
 
 def test_what_a_plan_needs_to_know_of_stages_is_checked():
-    with pytest.raises(UserError, match="stage_clips is unset"):
-        replace(Plan.from_config(STAGED), stage_clips=None)
+    with pytest.raises(UserError, match=r"stage_weights = '1': give .* each of the 2"):
+        replace(Plan.from_config(STAGED), stage_weights="1")
+    with pytest.raises(UserError, match=r"clip_bound = 3\.0: .* at most 2"):
+        replace(Plan.from_config(STAGED), clip_bound=3.0)
+
+
+def test_a_plan_of_moments_needs_no_generator_to_be_named():
+    plan = Plan.from_config(STAGED)
+    moments = replace(plan, stages="means,scatter", num_rounds=2)
+    assert moments.law("all") == replace(plan, num_rounds=2).law("all")
+    with pytest.raises(UserError, match="moments come in the order means, scatter"):
+        replace(plan, stages="scatter,means")
 
 
 def test_statements_say_that_embeddings_were_released():

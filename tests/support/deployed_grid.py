@@ -23,7 +23,14 @@ from server import exchange, progress, roll_call
 from server import strategy as strategy_module
 from server.strategy import GsWgan
 from simulated_grid import InProcessGrid, Spoil
-from tiny import FULL_PARTICIPATION, STAGED, tiny_config, tiny_data, write_tiny_npz
+from tiny import (
+    FULL_PARTICIPATION,
+    MOMENTS,
+    STAGED,
+    tiny_config,
+    tiny_data,
+    write_tiny_npz,
+)
 
 NODE_UNAVAILABLE = 5
 EPOCH = 1.8e9  # Unix time of the start of the clock
@@ -32,6 +39,7 @@ MODES = {
     "silos that differ": {**FULL_PARTICIPATION, "node_sizes": "1,3,2"},
     "surrogate": {**FULL_PARTICIPATION, "surrogate_steps": 2},
     "staged": STAGED,
+    "moments": MOMENTS,
     "selected": {"clients_per_round": 2, "clients_per_node": 1},
     "trains without answering": {
         "clients_per_round": 1,

@@ -39,7 +39,7 @@ COMPACT = tiny_config(num_rounds=9, transport="compact")
 STAGE = tiny_config(
     **STAGED
     | {"num_rounds": 9, "stages": "classifier,random,random"}
-    | {"stage_weights": None, "stage_clips": "1,1,1", "stage_steps": None}
+    | {"stage_weights": None, "stage_steps": None}
 )
 SECRET = 4711  # in what is sent wherever it can be; must not be in a log line
 
@@ -113,7 +113,8 @@ def a_stage(config: RunConfig) -> StageRequest:
         {name: torch.rand(shape, generator=rng) for name, shape in shapes.items()}
         for _ in range(config.stage_networks)
     )
-    centre = torch.rand(config.terms(ROUND).shape[1:], generator=rng)
+    count, groups, columns = config.terms(ROUND).shape[1:]
+    centre = torch.rand(count, groups, columns - 1, generator=rng)
     return StageRequest(ROUND, networks, centre, keep_round=2)
 
 

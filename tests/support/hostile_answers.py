@@ -162,18 +162,18 @@ _COMPACT: Refusals = {
 _WHERE = f"answer of node {NODE} to round {ROUND}: "
 _EMBEDDING = a_release(STAGE).values
 _STAGE: Refusals = {
-    "1 of 1 embeddings with a norm above 118, which 2 clients with clip_bound = 1 "
+    "1 of 1 embeddings with a norm above 118.1, which 2 clients with clip_bound = 1 "
     "and the run's noise do not reach": {
         "an embedding a thousand times too long": (tensors(gradients=1e3 * _EMBEDDING)),
     },
-    "gradients of shape (1, 2, 3, 639), torch.float32: expected (1, 2, 3, 640), "
+    "gradients of shape (1, 2, 3, 640), torch.float32: expected (1, 2, 3, 641), "
     "torch.float32": {
         "an embedding with a feature too few": (
             tensors(gradients=_EMBEDDING[..., :-1].contiguous())
         ),
     },
     OTHER.format("clip_bound"): {
-        "an embedding with the clip bound of another stage": fields(clip_bound=20.0),
+        "an embedding with another clip bound than the run's": fields(clip_bound=20.0),
     },
 }
 ANSWERS = listed("client", EXACT, _EXACT, _WHERE)

@@ -18,7 +18,7 @@ from clients.client_app import app as client_app
 from fedgs.runs.run_folder import RunFolder
 from runs import Report, ignore
 from server.strategy import GsWgan
-from tiny import FULL_PARTICIPATION, STAGED
+from tiny import FULL_PARTICIPATION, MOMENTS, STAGED
 
 MODES = {
     "selected": {"clients_per_round": 2},
@@ -26,6 +26,7 @@ MODES = {
     "silos that differ": {**FULL_PARTICIPATION, "node_sizes": "1,4,1"},
     "surrogate": {**FULL_PARTICIPATION, "surrogate_steps": 2},
     "staged": STAGED,
+    "moments": MOMENTS,
     "trains without answering": {
         "clients_per_round": 1,
         "discriminator_training": "every_round",

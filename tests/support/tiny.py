@@ -55,11 +55,19 @@ FULL_PARTICIPATION = {
 
 # Two stages, then gradients.
 STAGED = FULL_PARTICIPATION | {
-    "stages": "random,global",
+    "stages": "random,random",
     "stage_weights": "0.5,2",
-    "stage_clips": "20,4",
     "stage_steps": "3,2",
     "stage_batch_size": 7,
+}
+
+# Three stages of moments, and nothing else.
+MOMENTS = FULL_PARTICIPATION | {
+    "stages": "means,scatter,moments",
+    "stage_weights": "0.5,1,2",
+    "moment_size": 4,
+    "generator": "gaussian",
+    "latent": "normal",
 }
 
 

@@ -1,0 +1,285 @@
+"""Moments: a Gaussian for each class, against numpy's means and covariances."""
+
+import dataclasses
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.fft import dctn, idctn
+
+from fedgs.federation import local
+from fedgs.federation.round import new_server, stage_request
+from fedgs.files import read_tensors
+from fedgs.gan import moments
+from fedgs.gan.features import QUADRATIC_WEIGHT, StageRelease, embedding, products
+from fedgs.gan.models import build_generator
+from fedgs.gan.moments import expected, model_of, set_generator, symmetric
+from fedgs.gan.stages import fit, released
+from fedgs.runs.run_folder import RunFolder
+from runs import ignore
+from tiny import MOMENTS, tiny_config, tiny_data
+
+CLASSES, FREQUENCIES, AXES = 3, 16, 4  # 4 x 4 low frequencies, latent_dim
+ALL_AXES = MOMENTS | {"latent_dim": FREQUENCIES, "noise_multiplier": 0.0}
+TWICE = ALL_AXES | {"stages": "means,scatter,moments,moments", "num_rounds": 4}
+TWICE |= {"stage_weights": None}
+
+
+def images_of(seed: int = 0, count: int = 60):
+    """Draws blobs in [0, 1], another distribution for each class, classes unequal."""
+    rng = np.random.default_rng(seed)
+    labels = np.sort(rng.choice(CLASSES, size=count, p=[0.5, 0.3, 0.2]))
+    labels[:CLASSES] = range(CLASSES)
+    blocks = rng.normal(size=(count, 1, 4, 4)) * (1 + labels.reshape(-1, 1, 1, 1)) / 8
+    blocks[:, :, 0, 0] += 4 + labels[:, None]
+    blocks[:, 0, 1, 2] += blocks[:, 0, 2, 1] * labels  # a covariance of the class
+    whole = np.zeros((count, 1, 16, 16))
+    whole[:, :, :4, :4] = blocks
+    images = idctn(whole, axes=(2, 3), norm="ortho")
+    return torch.from_numpy(images).float(), torch.from_numpy(labels)
+
+
+def low(images) -> np.ndarray:
+    """Low frequencies by scipy, (n, 16)."""
+    block = dctn(images.numpy(), axes=(2, 3), norm="ortho")[:, :, :4, :4]
+    return block.reshape(len(images), -1).astype(np.float64)
+
+
+def staged(config, clients, answer=None):
+    """Returns a server after all stages, without noise unless `answer` adds it.
+
+    Every client is a pair of images and labels; no clipping, so all of them weigh the
+    same: this is what a release is where all embeddings are equally long.
+    """
+    server = new_server(config)
+    for round in range(1, config.num_stages + 1):
+        request = stage_request(config, server)
+        kind = config.stage_list[round - 1].kind
+        asked = (kind, request.networks, request.centre)
+        total = torch.stack([embedding(*asked, *client) for client in clients]).sum(0)
+        total, noise_std = (total, 0.0) if answer is None else answer(total)
+        # A clip bound that nobody reaches: the most weight is 1 for each client.
+        wide = dataclasses.replace(
+            config, num_clients=len(clients), clip_bound=2 * CLASSES**0.5
+        )
+        asked = (round, request.networks, request.centre)
+        server.stages.append(released(wide, *asked, total, noise_std))
+        server.round += 1
+    return server
+
+
+# ------------------------------------------------------------------ products
+
+
+@given(st.integers(1, 9), st.integers(0, 100))
+def test_symmetric_inverts_products(size, seed):
+    vectors = torch.from_numpy(np.random.default_rng(seed).normal(size=(5, size)))
+    outer = vectors[:, :, None] * vectors[:, None, :]
+    assert torch.allclose(symmetric(products(vectors), size), outer)
+    norms = products(vectors).norm(dim=1)
+    assert torch.allclose(norms, vectors.square().sum(1))
+
+
+# ------------------------------------------------------------------ without noise
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_without_noise_the_model_is_numpys_means_and_covariances(more):
+    """Of all images pooled: the clients have as many images and weigh the same."""
+    config = tiny_config(**(TWICE if more else ALL_AXES))
+    images, labels = images_of()
+    halves = (slice(0, 60, 2), slice(1, 60, 2))
+    clients = [(images[half], labels[half]) for half in halves]
+    model = model_of(config, staged(config, clients).stages)
+    frequencies = low(images)
+    for label in range(CLASSES):
+        own = frequencies[labels.numpy() == label]
+        assert np.allclose(model.mean[label], own.mean(0), atol=1e-4)
+        covariance = model.back.T @ model.covariance[label] @ model.back
+        assert np.allclose(covariance, np.cov(own.T, bias=True), atol=2e-3)
+
+
+def test_the_generator_draws_the_models_means_and_covariances():
+    config = tiny_config(**ALL_AXES)
+    images, labels = images_of()
+    server = staged(config, [(images, labels)])
+    assert fit(config, server.generator, server.ema, server.optimizer, server.stages)
+    label = 1
+    own = low(images[labels == label])
+    mean, factor = server.ema.mean[label], server.ema.factor[label]
+    assert np.allclose(low(mean[None].detach()), own.mean(0), atol=1e-3)
+    spread = low(factor.detach())  # of 16 latents
+    assert np.allclose(spread.T @ spread, np.cov(own.T, bias=True), atol=5e-3)
+    z = torch.zeros(1, FREQUENCIES)
+    picture = server.ema(z, torch.tensor([label]))
+    assert torch.equal(picture, mean[None].clamp(0, 1))
+
+
+def test_a_second_stage_of_moments_adds_what_the_model_does_not_explain():
+    """The first three releases are of other images; the fourth corrects them all."""
+    config, (images, labels) = tiny_config(**TWICE), images_of(1)
+    others = staged(config, [images_of(0)]).stages[:3]
+    before = model_of(config, others)
+    asked = ("moments", (before.network,), expected(before, "moments", CLASSES, 152))
+    total = embedding(*asked, images, labels)
+    wide = dataclasses.replace(config, num_clients=1, clip_bound=2 * CLASSES**0.5)
+    last = released(wide, 4, *asked[1:], total, 0.0)
+    after = model_of(config, [*others, last])
+    for label in range(CLASSES):
+        own = low(images[labels == label])
+        assert not np.allclose(before.mean[label], own.mean(0), atol=0.02)
+        assert np.allclose(after.mean[label], own.mean(0), atol=1e-3)
+        covariance = after.back.T @ after.covariance[label] @ after.back
+        assert np.allclose(covariance, np.cov(own.T, bias=True), atol=5e-3)
+
+
+def test_fewer_axes_are_the_longest_ones():
+    config = tiny_config(**MOMENTS | {"noise_multiplier": 0.0})
+    images, labels = images_of()
+    model = model_of(config, staged(config, [(images, labels)]).stages[:2])
+    mean = np.stack([low(images)[labels.numpy() == c].mean(0) for c in range(CLASSES)])
+    within = np.cov((low(images) - mean[labels.numpy()]).T, bias=True)
+    apart = mean - mean.mean(0)
+    lengths, axes = np.linalg.eigh(within + apart.T @ apart / CLASSES)
+    found = model.axes / model.axes.norm(dim=0)
+    overlap = np.abs(axes[:, ::-1][:, :AXES].T @ found.numpy())
+    assert np.allclose(overlap, np.eye(AXES), atol=1e-2)
+    assert np.allclose(model.back.square().sum(1), lengths[::-1][:AXES], rtol=1e-3)
+    assert np.allclose((model.back @ model.axes).numpy(), np.eye(AXES), atol=1e-6)
+
+
+# ------------------------------------------------------------------ with noise
+
+
+def noisy(noise_std: float, seed: int = 0):
+    rng = np.random.default_rng(seed)
+
+    def answer(total):
+        noise = torch.from_numpy(rng.normal(0, noise_std, total.shape))
+        return total + noise, noise_std
+
+    return answer
+
+
+def test_axes_beyond_the_noise_are_zero():
+    """The scatter's noise has eigenvalues up to s sqrt(2 d); few stand above it."""
+    config = tiny_config(**ALL_AXES)
+    means, scatter, last = staged(config, [images_of()]).stages
+    rng, counts = np.random.default_rng(0), []
+    for noise_std in (1e-9, 0.05, 100.0):
+        noise = torch.from_numpy(rng.normal(0, noise_std, scatter.target.shape))
+        target, std = scatter.target + noise.float(), torch.tensor([noise_std])
+        found = dataclasses.replace(scatter, target=target, noise_std=std)
+        model = model_of(config, [means, found, last])
+        used = (model.axes != 0).any(0)
+        counts.append(int(used.sum()))
+        assert used.tolist() == [True] * counts[-1] + [False] * (16 - counts[-1])
+        unused = ~used
+        assert not model.back[unused].any()
+        assert not model.centre[:, unused].any()
+        assert not model.covariance[:, unused].any()
+        assert not model.covariance[:, :, unused].any()
+    assert counts[0] == 16 > counts[1] > counts[2] == 1
+
+
+def test_an_eigenvalue_is_corrected_for_what_noise_adds_to_it():
+    """A single true axis of length 1 in 16 frequencies, of many draws the mean."""
+    config = tiny_config(**ALL_AXES)
+    truth = torch.zeros(1, FREQUENCIES, dtype=torch.float64)
+    truth[0, 3] = 1.0
+    noise_std = 0.05  # radius 0.28
+    rng, found = np.random.default_rng(0), []
+    for _ in range(50):
+        target = products(truth) + torch.from_numpy(rng.normal(0, noise_std, (1, 136)))
+        means = StageRelease("means", (), torch.zeros(1, 3, 16), torch.zeros(3))
+        scatter = StageRelease("scatter", (), target[None], torch.tensor([noise_std]))
+        found.append(float(model_of(config, [means, scatter]).back[0].norm()) ** 2)
+    assert np.mean(found) == pytest.approx(1, abs=0.02)  # uncorrected: 1.02
+
+
+@given(
+    st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20),
+    st.floats(0, 1e12),
+)
+def test_belief_lies_between_0_and_1(values, variance):
+    belief = moments._belief(torch.tensor(values), torch.tensor(variance))
+    assert 0 <= belief <= 1
+    assert variance > 0 or belief in (0, 1)
+
+
+def test_belief_is_the_share_that_is_not_noise():
+    values = torch.tensor([3.0, 4.0])
+    assert moments._belief(values, torch.tensor(2.5)) == pytest.approx(0.8)
+    assert moments._belief(values, torch.tensor(12.5)) == 0
+
+
+def test_without_signal_nothing_is_believed_of_what_makes_classes_differ():
+    config = tiny_config(**ALL_AXES)
+    model = model_of(config, staged(config, [images_of()]).stages[:2])
+    blank = expected(model, "moments", CLASSES, 152)
+    rng = np.random.default_rng(0)
+    noise = torch.from_numpy(rng.normal(0, 1.0, blank.shape)).float()
+    release = StageRelease("moments", (), blank + noise, torch.full((CLASSES,), 3.0))
+    after = moments._with_moments(
+        model, release.target[0].double(), release.noise_std.double()
+    )
+    assert torch.equal(after.mean, model.mean)
+    spread = after.covariance - after.covariance.mean(0)
+    assert spread.abs().max() < 1e-9  # one for all classes, as before
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 1000), st.sampled_from([1.0, 1e3, 1e9]))
+def test_noise_of_any_size_leaves_finite_pictures(seed, noise_std):
+    """Also where the released number of images is negative."""
+    config = tiny_config(**MOMENTS)
+    server = staged(config, [images_of()], noisy(noise_std, seed))
+    assert all(release.target.isfinite().all() for release in server.stages)
+    fit(config, server.generator, server.ema, server.optimizer, server.stages)
+    pictures = server.ema(torch.randn(9, AXES), torch.arange(9) % CLASSES)
+    assert pictures.isfinite().all()
+    assert 0 <= pictures.min() <= pictures.max() <= 1
+
+
+# ------------------------------------------------------------------ the run
+
+
+def test_the_expected_features_of_a_model_are_those_of_its_samples():
+    config = tiny_config(**MOMENTS)
+    rng = torch.Generator().manual_seed(0)
+    root = torch.rand(CLASSES, AXES, AXES, generator=rng, dtype=torch.float64)
+    model = dataclasses.replace(
+        model_of(config, []), covariance=root @ root.mT, centre=root[:, 0]
+    )
+    found = expected(model, "moments", CLASSES, AXES + 10)[0]
+    second = symmetric(found[:, AXES:].double(), AXES) / QUADRATIC_WEIGHT
+    assert not found[:, :AXES].any()  # features are measured from the centre
+    assert torch.allclose(second, model.covariance, atol=1e-6)
+    for kind, features in (("means", 16), ("scatter", 136)):
+        assert not expected(model, kind, CLASSES, features).any()
+
+
+def test_other_generators_are_not_set():
+    config = tiny_config(latent_dim=AXES)
+    other = build_generator(config, 0)
+    with pytest.raises(TypeError, match="no other generator"):
+        set_generator(config, model_of(tiny_config(**MOMENTS), []), other)
+
+
+def test_gradient_rounds_change_the_gaussian_a_little(tmp_path):
+    """Two Adam steps move no weight by much more than two learning rates."""
+    tensors = []
+    for rounds in (3, 5):
+        path = str(tmp_path / str(rounds))
+        config = tiny_config(output=path, **MOMENTS | {"num_rounds": rounds})
+        config = dataclasses.replace(config, noise_multiplier=0.02)
+        folder = RunFolder.create(config)
+        local.train(folder, tiny_data(config), ignore, threading.Event())
+        tensors.append(read_tensors(folder.path / "generator.safetensors")[0])
+    for name in ("mean", "factor"):
+        moved = (tensors[0][name] - tensors[1][name]).abs()
+        assert 0 < moved.max() < 4 * config.generator_learning_rate
+        assert tensors[0][name].std() > 20 * moved.max()
