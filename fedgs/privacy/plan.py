@@ -197,7 +197,7 @@ class Plan:
 
     def ended_after(self, num_rounds: int) -> "Plan":
         """Returns the plan of the first rounds only, at least one, stages first."""
-        stages = read_stages(self.stages, self.stage_weights, self.stage_clips, None)
+        stages = read_stages(self.stages, self.stage_weights, None)
         if num_rounds >= len(stages):
             return replace(self, num_rounds=num_rounds)
         kept = stages[:num_rounds]
@@ -206,7 +206,6 @@ class Plan:
             num_rounds=num_rounds,
             stages=",".join(stage.kind for stage in kept),
             stage_weights=",".join(repr(stage.weight) for stage in kept),
-            stage_clips=",".join(repr(stage.clip_bound) for stage in kept),
         )
 
     def why_not_amplified(self, selection: str) -> str:
