@@ -28,6 +28,8 @@ from experiments.report.tables import stages_tables
 from fedgs.cohorts.files import EXCLUDED
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
+from fedgs.federation.messages import encode_answer, encode_batch
+from fedgs.federation.round import embedding_round, new_server, stage_request
 from fedgs.federation.training import new_event
 from fedgs.privacy.accounting import statements
 from fedgs.privacy.gaussian import fixed_law
@@ -36,7 +38,15 @@ from fedgs.privacy.plan import Plan
 from fedgs.runs.run_folder import RunFolder
 from report_folders import make_run, tiny_run
 from runs import train
-from tiny import FULL_PARTICIPATION, NUM_CLASSES, SIDE, STAGED, tiny_config, tiny_data
+from tiny import (
+    FULL_PARTICIPATION,
+    MOMENTS,
+    NUM_CLASSES,
+    SIDE,
+    STAGED,
+    tiny_config,
+    tiny_data,
+)
 
 
 @pytest.fixture(scope="module")
@@ -306,6 +316,19 @@ def test_stages_are_told_apart_from_gradients(tmp_path):
     assert found.stages == 3 * (
         stage_bytes(facts.config, 1) + stage_bytes(facts.config, 2)
     )
+
+
+@pytest.mark.parametrize("settings", [STAGED, MOMENTS])
+@pytest.mark.parametrize("round", [1, 2])
+def test_the_bytes_of_a_stage_are_those_of_its_messages(settings, round):
+    config = tiny_config(**settings)
+    server = new_server(config)
+    server.round = round - 1
+    request = stage_request(config, server)
+    sent = encode_batch(request, config)["tensors"]
+    reply = embedding_round(config, tiny_data(config), range(2), request, 0)
+    answered = encode_answer(reply, config, request)["tensors"]
+    assert stage_bytes(config, round) == len(sent) + len(answered)
 
 
 def test_a_run_without_stages_has_no_table_of_stages(folders):
