@@ -43,8 +43,8 @@ class Settings:
     data: str = option(
         "digits",
         DATA | RESULT | IMAGES | OWNERS | CLIENTS | READING | OF_CLIENT | STAYS,
-        "digits, mnist, fashion-mnist, mnist-by-writer, femnist, femnist:PATH, "
-        "folder:PATH, npz:PATH or hf:NAME.",
+        "digits, fonts, mnist, fashion-mnist, mnist-by-writer, femnist, "
+        "femnist:PATH, folder:PATH, npz:PATH or hf:NAME.",
     )
     data_dir: str | None = option(
         None,

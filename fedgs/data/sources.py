@@ -1,4 +1,4 @@
-"""Where the images come from: bundled digits, MNIST and its relatives, the readers.
+"""Where the images come from: bundled digits, fonts, MNIST and its kin, the readers.
 
 All sources yield uint8 images with 0 = background. MNIST's families are read from the
 raw idx files of torchvision's folder layout, file by file: its data sets want all four
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import GIVEN
-from fedgs.data.readers import arrays, femnist, folder, hugging_face
+from fedgs.data.readers import arrays, femnist, folder, fonts, hugging_face
 from fedgs.data.records import Records, fit
 from fedgs.errors import UserError, explained, imported
 
@@ -34,7 +34,10 @@ READERS = {
     "npz": arrays.read,
     "hf": hugging_face.read,
 }
-NAMES = ("digits", *FOLDERS, "femnist[:PATH]", "folder:PATH", "npz:PATH", "hf:NAME")
+NAMES = (
+    *("digits", "fonts", *FOLDERS),
+    *("femnist[:PATH]", "folder:PATH", "npz:PATH", "hf:NAME"),
+)
 QMNIST_LABELS = "QMNIST/raw/qmnist-train-labels-idx2-int"
 QMNIST_LABEL, QMNIST_WRITER = 0, 2  # columns of the 8 in a row
 # What torchvision raises on damaged or hostile files.
@@ -53,6 +56,8 @@ def load_records(config: RunConfig) -> Records:
     kind, _, where = config.data.partition(":")
     if config.data == "digits":
         records = _digits()
+    elif config.data == "fonts":
+        records = fonts.read("train")
     elif config.data in FOLDERS:
         records = _mnist(config, "train")
     elif kind in READERS and (where or config.data == "femnist"):
@@ -83,6 +88,8 @@ def load_test_records(config: RunConfig) -> Records | None:
     read_test = {"femnist": femnist.read_test, "hf": hugging_face.read_test}.get(kind)
     if config.data in FOLDERS:
         records = _mnist(config, "t10k")
+    elif config.data == "fonts":
+        records = fonts.read("test")
     else:
         records = read_test(config) if read_test else None
     return None if records is None else fit(config, records)

@@ -94,7 +94,7 @@ def _is_reshuffled(configs: dict[str, RunConfig]) -> bool:
 
 # Sources whose clients are the owners, for every seed. Others may have owners too: then
 # --same-clients is the user's word.
-_WITH_OWNERS = ("mnist-by-writer", "femnist", "folder:")
+_WITH_OWNERS = ("fonts", "mnist-by-writer", "femnist", "folder:")
 
 
 def _check_same_clients(configs: dict[str, RunConfig], is_reshuffled: bool) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 import loading
 from fedgs.data.load import load_test_data
+from fedgs.data.readers import fonts
+from fedgs.errors import UserError
 from loading import configured, load, refused
 from refusals import assert_refused
 
@@ -60,8 +62,67 @@ def test_digits_have_no_test_split():
     assert_refused("data = 'digits': has no test split", load_test_data, configured())
 
 
+# Fonts
+
+
+def test_fonts_are_539_pseudo_writers_of_ten_classes_about_as_often():
+    data = load(data="fonts")
+    assert (data.images.shape, data.images.dtype) == ((59_829, 1, 28, 28), np.uint8)
+    assert (data.num_clients, data.num_classes) == (539, 10)
+    assert set(data.sizes) == {111}
+    assert (np.bincount(data.labels) > 5_500).all()
+    assert np.median(data.images[:, :, :, 0]) == 0
+    assert data.images.max() > 240
+
+
+def test_fonts_are_the_same_bits_every_time():
+    kept, again = fonts.read("test"), fonts.read.__wrapped__("test")
+    assert kept.images is not again.images
+    assert kept.images.tobytes() == again.images.tobytes()
+    assert kept.labels.tobytes() == again.labels.tobytes()
+
+
+def unit(images):
+    """Returns images as vectors of mean 0 and length 1, however strong their ink is."""
+    x = images.reshape(len(images), -1) / 255
+    x = x - x.mean(1, keepdims=True)
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def test_digits_of_fonts_are_legible_and_centred():
+    """The nearest class mean of other pseudo-writers names most of the test digits."""
+    train, test = fonts.read("train"), fonts.read("test")
+    x, y = unit(train.images[::5]), train.labels[::5]
+    means = np.stack([x[y == label].mean(0) for label in range(10)])
+    found = (unit(test.images) @ unit(means).T).argmax(1)
+    assert (found == test.labels).mean() > 0.75  # by chance 0.1
+    at = np.arange(28) - 13.5
+    centre = (test.images[:, 0].sum(1) @ at) / test.images.sum((1, 2, 3))
+    assert np.abs(centre).max() < 0.5
+
+
+def test_pseudo_writers_of_the_test_split_are_others():
+    images, labels = load_test_data(configured(data="fonts"))
+    assert images.shape == (6_000, 1, 28, 28)
+    train = {image.tobytes() for image in fonts.read("train").images}
+    assert not any(image.tobytes() in train for image in fonts.read("test").images)
+    assert np.bincount(labels).min() > 500
+
+
+def test_fonts_that_stay_in_memory_are_corrupted_in_a_copy():
+    intact = fonts.read("train").images
+    changed = load(data="fonts", corruption="invert", corruption_fraction=1.0).images
+    assert (changed == 255 - intact).all()
+
+
+def test_fonts_need_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UserError, match="pip install matplotlib"):
+        fonts.read.__wrapped__("test")
+
+
 def test_source_that_is_unknown_or_not_installed_is_refused(monkeypatch):
-    refused(r"data = 'cifar': .*digits, mnist, .*npz:PATH", data="cifar")
+    refused(r"data = 'cifar': .*digits, fonts, mnist, .*npz:PATH", data="cifar")
     refused(r"data_dir is unset: .*train-images-idx3", data="mnist", num_clients=2)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     refused("pip install scikit-learn")

@@ -1,0 +1,148 @@
+"""Digits drawn from fonts by pseudo-writers: handwriting of nobody, hence public.
+
+The fonts are those that matplotlib carries. A pseudo-writer has one font for each
+digit, and its own rotation, slant, width and stroke; every image varies them a little,
+bends the strokes, and is centred by its mass, as MNIST's are.
+
+Source: our own.
+"""
+
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from fedgs.data.records import Records
+from fedgs.errors import imported
+from fedgs.randomness import stream
+
+SEED = 0  # fixed: the source is one data set, whatever the run's seed is
+WRITERS = {"train": 539, "test": 100}
+IMAGES_OF_WRITER = {"train": 111, "test": 60}
+AT_ONCE = 1000  # images that are drawn at a time
+SIDE, GLYPH_SIDE, CANVAS, POINTS = 28, 64, 96, 48
+WITHOUT_DIGITS = ("LastResort", "Siz", "NonUni", "cmex", "cmsy", "cmmi", "Display")
+
+# Mean and spread of a writer's habits: rotation (rad), slant, log width, stroke.
+HABITS = np.array([[0.0, 0.2, 0.0, 0.0], [0.08, 0.15, 0.12, 0.6]])
+# Spread of an image around them: the same four, log height, two shifts.
+VARIETY = np.array([0.08, 0.06, 0.08, 0.3, 0.05, 0.04, 0.04])
+BEND = 0.045  # of half a side, at each of 4 x 4 points
+ZOOM = 0.62  # sides of an image per side of a glyph
+
+
+@lru_cache(maxsize=2)
+def read(split: str) -> Records:
+    """Returns the pseudo-writers of a split, always the same ones.
+
+    Privacy: public; no person's image is in it.
+
+    Args:
+        split: train or test; no writer is in both, all fonts are.
+
+    Returns:
+        Images of 28x28 pixels, read-only: the process keeps them.
+
+    Raises:
+        UserError: matplotlib is not installed.
+    """
+    glyphs = _glyphs()
+    count, size = WRITERS[split], IMAGES_OF_WRITER[split]
+    drawn = [_drawn(len(glyphs), size, split, writer) for writer in range(count)]
+    font, labels, style, bend = map(np.concatenate, zip(*drawn, strict=True))
+    images = np.empty((count * size, 1, SIDE, SIDE), np.uint8)
+    for start in range(0, len(images), AT_ONCE):
+        part = slice(start, start + AT_ONCE)
+        images[part] = _written(
+            glyphs[font[part], labels[part]], style[part], bend[part]
+        )
+    images.flags.writeable = labels.flags.writeable = False
+    return Records(images, labels, 10, np.repeat(np.arange(count), size))
+
+
+def _drawn(
+    num_fonts: int, size: int, split: str, writer: int
+) -> tuple[NDArray[np.generic], ...]:
+    """Draws font (n,), digit (n,), style (n, 7) and bend (n, 2, 4, 4) of n images."""
+    rng = stream(SEED, f"fonts-{split}", writer)
+    digits = rng.integers(10, size=size)
+    font = rng.integers(num_fonts, size=10)[digits]
+    style = rng.normal(0, VARIETY, (size, len(VARIETY)))
+    style[:, :4] += rng.normal(*HABITS)
+    bend = rng.normal(0, BEND, (size, 2, 4, 4))
+    return font, digits, style.astype(np.float32), bend.astype(np.float32)
+
+
+def _glyphs() -> Tensor:
+    """Returns every font's digits, thin, as they are and thick, float32 in [0, 1].
+
+    Shape (fonts, 10, 3, 64, 64).
+    """
+    matplotlib = imported("matplotlib", "data = fonts", "matplotlib")
+    folder = Path(matplotlib.get_data_path()) / "fonts/ttf"
+    paths = [
+        path
+        for path in sorted(folder.glob("*.ttf"))
+        if not any(part in path.name for part in WITHOUT_DIGITS)
+    ]
+    fonts = [ImageFont.truetype(path, POINTS) for path in paths]
+    drawn = [[_glyph(font, str(digit)) for digit in range(10)] for font in fonts]
+    ink = torch.from_numpy(np.array(drawn, np.float32) / 255)
+    thin, thick = -F.max_pool2d(-ink, 3, 1, 1), F.max_pool2d(ink, 3, 1, 1)
+    return torch.stack([thin, ink, thick], dim=2)
+
+
+def _glyph(font: ImageFont.FreeTypeFont, digit: str) -> NDArray[np.uint8]:
+    """Draws one digit in the middle of a square."""
+    picture = Image.new("L", (CANVAS, CANVAS), 0)
+    left, top, right, bottom = font.getbbox(digit)
+    place = (CANVAS - left - right) / 2, (CANVAS - top - bottom) / 2
+    ImageDraw.Draw(picture).text(place, digit, fill=255, font=font)
+    small = picture.resize((GLYPH_SIDE, GLYPH_SIDE), Image.Resampling.BILINEAR)
+    return np.asarray(small)
+
+
+def _written(
+    glyphs: Tensor, style: NDArray[np.float32], bend: NDArray[np.float32]
+) -> NDArray[np.uint8]:
+    """Returns glyphs (n, 3, 64, 64) as they are written, (n, 1, 28, 28)."""
+    rotation, slant, width, stroke, height, *shift = torch.from_numpy(style).unbind(1)
+    wide, high, cos, sin = width.exp(), height.exp(), rotation.cos(), rotation.sin()
+    across = torch.stack([ZOOM * cos / wide, ZOOM * (slant - sin) / wide, shift[0]], 1)
+    down = torch.stack([ZOOM * sin / high, ZOOM * cos / high, shift[1]], 1)
+    size = [len(glyphs), 1, SIDE, SIDE]
+    grid = F.affine_grid(torch.stack([across, down], 1), size, align_corners=False)
+    grid = grid + _smooth(torch.from_numpy(bend))
+    ink = _with_stroke(glyphs, stroke.view(-1, 1, 1, 1))
+    images = F.grid_sample(ink, grid, align_corners=False)
+    return (_centred(images) * 255).round().clamp(0, 255).byte().numpy()
+
+
+def _smooth(bend: Tensor) -> Tensor:
+    """Returns shifts between 4 x 4 points, (n, 28, 28, 2)."""
+    between = F.interpolate(bend, (SIDE, SIDE), mode="bicubic", align_corners=True)
+    return between.permute(0, 2, 3, 1)
+
+
+def _with_stroke(glyphs: Tensor, stroke: Tensor) -> Tensor:
+    """Makes strokes thicker, by up to a pixel on each side, or half as much thinner."""
+    thin, ink, thick = glyphs.split(1, dim=1)
+    thicker = ink + (thick - ink) * stroke.clamp(0, 1)
+    return thicker + (ink - thin) * stroke.clamp(-1, 0) / 2
+
+
+def _centred(images: Tensor) -> Tensor:
+    """Moves the centre of mass of images (n, 1, S, S) to the middle."""
+    at = torch.arange(SIDE) - (SIDE - 1) / 2
+    mass = images.sum((1, 2, 3)).clamp_min(1e-6)
+    right = (images.sum((1, 2)) @ at) / mass
+    down = (images.sum((1, 3)) @ at) / mass
+    move = torch.eye(2, 3).repeat(len(images), 1, 1)
+    move[:, :, 2] = torch.stack([right, down], 1) * (2 / SIDE)
+    grid = F.affine_grid(move, list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, align_corners=False)
