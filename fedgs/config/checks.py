@@ -207,6 +207,7 @@ def stage_problems(config: Settings) -> Iterator[Problem]:
             if getattr(config, name) is not None:
                 flag = name.replace("_", "-")
                 yield name, f"there are no stages; give --stages, or no --{flag}"
+        yield from _public_problems(config)
         return
     if config.client_selection != "all":
         yield (
@@ -223,8 +224,24 @@ def stage_problems(config: Settings) -> Iterator[Problem]:
     if config.clip_bound > MASS:
         why = f"an embedding may be as short as {MASS:g}, beyond that is only noise"
         yield "clip_bound", f"{why}; give --clip-bound at most {MASS:g}"
+    yield from _public_problems(config)
     if any(stage.is_moments for stage in config.stage_list):
         yield from _moment_problems(config)
+
+
+def _public_problems(config: Settings) -> Iterator[Problem]:
+    """Yields why public images cannot be a start; `public_model` checks themselves."""
+    if config.public_data is None:
+        return
+    if not any(stage.is_moments for stage in config.stage_list):
+        why = "only stages of moments start from public data"
+        yield "public_data", f"{why}; give --stages moments, or leave it out"
+    # Of a deployment, the data are known to its clients only.
+    if config.public_data == config.data and config.nodes is None:
+        yield "public_data", "is the private data of this run; give other data"
+    if config.latent_dim > config.moment_features:
+        most = f"the {config.moment_features} low frequencies of moment_size"
+        yield "latent_dim", f"give --latent-dim at most {most}"
 
 
 def _moment_problems(config: Settings) -> Iterator[Problem]:
@@ -234,9 +251,10 @@ def _moment_problems(config: Settings) -> Iterator[Problem]:
     kinds = [stage.kind for stage in config.stage_list]
     count = sum(kind in MOMENT_KINDS for kind in kinds)
     # Each needs what the one before found; a fit by gradients is lost to the next.
-    in_order = [*MOMENT_KINDS, *["moments"] * count][:count]
+    first = MOMENT_KINDS if config.public_data is None else ()
+    in_order = [*first, *["moments"] * count][:count]
     if kinds[:count] != in_order:
-        order = "means, scatter, then any number of moments, then other kinds"
+        order = ", ".join([*first[:2], "any number of moments, other kinds"])
         yield "stages", f"moments come in the order {order}; give --stages so"
     for name, kind in (("moment_size", "scatter"), ("latent_dim", "moments")):
         if FEATURES[kind](config) > MOST_FEATURES:

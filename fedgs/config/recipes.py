@@ -103,12 +103,20 @@ def staged() -> RunConfig:
     )
 
 
+def staged_fonts() -> RunConfig:
+    """One release: what the moments of public digits, drawn from fonts, lack."""
+    return dataclasses.replace(
+        staged(), public_data="fonts", num_rounds=1, stages="moments", stage_weights="1"
+    )
+
+
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     "demo": demo,
     "algorithm-1": algorithm_1,
     "algorithm-2": algorithm_2,
     "full-participation": full_participation,
     "staged": staged,
+    "staged-fonts": staged_fonts,
 }
 
 

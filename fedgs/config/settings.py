@@ -347,6 +347,12 @@ class Settings:
         "Side k of the k x k low frequencies (DCT) whose moments stages release.",
         at_least=1,
     )
+    public_data: str | None = option(
+        None,
+        TRAINING | RESULT,
+        "Public images that stages of moments start from, with the run's labels: a "
+        "value of data, such as fonts. The server reads them, clients do not.",
+    )
     stage_batch_size: int = option(
         60,
         TRAINING | RESULT,

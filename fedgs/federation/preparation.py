@@ -23,6 +23,7 @@ from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.data.sources import with_absolute_path
 from fedgs.errors import UserError
+from fedgs.federation.round import public_model
 from fedgs.gan.models import build_discriminator
 from fedgs.privacy.accounting import Plan
 from fedgs.privacy.budget import calibrate_noise
@@ -59,6 +60,7 @@ def new_run(
         )
     resolved, data = resolve(with_absolute_paths(config), load=load)
     check_capacity(resolved, path.parent)
+    public_model(resolved)
     return RunFolder.create(resolved), data
 
 
@@ -69,6 +71,8 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         for name in settings_with(PATH)
         if (path := getattr(config, name))
     }
+    if config.public_data is not None:
+        found["public_data"] = with_absolute_path(config.public_data)
     return dataclasses.replace(config, **found, data=with_absolute_path(config.data))
 
 
@@ -118,7 +122,9 @@ def resolve_deployed(config: RunConfig) -> ResolvedConfig:
     config = _with_seed(_with_participants(config, num_clients))
     check_submitted(config)
     config = dataclasses.replace(config, selection_seed=secrets.randbits(63))
-    return with_noise(config.validate())
+    resolved = with_noise(config.validate())
+    public_model(resolved)
+    return resolved
 
 
 def _with_seed(config: RunConfig) -> RunConfig:

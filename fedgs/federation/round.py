@@ -27,9 +27,11 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.stages import Terms
 from fedgs.data.federated import FederatedImages, to_float
+from fedgs.data.sources import load_records
+from fedgs.errors import UserError
 from fedgs.federation.codec import round_fakes
 from fedgs.federation.messages import (
     EVERYONE,
@@ -49,6 +51,7 @@ from fedgs.gan.models import (
     sample_latents,
     update_ema,
 )
+from fedgs.gan.moments import Model, start_of
 from fedgs.gan.stages import make_stage, released, steps_before
 from fedgs.gan.surrogate import Surrogate
 from fedgs.mechanism.noise import NoiseStream
@@ -69,7 +72,7 @@ from fedgs.shapes import ImageGrads, Images, Labels, Positions
 
 @dataclass
 class ServerState:
-    """What the server keeps between rounds; all of it is DP output.
+    """What the server keeps between rounds; all of it is DP output or public.
 
     Attributes:
         generator: G.
@@ -79,6 +82,7 @@ class ServerState:
         surrogate: the surrogate critic; None where `surrogate_steps` is 0.
         stages: what the stages have released so far.
         fitted: stages that the generator is fitted to; one less, or all of them.
+        start: the model of public images, that stages of moments start from.
     """
 
     generator: Generator
@@ -88,6 +92,7 @@ class ServerState:
     surrogate: Surrogate | None = None
     stages: list[StageRelease] = field(default_factory=list[StageRelease])
     fitted: int = 0
+    start: Model | None = None
 
 
 def new_server(config: ResolvedConfig) -> ServerState:
@@ -102,7 +107,39 @@ def new_server(config: ResolvedConfig) -> ServerState:
     )
     average = copy.deepcopy(generator).eval().requires_grad_(False)
     surrogate = Surrogate(config) if config.surrogate_steps else None
-    return ServerState(generator, optimizer, average, surrogate=surrogate)
+    start = public_model(config)
+    return ServerState(generator, optimizer, average, surrogate=surrogate, start=start)
+
+
+@lru_cache(maxsize=1)
+def public_model(config: ResolvedConfig) -> Model | None:
+    """Reads `public_data` and returns its model; None where the setting is unset.
+
+    Privacy: public, if the images are and nobody chose them by the private ones.
+
+    Raises:
+        UserError: missing or malformed data, or of other classes or channels.
+    """
+    public = config.public_data
+    if public is None:
+        return None
+    # How the private data are read says nothing about these.
+    own = {"data": public, "num_classes": "", "classes": "all", "hf_options": ""}
+    try:
+        records = load_records(
+            RunConfig.from_flat(config.to_flat() | own | {"polarity": "auto"})
+        )
+    except UserError as error:
+        raise UserError(f"public_data = {public!r}: {error}") from error
+    counts = np.bincount(records.labels, minlength=config.num_classes)
+    if len(counts) > config.num_classes or not counts.all():
+        raise UserError(
+            f"public_data = {public!r}: has images of {np.count_nonzero(counts)} "
+            f"classes, the run has {config.num_classes}; give public data with images "
+            "of the same classes"
+        )
+    images, labels = torch.tensor(records.images), torch.tensor(records.labels)
+    return start_of(config, images, labels)
 
 
 def select(config: ResolvedConfig, round: int) -> Clients:
@@ -314,7 +351,9 @@ def stage_request(config: ResolvedConfig, server: ServerState) -> StageRequest:
     Source: docs/privacy.md, "Embedding releases".
     """
     round = server.round + 1
-    networks, centre = make_stage(config, server.ema, server.stages, round)
+    networks, centre = make_stage(
+        config, server.ema, server.stages, round, server.start
+    )
     return StageRequest(round, networks, centre)
 
 

@@ -169,7 +169,7 @@ class Training:
                 self.report({"round": server.round, **done})
             return stop.is_set()
 
-        if not fit(self.config, *models, server.stages, is_stopped):
+        if not fit(self.config, *models, server.stages, is_stopped, server.start):
             raise RunStopped(
                 f"stopped after round {server.round}, while the generator was fitted "
                 "to its release"

@@ -5,10 +5,11 @@
     moments   the mean and covariance of every class, along the longest axes of the two
               before; again: what the model so far does not explain of them
 
-The model is a function of the releases alone: one Gaussian for each class, in the
-coordinates of the longest axes, in which all images together have variance 1. Nothing
-in it is tuned on private data: how many axes stand out of the noise, and how far a
-released moment is believed, follow from the noise, which is public.
+The model is a function of the releases alone, and of public images where there are any:
+one Gaussian for each class, in the coordinates of the longest axes, in which all images
+together have variance 1. Nothing in it is tuned on private data: how many axes stand
+out of the noise, and how far a released moment is believed, follow from the noise,
+which is public.
 
 Privacy: post-processing of DP output.
 
@@ -26,10 +27,16 @@ import torch
 from torch import Tensor
 
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.gan.features import QUADRATIC_WEIGHT, StageRelease, pairs
+from fedgs.gan.features import (
+    IMAGES_AT_ONCE,
+    QUADRATIC_WEIGHT,
+    StageRelease,
+    low_frequencies,
+    pairs,
+)
 from fedgs.gan.models import Generator, GeneratorGaussian
 from fedgs.mechanism.sanitizer import from_dct
-from fedgs.shapes import TensorDict
+from fedgs.shapes import Labels, TensorDict
 
 STANDS_OUT = 1.2  # radii of the noise's eigenvalues that an axis must exceed
 BELIEVED_ALIKE = 5  # neighbouring axes whose covariances are believed to one degree
@@ -45,6 +52,7 @@ class Model:
         back: from coordinates to frequencies, shape (p, d).
         centre: the class means in coordinates, shape (classes, p).
         covariance: in coordinates, shape (classes, p, p).
+        is_public: whether it started from public images, and so without noise.
     """
 
     mean: Tensor
@@ -52,6 +60,7 @@ class Model:
     back: Tensor
     centre: Tensor
     covariance: Tensor
+    is_public: bool = False
 
     @property
     def network(self) -> TensorDict:
@@ -60,25 +69,62 @@ class Model:
         return {name: value.float().contiguous() for name, value in tensors.items()}
 
 
-def model_of(config: ResolvedConfig, releases: Sequence[StageRelease]) -> Model:
-    """Returns what the releases of moments so far say; before the first, nothing."""
+def model_of(
+    config: ResolvedConfig,
+    releases: Sequence[StageRelease],
+    start: Model | None = None,
+) -> Model:
+    """Returns what the releases of moments so far say; before the first, the start."""
+    model = _blank(config) if start is None else start
+    for release in releases:
+        if release.kind in _UPDATES:
+            target, noise = release.target[0].double(), release.noise_std.double()
+            model = _UPDATES[release.kind](model, target, noise)
+    return model
+
+
+def start_of(config: ResolvedConfig, images: Tensor, labels: Labels) -> Model:
+    """Returns the model of public images, along their `latent_dim` longest axes.
+
+    Privacy: public, as the images are.
+
+    Args:
+        config: with `latent_dim` at most `moment_features`.
+        images: shape (n, C, S, S), uint8.
+        labels: shape (n,), every class at least once.
+    """
+    size, count = config.moment_features, config.latent_dim
+    parts = images.split(IMAGES_AT_ONCE)
+    low = torch.cat([low_frequencies(part / 255, size) for part in parts]).double()
+    overall = low.mean(0)
+    lengths, axes = torch.linalg.eigh(torch.cov(low.T, correction=0))
+    lengths, axes = lengths.flip(0)[:count], axes.flip(1)[:, :count]
+    # How long an axis is of other images, a short one above all, is only roughly this.
+    scale = (lengths + lengths.mean()).clamp_min(1e-9).sqrt()
+    to_axes, back = axes / scale, (axes * scale).T
+    along = [(low @ to_axes)[labels == c] for c in range(config.num_classes)]
+    centre = torch.stack([own.mean(0) for own in along])
+    covariance = torch.stack([torch.cov(own.T, correction=0) for own in along])
+    # Beside the axes, all classes are alike.
+    mean = overall + (centre - overall @ to_axes) @ back
+    covariance = covariance.view(-1, count, count)
+    return Model(mean, to_axes, back, centre, covariance, is_public=True)
+
+
+def _blank(config: ResolvedConfig) -> Model:
+    """Returns the model that knows nothing."""
     classes, size, axes = config.num_classes, config.moment_features, config.latent_dim
 
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(*shape, dtype=torch.float64)
 
-    model = Model(
+    return Model(
         mean=zeros(classes, size),
         axes=zeros(size, axes),
         back=zeros(axes, size),
         centre=zeros(classes, axes),
         covariance=zeros(classes, axes, axes),
     )
-    for release in releases:
-        if release.kind in _UPDATES:
-            target, noise = release.target[0].double(), release.noise_std.double()
-            model = _UPDATES[release.kind](model, target, noise)
-    return model
 
 
 def expected(model: Model, kind: str, groups: int, features: int) -> Tensor:
@@ -135,6 +181,8 @@ def _with_moments(model: Model, target: Tensor, noise: Tensor) -> Model:
     # The classes' common part has less noise than what makes them differ.
     common = second.mean(0)
     own, variance = second - common, variance / QUADRATIC_WEIGHT**2 / 2
+    if model.is_public:  # else it also takes away the noise of the scatter before
+        common = common * _belief(common, variance.mean(0) / len(second))
     band = torch.arange(count) // BELIEVED_ALIKE
     band = torch.maximum(band[:, None], band[None, :])
     for number in range(int(band.max()) + 1):

@@ -20,7 +20,7 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import MASS, MOMENT_KINDS
 from fedgs.gan.features import KINDS, Sample, StageRelease, group_sums
 from fedgs.gan.models import Generator, advance_in_place, sample_latents, update_ema
-from fedgs.gan.moments import expected, model_of, set_generator
+from fedgs.gan.moments import Model, expected, model_of, set_generator
 from fedgs.randomness import stream
 from fedgs.shapes import Images, Labels, TensorDict
 
@@ -41,6 +41,7 @@ def make_stage(
     average: Generator,
     releases: Sequence[StageRelease],
     round: int,
+    start: Model | None = None,
 ) -> tuple[tuple[TensorDict, ...], Tensor]:
     """Makes the feature networks of a round's stage, and what clients subtract.
 
@@ -57,7 +58,7 @@ def make_stage(
     stage = config.stage_list[round - 1]
     _, groups, columns = config.terms(round).shape[1:]
     if stage.is_moments:
-        model = model_of(config, releases)
+        model = model_of(config, releases, start)
         return (model.network,), expected(model, stage.kind, groups, columns - 1)
     networks: list[TensorDict] = []
     for index in range(config.stage_networks):
@@ -213,6 +214,7 @@ def fit(
     optimizer: torch.optim.Optimizer,
     releases: Sequence[StageRelease],
     is_stopped: Callable[[], bool] = lambda: False,
+    start: Model | None = None,
 ) -> bool:
     """Fits the generator to the targets of all stages so far, after a new one.
 
@@ -227,21 +229,22 @@ def fit(
         optimizer: of the generator; it keeps the last learning rate.
         releases: of stages 1 to s; the last one is new.
         is_stopped: asked before every step; a fit that was stopped is of no use.
+        start: of stages of moments; None: without public images.
 
     Returns:
         Whether it took all steps.
     """
     newest = len(releases) - 1
     if config.stage_list[newest].is_moments:
-        set_generator(config, model_of(config, releases), generator, average)
+        model = model_of(config, releases, start)
+        set_generator(config, model, generator, average)
         return True
     networks: list[_Network] = []
     for release in releases:
         if release.kind in MOMENT_KINDS:  # the generator starts from them
             continue
         for at in range(len(release.networks)):
-            start = ("stage-start", newest, len(networks))
-            sample = _sampler(config, average, *start)
+            sample = _sampler(config, average, "stage-start", newest, len(networks))
             networks.append(_Network(config, release, at, sample))
     first = len(networks) - len(releases[-1].networks)
     odds = [OLDER_WEIGHT if at < first else 1.0 for at in range(len(networks))]

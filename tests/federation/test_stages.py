@@ -21,7 +21,7 @@ from fedgs.federation.messages import (
     encode_batch,
 )
 from fedgs.federation.node import Node
-from fedgs.federation.preparation import resolve
+from fedgs.federation.preparation import new_run, resolve
 from fedgs.federation.round import (
     ServerState,
     embedding_round,
@@ -39,7 +39,7 @@ from fedgs.privacy.client_limits import ClientRefused, Limits
 from fedgs.runs.run_folder import RunFolder, state_rounds
 from refusals import assert_refused
 from runs import attempts, events, generator, ignore
-from tiny import MOMENTS, STAGED, digest, tiny_config, tiny_data
+from tiny import MOMENTS, STAGED, digest, tiny_config, tiny_data, write_tiny_npz
 
 ONLY_STAGES = STAGED | {"num_rounds": 2}
 MOMENTS_AND_MORE = MOMENTS | {"num_rounds": 4}
@@ -313,7 +313,7 @@ def test_a_run_that_is_killed_while_it_fits_does_not_ask_again(
         with monkeypatch.context() as patch:
 
             def kill(config, generator, *rest, killed=killed):
-                if len(rest[-2]) == killed:
+                if len(rest[2]) == killed:
                     with torch.no_grad():
                         next(generator.parameters()).zero_()  # half-way
                     raise KilledError
@@ -510,6 +510,77 @@ def test_moments_that_cannot_be_are_refused_with_a_remedy(settings, named):
 @pytest.mark.parametrize("stages", ["means", "means,scatter", "means,scatter,random"])
 def test_moments_may_end_early_or_go_on_with_a_fit(stages):
     tiny_config(**MOMENTS | {"stages": stages, "stage_weights": None})
+
+
+# ------------------------------------------------------------------ public data
+
+PUBLIC = MOMENTS | {"stages": "moments,moments", "stage_weights": None}
+PUBLIC |= {"num_rounds": 2, "public_data": "fonts"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"public_data": None}, "moments come in the order means, scatter, any number"),
+        ({"stages": "means,scatter"}, "moments come in the order any number of"),
+        ({"stages": "random,random"}, "public_data = 'fonts': only stages of moments"),
+        ({"stages": None}, "public_data = 'fonts': only stages of moments start"),
+        ({"data": "fonts"}, "public_data = 'fonts': is the private data of this run"),
+        ({"latent_dim": 17}, "latent_dim = 17: give --latent-dim at most the 16 low"),
+    ],
+)
+def test_public_data_that_cannot_be_a_start_are_refused(settings, named):
+    assert_refused(named, tiny_config, **PUBLIC | settings)
+
+
+@pytest.mark.parametrize(
+    ("labels", "channels", "named"),
+    [
+        ([0, 1, 2, 3], 1, "has images of 4 classes, the run has 3; give"),
+        ([0, 2, 2, 0], 1, "has images of 2 classes, the run has 3; give"),
+        ([0, 1, 2, 1], 3, "image_channels = 1: .* has RGB images"),
+    ],
+)
+def test_public_images_of_other_classes_or_channels_are_refused(
+    tmp_path, labels, channels, named
+):
+    images = np.zeros((4, channels, 16, 16), np.uint8)
+    np.savez(tmp_path / "x.npz", images=images, labels=labels)
+    config = tiny_config(**PUBLIC | {"public_data": f"npz:{tmp_path / 'x.npz'}"})
+    assert_refused(f"public_data = 'npz:.*{named}", new_server, config)
+
+
+def test_a_run_is_refused_for_its_public_data_before_its_folder_is_made(tmp_path):
+    settings = {"output": str(tmp_path / "run"), "public_data": "cifar"}
+    config = dataclasses.replace(recipe("staged-fonts"), data="digits", **settings)
+    assert_refused("public_data = 'cifar': .* --data one of digits", new_run, config)
+    assert not (tmp_path / "run").exists()
+
+
+def test_clients_do_not_read_the_public_data(tmp_path):
+    there = {"public_data": write_tiny_npz(tmp_path / "public.npz")}
+    request = stage_request(*with_server(tiny_config(**PUBLIC | there)))
+    elsewhere = tiny_config(**PUBLIC | {"public_data": "npz:/nowhere.npz"})
+    assert embedding_round(elsewhere, tiny_data(elsewhere), range(6), request, 0)
+
+
+def with_server(config):
+    return config, new_server(config)
+
+
+def test_an_interrupted_run_with_public_data_goes_on_with_the_same_bits(tmp_path):
+    places = {"public_data": write_tiny_npz(tmp_path / "public.npz"), "noise_seed": 1}
+    once, twice = (
+        RunFolder.create(tiny_config(**PUBLIC | places, output=str(tmp_path / name)))
+        for name in ("once", "twice")
+    )
+    local.train(once, tiny_data(once.config), ignore, threading.Event())
+    stop = threading.Event()
+    with pytest.raises(RunStopped):
+        local.train(twice, tiny_data(twice.config), lambda row: stop.set(), stop)
+    local.train(twice, tiny_data(twice.config), ignore, threading.Event())
+    assert len(events(twice)) == 2
+    assert generator(once.path) == generator(twice.path)
 
 
 @pytest.mark.parametrize("settings", [STAGED, MOMENTS])

@@ -16,7 +16,13 @@ from fedgs.files import read_tensors
 from fedgs.gan import moments
 from fedgs.gan.features import QUADRATIC_WEIGHT, StageRelease, embedding, products
 from fedgs.gan.models import build_generator
-from fedgs.gan.moments import expected, model_of, set_generator, symmetric
+from fedgs.gan.moments import (
+    expected,
+    model_of,
+    set_generator,
+    start_of,
+    symmetric,
+)
 from fedgs.gan.stages import fit, released
 from fedgs.runs.run_folder import RunFolder
 from runs import ignore
@@ -149,6 +155,73 @@ def test_fewer_axes_are_the_longest_ones():
     assert np.allclose(overlap, np.eye(AXES), atol=1e-2)
     assert np.allclose(model.back.square().sum(1), lengths[::-1][:AXES], rtol=1e-3)
     assert np.allclose((model.back @ model.axes).numpy(), np.eye(AXES), atol=1e-6)
+
+
+# ------------------------------------------------------------------ public images
+
+PUBLIC = ALL_AXES | {"stages": "moments", "num_rounds": 1, "stage_weights": None}
+PUBLIC |= {"public_data": "fonts"}
+
+
+def in_bytes(images):
+    """Returns images of `images_of` as a source has them, which has no fractions."""
+    return (images * 255).round().clamp(0, 255).byte()
+
+
+def test_the_start_is_numpys_means_and_covariances_of_the_public_images():
+    images, labels = images_of()
+    public = in_bytes(images)
+    start = start_of(tiny_config(**PUBLIC), public, labels)
+    frequencies = low(public / 255)
+    for label in range(CLASSES):
+        own = frequencies[labels.numpy() == label]
+        assert np.allclose(start.mean[label], own.mean(0), atol=1e-5)
+        covariance = start.back.T @ start.covariance[label] @ start.back
+        assert np.allclose(covariance, np.cov(own.T, bias=True), atol=1e-5)
+
+
+def test_the_starts_axes_are_the_longest_of_all_public_images_and_lengthened():
+    images, labels = images_of()
+    public = in_bytes(images)
+    start = start_of(tiny_config(**PUBLIC | {"latent_dim": AXES}), public, labels)
+    lengths, axes = np.linalg.eigh(np.cov(low(public / 255).T, bias=True))
+    lengths, axes = lengths[::-1][:AXES], axes[:, ::-1][:, :AXES]
+    found = start.axes / start.axes.norm(dim=0)
+    assert np.allclose(np.abs(axes.T @ found.numpy()), np.eye(AXES), atol=1e-4)
+    longer = lengths + lengths.mean()
+    assert np.allclose(start.back.square().sum(1), longer, rtol=1e-4)
+    assert np.allclose((start.back @ start.axes).numpy(), np.eye(AXES), atol=1e-6)
+
+
+def test_one_stage_of_moments_corrects_a_start_from_other_images():
+    config, (images, labels) = tiny_config(**PUBLIC), images_of(1)
+    others, other_labels = images_of(0)
+    start = start_of(config, in_bytes(others), other_labels)
+    asked = ("moments", (start.network,), expected(start, "moments", CLASSES, 152))
+    total = embedding(*asked, images, labels)
+    wide = dataclasses.replace(config, num_clients=1, clip_bound=2 * CLASSES**0.5)
+    release = released(wide, 1, *asked[1:], total, 0.0)
+    after = model_of(config, [release], start)
+    for label in range(CLASSES):
+        own = low(images[labels == label])
+        assert not np.allclose(start.mean[label], own.mean(0), atol=0.02)
+        assert np.allclose(after.mean[label], own.mean(0), atol=1e-3)
+        covariance = after.back.T @ after.covariance[label] @ after.back
+        assert np.allclose(covariance, np.cov(own.T, bias=True), atol=5e-3)
+
+
+def test_a_release_that_is_all_noise_leaves_what_makes_the_public_classes_differ():
+    config = tiny_config(**PUBLIC)
+    start = start_of(config, in_bytes(images_of()[0]), images_of()[1])
+    blank = expected(start, "moments", CLASSES, 152)
+    noise = torch.from_numpy(np.random.default_rng(0).normal(0, 1.0, blank.shape))
+    release = StageRelease(
+        "moments", (), blank + noise.float(), torch.full((CLASSES,), 3.0)
+    )
+    after = model_of(config, [release], start)
+    assert torch.equal(after.mean, start.mean)
+    moved = after.covariance - start.covariance
+    assert torch.allclose(moved, moved.mean(0).expand_as(moved))  # alike in all classes
 
 
 # ------------------------------------------------------------------ with noise
