@@ -10,7 +10,7 @@ from experiments.commands import privacy as privacy_report
 from experiments.commands.endings import exit_if_stopped
 from experiments.commands.progress import Progress, say
 from experiments.launch import flower_engine
-from fedgs.config.recipes import demo as demo_recipe
+from fedgs.config.recipes import recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
@@ -132,31 +132,26 @@ def sample(run: Path, output: Path, count: int, labels: str | None, seed: int) -
 
 
 def demo(output: Path) -> None:
-    """Trains the demo recipe with privacy and without, and says where to look.
+    """Trains the demo's two recipes at one epsilon, and says where to look.
 
     Raises:
         UserError: the output exists.
         typer.Exit: a run stopped early or failed.
     """
-    recipe = dataclasses.replace(demo_recipe(), engine="flower")
-    private = dataclasses.replace(recipe, output=str(output / "private"))
-    noise_free = dataclasses.replace(
-        recipe,
-        target_epsilon=None,
-        noise_multiplier=0.0,
-        output=str(output / "noise-free"),
-    )
     if output.exists():
         raise UserError(f"output = {output}: exists already; choose another --output")
-    for title, config in (("with privacy", private), ("without noise", noise_free)):
-        console.rule(f"demo {title}")
-        train(config, "demo")
+    configs = [
+        dataclasses.replace(recipe(name), engine="flower", output=str(output / name))
+        for name in ("demo", "gs-wgan-demo")
+    ]
+    for title, config in zip(("stages", "GS-WGAN"), configs, strict=True):
+        console.rule(f"demo: {title}")
+        train(config, Path(config.output).name)
+    first = configs[0]
     console.rule("demo: compare the pictures, one column per digit")
-    epsilon = (
-        f"epsilon {private.target_epsilon:g} ({private.adversary}, "
-        f"{private.relation}, delta {private.delta:g}, "
-        f"unit: one {private.privacy_unit})"
+    say(
+        f"both: epsilon {first.target_epsilon:g} ({first.adversary}, {first.relation}, "
+        f"delta {first.delta:g}, unit: one {first.privacy_unit})"
     )
-    grid = f"samples/round-{private.num_rounds:07d}.png"
-    for words, config in ((epsilon, private), ("not private", noise_free)):
-        say(f"{Path(config.output) / grid}  {words}")
+    for title, config in zip(("stages", "GS-WGAN"), configs, strict=True):
+        say(f"{config.output}/samples/round-{config.num_rounds:07d}.png  {title}")

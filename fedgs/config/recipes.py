@@ -1,8 +1,9 @@
 """Recipes: functions that return a configuration without data, output and engine.
 
-The paper's two are kept exact for reproduction; `full_participation` is recommended:
-no amplification argument is needed, the noise on the average falls as 1/K, and some
-hundred rounds do instead of tens of thousands.
+The paper's two are kept exact for reproduction. `staged` is recommended: three releases
+of means and covariances. `full_participation` is the paper's method where every client
+takes part: no amplification argument is needed, the noise on the average falls as 1/K,
+and some hundred rounds do instead of tens of thousands.
 """
 
 import dataclasses
@@ -76,7 +77,7 @@ def full_participation() -> RunConfig:
     )
 
 
-def demo() -> RunConfig:
+def gs_wgan_demo() -> RunConfig:
     """Full participation at the size of scikit-learn's digits: minutes on a laptop."""
     return dataclasses.replace(
         full_participation(),
@@ -91,13 +92,14 @@ def demo() -> RunConfig:
 def staged() -> RunConfig:
     """Means and covariances of every class in three releases: a Gaussian generator.
 
-    No discriminator is made, and a round is one message each way.
+    No discriminator is made, and a round is one message each way. The weights were
+    chosen on Fashion-MNIST and on digits drawn from fonts, which are public.
     """
     return dataclasses.replace(
         full_participation(),
         num_rounds=3,
         stages="means,scatter,moments",
-        stage_weights="0.15,0.2,0.65",
+        stage_weights="0.25,0.25,0.5",
         generator="gaussian",
         latent_dim=30,
     )
@@ -110,8 +112,14 @@ def staged_fonts() -> RunConfig:
     )
 
 
+def demo() -> RunConfig:
+    """Stages at the size of scikit-learn's digits: seconds on a laptop."""
+    return dataclasses.replace(staged(), clients_per_node=90, seed=0)
+
+
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     "demo": demo,
+    "gs-wgan-demo": gs_wgan_demo,
     "algorithm-1": algorithm_1,
     "algorithm-2": algorithm_2,
     "full-participation": full_participation,

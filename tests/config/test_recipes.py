@@ -83,12 +83,21 @@ def test_full_participation_asks_everybody_every_round():
     assert chosen("full-participation", stated) == stated
 
 
-def test_demo_is_full_participation_at_another_size():
-    sizes = {"clients_per_node", "num_rounds", "fakes_per_round", "dct_size", "seed"}
+@pytest.mark.parametrize(
+    ("demo", "full", "sizes"),
+    [
+        ("demo", "staged", {"clients_per_node", "seed"}),
+        (
+            "gs-wgan-demo",
+            "full-participation",
+            {"clients_per_node", "num_rounds", "fakes_per_round", "dct_size", "seed"},
+        ),
+    ],
+)
+def test_demos_are_other_recipes_at_another_size(demo, full, sizes):
     names = {spec.name for spec in dataclasses.fields(RunConfig)} - sizes
-    full = recipe("full-participation")
-    same = {name: getattr(full, name) for name in names}
-    assert chosen("demo", same) == same
+    same = {name: getattr(recipe(full), name) for name in names}
+    assert chosen(demo, same) == same
 
 
 @pytest.mark.parametrize("name", RECIPES)

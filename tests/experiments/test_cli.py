@@ -618,7 +618,7 @@ def test_no_reader_states_an_epsilon_of_a_shortened_ledger(
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"recipe": "nope"}, "recipe = 'nope': give --recipe one of demo, algorithm-1"),
+        ({"recipe": "nope"}, "recipe = 'nope': give --recipe one of demo, "),
         ({"num_rounds": 0}, "num_rounds = 0: give --num-rounds at least 1"),
         ({"ema_decay": "nan"}, "ema_decay = nan: give --ema-decay a finite number"),
         ({"num_rounds": "ten"}, "Invalid value for '--num-rounds': 'ten' is not a"),
