@@ -83,7 +83,7 @@ def gs_wgan_demo() -> RunConfig:
         full_participation(),
         clients_per_node=90,
         dct_size=10,
-        num_rounds=200,
+        num_rounds=250,
         fakes_per_round=128,
         seed=0,
     )
