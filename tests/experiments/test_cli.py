@@ -44,11 +44,11 @@ fast-messages generator generator-beta1 generator-beta2 generator-dim
 generator-learning-rate gpu-fraction gradient-basis gradient-penalty-weight hf-options
 image-channels image-size latent latent-dim min-nodes moment-size node-sizes nodes
 noise-multiplier noise-seed num-classes num-clients num-rounds num-threads num-workers
-output partition partitioner partitioner-options polarity privacy-unit relation
-round-timeout sample-every secure-noise seed selection-seed spectral-norm stacking
-stage-batch-size stage-networks stage-steps stage-weights stages surrogate-fit-steps
-surrogate-memory surrogate-steps target-epsilon test-fraction transport warm-start
-warm-start-rounds
+output partition partitioner partitioner-options polarity privacy-unit public-data
+relation round-timeout sample-every secure-noise seed selection-seed spectral-norm
+stacking stage-batch-size stage-networks stage-steps stage-weights stages
+surrogate-fit-steps surrogate-memory surrogate-steps target-epsilon test-fraction
+transport warm-start warm-start-rounds
 """
 # privacy.md, "The paper's federated figure".
 PAPER = {
@@ -625,7 +625,7 @@ def test_no_reader_states_an_epsilon_of_a_shortened_ledger(
         ({"rounds": 3}, r"No such option '?--rounds'?"),
         ({"num_clients": 7}, "num_clients = 7: .* has 6 clients; give --num-clients"),
         ({"clients_per_round": 9}, "clients_per_round = 9: give --clients-per-round"),
-        ({"data": "cifar"}, "data = 'cifar': give --data one of digits, mnist"),
+        ({"data": "cifar"}, "data = 'cifar': give --data one of digits, "),
         ({"data": "npz:no.npz"}, "data = 'npz:.*no.npz': .* does not exist; write it"),
         ({"data": "mnist"}, "data_dir is unset: data = mnist needs --data-dir"),
         (
