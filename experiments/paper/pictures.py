@@ -67,8 +67,7 @@ class Method(NamedTuple):
     seeds: Collection[int] = range(1000)  # of those that are asked for
 
 
-# Sizes and weights were chosen on digits of fonts and on Fashion-MNIST.
-WEIGHTS = {"stage_weights": "0.25,0.25,0.5"}
+# Chosen on digits of fonts and on Fashion-MNIST.
 SIZES = {10.0: {"moment_size": 10}, 3.0: {"moment_size": 8}, 1.0: {"moment_size": 6}}
 AXES = {10.0: {"latent_dim": 30}, 3.0: {"latent_dim": 20}, 1.0: {"latent_dim": 15}}
 # 40 rounds of gradients of 32 fakes cost 1280, a fifth of mu^2; stages have the rest.
@@ -80,9 +79,9 @@ FAST, SLOW = {"generator_learning_rate": 1e-3}, {"generator_learning_rate": 3e-4
 TEN, ONCE = {10.0: {}}, (["mnist-by-writer"], [0])
 GS_WGAN = "full-participation"
 METHODS = {
-    "staged": Method("staged", WEIGHTS, SIZES),
+    "staged": Method("staged", {}, SIZES),
     "staged-fonts": Method("staged-fonts", {}, AXES, ["mnist-by-writer", "mnist"]),
-    "staged-none": Method("staged", WEIGHTS, {NO_NOISE: {}}),
+    "staged-none": Method("staged", {}, {NO_NOISE: {}}),
     # DP-MERF (Harder et al., AISTATS 2021) made federated: one release, random features
     "mean-embedding": Method(GS_WGAN, RANDOM | LARGE_STEPS, TEN),
     "refined": Method("staged", REFINED | FAST, TEN, *ONCE),
