@@ -508,7 +508,7 @@ def test_resolving_fixes_clients_classes_seed_and_noise(tiny_npz):
         ({"num_clients": 41, "partition": "iid"}, r"num_clients = 41: .* 40 records"),
         ({"num_clients": 7}, r"num_clients = 7: .* 6 clients; give --num-clients"),
         ({"clients_per_round": 7}, r"clients_per_round = 7: .*at most num_clients = 6"),
-        ({"num_classes": 2}, r"num_classes = 2: .*--num-classes above 2"),
+        ({"num_classes": 2}, r"has the label 2; give --num-classes above 2"),
         ({"min_nodes": 7}, r"min_nodes = 7: give --min-nodes at most the 6 nodes"),
     ],
 )
