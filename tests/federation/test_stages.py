@@ -243,6 +243,18 @@ def test_only_noise_and_no_images_leave_finite_targets():
         assert release.noise_std.isfinite().all()
 
 
+def test_no_noise_gives_clients_more_weight_than_clipping_can_leave_them():
+    config = quiet(clients_per_node=2)
+    request, terms = stage_request(config, new_server(config)), config.terms(1)
+    asked = (config, 1, request.networks, request.centre)
+    total = torch.zeros(terms.shape[1:], dtype=torch.float64)
+    total[:, 0, 0] = 1e9  # more images of one class than there can be of all
+    networks, groups = total.shape[:2]
+    most = config.num_clients * config.clip_bound / (2 * math.sqrt(networks * groups))
+    noise = released(*asked, total, 1.0).noise_std
+    assert noise[1:].tolist() == pytest.approx([1 / (0.2 * most)] * (groups - 1))
+
+
 def test_a_fit_comes_nearer_to_the_target_and_is_repeated_bit_for_bit():
     config = quiet(clients_per_node=2, stage_steps="40,2", generator_learning_rate=5e-3)
     bits, distances = [], []
