@@ -1,0 +1,203 @@
+"""What a method of the baselines has to have; the frame does everything else.
+
+A method is one file with one object that satisfies `Baseline`, and one line in
+`fedgs.baselines.METHODS`. The frame (`fedgs.baselines.run`) makes the run folder, keeps
+ledger and checkpoints, resumes, and prints what `guarantees` says.
+
+Rules that the contract test checks, or that reviewers do:
+
+- Private noise comes from `fedgs.mechanism.noise.NoiseStream(config.noise_seed, node,
+  step, config.secure_noise)`, a stream for each release. Everything else comes from
+  `fedgs.randomness.stream(seed, purpose, step)`, so a resumed training goes on with the
+  same bits and no generator's state is stored.
+- `step` computes and returns. It writes nothing, prints nothing: what it learned stays
+  in the process until the frame has written the event it returned.
+- A guarantee that the settings cannot give is a `UserError` of `calibrated` or
+  `guarantees`, with the reason and what to use instead.
+- Settings that RunConfig has too, such as the width of the generator or the latent, are
+  read from `config`; `recipe` has the method's own values of those.
+
+Optional, found by name:
+
+- `Settings` may have an attribute `unit` ("none", "record", "user") or `central`
+  (bool), as a field or a property, where they depend on the settings. A field `unit`
+  becomes the flag --unit of the method. They replace those of the method.
+- `adversaries: tuple[str, ...]` of a method that is not central: who a target_epsilon
+  can be asked against, of "release", "server", "secagg"; ("release",) otherwise.
+- `audit_scores(settings, facts, event, relation, trials) -> (outside, inside)`: runs
+  the release of one event of the ledger so often with a worst-case unit that takes part
+  (inside) and with its neighbour under the relation (outside), by the code of the
+  training and with fresh noise, and returns the scores of the best test, float64 arrays
+  of shape (trials,). `fedgs audit` turns them into a lower bound and compares it with
+  the first valid line of `guarantees(settings, facts, [event], delta)`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fedgs.config.fields import Scalar
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.data.federated import FederatedImages
+from fedgs.gan.models import Generator
+from fedgs.shapes import TensorDict
+
+LABELS = ("valid", "as published", "distributional")
+UNITS = ("none", "record", "user")  # of a method; a guarantee's is never "none"
+RELATIONS = ("add-or-remove", "zero-out", "replace-one")
+
+Event = Mapping[str, Any]  # what one step released, as plain JSON values
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """One line of what a run guarantees.
+
+    Attributes:
+        label: "valid", "as published" (by the published code's call, kept to compare)
+            or "distributional" (over random data: no differential privacy).
+        unit: "record" or "user".
+        relation: "add-or-remove", "zero-out" or "replace-one".
+        epsilon: at least 0; None means unbounded.
+        delta: from 0 to 1.
+        theorem: how it was computed, in a few words.
+        conditions: without each of them the line is not valid.
+
+    Raises:
+        ValueError: an unknown label, unit or relation.
+    """
+
+    label: str
+    unit: str
+    relation: str
+    epsilon: float | None
+    delta: float
+    theorem: str
+    conditions: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Checks the words that tables are sorted by."""
+        for name, known in (
+            ("label", LABELS),
+            ("unit", UNITS[1:]),
+            ("relation", RELATIONS),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} = {getattr(self, name)!r}: not of {known}")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The numbers of a run that count as public; nothing else of the data may.
+
+    Attributes:
+        num_clients: K, users of user level.
+        num_records: n, training images after the cap; public by decision, because
+            sampling rates and sensitivities are made of it.
+        max_images_per_user: no client has more images, images over this cap were
+            dropped; None where no cap was asked for: then a record-level epsilon says
+            nothing of users.
+        num_classes: labels, at least 1.
+        image_shape: (C, S, S).
+    """
+
+    num_clients: int
+    num_records: int
+    max_images_per_user: int | None
+    num_classes: int
+    image_shape: tuple[int, int, int]
+
+
+class Trainer(Protocol):
+    """A training under way; deterministic given the run's seed, except private noise.
+
+    Attributes:
+        num_steps: outer steps. The frame may checkpoint and resume between any two, so
+            a step should take under a few seconds: one event may stand for many
+            updates, or none.
+    """
+
+    num_steps: int
+
+    @property
+    def generator(self) -> Generator:
+        """What `fedgs sample` draws from, the average where the method keeps one.
+
+        (z, labels) -> images in [0, 1]; built by `build_generator(config, seed)`, so
+        that the run folder can be read without the method.
+        """
+        ...
+
+    def step(self, index: int) -> dict[str, Any] | None:
+        """Takes outer step `index`, 0 to num_steps - 1.
+
+        Returns:
+            The ledger's event: plain JSON values of all that decides what the step's
+            release costs (kind, noise_std or noise_multiplier, clip bound, sampling
+            rate, count, ...). None if nothing that depends on private data was made.
+        """
+        ...
+
+    def state(self) -> TensorDict:
+        """Returns everything that a resumed training needs, as tensors."""
+        ...
+
+    def load(self, state: TensorDict) -> None:
+        """Goes on from what `state` returned; the next step's index tells the rest."""
+        ...
+
+
+class Baseline(Protocol):
+    """One method.
+
+    Attributes:
+        name: as on the command line.
+        title: a line for tables.
+        unit: of its valid guarantee by its default settings: "none", "record", "user".
+        central: the trainer sees all data: whoever runs it is trusted.
+        Settings: frozen dataclass; its fields are made by `fedgs.config.fields.flag`
+            and become command-line flags. The frame coerces and range-checks them.
+        recipe: settings of RunConfig that the method starts from (the generator, its
+            width, the latent, ema_decay, ...); flags win over them.
+    """
+
+    name: str
+    title: str
+    unit: str
+    central: bool
+    Settings: type
+    recipe: Mapping[str, Scalar]
+
+    def calibrated(
+        self, settings: Any, facts: Facts, target_epsilon: float, delta: float
+    ) -> Any:
+        """Returns settings whose noise meets the epsilon of its own unit and relation.
+
+        Raises:
+            UserError: the method cannot give it; with the reason and what to use.
+        """
+        ...
+
+    def guarantees(
+        self, settings: Any, facts: Facts, events: Sequence[Event], delta: float
+    ) -> list[Guarantee]:
+        """Returns what was released so far, by all events in their order.
+
+        Published call and valid computation, for record and for user. The target's own
+        line, label "valid" in the method's unit, comes first. Empty for a method that
+        guarantees nothing.
+        """
+        ...
+
+    def trainer(
+        self, settings: Any, config: ResolvedConfig, data: FederatedImages, seed: int
+    ) -> Trainer:
+        """Starts a training.
+
+        Args:
+            settings: with the noise set.
+            config: data, image shape, classes, generator, device, noise_seed, seed.
+            data: federated data by client, after the cap.
+            seed: of everything but noise.
+        """
+        ...
