@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from fedgs.baselines.contract import Baseline
 
 # Name of a method -> "module:object", the object a `Baseline`. One line for each file.
-METHODS: Mapping[str, str] = MappingProxyType({})
+METHODS: Mapping[str, str] = MappingProxyType(
+    {
+        "wgan-gp": "fedgs.baselines.wgan_gp:METHOD",
+    }
+)
 TRUSTED_VARIABLE = "FEDGS_BASELINES"  # "module:object", comma-separated
 
 

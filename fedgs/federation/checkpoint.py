@@ -29,11 +29,11 @@ def server_tensors(server: ServerState) -> TensorDict:
     flat = {f"generator.{n}": v for n, v in server.generator.state_dict().items()}
     averaged = server.ema.state_dict()
     flat |= {f"ema.{name}": value for name, value in averaged.items()}
-    flat |= _moments("adam.", server.optimizer)
+    flat |= moments_of("adam.", server.optimizer)
     if server.surrogate is not None:
         network = server.surrogate.network.state_dict()
         flat |= {f"surrogate.network.{n}": v for n, v in network.items()}
-        flat |= _moments("surrogate.adam.", server.surrogate.optimizer)
+        flat |= moments_of("surrogate.adam.", server.surrogate.optimizer)
         memory = server.surrogate.memory
         flat |= {f"surrogate.memory.{n}": v for n, v in memory.items()}
     for index, release in enumerate(server.stages):
@@ -54,11 +54,11 @@ def _restored_stages(config: ResolvedConfig, tensors: TensorDict) -> list[StageR
     """Returns the stages of a checkpoint; their kinds are those of the settings."""
     releases: list[StageRelease] = []
     for index, stage in enumerate(config.stage_list):
-        own = _under(f"stage.{index}.", tensors)
+        own = under(f"stage.{index}.", tensors)
         if not own:
             break
         networks = tuple(
-            _under(f"network.{at}.", own) for at in range(len(own["target"]))
+            under(f"network.{at}.", own) for at in range(len(own["target"]))
         )
         target, noise_std = own["target"], own["noise_std"]
         releases.append(StageRelease(stage.kind, networks, target, noise_std))
@@ -79,14 +79,14 @@ def restore(folder: RunFolder, server: ServerState) -> None:
     if checkpoint is None:
         return
     try:
-        server.generator.load_state_dict(_under("generator.", tensors))
-        server.ema.load_state_dict(_under("ema.", tensors))
+        server.generator.load_state_dict(under("generator.", tensors))
+        server.ema.load_state_dict(under("ema.", tensors))
     except RuntimeError as error:
         raise UserError(
             f"{folder.path}: the checkpoint is of another generator than config.json "
             "says; restore config.json"
         ) from error
-    _load_moments("adam.", server.optimizer, tensors)
+    load_moments("adam.", server.optimizer, tensors)
     if server.surrogate is not None:
         _restore_surrogate(folder, server.surrogate, tensors)
     server.round = round
@@ -99,20 +99,23 @@ def restore(folder: RunFolder, server: ServerState) -> None:
 def _restore_surrogate(
     folder: RunFolder, surrogate: Surrogate, tensors: TensorDict
 ) -> None:
-    memory = _under("surrogate.memory.", tensors)
+    memory = under("surrogate.memory.", tensors)
     try:
-        surrogate.network.load_state_dict(_under("surrogate.network.", tensors))
+        surrogate.network.load_state_dict(under("surrogate.network.", tensors))
         surrogate.memory = {n: memory[n].to(v) for n, v in surrogate.memory.items()}
     except (RuntimeError, KeyError) as error:
         raise UserError(
             f"{folder.path}: surrogate_steps = {surrogate.config.surrogate_steps}, but "
             "the checkpoint has no such surrogate critic; restore config.json"
         ) from error
-    _load_moments("surrogate.adam.", surrogate.optimizer, tensors)
+    load_moments("surrogate.adam.", surrogate.optimizer, tensors)
 
 
-def _moments(prefix: str, optimizer: Optimizer) -> TensorDict:
-    """Returns Adam's tensors, named prefix, number of the parameter, name."""
+def moments_of(prefix: str, optimizer: Optimizer) -> TensorDict:
+    """Returns Adam's tensors, named prefix, number of the parameter, name.
+
+    Privacy: as private as the gradients.
+    """
     return {
         f"{prefix}{index}.{name}": value
         for index, moments in optimizer.state_dict()["state"].items()
@@ -120,15 +123,16 @@ def _moments(prefix: str, optimizer: Optimizer) -> TensorDict:
     }
 
 
-def _load_moments(prefix: str, optimizer: Optimizer, tensors: TensorDict) -> None:
+def load_moments(prefix: str, optimizer: Optimizer, tensors: TensorDict) -> None:
+    """Puts an optimizer of one group into the state of `moments_of`."""
     adam = optimizer.state_dict()
     number = len(adam["param_groups"][0]["params"])
-    moments = {index: _under(f"{prefix}{index}.", tensors) for index in range(number)}
+    moments = {index: under(f"{prefix}{index}.", tensors) for index in range(number)}
     state = {index: values for index, values in moments.items() if values}
     optimizer.load_state_dict({**adam, "state": state})
 
 
-def _under(prefix: str, tensors: TensorDict) -> TensorDict:
+def under(prefix: str, tensors: TensorDict) -> TensorDict:
     """Returns the tensors whose names begin so, without the prefix."""
     return {
         n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)

@@ -47,21 +47,34 @@ def new_run(
     Raises:
         UserError: bad input; nothing was written.
     """
+    config = free_output(config, name)
+    resolved, data = resolve(with_absolute_paths(config), load=load)
+    check_capacity(resolved, Path(resolved.output).parent)
+    public_model(resolved)
+    return RunFolder.create(resolved), data
+
+
+def free_output(config: RunConfig, name: str) -> RunConfig:
+    """Returns settings with the name of a run folder that does not exist yet.
+
+    Args:
+        config: without `output` the folder is one in `runs/`.
+        name: begins the name of a folder in `runs/`.
+
+    Raises:
+        UserError: the folder exists.
+    """
     if not config.output:
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         data_name = config.data.split(":")[0]
         output = f"runs/{name}-{data_name}-{stamp}"
         config = dataclasses.replace(config, output=output)
-    path = Path(config.output).expanduser().absolute()
-    if path.exists():
+    if Path(config.output).expanduser().exists():
         raise UserError(
             f"output = {config.output}: exists already; choose another --output, or "
             f"continue it with `fedgs resume {config.output}`"
         )
-    resolved, data = resolve(with_absolute_paths(config), load=load)
-    check_capacity(resolved, path.parent)
-    public_model(resolved)
-    return RunFolder.create(resolved), data
+    return config
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:

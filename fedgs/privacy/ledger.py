@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, BinaryIO, Generic, Literal, Self, TypeVar, cast
 
 from filelock import lock_descriptor
 
@@ -134,19 +134,34 @@ def _chain(previous: str, text: bytes) -> str:
     return hashlib.sha256(previous.encode() + text).hexdigest()
 
 
-class Ledger:
+EventT = TypeVar("EventT")
+
+
+class Chain(Generic[EventT]):
     """An append-only JSON lines file of events with a hash chain.
 
-    Made by `Ledger.open` (to append, one opener at a time) or `Ledger.read`.
+    `Ledger` has the events of GS-WGAN, `fedgs.baselines.releases` those of other
+    methods. Each refuses the other's lines. Made by `open` (to append, one opener at a
+    time) or `read`.
 
     Privacy: public; it tells who took part and how much noise was added, no data.
     """
+
+    @staticmethod
+    def _parse(text: bytes) -> EventT:
+        """Returns the event of a line; a ValueError or TypeError refuses it."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _values(event: EventT) -> dict[str, Any]:
+        """Returns what a line says of an event."""
+        raise NotImplementedError
 
     def __init__(self, path: Path, data: bytes = b"") -> None:
         """Is called by `open` and `read` only."""
         self.path = path
         self._file: BinaryIO | None = None
-        self._events: list[Event] = []
+        self._events: list[EventT] = []
         self._hashes = [GENESIS]
         self._size = 0  # of the whole lines
         self._take(data)
@@ -163,7 +178,7 @@ class Ledger:
                 where = f"{self.path}: line {number}"
                 raise UserError(f"{where}: {problem}; {LEDGER_REMEDY}")
             try:
-                self._events.append(_parse(text))
+                self._events.append(self._parse(text))
             except (ValueError, TypeError, AttributeError) as error:
                 where = f"{self.path}: line {number}: {error}"
                 remedy = "use the version of fedgs that wrote it"
@@ -172,7 +187,7 @@ class Ledger:
         self._size += end
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> "Ledger":
+    def open(cls, path: str | os.PathLike[str]) -> Self:
         """Opens a ledger to append to it, and creates it if it is missing.
 
         A torn last line is cut off. The file is locked until `close`.
@@ -213,7 +228,7 @@ class Ledger:
         self._file = file
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> "Ledger":
+    def read(cls, path: str | os.PathLike[str]) -> Self:
         """Opens a ledger to look at it; the file stays as it is.
 
         Raises:
@@ -225,7 +240,7 @@ class Ledger:
             raise UserError(f"{path}: {error.strerror}; give a run folder") from error
 
     @property
-    def events(self) -> Sequence[Event]:
+    def events(self) -> Sequence[EventT]:
         """All events, oldest first."""
         return tuple(self._events)
 
@@ -243,7 +258,7 @@ class Ledger:
         """Returns the head of the first so many events; None if there are fewer."""
         return self._hashes[length] if 0 <= length <= self.length else None
 
-    def append(self, event: Event) -> None:
+    def append(self, event: EventT) -> None:
         """Writes the event; once this returns it is on the disk, and may be sent.
 
         If writing fails, the line is cut off again as far as the system lets us, the
@@ -254,7 +269,7 @@ class Ledger:
         """
         if self._file is None:
             raise UserError(f"{self.path}: not open for appending; use Ledger.open")
-        values = {n: v for n, v in asdict(event).items() if v != _OPTIONAL.get(n)}
+        values = self._values(event)
         text = json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
         digest = _chain(self.head, text)
         line = text[:-1] + _HASH_KEY + digest.encode() + b'"}\n'
@@ -295,6 +310,24 @@ class Ledger:
         if problem:
             raise UserError(f"{self.path}: {problem}; {LEDGER_REMEDY}")
 
+    def close(self) -> None:
+        """Closes the file and gives up the lock; the events can still be read."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class Ledger(Chain[Event]):
+    """The ledger of a run of GS-WGAN, or a client's count of what it released."""
+
+    @staticmethod
+    def _parse(text: bytes) -> Event:
+        return _parse(text)
+
+    @staticmethod
+    def _values(event: Event) -> dict[str, Any]:
+        return {n: v for n, v in asdict(event).items() if v != _OPTIONAL.get(n)}
+
     def verify_rounds(self, last: int, witness: str) -> None:
         """Checks that there is an event of every round up to one that was finished.
 
@@ -308,9 +341,3 @@ class Ledger:
         if missing := set(range(1, last + 1)) - {event.round for event in self._events}:
             problem = f"round {min(missing)} has no event, {witness} saw round {last}"
             raise UserError(f"{self.path}: {problem}; {LEDGER_REMEDY}")
-
-    def close(self) -> None:
-        """Closes the file and gives up the lock; the events can still be read."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None

@@ -6,6 +6,7 @@
     checkpoint/   server state by round; checkpoint.json commits last
     ledger.json   how long the ledger is, and its head; see `RunFolder.record`
     private/      mode 0700: the simulated clients' discriminators, by node and round
+    baseline.json    of a run of `fedgs.baselines`: the method and its settings
 
 A checkpoint is whole or absent: node states are written first, then the server's
 tensors, and the rename of `checkpoint.json` commits. Files of rounds after the last
@@ -24,7 +25,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import psutil
 from filelock import AcquireReturnProxy
@@ -47,7 +48,7 @@ from fedgs.files import (
     write_tensors,
 )
 from fedgs.privacy.budget import is_spent
-from fedgs.privacy.ledger import LEDGER_REMEDY, Ledger
+from fedgs.privacy.ledger import LEDGER_REMEDY, Chain, Ledger
 from fedgs.process import hold_lock
 
 if TYPE_CHECKING:  # torch is imported where tensors are: `fedgs privacy` needs none
@@ -57,12 +58,14 @@ FORMAT_VERSION = 1
 COHORT = "cohort.txt"
 CHECKPOINT = "checkpoint/checkpoint.json"
 RECORD = "ledger.json"
+BASELINE = "baseline.json"
 GENERATOR = "generator.safetensors"
 AVERAGE = "generator_ema.safetensors"
 METRICS = "metrics.jsonl"
 # What a training process alone writes, in folders where others write too.
 OWN_FILES = (RECORD, GENERATOR, AVERAGE, METRICS)
 OWN_FILES += ("deployment.json", "nodes.json", "result.json")
+ChainT = TypeVar("ChainT", bound=Chain[Any])
 PACKAGES = ("torch", "torchvision", "flwr", "ray", "numpy", "autodp", "safetensors")
 
 
@@ -98,10 +101,16 @@ class RunFolder:
         self.history: list[tuple[str, int]] = []
 
     @classmethod
-    def create(cls, config: ResolvedConfig) -> "RunFolder":
+    def create(
+        cls, config: ResolvedConfig, baseline: dict[str, Any] | None = None
+    ) -> "RunFolder":
         """Makes the folder `config.output` and writes configuration and versions.
 
         A cohort file is copied: the run never reads the user's again.
+
+        Args:
+            config: of the run.
+            baseline: the method and its settings, where it is not GS-WGAN.
 
         Raises:
             UserError: the folder exists or cannot be made, or the cohort is unreadable.
@@ -132,6 +141,8 @@ class RunFolder:
                 config = dataclasses.replace(config, cohort=str(path / COHORT))
             write_json(staging / "config.json", config.to_flat())
             write_json(staging / "versions.json", versions())
+            if baseline is not None:
+                write_json(staging / BASELINE, baseline)
             Ledger.open(staging / "ledger.jsonl").close()
             staging.rename(path)
             sync(path.parent)
@@ -176,14 +187,20 @@ class RunFolder:
         seen = self._seen_by(CHECKPOINT)
         return seen.round if seen else 0
 
-    def ledger(self) -> Ledger:
+    @property
+    def is_baseline(self) -> bool:
+        """Whether the run is one of `fedgs.baselines`, whose ledger is another one."""
+        return (self.path / BASELINE).exists()
+
+    def ledger(self, kind: type[ChainT] = Ledger) -> ChainT:
         """Opens the ledger for appending, checked as by `read_ledger`, and records it.
 
         Raises:
             UserError: as `read_ledger`, the ledger is in use, or the disk is full.
         """
+        self._check_kind(kind)
         witnesses = self._witnesses()
-        ledger = Ledger.open(self._ledger_path())
+        ledger = kind.open(self._ledger_path())
         remedy = "free the disk, then resume the run"
         try:
             self._verify(ledger, witnesses)
@@ -194,7 +211,7 @@ class RunFolder:
             raise
         return ledger
 
-    def record(self, ledger: Ledger) -> None:
+    def record(self, ledger: Chain[Any]) -> None:
         """Writes how long the ledger is, durably: lines that it loses are then missed.
 
         Raises:
@@ -204,20 +221,33 @@ class RunFolder:
         content = {"length": length, "head": head, "round": self.last_round}
         write_json(self.path / RECORD, content)
 
-    def read_ledger(self) -> Ledger:
+    def read_ledger(self, kind: type[ChainT] = Ledger) -> ChainT:
         """Opens the ledger to look at it, checked against the rest of the folder.
 
         Whoever states what a run released takes its events from here: a ledger that
         lost lines would state too little.
 
+        Args:
+            kind: of the run's ledger.
+
         Raises:
-            UserError: it is missing, a line is broken, or another file of the folder
-                tells of releases that it does not hold.
+            UserError: it is missing, a line is broken, another file of the folder
+                tells of releases that it does not hold, or it is of another kind.
         """
+        self._check_kind(kind)
         witnesses = self._witnesses()  # before the ledger, to which a run may append
-        ledger = Ledger.read(self._ledger_path())
+        ledger = kind.read(self._ledger_path())
         self._verify(ledger, witnesses)
         return ledger
+
+    def _check_kind(self, kind: type[Chain[Any]]) -> None:
+        """Refuses to account a run of another method as one of GS-WGAN."""
+        if issubclass(kind, Ledger) and self.is_baseline:
+            raise UserError(
+                f"{self.path}: is a run of `fedgs baseline`, not of GS-WGAN; "
+                "`fedgs privacy`, `audit`, `report`, `sample` and `evaluate` take it, "
+                "alone"
+            )
 
     def _ledger_path(self) -> Path:
         path = self.path / "ledger.jsonl"
@@ -252,10 +282,12 @@ class RunFolder:
             raise UserError(f"{path}: corrupted; {REMEDY}")
         return Witness(name, *numbers, content.get(f"{prefix}head", ""))
 
-    def _verify(self, ledger: Ledger, witnesses: Iterable[Witness]) -> None:
+    def _verify(self, ledger: Chain[Any], witnesses: Iterable[Witness]) -> None:
         for witness in witnesses:
             if witness.length is not None:
                 ledger.verify_prefix(witness.length, witness.head, witness.name)
+            if not isinstance(ledger, Ledger):
+                continue  # not every step of a baseline releases something
             if witness.head is None and not self._is_ended(ledger, witness):
                 ledger.verify_rounds(witness.round, witness.name)
 
@@ -316,7 +348,7 @@ class RunFolder:
         return rounds
 
     def save_checkpoint(
-        self, round: int, tensors: "TensorDict", ledger: Ledger, part: str = ""
+        self, round: int, tensors: "TensorDict", ledger: Chain[Any], part: str = ""
     ) -> None:
         """Commits the server's state of a round; the nodes' states are on disk.
 
@@ -380,7 +412,7 @@ class RunFolder:
         return round, tensors
 
     def save_generator(
-        self, generator: "TensorDict", ema: "TensorDict", ledger: Ledger
+        self, generator: "TensorDict", ema: "TensorDict", ledger: Chain[Any]
     ) -> None:
         """Writes the generator and its average, the run's product.
 

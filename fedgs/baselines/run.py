@@ -1,0 +1,518 @@
+"""The frame around every baseline: settings to a run folder, and the loop that trains.
+
+Nothing that depends on private data leaves the process before the event that pays for
+it is on the disk: a commit appends the events of the steps since the last one, then
+metrics, checkpoint and pictures. A crash in between loses the steps, not their price.
+"""
+
+import dataclasses
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedgs.baselines import find
+from fedgs.baselines.contract import Baseline, Facts, Guarantee, Trainer
+from fedgs.baselines.releases import Release, ReleaseLedger
+from fedgs.config.fields import coerce_fields, flag
+from fedgs.config.recipes import overridden
+from fedgs.config.run_config import ResolvedConfig, RunConfig
+from fedgs.data.federated import FederatedImages
+from fedgs.data.load import load_data
+from fedgs.errors import UserError
+from fedgs.federation.checkpoint import (
+    CHECKPOINT_SECONDS,
+    CHECKPOINT_SHARE,
+    indispensable,
+    under,
+)
+from fedgs.federation.preparation import free_output, resolve, with_absolute_paths
+from fedgs.federation.training import Report, RunStopped, Stop
+from fedgs.files import read_json
+from fedgs.privacy.accounting import SEEDED
+from fedgs.privacy.gaussian import check_numbers
+from fedgs.runs.run_folder import BASELINE, GENERATOR, RunFolder
+from fedgs.runs.sample import write_grid
+from fedgs.shapes import TensorDict
+
+# The accountant of GS-WGAN must find nothing in a baseline's settings to account.
+NOT_GS_WGAN = {
+    "noise_multiplier": 0.0,
+    "target_epsilon": "",
+    "client_selection": "all",
+    "clients_per_round": "",
+    "engine": "local",
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a baseline's run is asked for, beside the settings of the method."""
+
+    target_epsilon: float | None = flag(
+        None, "Find the noise for this epsilon, in the method's own unit.", above=0
+    )
+    unit: str | None = flag(
+        None,
+        "What target_epsilon is about; refused where the method cannot give it.",
+        choices=("record", "user"),
+    )
+    max_images_per_user: int | None = flag(
+        None,
+        "Drop images of a user over this public number, so that a record-level method "
+        "can state an epsilon of users, by group privacy.",
+        at_least=1,
+    )
+
+    def __post_init__(self) -> None:
+        """Checks every field."""
+        coerce_fields(self)
+
+
+@dataclass(frozen=True, eq=False)
+class BaselineRun:
+    """A run of a baseline: its folder and what the folder says of the method.
+
+    Attributes:
+        folder: the run folder.
+        method: by its name in the folder.
+        settings: of the method, with the noise set.
+        facts: the public numbers of the data.
+        target_epsilon: None where none was asked for.
+    """
+
+    folder: RunFolder
+    method: Baseline
+    settings: Any
+    facts: Facts
+    target_epsilon: float | None
+
+    @property
+    def config(self) -> ResolvedConfig:
+        """The run's resolved settings."""
+        return self.folder.config
+
+    @property
+    def unit(self) -> str:
+        """The unit of the valid guarantee: "none", "record" or "user"."""
+        return unit_of(self.method, self.settings)
+
+    @property
+    def is_central(self) -> bool:
+        """Whether whoever trains sees all data."""
+        return is_central(self.method, self.settings)
+
+    @property
+    def releases(self) -> Sequence[Release]:
+        """What was released so far, from the ledger.
+
+        Raises:
+            UserError: the ledger is broken.
+        """
+        releases = self.folder.read_ledger(ReleaseLedger).events
+        for release in releases:
+            if release.method != self.method.name:
+                raise UserError(
+                    f"{self.folder.path}: the ledger is of {release.method}, "
+                    f"{BASELINE} says {self.method.name}; restore them from a copy"
+                )
+        return releases
+
+    def guarantees(self, delta: float | None = None) -> list[Guarantee]:
+        """Returns what the run guarantees for all that it released so far.
+
+        Args:
+            delta: above 0 and below 1; the run's own when None.
+
+        Raises:
+            UserError: delta is out of range, or the ledger is broken.
+        """
+        delta = self.config.delta if delta is None else delta
+        check_numbers(delta=delta)
+        releases = self.releases
+        events = [release.event for release in releases]
+        rows = self.method.guarantees(self.settings, self.facts, events, delta)
+        if any(release.noise_source == "seeded" for release in releases):
+            rows = [_with_condition(row, f"noise: {SEEDED}") for row in rows]
+        return rows
+
+
+def _with_condition(row: Guarantee, condition: str) -> Guarantee:
+    return dataclasses.replace(row, conditions=(condition, *row.conditions))
+
+
+def unit_of(method: Baseline, settings: Any) -> str:
+    """Returns the unit of what a method guarantees by these settings."""
+    return getattr(settings, "unit", method.unit)
+
+
+def is_central(method: Baseline, settings: Any) -> bool:
+    """Returns whether whoever trains by these settings sees all data."""
+    return getattr(settings, "central", method.central)
+
+
+# ------------------------------------------------------------------ a new run
+
+
+def new_run(
+    name: str,
+    settings: dict[str, Any],
+    asked: Asked,
+    given: dict[str, Any],
+    load: Callable[[RunConfig], FederatedImages] = load_data,
+) -> tuple[BaselineRun, FederatedImages]:
+    """Makes the folder of a run that can start, and loads its data.
+
+    Args:
+        name: of the method to train by, as the user typed it.
+        settings: of the method, those that are not its defaults.
+        asked: of the run.
+        given: settings of `RunConfig` over the method's recipe; without `output` the
+            folder is made in `runs/`.
+        load: of the data.
+
+    Raises:
+        UserError: bad input, or a guarantee that the method cannot give; nothing was
+            written.
+    """
+    method = find(name, is_typed=True)
+    own = made_settings(method, settings)
+    config = overridden(RunConfig(), dict(method.recipe) | given | NOT_GS_WGAN)
+    check_asked(method, own, asked, config)
+    config = free_output(config, method.name.replace(":", "-"))
+    resolved, data = resolve(with_absolute_paths(config), load=load)
+    if resolved.device != "cpu" and not torch.cuda.is_available():
+        raise UserError(
+            f"device = {resolved.device}: no GPU is here; give --device cpu"
+        )
+    data = capped(data, asked.max_images_per_user, resolved.seed)
+    facts = facts_of(data, asked.max_images_per_user)
+    if asked.target_epsilon is not None:
+        own = method.calibrated(own, facts, asked.target_epsilon, resolved.delta)
+    trainer = method.trainer(own, resolved, data, resolved.seed)  # may refuse
+    resolved = dataclasses.replace(resolved, num_rounds=trainer.num_steps)
+    baseline = {
+        "name": name,
+        "title": method.title,
+        "settings": dataclasses.asdict(own),
+        "facts": dataclasses.asdict(facts),
+        "target_epsilon": asked.target_epsilon,
+    }
+    folder = RunFolder.create(resolved, baseline)
+    return BaselineRun(folder, method, own, facts, asked.target_epsilon), data
+
+
+def made_settings(method: Baseline, values: dict[str, Any]) -> Any:
+    """Returns a method's settings, each of its own type and within its range.
+
+    Raises:
+        UserError: an unknown setting, or a value outside its range.
+    """
+    known = [spec.name for spec in dataclasses.fields(method.Settings)]
+    if unknown := [name for name in values if name not in known]:
+        raise UserError(f"{unknown[0]}: {method.name} has {', '.join(known)}")
+    settings = method.Settings(**values)
+    coerce_fields(settings)
+    return settings
+
+
+def check_asked(
+    method: Baseline, settings: Any, asked: Asked, config: RunConfig
+) -> None:
+    """Refuses a guarantee that the method cannot give.
+
+    Raises:
+        UserError: with the reason and what to use instead.
+    """
+    unit, title = unit_of(method, settings), method.name
+    if asked.target_epsilon is not None and unit == "none":
+        raise UserError(
+            f"target_epsilon = {asked.target_epsilon:g}: {title} adds no noise and "
+            "guarantees nothing; leave out --target-epsilon, or use a private method "
+            "(`fedgs baseline --list`) or `fedgs train`"
+        )
+    if asked.unit not in (None, unit):
+        instead = {
+            "none": "leave out --unit",
+            "user": "leave out --unit",
+            "record": "give --max-images-per-user and read the epsilon of a user, by "
+            "group privacy, from `fedgs privacy`, or use a method with unit user "
+            "(`fedgs baseline --list`), or `fedgs train`",
+        }
+        says = "nothing" if unit == "none" else f"epsilons of one {unit}"
+        raise UserError(
+            f"unit = {asked.unit}: {title} guarantees {says}; {instead[unit]}"
+        )
+    known = ("release",)
+    if not is_central(method, settings):
+        known = getattr(method, "adversaries", known)
+    if config.adversary not in known:
+        why = "its guarantee is about what is published"
+        if is_central(method, settings):
+            why = "is central: who runs it sees all images and is trusted"
+        raise UserError(
+            f"adversary = {config.adversary}: {title}: {why}; give --adversary "
+            f"{' or '.join(known)}, or use `fedgs train --adversary {config.adversary}`"
+        )
+
+
+def facts_of(data: FederatedImages, cap: int | None) -> Facts:
+    """Returns the numbers of data, after its cap, that count as public.
+
+    Privacy: publishes the number of records; it is kept in the run folder.
+    """
+    channels, side, _ = data.images.shape[1:]
+    return Facts(
+        num_clients=data.num_clients,
+        num_records=int(data.sizes.sum()),
+        max_images_per_user=cap,
+        num_classes=data.num_classes,
+        image_shape=(channels, side, side),
+    )
+
+
+def capped(data: FederatedImages, cap: int | None, seed: int) -> FederatedImages:
+    """Returns the data without the images of a client over a public cap.
+
+    Those with the least hashes stay. So one image more or less changes at most one
+    other that is kept, and no class is preferred.
+
+    Privacy: reads private data; output private.
+
+    Args:
+        data: of all clients.
+        cap: at least 1; None keeps all.
+        seed: decides which images stay.
+    """
+    if cap is None:
+        return data
+
+    def kept(records: NDArray[np.int64]) -> NDArray[np.int64]:
+        if len(records) <= cap:
+            return records
+        key = str(seed).encode()
+        hashes = [
+            hashlib.sha256(key + data.images[row].tobytes()).digest() for row in records
+        ]
+        order = sorted(range(len(records)), key=hashes.__getitem__)
+        return records[np.sort(order[:cap])]
+
+    records = tuple(kept(own) for own in data.client_records)
+    return dataclasses.replace(data, client_records=records)
+
+
+def open_run(path: str | Path) -> BaselineRun:
+    """Opens the folder of a baseline's run.
+
+    Raises:
+        UserError: no such folder, an unreadable one, or a method that is not trusted.
+    """
+    folder = RunFolder.open(path)
+    if not folder.is_baseline:
+        raise UserError(
+            f"{path}: is no run of `fedgs baseline` ({BASELINE} is missing)"
+        )
+    content = read_json(folder.path / BASELINE)
+    try:
+        method = find(content["name"])
+        settings = made_settings(method, content["settings"])
+        shape = tuple(content["facts"].pop("image_shape"))
+        facts = Facts(**content["facts"], image_shape=shape)
+        target = content["target_epsilon"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{folder.path / BASELINE}: corrupted ({error}); restore it from a backup"
+        ) from error
+    return BaselineRun(folder, method, settings, facts, target)
+
+
+def load_run_data(run: BaselineRun) -> FederatedImages:
+    """Loads the data that a run trains on, after its cap.
+
+    Raises:
+        UserError: it is missing, or other data than the run was started with.
+    """
+    data = capped(load_data(run.config), run.facts.max_images_per_user, run.config.seed)
+    if facts_of(data, run.facts.max_images_per_user) != run.facts:
+        raise UserError(
+            f"{run.folder.path}: its data has changed: {run.facts.num_records} images "
+            f"of {run.facts.num_clients} clients were there; restore them"
+        )
+    return data
+
+
+# ------------------------------------------------------------------ the training
+
+
+def train(run: BaselineRun, data: FederatedImages, report: Report, stop: Stop) -> None:
+    """Trains from the last checkpoint on, or from the start.
+
+    Privacy: releases what the method's `guarantees` say; events: in the ledger.
+
+    Args:
+        run: with its folder.
+        data: of the run, after the cap.
+        report: called with the public metrics of each step.
+        stop: when set, the run checkpoints after the current step and stops.
+
+    Raises:
+        RunStopped: the run ended early with a checkpoint.
+        UserError: another process trains in this folder, or it is corrupted.
+    """
+    torch.set_num_threads(run.config.num_threads)
+    with (
+        run.folder.locked(),
+        closing(run.folder.ledger(ReleaseLedger)) as ledger,
+    ):
+        trainer = run.method.trainer(run.settings, run.config, data, run.config.seed)
+        session = _Session(run, trainer, ledger)
+        for index in range(session.done, trainer.num_steps):
+            report(session.step(index))
+            is_last = session.done == trainer.num_steps
+            if stop.is_set() and not is_last:
+                session.commit()
+                raise RunStopped(f"stopped after step {session.done}")
+            session.commit_if_due()
+        session.finish()
+
+
+class _Session:
+    """A training in a run folder that is held: its steps and what they write."""
+
+    def __init__(
+        self, run: BaselineRun, trainer: Trainer, ledger: ReleaseLedger
+    ) -> None:
+        """Goes on from the last checkpoint, if there is one."""
+        self.run, self.trainer, self.ledger = run, trainer, ledger
+        self.folder, self.config = run.folder, run.config
+        checkpoint = self.folder.load_checkpoint()
+        self.done, tensors = checkpoint or (0, {})
+        self.folder.truncate_metrics(self.done)
+        if checkpoint is not None:
+            self._restore(tensors)
+        self._attempts = Counter(event.step for event in ledger.events)
+        self._refuse_repeats()
+        self._releases: list[Release] = []  # since the last commit
+        self._metrics: list[dict[str, Any]] = []
+        self.committed = self.done
+        self.last, self.cost = time.monotonic(), 0.0
+
+    def _restore(self, tensors: TensorDict) -> None:
+        try:
+            self.trainer.load(under("trainer.", tensors))
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise UserError(
+                f"{self.folder.path}: the checkpoint is of other settings than "
+                f"{BASELINE} and config.json say; restore them"
+            ) from error
+
+    def _refuse_repeats(self) -> None:
+        """Refuses to spend twice where a target was promised.
+
+        Raises:
+            RunStopped: the generator of the last checkpoint is the product.
+            UserError: there is none.
+        """
+        if (
+            self.run.target_epsilon is None
+            or max(self._attempts, default=0) <= self.done
+        ):
+            return
+        problem = (
+            f"{self.folder.path}: a crash lost step {self.done + 1} after its release "
+            "was counted; repeating it would exceed target_epsilon = "
+            f"{self.run.target_epsilon:g}"
+        )
+        if self.done == 0:
+            raise UserError(f"{problem}; start anew with another --output")
+        self._save_generator()
+        raise RunStopped(f"{problem}; the generator of step {self.done} is written")
+
+    def step(self, index: int) -> dict[str, Any]:
+        """Takes a step and returns its public metrics; writes nothing."""
+        started = time.monotonic()
+        event = self.trainer.step(index)
+        self.done = index + 1
+        if event is not None:
+            self._attempts[self.done] += 1
+            is_seeded = self.config.noise_seed is not None
+            release = Release(
+                method=self.run.method.name,
+                step=self.done,
+                attempt=self._attempts[self.done],
+                noise_source="seeded" if is_seeded else "os",
+                event=event,
+            )
+            self._releases.append(release)
+        metrics = {
+            "round": self.done,
+            "seconds": round(time.monotonic() - started, 4),
+            "events": self.ledger.length + len(self._releases),
+        }
+        self._metrics.append(metrics)
+        return metrics
+
+    def commit_if_due(self) -> None:
+        """Commits where a picture or a checkpoint is due."""
+        every = self.config.checkpoint_every
+        if every is not None:
+            is_due = self.done % every == 0
+        else:
+            wait = max(CHECKPOINT_SECONDS, self.cost / CHECKPOINT_SHARE)
+            is_due = time.monotonic() - self.last > wait
+        if is_due or self._is_picture_due():
+            self.commit()
+
+    def commit(self) -> None:
+        """Writes the events since the last commit, and then what they paid for."""
+        if self.done == self.committed:
+            return
+        started = time.monotonic()
+        for release in self._releases:
+            self.ledger.append(release)
+        with indispensable(self.folder, f"the checkpoint of step {self.done}"):
+            for metrics in self._metrics:
+                self.folder.append_metrics(metrics)
+            self._releases, self._metrics = [], []
+            tensors = {f"trainer.{n}": v for n, v in self.trainer.state().items()}
+            tensors |= {f"ema.{n}": v for n, v in self._generator().items()}
+            self.folder.save_checkpoint(self.done, tensors, self.ledger)
+            if self._is_picture_due():
+                name = f"samples/round-{self.done:07d}.png"
+                path = self.folder.path / name
+                write_grid(path, self.config, self.trainer.generator.eval())
+        self.committed, self.last = self.done, time.monotonic()
+        self.cost = self.last - started
+
+    def finish(self) -> None:
+        """Commits the last step and writes the product."""
+        self.commit()
+        self._save_generator()
+
+    def _is_picture_due(self) -> bool:
+        last = self.trainer.num_steps
+        every = self.config.sample_every or max(1, last // 10)
+        return self.done % every == 0 or self.done == last
+
+    def _generator(self) -> TensorDict:
+        state = self.trainer.generator.state_dict()
+        return {name: value.clone() for name, value in state.items()}
+
+    def _save_generator(self) -> None:
+        with indispensable(self.folder, "the generator"):
+            self.folder.save_generator(
+                self._generator(), self._generator(), self.ledger
+            )
+
+
+def is_finished(run: BaselineRun) -> bool:
+    """Returns whether the generator is written."""
+    return (run.folder.path / GENERATOR).exists()

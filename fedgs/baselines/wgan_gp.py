@@ -1,0 +1,242 @@
+"""WGAN-GP without privacy: the ceiling that private methods are measured against.
+
+`--discriminators central`: one discriminator on all data. `per-client`: one for each
+client on its own images; the server gets the plain sum of the clients' gradients of the
+fakes, which is what a round of GS-WGAN sends without clipping and noise.
+
+Networks are the project's (the paper's of GS-WGAN by default): same generator, same
+discriminator, so that what differs from a private run is the privacy.
+
+Differs from the reference: labels of the fakes are drawn uniformly, and a discriminator
+sees fakes of the labels of its real batch, as clients do in GS-WGAN; WGAN-GP itself is
+not conditional. The drift term is GS-WGAN's.
+
+Source: Gulrajani et al., "Improved training of Wasserstein GANs", NeurIPS 2017,
+Algorithm 1; Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020, reference source/main.py.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedgs.baselines.contract import Event, Facts, Guarantee
+from fedgs.config.fields import Scalar, flag
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.data.federated import FederatedImages
+from fedgs.errors import UserError
+from fedgs.federation.checkpoint import load_moments, moments_of, under
+from fedgs.federation.preparation import available_memory
+from fedgs.federation.round import jacobian_step
+from fedgs.gan.client_training import Draws, train_discriminators
+from fedgs.gan.discriminators import Discriminators
+from fedgs.gan.models import (
+    Generator,
+    advance_in_place,
+    build_discriminator,
+    build_generator,
+    sample_labels,
+    sample_latents,
+    update_ema,
+)
+from fedgs.randomness import derived_seed, stream
+from fedgs.shapes import ImageGrads, Images, Labels, TensorDict
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What wgan-gp can be told; the rest are settings of `RunConfig`."""
+
+    discriminators: str = flag(
+        "central",
+        "One discriminator on all data, or one for each client on its own.",
+        choices=("central", "per-client"),
+    )
+    steps: int = flag(20_000, "Updates of the generator.", at_least=1)
+    discriminator_steps: int = flag(
+        5, "n_dis, discriminator steps for each of them.", at_least=1
+    )
+    batch_size: int = flag(
+        50, "Real and fake images of a discriminator step, and of a query.", at_least=1
+    )
+    learning_rate: float = flag(1e-4, "Adam's step size of both networks.", above=0)
+    beta1: float = flag(0.5, "Adam's beta1.", at_least=0, below=1)
+    beta2: float = flag(0.9, "Adam's beta2.", at_least=0, below=1)
+    gradient_penalty_weight: float = flag(
+        10.0, "Weight of the gradient penalty.", at_least=0
+    )
+    drift_weight: float = flag(1e-3, "Weight of mean(D(real)^2).", at_least=0)
+    ema_decay: float = flag(
+        0.999, "Decay of the averaged generator.", at_least=0, below=1
+    )
+
+    @property
+    def central(self) -> bool:
+        """Whether one discriminator sees all data."""
+        return self.discriminators == "central"
+
+
+class Wgan:
+    """A training under way; see `fedgs.baselines.contract.Trainer`.
+
+    Privacy: nothing is sanitized: everything in here tells of private data.
+    """
+
+    def __init__(
+        self, settings: Settings, config: ResolvedConfig, data: FederatedImages
+    ) -> None:
+        """Builds the networks.
+
+        Raises:
+            UserError: the clients' discriminators do not fit the memory.
+        """
+        self.settings, self.num_steps = settings, settings.steps
+        self.data = pooled(data) if settings.central else data
+        self.config = config = _training_config(config, settings)
+        _check_memory(config, self.data.num_clients)
+        self.discriminators = Discriminators(config, range(self.data.num_clients))
+        seed = derived_seed(config.seed, "generator")
+        self._generator = build_generator(config, seed).to(config.device)
+        self.average = copy.deepcopy(self._generator).eval().requires_grad_(False)
+        self.optimizer = torch.optim.Adam(
+            self._generator.parameters(),
+            lr=config.generator_learning_rate,
+            betas=(config.generator_beta1, config.generator_beta2),
+        )
+
+    @property
+    def generator(self) -> Generator:
+        """The averaged generator."""
+        return self.average
+
+    def step(self, index: int) -> None:
+        """Trains the discriminators n_dis steps, then the generator one."""
+        advance_in_place(self._generator)
+        rng = stream(self.config.seed, "latent", index)
+        with torch.no_grad():
+            fakes, labels = self._draw(rng, self.config.discriminator_steps)
+        images, asked = self._draw(rng, 1)
+        grads = self._summed_grads(index, fakes, labels, images.detach(), asked)
+        answers = self.data.num_clients * len(images)
+        jacobian_step(self.optimizer, images, grads / answers)
+        update_ema(self.average, self._generator, index, self.settings.ema_decay)
+
+    def _draw(self, rng: np.random.Generator, batches: int) -> tuple[Images, Labels]:
+        count = batches * self.settings.batch_size
+        z = sample_latents(self.config, rng, count).to(self.config.device)
+        labels = sample_labels(self.config, rng, count).to(self.config.device)
+        return self._generator(z, labels), labels
+
+    def _summed_grads(
+        self, index: int, fakes: Images, labels: Labels, images: Images, asked: Labels
+    ) -> ImageGrads:
+        """Returns the sum over clients of d L_G / d image, without 1/B."""
+        total = torch.zeros_like(images)
+        for chunk in self.discriminators.chunks(range(self.data.num_clients)):
+            drawn = (self.data, chunk.tolist(), "wgan-gp", index, labels.cpu().numpy())
+            draws = Draws(self.config, *drawn)
+            train_discriminators(
+                self.config, self.discriminators, chunk, draws, fakes, labels
+            )
+            total += self.discriminators.query(chunk, images, asked).sum(0)
+        return total
+
+    def state(self) -> TensorDict:
+        """Returns the networks and their Adam moments."""
+        flat = self.discriminators.state()
+        flat = {f"discriminators.{name}": value for name, value in flat.items()}
+        for name, module in self._networks().items():
+            flat |= {f"{name}.{n}": v for n, v in module.state_dict().items()}
+        return flat | moments_of("adam.", self.optimizer)
+
+    def load(self, state: TensorDict) -> None:
+        """Goes on from what `state` returned."""
+        self.discriminators.load_state(under("discriminators.", state))
+        for name, module in self._networks().items():
+            module.load_state_dict(under(f"{name}.", state))
+        load_moments("adam.", self.optimizer, state)
+
+    def _networks(self) -> dict[str, Generator]:
+        return {"generator": self._generator, "average": self.average}
+
+
+def pooled(data: FederatedImages) -> FederatedImages:
+    """Returns the data as that of one client, who owns all records.
+
+    Privacy: reads private data; output private.
+    """
+    everything = (np.concatenate(data.client_records),)
+    return dataclasses.replace(
+        data, client_records=everything, client_names=("all",), client_test_records=()
+    )
+
+
+def _training_config(config: ResolvedConfig, settings: Settings) -> ResolvedConfig:
+    """Returns the configuration with what discriminators and generator train by."""
+    rate, beta1, beta2 = settings.learning_rate, settings.beta1, settings.beta2
+    return dataclasses.replace(
+        config,
+        discriminator_steps=settings.discriminator_steps,
+        discriminator_batch_size=settings.batch_size,
+        gradient_penalty_weight=settings.gradient_penalty_weight,
+        drift_weight=settings.drift_weight,
+        generator_learning_rate=rate,
+        generator_beta1=beta1,
+        generator_beta2=beta2,
+        discriminator_learning_rate=rate,
+        discriminator_beta1=beta1,
+        discriminator_beta2=beta2,
+    )
+
+
+def _check_memory(config: ResolvedConfig, num_clients: int) -> None:
+    weights = sum(p.numel() for p in build_discriminator(config, 0).parameters())
+    needed = 3 * 4 * weights * num_clients  # weights and two moments, float32
+    if config.device == "cpu" and needed > available_memory():
+        raise UserError(
+            f"discriminator_dim = {config.discriminator_dim}: the discriminators of "
+            f"{num_clients} clients need about {needed / 1e9:.1f} GB; give a smaller "
+            "--discriminator-dim or --num-clients, or --discriminators central"
+        )
+
+
+class WganGp:
+    """The method; see `fedgs.baselines.contract.Baseline`."""
+
+    name = "wgan-gp"
+    title = "WGAN-GP, not private: the ceiling"
+    unit = "none"
+    central = True
+    Settings = Settings
+    recipe: Mapping[str, Scalar] = MappingProxyType(
+        {"generator": "resnet", "generator_dim": 64, "discriminator_dim": 64}
+    )
+
+    def calibrated(
+        self, settings: Settings, facts: Facts, target_epsilon: float, delta: float
+    ) -> Settings:
+        """Refuses: there is no noise to calibrate."""
+        raise UserError(
+            f"target_epsilon = {target_epsilon:g}: wgan-gp adds no noise and "
+            "guarantees nothing; leave out --target-epsilon, or use `fedgs train`"
+        )
+
+    def guarantees(
+        self, settings: Settings, facts: Facts, events: Sequence[Event], delta: float
+    ) -> list[Guarantee]:
+        """Returns nothing: every image of every client shaped the generator."""
+        return []
+
+    def trainer(
+        self, settings: Any, config: ResolvedConfig, data: FederatedImages, seed: int
+    ) -> Wgan:
+        """Starts a training."""
+        return Wgan(settings, dataclasses.replace(config, seed=seed), data)
+
+
+METHOD = WganGp()
