@@ -1,13 +1,24 @@
-"""The table of pictures: every cell is a valid run, made once, and printed again."""
+"""Tables of cells: every cell is a valid run, made once, and printed again."""
 
+import dataclasses
 import json
 import re
+from pathlib import Path
 
 import pytest
+import torch
 
-from experiments.paper import pictures
-from experiments.paper.pictures import METHODS, Cell, Method, Request, Source
+from experiments.paper import cells, pictures
+from experiments.paper.cells import NO_NOISE, Cell, Cells, Method, Request, Source
+from experiments.paper.pictures import PICTURES
+from experiments.paper.study import STUDY
 from fedgs.config.recipes import overridden, recipe
+from fedgs.config.run_config import RunConfig
+from fedgs.evaluation.images import read_npz
+from fedgs.federation.checkpoint import restore
+from fedgs.federation.preparation import with_noise
+from fedgs.federation.round import new_server
+from fedgs.privacy.accounting import Plan, statements
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
 from small_scale import refuse
@@ -22,13 +33,11 @@ def flags(monkeypatch, tmp_path) -> list[str]:
     small = {"image_size": 16, "moment_size": 3, "latent_dim": 4}
     methods = {
         "broken": Method("staged", small, {10.0: {"generator": "upsample"}}),
-        "tiny": Method("staged", small, {10.0: {}, pictures.NO_NOISE: {}}),
+        "tiny": Method("staged", small, {10.0: {}, NO_NOISE: {}}),
     }
-    data = ["digits"]
-    known = {name: method._replace(data=data) for name, method in methods.items()}
-    monkeypatch.setattr(pictures, "DATA", {"digits": Source(few, {10.0: 0.93})})
-    monkeypatch.setattr(pictures, "METHODS", known)
-    monkeypatch.setattr(pictures, "NUM_SAMPLES", 200)
+    known = Cells("Tiny", {"digits": Source(few, {10.0: 0.93})}, methods)
+    monkeypatch.setattr(pictures, "PICTURES", known)
+    monkeypatch.setattr(cells, "NUM_SAMPLES", 200)
     monkeypatch.setenv("FEDGS_CACHE_DIR", str(tmp_path / "cache"))
     return ["--seeds=0", f"--output={tmp_path / 'out'}"]
 
@@ -66,7 +75,7 @@ def test_cells_are_made_once_and_printed_from_their_folders(
     }
     (out / "table.md").unlink()
     for name in ("new_run", "train_from_checkpoint", "evaluate"):
-        monkeypatch.setattr(pictures, name, refuse)
+        monkeypatch.setattr(cells, name, refuse)
     for more in ([], ["--print"]):
         assert pictures.main([*flags, "--only=tiny", *more]) == 0
         assert table_of(tmp_path) == found
@@ -88,7 +97,7 @@ def test_an_interrupted_cell_goes_on_and_its_cost_is_unknown(
 
     only = [*flags, "--only=tiny-eps10"]
     with monkeypatch.context() as patched:
-        patched.setattr(pictures, "train_from_checkpoint", crash)
+        patched.setattr(cells, "train_from_checkpoint", crash)
         assert pictures.main(only) == 2
     assert table_of(tmp_path) == {}
     assert pictures.main(only) == 0
@@ -96,32 +105,88 @@ def test_an_interrupted_cell_goes_on_and_its_cost_is_unknown(
     assert (cost, rounds) == ("–", "3")
 
 
-def test_every_cell_of_the_study_is_a_valid_run():
-    cells = Request().cells()
-    assert len({cell.name for cell in cells}) == len(cells)
-    for cell in cells:
-        base = recipe(METHODS[cell.method].recipe)
-        config = overridden(base, cell.settings()).validate()
+def config_of(cell: Cell) -> RunConfig:
+    return overridden(recipe(cell.how.recipe), cell.settings()).validate()
+
+
+@pytest.mark.parametrize("known", [PICTURES, STUDY], ids=lambda known: known.caption)
+def test_every_cell_is_a_valid_run(known):
+    found = known.of_seeds([0, 1, 2])
+    assert len({cell.name for cell in found}) == len(found)
+    for cell in found:
+        config = config_of(cell)
         assert config.noise_seed is None
-        if cell.epsilon != pictures.NO_NOISE:
-            assert (config.target_epsilon, config.relation) == (
-                cell.epsilon,
-                "zero-out",
-            )
+        if config.noise_multiplier is None:
+            asked = (config.target_epsilon, config.relation)
+            assert asked == (cell.epsilon, "zero-out")
         if cell.method.startswith(("staged", "mean-")):
             assert config.num_rounds == config.num_stages
 
 
 @pytest.mark.parametrize("method", ["refined", "refined-surrogate"])
 def test_refinement_leaves_the_stages_four_fifths_of_the_privacy_spent(method):
-    cell = Cell("mnist-by-writer", method, 10.0, 0)
-    config = overridden(recipe("staged"), cell.settings())
+    asked = Request(only=f"writer-{method}-eps", seeds=("0",))
+    (cell,) = asked.of(PICTURES)
+    config = config_of(cell)
     stages = sum(stage.weight for stage in config.stage_list)
     gradients = (config.num_rounds - config.num_stages) * config.batch_size
     assert stages / (stages + gradients) == pytest.approx(0.8)
 
 
+def test_the_study_has_the_noise_of_539_writers_at_epsilon_10():
+    (small,) = Request(only="fonts-base-eps", seeds=("0",)).of(STUDY)
+    known = {"num_clients": 539, "clients_per_node": 49, "target_epsilon": 10.0}
+    configs = [config_of(small), overridden(config_of(small), known)]
+    noise = []
+    for config in configs:
+        counted = dataclasses.replace(config, seed=0, num_classes=10)
+        counted = dataclasses.replace(counted, clients_per_round=config.num_clients)
+        run = with_noise(counted)
+        noise.append(run.noise_std * run.num_nodes**0.5 / run.num_clients)
+    assert noise[0] == pytest.approx(noise[1], rel=2e-3)
+
+
+def test_a_published_noise_costs_the_epsilon_that_its_row_is_called_by():
+    (cell,) = Request(only="algorithm-1", seeds=("0",)).of(PICTURES)
+    config = dataclasses.replace(config_of(cell), num_clients=1000, num_classes=10)
+    assert (config.noise_multiplier, config.target_epsilon) == (1.07, None)
+    (stated,) = [
+        row.epsilon
+        for row in statements(Plan.from_config(config), config.delta)
+        if (row.adversary, row.relation) == ("release", "zero-out") and row.guarantee
+    ]
+    assert stated == pytest.approx(cell.epsilon, rel=5e-3)
+
+
+def score_of(samples: Path) -> float:
+    folder = RunFolder.open(samples.parent)
+    restore(folder, server := new_server(folder.config))
+    found = map(torch.from_numpy, read_npz(samples))
+    with torch.no_grad():
+        return float(server.surrogate.network(*found).mean())
+
+
+def test_of_several_draws_the_surrogate_keeps_the_best_of_each_label(
+    flags, tmp_path, monkeypatch
+):
+    tiny = {"image_size": 16, "generator_dim": 4, "discriminator_dim": 4}
+    tiny |= {"num_rounds": 2, "warm_start_rounds": 1, "batch_size": 4, "dct_size": 8}
+    tiny |= {"surrogate_steps": 1, "fakes_per_round": 16}
+    method = Method("full-participation", tiny, {10.0: {}})
+    known = pictures.PICTURES._replace(methods={"best": method._replace(draws=3)})
+    monkeypatch.setattr(pictures, "PICTURES", known)
+    assert pictures.main(flags) == 0
+    run = tmp_path / "out" / "digits-best-eps10-seed0"
+    (line,) = (run / "evaluations.jsonl").read_text().splitlines()
+    assert json.loads(line)["num_synthetic"] == 200
+    one, best = [score_of(cells.write_best(run, draws)) for draws in (1, 3)]
+    assert best > one
+
+
 def test_unknown_cells_and_seeds_are_refused():
-    assert_refused("give --only a part of", Request(only="no-such").cells)
-    assert_refused("regular expression", Request(only="(").cells)
-    assert_refused("give --seeds", Request(seeds=("one",)).cells)
+    for asked, part in {
+        "give --only a part of": Request(only="no-such"),
+        "regular expression": Request(only="("),
+        "give --seeds": Request(seeds=("one",)),
+    }.items():
+        assert_refused(asked, lambda part=part: part.of(PICTURES))
