@@ -82,17 +82,21 @@ def request_flags(
     """Adds the flags of dataclasses to a command, which gets their values as `given`.
 
     Args:
-        *requests: the dataclasses.
+        *requests: the dataclasses; of fields with the same name the first one counts.
         has_defaults: whether a flag that is not given has its field's default, and the
             help shows it; else it is missing in `given`.
     """
-    flags = [
-        _request_flag(spec, typing.get_type_hints(request)[spec.name], has_defaults)
-        for request in requests
+    flags = {
+        spec.name: _request_flag(
+            spec, typing.get_type_hints(request)[spec.name], has_defaults
+        )
+        for request in reversed(requests)
         for spec in dataclasses.fields(request)
         if "help" in spec.metadata
-    ]
-    return lambda command: _with_flags(command, flags, "given")
+    }
+    order = [s.name for r in requests for s in dataclasses.fields(r) if s.name in flags]
+    chosen = [flags[name] for name in dict.fromkeys(order)]
+    return lambda command: _with_flags(command, chosen, "given")
 
 
 def _with_flags(
@@ -173,7 +177,9 @@ def _request_flag(
     if bool in (kind, *typing.get_args(kind)) and spec.default is not False:
         flag += f"/--no-{flag[2:]}"
     names = spec.metadata["names"] or (flag,)
-    option = typer.Option(*names, help=text, callback=split)
+    # What is not given is left out, and the field's default holds all the same.
+    shown = has_default or spec.default in (None, (), False) or str(spec.default)
+    option = typer.Option(*names, help=text, callback=split, show_default=shown)
     return _parameter(spec.name, kind, default, option)
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments.cli import deploy
+from experiments.cli import baseline, deploy
 from experiments.commands.audit_request import AuditRequest
 from experiments.debug.request import DebugRequest, ExistingRuns, PlantedBug
 from experiments.evaluation.request import READING, SHAPE, EvaluationRequest
@@ -32,6 +32,7 @@ from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
 from fedgs.diagnosis.rule import Rule
 from fedgs.errors import refuse
+from fedgs.runs.run_folder import is_baseline
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,7 +44,9 @@ app = typer.Typer(
 data_app = typer.Typer(no_args_is_help=True, help="Look at private images you own.")
 app.add_typer(data_app, name="data")
 app.add_typer(deploy.app, name="deploy")
+app.add_typer(baseline.app, name="baseline")
 FORMAT_WARNING = warnings.formatwarning
+OF_BASELINE = "RUN is of `fedgs baseline`; leave out"
 
 
 def main() -> None:
@@ -100,6 +103,11 @@ def train(
 @app.command()
 def resume(run: RunArgument) -> None:
     """Continue an interrupted run from its last checkpoint."""
+    if is_baseline(run):
+        from experiments.baselines import command
+
+        command.resume(run)
+        return
     from experiments.commands import train as running
 
     running.resume(run)
@@ -187,6 +195,12 @@ def privacy(
 
         reproduction.main(as_json)
         return
+    if runs and any(map(is_baseline, runs)):
+        refuse({k: given[k] for k in ("recipe", "config", "at_epsilon")}, OF_BASELINE)
+        from experiments.baselines import command
+
+        command.privacy(runs, settings, as_json)
+        return
     if not runs:
         statements = privacy_report.of_settings(recipe, config, settings, at_epsilon)
     else:
@@ -205,7 +219,10 @@ def privacy(
 def audit(as_json: JsonOption = False, *, given: dict[str, Any]) -> None:
     """Attack a run's guarantee; exit code 1 if a lower bound exceeds its epsilon."""
     request = AuditRequest(**given)
-    from experiments.commands import audit as attacks
+    if is_baseline(request.run):
+        from experiments.baselines import audit as attacks
+    else:
+        from experiments.commands import audit as attacks
 
     if not attacks.audit(request, as_json):
         raise typer.Exit(1)

@@ -20,9 +20,11 @@ import torch
 from numpy.typing import NDArray
 
 from fedgs.baselines import find
+from fedgs.baselines.asked import Asked
 from fedgs.baselines.contract import Baseline, Facts, Guarantee, Trainer
 from fedgs.baselines.releases import Release, ReleaseLedger
-from fedgs.config.fields import coerce_fields, flag
+from fedgs.cohorts.files import selection_costs
+from fedgs.config.fields import coerce_fields
 from fedgs.config.recipes import overridden
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.federated import FederatedImages
@@ -51,30 +53,6 @@ NOT_GS_WGAN = {
     "clients_per_round": "",
     "engine": "local",
 }
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a baseline's run is asked for, beside the settings of the method."""
-
-    target_epsilon: float | None = flag(
-        None, "Find the noise for this epsilon, in the method's own unit.", above=0
-    )
-    unit: str | None = flag(
-        None,
-        "What target_epsilon is about; refused where the method cannot give it.",
-        choices=("record", "user"),
-    )
-    max_images_per_user: int | None = flag(
-        None,
-        "Drop images of a user over this public number, so that a record-level method "
-        "can state an epsilon of users, by group privacy.",
-        at_least=1,
-    )
-
-    def __post_init__(self) -> None:
-        """Checks every field."""
-        coerce_fields(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,6 +216,11 @@ def check_asked(
             f"target_epsilon = {asked.target_epsilon:g}: {title} adds no noise and "
             "guarantees nothing; leave out --target-epsilon, or use a private method "
             "(`fedgs baseline --list`) or `fedgs train`"
+        )
+    if selection_costs([config]):
+        raise UserError(
+            f"cohort = {config.cohort}: its selection read private images, and "
+            f"{title} does not count that; leave out --cohort, or use `fedgs train`"
         )
     if asked.unit not in (None, unit):
         instead = {

@@ -84,6 +84,11 @@ class Witness(NamedTuple):
     head: str | None = None
 
 
+def is_baseline(path: Path) -> bool:
+    """Tells whether a folder is that of a run of `fedgs.baselines`."""
+    return (path / BASELINE).exists()
+
+
 class RunFolder:
     """One run's folder; see the module for what lies where.
 
@@ -190,7 +195,7 @@ class RunFolder:
     @property
     def is_baseline(self) -> bool:
         """Whether the run is one of `fedgs.baselines`, whose ledger is another one."""
-        return (self.path / BASELINE).exists()
+        return is_baseline(self.path)
 
     def ledger(self, kind: type[ChainT] = Ledger) -> ChainT:
         """Opens the ledger for appending, checked as by `read_ledger`, and records it.

@@ -1,0 +1,1 @@
+"""What `fedgs baseline` does, and other commands with a run of it."""

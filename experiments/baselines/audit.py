@@ -1,0 +1,124 @@
+"""What `fedgs audit` does with a baseline: its own release against its own claim."""
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from experiments.baselines.command import epsilon_text
+from experiments.commands.audit_request import AuditRequest
+from experiments.commands.progress import Progress, say
+from experiments.tables import Table
+from fedgs.audit.finding import CONFIDENCE, Finding
+from fedgs.audit.mechanism import CHOICE_SHARE, bound_epsilon
+from fedgs.baselines.contract import Guarantee
+from fedgs.baselines.run import BaselineRun, open_run
+from fedgs.errors import UserError
+from fedgs.files import write_json
+
+
+def audit(request: AuditRequest, as_json: bool) -> bool:
+    """Attacks one release of each kind and returns whether the claims hold.
+
+    The worst-case unit is the method's own `audit_scores`. Everything goes to
+    RUN/audit/.
+
+    Raises:
+        UserError: the method has no such attack, or released nothing.
+    """
+    run = open_run(request.run)
+    scores = getattr(run.method, "audit_scores", None)
+    if request.full:
+        raise UserError("full: is for runs of `fedgs train`; leave out --full")
+    if scores is None or not run.releases:
+        what = "has no audit yet" if run.unit != "none" else "releases nothing private"
+        raise UserError(
+            f"RUN = {request.run}: {run.method.name} {what}; "
+            "`fedgs privacy RUN` states its epsilons"
+        )
+    started = time.monotonic()
+    findings: list[Finding] = []
+    with Progress() as progress:
+        for event in distinct_events(run):
+            progress.doing(f"A: {request.trials} releases: {json.dumps(event)}")
+            findings.append(attack(run, event, scores, request.trials))
+    report = {
+        "run": str(run.folder.path),
+        "method": run.method.name,
+        "confidence": CONFIDENCE,
+        "findings": [finding.to_json() for finding in findings],
+        "holds": not any(finding.is_failure for finding in findings),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    output = run.folder.path / "audit"
+    output.mkdir(exist_ok=True)
+    write_json(output / "report.json", report)
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        _show(run, findings)
+    return report["holds"]
+
+
+def distinct_events(run: BaselineRun) -> list[Mapping[str, Any]]:
+    """Returns the first event of each kind; of a kind, one release is like another."""
+    kinds: dict[str, Mapping[str, Any]] = {}
+    for release in run.releases:
+        kinds.setdefault(str(release.event.get("kind", "")), release.event)
+    return list(kinds.values())
+
+
+def attack(
+    run: BaselineRun, event: Mapping[str, Any], scores: Any, trials: int
+) -> Finding:
+    """Returns a lower bound of what one release costs beside what is claimed.
+
+    Raises:
+        UserError: the method claims nothing of this release.
+    """
+    claim = _claim(run, event)
+    total = int(trials * (1 + CHOICE_SHARE))
+    outside, inside = scores(run.settings, run.facts, event, claim.relation, total)
+    outside, inside = (np.asarray(x, np.float64) for x in (outside, inside))
+    count = min(len(outside), len(inside))
+    outside, inside = outside[:count], inside[:count]
+    split = int(count * CHOICE_SHARE / (1 + CHOICE_SHARE))
+    alpha = 1 - CONFIDENCE
+    bound, rates = bound_epsilon(outside, inside, split, claim.delta, alpha)
+    return Finding(
+        attack=f"A one release ({event.get('kind', 'release')}), one {claim.unit}",
+        adversary="release",
+        relation=claim.relation,
+        rounds=1,
+        delta=claim.delta,
+        lower_bound=bound,
+        epsilon=claim.epsilon,
+        theorem=claim.theorem,
+        details={"trials": float(count - split), **rates._asdict()},
+    )
+
+
+def _claim(run: BaselineRun, event: Mapping[str, Any]) -> Guarantee:
+    asked = (run.settings, run.facts, [event], run.config.delta)
+    rows = run.method.guarantees(*asked)
+    valid = [row for row in rows if row.label == "valid" and row.unit == run.unit]
+    if not valid:
+        raise UserError(f"{run.method.name}: claims nothing of {json.dumps(event)}")
+    return valid[0]
+
+
+def _show(run: BaselineRun, findings: list[Finding]) -> None:
+    head = ["attack", "relation", "lower bound (95 %)", "claimed", "verdict"]
+    rows: list[list[str]] = []
+    for found in findings:
+        claimed = math.inf if found.epsilon is None else found.epsilon
+        numbers = [f"{found.lower_bound:.3g}", f"{claimed:.4g}"]
+        rows.append([found.attack, found.relation, *numbers, found.verdict])
+    caption = f"audit of {run.method.name} at delta {findings[0].delta:g}"
+    Table(caption, head, rows, numeric=False).show()
+    whole = [epsilon_text(row) for row in run.guarantees()[:1]]
+    say(f"one release each; the whole run claims {', '.join(whole)}")
+    say(f"audit folder {run.folder.path / 'audit'}")

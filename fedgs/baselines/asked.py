@@ -1,0 +1,38 @@
+"""What a baseline's run is asked for, beside the settings of its method.
+
+Imports no tensor library: the command line reads the flags from here at every start.
+"""
+
+from dataclasses import dataclass
+
+from fedgs.config.fields import coerce_fields, flag
+
+# Groups and names of the settings of `RunConfig` that a baseline's run has as well.
+SHARED_SETTINGS = ("Data", "Model", "num_clients", "delta", "adversary")
+SHARED_SETTINGS += ("secure_noise", "noise_seed", "output", "seed", "device")
+SHARED_SETTINGS += ("num_threads", "stacking", "chunk_size")
+SHARED_SETTINGS += ("checkpoint_every", "sample_every")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a baseline's run is asked for, beside the settings of the method."""
+
+    target_epsilon: float | None = flag(
+        None, "Find the noise for this epsilon, in the method's own unit.", above=0
+    )
+    unit: str | None = flag(
+        None,
+        "What target_epsilon is about; refused where the method cannot give it.",
+        choices=("record", "user"),
+    )
+    max_images_per_user: int | None = flag(
+        None,
+        "Drop images of a user over this public number, so that a record-level method "
+        "can state an epsilon of users, by group privacy.",
+        at_least=1,
+    )
+
+    def __post_init__(self) -> None:
+        """Checks every field."""
+        coerce_fields(self)
