@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -77,3 +78,53 @@ def test_the_command_line_starts_without_a_tensor_library():
     code = "import sys, experiments.cli.main; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr
+
+
+@pytest.fixture(scope="module")
+def class_means(tmp_path_factory, exit_code):
+    """A run of the method that docs/baselines.md shows, at epsilon 8."""
+    folder = tmp_path_factory.mktemp("own")
+    page = (Path(__file__).parents[2] / "docs" / "baselines.md").read_text()
+    code = page.partition("<!-- class_means.py -->\n```python\n")[2].partition("```")[0]
+    (folder / "class_means.py").write_text(code)
+    given = flags(data="digits", image_size=16, num_clients=12, output=folder / "run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        words = ("baseline", "class_means:METHOD", *given, "--target-epsilon", 8)
+        assert exit_code(*words) == 0
+        patch.setenv("FEDGS_BASELINES", "class_means:METHOD")
+        yield folder / "run"
+
+
+def test_the_method_of_the_docs_meets_its_target(fedgs, class_means):
+    found = json.loads(printed(fedgs("privacy", class_means, "--json")))
+    (row,) = found["guarantees"]
+    assert (found["num_releases"], row["unit"], row["relation"]) == (
+        1,
+        "user",
+        "zero-out",
+    )
+    assert 7.99 < row["epsilon"] <= 8
+    assert "sanitized sums of clients" in printed(fedgs("privacy", class_means))
+
+
+def test_the_audit_of_the_methods_release_holds_and_comes_near(fedgs, class_means):
+    words = ("audit", class_means, "--trials", 200_000, "--json")
+    found = json.loads(printed(fedgs(*words)))
+    (row,) = found["findings"]
+    assert found["holds"]
+    assert 3 < row["lower_bound"] <= row["epsilon"] <= 8
+    assert "REFUTED" not in printed(fedgs("audit", class_means, "--trials", 1000))
+
+
+def test_an_audit_finds_noise_that_is_not_there(fedgs, class_means, monkeypatch):
+    import class_means as method  # of the fixture's folder
+
+    def half(sums, settings, noise):
+        std = 0.3 * settings.noise_multiplier * settings.clip_bound
+        return sums + noise.normal(sums.shape, std)
+
+    monkeypatch.setattr(method, "released", half)
+    code, out, _ = fedgs("audit", class_means, "--trials", 100_000)
+    assert code == 1
+    assert "REFUTED" in out
