@@ -19,6 +19,7 @@ from rich.console import Console
 
 from experiments.report import pictures as report_pictures
 from experiments.report import words
+from experiments.report.baseline import page_of
 from experiments.report.curves import curves
 from experiments.report.debug import DebugFacts, is_debug, read_debug_folder
 from experiments.report.evaluation import evaluation_tables
@@ -37,6 +38,7 @@ from fedgs.errors import UserError, explained
 from fedgs.files import write_atomically
 from fedgs.privacy.accounting import Statement
 from fedgs.runs import epsilons
+from fedgs.runs.run_folder import is_baseline
 
 FAILED = "cannot be written"
 console = Console()
@@ -54,11 +56,15 @@ def report(paths: Sequence[Path], output: Path) -> None:
             is missing. Nothing is then written.
     """
     pictures = _checked(output)
-    page = read_page(paths)
-    files = report_pictures.png_files(
-        page.runs, {d.name: d.picture for d in page.debugs if d.picture is not None}
-    )
-    content = render(page).encode()
+    baselines = [path for path in paths if is_baseline(path)]
+    if baselines:
+        content, files = _of_baselines(paths, baselines)
+    else:
+        page = read_page(paths)
+        files = report_pictures.png_files(
+            page.runs, {d.name: d.picture for d in page.debugs if d.picture is not None}
+        )
+        content = render(page).encode()
     with explained(OSError, f"output = {output}: {FAILED}", "choose another --output"):
         pictures.mkdir()
         for name, png in files.items():
@@ -67,6 +73,21 @@ def report(paths: Sequence[Path], output: Path) -> None:
     size = words.num_bytes(len(content))
     console.print(f"report  {output}  ({size})", highlight=False, soft_wrap=True)
     console.print(f"grids   {pictures}{os.sep}", highlight=False, soft_wrap=True)
+
+
+def _of_baselines(
+    paths: Sequence[Path], baselines: Sequence[Path]
+) -> tuple[bytes, dict[str, bytes]]:
+    """Returns the page of runs of `fedgs baseline`, and its pictures by file name."""
+    if others := [path for path in paths if path not in baselines]:
+        raise UserError(
+            f"{others[0]}: is of `fedgs train`, {baselines[0]} of `fedgs baseline`: "
+            "their epsilons stand in different tables; make a report of each"
+        )
+    shown = page_of(baselines)
+    _check_same_data([found.facts for found in shown["baselines"]])
+    files = report_pictures.png_files([f.facts for f in shown["baselines"]], {})
+    return _environment().get_template("baseline.html").render(shown).encode(), files
 
 
 def _checked(output: Path) -> Path:

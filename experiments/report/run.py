@@ -127,12 +127,26 @@ def read_run(path: Path) -> RunFacts:
         UserError: no run folder, a broken file, or no sample grid yet.
     """
     folder = RunFolder.open(path)
+    events = folder.read_ledger().events
+    return read_folder(folder, events, epsilons.of_run(folder.path))
+
+
+def read_folder(
+    folder: RunFolder, events: Sequence[Event], statements: Sequence[Statement]
+) -> RunFacts:
+    """Reads what a run folder has beside its ledger.
+
+    Privacy: as `read_run`.
+
+    Raises:
+        UserError: as `read_run`.
+    """
     return RunFacts(
         name=folder.path.name,
         config=folder.config,
-        events=folder.read_ledger().events,
+        events=events,
         metrics=read_json_lines(folder.path / "metrics.jsonl"),
-        statements=epsilons.of_run(folder.path),
+        statements=statements,
         versions=read_json(folder.path / "versions.json"),
         evaluation=_evaluation(folder.path),
         grids=_grids(folder.path),

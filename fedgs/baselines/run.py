@@ -60,13 +60,15 @@ class BaselineRun:
     """A run of a baseline: its folder and what the folder says of the method.
 
     Attributes:
+        name: that the method was asked for by: its own, or module:object.
         folder: the run folder.
-        method: by its name in the folder.
+        method: of this name.
         settings: of the method, with the noise set.
         facts: the public numbers of the data.
         target_epsilon: None where none was asked for.
     """
 
+    name: str
     folder: RunFolder
     method: Baseline
     settings: Any
@@ -185,7 +187,7 @@ def new_run(
         "target_epsilon": asked.target_epsilon,
     }
     folder = RunFolder.create(resolved, baseline)
-    return BaselineRun(folder, method, own, facts, asked.target_epsilon), data
+    return BaselineRun(name, folder, method, own, facts, asked.target_epsilon), data
 
 
 def made_settings(method: Baseline, values: dict[str, Any]) -> Any:
@@ -314,7 +316,7 @@ def open_run(path: str | Path) -> BaselineRun:
         raise UserError(
             f"{folder.path / BASELINE}: corrupted ({error}); restore it from a backup"
         ) from error
-    return BaselineRun(folder, method, settings, facts, target)
+    return BaselineRun(content["name"], folder, method, settings, facts, target)
 
 
 def load_run_data(run: BaselineRun) -> FederatedImages:

@@ -128,3 +128,32 @@ def test_an_audit_finds_noise_that_is_not_there(fedgs, class_means, monkeypatch)
     code, out, _ = fedgs("audit", class_means, "--trials", 100_000)
     assert code == 1
     assert "REFUTED" in out
+
+
+def test_the_report_shows_guarantees_pictures_and_the_command(
+    fedgs, class_means, tmp_path
+):
+    printed(fedgs("report", class_means, "-o", tmp_path / "page.html"))
+    page = (tmp_path / "page.html").read_text()
+    assert "class-means: epsilon of one user" in page
+    assert "unit: one user; see the table" in page
+    assert "fedgs baseline class_means:METHOD" in page.replace("</span> <span>", " ")
+    assert page.count("data:image/png") >= 1
+    assert "noise_multiplier" in page
+    assert "GS-WGAN" not in page
+
+
+def test_the_report_of_a_run_without_a_guarantee_says_so(fedgs, run, tmp_path):
+    printed(fedgs("report", run, "-o", tmp_path / "page.html"))
+    page = (tmp_path / "page.html").read_text()
+    assert "guarantees nothing" in page
+    assert "No epsilon: wgan-gp" in page
+
+
+def test_a_baselines_run_is_evaluated_like_any_run(fedgs, run, monkeypatch, tmp_path):
+    for name in ("FEDGS_CACHE_DIR", "TORCH_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    words = ("--fast", "-n", 60, "--metrics", "cnn", "--no-calibrate", "--json")
+    found = json.loads(printed(fedgs("evaluate", run, *words)))
+    assert found["round"] == 3
+    assert 0 <= found["downstream_cnn_accuracy"] <= 1
