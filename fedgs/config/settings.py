@@ -481,8 +481,8 @@ class Settings:
         "bernoulli",
         MODEL | RESULT,
         "Latent z: bernoulli bits (the paper; 10 bits and 10 labels give at most "
-        "10,240 distinct images) or normal.",
-        choices=("bernoulli", "normal"),
+        "10,240 distinct images), normal, or uniform on [0, 1) (PATE-GAN).",
+        choices=("bernoulli", "normal", "uniform"),
     )
     latent_dim: int = option(10, MODEL | RESULT, "Length of z.", at_least=1)
 

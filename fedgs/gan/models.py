@@ -400,7 +400,7 @@ def ema_weight(step: int, decay: float) -> float:
 def sample_latents(
     config: ResolvedConfig, rng: np.random.Generator, count: int
 ) -> Latents:
-    """Draws z: fair bits {0, 1} (bernoulli, the paper) or N(0, 1) (normal).
+    """Draws z: fair bits {0, 1} (bernoulli, the paper), N(0, 1) or U[0, 1).
 
     The shape is (count, latent_dim), float32. A generator has no other source of
     variety: 10 bits and 10 labels make at most 10,240 distinct images in all.
@@ -408,6 +408,8 @@ def sample_latents(
     shape = (count, config.latent_dim)
     if config.latent == "bernoulli":
         return torch.from_numpy(rng.integers(0, 2, shape).astype(np.float32))
+    if config.latent == "uniform":
+        return torch.from_numpy(rng.random(shape, dtype=np.float32))
     return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
 
 

@@ -517,6 +517,17 @@ def test_normal_latents_are_standard():
     assert abs(z.std() - 1) < 0.0112
 
 
+def test_uniform_latents_fill_the_unit_interval():
+    config = _config(latent="uniform", latent_dim=20)
+    z = sample_latents(config, np.random.default_rng(0), 5_000)
+    assert z.dtype == torch.float32
+    assert z.min() >= 0
+    assert z.max() < 1
+    # 5 standard deviations of a mean of 1e5 draws of variance 1/12: 0.0046.
+    assert abs(z.mean() - 0.5) < 0.0046
+    assert abs((z - 0.5).square().mean() - 1 / 12) < 0.0012
+
+
 def test_labels_are_uniform():
     labels = sample_labels(_config(), np.random.default_rng(0), 50_000)
     assert labels.dtype == torch.int64
@@ -527,7 +538,7 @@ def test_labels_are_uniform():
 
 
 def test_latents_and_labels_are_functions_of_their_stream():
-    for latent in ("bernoulli", "normal"):
+    for latent in ("bernoulli", "normal", "uniform"):
         config = _config(latent=latent)
         first, second = _inputs(config), _inputs(config)
         assert first[0].equal(second[0])

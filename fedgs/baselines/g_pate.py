@@ -1,0 +1,432 @@
+"""G-PATE: discriminators on disjoint data vote on how each fake should change.
+
+Each teacher is a discriminator of one client's images. In each step every teacher takes
+one step, then for every one of B fakes x_j of the generator:
+
+    1. teacher: g = -d BCE(D(x_j), 1) / d x_j, which makes x_j more real
+    2. public:  P_j of N(0, 1/k), k x pixels, drawn anew; the vote for each of the k
+       coordinates is the bin of clip(P_j g, +-c), of equal bins
+    3. private: confident GNMax of the votes of each coordinate: if max + N(0, s_t^2) is
+       at least a share of the teachers, the bin at argmax(counts + N(0, s_a^2)), else 0
+    4. public:  G takes one Adam step towards x_j + P_j^T (middles of the bins)
+
+What is private leaves through 3 alone. One client casts one vote of each query, so the
+guarantee is of users; `fedgs.baselines.pate_accounting` has the bounds.
+
+Differs from the reference:
+    - Networks: this project's generator and discriminator, without batch statistics, so
+      that a teacher's gradient of one fake is a function of that fake alone.
+    - z is uniform on [0, 1), not on (-1, 1): a shift and a scale of the first layer.
+    - One teacher for each client, where the reference cuts 60,000 images into 2,000.
+    - The number of steps is fixed in advance, and noise is made for it; the reference
+      goes on until a data-dependent epsilon is spent, which is itself private.
+
+Source: Long, Wang, Yang et al., "G-PATE: scalable differentially private data generator
+via private aggregation of teacher discriminators", NeurIPS 2021; reference
+https://github.com/AI-secure/G-PATE, `model.py` and `rdp_utils.py`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call, grad
+
+from fedgs.baselines import pate_accounting as accounting
+from fedgs.baselines.contract import Event, Facts, Guarantee
+from fedgs.baselines.teachers import (
+    Student,
+    Teachers,
+    check_teachers,
+    joined_state,
+    load_joined,
+)
+from fedgs.config.fields import Scalar, flag
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.data.federated import FederatedImages
+from fedgs.gan.models import Generator, build_discriminator
+from fedgs.mechanism.noise import NoiseStream
+from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
+from fedgs.randomness import stream
+from fedgs.shapes import ImageGrads, Images, Labels, TensorDict
+
+KIND = "confident-gnmax"
+REPLACED = math.sqrt(2)  # how far a histogram moves where one vote changes its bin
+CONDITIONS = ("the raw votes are seen by a trusted aggregator only",)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What G-PATE is asked for; defaults are the reference's for MNIST at epsilon 10.
+
+    Raises:
+        UserError: a value outside its range.
+    """
+
+    num_teachers: int | None = flag(
+        None, "Teachers; one for each client when unset (paper: 2000).", at_least=2
+    )
+    steps: int = flag(200, "Steps of the generator.", at_least=1)
+    teacher_steps: int = flag(1, "Steps of each teacher per step.", at_least=1)
+    teacher_batch_size: int = flag(
+        30, "Real and fake images of a teacher's step.", at_least=1
+    )
+    fakes_per_step: int = flag(
+        256, "Fakes of a step that teachers learn from.", at_least=1
+    )
+    learning_rate: float = flag(1e-3, "Adam's step size of all networks.", above=0.0)
+    beta1: float = flag(0.5, "Adam's beta1 of all networks.", at_least=0.0, below=1.0)
+    batch_size: int = flag(64, "B, fakes that teachers vote on.", at_least=1)
+    projection_dim: int = flag(10, "Coordinates of each vote.", at_least=1)
+    num_bins: int = flag(10, "Bins of each coordinate.", at_least=2)
+    gradient_bound: float = flag(
+        1e-4, "Coordinates are clipped to +- this before they are binned.", above=0.0
+    )
+    vote_threshold: float = flag(
+        0.5, "Share of the teachers that the top bin needs.", at_least=0.0, at_most=1.0
+    )
+    threshold_ratio: float = flag(
+        6.0, "Noise of the threshold / noise of a count.", above=0.0
+    )
+    answer_noise: float = flag(
+        100.0, "Noise of a count, std in votes; set by a target.", at_least=0.0
+    )
+    reveal_votes: bool = flag(
+        False,
+        "Write the accountant's sums as published into the ledger. They read the "
+        "votes: the run folder is private then.",
+    )
+
+
+class GPate:
+    """The method; see `fedgs.baselines.contract.Baseline`."""
+
+    name = "g-pate"
+    title = "G-PATE: teachers vote on gradients of fakes"
+    unit = "user"
+    central = True
+    Settings = Settings
+    recipe: Mapping[str, Scalar] = MappingProxyType(
+        {
+            "generator": "upsample",
+            "generator_dim": 16,
+            "discriminator_dim": 8,
+            "discriminator_activation": "leaky_relu",
+            "spectral_norm": False,
+            "latent": "uniform",
+            "latent_dim": 100,
+        }
+    )
+
+    def calibrated(
+        self, settings: Settings, facts: Facts, target_epsilon: float, delta: float
+    ) -> Settings:
+        """Returns settings with the noise for replace-one of a user's data set."""
+        check_teachers(_num_teachers(settings, facts), facts.num_clients)
+        queries = _queries_per_step(settings) * settings.steps
+        mu = accounting.confident_gnmax_mu(
+            queries, settings.threshold_ratio, 1.0, REPLACED
+        )
+        noise = mu / mu_from_epsilon(target_epsilon, delta)
+        return dataclasses.replace(settings, answer_noise=noise)
+
+    def guarantees(
+        self, settings: Settings, facts: Facts, events: Sequence[Event], delta: float
+    ) -> list[Guarantee]:
+        """Returns what the queries so far cost."""
+        users = "GDP of every query, answered or not"
+        replaced = _epsilon(events, REPLACED, delta)
+        lines = [
+            Guarantee("valid", "user", "replace-one", replaced, delta, users),
+            Guarantee(
+                "valid",
+                "record",
+                "replace-one",
+                replaced,
+                delta,
+                f"{users}; a record is in one user's data",
+            ),
+        ]
+        if _num_teachers(settings, facts) == facts.num_clients:
+            left_out = _epsilon(events, 1.0, delta)
+            theorem = f"{users}; the user's teacher casts no vote"
+            lines.insert(
+                1, Guarantee("valid", "user", "zero-out", left_out, delta, theorem)
+            )
+        lines = [dataclasses.replace(line, conditions=CONDITIONS) for line in lines]
+        return lines + [
+            _as_published(unit, events, delta) for unit in ("user", "record")
+        ]
+
+    def trainer(
+        self,
+        settings: Settings,
+        config: ResolvedConfig,
+        data: FederatedImages,
+        seed: int,
+    ) -> "GPateTrainer":
+        """Starts a training."""
+        return GPateTrainer(settings, config, data, seed)
+
+    def audit_scores(
+        self,
+        settings: Settings,
+        facts: Facts,
+        event: Event,
+        relation: str,
+        trials: int,
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Returns scores of the aggregation with and without a vote that decides.
+
+        Teachers are split between two bins, and the unit's teacher votes for one of
+        them in every query (inside), for the other (replace-one) or not at all
+        (zero-out). The score is the difference of how often either bin was answered.
+        """
+        bins = settings.num_bins
+        voters = _num_teachers(settings, facts) - 1
+        counts = np.zeros((int(event["num_queries"]), bins), np.int64)
+        counts[:, 0], counts[:, 1] = voters // 2, voters - voters // 2
+        inside, outside = counts.copy(), counts.copy()
+        inside[:, 0] += 1
+        outside[:, 1] += relation == "replace-one"
+        scores: list[list[float]] = [[], []]
+        for trial in range(trials):
+            for found, votes in zip(scores, (outside, inside), strict=True):
+                noise = NoiseStream(None, 0, trial).normal((len(votes), bins + 1), 1.0)
+                is_answered, winner = aggregate(
+                    votes,
+                    noise,
+                    event["threshold"],
+                    event["threshold_std"],
+                    event["answer_std"],
+                )
+                votes_for = np.bincount(winner[is_answered], minlength=2)
+                found.append(float(votes_for[0] - votes_for[1]))
+        return np.array(scores[0]), np.array(scores[1])
+
+
+class GPateTrainer:
+    """A training of G-PATE under way; see `fedgs.baselines.contract.Trainer`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        config: ResolvedConfig,
+        data: FederatedImages,
+        seed: int,
+    ) -> None:
+        """Builds teachers and generator."""
+        count = settings.num_teachers or data.num_clients
+        check_teachers(count, data.num_clients)
+        self.settings, self.config, self.seed = settings, config, seed
+        self.num_steps = settings.steps
+        self.teachers = Teachers(
+            config,
+            settings,
+            data,
+            count,
+            lambda own: build_discriminator(config, own),
+            seed,
+        )
+        self.student = Student(config, settings, seed)
+
+    @property
+    def generator(self) -> Generator:
+        """The generator as it is."""
+        return self.student.generator
+
+    def step(self, index: int) -> dict[str, Any]:
+        """Trains the teachers, asks them once, and moves the generator."""
+        settings, steps = self.settings, self.settings.teacher_steps
+        for step in range(index * steps, (index + 1) * steps):
+            z, labels = self.student.draw("fakes", step, settings.fakes_per_step)
+            self.teachers.train(
+                self._teacher_loss, self.student(z, labels), labels, step
+            )
+        z, labels = self.student.draw("latent", index, settings.batch_size)
+        images = self.student(z, labels)
+        projections = self._projections(index, images)
+        counts = self._votes(images, labels, projections).reshape(-1, settings.num_bins)
+        release = self._release(index, counts, len(self.teachers.records))
+        coordinates, event = release
+        middles = torch.from_numpy(coordinates).to(images).view(len(images), 1, -1)
+        change = (middles @ projections).view_as(images)
+        self.student.step(_distance, z, labels, images + change)
+        return event
+
+    def state(self) -> TensorDict:
+        """Returns teachers and generator; the teachers are private."""
+        return joined_state(teachers=self.teachers.stack, student=self.student.stack)
+
+    def load(self, state: TensorDict) -> None:
+        """Puts teachers and generator back."""
+        load_joined(state, teachers=self.teachers.stack, student=self.student.stack)
+
+    def _projections(self, index: int, images: Images) -> Tensor:
+        """Draws P of each fake, (B, k, pixels), entries N(0, 1/k): public."""
+        dim = self.settings.projection_dim
+        rng = stream(self.seed, "projection", index)
+        shape = (len(images), dim, images[0].numel())
+        drawn = rng.standard_normal(shape, dtype=np.float32) / math.sqrt(dim)
+        return torch.from_numpy(drawn).to(images.device)
+
+    def _votes(
+        self, images: Images, labels: Labels, projections: Tensor
+    ) -> npt.NDArray[np.int64]:
+        """Returns the histograms of all teachers' votes, (B, k, bins): private."""
+        settings = self.settings
+        total = 0
+        for grads in self.teachers.ask(self._improvement, images, labels):
+            projected = torch.einsum("nbp,bkp->nbk", grads.flatten(2), projections)
+            bins = bin_of(projected, settings.gradient_bound, settings.num_bins)
+            total = total + F.one_hot(bins, settings.num_bins).sum(0)
+        assert isinstance(total, Tensor)  # noqa: S101 - there are teachers
+        return total.cpu().numpy()
+
+    def _release(
+        self, index: int, counts: npt.NDArray[np.int64], num_teachers: int
+    ) -> tuple[npt.NDArray[np.float64], dict[str, Any]]:
+        """Returns the answered coordinates, 0 where there is none, and their event."""
+        settings, config = self.settings, self.config
+        threshold = settings.vote_threshold * num_teachers
+        stds = (settings.threshold_ratio * settings.answer_noise, settings.answer_noise)
+        source = NoiseStream(config.noise_seed, 0, index, config.secure_noise)
+        noise = source.normal((len(counts), settings.num_bins + 1), 1.0)
+        is_answered, winner = aggregate(counts, noise, threshold, *stds)
+        width = 2 * settings.gradient_bound / settings.num_bins
+        middles = (winner + 0.5) * width - settings.gradient_bound
+        event: dict[str, Any] = {
+            "kind": KIND,
+            "num_queries": len(counts),
+            "num_answered": int(is_answered.sum()),
+            "threshold": threshold,
+            "threshold_std": stds[0],
+            "answer_std": stds[1],
+        }
+        if settings.reveal_votes and settings.answer_noise:
+            event["rdp_of_votes"] = accounting.confident_gnmax_rdp(
+                counts, is_answered, threshold, *stds
+            ).tolist()
+        return np.where(is_answered, middles, 0.0), event
+
+    def _teacher_loss(
+        self,
+        params: TensorDict,
+        buffers: TensorDict,
+        real: Images,
+        real_labels: Labels,
+        fake: Images,
+        fake_labels: Labels,
+    ) -> Tensor:
+        template, tensors = self.teachers.stack.template, (params, buffers)
+        on_real = functional_call(template, tensors, (real, real_labels))
+        on_fake = functional_call(template, tensors, (fake, fake_labels))
+        return F.softplus(-on_real).mean() + F.softplus(on_fake).mean()
+
+    def _improvement(
+        self, params: TensorDict, buffers: TensorDict, images: Images, labels: Labels
+    ) -> ImageGrads:
+        """Returns -d (mean BCE of "these are real") / d image, (B, C, S, S)."""
+        template, tensors = self.teachers.stack.template, (params, buffers)
+
+        def loss(fakes: Images) -> Tensor:
+            scores = functional_call(template, tensors, (fakes, labels))
+            return F.softplus(-scores).mean()
+
+        return -grad(loss)(images)
+
+
+def bin_of(values: Tensor, bound: float, num_bins: int) -> Tensor:
+    """Returns the bin of each value among equal bins of [-bound, bound], int64.
+
+    Values beyond the ends are in the outermost bins; what is no number votes for 0.
+    """
+    values = torch.nan_to_num(values, nan=0.0).clamp(-bound, bound)
+    return ((values + bound) * (num_bins / (2 * bound))).long().clamp(max=num_bins - 1)
+
+
+def aggregate(
+    counts: npt.NDArray[np.int64],
+    noise: npt.NDArray[np.float64],
+    threshold: float,
+    threshold_std: float,
+    answer_std: float,
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+    """Answers queries by confident GNMax.
+
+    Privacy: releases mu-GDP output; event: one `KIND` of `len(counts)` queries.
+
+    Args:
+        counts: votes, shape (queries, bins).
+        noise: standard normal, shape (queries, 1 + bins).
+        threshold: votes that the top bin needs, before noise.
+        threshold_std: s_t, in votes.
+        answer_std: s_a, in votes.
+
+    Returns:
+        Which queries are answered, and the winning bin of each; that of a query that
+        is not answered must not be used.
+
+    Source: Papernot et al., ICLR 2018, Algorithm 1.
+    """
+    is_answered = counts.max(axis=1) + threshold_std * noise[:, 0] >= threshold
+    return is_answered, (counts + answer_std * noise[:, 1:]).argmax(axis=1)
+
+
+def _distance(generator: Any, z: Tensor, labels: Labels, target: Images) -> Tensor:
+    return (generator(z, labels) - target).square().sum()
+
+
+def _num_teachers(settings: Settings, facts: Facts) -> int:
+    return settings.num_teachers or facts.num_clients
+
+
+def _queries_per_step(settings: Settings) -> int:
+    return settings.batch_size * settings.projection_dim
+
+
+def _epsilon(events: Sequence[Event], distance: float, delta: float) -> float | None:
+    squares = [
+        accounting.confident_gnmax_mu(
+            event["num_queries"], event["threshold_std"], event["answer_std"], distance
+        )
+        ** 2
+        for event in events
+    ]
+    epsilon = epsilon_from_mu(math.sqrt(sum(squares)), delta)
+    return epsilon if math.isfinite(epsilon) else None
+
+
+def _as_published(unit: str, events: Sequence[Event], delta: float) -> Guarantee:
+    """Returns the reference's accountant, by the votes where they were revealed."""
+    orders = accounting.GNMAX_ORDERS
+    total, theorem = np.zeros_like(orders), "RDP orders 1.1 to 199"
+    for event in events:
+        if (revealed := event.get("rdp_of_votes")) is not None:
+            total = total + np.array(revealed)
+            theorem = "RDP of the votes, data-dependent: itself private"
+            continue
+        stds = (event["threshold_std"], event["answer_std"])
+        # RDP of mu-GDP: order mu^2 / 2.
+        mu = accounting.confident_gnmax_mu(event["num_queries"], *stds, REPLACED)
+        total = total + orders * mu**2 / 2
+    epsilon = accounting.rdp_epsilon(total, delta) if events else 0.0
+    return Guarantee(
+        "as published",
+        unit,
+        "replace-one",
+        epsilon if math.isfinite(epsilon) else None,
+        delta,
+        theorem,
+    )
+
+
+METHOD = GPate()

@@ -1,0 +1,453 @@
+"""PATE-GAN: teachers label fakes, a student learns from the labels, G from the student.
+
+Each teacher is a network that tells its own clients' images from fakes. In each step
+
+    1. teachers: n_T steps on own images and fakes, never released
+    2. n_S times, on B fresh fakes: the label of a fake is 1 if
+       n_1 + Lap(1/lambda) > n_0 + Lap(1/lambda), n_1 teachers calling it real; the
+       student takes a step on fakes and labels
+    3. G takes a step on the student's judgement of fresh fakes: -log S(G(z))
+
+What is private leaves through 2 alone, as bits. One client casts one vote, which moves
+both counts by 1: each bit is 2 lambda-DP for users, whatever the votes.
+
+Differs from the reference:
+    - Its Algorithm 1, not its code: teachers are networks that go on learning, each on
+      its own part (in the code all get the last part, and are refitted logistic
+      regressions); noise on both counts, of scale 1 / lambda as the accountant says
+      (in the code one draw, of scale lambda).
+    - Networks: this project's generator; Adam for RMSProp; labels of classes are drawn
+      uniformly and shown to all networks, where the reference generates them as one
+      more column. Teachers and student are the reference's student, one hidden layer.
+    - One teacher for each client, where the reference has 10; so they are narrower.
+    - The number of steps is fixed in advance, and noise is made for it; the reference
+      goes on until a data-dependent epsilon is spent, which is itself private.
+
+Source: Jordon, Yoon, van der Schaar, "PATE-GAN: generating synthetic data with
+differential privacy guarantees", ICLR 2019, Algorithm 1; reference
+https://github.com/vanderschaarlab/mlforhealthlabpub, `alg/pategan/pate_gan.py`.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedgs.baselines import pate_accounting as accounting
+from fedgs.baselines.contract import Event, Facts, Guarantee
+from fedgs.baselines.teachers import (
+    BETA2,
+    Single,
+    Student,
+    Teachers,
+    check_teachers,
+    joined_state,
+    load_joined,
+)
+from fedgs.config.fields import Scalar, flag
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.data.federated import FederatedImages
+from fedgs.gan.discriminators import ModuleStack
+from fedgs.gan.models import Generator, build
+from fedgs.mechanism.noise import NoiseStream
+from fedgs.randomness import derived_seed
+from fedgs.shapes import Images, Labels, Scores, TensorDict
+
+KIND = "laplace-votes"
+# What --reveal-votes writes, and whether the theorem's condition is asked for.
+REVEALED = MappingProxyType({"moments_of_code": False, "moments_of_votes": True})
+CONDITIONS = ("the raw votes are seen by a trusted aggregator only",)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What PATE-GAN is asked for; B, n_S and lambda are the reference's.
+
+    Raises:
+        UserError: a value outside its range.
+    """
+
+    num_teachers: int | None = flag(
+        None, "Teachers; one for each client when unset (paper: 10).", at_least=2
+    )
+    steps: int = flag(100, "Steps of the generator.", at_least=1)
+    teacher_steps: int = flag(5, "n_T, steps of each teacher per step.", at_least=1)
+    teacher_batch_size: int = flag(
+        64, "Real and fake images of a teacher's step.", at_least=1
+    )
+    fakes_per_step: int = flag(
+        256, "Fakes of a step that teachers learn from.", at_least=1
+    )
+    learning_rate: float = flag(1e-3, "Adam's step size of all networks.", above=0.0)
+    beta1: float = flag(0.5, "Adam's beta1 of all networks.", at_least=0.0, below=1.0)
+    student_steps: int = flag(1, "n_S, steps of the student per step.", at_least=1)
+    batch_size: int = flag(64, "B, fakes that teachers label.", at_least=1)
+    hidden_dim: int = flag(
+        64, "Width of teachers and student (paper: as many as pixels).", at_least=1
+    )
+    inverse_noise: float | None = flag(
+        1.0,
+        "lambda: counts get Laplace noise of scale 1 / lambda; unset is no noise; set "
+        "by a target.",
+        above=0.0,
+    )
+    reveal_votes: bool = flag(
+        False,
+        "Write the accountant's sums as published into the ledger. They read the "
+        "votes: the run folder is private then.",
+    )
+
+
+class Judge(nn.Module):
+    """Teacher and student: one hidden layer of ReLU on the image and its label."""
+
+    def __init__(self, config: ResolvedConfig, hidden_dim: int) -> None:
+        """Makes two linear layers."""
+        super().__init__()
+        self.num_labels = config.num_classes if config.conditional else 0
+        pixels = config.image_channels * config.image_size**2
+        self.hidden = nn.Linear(pixels + self.num_labels, hidden_dim)
+        self.output = nn.Linear(hidden_dim, 1)
+
+    def forward(self, images: Images, labels: Labels) -> Scores:
+        """Returns the logit of "real" of each image, shape (B,)."""
+        inputs = images.flatten(1)
+        if self.num_labels:
+            one_hot = torch.eye(self.num_labels, device=inputs.device)[labels]
+            inputs = torch.cat([inputs, one_hot], dim=1)
+        return self.output(F.relu(self.hidden(inputs))).squeeze(1)
+
+
+class PateGan:
+    """The method; see `fedgs.baselines.contract.Baseline`."""
+
+    name = "pate-gan"
+    title = "PATE-GAN: teachers label fakes for a student"
+    unit = "user"
+    central = True
+    Settings = Settings
+    recipe: Mapping[str, Scalar] = MappingProxyType(
+        {
+            "generator": "upsample",
+            "generator_dim": 16,
+            "latent": "uniform",
+            "latent_dim": 100,
+        }
+    )
+
+    def calibrated(
+        self, settings: Settings, facts: Facts, target_epsilon: float, delta: float
+    ) -> Settings:
+        """Returns settings with the noise for replace-one of a user's data set."""
+        check_teachers(_num_teachers(settings, facts), facts.num_clients)
+        per_step = settings.student_steps * settings.batch_size
+        queries = settings.steps * per_step
+        pure = accounting.pure_per_query(target_epsilon, queries, delta)
+        return dataclasses.replace(settings, inverse_noise=pure / 2)
+
+    def guarantees(
+        self, settings: Settings, facts: Facts, events: Sequence[Event], delta: float
+    ) -> list[Guarantee]:
+        """Returns what the labels so far cost."""
+        pure = "optimal composition of pure DP"
+        replaced = _epsilon(events, 2.0, delta)
+        lines = [
+            Guarantee("valid", "user", "replace-one", replaced, delta, pure),
+            Guarantee(
+                "valid",
+                "record",
+                "replace-one",
+                replaced,
+                delta,
+                f"{pure}; a record is in one user's data",
+            ),
+        ]
+        if _num_teachers(settings, facts) == facts.num_clients:
+            left_out = _epsilon(events, 1.0, delta)
+            theorem = f"{pure}; the user's teacher casts no vote"
+            lines.insert(
+                1, Guarantee("valid", "user", "zero-out", left_out, delta, theorem)
+            )
+        lines = [dataclasses.replace(line, conditions=CONDITIONS) for line in lines]
+        for unit in ("user", "record"):
+            lines += _as_published(unit, events, delta)
+        return lines
+
+    def trainer(
+        self,
+        settings: Settings,
+        config: ResolvedConfig,
+        data: FederatedImages,
+        seed: int,
+    ) -> "PateGanTrainer":
+        """Starts a training."""
+        return PateGanTrainer(settings, config, data, seed)
+
+    def audit_scores(
+        self,
+        settings: Settings,
+        facts: Facts,
+        event: Event,
+        relation: str,
+        trials: int,
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Returns how many fakes were labelled real, where one vote decides.
+
+        The other teachers are split evenly, the unit's teacher calls every fake real
+        (inside), not real (replace-one) or does not vote (zero-out).
+        """
+        others = (_num_teachers(settings, facts) - 1) // 2
+        shape = (int(event["num_queries"]),)
+        outside = (others + (relation == "replace-one"), others)
+        inside = (others, others + 1)
+        scores: list[list[float]] = [[], []]
+        for trial in range(trials):
+            for found, (zeros, ones) in zip(scores, (outside, inside), strict=True):
+                normal = NoiseStream(None, 0, trial).normal((2, 4, *shape), 1.0)
+                answers = label(
+                    np.full(shape, zeros),
+                    np.full(shape, ones),
+                    laplace(normal),
+                    event["noise_scale"],
+                )
+                found.append(float(answers.sum()))
+        return np.array(scores[0]), np.array(scores[1])
+
+
+class PateGanTrainer:
+    """A training of PATE-GAN under way; see `fedgs.baselines.contract.Trainer`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        config: ResolvedConfig,
+        data: FederatedImages,
+        seed: int,
+    ) -> None:
+        """Builds teachers, student and generator."""
+        count = settings.num_teachers or data.num_clients
+        check_teachers(count, data.num_clients)
+        self.settings, self.config = settings, config
+        self.num_steps = settings.steps
+
+        def judge(own_seed: int) -> Judge:
+            return build(lambda c: Judge(c, settings.hidden_dim), config, own_seed)
+
+        self.teachers = Teachers(config, settings, data, count, judge, seed)
+        self.student = Single(
+            lambda: judge(derived_seed(seed, "student")),
+            settings.learning_rate,
+            (settings.beta1, BETA2),
+            config.device,
+        )
+        self.generated = Student(config, settings, seed)
+
+    @property
+    def generator(self) -> Generator:
+        """The generator as it is."""
+        return self.generated.generator
+
+    def step(self, index: int) -> dict[str, Any]:
+        """Trains the teachers, the student on their labels, and the generator."""
+        settings, steps = self.settings, self.settings.teacher_steps
+        for step in range(index * steps, (index + 1) * steps):
+            z, labels = self.generated.draw("fakes", step, settings.fakes_per_step)
+            fakes = self.generated(z, labels)
+            self.teachers.train(self._teacher_loss, fakes, labels, step)
+        count, steps = settings.batch_size, settings.student_steps
+        asked: list[npt.NDArray[np.int64]] = []
+        for step in range(index * steps, (index + 1) * steps):
+            z, labels = self.generated.draw("labelled", step, count)
+            images = self.generated(z, labels)
+            asked.append(self._votes(images, labels))
+            answers = torch.from_numpy(self._release(step, asked[-1])).to(images)
+            self.student.step(_student_loss, images, labels, answers)
+        z, labels = self.generated.draw("latent", index, count)
+        judge = self.student.function(self.student.tensors(), {})
+
+        def loss(generator: Any, z: Tensor, labels: Labels) -> Tensor:
+            return F.softplus(-judge(generator(z, labels), labels)).mean()
+
+        self.generated.step(loss, z, labels)
+        return self._event(np.concatenate(asked))
+
+    def state(self) -> TensorDict:
+        """Returns teachers, student and generator; the teachers are private."""
+        return joined_state(**self._stacks())
+
+    def load(self, state: TensorDict) -> None:
+        """Puts teachers, student and generator back."""
+        load_joined(state, **self._stacks())
+
+    def _stacks(self) -> dict[str, ModuleStack]:
+        return {
+            "teachers": self.teachers.stack,
+            "student": self.student.stack,
+            "generator": self.generated.stack,
+        }
+
+    def _votes(self, images: Images, labels: Labels) -> npt.NDArray[np.int64]:
+        """Returns n_1 of each fake, how many teachers call it real: private."""
+        answers = self.teachers.ask(self._calls_real, images, labels)
+        return torch.stack([each.sum(0) for each in answers]).sum(0).cpu().numpy()
+
+    def _release(
+        self, step: int, ones: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float64]:
+        """Returns the noisy labels of fakes, 0 or 1."""
+        config = self.config
+        source = NoiseStream(config.noise_seed, 0, step, config.secure_noise)
+        noise = laplace(source.normal((2, 4, *ones.shape), 1.0))
+        zeros = len(self.teachers.records) - ones
+        return label(zeros, ones, noise, _scale(self.settings)).astype(np.float64)
+
+    def _event(self, ones: npt.NDArray[np.int64]) -> dict[str, Any]:
+        settings = self.settings
+        event: dict[str, Any] = {
+            "kind": KIND,
+            "num_queries": len(ones),
+            "noise_scale": _scale(settings),
+        }
+        if settings.reveal_votes and settings.inverse_noise is not None:
+            gaps = np.abs(len(self.teachers.records) - 2 * ones)
+            for name, needs_condition in REVEALED.items():
+                moments = accounting.laplace_moments(
+                    gaps, settings.inverse_noise, needs_condition
+                )
+                event[name] = moments.tolist()
+        return event
+
+    def _teacher_loss(
+        self,
+        params: TensorDict,
+        buffers: TensorDict,
+        real: Images,
+        real_labels: Labels,
+        fake: Images,
+        fake_labels: Labels,
+    ) -> Tensor:
+        template, tensors = self.teachers.stack.template, (params, buffers)
+        on_real = functional_call(template, tensors, (real, real_labels))
+        on_fake = functional_call(template, tensors, (fake, fake_labels))
+        return F.softplus(-on_real).mean() + F.softplus(on_fake).mean()
+
+    def _calls_real(
+        self, params: TensorDict, buffers: TensorDict, images: Images, labels: Labels
+    ) -> Tensor:
+        template = self.teachers.stack.template
+        scores = functional_call(template, (params, buffers), (images, labels))
+        return (scores > 0).long()
+
+
+def laplace(normal: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Returns Laplace noise of scale 1 from normal noise: n1 n2 + n3 n4.
+
+    Args:
+        normal: standard normal, shape (m, 4, ...).
+
+    Returns:
+        Shape (m, ...).
+
+    Source: Kotz, Kozubowski, Podgorski, "The Laplace distribution", 2001, section 2.2.
+    """
+    return normal[:, 0] * normal[:, 1] + normal[:, 2] * normal[:, 3]
+
+
+def label(
+    zeros: npt.NDArray[np.int64],
+    ones: npt.NDArray[np.int64],
+    noise: npt.NDArray[np.float64],
+    scale: float,
+) -> npt.NDArray[np.bool_]:
+    """Returns which fakes are labelled real: the larger of both noisy counts.
+
+    Privacy: releases pure DP output, 2 / scale for one vote that changes; event: one
+    `KIND` of `len(ones)` queries.
+
+    Args:
+        zeros: teachers that call a fake not real, shape (B,).
+        ones: teachers that call it real, shape (B,).
+        noise: Laplace noise of scale 1 on zeros and ones, shape (2, B).
+        scale: of the noise, 1 / lambda, in votes.
+
+    Source: Jordon et al., Definition 5 (PATE mechanism).
+    """
+    return ones + scale * noise[1] > zeros + scale * noise[0]
+
+
+def _student_loss(
+    student: Any, images: Images, labels: Labels, target: Tensor
+) -> Tensor:
+    scores = student(images, labels)
+    return F.binary_cross_entropy_with_logits(scores, target)
+
+
+def _num_teachers(settings: Settings, facts: Facts) -> int:
+    return settings.num_teachers or facts.num_clients
+
+
+def _scale(settings: Settings) -> float:
+    return 0.0 if settings.inverse_noise is None else 1 / settings.inverse_noise
+
+
+def _epsilon(events: Sequence[Event], moved: float, delta: float) -> float | None:
+    """Returns epsilon where one client moves both counts by `moved` in all."""
+    if not events:
+        return 0.0
+    scales = {event["noise_scale"] for event in events}
+    if len(scales) > 1:
+        raise ValueError("the releases of a run have one noise scale")
+    scale = scales.pop()
+    if scale == 0:
+        return None
+    queries = sum(event["num_queries"] for event in events)
+    return accounting.pure_epsilon(moved / scale, queries, delta)
+
+
+def _as_published(unit: str, events: Sequence[Event], delta: float) -> list[Guarantee]:
+    """Returns the reference's accountant, by the votes where they were revealed."""
+    relation = "replace-one"
+    if any(event["noise_scale"] == 0 for event in events):
+        theorem = "moments accountant"
+        return [Guarantee("as published", unit, relation, None, delta, theorem)]
+    if events and all(name in event for name in REVEALED for event in events):
+        why = {
+            "moments_of_code": "moments of the votes, without the theorem's condition",
+            "moments_of_votes": "moments of the votes, where the theorem holds",
+        }
+        sums = {
+            f"{text}: data-dependent, itself private": sum(
+                np.array(event[name]) for event in events
+            )
+            for name, text in why.items()
+        }
+    else:
+        total = np.zeros(accounting.NUM_MOMENTS)
+        for event in events:  # a tie: the data-independent branch
+            one = accounting.laplace_moments(
+                np.zeros(1), 1 / event["noise_scale"], needs_condition=True
+            )
+            total = total + event["num_queries"] * one
+        sums = {"moments accountant, data-independent branch": total}
+    return [
+        Guarantee(
+            "as published",
+            unit,
+            relation,
+            accounting.moments_epsilon(np.asarray(moments), delta) if events else 0.0,
+            delta,
+            theorem,
+        )
+        for theorem, moments in sums.items()
+    ]
+
+
+METHOD = PateGan()
