@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 # Name of a method -> "module:object", the object a `Baseline`. One line for each file.
 METHODS: Mapping[str, str] = MappingProxyType(
     {
+        "g-pate": "fedgs.baselines.g_pate:METHOD",
+        "pate-gan": "fedgs.baselines.pate_gan:METHOD",
         "wgan-gp": "fedgs.baselines.wgan_gp:METHOD",
     }
 )

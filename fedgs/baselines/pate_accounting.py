@@ -240,9 +240,10 @@ def laplace_moments(
         gaps: |n0 - n1| of each query, shape (queries,).
         inverse_scale: lambda; both counts get noise of scale 1 / lambda.
         needs_condition: the data-dependent branch is taken only where its theorem
-            allows it; else as the public code does, which never asks: at a tie with
-            lambda = 1 it charges 1.28 for the first moment, where 4 is right, and
-            where 1 = q e^(2 lambda) it divides by zero.
+            allows it; else as the public code does, which never asks: at lambda = 1
+            it charges 1.28 for the first moment of a tie, where 4 is what holds; 0.43
+            at a gap of one vote, where 0.70 is lost; and at a gap of two it divides
+            by zero.
 
     Returns:
         Shape (20,), summed over the queries.

@@ -76,7 +76,7 @@ def moment(gap, needs_condition, inverse_scale=1.0):
     return accounting.laplace_moments(gaps, inverse_scale, needs_condition)
 
 
-def test_at_a_tie_the_published_code_charges_a_third_of_what_holds():
+def test_at_a_tie_the_published_code_charges_a_third_of_what_is_proven():
     assert moment(0, needs_condition=False)[0] == pytest.approx(1.28142, abs=1e-5)
     assert moment(0, needs_condition=True)[0] == 4.0  # 2 lambda^2 l (l + 1)
 
@@ -96,30 +96,33 @@ def test_the_bound_of_the_votes_is_taken_only_where_its_theorem_allows():
     assert moment(3, True).tolist() == moment(3, False).tolist()
 
 
+def bit(gap, inverse_scale=1.0):
+    """Chances that the side ahead by `gap` votes wins, and loses."""
+    distance = inverse_scale * abs(gap)
+    behind = (2 + distance) * np.exp(-distance) / 4
+    chances = np.array([1 - behind, behind])
+    return chances if gap >= 0 else chances[::-1]
+
+
+def true_moment(gap, other, order, inverse_scale=1.0):
+    """Log E e^(order loss) of one bit, computed."""
+    votes, neighbour = bit(gap, inverse_scale), bit(other, inverse_scale)
+    return np.log((votes * (votes / neighbour) ** order).sum())
+
+
 @pytest.mark.parametrize("gap", range(12))
 @pytest.mark.parametrize("inverse_scale", [0.1, 0.5, 1.0, 2.0])
 def test_charged_moments_bound_the_true_ones(gap, inverse_scale):
-    """Against log E e^(l loss) of the bit, computed, for both neighbours of a gap."""
-
-    def bit(gap):  # chances that the side ahead by `gap` votes wins, and loses
-        distance = inverse_scale * abs(gap)
-        behind = (2 + distance) * np.exp(-distance) / 4
-        chances = np.array([1 - behind, behind])
-        return chances if gap >= 0 else chances[::-1]
-
     charged = moment(gap, True, inverse_scale)
-    for other in (gap - 2, gap + 2):
-        for order in (1, 2, 5, 20):
-            ratio = bit(gap) / bit(other)
-            true = np.log((bit(gap) * ratio**order).sum())
+    for order in (1, 2, 5, 20):
+        for other in (gap - 2, gap + 2):
+            true = true_moment(gap, other, order, inverse_scale)
             assert true <= charged[order - 1] + 1e-12
 
 
-def test_published_epsilon_of_ties_is_below_one_that_is_attained():
-    ties = accounting.laplace_moments(np.zeros(10), 1.0, needs_condition=False)
-    valid = accounting.pure_epsilon(2.0, 10, DELTA)
-    assert accounting.moments_epsilon(ties, DELTA) < valid
-    assert valid <= 20  # 10 bits of 2 lambda = 2
+def test_at_a_gap_of_one_the_published_code_charges_less_than_is_lost():
+    assert true_moment(1, -1, order=1) == pytest.approx(0.6955, abs=1e-3)
+    assert moment(1, needs_condition=False)[0] < 0.43
 
 
 # Composition of pure differential privacy

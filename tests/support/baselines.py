@@ -11,6 +11,8 @@ from runs import Report, ignore
 
 # One line for each method and each kind of training of it that differs: seconds each.
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
+    "g-pate": ("g-pate", {"steps": 4, "batch_size": 4, "teacher_batch_size": 4}),
+    "pate-gan": ("pate-gan", {"steps": 4, "batch_size": 4, "teacher_batch_size": 4}),
     "wgan-gp": ("wgan-gp", {"steps": 6, "batch_size": 4}),
     "wgan-gp per client": (
         "wgan-gp",

@@ -1,0 +1,221 @@
+"""G-PATE: what one client can change, and that teachers' votes move the fakes."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from baselines import small_run
+from fedgs.baselines.contract import Facts
+from fedgs.baselines.g_pate import (
+    METHOD,
+    REPLACED,
+    GPateTrainer,
+    Settings,
+    aggregate,
+    bin_of,
+)
+from fedgs.errors import UserError
+from fedgs.privacy.gaussian import epsilon_from_mu
+
+FACTS = Facts(2000, 60_000, None, 10, (1, 28, 28))
+DELTA = 1e-5
+
+
+def events(settings, count=1):
+    event = {
+        "kind": "confident-gnmax",
+        "num_queries": settings.batch_size * settings.projection_dim,
+        "threshold_std": settings.threshold_ratio * settings.answer_noise,
+        "answer_std": settings.answer_noise,
+    }
+    return [event] * count
+
+
+def trainer(folder, **settings) -> GPateTrainer:
+    run, data = small_run("g-pate", folder / "run")
+    own = dataclasses.replace(run.settings, **settings)
+    return METHOD.trainer(own, run.config, data, 3)
+
+
+def votes_of(training, data=None):
+    """All histograms on the same fakes; with other data, after one more step on it."""
+    if data is not None:
+        training.teachers.data = data
+    z, labels = training.student.draw("fakes", 0, 16)
+    images = training.student(z, labels)
+    training.teachers.train(training._teacher_loss, images, labels, 0)
+    projections = training._projections(0, images)
+    return training._votes(images, labels, projections)
+
+
+def test_settings_are_the_references_at_epsilon_10():
+    settings = Settings()
+    threshold_noise = settings.threshold_ratio * settings.answer_noise
+    assert (threshold_noise, settings.answer_noise) == (600, 100)
+    assert (settings.projection_dim, settings.num_bins) == (10, 10)
+    assert settings.gradient_bound == 1e-4
+    assert settings.vote_threshold == 0.5
+
+
+def test_a_client_changes_one_vote_of_each_query(tmp_path):
+    run, data = small_run("g-pate", tmp_path / "data")
+    mine = data.client_records[5]
+    images = data.images.copy()
+    images[mine] = 255 - images[mine]
+    other = dataclasses.replace(data, images=images)
+    votes = votes_of(trainer(tmp_path))
+    changed = votes_of(METHOD.trainer(run.settings, run.config, data, 3), other)
+    moved = np.abs(votes - changed).sum(axis=-1)
+    assert set(np.unique(moved)) <= {0, 2}  # left one bin, came into another
+    assert moved.any()
+    assert np.sqrt(((votes - changed) ** 2).sum(-1)).max() == pytest.approx(REPLACED)
+    assert np.abs(votes.max(-1) - changed.max(-1)).max() <= 1
+    assert (votes.sum(-1) == run.facts.num_clients).all()
+
+
+def test_valid_epsilon_does_not_read_the_votes_and_counts_every_query():
+    rows = METHOD.guarantees(Settings(), FACTS, events(Settings(), 10), DELTA)
+    mu = math.sqrt(6_400 * (1 / 600**2 + 2 / 100**2))
+    assert rows[0].epsilon == pytest.approx(epsilon_from_mu(mu, DELTA), rel=1e-9)
+    assert [(r.label, r.unit, r.relation) for r in rows] == [
+        ("valid", "user", "replace-one"),
+        ("valid", "user", "zero-out"),
+        ("valid", "record", "replace-one"),
+        ("as published", "user", "replace-one"),
+        ("as published", "record", "replace-one"),
+    ]
+    # min over orders of 6400 order (1 / (2 600^2) + 1 / 100^2) + log(1e5) / (order - 1)
+    orders = np.array([1.1, *range(2, 200)])
+    rdp = 6_400 * orders * (0.5 / 600**2 + 1 / 100**2)
+    expected = (rdp + math.log(1e5) / (orders - 1)).min()
+    assert rows[3].epsilon == pytest.approx(expected, rel=1e-9)
+
+
+def test_with_fewer_teachers_than_clients_nobody_can_be_left_out():
+    settings = Settings(num_teachers=1000)
+    rows = METHOD.guarantees(settings, FACTS, events(settings), DELTA)
+    assert "zero-out" not in {row.relation for row in rows}
+
+
+def test_without_noise_there_is_no_guarantee():
+    settings = Settings(answer_noise=0.0)
+    rows = METHOD.guarantees(settings, FACTS, events(settings), DELTA)
+    assert {row.epsilon for row in rows} == {None}
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 10.0])
+def test_calibrated_noise_meets_the_target_at_the_last_step(epsilon):
+    settings = METHOD.calibrated(Settings(steps=3), FACTS, epsilon, DELTA)
+    rows = METHOD.guarantees(settings, FACTS, events(settings, 3), DELTA)
+    assert rows[0].epsilon == pytest.approx(epsilon, rel=1e-6)
+    assert rows[0].epsilon <= epsilon * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("teachers", "clients"), [(2001, 2000), (None, 1), (None, 0), (1, 5)]
+)
+def test_teachers_without_clients_are_refused(teachers, clients):
+    facts = dataclasses.replace(FACTS, num_clients=clients)
+    with pytest.raises(UserError, match=r"num_teachers = .*give --num-teachers"):
+        METHOD.calibrated(Settings(num_teachers=teachers), facts, 1.0, DELTA)
+
+
+def test_revealed_votes_are_accounted_by_the_published_code(tmp_path):
+    training = trainer(tmp_path, reveal_votes=True, answer_noise=1.0)
+    event = training.step(0)
+    settings, facts = training.settings, dataclasses.replace(FACTS, num_clients=12)
+    rows = METHOD.guarantees(settings, facts, [event], DELTA)
+    published = [row for row in rows if row.label == "as published"]
+    assert all("itself private" in row.theorem for row in published)
+    hidden = {n: v for n, v in event.items() if n != "rdp_of_votes"}
+    unseen = METHOD.guarantees(settings, facts, [hidden], DELTA)
+    assert published[0].epsilon < unseen[-1].epsilon
+    assert unseen[0].epsilon == rows[0].epsilon
+
+
+def test_nothing_of_the_votes_is_in_the_ledger_unasked(tmp_path):
+    assert set(trainer(tmp_path).step(0)) == {
+        "kind",
+        "num_queries",
+        "num_answered",
+        "threshold",
+        "threshold_std",
+        "answer_std",
+    }
+
+
+# The aggregation
+
+
+def test_bins_are_those_of_a_histogram():
+    values = torch.tensor([-5.0, -1.0, -0.81, -0.79, 0.0, 0.79, 0.81, 1.0, 9.0])
+    edges = np.linspace(-1, 1, 11)
+    expected = [np.histogram(np.clip([v], -1, 1), edges)[0].argmax() for v in values]
+    assert bin_of(values, 1.0, 10).tolist() == expected
+    broken = torch.tensor([float("nan"), float("inf"), float("-inf")])
+    assert bin_of(broken, 1.0, 10).tolist() == [5, 9, 0]
+
+
+def test_without_noise_the_plurality_answers_where_it_passes_the_threshold():
+    counts = np.array([[1, 5, 4], [4, 3, 3], [0, 0, 10]])
+    noise = np.random.default_rng(0).standard_normal((3, 4))
+    answered, winner = aggregate(counts, noise, 5.0, 0.0, 0.0)
+    assert answered.tolist() == [True, False, True]
+    assert winner.tolist() == [1, 0, 2]
+
+
+def test_noise_decides_as_often_as_the_gaussians_say():
+    counts = np.tile([30, 20], (20_000, 1))
+    noise = np.random.default_rng(0).standard_normal((20_000, 3))
+    answered, winner = aggregate(counts, noise, 35.0, 10.0, 10.0)
+    # P(N >= 0.5) = 0.3085 and P(N(10, 200) > 0) = 0.7602; 5 standard deviations: 0.017
+    assert abs(answered.mean() - 0.3085) < 0.017
+    assert abs((winner == 0).mean() - 0.7602) < 0.017
+
+
+def test_what_is_not_answered_does_not_move_a_fake(tmp_path):
+    training = trainer(tmp_path, vote_threshold=1.0, answer_noise=0.0)
+    counts = np.array([[12, *[0] * 9], [6, 6, *[0] * 8]])
+    coordinates, event = training._release(0, counts, 12)
+    assert coordinates.tolist() == pytest.approx([-0.9e-4, 0.0])
+    assert event["num_answered"] == 1
+
+
+def test_the_answers_make_fakes_look_real_to_the_teachers(tmp_path):
+    training = trainer(tmp_path, answer_noise=0.0, batch_size=32, projection_dim=40)
+    z, labels = training.student.draw("judged", 0, 200)
+
+    def judged():
+        images = training.student(z, labels)
+        asked = training.teachers.ask(
+            lambda p, b, x, y: torch.func.functional_call(
+                training.teachers.stack.template, (p, b), (x, y)
+            ),
+            images,
+            labels,
+        )
+        return float(torch.cat(list(asked)).mean())
+
+    training.step(0)
+    before = judged()
+    frozen = dataclasses.replace(training.settings, teacher_steps=0)
+    training.settings = frozen
+    for index in range(1, 16):
+        training.step(index)
+    assert judged() > before
+
+
+# The audit's hook
+
+
+def test_an_audit_finds_no_more_than_the_guarantee_and_not_much_less():
+    facts = dataclasses.replace(FACTS, num_clients=9)
+    settings = Settings(num_teachers=None, num_bins=2, answer_noise=2.0)
+    event = events(settings)[0] | {"num_queries": 16, "threshold": 0.0}
+    outside, inside = METHOD.audit_scores(settings, facts, event, "replace-one", 3_000)
+    d_prime = (inside.mean() - outside.mean()) / outside.std()
+    mu = math.sqrt(16 * (1 / 12.0**2 + 2 / 2.0**2))
+    assert 0.6 * mu < d_prime < mu

@@ -1,0 +1,184 @@
+"""PATE-GAN: noise as its accountant says, one vote a client, a student that learns."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from baselines import small_run
+from fedgs.baselines import pate_accounting as accounting
+from fedgs.baselines.contract import Facts
+from fedgs.baselines.pate_gan import METHOD, PateGanTrainer, Settings, label, laplace
+from fedgs.errors import UserError
+
+FACTS = Facts(10, 60_000, None, 10, (1, 28, 28))
+DELTA = 1e-5
+
+
+def events(settings, count=1):
+    queries = settings.student_steps * settings.batch_size
+    scale = 1 / settings.inverse_noise if settings.inverse_noise else 0.0
+    event = {"kind": "laplace-votes", "num_queries": queries, "noise_scale": scale}
+    return [event] * count
+
+
+def trainer(folder, **settings) -> PateGanTrainer:
+    run, data = small_run("pate-gan", folder / "run")
+    own = dataclasses.replace(run.settings, **settings)
+    return METHOD.trainer(own, run.config, data, 3)
+
+
+def fakes(training, count=64):
+    z, labels = training.generated.draw("judged", 0, count)
+    return training.generated(z, labels), labels
+
+
+# The mechanism
+
+
+def test_noise_is_laplace_of_scale_one():
+    noise = laplace(np.random.default_rng(0).standard_normal((2, 4, 10_000))).ravel()
+    assert stats.kstest(noise, stats.laplace().cdf).pvalue > 0.01
+    # Variance 2, kurtosis 6: 5 standard deviations are 5 sqrt((6 - 1) 4 / 2e4) = 0.16.
+    assert abs(noise.var() - 2) < 0.16
+
+
+def test_both_counts_get_noise_of_scale_one_over_lambda():
+    zeros, ones = np.full(20_000, 40), np.full(20_000, 43)
+    normal = np.random.default_rng(1).standard_normal((2, 4, 20_000))
+    found = 1 - label(zeros, ones, laplace(normal), scale=4.0).mean()
+    # q = (2 + lambda gap) / (4 e^(lambda gap)), lambda = 1/4, gap = 3; 5 deviations
+    q = (2 + 0.75) / (4 * np.exp(0.75))
+    assert abs(found - q) < 5 * np.sqrt(q * (1 - q) / 20_000)
+
+
+def test_without_noise_a_majority_decides_and_a_tie_is_not_real():
+    counts = np.array([[6, 5, 4], [4, 5, 6]])
+    assert label(*counts, np.ones((2, 3)), 0.0).tolist() == [False, False, True]
+
+
+def test_a_client_changes_one_vote_whatever_its_data_are(tmp_path):
+    run, data = small_run("pate-gan", tmp_path / "data")
+    images = data.images.copy()
+    images[data.client_records[5]] = 255 - images[data.client_records[5]]
+    other = dataclasses.replace(data, images=images)
+    ones = []
+    for each in (data, other):
+        training = METHOD.trainer(run.settings, run.config, each, 3)
+        shown, labels = fakes(training)
+        for index in range(30):
+            training.teachers.train(training._teacher_loss, shown, labels, index)
+        inverted = 1 - torch.from_numpy(data.images[:64]).float() / 255
+        ones.append(training._votes(inverted, labels))
+    moved = np.abs(ones[0] - ones[1])
+    assert moved.max() == 1
+
+
+def test_teachers_learn_each_on_its_own_part(tmp_path):
+    training = trainer(tmp_path, num_teachers=4)
+    owned = [set(records) for records in training.teachers.records]
+    assert sum(map(len, owned)) == len(set.union(*owned))
+    clients = training.teachers.data.client_records
+    assert owned[1] == {*clients[1], *clients[5], *clients[9]}
+    shown, labels = fakes(training)
+    real = torch.from_numpy(training.teachers.data.images[:64]).float() / 255
+    for index in range(30):
+        training.teachers.train(training._teacher_loss, shown, labels, index)
+    assert training._votes(shown, labels).mean() < 0.5
+    assert training._votes(real, labels).mean() > 3.5
+
+
+def test_the_student_learns_from_labels_alone_and_the_generator_from_it(tmp_path):
+    training = trainer(tmp_path, inverse_noise=None, batch_size=64)
+    before = training.student(*fakes(training)).mean()
+    for index in range(4):
+        training.step(index)
+    after = training.student(*fakes(training)).mean()
+    assert after < before  # every fake was labelled as one
+    old = training.generator.state_dict()
+    training.step(4)
+    new = training.generator.state_dict()
+    assert any(not torch.equal(old[name], new[name]) for name in old)
+
+
+# What it costs
+
+
+def test_valid_epsilon_is_of_bits_of_two_lambda():
+    settings = Settings(inverse_noise=0.01)
+    rows = METHOD.guarantees(settings, FACTS, events(settings, 10), DELTA)
+    users, left_out = rows[0], rows[1]
+    assert users.epsilon == accounting.pure_epsilon(0.02, 640, DELTA)
+    assert (left_out.relation, left_out.epsilon) == (
+        "zero-out",
+        accounting.pure_epsilon(0.01, 640, DELTA),
+    )
+    assert (rows[2].unit, rows[2].epsilon) == ("record", users.epsilon)
+
+
+def test_published_settings_cost_far_more_than_the_published_epsilon():
+    """Lambda 1 and 64 fakes a step: one step, unanimous, against epsilon 1."""
+    settings = Settings(num_teachers=10)
+    gaps = np.full(64, 10)
+    event = events(settings)[0] | {
+        "moments_of_code": accounting.laplace_moments(gaps, 1.0, False).tolist(),
+        "moments_of_votes": accounting.laplace_moments(gaps, 1.0, True).tolist(),
+    }
+    rows = METHOD.guarantees(settings, FACTS, [event], DELTA)
+    published = [row for row in rows if row.label == "as published"]
+    assert len(published) == 4
+    assert all("itself private" in row.theorem for row in published)
+    assert published[0].epsilon < 3.5
+    assert rows[0].epsilon > 90  # at most 128
+
+
+def test_unrevealed_votes_are_charged_by_the_branch_for_all_votes():
+    settings = Settings(inverse_noise=0.1)
+    rows = METHOD.guarantees(settings, FACTS, events(settings), DELTA)
+    orders = np.arange(1, 21)
+    expected = (64 * 0.02 * orders * (orders + 1) - np.log(DELTA)) / orders
+    assert rows[-1].label == "as published"
+    assert rows[-1].epsilon == pytest.approx(expected.min())
+    assert "independent" in rows[-1].theorem
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 10.0])
+def test_calibrated_noise_meets_the_target_at_the_last_step(epsilon):
+    settings = METHOD.calibrated(Settings(steps=5), FACTS, epsilon, DELTA)
+    rows = METHOD.guarantees(settings, FACTS, events(settings, 5), DELTA)
+    assert epsilon * (1 - 1e-6) < rows[0].epsilon <= epsilon
+
+
+def test_without_noise_or_releases_the_epsilon_says_so():
+    silent = Settings(inverse_noise=None)
+    rows = METHOD.guarantees(silent, FACTS, events(silent), DELTA)
+    assert {row.epsilon for row in rows} == {None}
+    assert {row.epsilon for row in METHOD.guarantees(silent, FACTS, [], DELTA)} == {0.0}
+
+
+def test_more_teachers_than_clients_are_refused():
+    with pytest.raises(UserError, match=r"num_teachers = 11: .* from 2 to 10"):
+        METHOD.calibrated(Settings(num_teachers=11), FACTS, 1.0, DELTA)
+
+
+@pytest.mark.parametrize("student_steps", [1, 3])
+def test_every_label_is_in_the_ledger(tmp_path, student_steps):
+    training = trainer(tmp_path, student_steps=student_steps, reveal_votes=True)
+    event = training.step(0)
+    assert event["num_queries"] == student_steps * training.settings.batch_size
+    assert len(event["moments_of_code"]) == 20
+    hidden = dataclasses.replace(training.settings, reveal_votes=False)
+    training.settings = hidden
+    assert set(training.step(1)) == {"kind", "num_queries", "noise_scale"}
+
+
+def test_an_audit_finds_no_more_than_the_guarantee():
+    settings = Settings(inverse_noise=0.5)
+    event = events(settings)[0] | {"num_queries": 4}
+    facts = dataclasses.replace(FACTS, num_clients=9)
+    outside, inside = METHOD.audit_scores(settings, facts, event, "replace-one", 4_000)
+    rate = (outside >= 3).mean(), (inside >= 3).mean()
+    found = np.log(rate[1] / rate[0])
+    assert 0.4 < found < 4 * 2 * 0.5  # basic composition of four bits
