@@ -12,7 +12,7 @@ from experiments.commands.endings import exit_if_stopped
 from experiments.commands.progress import Progress, say
 from experiments.tables import Table
 from fedgs.baselines import METHODS, find
-from fedgs.baselines.contract import Guarantee
+from fedgs.baselines.contract import Baseline, Guarantee
 from fedgs.baselines.run import (
     Asked,
     BaselineRun,
@@ -27,9 +27,9 @@ from fedgs.errors import UserError
 from fedgs.federation.training import stop_on_signal
 from fedgs.privacy.accounting import SEEDED
 
+# Who sees what before it is sanitized, where the method does not say it itself.
 CURATOR = "who runs it sees all images"
-SERVER = "sanitized sums of clients"  # a method that is not central
-NOTHING = "clients send what nobody sanitized"
+AGGREGATOR = "who adds up the clients' answers sees each of them"
 
 
 def list_methods() -> None:
@@ -37,10 +37,7 @@ def list_methods() -> None:
     rows: list[list[str]] = []
     for name in METHODS:
         method = find(name)
-        trust = CURATOR if method.central else SERVER
-        if method.unit == "none" and not method.central:
-            trust = NOTHING
-        rows.append([name, method.unit, trust, method.title])
+        rows.append([name, method.unit, _trust(method, method.central), method.title])
     note = (
         "By default settings; `fedgs baseline NAME --help` lists them. A method of "
         "your own: module:object (docs/baselines.md)."
@@ -153,9 +150,12 @@ def privacy(
 
 def trust(run: BaselineRun) -> str:
     """Returns who sees what before it is sanitized, in words."""
-    if run.is_central:
-        return CURATOR
-    return NOTHING if run.unit == "none" else SERVER
+    return _trust(run.method, run.is_central)
+
+
+def _trust(method: Baseline, is_central: bool) -> str:
+    default = CURATOR if is_central else AGGREGATOR
+    return default if is_central else getattr(method, "trust", default)
 
 
 def tables(run: BaselineRun, rows: Sequence[Guarantee]) -> list[Table]:
@@ -164,7 +164,13 @@ def tables(run: BaselineRun, rows: Sequence[Guarantee]) -> list[Table]:
     for unit in ("user", "record"):
         own = [row for row in rows if row.unit == unit]
         cells = [
-            [row.label, row.relation, epsilon_text(row), f"{row.delta:g}", row.theorem]
+            [
+                _label(row),
+                row.relation,
+                epsilon_text(row),
+                f"{row.delta:g}",
+                row.theorem,
+            ]
             for row in own
         ]
         caption = f"{run.method.name}: epsilon of one {unit}"
@@ -174,6 +180,11 @@ def tables(run: BaselineRun, rows: Sequence[Guarantee]) -> list[Table]:
         if own:
             found.append(Table(caption, head, cells, note, numeric=False))
     return found
+
+
+def _label(row: Guarantee) -> str:
+    is_seeded = any(text.endswith(SEEDED) for text in row.conditions)
+    return f"{row.label}, but {SEEDED}" if is_seeded else row.label
 
 
 def epsilon_text(row: Guarantee) -> str:

@@ -24,6 +24,7 @@ Optional, found by name:
   becomes the flag --unit of the method. They replace those of the method.
 - `adversaries: tuple[str, ...]` of a method that is not central: who a target_epsilon
   can be asked against, of "release", "server", "secagg"; ("release",) otherwise.
+- `trust: str` of a method that is not central: who sees what before it is sanitized.
 - `audit_scores(settings, facts, event, relation, trials) -> (outside, inside)`: runs
   the release of one event of the ledger so often with a worst-case unit that takes part
   (inside) and with its neighbour under the relation (outside), by the code of the

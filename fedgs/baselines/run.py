@@ -53,6 +53,11 @@ NOT_GS_WGAN = {
     "clients_per_round": "",
     "engine": "local",
 }
+WHO_IS = {
+    "user": "user: one client with all its images; where the data names no owners, a "
+    "shard of it and no person",
+    "record": "record: one image of those that the cap leaves, whoever else is in it",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,13 +125,14 @@ class BaselineRun:
         releases = self.releases
         events = [release.event for release in releases]
         rows = self.method.guarantees(self.settings, self.facts, events, delta)
-        if any(release.noise_source == "seeded" for release in releases):
-            rows = [_with_condition(row, f"noise: {SEEDED}") for row in rows]
-        return rows
-
-
-def _with_condition(row: Guarantee, condition: str) -> Guarantee:
-    return dataclasses.replace(row, conditions=(condition, *row.conditions))
+        is_seeded = any(release.noise_source == "seeded" for release in releases)
+        shared = (f"noise: {SEEDED}",) if is_seeded else ()
+        return [
+            dataclasses.replace(
+                row, conditions=(*shared, WHO_IS[row.unit], *row.conditions)
+            )
+            for row in rows
+        ]
 
 
 def unit_of(method: Baseline, settings: Any) -> str:
@@ -461,8 +467,7 @@ class _Session:
         if self.done == self.committed:
             return
         started = time.monotonic()
-        for release in self._releases:
-            self.ledger.append(release)
+        self.ledger.append(*self._releases)
         with indispensable(self.folder, f"the checkpoint of step {self.done}"):
             for metrics in self._metrics:
                 self.folder.append_metrics(metrics)
@@ -471,9 +476,7 @@ class _Session:
             tensors |= {f"ema.{n}": v for n, v in self._generator().items()}
             self.folder.save_checkpoint(self.done, tensors, self.ledger)
             if self._is_picture_due():
-                name = f"samples/round-{self.done:07d}.png"
-                path = self.folder.path / name
-                write_grid(path, self.config, self.trainer.generator.eval())
+                self._write_picture()
         self.committed, self.last = self.done, time.monotonic()
         self.cost = self.last - started
 
@@ -486,6 +489,13 @@ class _Session:
         last = self.trainer.num_steps
         every = self.config.sample_every or max(1, last // 10)
         return self.done % every == 0 or self.done == last
+
+    def _write_picture(self) -> None:
+        path = self.folder.path / "samples" / f"round-{self.done:07d}.png"
+        generator = self.trainer.generator
+        is_training = generator.training  # a picture changes nothing of the training
+        write_grid(path, self.config, generator.eval())
+        generator.train(is_training)
 
     def _generator(self) -> TensorDict:
         state = self.trainer.generator.state_dict()

@@ -258,23 +258,25 @@ class Chain(Generic[EventT]):
         """Returns the head of the first so many events; None if there are fewer."""
         return self._hashes[length] if 0 <= length <= self.length else None
 
-    def append(self, event: EventT) -> None:
-        """Writes the event; once this returns it is on the disk, and may be sent.
+    def append(self, *events: EventT) -> None:
+        """Writes events; once this returns they are on the disk, and may be sent.
 
-        If writing fails, the line is cut off again as far as the system lets us, the
-        ledger is closed, and nothing may be sent for this event.
+        If writing fails, the lines are cut off again as far as the system lets us, the
+        ledger is closed, and nothing may be sent for these events.
 
         Raises:
             UserError: the ledger is closed or only for reading, or writing failed.
         """
         if self._file is None:
             raise UserError(f"{self.path}: not open for appending; use Ledger.open")
-        values = self._values(event)
-        text = json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
-        digest = _chain(self.head, text)
-        line = text[:-1] + _HASH_KEY + digest.encode() + b'"}\n'
+        lines, hashes = b"", [self.head]
+        for event in events:
+            values = self._values(event)
+            text = json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
+            hashes.append(_chain(hashes[-1], text))
+            lines += text[:-1] + _HASH_KEY + hashes[-1].encode() + b'"}\n'
         try:
-            if self._file.write(line) != len(line):
+            if self._file.write(lines) != len(lines):
                 raise OSError("the disk took a part of the line only")
             os.fsync(self._file.fileno())
         except BaseException as error:
@@ -285,9 +287,9 @@ class Chain(Generic[EventT]):
                 raise
             problem = f"line {self.length + 1} could not be written ({error})"
             raise UserError(f"{self.path}: {problem}; free the disk, resume") from error
-        self._size += len(line)
-        self._events.append(event)
-        self._hashes.append(digest)
+        self._size += len(lines)
+        self._events += events
+        self._hashes += hashes[1:]
 
     def verify_prefix(
         self, length: int, head: str | None, witness: str = "the checkpoint"

@@ -105,7 +105,7 @@ def test_the_method_of_the_docs_meets_its_target(fedgs, class_means):
         "zero-out",
     )
     assert 7.99 < row["epsilon"] <= 8
-    assert "sanitized sums of clients" in printed(fedgs("privacy", class_means))
+    assert "who adds up the clients' answers" in printed(fedgs("privacy", class_means))
 
 
 def test_the_audit_of_the_methods_release_holds_and_comes_near(fedgs, class_means):

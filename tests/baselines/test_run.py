@@ -1,0 +1,111 @@
+"""The frame: what is counted when a run is killed, and what a target then allows."""
+
+import threading
+
+import pytest
+
+import fedgs
+from baselines import small_run, train
+from fedgs.baselines.releases import Release
+from fedgs.baselines.run import Asked, RunStopped, is_finished, open_run
+from fedgs.errors import UserError
+from fedgs.privacy.gaussian import epsilon_from_mu
+from fedgs.runs.run_folder import RunFolder
+from runs import at_round, interrupt_at
+
+STEPS = "baselines:STEPS"
+
+
+@pytest.fixture(autouse=True)
+def _trusted(monkeypatch):
+    monkeypatch.setenv("FEDGS_BASELINES", STEPS)
+
+
+def killed_before_its_checkpoint(run, data, monkeypatch) -> None:
+    """The last commit gets its events to the disk, and nothing else."""
+
+    def kill(self, *arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "save_checkpoint", kill)
+        with pytest.raises(KeyboardInterrupt):
+            train(run, data)
+
+
+def attempts(run) -> list[tuple[int, int]]:
+    return [(release.step, release.attempt) for release in run.releases]
+
+
+def test_a_step_that_is_repeated_after_a_crash_counts_again(tmp_path, monkeypatch):
+    run, data = small_run(STEPS, tmp_path / "run", checkpoint_every=4)
+    killed_before_its_checkpoint(run, data, monkeypatch)
+    train(run, data)
+    first = [(1, 1)]  # a picture is due after every step of four
+    assert attempts(run) == [*first, (1, 2), (2, 1), (3, 1), (4, 1)]
+    spent = open_run(tmp_path / "run").guarantees()[0].epsilon
+    assert spent == epsilon_from_mu(5**0.5, 1e-5)
+
+
+def test_with_a_target_nothing_is_paid_for_twice(tmp_path, monkeypatch):
+    run, data = small_run(STEPS, tmp_path / "run", Asked(target_epsilon=9.0))
+    killed_before_its_checkpoint(run, data, monkeypatch)
+    lines = len(run.releases)
+    with pytest.raises(UserError, match="would exceed target_epsilon = 9; start anew"):
+        train(run, data)
+    assert len(run.releases) == lines
+
+
+def test_with_a_target_the_last_checkpoint_is_the_product(tmp_path, monkeypatch):
+    run, data = small_run(STEPS, tmp_path / "run", Asked(target_epsilon=9.0))
+    stop = threading.Event()
+    with pytest.raises(RunStopped):
+        train(run, data, at_round(2, stop.set), stop)
+    killed_before_its_checkpoint(run, data, monkeypatch)
+    with pytest.raises(RunStopped, match="the generator of step 2 is written"):
+        train(run, data)
+    assert is_finished(run)
+    assert len(attempts(run)) == len(set(attempts(run))) >= 3
+
+
+def test_what_a_killed_process_computed_is_not_counted(tmp_path):
+    run, data = small_run(STEPS, tmp_path / "run", checkpoint_every=9, sample_every=9)
+    with pytest.raises(KeyboardInterrupt):
+        train(run, data, interrupt_at(3))
+    assert attempts(run) == []
+    train(run, data)
+    assert attempts(run) == [(1, 1), (2, 1), (3, 1), (4, 1)]
+
+
+def test_a_ledger_that_lost_lines_is_refused(tmp_path):
+    train(*small_run(STEPS, tmp_path / "run"))
+    path = tmp_path / "run" / "ledger.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
+    with pytest.raises(UserError, match=r"line 2 is the last, .* saw 4"):
+        open_run(tmp_path / "run").guarantees()
+
+
+def test_a_ledger_of_another_method_is_refused(tmp_path):
+    train(*small_run(STEPS, tmp_path / "run"))
+    path = tmp_path / "run" / "baseline.json"
+    path.write_text(path.read_text().replace(STEPS, "wgan-gp"))
+    with pytest.raises(UserError, match=r"the ledger is of steps, .* says wgan-gp"):
+        open_run(tmp_path / "run").guarantees()
+
+
+def test_a_program_samples_a_baselines_run_and_is_refused_its_epsilon(tmp_path):
+    train(*small_run(STEPS, tmp_path / "run"))
+    run = fedgs.load(tmp_path / "run")
+    assert run.is_finished
+    assert run.sample(3).images.shape == (3, 1, 16, 16)
+    with pytest.raises(UserError, match="is a run of `fedgs baseline`"):
+        run.epsilon()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"kind": "gaussian"}, {"step": 0}, {"event": 3}, {"noise_source": "me"}]
+)
+def test_a_release_is_checked(wrong):
+    values = {"method": "m", "step": 1, "attempt": 1, "noise_source": "os"}
+    with pytest.raises(UserError, match=next(iter(wrong))):
+        Release(**values | wrong)
