@@ -34,7 +34,7 @@ def audit(request: AuditRequest, as_json: bool) -> bool:
     if request.full:
         raise UserError("full: is for runs of `fedgs train`; leave out --full")
     if scores is None or not run.releases:
-        what = "has no audit yet" if run.unit != "none" else "releases nothing private"
+        what = "has no audit yet" if run.unit != "none" else "claims no epsilon"
         raise UserError(
             f"RUN = {request.run}: {run.method.name} {what}; "
             "`fedgs privacy RUN` states its epsilons"

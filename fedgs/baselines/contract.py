@@ -135,7 +135,8 @@ class Trainer(Protocol):
         Returns:
             The ledger's event: plain JSON values of all that decides what the step's
             release costs (kind, noise_std or noise_multiplier, clip bound, sampling
-            rate, count, ...). None if nothing that depends on private data was made.
+            rate, count, ...). None if nothing that depends on private data was made;
+            a step that makes it without noise says so in an event too.
         """
         ...
 

@@ -56,7 +56,7 @@ NOT_GS_WGAN = {
 WHO_IS = {
     "user": "user: one client with all its images; where the data names no owners, a "
     "shard of it and no person",
-    "record": "record: one image of those that the cap leaves, whoever else is in it",
+    "record": "record: one of the images that the cap leaves",
 }
 
 

@@ -47,6 +47,8 @@ from fedgs.gan.models import (
 from fedgs.randomness import derived_seed, stream
 from fedgs.shapes import ImageGrads, Images, Labels, TensorDict
 
+NOT_PRIVATE = "not-private"  # a step that read private images and added no noise
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -114,7 +116,7 @@ class Wgan:
         """The averaged generator."""
         return self.average
 
-    def step(self, index: int) -> None:
+    def step(self, index: int) -> dict[str, Any]:
         """Trains the discriminators n_dis steps, then the generator one."""
         advance_in_place(self._generator)
         rng = stream(self.config.seed, "latent", index)
@@ -125,6 +127,7 @@ class Wgan:
         answers = self.data.num_clients * len(images)
         jacobian_step(self.optimizer, images, grads / answers)
         update_ema(self.average, self._generator, index, self.settings.ema_decay)
+        return {"kind": NOT_PRIVATE}
 
     def _draw(self, rng: np.random.Generator, batches: int) -> tuple[Images, Labels]:
         count = batches * self.settings.batch_size

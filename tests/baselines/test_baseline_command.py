@@ -52,7 +52,7 @@ def test_samples_and_a_finished_run(fedgs, run, tmp_path):
 
 
 def test_what_a_baselines_run_does_not_take_is_refused(fedgs, run):
-    refused(fedgs("audit", run), "RUN = .*: wgan-gp releases nothing private")
+    refused(fedgs("audit", run), "RUN = .*: wgan-gp claims no epsilon")
     refused(fedgs("privacy", run, run), "RUN = .*: a baseline's run is accounted alone")
     refused(fedgs("privacy", run, "--at-epsilon", 1), "at_epsilon = 1.0: RUN is of")
     refused(fedgs("privacy", run, "--num-rounds", 1), "num_rounds = 1: RUN is of")
