@@ -342,5 +342,7 @@ class RollCall:
 def public_settings(config: RunConfig) -> dict[str, Any]:
     """Returns the settings that a client needs: no path of the server, no selection."""
     kept = config.to_flat()
+    if config.public_data is not None:  # its kind, which tells that there is a start
+        kept["public_data"] = config.public_data.split(":")[0]
     defaults = RunConfig().to_flat()
     return kept | {name: defaults[name] for name in settings_with(STAYS)}

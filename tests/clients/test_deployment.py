@@ -24,7 +24,7 @@ from refusals import assert_refused
 from server import roll_call
 from server.progress import Progress
 from simulated_grid import round_of
-from tiny import write_tiny_npz
+from tiny import MOMENTS, write_tiny_npz
 
 HISTORY = [("a" * 16, 0)]
 
@@ -76,10 +76,16 @@ def test_counted_bytes_do_not_depend_on_single_releases(deploy, transport, monke
     assert (len(set(sizes)) > 1) == (transport == "compact")
 
 
-def test_no_path_of_the_server_reaches_a_client_and_none_of_a_client_the_server(deploy):
-    run = deploy()
-    requests, root = recorded(run), str(run.root)
+def test_no_path_of_the_server_reaches_a_client_and_none_of_a_client_the_server(
+    deploy, tmp_path
+):
+    public = write_tiny_npz(tmp_path / "public.npz")
+    start = {"public_data": public, "stages": "moments", "stage_weights": "1"}
+    run = deploy(**MOMENTS | start, num_rounds=1)
+    requests, root = recorded(run), str(tmp_path)
+    assert str(run.root).startswith(root)
     run.start()
+    assert run.attempts() == [(1, 1)]
     for request in requests:
         record = request.content["fedgs"]
         assert root not in str({k: v for k, v in record.items() if k != "tensors"})
