@@ -13,6 +13,7 @@ from experiments.report.run import Grid, RunFacts, read_folder, shown_settings
 from experiments.report.tables import versions_table
 from experiments.tables import Table
 from fedgs.baselines.asked import SHARED_SETTINGS
+from fedgs.baselines.contract import Guarantee
 from fedgs.baselines.run import BaselineRun, open_run
 
 
@@ -24,12 +25,14 @@ class BaselineFacts:
         run: the run.
         facts: what its folder says as that of any run; no events, no statements.
         guarantees: a table for each unit; none for a method that guarantees nothing.
+        headline: the first line, that a target is about; None without any.
         trust: who sees what before it is sanitized.
     """
 
     run: BaselineRun
     facts: RunFacts
     guarantees: Sequence[Table]
+    headline: Guarantee | None
     trust: str
 
     @property
@@ -87,7 +90,8 @@ def read_baseline(path: Path) -> BaselineFacts:
     run = open_run(path)
     rows = run.guarantees()
     facts = read_folder(run.folder, [], [])
-    return BaselineFacts(run, facts, tables(run, rows), trust(run))
+    first = rows[0] if rows else None
+    return BaselineFacts(run, facts, tables(run, rows), first, trust(run))
 
 
 def settings_of(runs: Sequence[BaselineFacts]) -> list[Table]:

@@ -136,7 +136,7 @@ def test_the_report_shows_guarantees_pictures_and_the_command(
     printed(fedgs("report", class_means, "-o", tmp_path / "page.html"))
     page = (tmp_path / "page.html").read_text()
     assert "class-means: epsilon of one user" in page
-    assert "unit: one user; see the table" in page
+    assert "<strong>valid</strong>, unit: one user, zero-out" in page
     assert "fedgs baseline class_means:METHOD" in page.replace("</span> <span>", " ")
     assert page.count("data:image/png") >= 1
     assert "noise_multiplier" in page
