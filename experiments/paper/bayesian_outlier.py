@@ -119,12 +119,13 @@ def measure(request: Request) -> Result:
         bayesian_cost(images, start, request)
         for images in (digits, rotated(digits, request.rotated, request.seed))
     ]
-    epsilons = [
+    upright, turned = (
         bayesian.bayesian_epsilon(cost, request.steps, request.delta) for cost in costs
-    ]
+    )
     classical = epsilon_from_mu(math.sqrt(request.steps) / request.noise, request.delta)
     white = np.ones(digits.shape[1])
-    return Result(*epsilons, classical, attained(digits, white, start, request))
+    found = attained(digits, white, start, request)
+    return Result(upright, turned, classical, found)
 
 
 def bayesian_cost(images: Floats, start: Floats, request: Request) -> Floats:

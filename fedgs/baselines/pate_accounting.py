@@ -176,7 +176,8 @@ def log_pr_not_plurality(counts: npt.NDArray[Any], noise_std: float) -> Floats:
     """
     ordered = np.sort(counts, axis=1)
     gaps = ordered[:, -1:] - ordered[:, :-1]
-    log_q = logsumexp(log_ndtr(-gaps / (math.sqrt(2) * noise_std)), axis=1)
+    beaten = log_ndtr(-gaps / (math.sqrt(2) * noise_std))
+    log_q = np.asarray(logsumexp(beaten, axis=1), np.float64)
     return np.minimum(log_q, math.log1p(-1 / counts.shape[1]))
 
 
