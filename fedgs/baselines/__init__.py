@@ -23,6 +23,8 @@ METHODS: Mapping[str, str] = MappingProxyType(
         "wgan-gp": "fedgs.baselines.wgan_gp:METHOD",
     }
 )
+PARTS = ("name", "title", "unit", "central", "Settings", "recipe")
+PARTS += ("calibrated", "guarantees", "trainer")  # of a `Baseline`
 TRUSTED_VARIABLE = "FEDGS_BASELINES"  # "module:object", comma-separated
 
 
@@ -51,8 +53,12 @@ def find(name: str, is_typed: bool = False) -> "Baseline":
             f"you trust it, set {TRUSTED_VARIABLE}={name}"
         )
     module, _, attribute = place.partition(":")
+    remedy = "give a method that can be imported (PYTHONPATH), module:object"
     try:
-        return cast("Baseline", getattr(importlib.import_module(module), attribute))
+        method = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        remedy = "give a method that can be imported (PYTHONPATH), module:object"
         raise UserError(f"baseline = {name!r}: {error}; {remedy}") from error
+    if missing := [part for part in PARTS if not hasattr(method, part)]:
+        what = f"is no method, it has no {missing[0]} (docs/baselines.md)"
+        raise UserError(f"baseline = {name!r}: {what}; {remedy}")
+    return cast("Baseline", method)

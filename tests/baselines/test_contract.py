@@ -220,3 +220,5 @@ def test_an_unknown_method_or_setting_is_refused(tmp_path):
         frame.new_run("wgan-gp", {"noise": 1}, Asked(), DIGITS)
     with pytest.raises(UserError, match="No module named 'nowhere'"):
         find("nowhere:METHOD", is_typed=True)
+    with pytest.raises(UserError, match="'os:path': is no method, it has no name"):
+        find("os:path", is_typed=True)
