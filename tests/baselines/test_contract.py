@@ -222,3 +222,23 @@ def test_an_unknown_method_or_setting_is_refused(tmp_path):
         find("nowhere:METHOD", is_typed=True)
     with pytest.raises(UserError, match="'os:path': is no method, it has no name"):
         find("os:path", is_typed=True)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_guarantee_that_a_method_cannot_give_is_refused(name, tmp_path):
+    method = find(SMALL[name][0])
+    settings = made_settings(method, SMALL[name][1])
+    known = getattr(method, "adversaries", ("release",))
+    if frame.is_central(method, settings) or "server" not in known:
+        with pytest.raises(UserError, match=r"adversary = server: .*fedgs train"):
+            small_run(name, tmp_path / "run", adversary="server")
+    unit = unit_of(method, settings)
+    for other in {"record", "user"} - {unit}:
+        with pytest.raises(UserError, match=f"unit = {other}: .*(leave out|fedgs)"):
+            small_run(name, tmp_path / "run", Asked(unit=other))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_record_level_method_says_how_to_read_an_epsilon_of_users(tmp_path):
+    with pytest.raises(UserError, match=r"unit = user: .*--max-images-per-user"):
+        small_run("baselines:STEPS", tmp_path / "run", Asked(unit="user"))
