@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 # Name of a method -> "module:object", the object a `Baseline`. One line for each file.
 METHODS: Mapping[str, str] = MappingProxyType(
     {
+        "dp-merf": "fedgs.baselines.dp_merf:dp_merf",
+        "dp-merf-ae": "fedgs.baselines.dp_merf:dp_merf_ae",
+        "dp-sgd-gan": "fedgs.baselines.dp_sgd_gan:dp_sgd_gan",
+        "dp-sgd-gan-strong": "fedgs.baselines.dp_sgd_gan:dp_sgd_gan_strong",
         "g-pate": "fedgs.baselines.g_pate:METHOD",
         "pate-gan": "fedgs.baselines.pate_gan:METHOD",
         "wgan-gp": "fedgs.baselines.wgan_gp:METHOD",

@@ -452,9 +452,10 @@ class Settings:
     generator: str = option(
         "resnet",
         MODEL | RESULT,
-        "Generator: resnet or dcgan (the paper), the light upsample, or gaussian: one "
-        "Gaussian for each class, which stages of moments determine.",
-        choices=("resnet", "dcgan", "upsample", "gaussian"),
+        "Generator: resnet or dcgan (the paper), the light upsample, gaussian: one "
+        "Gaussian for each class, which stages of moments determine, or coded: linear "
+        "layers through a short code.",
+        choices=("resnet", "dcgan", "upsample", "gaussian", "coded"),
     )
     generator_dim: int = option(
         64, MODEL | RESULT, "Width of the generator.", at_least=1

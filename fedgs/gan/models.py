@@ -41,6 +41,7 @@ from fedgs.shapes import Images, Labels, Latents, Scores, TensorDict
 
 NORM_EPSILON = 1e-10  # GS-WGAN source/ops.py, pixel_norm and l2_norm
 LEAKY_SLOPE = 0.2
+CODE_DIM = 10  # of the coded generator
 
 LayerT = TypeVar("LayerT", nn.Conv2d, nn.Linear, nn.Embedding)
 
@@ -128,11 +129,13 @@ class Generator(nn.Module):
             z: shape (B, latent_dim), float32, from `sample_latents`.
             labels: shape (B,), int64; ignored when not conditional.
         """
-        inputs = z
-        if self.num_labels:
-            one_hot = torch.eye(self.num_labels, device=z.device)[labels]
-            inputs = torch.cat([z, one_hot], dim=1)  # (B, latent_dim + num_classes)
-        return torch.sigmoid(self._logits(inputs))
+        return torch.sigmoid(self._logits(self._inputs(z, labels)))
+
+    def _inputs(self, z: Latents, labels: Labels) -> Tensor:
+        if not self.num_labels:
+            return z
+        one_hot = torch.eye(self.num_labels, device=z.device)[labels]
+        return torch.cat([z, one_hot], dim=1)  # (B, latent_dim + num_classes)
 
     def _logits(self, inputs: Tensor) -> Tensor:
         raise NotImplementedError
@@ -244,6 +247,42 @@ class GeneratorUpsample(Generator):
         return self.conv3(h) - 2  # (B, C, S, S)
 
 
+class GeneratorCoded(Generator):
+    """Linear layers to a short code of the image, and on to the image: d, d, 10, d.
+
+    `decoder` may come from an autoencoder. ReLU and pixel norm after each hidden layer.
+
+    Differs from the reference: pixel norm stands for DP-MERF's batch norm, so that a
+    sample is a function of its own latent alone.
+    """
+
+    def __init__(self, config: ResolvedConfig) -> None:
+        """Makes three linear layers to the code and two from it."""
+        super().__init__(config)
+        d, self.channels = config.generator_dim, config.image_channels
+        self.coder1 = nn.Linear(self.input_dim, d)
+        self.coder2 = nn.Linear(d, d)
+        self.coder3 = nn.Linear(d, CODE_DIM)
+        self.decoder = nn.Sequential(
+            nn.Linear(CODE_DIM, d),
+            nn.ReLU(),
+            nn.Linear(d, self.channels * self.side**2),
+        )
+
+    def codes(self, z: Latents, labels: Labels) -> Tensor:
+        """Returns the codes of the images that `forward` makes, (B, CODE_DIM)."""
+        return self._codes(self._inputs(z, labels))
+
+    def _codes(self, inputs: Tensor) -> Tensor:
+        h = _pixel_norm(F.relu(self.coder1(inputs)))  # (B, d)
+        h = _pixel_norm(F.relu(self.coder2(h)))
+        return self.coder3(h)
+
+    def _logits(self, inputs: Tensor) -> Tensor:
+        shape = (self.channels, self.side, self.side)
+        return self.decoder(self._codes(inputs)).unflatten(1, shape)
+
+
 class GeneratorGaussian(Generator):
     """One Gaussian for each class, cut off at black and white.
 
@@ -333,6 +372,7 @@ GENERATORS: dict[str, type[Generator]] = {
     "dcgan": GeneratorDCGAN,
     "upsample": GeneratorUpsample,
     "gaussian": GeneratorGaussian,
+    "coded": GeneratorCoded,
 }
 
 

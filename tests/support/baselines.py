@@ -18,7 +18,32 @@ from fedgs.privacy.gaussian import epsilon_from_mu
 from runs import Report, ignore
 
 # One line for each method and each kind of training of it that differs: seconds each.
+FEW_FEATURES = {"noise_multiplier": 1.0, "num_features": 64, "fakes_per_step": 20}
+FEW_BATCHES = {"noise_multiplier": 1.0, "expected_batch": 12, "steps": 6}
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
+    "dp-merf": ("dp-merf", FEW_FEATURES | {"generator_steps": 45}),
+    "dp-merf by batches": (
+        "dp-merf",
+        FEW_FEATURES | {"release": "batches", "generator_steps": 6},
+    ),
+    "dp-merf federated": (
+        "dp-merf",
+        FEW_FEATURES | {"federated": True, "generator_steps": 45},
+    ),
+    "dp-merf-ae": (
+        "dp-merf-ae",
+        FEW_FEATURES | {"autoencoder_steps": 4, "generator_steps": 6},
+    ),
+    "dp-merf-ae released once": (
+        "dp-merf-ae",
+        FEW_FEATURES
+        | {"release": "once", "autoencoder_steps": 4, "generator_steps": 25},
+    ),
+    "dp-sgd-gan": ("dp-sgd-gan", FEW_BATCHES),
+    "dp-sgd-gan-strong": (
+        "dp-sgd-gan-strong",
+        FEW_BATCHES | {"steps_per_generator_step": 2},
+    ),
     "g-pate": ("g-pate", {"steps": 4, "batch_size": 4, "teacher_batch_size": 4}),
     "pate-gan": ("pate-gan", {"steps": 4, "batch_size": 4, "teacher_batch_size": 4}),
     "wgan-gp": ("wgan-gp", {"steps": 6, "batch_size": 4}),

@@ -1,0 +1,599 @@
+"""DP-MERF: a generator fitted to noisy class means of random Fourier features.
+
+    phi(x) = [cos(W x), sin(W x)] / sqrt(D / 2),  W ~ N(0, 1 / s),  norm 1
+    M = (1/n) sum_i phi(x_i) onehot(y_i)^T + noise,  loss = ||M - M of fakes||^2
+
+One release of all data; or, as in the version of GS-WGAN's Table 1, one of a batch for
+every step of the generator. Federated, a client's vector is the mean over its own
+images, of norm at most 1 by construction, and the release is of all clients' sum.
+`dp-merf-ae` first trains an autoencoder by DP-SGD, and its x is the code of an image.
+
+Differs from the reference: n and the sampling rate are public, the noise is calibrated
+to what is said to be the relation, and batches are Poisson's, not a shuffled list cut
+into pieces. Of the autoencoder, the encoder too is trained by DP-SGD. The reference
+adds noise to the decoder only; its encoder saw all images without noise, so that one
+image may move every code, and the embedding has no sensitivity of 2/n. Nothing
+normalises over a batch. The generator is the project's, of the same family.
+
+Source: Harder, Adamczewski, Park, "DP-MERF: differentially private mean embeddings with
+random features for practical privacy-preserving data generation", AISTATS 2021;
+https://github.com/frhrdr/dp-merf.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedgs.baselines import dp_sgd
+from fedgs.baselines.contract import Event, Facts, Guarantee
+from fedgs.config.fields import Scalar, flag
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.data.federated import FederatedImages
+from fedgs.errors import UserError
+from fedgs.federation.checkpoint import load_moments, moments_of, under
+from fedgs.gan.models import (
+    CODE_DIM,
+    Generator,
+    GeneratorCoded,
+    build,
+    build_generator,
+    sample_latents,
+)
+from fedgs.mechanism.noise import NoiseStream
+from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
+from fedgs.privacy.poisson import GAUSSIAN_THEOREM, Releases, smallest_noise
+from fedgs.randomness import derived_seed, stream
+from fedgs.shapes import Images, Labels, TensorDict
+
+UPDATES_AT_ONCE = 10  # of the generator, in one outer step after a single release
+IMAGES_AT_ONCE = 500
+DECAY, DECAY_STEPS = 0.9, 600  # of the learning rate, by epoch
+_BELOW = 1 - 1e-6  # float32 must not round a norm above 1
+AUDITED_FEATURES = 64  # noise and norms are the same for any number
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """Settings of both methods; noise_multiplier is sigma of the published code."""
+
+    noise_multiplier: float | None = flag(
+        None, "Noise sigma: of standard deviation 2 sigma / n in M.", at_least=0
+    )
+    num_features: int = flag(10_000, "Random features D, even.", at_least=2)
+    kernel_variance: float = flag(105.0, "s of the features' kernel.", above=0)
+    release: str = flag(
+        "once",
+        "Release all data's embedding once, or one of a batch at every step.",
+        choices=("once", "batches"),
+    )
+    sampling_rate: float = flag(
+        1 / 120, "Chance of an image to be in a batch.", above=0, at_most=1
+    )
+    generator_steps: int = flag(3000, "Steps of the generator.", at_least=1)
+    fakes_per_step: int = flag(100, "Fakes of a step of the generator.", at_least=1)
+
+    @property
+    def rate(self) -> float:
+        """Chance of an image to be in a release of an embedding."""
+        return self.sampling_rate if self.release == "batches" else 1.0
+
+    @property
+    def num_releases(self) -> int:
+        """Embeddings that are released."""
+        return self.generator_steps if self.release == "batches" else 1
+
+    @property
+    def noise_std(self) -> float:
+        """Of every number of a released sum of vectors of norm 1.
+
+        Raises:
+            UserError: the noise is unset.
+        """
+        return 2 * _given(self.noise_multiplier)
+
+
+def _given(noise: float | None) -> float:
+    if noise is None:
+        remedy = "give --noise-multiplier or --target-epsilon"
+        raise UserError(f"noise_multiplier is unset: {remedy}")
+    return noise
+
+
+@dataclass(frozen=True)
+class Settings(_Shared):
+    """What `dp-merf` is asked for."""
+
+    federated: bool = flag(
+        False,
+        "Every client makes its own mean embedding, and their sum is released once: "
+        "user level. Noise sigma is then over K, not 2 sigma / n.",
+    )
+
+    @property
+    def unit(self) -> str:
+        """Unit of the guarantee."""
+        return "user" if self.federated else "record"
+
+    @property
+    def central(self) -> bool:
+        """Whether somebody sees all images."""
+        return not self.federated
+
+    @property
+    def noise_std(self) -> float:
+        """Of every number of a released sum of vectors of norm 1."""
+        return super().noise_std / (2 if self.federated else 1)
+
+
+@dataclass(frozen=True)
+class AutoencoderSettings(_Shared):
+    """What `dp-merf-ae` is asked for."""
+
+    kernel_variance: float = flag(80.0, "s of the features' kernel.", above=0)
+    release: str = flag(
+        "batches",
+        "Release all data's embedding once, or one of a batch at every step.",
+        choices=("once", "batches"),
+    )
+    generator_steps: int = flag(840, "Steps of the generator.", at_least=1)
+    fakes_per_step: int = flag(500, "Fakes of a step of the generator.", at_least=1)
+    autoencoder_steps: int = flag(1200, "Steps of the autoencoder.", at_least=1)
+    autoencoder_noise: float | None = flag(
+        None, "Its noise / its clip bound; unset: noise_multiplier.", at_least=0
+    )
+    autoencoder_clip: float = flag(1.0, "Clip bound of its gradients.", above=0)
+    autoencoder_learning_rate: float = flag(1e-3, "Of its Adam.", above=0)
+    autoencoder_share: float = flag(
+        0.5, "Share of target_epsilon that it alone may cost.", above=0, below=1
+    )
+
+    @property
+    def encoder_noise(self) -> float:
+        """Noise multiplier of the autoencoder's DP-SGD.
+
+        Raises:
+            UserError: the noise is unset.
+        """
+        noise = self.autoencoder_noise
+        return _given(self.noise_multiplier) if noise is None else noise
+
+
+# ------------------------------------------------------------------ training
+
+
+class Embedding:
+    """Random Fourier features by class: the same for private images and for fakes."""
+
+    def __init__(self, settings: _Shared, size: int, classes: int, seed: int) -> None:
+        """Draws the frequencies W, public, for vectors of `size` numbers."""
+        if settings.num_features % 2:
+            number = settings.num_features
+            raise UserError(f"num_features = {number}: give an even number")
+        shape = (settings.num_features // 2, size)
+        rng = stream(seed, "random-features")
+        frequencies = torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
+        self.frequencies = frequencies / math.sqrt(settings.kernel_variance)
+        self.classes = classes
+
+    def sum(self, vectors: Tensor, labels: Labels) -> Tensor:
+        """Returns sum_i onehot(y_i) phi(x_i)^T: shape (classes, D), each term norm 1.
+
+        Privacy: of private images, reads private data; output private.
+        """
+        phases = vectors @ self.frequencies.T
+        features = torch.cat([phases.cos(), phases.sin()], dim=1)
+        scale = _BELOW / math.sqrt(len(self.frequencies))
+        return F.one_hot(labels, self.classes).to(features).T @ features * scale
+
+
+class _Trainer:
+    """The release and the generator's fit; x is the image."""
+
+    def __init__(
+        self,
+        settings: _Shared,
+        config: ResolvedConfig,
+        data: FederatedImages,
+        seed: int,
+    ) -> None:
+        self.settings, self.config, self.data, self.seed = settings, config, data, seed
+        self.images, self.labels = dp_sgd.pooled(data)
+        self.net = build_generator(config, derived_seed(seed, "generator"))
+        self.net.to(config.device)
+        betas = (config.generator_beta1, config.generator_beta2)
+        self.optimizer = torch.optim.Adam(self._trained(), betas=betas)
+        size = self._size()
+        self.embedding = Embedding(settings, size, config.num_classes, seed)
+        self.embedding.frequencies = self.embedding.frequencies.to(config.device)
+        shape = (config.num_classes, settings.num_features)
+        self.target = torch.zeros(shape, device=config.device)
+        fits = math.ceil(settings.generator_steps / UPDATES_AT_ONCE)
+        is_once = settings.release == "once"
+        self.num_steps = 1 + fits if is_once else settings.generator_steps
+
+    @property
+    def generator(self) -> Generator:
+        return self.net
+
+    def step(self, index: int) -> dict[str, Any] | None:
+        if self.settings.release == "batches":
+            event = self._release(index)
+            self._update(index)
+            return event
+        if index == 0:
+            return self._release(index)
+        first = (index - 1) * UPDATES_AT_ONCE
+        last = min(first + UPDATES_AT_ONCE, self.settings.generator_steps)
+        for update in range(first, last):
+            self._update(update)
+        return None
+
+    def state(self) -> TensorDict:
+        net = {f"generator.{name}": v for name, v in self.net.state_dict().items()}
+        return net | moments_of("adam.", self.optimizer) | {"target": self.target}
+
+    def load(self, state: TensorDict) -> None:
+        self.net.load_state_dict(under("generator.", state))
+        load_moments("adam.", self.optimizer, state)
+        self.target = state["target"].to(self.config.device)
+
+    def _release(self, step: int) -> dict[str, Any]:
+        """Makes the target of the fit: the noisy mean of embeddings."""
+        if getattr(self.settings, "federated", False):
+            total, count = self._client_means(), self.data.num_clients
+        else:
+            total, count = self._batch_sum(step)
+        settings = self.settings
+        source = dp_sgd.noise_source(self.config, step)
+        released = dp_sgd.noisy(total, settings.noise_std, source)
+        self.target = released / count
+        return dp_sgd.event(settings.rate, settings.noise_std, what="mean embedding")
+
+    def _client_means(self) -> Tensor:
+        """Returns the sum of all clients' mean embeddings; each has norm at most 1."""
+        total = torch.zeros_like(self.target)
+        for client_id in range(self.data.num_clients):
+            images, labels = map(torch.from_numpy, self.data.client(client_id))
+            total += self._sum(images, labels) / len(labels)
+        return total
+
+    def _batch_sum(self, step: int) -> tuple[Tensor, float]:
+        """Returns the sum over a batch, or all images, and how many are expected."""
+        images, labels = self.images, self.labels
+        rate, count = self.settings.rate, len(labels)
+        if rate < 1:
+            rows = dp_sgd.poisson_batch(self.config.noise_seed, step, count, rate)
+            images, labels = images[rows], labels[rows]
+        return self._sum(images, labels), rate * count
+
+    @torch.no_grad()
+    def _sum(self, images: Images, labels: Labels) -> Tensor:
+        total = torch.zeros_like(self.target)
+        for rows in torch.arange(len(labels)).split(IMAGES_AT_ONCE):
+            there = images[rows].to(self.config.device)
+            at = labels[rows].to(self.config.device)
+            total += self.embedding.sum(self._vectors(there), at)
+        return total
+
+    def _update(self, update: int) -> None:
+        """Takes one step of the generator towards the target, with classes alike."""
+        config, count = self.config, self.settings.fakes_per_step
+        labels = torch.arange(count) % config.num_classes
+        rng = stream(self.seed, "latent", update)
+        z = sample_latents(config, rng, count).to(config.device)
+        labels = labels.to(config.device)
+        fakes = self.embedding.sum(self._fake_vectors(z, labels), labels) / count
+        loss = (self.target - fakes).square().sum()
+        for group in self.optimizer.param_groups:
+            decay = DECAY ** (update / DECAY_STEPS)
+            group["lr"] = config.generator_learning_rate * decay
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+
+    # What x is: the image; `_CodeTrainer` has the code of an image in its place.
+
+    def _size(self) -> int:
+        return self.config.image_channels * self.config.image_size**2
+
+    def _trained(self) -> list[nn.Parameter]:
+        return list(self.net.parameters())
+
+    def _vectors(self, images: Images) -> Tensor:
+        return images.flatten(1)
+
+    def _fake_vectors(self, z: Tensor, labels: Labels) -> Tensor:
+        return self.net(z, labels).flatten(1)
+
+
+class _Autoencoder(nn.Module):
+    """FC 300, 100, code; and the generator's decoder back to the image's logits."""
+
+    def __init__(self, config: ResolvedConfig) -> None:
+        super().__init__()
+        size = config.image_channels * config.image_size**2
+        widths = ((size, 300), (300, 100), (100, CODE_DIM))
+        first, second, last = (nn.Linear(*width) for width in widths)
+        self.encoder = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)
+        self.decoder = nn.Sequential()
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.decoder(self.encoder(images))
+
+
+class _CodeTrainer(_Trainer):
+    """The autoencoder's DP-SGD, and then all of `_Trainer` on its codes."""
+
+    settings: AutoencoderSettings
+    net: GeneratorCoded
+
+    def __init__(
+        self,
+        settings: AutoencoderSettings,
+        config: ResolvedConfig,
+        data: FederatedImages,
+        seed: int,
+    ) -> None:
+        if config.generator != "coded":
+            remedy = "give --generator coded: its decoder is the autoencoder's"
+            raise UserError(f"generator = {config.generator!r}: {remedy}")
+        super().__init__(settings, config, data, seed)
+        module = build(_Autoencoder, config, derived_seed(seed, "autoencoder"))
+        module.decoder = self.net.decoder
+        self.private = dp_sgd.per_sample(module.to(config.device))
+        rate = settings.autoencoder_learning_rate
+        self.private_optimizer = torch.optim.Adam(self.private.parameters(), lr=rate)
+        self.encoder = module.encoder
+        self.num_steps += settings.autoencoder_steps
+
+    def step(self, index: int) -> dict[str, Any] | None:
+        if index >= self.settings.autoencoder_steps:
+            return super().step(index - self.settings.autoencoder_steps)
+        return self._train_autoencoder(index)
+
+    def state(self) -> TensorDict:
+        encoder = {f"encoder.{n}": v for n, v in self.encoder.state_dict().items()}
+        adam = moments_of("autoencoder.adam.", self.private_optimizer)
+        return super().state() | encoder | adam
+
+    def load(self, state: TensorDict) -> None:
+        super().load(state)
+        self.encoder.load_state_dict(under("encoder.", state))
+        load_moments("autoencoder.adam.", self.private_optimizer, state)
+
+    def _train_autoencoder(self, index: int) -> dict[str, Any]:
+        """Takes one step of DP-SGD with encoder and decoder; the loss is per image."""
+        settings, device = self.settings, self.config.device
+        clip, rate = settings.autoencoder_clip, settings.sampling_rate
+        count = len(self.images)
+        at = self.num_steps + index  # embeddings draw their noise from streams before
+        batch = self.images[
+            dp_sgd.poisson_batch(self.config.noise_seed, at, count, rate)
+        ]
+
+        def losses(rows: Tensor) -> Tensor:
+            pixels = batch[rows].flatten(1).to(device)
+            logits = self.private(pixels)
+            lost = F.binary_cross_entropy_with_logits(logits, pixels, reduction="none")
+            return lost.sum(1)
+
+        total = dp_sgd.clipped_sum(self.private, losses, len(batch), clip)
+        source = dp_sgd.noise_source(self.config, at)
+        released = dp_sgd.noisy(total, settings.encoder_noise * clip, source)
+        dp_sgd.set_grads(self.private, released / (rate * count))
+        self.private_optimizer.step()
+        self.private_optimizer.zero_grad(set_to_none=True)
+        return dp_sgd.event(rate, settings.encoder_noise, what="autoencoder")
+
+    def _size(self) -> int:
+        return CODE_DIM
+
+    def _trained(self) -> list[nn.Parameter]:
+        named = self.net.named_parameters()
+        return [p for name, p in named if not name.startswith("decoder.")]
+
+    def _vectors(self, images: Images) -> Tensor:
+        return self.encoder(images.flatten(1))
+
+    def _fake_vectors(self, z: Tensor, labels: Labels) -> Tensor:
+        return self.net.codes(z, labels)
+
+
+# ------------------------------------------------------------------ accounting
+
+
+class DPMerf:
+    """The baseline `dp-merf`."""
+
+    name = "dp-merf"
+    title = "DP-MERF: noisy mean embedding of random Fourier features, released once"
+    unit = "record"
+    central = True
+    Settings: type = Settings
+    recipe: Mapping[str, Scalar] = {
+        "generator": "upsample",
+        "generator_dim": 8,
+        "latent": "normal",
+        "latent_dim": 5,
+        "generator_learning_rate": 0.01,
+        "generator_beta1": 0.9,
+        "generator_beta2": 0.999,
+    }
+
+    def calibrated(
+        self, settings: Any, facts: Facts, target_epsilon: float, delta: float
+    ) -> Any:
+        """Sets sigma: replace-one once, add-or-remove by batches, zero-out federated.
+
+        Raises:
+            UserError: federated by batches.
+        """
+        _check(settings)
+        if settings.release == "once":  # sigma = noise / sensitivity of the relation
+            sigma = 1 / mu_from_epsilon(target_epsilon, delta)
+        else:
+            rate, count = settings.rate, settings.num_releases
+            sigma = smallest_noise(
+                lambda noise: [Releases(rate, 2 * noise, count)], target_epsilon, delta
+            )
+        return dataclasses.replace(settings, noise_multiplier=sigma)
+
+    def guarantees(
+        self, settings: Any, facts: Facts, events: Sequence[Event], delta: float
+    ) -> list[Guarantee]:
+        """Returns what was released so far; the relation of `calibrated` comes first.
+
+        Raises:
+            UserError: federated by batches.
+        """
+        _check(settings)
+        if settings.federated:
+            return _bounded(events, delta, "user", 1, ("zero-out", "replace-one"))
+        public = ("the number of images is public",)
+        if settings.release == "batches":
+            lines = dp_sgd.add_or_remove(facts, events, delta)
+        else:
+            both = ("replace-one", "zero-out")
+            lines = _bounded(events, delta, "record", 1, both, public)
+            if facts.max_images_per_user is not None:
+                size = facts.max_images_per_user
+                lines += _bounded(events, delta, "user", size, both, public)
+        sigma = _given(settings.noise_multiplier)
+        code = "DP-MERF, sigma" if settings.release == "once" else "DP-MERF by batches"
+        return lines + dp_sgd.published(sigma, events, delta, code)
+
+    def trainer(
+        self, settings: Any, config: ResolvedConfig, data: FederatedImages, seed: int
+    ) -> _Trainer:
+        """Starts a training."""
+        _check(settings)
+        return _Trainer(settings, config, data, seed)
+
+    def audit_scores(
+        self, settings: Any, facts: Facts, event: Event, relation: str, trials: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Plays a release with a blank image of class 0, and with its neighbour.
+
+        The neighbour has no image, or, to replace one, a blank image of class 1.
+        """
+        if float(event["sampling_rate"]) < 1:
+            return dp_sgd.audit_scores(settings, facts, event, relation, trials)
+        few = dataclasses.replace(settings, num_features=AUDITED_FEATURES)
+        embedding = Embedding(few, 1, 2, 0)
+        inside, other = (
+            embedding.sum(torch.zeros(1, 1), torch.tensor([label])) for label in (0, 1)
+        )
+        outside = other if relation == "replace-one" else torch.zeros_like(inside)
+        along = inside - outside
+        scores = np.empty((2, trials))
+        for row, total in enumerate((outside, inside)):
+            for trial in range(trials):
+                source = NoiseStream(None, row, trial)
+                noisy = dp_sgd.noisy(total, float(event["noise_multiplier"]), source)
+                scores[row, trial] = float((noisy * along).sum())
+        return scores[0], scores[1]
+
+
+def _check(settings: Settings) -> None:
+    if settings.federated and settings.release == "batches":
+        remedy = "give --release once: a client's whole embedding is released"
+        raise UserError(f"release = 'batches': not with --federated; {remedy}")
+
+
+def _bounded(
+    events: Sequence[Event],
+    delta: float,
+    unit: str,
+    size: int,
+    relations: tuple[str, ...],
+    conditions: tuple[str, ...] = (),
+) -> list[Guarantee]:
+    """Returns valid lines of unsampled sums, to which a unit adds norm `size`."""
+    square = sum(
+        each.times / each.noise_multiplier**2 if each.noise_multiplier else math.inf
+        for each in dp_sgd.releases(events)
+    )
+    lines: list[Guarantee] = []
+    for relation in relations:
+        moved = 2 * size if relation == "replace-one" else size
+        found = dp_sgd.finite(epsilon_from_mu(moved * math.sqrt(square), delta))
+        theorem = f"{GAUSSIAN_THEOREM}, sensitivity {moved}"
+        lines.append(
+            Guarantee("valid", unit, relation, found, delta, theorem, conditions)
+        )
+    return lines
+
+
+class DPMerfAutoencoder:
+    """The baseline `dp-merf-ae`."""
+
+    name = "dp-merf-ae"
+    title = "DP-MERF on the codes of an autoencoder that DP-SGD trained"
+    unit = "record"
+    central = True
+    Settings: type = AutoencoderSettings
+    recipe: Mapping[str, Scalar] = {
+        **DPMerf.recipe,
+        "generator": "coded",
+        "generator_dim": 100,
+        "latent_dim": 10,
+        "generator_learning_rate": 0.001,
+    }
+    audit_scores = staticmethod(dp_sgd.audit_scores)
+
+    def calibrated(
+        self, settings: Any, facts: Facts, target_epsilon: float, delta: float
+    ) -> Any:
+        """Sets both noises: first the autoencoder's by its share, then the rest."""
+        given = cast(AutoencoderSettings, settings)
+        rate, steps = given.sampling_rate, given.autoencoder_steps
+
+        def first(noise: float) -> list[Releases]:
+            return [Releases(rate, noise, steps)]
+
+        share = given.autoencoder_share * target_epsilon
+        encoder = given.autoencoder_noise or smallest_noise(first, share, delta)
+        embeddings = given.rate, given.num_releases
+        sigma = smallest_noise(
+            lambda noise: [
+                *first(encoder),
+                Releases(embeddings[0], 2 * noise, embeddings[1]),
+            ],
+            target_epsilon,
+            delta,
+        )
+        return dataclasses.replace(
+            given, noise_multiplier=sigma, autoencoder_noise=encoder
+        )
+
+    def guarantees(
+        self, settings: Any, facts: Facts, events: Sequence[Event], delta: float
+    ) -> list[Guarantee]:
+        """Returns what was released so far, by autoencoder and embeddings together."""
+        lines = dp_sgd.add_or_remove(facts, events, delta)
+        sigma = _given(settings.noise_multiplier)
+        if settings.encoder_noise != sigma:  # the published code has one sigma
+            return lines
+        return lines + dp_sgd.published(sigma, events, delta, "DP-MERF AE")
+
+    def trainer(
+        self, settings: Any, config: ResolvedConfig, data: FederatedImages, seed: int
+    ) -> _CodeTrainer:
+        """Starts a training.
+
+        Raises:
+            UserError: the generator is not `coded`, or Opacus is not installed.
+        """
+        return _CodeTrainer(settings, config, data, seed)
+
+
+dp_merf = DPMerf()
+dp_merf_ae = DPMerfAutoencoder()

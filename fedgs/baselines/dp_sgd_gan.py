@@ -1,0 +1,413 @@
+"""Conditional GANs with DP-SGD on the discriminator: DP-CGAN, and a strong recipe.
+
+    D   sum over a Poisson batch of clip(grad softplus(-D(x, y)), C) + N(0, sigma^2 C^2)
+        plus the fakes' clipped gradients, without noise: fakes are DP output already
+    G   softplus(-D(G(z, y), y)) by the private D: post-processing
+
+`dp-sgd-gan` is DP-CGAN as GS-WGAN's Table 1 has it; `dp-sgd-gan-strong` the recipe of
+later work: many steps of D for one of G, large batches, a small clip bound, an average
+of G. With `adaptive` the steps of D for one of G climb a ladder, whenever the average
+accuracy of D on fakes falls to a threshold; accuracy on private images is never read.
+
+Differs from the reference: one clip norm over all weights (DP-CGAN clips each of its
+four variables to C, which makes the sensitivity 2 C); sigma, not sigma C, is accounted;
+batches are Poisson's; fakes have uniform labels of their own, because DP-CGAN's are the
+private batch's. The networks are the project's: nothing normalises over a batch.
+
+Source: Torkzadehmahani, Kairouz, Paten, "DP-CGAN", CVPR workshops 2019,
+https://github.com/reihaneh-torkzadehmahani/DP-CGAN; Bie, Kamath, Zhang, "Private GANs,
+revisited", TMLR 2023, https://github.com/alexbie98/dpgan-revisit (the ladder); Gong et
+al., "DPImageBench", 2025 (the strong recipe).
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedgs.baselines import dp_sgd
+from fedgs.baselines.contract import Event, Facts, Guarantee
+from fedgs.config.fields import Scalar, flag
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.data.federated import FederatedImages
+from fedgs.errors import UserError
+from fedgs.federation.checkpoint import load_moments, moments_of, under
+from fedgs.gan.models import (
+    Discriminator,
+    Generator,
+    build,
+    build_generator,
+    sample_labels,
+    sample_latents,
+    update_ema,
+)
+from fedgs.privacy.oracle import poisson_rdp_epsilon
+from fedgs.privacy.poisson import Releases, smallest_noise
+from fedgs.randomness import derived_seed, stream
+from fedgs.shapes import Images, Labels, Scores, TensorDict
+
+LADDER = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+GRACE_STEPS = 200  # of the generator, from one rung to the next
+ACCURACY_DECAY = 0.99
+SGD_DECAY, SGD_DECAY_STEPS = 0.48, 10_000  # DP-CGAN's rate: linear, 0.1 to 0.052
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `dp-sgd-gan` is asked for; learning rates are RunConfig's."""
+
+    noise_multiplier: float | None = flag(
+        None, "Noise sigma / clip bound of the discriminator's gradients.", at_least=0
+    )
+    clip: float = flag(1.1, "Clip bound of an image's gradient.", above=0)
+    expected_batch: int = flag(600, "Images of a Poisson batch on average.", at_least=1)
+    steps: int = flag(30_000, "Steps of the discriminator: releases.", at_least=1)
+    steps_per_generator_step: int = flag(
+        1,
+        "Discriminator steps for one of the generator; adaptive: the first.",
+        at_least=1,
+    )
+    adaptive: bool = flag(
+        False, "Raise them when the discriminator's accuracy on fakes falls."
+    )
+    accuracy_threshold: float = flag(
+        0.7, "Accuracy on fakes at which adaptive raises.", above=0, below=1
+    )
+    optimizer: str = flag(
+        "sgd", "Of the discriminator: sgd or adam.", choices=("sgd", "adam")
+    )
+
+
+@dataclass(frozen=True)
+class StrongSettings(Settings):
+    """What `dp-sgd-gan-strong` is asked for."""
+
+    clip: float = flag(1e-3, "Clip bound of an image's gradient.", above=0)
+    expected_batch: int = flag(
+        4096, "Images of a Poisson batch on average.", at_least=1
+    )
+    steps: int = flag(2200, "Steps of the discriminator: releases.", at_least=1)
+    steps_per_generator_step: int = flag(
+        5,
+        "Discriminator steps for one of the generator; adaptive: the first.",
+        at_least=1,
+    )
+    optimizer: str = flag(
+        "adam", "Of the discriminator: sgd or adam.", choices=("sgd", "adam")
+    )
+
+
+class LayeredDiscriminator(Discriminator):
+    """The project's discriminator, by calls of its layers: Opacus watches those."""
+
+    def forward(self, images: Images, labels: Labels) -> Scores:
+        """Returns scores (B,); see `Discriminator.forward`."""
+        h = images
+        for conv in (self.conv1, self.conv2, self.conv3):
+            h = F.leaky_relu(conv(h), self.slope)
+        h = h.flatten(1)
+        scores = self.linear(h).squeeze(1)
+        if self.embedding is None:
+            return scores
+        return scores + (self.embedding(labels) * h).sum(1)
+
+
+class Schedule:
+    """How many steps of the discriminator the generator waits.
+
+    Privacy: reads the accuracy on fakes only, so it is post-processing.
+
+    Source: Bie, Kamath, Zhang, section 4.2; reference `dpgan/sched.py`.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Starts with `steps_per_generator_step`."""
+        self.settings = settings
+        self.wait = settings.steps_per_generator_step
+        self.waited = 0
+        self.since_raise = 0
+        self.accuracy = -1.0  # the average; below 0 before the first
+
+    def is_due(self) -> bool:
+        """Counts one step of the discriminator: is it the generator's turn?"""
+        self.waited += 1
+        if self.waited < self.wait:
+            return False
+        self.waited = 0
+        return True
+
+    def observe(self, accuracy: float) -> None:
+        """Takes the discriminator's accuracy on fakes, at a step of the generator."""
+        before = accuracy if self.accuracy < 0 else self.accuracy
+        self.accuracy = ACCURACY_DECAY * before + (1 - ACCURACY_DECAY) * accuracy
+        self.since_raise += 1
+        is_low = self.accuracy <= self.settings.accuracy_threshold
+        if self.settings.adaptive and is_low and self.since_raise >= GRACE_STEPS:
+            higher = [rung for rung in LADDER if rung > self.wait]
+            self.wait = higher[0] if higher else self.wait
+            self.since_raise = 0
+
+    def state(self) -> Tensor:
+        """Returns its four numbers, float64."""
+        numbers = (self.wait, self.waited, self.since_raise, self.accuracy)
+        return torch.tensor(numbers, dtype=torch.float64)
+
+    def load(self, state: Tensor) -> None:
+        """Goes on from what `state` returned."""
+        self.wait, self.waited, self.since_raise = (int(n) for n in state[:3])
+        self.accuracy = float(state[3])
+
+
+class _Trainer:
+    def __init__(
+        self,
+        settings: Settings,
+        config: ResolvedConfig,
+        data: FederatedImages,
+        seed: int,
+    ) -> None:
+        if settings.noise_multiplier is None:
+            remedy = "give --noise-multiplier or --target-epsilon"
+            raise UserError(f"noise_multiplier is unset: {remedy}")
+        self.settings, self.config, self.seed = settings, config, seed
+        self.noise_std = settings.noise_multiplier * settings.clip
+        self.images, self.labels = dp_sgd.pooled(data)
+        self.rate = sampling_rate(settings, len(self.labels))
+        self.num_steps = settings.steps
+        self.net, self.average = (
+            build_generator(config, derived_seed(seed, "generator")).to(config.device)
+            for _ in range(2)
+        )
+        plain = dataclasses.replace(config, spectral_norm=False)
+        module = build(LayeredDiscriminator, plain, derived_seed(seed, "discriminator"))
+        self.discriminator = dp_sgd.per_sample(module.to(config.device))
+        self.optimizer = torch.optim.Adam(
+            self.net.parameters(),
+            config.generator_learning_rate,
+            (config.generator_beta1, config.generator_beta2),
+        )
+        weights, rate = (
+            self.discriminator.parameters(),
+            config.discriminator_learning_rate,
+        )
+        betas = (config.discriminator_beta1, config.discriminator_beta2)
+        self.private_optimizer: torch.optim.Optimizer = (
+            torch.optim.SGD(weights, rate)
+            if settings.optimizer == "sgd"
+            else torch.optim.Adam(weights, rate, betas)
+        )
+        self.schedule = Schedule(settings)
+        self.generator_steps = 0
+
+    @property
+    def generator(self) -> Generator:
+        return self.average
+
+    def step(self, index: int) -> dict[str, Any] | None:
+        """Takes one step of the discriminator, and one of the generator if due."""
+        self._train_discriminator(index)
+        if self.schedule.is_due():
+            self._train_generator(index)
+        noise, clip = self.noise_std / self.settings.clip, self.settings.clip
+        return dp_sgd.event(self.rate, noise, what="discriminator", clip_bound=clip)
+
+    def state(self) -> TensorDict:
+        parts = {
+            "generator": self.net,
+            "average": self.average,
+            "discriminator": self.discriminator,
+        }
+        tensors = {
+            f"{part}.{name}": value
+            for part, network in parts.items()
+            for name, value in network.state_dict().items()
+        }
+        tensors |= moments_of("adam.", self.optimizer)
+        tensors |= moments_of("private.adam.", self.private_optimizer)
+        steps = torch.tensor(self.generator_steps)
+        return tensors | {"schedule": self.schedule.state(), "generator_steps": steps}
+
+    def load(self, state: TensorDict) -> None:
+        self.net.load_state_dict(under("generator.", state))
+        self.average.load_state_dict(under("average.", state))
+        self.discriminator.load_state_dict(under("discriminator.", state))
+        load_moments("adam.", self.optimizer, state)
+        load_moments("private.adam.", self.private_optimizer, state)
+        self.schedule.load(state["schedule"])
+        self.generator_steps = int(state["generator_steps"])
+
+    def _fakes(self, index: int, purpose: str) -> tuple[Images, Labels]:
+        rng = stream(self.seed, purpose, index)
+        count = self.settings.expected_batch
+        labels = sample_labels(self.config, rng, count).to(self.config.device)
+        z = sample_latents(self.config, rng, count).to(self.config.device)
+        return self.net(z, labels), labels
+
+    def _train_discriminator(self, index: int) -> None:
+        config, clip, noise_seed = (
+            self.config,
+            self.settings.clip,
+            self.config.noise_seed,
+        )
+        with torch.no_grad():
+            fakes, fake_labels = self._fakes(index, "discriminator-fakes")
+        rows = dp_sgd.poisson_batch(noise_seed, index, len(self.labels), self.rate)
+        images = self.images[rows].to(config.device)
+        labels = self.labels[rows].to(config.device)
+
+        def real_losses(at: Tensor) -> Tensor:
+            return F.softplus(-self.discriminator(images[at], labels[at]))
+
+        def fake_losses(at: Tensor) -> Tensor:
+            return F.softplus(self.discriminator(fakes[at], fake_labels[at]))
+
+        real = dp_sgd.clipped_sum(self.discriminator, real_losses, len(rows), clip)
+        fake = dp_sgd.clipped_sum(self.discriminator, fake_losses, len(fakes), clip)
+        source = dp_sgd.noise_source(config, index)
+        gradient = dp_sgd.noisy(real, self.noise_std, source) + fake
+        dp_sgd.set_grads(self.discriminator, gradient / self.settings.expected_batch)
+        if self.settings.optimizer == "sgd":
+            decay = 1 - SGD_DECAY * min(index / SGD_DECAY_STEPS, 1.0)
+            for group in self.private_optimizer.param_groups:
+                group["lr"] = config.discriminator_learning_rate * decay
+        self.private_optimizer.step()
+        self.private_optimizer.zero_grad(set_to_none=True)
+
+    def _train_generator(self, index: int) -> None:
+        """Takes a step of the generator against the private discriminator."""
+        fakes, labels = self._fakes(index, "generator-fakes")
+        self.discriminator.disable_hooks()
+        scores = self.discriminator(fakes, labels)
+        self.optimizer.zero_grad(set_to_none=True)
+        with dp_sgd.quiet():
+            F.softplus(-scores).mean().backward()
+        self.optimizer.step()
+        self.discriminator.enable_hooks()
+        self.discriminator.zero_grad(set_to_none=True)
+        decay = self.config.ema_decay
+        update_ema(self.average, self.net, self.generator_steps, decay)
+        self.generator_steps += 1
+        self.schedule.observe(float((scores < 0).float().mean()))
+
+
+def sampling_rate(settings: Settings, num_records: int) -> float:
+    """Returns the chance of a record to be in a batch.
+
+    Raises:
+        UserError: a batch would be larger than the data.
+    """
+    if settings.expected_batch > num_records:
+        remedy = (
+            f"give --expected-batch at most {num_records}, the images that there are"
+        )
+        raise UserError(f"expected_batch = {settings.expected_batch}: {remedy}")
+    return settings.expected_batch / num_records
+
+
+@dataclass(frozen=True)
+class DPSGDGan:
+    """The baselines `dp-sgd-gan` and `dp-sgd-gan-strong`."""
+
+    name: str
+    title: str
+    Settings: type
+    recipe: Mapping[str, Scalar]
+    is_dp_cgan: bool
+    unit: str = "record"
+    central: bool = True
+
+    def calibrated(
+        self, settings: Any, facts: Facts, target_epsilon: float, delta: float
+    ) -> Any:
+        """Sets the noise for a record that is added or removed.
+
+        Raises:
+            UserError: a batch would be larger than the data.
+        """
+        rate = sampling_rate(settings, facts.num_records)
+        noise = smallest_noise(
+            lambda noise: [Releases(rate, noise, settings.steps)], target_epsilon, delta
+        )
+        return dataclasses.replace(settings, noise_multiplier=noise)
+
+    def guarantees(
+        self, settings: Any, facts: Facts, events: Sequence[Event], delta: float
+    ) -> list[Guarantee]:
+        """Returns what was released so far; published by GS-WGAN's table and the code.
+
+        DP-CGAN's code accounts sigma C in the place of sigma.
+        """
+        lines = dp_sgd.add_or_remove(facts, events, delta)
+        sigma = settings.noise_multiplier or 0.0
+        if self.is_dp_cgan:
+            lines += dp_sgd.published(sigma, events, delta, "GS-WGAN, Table 1")
+            return lines + _published_rdp(
+                sigma * settings.clip, events, delta, "sigma C"
+            )
+        return lines + _published_rdp(sigma, events, delta, "sigma")
+
+    def trainer(
+        self, settings: Any, config: ResolvedConfig, data: FederatedImages, seed: int
+    ) -> _Trainer:
+        """Starts a training.
+
+        Raises:
+            UserError: no noise, too large a batch, or Opacus is not installed.
+        """
+        return _Trainer(settings, config, data, seed)
+
+    audit_scores = staticmethod(dp_sgd.audit_scores)
+
+
+def _published_rdp(
+    accounted: float, events: Sequence[Event], delta: float, what: str
+) -> list[Guarantee]:
+    """Returns the line of the published code, an RDP accountant of Poisson batches."""
+    made = dp_sgd.releases(events)
+    if len(made) != 1 or accounted == 0:
+        return []
+    found = poisson_rdp_epsilon(accounted, made[0].rate, made[0].times, delta)
+    theorem = f"RDP of Poisson batches with {what}"
+    line = ("as published", "record", "add-or-remove", found, delta, theorem)
+    return [Guarantee(*line)]
+
+
+dp_sgd_gan = DPSGDGan(
+    "dp-sgd-gan",
+    "DP-CGAN with one global clip: DP-SGD on the discriminator",
+    Settings,
+    {
+        "generator": "upsample",
+        "generator_dim": 16,
+        "discriminator_dim": 16,
+        "spectral_norm": False,
+        "discriminator_activation": "leaky_relu",
+        "latent": "normal",
+        "latent_dim": 100,
+        "discriminator_learning_rate": 0.1,
+        "generator_learning_rate": 0.001,
+        "generator_beta1": 0.9,
+        "generator_beta2": 0.999,
+        "ema_decay": 0.0,
+    },
+    is_dp_cgan=True,
+)
+dp_sgd_gan_strong = DPSGDGan(
+    "dp-sgd-gan-strong",
+    "DP-SGD GAN, strong recipe: many discriminator steps, large batches, small clip",
+    StrongSettings,
+    {
+        **dp_sgd_gan.recipe,
+        "discriminator_learning_rate": 5e-4,
+        "discriminator_beta1": 0.0,
+        "discriminator_beta2": 0.999,
+        "generator_learning_rate": 2e-4,
+        "generator_beta1": 0.0,
+        "ema_decay": 0.999,
+    },
+    is_dp_cgan=False,
+)
