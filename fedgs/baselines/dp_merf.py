@@ -45,6 +45,7 @@ from fedgs.gan.models import (
     GeneratorCoded,
     build,
     build_generator,
+    coded_decoder,
     sample_latents,
 )
 from fedgs.mechanism.noise import NoiseStream
@@ -315,7 +316,7 @@ class _Trainer:
 
 
 class _Autoencoder(nn.Module):
-    """FC 300, 100, code; and the generator's decoder back to the image's logits."""
+    """FC 300, 100, code; and the generator's decoder back to the image."""
 
     def __init__(self, config: ResolvedConfig) -> None:
         super().__init__()
@@ -323,7 +324,7 @@ class _Autoencoder(nn.Module):
         widths = ((size, 300), (300, 100), (100, CODE_DIM))
         first, second, last = (nn.Linear(*width) for width in widths)
         self.encoder = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)
-        self.decoder = nn.Sequential()
+        self.decoder = coded_decoder(config)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.decoder(self.encoder(images))
@@ -347,11 +348,10 @@ class _CodeTrainer(_Trainer):
             raise UserError(f"generator = {config.generator!r}: {remedy}")
         super().__init__(settings, config, data, seed)
         module = build(_Autoencoder, config, derived_seed(seed, "autoencoder"))
-        module.decoder = self.net.decoder
+        self.autoencoder = module
         self.private = dp_sgd.per_sample(module.to(config.device))
         rate = settings.autoencoder_learning_rate
         self.private_optimizer = torch.optim.Adam(self.private.parameters(), lr=rate)
-        self.encoder = module.encoder
         self.num_steps += settings.autoencoder_steps
 
     def step(self, index: int) -> dict[str, Any] | None:
@@ -360,14 +360,14 @@ class _CodeTrainer(_Trainer):
         return self._train_autoencoder(index)
 
     def state(self) -> TensorDict:
-        encoder = {f"encoder.{n}": v for n, v in self.encoder.state_dict().items()}
-        adam = moments_of("autoencoder.adam.", self.private_optimizer)
-        return super().state() | encoder | adam
+        weights = self.autoencoder.state_dict()
+        own = {f"autoencoder.{name}": value for name, value in weights.items()}
+        return super().state() | own | moments_of("private.", self.private_optimizer)
 
     def load(self, state: TensorDict) -> None:
         super().load(state)
-        self.encoder.load_state_dict(under("encoder.", state))
-        load_moments("autoencoder.adam.", self.private_optimizer, state)
+        self.autoencoder.load_state_dict(under("autoencoder.", state))
+        load_moments("private.", self.private_optimizer, state)
 
     def _train_autoencoder(self, index: int) -> dict[str, Any]:
         """Takes one step of DP-SGD with encoder and decoder; the loss is per image."""
@@ -391,6 +391,7 @@ class _CodeTrainer(_Trainer):
         dp_sgd.set_grads(self.private, released / (rate * count))
         self.private_optimizer.step()
         self.private_optimizer.zero_grad(set_to_none=True)
+        self.net.decoder.load_state_dict(self.autoencoder.decoder.state_dict())
         return dp_sgd.event(rate, settings.encoder_noise, what="autoencoder")
 
     def _size(self) -> int:
@@ -401,7 +402,7 @@ class _CodeTrainer(_Trainer):
         return [p for name, p in named if not name.startswith("decoder.")]
 
     def _vectors(self, images: Images) -> Tensor:
-        return self.encoder(images.flatten(1))
+        return self.autoencoder.encoder(images.flatten(1))
 
     def _fake_vectors(self, z: Tensor, labels: Labels) -> Tensor:
         return self.net.codes(z, labels)

@@ -250,7 +250,8 @@ class GeneratorUpsample(Generator):
 class GeneratorCoded(Generator):
     """Linear layers to a short code of the image, and on to the image: d, d, 10, d.
 
-    `decoder` may come from an autoencoder. ReLU and pixel norm after each hidden layer.
+    `decoder` may come from an autoencoder. Leaky ReLU 0.2 after each hidden layer, and
+    pixel norm before the code.
 
     Differs from the reference: pixel norm stands for DP-MERF's batch norm, so that a
     sample is a function of its own latent alone.
@@ -274,13 +275,20 @@ class GeneratorCoded(Generator):
         return self._codes(self._inputs(z, labels))
 
     def _codes(self, inputs: Tensor) -> Tensor:
-        h = _pixel_norm(F.relu(self.coder1(inputs)))  # (B, d)
-        h = _pixel_norm(F.relu(self.coder2(h)))
+        h = _pixel_norm(F.leaky_relu(self.coder1(inputs), LEAKY_SLOPE))  # (B, d)
+        h = _pixel_norm(F.leaky_relu(self.coder2(h), LEAKY_SLOPE))
         return self.coder3(h)
 
     def _logits(self, inputs: Tensor) -> Tensor:
         shape = (self.channels, self.side, self.side)
         return self.decoder(self._codes(inputs)).unflatten(1, shape)
+
+
+def coded_decoder(config: ResolvedConfig) -> nn.Sequential:
+    """Makes the layers from a code to an image's logits, (B, C * S * S)."""
+    d, pixels = config.generator_dim, config.image_channels * config.image_size**2
+    activation = nn.LeakyReLU(LEAKY_SLOPE)
+    return nn.Sequential(nn.Linear(CODE_DIM, d), activation, nn.Linear(d, pixels))
 
 
 class GeneratorGaussian(Generator):

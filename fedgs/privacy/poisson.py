@@ -39,6 +39,7 @@ from fedgs.privacy.gaussian import check_numbers, epsilon_from_mu
 THEOREM = "PLD of Poisson-sampled Gaussian releases"
 GROUP_THEOREM = "PLD of a mixture of Gaussians, one for each count of a user's records"
 GAUSSIAN_THEOREM = "Gaussian, exact"
+_RESOLUTION = 3e-4  # of epsilon, relative
 _TAIL = 1e-18  # largest chance of more of a user's records in a batch that is left out
 _TOLERANCE = 1e-4  # relative, of a noise multiplier that is looked for
 _MOST_NOISE = 1e6
@@ -137,14 +138,13 @@ def _composed_epsilon(
 
 
 def _grid_step(releases: tuple[Releases, ...], group: int) -> float:
-    """Returns a step that suits about the epsilon of the central limit theorem."""
+    """Returns a step whose rounding, about T step^2 / 2, is little beside epsilon."""
     square = sum(
         times * (group * rate / multiplier) ** 2 for rate, multiplier, times in releases
     )
-    about = square / 2 + 4 * math.sqrt(square)
-    if about > 1e4:
-        return 0.1
-    return min(1e-2, max(1e-4, 10 ** math.floor(math.log10(about / 1e4))))
+    about = square / 2 + 4 * math.sqrt(square)  # epsilon by the central limit theorem
+    times = sum(release.times for release in releases)
+    return min(0.1, max(1e-4, math.sqrt(2 * _RESOLUTION * about / times)))
 
 
 def _event(rate: float, multiplier: float, group: int) -> Any:

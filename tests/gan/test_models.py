@@ -27,7 +27,7 @@ from fedgs.gan.models import (
 from fedgs.shapes import TensorDict
 from tiny import digest
 
-GENERATORS = ("resnet", "dcgan", "upsample")
+GENERATORS = ("resnet", "dcgan", "upsample", "coded")
 SIZES = (16, 28, 32, 64)
 BATCH = 3
 # Bound of rounding in a sum of 1e4 float32 products of order 1.
@@ -131,7 +131,13 @@ def test_weights_of_the_paper_are_counted_with_biases():
 @pytest.mark.parametrize(
     ("kind", "width", "weights"),
     # dcgan: (20 + 1) * 4096 + 256 * 128 * 25 + 128 + 128 * 64 * 25 + 64 + 64 * 64 + 1.
-    [("dcgan", 64, 1_114_305), ("upsample", 16, 89_089), ("upsample", 32, 224_257)],
+    # coded: (20 + 1) * 100 + 101 * 100 + 101 * 10 + 11 * 100 + 101 * 784.
+    [
+        ("dcgan", 64, 1_114_305),
+        ("upsample", 16, 89_089),
+        ("upsample", 32, 224_257),
+        ("coded", 100, 93_494),
+    ],
 )
 def test_weights_of_the_other_generators(kind, width, weights):
     config = _paper(generator=kind, generator_dim=width)
