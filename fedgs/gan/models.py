@@ -264,11 +264,7 @@ class GeneratorCoded(Generator):
         self.coder1 = nn.Linear(self.input_dim, d)
         self.coder2 = nn.Linear(d, d)
         self.coder3 = nn.Linear(d, CODE_DIM)
-        self.decoder = nn.Sequential(
-            nn.Linear(CODE_DIM, d),
-            nn.ReLU(),
-            nn.Linear(d, self.channels * self.side**2),
-        )
+        self.decoder = coded_decoder(config)
 
     def codes(self, z: Latents, labels: Labels) -> Tensor:
         """Returns the codes of the images that `forward` makes, (B, CODE_DIM)."""
