@@ -307,7 +307,11 @@ def _planted(path: Path, plan: dict[str, Any], verdict: str) -> dict[str, Any]:
 
 
 def outcome(verdict: str, bug: str) -> str:
-    """Returns right, undecided or wrong; two bugs named for one planted are wrong."""
-    if verdict == "undecided":
-        return verdict
+    """Returns right, undecided or wrong; two bugs named for one planted are wrong.
+
+    `other` names no bug and clears none. It is undecided without a planted bug too:
+    cohorts that accuracy selected do differ.
+    """
+    if verdict in ("undecided", "other"):
+        return "undecided"
     return "right" if verdict == bug else "wrong"

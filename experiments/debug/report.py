@@ -11,12 +11,23 @@ from experiments.commands.progress import say
 from experiments.debug.plan import BY_ACCURACY
 from experiments.debug.tables import diagnosis_tables
 from experiments.evaluation.report import rows_by_class
-from fedgs.diagnosis.diagnosis import NAMED, OTHER, TITLES, Diagnosis, Suspect
+from fedgs.diagnosis.diagnosis import (
+    DIFFERS,
+    NAMED,
+    OTHER,
+    TITLES,
+    Diagnosis,
+    Suspect,
+)
 from fedgs.evaluation.images import LabelledImages
 from fedgs.runs import sample
 
 ROWS_PER_GROUP = 2
 _DONE = {"invert": "inverted", "rotate": "rotated by 90 degrees"}
+NOT_TESTED = (
+    "Not tested: anything but inversion and rotation by 90 degrees, as mirrors, blur, "
+    "contrast, blanked parts or wrong labels; look at the picture."
+)
 
 
 def sentence(diagnosis: Diagnosis) -> str:
@@ -33,13 +44,21 @@ def sentence(diagnosis: Diagnosis) -> str:
             for s in diagnosis.ranking
             if s.decision == NAMED
         )
-        return f"The images of one cohort are {shares}. {rate}"
+        return f"The images of one cohort are {shares}. {rate} {NOT_TESTED}"
     limit = f"{diagnosis.rule.min_effect:.0%}"
+    excluded = (
+        f"Neither inversion nor rotation in {limit} of the images or more: with "
+        f"confidence {diagnosis.rule.confidence:.0%} each of both shares is below that."
+    )
     if diagnosis.verdict == "none":
         return (
-            f"Neither inversion nor rotation in {limit} of the images or more: with "
-            f"confidence {diagnosis.rule.confidence:.0%} each of both shares is below "
-            f"that. {rate}"
+            f"Nothing differs significantly. {excluded} {rate} A difference that these "
+            f"samples are too few to show is not excluded. {NOT_TESTED}"
+        )
+    if diagnosis.verdict == OTHER:
+        return (
+            "The cohorts are different, but not by anything that is known here: "
+            f"{where(diagnosis)}. {excluded} {rate} {NOT_TESTED}"
         )
     least = 1 / diagnosis.num_splits
     why = "the samples neither show nor exclude a bug"
@@ -47,7 +66,18 @@ def sentence(diagnosis: Diagnosis) -> str:
         why = f"alpha = {diagnosis.rule.alpha:g} is below the attainable p, {least:.3g}"
     elif not diagnosis.has_learned:
         why += "; the generators have learned too little of the strokes"
-    return f"Undecided: {why}. {rate}"
+    if any(s.bug == OTHER and s.decision == DIFFERS for s in diagnosis.ranking):
+        why += f"; the cohorts differ, {where(diagnosis)}"
+    return f"Undecided: {why}. {rate} {NOT_TESTED}"
+
+
+def where(diagnosis: Diagnosis) -> str:
+    """Returns the classes and features in which the cohorts differ most."""
+    most = [
+        ", ".join(d.name for d in [d for d in diagnosis.differences if d.of == of][:n])
+        for of, n in (("feature", 2), ("class", 3))
+    ]
+    return f"most in {most[0]}, and in the classes {most[1]}"
 
 
 def with_words(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -64,7 +94,7 @@ def _words(suspect: Suspect, diagnosis: Diagnosis) -> str:
         return (
             "the cohorts' samples differ, by whatever: cohorts selected by accuracy do "
             "so without a bug"
-            if suspect.decision == "differs"
+            if suspect.decision == DIFFERS
             else "the samples show no difference beyond that of two groups"
         )
     if suspect.effect is None:

@@ -19,6 +19,7 @@ def diagnosis_tables(diagnosis: Mapping[str, Any]) -> list[Table]:
         _suspects(diagnosis, level),
         _effects(diagnosis["effects"], level),
         _two_sample(diagnosis["two_sample"]),
+        *_differences(diagnosis.get("differences", ())),  # older folders have none
     ]
 
 
@@ -66,6 +67,20 @@ def _two_sample(tests: Sequence[Mapping[str, Any]]) -> Table:
     ]
     head = ["test", "value", "p", "what it is"]
     return Table("Do the cohorts differ at all?", head, rows)
+
+
+def _differences(found: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """Returns the classes and features in which the cohorts differ most."""
+    rows = [
+        [of, row["name"], cell(row["distance"])]
+        for of, most in (("feature", 3), ("class", 5))
+        for row in [row for row in found if row["of"] == of][:most]
+    ]
+    note = (
+        "Distance of the cohorts' means; 1 is that of an image from its group's mean."
+    )
+    head = ["of", "which", "distance"]
+    return [Table("Where do they differ most?", head, rows, note)] if rows else []
 
 
 def _with_interval(value: float | None, interval: Sequence[float] | None) -> str:

@@ -14,7 +14,8 @@ from fedgs.errors import UserError
 from fedgs.privacy.accounting import Statement
 
 VERDICTS = {
-    "none": ("No bug of these kinds", "good"),
+    "none": ("No bug of the kinds tested", "good"),
+    "other": ("Different, but not by a known bug", "unsure"),
     "undecided": ("Undecided", "unsure"),
 }
 

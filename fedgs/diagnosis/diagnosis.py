@@ -19,6 +19,10 @@ learned something from their data: the cohorts' strokes agree in direction, or o
 each other, although their random starts have nothing in common. All else is
 *undecided*.
 
+The verdict is `none` only if all bugs are excluded and "any difference" is not
+significant. `other` says that the cohorts differ although all bugs are excluded: not by
+anything that is tested here.
+
 Privacy: post-processing of DP output.
 """
 
@@ -33,7 +37,14 @@ from numpy.typing import NDArray
 
 from fedgs.diagnosis import group_features as features
 from fedgs.diagnosis import permutation
-from fedgs.diagnosis.effects import Effect, TwoSample, effects, two_sample
+from fedgs.diagnosis.effects import (
+    Difference,
+    Effect,
+    TwoSample,
+    differences,
+    effects,
+    two_sample,
+)
 from fedgs.diagnosis.rule import FEWEST_GROUPS, MOST_GROUPS, Rule
 from fedgs.errors import raise_first
 from fedgs.evaluation.images import LabelledImages
@@ -82,13 +93,14 @@ class Diagnosis:
     """A verdict and what it rests on; see the module.
 
     Attributes:
-        verdict: invert, rotate, "invert and rotate", none or undecided.
+        verdict: invert, rotate, "invert and rotate", none, other or undecided.
         ranking: the suspects, likeliest first.
         effects: pixel intensity, orientation, class balance.
         two_sample: MMD and the classifier two-sample test.
         has_learned: whether the generators show structure of the data; see the module.
         num_splits: of the permutation test.
         rule: as asked for.
+        differences: classes and features in which the cohorts differ most.
     """
 
     verdict: str
@@ -98,6 +110,7 @@ class Diagnosis:
     has_learned: bool
     num_splits: int
     rule: Rule
+    differences: tuple[Difference, ...] = ()
 
     @property
     def bugs(self) -> tuple[str, ...]:
@@ -162,14 +175,20 @@ def diagnose(
     ranking = sorted(suspects, key=_rank)
     components = features.principal_components([g.images for g in groups])
     shares = features.class_shares(components, [g.labels for g in groups], num_classes)
+    means = features.scaled_means(
+        [features.image_features(g.images) for g in groups],
+        [g.labels for g in groups],
+        num_classes,
+    )
     return Diagnosis(
-        verdict=_verdict(ranking) if rule.alpha >= 1 / len(rows) else UNDECIDED,
+        verdict=_verdict(ranking, rule) if rule.alpha >= 1 / len(rows) else UNDECIDED,
         ranking=tuple(ranking),
         effects=effects(vectors[INVERT], vectors[ROTATE], shares, rule.confidence),
         two_sample=two_sample(2 * statistics[OTHER], components, rows),
         has_learned=has_learned,
         num_splits=len(rows),
         rule=rule,
+        differences=differences(means),
     )
 
 
@@ -274,10 +293,14 @@ def _rank(suspect: Suspect) -> tuple[bool, bool, float, float]:
     )
 
 
-def _verdict(ranking: Sequence[Suspect]) -> str:
+def _verdict(ranking: Sequence[Suspect], rule: Rule) -> str:
     bugs = [suspect for suspect in ranking if suspect.bug != OTHER]
+    (other,) = [suspect for suspect in ranking if suspect.bug == OTHER]
     if named := sorted(s.bug for s in bugs if s.decision == NAMED):
         return " and ".join(named)
-    if all(suspect.decision == EXCLUDED for suspect in bugs):
-        return "none"
-    return UNDECIDED
+    if any(suspect.decision != EXCLUDED for suspect in bugs):
+        return UNDECIDED
+    if other.decision == DIFFERS:
+        return OTHER
+    # Not adjusted: an adjustment would make it easier to say that all is well.
+    return "none" if other.p > rule.alpha else UNDECIDED

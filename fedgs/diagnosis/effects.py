@@ -1,5 +1,6 @@
 """How large the differences between two cohorts' samples are, whatever their cause."""
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -33,6 +34,49 @@ class TwoSample:
     value: float
     p: float
     words: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far the cohorts are apart in one class, or in one feature of the images.
+
+    Attributes:
+        of: class or feature.
+        name: the label, or the feature of `group_features.image_features`.
+        distance: of the cohorts' means; 1 is as far as two images of one group are
+            from their mean.
+    """
+
+    of: str
+    name: str
+    distance: float
+
+
+def differences(features: dict[str, Array]) -> tuple[Difference, ...]:
+    """Returns where the cohorts differ: classes, then features, largest first.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        features: name to the class means of all 2G groups, scaled, shape (2G, number
+            of classes, d); healthy groups first.
+    """
+    by_feature = {name: _by_class(values) for name, values in features.items()}
+    by_class = np.sum(list(by_feature.values()), axis=0)
+    rows = [("class", str(k), value) for k, value in enumerate(by_class)]
+    rows += [("feature", name, v.mean()) for name, v in by_feature.items()]
+    found = [Difference(of, n, math.sqrt(max(0.0, float(v)))) for of, n, v in rows]
+    return tuple(sorted(found, key=lambda d: (d.of, -d.distance)))
+
+
+def _by_class(values: Array) -> Array:
+    """Returns the squared distance of the cohorts' means in every class."""
+    return np.array(
+        [
+            _squared_distance(one @ one.T, *np.split(np.arange(len(one)), 2))
+            for one in np.swapaxes(values, 0, 1)
+        ]
+    )
 
 
 def effects(

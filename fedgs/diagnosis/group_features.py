@@ -19,6 +19,8 @@ Labels = NDArray[np.int64]
 Array = NDArray[np.float64]
 _SMOOTHING = 1.0  # pixels: the noise of a generator is finer than a stroke
 _COMPONENTS = 32
+_LEVELS, _RINGS = 8, 6
+_LEAST_POWER = 1e-4  # per pixel: what is below it looks black
 
 
 def intensity(images: Images) -> Array:
@@ -108,6 +110,109 @@ def kernel_means(groups: list[Images]) -> Array:
     kernel = np.exp(-squared / (2 * max(float(np.median(squared)), 1e-12)))
     count = len(groups)
     return kernel.reshape(count, len(flat) // count, count, -1).mean((1, 3), np.float64)
+
+
+def image_features(images: Images) -> dict[str, Images]:
+    """Returns what is averaged over the images of a class, by the feature's name.
+
+    Averages of these over images are linear: of images a share f of which is spoilt,
+    they lie at f on the way from the intact to the spoilt ones.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        images: shape (n, C, S, S), in [0, 1].
+
+    Returns:
+        Shapes (n, C S S): the picture; (n, 8): shares of pixels of each brightness;
+        (n, 6): log of the share of power in each ring of spatial frequencies.
+    """
+    values = images.reshape(len(images), -1)
+    return {
+        "mean picture": values,
+        "brightness of pixels": _histogram(values),
+        "sharpness": _power(images),
+    }
+
+
+def _histogram(values: Images) -> Images:
+    """Returns shares of pixels near 0, 1/7 ... 1, linear in between."""
+    place = values * (_LEVELS - 1)
+    centres = np.arange(_LEVELS)
+    shares = [np.maximum(0, 1 - np.abs(place - c)).mean(1) for c in centres]
+    return np.stack(shares, axis=1).astype(np.float32)
+
+
+def _power(images: Images) -> Images:
+    """Returns the log of each ring's power, as a share: contrast does not change it."""
+    side = images.shape[-1]
+    power = np.square(np.abs(np.fft.rfft2(images))).sum(1).reshape(len(images), -1)
+    y, x = np.fft.fftfreq(side), np.fft.rfftfreq(side)
+    radius = np.hypot(y[:, None], x[None]).ravel()
+    ring = np.minimum((radius * 2 * _RINGS).astype(int), _RINGS - 1)
+    is_in = (ring[:, None] == np.arange(_RINGS)) & (radius > 0)[:, None]
+    mean = power @ (is_in / np.maximum(1, is_in.sum(0)))
+    mean = mean / side**2 + _LEAST_POWER
+    return np.log(mean / mean.mean(1, keepdims=True)).astype(np.float32)
+
+
+def scaled_means(
+    groups: list[dict[str, Images]], labels: list[Labels], num_classes: int
+) -> dict[str, Array]:
+    """Returns the class means of all groups, in units of the images' spread.
+
+    A feature's unit is the distance of images from their group's mean, over all groups:
+    a function of the groups that does not depend on which cohort they are in. A group
+    without images of a class gets the mean of those that have some.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        groups: `image_features` of each group.
+        labels: of each group.
+        num_classes: at least 1.
+
+    Returns:
+        For each feature shape (number of groups, num_classes, d).
+    """
+    found = dict[str, Array]()
+    for name in groups[0]:
+        means = [
+            class_means(g[name], y, num_classes)
+            for g, y in zip(groups, labels, strict=True)
+        ]
+        found[name] = _filled(np.stack(means)) / _spread([g[name] for g in groups])
+    return found
+
+
+def _filled(means: Array) -> Array:
+    """Returns class means whose NaN are replaced by the mean of the other groups."""
+    is_known = np.isfinite(means)
+    total = np.where(is_known, means, 0).sum(0) / np.maximum(1, is_known.sum(0))
+    return np.where(is_known, means, total)
+
+
+def _spread(groups: list[Images]) -> float:
+    return max(1e-6, float(np.sqrt(np.mean([g.var(0).sum() for g in groups]))))
+
+
+def class_means(values: Images, labels: Labels, num_classes: int) -> Array:
+    """Returns the mean of every class; NaN where a class has no image.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        values: a feature of `image_features`, shape (n, d).
+        labels: shape (n,), below num_classes.
+        num_classes: at least 1.
+
+    Returns:
+        Shape (num_classes, d).
+    """
+    is_of = labels == np.arange(num_classes)[:, None]
+    counts = is_of.sum(1)[:, None]
+    sums = is_of.astype(values.dtype) @ values
+    return np.where(counts > 0, sums / np.maximum(1, counts), np.nan).astype(np.float64)
 
 
 def principal_components(groups: list[Images]) -> list[Array]:

@@ -108,7 +108,7 @@ def test_a_small_share_is_significant_and_not_named(digits):
     found = diagnose(digits[:G], spoilt, 10)
     assert suspect(found, INVERT).adjusted_p == pytest.approx(1 / 35)
     assert suspect(found, INVERT).decision == diagnosis.EXCLUDED
-    assert found.verdict == "none"
+    assert found.verdict == OTHER
     strict = diagnose(digits[:G], spoilt, 10, Rule(min_effect=0.05))
     assert strict.verdict == INVERT
 
@@ -116,6 +116,29 @@ def test_a_small_share_is_significant_and_not_named(digits):
 def smaller(images):
     small = zoom(images, (1, 1, 0.75, 0.75), order=1)
     return np.pad(small, ((0, 0), (0, 0), (3, 3), (3, 3)))
+
+
+def test_none_is_never_said_where_any_difference_is_significant(digits):
+    half = digits[0].images.shape[-1] // 2
+    blanked = with_images(lambda x: x * (np.arange(2 * half) < half), digits[G:])
+    found = diagnose(digits[:G], blanked, 10)
+    assert suspect(found, OTHER).p == pytest.approx(1 / 35)
+    assert found.verdict in (OTHER, diagnosis.UNDECIDED)
+
+
+def test_differences_name_the_class_and_the_feature_that_differ(digits):
+    def pale_sevens(group):
+        is_seven = (group.labels == 7)[:, None, None, None]
+        return group._replace(
+            images=np.where(is_seven, 0.5 * group.images, group.images)
+        )
+
+    found = diagnose(digits[:G], each(pale_sevens, digits[G:]), 10).differences
+    assert next(d.name for d in found if d.of == "class") == "7"
+    assert len([d for d in found if d.of == "class"]) == 10
+    assert next(d.name for d in found if d.of == "feature") == "brightness of pixels"
+    alike = diagnose(digits[:G], digits[G:], 10).differences
+    assert max(d.distance for d in alike) < 0.5 * found[0].distance
 
 
 STYLES = {

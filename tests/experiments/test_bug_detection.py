@@ -210,7 +210,7 @@ def test_an_experiment_plants_its_bug_everywhere(debug, data, tmp_path, bug):
         ]
         counted = corrupted_clients(original, [n for own in both for n in own]).sum()
         assert found["planted"]["counts"]["healthy"]["corrupted"] == counted
-    expected = {wanted: "right", "undecided": "undecided"}
+    expected = {wanted: "right", "undecided": "undecided", "other": "undecided"}
     assert found["outcome"] == expected.get(found["verdict"], "wrong")
     assert all(EXCLUDED in " ".join(row["conditions"]) for row in found["privacy"])
     assert not any(row["guarantee"] is None for row in found["privacy"])

@@ -113,7 +113,11 @@ def test_debug_folder_answers_first(folders):
 
 @pytest.mark.parametrize(
     ("verdict", "words"),
-    [("undecided", "Undecided"), ("none", "No bug of these kinds")],
+    [
+        ("undecided", "Undecided"),
+        ("none", "No bug of the kinds tested"),
+        ("other", "Different, but not by a known bug"),
+    ],
 )
 def test_other_verdicts_name_no_bug(debug, verdict, words):
     found = json.loads((debug / "diagnosis.json").read_text())
