@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # Name of a method -> "module:object", the object a `Baseline`. One line for each file.
 METHODS: Mapping[str, str] = MappingProxyType(
     {
+        "bdp-gan": "fedgs.baselines.bdp_gan:METHOD",
         "dp-merf": "fedgs.baselines.dp_merf:dp_merf",
         "dp-merf-ae": "fedgs.baselines.dp_merf:dp_merf_ae",
         "dp-sgd-gan": "fedgs.baselines.dp_sgd_gan:dp_sgd_gan",

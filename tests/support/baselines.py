@@ -21,6 +21,7 @@ from runs import Report, ignore
 FEW_FEATURES = {"noise_multiplier": 1.0, "num_features": 64, "fakes_per_step": 20}
 FEW_BATCHES = {"noise_multiplier": 1.0, "expected_batch": 12, "steps": 6}
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
+    "bdp-gan": ("bdp-gan", FEW_BATCHES | {"steps": 4}),
     "dp-merf": ("dp-merf", FEW_FEATURES | {"generator_steps": 45}),
     "dp-merf by batches": (
         "dp-merf",

@@ -1,0 +1,115 @@
+"""BDP-GAN: the Bayesian line is of its own gradients, and never a target."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from baselines import small_run
+from fedgs.baselines import bayesian_accounting as bayesian
+from fedgs.baselines.bdp_gan import METHOD, BdpGanTrainer, Settings
+from fedgs.baselines.contract import Facts
+from fedgs.baselines.dp_sgd_gan import LayeredDiscriminator
+from fedgs.baselines.run import Asked
+from fedgs.errors import UserError
+from fedgs.gan.models import build
+
+FACTS = Facts(12, 480, 40, 10, (1, 16, 16))
+DELTA = 1e-5
+
+
+def trainer(folder, **settings) -> BdpGanTrainer:
+    run, data = small_run("bdp-gan", folder / "run")
+    own = dataclasses.replace(run.settings, **settings)
+    return METHOD.trainer(own, run.config, data, 3)
+
+
+def test_settings_are_the_papers():
+    settings = Settings()
+    noise_on_mean = settings.noise_multiplier * settings.clip / settings.expected_batch
+    assert noise_on_mean == pytest.approx(0.01)
+    assert settings.clip == 0.5
+    assert settings.steps == pytest.approx(400 * 60_000 / 1024, abs=1)
+
+
+def test_a_bayesian_epsilon_is_no_target(tmp_path):
+    with pytest.raises(UserError, match=r"target_epsilon = 1: .* use dp-sgd-gan"):
+        METHOD.calibrated(Settings(), FACTS, 1.0, DELTA)
+    with pytest.raises(UserError, match="is Bayesian"):
+        small_run("bdp-gan", tmp_path / "run", Asked(target_epsilon=1.0))
+    assert not (tmp_path / "run").exists()
+
+
+def test_distances_are_the_norms_of_single_clipped_gradients(tmp_path):
+    training = trainer(tmp_path, clip=0.05)
+    found = training.gradient_norms(0)
+    inner = training.training
+    plain = build(LayeredDiscriminator, inner.config, 0)
+    plain.load_state_dict(inner.discriminator._module.state_dict())
+    rng = np.random.default_rng(0)
+    expected = []
+    for row in range(len(inner.labels)):  # one record at a time, by torch's autograd
+        score = plain(inner.images[row : row + 1], inner.labels[row : row + 1])
+        grads = torch.autograd.grad(F.softplus(-score).sum(), list(plain.parameters()))
+        norm = torch.cat([grad.flatten() for grad in grads]).norm()
+        expected.append(min(0.05, float(norm)))
+    assert len(found) == 32
+    for norm in rng.choice(found, 8):
+        assert np.abs(np.array(expected) - norm).min() < 1e-6
+    assert len(np.unique(training.gradient_norms(1).round(7))) > 1
+
+
+def test_estimating_changes_nothing_of_the_training(tmp_path):
+    training, alone = trainer(tmp_path / "a"), trainer(tmp_path / "b")
+    for index in range(2):
+        training.step(index)
+        alone.training.step(index)
+    first, second = training.state(), alone.state()
+    assert all(torch.equal(first[name], second[name]) for name in second)
+
+
+def test_lines_are_bayesian_classical_and_published(tmp_path):
+    training = trainer(tmp_path)
+    events = [training.step(index) for index in range(4)]
+    rows = METHOD.guarantees(training.settings, FACTS, events, DELTA)
+    assert [(r.label, r.unit, r.relation) for r in rows] == [
+        ("distributional", "record", "add-or-remove"),
+        ("valid", "record", "add-or-remove"),
+        ("valid", "user", "add-or-remove"),
+        ("as published", "record", "add-or-remove"),
+    ]
+    costs = np.sum([event["bayesian_costs"] for event in events], axis=0)
+    assert rows[0].epsilon == bayesian.bayesian_epsilon(costs, 4, DELTA)
+    assert any("outlier" in condition for condition in rows[0].conditions)
+    assert rows[3].epsilon <= rows[0].epsilon
+    assert rows[2].epsilon > rows[1].epsilon
+
+
+def test_smaller_gradients_lower_the_bayesian_epsilon_and_not_the_classical(tmp_path):
+    training = trainer(tmp_path, noise_multiplier=0.5)
+    event = training.step(0)
+    loose = dataclasses.replace(training.settings, clip=5.0)
+    training.settings = loose  # the same gradients are a smaller part of the bound
+    costs = training._costs(0)
+    rows = [
+        METHOD.guarantees(
+            Settings(), FACTS, [event | {"bayesian_costs": each}] * 4, DELTA
+        )
+        for each in (event["bayesian_costs"], costs)
+    ]
+    assert rows[1][0].epsilon < rows[0][0].epsilon
+    assert rows[1][1].epsilon == rows[0][1].epsilon
+
+
+def test_without_noise_no_line_is_bounded(tmp_path):
+    training = trainer(tmp_path, noise_multiplier=0.0)
+    event = training.step(0)
+    rows = METHOD.guarantees(training.settings, FACTS, [event], DELTA)
+    assert {row.epsilon for row in rows} == {None}
+
+
+def test_too_few_images_for_an_estimate_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"cost_records = 5000: .* give fewer"):
+        trainer(tmp_path, cost_records=5000)
