@@ -67,14 +67,18 @@ def train(name: str, given: dict[str, Any], settings: dict[str, Any]) -> Baselin
     return run
 
 
-def resume(path: Path) -> None:
+def resume(path: Path, typed: str = "") -> None:
     """Continues a run folder.
+
+    Args:
+        path: of the folder.
+        typed: a method that the user named on the command line, and so trusts.
 
     Raises:
         UserError: not a run folder, or a corrupted one.
         typer.Exit: the run stopped early (code 1).
     """
-    run = open_run(path)
+    run = open_run(path, typed)
     if is_finished(run):
         say(f"{path}: is finished, its generator is written")
         return

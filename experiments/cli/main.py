@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from experiments.benchmark.request import OF_DATA, BenchmarkRequest
 from experiments.cli import baseline, deploy
 from experiments.commands.audit_request import AuditRequest
 from experiments.debug.request import DebugRequest, ExistingRuns, PlantedBug
@@ -242,6 +243,20 @@ def report(
     from experiments.report import page as reporting
 
     reporting.report(folders, output)
+
+
+@app.command()
+@settings_flags(*OF_DATA)
+@request_flags(BenchmarkRequest)
+def benchmark(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
+    """Train and compare all methods at every epsilon; what is stored is printed.
+
+    --data, and how it is read, is for a data set of your own in place of the three.
+    """
+    request = BenchmarkRequest(**given)
+    from experiments.benchmark import command
+
+    command.benchmark(request, settings)
 
 
 @data_app.command("inspect")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.flags import request_flags, run_command
-from experiments.paper.cells import NO_NOISE, Cells, Method, Request, Source, fill
+from experiments.paper.cell_list import NO_NOISE, Cells, Method, Request, Source
 
 SHARDS = {"partition": "iid", "num_clients": 1000, "clients_per_node": 50}
 DATA = {
@@ -58,6 +58,8 @@ def main(words: Sequence[str] | None = None) -> int:
 @request_flags(Request)
 def pictures(*, given: dict[str, Any]) -> None:
     """Reprint the table of pictures; train and evaluate what is missing."""
+    from experiments.paper.cells import fill
+
     fill(PICTURES, Request(**given))
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.flags import request_flags, run_command
-from experiments.paper.cells import Cells, Method, Request, Settings, Source, fill
+from experiments.paper.cell_list import Cells, Method, Request, Settings, Source
+from experiments.paper.cells import fill
 from fedgs.config.fields import flag
 
 # mu of 100 clients at 103.3 / mu of 539 at 10 = 539 / 100, delta 1e-5, zero-out

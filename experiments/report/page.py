@@ -87,7 +87,7 @@ def _of_baselines(
     shown = page_of(baselines)
     _check_same_data([found.facts for found in shown["baselines"]])
     files = report_pictures.png_files([f.facts for f in shown["baselines"]], {})
-    return _environment().get_template("baseline.html").render(shown).encode(), files
+    return environment().get_template("baseline.html").render(shown).encode(), files
 
 
 def _checked(output: Path) -> Path:
@@ -276,7 +276,7 @@ def render(page: Page) -> str:
         UserError: matplotlib is missing.
     """
     return (
-        _environment()
+        environment()
         .get_template("report.html")
         .render(
             page=page,
@@ -291,23 +291,24 @@ def render(page: Page) -> str:
 
 
 @lru_cache(maxsize=1)
-def _environment() -> Environment:
-    environment = Environment(
+def environment() -> Environment:
+    """Returns the templates of pages, with their filters."""
+    made = Environment(
         loader=PackageLoader("experiments.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
+    made.filters |= {
         "data_uri": report_pictures.data_uri,
         "number": words.number,
         "epsilon": words.epsilon,
     }
-    environment.globals |= {
+    made.globals |= {
         "alternative": report_pictures.alternative,
         "command": train_command,
         "drawing": Markup,  # of draw(), which escapes its own texts
         "words": words,
     }
-    return environment
+    return made

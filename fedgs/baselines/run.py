@@ -300,8 +300,12 @@ def capped(data: FederatedImages, cap: int | None, seed: int) -> FederatedImages
     return dataclasses.replace(data, client_records=records)
 
 
-def open_run(path: str | Path) -> BaselineRun:
+def open_run(path: str | Path, typed: str = "") -> BaselineRun:
     """Opens the folder of a baseline's run.
+
+    Args:
+        path: of the folder.
+        typed: a method that the user named on the command line, and so trusts.
 
     Raises:
         UserError: no such folder, an unreadable one, or a method that is not trusted.
@@ -313,7 +317,7 @@ def open_run(path: str | Path) -> BaselineRun:
         )
     content = read_json(folder.path / BASELINE)
     try:
-        method = find(content["name"])
+        method = find(content["name"], is_typed=content["name"] == typed)
         settings = made_settings(method, content["settings"])
         shape = tuple(content["facts"].pop("image_shape"))
         facts = Facts(**content["facts"], image_shape=shape)

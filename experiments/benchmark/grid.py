@@ -1,0 +1,186 @@
+"""The grid of the benchmark: which methods, at which epsilons, on which data.
+
+A method of somebody else joins by its registration in `fedgs.baselines.METHODS`, or by
+--method module:object; without an entry here it has its own defaults.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from experiments.benchmark.request import BenchmarkRequest
+from experiments.paper.cell_list import NO_NOISE, Cells, Method, Settings, Source
+from experiments.paper.pictures import METHODS as PICTURES
+from experiments.paper.pictures import SHARDS, SIZES, WRITERS
+from fedgs.baselines import METHODS as REGISTERED
+from fedgs.baselines import find
+from fedgs.baselines.pate_accounting import confident_gnmax_mu, pure_per_query
+from fedgs.baselines.run import made_settings, unit_of
+from fedgs.config.run_config import RunConfig
+from fedgs.privacy.gaussian import mu_from_epsilon
+
+EPSILONS = (10.0, 3.0, 1.0)
+TITLE = "Benchmark"
+DELTA = RunConfig().delta  # of all cells
+# A shard of K = 1000 has 60 images; writers have 111 on average.
+DATA = {
+    "mnist-by-writer": Source({}, {}, 100),
+    "mnist": Source(SHARDS, {}, 60),
+    "fashion-mnist": Source(SHARDS, {}, 60),
+}
+PRIVATE: Mapping[float, Settings] = {epsilon: {} for epsilon in EPSILONS}
+ALL: Mapping[float, Settings] = {**PRIVATE, NO_NOISE: {}}
+NOT_PRIVATE: Mapping[float, Settings] = {NO_NOISE: {}}
+
+
+def _own(name: str, of_epsilon: Mapping[float, Settings] = ALL) -> Method:
+    """Returns a method of the table of pictures, with all epsilons and data."""
+    return PICTURES[name]._replace(of_epsilon=of_epsilon, data=(), seeds=range(1000))
+
+
+OWN = {
+    "staged": _own("staged", {**SIZES, NO_NOISE: {}}),
+    "staged-fonts": PICTURES["staged-fonts"],
+    "mean-embedding": _own("mean-embedding"),
+    "gs-wgan": _own("gs-wgan"),
+    "gs-wgan-surrogate": _own("gs-wgan-surrogate"),
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of somebody else's method.
+
+    Attributes:
+        baseline: its name.
+        settings: that make it this row.
+        reduced: settings that are below the published ones, for 15 minutes on 2 cores.
+        noise_free: settings that switch its noise off; None where it cannot be.
+        is_private: whether it can have a target.
+        noise: at an epsilon of zero-out, which all user-level rows have, where the
+            method's own target is about replace-one; (its settings, epsilon).
+    """
+
+    baseline: str
+    settings: Settings = field(default_factory=Settings)
+    reduced: Settings = field(default_factory=Settings)
+    noise_free: Settings | None = None
+    is_private: bool = True
+    noise: Callable[[Any, float], Settings] | None = None
+
+
+def _answer_noise(settings: Any, epsilon: float) -> Settings:
+    """Returns G-PATE's noise where a teacher that casts no vote is hidden."""
+    queries = settings.steps * settings.batch_size * settings.projection_dim
+    mu = confident_gnmax_mu(queries, settings.threshold_ratio, 1.0, 1.0)
+    return {"answer_noise": mu / mu_from_epsilon(epsilon, DELTA)}
+
+
+def _inverse_noise(settings: Any, epsilon: float) -> Settings:
+    """Returns PATE-GAN's noise where a teacher that casts no vote is hidden."""
+    queries = settings.steps * settings.student_steps * settings.batch_size
+    return {"inverse_noise": pure_per_query(epsilon, queries, DELTA)}
+
+
+NOISE_FREE: Settings = {"noise_multiplier": 0.0}
+ENTRIES = {
+    "wgan-gp": Entry("wgan-gp", {}, {"steps": 2000}, {}, is_private=False),
+    "g-pate": Entry(
+        "g-pate", {}, {"steps": 100, "batch_size": 16}, noise=_answer_noise
+    ),
+    "pate-gan": Entry(
+        "pate-gan", {}, {"steps": 100, "batch_size": 16}, noise=_inverse_noise
+    ),
+    "dp-merf-federated": Entry("dp-merf", {"federated": True}, {}, NOISE_FREE),
+    "dp-merf": Entry("dp-merf", {}, {}, NOISE_FREE),
+    "dp-merf-ae": Entry("dp-merf-ae", {}, {"autoencoder_steps": 300}, NOISE_FREE),
+    "dp-sgd-gan": Entry(
+        "dp-sgd-gan", {}, {"steps": 1000, "expected_batch": 128}, NOISE_FREE
+    ),
+    "dp-sgd-gan-strong": Entry(
+        "dp-sgd-gan-strong", {}, {"steps": 300, "expected_batch": 512}, NOISE_FREE
+    ),
+}
+
+
+def grid(request: BenchmarkRequest, settings: Settings) -> Cells:
+    """Returns all cells that a call knows.
+
+    Args:
+        request: of the call.
+        settings: of `OF_DATA`; with `data` the user's data set takes the place of the
+            benchmark's three.
+
+    Raises:
+        UserError: an unknown method, or a setting out of range.
+    """
+    if "data" in settings:
+        source = Source(settings, {}, request.max_images_per_user)
+        data = {re.sub(r"\W+", "-", settings["data"]).strip("-"): source}
+    else:
+        data = {
+            name: source._replace(settings=source.settings | settings)
+            for name, source in DATA.items()
+        }
+    methods = OWN if WRITERS[0] in data else {n: OWN[n] for n in OWN if not OWN[n].data}
+    return Cells(TITLE, data, methods | others(request))
+
+
+def others(request: BenchmarkRequest) -> dict[str, Method]:
+    """Returns the rows of methods that others published, by name.
+
+    Raises:
+        UserError: a method that cannot be found.
+    """
+    entries = {n: e for n, e in ENTRIES.items() if e.baseline in REGISTERED}
+    listed = {entry.baseline for entry in entries.values()}
+    for name in (*REGISTERED, *request.method):
+        if name not in listed:
+            unit = find(name, is_typed=True).unit
+            private = unit != "none"
+            free = None if private else Settings()
+            entries[_short(name)] = Entry(name, {}, {}, free, private)
+    return {name: _method(entry, request.full) for name, entry in entries.items()}
+
+
+def _short(name: str) -> str:
+    return re.sub(r"\W+", "-", find(name, is_typed=True).name)
+
+
+def _method(entry: Entry, is_full: bool) -> Method:
+    settings = entry.settings | ({} if is_full else entry.reduced)
+    of_epsilon = dict(PRIVATE) if entry.is_private else {}
+    if entry.noise is not None:
+        own = _made(entry.baseline, settings)
+        of_epsilon = {epsilon: entry.noise(own, epsilon) for epsilon in PRIVATE}
+    if entry.noise_free is not None:
+        of_epsilon[NO_NOISE] = entry.noise_free
+    method = Method("", settings, of_epsilon, baseline=entry.baseline)
+    return method._replace(is_capped=unit(method) == "record")
+
+
+def reduced(name: str, is_full: bool) -> Settings:
+    """Returns the settings of a row that are below the published ones."""
+    entry = ENTRIES.get(name)
+    return {} if entry is None or is_full else entry.reduced
+
+
+def unit(method: Method) -> str:
+    """Returns whom a row's guarantee is about: "user", "record" or "none".
+
+    Raises:
+        UserError: a setting out of range.
+    """
+    if not method.baseline:
+        return "user"
+    found = find(method.baseline, is_typed=True)
+    return unit_of(found, _made(method.baseline, method.settings))
+
+
+def _made(baseline: str, settings: Settings) -> Any:
+    """Returns a method's own settings, without those of the run."""
+    found = find(baseline, is_typed=True)
+    known = {spec.name for spec in fields(found.Settings)}
+    own = {name: value for name, value in settings.items() if name in known}
+    return made_settings(found, own)

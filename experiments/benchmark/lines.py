@@ -1,0 +1,205 @@
+"""One JSON line of a cell: what its run folder says, and nothing that needs it again.
+
+Lines are appended to cells.jsonl, each in one write; of a cell's lines the last counts.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from experiments.baselines.audit import attack, distinct_events
+from experiments.baselines.command import trust
+from experiments.benchmark.grid import reduced
+from experiments.paper.cell_list import NO_NOISE, Cell
+from experiments.paper.cells import COST, stated_of
+from experiments.report.communication import communication
+from experiments.report.run import read_run
+from fedgs.audit.finding import Finding
+from fedgs.audit.mechanism import (
+    audit_round,
+    claims_of_one_round,
+    recorded_plan,
+    weakest_rounds,
+)
+from fedgs.baselines.run import BaselineRun, open_run
+from fedgs.errors import UserError, explained
+from fedgs.files import append_whole, read_json, read_json_lines
+from fedgs.runs.run_folder import RunFolder, is_baseline, versions
+
+CELLS = "cells.jsonl"
+TRIALS, MAX_DRAWS = 50_000, 1e7  # of the audit: seconds
+NODES = "no curator: nodes add noise; --adversary server covers the server as well"
+Line = dict[str, Any]
+
+
+def identity(cell: Cell) -> Line:
+    """Returns what a cell is called by."""
+    asked = None if cell.epsilon == NO_NOISE else cell.epsilon
+    return {
+        "cell": cell.name,
+        "data": cell.data,
+        "method": cell.method,
+        "asked_epsilon": asked,
+        "seed": cell.seed,
+    }
+
+
+def line_of(cell: Cell, run: Path, scores: Line, is_full: bool) -> Line:
+    """Returns the line of a finished run.
+
+    Privacy: epsilons, counts and costs are public; the scores were computed from real
+    data, and no epsilon covers them.
+
+    Args:
+        cell: of the run.
+        run: its folder.
+        scores: of `fedgs evaluate`.
+        is_full: no setting was reduced.
+
+    Raises:
+        UserError: a broken run folder.
+    """
+    facts = _of_own(run)
+    if is_baseline(run):
+        facts = _of_baseline(open_run(run, cell.how.baseline))
+    cost = read_json(run / COST) if (run / COST).exists() else {}
+    network = scores.get("network")
+    return {
+        **identity(cell),
+        **facts,
+        "accuracy_cnn": scores.get("downstream_cnn_accuracy"),
+        "accuracy_mean_of_13": scores.get("classifiers", {}).get("average"),
+        "fid": scores.get(f"fid_{network}"),
+        "fid_network": network,
+        "num_synthetic": scores.get("num_synthetic"),
+        **{name: cost.get(name) for name in COSTS},
+        "reduced": reduced(cell.method, is_full),
+        "versions": versions(),
+    }
+
+
+COSTS = ("cpu_seconds", "wall_seconds", "peak_memory_bytes")
+
+
+def _of_baseline(run: BaselineRun) -> Line:
+    rows = run.guarantees()
+    stated = [{k: v for k, v in asdict(r).items() if k != "conditions"} for r in rows]
+    facts = run.facts
+    sent = getattr(run.method, "bytes_per_client", None)
+    return {
+        "unit": run.unit if run.releases else "none",
+        "own": False,
+        "trust": trust(run),
+        "guarantees": stated,
+        "num_clients": facts.num_clients,
+        "num_records": facts.num_records,
+        "cap": facts.max_images_per_user,
+        "releases": len(run.releases),
+        "rounds": run.config.num_rounds,
+        "bytes_per_client": sent and sent(run.settings, run.config, facts),
+        "audit": _audit_of_baseline(run),
+    }
+
+
+def _of_own(run: Path) -> Line:
+    if is_baseline(run):
+        return {}
+    facts = read_run(run)
+    config, weight = facts.config, communication(facts)
+    rows = [row for row in stated_of(run) if row.epsilon is not None]
+    stated = [
+        {
+            "label": "valid",
+            "unit": "user" if row.unit == "client" else row.unit,
+            "relation": row.relation,
+            "epsilon": row.epsilon,
+            "delta": row.delta,
+            "theorem": row.theorem,
+        }
+        for row in rows
+    ]
+    # Of a client that is a node of its own, asked in every round.
+    sent = (weight.request + weight.reply) * weight.rounds
+    sent += weight.stages // config.num_nodes
+    return {
+        "unit": "user" if stated else "none",
+        "own": True,
+        "trust": NODES,
+        "guarantees": stated,
+        "num_clients": config.num_clients,
+        "num_records": None,
+        "cap": None,
+        "releases": len(facts.events),
+        "rounds": facts.round,
+        "bytes_per_client": sent,
+        "audit": _audit_of_own(RunFolder.open(run)) if stated else None,
+    }
+
+
+# ------------------------------------------------------------------ audit
+
+
+def _audit_of_baseline(run: BaselineRun) -> Line | None:
+    """Attacks the release that claims most; None where a method has no attack."""
+    scores = getattr(run.method, "audit_scores", None)
+    if scores is None or not run.releases:
+        return None
+    events = distinct_events(run)
+    return _strongest([attack(run, event, scores, TRIALS) for event in events])
+
+
+def _audit_of_own(folder: RunFolder) -> Line | None:
+    config, events = folder.config, folder.read_ledger().events
+    found: list[Finding] = []
+    for release, round in weakest_rounds(config, events).items():
+        own = [event for event in events if event.release == release]
+        plan = recorded_plan(config, own)
+        claims = claims_of_one_round(plan, config.delta, config.colluding_nodes)
+        claims = [c for c in claims if (c.adversary, c.view) == ("release", "asked")]
+        claims = [c for c in claims if c.relation == config.relation]
+        asked = (config.delta, TRIALS, MAX_DRAWS)
+        found += audit_round(config, claims, *asked, round=round)
+    return _strongest(found)
+
+
+def _strongest(found: Sequence[Finding]) -> Line | None:
+    if not found:
+        return None
+    best = max(found, key=lambda finding: finding.lower_bound)
+    return {
+        "lower_bound": best.lower_bound,
+        "claimed": best.epsilon,
+        "relation": best.relation,
+        "refuted": any(finding.is_failure for finding in found),
+    }
+
+
+# ------------------------------------------------------------------ the file
+
+
+def read_lines(output: Path) -> dict[str, Line]:
+    """Returns the last line of each cell, by the cell's name.
+
+    Raises:
+        UserError: the file cannot be read, or is no file of cells.
+    """
+    path = output / CELLS
+    lines = read_json_lines(path)
+    if wrong := [line for line in lines if not {"cell", "data", "method"} <= {*line}]:
+        raise UserError(f"{path}: no line of a cell: {wrong[0]}; restore the file")
+    return {line["cell"]: line for line in lines}
+
+
+def append_line(output: Path, line: Line) -> None:
+    """Appends a cell's line, whole or not at all.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    path = output / CELLS
+    with explained(OSError, f"output = {output}: cannot be written", "free the disk"):
+        output.mkdir(parents=True, exist_ok=True)
+        with path.open("ab", buffering=0) as file:
+            append_whole(file, f"{json.dumps(line)}\n".encode())

@@ -1,0 +1,207 @@
+"""The benchmark's page: the same content in Markdown and as one HTML file."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.benchmark.tables import UNITS, Row, details, overview
+from experiments.report.page import environment
+from experiments.report.pictures import data_uri
+from experiments.tables import Table
+
+# What to use when: of the methods themselves, whatever the numbers are.
+ADVICE = (
+    (
+        "One release, nobody trusted with images, pictures in seconds",
+        "`staged`: every client sends clipped moments, three times in all. With public "
+        "pictures of the same kind (fonts for digits) `staged-fonts` needs one release "
+        "and is the better one at epsilon 1 and 3.",
+    ),
+    (
+        "One release, and no Gaussian model",
+        "`dp-merf-federated` or `mean-embedding`: one embedding of random features "
+        "from each client; the generator is fitted to it afterwards, without the data.",
+    ),
+    (
+        "Detail that moments do not hold, hundreds of releases",
+        "`gs-wgan`, `gs-wgan-surrogate`, `fedavg-gan`: a GAN trained over many rounds. "
+        "Each round costs privacy, so these need many users or a large epsilon.",
+    ),
+    (
+        "A curator who may see all images, protection of single images",
+        "`dp-merf`, `dp-sgd-gan-strong` (record level). Their epsilon says nothing of "
+        "a user until the cap on a user's images is counted in; see the record table.",
+    ),
+    (
+        "A curator who may see all images, protection of users",
+        "`pate-gan` and `g-pate` count votes of clients: user level by itself. Who "
+        "counts the votes sees them without noise.",
+    ),
+    (
+        "No privacy needed",
+        "`wgan-gp`: the ceiling of a GAN. It guarantees nothing.",
+    ),
+)
+NOTES = (
+    "A user is one client with all its images: a writer in `mnist-by-writer` (539), "
+    "one of K = 1000 shards in `mnist` and `fashion-mnist`, which is no person.",
+    "One epsilon of a record and one of a user are different things: they stand in "
+    "different tables. Of a record-level run the epsilon of a user is by group privacy "
+    "at the cap, a public number: images over it were dropped before the training.",
+    "epsilon: that of the run's own ledger, delta 1e-5, against whoever sees what is "
+    "published, by relation; zero-out at 10 is no better or worse than replace-one at "
+    "24.4, it is the same noise.",
+    "CNN: accuracy of the small CNN of `fedgs evaluate` on the real test images, "
+    "trained on 10,000 synthetic ones. 13: mean of the thirteen classifiers. FID: on "
+    "features of a LeNet. No epsilon covers these numbers: they were computed from "
+    "real images.",
+    "audited: a lower bound (95 %) of what one release costs, by an attack with a "
+    "worst-case user or record, beside what is claimed for that release.",
+    "bytes/client: what one client receives and sends in the whole run, where the "
+    "method is federated. memory: the most that the training process held, Python and "
+    "its libraries included.",
+    "*: settings below the published ones, so that a cell trains at most 15 minutes on "
+    "two cores; they are listed below. †: it took longer.",
+    "`not run`: nobody has computed this cell. –: there is no such cell, or the number "
+    "is not known.",
+)
+COMMANDS = (
+    "fedgs benchmark --data-dir DATA --only mnist-by-writer-staged",
+    "fedgs benchmark --print",
+    "fedgs benchmark --data folder:IMAGES --num-clients 50 --only staged",
+    "fedgs benchmark --method my_file:METHOD --only my-method",
+    "fedgs benchmark --full --device cuda --data-dir DATA --metrics cnn,images",
+)
+KINDS = tuple(UNITS)
+
+
+def tables_of(rows: Sequence[Row]) -> dict[str, list[Table]]:
+    """Returns the tables by data set: for each unit the overview, then the details."""
+    found: dict[str, list[Table]] = {}
+    for data in dict.fromkeys(row.data for row in rows):
+        known = [overview(data, kind, rows) for kind in KINDS]
+        known += [details(data, kind, rows) for kind in KINDS]
+        found[data] = [table for table in known if table.rows]
+    return found
+
+
+def losses(rows: Sequence[Row]) -> list[str]:
+    """Returns where fedgs' own methods have less than others of the same unit."""
+    found: list[str] = []
+    keys = dict.fromkeys((row.data, row.asked, row.unit) for row in rows if row.done)
+    for data, asked, unit in keys:
+        if asked is None:
+            continue
+        group = [r for r in rows if (r.data, r.asked, r.unit) == (data, asked, unit)]
+        group = sorted((r for r in group if r.done), key=lambda row: -row.accuracy)
+        for own in (row for row in group if row.is_own):
+            better = [r for r in group if not r.is_own and r.accuracy > own.accuracy]
+            if better:
+                names = ", ".join(f"{r.method} ({r.accuracy:.3f})" for r in better)
+                found.append(
+                    f"{data}, epsilon {asked:g} of one {unit}: {own.method} "
+                    f"({own.accuracy:.3f}) is below {names}"
+                )
+    return found + _records(rows)
+
+
+def _records(rows: Sequence[Row]) -> list[str]:
+    """Returns where a curator and record level give better pictures."""
+    found: list[str] = []
+    for row in rows:
+        if row.unit != "record" or not row.done or row.asked is None:
+            continue
+        same = [r for r in rows if (r.data, r.asked) == (row.data, row.asked)]
+        own = [r.accuracy for r in same if r.is_own]
+        if own and row.accuracy > max(own):
+            found.append(
+                f"{row.data}, epsilon {row.asked:g}: {row.method} has "
+                f"{row.accuracy:.3f}, more than all of fedgs' ({max(own):.3f}), with a "
+                "trusted curator and for one record"
+            )
+    return found
+
+
+def trusts(rows: Sequence[Row]) -> Table:
+    """Returns whom each method that was run needs to be trusted."""
+    found = {row.method: row.done[0] for row in rows if row.done}
+    cells = [
+        [name, line["trust"], str(line["releases"])] for name, line in found.items()
+    ]
+    head = ["method", "who must be trusted", "releases"]
+    return Table("Trust", head, cells, numeric=False)
+
+
+def reductions(rows: Sequence[Row]) -> list[str]:
+    """Returns the settings that were reduced, by method."""
+    found = {row.method: row.done[0]["reduced"] for row in rows if row.done}
+    return [
+        f"{name}: {', '.join(f'{key} {value}' for key, value in values.items())}"
+        for name, values in found.items()
+        if values
+    ]
+
+
+def failures(rows: Sequence[Row]) -> list[str]:
+    """Returns why cells failed."""
+    failed = [line for row in rows for line in row.lines if "failed" in line]
+    return [f"{line['cell']}: {line['failed']}" for line in failed]
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """Returns the page as Markdown."""
+    parts = [
+        "# Benchmark\n",
+        "What does an epsilon buy, by method? `fedgs benchmark` trains every method "
+        "at epsilon 10, 3, 1 and none on the same data, judges the pictures by one "
+        "protocol, and prints these tables from its stored lines (`cells.jsonl`). "
+        "Written by the command; [Baselines](baselines.md) says what the methods of "
+        "others are, [Pictures](pictures.md) what fedgs' own are.\n",
+        _block(COMMANDS),
+        "## Which method when\n",
+        _items(f"**{when}.** {what}" for when, what in ADVICE),
+        trusts(rows).markdown(),
+        "## Where fedgs' own methods lose\n",
+        _items(losses(rows)) or "Nowhere, among the cells that were run.\n",
+    ]
+    for data, tables in tables_of(rows).items():
+        parts += [f"## {data}\n"]
+        for table in tables:
+            parts += [f"**{table.caption.removeprefix(f'{data}: ')}**\n"]
+            parts += [table.markdown()]
+    parts += ["## How to read it\n", _items(NOTES)]
+    if settings := reductions(rows):
+        parts += ["Reduced settings:\n", _items(settings)]
+    if failed := failures(rows):
+        parts += ["Failed:\n", _items(failed)]
+    return "\n".join(parts)
+
+
+def _items(texts: Any) -> str:
+    return "".join(f"- {text}\n" for text in texts)
+
+
+def _block(commands: Sequence[str]) -> str:
+    return "".join(f"    {command}\n" for command in commands)
+
+
+def html(rows: Sequence[Row], pictures: Mapping[str, Path]) -> str:
+    """Returns the page as one HTML file, without script and network.
+
+    Args:
+        rows: of all data.
+        pictures: PNG of a row's first seed, by the row's name.
+    """
+    shown = {name: data_uri(path.read_bytes()) for name, path in pictures.items()}
+    content = {
+        "advice": ADVICE,
+        "commands": COMMANDS,
+        "data": tables_of(rows),
+        "failures": failures(rows),
+        "losses": losses(rows),
+        "notes": NOTES,
+        "pictures": {row: shown[row.name] for row in rows if row.name in shown},
+        "reductions": reductions(rows),
+        "trust": trusts(rows),
+    }
+    return environment().get_template("benchmark.html").render(content)

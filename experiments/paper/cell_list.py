@@ -1,0 +1,128 @@
+"""Lists of cells: which runs a table has, and which of them a call asks for.
+
+Imports no tensor library: the command line reads the flags from here at every start.
+"""
+
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedgs.config.fields import flag
+from fedgs.errors import UserError, explained
+
+Settings = dict[str, Any]
+NO_NOISE = math.inf
+# A method that sets one of these has no target: its epsilon is what that costs.
+NOISES = {"noise_multiplier", "inverse_noise", "answer_noise"}
+
+
+class Source(NamedTuple):
+    """Private data: its clients, and the accuracy aimed at by epsilon.
+
+    `cap` is the most images of a user that methods of record level train on.
+    """
+
+    settings: Settings
+    targets: Mapping[float, float]
+    cap: int | None = None
+
+
+class Method(NamedTuple):
+    """One way to train: settings over a recipe, and more of them by epsilon.
+
+    With `draws` above 1, so many images are drawn for each sample, and the surrogate
+    critic chooses among them. A method of others has the name of its `baseline` in
+    place of a recipe; its settings are those of the method and of the run.
+    """
+
+    recipe: str
+    settings: Settings
+    of_epsilon: Mapping[float, Settings]
+    data: Collection[str] = ()  # all where empty
+    seeds: Collection[int] = range(1000)  # of those that are asked for
+    draws: int = 1
+    baseline: str = ""
+    is_capped: bool = False
+
+
+class Cell(NamedTuple):
+    """One run of a table; its data and its method by name and by content."""
+
+    data: str
+    method: str
+    epsilon: float
+    seed: int
+    source: Source
+    how: Method
+
+    @property
+    def row(self) -> str:
+        """What its seeds have in common."""
+        return f"{self.data}-{self.method}-eps{self.epsilon:g}"
+
+    @property
+    def name(self) -> str:
+        """Of the run folder."""
+        return f"{self.row}-seed{self.seed}"
+
+    def settings(self) -> Settings:
+        """Returns its settings over the method's recipe; the noise has no seed."""
+        more = self.how.settings | self.how.of_epsilon[self.epsilon]
+        noise: Settings = {"target_epsilon": self.epsilon}
+        if self.epsilon == NO_NOISE:
+            noise = {} if self.how.baseline else {"noise_multiplier": 0.0}
+        elif NOISES & more.keys():
+            noise = {}
+        own: Settings = {"seed": self.seed, "num_workers": 1}
+        if self.how.is_capped:
+            own["max_images_per_user"] = self.source.cap
+        return {"data": self.data} | self.source.settings | more | noise | own
+
+
+class Cells(NamedTuple):
+    """The rows of a table: every method on its data, at its epsilons."""
+
+    caption: str
+    data: Mapping[str, Source]
+    methods: Mapping[str, Method]
+
+    def of_seeds(self, seeds: Sequence[int]) -> list[Cell]:
+        """Returns the cells in the order of the table."""
+        return [
+            Cell(data, name, epsilon, seed, self.data[data], method)
+            for data in self.data
+            for name, method in self.methods.items()
+            for epsilon in method.of_epsilon
+            for seed in seeds
+            if data in (method.data or self.data) and seed in method.seeds
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a call asks for; each flag's help says what it is."""
+
+    only: str = flag("", "Regular expression: the cells with such a name.")
+    seeds: tuple[str, ...] = flag(("0", "1", "2"), "Of each row, at most.")
+    output: Path = flag(Path("runs/pictures"), "Its folder.")
+    data_dir: str | None = flag(None, "As of fedgs train.")
+    printed: bool = flag(False, "Compute nothing.", names=("--print",))
+
+    def of(self, cells: Cells) -> list[Cell]:
+        """Returns the cells that are asked for, in the order of the table.
+
+        Raises:
+            UserError: no such cell, a bad expression or bad seeds.
+        """
+        with explained(ValueError, f"seeds = {self.seeds}", "give --seeds like 0,1"):
+            seeds = [int(seed) for seed in self.seeds]
+        with explained(re.error, f"only = {self.only!r}", "give a regular expression"):
+            asked = re.compile(self.only)
+        known = cells.of_seeds(seeds)
+        if not (found := [cell for cell in known if asked.search(cell.name)]):
+            rows = ", ".join(dict.fromkeys(cell.row for cell in known))
+            raise UserError(f"only = {self.only!r}: give --only a part of {rows}")
+        return found

@@ -1,0 +1,239 @@
+"""The benchmark: cells are made once, printed from their lines, and fail alone."""
+
+import json
+from html.parser import HTMLParser
+
+import pytest
+
+from command_line import fedgs
+from experiments.benchmark import command, grid, lines
+from experiments.benchmark.page import losses, markdown
+from experiments.benchmark.request import METRICS, BenchmarkRequest
+from experiments.benchmark.tables import rows_of
+from experiments.paper import cells
+from fedgs.baselines import METHODS
+from fedgs.files import read_json_lines
+from refusals import assert_refused
+from small_scale import refuse
+
+SMALL = ("--num-clients=12", "--clients-per-node=6", "--test-fraction=0.25")
+SMALL += ("--image-size=16", "--data=digits", "--seeds=0")
+FEW = {"discriminator_dim": 4, "generator_dim": 4}
+
+
+@pytest.fixture
+def call(monkeypatch, tmp_path):
+    """Calls the command on a few digits, with tiny rows; returns exit code and text."""
+    tiny = {"steps": 2, "batch_size": 4, "teacher_batch_size": 4}
+    entries = {
+        "pate-gan": grid.Entry("pate-gan", {}, tiny, noise=grid._inverse_noise),
+        "wgan-gp": grid.Entry("wgan-gp", FEW, {"steps": 2}, {}, is_private=False),
+        "dp-merf": grid.Entry(
+            "dp-merf", {}, {"num_features": 50, "generator_steps": 2}
+        ),
+    }
+    monkeypatch.setattr(grid, "ENTRIES", entries)
+    monkeypatch.setattr(grid, "REGISTERED", {e.baseline: "" for e in entries.values()})
+    monkeypatch.setattr(cells, "NUM_SAMPLES", 200)
+    monkeypatch.setattr(lines, "TRIALS", 2000)
+    monkeypatch.setenv("FEDGS_CACHE_DIR", str(tmp_path / "cache"))
+
+    def run(*words: str) -> tuple[int, str, str]:
+        return fedgs("benchmark", *SMALL, f"--output={tmp_path / 'out'}", *words)
+
+    return run
+
+
+def stored(tmp_path) -> dict[str, dict]:
+    return lines.read_lines(tmp_path / "out")
+
+
+def tables(tmp_path) -> dict[str, dict[str, list[str]]]:
+    """Returns the Markdown tables by caption, their rows by the first cell."""
+    found: dict[str, dict[str, list[str]]] = {}
+    caption = ""
+    for text in (tmp_path / "out" / "benchmark.md").read_text().splitlines():
+        if text.startswith("**"):
+            caption = text.strip("*")
+        elif text.startswith("| ") and caption:
+            row = [cell.strip() for cell in text.strip("|").split("|")]
+            found.setdefault(caption, {})[row[0].removesuffix(" *")] = row[1:]
+    return found
+
+
+def test_rows_of_users_of_records_and_without_privacy_stand_apart(call, tmp_path):
+    code, shown, _ = call("--only=pate-gan-eps10|wgan-gp|dp-merf-eps10")
+    assert code == 0
+    found = tables(tmp_path)
+    users, records, nobody = (
+        next(rows for name, rows in found.items() if name.startswith(start))
+        for start in (
+            "epsilon of one user (a client with all its images), what was run",
+            "epsilon of one record (one image), what was run",
+            "nobody: no guarantee, what was run",
+        )
+    )
+    assert [{*rows} - {"method"} for rows in (users, records, nobody)] == [
+        {"pate-gan"},
+        {"dp-merf"},
+        {"wgan-gp"},
+    ]
+    # PATE-GAN's own target is of replace-one; here all users' rows are of zero-out.
+    assert users["pate-gan"][1].startswith("10 zero-out")
+    assert users["method"][1] == "epsilon of one user"
+    assert records["dp-merf"][1].startswith("10 replace-one")
+    assert records["dp-merf"][2].endswith("(cap 100)")
+    assert "pate-gan" in shown
+    line = stored(tmp_path)["digits-dp-merf-eps10-seed0"]
+    by_unit = {r["unit"]: r["epsilon"] for r in line["guarantees"]}
+    assert by_unit["user"] is None or by_unit["user"] > by_unit["record"]
+    assert line["cap"] == 100
+    assert line["peak_memory_bytes"] > 1e8
+    assert line["cpu_seconds"] > 0
+    assert line["audit"]["lower_bound"] <= line["audit"]["claimed"]
+    assert line["reduced"] == {"num_features": 50, "generator_steps": 2}
+
+
+def test_cells_without_a_line_say_not_run(call, tmp_path):
+    assert call("--only=wgan-gp")[0] == 0
+    found = tables(tmp_path)
+    (users,) = (
+        rows for name, rows in found.items() if "by epsilon of one user" in name
+    )
+    assert users["staged"] == ["not run"] * 4
+    assert users["pate-gan"] == ["not run"] * 3 + ["–"]
+
+
+def test_printing_needs_the_stored_lines_alone(call, tmp_path, monkeypatch):
+    assert call("--only=pate-gan-eps10")[0] == 0
+    before = (tmp_path / "out" / "benchmark.md").read_text()
+    kept = (tmp_path / "out" / "cells.jsonl").read_bytes()
+    for path in (tmp_path / "out").iterdir():
+        if path.name != "cells.jsonl":
+            path.rename(tmp_path / path.name)
+    monkeypatch.setattr(command, "compute", refuse)
+    assert call("--only=pate-gan-eps10", "--print")[0] == 0
+    assert call("--only=pate-gan-eps10")[0] == 0  # nothing is missing
+    assert (tmp_path / "out" / "benchmark.md").read_text() == before
+    assert (tmp_path / "out" / "cells.jsonl").read_bytes() == kept
+
+
+def test_a_failed_cell_costs_no_other_and_is_tried_again(call, tmp_path, monkeypatch):
+    only = "--only=pate-gan-eps10|wgan-gp"
+
+    def broken(cell, *rest):
+        if cell.method == "pate-gan":
+            raise MemoryError("too much")
+        return compute(cell, *rest)
+
+    compute = command.compute
+    with monkeypatch.context() as patched:
+        patched.setattr(command, "compute", broken)
+        code, _, error = call(only)
+    assert code == 2
+    assert "digits-pate-gan-eps10-seed0: failed" in error
+    assert {name: "failed" in line for name, line in stored(tmp_path).items()} == {
+        "digits-wgan-gp-epsinf-seed0": False,
+        "digits-pate-gan-eps10-seed0": True,
+    }
+    text = (tmp_path / "out" / "benchmark.md").read_text()
+    assert "too much" in text
+    assert "| pate-gan | failed |" in text
+    assert call(only)[0] == 0
+    assert "failed" not in stored(tmp_path)["digits-pate-gan-eps10-seed0"]
+    assert len(read_json_lines(tmp_path / "out" / "cells.jsonl")) == 3
+
+
+def test_an_interrupted_benchmark_goes_on(call, tmp_path, monkeypatch):
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cells, "evaluate", crash)
+        with pytest.raises(KeyboardInterrupt):
+            call("--only=pate-gan-eps10")
+    assert stored(tmp_path) == {}
+    monkeypatch.setattr(cells, "_train", refuse)  # what was trained is not again
+    assert call("--only=pate-gan-eps10")[0] == 0
+    assert [*stored(tmp_path)] == ["digits-pate-gan-eps10-seed0"]
+
+
+def test_the_page_is_one_file_with_a_row_of_each_cell(call, tmp_path):
+    assert call("--only=wgan-gp|dp-merf-eps10")[0] == 0
+    page = (tmp_path / "out" / "benchmark.html").read_text()
+    tags: list[tuple[str, dict[str, str | None]]] = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attrs: tags.append((tag, dict(attrs)))
+    parser.feed(page)
+    names = {tag for tag, _ in tags}
+    assert not names & {"script", "iframe", "object"}
+    images = [found for tag, found in tags if tag == "img"]
+    assert len(images) == 2
+    assert all(str(found["src"]).startswith("data:image/png") for found in images)
+    links = [str(found.get("href")) for tag, found in tags if tag == "a"]
+    targets = {f"#{found['id']}" for _, found in tags if "id" in found}
+    assert {*links} <= targets
+    assert "dp-merf" in page
+
+
+def test_somebody_elses_method_joins_by_its_place(call, tmp_path):
+    asked = BenchmarkRequest(method=("baselines:STEPS",))
+    known = grid.grid(asked, {"data": "digits"})
+    assert grid.unit(known.methods["steps"]) == "record"
+    assert [cell.name for cell in known.of_seeds([0]) if cell.method == "steps"] == [
+        f"digits-steps-eps{epsilon}-seed0" for epsilon in (10, 3, 1)
+    ]
+    words = ("--method=baselines:STEPS", "--only=steps-eps3")
+    assert call(*words)[0] == 0
+    line = stored(tmp_path)["digits-steps-eps3-seed0"]
+    assert (line["unit"], line["releases"]) == ("record", 4)
+
+
+def test_every_registered_method_has_rows():
+    known = grid.grid(BenchmarkRequest(), {})
+    assert {m.baseline for m in known.methods.values() if m.baseline} == {*METHODS}
+    names = [cell.name for cell in known.of_seeds([0])]
+    assert len(names) == len({*names})
+    assert {"mnist-by-writer-staged-eps10-seed0", "mnist-gs-wgan-epsinf-seed0"} <= {
+        *names
+    }
+
+
+def line(method: str, accuracy: float, own: bool, unit: str = "user") -> dict:
+    return {
+        "cell": f"x-{method}",
+        "data": "x",
+        "method": method,
+        "asked_epsilon": 10.0,
+        "unit": unit,
+        "own": own,
+        "accuracy_cnn": accuracy,
+    }
+
+
+def test_the_page_says_where_own_methods_lose():
+    known = {
+        name: line(name, *rest)
+        for name, rest in {
+            "ours": (0.5, True),
+            "best": (0.9, True),
+            "theirs": (0.7, False),
+            "curator": (0.95, False, "record"),
+        }.items()
+    }
+    first, second = losses(rows_of([], known))
+    assert first == "x, epsilon 10 of one user: ours (0.500) is below theirs (0.700)"
+    assert "curator has 0.950, more than all of fedgs' (0.900)" in second
+    known["theirs"]["accuracy_cnn"] = 0.4
+    assert len(losses(rows_of([], known))) == 1
+
+
+def test_unknown_metrics_and_lines_are_refused(tmp_path):
+    assert_refused("give --metrics", lambda: BenchmarkRequest(metrics=("fid",)))
+    (tmp_path / "cells.jsonl").write_text(json.dumps({"a": 1}) + "\n")
+    assert_refused("restore the file", lambda: lines.read_lines(tmp_path))
+    assert {*METRICS} == {*command.SCORES} == {*cells.MARKS}
+
+
+def test_an_empty_benchmark_has_a_page():
+    assert "Nowhere" in markdown(rows_of([], {}))
