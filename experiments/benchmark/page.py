@@ -49,8 +49,9 @@ NOTES = (
     "different tables. Of a record-level run the epsilon of a user is by group privacy "
     "at the cap, a public number: images over it were dropped before the training.",
     "epsilon: that of the run's own ledger, delta 1e-5, against whoever sees what is "
-    "published, by relation; zero-out at 10 is no better or worse than replace-one at "
-    "24.4, it is the same noise.",
+    "published, by relation. Of users zero-out is asked for in every row: 10 of "
+    "zero-out is 24.4 of replace-one for the same Gaussian noise. Of records it is the "
+    "relation of the method, the first one named.",
     "CNN: accuracy of the small CNN of `fedgs evaluate` on the real test images, "
     "trained on 10,000 synthetic ones. 13: mean of the thirteen classifiers. FID: on "
     "features of a LeNet. No epsilon covers these numbers: they were computed from "

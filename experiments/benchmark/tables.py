@@ -159,7 +159,8 @@ def _epsilons(line: Line, kind: str) -> str:
     own = [row for row in line["guarantees"] if row["unit"] == kind]
     valid = [row for row in own if row["label"] == "valid"]
     shown = valid or [row for row in own if row["label"] == "distributional"]
-    shown = sorted(shown, key=lambda row: RELATIONS.index(row["relation"]))
+    if kind == "user":  # all of them were asked for zero-out; a record's is the first
+        shown = sorted(shown, key=lambda row: RELATIONS.index(row["relation"]))
     texts = [
         f"{_text(row)} {row['relation']}"
         + ("" if valid else " (distributional: no differential privacy)")

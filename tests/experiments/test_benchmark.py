@@ -5,7 +5,6 @@ from html.parser import HTMLParser
 
 import pytest
 
-from command_line import fedgs
 from experiments.benchmark import command, grid, lines
 from experiments.benchmark.page import losses, markdown
 from experiments.benchmark.request import METRICS, BenchmarkRequest
@@ -22,7 +21,7 @@ FEW = {"discriminator_dim": 4, "generator_dim": 4}
 
 
 @pytest.fixture
-def call(monkeypatch, tmp_path):
+def call(fedgs, monkeypatch, tmp_path):
     """Calls the command on a few digits, with tiny rows; returns exit code and text."""
     tiny = {"steps": 2, "batch_size": 4, "teacher_batch_size": 4}
     entries = {
@@ -145,13 +144,12 @@ def test_a_failed_cell_costs_no_other_and_is_tried_again(call, tmp_path, monkeyp
 
 
 def test_an_interrupted_benchmark_goes_on(call, tmp_path, monkeypatch):
-    def crash(*_: object) -> None:
+    def crash(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
         patched.setattr(cells, "evaluate", crash)
-        with pytest.raises(KeyboardInterrupt):
-            call("--only=pate-gan-eps10")
+        assert call("--only=pate-gan-eps10")[0] != 0
     assert stored(tmp_path) == {}
     monkeypatch.setattr(cells, "_train", refuse)  # what was trained is not again
     assert call("--only=pate-gan-eps10")[0] == 0
@@ -229,9 +227,9 @@ def test_the_page_says_where_own_methods_lose():
 
 
 def test_unknown_metrics_and_lines_are_refused(tmp_path):
-    assert_refused("give --metrics", lambda: BenchmarkRequest(metrics=("fid",)))
+    assert_refused("give --metrics", BenchmarkRequest, metrics=("fid",))
     (tmp_path / "cells.jsonl").write_text(json.dumps({"a": 1}) + "\n")
-    assert_refused("restore the file", lambda: lines.read_lines(tmp_path))
+    assert_refused("restore the file", lines.read_lines, tmp_path)
     assert {*METRICS} == {*command.SCORES} == {*cells.MARKS}
 
 
