@@ -10,6 +10,7 @@ from rich.console import Console
 
 from experiments.commands.endings import exit_if_stopped
 from experiments.commands.progress import Progress, say
+from experiments.launch import flower_engine
 from experiments.tables import Table
 from fedgs.baselines import METHODS, find
 from fedgs.baselines.contract import Baseline, Guarantee
@@ -29,6 +30,8 @@ from fedgs.privacy.accounting import SEEDED
 
 # Who sees what before it is sanitized, where the method does not say it itself.
 CURATOR = "who runs it sees all images"
+# Flower's names of ServerApp and ClientApp, of methods that train on Flower.
+ON_FLOWER = {"fedavg-gan": ("server.fedavg_gan:app", "clients.fedavg_gan:app")}
 AGGREGATOR = "who adds up the clients' answers sees each of them"
 
 
@@ -93,7 +96,12 @@ def _train(run: BaselineRun, data: FederatedImages) -> None:
         stop_on_signal() as stop,
         Progress(Console()) as progress,
     ):
-        train_in(run, data, progress.rounds(run.config.num_rounds, "step"), stop)
+        report = progress.rounds(run.config.num_rounds, "step")
+        if run.config.engine == "flower":
+            components = ON_FLOWER[run.method.name]
+            flower_engine.train(run.folder, report, stop, components)
+        else:
+            train_in(run, data, report, stop)
     show(run, run.guarantees())
     say(f"run folder   {path}")
     grids = sorted((path / "samples").glob("*.png"))

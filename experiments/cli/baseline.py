@@ -70,7 +70,8 @@ def command_of(name: str) -> click.Command:
     chosen = [
         spec.name
         for spec in dataclasses.fields(RunConfig)
-        if {spec.name, spec.metadata["group"]} & {*SHARED_SETTINGS}
+        if {spec.name, spec.metadata["group"]}
+        & {*SHARED_SETTINGS, *getattr(method, "more_settings", ())}
         and spec.name not in own
     ]
 

@@ -14,7 +14,7 @@ from experiments.report.tables import versions_table
 from experiments.tables import Table
 from fedgs.baselines.asked import SHARED_SETTINGS
 from fedgs.baselines.contract import Guarantee
-from fedgs.baselines.run import BaselineRun, open_run
+from fedgs.baselines.run import BaselineRun, more_settings, open_run
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class BaselineFacts:
             name: text
             for group, values in shown.items()
             for name, text in values.items()
-            if {group, name} & {*SHARED_SETTINGS}
+            if {group, name} & {*SHARED_SETTINGS, *more_settings(self.run.method)}
             and getattr(config, name) != default[name]
         }
 

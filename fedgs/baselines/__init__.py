@@ -23,6 +23,7 @@ METHODS: Mapping[str, str] = MappingProxyType(
         "dp-merf-ae": "fedgs.baselines.dp_merf:dp_merf_ae",
         "dp-sgd-gan": "fedgs.baselines.dp_sgd_gan:dp_sgd_gan",
         "dp-sgd-gan-strong": "fedgs.baselines.dp_sgd_gan:dp_sgd_gan_strong",
+        "fedavg-gan": "fedgs.baselines.fedavg_gan:METHOD",
         "g-pate": "fedgs.baselines.g_pate:METHOD",
         "pate-gan": "fedgs.baselines.pate_gan:METHOD",
         "wgan-gp": "fedgs.baselines.wgan_gp:METHOD",

@@ -25,6 +25,10 @@ Optional, found by name:
 - `adversaries: tuple[str, ...]` of a method that is not central: who a target_epsilon
   can be asked against, of "release", "server", "secagg"; ("release",) otherwise.
 - `trust: str` of a method that is not central: who sees what before it is sanitized.
+- `more_settings: tuple[str, ...]`: settings of `RunConfig` that the method reads and
+  that become flags of it; with "engine" it also trains on Flower.
+- `announced(index) -> event` of a trainer whose step has other processes release: the
+  frame writes the event before the step, and not that which the step returns.
 - `audit_scores(settings, facts, event, relation, trials) -> (outside, inside)`: runs
   the release of one event of the ledger so often with a worst-case unit that takes part
   (inside) and with its neighbour under the relation (outside), by the code of the

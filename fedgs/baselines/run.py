@@ -51,7 +51,6 @@ NOT_GS_WGAN = {
     "target_epsilon": "",
     "client_selection": "all",
     "clients_per_round": "",
-    "engine": "local",
 }
 WHO_IS = {
     "user": "user: one client with all its images; where the data names no owners, a "
@@ -138,6 +137,11 @@ class BaselineRun:
 def unit_of(method: Baseline, settings: Any) -> str:
     """Returns the unit of what a method guarantees by these settings."""
     return getattr(settings, "unit", method.unit)
+
+
+def more_settings(method: Baseline) -> tuple[str, ...]:
+    """Returns which settings of `RunConfig` a method reads beside the shared ones."""
+    return getattr(method, "more_settings", ())
 
 
 def is_central(method: Baseline, settings: Any) -> bool:
@@ -245,6 +249,11 @@ def check_asked(
     known = ("release",)
     if not is_central(method, settings):
         known = getattr(method, "adversaries", known)
+    if config.engine != "local" and "engine" not in more_settings(method):
+        raise UserError(
+            f"engine = {config.engine}: {title} trains in one process; leave out "
+            "--engine, or use `fedgs train`"
+        )
     if config.adversary not in known:
         why = "its guarantee is about what is published"
         if is_central(method, settings):
@@ -363,19 +372,31 @@ def train(run: BaselineRun, data: FederatedImages, report: Report, stop: Stop) -
         UserError: another process trains in this folder, or it is corrupted.
     """
     torch.set_num_threads(run.config.num_threads)
-    with (
-        run.folder.locked(),
-        closing(run.folder.ledger(ReleaseLedger)) as ledger,
-    ):
+    with run.folder.locked():
         trainer = run.method.trainer(run.settings, run.config, data, run.config.seed)
+        train_by(run, trainer, report, stop)
+
+
+def train_by(run: BaselineRun, trainer: Trainer, report: Report, stop: Stop) -> None:
+    """Trains by a trainer that is made already, in a folder that the caller holds.
+
+    Privacy: as `train`.
+
+    Raises:
+        RunStopped, UserError: as `train`.
+    """
+    with closing(run.folder.ledger(ReleaseLedger)) as ledger:
         session = _Session(run, trainer, ledger)
-        for index in range(session.done, trainer.num_steps):
-            report(session.step(index))
-            is_last = session.done == trainer.num_steps
-            if stop.is_set() and not is_last:
-                session.commit()
-                raise RunStopped(f"stopped after step {session.done}")
-            session.commit_if_due()
+        try:
+            for index in range(session.done, trainer.num_steps):
+                report(session.step(index))
+                is_last = session.done == trainer.num_steps
+                if stop.is_set() and not is_last:
+                    raise RunStopped(f"stopped after step {session.done}")
+                session.commit_if_due()
+        except RunStopped:
+            session.commit()
+            raise
         session.finish()
 
 
@@ -432,21 +453,20 @@ class _Session:
         raise RunStopped(f"{problem}; the generator of step {self.done} is written")
 
     def step(self, index: int) -> dict[str, Any]:
-        """Takes a step and returns its public metrics; writes nothing."""
+        """Takes a step and returns its public metrics.
+
+        Writes nothing, except where other processes release in a step: their event is
+        on the disk before they are asked.
+        """
         started = time.monotonic()
+        announce = getattr(self.trainer, "announced", None)
+        ahead = announce(index) if announce is not None else None
+        if ahead is not None:
+            self.ledger.append(self._release(index + 1, ahead))
         event = self.trainer.step(index)
         self.done = index + 1
-        if event is not None:
-            self._attempts[self.done] += 1
-            is_seeded = self.config.noise_seed is not None
-            release = Release(
-                method=self.run.method.name,
-                step=self.done,
-                attempt=self._attempts[self.done],
-                noise_source="seeded" if is_seeded else "os",
-                event=event,
-            )
-            self._releases.append(release)
+        if event is not None and ahead is None:
+            self._releases.append(self._release(self.done, event))
         metrics = {
             "round": self.done,
             "seconds": round(time.monotonic() - started, 4),
@@ -454,6 +474,16 @@ class _Session:
         }
         self._metrics.append(metrics)
         return metrics
+
+    def _release(self, step: int, event: dict[str, Any]) -> Release:
+        self._attempts[step] += 1
+        return Release(
+            method=self.run.method.name,
+            step=step,
+            attempt=self._attempts[step],
+            noise_source="os" if self.config.noise_seed is None else "seeded",
+            event=event,
+        )
 
     def commit_if_due(self) -> None:
         """Commits where a picture or a checkpoint is due."""

@@ -30,7 +30,7 @@ generator's; the server applies the answer at its own images.
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -148,15 +148,32 @@ def unpack_stage(
     indices = range(count)
     expected = {f"{i}.{name}": shape for i in indices for name, shape in shapes.items()}
     expected[CENTRE] = (count, groups, columns - 1)  # there is none of the mass
-    size = sum(4 * math.prod(shape) for shape in expected.values())
-    most = size + TENSOR_BYTES * len(expected)
-    tensors = _load(content, most, {*expected}, "those of this stage")
-    for name, shape in expected.items():
-        _check(tensors[name], "a stage's tensor", shape, torch.float32)
-        if not bool(tensors[name].isfinite().all()):
-            raise UserError("non-finite values in a stage's tensors: refused")
+    tensors = unpack_named(content, expected, "stage")
     networks = [{name: tensors[f"{i}.{name}"] for name in shapes} for i in indices]
     return tuple(networks), tensors[CENTRE]
+
+
+def unpack_named(
+    content: object, shapes: Mapping[str, tuple[int, ...]], what: str
+) -> TensorDict:
+    """Decodes float32 tensors whose names and shapes are known.
+
+    Args:
+        content: of safetensors.
+        shapes: of each tensor by its name.
+        what: the tensors are of, for errors.
+
+    Raises:
+        UserError: too large, malformed, of other names, shapes or types, or not finite.
+    """
+    size = sum(4 * math.prod(shape) for shape in shapes.values())
+    most = size + TENSOR_BYTES * len(shapes)
+    tensors = _load(content, most, {*shapes}, f"those of this {what}")
+    for name, shape in shapes.items():
+        _check(tensors[name], f"a {what}'s tensor", shape, torch.float32)
+        if not bool(tensors[name].isfinite().all()):
+            raise UserError(f"non-finite values in a {what}'s tensors: refused")
+    return tensors
 
 
 # ------------------------------------------------------------------ releases

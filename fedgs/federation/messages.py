@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedgs.config.hosting import Hosting
 from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.stages import Terms
 from fedgs.errors import UserError
 from fedgs.federation.codec import (
     pack_fakes,
@@ -222,15 +223,7 @@ def decode_batch(
         UserError: wrong keys, sizes, shapes, types or values; nothing of the request
             is used, and the text quotes nothing of it.
     """
-    _check_fields(payload, REQUEST_FIELDS, ADDRESS_FIELDS)
-    round = _integer(payload, "round", 0, config.num_rounds)
-    participants = _split(payload, "participants", config)
-    most = config.clients_per_round if round > 0 else 0  # nobody answers a warm start
-    everyone = config.num_clients
-    if (everyone if participants == EVERYONE else len(participants)) > most:
-        raise UserError(f"request with more than {most} participants: refused")
-    trainees = _split(payload, "trainees", config)
-    keep_round = _integer(payload, "keep_round", 0, max(round - 1, 0))
+    round, participants, trainees, keep_round = decode_asked(payload, config)
     if 1 <= round <= config.num_stages:
         if (participants, trainees) != (EVERYONE, EVERYONE):
             raise UserError("request for a stage that is not to everyone: refused")
@@ -245,12 +238,41 @@ def decode_batch(
     return FakeBatch(round, images, labels, participants, trainees, keep_round)
 
 
+def decode_asked(
+    payload: Mapping[str, object], config: ResolvedConfig
+) -> tuple[int, Clients, Clients, int]:
+    """Returns round, participants, trainees and keep_round of a request, checked.
+
+    Raises:
+        UserError: as `decode_batch`.
+    """
+    _check_fields(payload, REQUEST_FIELDS, ADDRESS_FIELDS)
+    round = _integer(payload, "round", 0, config.num_rounds)
+    participants = _split(payload, "participants", config)
+    most = config.clients_per_round if round > 0 else 0  # nobody answers a warm start
+    everyone = config.num_clients
+    if (everyone if participants == EVERYONE else len(participants)) > most:
+        raise UserError(f"request with more than {most} participants: refused")
+    trainees = _split(payload, "trainees", config)
+    keep_round = _integer(payload, "keep_round", 0, max(round - 1, 0))
+    return round, participants, trainees, keep_round
+
+
 def encode_answer(
-    answer: SanitizedGradients | None, config: ResolvedConfig, request: Request
+    answer: SanitizedGradients | None,
+    config: ResolvedConfig,
+    request: Request,
+    terms: Terms | None = None,
 ) -> Payload:
     """Encodes a reply: sanitized gradients, or an empty one from a node that trained.
 
     Privacy: post-processing of DP output; the only function that encodes a reply.
+
+    Args:
+        answer: of the node.
+        config: the run's.
+        request: what was asked.
+        terms: of the release; None: what the configuration says of the round.
 
     Raises:
         TypeError: anything but sanitized gradients.
@@ -268,7 +290,9 @@ def encode_answer(
         "noise_std": answer.noise_std,
         "clip_bound": answer.clip_bound,
         "request": bytes.fromhex(request.digest()),
-        "tensors": pack_release(answer.values, config, config.terms(request.round)),
+        "tensors": pack_release(
+            answer.values, config, terms or config.terms(request.round)
+        ),
     }
 
 
@@ -277,6 +301,7 @@ def decode_answer(
     config: ResolvedConfig,
     request: Request,
     node_id: int,
+    terms: Terms | None = None,
 ) -> SanitizedGradients | None:
     """Decodes a reply and checks that it answers this request with the agreed noise.
 
@@ -287,6 +312,7 @@ def decode_answer(
         config: the run's.
         request: what was sent.
         node_id: to whom.
+        terms: of the release; None: what the configuration says of the round.
 
     Raises:
         UserError: wrong keys, round, node, request, size, shape or noise, non-finite
@@ -294,7 +320,8 @@ def decode_answer(
             round, and quotes nothing of the reply.
     """
     try:
-        return _decode_answer(payload, config, request, node_id)
+        terms = terms or config.terms(request.round)
+        return _decode_answer(payload, config, request, node_id, terms)
     except UserError as error:
         where = f"answer of {config.node_title(node_id)} to round {request.round}"
         raise UserError(f"{where}: {error}") from None
@@ -305,6 +332,7 @@ def _decode_answer(
     config: ResolvedConfig,
     request: Request,
     node_id: int,
+    terms: Terms,
 ) -> SanitizedGradients | None:
     hosted = config.hosting.hosted(node_id)
     participating = len(clients_of(request.participants, hosted))
@@ -316,7 +344,6 @@ def _decode_answer(
     _check_fields(payload, ANSWER_FIELDS)
     if not participating:
         raise UserError("gradients, though none of its clients takes part")
-    terms = config.terms(request.round)
     agreed = {
         "round": request.round,
         "node_id": node_id,

@@ -19,7 +19,7 @@ from fedgs.runs.run_folder import RunFolder
 from fedgs.runs.sample import draw_samples
 from runs import at_round, interrupt_at
 
-NO_TARGET = {"bdp-gan", "wgan-gp"}  # no differential privacy that an epsilon could be asked of
+NO_TARGET = {"bdp-gan", "wgan-gp"}  # no epsilon could be asked of them
 
 
 @pytest.fixture(scope="module")

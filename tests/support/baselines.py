@@ -45,6 +45,11 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
         "dp-sgd-gan-strong",
         FEW_BATCHES | {"steps_per_generator_step": 2},
     ),
+    "fedavg-gan": ("fedavg-gan", {"steps": 4, "batch_size": 4}),
+    "fedavg-gan sampled": (
+        "fedavg-gan",
+        {"steps": 4, "batch_size": 4, "clients_per_round": 5, "relation": "zero-out"},
+    ),
     "g-pate": ("g-pate", {"steps": 4, "batch_size": 4, "teacher_batch_size": 4}),
     "pate-gan": ("pate-gan", {"steps": 4, "batch_size": 4, "teacher_batch_size": 4}),
     "wgan-gp": ("wgan-gp", {"steps": 6, "batch_size": 4}),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.serverapp import Grid
 
@@ -43,13 +44,15 @@ class InProcessGrid(Grid):
     Args:
         spoil: what the network makes of a reply: (who, request, reply) -> reply, or
             None for no reply at all.
+        app: the nodes' ClientApp.
 
     Attributes:
         replies: every reply as it was sent: (type of the request, who, reply).
         waiting: replies that nobody has pulled yet, by the request's id.
     """
 
-    def __init__(self, spoil: Spoil | None = None) -> None:
+    def __init__(self, spoil: Spoil | None = None, app: ClientApp = client_app) -> None:
+        self.app = app
         self.spoil = spoil or (lambda who, request, reply: reply)
         self.replies: list[tuple[str, Any, Message]] = []
         self.waiting: dict[str, Message] = {}
@@ -82,7 +85,7 @@ class InProcessGrid(Grid):
         """Has a process with some memory answer a request."""
         state._workers.clear()
         state._workers.update(memory)
-        reply = client_app(message=request, context=context)
+        reply = self.app(message=request, context=context)
         memory.update(state._workers)
         state._workers.clear()
         self.replies.append((request.metadata.message_type, who, reply))
@@ -104,15 +107,20 @@ class FakeGrid(InProcessGrid):
         num_nodes: how many supernodes there are.
         spoil: as of `InProcessGrid`.
         num_workers: workers that nodes hop between from message to message.
+        app: as of `InProcessGrid`.
 
     Attributes:
         contexts: one per node, as Flower keeps them.
     """
 
     def __init__(
-        self, num_nodes: int, spoil: Spoil | None = None, num_workers: int = 1
+        self,
+        num_nodes: int,
+        spoil: Spoil | None = None,
+        num_workers: int = 1,
+        app: ClientApp = client_app,
     ) -> None:
-        super().__init__(spoil)
+        super().__init__(spoil, app)
         # Flower's ids are random, and not in the order of the nodes.
         self.indices = {(7919 * (i + 1)) % 1009: i for i in range(num_nodes)}
         self.contexts = {

@@ -1,0 +1,567 @@
+"""Fed-Avg GAN: clients train copies of one discriminator, the server the generator.
+
+    server                                   node, for its clients
+    both networks --------------------------> each client: n SGD steps of a copy of D
+                                              update = D_client - D, clipped to C whole
+    D += rate * sum / m   <------------------ sum over its clients + Gaussian noise
+    n SGD steps of G against D                (one release, B = 1)
+
+The sum of a round is one Gaussian release of sensitivity C (a client's slot is zeroed)
+or 2C (its data are replaced). The generator only sees the noisy discriminator.
+
+Networks are the project's discriminator without batch statistics and any generator of
+the project: batch statistics of the published networks travel and are averaged with
+their weights, and couple what one client sends to each of its images.
+
+Differs from the reference: the nodes add the noise, in shares, and not the server; a
+round of m < K clients takes them from a public balanced schedule, where the reference
+draws uniformly, so that how often a client takes part is fixed in advance; conditional
+by default, with fakes of the real batch's labels; a client with fewer images than a
+batch draws them again.
+
+Source: Augenstein et al., "Generative models for effective ML on private, decentralized
+datasets", ICLR 2020, Algorithm 2; reference google-research/federated, gans/.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.special import gammaln, logsumexp
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.utils import vector_to_parameters
+
+from fedgs.baselines.contract import Event, Facts, Guarantee
+from fedgs.baselines.fedavg_messages import (
+    UpdateRequest,
+    new_networks,
+    update_terms,
+    weights_of,
+)
+from fedgs.config.fields import Scalar, flag
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.stages import Terms
+from fedgs.data.federated import FederatedImages
+from fedgs.errors import UserError
+from fedgs.federation.messages import clients_of
+from fedgs.federation.round import select
+from fedgs.federation.training import nodes_of
+from fedgs.gan.losses import discriminator_loss
+from fedgs.gan.models import (
+    Generator,
+    advance_in_place,
+    sample_labels,
+    sample_latents,
+)
+from fedgs.mechanism.noise import NoiseStream
+from fedgs.mechanism.sanitizer import (
+    PerSampleGradients,
+    SanitizedGradients,
+    clip,
+    sanitize,
+)
+from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
+from fedgs.privacy.plan import RELATIONS, noise_shares
+from fedgs.randomness import stream
+from fedgs.shapes import TensorDict
+
+KIND = "discriminator-update"
+ORDERS = range(2, 257)  # of the published accountant: whole numbers
+SEES = {
+    "release": "adversary: sees what is published, so the noise of all nodes counts; "
+    "whoever adds up the nodes' answers is trusted",
+    "server": "adversary: sees each node's answer, so the noise of one node counts",
+}
+SCHEDULE = "who takes part when is public and fixed in advance: nothing is amplified"
+PUBLISHED = "RDP of Poisson sampling, whole orders from 2"
+Answers = Callable[[UpdateRequest], Sequence[SanitizedGradients]]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What fedavg-gan can be told; the rest are settings of `RunConfig`."""
+
+    steps: int = flag(1000, "Rounds.", at_least=1)
+    clients_per_round: int | None = flag(
+        None, "m, clients of a round, each equally often; all when unset.", at_least=1
+    )
+    discriminator_steps: int = flag(6, "SGD steps of a client in a round.", at_least=1)
+    generator_steps: int = flag(6, "SGD steps of the server in a round.", at_least=1)
+    batch_size: int = flag(32, "Images of one step, real and fake.", at_least=1)
+    discriminator_learning_rate: float = flag(5e-4, "Of clients' SGD.", above=0)
+    generator_learning_rate: float = flag(5e-3, "Of the generator's SGD.", above=0)
+    server_learning_rate: float = flag(1.0, "Of the mean update.", above=0)
+    server_momentum: float = flag(
+        0.0, "Momentum of the mean update.", at_least=0, below=1
+    )
+    weight_decay: float = flag(2.5e-5, "Of both networks' weights.", at_least=0)
+    gradient_penalty_weight: float = flag(
+        10.0, "Weight of the gradient penalty.", at_least=0
+    )
+    clip_bound: float = flag(0.1, "C, largest norm of a client's update.", above=0)
+    noise_multiplier: float = flag(
+        0.01, "Noise of the sum (against whom it counts) / C.", at_least=0
+    )
+    relation: str = flag(
+        "replace-one",
+        "Neighbouring relation of target_epsilon, as in `fedgs train`.",
+        choices=tuple(RELATIONS),
+    )
+
+
+def run_config(settings: Settings, config: ResolvedConfig) -> ResolvedConfig:
+    """Returns the configuration with who takes part when.
+
+    Raises:
+        UserError: more clients per round than there are, or spectral norm.
+    """
+    num, known = settings.clients_per_round, config.num_clients
+    if num is not None and num > known:
+        raise UserError(
+            f"clients_per_round = {num}: there are {known} clients; give "
+            f"--clients-per-round up to {known}"
+        )
+    if config.spectral_norm:
+        raise UserError(
+            "spectral_norm = True: its vectors are state beside the weights, which "
+            "clients do not send; give --no-spectral-norm"
+        )
+    everybody = num is None or num == known
+    return dataclasses.replace(
+        config,
+        client_selection="all" if everybody else "balanced",
+        clients_per_round=num or known,
+    )
+
+
+# ------------------------------------------------------------------ clients
+
+
+def node_update(
+    settings: Settings,
+    config: ResolvedConfig,
+    data: FederatedImages,
+    request: UpdateRequest,
+    node_id: int,
+) -> SanitizedGradients:
+    """Makes a node's one release of a round: the noisy sum of its clients' updates.
+
+    Privacy: releases (epsilon, delta)-DP output; event: one Gaussian release of B = 1
+    with the noise of `terms_of` and clip bound C.
+
+    Args:
+        settings: of the method.
+        config: of `run_config`.
+        data: all data that the node can see.
+        request: of the server.
+        node_id: the node's index; at least one of its clients takes part.
+
+    Raises:
+        UserError: other clients are asked than the schedule has.
+    """
+    terms = terms_of(settings, config, request)
+    hosted = config.hosting.hosted(node_id)
+    clients = clients_of(request.participants, hosted)
+    if clients != clients_of(select(config, request.round), hosted):
+        raise UserError(
+            f"round {request.round}: other clients are asked than the public schedule "
+            "has: refused"
+        )
+    parts = [
+        clip(PerSampleGradients(updates[:, None, None, None]), terms.clip_bound)
+        for updates in client_updates(settings, config, data, request, clients)
+    ]
+    noise = NoiseStream(config.noise_seed, node_id, request.round, config.secure_noise)
+    return sanitize(parts, terms.noise_std, noise, request.round, node_id)
+
+
+def terms_of(
+    settings: Settings, config: ResolvedConfig, request: UpdateRequest
+) -> Terms:
+    """Returns what one node's release of a round is agreed to be.
+
+    A node computes it itself, from the schedule: its request names its own clients.
+    """
+    nodes = len(nodes_of(config, select(config, request.round)))
+    shares = noise_shares(config.adversary, nodes)
+    noise_std = settings.noise_multiplier * settings.clip_bound / math.sqrt(shares)
+    size = sum(value.numel() for value in request.discriminator.values())
+    return update_terms(size, settings.clip_bound, noise_std)
+
+
+def client_updates(
+    settings: Settings,
+    config: ResolvedConfig,
+    data: FederatedImages,
+    request: UpdateRequest,
+    clients: Sequence[int],
+) -> Iterator[Tensor]:
+    """Yields the updates (n, weights) of chunks of clients, in order.
+
+    Privacy: reads private data; output private.
+    """
+    networks = new_networks(config)
+    for name, module in networks.items():
+        module.load_state_dict(getattr(request, name))
+        module.to(config.device).requires_grad_(False)
+    generator, template = networks["generator"], networks["discriminator"]
+    start: TensorDict = {**dict(template.named_parameters())}
+
+    def update(*batches: Tensor) -> Tensor:
+        return _trained(settings, template, start, *batches)
+
+    size = config.chunk_size if config.stacked else 1
+    for first in range(0, len(clients), size):
+        drawn = [
+            _draw(settings, config, data, generator, client, request.round)
+            for client in clients[first : first + size]
+        ]
+        batches = [torch.stack(values) for values in zip(*drawn, strict=True)]
+        if config.stacked:
+            yield vmap(update)(*batches)
+        else:
+            yield update(*(values[0] for values in batches))[None]
+
+
+def _draw(
+    settings: Settings,
+    config: ResolvedConfig,
+    data: FederatedImages,
+    generator: nn.Module,
+    client: int,
+    round: int,
+) -> tuple[Tensor, ...]:
+    """Draws a client's real images, their labels, fakes of these labels and mixes.
+
+    Privacy: reads private data; output private.
+
+    Returns:
+        (steps, b, C, S, S) in [0, 1], (steps, b), like the first, (steps, b) in [0, 1).
+    """
+    rng = stream(config.seed, "fedavg-gan", client, round)
+    shape = (settings.discriminator_steps, settings.batch_size)
+    own = data.client_records[client]
+    records = own[rng.integers(len(own), size=shape)]
+    real = torch.from_numpy(data.images[records]).to(config.device).float().div_(255.0)
+    labels = torch.from_numpy(data.labels[records]).to(config.device)
+    z = sample_latents(config, rng, math.prod(shape)).to(config.device)
+    fakes = generator(z, labels.flatten()).view_as(real)
+    mix = torch.from_numpy(rng.random(shape, dtype=np.float32)).to(config.device)
+    return real, labels, fakes, mix
+
+
+def _trained(
+    settings: Settings,
+    template: nn.Module,
+    start: TensorDict,
+    real: Tensor,
+    labels: Tensor,
+    fakes: Tensor,
+    mix: Tensor,
+) -> Tensor:
+    """Returns the change of one client's copy after its SGD steps, (weights,)."""
+
+    def loss(params: TensorDict, step: int) -> Tensor:
+        def score(images: Tensor, of: Tensor) -> Tensor:
+            return functional_call(template, params, (images, of))
+
+        seen = (real[step], labels[step], fakes[step], labels[step], mix[step])
+        weight = settings.gradient_penalty_weight
+        return discriminator_loss(score, *seen, weight, drift_weight=0.0)
+
+    params, rate = start, settings.discriminator_learning_rate
+    for step in range(settings.discriminator_steps):
+        grads = grad(loss)(params, step)
+        params = {
+            name: value - rate * (grads[name] + settings.weight_decay * value)
+            for name, value in params.items()
+        }
+    return torch.cat([(params[name] - start[name]).flatten() for name in start])
+
+
+# ------------------------------------------------------------------ server
+
+
+class FedAvgGan:
+    """A training under way; see `fedgs.baselines.contract.Trainer`.
+
+    Attributes:
+        ask: brings a round's request to its nodes, and their releases back.
+        is_ahead: whether the nodes release before the round is over, elsewhere.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        config: ResolvedConfig,
+        ask: Answers,
+        is_ahead: bool = False,
+    ) -> None:
+        """Builds both networks; reads no data."""
+        self.settings, self.config = settings, run_config(settings, config)
+        self.num_steps = settings.steps
+        self.ask, self.is_ahead = ask, is_ahead
+        networks = new_networks(self.config)
+        self._generator: Any = networks["generator"].to(config.device)
+        self._discriminator = networks["discriminator"].requires_grad_(False)
+        self._discriminator.to(config.device)
+        self._velocity = torch.zeros_like(weights_of(self._discriminator))
+
+    @property
+    def generator(self) -> Generator:
+        """The generator as it is."""
+        return self._generator
+
+    def announced(self, index: int) -> dict[str, Any] | None:
+        """Returns the event of a step whose nodes release elsewhere, before its end."""
+        return self.event(self.request(index)) if self.is_ahead else None
+
+    def step(self, index: int) -> dict[str, Any]:
+        """Asks the clients of a round, then moves both networks."""
+        request = self.request(index)
+        answers = self.ask(request)
+        self._average(answers)
+        self._train_generator(index)
+        return self.event(request)
+
+    def request(self, index: int) -> UpdateRequest:
+        """Returns what the nodes of a round are asked; changes nothing."""
+        clients = select(self.config, index + 1)
+        generator, discriminator = (
+            {name: value.detach().cpu() for name, value in net.state_dict().items()}
+            for net in (self._generator, self._discriminator)
+        )
+        return UpdateRequest(index + 1, generator, discriminator, clients, clients)
+
+    def event(self, request: UpdateRequest) -> dict[str, Any]:
+        """Returns the ledger's event of a round."""
+        nodes = len(nodes_of(self.config, request.participants))
+        clients = request.participants
+        return {
+            "kind": KIND,
+            "round": request.round,
+            "participants": clients if isinstance(clients, str) else list(clients),
+            "clip_bound": self.settings.clip_bound,
+            "noise_std": terms_of(self.settings, self.config, request).noise_std,
+            "nodes": nodes,
+            "adversary": self.config.adversary,
+        }
+
+    def _average(self, answers: Sequence[SanitizedGradients]) -> None:
+        """Moves the discriminator by the mean of all updates (FedAvg with momentum)."""
+        total = torch.zeros(len(self._velocity), dtype=torch.float64)
+        for answer in sorted(answers, key=lambda answer: answer.node_id):
+            total += answer.values.flatten().double()
+        mean = (total / self.config.clients_per_round).to(self._velocity)
+        self._velocity = self.settings.server_momentum * self._velocity + mean
+        weights = weights_of(self._discriminator)
+        moved = weights + self.settings.server_learning_rate * self._velocity
+        vector_to_parameters(moved, self._discriminator.parameters())
+
+    def _train_generator(self, index: int) -> None:
+        """Takes the generator's SGD steps: post-processing of the discriminator."""
+        optimizer = torch.optim.SGD(
+            self._generator.parameters(),
+            lr=self.settings.generator_learning_rate,
+            weight_decay=self.settings.weight_decay,
+        )
+        for step in range(self.settings.generator_steps):
+            rng = stream(self.config.seed, "latent", index, step)
+            count = self.settings.batch_size
+            z = sample_latents(self.config, rng, count).to(self.config.device)
+            labels = sample_labels(self.config, rng, count).to(self.config.device)
+            advance_in_place(self._generator)
+            loss = -self._discriminator(self._generator(z, labels), labels).mean()
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+
+    def state(self) -> TensorDict:
+        """Returns both networks, the noisy discriminator's momentum too."""
+        networks = {"generator": self._generator, "discriminator": self._discriminator}
+        flat = {
+            f"{key}.{name}": value.clone()
+            for key, net in networks.items()
+            for name, value in net.state_dict().items()
+        }
+        return flat | {"velocity": self._velocity}
+
+    def load(self, state: TensorDict) -> None:
+        """Goes on from what `state` returned."""
+        for key, net in (
+            ("generator", self._generator),
+            ("discriminator", self._discriminator),
+        ):
+            net.load_state_dict({n: state[f"{key}.{n}"] for n in net.state_dict()})
+        self._velocity = state["velocity"].to(self._velocity)
+
+
+# ------------------------------------------------------------------ the method
+
+
+class FedAvgGanMethod:
+    """The method; see `fedgs.baselines.contract.Baseline`."""
+
+    name = "fedavg-gan"
+    title = "Fed-Avg GAN: averaged updates of one discriminator"
+    unit = "user"
+    central = False
+    Settings = Settings
+    adversaries = ("release", "server")
+    trust = "who adds up the nodes' answers, unless run with --adversary server"
+    more_settings = ("engine", "clients_per_node", "num_workers", "round_timeout")
+    recipe: Mapping[str, Scalar] = MappingProxyType(
+        {
+            "generator": "upsample",
+            "generator_dim": 32,
+            "discriminator_dim": 32,
+            "discriminator_activation": "leaky_relu",
+            "spectral_norm": False,
+            "latent": "normal",
+            "latent_dim": 128,
+            "clients_per_node": 64,
+        }
+    )
+
+    def calibrated(
+        self, settings: Settings, facts: Facts, target_epsilon: float, delta: float
+    ) -> Settings:
+        """Returns settings with the noise for the client that is asked most often."""
+        share = (settings.clients_per_round or facts.num_clients) / facts.num_clients
+        most = math.ceil(min(share, 1.0) * settings.steps)
+        factor = RELATIONS[settings.relation] * math.sqrt(most)
+        noise = factor / mu_from_epsilon(target_epsilon, delta)
+        return dataclasses.replace(settings, noise_multiplier=noise)
+
+    def guarantees(
+        self, settings: Settings, facts: Facts, events: Sequence[Event], delta: float
+    ) -> list[Guarantee]:
+        """Returns what the releases so far cost the client that made most of them."""
+        sees = {event["adversary"] for event in events}
+        conditions = (SCHEDULE, *(SEES[name] for name in sorted(sees)))
+        others = [name for name in RELATIONS if name != settings.relation]
+        lines: list[Guarantee] = []
+        for unit, about in (
+            ("user", ""),
+            ("record", "; a record is in one user's data"),
+        ):
+            for relation in (settings.relation, *others):
+                mu = RELATIONS[relation] * math.sqrt(_squared_mu(facts, events))
+                theorem = f"exact curve of Gaussian releases, mu = {mu:.4g}{about}"
+                values = (_finite(epsilon_from_mu(mu, delta)), delta, theorem)
+                lines.append(Guarantee("valid", unit, relation, *values, conditions))
+        for unit in ("user", "record"):
+            epsilon = _finite(published_epsilon(facts, events, delta))
+            figure = (epsilon, delta, PUBLISHED)
+            lines.append(Guarantee("as published", unit, "add-or-remove", *figure))
+        return lines
+
+    def trainer(
+        self,
+        settings: Settings,
+        config: ResolvedConfig,
+        data: FederatedImages,
+        seed: int,
+    ) -> FedAvgGan:
+        """Starts a training whose nodes are in this process."""
+        config = run_config(settings, dataclasses.replace(config, seed=seed))
+
+        def ask(request: UpdateRequest) -> list[SanitizedGradients]:
+            nodes = nodes_of(config, request.participants)
+            return [node_update(settings, config, data, request, n) for n in nodes]
+
+        return FedAvgGan(settings, config, ask)
+
+    def audit_scores(
+        self,
+        settings: Settings,
+        facts: Facts,
+        event: Event,
+        relation: str,
+        trials: int,
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Returns sums of one value, with a client of the largest update and without.
+
+        Its neighbour sends nothing (zero-out) or the opposite (replace-one).
+        """
+        clip_bound, noise_std = event["clip_bound"], _counted_noise(event)
+        scores: list[list[float]] = [[], []]
+        for trial in range(trials):
+            for found, sign in zip(scores, (1 - RELATIONS[relation], 1.0), strict=True):
+                update = torch.full((1, 1, 1, 1, 1), sign * 10 * clip_bound)
+                part = clip(PerSampleGradients(update), clip_bound)
+                noise = NoiseStream(None, 0, trial)
+                found.append(float(sanitize([part], noise_std, noise, 1, 0).values))
+        return np.array(scores[0]), np.array(scores[1])
+
+
+def published_epsilon(facts: Facts, events: Sequence[Event], delta: float) -> float:
+    """Returns the epsilon of the published accounting: Poisson sampling, whole orders.
+
+    The reference draws rounds of a fixed size without replacement, for which this is no
+    bound; orders below 2 are left out, as there.
+
+    Source: Mironov, Talwar and Zhang, "Renyi differential privacy of the sampled
+    Gaussian mechanism", 2019, Eq. 3.3; Mironov, CSF 2017, Proposition 3.
+    """
+    if not events:
+        return 0.0
+    ratios = [_counted_noise(event) / event["clip_bound"] for event in events]
+    if not min(ratios):
+        return math.inf
+    chances = [_num_asked(facts, event) / facts.num_clients for event in events]
+    kinds: dict[tuple[float, float], int] = {}
+    for kind in zip(chances, ratios, strict=True):
+        kinds[kind] = kinds.get(kind, 0) + 1
+    return min(
+        sum(count * _sampled_rdp(order, *kind) for kind, count in kinds.items())
+        + math.log(1 / delta) / (order - 1)
+        for order in ORDERS
+    )
+
+
+def _sampled_rdp(order: int, rate: float, ratio: float) -> float:
+    if rate == 1.0:
+        return order / (2 * ratio**2)
+    k = np.arange(order + 1)
+    binomial = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
+    chance = k * math.log(rate) + (order - k) * math.log1p(-rate)
+    terms = binomial + chance + k * (k - 1) / (2 * ratio**2)
+    return float(np.asarray(logsumexp(terms))) / (order - 1)
+
+
+def _counted_noise(event: Event) -> float:
+    """Returns the standard deviation of the noise that the run's adversary faces."""
+    return event["noise_std"] * math.sqrt(
+        noise_shares(event["adversary"], event["nodes"])
+    )
+
+
+def _num_asked(facts: Facts, event: Event) -> int:
+    asked = event["participants"]
+    return facts.num_clients if asked == "all" else len(asked)
+
+
+def _squared_mu(facts: Facts, events: Sequence[Event]) -> float:
+    """Returns sum (C / noise)^2, zero-out, of the client whose releases cost most."""
+    costs = np.zeros(facts.num_clients)
+    for event in events:
+        noise = _counted_noise(event)
+        cost = (event["clip_bound"] / noise) ** 2 if noise else math.inf
+        asked = event["participants"]
+        costs[slice(None) if asked == "all" else asked] += cost
+    return float(costs.max())
+
+
+def _finite(epsilon: float) -> float | None:
+    return epsilon if math.isfinite(epsilon) else None
+
+
+METHOD = FedAvgGanMethod()

@@ -1,0 +1,121 @@
+"""Messages of Fed-Avg GAN: both networks down, one sanitized update up.
+
+A reply is `fedgs.federation.messages.encode_answer`'s, with the terms of an update: one
+sample (B = 1) of as many values as the discriminator has parameters. A request has the
+weights of both networks, which are released output or public.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
+
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.stages import Terms
+from fedgs.errors import UserError
+from fedgs.federation.codec import unpack_named
+from fedgs.federation.messages import (
+    Clients,
+    Payload,
+    Request,
+    decode_asked,
+    encode_batch,
+)
+from fedgs.gan.models import build_discriminator, build_generator
+from fedgs.shapes import TensorDict
+
+RELEASE = "discriminator update"
+
+
+@dataclass(frozen=True)
+class UpdateRequest(Request):
+    """The request of a round of Fed-Avg GAN.
+
+    Attributes:
+        round: the round, from 1.
+        generator: its tensors.
+        discriminator: its tensors.
+        participants: the clients that answer, or "all".
+        trainees: the same.
+        keep_round: is not used: a client keeps nothing but its last answer.
+    """
+
+    round: int
+    generator: TensorDict
+    discriminator: TensorDict
+    participants: Clients
+    trainees: Clients
+    keep_round: int = 0
+
+    def content(self) -> Iterable[Tensor]:
+        """Returns the tensors of both networks, by name."""
+        return (value for _, value in sorted(self.named_tensors().items()))
+
+    def named_tensors(self) -> TensorDict:
+        """Returns the tensors of both networks under "<network>.<name>"."""
+        networks = {"generator": self.generator, "discriminator": self.discriminator}
+        return {f"{k}.{n}": v for k, net in networks.items() for n, v in net.items()}
+
+
+def update_terms(size: int, clip_bound: float, noise_std: float) -> Terms:
+    """Returns what an update of so many values is agreed to be.
+
+    Args:
+        size: parameters of the discriminator.
+        clip_bound: C > 0.
+        noise_std: of one node's noise, at least 0.
+    """
+    return Terms(RELEASE, noise_std / (2 * clip_bound), clip_bound, (1, 1, 1, size))
+
+
+def new_networks(config: ResolvedConfig) -> dict[str, nn.Module]:
+    """Returns both networks as they are before the first round."""
+    return {
+        "generator": build_generator(config, config.seed),
+        "discriminator": build_discriminator(config, config.seed),
+    }
+
+
+def weights_of(module: nn.Module) -> Tensor:
+    """Returns all parameters in one vector, detached."""
+    return parameters_to_vector(module.parameters()).detach()
+
+
+def encode_request(request: UpdateRequest, config: ResolvedConfig) -> Payload:
+    """Encodes a request."""
+    tensors = {n: v.cpu().contiguous() for n, v in request.named_tensors().items()}
+    return encode_batch(request, config, save(tensors))
+
+
+def decode_request(
+    payload: Mapping[str, object], config: ResolvedConfig
+) -> UpdateRequest:
+    """Decodes a request and checks it against the run's configuration.
+
+    Raises:
+        UserError: wrong keys, sizes, shapes, types or values; nothing of the request
+            is used, and the text quotes nothing of it.
+    """
+    round, participants, trainees, keep_round = decode_asked(payload, config)
+    if round < 1 or trainees != participants:
+        raise UserError("request that is no round of Fed-Avg GAN: refused")
+    networks = new_networks(config)
+    shapes = {
+        f"{name}.{key}": tuple(value.shape)
+        for name, module in networks.items()
+        for key, value in module.state_dict().items()
+    }
+    tensors = unpack_named(payload["tensors"], shapes, "round")
+    parts = {
+        name: {key: tensors[f"{name}.{key}"] for key in module.state_dict()}
+        for name, module in networks.items()
+    }
+    return UpdateRequest(
+        round,
+        **parts,
+        participants=participants,
+        trainees=trainees,
+        keep_round=keep_round,
+    )

@@ -1,0 +1,481 @@
+"""Fed-Avg GAN: what one client can change, what it costs, and both engines' bits."""
+
+import dataclasses
+import json
+import math
+import threading
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Message
+
+import clients.fedavg_gan as flower_client
+from baselines import DIGITS, small_run, train
+from fedgs.baselines import fedavg_gan
+from fedgs.baselines import run as frame
+from fedgs.baselines.contract import Facts
+from fedgs.baselines.fedavg_gan import METHOD, Settings, client_updates, node_update
+from fedgs.baselines.fedavg_messages import decode_request, encode_request, weights_of
+from fedgs.baselines.run import Asked, open_run
+from fedgs.errors import UserError
+from fedgs.federation.messages import RECORD
+from fedgs.federation.training import RunStopped
+from fedgs.gan.losses import discriminator_loss
+from fedgs.privacy.gaussian import epsilon_from_mu
+from server.fedavg_gan import FedAvgGanStrategy
+from simulated_grid import FakeGrid, product, round_of
+
+DELTA = 1e-5
+MODES = {
+    "all": {},
+    "sampled": {"clients_per_round": 7},
+    "server": {"clients_per_round": 5, "adversary": "server"},
+}
+
+
+def run_in(folder, **given):
+    """A small run on three nodes of four clients."""
+    own = {"steps": 4, "batch_size": 4, "clients_per_node": 4}
+    return _run(folder, own | given)
+
+
+def _run(folder, given):
+    names = {spec.name for spec in dataclasses.fields(Settings)}
+    own = {name: value for name, value in given.items() if name in names}
+    settings = {name: value for name, value in given.items() if name not in own}
+    run, data = small_run("fedavg-gan", folder, **settings)
+    return dataclasses.replace(run, settings=METHOD.Settings(**own)), data
+
+
+def made(folder, **given):
+    """A training under way with its settings, configuration, data and request."""
+    run, data = run_in(folder, **given)
+    training = METHOD.trainer(run.settings, run.config, data, 3)
+    return training, run.settings, training.config, data, training.request(0)
+
+
+def new_run(folder, **given):
+    """As `run_in`, but made by the frame, so that the folder holds the settings."""
+    own = {"steps": 4, "batch_size": 4} | given
+    names = {spec.name for spec in dataclasses.fields(Settings)}
+    settings = {name: own.pop(name) for name in list(own) if name in names}
+    target = own.pop("target_epsilon", None)
+    asked = Asked(target_epsilon=target, max_images_per_user=40)
+    config = DIGITS | {"clients_per_node": 4, "output": str(folder)} | own
+    return frame.new_run("fedavg-gan", settings, asked, config)
+
+
+# ------------------------------------------------------------------ the mechanism
+
+
+def test_an_update_is_clipped_as_a_whole(tmp_path):
+    _, settings, config, data, request = made(tmp_path / "r", noise_multiplier=0.0)
+    (raw,) = client_updates(settings, config, data, request, [0])
+    norm = float(raw.norm())
+    for bound, expected in ((norm / 3, norm / 3), (3 * norm, norm)):
+        one = dataclasses.replace(settings, clip_bound=bound)
+        config_of_one = dataclasses.replace(config, clients_per_node=1)
+        answer = node_update(one, config_of_one, data, request, 0)
+        assert float(answer.values.norm()) == pytest.approx(expected, rel=1e-5)
+        cosine = torch.cosine_similarity(answer.values.flatten(), raw[0], dim=0)
+        assert float(cosine) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("stacking", ["stacked", "loop"])
+def test_one_client_moves_the_sum_by_its_sensitivity_and_no_more(tmp_path, stacking):
+    bound = 1e-3  # binds: an unclipped update is larger
+    given = {"noise_multiplier": 0.0, "clip_bound": bound, "stacking": stacking}
+    _, settings, config, data, request = made(tmp_path / "r", **given)
+    images = data.images.copy()
+    images[data.client_records[1]] = 255 - images[data.client_records[1]]
+    other = dataclasses.replace(data, images=images)
+    sums = [
+        node_update(settings, config, own, request, 0).values for own in (data, other)
+    ]
+    (alone,) = client_updates(settings, config, data, request, [1])
+    assert float(alone.norm()) > bound
+    assert 0.01 * bound < float((sums[0] - sums[1]).norm()) <= 2 * bound * (1 + 1e-5)
+    # Zeroed: the others' sum is as it is without it.
+    zeroed = sums[0].flatten() - alone[0] * (bound / alone.norm())
+    others = [0, 2, 3]
+    rest = sum(
+        update * (bound / update.norm())
+        for client in others
+        for update in next(client_updates(settings, config, data, request, [client]))
+    )
+    assert torch.allclose(zeroed, rest, atol=1e-6)
+
+
+def test_an_update_that_is_not_finite_counts_as_zero(tmp_path):
+    given = {"noise_multiplier": 0.0, "discriminator_learning_rate": 1e30}
+    _, settings, config, data, request = made(tmp_path / "r", **given)
+    assert (
+        torch.count_nonzero(node_update(settings, config, data, request, 0).values) == 0
+    )
+
+
+@pytest.mark.parametrize(("mode", "std"), [("sampled", 2.0), ("server", 2.0 * 3**0.5)])
+def test_nodes_add_their_share_of_the_noise_or_all_of_it(tmp_path, mode, std):
+    """Of the sum over three nodes, C = 2 and a multiplier of 1."""
+    given = {"clip_bound": 2.0, "noise_multiplier": 1.0, "clients_per_round": 7}
+    given |= {"adversary": "server"} if mode == "server" else {}
+    _, settings, config, data, request = made(tmp_path / "r", **given)
+    releases = [node_update(settings, config, data, request, n) for n in range(3)]
+    total = sum(release.values.flatten().double() for release in releases)
+    assert float(total.std()) == pytest.approx(std, rel=0.05)
+
+
+def test_a_client_refuses_to_answer_outside_the_public_schedule(tmp_path):
+    _, settings, config, data, request = made(tmp_path / "r", clients_per_round=5)
+    absent = next(c for c in range(12) if c not in request.participants)
+    asked = request.named((absent,), (absent,))
+    with pytest.raises(UserError, match="other clients are asked than the public"):
+        node_update(settings, config, data, asked, absent // 4)
+
+
+# ------------------------------------------------------------------ learning
+
+
+def test_local_steps_lower_the_clients_loss_and_the_server_raises_the_score(tmp_path):
+    training, settings, config, data, request = made(
+        tmp_path / "r",
+        discriminator_learning_rate=0.05,
+        generator_learning_rate=0.05,
+        noise_multiplier=0.0,
+        clip_bound=100.0,
+        batch_size=16,
+    )
+
+    def loss():
+        module = training._discriminator
+        drawn = fedavg_gan._draw(settings, config, data, training.generator, 0, 99)
+        real, labels, fakes, mix = (part[0] for part in drawn)
+        seen = (real, labels, fakes, labels, mix)
+        return float(discriminator_loss(module, *seen, 10.0, 0.0).detach())
+
+    before = loss()
+    training._average(training.ask(request))
+    assert loss() < before
+
+    def score():
+        z, labels = torch.ones(64, 128), torch.arange(64) % 10
+        z = z * torch.linspace(-1, 1, 64)[:, None]
+        with torch.no_grad():
+            return float(
+                training._discriminator(training.generator(z, labels), labels).mean()
+            )
+
+    before = score()
+    training._train_generator(0)
+    assert score() > before
+
+
+def test_the_server_adds_the_mean_update_with_momentum(tmp_path):
+    training, *_, request = made(
+        tmp_path / "r", server_learning_rate=0.5, server_momentum=0.25
+    )
+    answers = training.ask(request)
+    total = sum(answer.values.flatten().double() for answer in answers)
+    start = weights_of(training._discriminator)
+    for _ in range(2):
+        training._average(answers)
+    moved = weights_of(training._discriminator) - start
+    # 0.5 (u + (u + 0.25 u)), u the mean over 12 clients.
+    assert torch.allclose(moved, (0.5 * 2.25 * total / 12).float(), atol=1e-6)
+
+
+# ------------------------------------------------------------------ accounting
+
+
+def facts(num_clients):
+    return Facts(num_clients, 10**6, None, 10, (1, 28, 28))
+
+
+def events(count, participants="all", noise_std=1.0, **more):
+    event = {"participants": participants, "clip_bound": 1.0, "noise_std": noise_std}
+    return [event | {"nodes": 1, "adversary": "release"} | more] * count
+
+
+def test_epsilon_is_that_of_the_gaussian_releases_of_the_busiest_client():
+    released = events(15, "all") + events(1, [3]) + events(1, [4])
+    rows = METHOD.guarantees(Settings(), facts(6), released, DELTA)
+    valid = {
+        (row.unit, row.relation): row.epsilon for row in rows if row.label == "valid"
+    }
+    assert valid["user", "zero-out"] == pytest.approx(epsilon_from_mu(4.0, DELTA))
+    assert valid["user", "replace-one"] == pytest.approx(epsilon_from_mu(8.0, DELTA))
+    # Phi(-4.0954) - e^24.3816 Phi(-8.0954) = 1e-5.
+    assert valid["user", "zero-out"] == pytest.approx(24.3816, abs=1e-4)
+    assert valid["record", "zero-out"] == valid["user", "zero-out"]
+    assert (rows[0].label, rows[0].unit, rows[0].relation) == (
+        "valid",
+        "user",
+        "replace-one",
+    )
+
+
+def test_the_noise_that_counts_is_that_of_all_nodes_or_of_one():
+    for adversary, mu in (("release", 0.5), ("server", 1.0)):
+        released = events(1, nodes=4, adversary=adversary)
+        zero_out = METHOD.guarantees(
+            Settings(relation="zero-out"), facts(4), released, DELTA
+        )[0]
+        assert zero_out.epsilon == pytest.approx(epsilon_from_mu(mu, DELTA))
+        assert "node" in zero_out.conditions[1]
+
+
+def test_no_noise_is_unbounded_and_nothing_released_costs_nothing():
+    for row in METHOD.guarantees(Settings(), facts(4), events(1, noise_std=0.0), DELTA):
+        assert row.epsilon is None
+    for row in METHOD.guarantees(Settings(), facts(4), [], DELTA):
+        assert row.epsilon == 0
+
+
+@pytest.mark.parametrize("relation", ["replace-one", "zero-out"])
+@pytest.mark.parametrize("clients_per_round", [None, 5])
+@pytest.mark.parametrize("adversary", ["release", "server"])
+def test_a_target_is_met_by_what_the_ledger_then_says(
+    tmp_path, relation, clients_per_round, adversary
+):
+    run, data = new_run(
+        tmp_path / "run",
+        relation=relation,
+        clients_per_round=clients_per_round,
+        adversary=adversary,
+        target_epsilon=4.0,
+    )
+    train(run, data)
+    first = open_run(tmp_path / "run").guarantees()[0]
+    assert (first.unit, first.relation) == ("user", relation)
+    assert first.epsilon == pytest.approx(4.0, rel=1e-6)
+
+
+def test_the_published_epsilon_of_table_2():
+    """Z .01, 10 of 866 users, 1000 rounds, delta 1.15e-3: 9.99e6 (GS-WGAN, Table 2)."""
+    released = events(1000, list(range(10)), noise_std=0.01)
+    found = fedavg_gan.published_epsilon(facts(866), released, 1.15e-3)
+    assert found == pytest.approx(9.991e6, rel=1e-4)
+
+
+def test_the_published_accounting_agrees_with_dp_accounting_at_moderate_noise():
+    from dp_accounting import dp_event
+    from dp_accounting.rdp import RdpAccountant
+
+    released = events(200, list(range(10)), noise_std=0.8)
+    found = fedavg_gan.published_epsilon(facts(100), released, DELTA)
+    accountant = RdpAccountant(orders=list(fedavg_gan.ORDERS))
+    one = dp_event.PoissonSampledDpEvent(0.1, dp_event.GaussianDpEvent(0.8))
+    accountant.compose(one, 200)
+    # dp-accounting's conversion to epsilon is the tighter one.
+    assert accountant.get_epsilon(DELTA) <= found < 1.3 * accountant.get_epsilon(DELTA)
+
+
+def test_the_audit_finds_no_more_than_is_claimed_and_less_without_noise():
+    (event,) = events(1, noise_std=2.0)
+    outside, inside = METHOD.audit_scores(
+        Settings(), facts(4), event, "replace-one", 4000
+    )
+    assert np.mean(inside) - np.mean(outside) == pytest.approx(2.0, abs=0.2)
+    assert np.std(inside) == pytest.approx(2.0, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"clients_per_round": 13}, "clients_per_round = 13: there are 12 clients"),
+        ({"spectral_norm": True}, "spectral_norm = True: .* --no-spectral-norm"),
+        ({"adversary": "secagg"}, "adversary = secagg"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_before_any_work(tmp_path, given, message):
+    with pytest.raises(UserError, match=message):
+        new_run(tmp_path / "run", **given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_method_without_flower_refuses_the_engine(tmp_path):
+    with pytest.raises(UserError, match="engine = flower: wgan-gp trains in one"):
+        small_run("wgan-gp", tmp_path / "run", engine="flower")
+
+
+# ------------------------------------------------------------------ Flower
+
+
+@pytest.fixture(autouse=True)
+def _process(server_process):
+    flower_client._run.cache_clear()
+
+
+def grid(run, spoil=None):
+    return FakeGrid(run.config.num_nodes, spoil, app=flower_client.app)
+
+
+def on_flower(run, spoil=None, stop=None, report=lambda metrics: None):
+    network = grid(run, spoil)
+    with run.folder.locked():
+        FedAvgGanStrategy(run, report, stop or threading.Event()).start(network)
+    return network
+
+
+def ledger(folder):
+    return (folder / "ledger.jsonl").read_text().splitlines()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_flower_gives_the_local_engines_bytes(tmp_path, mode):
+    local, data = new_run(tmp_path / "local", **MODES[mode])
+    train(local, data)
+    flower, _ = new_run(tmp_path / "flower", engine="flower", **MODES[mode])
+    on_flower(flower)
+    assert product(flower.folder) == product(local.folder)
+    assert ledger(tmp_path / "flower") == ledger(tmp_path / "local")
+
+
+def test_a_stopped_run_on_flower_resumes_to_the_same_bytes(tmp_path):
+    whole, _ = new_run(tmp_path / "whole", engine="flower")
+    on_flower(whole)
+    parts, _ = new_run(tmp_path / "parts", engine="flower")
+    stop = threading.Event()
+    with pytest.raises(RunStopped, match="stopped after step 1"):
+        on_flower(parts, stop=stop, report=lambda metrics: stop.set())
+    on_flower(open_run(tmp_path / "parts"))
+    assert product(parts.folder) == product(whole.folder)
+    assert ledger(tmp_path / "parts") == ledger(tmp_path / "whole")
+
+
+def test_a_round_is_on_the_disk_before_it_is_sent_and_a_lost_one_is_counted_again(
+    tmp_path,
+):
+    run, _ = new_run(tmp_path / "run", engine="flower")
+    lengths = {}
+
+    def lose(who, request: Message, reply: Message):
+        number = round_of(request)
+        if number is not None:
+            lengths.setdefault(number, len(ledger(tmp_path / "run")))
+        if number == 3 and who == 1:
+            raise KeyboardInterrupt  # the server is killed
+        return reply
+
+    with pytest.raises(KeyboardInterrupt):
+        on_flower(run, lose)
+    assert lengths == {1: 1, 2: 2, 3: 3}
+    on_flower(open_run(tmp_path / "run"))
+    found = [json.loads(line) for line in ledger(tmp_path / "run")]
+    tries = [(line["step"], line["attempt"]) for line in found]
+    assert tries[:3] == [(1, 1), (2, 1), (3, 1)]
+    assert tries[-2:] == [(3, 2), (4, 1)]
+    whole, _ = new_run(tmp_path / "whole", engine="flower")
+    on_flower(whole)
+    assert product(run.folder) == product(whole.folder)
+
+
+def test_a_node_that_fails_twice_stops_the_run_with_a_checkpoint(tmp_path, monkeypatch):
+    run, _ = new_run(tmp_path / "run", engine="flower", checkpoint_every=1)
+    work = node_update
+
+    def failing(settings, config, data, request, node_id):
+        if (request.round, node_id) == (2, 1):
+            raise ValueError("private text")
+        return work(settings, config, data, request, node_id)
+
+    monkeypatch.setattr(flower_client, "node_update", failing)
+    with pytest.raises(
+        RunStopped, match=r"1 of 3 nodes gave no valid answer: .*node 1"
+    ):
+        on_flower(run)
+    assert len(ledger(tmp_path / "run")) == 2
+    assert "private text" in next((tmp_path / "run").rglob("error.log")).read_text()
+    monkeypatch.setattr(flower_client, "node_update", work)
+    on_flower(open_run(tmp_path / "run"))
+    assert len(open_run(tmp_path / "run").releases) == 5
+
+
+def test_a_repeated_request_gets_the_same_bytes_without_a_seed(tmp_path):
+    run, _ = new_run(tmp_path / "run", engine="flower", noise_seed=None)
+    seen: list[Message] = []
+
+    def keep(who, request, reply):
+        seen.append(request)
+        return reply
+
+    network = on_flower(run, keep)
+    last = seen[-1]
+    again = network.app(
+        message=last, context=network.contexts[last.metadata.dst_node_id]
+    )
+    first = network.replies[-1][2]
+    assert dict(again.content[RECORD]) == dict(first.content[RECORD])
+    assert len(first.content) == 1
+    assert {*first.content[RECORD]} == {
+        *("is_empty", "round", "node_id", "request"),
+        *("noise_std", "clip_bound", "tensors"),
+    }
+
+
+def test_a_request_crosses_the_network_whole_and_a_wrong_one_is_refused(tmp_path):
+    training, *_ = made(tmp_path / "r", clients_per_round=5)
+    config, request = training.config, training.request(2)
+    payload = encode_request(request, config)
+    got = decode_request(payload, config)
+    assert got.digest() == request.digest()
+    assert got.participants == request.participants
+    for change, message in (
+        ({"round": 9}, "round is no integer from 0 to"),
+        ({"round": 0}, "more than 0 participants"),
+        ({"tensors": payload["tensors"][:-4]}, "cannot be decoded|at most"),
+        ({"participants": "all"}, "more than 5 participants"),
+        ({"trainees": ""}, "no round of Fed-Avg GAN"),
+        ({"more": 1}, "other fields"),
+    ):
+        with pytest.raises(UserError, match=message):
+            decode_request(payload | change, config)
+    bad = dataclasses.replace(
+        request,
+        discriminator={n: v * math.nan for n, v in request.discriminator.items()},
+    )
+    with pytest.raises(UserError, match="non-finite values in a round's tensors"):
+        decode_request(encode_request(bad, config), config)
+
+
+def test_an_answer_larger_than_an_honest_one_is_refused(tmp_path, monkeypatch):
+    run, _ = new_run(tmp_path / "run", engine="flower", noise_multiplier=0.0)
+    honest = node_update
+
+    def large(*args):
+        release = honest(*args)
+        release.values = release.values + 1
+        return release
+
+    monkeypatch.setattr(flower_client, "node_update", large)
+    with pytest.raises(RunStopped, match="discriminator updates with a norm above"):
+        on_flower(run)
+
+
+def test_a_deployed_node_answers_nothing(tmp_path):
+    run, _ = new_run(tmp_path / "run", engine="flower")
+    seen: list[Message] = []
+
+    def keep(who, request, reply):
+        seen.append(request)
+        return reply
+
+    network = on_flower(run, keep)
+    context = network.contexts[seen[-1].metadata.dst_node_id]
+    context.node_config.clear()  # without a simulation's partition-id
+    reply = network.app(message=seen[-1], context=context)
+    assert reply.has_error()
+
+
+@pytest.mark.slow
+@pytest.mark.flower
+def test_flowers_simulation_gives_the_local_engines_bytes(tmp_path):
+    from experiments.baselines import command
+
+    local, data = new_run(tmp_path / "local", clients_per_round=7)
+    train(local, data)
+    flower, data = new_run(tmp_path / "flower", engine="flower", clients_per_round=7)
+    command._train(flower, data)
+    assert product(flower.folder) == product(local.folder)
+    assert ledger(tmp_path / "flower") == ledger(tmp_path / "local")
