@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from experiments.paper import cells, pictures
-from experiments.paper.cells import NO_NOISE, Cell, Cells, Method, Request, Source
+from experiments.paper.cell_list import NO_NOISE, Cell, Cells, Method, Request, Source
 from experiments.paper.pictures import PICTURES
 from experiments.paper.study import STUDY
 from fedgs.config.recipes import overridden, recipe
