@@ -67,6 +67,8 @@ class Settings:
     steps_per_generator_step: int = flag(
         1, "Discriminator steps for one of the generator.", at_least=1
     )
+    learning_rate: float = flag(1e-4, "Adam's step size of both networks.", above=0.0)
+    beta1: float = flag(0.9, "Adam's beta1 of both.", at_least=0.0, below=1.0)
     cost_records: int = flag(
         32,
         "Images drawn in each step to estimate its Bayesian cost.",
@@ -82,12 +84,7 @@ class BdpGan:
     unit = "record"
     central = True
     Settings = Settings
-    recipe: Mapping[str, Scalar] = dict(dp_sgd_gan.dp_sgd_gan.recipe) | {
-        "discriminator_learning_rate": 1e-4,
-        "discriminator_beta1": 0.9,
-        "discriminator_beta2": 0.999,
-        "generator_learning_rate": 1e-4,
-    }
+    recipe: Mapping[str, Scalar] = dp_sgd_gan.dp_sgd_gan.recipe
 
     def calibrated(
         self, settings: Settings, facts: Facts, target_epsilon: float, delta: float
@@ -161,6 +158,15 @@ class BdpGanTrainer:
     ) -> None:
         """Starts the training of `dp-sgd-gan` that does the work."""
         self.settings, self.seed = settings, seed
+        config = dataclasses.replace(
+            config,
+            discriminator_learning_rate=settings.learning_rate,
+            discriminator_beta1=settings.beta1,
+            discriminator_beta2=0.999,
+            generator_learning_rate=settings.learning_rate,
+            generator_beta1=settings.beta1,
+            generator_beta2=0.999,
+        )
         self.training = dp_sgd_gan.dp_sgd_gan.trainer(
             dp_sgd_gan.Settings(
                 noise_multiplier=settings.noise_multiplier,
