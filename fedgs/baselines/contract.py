@@ -33,8 +33,9 @@ Optional, found by name:
   the release of one event of the ledger so often with a worst-case unit that takes part
   (inside) and with its neighbour under the relation (outside), by the code of the
   training and with fresh noise, and returns the scores of the best test, float64 arrays
-  of shape (trials,). `fedgs audit` turns them into a lower bound and compares it with
-  the first valid line of `guarantees(settings, facts, [event], delta)`.
+  of shape (trials,), or shorter where a trial takes long. `fedgs audit` turns them into
+  a lower bound and compares it with the first valid line of
+  `guarantees(settings, facts, [event], delta)`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -48,6 +48,7 @@ from fedgs.baselines.teachers import (
     check_teachers,
     joined_state,
     load_joined,
+    trial_chunks,
 )
 from fedgs.config.fields import Scalar, flag
 from fedgs.config.run_config import ResolvedConfig
@@ -189,28 +190,30 @@ class GPate:
         Teachers are split between two bins, and the unit's teacher votes for one of
         them in every query (inside), for the other (replace-one) or not at all
         (zero-out). The score is the difference of how often either bin was answered.
+        A long release is tried less often than asked; see `trial_chunks`.
         """
-        bins = settings.num_bins
+        queries, bins = int(event["num_queries"]), settings.num_bins
         voters = _num_teachers(settings, facts) - 1
-        counts = np.zeros((int(event["num_queries"]), bins), np.int64)
+        counts = np.zeros((queries, bins), np.int64)
         counts[:, 0], counts[:, 1] = voters // 2, voters - voters // 2
         inside, outside = counts.copy(), counts.copy()
         inside[:, 0] += 1
         outside[:, 1] += relation == "replace-one"
-        scores: list[list[float]] = [[], []]
-        for trial in range(trials):
-            for found, votes in zip(scores, (outside, inside), strict=True):
-                noise = NoiseStream(None, 0, trial).normal((len(votes), bins + 1), 1.0)
+        stds = (event["threshold"], event["threshold_std"], event["answer_std"])
+
+        def scores(votes: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+            found: list[npt.NDArray[np.int64]] = []
+            for count in trial_chunks(trials, queries * (bins + 1)):
+                shape = (count * queries, bins + 1)
+                noise = NoiseStream(None, 0, 0).normal(shape, 1.0)
                 is_answered, winner = aggregate(
-                    votes,
-                    noise,
-                    event["threshold"],
-                    event["threshold_std"],
-                    event["answer_std"],
+                    np.tile(votes, (count, 1)), noise, *stds
                 )
-                votes_for = np.bincount(winner[is_answered], minlength=2)
-                found.append(float(votes_for[0] - votes_for[1]))
-        return np.array(scores[0]), np.array(scores[1])
+                sign = np.select([winner == 0, winner == 1], [1, -1], 0)
+                found.append((sign * is_answered).reshape(count, queries).sum(axis=1))
+            return np.concatenate(found).astype(np.float64)
+
+        return scores(outside), scores(inside)
 
 
 class GPateTrainer:

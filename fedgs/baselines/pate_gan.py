@@ -51,6 +51,7 @@ from fedgs.baselines.teachers import (
     check_teachers,
     joined_state,
     load_joined,
+    trial_chunks,
 )
 from fedgs.config.fields import Scalar, flag
 from fedgs.config.run_config import ResolvedConfig
@@ -202,24 +203,23 @@ class PateGan:
         """Returns how many fakes were labelled real, where one vote decides.
 
         The other teachers are split evenly, the unit's teacher calls every fake real
-        (inside), not real (replace-one) or does not vote (zero-out).
+        (inside), not real (replace-one) or does not vote (zero-out). A long release is
+        tried less often than asked; see `trial_chunks`.
         """
+        queries, scale = int(event["num_queries"]), event["noise_scale"]
         others = (_num_teachers(settings, facts) - 1) // 2
-        shape = (int(event["num_queries"]),)
-        outside = (others + (relation == "replace-one"), others)
-        inside = (others, others + 1)
-        scores: list[list[float]] = [[], []]
-        for trial in range(trials):
-            for found, (zeros, ones) in zip(scores, (outside, inside), strict=True):
-                normal = NoiseStream(None, 0, trial).normal((2, 4, *shape), 1.0)
-                answers = label(
-                    np.full(shape, zeros),
-                    np.full(shape, ones),
-                    laplace(normal),
-                    event["noise_scale"],
-                )
-                found.append(float(answers.sum()))
-        return np.array(scores[0]), np.array(scores[1])
+
+        def scores(zeros: int, ones: int) -> npt.NDArray[np.float64]:
+            found: list[npt.NDArray[np.int64]] = []
+            for count in trial_chunks(trials, 8 * queries):
+                shape = (count, queries)
+                noise = laplace(NoiseStream(None, 0, 0).normal((2, 4, *shape), 1.0))
+                votes = (np.full(shape, zeros), np.full(shape, ones))
+                found.append(label(*votes, noise, scale).sum(axis=1))
+            return np.concatenate(found).astype(np.float64)
+
+        outside = scores(others + (relation == "replace-one"), others)
+        return outside, scores(others, others + 1)
 
 
 class PateGanTrainer:

@@ -31,7 +31,28 @@ from fedgs.randomness import derived_seed, stream
 from fedgs.shapes import Images, Labels, Latents, Positions, TensorDict
 
 BETA2 = 0.999  # Adam's default, as the reference's
+NOISE_AT_ONCE = 2_000_000  # numbers; an audit draws them in chunks
+MOST_NOISE = 30_000_000  # and so many in all, for each of its two arrays: half a minute
 FIRST = torch.zeros(1, dtype=torch.int64)  # the position of a stack's only module
+
+
+def trial_chunks(trials: int, numbers: int) -> Iterator[int]:
+    """Splits the trials of an audit, fewer where one of them draws much noise.
+
+    Args:
+        trials: asked for.
+        numbers: of noise that one trial draws.
+
+    >>> list(trial_chunks(5, 400_000))
+    [5]
+    >>> sum(trial_chunks(10**6, 10_000))
+    3000
+    """
+    left = min(trials, max(1, MOST_NOISE // numbers))
+    at_once = max(1, NOISE_AT_ONCE // numbers)
+    while left > 0:
+        yield min(left, at_once)
+        left -= at_once
 
 
 class Training(Protocol):
