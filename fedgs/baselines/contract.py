@@ -29,6 +29,8 @@ Optional, found by name:
   that become flags of it; with "engine" it also trains on Flower.
 - `announced(index) -> event` of a trainer whose step has other processes release: the
   frame writes the event before the step, and not that which the step returns.
+- `bytes_per_client(settings, config, facts) -> int | None`: what one client receives
+  and sends in the whole training, None where the data are with a curator.
 - `audit_scores(settings, facts, event, relation, trials) -> (outside, inside)`: runs
   the release of one event of the ledger so often with a worst-case unit that takes part
   (inside) and with its neighbour under the relation (outside), by the code of the

@@ -429,6 +429,13 @@ class DPMerf:
         "generator_beta2": 0.999,
     }
 
+    def bytes_per_client(
+        self, settings: Any, config: ResolvedConfig, facts: Facts
+    ) -> int | None:
+        """Returns the bytes of one embedding in float32; features come of the seed."""
+        numbers = settings.num_features * facts.num_classes
+        return 4 * numbers if settings.federated else None
+
     def calibrated(
         self, settings: Any, facts: Facts, target_epsilon: float, delta: float
     ) -> Any:

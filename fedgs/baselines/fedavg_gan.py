@@ -479,6 +479,15 @@ class FedAvgGanMethod:
 
         return FedAvgGan(settings, config, ask)
 
+    def bytes_per_client(
+        self, settings: Settings, config: ResolvedConfig, facts: Facts
+    ) -> int:
+        """Returns both networks down and an update up, float32, as often as asked."""
+        sizes = {n: weights_of(m).numel() for n, m in new_networks(config).items()}
+        share = (settings.clients_per_round or facts.num_clients) / facts.num_clients
+        most = math.ceil(min(share, 1.0) * settings.steps)
+        return 4 * most * (sum(sizes.values()) + sizes["discriminator"])
+
     def audit_scores(
         self,
         settings: Settings,

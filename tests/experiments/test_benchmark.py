@@ -10,7 +10,8 @@ from experiments.benchmark.page import losses, markdown
 from experiments.benchmark.request import METRICS, BenchmarkRequest
 from experiments.benchmark.tables import rows_of
 from experiments.paper import cells
-from fedgs.baselines import METHODS
+from fedgs.baselines import METHODS, dp_merf
+from fedgs.baselines.contract import Facts
 from fedgs.files import read_json_lines
 from refusals import assert_refused
 from small_scale import refuse
@@ -231,6 +232,14 @@ def test_unknown_metrics_and_lines_are_refused(tmp_path):
     (tmp_path / "cells.jsonl").write_text(json.dumps({"a": 1}) + "\n")
     assert_refused("restore the file", lines.read_lines, tmp_path)
     assert {*METRICS} == {*command.SCORES} == {*cells.MARKS}
+
+
+def test_a_client_of_a_federated_method_sends_what_its_messages_hold():
+    facts = Facts(12, 100, None, 10, (1, 16, 16))
+    settings = dp_merf.dp_merf.Settings(federated=True, num_features=50)
+    sent = dp_merf.dp_merf.bytes_per_client
+    assert sent(settings, None, facts) == 4 * 50 * 10
+    assert sent(dp_merf.dp_merf.Settings(), None, facts) is None
 
 
 def test_an_empty_benchmark_has_a_page():
