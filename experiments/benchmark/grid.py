@@ -123,7 +123,12 @@ ENTRIES = {
     "wgan-gp": Entry("wgan-gp", {}, LIGHT, {}, is_private=False),
     "fedavg-gan": Entry("fedavg-gan", {"relation": "zero-out"}, FEW_ROUNDS, NOISE_FREE),
     "g-pate": Entry("g-pate", {}, VOTES, noise=_answer_noise),
-    "pate-gan": Entry("pate-gan", {}, VOTES, noise=_inverse_noise),
+    "pate-gan": Entry(
+        "pate-gan",
+        {},
+        VOTES | {"teacher_steps": 2, "teacher_batch_size": 32},
+        noise=_inverse_noise,
+    ),
     "dp-merf-federated": Entry("dp-merf", {"federated": True}, {}, NOISE_FREE),
     "dp-merf": Entry("dp-merf", {}, {"generator_steps": 1500}, NOISE_FREE),
     "dp-merf-ae": Entry("dp-merf-ae", {}, {"autoencoder_steps": 300}, NOISE_FREE),
