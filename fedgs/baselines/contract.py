@@ -50,6 +50,7 @@ from fedgs.data.federated import FederatedImages
 from fedgs.gan.models import Generator
 from fedgs.shapes import TensorDict
 
+SECRET = "secret."  # begins the names of a state's tensors that stay private
 LABELS = ("valid", "as published", "distributional")
 UNITS = ("none", "record", "user")  # of a method; a guarantee's is never "none"
 RELATIONS = ("add-or-remove", "zero-out", "replace-one")
@@ -148,7 +149,12 @@ class Trainer(Protocol):
         ...
 
     def state(self) -> TensorDict:
-        """Returns everything that a resumed training needs, as tensors."""
+        """Returns everything that a resumed training needs, as tensors.
+
+        The checkpoint is passed on with the run folder. What no release made public,
+        such as networks trained on images without noise, has a name that begins with
+        `SECRET`: the frame keeps it in the run's private folder.
+        """
         ...
 
     def load(self, state: TensorDict) -> None:

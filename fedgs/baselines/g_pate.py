@@ -41,7 +41,7 @@ from torch import Tensor
 from torch.func import functional_call, grad
 
 from fedgs.baselines import pate_accounting as accounting
-from fedgs.baselines.contract import Event, Facts, Guarantee
+from fedgs.baselines.contract import SECRET, Event, Facts, Guarantee
 from fedgs.baselines.teachers import (
     Student,
     Teachers,
@@ -53,6 +53,7 @@ from fedgs.baselines.teachers import (
 from fedgs.config.fields import Scalar, flag
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
+from fedgs.gan.discriminators import ModuleStack
 from fedgs.gan.models import Generator, build_discriminator
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
@@ -266,12 +267,15 @@ class GPateTrainer:
         return event
 
     def state(self) -> TensorDict:
-        """Returns teachers and generator; the teachers are private."""
-        return joined_state(teachers=self.teachers.stack, student=self.student.stack)
+        """Returns teachers and generator; the teachers stay private."""
+        return joined_state(self._stacks())
 
     def load(self, state: TensorDict) -> None:
         """Puts teachers and generator back."""
-        load_joined(state, teachers=self.teachers.stack, student=self.student.stack)
+        load_joined(state, self._stacks())
+
+    def _stacks(self) -> dict[str, ModuleStack]:
+        return {f"{SECRET}teachers": self.teachers.stack, "student": self.student.stack}
 
     def _projections(self, index: int, images: Images) -> Tensor:
         """Draws P of each fake, (B, k, pixels), entries N(0, 1/k): public."""

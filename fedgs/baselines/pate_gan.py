@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedgs.baselines import pate_accounting as accounting
-from fedgs.baselines.contract import Event, Facts, Guarantee
+from fedgs.baselines.contract import SECRET, Event, Facts, Guarantee
 from fedgs.baselines.teachers import (
     BETA2,
     Single,
@@ -280,16 +280,16 @@ class PateGanTrainer:
         return self._event(np.concatenate(asked))
 
     def state(self) -> TensorDict:
-        """Returns teachers, student and generator; the teachers are private."""
-        return joined_state(**self._stacks())
+        """Returns teachers, student and generator; the teachers stay private."""
+        return joined_state(self._stacks())
 
     def load(self, state: TensorDict) -> None:
         """Puts teachers, student and generator back."""
-        load_joined(state, **self._stacks())
+        load_joined(state, self._stacks())
 
     def _stacks(self) -> dict[str, ModuleStack]:
         return {
-            "teachers": self.teachers.stack,
+            f"{SECRET}teachers": self.teachers.stack,
             "student": self.student.stack,
             "generator": self.generated.stack,
         }

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fedgs.baselines import find
 from fedgs.baselines.asked import Asked
-from fedgs.baselines.contract import Baseline, Facts, Guarantee, Trainer
+from fedgs.baselines.contract import SECRET, Baseline, Facts, Guarantee, Trainer
 from fedgs.baselines.releases import Release, ReleaseLedger
 from fedgs.cohorts.files import selection_costs
 from fedgs.config.fields import coerce_fields
@@ -38,10 +38,16 @@ from fedgs.federation.checkpoint import (
 )
 from fedgs.federation.preparation import free_output, resolve, with_absolute_paths
 from fedgs.federation.training import Report, RunStopped, Stop
-from fedgs.files import read_json
+from fedgs.files import read_json, read_tensors, write_tensors
 from fedgs.privacy.accounting import SEEDED
 from fedgs.privacy.gaussian import check_numbers
-from fedgs.runs.run_folder import BASELINE, GENERATOR, RunFolder
+from fedgs.runs.run_folder import (
+    BASELINE,
+    GENERATOR,
+    RunFolder,
+    state_path,
+    state_rounds,
+)
 from fedgs.runs.sample import write_grid
 from fedgs.shapes import TensorDict
 
@@ -422,12 +428,16 @@ class _Session:
         self.last, self.cost = time.monotonic(), 0.0
 
     def _restore(self, tensors: TensorDict) -> None:
+        state = under("trainer.", tensors)
+        path = state_path(self.folder.private / "node-00000", self.done)
+        if path.exists():
+            state |= read_tensors(path)[0]
         try:
-            self.trainer.load(under("trainer.", tensors))
+            self.trainer.load(state)
         except (KeyError, RuntimeError, ValueError) as error:
             raise UserError(
                 f"{self.folder.path}: the checkpoint is of other settings than "
-                f"{BASELINE} and config.json say; restore them"
+                f"{BASELINE} and config.json say, or {path} is missing; restore them"
             ) from error
 
     def _refuse_repeats(self) -> None:
@@ -506,13 +516,25 @@ class _Session:
             for metrics in self._metrics:
                 self.folder.append_metrics(metrics)
             self._releases, self._metrics = [], []
-            tensors = {f"trainer.{n}": v for n, v in self.trainer.state().items()}
-            tensors |= {f"ema.{n}": v for n, v in self._generator().items()}
-            self.folder.save_checkpoint(self.done, tensors, self.ledger)
+            self._save_checkpoint()
             if self._is_picture_due():
                 self._write_picture()
         self.committed, self.last = self.done, time.monotonic()
         self.cost = self.last - started
+
+    def _save_checkpoint(self) -> None:
+        """Writes what no release made public to the private folder, then commits."""
+        states = self.folder.private / "node-00000"
+        state = self.trainer.state()
+        secret = {n: v for n, v in state.items() if n.startswith(SECRET)}
+        if secret:
+            write_tensors(state_path(states, self.done), secret)
+        tensors = {f"trainer.{n}": v for n, v in state.items() if n not in secret}
+        tensors |= {f"ema.{n}": v for n, v in self._generator().items()}
+        self.folder.save_checkpoint(self.done, tensors, self.ledger)
+        for round in state_rounds(states):
+            if round < self.done:
+                state_path(states, round).unlink()
 
     def finish(self) -> None:
         """Commits the last step and writes the product."""

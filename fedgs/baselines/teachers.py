@@ -8,7 +8,7 @@ Teachers are the discriminators' `ModuleStack`: one batched call trains or asks 
 of them. A student, or the generator, is a stack of one.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -253,7 +253,7 @@ class Student(Single):
         return module.to(self.config.device)
 
 
-def joined_state(**stacks: ModuleStack) -> TensorDict:
+def joined_state(stacks: Mapping[str, ModuleStack]) -> TensorDict:
     """Returns the tensors of several stacks, under "<stack>.<name>".
 
     Privacy: reads private data (through the teachers); output private.
@@ -265,7 +265,7 @@ def joined_state(**stacks: ModuleStack) -> TensorDict:
     }
 
 
-def load_joined(state: TensorDict, **stacks: ModuleStack) -> None:
+def load_joined(state: TensorDict, stacks: Mapping[str, ModuleStack]) -> None:
     """Copies the tensors of `joined_state` in.
 
     Raises:

@@ -11,7 +11,7 @@ import torch
 from baselines import DIGITS, SMALL, small_run, train
 from fedgs.baselines import METHODS, find
 from fedgs.baselines import run as frame
-from fedgs.baselines.contract import UNITS
+from fedgs.baselines.contract import SECRET, UNITS
 from fedgs.baselines.run import Asked, load_run_data, made_settings, open_run, unit_of
 from fedgs.errors import UserError
 from fedgs.files import read_tensors
@@ -113,6 +113,20 @@ def test_a_killed_run_has_released_nothing_that_its_ledger_lacks(
 
 def _lines(folder: Path) -> list[str]:
     return (folder / "ledger.jsonl").read_text().splitlines()
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_what_no_release_made_public_is_in_the_private_folder(name, finished, tmp_path):
+    run, data = small_run(name, tmp_path / "run")
+    state = run.method.trainer(run.settings, run.config, data, 3).state()
+    secret = {key for key in state if key.startswith(SECRET)}
+    assert bool(secret) == (name in ("g-pate", "pate-gan"))
+    folder = finished(name)
+    (public,) = (folder / "checkpoint").glob("*.safetensors")
+    assert not any(SECRET in key for key in read_tensors(public)[0])
+    kept = list((folder / "private").glob("*/*.safetensors"))
+    assert [set(read_tensors(path)[0]) for path in kept] == [secret] * bool(secret)
+    assert (folder / "private").stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize("name", SMALL)
