@@ -12,7 +12,7 @@ from typing import Any
 from experiments.benchmark.request import BenchmarkRequest
 from experiments.paper.cell_list import NO_NOISE, Cells, Method, Settings, Source
 from experiments.paper.pictures import METHODS as PICTURES
-from experiments.paper.pictures import SHARDS, SIZES, WRITERS
+from experiments.paper.pictures import SHARDS, SHORT, SIZES, WRITERS
 from fedgs.baselines import METHODS as REGISTERED
 from fedgs.baselines import find
 from fedgs.baselines.pate_accounting import confident_gnmax_mu, pure_per_query
@@ -46,6 +46,8 @@ OWN = {
     "gs-wgan": _own("gs-wgan"),
     "gs-wgan-surrogate": _own("gs-wgan-surrogate"),
 }
+# Settings of fedgs' own rows that are below those of their recipes.
+OWN_REDUCED: Mapping[str, Settings] = {"gs-wgan": SHORT, "gs-wgan-surrogate": SHORT}
 
 
 @dataclass(frozen=True)
@@ -170,8 +172,19 @@ def grid(request: BenchmarkRequest, settings: Settings) -> Cells:
             name: source._replace(settings=source.settings | settings)
             for name, source in DATA.items()
         }
-    methods = OWN if WRITERS[0] in data else {n: OWN[n] for n in OWN if not OWN[n].data}
+    methods = {name: _at_scale(name, request.full) for name in OWN}
+    if WRITERS[0] not in data:
+        methods = {name: how for name, how in methods.items() if not how.data}
     return Cells(TITLE, data, methods | others(request))
+
+
+def _at_scale(name: str, is_full: bool) -> Method:
+    method = OWN[name]
+    if not is_full:
+        return method
+    small = OWN_REDUCED.get(name, {})
+    kept = {key: value for key, value in method.settings.items() if key not in small}
+    return method._replace(settings=kept)
 
 
 def others(request: BenchmarkRequest) -> dict[str, Method]:
@@ -209,8 +222,9 @@ def _method(entry: Entry, is_full: bool) -> Method:
 
 def reduced(name: str, is_full: bool) -> Settings:
     """Returns the settings of a row that are below the published ones."""
-    entry = ENTRIES.get(name)
-    return {} if entry is None or is_full else entry.reduced
+    if is_full:
+        return {}
+    return ENTRIES[name].reduced if name in ENTRIES else OWN_REDUCED.get(name, {})
 
 
 def unit(method: Method) -> str:

@@ -9,6 +9,7 @@ from experiments.baselines.command import epsilon_text
 from experiments.benchmark.grid import EPSILONS, unit
 from experiments.benchmark.lines import Line, identity
 from experiments.paper.cell_list import Cell
+from experiments.paper.cells import NUM_SAMPLES
 from experiments.report.words import num_bytes
 from experiments.tables import Table
 from fedgs.baselines.contract import RELATIONS, Guarantee
@@ -141,7 +142,7 @@ def _cells(row: Row, kind: str) -> list[str]:
         asked,
         *epsilons,
         f"{row.accuracy:.3f}" + (spread if len(accuracies) > 1 else ""),
-        _number(_mean(row, "accuracy_mean_of_13"), ".3f"),
+        _thirteen(row),
         _number(_mean(row, "fid"), ".1f"),
         _audit(first),
         _bytes(first),
@@ -152,6 +153,13 @@ def _cells(row: Row, kind: str) -> list[str]:
         _memory(row),
         str(len(row.done)),
     ]
+
+
+def _thirteen(row: Row) -> str:
+    judged = [line for line in row.done if line["accuracy_mean_of_13"] is not None]
+    text = _number(_mean(row, "accuracy_mean_of_13"), ".3f")
+    others = {line["num_synthetic"] for line in judged} - {NUM_SAMPLES}
+    return text + "".join(f" ({count:,})" for count in others)
 
 
 def _epsilons(line: Line, kind: str) -> str:

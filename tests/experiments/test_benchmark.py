@@ -2,6 +2,7 @@
 
 import json
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from fedgs.files import read_json_lines
 from refusals import assert_refused
 from small_scale import refuse
 
+DOCS = Path(__file__).parents[2] / "docs"
 SMALL = ("--num-clients=12", "--clients-per-node=6", "--test-fraction=0.25")
 SMALL += ("--image-size=16", "--data=digits", "--seeds=0")
 FEW = {"discriminator_dim": 4, "generator_dim": 4}
@@ -240,6 +242,24 @@ def test_a_client_of_a_federated_method_sends_what_its_messages_hold():
     sent = dp_merf.dp_merf.bytes_per_client
     assert sent(settings, None, facts) == 4 * 50 * 10
     assert sent(dp_merf.dp_merf.Settings(), None, facts) is None
+
+
+def test_at_full_scale_no_setting_is_below_its_method():
+    full, small = (
+        grid.grid(BenchmarkRequest(full=is_full), {}).methods
+        for is_full in (True, False)
+    )
+    assert small["gs-wgan"].settings["num_rounds"] == 50
+    assert "num_rounds" not in full["gs-wgan"].settings
+    assert small["wgan-gp"].settings["steps"] == 700
+    assert full["wgan-gp"].settings == {}
+
+
+def test_the_page_in_the_documentation_is_that_of_the_stored_lines():
+    # Else: fedgs benchmark --print --output docs/benchmark, and move its benchmark.md.
+    known = lines.read_lines(DOCS / "benchmark")
+    rows = rows_of(grid.grid(BenchmarkRequest(), {}).of_seeds([0]), known)
+    assert (DOCS / "benchmark.md").read_text() == markdown(rows)
 
 
 def test_an_empty_benchmark_has_a_page():
