@@ -29,7 +29,7 @@ from experiments.flags import (
 )
 from fedgs import __version__
 from fedgs.cohorts.settings import Selection, selection_of
-from fedgs.config.recipes import configure
+from fedgs.config.recipes import configure, is_left_open
 from fedgs.config.run_config import RunConfig
 from fedgs.diagnosis.rule import Rule
 from fedgs.errors import refuse
@@ -91,14 +91,24 @@ def _format_warning(
 def train(
     recipe: RecipeOption = None,
     config: ConfigOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what a run does and costs; no run.")
+    ] = False,
     *,
     settings: dict[str, Any],
 ) -> None:
-    """Train a generator. Settings: recipe, then TOML file, then flags."""
-    configured = configure(recipe, config, settings)  # fails before torch is imported
+    """Train a generator. Settings: recipe, then TOML file, then flags.
+
+    With --target-epsilon alone the recipe is `staged`, fitted to what is public of the
+    data: number of clients, shape of an image.
+    """
+    is_open = recipe is None and config is None and is_left_open(settings)
+    # Fails before torch is imported.
+    configured = configure("staged" if is_open else recipe, config, settings)
     from experiments.commands import train as running
 
-    running.train(configured, recipe or "run")
+    name = recipe or ("staged" if is_open else "run")
+    running.train(configured, name, settings if is_open else None, dry_run)
 
 
 @app.command()

@@ -1,11 +1,14 @@
 """What `fedgs train`, `resume`, `sample` and `demo` do."""
 
 import dataclasses
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
+from experiments.commands import forecast
 from experiments.commands import privacy as privacy_report
 from experiments.commands.endings import exit_if_stopped
 from experiments.commands.progress import Progress, say
@@ -16,7 +19,12 @@ from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.errors import UserError, explained
 from fedgs.federation import local
-from fedgs.federation.preparation import new_run
+from fedgs.federation.preparation import (
+    fitted_to_data,
+    free_output,
+    new_run,
+    planned_run,
+)
 from fedgs.federation.training import stop_on_signal
 from fedgs.privacy.accounting import SEEDED
 from fedgs.privacy.client_limits import Limits
@@ -27,16 +35,38 @@ from fedgs.runs.sample import check_output, draw_samples
 console = Console()
 
 
-def train(config: RunConfig, name: str) -> RunFolder:
+def train(
+    config: RunConfig,
+    name: str,
+    given: Mapping[str, Any] | None = None,
+    is_dry: bool = False,
+) -> None:
     """Creates a run folder and trains in it.
+
+    Args:
+        config: the settings.
+        name: begins the name of a folder in `runs/`.
+        given: the user's own settings, where the recipe is to be fitted to the data.
+        is_dry: only says what a run would do and cost.
 
     Raises:
         UserError: bad input; nothing was written.
         typer.Exit: the run stopped early or failed (code 1).
     """
-    folder, data = new_run(config, name=name)
+    load = load_data
+    if given is not None:
+        config, loaded = fitted_to_data(free_output(config, name), given)
+        load = lambda config: loaded  # noqa: E731
+    resolved, data = planned_run(config, load, name)
+    folder = None if is_dry else RunFolder.create(resolved)
+    if given is not None:
+        say(forecast.choice(resolved, data))
+    if folder is None:
+        forecast.show(resolved, data)
+        return
+    if note := forecast.evaluation_note(resolved):
+        say(note)
     _run(folder, data)
-    return folder
 
 
 def resume(run: Path) -> None:
@@ -146,7 +176,7 @@ def demo(output: Path) -> None:
     ]
     for title, config in zip(("stages", "GS-WGAN"), configs, strict=True):
         console.rule(f"demo: {title}")
-        train(config, Path(config.output).name)
+        _run(*new_run(config))
     first = configs[0]
     console.rule("demo: compare the pictures, one column per digit")
     say(

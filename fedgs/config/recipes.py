@@ -8,6 +8,7 @@ and some hundred rounds do instead of tens of thousands.
 
 import dataclasses
 import itertools
+import math
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -116,6 +117,61 @@ def staged_fonts() -> RunConfig:
 def demo() -> RunConfig:
     """Stages at the size of scikit-learn's digits: seconds on a laptop."""
     return dataclasses.replace(staged(), clients_per_node=90, seed=0)
+
+
+# What `fedgs train` without a recipe leaves to the user, and what decides a method.
+OF_STAGED = {"moment_size", "latent_dim", "stage_weights"}
+OF_METHOD = {"client_selection", "clients_per_round", "discriminator_training"}
+OF_METHOD |= {"noise_multiplier", "clip_bound", "batch_size"}
+OF_METHOD |= {"gradient_basis", "dct_size", "amplification"}
+# Least `signal_of`, and the side of the low frequencies whose moments it pays for. The
+# cells of docs/pictures.md have 2156 and more with side 10, 775 to 1438 with 8 and 289
+# to 536 with 6; the borders lie between, and 4 is what follows from the order.
+MOMENT_SIZES = ((1761, 10), (645, 8), (200, 6), (0, 4))
+
+
+def is_left_open(given: Mapping[str, Any]) -> bool:
+    """Tells whether settings have a target epsilon, and nothing of a method.
+
+    >>> is_left_open({"target_epsilon": 10.0, "data": "digits"})
+    True
+    >>> is_left_open({"target_epsilon": 10.0, "num_rounds": 500})
+    False
+    """
+    groups = {s.name: s.metadata["group"] for s in dataclasses.fields(RunConfig)}
+    chosen = {name for name in given if groups.get(name) in ("Training", "Model")}
+    chosen |= OF_METHOD & given.keys()
+    return "target_epsilon" in given and chosen <= OF_STAGED
+
+
+def moment_size_for(config: RunConfig) -> int:
+    """Returns the side of the low frequencies whose moments a budget can pay for.
+
+    Privacy: public. Of clients, nodes and noise, not of images or their number.
+
+    Args:
+        config: resolved, so with noise.
+
+    >>> config = dataclasses.replace(staged(), num_clients=539, noise_multiplier=0.21)
+    >>> moment_size_for(config)  # epsilon 3
+    8
+    """
+    signal = signal_of(config)
+    side = next(side for least, side in MOMENT_SIZES if signal >= least)
+    return max(2, round(side / config.image_channels**0.5))  # as many coordinates
+
+
+def signal_of(config: RunConfig) -> float:
+    """Returns K / (noise_multiplier * sqrt(nodes)): what noise leaves of an average.
+
+    Privacy: public.
+
+    Args:
+        config: resolved, so with clients and noise; infinite without noise.
+    """
+    if config.num_clients is None or not config.noise_multiplier:
+        return math.inf
+    return config.num_clients / (config.noise_multiplier * config.num_nodes**0.5)
 
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {

@@ -53,6 +53,17 @@ def load_records(config: RunConfig) -> Records:
         UserError: an unknown source, missing or malformed data, labels beyond
             `num_classes`, or RGB images for a grey run.
     """
+    return fit(config, read_records(config))
+
+
+def read_records(config: RunConfig) -> Records:
+    """Reads `config.data` as it is; a folder's pictures have the run's size already.
+
+    Privacy: reads private data; output private.
+
+    Raises:
+        UserError: an unknown source, or missing or malformed data.
+    """
     kind, _, where = config.data.partition(":")
     if config.data == "digits":
         records = _digits()
@@ -70,7 +81,16 @@ def load_records(config: RunConfig) -> Records:
         )
     else:
         raise UserError(f"data = {config.data!r}: give --data one of {_list(NAMES)}")
-    return fit(config, records)
+    return records
+
+
+def has_test_split(data: str) -> bool:
+    """Tells whether a source may have test images of its own, of no client.
+
+    >>> has_test_split("mnist"), has_test_split("npz:a.npz")
+    (True, False)
+    """
+    return data in (*FOLDERS, "fonts") or data.partition(":")[0] in ("femnist", "hf")
 
 
 def load_test_records(config: RunConfig) -> Records | None:

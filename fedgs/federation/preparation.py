@@ -9,19 +9,22 @@ import math
 import secrets
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
 
 from fedgs.cohorts.files import selection_costs
 from fedgs.config.checks import check_submitted
+from fedgs.config.recipes import moment_size_for
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.settings import PATH, settings_with
 from fedgs.data.federated import FederatedImages
-from fedgs.data.load import load_data
-from fedgs.data.sources import with_absolute_path
+from fedgs.data.load import federate, load_data
+from fedgs.data.records import fit
+from fedgs.data.sources import read_records, with_absolute_path
 from fedgs.errors import UserError
 from fedgs.federation.round import public_model
 from fedgs.gan.models import build_discriminator
@@ -30,6 +33,8 @@ from fedgs.privacy.budget import calibrate_noise
 from fedgs.privacy.client_count import check_start
 from fedgs.privacy.selection_cost import Target
 from fedgs.runs.run_folder import RunFolder
+
+FITTING_SIDES = (28, 32, 64)  # 28 holds all that is smaller: that costs moments nothing
 
 
 def new_run(
@@ -47,11 +52,30 @@ def new_run(
     Raises:
         UserError: bad input; nothing was written.
     """
+    resolved, data = planned_run(config, load, name)
+    return RunFolder.create(resolved), data
+
+
+def planned_run(
+    config: RunConfig,
+    load: Callable[[RunConfig], FederatedImages] = load_data,
+    name: str = "run",
+) -> tuple[ResolvedConfig, FederatedImages]:
+    """Returns the settings of a run that can start, and its data; writes nothing.
+
+    Args:
+        config: see `new_run`, as for `load` and `name`.
+        load: of the data.
+        name: of a folder.
+
+    Raises:
+        UserError: bad input.
+    """
     config = free_output(config, name)
     resolved, data = resolve(with_absolute_paths(config), load=load)
     check_capacity(resolved, Path(resolved.output).parent)
     public_model(resolved)
-    return RunFolder.create(resolved), data
+    return resolved, data
 
 
 def free_output(config: RunConfig, name: str) -> RunConfig:
@@ -138,6 +162,42 @@ def resolve_deployed(config: RunConfig) -> ResolvedConfig:
     resolved = with_noise(config.validate())
     public_model(resolved)
     return resolved
+
+
+def fitted_to_data(
+    config: RunConfig, given: Mapping[str, Any]
+) -> tuple[RunConfig, FederatedImages]:
+    """Fits the recipe `staged` to what is public of the data, and loads them.
+
+    Size and channels are the images' own, and the low frequencies as many as number of
+    clients, nodes and noise pay for.
+
+    Privacy: public, but for the data. The shape of an image becomes public.
+
+    Args:
+        config: of the recipe, with a target epsilon.
+        given: settings that stay.
+
+    Returns:
+        The settings, with a seed, and the data that they describe.
+
+    Raises:
+        UserError: as of `resolve`.
+    """
+    config = with_absolute_paths(_with_seed(config))
+    records = read_records(config)
+    channels, *sides = records.images.shape[1:]
+    own: dict[str, Any] = {"image_channels": 3 if channels == 3 else 1}
+    own["image_size"] = next((s for s in FITTING_SIDES if s >= max(sides)), 64)
+    config = dataclasses.replace(config, **own | _those(given, own))
+    fitted = fit(config, records)
+    resolved, data = resolve(config, load=lambda config: federate(config, fitted))
+    own = {"moment_size": moment_size_for(resolved)}
+    return dataclasses.replace(config, **own | _those(given, own)), data
+
+
+def _those(given: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name in names}
 
 
 def _with_seed(config: RunConfig) -> RunConfig:

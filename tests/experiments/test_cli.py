@@ -92,7 +92,8 @@ def test_flags_of_train_are_the_frozen_list():
     settings = [spec.name for spec in dataclasses.fields(RunConfig)]
     assert sorted(name.replace("_", "-") for name in settings) == FLAGS.split()
     command = cli.typer.main.get_command(cli.app).commands["train"]
-    frozen = {f"--{flag}" for flag in ("recipe", "config", *FLAGS.split())}
+    more = ("recipe", "config", "dry-run")
+    frozen = {f"--{flag}" for flag in (*more, *FLAGS.split())}
     assert {flag for param in command.params for flag in param.opts} == frozen
     assert {f"--{p.name.replace('_', '-')}" for p in command.params} == frozen
 

@@ -1,0 +1,131 @@
+"""The first hour of a new user: own data, a target, and nothing else."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from command_line import flags, printed
+from experiments.commands import forecast
+from fedgs.config.recipes import is_left_open, moment_size_for, overridden, recipe
+from fedgs.federation.preparation import with_noise
+from fedgs.runs.run_folder import RunFolder
+
+OWNERS, EACH = 30, 8
+SMALL = {"latent_dim": 4, "moment_size": 4}
+
+
+def write_own(path: Path, side: int = 20, channels: int = 1) -> str:
+    """Bars of two directions and four owners' habits; the value of `data`."""
+    rng = np.random.default_rng(1)
+    labels = np.arange(OWNERS * EACH) % 2
+    images = np.zeros((len(labels), side, side, channels), np.uint8)
+    for image, label in zip(images, labels, strict=True):
+        start = rng.integers(4, side - 7)
+        image[start : start + 3] = 200
+        if label:
+            image[:] = image.swapaxes(0, 1).copy()
+    images = images[..., 0] if channels == 1 else images
+    owners = np.repeat(np.arange(OWNERS), EACH)
+    np.savez(path, images=images, labels=labels, clients=owners)
+    return f"npz:{path}"
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory) -> str:
+    return write_own(tmp_path_factory.mktemp("own") / "mine.npz")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, own, exit_code) -> Path:
+    path = tmp_path_factory.mktemp("first") / "run"
+    assert exit_code("train", *flags(data=own, target_epsilon=10, output=path)) == 0
+    return path
+
+
+# ------------------------------------------------------------------ the recipe
+
+
+# The cells of docs/pictures.md, experiments/paper/pictures.py: SIZES.
+@pytest.mark.parametrize(("clients", "per_node"), [(539, 49), (1000, 50)])
+@pytest.mark.parametrize(("epsilon", "side"), [(10, 10), (3, 8), (1, 6)])
+def test_low_frequencies_are_those_of_the_table_of_pictures(
+    clients, per_node, epsilon, side
+):
+    given = {"num_clients": clients, "clients_per_node": per_node, "num_classes": 10}
+    given |= {"target_epsilon": epsilon, "clients_per_round": clients, "seed": 0}
+    config = with_noise(overridden(recipe("staged"), given))
+    assert moment_size_for(config) == side
+    colour = dataclasses.replace(config, image_channels=3)
+    assert 3 * moment_size_for(colour) ** 2 == pytest.approx(side**2, rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("given", "is_open"),
+    [
+        ({"target_epsilon": 10, "data": "digits", "relation": "zero-out"}, True),
+        ({"target_epsilon": 10, "moment_size": 4}, True),
+        ({"target_epsilon": 10, "num_rounds": 9}, False),
+        ({"target_epsilon": 10, "generator": "resnet"}, False),
+        ({"target_epsilon": 10, "clients_per_round": 3}, False),
+        ({"data": "digits"}, False),
+    ],
+)
+def test_a_method_is_chosen_only_where_nothing_of_one_is_given(given, is_open):
+    assert is_left_open(given) == is_open
+
+
+def test_target_alone_trains_the_best_recipe_of_own_data(trained):
+    config = RunFolder.open(trained).config
+    assert (config.stages, config.num_rounds) == ("means,scatter,moments", 3)
+    assert (config.num_clients, config.num_classes) == (OWNERS, 2)
+    assert (config.image_size, config.image_channels) == (28, 1)
+    assert config.moment_size == moment_size_for(config) < 10
+    assert (config.target_epsilon, config.relation) == (10, "zero-out")
+
+
+def test_what_is_given_stays_and_colours_are_taken_from_the_images(fedgs, tmp_path):
+    data = write_own(tmp_path / "rgb.npz", side=32, channels=3)
+    given = flags(data=data, target_epsilon=10, output=tmp_path / "run", **SMALL)
+    printed(fedgs("train", *given), "")
+    config = RunFolder.open(tmp_path / "run").config
+    assert (config.image_size, config.image_channels) == (32, 3)
+    assert (config.moment_size, config.latent_dim) == (4, 4)
+
+
+# ------------------------------------------------------------------ the dry run
+
+
+def test_dry_run_says_what_a_run_costs_and_writes_nothing(
+    fedgs, own, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    out = printed(fedgs("train", *flags(data=own, target_epsilon=10), "--dry-run"), "")
+    assert re.match(r"recipe staged .* by 30 clients and epsilon 10 \(release", out)
+    for word in ("does:", "time:", "memory:", "disk:", "quality:", "zero-out"):
+        assert word in out
+    assert "evaluation will not be possible" in out
+    assert "--test-fraction" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_named_recipe_keeps_its_settings(fedgs, own, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = flags(data=own, target_epsilon=10, recipe="algorithm-2", test_fraction=0.25)
+    small = flags(discriminator_dim=4, generator_dim=4)
+    out = printed(fedgs("train", *given, *small, "--dry-run"), "")
+    assert out.startswith("does:       30000 rounds, 1 of 30 clients each")
+    assert "will not be possible" not in out
+
+
+@pytest.mark.parametrize("multiplier", [0.01, 0.1, 1.0, 10.0])
+def test_less_noise_never_promises_less(trained, multiplier):
+    config = RunFolder.open(trained).config
+    more, less = (
+        forecast.bought(dataclasses.replace(config, noise_multiplier=noise))
+        for noise in (multiplier, 2 * multiplier)
+    )
+    numbers = [float(re.search(r"0\.\d+", text)[0]) for text in (more, less)]
+    assert numbers[0] >= numbers[1] - 0.05  # other data: writers, or shards
