@@ -10,9 +10,11 @@ gradients, 6 x 32 x 784 = 150,528 for one client and generator update (Table 2, 
     python -m experiments.paper.communication RUN...
 
 prints what a round of Algorithm 2 at its published size weighs where the fakes are
-those of a run's generator: compact messages depend on what the fakes show.
+those of a run's generator: compact messages depend on what the fakes show. Of a run of
+`fedgs baseline fedavg-gan` it prints what a round of that run weighs.
 """
 
+import dataclasses
 import json
 import sys
 import threading
@@ -29,17 +31,27 @@ from flwr.supercore.task_identity import TaskIdentity
 from experiments.flags import run_command
 from experiments.launch.local_grid import SERVER, LocalGrid
 from experiments.tables import Table
+from fedgs.baselines.fedavg_gan import FedAvgGan, terms_of
+from fedgs.baselines.fedavg_messages import encode_request
+from fedgs.baselines.run import BaselineRun, open_run
 from fedgs.config.recipes import algorithm_2
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.errors import UserError
 from fedgs.federation.codec import round_fakes, stated_release_bytes
-from fedgs.federation.messages import RECORD, FakeBatch, encode_answer, encode_batch
+from fedgs.federation.messages import (
+    RECORD,
+    FakeBatch,
+    Payload,
+    encode_answer,
+    encode_batch,
+)
+from fedgs.federation.training import nodes_of
 from fedgs.files import read_json_lines
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.quantization import release_step
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip, sanitize
 from fedgs.runs import sample
-from fedgs.runs.run_folder import RunFolder
+from fedgs.runs.run_folder import RunFolder, is_baseline
 from fedgs.shapes import Images, Labels
 
 FILE = "communication.jsonl"
@@ -135,11 +147,38 @@ def round_bytes(
     noise = NoiseStream(None, node_id=0, round=1, is_secure=True)
     parts, step = [clip(nothing, config.clip_bound)], release_step(config)
     release = sanitize(parts, config.noise_std, noise, 1, 0, step)
-    payloads = encode_batch(request, config), encode_answer(release, config, request)
+    return _message_bytes(
+        encode_batch(request, config), encode_answer(release, config, request)
+    )
+
+
+def update_bytes(run: BaselineRun) -> tuple[int, int]:
+    """Returns the bytes down and up of a round of Fed-Avg GAN, one client on a node.
+
+    Both networks go down, one noisy update of the discriminator comes back. Sizes do
+    not depend on what they hold: the update is noise alone, drawn here.
+
+    Args:
+        run: of the method fedavg-gan.
+    """
+    config = dataclasses.replace(run.config, clients_per_node=1, node_sizes=None)
+    training = FedAvgGan(run.settings, config, ask=lambda request: [])
+    config, request = training.config, training.request(0)
+    node = nodes_of(config, request.participants)[0]
+    request = request.per_node(config.hosting, [node])[node]
+    terms = terms_of(run.settings, config, request)
+    noise = NoiseStream(None, node, round=1)
+    parts = [clip(PerSampleGradients(torch.zeros(1, *terms.shape)), terms.clip_bound)]
+    release = sanitize(parts, terms.noise_std, noise, 1, node)
+    down = encode_request(request, config) | {"run_folder": str(run.folder.path)}
+    return _message_bytes(down, encode_answer(release, config, request, terms))
+
+
+def _message_bytes(down: Payload, up: Payload) -> tuple[int, int]:
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = SERVER
-    records = [RecordDict({RECORD: ConfigRecord(dict(p))}) for p in payloads]
-    down, up = (message_bytes(Message(r, SERVER + 1, "train")) for r in records)
-    return down, up
+    records = [RecordDict({RECORD: ConfigRecord(dict(p))}) for p in (down, up)]
+    sizes = [message_bytes(Message(r, SERVER + 1, "train")) for r in records]
+    return sizes[0], sizes[1]
 
 
 def communication(folder: RunFolder) -> dict[str, Any]:
@@ -194,14 +233,29 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def show(runs: list[Path]) -> None:
     """Print the bytes of Algorithm 2's messages with the fakes of runs."""
-    rows: list[list[str]] = []
-    for run in runs:
-        folder = RunFolder.open(run)
-        for mode, sizes in weigh(folder).items():
+    tables: dict[str, list[list[str]]] = {"Algorithm 2": [], "Fed-Avg GAN": []}
+    for path in runs:
+        if is_baseline(path):
+            found, title = {"exact": update_bytes(_fed_avg(path))}, "Fed-Avg GAN"
+        else:
+            found, title = weigh(RunFolder.open(path)), "Algorithm 2"
+        for mode, sizes in found.items():
             numbers = [f"{size:,}" for size in (*sizes, sum(sizes))]
-            rows.append([folder.path.name, mode, *numbers])
-    head = ["fakes of", "messages", "down", "up", "both"]
-    Table("one round of Algorithm 2, one client: bytes", head, rows).show()
+            tables[title].append([path.absolute().name, mode, *numbers])
+    head = ["run", "messages", "down", "up", "both"]
+    for title, rows in tables.items():
+        if rows:
+            Table(f"one round of {title}, one client: bytes", head, rows).show()
+
+
+def _fed_avg(path: Path) -> BaselineRun:
+    run = open_run(path)
+    if run.method.name != "fedavg-gan":
+        raise UserError(
+            f"RUN = {path}: is of {run.method.name}, which sends no messages; give "
+            "runs of `fedgs train` or `fedgs baseline fedavg-gan`"
+        )
+    return run
 
 
 def weigh(folder: RunFolder) -> dict[str, tuple[int, int]]:

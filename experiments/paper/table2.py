@@ -36,7 +36,7 @@ from fedgs.federation.training import Stop
 
 @dataclass(frozen=True)
 class Row:
-    """One way to train; `recipe` is None for what does not exist yet."""
+    """One way to train; `recipe` is None for what this command does not train."""
 
     title: str
     recipe: str | None
@@ -92,8 +92,8 @@ class Request(Experiment):
 def fill(request: Request, stop: Stop) -> list[Line]:
     """Returns the lines of the table; trains and evaluates what is missing.
 
-    A row that does not exist, or is not trained in a call without training, has a
-    `missing` that says so, and no numbers.
+    A row that this command does not train, or not in this call, has a `missing` that
+    says so, and no numbers.
 
     Privacy: releases (epsilon, delta)-DP output; events: in the runs' ledgers. The
     scores are computed from real data: output private.
@@ -113,7 +113,7 @@ def fill(request: Request, stop: Stop) -> list[Line]:
     for name in request.rows:
         row = ROWS[name]
         if row.recipe is None:
-            missing = "not implemented yet"
+            missing = "fedgs baseline"
             lines.append({"row": name, "title": row.title, "missing": missing})
             continue
         for seed in request.seeds:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from flwr.app import Message
 
 import clients.fedavg_gan as flower_client
 from baselines import DIGITS, small_run, train
+from experiments.paper import communication
 from fedgs.baselines import fedavg_gan
 from fedgs.baselines import run as frame
 from fedgs.baselines.contract import Facts
@@ -34,7 +36,7 @@ MODES = {
 }
 
 
-def run_in(folder, **given):
+def run_in(folder, **given: Any):
     """A small run on three nodes of four clients."""
     own = {"steps": 4, "batch_size": 4, "clients_per_node": 4}
     return _run(folder, own | given)
@@ -48,14 +50,14 @@ def _run(folder, given):
     return dataclasses.replace(run, settings=METHOD.Settings(**own)), data
 
 
-def made(folder, **given):
+def made(folder, **given: Any):
     """A training under way with its settings, configuration, data and request."""
     run, data = run_in(folder, **given)
     training = METHOD.trainer(run.settings, run.config, data, 3)
     return training, run.settings, training.config, data, training.request(0)
 
 
-def new_run(folder, **given):
+def new_run(folder, **given: Any):
     """As `run_in`, but made by the frame, so that the folder holds the settings."""
     own = {"steps": 4, "batch_size": 4} | given
     names = {spec.name for spec in dataclasses.fields(Settings)}
@@ -99,11 +101,10 @@ def test_one_client_moves_the_sum_by_its_sensitivity_and_no_more(tmp_path, stack
     # Zeroed: the others' sum is as it is without it.
     zeroed = sums[0].flatten() - alone[0] * (bound / alone.norm())
     others = [0, 2, 3]
-    rest = sum(
-        update * (bound / update.norm())
-        for client in others
-        for update in next(client_updates(settings, config, data, request, [client]))
-    )
+    rest = torch.zeros_like(zeroed)
+    for client in others:
+        (update,) = client_updates(settings, config, data, request, [client])
+        rest += update[0] * (bound / update.norm())
     assert torch.allclose(zeroed, rest, atol=1e-6)
 
 
@@ -122,13 +123,13 @@ def test_nodes_add_their_share_of_the_noise_or_all_of_it(tmp_path, mode, std):
     given |= {"adversary": "server"} if mode == "server" else {}
     _, settings, config, data, request = made(tmp_path / "r", **given)
     releases = [node_update(settings, config, data, request, n) for n in range(3)]
-    total = sum(release.values.flatten().double() for release in releases)
+    total = torch.stack([r.values.flatten().double() for r in releases]).sum(0)
     assert float(total.std()) == pytest.approx(std, rel=0.05)
 
 
 def test_a_client_refuses_to_answer_outside_the_public_schedule(tmp_path):
     _, settings, config, data, request = made(tmp_path / "r", clients_per_round=5)
-    absent = next(c for c in range(12) if c not in request.participants)
+    absent = min({*range(12)} - {*map(int, request.participants)})
     asked = request.named((absent,), (absent,))
     with pytest.raises(UserError, match="other clients are asked than the public"):
         node_update(settings, config, data, asked, absent // 4)
@@ -176,7 +177,7 @@ def test_the_server_adds_the_mean_update_with_momentum(tmp_path):
         tmp_path / "r", server_learning_rate=0.5, server_momentum=0.25
     )
     answers = training.ask(request)
-    total = sum(answer.values.flatten().double() for answer in answers)
+    total = torch.stack([a.values.flatten().double() for a in answers]).sum(0)
     start = weights_of(training._discriminator)
     for _ in range(2):
         training._average(answers)
@@ -192,7 +193,7 @@ def facts(num_clients):
     return Facts(num_clients, 10**6, None, 10, (1, 28, 28))
 
 
-def events(count, participants="all", noise_std=1.0, **more):
+def events(count, participants: object = "all", noise_std=1.0, **more):
     event = {"participants": participants, "clip_bound": 1.0, "noise_std": noise_std}
     return [event | {"nodes": 1, "adversary": "release"} | more] * count
 
@@ -417,7 +418,7 @@ def test_a_repeated_request_gets_the_same_bytes_without_a_seed(tmp_path):
 def test_a_request_crosses_the_network_whole_and_a_wrong_one_is_refused(tmp_path):
     training, *_ = made(tmp_path / "r", clients_per_round=5)
     config, request = training.config, training.request(2)
-    payload = encode_request(request, config)
+    payload: dict[str, Any] = encode_request(request, config)
     got = decode_request(payload, config)
     assert got.digest() == request.digest()
     assert got.participants == request.participants
@@ -466,6 +467,18 @@ def test_a_deployed_node_answers_nothing(tmp_path):
     context.node_config.clear()  # without a simulation's partition-id
     reply = network.app(message=seen[-1], context=context)
     assert reply.has_error()
+
+
+def test_a_round_weighs_both_networks_down_and_one_discriminator_up(tmp_path, capsys):
+    run, data = new_run(tmp_path / "run")
+    down, up = communication.update_bytes(run)
+    training = METHOD.trainer(run.settings, run.config, data, 3)
+    generator = sum(p.numel() for p in training.generator.parameters())
+    update = len(weights_of(training._discriminator))
+    assert 4 * (generator + update) < down < 4 * (generator + update) + 2000
+    assert 4 * update < up < 4 * update + 500
+    assert communication.main([str(tmp_path / "run")]) == 0
+    assert f"{down + up:,}" in capsys.readouterr().out
 
 
 @pytest.mark.slow

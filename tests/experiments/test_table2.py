@@ -83,7 +83,7 @@ def test_the_table_holds_all_and_invents_none(flags, tmp_path, capsys, monkeypat
         assert set(stated) < set(label(config, recipe).split(", "))
         assert "num_rounds 4 (recipe: 30000)" in stated or row != "paper-mode"
     missing = found["fed-avg-gan"]
-    assert missing["missing"] == "not implemented yet"
+    assert missing["missing"] == "fedgs baseline"
     assert not any(isinstance(value, int | float) for value in missing.values())
     text = (tmp_path / "out" / "table2.md").read_text()
     (fed_avg,) = [x for x in text.splitlines() if x.startswith("| Fed-Avg GAN |")]
