@@ -197,6 +197,8 @@ class FedAvgGanStrategy(Strategy):
         where = f"round {self.request.round}: {self.config.node_title(node)}"
         if reply.has_error():
             raise UserError(f"{where} says: {one_line(reply.error.reason)}")
+        if reply.metadata.src_node_id != self.exchange.addresses.get(node):
+            raise UserError(f"{where}: a reply of another sender")
         record = reply.content.config_records.get(RECORD)
         if record is None or len(reply.content) > 1:
             raise UserError(f"{where} answered without a record, or with others too")
