@@ -50,6 +50,7 @@ DISTRIBUTIONAL = (
     "of an image drawn like the others: an outlier is promised nothing",
     "estimated from private gradients without noise: itself private",
 )
+KEPT_BACK = "the ledger is not published: its Bayesian costs have no noise"
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,11 @@ class BdpGan:
             epsilon=theirs,
             theorem="Bayesian accountant, no bound over its orders",
         )
-        return [line, *dp_sgd.add_or_remove(facts, events, delta), published]
+        classical = [
+            dataclasses.replace(each, conditions=(*each.conditions, KEPT_BACK))
+            for each in dp_sgd.add_or_remove(facts, events, delta)
+        ]
+        return [line, *classical, published]
 
     def trainer(
         self,

@@ -49,6 +49,7 @@ from fedgs.baselines.teachers import (
     joined_state,
     load_joined,
     trial_chunks,
+    with_conditions,
 )
 from fedgs.config.fields import Scalar, flag
 from fedgs.config.run_config import ResolvedConfig
@@ -62,7 +63,6 @@ from fedgs.shapes import ImageGrads, Images, Labels, TensorDict
 
 KIND = "confident-gnmax"
 REPLACED = math.sqrt(2)  # how far a histogram moves where one vote changes its bin
-CONDITIONS = ("the raw votes are seen by a trusted aggregator only",)
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,8 @@ class GPate:
             lines.insert(
                 1, Guarantee("valid", "user", "zero-out", left_out, delta, theorem)
             )
-        lines = [dataclasses.replace(line, conditions=CONDITIONS) for line in lines]
+        is_revealed = any("rdp_of_votes" in event for event in events)
+        lines = with_conditions(lines, is_revealed)
         return lines + [
             _as_published(unit, events, delta) for unit in ("user", "record")
         ]

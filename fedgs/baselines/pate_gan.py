@@ -52,6 +52,7 @@ from fedgs.baselines.teachers import (
     joined_state,
     load_joined,
     trial_chunks,
+    with_conditions,
 )
 from fedgs.config.fields import Scalar, flag
 from fedgs.config.run_config import ResolvedConfig
@@ -65,7 +66,6 @@ from fedgs.shapes import Images, Labels, Scores, TensorDict
 KIND = "laplace-votes"
 # What --reveal-votes writes, and whether the theorem's condition is asked for.
 REVEALED = MappingProxyType({"moments_of_code": False, "moments_of_votes": True})
-CONDITIONS = ("the raw votes are seen by a trusted aggregator only",)
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,8 @@ class PateGan:
             lines.insert(
                 1, Guarantee("valid", "user", "zero-out", left_out, delta, theorem)
             )
-        lines = [dataclasses.replace(line, conditions=CONDITIONS) for line in lines]
+        is_revealed = any("moments_of_code" in event for event in events)
+        lines = with_conditions(lines, is_revealed)
         for unit in ("user", "record"):
             lines += _as_published(unit, events, delta)
         return lines

@@ -8,6 +8,7 @@ Teachers are the discriminators' `ModuleStack`: one batched call trains or asks 
 of them. A student, or the generator, is a stack of one.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedgs.baselines.contract import Guarantee
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
@@ -30,10 +32,23 @@ from fedgs.gan.models import (
 from fedgs.randomness import derived_seed, stream
 from fedgs.shapes import Images, Labels, Latents, Positions, TensorDict
 
+TRUSTED = "the raw votes are seen by a trusted aggregator only"
+REVEALING = "the ledger, which reveals sums of votes without noise, is not published"
 BETA2 = 0.999  # Adam's default, as the reference's
 NOISE_AT_ONCE = 2_000_000  # numbers; an audit draws them in chunks
 MOST_NOISE = 30_000_000  # and so many in all, for each of its two arrays: half a minute
 FIRST = torch.zeros(1, dtype=torch.int64)  # the position of a stack's only module
+
+
+def with_conditions(lines: list[Guarantee], is_revealed: bool) -> list[Guarantee]:
+    """Returns valid lines with what they suppose.
+
+    Args:
+        lines: of a method.
+        is_revealed: the ledger tells of the votes.
+    """
+    conditions = (TRUSTED, REVEALING) if is_revealed else (TRUSTED,)
+    return [dataclasses.replace(line, conditions=conditions) for line in lines]
 
 
 def trial_chunks(trials: int, numbers: int) -> Iterator[int]:

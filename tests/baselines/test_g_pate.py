@@ -134,6 +134,9 @@ def test_revealed_votes_are_accounted_by_the_published_code(tmp_path):
     unseen = METHOD.guarantees(settings, facts, [hidden], DELTA)
     assert published[0].epsilon < unseen[-1].epsilon
     assert unseen[0].epsilon == rows[0].epsilon
+    # The valid line holds of a folder whose ledger is kept back, and says so.
+    assert "is not published" in rows[0].conditions[-1]
+    assert len(unseen[0].conditions) == 1
 
 
 def test_nothing_of_the_votes_is_in_the_ledger_unasked(tmp_path):
