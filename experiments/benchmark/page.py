@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.benchmark.published import NOTE, beside_the_paper
 from experiments.benchmark.tables import UNITS, Row, details, overview
 from experiments.report.page import environment
 from experiments.report.pictures import data_uri
@@ -55,11 +56,12 @@ NOTES = (
     "relation of the method, the first one named.",
     "CNN: accuracy of the small CNN of `fedgs evaluate` on the real test images, "
     "trained on 10,000 synthetic ones. 13: mean of the thirteen classifiers, with the "
-    "number of synthetic images where it is another. FID: on features of a LeNet. No epsilon covers these numbers: they were computed from "
-    "real images.",
+    "number of synthetic images where it is another. FID: on features of a LeNet. No "
+    "epsilon covers these numbers: they were computed from real images.",
     "Beside these rows, by the same protocol: 10,000 real images have 0.973 (MNIST) "
     "and 0.838 (Fashion-MNIST); the model of fonts alone, nothing private, 0.681 on "
     "MNIST.",
+    NOTE,
     "audited: a lower bound (95 %) of what one release costs, by an attack with a "
     "worst-case user or record, beside what is claimed for that release.",
     "bytes/client: what one client receives and sends in the whole run, where the "
@@ -86,6 +88,8 @@ def tables_of(rows: Sequence[Row]) -> dict[str, list[Table]]:
     for data in dict.fromkeys(row.data for row in rows):
         known = [overview(data, kind, rows) for kind in KINDS]
         known += [details(data, kind, rows) for kind in KINDS]
+        if (published := beside_the_paper(data, rows)) is not None:
+            known.append(published)
         found[data] = [table for table in known if table.rows]
     return found
 
@@ -157,9 +161,10 @@ def markdown(rows: Sequence[Row]) -> str:
     parts = [
         "# Benchmark\n",
         _wrapped(
-            "What does an epsilon buy, by method? `fedgs benchmark` trains every method "
-            "at epsilon 10, 3, 1 and none on the same data, judges the pictures by one "
-            "protocol, and prints these tables from its stored lines (`cells.jsonl`). "
+            "What does an epsilon buy, by method? `fedgs benchmark` trains every "
+            "method at epsilon 10, 3, 1 and none on the same data, judges the "
+            "pictures by one protocol, and prints these tables from its stored lines "
+            "(`cells.jsonl`). "
             "This page was written by it. [Baselines](baselines.md) says what the "
             "methods of others are, [Pictures](pictures.md) what fedgs' own are.\n"
         ),
