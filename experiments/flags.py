@@ -9,7 +9,7 @@ import dataclasses
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,6 +50,9 @@ def run_app(app: typer.Typer, words: Sequence[str] | None = None) -> int:
             print(f"Error: {text} See `{where} --help`.", file=sys.stderr)
     except UserError as error:
         print(f"Error: {error}", file=sys.stderr)
+    except click.Abort:  # Ctrl-C where nothing was begun that could go on
+        print("Interrupted.", file=sys.stderr)
+        return 130
     return 2
 
 
@@ -60,20 +63,34 @@ def run_command(command: Command, words: Sequence[str] | None = None) -> int:
     return run_app(app, words)
 
 
-def settings_flags(*chosen: str) -> Callable[[Command], Command]:
+def settings_flags(
+    *chosen: str, shown: Collection[str] = ()
+) -> Callable[[Command], Command]:
     """Adds one flag per setting to a command, which gets those given as `settings`.
 
     Args:
         *chosen: groups and names of RunConfig's fields; all fields when empty.
+        shown: names that `--help` shows; all when empty. `help_all` shows all.
     """
     flags = [
-        _setting_flag(spec)
+        _setting_flag(spec, is_hidden=bool(shown) and spec.name not in shown)
         for group in GROUPS  # the help lists them in this order
         for spec in dataclasses.fields(RunConfig)
         if spec.metadata["group"] == group
         and (not chosen or group in chosen or spec.name in chosen)
     ]
     return lambda command: _with_flags(command, flags, "settings")
+
+
+def help_all(context: typer.Context, is_asked: bool) -> None:
+    """Prints the help with the flags that `--help` hides; the flag's callback."""
+    if not is_asked:
+        return
+    for parameter in context.command.params:
+        if isinstance(parameter, click.Option):
+            parameter.hidden = False
+    print(context.get_help(), end="")  # rich has printed it already, and returns ""
+    raise typer.Exit
 
 
 def request_flags(
@@ -135,14 +152,18 @@ def _parameter(name: str, kind: Any, default: Any, flag: Any) -> inspect.Paramet
     )
 
 
-def _setting_flag(spec: "dataclasses.Field[Any]") -> inspect.Parameter:
+def _setting_flag(
+    spec: "dataclasses.Field[Any]", is_hidden: bool = False
+) -> inspect.Parameter:
     """Returns one setting as a typer option; unset means: not given."""
     flag = f"--{spec.name.replace('_', '-')}"
     kind, _ = field_type(spec.name)
-    default = spec.default if spec.default not in (None, "") else "unset"
+    # Of no recipe; a recipe has its own.
+    default = "" if spec.default in (None, "") else f" \\[default: {spec.default}]"
     option = typer.Option(
         f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
-        help=f"{_help_of(spec)} Default without a recipe: {default}.",
+        help=_help_of(spec) + default,
+        hidden=is_hidden,
         rich_help_panel=spec.metadata["group"],
         show_default=False,
     )

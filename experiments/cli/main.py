@@ -23,6 +23,7 @@ from experiments.flags import (
     JsonOption,
     RecipeOption,
     RunArgument,
+    help_all,
     request_flags,
     run_app,
     settings_flags,
@@ -46,6 +47,9 @@ data_app = typer.Typer(no_args_is_help=True, help="Look at private images you ow
 app.add_typer(data_app, name="data")
 app.add_typer(deploy.app, name="deploy")
 app.add_typer(baseline.app, name="baseline")
+# Of `fedgs train`: what `--help` shows, in two screens.
+MOST_USED = ("data", "test_fraction", "num_clients", "target_epsilon")
+MOST_USED += ("noise_multiplier", "relation", "num_rounds", "engine", "output", "seed")
 FORMAT_WARNING = warnings.formatwarning
 OF_BASELINE = "RUN is of `fedgs baseline`; leave out"
 
@@ -86,21 +90,29 @@ def _format_warning(
     return FORMAT_WARNING(message, category, *where, **line)
 
 
-@app.command()
-@settings_flags()
+@app.command(epilog="Defaults are without a recipe. All flags: fedgs train --help-all")
+@settings_flags(shown=MOST_USED)
 def train(
     recipe: RecipeOption = None,
     config: ConfigOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what a run does and costs; no run.")
     ] = False,
+    help_all: Annotated[
+        bool,
+        typer.Option(
+            "--help-all",
+            help="Show the flags of all settings.",
+            callback=help_all,
+            is_eager=True,
+        ),
+    ] = False,
     *,
     settings: dict[str, Any],
 ) -> None:
     """Train a generator. Settings: recipe, then TOML file, then flags.
 
-    With --target-epsilon alone the recipe is `staged`, fitted to what is public of the
-    data: number of clients, shape of an image.
+    With --target-epsilon and no method: `staged`, fitted to the clients.
     """
     is_open = recipe is None and config is None and is_left_open(settings)
     # Fails before torch is imported.

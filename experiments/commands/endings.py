@@ -1,15 +1,27 @@
 """How commands that work for long begin and end: a new folder, and what continues."""
 
+import math
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import typer
 
 from experiments.launch.control import FlowerFailed
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, explained
 from fedgs.federation.training import RunStopped
+from fedgs.privacy.accounting import SEEDED, Statement
+
+INTERRUPTED = 130  # exit code of a shell after Ctrl-C
+MOST_EXPONENT = 100.0  # beyond it a factor is no number to print
+SEEN_BY = {
+    "release": "is computed from the published generators",
+    "server": "the server computes from all that it receives",
+    "secagg": "the server computes from the sums that it receives",
+}
 
 
 def new_output(output: str, otherwise: str = "") -> Path:
@@ -58,3 +70,45 @@ def exit_if_stopped(advice: str) -> Iterator[None]:
     except (RunStopped, FlowerFailed) as error:
         print(f"{error}\n{advice}", file=sys.stderr)
         raise typer.Exit(1) from error
+
+
+@contextmanager
+def end_when_hurried() -> Iterator[None]:
+    """Ends this process at once on an interrupt: its threads may compute for long.
+
+    A run folder outlives that as it outlives a power cut.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.stdout.flush()
+        os._exit(INTERRUPTED)
+
+
+def to_quote(config: ResolvedConfig, stated: Sequence[Statement]) -> str:
+    """Returns the one epsilon to quote of a run, and what it means in a sentence.
+
+    It is that of the run's own adversary and relation.
+
+    Args:
+        config: of the run.
+        stated: every epsilon of it.
+    """
+    if config.noise_seed is not None:
+        return f"none to quote: {SEEDED}"
+    wanted = config.adversary, config.relation
+    rows = [s for s in stated if s.guarantee and (s.adversary, s.relation) == wanted]
+    known = [row.epsilon for row in rows if row.epsilon is not None]
+    if not known:
+        return "none to quote: nothing is guaranteed"
+    epsilon, one = min(known), f"one {config.privacy_unit}"
+    change = {
+        "zero-out": f"{one} contributes or contributes nothing",
+        "replace-one": f"{one} has these data or any other",
+    }[config.relation]
+    factor = f"{math.exp(epsilon):.3g}" if epsilon < MOST_EXPONENT else "e^epsilon"
+    return (
+        f"{epsilon:.4g} (adversary {wanted[0]}, {wanted[1]}, delta {config.delta:g}, "
+        f"unit: {one}): whether {change} changes the probability of anything that "
+        f"{SEEN_BY[wanted[0]]} at most by a factor of {factor}, plus {config.delta:g}"
+    )

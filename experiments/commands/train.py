@@ -9,8 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from experiments.commands import forecast
-from experiments.commands import privacy as privacy_report
-from experiments.commands.endings import exit_if_stopped
+from experiments.commands.endings import end_when_hurried, exit_if_stopped, to_quote
 from experiments.commands.progress import Progress, say
 from experiments.launch import flower_engine
 from fedgs.config.recipes import recipe
@@ -25,11 +24,11 @@ from fedgs.federation.preparation import (
     new_run,
     planned_run,
 )
-from fedgs.federation.training import stop_on_signal
+from fedgs.federation.training import RunStopped, stop_on_signal
 from fedgs.privacy.accounting import SEEDED
 from fedgs.privacy.client_limits import Limits
 from fedgs.runs import epsilons
-from fedgs.runs.run_folder import RunFolder
+from fedgs.runs.run_folder import GENERATOR, RunFolder
 from fedgs.runs.sample import check_output, draw_samples
 
 console = Console()
@@ -77,7 +76,7 @@ def resume(run: Path) -> None:
         typer.Exit: the run stopped early or failed (code 1).
     """
     folder = RunFolder.open(run)
-    if (folder.path / "generator.safetensors").exists():
+    if (folder.path / GENERATOR).exists():
         say(f"{run}: is finished, its generator is written")
         return
     go_back(folder)
@@ -113,7 +112,12 @@ def train_from_checkpoint(folder: RunFolder, data: FederatedImages | None) -> No
         RunStopped: the run ended early with a checkpoint.
         FlowerFailed: the run failed; it can be resumed.
     """
-    with stop_on_signal() as stop, Progress(console) as progress:
+    go_on = f"fedgs resume {folder.path}"
+    with (
+        end_when_hurried(),
+        stop_on_signal(go_on) as stop,
+        Progress(console) as progress,
+    ):
         report = progress.rounds(folder.config.num_rounds)
         if folder.config.engine == "local":
             assert data is not None
@@ -123,14 +127,21 @@ def train_from_checkpoint(folder: RunFolder, data: FederatedImages | None) -> No
 
 
 def _run(folder: RunFolder, data: FederatedImages | None) -> None:
-    config = folder.config
-    say(_description(config))
+    say(_description(folder.config))
     with exit_if_stopped(f"continue with: fedgs resume {folder.path}"):
-        train_from_checkpoint(folder, data)
-    privacy_report.show(epsilons.of_run(folder.path))
-    say(f"run folder   {folder.path}")
+        try:
+            train_from_checkpoint(folder, data)
+        except RunStopped as end:
+            if not (folder.path / GENERATOR).exists():
+                raise
+            say(f"the budget is spent, so the run is complete: {end}")
     grids = sorted((folder.path / "samples").glob("*.png"))
-    say(f"sample grid  {grids[-1]}")
+    for grid in grids[-1:]:  # none where the disk was full
+        say(f"sample grid  {grid}")
+    say(f"epsilon      {to_quote(folder.config, epsilons.of_run(folder.path))}")
+    say(f"run folder   {folder.path}")
+    say(f"conditions   fedgs privacy {folder.path}")
+    say(f"all of it    fedgs report {folder.path} -o report.html")
 
 
 def _description(config: RunConfig) -> str:

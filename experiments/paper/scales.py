@@ -130,7 +130,9 @@ def parse_value(name: str, text: str) -> Any:
         UserError: an unknown setting, or a text that is no such value.
     """
     if name not in {spec.name for spec in dataclasses.fields(RunConfig)}:
-        raise UserError(f"{name}: unknown setting; `fedgs train --help` lists them all")
+        raise UserError(
+            f"{name}: unknown setting; `fedgs train --help-all` lists them all"
+        )
     kind, is_optional = field_type(name)
     if text == "" and is_optional:
         return ""

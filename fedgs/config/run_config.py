@@ -55,7 +55,7 @@ class RunConfig(Settings):
         for name in values:
             if name not in known:
                 raise UserError(
-                    f"{name}: unknown setting; `fedgs train --help` lists them all"
+                    f"{name}: unknown setting; `fedgs train --help-all` lists them all"
                 )
         inherited: dict[str, Any] = {} if base is None else dict(base.to_flat())
         return cls(**inherited | dict(values))

@@ -82,8 +82,9 @@ class LocalNodes:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Ends the worker threads."""
-        self.pool.shutdown(cancel_futures=True)
+        """Ends the worker threads; who is to end now waits for none."""
+        is_hurried = error[:1] == (KeyboardInterrupt,)
+        self.pool.shutdown(wait=not is_hurried, cancel_futures=True)
 
     def answers(self, request: Request) -> Sequence[SanitizedGradients]:
         """Answers a request with all nodes concerned; a failing node raises.

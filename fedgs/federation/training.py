@@ -5,6 +5,7 @@ Engines own the loop. They bring a request to the nodes and their answers back:
 """
 
 import itertools
+import os
 import signal
 import threading
 import time
@@ -53,6 +54,10 @@ Report = Callable[[dict[str, Any]], None]
 SaveNodes = Callable[[int], None]
 _SHOWN_FAILURES = 3
 REPORTED_STEPS = 50  # of a fit, between two reports
+STOPPING = """
+stopping after the round in progress, with a checkpoint; a warm start is finished first
+to end now: Ctrl-C (or SIGTERM) again; the unfinished round stays counted
+"""
 
 
 class Stop(Protocol):
@@ -133,6 +138,7 @@ class Training:
                 training._checkpoints.commit()
                 if isinstance(error, BudgetSpent):  # what it bought is the product
                     training._save_generator()
+                    training._write_samples(is_last=True)
                 raise
 
     def rounds(self, stop: Stop) -> Iterator[int]:
@@ -319,10 +325,10 @@ class Training:
             "release_norm": round(float(total.norm()), 6),
         }
 
-    def _write_samples(self) -> None:
+    def _write_samples(self, is_last: bool = False) -> None:
         number, last = self.server.round, self.config.num_rounds
         every = self.config.sample_every or max(1, last // 10)
-        if number % every == 0 or number == last:
+        if number % every == 0 or number == last or is_last:
             samples = self.folder.path / "samples"
             with _dispensable(samples):
                 path = samples / f"round-{number:07d}.png"
@@ -415,13 +421,25 @@ def _dispensable(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def stop_on_signal() -> Iterator[threading.Event]:
-    """Turns the first Ctrl-C or SIGTERM into an event, the second one into an end."""
+def stop_on_signal(go_on: str = "the same command") -> Iterator[threading.Event]:
+    """Turns the first Ctrl-C or SIGTERM into an event, the second one into an end.
+
+    Says at once which of them it was, on standard error.
+
+    Args:
+        go_on: what continues the run.
+
+    Raises:
+        KeyboardInterrupt: at the second one.
+    """
     stop = threading.Event()
 
     def handle(number: int, frame: object) -> None:
+        # No print: the signal may have interrupted one, which would fail.
         if stop.is_set():
+            os.write(2, f"\nending now; continue with: {go_on}\n".encode())
             raise KeyboardInterrupt
+        os.write(2, STOPPING.encode())
         stop.set()
 
     previous = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}

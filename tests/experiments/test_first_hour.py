@@ -2,6 +2,9 @@
 
 import dataclasses
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +13,10 @@ import pytest
 from command_line import flags, printed
 from experiments.commands import forecast
 from fedgs.config.recipes import is_left_open, moment_size_for, overridden, recipe
+from fedgs.config.run_config import RunConfig
 from fedgs.federation.preparation import with_noise
+from fedgs.privacy.budget import largest_num_rounds
+from fedgs.privacy.plan import Plan
 from fedgs.runs.run_folder import RunFolder
 
 OWNERS, EACH = 30, 8
@@ -93,6 +99,73 @@ def test_what_is_given_stays_and_colours_are_taken_from_the_images(fedgs, tmp_pa
     config = RunFolder.open(tmp_path / "run").config
     assert (config.image_size, config.image_channels) == (32, 3)
     assert (config.moment_size, config.latent_dim) == (4, 4)
+
+
+# ------------------------------------------------------------------ the end
+
+
+def test_training_ends_with_picture_epsilon_and_where_the_rest_is(fedgs, own, tmp_path):
+    run = tmp_path / "run"
+    given = flags(data=own, target_epsilon=10, output=run, test_fraction=0.25, **SMALL)
+    end = printed(fedgs("train", *given), "").splitlines()[-5:]
+    assert end[0] == f"sample grid  {run}/samples/round-0000003.png"
+    sentence = (
+        r"epsilon +9\.9\d+ \(adversary release, zero-out, delta 1e-05, unit: one "
+    )
+    sentence += r"client\): whether one client contributes or contributes nothing "
+    sentence += r"changes the probability of anything .* factor of 2[\d.]+e\+04, plus"
+    assert re.match(sentence, end[1])
+    assert end[2:4] == [f"run folder   {run}", f"conditions   fedgs privacy {run}"]
+
+
+def test_spent_budget_is_a_success_with_pictures(fedgs, own, tmp_path):
+    run = tmp_path / "run"
+    given = {"data": own, "num_rounds": 9, "target_epsilon": 6, "noise_multiplier": 1.5}
+    given |= {"client_selection": "all", "batch_size": 4, "discriminator_steps": 1}
+    given |= {"warm_start_rounds": 1, "generator": "upsample", "generator_dim": 4}
+    given |= {"discriminator_dim": 4, "clients_per_node": 30, "sample_every": 9}
+    given |= {"relation": "zero-out", "clip_bound": 1, "fakes_per_round": 32}
+    config = RunConfig(**given, clients_per_round=None, num_clients=OWNERS, seed=0)
+    plan = Plan.from_config(config)
+    most = largest_num_rounds(plan, 6.0, 1e-5, "release", "zero-out")
+    assert most in range(1, 9)
+    args = flags(**given, output=run, clients_per_round=OWNERS)
+    out = printed(fedgs("train", *args), "")
+    assert (
+        f"budget is spent, so the run is complete: stopped before round {most + 1}"
+        in out
+    )
+    assert f"sample grid  {run}/samples/round-{most:07d}.png" in out
+    assert "is finished" in printed(fedgs("resume", run), "")
+
+
+ENDLESS = """
+import sys, threading, time
+from experiments.cli import main as cli
+from fedgs.federation import node
+node.warm_start = lambda *a, **b: (print("warm", flush=True), time.sleep(600))
+sys.argv[0] = "fedgs"
+cli.main()
+"""
+
+
+def test_ctrl_c_speaks_at_once_and_a_second_one_ends_a_warm_start(own, tmp_path):
+    given = {"data": own, "noise_multiplier": 1, "num_rounds": 2, "generator_dim": 4}
+    given |= {"generator": "upsample", "discriminator_dim": 4, "num_workers": 1}
+    words = ["train", *flags(**given, output=tmp_path / "run")]
+    command = [sys.executable, "-c", ENDLESS, *words]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **streams) as process:
+        while "warm" not in process.stdout.readline():
+            assert process.poll() is None, process.stderr.read()
+        process.send_signal(signal.SIGINT)
+        lines = [process.stderr.readline() for _ in range(3)]
+        assert "stopping after the round in progress" in lines[1]
+        assert "to end now: Ctrl-C" in lines[2]
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        assert f"fedgs resume {tmp_path}/run" in process.stderr.read()
 
 
 # ------------------------------------------------------------------ the dry run
