@@ -6,7 +6,7 @@ A method of somebody else joins by its registration in `fedgs.baselines.METHODS`
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from experiments.benchmark.request import BenchmarkRequest
@@ -16,7 +16,7 @@ from experiments.paper.pictures import SHARDS, SHORT, SIZES, WRITERS
 from fedgs.baselines import METHODS as REGISTERED
 from fedgs.baselines import find
 from fedgs.baselines.pate_accounting import confident_gnmax_mu, pure_per_query
-from fedgs.baselines.run import made_settings, unit_of
+from fedgs.baselines.run import BaselineRun, made_settings, unit_of
 from fedgs.config.run_config import RunConfig
 from fedgs.privacy.gaussian import mu_from_epsilon
 
@@ -220,11 +220,22 @@ def _method(entry: Entry, is_full: bool) -> Method:
     return method._replace(is_capped=unit(method) == "record")
 
 
-def reduced(name: str, is_full: bool) -> Settings:
-    """Returns the settings of a row that are below the published ones."""
-    if is_full:
-        return {}
-    return ENTRIES[name].reduced if name in ENTRIES else OWN_REDUCED.get(name, {})
+def reduced(name: str, run: BaselineRun | None, is_full: bool) -> Settings:
+    """Returns the settings of a run that differ from the published ones.
+
+    Args:
+        name: of the row.
+        run: of a baseline; None is fedgs' own.
+        is_full: no setting of the model was reduced.
+    """
+    if run is None:
+        return {} if is_full else dict(OWN_REDUCED.get(name, {}))
+    entry, default = ENTRIES.get(name, Entry("")), asdict(run.method.Settings())
+    changed = {n: v for n, v in asdict(run.settings).items() if v != default[n]}
+    changed = {n: v for n, v in changed.items() if "noise" not in n}
+    model = {n for n in entry.reduced if n not in default and not is_full}
+    changed |= {n: getattr(run.config, n) for n in sorted(model)}
+    return {n: v for n, v in changed.items() if n not in entry.settings}
 
 
 def unit(method: Method) -> str:

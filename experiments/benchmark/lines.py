@@ -61,9 +61,8 @@ def line_of(cell: Cell, run: Path, scores: Line, is_full: bool) -> Line:
     Raises:
         UserError: a broken run folder.
     """
-    facts = _of_own(run)
-    if is_baseline(run):
-        facts = _of_baseline(open_run(run, cell.how.baseline))
+    opened = open_run(run, cell.how.baseline) if is_baseline(run) else None
+    facts = _of_own(run) if opened is None else _of_baseline(opened)
     cost = read_json(run / COST) if (run / COST).exists() else {}
     network = scores.get("network")
     return {
@@ -75,7 +74,7 @@ def line_of(cell: Cell, run: Path, scores: Line, is_full: bool) -> Line:
         "fid_network": network,
         "num_synthetic": scores.get("num_synthetic"),
         **{name: cost.get(name) for name in COSTS},
-        "reduced": reduced(cell.method, is_full),
+        "reduced": reduced(cell.method, opened, is_full),
         "versions": versions(),
     }
 
@@ -104,8 +103,6 @@ def _of_baseline(run: BaselineRun) -> Line:
 
 
 def _of_own(run: Path) -> Line:
-    if is_baseline(run):
-        return {}
     facts = read_run(run)
     config, weight = facts.config, communication(facts)
     rows = [row for row in stated_of(run) if row.epsilon is not None]

@@ -51,9 +51,10 @@ NOTES = (
     "different tables. Of a record-level run the epsilon of a user is by group privacy "
     "at the cap, a public number: images over it were dropped before the training.",
     "epsilon: that of the run's own ledger, delta 1e-5, against whoever sees what is "
-    "published, by relation. Of users zero-out is asked for in every row: 10 of "
-    "zero-out is 24.4 of replace-one for the same Gaussian noise. Of records it is the "
-    "relation of the method, the first one named.",
+    "published, by relation. Of users zero-out is asked for: 10 of zero-out is 24.4 of "
+    "replace-one for the same Gaussian noise; a run that was asked for replace-one has "
+    "less of zero-out, as its row says. Of records it is the relation of the method, "
+    "the first one named.",
     "CNN: accuracy of the small CNN of `fedgs evaluate` on the real test images, "
     "trained on 10,000 synthetic ones. 13: mean of the thirteen classifiers, with the "
     "number of synthetic images where it is another. FID: on features of a LeNet. No "
