@@ -16,6 +16,7 @@ import typer
 from experiments.benchmark.request import OF_DATA, BenchmarkRequest
 from experiments.cli import baseline, deploy
 from experiments.commands.audit_request import AuditRequest
+from experiments.commands.sample_request import SampleRequest
 from experiments.debug.request import DebugRequest, ExistingRuns, PlantedBug
 from experiments.evaluation.request import READING, SHAPE, EvaluationRequest
 from experiments.flags import (
@@ -148,21 +149,13 @@ def demo(
 
 
 @app.command()
-def sample(
-    run: RunArgument,
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="FILE.npz, FILE.png or a new folder.")
-    ],
-    count: Annotated[int, typer.Option("-n", "--count", help="Images.")] = 80,
-    labels: Annotated[
-        str | None, typer.Option(help="Labels in turn, e.g. 3,7; uniform when unset.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the latents.")] = 0,
-) -> None:
+@request_flags(SampleRequest)
+def sample(*, given: dict[str, Any]) -> None:
     """Draw images from a run's generator; costs no privacy."""
+    request = SampleRequest(**given)
     from experiments.commands import train as running
 
-    running.sample(run, output, count, labels, seed)
+    running.sample(request)
 
 
 @app.command()

@@ -11,6 +11,7 @@ from rich.console import Console
 from experiments.commands import forecast
 from experiments.commands.endings import end_when_hurried, exit_if_stopped, to_quote
 from experiments.commands.progress import Progress, say
+from experiments.commands.sample_request import DEFAULT_COUNT, SampleRequest
 from experiments.launch import flower_engine
 from fedgs.config.recipes import recipe
 from fedgs.config.run_config import RunConfig
@@ -29,7 +30,7 @@ from fedgs.privacy.accounting import SEEDED
 from fedgs.privacy.client_limits import Limits
 from fedgs.runs import epsilons
 from fedgs.runs.run_folder import GENERATOR, RunFolder
-from fedgs.runs.sample import check_output, draw_samples
+from fedgs.runs.sample import Output, check_output, draw_samples
 
 console = Console()
 
@@ -157,19 +158,24 @@ def _description(config: RunConfig) -> str:
     )
 
 
-def sample(run: Path, output: Path, count: int, labels: str | None, seed: int) -> None:
-    """Draws images into an npz file, a PNG grid or a folder of pictures by class.
+def sample(asked: SampleRequest) -> None:
+    """Draws images into a file or a folder; see `Samples.write`.
 
     Raises:
-        UserError: invalid labels, count or file name, or no generator yet.
+        UserError: invalid labels, count or output, or no generator yet.
     """
-    check_output(output)
-    wanted = None
+    check_output(asked.output, asked.overwrite)
+    wanted, labels = None, asked.labels
     if labels is not None:
         with explained(ValueError, f"labels = {labels!r}", "give numbers like 3,7"):
             wanted = [int(label) for label in labels.split(",")]
-    draw_samples(RunFolder.open(run), count, wanted, seed).write(output)
-    say(f"{count} images in {output}")
+    folder, count = RunFolder.open(asked.run), asked.count or DEFAULT_COUNT
+    if asked.per_class is not None:
+        wanted = wanted or [*range(folder.config.num_classes)]
+        count = asked.per_class * len(wanted)
+    drawn = draw_samples(folder, count, wanted, asked.seed)
+    drawn.write(asked.output, asked.overwrite)
+    say(f"{count} images in {Output.of(asked.output).path}")
 
 
 def demo(output: Path) -> None:

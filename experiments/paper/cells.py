@@ -199,7 +199,7 @@ def write_best(run: Path, draws: int) -> Path:
         images = images.reshape(-1, draws, *images.shape[1:])
         best.append(images[range(len(images)), scores.view(-1, draws).argmax(1)])
     path = run / "best.npz"
-    sample.Samples(np.concatenate(best), labels, ()).write(path)
+    sample.Samples(np.concatenate(best), labels, ()).write(path, overwrite=True)
     return path
 
 

@@ -1,7 +1,8 @@
 """Drawing from a trained generator: arrays and picture grids; no privacy cost."""
 
+import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -23,6 +24,9 @@ from fedgs.runs.run_folder import RunFolder
 if TYPE_CHECKING:
     import datasets
 
+FORMS = ("npz", "png", "folder", "hf")
+PARQUET = "train-00000-of-00001.parquet"  # a name that load_dataset looks for
+SAMPLE_FILES = rf"[^/]+/\d{{6,}}\.png|data/{PARQUET}"  # below a folder of samples
 GRID_ROWS = 8
 SAMPLE_BATCH = 256
 
@@ -117,34 +121,38 @@ class Samples:
         kinds = datasets.Features(image=datasets.Image(), label=classes)
         return datasets.Dataset.from_dict(columns, kinds)
 
-    def write(self, path: str | Path) -> None:
-        """Writes FILE.npz (images, labels), FILE.png (one grid) or a folder.
+    def write(self, output: str | Path, overwrite: bool = False) -> None:
+        """Writes npz (images, labels), png (one grid), folder or hf; see `Output`.
 
-        A folder gets CLASS/NUMBER.png, as torchvision's ImageFolder reads them.
+        A folder gets CLASS/NUMBER.png, as torchvision's ImageFolder reads them; hf one
+        parquet file, as `datasets.load_dataset(DIR)` reads it.
+
+        Args:
+            output: a name that ends in .npz or .png, that of a folder, or FORM:PATH.
+            overwrite: replace what is there, a folder only if samples alone are in it.
 
         Raises:
-            UserError: see `check_output`.
+            UserError: see `check_output`, or the package `datasets` is missing.
         """
-        path = Path(path)
-        check_output(path)
-        if path.suffix == ".png":
-            save_images(path, self.images, columns=min(len(self), 10))
-        elif path.suffix == ".npz":
-            with replacing(path) as file:
+        where = check_output(output, overwrite)
+        if where.form == "png":
+            save_images(where.path, self.images, columns=min(len(self), 10))
+        elif where.form == "npz":
+            with replacing(where.path) as file:
                 np.savez_compressed(file, images=self.images, labels=self.labels)
         else:
-            self._write_folder(path)
+            fill = self._fill_folder if where.form == "folder" else self._fill_hf
+            _replace_folder(where.path, fill)
 
-    def _write_folder(self, path: Path) -> None:
-        staging = temporary_path(path)
-        try:
-            for index, picture in enumerate(self._pictures()):
-                folder = staging / self.class_names[self.labels[index]]
-                folder.mkdir(parents=True, exist_ok=True)
-                picture.save(folder / f"{index:06d}.png")
-            staging.rename(path)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)  # is gone after the rename
+    def _fill_folder(self, path: Path) -> None:
+        for index, picture in enumerate(self._pictures()):
+            folder = path / self.class_names[self.labels[index]]
+            folder.mkdir(exist_ok=True)
+            picture.save(folder / f"{index:06d}.png")
+
+    def _fill_hf(self, path: Path) -> None:
+        (path / "data").mkdir()
+        self.as_hugging_face().to_parquet(path / "data" / PARQUET)
 
     def _pictures(self) -> list[Any]:
         from torchvision.transforms.functional import to_pil_image
@@ -152,22 +160,77 @@ class Samples:
         return [to_pil_image(torch.from_numpy(image)) for image in self.images]
 
 
-def check_output(path: Path) -> None:
+@dataclass(frozen=True)
+class Output:
+    """Where samples go.
+
+    Attributes:
+        form: npz, png, folder (of pictures by class) or hf (Hugging Face's parquet).
+        path: the file or folder.
+
+    >>> Output.of("folder:drawn"), Output.of("drawn.png").form
+    (Output(form='folder', path=PosixPath('drawn')), 'png')
+    """
+
+    form: str
+    path: Path
+
+    @classmethod
+    def of(cls, text: str | Path) -> "Output":
+        """Reads FORM:PATH, or a path whose ending is its form: a folder without one."""
+        form, colon, rest = str(text).partition(":")
+        if colon and form in FORMS and not isinstance(text, Path):
+            return cls(form, Path(rest).expanduser())
+        path = Path(text)
+        return cls(path.suffix[1:] if path.suffix else "folder", path)
+
+
+def check_output(output: str | Path, overwrite: bool = False) -> Output:
     """Refuses a name that samples cannot be written under, before they are drawn.
 
     Raises:
-        UserError: neither FILE.npz, FILE.png nor a new folder, or nowhere.
+        UserError: no form that is known, nowhere, or something is there.
     """
-    raise_first(f"output = {path}", _output_problems(path))
+    where = Output.of(output)
+    raise_first(f"output = {output}", _output_problems(where, overwrite))
+    return where
 
 
-def _output_problems(path: Path) -> Iterator[str]:
-    if path.suffix not in (".npz", ".png", ""):
-        yield "give a name that ends in .npz or .png, or that of a new folder"
+def _output_problems(where: Output, overwrite: bool) -> Iterator[str]:
+    path, is_folder = where.path, where.form in ("folder", "hf")
+    if where.form not in FORMS or not path.name:
+        yield (
+            "give a name that ends in .npz or .png, or that of a new folder, or "
+            f"{', '.join(f'{form}:PATH' for form in FORMS)}"
+        )
     if not path.absolute().parent.is_dir():
         yield "its folder does not exist; make it first"
-    if not path.suffix and path.exists():
-        yield "exists already; choose another name"
+    if path.is_dir() != is_folder and path.exists():
+        yield f"is {'no' if is_folder else 'a'} folder; choose another name"
+    if path.exists() and not overwrite:
+        yield "exists already; choose another name, or add --overwrite"
+    if path.is_dir() and not _holds_samples_only(path):
+        yield "holds other files than samples; choose another name"
+
+
+def _holds_samples_only(path: Path) -> bool:
+    """Tells whether nothing is lost with a folder but what `Samples.write` made."""
+    files = [entry for entry in path.rglob("*") if not entry.is_dir()]
+    names = (str(entry.relative_to(path)) for entry in files)
+    return all(re.fullmatch(SAMPLE_FILES, name) for name in names)
+
+
+def _replace_folder(path: Path, fill: Callable[[Path], None]) -> None:
+    """Makes a folder that appears whole, in place of one that is there."""
+    staging = temporary_path(path)
+    staging.mkdir()
+    try:
+        fill(staging)
+        if path.exists():
+            shutil.rmtree(path)
+        staging.rename(path)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)  # is gone after the rename
 
 
 def draw_samples(

@@ -257,14 +257,54 @@ def test_sampled_png_is_a_grid(trained, fedgs, tmp_path, labels):
     assert picture.shape[:2] == (2 * (SIDE + 2) + 2, 10 * (SIDE + 2) + 2)
 
 
+@pytest.mark.parametrize("form", ["npz", "png", "folder", "hf"])
+def test_sample_replaces_nothing_silently(trained, fedgs, tmp_path, form):
+    given = ["sample", trained, "-n", 4, "-o", f"{form}:{tmp_path}/out"]
+    printed(fedgs(*given))  # datasets shows a bar
+    before = tree(tmp_path)
+    refused(fedgs(*given, "--seed", 1), "output = .*out: exists .* --overwrite")
+    assert tree(tmp_path) == before
+    printed(fedgs(*given, "--seed", 1, "--overwrite"))
+    assert tree(tmp_path) != before
+
+
+def test_overwriting_never_removes_a_folder_of_other_files(trained, fedgs, tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.png").touch()
+    given = ["-o", f"folder:{tmp_path}/home", "--overwrite"]
+    refused(fedgs("sample", trained, *given), "output = .*home: holds other files")
+    assert (tmp_path / "home" / "thesis.png").exists()
+
+
+def test_per_class_draws_as_many_of_every_class(trained, fedgs, tmp_path):
+    path = tmp_path / "s.npz"
+    printed(fedgs("sample", trained, "--per-class", 5, "-o", path), "")
+    assert np.bincount(np.load(path)["labels"]).tolist() == [5] * NUM_CLASSES
+    given = ["--per-class", 2, "--labels", "2,0", "--overwrite"]
+    printed(fedgs("sample", trained, *given, "-o", path), "")
+    assert np.bincount(np.load(path)["labels"]).tolist() == [2, 0, 2]
+
+
+def test_hugging_face_reads_sampled_folders(trained, fedgs, tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    printed(fedgs("sample", trained, "-n", 6, "-o", f"hf:{tmp_path}/drawn"))
+    printed(fedgs("sample", trained, "-n", 6, "-o", tmp_path / "s.npz"), "")
+    cache = str(tmp_path / "cache")
+    found = datasets.load_dataset(f"{tmp_path}/drawn", split="train", cache_dir=cache)
+    assert found["label"] == np.load(tmp_path / "s.npz")["labels"].tolist()
+    assert np.asarray(found[0]["image"]).shape == (SIDE, SIDE)
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
         (["-o", "s.jpg"], "output = s.jpg: give a name that ends in .npz or .png"),
         (["-o", "no/s.png"], "output = no/s.png: its folder does not exist; make it"),
-        (["-o", "s.png", "-n", "0"], "count = 0: give -n at least 1"),
+        (["-o", "s.png", "-n", "0"], "count = 0: give --count at least 1"),
         (["-o", "s.png", "--labels", "3"], "labels = 3: .* knows labels 0 to 2"),
         (["-o", "s.png", "--labels", "a"], "labels = 'a' .*; give numbers like 3,7"),
+        (["-o", "s.png", "-n", 3, "--per-class", 3], "per_class = 3: --count says how"),
         ([], "Missing option '-o' / '--output'"),
     ],
 )
