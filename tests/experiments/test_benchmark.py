@@ -263,4 +263,4 @@ def test_the_page_in_the_documentation_is_that_of_the_stored_lines():
 
 
 def test_an_empty_benchmark_has_a_page():
-    assert "Nowhere" in markdown(rows_of([], {}))
+    assert "## How to read it" in markdown(rows_of([], {}))
