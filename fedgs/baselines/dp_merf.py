@@ -205,6 +205,7 @@ class _Trainer:
         data: FederatedImages,
         seed: int,
     ) -> None:
+        _given(settings.noise_multiplier)
         self.settings, self.config, self.data, self.seed = settings, config, data, seed
         self.images, self.labels = dp_sgd.pooled(data)
         self.net = build_generator(config, derived_seed(seed, "generator"))

@@ -1,0 +1,287 @@
+"""DP-MERF: norms of embeddings, accounting central and federated, the fit."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from baselines import small_run
+from fedgs.baselines import dp_sgd
+from fedgs.baselines.contract import Facts
+from fedgs.baselines.dp_merf import (
+    AutoencoderSettings,
+    Embedding,
+    Settings,
+    dp_merf,
+    dp_merf_ae,
+)
+from fedgs.baselines.run import Asked
+from fedgs.errors import UserError
+
+FACTS = Facts(540, 60_000, 111, 10, (1, 28, 28))
+DELTA = 1e-5
+
+
+def embedding(features=64):
+    return Embedding(Settings(num_features=features), 9, 4, 0)
+
+
+def vectors(count):
+    return torch.rand((count, 9), generator=torch.Generator().manual_seed(0)) * 5
+
+
+def by_hand(vectors, labels, frequencies, classes):
+    total = np.zeros((classes, 2 * len(frequencies)))
+    for x, y in zip(vectors.double().numpy(), labels, strict=True):
+        phase = frequencies.double().numpy() @ x
+        features = np.concatenate([np.cos(phase), np.sin(phase)])
+        total[y] += features / np.sqrt(len(frequencies))
+    return total
+
+
+def test_the_embedding_is_the_class_sum_of_random_fourier_features():
+    net, labels = embedding(), torch.tensor([0, 3, 3, 1])
+    found = net.sum(vectors(4), labels)
+    expected = by_hand(vectors(4), labels, net.frequencies, 4)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_inner_products_of_features_are_those_of_the_kernel():
+    net = Embedding(Settings(num_features=20_000, kernel_variance=4.0), 9, 1, 0)
+    one, other = (
+        net.sum(vectors(2)[row : row + 1], torch.zeros(1).long()) for row in (0, 1)
+    )
+    distance = float((vectors(2)[0] - vectors(2)[1]).square().sum())
+    assert float((one * other).sum()) == pytest.approx(np.exp(-distance / 8), abs=0.03)
+
+
+def test_every_record_has_a_norm_of_at_most_one_and_nearly_one():
+    norms = [
+        float(embedding().sum(row[None], torch.tensor([2])).double().norm())
+        for row in vectors(50) * 100
+    ]
+    assert 0.9999 < min(norms) <= max(norms) <= 1
+
+
+def _total(folder, federated, change):
+    """The noiseless sum that is released, of data that `change` gets."""
+    run, data = small_run("dp-merf", folder, noise_seed=5)
+    settings = dataclasses.replace(
+        run.settings, noise_multiplier=0.0, federated=federated
+    )
+    trainer = dp_merf.trainer(settings, run.config, change(data), 3)
+    trainer.step(0)
+    count = data.num_clients if federated else run.facts.num_records
+    return trainer.target.double() * count
+
+
+def _blank(records):
+    def change(data):
+        images = data.images.copy()
+        images[data.client_records[0][:records]] = 255
+        return dataclasses.replace(data, images=images)
+
+    return change
+
+
+def test_a_replaced_image_moves_the_released_sum_by_two_at_most(tmp_path):
+    before = _total(tmp_path / "a", False, lambda data: data)
+    after = _total(tmp_path / "b", False, _blank(1))
+    assert 0.5 < float((before - after).norm()) <= 2
+
+
+def test_a_replaced_client_moves_the_federated_sum_by_two_at_most(tmp_path):
+    before = _total(tmp_path / "a", True, lambda data: data)
+    after = _total(tmp_path / "b", True, _blank(None))
+    assert 0.2 < float((before - after).norm()) <= 2
+    central = _total(tmp_path / "c", False, _blank(None)) - _total(
+        tmp_path / "d", False, lambda data: data
+    )
+    assert float(central.norm()) > 10  # a user of a record-level method moves far more
+
+
+# ------------------------------------------------------------------ accounting
+
+
+def lines(method, settings, *events):
+    rows = method.guarantees(settings, FACTS, events, DELTA)
+    return {(row.label, row.unit, row.relation): row.epsilon for row in rows}
+
+
+def test_one_release_has_the_published_sigmas_epsilons():
+    # The paper: sigma 5 is "epsilon < 1", 25 is "< 0.2"; PLD .726 and .125.
+    for sigma, expected in ((5.0, 0.726), (25.0, 0.125)):
+        settings = Settings(noise_multiplier=sigma)
+        found = lines(dp_merf, settings, dp_sgd.event(1.0, settings.noise_std))
+        assert found["valid", "record", "replace-one"] == pytest.approx(
+            expected, abs=2e-3
+        )
+
+
+def test_the_row_of_gs_wgans_table_comes_from_its_call():
+    pytest.importorskip("autodp")
+    settings = Settings(noise_multiplier=0.588, release="batches", generator_steps=600)
+    event = dp_sgd.event(1 / 120, settings.noise_std) | {"count": 600}
+    found = lines(dp_merf, settings, event)
+    assert found["as published", "record", "replace-one"] == pytest.approx(
+        10.017, abs=1e-3
+    )
+    # Noise 2 sigma, and one image more or less moves the sum by 1, not 2.
+    assert found["valid", "record", "add-or-remove"] == pytest.approx(0.854, abs=5e-3)
+
+
+def test_the_row_of_the_autoencoder_comes_from_its_call():
+    pytest.importorskip("autodp")
+    settings = AutoencoderSettings(noise_multiplier=0.686)
+    events = (
+        dp_sgd.event(1 / 120, settings.encoder_noise) | {"count": 1200},
+        dp_sgd.event(1 / 120, settings.noise_std) | {"count": 840},
+    )
+    found = lines(dp_merf_ae, settings, *events)
+    assert found["as published", "record", "replace-one"] == pytest.approx(
+        9.999, abs=1e-3
+    )
+    alone = lines(dp_merf_ae, settings, events[0])
+    key = ("valid", "record", "add-or-remove")
+    assert (alone[key] or 0) < (found[key] or 0) < 5.54
+
+
+def test_a_federated_release_is_of_users_and_needs_no_cap():
+    settings = Settings(federated=True, noise_multiplier=0.5)
+    assert (settings.unit, settings.central) == ("user", False)
+    uncapped = dataclasses.replace(FACTS, max_images_per_user=None)
+    event = dp_sgd.event(1.0, settings.noise_std)
+    rows = dp_merf.guarantees(settings, uncapped, [event], DELTA)
+    assert [(row.unit, row.relation) for row in rows] == [
+        ("user", "zero-out"),
+        ("user", "replace-one"),
+    ]
+    assert rows[0].epsilon == pytest.approx(10.0, abs=0.05)  # sigma .50, sensitivity 1
+    assert (rows[1].epsilon or 0) > 20
+
+
+def test_a_user_of_a_central_release_counts_as_all_its_images():
+    settings = Settings(noise_multiplier=5.0)
+    found = lines(dp_merf, settings, dp_sgd.event(1.0, settings.noise_std))
+    assert (found["valid", "user", "replace-one"] or 0) > 300  # mu = 111 / 5
+    assert (found["valid", "user", "zero-out"] or 0) > 90
+
+
+@pytest.mark.parametrize("release", ["once", "batches"])
+def test_the_autoencoder_gets_its_share_of_the_budget(release):
+    settings = AutoencoderSettings(
+        release=release, autoencoder_steps=100, generator_steps=50
+    )
+    found = dp_merf_ae.calibrated(settings, FACTS, 4.0, DELTA)
+    rate, count = (1.0, 1) if release == "once" else (1 / 120, 50)
+    first = dp_sgd.event(1 / 120, found.encoder_noise) | {"count": 100}
+    second = dp_sgd.event(rate, found.noise_std) | {"count": count}
+    key = ("valid", "record", "add-or-remove")
+    assert lines(dp_merf_ae, found, first)[key] == pytest.approx(2.0, rel=0.01)
+    assert lines(dp_merf_ae, found, first, second)[key] == pytest.approx(4.0, rel=0.01)
+
+
+@pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
+def test_an_audit_plays_the_release_along_the_units_embedding(relation):
+    settings = Settings(noise_multiplier=0.5, federated=True)
+    event = dp_sgd.event(1.0, settings.noise_std)
+    outside, inside = dp_merf.audit_scores(settings, FACTS, event, relation, 400)
+    distance = (inside.mean() - outside.mean()) / outside.std()
+    norm = 1.0 if relation == "zero-out" else np.sqrt(2)
+    assert distance == pytest.approx(norm / 0.5, rel=0.2)
+
+
+# ------------------------------------------------------------------ training
+
+
+def test_one_release_is_made_and_then_the_generator_nears_it(tmp_path):
+    run, data = small_run("dp-merf", tmp_path / "run")
+    settings = dataclasses.replace(
+        run.settings, noise_multiplier=0.0, generator_steps=200, num_features=400
+    )
+    trainer = dp_merf.trainer(settings, run.config, data, 3)
+    assert trainer.step(0) is not None
+
+    def loss():
+        labels = torch.arange(200) % 10
+        rng = np.random.default_rng(0)
+        z = torch.from_numpy(rng.standard_normal((200, 5), dtype=np.float32))
+        with torch.no_grad():
+            fakes = trainer.embedding.sum(trainer.net(z, labels).flatten(1), labels)
+        return float((trainer.target - fakes / 200).square().sum())
+
+    before = loss()
+    assert [trainer.step(index) for index in range(1, trainer.num_steps)] == [None] * 20
+    assert loss() < 0.5 * before
+
+
+def test_the_autoencoder_learns_without_noise_and_gives_its_decoder(tmp_path):
+    run, data = small_run("dp-merf-ae", tmp_path / "run")
+    settings = dataclasses.replace(
+        run.settings,
+        noise_multiplier=0.0,
+        sampling_rate=0.3,
+        autoencoder_steps=20,
+        autoencoder_learning_rate=0.01,
+    )
+    trainer = dp_merf_ae.trainer(settings, run.config, data, 3)
+
+    def loss():
+        pixels = trainer.images.flatten(1)
+        with torch.no_grad():
+            made = torch.sigmoid(trainer.autoencoder(pixels))
+        return float((made - pixels).square().mean())
+
+    before = loss()
+    for index in range(20):
+        event = trainer.step(index)
+        assert event is not None
+        assert event["what"] == "autoencoder"
+    assert loss() < 0.8 * before
+    made, own = (
+        trainer.net.decoder.state_dict(),
+        trainer.autoencoder.decoder.state_dict(),
+    )
+    assert all(torch.equal(made[name], own[name]) for name in made)
+    assert trainer.step(20)["what"] == "mean embedding"
+
+
+# ------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        (
+            dp_merf,
+            Settings(federated=True, release="batches", noise_multiplier=1.0),
+            "release = 'batches': not with --federated; give --release once",
+        ),
+        (dp_merf, Settings(), "noise_multiplier is unset: give .*--target-epsilon"),
+        (
+            dp_merf,
+            Settings(num_features=7, noise_multiplier=1.0),
+            "num_features = 7: give an even number",
+        ),
+        (
+            dp_merf_ae,
+            AutoencoderSettings(noise_multiplier=1.0),
+            "generator = 'upsample': give --generator coded",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(tmp_path, method, settings, message):
+    run, data = small_run("dp-merf", tmp_path / "run")
+    with pytest.raises(UserError, match=message):
+        method.trainer(settings, run.config, data, 0)
+
+
+def test_user_level_is_for_the_federated_release(tmp_path):
+    asked = Asked(unit="user", target_epsilon=5.0)
+    with pytest.raises(UserError, match="unit = user: dp-merf guarantees epsilons of"):
+        small_run("dp-merf", tmp_path / "refused", asked)
+    run, _ = small_run("dp-merf federated", tmp_path / "run", asked)
+    assert run.unit == "user"
+    with pytest.raises(UserError, match="adversary = server: dp-merf: its guarantee"):
+        small_run("dp-merf federated", tmp_path / "no", asked, adversary="server")
