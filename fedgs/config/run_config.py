@@ -4,12 +4,13 @@ This module imports no tensor library.
 """
 
 import dataclasses
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from fedgs.config.checks import CHECKS
-from fedgs.config.fields import Scalar, refuse
+from fedgs.config.fields import Scalar, refuse, shortened
 from fedgs.config.settings import Settings
 from fedgs.errors import UserError
 
@@ -54,8 +55,10 @@ class RunConfig(Settings):
         known = {spec.name for spec in dataclasses.fields(cls)}
         for name in values:
             if name not in known:
+                nearest = difflib.get_close_matches(shortened(name), known, 1, 0.0)
                 raise UserError(
-                    f"{name}: unknown setting; `fedgs train --help-all` lists them all"
+                    f"{name}: unknown setting; the nearest is {nearest[0]}, and `fedgs "
+                    "train --help-all` lists them all"
                 )
         inherited: dict[str, Any] = {} if base is None else dict(base.to_flat())
         return cls(**inherited | dict(values))

@@ -259,7 +259,7 @@ def test_noise_beside_a_target_in_one_source_is_a_budget(tmp_path):
     ("content", "named"),
     [
         ("num_rounds = ", "config = "),
-        ("rounds = 3", "rounds: unknown setting"),
+        ("rounds = 3", "rounds: unknown setting; the nearest is num_rounds, and"),
         ("num_rounds = '3'", "num_rounds = '3'"),
         ("[train]\nnum_rounds = 3", "train: unknown setting"),
     ],

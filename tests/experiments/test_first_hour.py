@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -202,3 +203,29 @@ def test_less_noise_never_promises_less(trained, multiplier):
     )
     numbers = [float(re.search(r"0\.\d+", text)[0]) for text in (more, less)]
     assert numbers[0] >= numbers[1] - 0.05  # other data: writers, or shards
+
+
+# ------------------------------------------------------------------ the page
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "first-hour.md"
+FEWER = {"OWNERS, EACH = 200, 40": "OWNERS, EACH = 20, 8", "-n 2000": "-n 60"}
+
+
+def test_every_command_of_the_page_works(fedgs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = PAGE.read_text()
+    for found, small in FEWER.items():
+        assert found in page
+        page = page.replace(found, small)
+    (made,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(made, {})
+    commands = re.findall(r"^    fedgs (.+)$", page, re.MULTILINE)
+    assert len(commands) == 7
+    out = [printed(fedgs(*shlex.split(command))) for command in commands]
+    assert "npz:mine.npz" in out[0]
+    assert out[1].startswith("recipe staged (none was given)")
+    assert "will not be possible" not in out[1]
+    assert "epsilon      9.9" in out[2]
+    assert len([*Path("drawn").glob("*/*.png")]) == 4 * 100
+    assert "downstream_cnn_accuracy" in out[5]
+    assert Path("report.html").stat().st_size > 10_000
