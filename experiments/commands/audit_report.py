@@ -80,9 +80,10 @@ def _show_membership(console: Console, membership: dict[str, Any]) -> None:
             *(f"{c['value']:.3f} [{c['low']:.3f}, {c['high']:.3f}]" for c in cells),
         )
     console.print(table)
+    share = membership["nearest_is_member"]
     console.print(
         "nearest record of a sample is a member: "
-        f"{membership['nearest_is_member']:.3f} "
+        f"{share['value']:.3f} [{share['low']:.3f}, {share['high']:.3f}] "
         f"(chance: 0.5); median distance, member / other: "
         f"{membership['median_distance_ratio']:.3f}; "
         f"{membership['num_synthetic']} samples, "

@@ -131,12 +131,17 @@ def _show(report: dict[str, Any], sizes: NDArray[np.int64]) -> None:
 
 
 def _histogram(sizes: NDArray[np.int64]) -> str:
-    """Returns one line for each of at most `BINS` ranges of sizes."""
-    bins = min(BINS, int(sizes.max() - sizes.min()) + 1)
-    counts, edges = np.histogram(sizes, bins)
-    width = len(f"{edges[-1]:.0f}")
+    """Returns one line for each of at most `BINS` ranges of as many whole sizes."""
+    low, high = int(sizes.min()), int(sizes.max())
+    step = -(-(high - low + 1) // BINS)
+    starts = np.arange(low, high + 1, step)
+    counts = np.bincount((sizes - low) // step, minlength=len(starts))
+    width = len(str(starts[-1] + step - 1))
     lines = []
-    for count, low, high in zip(counts, edges, edges[1:], strict=False):
+    for count, start in zip(counts, starts, strict=True):
         bar = "█" * int(np.ceil(BAR * count / counts.max()))
-        lines.append(f"{low:{width}.0f} to {high:{width}.0f}  {bar} {count}")
+        sizes_of = f"{start:{width}d}"
+        if step > 1:
+            sizes_of += f" to {start + step - 1:{width}d}"
+        lines.append(f"{sizes_of}  {bar} {count}")
     return "\n".join(lines)

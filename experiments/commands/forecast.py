@@ -1,6 +1,9 @@
 """What a run would do and cost, said before it spends an epsilon: `train --dry-run`."""
 
 import math
+from collections.abc import Iterator
+
+import numpy as np
 
 from experiments.commands.progress import say
 from experiments.tables import Table
@@ -9,6 +12,7 @@ from fedgs.config.recipes import signal_of
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.sources import has_test_split
+from fedgs.errors import some
 from fedgs.federation.preparation import copies_in_memory, state_bytes
 from fedgs.privacy.accounting import statements
 from fedgs.privacy.plan import Plan
@@ -26,6 +30,7 @@ BOUGHT = (
     (1438, "0.91 on digits, 0.72 on clothes, of 1000 clients at epsilon 3"),
     (536, "0.78 on digits, 0.68 on clothes, of 1000 clients at epsilon 1"),
 )
+ABSURD_EPSILON = 100.0
 NO_TEST = (
     "evaluation will not be possible: nothing is held out; --test-fraction 0.1 holds "
     "out a tenth of every owner's images (scores on private data lie outside every "
@@ -54,6 +59,24 @@ def evaluation_note(config: ResolvedConfig) -> str:
     """Returns what to do so that the run can be evaluated; "" if it can."""
     is_lacking = not (config.test_fraction or has_test_split(config.data))
     return NO_TEST if is_lacking else ""
+
+
+def warnings_of(config: ResolvedConfig, data: FederatedImages) -> Iterator[str]:
+    """Yields what is allowed, but hardly what was meant.
+
+    Privacy: reads labels; for their owner's eyes.
+    """
+    if (epsilon := config.target_epsilon or 0.0) > ABSURD_EPSILON:
+        yield f"target_epsilon = {epsilon:g} protects nobody; 1 to 10 are usual"
+    if config.num_clients == 1:
+        yield "num_clients = 1: one owner alone, among no others to be hidden by"
+    owned = data.labels[np.concatenate(data.client_records)]
+    is_used = np.bincount(owned, minlength=config.num_classes) > 0
+    empty = np.flatnonzero(~is_used)
+    if len(empty) and empty[0] == 0 and is_used[1:].all():
+        yield "no image has label 0: labels count from 0; subtract 1 if yours do not"
+    elif len(empty):
+        yield f"no image has label {some(empty)}: such a class is drawn from noise"
 
 
 def duration(config: ResolvedConfig, data: FederatedImages) -> str:

@@ -61,6 +61,8 @@ def train(
     folder = None if is_dry else RunFolder.create(resolved)
     if given is not None:
         say(forecast.choice(resolved, data))
+    for warning in forecast.warnings_of(resolved, data):
+        say(f"Warning: {warning}", is_error=True)
     if folder is None:
         forecast.show(resolved, data)
         return

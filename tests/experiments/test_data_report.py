@@ -1,6 +1,7 @@
 """`fedgs data inspect`: numbers, picture, exit codes; training on the same sources."""
 
 import json
+import re
 import sys
 import warnings
 from functools import partial
@@ -11,6 +12,7 @@ from PIL import Image
 
 import femnist_files as files
 from command_line import flags, printed, refused
+from experiments.commands import data as data_report
 from fedgs.runs.run_folder import RunFolder
 from tiny import SETTINGS as TINY
 
@@ -142,3 +144,13 @@ def test_a_run_keeps_the_absolute_path(fedgs, monkeypatch, source, tmp_path):
     config = RunFolder.open(tmp_path / "run").config
     assert config.data == source
     assert (config.num_clients, config.num_classes) == (4, 36)
+
+
+def test_histogram_has_even_bins_of_whole_sizes():
+    sizes = np.repeat(np.arange(5, 25), 2)  # 20 sizes, two clients each
+    lines = data_report._histogram(sizes).splitlines()
+    ranges = [tuple(map(int, re.findall(r"\d+", line)[:2])) for line in lines]
+    assert ranges[:2] == [(5, 7), (8, 10)]
+    assert {high - low for low, high in ranges} == {2}
+    assert [int(line.split()[-1]) for line in lines] == [6, 6, 6, 6, 6, 6, 4]
+    assert data_report._histogram(np.array([4, 4])).split()[::2] == ["4", "2"]

@@ -205,6 +205,25 @@ def test_less_noise_never_promises_less(trained, multiplier):
     assert numbers[0] >= numbers[1] - 0.05  # other data: writers, or shards
 
 
+@pytest.mark.parametrize(
+    ("change", "more", "named"),
+    [
+        ({}, {"target_epsilon": 1e9}, r"target_epsilon = 1e\+09 protects nobody"),
+        ({"clients": np.zeros(8, int)}, {}, "num_clients = 1: one owner alone"),
+        ({"labels": np.arange(8) % 2 + 1}, {}, "no image has label 0: .* subtract 1"),
+        ({"labels": np.arange(8) % 2 * 3}, {}, "no image has label 1, 2: "),
+    ],
+)
+def test_what_is_hardly_meant_is_warned_of(fedgs, tmp_path, change, more, named):
+    columns = {"labels": np.arange(8) % 2, "clients": np.arange(8) // 2} | change
+    images = np.zeros((8, 16, 16), np.uint8)
+    np.savez(tmp_path / "odd.npz", images=images, **columns)
+    given = {"data": f"npz:{tmp_path}/odd.npz", "target_epsilon": 10} | more
+    code, _, err = fedgs("train", *flags(**given), "--dry-run")
+    assert code == 0
+    assert re.fullmatch(f"Warning: {named}.*\n", err)
+
+
 # ------------------------------------------------------------------ the page
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "first-hour.md"
