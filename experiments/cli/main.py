@@ -17,7 +17,12 @@ from experiments.benchmark.request import OF_DATA, BenchmarkRequest
 from experiments.cli import baseline, deploy
 from experiments.commands.audit_request import AuditRequest
 from experiments.commands.sample_request import SampleRequest
-from experiments.debug.request import DebugRequest, ExistingRuns, PlantedBug
+from experiments.debug.request import (
+    DebugRequest,
+    ExistingRuns,
+    OwnSuspects,
+    PlantedBug,
+)
 from experiments.evaluation.request import READING, SHAPE, EvaluationRequest
 from experiments.flags import (
     ConfigOption,
@@ -295,7 +300,9 @@ def inspect_data(
 
 @app.command()
 @settings_flags("Data", "Privacy", "Training", "Model", "Runtime")
-@request_flags(PlantedBug, ExistingRuns, DebugRequest, Rule, has_defaults=False)
+@request_flags(
+    PlantedBug, OwnSuspects, ExistingRuns, DebugRequest, Rule, has_defaults=False
+)
 def debug(
     recipe: RecipeOption = None,
     config: ConfigOption = None,
@@ -304,7 +311,7 @@ def debug(
     given: dict[str, Any],
     settings: dict[str, Any],
 ) -> None:
-    """Compare two cohorts' generators: is one cohort inverted or rotated?
+    """Compare two cohorts' generators: which bug explains how they differ?
 
     With --output of an earlier call alone: go on. The recipe is full-participation and
     the engine Flower, unless given.

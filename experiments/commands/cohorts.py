@@ -286,7 +286,7 @@ def _write_diagnostics(
     groups = {"clients": np.ones(data.num_clients, bool)}
     if is_planted(config):
         is_corrupted = corrupted_clients(config, data.client_names)
-        words = {"invert": "inverted", "rotate": "rotated"}[config.corruption]
+        words = f"with {config.corruption}"
         groups = {"intact": ~is_corrupted, words: is_corrupted}
     values = np.array([np.nan if a is None else a for a in accuracies.values()])
     figure = histogram(

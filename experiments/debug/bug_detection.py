@@ -37,7 +37,8 @@ from fedgs.data import sources
 from fedgs.data.cohort import keep_cohort
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
-from fedgs.diagnosis.diagnosis import diagnose
+from fedgs.data.transformations import TRANSFORMATIONS, Transformation
+from fedgs.diagnosis.diagnosis import ONE_OF, OTHER, diagnose
 from fedgs.diagnosis.permutation import attainable_p
 from fedgs.evaluation.images import LabelledImages
 from fedgs.federation.preparation import check_capacity, resolve, with_absolute_paths
@@ -53,7 +54,12 @@ PARALLEL = (
 )
 
 
-def debug(config: RunConfig, request: DebugRequest, as_json: bool) -> dict[str, Any]:
+def debug(
+    config: RunConfig,
+    request: DebugRequest,
+    as_json: bool,
+    suspects: Sequence[Transformation] = (),
+) -> dict[str, Any]:
     """Makes the cohorts, trains a generator per group, and prints the diagnosis.
 
     Privacy: releases (epsilon, delta)-DP output; events: in the runs' ledgers, in
@@ -63,6 +69,7 @@ def debug(config: RunConfig, request: DebugRequest, as_json: bool) -> dict[str, 
         config: settings of all runs, with `output` and the planted corruption.
         request: everything else.
         as_json: print diagnosis.json instead of tables.
+        suspects: the user's own, beside the catalogue.
 
     Returns:
         The content of diagnosis.json.
@@ -80,7 +87,7 @@ def debug(config: RunConfig, request: DebugRequest, as_json: bool) -> dict[str, 
     debug_cohorts.selection_of(request)  # raises where it would later
     _warn_if_hopeless(request)
     if request.runs is not None:
-        return _debug_runs(config, request, path, as_json)
+        return _debug_runs(config, request, path, as_json, suspects)
     config = debug_cohorts.shared_settings(config, request)
     if request.healthy is None and request.cohorts is None:
         refuse_cohort(config)
@@ -93,10 +100,12 @@ def debug(config: RunConfig, request: DebugRequest, as_json: bool) -> dict[str, 
     _check_budget(config, request, everyone)
     make_output(path)
     write_plan(path, config, request, is_selected=request.healthy is None)
-    return _continue(path, everyone, as_json)
+    return _continue(path, everyone, as_json, suspects)
 
 
-def resume(path: Path, as_json: bool) -> dict[str, Any]:
+def resume(
+    path: Path, as_json: bool, suspects: Sequence[Transformation] = ()
+) -> dict[str, Any]:
     """Continues a folder of `debug` where it was left.
 
     Raises:
@@ -106,8 +115,8 @@ def resume(path: Path, as_json: bool) -> dict[str, Any]:
     path = path.expanduser().absolute()
     plan, _ = read_debug(path)
     if plan["request"]["runs"] is not None:
-        return _diagnose(path, as_json)
-    return _continue(path, load_data(config_of(plan)), as_json)
+        return _diagnose(path, as_json, suspects)
+    return _continue(path, load_data(config_of(plan)), as_json, suspects)
 
 
 def _warn_if_hopeless(request: DebugRequest) -> None:
@@ -139,7 +148,12 @@ def _check_budget(
 # ------------------------------------------------------------------ training
 
 
-def _continue(path: Path, everyone: FederatedImages, as_json: bool) -> dict[str, Any]:
+def _continue(
+    path: Path,
+    everyone: FederatedImages,
+    as_json: bool,
+    suspects: Sequence[Transformation],
+) -> dict[str, Any]:
     """Does what is left: the selection, the groups, the runs, the diagnosis."""
     plan = read_json(path / "debug.json")
     config, request = config_of(plan), request_of(plan)
@@ -150,7 +164,7 @@ def _continue(path: Path, everyone: FederatedImages, as_json: bool) -> dict[str,
             groups.write(path / "groups")
             write_plan(path, config, request, groups, groups.is_selected)
         _train_all(path, config, everyone)
-    return _diagnose(path, as_json)
+    return _diagnose(path, as_json, suspects)
 
 
 def _train_all(path: Path, config: RunConfig, everyone: FederatedImages) -> None:
@@ -186,7 +200,11 @@ def _train(config: RunConfig, everyone: FederatedImages) -> None:
 
 
 def _debug_runs(
-    config: RunConfig, request: DebugRequest, path: Path, as_json: bool
+    config: RunConfig,
+    request: DebugRequest,
+    path: Path,
+    as_json: bool,
+    suspects: Sequence[Transformation],
 ) -> dict[str, Any]:
     """Diagnoses runs that exist already."""
     assert request.runs is not None
@@ -203,10 +221,12 @@ def _debug_runs(
     cohort = read_cohort(Path(folders["healthy"][0].config.cohort or ""))
     is_selected = cohort.selection != "given"
     write_plan(path, config, request, is_selected=is_selected)
-    return _diagnose(path, as_json)
+    return _diagnose(path, as_json, suspects)
 
 
-def _diagnose(path: Path, as_json: bool) -> dict[str, Any]:
+def _diagnose(
+    path: Path, as_json: bool, suspects: Sequence[Transformation]
+) -> dict[str, Any]:
     """Draws samples, writes diagnosis.json and diagnosis.png, and prints the tables."""
     plan = read_json(path / "debug.json")
     request = request_of(plan)
@@ -222,7 +242,11 @@ def _diagnose(path: Path, as_json: bool) -> dict[str, Any]:
     }
     num_classes = folders["healthy"][0].config.num_classes
     diagnosis = diagnose(
-        samples["healthy"], samples["suspicious"], num_classes, request.rule
+        samples["healthy"],
+        samples["suspicious"],
+        num_classes,
+        request.rule,
+        (*TRANSFORMATIONS, *suspects),
     )
     debug_report.draw(path / "diagnosis.png", samples, num_classes)
     rows = worst_case(
@@ -307,11 +331,14 @@ def _planted(path: Path, plan: dict[str, Any], verdict: str) -> dict[str, Any]:
 
 
 def outcome(verdict: str, bug: str) -> str:
-    """Returns right, undecided or wrong; two bugs named for one planted are wrong.
+    """Returns right, undecided or wrong; more than one bug for one planted is wrong.
 
     `other` names no bug and clears none. It is undecided without a planted bug too:
-    cohorts that accuracy selected do differ.
+    cohorts that accuracy selected do differ. "One of" is undecided if the bug is there.
     """
-    if verdict in ("undecided", "other"):
+    if verdict in ("undecided", OTHER):
         return "undecided"
+    if verdict.startswith(ONE_OF):
+        is_among = bug in verdict.removeprefix(ONE_OF).split(", ")
+        return "undecided" if is_among else "wrong"
     return "right" if verdict == bug else "wrong"

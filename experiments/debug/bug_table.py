@@ -95,7 +95,9 @@ class TableRequest:
     data: str = flag("mnist-by-writer", "As of fedgs train.")
     data_dir: str = flag("", "As of fedgs train.")
     engine: str = flag("local", "As of fedgs train.")
-    bugs: tuple[str, ...] = flag(tuple(BUGS), "Which of these.")
+    bugs: tuple[str, ...] = flag(
+        ("flip", "rotate", "none"), "Which bugs, of those of --bug."
+    )
     epsilons: tuple[str, ...] = flag(("none", "10", "3", "1"), "none is without noise.")
     seeds: int = flag(3, "Of flip and rotate.")
     none_seeds: int = flag(5, "Of none.")

@@ -7,11 +7,15 @@ from typing import Any
 
 from experiments.debug import bug_detection
 from experiments.debug.request import COHORTS, DebugRequest
+from experiments.debug.suspects import load_suspect
 from fedgs.config.recipes import configure
+from fedgs.config.settings import CORRUPTIONS
 from fedgs.diagnosis.rule import Rule
 from fedgs.errors import UserError, refuse
 
-BUGS = {"flip": "invert", "rotate": "rotate", "none": "none"}
+# flip, as Augenstein et al. call it, is inversion.
+BUGS = {"flip": "invert", **{n: n for n in CORRUPTIONS if n not in ("none", "invert")}}
+BUGS |= {"none": "none"}
 RULE = ("alpha", "min_effect")
 SELECTION = ("percentile_below", "percentile_above", "selection_rounds")
 # Settings that the command decides by the bug and the cohorts.
@@ -37,13 +41,15 @@ def debug(
     Raises:
         UserError: bad input; nothing was trained.
     """
+    given = dict(given)
+    suspects = [load_suspect(text) for text in given.pop("suspect", [])]
     output = Path(settings.get("output", "")).expanduser()
     of_runs = {name: v for name, v in settings.items() if name != "output"}
     of_runs = {"recipe": recipe, "config": config, **of_runs}
     if settings.get("output") and (output / "debug.json").is_file():
         why = f"{output} exists and goes on as it was started; choose another --output"
         refuse({**given, **of_runs}, f"{why}, or leave out")
-        bug_detection.resume(output, as_json)
+        bug_detection.resume(output, as_json, suspects)
         return
     refuse(
         {name: settings.get(name) for name in DECIDED},
@@ -56,7 +62,7 @@ def debug(
     configured = configure(
         recipe or "full-participation", config, planted, engine="flower"
     )
-    bug_detection.debug(configured, request, as_json)
+    bug_detection.debug(configured, request, as_json, suspects)
 
 
 def request_of(given: Mapping[str, Any]) -> DebugRequest:

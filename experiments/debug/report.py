@@ -11,11 +11,16 @@ from experiments.commands.progress import say
 from experiments.debug.plan import BY_ACCURACY
 from experiments.debug.tables import diagnosis_tables
 from experiments.evaluation.report import rows_by_class
+from fedgs.data.transformations import TRANSFORMATIONS
 from fedgs.diagnosis.diagnosis import (
     DIFFERS,
+    EXCLUDED,
+    MORE_THAN_ONE,
     NAMED,
     OTHER,
-    TITLES,
+    PART,
+    POSSIBLE,
+    UNDECIDED,
     Diagnosis,
     Suspect,
 )
@@ -23,52 +28,92 @@ from fedgs.evaluation.images import LabelledImages
 from fedgs.runs import sample
 
 ROWS_PER_GROUP = 2
-_DONE = {"invert": "inverted", "rotate": "rotated by 90 degrees"}
-NOT_TESTED = (
-    "Not tested: anything but inversion and rotation by 90 degrees, as mirrors, blur, "
-    "contrast, blanked parts or wrong labels; look at the picture."
-)
+TITLES = {OTHER: "any difference", **{t.name: t.words for t in TRANSFORMATIONS}}
+FOUND = (NAMED, POSSIBLE, PART)
 
 
 def sentence(diagnosis: Diagnosis) -> str:
-    """Returns the verdict in words, with its error rate."""
+    """Returns the verdict in words, with its error rate and what was not tested."""
     rate = (
-        f"Where the cohorts are alike, a bug is named with probability at most "
+        "Where the cohorts are alike, any bug is named with probability at most "
         f"{diagnosis.false_positive_rate:.3g} (exact, 1 of {diagnosis.num_splits} "
-        "splits of "
-        f"the groups is {1 / diagnosis.num_splits:.3g})."
+        f"splits of the groups is {1 / diagnosis.num_splits:.3g})."
     )
-    if diagnosis.bugs:
-        shares = " and ".join(
-            f"{_DONE[s.bug]} relative to the other ({_effect(s, diagnosis)})"
-            for s in diagnosis.ranking
-            if s.decision == NAMED
+    return f"{_verdict(diagnosis)} {rate} {_not_tested(diagnosis)}"
+
+
+def _verdict(diagnosis: Diagnosis) -> str:
+    found = [s for s in diagnosis.ranking if s.decision in FOUND]
+    limit = f"{diagnosis.rule.min_effect:.0%} of the images or more"
+    cleared = [title(s.bug) for s in diagnosis.ranking if s.decision == EXCLUDED]
+    excluded = f"Excluded, each in {limit}: {', '.join(cleared) or 'nothing'}."
+    if diagnosis.verdict == MORE_THAN_ONE:
+        names = " and ".join(title(s.bug) for s in found)
+        return f"More than one bug: no single one explains the difference, {names} do."
+    if found:
+        words = " or ".join(
+            f"{title(s.bug)} ({_degree(s)}{_effect(s, diagnosis)})" for s in found
         )
-        return f"The images of one cohort are {shares}. {rate} {NOT_TESTED}"
-    limit = f"{diagnosis.rule.min_effect:.0%}"
-    excluded = (
-        f"Neither inversion nor rotation in {limit} of the images or more: with "
-        f"confidence {diagnosis.rule.confidence:.0%} each of both shares is below that."
-    )
+        whose = "one cohort are, relative to the other's,"
+        if all(s.spoilt == found[0].spoilt and s.spoilt for s in found):
+            whose = f"the {found[0].spoilt} cohort are, relative to the other's,"
+        return f"The images of {whose} {words}."
     if diagnosis.verdict == "none":
         return (
-            f"Nothing differs significantly. {excluded} {rate} A difference that these "
-            f"samples are too few to show is not excluded. {NOT_TESTED}"
+            f"Nothing differs significantly. {excluded} A difference that these "
+            "samples are too few to show is not excluded."
         )
     if diagnosis.verdict == OTHER:
         return (
             "The cohorts are different, but not by anything that is known here: "
-            f"{where(diagnosis)}. {excluded} {rate} {NOT_TESTED}"
+            f"{where(diagnosis)}.{_closest(diagnosis)} {excluded}"
         )
+    return f"Undecided: {_why(diagnosis)}."
+
+
+def _why(diagnosis: Diagnosis) -> str:
     least = 1 / diagnosis.num_splits
-    why = "the samples neither show nor exclude a bug"
     if diagnosis.rule.alpha < least:
-        why = f"alpha = {diagnosis.rule.alpha:g} is below the attainable p, {least:.3g}"
-    elif not diagnosis.has_learned:
-        why += "; the generators have learned too little of the strokes"
-    if any(s.bug == OTHER and s.decision == DIFFERS for s in diagnosis.ranking):
-        why += f"; the cohorts differ, {where(diagnosis)}"
-    return f"Undecided: {why}. {rate} {NOT_TESTED}"
+        return (
+            f"alpha = {diagnosis.rule.alpha:g} is below the attainable p, {least:.3g}"
+        )
+    why = "the samples neither show nor exclude a bug"
+    if not diagnosis.has_learned:
+        why += "; the generators have learned too little of the pictures"
+    if _differs(diagnosis):
+        why += f"; the cohorts differ, {where(diagnosis)}.{_closest(diagnosis)}"
+    return why.rstrip(".")
+
+
+def _differs(diagnosis: Diagnosis) -> bool:
+    return any(s.decision == DIFFERS for s in diagnosis.ranking)
+
+
+def _closest(diagnosis: Diagnosis) -> str:
+    """Returns the entry that explains most of a difference, though not enough."""
+    best = diagnosis.ranking[0]
+    if best.fit is None or best.effect is None:
+        return ""
+    return (
+        f" The closest entry is {title(best.bug)} ({_effect(best, diagnosis)}): it "
+        f"explains {min(1.0, best.fit):.0%} of the squared distance."
+    )
+
+
+def _not_tested(diagnosis: Diagnosis) -> str:
+    """Returns what the verdict does not speak about."""
+    open_ones = [title(s.bug) for s in diagnosis.ranking if s.decision == UNDECIDED]
+    text = "Not tested: anything that is not in the catalogue"
+    if any(s.decision == NAMED for s in diagnosis.ranking):
+        text += ", and a smaller bug beside this one"
+    if open_ones and diagnosis.verdict in ("none", OTHER):
+        text += f"; not excluded, as these samples cannot tell: {', '.join(open_ones)}"
+    return f"{text}. Look at the picture."
+
+
+def title(bug: str) -> str:
+    """Returns a bug in words; a function of the user's by its name."""
+    return TITLES.get(bug, f"changed as by {bug}")
 
 
 def where(diagnosis: Diagnosis) -> str:
@@ -84,7 +129,7 @@ def with_words(diagnosis: Diagnosis) -> dict[str, Any]:
     """Returns the diagnosis as JSON values, with a title and words for each suspect."""
     content = diagnosis.to_json()
     for row, suspect in zip(content["ranking"], diagnosis.ranking, strict=True):
-        row["title"] = TITLES[suspect.bug]
+        row["title"] = title(suspect.bug)
         row["words"] = _words(suspect, diagnosis)
     return content
 
@@ -102,8 +147,12 @@ def _words(suspect: Suspect, diagnosis: Diagnosis) -> str:
     return f"{_effect(suspect, diagnosis)} of the images"
 
 
+def _degree(suspect: Suspect) -> str:
+    return "" if suspect.degree is None else f"about {suspect.degree}, "
+
+
 def _effect(suspect: Suspect, diagnosis: Diagnosis) -> str:
-    text = f"share {suspect.effect:.2f}"
+    text = "share unknown" if suspect.effect is None else f"share {suspect.effect:.2f}"
     if suspect.interval is None:
         return text
     low, high = suspect.interval
@@ -114,14 +163,14 @@ def conditions(plan: Mapping[str, Any]) -> list[str]:
     """Returns what a verdict rests on, in plain sentences."""
     selected = (
         "The cohorts were selected by accuracy, so their handwriting differs without "
-        "a bug. The permutation test alone would notice that; a bug is named only if "
-        "its share of the images is large as well, which rests on the interval and on "
-        "the handwriting's effect being below the limit."
+        "a bug, and a bolder or a smaller hand looks like another gamma, brightness or "
+        "scale. The permutation test alone would notice that; a bug is named only if "
+        "it explains most of the difference and its share of the images is large."
     )
     given = (
         "The user's own cohorts may differ in more than pre-processing. The "
-        "permutation test alone would notice that; a bug is named only if its share "
-        "of the images is large as well."
+        "permutation test alone would notice that; a bug is named only if it explains "
+        "most of the difference and its share of the images is large."
     )
     grouped = "as fedgs did here"
     if plan["request"]["runs"] is not None:
@@ -132,9 +181,8 @@ def conditions(plan: Mapping[str, Any]) -> list[str]:
         f"and clients were put into groups at random, {grouped}. All generators were "
         "trained with the same settings on equally many clients.",
         selected if plan["source"] == BY_ACCURACY else given,
-        "Samples do not say which cohort is the spoilt one: look at the picture.",
-        "Inversion is not named where the mean pixel is near 0.5, rotation where the "
-        "strokes have no preferred direction, and rotation by 180 degrees never.",
+        "Which cohort is spoilt the samples say only of a bug that nothing undoes: an "
+        "inverted or turned cohort may be the healthy one. Look at the picture.",
         "A bug is excluded as far as the generators have learned the data: few rounds "
         "or much noise make it undecided, and may make it smaller.",
         "Everything is computed from released samples: it costs no privacy.",

@@ -19,7 +19,7 @@ class PlantedBug:
     """The experiment: which clients' images are spoilt on purpose, and how."""
 
     bug: str | None = flag(
-        None, "An experiment: plant flip or rotate in clients, or none."
+        None, "An experiment: plant flip, rotate, mirror, blur, ... or none."
     )
     fraction: float | None = flag(None, "Of the clients; 0.5 when unset.")
 
@@ -30,6 +30,15 @@ class ExistingRuns:
 
     healthy_run: list[Path] | None = flag(None, "A run that exists; 4 to 6 times.")
     suspicious_run: list[Path] | None = flag(None, "Likewise, of the other cohort.")
+
+
+@dataclass(frozen=True)
+class OwnSuspects:
+    """Beside the catalogue; no part of a folder, for it is code that will run."""
+
+    suspect: list[str] | None = flag(
+        None, "MODULE:FUNCTION that changes images, looked for too; can be repeated."
+    )
 
 
 @dataclass(frozen=True)

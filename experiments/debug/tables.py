@@ -5,6 +5,8 @@ from typing import Any
 
 from experiments.tables import Table, cell
 
+MOST_SHOWN = 6  # of some twenty suspects
+
 
 def diagnosis_tables(diagnosis: Mapping[str, Any]) -> list[Table]:
     """Returns suspected bugs, effect sizes and two-sample tests as tables.
@@ -24,24 +26,30 @@ def diagnosis_tables(diagnosis: Mapping[str, Any]) -> list[Table]:
 
 
 def _suspects(diagnosis: Mapping[str, Any], level: str) -> Table:
+    ranking = diagnosis["ranking"]
+    shown = [*ranking[:MOST_SHOWN], *ranking[MOST_SHOWN:][-1:]]  # any difference
     rows = [
         [
             row["title"],
             row["decision"],
+            cell(row.get("fit")),
             _with_interval(row["effect"], row["interval"]),
-            cell(row["p"]),
             cell(row["adjusted_p"]),
         ]
-        for row in diagnosis["ranking"]
+        for row in shown
     ]
+    hidden = ranking[len(shown) - 1 : -1] if len(ranking) > len(shown) else []
+    excluded = sum(row["decision"] == "excluded" for row in hidden)
+    rest = f" {len(hidden)} more explain less, {excluded} of them are excluded."
     note = (
         f"Where the cohorts are alike, any bug of this table is named with "
         f"probability at most {cell(diagnosis['false_positive_rate'])}; for cohorts "
         "that differ otherwise see the conditions. The smallest p that "
         f"{diagnosis['groups']} groups on each side can reach is "
         f"{cell(diagnosis['attainable_p'])} ({diagnosis['num_splits']} splits)."
+        f"{rest if hidden else ''}"
     )
-    head = ["suspected", "decision", f"effect [{level}]", "p", "adjusted p"]
+    head = ["suspected", "decision", "explains", f"share [{level}]", "adjusted p"]
     return Table("Suspected bugs, strongest first", head, rows, note)
 
 

@@ -17,6 +17,7 @@ VERDICTS = {
     "none": ("No bug of the kinds tested", "good"),
     "other": ("Different, but not by a known bug", "unsure"),
     "undecided": ("Undecided", "unsure"),
+    "more than one": ("More than one bug", "bad"),
 }
 
 
@@ -106,6 +107,10 @@ class DebugFacts:
         if found := VERDICTS.get(self.diagnosis["verdict"]):
             return found
         titles = {row["bug"]: row["title"] for row in self.diagnosis["ranking"]}
+        if self.diagnosis["verdict"].startswith("one of "):
+            possible = self.diagnosis["verdict"].removeprefix("one of ").split(", ")
+            names = [str(titles.get(bug, bug)) for bug in possible]
+            return f"Bug: {' or '.join(names)}", "bad"
         named = [str(titles.get(bug, bug)) for bug in self.diagnosis["bugs"]]
         return f"Bug: {' and '.join(named)}", "bad"
 

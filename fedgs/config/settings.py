@@ -31,6 +31,15 @@ DATA, FEDERATION, PRIVACY, TRAINING, MODEL, RUNTIME, *_traits = Trait
 RESULT, ROUNDING, NO_RESULT, IMAGES, OWNERS, CLIENTS, READING, BUG, *_traits = _traits
 MECHANISM, SEED, OF_CLIENT, STAYS, FREE, PATH, MACHINE = _traits
 
+# The names of `fedgs.data.transformations`, which loads what this module must not.
+CORRUPTIONS = (
+    *("none", "invert", "rotate", "rotate-180", "rotate-270"),
+    *("mirror", "upside-down", "transpose", "anti-transpose"),
+    *("blur", "noise", "contrast", "brightness", "gamma", "shift", "crop", "border"),
+    *("blank", "scale", "low-resolution", "compression"),
+    *("swap-labels", "shift-labels", "mislabel"),
+)
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -124,8 +133,8 @@ class Settings:
     corruption: str = option(
         "none",
         DATA | RESULT | BUG,
-        "A bug in the data, for experiments: invert or rotate (by 90 degrees) images.",
-        choices=("none", "invert", "rotate"),
+        "A bug in the data, for experiments, as invert, rotate or blur.",
+        choices=CORRUPTIONS,
     )
     corruption_unit: str = option(
         "client",

@@ -1,9 +1,9 @@
 """Bugs put into the data on purpose, for experiments that have to find them.
 
-Images are inverted or rotated by 90 degrees: all images of a client that is drawn with
-probability `corruption_fraction`, or every image by its own draw. A client's draw
-depends on the seed and its name alone, so that a cohort of some clients, or a run of
-the first K, has the same ones corrupted. Nothing here reaches the server.
+A bug of the list in `transformations` is put into all images of a client that is drawn
+with probability `corruption_fraction`, or into every image by its own draw. A client's
+draw depends on the seed and its name alone, so that a cohort of some clients, or a run
+of the first K, has the same ones corrupted. Nothing here reaches the server.
 
 Source: Augenstein et al., "Generative models for effective ML on private,
 decentralized datasets", ICLR 2020, section 5 (pixel inversion of some users' images).
@@ -15,6 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedgs.config.run_config import RunConfig
+from fedgs.data.federated import to_float
+from fedgs.data.records import Records
+from fedgs.data.transformations import TRANSFORMATIONS
 from fedgs.errors import UserError
 from fedgs.randomness import stream
 
@@ -69,30 +72,35 @@ def corrupted_clients(config: RunConfig, names: Sequence[str]) -> NDArray[np.boo
 
 def corrupt(
     config: RunConfig,
-    images: NDArray[np.uint8],
+    records: Records,
     client_records: Sequence[NDArray[np.int64]],
     names: Sequence[str],
-) -> NDArray[np.uint8]:
-    """Corrupts the images of clients, in place where the array can be written.
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Corrupts the images or labels of clients.
 
     Privacy: reads private data; output private.
 
     Args:
         config: as for `corrupted`.
-        images: shape (N, C, S, S).
+        records: of all clients.
         client_records: all record numbers of each client, those held out last.
         names: the clients', in the same order.
 
     Returns:
-        The array, or a changed copy of one that is read-only.
+        Images and labels: the records' own arrays without corruption; else the images
+        are changed in place where they can be written.
     """
+    images, labels = records.images, records.labels
     if config.corruption == "none":
-        return images
+        return images, labels
     images = images if images.flags.writeable else images.copy()
-    for records, name in zip(client_records, names, strict=True):
-        chosen = records[corrupted(config, name, len(records))]
-        if config.corruption == "invert":
-            images[chosen] = 255 - images[chosen]
-        else:
-            images[chosen] = np.rot90(images[chosen], axes=(2, 3))
-    return images
+    labels = labels.copy()
+    (bug,) = (t for t in TRANSFORMATIONS if t.name == config.corruption)
+    for own, name in zip(client_records, names, strict=True):
+        chosen = own[corrupted(config, name, len(own))]
+        spoilt = bug.apply(
+            to_float(images[chosen]), labels[chosen], records.num_classes
+        )
+        images[chosen] = np.round(255 * spoilt[0])
+        labels[chosen] = spoilt[1]
+    return images, labels

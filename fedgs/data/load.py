@@ -76,9 +76,10 @@ def split_records(config: RunConfig, records: Records) -> FederatedImages:
     if config.test_fraction and is_by_client and owners is not None:
         tests = _records_of(owners, np.flatnonzero(is_held_out), names)
     own = [*map(np.concatenate, zip(groups, tests, strict=True))] if tests else groups
+    images, labels = corrupt(config, records, own, names)
     return FederatedImages(
-        corrupt(config, records.images, own, names),
-        records.labels,
+        images,
+        labels,
         tuple(groups),
         names,
         records.num_classes,

@@ -1,42 +1,47 @@
 """Which bug do the samples of two cohorts' generators show? With error rates.
 
 Each cohort is split into G groups with a generator of its own; everything here is
-computed from their samples. A bug is *named* if three checks agree:
+computed from their samples. What each bug of the catalogue explains of the difference
+between the cohorts says `catalogue`. A bug is *named* if all of these agree:
 
-1. **Exchangeability.** The cohorts' groups differ in the vector of this bug, by an
-   exact permutation test, adjusted over all suspected bugs (`permutation.closed_test`).
-2. **Size.** The share of spoilt images that would explain the difference is at least
-   `min_effect`, with confidence: the lower limit of its interval is. Cohorts that were
-   selected by accuracy differ in handwriting without any bug, so a significant
-   difference alone says little. At 0.5 the vector has to point the other way: a cohort
-   that merely shows less structure, for its generators learned less, never gets there.
-3. **Distance.** The cohorts' vectors are as far apart as such a share of spoilt images
-   moves a vector of `LEAST_LENGTH`. Where the vectors are shorter, as that of a mean
-   pixel near 0.5, a little more ink would point them the other way.
+1. **Exchangeability.** What the best bug explains is larger than for any other split
+   of the groups into cohorts, by an exact permutation test of the maximum over the
+   catalogue, closed together with the test for any difference.
+2. **Fit.** It explains at least `LEAST_FIT` of the squared distance of the cohorts, in
+   each feature that differs. Cohorts that were selected by accuracy differ in
+   handwriting without any bug; such a difference looks like no bug, or like one in few
+   images.
+3. **Size.** The share of images that have it is at least `min_effect`, with confidence:
+   the lower limit of its interval is.
+4. **No rival.** It explains more than every other entry, with confidence. Where up to
+   `MOST_RIVALS` others may explain as much, the verdict is "one of" them; where a
+   second bug on top of it explains clearly more, "more than one".
 
-A bug is *excluded* if the upper limit is below `min_effect` and the generators have
-learned something from their data: the cohorts' strokes agree in direction, or oppose
-each other, although their random starts have nothing in common. All else is
-*undecided*.
+A bug is *excluded* if the upper limit of its share is below `min_effect`, at every
+degree, and the generators have learned something from their data: turning their
+pictures moves all of them alike, although their random starts have nothing in common.
+All else is *undecided*.
 
-The verdict is `none` only if all bugs are excluded and "any difference" is not
-significant. `other` says that the cohorts differ although all bugs are excluded: not by
-anything that is tested here.
+The verdict is `none` only if inversion and all turns and mirrors are excluded and
+nothing differs significantly. `other` says that the cohorts differ although those are
+excluded: not by anything in the catalogue.
 
 Privacy: post-processing of DP output.
 """
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedgs.data.transformations import TRANSFORMATIONS, Degree, Transformation
 from fedgs.diagnosis import group_features as features
 from fedgs.diagnosis import permutation
+from fedgs.diagnosis.catalogue import Candidate, Samples, of_groups, within
 from fedgs.diagnosis.effects import (
     Difference,
     Effect,
@@ -51,16 +56,19 @@ from fedgs.evaluation.images import LabelledImages
 from fedgs.files import without_nan
 
 Array = NDArray[np.float64]
+Rows = NDArray[np.bool_]
 INVERT, ROTATE, OTHER = "invert", "rotate", "other"
-TITLES = {
-    INVERT: "pixel inversion",
-    ROTATE: "rotation by 90 degrees",
-    OTHER: "any difference",
-}
-# Inverted and healthy digits have 0.7, rotated ones 0.2 to 0.3.
-LEAST_LENGTH = {INVERT: 0.4, ROTATE: 0.2}
+# Of the squared distance in each feature that differs: on real images the right bug
+# explains 0.74 to 1 at degrees that are not the catalogue's, any other at most 0.7.
+LEAST_FIT = 0.7
+MOST_RIVALS = 2
+GOOD_FIT, MORE_FIT = 0.95, 0.1  # a second bug is looked for below, and explains above
+MORE_THAN_ONE, ONE_OF = "more than one", "one of "
 ONE_DATA_SET = "compare runs of one data set"
-NAMED, EXCLUDED, UNDECIDED = "named", "excluded", "undecided"
+NAMED, POSSIBLE, EXCLUDED, UNDECIDED = "named", "possible", "excluded", "undecided"
+PART = "part"  # of several bugs
+_LEAST_SQUARED = 1e-12
+_ROTATION = next(entry for entry in TRANSFORMATIONS if entry.name == ROTATE)
 DIFFERS, SAME = "differs", "no difference seen"
 
 
@@ -69,14 +77,18 @@ class Suspect:
     """One suspected bug, or `other`.
 
     Attributes:
-        bug: invert, rotate or other.
+        bug: name of the catalogue's entry, or other.
         p: of the exact permutation test.
         adjusted_p: for all suspects together.
-        statistic: distance of the cohorts in this bug's vector, from 0 to about 1.
+        statistic: what it explains of the cohorts' squared distance; of `other` the
+            distance.
         effect: share of spoilt images; None for `other`, or not measurable.
         interval: of the effect.
-        decision: named, excluded or undecided; of `other` differs or no difference
-            seen.
+        decision: named, possible, excluded or undecided; of `other` differs or no
+            difference seen.
+        fit: the same in the feature that it explains worst; None for `other`.
+        degree: of the transformation, the likeliest of the catalogue's.
+        spoilt: the cohort that would have it; None where a turn undoes it.
     """
 
     bug: str
@@ -86,6 +98,9 @@ class Suspect:
     effect: float | None
     interval: tuple[float, float] | None
     decision: str
+    fit: float | None = None
+    degree: Degree = None
+    spoilt: str | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +108,8 @@ class Diagnosis:
     """A verdict and what it rests on; see the module.
 
     Attributes:
-        verdict: invert, rotate, "invert and rotate", none, other or undecided.
+        verdict: the name of a bug, "one of A, B", more than one, none, other or
+            undecided.
         ranking: the suspects, likeliest first.
         effects: pixel intensity, orientation, class balance.
         two_sample: MMD and the classifier two-sample test.
@@ -136,6 +152,7 @@ def diagnose(
     suspicious: Sequence[LabelledImages],
     num_classes: int,
     rule: Rule | None = None,
+    entries: Sequence[Transformation] = TRANSFORMATIONS,
 ) -> Diagnosis:
     """Compares the samples of two cohorts' generators.
 
@@ -147,6 +164,7 @@ def diagnose(
         suspicious: likewise.
         num_classes: of the labels.
         rule: the default rule if None.
+        entries: the catalogue.
 
     Raises:
         UserError: groups that cannot be compared.
@@ -155,40 +173,50 @@ def diagnose(
     groups = [*healthy, *suspicious]
     sizes = len(healthy), len(suspicious)
     raise_first("samples", _problems(*sizes, groups, num_classes))
-    vectors = {
-        INVERT: [features.intensity(g.images) for g in groups],
-        ROTATE: [features.orientation(g.images, g.labels, num_classes) for g in groups],
-    }
-    grams = {bug: features.gram(own) for bug, own in vectors.items()}
-    grams[OTHER] = features.kernel_means([g.images for g in groups])
+    samples = Samples(groups, num_classes)
     rows = permutation.splits(len(healthy))
-    # Every statistic is 1 where all images are spoilt and the vector has norm 1.
-    statistics = {
-        bug: permutation.distances(own, rows) / 2 for bug, own in grams.items()
-    }
-    has_learned = _has_learned(grams[ROTATE], rule)
-    adjusted = permutation.closed_test(statistics)
-    suspects = [
-        _suspect(bug, values, adjusted[bug], grams[bug], has_learned, rule)
-        for bug, values in statistics.items()
-    ]
-    ranking = sorted(suspects, key=_rank)
-    components = features.principal_components([g.images for g in groups])
-    shares = features.class_shares(components, [g.labels for g in groups], num_classes)
-    means = features.scaled_means(
-        [features.image_features(g.images) for g in groups],
-        [g.labels for g in groups],
-        num_classes,
+    images = [group.images for group in groups]
+    kernel = permutation.distances(features.kernel_means(images), rows)
+    squared = permutation.distances(samples.grams.sum(0), rows) ** 2
+    # Pictures alone, and features of classes: what either sees is a difference.
+    any_difference = np.sqrt(_scaled(kernel**2) + _scaled(squared))
+    weights = _weights(samples.grams, rows, rule)
+    found = _explanations(samples.candidates(entries), weights, rows, rule)
+    most = np.max([own.values for own in found], axis=0)
+    adjusted = permutation.closed_test({"bug": _scaled(most), OTHER: any_difference})
+    p_other = permutation.p_value(any_difference)
+    is_different = adjusted[OTHER] <= rule.alpha
+    decisions = dict.fromkeys([own.name for own in found], UNDECIDED)
+    has_learned = _has_learned(samples, rule)
+    if has_learned:
+        decisions |= {own.name: EXCLUDED for own in found if own.is_excluded}
+    if adjusted["bug"] <= rule.alpha:
+        decisions |= _named(found, samples, entries, rule)
+    suspects = [_suspect(own, most, adjusted["bug"], decisions) for own in found]
+    suspects.append(
+        Suspect(
+            *(OTHER, p_other, adjusted[OTHER], float(np.sqrt(squared[0]))),
+            *(None, None, DIFFERS if is_different else SAME),
+        )
     )
+    components = features.principal_components(images)
+    shares = features.class_shares(components, [g.labels for g in groups], num_classes)
+    is_clear = min(p_other, permutation.p_value(most)) > rule.alpha
+    verdict = _verdict(suspects, entries, is_different, is_clear)
     return Diagnosis(
-        verdict=_verdict(ranking, rule) if rule.alpha >= 1 / len(rows) else UNDECIDED,
-        ranking=tuple(ranking),
-        effects=effects(vectors[INVERT], vectors[ROTATE], shares, rule.confidence),
-        two_sample=two_sample(2 * statistics[OTHER], components, rows),
+        verdict=verdict if rule.alpha >= 1 / len(rows) else UNDECIDED,
+        ranking=tuple(sorted(suspects, key=_rank)),
+        effects=effects(
+            [features.intensity(g.images) for g in groups],
+            [features.orientation(g.images, g.labels, num_classes) for g in groups],
+            shares,
+            rule.confidence,
+        ),
+        two_sample=two_sample(kernel, components, rows),
         has_learned=has_learned,
         num_splits=len(rows),
         rule=rule,
-        differences=differences(means),
+        differences=differences(samples.by_feature),
     )
 
 
@@ -220,87 +248,238 @@ def _problems(
 # ------------------------------------------------------------------ decisions
 
 
-def share(gram: Array) -> permutation.Statistic:
-    """Returns the share of spoilt images as a function of the groups.
+@dataclass(frozen=True)
+class _Explanation:
+    """What the best candidate of one entry explains.
 
-    A bug in a share f of the images multiplies its vector v by 1 - 2 f. With inner
-    products of different groups, so that their noise does not count: within the cohort
-    of the longer vector |v|^2, between the cohorts (1 - 2 f) |v|^2, and
-
-        f = (1 - between / within) / 2.
-
-    A vector that turned a little, by another slant of the handwriting, hardly changes
-    it: by 10 degrees 0.03. Which cohort is spoilt it does not say.
-
-    Privacy: post-processing of DP output.
-
-    >>> v = features.gram([np.array([x]) for x in (1.0, 1, 1, 0.5, 0.5, 0.5)])
-    >>> share(v)(np.arange(3), np.arange(3, 6))
-    0.25
+    Attributes:
+        best: degree and spoilt cohort that explain most, weighted.
+        values: what the entry explains for every split, either way.
+        fit: share of the cohorts' squared distance that the best explains.
+        least_fit: likewise, in the feature that it explains worst.
+        share: of images, by the best.
+        interval: of the share.
+        is_excluded: whether it is below the limit for every candidate.
     """
 
-    def of(healthy: NDArray[np.int64], suspicious: NDArray[np.int64]) -> float:
-        within = max(permutation.within(gram, g) for g in (healthy, suspicious))
-        between = float(gram[np.ix_(healthy, suspicious)].mean())
-        return (1 - between / within) / 2 if within > 0 else math.nan
+    best: Candidate
+    values: Array
+    fit: float
+    least_fit: float
+    share: float
+    interval: tuple[float, float] | None
+    is_excluded: bool
 
-    return of
+    @property
+    def name(self) -> str:
+        """Of the entry."""
+        return self.best.name
 
 
-def _has_learned(gram: Array, rule: Rule) -> bool:
-    """Tells whether the cohorts' strokes have a common axis, with confidence.
+def _weights(grams: Array, rows: Rows, rule: Rule) -> Array:
+    """Returns weights by which every feature that differs counts alike in a fit.
 
-    Their inner product is 0 on average if either cohort's direction is that of its
-    random starts, and the share then 0.5.
+    A bug has to explain each of them: a white frame changes brightness and sharpness as
+    inversion does, and not the picture. The weighted squared distance of the cohorts is
+    1. Where no feature alone differs, all count as they are.
     """
-    _, interval = permutation.jackknife(share(gram), len(gram) // 2, rule.confidence)
-    return interval is not None and not interval[0] <= 0.5 <= interval[1]
+    values = [permutation.distances(gram, rows) ** 2 for gram in grams]
+    is_seen = np.array([permutation.p_value(v) <= rule.alpha for v in values])
+    squared = np.array([max(float(v[0]), _LEAST_SQUARED) for v in values])
+    if is_seen.any():
+        return is_seen / squared / is_seen.sum()
+    whole = float(permutation.distances(grams.sum(0), rows)[0]) ** 2
+    return np.ones(len(grams)) / whole if whole > 0 else np.zeros(len(grams))
+
+
+def _explanations(
+    candidates: Sequence[Candidate], weights: Array, rows: Rows, rule: Rule
+) -> list[_Explanation]:
+    """Returns an explanation for every entry, the best first."""
+    by_name = dict[str, list[Candidate]]()
+    for candidate in candidates:
+        by_name.setdefault(candidate.name, []).append(candidate)
+    found = [_explanation(own, weights, rows, rule) for own in by_name.values()]
+    return sorted(found, key=lambda own: -own.fit)
+
+
+def _explanation(
+    own: Sequence[Candidate], weights: Array, rows: Rows, rule: Rule
+) -> _Explanation:
+    forth = np.array([c.explained(~rows, rows) for c in own])
+    back = np.array([c.explained(rows, ~rows) for c in own])
+    shares = [_jackknife(c.share, rows, rule) for c in own]
+    weighted = [c.weighted(weights) for c in own]
+    fits = [float(c.explained(~rows[:1], rows[:1])[0]) for c in weighted]
+    best = int(np.argmax(fits))
+    return _Explanation(
+        best=weighted[best],
+        values=np.maximum(forth, back).max(0),
+        fit=fits[best],
+        least_fit=_least_fit(weighted[best], rows),
+        share=shares[best][0],
+        interval=shares[best][1],
+        is_excluded=all(i is not None and i[1] < rule.min_effect for _, i in shares),
+    )
+
+
+def _least_fit(best: Candidate, rows: Rows) -> float:
+    """Returns the fit in the worst explained of the features that differ."""
+    is_seen = best.weights > 0
+    if not is_seen.any():
+        return 0.0
+    explained = best.explained_by_feature(~rows[:1], rows[:1])[is_seen]
+    return float((explained * best.weights[is_seen]).min() * is_seen.sum())
+
+
+def _jackknife(
+    statistic: Callable[[Rows, Rows], Array], rows: Rows, rule: Rule
+) -> tuple[float, tuple[float, float] | None]:
+    count = rows.shape[1] // 2
+    return permutation.jackknife(of_groups(statistic, count), count, rule.confidence)
+
+
+def _has_learned(samples: Samples, rule: Rule) -> bool:
+    """Tells whether a turn moves the generators of each cohort alike, with confidence.
+
+    Random starts have nothing in common: the mean inner product of what the turn does
+    to two of them is 0 on average.
+    """
+    (turn,) = samples.candidates([_ROTATION])
+    sizes = turn.sizes.sum(0)
+    count = len(sizes) // 2
+    for cohort in (0, 1):
+
+        def size(*rows: Rows, cohort: int = cohort) -> Array:
+            return within(sizes, rows[cohort])
+
+        interval = permutation.jackknife(of_groups(size, count), count, rule.confidence)
+        if interval[1] is None or interval[1][0] <= 0:
+            return False
+    return True
+
+
+def _named(
+    found: Sequence[_Explanation],
+    samples: Samples,
+    entries: Sequence[Transformation],
+    rule: Rule,
+) -> dict[str, str]:
+    """Returns the decisions on the best entry and its rivals; none if it is too weak.
+
+    Two entries that are `possible` can be one of them or, if marked so, both.
+    """
+    first, *others = found
+    if first.interval is None or first.interval[0] < rule.min_effect:
+        return {}  # it may fit, and be rare
+    if second := _second(first, samples, entries, rule):
+        return {first.name: PART, second: PART}
+    if first.least_fit < LEAST_FIT:
+        return {}
+    able = [own for own in others if own.least_fit >= LEAST_FIT]
+    rivals = [own.name for own in able if not _is_clearly_more(first, own, rule)]
+    if len(rivals) > MOST_RIVALS:
+        return {}
+    return dict.fromkeys([first.name, *rivals], POSSIBLE if rivals else NAMED)
+
+
+def _is_clearly_more(first: _Explanation, other: _Explanation, rule: Rule) -> bool:
+    def gap(healthy: Rows, suspicious: Rows) -> Array:
+        one, two = (c.explained(healthy, suspicious) for c in (first.best, other.best))
+        return one - two
+
+    count = first.best.sizes.shape[1] // 2
+    _, interval = permutation.jackknife(of_groups(gap, count), count, rule.confidence)
+    return interval is not None and interval[0] > 0
+
+
+def _second(
+    first: _Explanation,
+    samples: Samples,
+    entries: Sequence[Transformation],
+    rule: Rule,
+) -> str | None:
+    """Returns the entry that explains clearly more on top of the first, if any does."""
+    if first.fit >= GOOD_FIT:
+        return None
+    rest = [entry for entry in entries if entry.name != first.name]
+    both = samples.candidates(rest, *first.best.steps)
+    weights, spoilt = first.best.weights, first.best.spoilt
+    both = [c.weighted(weights) for c in both if c.spoilt == spoilt]
+    rows = permutation.splits(len(samples.means) // 2)[:1]
+    best = max(both, key=lambda c: float(c.explained(~rows, rows)[0]), default=None)
+    if best is None:
+        return None
+    more = dataclasses.replace(first, best=best)
+    fit = float(best.explained(~rows, rows)[0])
+    is_enough = fit - first.fit >= MORE_FIT and _least_fit(best, rows) >= LEAST_FIT
+    return best.name if is_enough and _is_clearly_more(more, first, rule) else None
 
 
 def _suspect(
-    bug: str,
-    values: Array,
-    adjusted_p: float,
-    gram: Array,
-    has_learned: bool,
-    rule: Rule,
+    own: _Explanation, most: Array, gate: float, decisions: dict[str, str]
 ) -> Suspect:
-    is_significant = adjusted_p <= rule.alpha
-    common = (bug, permutation.p_value(values), adjusted_p, float(values[0]))
-    if bug == OTHER:
-        return Suspect(*common, None, None, DIFFERS if is_significant else SAME)
-    effect, interval = permutation.jackknife(
-        share(gram), len(gram) // 2, rule.confidence
-    )
-    decision = UNDECIDED
-    is_far = values[0] >= rule.min_effect * LEAST_LENGTH[bug]
-    is_large = interval is not None and interval[0] >= rule.min_effect
-    if is_significant and is_large and is_far:
-        decision = NAMED
-    elif interval is not None and has_learned and interval[1] < rule.min_effect:
-        decision = EXCLUDED
-    is_defined = math.isfinite(effect)
-    return Suspect(*common, effect if is_defined else None, interval, decision)
-
-
-def _rank(suspect: Suspect) -> tuple[bool, bool, float, float]:
-    """Named bugs first, then by p and size; `other` is no bug by itself."""
-    return (
-        suspect.bug == OTHER,
-        suspect.decision != NAMED,
-        suspect.adjusted_p,
-        -(suspect.effect or 0.0),
+    """Returns a suspect; adjusted by the maximum over the catalogue."""
+    single_step = float(np.mean(most >= own.values[0] * (1 - 1e-9)))
+    step = own.best.steps[-1]
+    return Suspect(
+        bug=own.name,
+        p=permutation.p_value(own.values),
+        adjusted_p=max(gate, single_step),
+        statistic=min(1.0, own.fit),
+        effect=own.share if math.isfinite(own.share) else None,
+        interval=own.interval,
+        decision=decisions[own.name],
+        fit=min(1.0, own.least_fit),
+        degree=step[1],
+        spoilt=None if step[0].is_turn else own.best.spoilt,
     )
 
 
-def _verdict(ranking: Sequence[Suspect], rule: Rule) -> str:
-    bugs = [suspect for suspect in ranking if suspect.bug != OTHER]
-    (other,) = [suspect for suspect in ranking if suspect.bug == OTHER]
-    if named := sorted(s.bug for s in bugs if s.decision == NAMED):
-        return " and ".join(named)
-    if any(suspect.decision != EXCLUDED for suspect in bugs):
+def _scaled(values: Array) -> Array:
+    """Returns statistics of all splits in units of their mean: comparable scales."""
+    return values / max(float(values.mean()), 1e-12)
+
+
+def _rank(suspect: Suspect) -> tuple[bool, bool, float]:
+    """Named bugs first, then by what they explain; `other` is no bug by itself."""
+    is_found = suspect.decision in (NAMED, POSSIBLE, PART)
+    return suspect.bug == OTHER, not is_found, -suspect.statistic
+
+
+def _verdict(
+    suspects: Sequence[Suspect],
+    entries: Sequence[Transformation],
+    is_different: bool,
+    is_clear: bool,
+) -> str:
+    by_decision = {
+        decision: [s.bug for s in suspects if s.decision == decision]
+        for decision in (NAMED, POSSIBLE, PART)
+    }
+    if by_decision[PART]:
+        return MORE_THAN_ONE
+    if by_decision[POSSIBLE]:
+        return ONE_OF + ", ".join(by_decision[POSSIBLE])
+    if by_decision[NAMED]:
+        return by_decision[NAMED][0]
+    shown = {entry.name for entry in entries if entry.is_picture_turn}
+    if any(s.bug in shown and s.decision != EXCLUDED for s in suspects):
         return UNDECIDED
-    if other.decision == DIFFERS:
+    best = suspects[0]
+    if is_different and best.decision != EXCLUDED and (best.fit or 0) >= LEAST_FIT:
+        return UNDECIDED
+    if is_different:
         return OTHER
     # Not adjusted: an adjustment would make it easier to say that all is well.
-    return "none" if other.p > rule.alpha else UNDECIDED
+    is_hinted = any(map(_is_hint, suspects))
+    return "none" if is_clear and not is_hinted else UNDECIDED
+
+
+def _is_hint(suspect: Suspect) -> bool:
+    """Tells whether a bug that is not excluded has a share that is surely not 0."""
+    return (
+        suspect.decision != EXCLUDED
+        and suspect.interval is not None
+        and suspect.interval[0] > 0
+    )

@@ -157,13 +157,12 @@ def _power(images: Images) -> Images:
 
 
 def scaled_means(
-    groups: list[dict[str, Images]], labels: list[Labels], num_classes: int
+    groups: list[dict[str, Images]],
+    labels: list[Labels],
+    num_classes: int,
+    units: dict[str, float],
 ) -> dict[str, Array]:
-    """Returns the class means of all groups, in units of the images' spread.
-
-    A feature's unit is the distance of images from their group's mean, over all groups:
-    a function of the groups that does not depend on which cohort they are in. A group
-    without images of a class gets the mean of those that have some.
+    """Returns the class means of all groups. One without a class gets the others' mean.
 
     Privacy: post-processing of DP output.
 
@@ -171,18 +170,36 @@ def scaled_means(
         groups: `image_features` of each group.
         labels: of each group.
         num_classes: at least 1.
+        units: of each feature, of `spreads`.
 
     Returns:
         For each feature shape (number of groups, num_classes, d).
     """
-    found = dict[str, Array]()
-    for name in groups[0]:
-        means = [
-            class_means(g[name], y, num_classes)
-            for g, y in zip(groups, labels, strict=True)
-        ]
-        found[name] = _filled(np.stack(means)) / _spread([g[name] for g in groups])
-    return found
+    return {
+        name: _filled(
+            np.stack(
+                [
+                    class_means(own[name], y, num_classes)
+                    for own, y in zip(groups, labels, strict=True)
+                ]
+            )
+        )
+        / unit
+        for name, unit in units.items()
+    }
+
+
+def spreads(groups: list[dict[str, Images]]) -> dict[str, float]:
+    """Returns how far images are from their group's mean, root mean square, by feature.
+
+    It does not depend on which group is in which cohort.
+
+    Privacy: post-processing of DP output.
+    """
+    return {
+        name: max(1e-6, float(np.sqrt(np.mean([g[name].var(0).sum() for g in groups]))))
+        for name in groups[0]
+    }
 
 
 def _filled(means: Array) -> Array:
@@ -190,10 +207,6 @@ def _filled(means: Array) -> Array:
     is_known = np.isfinite(means)
     total = np.where(is_known, means, 0).sum(0) / np.maximum(1, is_known.sum(0))
     return np.where(is_known, means, total)
-
-
-def _spread(groups: list[Images]) -> float:
-    return max(1e-6, float(np.sqrt(np.mean([g.var(0).sum() for g in groups]))))
 
 
 def class_means(values: Images, labels: Labels, num_classes: int) -> Array:

@@ -26,7 +26,7 @@ class Rule:
 
     alpha: float = flag(0.05, "False-positive rate; 0.05 when unset.", above=0, below=1)
     min_effect: float = flag(
-        0.5, "Share of images that is a bug; 0.5.", above=0, below=1
+        0.25, "Share of images that is a bug; 0.25.", above=0, below=1
     )
     confidence: float = field(default=0.95, metadata={"above": 0, "below": 1})
 

@@ -5,6 +5,7 @@ import pytest
 
 from fedgs.data.corruption import corrupt, corrupted, corrupted_clients
 from fedgs.data.load import load_data, load_test_data
+from fedgs.data.records import Records
 from loading import configured, load, refused
 from refusals import assert_refused
 
@@ -164,12 +165,21 @@ def test_test_images_of_a_benchmark_are_never_corrupted(source):
 def test_read_only_images_are_copied_and_others_are_not():
     settings = configured("digits", corruption="invert", corruption_fraction=1.0)
     images = PIXELS[:4, None].copy()
-    groups, names = [np.arange(4)], ["ann"]
-    assert corrupt(settings, images, groups, names) is images
+    own, groups, names = Records(images, np.arange(4), 4), [np.arange(4)], ["ann"]
+    assert corrupt(settings, own, groups, names)[0] is images
     images.flags.writeable = False
-    found = corrupt(settings, images, groups, names)
+    found, _ = corrupt(settings, own, groups, names)
     assert (found == 255 - images).all()
     assert (found[:, 0] == PIXELS[:4]).all()
+
+
+def test_labels_are_corrupted_too_and_the_records_keep_theirs():
+    settings = configured("digits", corruption="shift-labels", corruption_fraction=1.0)
+    own = Records(PIXELS[:4, None].copy(), np.arange(4), 4)
+    images, labels = corrupt(settings, own, [np.arange(4)], ["ann"])
+    assert labels.tolist() == [1, 2, 3, 0]
+    assert own.labels.tolist() == [0, 1, 2, 3]
+    assert (images[:, 0] == PIXELS[:4]).all()
 
 
 def test_corrupted_clients_of_single_images_are_refused(source):

@@ -9,12 +9,20 @@ from hypothesis import strategies as st
 from scipy.ndimage import rotate as turn
 from scipy.ndimage import zoom
 
+from fedgs.data.transformations import TRANSFORMATIONS
 from fedgs.diagnosis import diagnosis, group_features
-from fedgs.diagnosis.diagnosis import INVERT, OTHER, ROTATE, Rule, diagnose
+from fedgs.diagnosis.diagnosis import INVERT, OTHER, ROTATE, Rule
 from fedgs.evaluation.images import LabelledImages
 from refusals import assert_refused
 
 G = 4
+# The whole catalogue is tried in test_catalogue.py.
+FEW = ("invert", "rotate", "rotate-270", "transpose", "brightness", "contrast", "scale")
+FEW = tuple(entry for entry in TRANSFORMATIONS if entry.name in FEW)
+
+
+def diagnose(healthy, suspicious, num_classes, rule=None):
+    return diagnosis.diagnose(healthy, suspicious, num_classes, rule, FEW)
 
 
 @pytest.fixture(scope="module")
@@ -88,19 +96,30 @@ def test_a_planted_bug_is_named_with_its_share(digits, bug, change, share):
     assert first.adjusted_p == pytest.approx(1 / 35)
     assert first.effect == pytest.approx(share, abs=0.06)
     assert first.interval[0] >= 0.5
-    other = suspect(found, ROTATE if bug == INVERT else INVERT)
-    assert other.decision == diagnosis.EXCLUDED
+    assert first.fit > 0.9
+    assert first.fit > suspect(found, ROTATE if bug == INVERT else INVERT).fit + 0.1
     assert suspect(found, OTHER).decision == diagnosis.DIFFERS
     assert found.ranking[-1].bug == OTHER
 
 
-def test_it_does_not_matter_which_cohort_is_spoilt(digits):
-    assert diagnose(each(rotate, digits[:G]), digits[G:], 10).verdict == ROTATE
+def test_a_turned_healthy_cohort_is_a_cohort_turned_back(digits):
+    found = diagnose(each(rotate, digits[:G]), digits[G:], 10)
+    assert (found.verdict, found.ranking[0].spoilt) == ("rotate-270", None)
 
 
-def test_both_bugs_at_once_are_both_named(digits):
+def test_which_cohort_is_spoilt_is_said_of_a_bug_that_nothing_undoes(digits):
+    dark = with_images(lambda x: 0.4 * x, digits[:G])
+    found = diagnose(dark, digits[G:], 10)
+    assert (found.verdict, found.ranking[0].spoilt) == ("brightness", "healthy")
+    found = diagnose(digits[G:], dark, 10)
+    assert (found.verdict, found.ranking[0].spoilt) == ("brightness", "suspicious")
+
+
+def test_both_bugs_at_once_are_more_than_one(digits):
     found = diagnose(digits[:G], each(invert, each(rotate, digits[G:])), 10)
-    assert found.verdict == "invert and rotate"
+    assert found.verdict == diagnosis.MORE_THAN_ONE
+    parts = {s.bug for s in found.ranking if s.decision == diagnosis.PART}
+    assert parts in ({INVERT, ROTATE}, {INVERT, "rotate-270"})
 
 
 def test_a_small_share_is_significant_and_not_named(digits):
@@ -150,9 +169,11 @@ STYLES = {
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_another_handwriting_is_no_bug(digits, style):
+def test_another_handwriting_is_neither_inverted_nor_turned(digits, style):
+    """Nor is it cleared: a paler hand is another brightness, whoever made it."""
     found = diagnose(digits[:G], with_images(STYLES[style], digits[G:]), 10)
-    assert found.bugs == ()
+    assert not {INVERT, ROTATE, "rotate-270", "transpose"} & set(found.bugs)
+    assert found.verdict != "none"
     assert suspect(found, OTHER).decision == diagnosis.DIFFERS  # and it was seen
 
 
@@ -163,23 +184,20 @@ def test_a_mean_pixel_on_either_side_of_the_middle_is_no_inversion(digits):
         for mean, own in ((0.45, digits[:G]), (0.55, digits[G:]))
     )
     found = diagnose(dark, light, 10)
-    assert suspect(found, INVERT).interval[0] > 0.9
-    assert suspect(found, INVERT).adjusted_p == pytest.approx(1 / 35)
-    assert suspect(found, INVERT).decision == diagnosis.UNDECIDED
-    assert found.verdict == "undecided"
+    assert suspect(found, INVERT).decision != diagnosis.NAMED
+    assert found.verdict != "none"
 
 
 @pytest.mark.parametrize("strength", [0.6, 0.3, 0.1])
 def test_less_structure_is_no_bug(digits, strength):
     """Blur by grey shrinks both vectors to 0, never beyond."""
     own = with_images(lambda x: 0.5 + strength * (x - 0.5), digits[G:])
-    assert diagnose(digits[:G], own, 10).bugs == ()
+    assert not {INVERT, ROTATE} & set(diagnose(digits[:G], own, 10).bugs)
     is_kept = np.arange(120)[:, None, None, None] % 2  # no direction is left
     half = with_images(
         lambda x: np.where(is_kept, x, np.rot90(x, axes=(2, 3))), digits[G:]
     )
     found = diagnose(digits[:G], half, 10)
-    assert found.bugs == ()
     assert suspect(found, ROTATE).effect == pytest.approx(0.5, abs=0.1)
 
 
@@ -215,14 +233,13 @@ def test_generators_that_learned_nothing_are_undecided_and_not_cleared():
         own = noise_groups(seed)
         found = diagnose(own[:G], own[G:], 3)
         assert not found.has_learned
-        assert suspect(found, INVERT).interval[1] < 0.5  # equally dark, which says
-        assert suspect(found, INVERT).decision == diagnosis.UNDECIDED  # nothing
+        assert suspect(found, INVERT).decision == diagnosis.UNDECIDED
         assert found.verdict == "undecided"
 
 
 def test_false_positives_stay_below_the_stated_rate_without_a_minimum_effect():
     """Exchangeable groups, and no help from the second check: its limit is ~0."""
-    rng, count, named = np.random.default_rng(1), 300, 0
+    rng, count, named = np.random.default_rng(1), 150, 0
     rule = Rule(alpha=0.1, min_effect=1e-9, confidence=0.01)
     rate = 3 / 35
     for _ in range(count):
@@ -290,27 +307,6 @@ def test_orientation_of_bars():
     assert abs(found[0]) < 1e-6
     nothing = group_features.orientation(bar * 0, np.zeros(1, np.int64), 1)
     assert nothing.tolist() == [0, 0]
-
-
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 1.0])
-def test_share_is_read_from_the_vectors(share):
-    v = np.array([0.3, -0.2, 0.1])
-    gram = group_features.gram([v] * G + [(1 - 2 * share) * v] * G)
-    healthy, suspicious = np.arange(G), np.arange(G, 2 * G)
-    assert diagnosis.share(gram)(healthy, suspicious) == pytest.approx(share)
-    assert diagnosis.share(gram)(suspicious, healthy) == pytest.approx(share)
-    own_noise = gram + np.diag(np.full(2 * G, 9.0))
-    assert diagnosis.share(own_noise)(healthy, suspicious) == pytest.approx(share)
-
-
-def test_noise_of_the_groups_does_not_bias_the_share():
-    rng, v = np.random.default_rng(2), np.array([0.4, 0.1])
-    found = []
-    for _ in range(2000):
-        x = [v * s + rng.normal(0, 0.1, 2) for s in [1] * G + [0.2] * G]
-        gram = group_features.gram(x)
-        found.append(diagnosis.share(gram)(np.arange(G), np.arange(G, 2 * G)))
-    assert np.mean(found) == pytest.approx(0.4, abs=0.02)
 
 
 def test_kernel_means_are_those_of_a_loop():

@@ -364,7 +364,7 @@ def test_the_engine_is_flower_unless_a_file_has_one(debug, files, tmp_path, cont
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"bug": "melt"}, "give --bug one of flip, rotate, none"),
+        ({"bug": "melt"}, "give --bug one of flip, rotate, "),
         ({"fraction": 0.5}, "needs --bug"),
         ({"bug": "flip", "fraction": 2}, "at most 1"),
         ({"bug": "flip", "groups": 3}, "--groups at least 4"),
@@ -376,6 +376,7 @@ def test_the_engine_is_flower_unless_a_file_has_one(debug, files, tmp_path, cont
         ({"bug": "flip", "clients_per_group": 0}, "give --clients-per-group at least"),
         ({"bug": "flip", "cohort": "c.txt"}, "leave out --cohort"),
         ({"corruption": "invert"}, "leave out --corruption"),
+        ({"suspect": "melt"}, "give --suspect MODULE:FUNCTION"),
         ({"bug": "flip", "output": None}, "give --output"),
         ({"bug": "flip", "noise_multiplier": None, "target_epsilon": -1}, "above 0"),
         ({"bug": "flip", "percentile_below": 80, "percentile_above": 60}, "exceeds"),
@@ -572,7 +573,7 @@ def test_cells_of_the_table_come_seed_by_seed():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--bugs", "melt"], "bugs = ['melt']: give --bugs of flip, rotate, none"),
+        (["--bugs", "melt"], "bugs = ['melt']: give --bugs of flip, rotate, "),
         (["--epsilons", "none,x"], "; give --epsilons like none,10,3,1"),
         (["--epsilons", "-1"], "target_epsilon = -1.0: give --target-epsilon"),
         (["--config", "none.toml"], "none.toml"),

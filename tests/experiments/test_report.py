@@ -103,7 +103,7 @@ def test_runs_on_other_clients_are_not_added_up(folders, tmp_path):
 
 def test_debug_folder_answers_first(folders):
     page = text_of(page_of(folders / "debug"))
-    assert page.startswith("Bug: pixel inversion")
+    assert page.startswith("Bug: inverted")
     assert "The suspicious images are inverted &lt;b&gt;&amp; more&lt;/b&gt;." in page
     assert "invert was planted in 0.5 of the clients; the verdict is right." in page
     assert "0.96 [0.9, 1]" in page

@@ -1,0 +1,80 @@
+"""A user's own suspect: `--suspect MODULE:FUNCTION`, a transformation of images.
+
+It runs code. So it is read from the command line only: a run folder, a TOML file and a
+server cannot name one, and `debug.json` does not keep it.
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedgs.data.transformations import Degree, Images, Transformation
+from fedgs.errors import UserError
+
+
+def load_suspect(text: str) -> Transformation:
+    """Returns the transformation of a Python function or a torchvision transform.
+
+    Args:
+        text: MODULE:NAME, or FILE.py:NAME. NAME is a function of images, shape
+            (n, C, S, S), float32 in [0, 1], that returns such an array, or a
+            torchvision transform or its class, which gets a tensor of these.
+
+    Raises:
+        UserError: it is not there, or cannot be called.
+    """
+    source, _, name = text.rpartition(":")
+    remedy = "give --suspect MODULE:FUNCTION, or FILE.py:FUNCTION"
+    if not source:
+        raise UserError(f"suspect = {text!r}: {remedy}")
+    try:
+        found = getattr(_module(source), name)
+    except (ImportError, AttributeError, OSError) as error:
+        raise UserError(f"suspect = {text!r}: {error}; {remedy}") from error
+    if isinstance(found, type) and issubclass(found, torch.nn.Module):
+        found = found()
+    if not callable(found):
+        raise UserError(f"suspect = {text!r}: {name} cannot be called; {remedy}")
+    return Transformation(text, f"changed as by {text}", images=_checked(text, found))
+
+
+def _module(source: str) -> Any:
+    if not source.endswith(".py"):
+        return importlib.import_module(source)
+    spec = importlib.util.spec_from_file_location(Path(source).stem, source)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{source} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _checked(
+    text: str, function: Callable[[Any], Any]
+) -> Callable[[Images, Degree], Images]:
+    """Returns the function on arrays; what it returns is checked."""
+
+    def changed(images: Images, degree: Degree) -> Images:
+        own = images.copy()  # the samples are used again
+        is_torch = isinstance(function, torch.nn.Module)
+        found = np.asarray(
+            function(torch.from_numpy(own)) if is_torch else function(own), np.float32
+        )
+        if found.shape != images.shape or not np.isfinite(found).all():
+            raise UserError(
+                f"suspect = {text!r}: made {found.shape} of images {images.shape}, or "
+                "values that are not finite; return images of the same shape"
+            )
+        if found.min() < 0 or found.max() > 1:
+            raise UserError(
+                f"suspect = {text!r}: pixels from {found.min():.3g} to "
+                f"{found.max():.3g}; return pixels in [0, 1]"
+            )
+        return found
+
+    return changed

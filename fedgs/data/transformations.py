@@ -1,0 +1,243 @@
+"""Bugs of processing, as transformations of images or of labels.
+
+One list for those who plant a bug (`corruption`) and those who look for one
+(`fedgs.diagnosis.catalogue`). An entry is a pure function, with a degree where one
+exists: the first is what gets planted, all of them are looked for.
+"""
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fedgs.randomness import stream
+
+Images = NDArray[np.float32]
+Labels = NDArray[np.int64]
+Degree = Any  # a number or a pair of numbers; None where there is one degree only
+
+
+@dataclass(frozen=True)
+class Transformation:
+    """One bug.
+
+    Attributes:
+        name: as of `--bug`, `--corruption` and verdicts.
+        words: what images of which it is true are.
+        degrees: from the one that is planted.
+        images: (images, degree) to images; shape (n, C, S, S), float32 in [0, 1].
+        labels: (labels, number of classes, degree) to labels, shape (n,), int64.
+        is_turn: whether another entry, or itself, undoes it.
+    """
+
+    name: str
+    words: str
+    degrees: tuple[Degree, ...] = (None,)
+    images: Callable[[Images, Degree], Images] | None = None
+    labels: Callable[[Labels, int, Degree], Labels] | None = None
+    is_turn: bool = False
+
+    @property
+    def is_picture_turn(self) -> bool:
+        """Whether it is inversion, a turn or a mirror: any learned picture shows it."""
+        return self.is_turn and self.images is not None
+
+    def degrees_of(self, num_classes: int) -> Sequence[Degree]:
+        """Returns the degrees; of two classes all pairs, or none of very many."""
+        if self.labels is None or self.degrees != (None,):
+            return self.degrees
+        classes = range(num_classes if num_classes <= MOST_PAIRED else 0)
+        pairs = [(a, b) for a in classes for b in classes if a != b]
+        return [(a, b) for a, b in pairs if a < b] if self.name == SWAPPED else pairs
+
+    def apply(
+        self, images: Images, labels: Labels, num_classes: int
+    ) -> tuple[Images, Labels]:
+        """Returns images and labels with the bug in all of them, at the first degree.
+
+        Privacy: private where the images are.
+        """
+        degrees = self.degrees_of(num_classes)
+        if not degrees:  # two labels need two classes
+            return images, labels
+        if self.images is not None:
+            images = self.images(images, degrees[0])
+        if self.labels is not None:
+            labels = self.labels(labels, num_classes, degrees[0])
+        return images, labels
+
+
+SWAPPED = "swap-labels"
+MOST_PAIRED = 12  # classes whose pairs are looked at: 198
+
+
+def _turned(quarters: int, is_mirrored: bool) -> Callable[[Images, Degree], Images]:
+    def turn(images: Images, degree: Degree) -> Images:
+        images = images[..., ::-1] if is_mirrored else images
+        return np.ascontiguousarray(np.rot90(images, quarters, axes=(2, 3)))
+
+    return turn
+
+
+def _blur(images: Images, sigma: float) -> Images:
+    """Blurs with a Gaussian whose deviation is `sigma` of the side."""
+    from scipy.ndimage import gaussian_filter
+
+    pixels = sigma * images.shape[-1]
+    smooth = gaussian_filter(images, (0, 0, pixels, pixels), mode="nearest")
+    return smooth.astype(np.float32)
+
+
+def _noise(images: Images, deviation: float) -> Images:
+    rng = stream(0, "transformations/noise")
+    noise = rng.normal(0, deviation, images.shape).astype(np.float32)
+    return np.clip(images + noise, 0, 1)
+
+
+def _contrast(images: Images, factor: float) -> Images:
+    mean = images.mean((1, 2, 3), keepdims=True)
+    return np.clip(mean + factor * (images - mean), 0, 1).astype(np.float32)
+
+
+def _brightness(images: Images, factor: float) -> Images:
+    return np.clip(factor * images, 0, 1).astype(np.float32)
+
+
+def _gamma(images: Images, gamma: float) -> Images:
+    return np.clip(images, 0, 1) ** np.float32(gamma)
+
+
+def _shift(images: Images, by: tuple[float, float]) -> Images:
+    """Moves to the right and down by shares of the side; black comes in."""
+    right, down = (round(share * images.shape[-1]) for share in by)
+    moved = np.roll(images, (down, right), (2, 3))
+    for axis, count in ((2, down), (3, right)):
+        edge = slice(0, count) if count > 0 else slice(count or None, None)
+        if count:
+            moved[(slice(None),) * axis + (edge,)] = 0
+    return moved
+
+
+def _resized(images: Images, side: int) -> Images:
+    import torch
+    from torchvision.transforms.v2 import functional
+
+    found = functional.resize(torch.from_numpy(images.copy()), [side, side])
+    return np.asarray(found.clamp(0, 1).numpy(), np.float32)
+
+
+def _crop(images: Images, share: float) -> Images:
+    """Keeps the middle, `share` of the side, in the size of the whole."""
+    side = images.shape[-1]
+    edge = round(side * (1 - share) / 2)
+    return _resized(images[:, :, edge : side - edge, edge : side - edge], side)
+
+
+def _border(images: Images, share: float) -> Images:
+    """Puts a white frame over the edge, `share` of the side wide."""
+    width = max(1, round(share * images.shape[-1]))
+    framed = np.ones_like(images)
+    middle = (..., slice(width, -width), slice(width, -width))
+    framed[middle] = images[middle]
+    return framed
+
+
+def _blank(images: Images, half: tuple[int, int]) -> Images:
+    """Blackens one half: (axis, 0 for the first or 1 for the second)."""
+    axis, second = half
+    middle = images.shape[-1] // 2
+    blanked = images.copy()
+    part = slice(middle, None) if second else slice(0, middle)
+    blanked[(slice(None),) * axis + (part,)] = 0
+    return blanked
+
+
+def _scale(images: Images, factor: float) -> Images:
+    """Shrinks the picture about its centre; around it is black."""
+    side = images.shape[-1]
+    small = _resized(images, max(2, round(side * factor)))
+    edge = (side - small.shape[-1]) // 2
+    scaled = np.zeros_like(images)
+    scaled[..., edge : edge + small.shape[-1], edge : edge + small.shape[-1]] = small
+    return scaled
+
+
+def _low_resolution(images: Images, factor: float) -> Images:
+    side = images.shape[-1]
+    return _resized(_resized(images, max(2, round(side * factor))), side)
+
+
+def _compressed(images: Images, quality: int) -> Images:
+    """Compresses each channel as a JPEG of grey and reads it again."""
+    pixels = np.round(255 * images).astype(np.uint8)
+    compressed = np.empty_like(pixels)
+    for place in np.ndindex(*images.shape[:2]):
+        file = io.BytesIO()
+        Image.fromarray(pixels[place]).save(file, "JPEG", quality=quality)
+        with Image.open(file) as image:
+            compressed[place] = np.asarray(image)
+    return compressed.astype(np.float32) / np.float32(255)
+
+
+def _swap_labels(labels: Labels, num_classes: int, pair: tuple[int, int]) -> Labels:
+    one, other = pair
+    return np.where(labels == one, other, np.where(labels == other, one, labels))
+
+
+def _shift_labels(labels: Labels, num_classes: int, by: int) -> Labels:
+    return (labels + by) % num_classes
+
+
+def _mislabel(labels: Labels, num_classes: int, pair: tuple[int, int]) -> Labels:
+    return np.where(labels == pair[0], pair[1], labels)
+
+
+def _invert(images: Images, degree: Degree) -> Images:
+    return np.float32(1) - images
+
+
+_TURNS = {
+    "rotate": ("rotated by 90 degrees", 1, False),
+    "rotate-180": ("rotated by 180 degrees", 2, False),
+    "rotate-270": ("rotated by 270 degrees", 3, False),
+    "mirror": ("mirrored, left for right", 0, True),
+    "upside-down": ("mirrored, top for bottom", 2, True),
+    "transpose": ("mirrored at the falling diagonal", 1, True),
+    "anti-transpose": ("mirrored at the rising diagonal", 3, True),
+}
+TRANSFORMATIONS = (
+    Transformation("invert", "inverted", images=_invert, is_turn=True),
+    *(
+        Transformation(name, words, images=_turned(quarters, mirrored), is_turn=True)
+        for name, (words, quarters, mirrored) in _TURNS.items()
+    ),
+    Transformation("blur", "blurred", (0.08, 0.04), _blur),
+    Transformation("noise", "noisy", (0.3, 0.15), _noise),
+    Transformation("contrast", "of less contrast", (0.33, 0.66), _contrast),
+    Transformation("brightness", "of other brightness", (0.4, 0.7, 1.6), _brightness),
+    Transformation("gamma", "of another gamma", (2.2, 0.45), _gamma),
+    Transformation(
+        "shift", "shifted", ((0.15, 0), (-0.15, 0), (0, 0.15), (0, -0.15)), _shift
+    ),
+    Transformation("crop", "cropped", (0.7, 0.85), _crop),
+    Transformation("border", "framed in white", (0.08, 0.15), _border),
+    Transformation("blank", "half black", ((3, 1), (3, 0), (2, 1), (2, 0)), _blank),
+    Transformation("scale", "scaled down", (0.7, 0.85), _scale),
+    Transformation("low-resolution", "of low resolution", (0.3, 0.5), _low_resolution),
+    Transformation("compression", "compressed", (5, 15), _compressed),
+    Transformation(
+        SWAPPED, "with two labels swapped", labels=_swap_labels, is_turn=True
+    ),
+    Transformation(
+        "shift-labels",
+        "with shifted labels",
+        (1, -1),
+        labels=_shift_labels,
+        is_turn=True,
+    ),
+    Transformation("mislabel", "with one class mislabelled", labels=_mislabel),
+)

@@ -1,0 +1,215 @@
+"""Which transformation of one cohort's samples explains the other cohort?
+
+For each entry of the catalogue: the entry is applied to the samples of the healthy
+cohort, and the class means of their features (`group_features.image_features`) move by
+u. The suspicious cohort lies d away. If a share f of its images has the bug, d = f u,
+because means are linear; so f = <d, u> / <u, u>, and the bug explains
+
+    E = 2 f <d, u> - f^2 <u, u>,    f limited to [0, 1],
+
+of the squared distance <d, d>: more than leaving the samples alone, which explains 0.
+All products are of different groups, so that the groups' own noise cancels on average.
+An entry that is not undone by another one is asked both ways: the healthy cohort may be
+the spoilt one.
+
+Privacy: post-processing of DP output.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedgs.data.transformations import Degree, Transformation
+from fedgs.diagnosis import group_features as features
+from fedgs.diagnosis import permutation
+from fedgs.evaluation.images import LabelledImages
+
+Array = NDArray[np.float64]
+Rows = NDArray[np.bool_]
+Step = tuple[Transformation, Degree]
+Relabel = Callable[[features.Labels, int, Degree], features.Labels]
+HEALTHY, SUSPICIOUS = "healthy", "suspicious"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A bug at one degree, in one of the cohorts.
+
+    Attributes:
+        steps: entry of the catalogue and degree; two for a combination.
+        spoilt: the cohort that would have the bug.
+        moves: <x_g, u_h> of all groups' features x and moves u, of each feature; shape
+            (number of features, 2G, 2G).
+        sizes: <u_g, u_h>, likewise.
+        weights: of the features in a product, shape (number of features,).
+    """
+
+    steps: tuple[Step, ...]
+    spoilt: str
+    moves: Array
+    sizes: Array
+    weights: Array
+
+    def weighted(self, weights: Array) -> "Candidate":
+        """Returns the candidate with other weights of the features."""
+        return dataclasses.replace(self, weights=weights)
+
+    @property
+    def name(self) -> str:
+        """Of the entry."""
+        return self.steps[-1][0].name
+
+    def products(self, healthy: Rows, suspicious: Rows) -> tuple[Array, Array]:
+        """Returns <d, u> and <u, u>.
+
+        Args:
+            healthy: the groups of the healthy cohort are True, shape (n, 2G).
+            suspicious: likewise; a group can be in neither.
+        """
+        cohorts = (healthy, suspicious)
+        intact, other = cohorts if self.spoilt == SUSPICIOUS else cohorts[::-1]
+        moves, sizes = (
+            np.tensordot(self.weights, own, 1) for own in (self.moves, self.sizes)
+        )
+        between = np.einsum("si,ij,sj->s", _mean(other), moves, _mean(intact))
+        return between - within(moves, intact), within(sizes, intact)
+
+    def explained(self, healthy: Rows, suspicious: Rows) -> Array:
+        """Returns E, shape (n,); 0 where the bug moves nothing that can be seen."""
+        along, size = self.products(healthy, suspicious)
+        size = np.maximum(size, 0)
+        share = np.clip(along / np.where(size > 0, size, np.inf), 0, 1)
+        return 2 * share * along - share**2 * size
+
+    def explained_by_feature(self, healthy: Rows, suspicious: Rows) -> Array:
+        """Returns what the first row's share explains of each feature's distance."""
+        share = np.clip(self.share(healthy, suspicious)[:1], 0, 1)
+        found = list[float]()
+        for one in np.eye(len(self.weights)):
+            along, size = self.weighted(one).products(healthy[:1], suspicious[:1])
+            found.append(float((2 * share * along - share**2 * size)[0]))
+        return np.array(found)
+
+    def share(self, healthy: Rows, suspicious: Rows) -> Array:
+        """Returns f, shape (n,), without limits; NaN where it cannot be measured."""
+        along, size = self.products(healthy, suspicious)
+        return along / np.where(size > 0, size, np.nan)
+
+
+def _mean(rows: Rows) -> Array:
+    return rows / rows.sum(1, keepdims=True)
+
+
+def within(gram: Array, rows: Rows) -> Array:
+    """Returns the mean of a matrix over the pairs of different groups of each row."""
+    one, count = rows.astype(np.float64), rows.sum(1)
+    total = np.einsum("si,ij,sj->s", one, gram, one) - one @ np.diag(gram)
+    return total / (count * (count - 1))
+
+
+def of_groups(
+    statistic: Callable[[Rows, Rows], Array], num_groups: int
+) -> permutation.Statistic:
+    """Returns a statistic of rows as one of the groups' numbers, for the jackknife."""
+
+    def of(healthy: NDArray[np.int64], suspicious: NDArray[np.int64]) -> float:
+        rows = np.zeros((2, 1, 2 * num_groups), bool)
+        rows[0, 0, healthy] = rows[1, 0, suspicious] = True
+        return float(statistic(*rows)[0])
+
+    return of
+
+
+class Samples:
+    """The samples of all groups, and what they look like after any transformation.
+
+    Attributes:
+        num_classes: of the labels.
+        means: class means of the features, scaled, shape (2G, number of classes, d).
+        by_feature: the same, by the feature's name.
+        grams: inner products of the groups' means, of each feature.
+    """
+
+    def __init__(self, groups: Sequence[LabelledImages], num_classes: int) -> None:
+        self.num_classes = num_classes
+        self._images = [group.images for group in groups]
+        self._labels = [group.labels for group in groups]
+        own = [features.image_features(images) for images in self._images]
+        self._units = features.spreads(own)
+        self.by_feature = self._means(own)
+        self.means = _joined(self.by_feature)
+        self._ends = np.cumsum([own.shape[2] for own in self.by_feature.values()])
+        self.grams = np.stack([own @ own.T for own in self._split(self.means)])
+        self._known: dict[tuple[tuple[str, Degree], ...], Array] = {(): self.means}
+
+    def _split(self, means: Array) -> list[Array]:
+        """Returns the features of all classes as vectors, shape (2G, classes d)."""
+        parts = np.split(means, self._ends[:-1], axis=2)
+        return [part.reshape(len(part), -1) for part in parts]
+
+    def _means(self, own: list[dict[str, features.Images]]) -> dict[str, Array]:
+        return features.scaled_means(own, self._labels, self.num_classes, self._units)
+
+    def candidates(
+        self, entries: Sequence[Transformation], *first: Step
+    ) -> list[Candidate]:
+        """Returns the catalogue's candidates, each after the first steps."""
+        steps = [
+            (e, degree) for e in entries for degree in e.degrees_of(self.num_classes)
+        ]
+        return [own for step in steps for own in self._both_ways((*first, step))]
+
+    def _both_ways(self, steps: tuple[Step, ...]) -> list[Candidate]:
+        moved = self._split(self._after(steps) - self.means)
+        pairs = list(zip(self._split(self.means), moved, strict=True))
+        grams = (
+            np.stack([own @ move.T for own, move in pairs]),
+            np.stack([move @ move.T for _, move in pairs]),
+            np.ones(len(pairs)),
+        )
+        is_undone = all(entry.is_turn for entry, _ in steps)
+        cohorts = (SUSPICIOUS,) if is_undone else (SUSPICIOUS, HEALTHY)
+        return [Candidate(steps, cohort, *grams) for cohort in cohorts]
+
+    def _after(self, steps: tuple[Step, ...]) -> Array:
+        """Returns the means after the steps: those on images first, then on labels."""
+        on_images = tuple(step for step in steps if step[0].images is not None)
+        names = tuple((entry.name, degree) for entry, degree in on_images)
+        if names not in self._known:
+            own = [
+                features.image_features(_changed(i, on_images)) for i in self._images
+            ]
+            self._known[names] = _joined(self._means(own))
+        found = self._known[names]
+        for entry, degree in steps:
+            if entry.labels is not None:
+                found = self._relabelled(found, entry.labels, degree)
+        return found
+
+    def _relabelled(self, means: Array, labels: Relabel, degree: Degree) -> Array:
+        """Returns the class means under other labels: means of the old classes' means.
+
+        A class that no image has any more keeps its mean: a generator of it would draw
+        what nobody knows.
+        """
+        old = np.concatenate(self._labels)
+        counts = np.zeros((self.num_classes, self.num_classes))
+        np.add.at(counts, (labels(old, self.num_classes, degree), old), 1)
+        counts += np.diag(counts.sum(1) == 0)
+        return np.einsum("kl,gld->gkd", counts / counts.sum(1, keepdims=True), means)
+
+
+def _changed(images: features.Images, steps: Sequence[Step]) -> features.Images:
+    for entry, degree in steps:
+        if entry.images is not None:
+            images = entry.images(images, degree)
+    return images
+
+
+def _joined(by_feature: dict[str, Array]) -> Array:
+    """Returns all features side by side, as far apart as a class is on average."""
+    joined = np.concatenate(list(by_feature.values()), axis=2)
+    return joined / np.sqrt(joined.shape[1])

@@ -1,0 +1,237 @@
+"""The catalogue: each transformation is what it says, and is found where it is."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.debug import suspects
+from fedgs.config.settings import CORRUPTIONS
+from fedgs.data.transformations import TRANSFORMATIONS, Transformation
+from fedgs.diagnosis import group_features
+from fedgs.diagnosis.catalogue import Samples, of_groups
+from fedgs.diagnosis.diagnosis import MORE_THAN_ONE, diagnose
+from fedgs.evaluation.images import LabelledImages
+from refusals import assert_refused
+
+G = 4
+BY_NAME = {entry.name: entry for entry in TRANSFORMATIONS}
+# Those that are looked for have other degrees: nobody's bug is as strong as ours.
+OTHER_DEGREES = {
+    "blur": 0.06,
+    "noise": 0.2,
+    "contrast": 0.5,
+    "brightness": 0.5,
+    "gamma": 1.8,
+    "shift": (0.1, 0.05),
+    "border": 0.12,
+    "scale": 0.8,
+    "compression": 8,
+    "swap-labels": (3, 5),
+    "mislabel": (1, 7),
+}
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """scikit-learn's digits, 16 x 16, in 8 groups of 200."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    images = (found.images / 16).astype(np.float32).repeat(2, 1).repeat(2, 2)[:, None]
+    parts = np.split(np.random.default_rng(0).permutation(1600), 2 * G)
+    return [LabelledImages(images[p], found.target[p].astype(np.int64)) for p in parts]
+
+
+@pytest.fixture(autouse=True)
+def _without_classifier(monkeypatch):
+    monkeypatch.setattr(
+        group_features, "classifier_accuracies", lambda own, rows: np.zeros(len(rows))
+    )
+
+
+def spoilt(group, name, share=1.0):
+    """A group with the bug, at a degree that nobody looks for, in its first images."""
+    entry, (images, labels) = BY_NAME[name], (group.images.copy(), group.labels.copy())
+    degree = OTHER_DEGREES.get(name, entry.degrees[0])
+    own = slice(round(share * len(labels)))
+    if entry.images is not None:
+        images[own] = entry.images(images[own], degree)
+    if entry.labels is not None:
+        labels[own] = entry.labels(labels[own], 10, degree)
+    return LabelledImages(images, labels)
+
+
+# Of so few digits the label of one class, and degrees between two that are tried.
+UNDECIDED = ("mislabel", "scale", "shift")
+
+
+@pytest.mark.parametrize("name", [n for n in BY_NAME if n not in UNDECIDED])
+def test_every_bug_of_the_catalogue_is_found_among_all_others(digits, name):
+    found = diagnose(digits[:G], [spoilt(g, name) for g in digits[G:]], 10)
+    assert name in found.verdict
+    assert name in [suspect.bug for suspect in found.ranking[:2]]
+
+
+@pytest.mark.parametrize("name", UNDECIDED)
+def test_a_bug_that_is_not_found_is_not_cleared_either(digits, name):
+    found = diagnose(digits[:G], [spoilt(g, name) for g in digits[G:]], 10)
+    assert name in found.verdict or found.verdict in ("other", "undecided")
+    assert found.bugs in ((), (name,))
+
+
+def test_half_of_the_images_are_enough_and_the_share_is_said(digits):
+    found = diagnose(digits[:G], [spoilt(g, "mirror", 0.5) for g in digits[G:]], 10)
+    assert found.verdict == "mirror"
+    low, high = found.ranking[0].interval
+    assert low < 0.5 < high
+    assert found.ranking[0].effect == pytest.approx(0.5, abs=0.1)
+
+
+def test_two_bugs_are_more_than_one(digits):
+    own = [spoilt(spoilt(g, "rotate"), "blur") for g in digits[G:]]
+    assert diagnose(digits[:G], own, 10).verdict == MORE_THAN_ONE
+
+
+def test_a_bug_that_nobody_knows_is_neither_named_nor_cleared(digits):
+    """Every second row is black: no entry does that."""
+    own = [g._replace(images=g.images.copy()) for g in digits[G:]]
+    for group in own:
+        group.images[:, :, :, 1::2] = 0
+        group.images[:, :, ::3] = 0.9
+    assert diagnose(digits[:G], own, 10).verdict in ("other", "undecided")
+
+
+def test_a_suspect_of_the_users_own_is_found(digits, tmp_path):
+    (tmp_path / "own.py").write_text(
+        "import torchvision.transforms.v2 as v2\n"
+        "def wrapped(images):\n"
+        "    import numpy as np\n"
+        "    return np.roll(images, 6, 3)\n"
+        "solarized = v2.RandomSolarize(0.5, p=1.0)\n"
+    )
+    for name, change in (
+        ("wrapped", lambda x: np.roll(x, 6, 3)),
+        ("solarized", lambda x: np.where(x >= 0.5, 1 - x, x)),
+    ):
+        own = suspects.load_suspect(f"{tmp_path / 'own.py'}:{name}")
+        changed = [g._replace(images=change(g.images)) for g in digits[G:]]
+        entries = (*TRANSFORMATIONS, own)
+        assert diagnose(digits[:G], changed, 10, None, entries).verdict == own.name
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("x = 3", "cannot be called"),
+        ("y = 3", "has no attribute 'x'"),
+        ("def x(images): return images[:1]", "of the same shape"),
+        ("def x(images): return images + 1", r"pixels in \[0, 1\]"),
+    ],
+)
+def test_a_suspect_that_cannot_be_used_is_refused(digits, tmp_path, body, words):
+    (tmp_path / "own.py").write_text(body)
+
+    def look():
+        own = suspects.load_suspect(f"{tmp_path / 'own.py'}:x")
+        own.images(digits[0].images, None)
+
+    assert_refused(words, look)
+
+
+def test_a_suspect_without_a_module_is_refused():
+    assert_refused("MODULE:FUNCTION", suspects.load_suspect, "json")
+    assert_refused("No module named", suspects.load_suspect, "no_such_module:f")
+
+
+# ------------------------------------------------------------------ transformations
+
+
+def test_the_settings_know_the_names_of_the_catalogue():
+    assert ("none", *BY_NAME) == CORRUPTIONS
+
+
+@pytest.mark.parametrize("name", [n for n in BY_NAME if BY_NAME[n].images])
+@pytest.mark.parametrize("channels", [1, 2, 3])
+def test_images_keep_their_form_and_input_is_not_changed(name, channels):
+    images = np.random.default_rng(0).random((3, channels, 16, 16)).astype(np.float32)
+    before = images.copy()
+    for degree in BY_NAME[name].degrees:
+        found = BY_NAME[name].images(images, degree)
+        assert found.dtype == np.float32
+        assert found.shape == images.shape
+        assert found.min() >= 0
+        assert found.max() <= 1
+        assert np.abs(found - before).max() > 0.01
+    assert (images == before).all()
+
+
+def test_turns_are_all_eight_symmetries_of_the_square_but_the_identity():
+    image = np.arange(9, dtype=np.float32).reshape(1, 1, 3, 3) / 9
+    turns = [e for e in TRANSFORMATIONS if e.is_picture_turn and e.name != "invert"]
+    found = {entry.images(image, None).tobytes() for entry in turns}
+    assert len(found) == 7
+    assert image.tobytes() not in found
+    falling = BY_NAME["transpose"].images(image, None)
+    assert (falling == image.transpose(0, 1, 3, 2)).all()
+    left = BY_NAME["mirror"].images(image, None)
+    assert (left[0, 0, 0] * 9 == [2, 1, 0]).all()
+
+
+def test_labels_are_swapped_shifted_and_mislabelled():
+    labels = np.array([0, 1, 2, 9])
+    assert BY_NAME["swap-labels"].labels(labels, 10, (1, 9)).tolist() == [0, 9, 2, 1]
+    assert BY_NAME["shift-labels"].labels(labels, 10, 1).tolist() == [1, 2, 3, 0]
+    assert BY_NAME["mislabel"].labels(labels, 10, (1, 2)).tolist() == [0, 2, 2, 9]
+
+
+def test_one_class_has_no_label_bugs():
+    images, labels = np.zeros((1, 1, 16, 16), np.float32), np.zeros(1, np.int64)
+    for name in ("swap-labels", "mislabel"):
+        assert BY_NAME[name].degrees_of(1) == []
+        assert (BY_NAME[name].apply(images, labels, 1)[1] == labels).all()
+
+
+# ------------------------------------------------------------------ what is explained
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 2**31), st.sampled_from([0.0, 0.25, 0.5, 1.0]))
+def test_the_share_is_read_where_all_groups_are_copies(seed, share):
+    """All groups are one and the same, with the bug in a share of its images."""
+    rng = np.random.default_rng(seed)
+    pattern = rng.random((1, 1, 16, 16))
+    images = np.repeat(pattern, 8, axis=0)
+    group = LabelledImages(images.astype(np.float32), np.zeros(8, np.int64))
+    groups = [group] * G + [spoilt(group, "mirror", share)] * G
+    (candidate,) = Samples(groups, 1).candidates([BY_NAME["mirror"]])
+    found = of_groups(candidate.share, G)(np.arange(G), np.arange(G, 2 * G))
+    assert found == pytest.approx(share, abs=2e-3)
+
+
+def test_labels_move_means_as_relabelled_images_do(digits):
+    entry = BY_NAME["shift-labels"]
+    own = Samples(digits, 10)
+    moved = [g._replace(labels=entry.labels(g.labels, 10, 1)) for g in digits]
+    direct = group_features.class_means(
+        group_features.image_features(moved[0].images)["sharpness"], moved[0].labels, 10
+    )
+    kept = group_features.class_means(
+        group_features.image_features(digits[0].images)["sharpness"],
+        digits[0].labels,
+        10,
+    )
+    assert direct == pytest.approx(np.roll(kept, 1, 0))
+    entries = [Transformation("shift", "", (1,), labels=entry.labels, is_turn=True)]
+    (candidate,) = own.candidates(entries)
+    flat = own.by_feature["sharpness"].reshape(2 * G, -1) / np.sqrt(10)
+    rolled = np.roll(own.by_feature["sharpness"], 1, 1).reshape(2 * G, -1) / np.sqrt(10)
+    assert candidate.sizes[2] == pytest.approx((rolled - flat) @ (rolled - flat).T)
+
+
+def test_a_class_that_a_group_lacks_gets_the_others_mean(digits):
+    lacking = digits[0]._replace(
+        labels=np.where(digits[0].labels == 3, 4, digits[0].labels)
+    )
+    means = Samples([lacking, *digits[1:]], 10).by_feature["mean picture"]
+    assert means[0, 3] == pytest.approx(means[1:, 3].mean(0))
