@@ -68,6 +68,7 @@ ONE_DATA_SET = "compare runs of one data set"
 NAMED, POSSIBLE, EXCLUDED, UNDECIDED = "named", "possible", "excluded", "undecided"
 PART = "part"  # of several bugs
 _LEAST_SQUARED = 1e-12
+_OF_TRAINING = 0.1  # weight of a feature that training changes too
 _ROTATION = next(entry for entry in TRANSFORMATIONS if entry.name == ROTATE)
 DIFFERS, SAME = "differs", "no difference seen"
 
@@ -279,15 +280,18 @@ class _Explanation:
 def _weights(grams: Array, rows: Rows, rule: Rule) -> Array:
     """Returns weights by which every feature that differs counts alike in a fit.
 
-    A bug has to explain each of them: a white frame changes brightness and sharpness as
-    inversion does, and not the picture. The weighted squared distance of the cohorts is
-    1. Where no feature alone differs, all count as they are.
+    A bug has to explain each of them: a white frame changes brightness as inversion
+    does, and not the picture. Sharpness only decides between those that do: where
+    images are inverted, noise drowns more of what generators learn. The weighted
+    squared distance of the cohorts is 1. Where no feature alone differs, all count as
+    they are.
     """
     values = [permutation.distances(gram, rows) ** 2 for gram in grams]
     is_seen = np.array([permutation.p_value(v) <= rule.alpha for v in values])
     squared = np.array([max(float(v[0]), _LEAST_SQUARED) for v in values])
     if is_seen.any():
-        return is_seen / squared / is_seen.sum()
+        counts = np.where(features.IS_LEARNED, 1.0, _OF_TRAINING) * is_seen
+        return counts / squared / counts.sum()
     whole = float(permutation.distances(grams.sum(0), rows)[0]) ** 2
     return np.ones(len(grams)) / whole if whole > 0 else np.zeros(len(grams))
 
@@ -325,11 +329,15 @@ def _explanation(
 
 def _least_fit(best: Candidate, rows: Rows) -> float:
     """Returns the fit in the worst explained of the features that differ."""
+    explained = best.explained_by_feature(~rows[:1], rows[:1])
+    counts = np.where(features.IS_LEARNED, 1.0, _OF_TRAINING) * (best.weights > 0)
     is_seen = best.weights > 0
+    if (is_seen & features.IS_LEARNED).any():
+        is_seen &= features.IS_LEARNED
     if not is_seen.any():
         return 0.0
-    explained = best.explained_by_feature(~rows[:1], rows[:1])[is_seen]
-    return float((explained * best.weights[is_seen]).min() * is_seen.sum())
+    fits = explained[is_seen] * best.weights[is_seen] / counts[is_seen] * counts.sum()
+    return float(fits.min())
 
 
 def _jackknife(

@@ -20,6 +20,8 @@ Array = NDArray[np.float64]
 _SMOOTHING = 1.0  # pixels: the noise of a generator is finer than a stroke
 _COMPONENTS = 32
 _LEVELS, _RINGS = 8, 6
+# Of the features: noise of the training alone changes how sharp samples are.
+IS_LEARNED = np.array([True, True, False])
 _LEAST_POWER = 1e-4  # per pixel: what is below it looks black
 
 
