@@ -111,14 +111,14 @@ LIGHT: Settings = {
     "latent_dim": 30,
 }
 FEW_ROUNDS: Settings = {
-    "steps": 20,
+    "steps": 60,
     "clients_per_round": 54,
-    "discriminator_learning_rate": 0.02,
-    "generator_learning_rate": 0.05,
+    "discriminator_learning_rate": 0.003,
+    "generator_learning_rate": 0.1,
     "generator": "upsample",
     "generator_dim": 16,
     "discriminator_dim": 8,
-    "clip_bound": 1.0,
+    "clip_bound": 0.5,
 }
 VOTES: Settings = {"steps": 100, "batch_size": 16}
 ENTRIES = {
