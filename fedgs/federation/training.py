@@ -432,13 +432,15 @@ def stop_on_signal(go_on: str = "the same command") -> Iterator[threading.Event]
     Raises:
         KeyboardInterrupt: at the second one.
     """
-    stop = threading.Event()
+    stop, heard = threading.Event(), False
 
     def handle(number: int, frame: object) -> None:
+        nonlocal heard  # set first: the next signal may interrupt any line below
         # No print: the signal may have interrupted one, which would fail.
-        if stop.is_set():
+        if heard:
             os.write(2, f"\nending now; continue with: {go_on}\n".encode())
             raise KeyboardInterrupt
+        heard = True
         os.write(2, STOPPING.encode())
         stop.set()
 

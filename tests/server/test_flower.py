@@ -190,8 +190,7 @@ def test_flower_with_two_workers_gives_the_local_bytes(tmp_path, settings, fedgs
     torch.testing.assert_close(found, dict(page), rtol=0, atol=1e-5)
     assert "6 clients on 3 nodes, 6 per round, 3 rounds" in out
     assert "round 3 of 3" in out
-    for adversary in ("release", "server", "secagg"):
-        assert adversary in out
+    assert f"run folder   {output}" in out
     assert Ledger.read(output / "ledger.jsonl").length == 3
     made = sorted(path.name for path in (output / "private").iterdir())
     assert made == ["node-00000", "node-00001", "node-00002"]
