@@ -131,6 +131,7 @@ def test_the_row_of_gs_wgans_table_comes_from_its_call():
     assert found["valid", "record", "add-or-remove"] == pytest.approx(0.854, abs=5e-3)
 
 
+@pytest.mark.slow
 def test_the_row_of_the_autoencoder_comes_from_its_call():
     pytest.importorskip("autodp")
     settings = AutoencoderSettings(noise_multiplier=0.686)
@@ -168,7 +169,9 @@ def test_a_user_of_a_central_release_counts_as_all_its_images():
     assert (found["valid", "user", "zero-out"] or 0) > 90
 
 
-@pytest.mark.parametrize("release", ["once", "batches"])
+@pytest.mark.parametrize(
+    "release", ["once", pytest.param("batches", marks=pytest.mark.slow)]
+)
 def test_the_autoencoder_gets_its_share_of_the_budget(release):
     settings = AutoencoderSettings(
         release=release, autoencoder_steps=100, generator_steps=50
@@ -216,6 +219,7 @@ def test_one_release_is_made_and_then_the_generator_nears_it(tmp_path):
     assert loss() < 0.5 * before
 
 
+@pytest.mark.slow
 def test_the_autoencoder_learns_without_noise_and_gives_its_decoder(tmp_path):
     run, data = small_run("dp-merf-ae", tmp_path / "run")
     settings = dataclasses.replace(

@@ -323,7 +323,10 @@ def ledger(folder):
     return (folder / "ledger.jsonl").read_text().splitlines()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode",
+    ["sampled", *(pytest.param(m, marks=pytest.mark.slow) for m in ("all", "server"))],
+)
 def test_flower_gives_the_local_engines_bytes(tmp_path, mode):
     local, data = new_run(tmp_path / "local", **MODES[mode])
     train(local, data)

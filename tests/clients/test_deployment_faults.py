@@ -27,7 +27,7 @@ from simulated_grid import round_of, spoil_at
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("round", [1, 3])
+@pytest.mark.parametrize("round", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_killed_server_resumes_to_the_same_bytes(deploy, undisturbed, mode, round):
     run = deploy(mode=mode)
     with pytest.raises(KeyboardInterrupt):
