@@ -115,6 +115,7 @@ def test_which_cohort_is_spoilt_is_said_of_a_bug_that_nothing_undoes(digits):
     assert (found.verdict, found.ranking[0].spoilt) == ("brightness", "suspicious")
 
 
+@pytest.mark.slow
 def test_both_bugs_at_once_are_more_than_one(digits):
     found = diagnose(digits[:G], each(invert, each(rotate, digits[G:])), 10)
     assert found.verdict == diagnosis.MORE_THAN_ONE
@@ -188,7 +189,9 @@ def test_a_mean_pixel_on_either_side_of_the_middle_is_no_inversion(digits):
     assert found.verdict != "none"
 
 
-@pytest.mark.parametrize("strength", [0.6, 0.3, 0.1])
+@pytest.mark.parametrize(
+    "strength", [0.6, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.3, 0.1))]
+)
 def test_less_structure_is_no_bug(digits, strength):
     """Blur by grey shrinks both vectors to 0, never beyond."""
     own = with_images(lambda x: 0.5 + strength * (x - 0.5), digits[G:])
@@ -324,6 +327,7 @@ def test_kernel_means_are_those_of_a_loop():
     )
 
 
+@pytest.mark.slow
 def test_two_sample_statistics_see_a_bug_and_no_bug(digits, monkeypatch):
     monkeypatch.undo()  # with the classifier
     alike = diagnose(digits[:G], digits[G:], 10).two_sample

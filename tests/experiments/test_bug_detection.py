@@ -186,7 +186,7 @@ def test_the_largest_epsilon_of_the_groups_counts():
     assert len(found) == len(few)
 
 
-@pytest.mark.parametrize("bug", ["flip", "none"])
+@pytest.mark.parametrize("bug", ["flip", pytest.param("none", marks=pytest.mark.slow)])
 def test_an_experiment_plants_its_bug_everywhere(debug, data, tmp_path, bug):
     fraction = 0.5 if bug == "flip" else None
     settings = {"bug": bug, "selection_rounds": 2, "clients_per_group": 2}
@@ -414,6 +414,7 @@ def test_cohorts_of_other_data_are_refused(debug, tmp_path, monkeypatch):
     refused(debug(cohorts=folder), "give --data digits")
 
 
+@pytest.mark.slow
 def test_alpha_below_the_attainable_p_is_noted_and_undecided(fedgs, runs, tmp_path):
     done = compare(fedgs, tmp_path, runs, alpha=0.02)
     assert "0.02857, the least p of 4 groups: no bug can be named" in done[2]

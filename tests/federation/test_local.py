@@ -195,9 +195,7 @@ ALSO_IN_FULL = (
 )
 CASES = [("selected", points) for points in CRASHES]
 CASES += [("full participation", points) for points in ALSO_IN_FULL]
-CASES += [
-    ("surrogate", points) for points in ("before the first release", "four times")
-]
+CASES += [("surrogate", points) for points in ("four times",)]
 CASES += [("staged", points) for points in (*ALSO_IN_FULL, "in the first round")]
 CASES += [("moments", points) for points in ("in the first round", "four times")]
 
