@@ -48,8 +48,9 @@ from fedgs.baselines.teachers import (
     check_teachers,
     joined_state,
     load_joined,
+    num_teachers,
     trial_chunks,
-    with_conditions,
+    valid_guarantees,
 )
 from fedgs.config.fields import Scalar, flag
 from fedgs.config.run_config import ResolvedConfig
@@ -132,7 +133,7 @@ class GPate:
         self, settings: Settings, facts: Facts, target_epsilon: float, delta: float
     ) -> Settings:
         """Returns settings with the noise for replace-one of a user's data set."""
-        check_teachers(_num_teachers(settings, facts), facts.num_clients)
+        check_teachers(num_teachers(settings.num_teachers, facts), facts.num_clients)
         queries = _queries_per_step(settings) * settings.steps
         mu = accounting.confident_gnmax_mu(
             queries, settings.threshold_ratio, 1.0, REPLACED
@@ -145,26 +146,14 @@ class GPate:
     ) -> list[Guarantee]:
         """Returns what the queries so far cost."""
         users = "GDP of every query, answered or not"
-        replaced = _epsilon(events, REPLACED, delta)
-        lines = [
-            Guarantee("valid", "user", "replace-one", replaced, delta, users),
-            Guarantee(
-                "valid",
-                "record",
-                "replace-one",
-                replaced,
-                delta,
-                f"{users}; a record is in one user's data",
-            ),
-        ]
-        if _num_teachers(settings, facts) == facts.num_clients:
-            left_out = _epsilon(events, 1.0, delta)
-            theorem = f"{users}; the user's teacher casts no vote"
-            lines.insert(
-                1, Guarantee("valid", "user", "zero-out", left_out, delta, theorem)
-            )
-        is_revealed = any("rdp_of_votes" in event for event in events)
-        lines = with_conditions(lines, is_revealed)
+        lines = valid_guarantees(
+            num_teachers(settings.num_teachers, facts),
+            facts,
+            (_epsilon(events, REPLACED, delta), _epsilon(events, 1.0, delta)),
+            delta,
+            users,
+            is_revealed=any("rdp_of_votes" in event for event in events),
+        )
         return lines + [
             _as_published(unit, events, delta) for unit in ("user", "record")
         ]
@@ -195,7 +184,7 @@ class GPate:
         A long release is tried less often than asked; see `trial_chunks`.
         """
         queries, bins = int(event["num_queries"]), settings.num_bins
-        voters = _num_teachers(settings, facts) - 1
+        voters = num_teachers(settings.num_teachers, facts) - 1
         counts = np.zeros((queries, bins), np.int64)
         counts[:, 0], counts[:, 1] = voters // 2, voters - voters // 2
         inside, outside = counts.copy(), counts.copy()
@@ -391,10 +380,6 @@ def aggregate(
 
 def _distance(generator: Any, z: Tensor, labels: Labels, target: Images) -> Tensor:
     return (generator(z, labels) - target).square().sum()
-
-
-def _num_teachers(settings: Settings, facts: Facts) -> int:
-    return settings.num_teachers or facts.num_clients
 
 
 def _queries_per_step(settings: Settings) -> int:

@@ -51,8 +51,9 @@ from fedgs.baselines.teachers import (
     check_teachers,
     joined_state,
     load_joined,
+    num_teachers,
     trial_chunks,
-    with_conditions,
+    valid_guarantees,
 )
 from fedgs.config.fields import Scalar, flag
 from fedgs.config.run_config import ResolvedConfig
@@ -148,7 +149,7 @@ class PateGan:
         self, settings: Settings, facts: Facts, target_epsilon: float, delta: float
     ) -> Settings:
         """Returns settings with the noise for replace-one of a user's data set."""
-        check_teachers(_num_teachers(settings, facts), facts.num_clients)
+        check_teachers(num_teachers(settings.num_teachers, facts), facts.num_clients)
         per_step = settings.student_steps * settings.batch_size
         queries = settings.steps * per_step
         pure = accounting.pure_per_query(target_epsilon, queries, delta)
@@ -159,26 +160,14 @@ class PateGan:
     ) -> list[Guarantee]:
         """Returns what the labels so far cost."""
         pure = "optimal composition of pure DP"
-        replaced = _epsilon(events, 2.0, delta)
-        lines = [
-            Guarantee("valid", "user", "replace-one", replaced, delta, pure),
-            Guarantee(
-                "valid",
-                "record",
-                "replace-one",
-                replaced,
-                delta,
-                f"{pure}; a record is in one user's data",
-            ),
-        ]
-        if _num_teachers(settings, facts) == facts.num_clients:
-            left_out = _epsilon(events, 1.0, delta)
-            theorem = f"{pure}; the user's teacher casts no vote"
-            lines.insert(
-                1, Guarantee("valid", "user", "zero-out", left_out, delta, theorem)
-            )
-        is_revealed = any("moments_of_code" in event for event in events)
-        lines = with_conditions(lines, is_revealed)
+        lines = valid_guarantees(
+            num_teachers(settings.num_teachers, facts),
+            facts,
+            (_epsilon(events, 2.0, delta), _epsilon(events, 1.0, delta)),
+            delta,
+            pure,
+            is_revealed=any("moments_of_code" in event for event in events),
+        )
         for unit in ("user", "record"):
             lines += _as_published(unit, events, delta)
         return lines
@@ -208,7 +197,7 @@ class PateGan:
         tried less often than asked; see `trial_chunks`.
         """
         queries, scale = int(event["num_queries"]), event["noise_scale"]
-        others = (_num_teachers(settings, facts) - 1) // 2
+        others = (num_teachers(settings.num_teachers, facts) - 1) // 2
 
         def scores(zeros: int, ones: int) -> npt.NDArray[np.float64]:
             found: list[npt.NDArray[np.int64]] = []
@@ -389,10 +378,6 @@ def _student_loss(
 ) -> Tensor:
     scores = student(images, labels)
     return F.binary_cross_entropy_with_logits(scores, target)
-
-
-def _num_teachers(settings: Settings, facts: Facts) -> int:
-    return settings.num_teachers or facts.num_clients
 
 
 def _scale(settings: Settings) -> float:

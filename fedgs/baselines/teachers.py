@@ -8,7 +8,6 @@ Teachers are the discriminators' `ModuleStack`: one batched call trains or asks 
 of them. A student, or the generator, is a stack of one.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedgs.baselines.contract import Guarantee
+from fedgs.baselines.contract import Facts, Guarantee
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
@@ -40,15 +39,41 @@ MOST_NOISE = 30_000_000  # and so many in all, for each of its two arrays: half 
 FIRST = torch.zeros(1, dtype=torch.int64)  # the position of a stack's only module
 
 
-def with_conditions(lines: list[Guarantee], is_revealed: bool) -> list[Guarantee]:
-    """Returns valid lines with what they suppose.
+def num_teachers(given: int | None, facts: Facts) -> int:
+    """Returns how many teachers there are: one for each client when not given."""
+    return given or facts.num_clients
+
+
+def valid_guarantees(
+    teachers: int,
+    facts: Facts,
+    epsilons: tuple[float | None, float | None],
+    delta: float,
+    theorem: str,
+    is_revealed: bool,
+) -> list[Guarantee]:
+    """Returns the valid lines of votes, with what they suppose.
 
     Args:
-        lines: of a method.
+        teachers: how many there are.
+        facts: of the run.
+        epsilons: where one teacher's votes are replaced, and where they are left out.
+        delta: of both.
+        theorem: how they were computed.
         is_revealed: the ledger tells of the votes.
     """
+    replaced, left_out = epsilons
+    found = [("user", "replace-one", replaced, theorem)]
+    if teachers == facts.num_clients:
+        why = f"{theorem}; the user's teacher casts no vote"
+        found.append(("user", "zero-out", left_out, why))
+    why = f"{theorem}; a record is in one user's data"
+    found.append(("record", "replace-one", replaced, why))
     conditions = (TRUSTED, REVEALING) if is_revealed else (TRUSTED,)
-    return [dataclasses.replace(line, conditions=conditions) for line in lines]
+    return [
+        Guarantee("valid", unit, relation, epsilon, delta, how, conditions)
+        for unit, relation, epsilon, how in found
+    ]
 
 
 def trial_chunks(trials: int, numbers: int) -> Iterator[int]:
