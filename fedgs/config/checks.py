@@ -5,12 +5,14 @@ to do. `refuse` makes the first one the UserError. This module imports no tensor
 library.
 """
 
+import math
 import re
 from collections.abc import Iterator
 
 from fedgs.config.conditions import DEPLOYED, REFUSAL_TELLS, why_not_amplified
 from fedgs.config.fields import Problem, refuse, shortened
 from fedgs.config.hosting import read_sizes
+from fedgs.config.integers import why_too_coarse
 from fedgs.config.settings import Settings
 from fedgs.config.stages import FEATURES, MASS, MOMENT_KINDS, MOST_FEATURES
 
@@ -150,6 +152,8 @@ def privacy_problems(config: Settings) -> Iterator[Problem]:
         yield from _amplification_problems(config)
     if config.colluding_nodes:
         yield from _collusion_problems(config)
+    if config.secure_aggregation:
+        yield from _aggregation_problems(config)
     if config.gradient_basis == "dct" and config.dct_size > config.image_size:
         most = f"image_size = {config.image_size}"
         yield "dct_size", f"give --dct-size at most {most}"
@@ -190,6 +194,31 @@ def _collusion_problems(config: Settings) -> Iterator[Problem]:
         if config.colluding_nodes > nodes:
             most = f"the {nodes} nodes of a round whose noise counts"
             yield "colluding_nodes", f"give --colluding-nodes at most {most}"
+
+
+def _aggregation_problems(config: Settings) -> Iterator[Problem]:
+    """Yields why the server would learn more than a sum, or a sum too coarse."""
+    remedy = "leave out --secure-aggregation, or change that"
+    if config.amplification:
+        why = "nodes learn who else is asked, amplification needs that nobody does"
+        yield "secure_aggregation", f"{why}; {remedy}"
+    clients = config.clients_per_round
+    if config.client_selection == "all" or clients is None:
+        clients = config.num_clients
+    if clients is None or config.num_clients is None:
+        return
+    fewest = config.hosting.fewest_nodes(clients)
+    if config.engine != "local" and min(fewest, config.min_nodes or fewest) < 2:
+        why = "a round may be of one node, whose release no other one hides"
+        yield "secure_aggregation", f"{why}; {remedy}"
+    if config.noise_multiplier is None:
+        return
+    known = config.num_stages if config.num_classes else 0
+    for round in (*range(1, known + 1), config.num_stages + 1):
+        terms = config.terms(round)
+        asked = (config.units(terms), math.prod(terms.shape[1:]))
+        if why := why_too_coarse(terms.noise_multiplier, *asked):
+            yield "secure_aggregation", why
 
 
 def training_problems(config: Settings) -> Iterator[Problem]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from fedgs.config.fields import Trait, check_range, coerced, option, scalar_type
 from fedgs.config.hosting import Hosting, hosting, read_sizes
+from fedgs.config.integers import clip_units
 from fedgs.config.stages import FEATURES, Stage, Terms, read_stages
 from fedgs.errors import UserError
 
@@ -308,6 +309,12 @@ class Settings:
         None,
         PRIVACY | RESULT | STAYS | PATH,
         "TOML file of what a client agrees to, checked by the client itself.",
+    )
+    secure_aggregation: bool = option(
+        False,
+        PRIVACY | RESULT | MECHANISM,
+        "The server learns only the sum over a round's nodes: integers, discrete noise "
+        "and masks.",
     )
     secure_noise: bool = option(
         True,
@@ -659,6 +666,19 @@ class Settings:
         """Shape (B, channels, side, side) of B gradients in their basis."""
         side = self.dct_size if self.gradient_basis == "dct" else self.image_size
         return (self.batch_size, self.image_channels, side, side)
+
+    def units(self, terms: Terms) -> int:
+        """Returns the units of a clip bound in a secure aggregation, 0 without one.
+
+        Raises:
+            UserError: clients_per_round or num_clients is unset.
+        """
+        if not self.secure_aggregation:
+            return 0
+        clients = self.clients_per_round
+        if self.client_selection == "all" or clients is None:
+            clients = _known(self.num_clients)
+        return clip_units(terms.noise_multiplier, clients)
 
     @property
     def stage_list(self) -> tuple[Stage, ...]:

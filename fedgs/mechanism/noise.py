@@ -39,6 +39,7 @@ import secrets
 import numpy as np
 import numpy.typing as npt
 
+from fedgs.mechanism.discrete import discrete_gaussian
 from fedgs.randomness import stream
 
 NUM_SUMMED = 4  # 2n of Holohan and Braghin, with n = 2
@@ -82,12 +83,38 @@ class NoiseStream:
                 added to two different gradients. Or the operating system gave too few
                 bytes.
         """
-        if self._is_used:
-            raise RuntimeError("this noise was already used for a release")
-        self._is_used = True
+        self._use()
         if self._rng is None:
             return noise_std * _secure_normal(shape)
         return noise_std * self._rng.standard_normal(shape)
+
+    def discrete(self, shape: tuple[int, ...], std: int) -> npt.NDArray[np.int64]:
+        """Returns exact draws of the discrete Gaussian N_Z(0, std^2), int64.
+
+        Privacy: as `normal`.
+
+        Args:
+            shape: of the draws.
+            std: from 0 to 2^28; the variance is that of the continuous Gaussian.
+
+        Raises:
+            RuntimeError: as `normal`.
+
+        Source: `fedgs.mechanism.discrete`.
+        """
+        self._use()
+        return discrete_gaussian(self._words, math.prod(shape), std).reshape(shape)
+
+    def _use(self) -> None:
+        if self._is_used:
+            raise RuntimeError("this noise was already used for a release")
+        self._is_used = True
+
+    def _words(self, count: int) -> npt.NDArray[np.uint64]:
+        """Returns uniform words of 64 bits."""
+        if self._rng is None:
+            return _system_words(count)
+        return self._rng.integers(2**64, size=count, dtype=np.uint64)
 
 
 def _secure_normal(shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
@@ -100,9 +127,13 @@ def _secure_normal(shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
 
 def _uniform(shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
     """Returns fresh uniforms in (0, 1]: (k + 1) / 2^64 in float64, k of 64 bits."""
-    size = 8 * math.prod(shape)
-    content = os.urandom(size)
-    if len(content) != size:
-        raise RuntimeError(f"os.urandom gave {len(content)} of {size} bytes of noise")
-    integers = np.frombuffer(content, np.uint64).reshape(shape)
+    integers = _system_words(math.prod(shape)).reshape(shape)
     return (integers.astype(np.float64) + 1.0) * 2.0**-64
+
+
+def _system_words(count: int) -> npt.NDArray[np.uint64]:
+    content = os.urandom(8 * count)
+    if len(content) != 8 * count:
+        got = f"{len(content)} of {8 * count}"
+        raise RuntimeError(f"os.urandom gave {got} bytes of noise")
+    return np.frombuffer(content, np.uint64)

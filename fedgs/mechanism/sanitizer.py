@@ -185,15 +185,7 @@ def sanitize(
 
     Source: GS-WGAN, Eq. 9; docs/privacy.md, "The mechanism".
     """
-    if len({part.clip_bound for part in parts}) != 1:
-        raise ValueError("a release needs clipped gradients of one clip bound")
-    for part in parts:
-        if part.is_released:  # before, or twice in this release
-            raise RuntimeError(
-                "these gradients were already released; they must not be "
-                "released again with other noise"
-            )
-        part.is_released = True
+    clip_bound = take(parts)
     total = torch.zeros(parts[0].values.shape[1:], dtype=torch.float64)
     for part in parts:
         for client_grads in part.values.cpu():
@@ -206,9 +198,31 @@ def sanitize(
         round,
         node_id,
         noise_std,
-        parts[0].clip_bound,
+        clip_bound,
         _MADE_BY_SANITIZER,
     )
+
+
+def take(parts: Sequence[ClippedGradients]) -> float:
+    """Marks parts as released, before anything is computed from them.
+
+    Returns:
+        Their clip bound C.
+
+    Raises:
+        RuntimeError: a part was already used for a release.
+        ValueError: no parts, or different clip bounds.
+    """
+    if len({part.clip_bound for part in parts}) != 1:
+        raise ValueError("a release needs clipped gradients of one clip bound")
+    for part in parts:
+        if part.is_released:  # before, or twice in this release
+            raise RuntimeError(
+                "these gradients were already released; they must not be "
+                "released again with other noise"
+            )
+        part.is_released = True
+    return parts[0].clip_bound
 
 
 def received(

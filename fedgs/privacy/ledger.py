@@ -57,6 +57,8 @@ class Event:
         source: in the count of a deployed client, who asked for it; else "", and
             then not in the line.
         release: "gradient", then not in the line, or "embedding": one sample, B = 1.
+        units: of one clip bound, where integers with discrete noise were released;
+            0, then not in the line: Gaussian noise.
 
     Raises:
         UserError: a value of the wrong type or outside its range.
@@ -77,6 +79,7 @@ class Event:
     noise_source: str = entry(choices=("os", "seeded"))
     source: str = ""
     release: str = entry("gradient", choices=("gradient", "embedding"))
+    units: int = entry(0, at_least=0)
 
     def __post_init__(self) -> None:
         """Checks every field."""
@@ -108,7 +111,7 @@ class Event:
 
 
 # Not in a line that has the default: lines of earlier versions keep their hashes.
-_OPTIONAL = {"source": "", "release": "gradient"}
+_OPTIONAL = {"source": "", "release": "gradient", "units": 0}
 _FIELDS = {spec.name for spec in fields(Event)} - _OPTIONAL.keys()
 
 

@@ -127,6 +127,7 @@ class Plan:
     amplification: bool = False
     stages: str | None = None
     stage_weights: str | None = None
+    secure_aggregation: bool = False
     noise_source: str = "os"
 
     def __post_init__(self) -> None:
