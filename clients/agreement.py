@@ -5,7 +5,7 @@ import dataclasses
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.federation.node import Node
 from fedgs.privacy.accounting import statements
-from fedgs.privacy.client_limits import Limits, release_cost
+from fedgs.privacy.client_limits import Limits
 from fedgs.privacy.plan import Plan
 
 _COUNTED = ("client_epsilon", "delta", "relation")
@@ -56,14 +56,14 @@ def _stages(config: ResolvedConfig) -> list[str]:
 def _costs(config: ResolvedConfig, limits: Limits, is_whole: bool) -> str:
     """Returns what all rounds cost, asked as planned or all, and what bounds it."""
     all_terms = [config.terms(round) for round in range(1, config.num_stages + 2)]
-    *stages, gradient = [
-        release_cost(t.noise_multiplier, t.batch_size) for t in all_terms
-    ]
+    *stages, gradient = [limits.cost_of(config, terms) for terms in all_terms]
     mu_squared = sum(stages) + (config.num_rounds - len(stages)) * gradient
     most = planned = limits.epsilon_of(mu_squared)
     if not is_whole:  # shards are one data set, of which any round may ask
-        rows = statements(Plan.from_config(config), limits.delta)
-        against = ("server", limits.relation)
+        plan, shares = Plan.from_config(config), limits.shares(config)
+        rows = statements(plan, limits.delta, plan.counted_nodes - shares)
+        is_bare = config.secure_aggregation and shares == 1
+        against = ("unmasked" if is_bare else "server", limits.relation)
         stated = next(r for r in rows if (r.adversary, r.relation) == against)
         planned = most if stated.epsilon is None else stated.epsilon
     meaning = f"({limits.relation}, delta {limits.delta:g})"

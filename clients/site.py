@@ -301,7 +301,8 @@ class DeployedPlace:
         count = ReleaseCount(counts, names)
         count.upgrade()
         everyone = range(len(hosted))
-        count.check(release_event(config, 1, everyone, len(hosted)), limits)
+        event = release_event(config, 1, everyone, len(hosted), limits.shares(config))
+        count.check(event, limits)
         own = dataclasses.replace(
             config, num_clients=len(hosted), node_sizes=None, num_rounds=1
         )

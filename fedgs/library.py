@@ -179,7 +179,8 @@ class TrainingRun:
         Arguments that are None are those of the run's own target.
 
         Args:
-            adversary: "release", or with the Flower engine "server" or "secagg".
+            adversary: "release", or with the Flower engine "server" or "secagg", and
+                "unmasked" of a run with secure aggregation.
             relation: "replace-one" or "zero-out".
             delta: above 0 and below 1.
 

@@ -21,6 +21,7 @@ SEEN_BY = {
     "release": "is computed from the published generators",
     "server": "the server computes from all that it receives",
     "secagg": "the server computes from the sums that it receives",
+    "unmasked": "the server computes if the masks fail",
 }
 
 

@@ -9,8 +9,10 @@ from fedgs.privacy.participation import COUNT_THEOREM, MIXTURE_THEOREM
 ADVERSARIES = {
     "release": "Anybody who sees the published generators, at worst after every round",
     "server": "The server: sees who took part and what each node sends",
-    "secagg": "A server behind secure aggregation, which fedgs does not contain: sees "
-    "who took part and only the sum over nodes",
+    "secagg": "A server behind secure aggregation: sees who took part and only the sum "
+    "over nodes",
+    "unmasked": "The server, if the masks of secure aggregation fail: sees what each "
+    "node sends",
 }
 RELATIONS = {
     "replace-one": "a client's whole data set is replaced by any other",

@@ -52,7 +52,7 @@ from fedgs.privacy.amplification import RDP_THEOREM
 from fedgs.privacy.gaussian import epsilon_from_mu, fixed_law
 from fedgs.privacy.ledger import Event
 from fedgs.privacy.participation import COUNT_THEOREM, MIXTURE_THEOREM
-from fedgs.privacy.plan import RELATIONS, Plan, costs_of, noise_shares
+from fedgs.privacy.plan import RELATIONS, Plan, costs_of
 
 Progress = Callable[[str], None]
 CHOICE_SHARE = 0.2  # trials on which the threshold is chosen, on top of the others
@@ -131,7 +131,7 @@ def claims_of_one_round(plan: Plan, delta: float, colluding: int = 0) -> list[Cl
     """
     found: list[Claim] = []
     for adversary in plan.adversaries:
-        shares = noise_shares(adversary, plan.counted_nodes, colluding)
+        shares = plan.shares(adversary, colluding)
         for relation in RELATIONS:
             ratio = plan.ratio(adversary, relation, colluding)
             mu = 1 / ratio if ratio else math.inf
@@ -142,7 +142,7 @@ def claims_of_one_round(plan: Plan, delta: float, colluding: int = 0) -> list[Cl
     one_round = dataclasses.replace(plan, num_rounds=1)
     for row in statements(one_round, delta, colluding):
         if row.theorem not in (COUNT_THEOREM, RDP_THEOREM):
-            shares = noise_shares(row.adversary, plan.counted_nodes, colluding)
+            shares = plan.shares(row.adversary, colluding)
             view = "seen" if row.theorem == MIXTURE_THEOREM else "hidden"
             who = (row.adversary, row.relation, shares)
             found.append(Claim(*who, row.epsilon, row.theorem, None, view))

@@ -18,9 +18,9 @@ import math
 
 MODULUS = 2**32
 MOST_UNITS = 2**28  # of a clip bound and of s: their squares fit into 64 bits
-LEAST_NOISE = 64  # s, in units; the proof needs more than 3
+LEAST_NOISE = 2**12  # s, in units
 LEAST_UNITS = 16  # U, for each unit by which rounding may shorten a client's vector
-ROUNDING_STD = 2.0  # r of the proof, in units: what of the noise it takes for rounding
+PROVEN = math.sqrt(1 - (2 / LEAST_NOISE) ** 2)  # sqrt(s^2 - r^2) / s, r = 2 units
 _TAIL = 16.0  # standard deviations
 
 
@@ -46,19 +46,16 @@ def noise_units(noise_multiplier: float, units: int) -> int:
     return math.ceil(2 * noise_multiplier * units)
 
 
-def proven_multiplier(noise_multiplier: float, units: int) -> float:
-    """Returns the multiplier of the Gaussian noise that has the same guarantee.
+def proven_multiplier(noise_multiplier: float, is_discrete: bool) -> float:
+    """Returns the multiplier of Gaussian noise that protects at most as well.
 
     Args:
         noise_multiplier: noise_std / (2 C) of one node, at least 0.
-        units: U; 0 if the noise is Gaussian itself.
+        is_discrete: whether its noise is discrete, of at least `LEAST_NOISE` units.
 
     Source: docs/privacy.md, "Integers", Theorem.
     """
-    if not units:
-        return noise_multiplier
-    lost = (ROUNDING_STD / (2 * units)) ** 2
-    return math.sqrt(max(noise_multiplier**2 - lost, 0.0))
+    return noise_multiplier * PROVEN if is_discrete else noise_multiplier
 
 
 def why_too_coarse(noise_multiplier: float, units: int, dimension: int) -> str:

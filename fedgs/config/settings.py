@@ -254,7 +254,7 @@ class Settings:
         "release",
         PRIVACY | RESULT,
         "Against whom target_epsilon holds.",
-        choices=("release", "server", "secagg"),
+        choices=("release", "server", "secagg", "unmasked"),
     )
     relation: str = option(
         "replace-one",

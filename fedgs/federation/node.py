@@ -227,7 +227,10 @@ class Node:
             return None
         positions = [client - self.hosted.start for client in participants]
         num_clients = len(self.hosted)
-        event = release_event(self.config, request.round, positions, num_clients)
+        shares = self.limits.shares(self.config)
+        event = release_event(
+            self.config, request.round, positions, num_clients, shares
+        )
         return dataclasses.replace(event, source=self.source)
 
     def _has_answered(self, request: Request, digest: str) -> bool:

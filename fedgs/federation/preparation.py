@@ -253,7 +253,8 @@ def with_noise(config: RunConfig) -> ResolvedConfig:
         config.colluding_nodes,
         selections,
     )
-    return ResolvedConfig.from_flat({"noise_multiplier": noise_multiplier}, config)
+    own = {"noise_multiplier": noise_multiplier}
+    return ResolvedConfig.from_flat(own, config).validate()
 
 
 def check_capacity(config: ResolvedConfig, folder: Path) -> None:

@@ -380,6 +380,7 @@ def new_event(
     planned = len(nodes_of(config, participants))
     terms = config.terms(round)
     return Event(
+        kind="discrete" if config.secure_aggregation else "gaussian",
         round=round,
         attempt=attempt,
         participants=EVERYONE if participants == EVERYONE else tuple(participants),

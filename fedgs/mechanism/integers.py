@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgs.config.integers import MODULUS, noise_units
+from fedgs.config.integers import LEAST_NOISE, MODULUS, noise_units
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.sanitizer import ClippedGradients, take
 
@@ -89,15 +89,17 @@ def sanitize_integers(
 
     Raises:
         RuntimeError: a part or the noise was already used for a release.
-        ValueError: no parts, or different clip bounds.
+        ValueError: no parts, different clip bounds, or too few units of noise.
 
     Source: docs/privacy.md, "Integers".
     """
     clip_bound = take(parts)
+    std = noise_units(noise_std / (2 * clip_bound), units)
+    if 0 < std < LEAST_NOISE:
+        raise ValueError(f"{std} units of noise: the proof needs {LEAST_NOISE}")
     total = torch.zeros(parts[0].values.shape[1:], dtype=torch.int64)
     for part in parts:
         total += to_integers(part.values.cpu(), units, clip_bound).sum(dim=0)
-    std = noise_units(noise_std / (2 * clip_bound), units)
     total += torch.from_numpy(noise.discrete(tuple(total.shape), std))
     return IntegerSum(total, round, node_id, units, noise_std, clip_bound, _MADE_HERE)
 

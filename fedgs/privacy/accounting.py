@@ -38,7 +38,7 @@ from fedgs.privacy.exposure import Exposure
 from fedgs.privacy.gaussian import check_numbers
 from fedgs.privacy.ledger import Event
 from fedgs.privacy.participation import Releases, Together
-from fedgs.privacy.plan import ADVERSARIES, RELATIONS, Plan, costs_of
+from fedgs.privacy.plan import ADVERSARIES, COLUMNS, RELATIONS, Plan, costs_of
 from fedgs.privacy.selection_cost import NOT_IN_RDP, SelectionCost, with_selections
 
 SEEDED = "seeded: not private"
@@ -50,7 +50,18 @@ _SEES = {
     "release, so the noise of one node counts",
     "secagg": "adversary: sees who took part and only the sum over at least {nodes} "
     "nodes, {colluding} colluding; not malicious, no Sybils",
+    "unmasked": "adversary: the server if masking fails; sees each node's release, so "
+    "the noise of one node counts",
 }
+_SEES_MASKED = (
+    "adversary: computational, that is honest but curious with bounded computing "
+    "power; sees who took part and, behind masks, the sum over at least {nodes} nodes, "
+    "{colluding} colluding; holds while at least two nodes of a round are honest"
+)
+_DISCRETE = (
+    "noise: exact discrete Gaussian on integers, accounted as a Gaussian whose "
+    "standard deviation is smaller by a part in 8 million"
+)
 _MEANINGS = {
     "replace-one": "relation: a client's whole data set is replaced",
     "zero-out": "relation: a client contributes the zero vector, its slot stays",
@@ -76,7 +87,7 @@ class Statement:
     """One epsilon and delta with all that they depend on.
 
     Attributes:
-        adversary: who looks; one of `ADVERSARIES`.
+        adversary: who looks; one of `COLUMNS` of `fedgs.privacy.plan`.
         relation: what two neighbouring data sets differ in; a key of `RELATIONS`.
         unit: what one client stands for, "client" or "record".
         delta: from 0 to 1.
@@ -124,6 +135,7 @@ class _Rounds(NamedTuple):
     Attributes:
         selection, unit, num_rounds: as in `Statement`.
         nodes: the fewest of a round whose noise counts.
+        is_masked: whether all are of secure aggregations.
         is_seeded: whether any noise is.
         laws: for each adversary the law of releases under replace-one, the name of its
             theorem and the condition under which it applies.
@@ -136,6 +148,7 @@ class _Rounds(NamedTuple):
     unit: str
     num_rounds: int
     nodes: int
+    is_masked: bool
     is_seeded: bool
     laws: Mapping[str, tuple[Releases, str, str]]
     no_amplification: str
@@ -193,9 +206,12 @@ class _Question(NamedTuple):
         *why: str,
     ) -> Statement:
         """Returns one row: of the rounds, and of the selections where it can."""
+        sees = _SEES[adversary]
+        if adversary == "server" and rounds.is_masked:
+            sees = _SEES_MASKED
         conditions = [
             *why,
-            _SEES[adversary].format(nodes=rounds.nodes, colluding=self.colluding),
+            sees.format(nodes=rounds.nodes, colluding=self.colluding),
             _MEANINGS[relation],
             "drop-out is independent of data; the nodes enforce B, C and the noise",
             *rounds.shared,
@@ -273,16 +289,21 @@ def _planned(plan: Plan, selection: str, colluding: int) -> _Rounds:
         no_amplification = f"refused: {reason}"
     elif plan.amplification:
         no_amplification = ""
-    ratios = {name: plan.ratio(name, "replace-one", colluding) for name in ADVERSARIES}
+    laws = {
+        name: (Releases(law, plan.ratio(name, "replace-one", colluding)), theorem, why)
+        for name in plan.adversaries
+    }
     return _Rounds(
         selection,
         plan.privacy_unit,
         plan.num_rounds,
         plan.counted_nodes,
+        plan.secure_aggregation,
         plan.noise_source == "seeded",
-        {a: (Releases(law, ratios[a]), theorem, why) for a in plan.adversaries},
+        laws,
         no_amplification,
         plan.sampled(),
+        (_DISCRETE,) if plan.secure_aggregation else (),
     )
 
 
@@ -394,7 +415,9 @@ def _released(
         no_amplification = _ASK
     # Of a local run one curator sees everything: it has the adversary release only.
     is_local = any(run.config.engine == "local" for run in runs)
-    adversaries = ADVERSARIES[:1] if is_local else ADVERSARIES
+    masked = [event.is_discrete for run in runs for event in run.events]
+    columns = COLUMNS if any(masked) else ADVERSARIES
+    adversaries = columns[:1] if is_local else columns
     names = {name for exposure in exposures for name in exposure.selections}
     release = ADVERSARIES.index("release")
     return _Rounds(
@@ -402,11 +425,12 @@ def _released(
         unit,
         sum(len(exposure.draws) for exposure in exposures),
         min((run.nodes for run in together.runs), default=0),
+        any(masked) and all(masked),
         any(exposure.is_seeded for exposure in exposures),
         {name: together.law(row) for row, name in enumerate(adversaries)},
         no_amplification,
         () if no_amplification else together.sampled(release),
-        (*_about(runs), *_embeddings(runs)),
+        (*_about(runs), *_embeddings(runs), *_aggregated(masked)),
     )
 
 
@@ -492,6 +516,18 @@ def _embeddings(runs: Sequence[Run]) -> list[str]:
     return [
         f"{count} of {len(releases)} events release embeddings, B = 1, each with its "
         "own C and noise; kinds, weights and clip bounds were fixed in advance"
+    ]
+
+
+def _aggregated(masked: Sequence[bool]) -> list[str]:
+    """Returns the conditions that secure aggregations add to every row."""
+    count = sum(masked)
+    if count in (0, len(masked)):
+        return [_DISCRETE] if count else []
+    return [
+        f"{count} of {len(masked)} events are of secure aggregations: in them the "
+        "server row counts the noise that secagg does, against bounded computing power",
+        _DISCRETE,
     ]
 
 

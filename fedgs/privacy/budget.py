@@ -28,12 +28,10 @@ from fedgs.privacy.gaussian import check_numbers, fixed_law
 from fedgs.privacy.ledger import Event
 from fedgs.privacy.participation import Releases, mixture_of, sampled_of
 from fedgs.privacy.plan import (
-    ADVERSARIES,
+    COLUMNS,
     RELATIONS,
     Plan,
     costs_of,
-    noise_ratio,
-    noise_shares,
 )
 from fedgs.privacy.selection_cost import SelectionCost, Target
 
@@ -50,7 +48,8 @@ def _checked(plan: Plan, target: Target, colluding: int) -> str:
     if adversary not in plan.adversaries:
         raise UserError(
             f"adversary = {adversary!r}: engine = {plan.engine} has only "
-            f"{', '.join(plan.adversaries)}; give --adversary or --engine accordingly"
+            f"{', '.join(plan.adversaries)}; give --adversary, --engine or "
+            "--secure-aggregation accordingly"
         )
     if plan.client_selection is None:
         raise UserError("client_selection is unknown: give --client-selection")
@@ -93,12 +92,12 @@ def calibrate_noise(
     """
     target = Target(target_epsilon, delta, adversary, relation, tuple(selections))
     law = plan.law(_checked(plan, target, colluding))[0]
-    shares = noise_shares(adversary, plan.counted_nodes, colluding)
-    if shares == 0:
+    if plan.shares(adversary, colluding) == 0:
         nodes = plan.counted_nodes
         raise UserError(f"colluding = {colluding}: give less than the {nodes} nodes")
     ratio = target.least_ratio(law)
-    exact = Decimal(ratio / noise_ratio(1.0, plan.batch_size, relation, shares))
+    of_one = replace(plan, noise_multiplier=1.0).ratio(adversary, relation, colluding)
+    exact = Decimal(ratio / of_one)
     digit = Decimal(1).scaleb(exact.adjusted() - 3)
     noise = exact.quantize(digit, rounding=ROUND_CEILING)
     if plan.amplification:
@@ -225,7 +224,7 @@ class Budget:
         _checked(plan, target, colluding)
         self._target = target
         self._num_clients, self._colluding = plan.num_clients, colluding
-        self._row = ADVERSARIES.index(adversary)
+        self._row = COLUMNS.index(adversary)
         self._scale = 2 / RELATIONS[relation]
         mu = 1 / target.least_ratio(fixed_law(1))
         self._most = (mu * self._scale) ** 2

@@ -214,7 +214,7 @@ class ReleaseCount:
     def _check(self, event: Event, limits: Limits) -> None:
         if limits.client_epsilon is None:
             return
-        cost = release_cost(event.noise_multiplier, event.batch_size)
+        cost = _cost(event)
         positions = np.arange(len(self.clients))[_positions(self._own_event(event))]
         mu_squared = self.mu_squared
         worst = int(positions[mu_squared[positions].argmax()])
@@ -289,7 +289,7 @@ class ReleaseCount:
         """Adds the events that are not in the count yet."""
         for name, (ledger, places) in self._ledgers.items():
             for event in ledger.events[self._added[name] :]:
-                cost = release_cost(event.noise_multiplier, event.batch_size)
+                cost = _cost(event)
                 if places is None:
                     self._of_all += cost
                 else:
@@ -333,33 +333,45 @@ def _positions(event: Event) -> slice | list[int]:
     return slice(None) if clients == "all" else list(clients)
 
 
+def _cost(event: Event) -> float:
+    nodes = event.counted_nodes  # 1, or those that the client's limits trust
+    return release_cost(event.proven_multiplier, event.batch_size, nodes)
+
+
 def source_of(run_id: str, start: str, node: str) -> str:
     """Returns what a line says of who asked: run, start of its server, own name."""
     return f"{run_id}/{start}/{node}"
 
 
 def release_event(
-    config: ResolvedConfig, round: int, positions: Sequence[int], num_clients: int
+    config: ResolvedConfig,
+    round: int,
+    positions: Sequence[int],
+    num_clients: int,
+    shares: int = 1,
 ) -> Event:
     """Returns what a node is about to release, as its clients count it.
 
-    Only the node's own noise counts: a server may drop or know that of all others.
+    Only the node's own noise counts, for a server may drop or know that of all others,
+    unless the clients trust a secure aggregation.
 
     Args:
         config: what the node computes with.
         round: the round that is answered.
         positions: the participants among the node's clients, increasing, not empty.
         num_clients: the node's clients.
+        shares: of `Limits.shares`.
     """
     is_all = len(positions) == num_clients
     terms = config.terms(round)
     return Event(
+        kind="discrete" if config.secure_aggregation else "gaussian",
         round=round,
         attempt=1,
         participants="all" if is_all else tuple(positions),
         num_clients=num_clients,
-        planned_nodes=1,
-        counted_nodes=1,
+        planned_nodes=shares,
+        counted_nodes=shares,
         noise_std=terms.noise_std,
         clip_bound=terms.clip_bound,
         batch_size=terms.batch_size,
@@ -384,5 +396,6 @@ def check_start(config: ResolvedConfig, clients: Sequence[str]) -> None:
     limits = Limits.of_run(config)
     limits.check_run(config)
     if limits.state_dir is not None:
-        event = release_event(config, 1, range(len(clients)), len(clients))
+        everyone = range(len(clients))
+        event = release_event(config, 1, everyone, len(clients), limits.shares(config))
         ReleaseCount(limits.state_dir, clients).check(event, limits)

@@ -15,6 +15,8 @@ A TOML file on the client's side. Every key may be left out; an unknown one is a
     num_classes = 10              # exactly this; labels lie in [0, num_classes)
     max_fakes = 160               # fakes of one request
     allow_seeded_noise = false    # true: noise that others can draw again
+    min_honest_nodes = 5          # trusts secure aggregation: of a round's nodes, so
+                                  #   many are honest; unset: only the own noise counts
     state_dir = "counts"          # where the count of releases is kept across runs,
                                   #   relative to this file; unset: in the run's folder
 
@@ -33,12 +35,13 @@ from typing import Any
 
 from fedgs.config.conditions import REFUSAL_TELLS
 from fedgs.config.fields import coerce_fields, entry
+from fedgs.config.integers import proven_multiplier
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.stages import Terms
 from fedgs.errors import UserError
 from fedgs.privacy.amplification import LEAST_RATIO
 from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
-from fedgs.privacy.plan import RELATIONS, noise_ratio
+from fedgs.privacy.plan import RELATIONS, Plan, noise_ratio
 
 
 class ClientRefused(UserError):
@@ -62,7 +65,8 @@ class Limits:
 
     Attributes:
         client_epsilon: of all releases of a client together, against the server
-            adversary: only the noise of the client's own node counts.
+            adversary: only the noise of the client's own node counts, unless
+            min_honest_nodes says more.
         delta, relation: of `client_epsilon`, as in `RunConfig`.
         max_batch_size, min_noise_multiplier, max_fakes: bounds; see the module.
             Without a min_noise_multiplier there must be some noise.
@@ -70,6 +74,9 @@ class Limits:
         allow_seeded_noise: whether a run may set `noise_seed`.
         allow_embeddings: whether a run may have stages; all other limits of a release
             hold for theirs as well.
+        min_honest_nodes: how many nodes of every secure aggregation add their noise and
+            tell it to nobody, this client's own included; None: aggregation is not
+            trusted.
         state_dir: absolute folder of the count; None: the run's private folder.
 
     Raises:
@@ -88,6 +95,7 @@ class Limits:
     max_fakes: int | None = entry(None, at_least=1)
     allow_seeded_noise: bool = False
     allow_embeddings: bool = False
+    min_honest_nodes: int | None = entry(None, at_least=2)
     state_dir: Path | None = None
 
     def __post_init__(self) -> None:
@@ -162,6 +170,21 @@ class Limits:
         factor = RELATIONS[self.relation] / RELATIONS["replace-one"]
         return epsilon_from_mu(factor * mu_squared**0.5, self.delta)
 
+    def shares(self, config: ResolvedConfig) -> int:
+        """Returns the nodes of a round whose noise protects this client, it believes.
+
+        Source: docs/privacy.md, "A client that limits itself".
+        """
+        is_trusted = config.secure_aggregation and self.min_honest_nodes is not None
+        return self.min_honest_nodes or 1 if is_trusted else 1
+
+    def cost_of(self, config: ResolvedConfig, terms: Terms) -> float:
+        """Returns `release_cost` of a round of a run."""
+        multiplier = proven_multiplier(
+            terms.noise_multiplier, config.secure_aggregation
+        )
+        return release_cost(multiplier, terms.batch_size, self.shares(config))
+
     def check_run(self, config: ResolvedConfig) -> None:
         """Refuses a run whose settings are outside these limits.
 
@@ -185,10 +208,7 @@ class Limits:
         if not self.allow_embeddings:
             remedy = f"no --stages, or {_ALLOW_EMBEDDINGS}"
             yield "allow_embeddings", "stages", config.stages is None, remedy
-        cost = max(
-            release_cost(terms.noise_multiplier, terms.batch_size)
-            for terms in _all_terms(config)
-        )
+        cost = max(self.cost_of(config, terms) for terms in _all_terms(config))
         holds, remedy = cost <= 1 / LEAST_RATIO**2, f"more, or {_ALLOW_NO_NOISE}"
         if (least := self.min_noise_multiplier) is not None:
             lowest = min(terms.noise_multiplier for terms in _all_terms(config))
@@ -206,6 +226,9 @@ class Limits:
             holds = config.noise_seed is None
             remedy = f"no --noise-seed, or {_ALLOW_SEEDED}"
             yield "allow_seeded_noise", "noise_seed", holds, remedy
+        nodes = Plan.from_config(config).counted_nodes
+        holds, remedy = self.shares(config) <= nodes, f"more, a round may be of {nodes}"
+        yield "min_honest_nodes", "min_nodes", holds, remedy
         holds = self.client_epsilon is None or not config.amplification
         yield "client_epsilon", "amplification", holds, f"False: {REFUSAL_TELLS}"
         holds = cost <= self.most_mu_squared
@@ -253,16 +276,17 @@ def why_limits_refuse(config: RunConfig) -> str:
     return f"client_epsilon: {REFUSAL_TELLS}"
 
 
-def release_cost(noise_multiplier: float, batch_size: int) -> float:
-    """Returns mu^2 = 1 / z^2 of one release of one node, with replace-one.
+def release_cost(noise_multiplier: float, batch_size: int, shares: int = 1) -> float:
+    """Returns mu^2 = 1 / z^2 of one release, with replace-one.
 
     Args:
-        noise_multiplier: noise_std / (2 C) of the node, at least 0.
+        noise_multiplier: noise_std / (2 C) of one node, at least 0.
         batch_size: B, at least 1.
+        shares: nodes whose noise counts: the client's own, or more by `Limits.shares`.
 
     Source: docs/privacy.md, "Relation and sensitivity".
     """
-    z = noise_ratio(noise_multiplier, batch_size, "replace-one", shares=1)
+    z = noise_ratio(noise_multiplier, batch_size, "replace-one", shares)
     return 1 / z**2 if z**2 else float("inf")
 
 

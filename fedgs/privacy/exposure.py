@@ -175,4 +175,5 @@ def columns_of(event: Event) -> Any:
 def constants_of(event: Event) -> tuple[float, ...]:
     """Returns the numbers that must not change while the Binomial mixture holds."""
     cohort = (event.num_participants, event.num_clients, event.counted_nodes)
-    return (event.noise_std, event.clip_bound, event.batch_size, *cohort)
+    noise = (event.noise_std, event.is_discrete)
+    return (*noise, event.clip_bound, event.batch_size, *cohort)

@@ -25,6 +25,7 @@ from typing import Any, BinaryIO, Generic, Literal, Self, TypeVar, cast
 from filelock import lock_descriptor
 
 from fedgs.config.fields import coerce_fields, entry
+from fedgs.config.integers import proven_multiplier
 from fedgs.errors import UserError
 from fedgs.files import sync
 
@@ -37,10 +38,11 @@ LEDGER_REMEDY = "restore the file from a copy: it is the record of the privacy s
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One attempted round: the nodes' Gaussian releases, public facts only.
+    """One attempted round: the nodes' releases, public facts only.
 
     Attributes:
-        kind: "gaussian", the only mechanism.
+        kind: of the noise: "gaussian", or "discrete" on the integers of a secure
+            aggregation.
         round: the generator update, from 1.
         attempt: 1 for the first try of the round, then 2, 3, ...
         participants: the clients asked, as increasing indices 0..K-1, or "all".
@@ -57,14 +59,12 @@ class Event:
         source: in the count of a deployed client, who asked for it; else "", and
             then not in the line.
         release: "gradient", then not in the line, or "embedding": one sample, B = 1.
-        units: of one clip bound, where integers with discrete noise were released;
-            0, then not in the line: Gaussian noise.
 
     Raises:
         UserError: a value of the wrong type or outside its range.
     """
 
-    kind: str = entry("gaussian", choices=("gaussian",))
+    kind: str = entry("gaussian", choices=("gaussian", "discrete"))
     round: int = entry(at_least=1)
     attempt: int = entry(at_least=1)
     participants: tuple[int, ...] | Literal["all"]
@@ -79,7 +79,6 @@ class Event:
     noise_source: str = entry(choices=("os", "seeded"))
     source: str = ""
     release: str = entry("gradient", choices=("gradient", "embedding"))
-    units: int = entry(0, at_least=0)
 
     def __post_init__(self) -> None:
         """Checks every field."""
@@ -109,9 +108,19 @@ class Event:
         """One node's noise_std / (2 * clip_bound); Opacus divides by clip_bound."""
         return self.noise_std / (2.0 * self.clip_bound)
 
+    @property
+    def is_discrete(self) -> bool:
+        """Whether the release was of a secure aggregation: integers, behind masks."""
+        return self.kind == "discrete"
+
+    @property
+    def proven_multiplier(self) -> float:
+        """That of the Gaussian noise which protects at most as well."""
+        return proven_multiplier(self.noise_multiplier, self.is_discrete)
+
 
 # Not in a line that has the default: lines of earlier versions keep their hashes.
-_OPTIONAL = {"source": "", "release": "gradient", "units": 0}
+_OPTIONAL = {"source": "", "release": "gradient"}
 _FIELDS = {spec.name for spec in fields(Event)} - _OPTIONAL.keys()
 
 

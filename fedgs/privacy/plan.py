@@ -18,6 +18,7 @@ from typing import Any
 
 from fedgs.config.conditions import why_not_amplified
 from fedgs.config.hosting import Hosting, hosting
+from fedgs.config.integers import proven_multiplier
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import MECHANISM, settings_with
 from fedgs.config.stages import read_stages
@@ -28,23 +29,29 @@ from fedgs.privacy.ledger import Event
 from fedgs.privacy.participation import COUNT_THEOREM, planned_law
 
 ADVERSARIES = ("release", "server", "secagg")
+UNMASKED = "unmasked"  # the server of a secure aggregation, if masking fails
+COLUMNS = (*ADVERSARIES, UNMASKED)  # of the costs of an event
 RELATIONS = {"replace-one": 2.0, "zero-out": 1.0}  # sensitivity of one fake / C
 
 
-def noise_shares(adversary: str, counted_nodes: int, colluding: int = 0) -> int:
+def noise_shares(
+    adversary: str, counted_nodes: int, colluding: int = 0, is_masked: bool = False
+) -> int:
     """Returns how many nodes' noise the adversary cannot take away.
 
     Args:
-        adversary: a key of `ADVERSARIES`.
+        adversary: one of `COLUMNS`.
         counted_nodes: nodes that must answer, at least 1.
         colluding: how many of them tell the adversary their noise, at least 0.
+        is_masked: whether the server sees only the sum, as secagg does.
 
     Returns:
-        All nodes (release), one (server), all but the colluding ones (secagg).
+        All nodes (release), one (server, unmasked), all but the colluding ones (secagg,
+        and a server that sees the sum).
 
     Source: docs/privacy.md, "Three adversaries, three columns".
     """
-    if adversary == "secagg":
+    if adversary == "secagg" or (adversary == "server" and is_masked):
         return max(counted_nodes - colluding, 0)
     return counted_nodes if adversary == "release" else 1
 
@@ -79,19 +86,19 @@ def costs_of(event: Event, colluding: int) -> tuple[float, ...]:
         colluding: nodes that take their noise out of secagg's sum, at least 0.
 
     Returns:
-        One cost for each of `ADVERSARIES`; inf is no noise.
+        One cost for each of `COLUMNS`; inf is no noise.
 
     Source: docs/privacy.md, "Relation and sensitivity".
     """
-    constants = (event.noise_multiplier, event.batch_size, event.counted_nodes)
-    return _costs(*constants, colluding)
+    constants = (event.proven_multiplier, event.batch_size, event.counted_nodes)
+    return _costs(*constants, colluding, event.is_discrete)
 
 
 @lru_cache(maxsize=128)
 def _costs(
-    multiplier: float, batch_size: int, nodes: int, colluding: int
+    multiplier: float, batch_size: int, nodes: int, colluding: int, is_masked: bool
 ) -> tuple[float, ...]:
-    shares = (noise_shares(name, nodes, colluding) for name in ADVERSARIES)
+    shares = (noise_shares(name, nodes, colluding, is_masked) for name in COLUMNS)
     ratios = (noise_ratio(multiplier, batch_size, "replace-one", n) for n in shares)
     return tuple(1 / z**2 if z**2 else math.inf for z in ratios)
 
@@ -161,7 +168,9 @@ class Plan:
     @property
     def adversaries(self) -> tuple[str, ...]:
         """The columns of a report; a local run is one trusted curator."""
-        return ("release",) if self.engine == "local" else tuple(ADVERSARIES)
+        if self.engine == "local":
+            return ("release",)
+        return COLUMNS if self.secure_aggregation else ADVERSARIES
 
     @property
     def hosting(self) -> Hosting:
@@ -239,5 +248,11 @@ class Plan:
         """
         if self.noise_multiplier is None:
             raise UserError("noise_multiplier is unset: give --noise-multiplier")
-        shares = noise_shares(adversary, self.counted_nodes, colluding)
-        return noise_ratio(self.noise_multiplier, self.batch_size, relation, shares)
+        shares = self.shares(adversary, colluding)
+        multiplier = proven_multiplier(self.noise_multiplier, self.secure_aggregation)
+        return noise_ratio(multiplier, self.batch_size, relation, shares)
+
+    def shares(self, adversary: str, colluding: int) -> int:
+        """Returns `noise_shares` of a round."""
+        nodes, is_masked = self.counted_nodes, self.secure_aggregation
+        return noise_shares(adversary, nodes, colluding, is_masked)

@@ -32,6 +32,7 @@ num_classes = 3
 max_fakes = 160
 allow_seeded_noise = true
 allow_embeddings = true
+min_honest_nodes = 5
 state_dir = "counts"
 """
 EPSILON = 'client_epsilon = {}\ndelta = 1e-5\nrelation = "replace-one"\n'
@@ -63,6 +64,7 @@ def test_every_key_of_the_file_is_read(tmp_path, monkeypatch):
         max_fakes=160,
         allow_seeded_noise=True,
         allow_embeddings=True,
+        min_honest_nodes=5,
         state_dir=tmp_path / "counts",
     )
     keys = {line.split(" =")[0] for line in WHOLE.split("\n") if line}
