@@ -133,7 +133,12 @@ ENTRIES = {
     ),
     "dp-merf-federated": Entry("dp-merf", {"federated": True}, {}, NOISE_FREE),
     "dp-merf": Entry("dp-merf", {}, {"generator_steps": 500}, NOISE_FREE),
-    "dp-merf-ae": Entry("dp-merf-ae", {}, {"autoencoder_steps": 300}, NOISE_FREE),
+    "dp-merf-ae": Entry(
+        "dp-merf-ae",
+        {},
+        {"autoencoder_steps": 300, "sampling_rate": 1 / 480},
+        NOISE_FREE,
+    ),
     "dp-sgd-gan": Entry(
         "dp-sgd-gan", {}, {"steps": 500, "expected_batch": 128} | SMALL, NOISE_FREE
     ),

@@ -105,7 +105,8 @@ def submit(
         submitting.submit(submission)
     except FlowerFailed as error:
         again = f"fedgs deploy submit --server {submission.server} ... --resume {run}"
-        print(f"{error}\ncontinue with: {again}", file=sys.stderr)
+        begun = "where the run has begun; else submit it again"
+        print(f"{error}\ncontinue with: {again} ({begun})", file=sys.stderr)
         raise typer.Exit(1) from error
 
 
