@@ -2,6 +2,7 @@
 
     query         the roll call: the node says which one it is
     query.join    a deployed node takes part in a run (`clients.site`)
+    query.key     the node announces a masking key, where no answer has brought one
     train         trains, and returns a sanitized release
 
 A reply carries sanitized gradients and public identifiers, nothing else; what is told
@@ -22,8 +23,15 @@ from clients.failures import log_privately, outcome_of, reason_of
 from clients.flower_1_41 import hasten_simulation
 from clients.site import DeployedPlace, Site, settings_of
 from clients.workers import SimulatedPlace
+from fedgs.errors import UserError
 from fedgs.event_log import log_event
-from fedgs.federation.messages import RECORD, decode_batch, encode_answer
+from fedgs.federation.messages import (
+    NEXT_KEY,
+    RECORD,
+    decode_batch,
+    decode_key_request,
+    encode_answer,
+)
 from fedgs.process import PROTOCOL
 
 PARTITION = "partition-id"  # only simulated nodes have one
@@ -68,6 +76,26 @@ def join(message: Message, context: Context) -> Message:
         if site:
             log_privately(site.state_dir, error, is_deployed=True)
         return _failed(title, message, error)
+
+
+@app.query("key")
+def announce(message: Message, context: Context) -> Message:
+    """Announces the public key of the node's next attempt; it releases nothing."""
+    place = None
+    try:
+        request = message.content.config_records[RECORD]
+        place = _place(request, context)
+        worker = place.worker()
+        if not worker.config.is_masked:
+            raise UserError("asked for a masking key in a run without masks: refused")
+        round = decode_key_request(request, worker.config)
+        key = worker.node(place.node_id).announce(round)
+        return _reply({NEXT_KEY: key}, message)
+    except Exception as error:
+        if place is None:
+            return _failed("a node", message, error)
+        log_privately(place.private, error, isinstance(place, DeployedPlace))
+        return _failed(place.title, message, error)
 
 
 @app.train()

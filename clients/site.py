@@ -43,6 +43,7 @@ from fedgs.data.records import DataWarning
 from fedgs.errors import UserError, explained
 from fedgs.federation.preparation import check_capacity
 from fedgs.files import make_folder, read_json, remove_temporaries, write_json
+from fedgs.mechanism.peers import Peers
 from fedgs.privacy.client_count import (
     COUNT_REMEDY,
     WHOLE,
@@ -77,12 +78,14 @@ class Site:
         state_dir: absolute.
         settings: the node's own of the run's settings (`OWN_SETTINGS`).
         limits: path of its limits file, None without one.
+        peers: its key and those of the nodes that it knows; None without `peers`.
     """
 
     name: str
     state_dir: Path
     settings: Mapping[str, Any]
     limits: Path | None = None
+    peers: Peers | None = None
 
     @classmethod
     def read(cls, node_config: Mapping[str, Any]) -> "Site":
@@ -99,14 +102,15 @@ class Site:
                     '"..."\' with name, data and state-dir'
                 )
         name, state_dir = values.pop("name"), Path(values.pop("state_dir"))
-        limits = values.pop("limits", None)
+        limits, peers = values.pop("limits", None), _peers(name, values)
         if unknown := sorted(values.keys() - OWN_SETTINGS):
-            known = ", ".join(sorted(OWN_SETTINGS | {"name", "state_dir", "limits"}))
+            others = {"name", "state_dir", "limits", "key", "peers", "min_peers"}
+            known = ", ".join(sorted(OWN_SETTINGS | others))
             raise UserError(f"{unknown[0]}: unknown in --node-config; give {known}")
         values["data"] = sources.with_absolute_path(values["data"])
         RunConfig.from_flat(values)  # checks each value
         path = None if limits is None else Path(str(limits)).expanduser().absolute()
-        site = cls(name, state_dir.expanduser().absolute(), values, path)
+        site = cls(name, state_dir.expanduser().absolute(), values, path, peers)
         site.own_limits()
         return site
 
@@ -121,6 +125,28 @@ class Site:
             limits = dataclasses.replace(limits, state_dir=self.state_dir / "releases")
         return limits
 
+    def check_peers(self, config: RunConfig) -> None:
+        """Refuses masks without pinned peers, and peers without masks.
+
+        Raises:
+            ClientRefused: names the setting and the remedy.
+        """
+        if config.secure_aggregation and self.peers is None:
+            raise ClientRefused(
+                "peers",
+                "secure_aggregation = true: give peers, a folder with NAME.pub of the "
+                "other nodes, and key, the file NAME.key of this one",
+            )
+        if self.peers is None:
+            return
+        if not config.secure_aggregation:
+            raise ClientRefused(
+                "peers",
+                "secure_aggregation = false: this node has peers, so it answers under "
+                "masks only; leave out peers to take part without",
+            )
+        self.peers.check_names(config.node_names)
+
     def open(self) -> None:
         """Makes the state directory, and holds it as long as this process lives.
 
@@ -132,6 +158,26 @@ class Site:
         problem = f"state-dir = {self.state_dir}: cannot be locked"
         with explained(OSError, problem, "give one that this user can write to"):
             _hold(self.state_dir / ".client.lock")
+
+
+def _peers(name: str, values: dict[str, Any]) -> Peers | None:
+    """Takes what a node knows of its peers out of its configuration.
+
+    Raises:
+        UserError: something is missing or wrong.
+    """
+    key, folder = values.pop("key", None), values.pop("peers", None)
+    least = values.pop("min_peers", None)
+    if folder is None:
+        if least is not None:
+            raise UserError(f"min_peers = {least}: give peers, a folder of NAME.pub")
+        return None  # a key alone is Flower's
+    if not isinstance(key, str) or not isinstance(folder, str):
+        raise UserError(f"peers = {folder}: give key, the file NAME.key, as well")
+    if least is not None and type(least) is not int:
+        raise UserError(f"min_peers = {least!r}: give a whole number")
+    own, others = (Path(path).expanduser().absolute() for path in (key, folder))
+    return Peers.read(name, own, others, least)
 
 
 @lru_cache  # keeps the lock until this process ends
@@ -281,7 +327,9 @@ class DeployedPlace:
                 f"client's backup, restore {self.run_id}/ only"
             )
         start, _ = history[-1]
-        times = Counter(round for other, round in releases if other != start)
+        times: Counter[int] = Counter()
+        for (other, round), number in releases.items():
+            times[round] += number if other != start else 0
         return [times[round] for round in range(1, max(times, default=0) + 1)]
 
     def _make(self) -> Worker:
@@ -295,6 +343,7 @@ class DeployedPlace:
         # First: a refusal by a limit still tells what the count has.
         histories.check_count(self.site.state_dir, ReleaseCount(counts, []))
         limits.check_run(config)
+        self.site.check_peers(config)
         hosted = config.hosting.hosted(_position(self.site, config))
         data = own_images(config, hosted)
         names = [data.client_names[client] for client in hosted]
@@ -308,7 +357,7 @@ class DeployedPlace:
         )
         check_capacity(own, self.site.state_dir)
         source = source_of(self.run_id, history[-1][0], self.title)
-        return Worker(config, data, self.folder, limits, source)
+        return Worker(config, data, self.folder, limits, source, self.site.peers)
 
     def _settings(self) -> dict[str, Any]:
         if not (self.folder / "run.json").exists():

@@ -20,6 +20,7 @@ from fedgs.data.load import load_data
 from fedgs.data.records import DataWarning
 from fedgs.federation.node import Node
 from fedgs.federation.preparation import nodes_in_memory
+from fedgs.mechanism.peers import Peers
 from fedgs.privacy.client_limits import Limits
 from fedgs.runs.run_folder import RunFolder, node_folder
 
@@ -35,6 +36,7 @@ class Worker:
         private: the folder of the nodes' states.
         limits: of the hosted clients; those of the run's settings when None.
         source: of the releases; see `fedgs.federation.node.Node`.
+        peers: whose masking keys are taken; see there.
     """
 
     def __init__(
@@ -44,10 +46,11 @@ class Worker:
         private: Path,
         limits: Limits | None = None,
         source: str = "",
+        peers: Peers | None = None,
     ) -> None:
         """Starts without nodes."""
         self.config, self.data, self.private = config, data, private
-        self.limits, self.source = limits, source
+        self.limits, self.source, self.peers = limits, source, peers
         self.nodes: OrderedDict[int, Node] = OrderedDict()
         # Workers share the nodes; the least recent one is dropped, not lost.
         self.capacity = nodes_in_memory(config)
@@ -56,7 +59,7 @@ class Worker:
     def node(self, node_id: int) -> Node:
         """Returns a node, from memory or new (its state then comes from disk)."""
         if node_id not in self.nodes:
-            where = (self.private, self.limits, self.source)
+            where = (self.private, self.limits, self.source, self.peers)
             self.nodes[node_id] = Node(self.config, node_id, self.data, *where)
         self.nodes.move_to_end(node_id)
         while len(self.nodes) > self.capacity:

@@ -206,6 +206,6 @@ class FedAvgGanStrategy(Strategy):
         request = self.request.per_node(hosting, [node])[node]
         terms = terms_of(self.run.settings, self.config, self.request)
         answer = decode_answer(record, self.config, request, node, terms)
-        if answer is None:
+        if not isinstance(answer, SanitizedGradients):
             raise UserError(f"{where} answered nothing")
         return answer

@@ -21,14 +21,17 @@ from fedgs.event_log import log_event
 from fedgs.federation.codec import stated_release_bytes
 from fedgs.federation.messages import (
     RECORD,
+    Answer,
     Request,
     decode_answer,
+    decode_key,
     encode_batch,
     one_line,
     pack_request,
 )
+from fedgs.federation.round import select
 from fedgs.federation.training import Report, RunStopped, Stop, Training, nodes_of
-from fedgs.mechanism.sanitizer import SanitizedGradients
+from fedgs.mechanism.masks import Announced, MaskedSum
 from fedgs.runs.run_folder import RunFolder
 from server.exchange import IN_MEMORY, OVER_HTTP, Exchange
 from server.kept import history_of, kept_of
@@ -36,6 +39,7 @@ from server.progress import Progress
 from server.restored import cost_text, missing_events
 from server.roll_call import RollCall, roll_call
 
+KEY_SECONDS = 10.0  # for a node without a key, where a round can do without it
 NOT_JOINED = 0  # in place of an address, which the exchange looks up when it sends
 
 
@@ -54,6 +58,9 @@ class GsWgan(Strategy):
         exchange: messages to the nodes and back.
         roll: who is there; None in a simulation, whose nodes are all there.
         requests: node -> what the messages made last ask of it.
+        keys: node -> the masking key that it announced and that no list has had.
+        left_out: nodes that this round goes on without, for it has been voided by them
+            or they announce no key.
     """
 
     training: Training  # both are there while the run is `opened`
@@ -73,6 +80,8 @@ class GsWgan(Strategy):
         self.roll: RollCall | None = None
         self.progress = Progress(None, self.config, "", 0)
         self.requests: dict[int, Request] = {}
+        self.keys: dict[int, Announced] = {}
+        self.left_out: set[int] = set()
 
     def start(  # type: ignore[override]
         self, grid: Grid, *_: object, **__: object
@@ -146,9 +155,11 @@ class GsWgan(Strategy):
             RunStopped: nodes could not prepare, or the budget is spent.
         """
         self._prepare_nodes()
-        request = self.training.begin()
+        keys = self._gather_keys(server_round) if self.config.is_masked else None
+        request = self.training.begin(keys)
         self.progress.set_phase("training", request.round)
-        return self._encode(request, nodes_of(self.config, request.trainees))
+        nodes = nodes_of(self.config, request.trainees)
+        return self._encode(request, [n for n in nodes if n not in self.left_out])
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -166,6 +177,13 @@ class GsWgan(Strategy):
             number, who = self.training.server.round + 1, self._titles(missing)
             log(WARNING, "round %d: no answer of %s", number, who)
         metrics = self.training.finish(answers, self._failures())
+        if metrics:
+            self.left_out.clear()
+        else:
+            self.left_out.update(missing)
+            who = self._titles(missing)
+            log(WARNING, "round %d: voided, again without %s", server_round, who)
+            log_event("voided", round=server_round, outcome=f"without {who}")
         return None, MetricRecord(metrics)
 
     def configure_evaluate(
@@ -280,21 +298,68 @@ class GsWgan(Strategy):
         why = "; ".join(self._failures())
         raise RunStopped(f"the discriminators of {who} could not be made: {why}")
 
+    # -------------------------------------------------------------- masks
+
+    def _gather_keys(self, round: int) -> dict[int, Announced]:
+        """Returns the keys of the nodes that the next attempt can list; each once.
+
+        An answer brings the node's next key. Only who has none is asked for one, at the
+        start and after it was away: nothing is released, and nothing counted. Who gives
+        none is left out of the round, so that nobody's release is voided by it.
+        """
+        planned = nodes_of(self.config, select(self.config, round))
+        listed = [node for node in planned if node not in self.left_out]
+        if missing := [node for node in listed if node not in self.keys]:
+            is_enough = len(listed) - len(missing) >= self.training.required(
+                select(self.config, round)
+            )
+            self._ask_for_keys(missing, round, is_enough)
+            self.left_out.update(node for node in missing if node not in self.keys)
+        return {n: self.keys.pop(n) for n in listed if n in self.keys}
+
+    def _ask_for_keys(self, nodes: Sequence[int], round: int, is_brief: bool) -> None:
+        record = ConfigRecord({"round": round, **self._place})
+        messages = {
+            node: Message(
+                RecordDict({RECORD: record}),
+                self.exchange.addresses.get(node, NOT_JOINED),
+                "query.key",
+            )
+            for node in nodes
+        }
+        limit = self.config.round_timeout
+        seconds = min(KEY_SECONDS, limit) if is_brief else limit
+        for reply in self.exchange.send_and_receive(messages, seconds, seconds):
+            node = self.exchange.node_of(reply)
+            if node is None or node not in messages:
+                continue
+            where = f"round {round}: {self.config.node_title(node)}"
+            try:
+                self.keys[node] = decode_key(self._record(reply, node, where))
+            except UserError as error:
+                self.exchange.refuse(node, str(error))
+
     # -------------------------------------------------------------- messages
+
+    @property
+    def _place(self) -> dict[str, str]:
+        """What tells a node which run a message is of."""
+        if self.roll is None:
+            return {"run_folder": str(self.folder.path)}
+        return {"run_id": self.roll.run_id}
 
     def _encode(self, request: Request, nodes: Sequence[int]) -> list[Message]:
         """Returns a request as one message for each node; nothing else makes one."""
         self.requests = request.per_node(self.config.hosting, nodes)
         tensors = pack_request(request, self.config)
-        if self.roll is None:
-            place = {"run_folder": str(self.folder.path)}
-        else:
-            place = {"run_id": self.roll.run_id}
+        if self.roll is not None:
             self.roll.round = max(self.roll.round, request.round)
         # Nodes share requests, and so they share records.
         distinct = {id(each): each for each in self.requests.values()}
         records = {
-            key: ConfigRecord({**encode_batch(each, self.config, tensors), **place})
+            key: ConfigRecord(
+                {**encode_batch(each, self.config, tensors), **self._place}
+            )
             for key, each in distinct.items()
         }
         return [
@@ -309,16 +374,14 @@ class GsWgan(Strategy):
     def _by_node(self, messages: Iterable[Message]) -> dict[int, Message]:
         return dict(zip(self.requests, messages, strict=True))
 
-    def _decode(
-        self, replies: Iterable[Message]
-    ) -> tuple[list[SanitizedGradients], list[int]]:
+    def _decode(self, replies: Iterable[Message]) -> tuple[list[Answer], list[int]]:
         """Returns the releases in valid replies, and which nodes gave no valid reply.
 
         While the exchange goes on, a node that is refused gets its request once more;
         the same request gets the same bytes.
         """
         started = time.monotonic()
-        answers: list[SanitizedGradients] = []
+        answers: list[Answer] = []
         missing, refused = {*self.requests}, set[int]()
         for reply in replies:
             node = self.exchange.node_of(reply)
@@ -333,6 +396,8 @@ class GsWgan(Strategy):
             missing.remove(node)
             if answer is not None:
                 answers.append(answer)
+            if isinstance(answer, MaskedSum) and answer.next_key:
+                self.keys[node] = Announced.unpack(answer.next_key)
             if self.roll is not None:
                 number = self.requests[node].round
                 seconds = round(time.monotonic() - started, 3)
@@ -345,10 +410,19 @@ class GsWgan(Strategy):
                 self.progress.add_failure(node, reason)
         return answers, sorted(missing)
 
-    def _checked(self, reply: Message, node: int) -> SanitizedGradients | None:
+    def _checked(self, reply: Message, node: int) -> Answer | None:
         """Checks a reply; raises `UserError` with one line that quotes no data."""
         request = self.requests[node]
         where = f"round {request.round}: {self.config.node_title(node)}"
+        record = self._record(reply, node, where)
+        if "tensors" in record:  # what it weighs would tell of this one release
+            terms = self.config.terms(request.round)
+            size = stated_release_bytes(self.config, terms)
+            self.progress.add_bytes(received=size)
+        return decode_answer(record, self.config, request, node)
+
+    def _record(self, reply: Message, node: int, where: str) -> ConfigRecord:
+        """Returns what a reply of a node carries; raises as `_checked`."""
         if reply.has_error():
             raise UserError(f"{where} says: {one_line(reply.error.reason)}")
         if reply.metadata.src_node_id != self.exchange.addresses.get(node):
@@ -358,11 +432,7 @@ class GsWgan(Strategy):
             raise UserError(f"{where} answered without a record")
         if len(reply.content) > 1:
             raise UserError(f"{where} answered with other records too")
-        if "tensors" in record:  # what it weighs would tell of this one release
-            terms = self.config.terms(request.round)
-            size = stated_release_bytes(self.config, terms)
-            self.progress.add_bytes(received=size)
-        return decode_answer(record, self.config, request, node)
+        return record
 
     def _failures(self) -> list[str]:
         """Returns why nodes did not answer the last request; public texts."""

@@ -667,6 +667,11 @@ class Settings:
         side = self.dct_size if self.gradient_basis == "dct" else self.image_size
         return (self.batch_size, self.image_channels, side, side)
 
+    @property
+    def is_masked(self) -> bool:
+        """Whether nodes mask their sums: with secure aggregation in Flower."""
+        return self.secure_aggregation and self.engine != "local"
+
     def units(self, terms: Terms) -> int:
         """Returns the units of a clip bound in a secure aggregation, 0 without one.
 

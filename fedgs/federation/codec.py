@@ -17,6 +17,9 @@ noise of an untrained generator. One byte in front tells it.
 A release v is sent as the integers q = round(v / step). Each is written as the unsigned
 2q or -2q - 1 of 16 bits; all low bytes come first, then all high bytes.
 
+With secure aggregation a masked sum is sent, of integers modulo 2^32: four bytes each,
+little-endian, under either transport; they are uniform, so nothing compresses them.
+
 The paper's round (5 batches of 32 fakes of 28 x 28 down, 32 gradients up) takes at most
 50,000 bytes: 33,000 down, 16,500 up with the other fields of both.
 
@@ -214,6 +217,8 @@ def stated_release_bytes(config: ResolvedConfig, terms: Terms | None = None) -> 
         terms: of the round; None: of the run's gradient rounds.
     """
     terms = terms or config.terms(0)
+    if config.is_masked:
+        return 4 * math.prod(terms.shape)
     size, step = math.prod(terms.shape[1:]), release_step(config, terms)
     deviation = math.hypot(terms.noise_std, terms.clip_bound / math.sqrt(size))
     rng = np.random.default_rng(0)
@@ -246,6 +251,28 @@ def unpack_release(
     unsigned = planes[0] + 256 * planes[1]
     whole = torch.where(unsigned % 2 == 0, unsigned // 2, -(unsigned + 1) // 2)
     return (whole.double() * step).float()
+
+
+def pack_masked(values: Tensor) -> bytes:
+    """Encodes a masked sum: four bytes a number, as many as float32 takes.
+
+    Privacy: of masked values only, which nothing compresses.
+    """
+    return values.numpy().astype("<i4").tobytes()
+
+
+def unpack_masked(content: object, terms: Terms) -> Tensor:
+    """Decodes a masked sum of the round's shape, int32.
+
+    Raises:
+        UserError: of another type or size.
+    """
+    size = math.prod(terms.shape)
+    data = _bytes(content, 4 * size)
+    if len(data) != 4 * size:
+        raise UserError(f"message that does not hold exactly {4 * size} bytes: refused")
+    values = np.frombuffer(data, "<i4").astype(np.int32)
+    return torch.from_numpy(values).view(terms.shape)
 
 
 # ------------------------------------------------------------------ bytes

@@ -2,6 +2,10 @@
 
 Each thread computes whole nodes with `num_threads` torch threads of its own, so the
 number of workers does not change a bit of the result.
+
+With secure aggregation the nodes' integers are added up without masks, which would
+cancel: this process is one curator and sees all of them. So a run has the same bits as
+in Flower.
 """
 
 from collections.abc import Sequence
@@ -13,10 +17,9 @@ import torch
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
-from fedgs.federation.messages import Request
+from fedgs.federation.messages import Release, Request
 from fedgs.federation.node import Node
 from fedgs.federation.training import Report, Stop, Training, nodes_of
-from fedgs.mechanism.sanitizer import SanitizedGradients
 from fedgs.privacy.client_limits import ClientRefused
 from fedgs.runs.run_folder import RunFolder
 
@@ -86,7 +89,7 @@ class LocalNodes:
         is_hurried = error[:1] == (KeyboardInterrupt,)
         self.pool.shutdown(wait=not is_hurried, cancel_futures=True)
 
-    def answers(self, request: Request) -> Sequence[SanitizedGradients]:
+    def answers(self, request: Request) -> Sequence[Release]:
         """Answers a request with all nodes concerned; a failing node raises.
 
         If the clients of one node refuse, no node trains, and nobody answers: the run
@@ -118,7 +121,7 @@ class LocalNodes:
         for node in list(self.nodes.values()):
             node.save(keep_round)
 
-    def _answer(self, node_id: int, request: Request) -> SanitizedGradients | None:
+    def _answer(self, node_id: int, request: Request) -> Release | None:
         return self._node(node_id).answer(request)
 
     def _node(self, node_id: int) -> Node:

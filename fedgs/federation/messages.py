@@ -18,19 +18,31 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal, Self
 
+import torch
 from torch import Tensor
 
 from fedgs.config.hosting import Hosting
+from fedgs.config.integers import noise_units
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
 from fedgs.errors import UserError
 from fedgs.federation.codec import (
     pack_fakes,
+    pack_masked,
     pack_release,
     pack_stage,
     unpack_fakes,
+    unpack_masked,
     unpack_release,
     unpack_stage,
+)
+from fedgs.mechanism.integers import IntegerSum, from_integers
+from fedgs.mechanism.masks import (
+    Announced,
+    Attempt,
+    MaskedSum,
+    received_masked,
+    unmask,
 )
 from fedgs.mechanism.norm_check import check_norms
 from fedgs.mechanism.sanitizer import SanitizedGradients, received
@@ -44,12 +56,17 @@ ADDRESS_FIELDS = frozenset({"run_folder", "run_id"})  # with a request, for clie
 REQUEST_FIELDS = frozenset(
     {"round", "participants", "trainees", "keep_round", "tensors"}
 )
+ATTEMPT_FIELDS = frozenset({"attempt", "masking_keys"})  # with secure aggregation
 ANSWER_FIELDS = frozenset(
     {
         *("is_empty", "round", "node_id", "request"),
         *("noise_std", "clip_bound", "tensors"),
     }
 )
+NEXT_KEY = "next_key"  # of a masked answer
+Answer = SanitizedGradients | MaskedSum  # in Flower
+Release = Answer | IntegerSum  # the last one in the local engine
+MOST_ATTEMPTS = 10_000  # of one round
 SHOWN_CHARACTERS = 200  # of a foreign text, in one log line
 
 
@@ -61,16 +78,22 @@ class Request:
         participants: the clients that answer, or "all".
         trainees: the clients of the nodes that are asked, or "all".
         keep_round: the last committed checkpoint; a node keeps its state of then.
+        attempt: whose sums are added up under masks; None without masks.
     """
 
     round: int
     participants: Clients
     trainees: Clients
     keep_round: int
+    attempt: Attempt | None
 
     def digest(self) -> str:
         """Returns the hash of what is asked: the same request, the same answer."""
         return self._digest
+
+    def common_digest(self) -> str:
+        """Returns the hash of what all nodes are asked with, whoever takes part."""
+        return self._hash((self.round,))
 
     def content(self) -> Iterable[Tensor]:
         """Returns the tensors that the nodes compute with."""
@@ -80,6 +103,11 @@ class Request:
         """Returns the same request to these clients."""
         own: Any = self  # a dataclass
         return replace(own, participants=participants, trainees=trainees)
+
+    def under(self, attempt: Attempt) -> Self:
+        """Returns the same request, of these nodes' masked sums."""
+        own: Any = self  # a dataclass
+        return replace(own, attempt=attempt)
 
     def per_node(self, hosting: Hosting, nodes: Iterable[int]) -> dict[int, Self]:
         """Returns each node's request, in the given order; it names no other's clients.
@@ -101,6 +129,11 @@ class Request:
     @cached_property
     def _digest(self) -> str:
         fields = (self.round, _join(self.participants), _join(self.trainees))
+        if self.attempt is not None:
+            fields += (self.attempt.digest,)
+        return self._hash(fields)
+
+    def _hash(self, fields: tuple[int | str, ...]) -> str:
         content = hashlib.sha256(repr(fields).encode())
         for tensor in self.content():
             content.update(tensor.numpy().tobytes())
@@ -119,7 +152,7 @@ class FakeBatch(Request):
         labels: shape (F,), int64.
         participants: the clients that answer on the last `batch_size` fakes.
         trainees: the clients whose discriminators train on the fakes, or "all".
-        keep_round: as in `Request`.
+        keep_round, attempt: as in `Request`.
     """
 
     round: int
@@ -128,6 +161,7 @@ class FakeBatch(Request):
     participants: Clients
     trainees: Clients
     keep_round: int = 0
+    attempt: Attempt | None = None
 
     def content(self) -> Iterable[Tensor]:
         """Returns images and labels."""
@@ -145,7 +179,7 @@ class StageRequest(Request):
         networks: the tensors of each feature network.
         centre: what is subtracted, shape (networks, classes, features), float32.
         participants, trainees: "all".
-        keep_round: as in `Request`.
+        keep_round, attempt: as in `Request`.
     """
 
     round: int
@@ -154,6 +188,7 @@ class StageRequest(Request):
     participants: Clients = EVERYONE
     trainees: Clients = EVERYONE
     keep_round: int = 0
+    attempt: Attempt | None = None
 
     def content(self) -> Iterable[Tensor]:
         """Returns the tensors of all networks, by name, and the centre."""
@@ -205,13 +240,17 @@ def encode_batch(
     """
     if tensors is None:
         tensors = pack_request(batch, config)
-    return {
+    payload: Payload = {
         "round": batch.round,
         "participants": _join(batch.participants),
         "trainees": _join(batch.trainees),
         "keep_round": batch.keep_round,
         "tensors": tensors,
     }
+    if batch.attempt is not None:
+        keys = {"attempt": batch.attempt.number, "masking_keys": batch.attempt.packed}
+        payload |= keys
+    return payload
 
 
 def decode_batch(
@@ -224,18 +263,24 @@ def decode_batch(
             is used, and the text quotes nothing of it.
     """
     round, participants, trainees, keep_round = decode_asked(payload, config)
+    attempt = None
+    if round and config.is_masked:
+        number = _integer(payload, "attempt", 1, MOST_ATTEMPTS)
+        attempt = Attempt.unpack(number, payload.get("masking_keys"), config.num_nodes)
     if 1 <= round <= config.num_stages:
         if (participants, trainees) != (EVERYONE, EVERYONE):
             raise UserError("request for a stage that is not to everyone: refused")
         networks, centre = unpack_stage(payload["tensors"], config, round)
-        return StageRequest(round, networks, centre, keep_round=keep_round)
+        own: dict[str, Any] = {"keep_round": keep_round, "attempt": attempt}
+        return StageRequest(round, networks, centre, **own)
     images, labels = unpack_fakes(payload["tensors"], config)
     if not bool(((images >= 0) & (images <= 1)).all()):
         raise UserError("fakes outside [0, 1]: refused")
     num_classes = config.num_classes
     if not bool(((labels >= 0) & (labels < num_classes)).all()):
         raise UserError(f"labels outside [0, {num_classes}): refused")
-    return FakeBatch(round, images, labels, participants, trainees, keep_round)
+    asked = (participants, trainees, keep_round, attempt)
+    return FakeBatch(round, images, labels, *asked)
 
 
 def decode_asked(
@@ -246,7 +291,8 @@ def decode_asked(
     Raises:
         UserError: as `decode_batch`.
     """
-    _check_fields(payload, REQUEST_FIELDS, ADDRESS_FIELDS)
+    masked = ATTEMPT_FIELDS if config.is_masked else frozenset[str]()
+    _check_fields(payload, REQUEST_FIELDS, ADDRESS_FIELDS | masked)
     round = _integer(payload, "round", 0, config.num_rounds)
     participants = _split(payload, "participants", config)
     most = config.clients_per_round if round > 0 else 0  # nobody answers a warm start
@@ -258,13 +304,35 @@ def decode_asked(
     return round, participants, trainees, keep_round
 
 
+def decode_key_request(payload: Mapping[str, object], config: ResolvedConfig) -> int:
+    """Returns the round that a masking key is asked for.
+
+    Raises:
+        UserError: wrong keys or values.
+    """
+    _check_fields(payload, {"round"}, ADDRESS_FIELDS)
+    return _integer(payload, "round", 1, config.num_rounds)
+
+
+def decode_key(payload: Mapping[str, object]) -> Announced:
+    """Returns the masking key that a node announces.
+
+    Raises:
+        UserError: wrong keys or values.
+    """
+    _check_fields(payload, {NEXT_KEY})
+    return Announced.unpack(payload[NEXT_KEY])
+
+
 def encode_answer(
-    answer: SanitizedGradients | None,
+    answer: Release | None,
     config: ResolvedConfig,
     request: Request,
     terms: Terms | None = None,
 ) -> Payload:
     """Encodes a reply: sanitized gradients, or an empty one from a node that trained.
+
+    With secure aggregation it is a masked sum, and nothing else is encoded.
 
     Privacy: post-processing of DP output; the only function that encodes a reply.
 
@@ -275,24 +343,30 @@ def encode_answer(
         terms: of the release; None: what the configuration says of the round.
 
     Raises:
-        TypeError: anything but sanitized gradients.
+        TypeError: anything but sanitized gradients, or what is not masked in a run
+            with secure aggregation.
     """
     if answer is None:
         return {"is_empty": 1}
-    if type(answer) is not SanitizedGradients:
+    only = MaskedSum if config.is_masked else SanitizedGradients
+    if type(answer) is not only:
         raise TypeError(
-            f"{type(answer).__name__} must not leave a client: only SanitizedGradients"
+            f"{type(answer).__name__} must not leave a client: only {only.__name__}"
         )
+    terms = terms or config.terms(request.round)
+    if isinstance(answer, MaskedSum):
+        own: Payload = {"tensors": pack_masked(answer.values)}
+        own |= {NEXT_KEY: answer.next_key}
+    else:
+        own = {"tensors": pack_release(answer.values, config, terms)}
     return {
         "is_empty": 0,
         "round": answer.round,
         "node_id": answer.node_id,
-        "noise_std": answer.noise_std,
-        "clip_bound": answer.clip_bound,
+        "noise_std": terms.noise_std,
+        "clip_bound": terms.clip_bound,
         "request": bytes.fromhex(request.digest()),
-        "tensors": pack_release(
-            answer.values, config, terms or config.terms(request.round)
-        ),
+        **own,
     }
 
 
@@ -302,7 +376,7 @@ def decode_answer(
     request: Request,
     node_id: int,
     terms: Terms | None = None,
-) -> SanitizedGradients | None:
+) -> Answer | None:
     """Decodes a reply and checks that it answers this request with the agreed noise.
 
     Privacy: post-processing of DP output.
@@ -333,7 +407,7 @@ def _decode_answer(
     request: Request,
     node_id: int,
     terms: Terms,
-) -> SanitizedGradients | None:
+) -> Answer | None:
     hosted = config.hosting.hosted(node_id)
     participating = len(clients_of(request.participants, hosted))
     if _integer(payload, "is_empty", 0, 1):
@@ -341,7 +415,8 @@ def _decode_answer(
         if participating:
             raise UserError("empty, though its clients take part")
         return None
-    _check_fields(payload, ANSWER_FIELDS)
+    own = {NEXT_KEY} if config.is_masked else set[str]()
+    _check_fields(payload, ANSWER_FIELDS | own)
     if not participating:
         raise UserError("gradients, though none of its clients takes part")
     agreed = {
@@ -354,9 +429,44 @@ def _decode_answer(
     for name, value in agreed.items():
         if type(payload[name]) is not type(value) or payload[name] != value:
             raise UserError(f"another {name} than this run and round have")
+    if config.is_masked:
+        masked = unpack_masked(payload["tensors"], terms)
+        key = payload[NEXT_KEY]
+        next_key = b"" if key == b"" else Announced.unpack(key).pack()
+        return received_masked(masked, request.round, node_id, next_key)
     values = unpack_release(payload["tensors"], config, terms)
     check_norms(values, config, participating, terms)
     return received(values, request.round, node_id, terms.noise_std, terms.clip_bound)
+
+
+def sum_of(
+    config: ResolvedConfig, request: Request, answers: Sequence[Release]
+) -> SanitizedGradients:
+    """Returns what a secure aggregation opens: the sum of all listed nodes' releases.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        config: the run's.
+        request: what was answered.
+        answers: of all of them, masked or, in the local engine, as integers.
+
+    Raises:
+        UserError: a larger norm than honest sums have; nobody can tell whose fault.
+    """
+    terms = config.terms(request.round)
+    masked = [answer for answer in answers if isinstance(answer, MaskedSum)]
+    plain = [answer.values for answer in answers if isinstance(answer, IntegerSum)]
+    total = unmask(masked) if masked else torch.stack(plain).sum(0)
+    units = config.units(terms)
+    values = from_integers(total, units / terms.clip_bound).float()
+    # Of the sum, by the noise that was added: its integer std is rounded up.
+    multiplier = noise_units(terms.noise_multiplier, units) / (2 * units)
+    of_sum = replace(terms, noise_multiplier=multiplier * len(answers) ** 0.5)
+    participants = clients_of(request.participants, range(config.num_clients))
+    check_norms(values, config, len(participants), of_sum)
+    place = (request.round, answers[0].node_id)
+    return received(values, *place, of_sum.noise_std, terms.clip_bound)
 
 
 def one_line(text: object) -> str:

@@ -5,6 +5,10 @@ The same request gets the same bytes: the answer is kept with the state under th
 request's hash and is never made a second time with other noise. When the bytes are
 gone, it is a new release, and counts again: every release is charged to its clients'
 own durable count before it is computed, and refused beyond their limits.
+
+With secure aggregation a round may be asked in several attempts, of different nodes.
+Each is a release of its own, with fresh noise, masked under a key that this node draws
+for it alone; the discriminators train once. Only the masked sum is kept as the answer.
 """
 
 import dataclasses
@@ -12,20 +16,35 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from torch import Tensor
+
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
 from fedgs.federation.messages import (
+    NEXT_KEY,
+    Answer,
     FakeBatch,
+    Release,
     Request,
     StageRequest,
     clients_of,
     fakes_of,
 )
 from fedgs.federation.round import client_round, embedding_round
-from fedgs.files import read_tensors, write_tensors
+from fedgs.files import make_folder, read_json, read_tensors, write_json, write_tensors
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.warm_start import warm_start
+from fedgs.mechanism.integers import IntegerSum
+from fedgs.mechanism.masks import (
+    Announced,
+    Asked,
+    MaskedSum,
+    MaskingKey,
+    mask,
+    received_masked,
+)
+from fedgs.mechanism.peers import Peers
 from fedgs.mechanism.sanitizer import SanitizedGradients, received
 from fedgs.privacy.client_count import Mark, ReleaseCount, release_event
 from fedgs.privacy.client_limits import ClientRefused, Limits
@@ -74,6 +93,7 @@ class Node:
         private: Path,
         limits: Limits | None = None,
         source: str = "",
+        peers: Peers | None = None,
     ) -> None:
         """Remembers what it needs; touches no data yet.
 
@@ -84,6 +104,7 @@ class Node:
             private: the folder of all nodes' states.
             limits: of the hosted clients; those of the run's settings when None.
             source: of the releases, as the clients' count is to say; see `source_of`.
+            peers: whose masking keys are taken; None in a simulation: those of all.
 
         Raises:
             UserError: the clients' limits cannot be read.
@@ -94,7 +115,7 @@ class Node:
         self.data = data
         self.folder = node_folder(private, node_id)
         self.limits = limits or Limits.of_run(config)
-        self.source = source
+        self.source, self.peers = source, peers
         names = [data.client_names[client] for client in self.hosted]
         self.count = ReleaseCount(self.limits.state_dir or self.folder, names)
         self.round = -1
@@ -102,12 +123,13 @@ class Node:
         self._discriminators: Discriminators | None = None
         self._digest = ""
         self._mark: Mark | None = None  # a deployed node's count, with its last release
-        self._answer: SanitizedGradients | None = None
+        self._answer: Release | None = None
 
-    def answer(self, request: Request) -> SanitizedGradients | None:
+    def answer(self, request: Request) -> Release | None:
         """Trains, releases and remembers; a repeated request gets the stored answer.
 
-        A stage needs no discriminators, and no state of the rounds before it.
+        A stage needs no discriminators, and no state of the rounds before it. The local
+        engine with secure aggregation gets integers: it is one curator.
 
         Privacy: releases (epsilon, delta)-DP output; event: as `client_round` or
             `embedding_round`, counted before it is computed.
@@ -121,7 +143,8 @@ class Node:
         digest = request.digest()
         if self._has_answered(request, digest):
             return self._answer
-        if self.round >= request.round:
+        is_again = request.attempt is not None and self.round == request.round
+        if self.round >= request.round and not is_again:
             raise UserError(
                 f"node {self.node_id}: has already answered round {self.round}, "
                 f"refuses another request for round {request.round}"
@@ -129,23 +152,135 @@ class Node:
         if isinstance(request, FakeBatch):
             self._check_state(request.round)
         self._check(request)
-        if (event := self._event(request)) is not None:
+        event, key = self._event(request), None
+        if event is not None and self.config.is_masked:
+            key = self._key_for(request)
+            event = dataclasses.replace(event, context=key.public.hex())
+        if event is not None:
             mark = self.count.charge(event, self.limits)
             # A simulated node's state has the same bytes however often it was tried.
             self._mark = mark if self.source else None
-        answer = self._release(request)
-        if not isinstance(answer, SanitizedGradients | None):
-            raise TypeError("only SanitizedGradients may be kept as an answer")
+        answer = self._release(request, is_again)
+        if key is not None:
+            answer = self._masked(answer, key, request)
+        plain = IntegerSum if self.config.secure_aggregation else SanitizedGradients
+        only = MaskedSum if self.config.is_masked else plain
+        if not isinstance(answer, only | None):
+            raise TypeError(f"only {only.__name__} may be kept as an answer")
         self.round, self._digest, self._answer = request.round, digest, answer
         self.is_saved = False
         return answer
 
-    def _release(self, request: Request) -> SanitizedGradients | None:
+    def _release(
+        self, request: Request, is_again: bool
+    ) -> SanitizedGradients | IntegerSum | None:
         own = (self.data, self.hosted)
         if isinstance(request, StageRequest):
             return embedding_round(self.config, *own, request, self.node_id)
-        nets = self._made()
-        return client_round(self.config, nets, *own, fakes_of(request), self.node_id)
+        asked, nets = fakes_of(request), self._made()
+        if is_again:  # it has trained on these fakes
+            asked = dataclasses.replace(asked, trainees=())
+        return client_round(self.config, nets, *own, asked, self.node_id)
+
+    # -------------------------------------------------------------- masks
+
+    def announce(self, round: int) -> bytes:
+        """Returns the public key for this node's next attempt, signed; packed.
+
+        Args:
+            round: that it is meant for.
+
+        Raises:
+            ClientRefused: one more release would be outside the clients' limits, which
+                is said before the others have released theirs in vain.
+            UserError: the count is broken.
+        """
+        self._check_next(round)
+        if self._key_path.exists():
+            key, announced = self._stored_key()
+            if not self.count.is_masked_under(key.public.hex()):
+                return announced.pack()
+        return self._new_key()
+
+    def _check_next(self, round: int) -> None:
+        num_clients = len(self.hosted)
+        event = release_event(
+            self.config,
+            round,
+            range(num_clients),
+            num_clients,
+            self.limits.shares(self.config),
+        )
+        self.count.check(event, self.limits)
+
+    @property
+    def _key_path(self) -> Path:
+        return self.folder / "masking-key.json"
+
+    @property
+    def _run(self) -> str:
+        return self.source.partition("/")[0]
+
+    def _new_key(self) -> bytes:
+        """Draws the next key, over the last one, and returns what is announced."""
+        key = MaskingKey.generate()
+        announced = Announced(key.public, b"")
+        if self.peers is not None:
+            announced = self.peers.sign(key, self._run)
+        make_folder(self.folder)
+        content = {"private": key.secret().hex(), NEXT_KEY: announced.pack().hex()}
+        write_json(self._key_path, content)
+        return announced.pack()
+
+    def _stored_key(self) -> tuple[MaskingKey, Announced]:
+        content = read_json(self._key_path)
+        announced = Announced.unpack(bytes.fromhex(content[NEXT_KEY]))
+        return MaskingKey.read(bytes.fromhex(content["private"])), announced
+
+    def _key_for(self, request: Request) -> MaskingKey:
+        """Returns this node's key of an attempt, after a look at all of its list.
+
+        Raises:
+            ClientRefused: a key of nobody that is pinned, or too few of them.
+            UserError: no list, or not with this node's last key; nothing is sent.
+        """
+        attempt = request.attempt
+        if attempt is None:
+            raise UserError(
+                f"node {self.node_id}: asked without masks in a run with "
+                "secure_aggregation = true: refused"
+            )
+        if len(attempt.keys) < (least := self.limits.shares(self.config)):
+            raise ClientRefused(
+                "min_honest_nodes",
+                f"min_honest_nodes = {least}: the list has {len(attempt.keys)} nodes",
+            )
+        if self.peers is not None:
+            names = self.config.node_names
+            keys = {names[node]: each for node, each in attempt.keys.items()}
+            self.peers.check(keys, self._run)
+        listed = attempt.keys.get(self.node_id)
+        key = self._stored_key()[0] if self._key_path.exists() else None
+        if key is None or listed is None or listed.public != key.public:
+            raise UserError(
+                f"node {self.node_id}: the list of masking keys has not this node's "
+                "last one: refused"
+            )
+        return key
+
+    def _masked(self, node_sum: object, key: MaskingKey, request: Request) -> MaskedSum:
+        if not isinstance(node_sum, IntegerSum) or request.attempt is None:
+            raise TypeError("only an IntegerSum can be masked")
+        config, digest = self.config, request.common_digest()
+        asked = Asked(self._run, request.round, digest, config.node_title)
+        next_key = self._new_key()
+        try:
+            self._check_next(min(request.round + 1, config.num_rounds))
+        except ClientRefused:
+            next_key = b""  # `announce` says why
+        return mask(node_sum, key, request.attempt, asked, next_key)
+
+    # -------------------------------------------------------------- state
 
     def _made(self) -> Discriminators:
         if self._discriminators is None:
@@ -201,11 +336,14 @@ class Node:
             return
         made = self._discriminators
         tensors = {} if made is None else made.state()
-        metadata = {"digest": self._digest}
+        is_kept = not isinstance(self._answer, IntegerSum)  # of the local engine
+        metadata = {"digest": self._digest if is_kept else ""}
         if self._mark is not None:
             metadata[MARK] = json.dumps(self._mark)
-        if self._answer is not None:
+        if is_kept and self._answer is not None:
             tensors["answer"] = self._answer.values
+        if isinstance(self._answer, MaskedSum):
+            metadata[NEXT_KEY] = self._answer.next_key.hex()
         old = old_states(self.folder, keep_round)
         path = state_path(self.folder, self.round)
         spare = old.pop() if old else None
@@ -256,10 +394,16 @@ class Node:
         self.round, self._digest = newer[-1], metadata["digest"]
         self._mark, self._answer = mark_of(metadata), None
         if values is not None:
-            terms = self.config.terms(self.round)
-            noise = (terms.noise_std, terms.clip_bound)
-            self._answer = received(values, self.round, self.node_id, *noise)
+            self._answer = self._stored_answer(values, metadata)
         self.is_saved = True
+
+    def _stored_answer(self, values: Tensor, metadata: Mapping[str, str]) -> Answer:
+        place = (self.round, self.node_id)
+        if self.config.is_masked:
+            next_key = bytes.fromhex(metadata[NEXT_KEY])
+            return received_masked(values, *place, next_key)
+        terms = self.config.terms(self.round)
+        return received(values, *place, terms.noise_std, terms.clip_bound)
 
     def _load(self, tensors: TensorDict) -> None:
         if self._discriminators is None:

@@ -130,8 +130,6 @@ def resolve(
     Raises:
         UserError: settings that contradict each other, the data or the machine.
     """
-    if config.secure_aggregation:  # until nodes mask their sums
-        raise UserError("secure_aggregation = True: is not there yet; leave it out")
     config = _with_seed(config.validate())
     data = load(config) if data is None else data
     config = _with_participants(config, data.num_clients)
@@ -155,8 +153,6 @@ def resolve_deployed(config: RunConfig) -> ResolvedConfig:
             "num_classes is unset: the server of a deployment sees no data; give "
             "--num-classes"
         )
-    if config.secure_aggregation:  # until nodes mask their sums
-        raise UserError("secure_aggregation = True: is not there yet; leave it out")
     num_clients = config.num_clients
     if num_clients is None:
         num_clients = len(config.node_names) * config.clients_per_node

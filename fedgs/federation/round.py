@@ -54,9 +54,11 @@ from fedgs.gan.models import (
 from fedgs.gan.moments import Model, start_of
 from fedgs.gan.stages import make_stage, released, steps_before
 from fedgs.gan.surrogate import Surrogate
+from fedgs.mechanism.integers import IntegerSum, sanitize_integers
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.quantization import release_step
 from fedgs.mechanism.sanitizer import (
+    ClippedGradients,
     PerSampleGradients,
     SanitizedGradients,
     clip,
@@ -377,7 +379,7 @@ def stage_round(
     total = torch.zeros(terms.shape, dtype=torch.float64)
     for answer in sorted(answers, key=lambda answer: answer.node_id):
         total += answer.values.double()
-    noise_std = terms.noise_std * len(answers) ** 0.5
+    noise_std = answers[0].noise_std * len(answers) ** 0.5
     asked = (request.round, request.networks, request.centre)
     server.stages.append(released(config, *asked, total[0], noise_std))
     server.round += 1
@@ -392,7 +394,7 @@ def embedding_round(
     hosted: Sequence[int],
     request: StageRequest,
     node_id: int,
-) -> SanitizedGradients:
+) -> SanitizedGradients | IntegerSum:
     """Makes the one release of a stage: the noisy sum of the clients' embeddings.
 
     Privacy: releases (epsilon, delta)-DP output; event: one Gaussian release with the
@@ -430,7 +432,7 @@ def release_embeddings(
     embeddings: Iterable[PerSampleGradients],
     round: int,
     node_id: int,
-) -> SanitizedGradients:
+) -> SanitizedGradients | IntegerSum:
     """Clips embeddings, sums them over the clients and adds noise once.
 
     Privacy: releases (epsilon, delta)-DP output; event: as `embedding_round`.
@@ -443,9 +445,33 @@ def release_embeddings(
         node_id: the node's index.
     """
     parts = [clip(part, terms.clip_bound) for part in embeddings]
+    return release(config, terms, parts, round, node_id)
+
+
+def release(
+    config: ResolvedConfig,
+    terms: Terms,
+    parts: Sequence[ClippedGradients],
+    round: int,
+    node_id: int,
+) -> SanitizedGradients | IntegerSum:
+    """Sums a node's clipped gradients and adds its noise once.
+
+    Privacy: releases (epsilon, delta)-DP output; event: one Gaussian release with the
+    noise and clip bound of `terms`; with secure aggregation one of integers.
+
+    Args:
+        config: the resolved configuration.
+        terms: of the round.
+        parts: the node's participating clients, in order.
+        round: the round.
+        node_id: the node's index.
+    """
     noise = NoiseStream(config.noise_seed, node_id, round, config.secure_noise)
-    step = release_step(config, terms)
-    return sanitize(parts, terms.noise_std, noise, round, node_id, step)
+    place = (terms.noise_std, noise, round, node_id)
+    if units := config.units(terms):
+        return sanitize_integers(parts, units, *place)
+    return sanitize(parts, *place, release_step(config, terms))
 
 
 def client_round(
@@ -455,7 +481,7 @@ def client_round(
     hosted: Sequence[int],
     request: FakeBatch,
     node_id: int,
-) -> SanitizedGradients | None:
+) -> SanitizedGradients | IntegerSum | None:
     """Trains the node's discriminators, then makes one release (lines 28-32).
 
     n_dis steps and one release, never n_dis releases. A node without participants
@@ -494,9 +520,7 @@ def client_round(
         for chunk in discriminators.chunks(answering)
     ]
     # ... summed over the node's participants, with one draw of noise for all of them.
-    noise = NoiseStream(config.noise_seed, node_id, request.round, config.secure_noise)
-    step = release_step(config)
-    return sanitize(parts, config.noise_std, noise, request.round, node_id, step)
+    return release(config, config.terms(request.round), parts, request.round, node_id)
 
 
 def query(

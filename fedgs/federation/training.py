@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,14 +22,18 @@ import torch
 
 from fedgs.cohorts.files import selection_costs
 from fedgs.config.run_config import ResolvedConfig
+from fedgs.errors import UserError
 from fedgs.federation.checkpoint import Checkpoints, indispensable, restore
 from fedgs.federation.messages import (
     EVERYONE,
     Clients,
     FakeBatch,
+    Release,
     Request,
     StageRequest,
+    clients_of,
     fakes_of,
+    sum_of,
 )
 from fedgs.federation.round import (
     draw_fakes,
@@ -42,6 +46,7 @@ from fedgs.federation.round import (
     trainees,
 )
 from fedgs.gan.stages import fit
+from fedgs.mechanism.masks import LEAST_NODES, Announced, Attempt
 from fedgs.mechanism.sanitizer import SanitizedGradients
 from fedgs.privacy.accounting import Plan
 from fedgs.privacy.budget import budget_of
@@ -207,15 +212,55 @@ class Training:
         clients = trainees(self.config, select(self.config, self.server.round + 1))
         return sorted({*nodes_of(self.config, clients)} - self._prepared)
 
-    def begin(self) -> Request:
+    def begin(self, keys: Mapping[int, Announced] | None = None) -> Request:
         """Draws the next round's request; its event is on the disk before it is sent.
 
+        After a voided attempt it is the same request, to the nodes that are left.
+
         Privacy: post-processing of DP output; event: one release of the participants,
-        written ahead.
+        written ahead; of those on the listed nodes only, and with these nodes' noise.
+
+        Args:
+            keys: with masks, the nodes that are asked and what they announced.
 
         Raises:
             BudgetSpent: the release would exceed `target_epsilon`.
+            RunStopped: fewer nodes are listed than `min_nodes`.
         """
+        self._round = asked = self._round or self._draw()
+        request, attempt = asked.request, self._attempts[asked.request.round] + 1
+        nodes = None
+        if keys is not None:
+            nodes = sorted(keys)
+            self._check_listed(request, len(nodes))
+            request = request.under(Attempt(attempt, {n: keys[n] for n in nodes}))
+        event = new_event(
+            self.config, request.round, request.participants, attempt, nodes
+        )
+        self._round = replace(asked, event=event, request=request)
+        if self._budget is not None and not self._budget.allows(event):
+            raise BudgetSpent(
+                f"stopped before round {request.round}: its release would exceed "
+                f"target_epsilon = {self.config.target_epsilon:g}; the generator is "
+                "written"
+            )
+        self._append(event)
+        return request
+
+    def required(self, participants: Clients) -> int:
+        """Returns how many nodes of a round must answer, by `min_nodes`."""
+        planned = len(nodes_of(self.config, participants))
+        return min(self.config.min_nodes or planned, planned)
+
+    def _check_listed(self, request: Request, count: int) -> None:
+        least = max(self.required(request.participants), LEAST_NODES)
+        if count < least:
+            raise RunStopped(
+                f"stopped before round {request.round}: {count} nodes can be asked, "
+                f"its secure aggregation needs {least}, by min_nodes"
+            )
+
+    def _draw(self) -> "_Round":
         # Spectral vectors move with each drawing; a discarded round puts them back.
         buffers = {n: v.clone() for n, v in self.server.generator.named_buffers()}
         committed, answered = self._checkpoints.committed, None
@@ -226,25 +271,16 @@ class Training:
             request, answered = draw_fakes(self.config, self.server)
             request = replace(request, keep_round=committed)
             self._prepared |= {*nodes_of(self.config, request.trainees)}
-        started = time.monotonic()
-        attempt = self._attempts[request.round] + 1
-        event = new_event(self.config, request.round, request.participants, attempt)
-        self._round = _Round(event, request, answered, buffers, started)
-        if self._budget is not None and not self._budget.allows(event):
-            raise BudgetSpent(
-                f"stopped before round {request.round}: its release would exceed "
-                f"target_epsilon = {self.config.target_epsilon:g}; the generator is "
-                "written"
-            )
-        self._append(event)
-        return request
+        return _Round(None, request, answered, buffers, time.monotonic())
 
     def finish(
-        self, answers: Sequence[SanitizedGradients], failures: Sequence[str] = ()
+        self, answers: Sequence[Release], failures: Sequence[str] = ()
     ) -> dict[str, Any]:
         """Takes the generator's step from a round's answers; writes what is due.
 
-        After a stage the step is left to `rounds`, and the release is on the disk.
+        After a stage the step is left to `rounds`, and the release is on the disk. With
+        masks a missing answer voids the attempt: nothing is done, and `rounds` yields
+        the same round once more.
 
         Privacy: post-processing of DP output.
 
@@ -253,26 +289,36 @@ class Training:
             failures: why other nodes did not answer; public texts.
 
         Returns:
-            The public metrics of the round.
+            The public metrics of the round; nothing of a voided attempt.
 
         Raises:
             RunStopped: fewer than `min_nodes` answered.
         """
-        if self._round is None:
+        if self._round is None or self._round.event is None:
             raise RuntimeError("finish without begin")
-        event = self._round.event
-        required = min(
-            self.config.min_nodes or event.planned_nodes, event.planned_nodes
-        )
-        if len(answers) < required:
+        event, num_answers = self._round.event, len(answers)
+        required = self.required(self._round.request.participants)
+        if self.config.is_masked:
+            required = max(required, LEAST_NODES)
+        if num_answers < required:
             raise RunStopped(
-                f"round {event.round}: {len(answers)} of {event.planned_nodes} nodes "
+                f"round {event.round}: {num_answers} of {event.planned_nodes} nodes "
                 f"answered within round_timeout = {self.config.round_timeout:g} s, "
                 f"min_nodes asks for {required}; the round is counted and discarded"
                 + _reasons(failures)
             )
-        self._step(self._round, answers)
-        metrics = self._metrics(answers, self._round.started)
+        if self.config.secure_aggregation:
+            if num_answers < event.planned_nodes:
+                return {}
+            try:
+                answers = [sum_of(self.config, self._round.request, answers)]
+            except UserError as error:
+                raise RunStopped(
+                    f"round {event.round}: {error}; the round is counted and discarded"
+                ) from error
+        own = [each for each in answers if isinstance(each, SanitizedGradients)]
+        self._step(self._round, own)
+        metrics = self._metrics(own, num_answers, self._round.started)
         is_stage, self._round = self._round.answered is None, None
         with _dispensable(self.folder.path / "metrics.jsonl"):
             self.folder.append_metrics(metrics)
@@ -314,13 +360,16 @@ class Training:
             self.server.generator.load_state_dict(buffers, strict=False)
 
     def _metrics(
-        self, answers: Sequence[SanitizedGradients], started: float
+        self,
+        answers: Sequence[SanitizedGradients],
+        num_answers: int,
+        started: float,
     ) -> dict[str, Any]:
         total = torch.stack([answer.values.double() for answer in answers]).sum(0)
         return {
             "round": self.server.round,
             "seconds": round(time.monotonic() - started, 4),
-            "num_answers": len(answers),
+            "num_answers": num_answers,
             "events": self.ledger.length,
             "release_norm": round(float(total.norm()), 6),
         }
@@ -346,7 +395,7 @@ class _Round:
     """What is kept between a round's request and its answers.
 
     Attributes:
-        event: the release that was asked for.
+        event: the release that was asked for last; None before the first one.
         request: what was sent.
         answered: the B images that are answered, with the generator's graph; None in a
             stage.
@@ -354,7 +403,7 @@ class _Round:
         started: when, by the monotonic clock.
     """
 
-    event: Event
+    event: Event | None
     request: Request
     answered: Images | None
     buffers: TensorDict
@@ -374,10 +423,30 @@ def last_rounds(
 
 
 def new_event(
-    config: ResolvedConfig, round: int, participants: Clients, attempt: int
+    config: ResolvedConfig,
+    round: int,
+    participants: Clients,
+    attempt: int,
+    nodes: Sequence[int] | None = None,
 ) -> Event:
-    """Returns the ledger's event of a round, before its request is sent."""
-    planned = len(nodes_of(config, participants))
+    """Returns the ledger's event of a round, before its request is sent.
+
+    Args:
+        config: the run's.
+        round: of the request.
+        participants: who is selected.
+        attempt: at this round, from 1.
+        nodes: those that are listed in an attempt with masks, which needs all of them:
+            only their clients are asked, and all of their noise counts. None: those of
+            the participants.
+    """
+    planned = nodes_of(config, participants)
+    counted = Plan.from_config(config).counted_nodes
+    if nodes is not None:
+        if len(nodes) < len(planned):
+            hosted = [c for node in nodes for c in config.hosting.hosted(node)]
+            participants = clients_of(participants, hosted)
+        planned, counted = nodes, len(nodes)
     terms = config.terms(round)
     return Event(
         kind="discrete" if config.secure_aggregation else "gaussian",
@@ -385,8 +454,8 @@ def new_event(
         attempt=attempt,
         participants=EVERYONE if participants == EVERYONE else tuple(participants),
         num_clients=config.num_clients,
-        planned_nodes=planned,
-        counted_nodes=Plan.from_config(config).counted_nodes,
+        planned_nodes=len(planned),
+        counted_nodes=counted,
         noise_std=terms.noise_std,
         clip_bound=terms.clip_bound,
         batch_size=terms.batch_size,

@@ -87,6 +87,7 @@ class ReleaseCount:
         self._added: Counter[str] = Counter()  # events of each ledger
         self._own: Ledger | None = None
         self._attempts: Counter[int] = Counter()
+        self._contexts: set[str] = set()
 
     @property
     def is_whole(self) -> bool:
@@ -138,10 +139,16 @@ class ReleaseCount:
         Raises:
             ClientRefused: a participant would exceed its client_epsilon; nothing is
                 counted, and nothing may be released.
-            UserError: the count is broken or cannot be written.
+            UserError: the count is broken or cannot be written; or something was
+                already masked under the event's context.
         """
         with self._held():
             self._check(event, limits)
+            if event.context in self._contexts:
+                raise UserError(
+                    f"round {event.round}: something was already masked under this "
+                    "node's key: a second release under it is refused"
+                )
             ledger = self._own or self._new_ledger()
             attempt = self._attempts[event.round] + 1
             ledger.append(replace(self._own_event(event), attempt=attempt))
@@ -178,32 +185,42 @@ class ReleaseCount:
                     f"counts the releases of other clients than it says; {COUNT_REMEDY}"
                 )
 
-    def released(self, run_id: str, node: str) -> set[tuple[str, int]]:
+    def is_masked_under(self, context: str) -> bool:
+        """Tells whether something was already masked under this key.
+
+        Raises:
+            UserError: the count is broken.
+        """
+        with self._held():
+            return context in self._contexts
+
+    def released(self, run_id: str, node: str) -> Counter[tuple[str, int]]:
         """Returns what a node has released in a run, whichever clients it has.
 
         A start of the server asks for a round once. So an answer that was computed
-        again, because its first bytes were lost before they left, is the same.
+        again, because its first bytes were lost before they left, is the same. With
+        secure aggregation it may ask in several attempts, each under another key.
 
         Args:
             run_id: of the run.
             node: name of the node.
 
         Returns:
-            Pairs of the server's start and the round. Lines of versions that named no
-            source are of no run.
+            How often, by the server's start and the round. Lines of versions that named
+            no source are of no run.
 
         Raises:
             UserError: the count is broken.
         """
-        found: set[tuple[str, int]] = set()
+        found: set[tuple[str, int, str]] = set()
         for name in self._read_index().keys() - {_VERSION}:
             if (path := self.folder / name).exists():
                 for event in Ledger.read(path).events:
                     run, _, rest = event.source.partition("/")
                     start, _, who = rest.partition("/")
                     if (run, who) == (run_id, node):
-                        found.add((start, event.round))
-        return found
+                        found.add((start, event.round, event.context))
+        return Counter((start, round) for start, round, _ in found)
 
     def _own_event(self, event: Event) -> Event:
         """Returns a release as these clients count it: shards are all of the data."""
@@ -296,6 +313,7 @@ class ReleaseCount:
                     concerned = places[_positions(event)]
                     self._by_name[concerned[concerned >= 0]] += cost
                 self._attempts[event.round] += ledger is self._own
+                self._contexts |= {event.context} - {""}
             self._added[name] = ledger.length
 
     def _new_ledger(self) -> Ledger:

@@ -58,6 +58,8 @@ class Event:
         noise_source: "os" (operating system's entropy) or "seeded" (not private).
         source: in the count of a deployed client, who asked for it; else "", and
             then not in the line.
+        context: in a client's own count, what a masked release was masked under, once:
+            the node's public key of the attempt; else "", and then not in the line.
         release: "gradient", then not in the line, or "embedding": one sample, B = 1.
 
     Raises:
@@ -78,6 +80,7 @@ class Event:
     discriminator_training: str = entry(choices=("selected", "every_round", "frozen"))
     noise_source: str = entry(choices=("os", "seeded"))
     source: str = ""
+    context: str = ""
     release: str = entry("gradient", choices=("gradient", "embedding"))
 
     def __post_init__(self) -> None:
@@ -120,7 +123,7 @@ class Event:
 
 
 # Not in a line that has the default: lines of earlier versions keep their hashes.
-_OPTIONAL = {"source": "", "release": "gradient"}
+_OPTIONAL = {"source": "", "context": "", "release": "gradient"}
 _FIELDS = {spec.name for spec in fields(Event)} - _OPTIONAL.keys()
 
 

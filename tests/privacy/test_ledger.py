@@ -46,7 +46,7 @@ def test_events_come_back_as_they_were_appended(tmp_path):
 
 def fields_of(event: Event) -> dict:
     """Returns what a line of a run's ledger has."""
-    hidden = ("source", "release")  # as long as they have their defaults
+    hidden = ("source", "context", "release")  # as long as they have their defaults
     return {k: v for k, v in dataclasses.asdict(event).items() if k not in hidden}
 
 

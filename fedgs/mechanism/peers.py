@@ -1,0 +1,157 @@
+"""Whose masking keys a deployed node takes: its peers' registered keys, pinned by it.
+
+A server that could invent nodes would be the partner of every mask. So a node takes a
+key only with the signature of a peer whose public key lies in a folder of its own, as
+NAME.pub, and only in a list of at least as many nodes as it was told. The files come
+out of band (docs/deployment.md), never from the server.
+
+The signature is ECDSA with SHA-384 by the key that the node is registered with at the
+server, of the JSON of [label, run, name, public key]. It needs no round: a node uses
+each of its keys once, so an old key of a peer gives a mask that does not cancel, and
+tells nothing.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.hazmat.primitives.serialization import (
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+
+from fedgs.errors import UserError
+from fedgs.mechanism.masks import LEAST_NODES, Announced, MaskingKey
+from fedgs.privacy.client_limits import ClientRefused
+
+_LABEL = "fedgs masking key, version 1"
+_ECDSA = ec.ECDSA(SHA384())
+
+
+@dataclass(frozen=True)
+class Peers:
+    """A node's own registered key, and those that it trusts to be other nodes'.
+
+    Attributes:
+        name: of the node.
+        key: its own.
+        pinned: name -> public key of every other node.
+        least: nodes that a list must have, this one included.
+    """
+
+    name: str
+    key: ec.EllipticCurvePrivateKey
+    pinned: Mapping[str, ec.EllipticCurvePublicKey]
+    least: int
+
+    @classmethod
+    def read(cls, name: str, key: Path, folder: Path, least: int | None) -> "Peers":
+        """Reads the node's own key, and NAME.pub of each peer in a folder.
+
+        Args:
+            name: of the node, whose own NAME.pub is passed over.
+            key: file of its private key.
+            folder: of the public keys.
+            least: as in `Peers`; None: all of them and this node.
+
+        Raises:
+            UserError: a file is missing or is no such key, or `least` cannot be.
+        """
+        own = _private_key(key)
+        files = sorted(folder.glob("*.pub"))
+        pinned = {file.stem: _public_key(file) for file in files if file.stem != name}
+        most = len(pinned) + 1
+        if most < LEAST_NODES:
+            raise UserError(f"peers = {folder}: has no other node's NAME.pub")
+        numbers = [k.public_numbers() for k in (own.public_key(), *pinned.values())]
+        if len({(point.x, point.y) for point in numbers}) < most:
+            raise UserError(f"peers = {folder}: two nodes have the same key")
+        least = most if least is None else least
+        if not LEAST_NODES <= least <= most:
+            raise UserError(
+                f"min_peers = {least}: give {LEAST_NODES} to {most}, the nodes in "
+                f"peers = {folder} and this one"
+            )
+        return cls(name, own, pinned, least)
+
+    def sign(self, key: MaskingKey, run: str) -> Announced:
+        """Returns a public key of this node, signed."""
+        text = _signed_text(run, self.name, key.public)
+        return Announced(key.public, self.key.sign(text, _ECDSA))
+
+    def check_names(self, names: tuple[str, ...]) -> None:
+        """Refuses a run with nodes that are not pinned, or too few of them.
+
+        Raises:
+            ClientRefused: names the setting and the remedy.
+        """
+        unknown = {*names} - {*self.pinned, self.name}
+        if unknown:
+            raise ClientRefused(
+                "peers",
+                f"peers: the run has {', '.join(sorted(unknown))}, whose public keys "
+                "this node was not given; put their NAME.pub there, if they are known",
+            )
+        if len(names) < self.least:
+            raise ClientRefused(
+                "min_peers",
+                f"min_peers = {self.least}: the run has {len(names)} nodes; agree on "
+                "fewer, or do not take part",
+            )
+
+    def check(self, keys: Mapping[str, Announced], run: str) -> None:
+        """Refuses a list of keys with one that no pinned peer has signed.
+
+        Args:
+            keys: by the nodes' names, this node's among them.
+            run: of the server.
+
+        Raises:
+            ClientRefused: names the setting.
+        """
+        if len(keys) < self.least:
+            raise ClientRefused(
+                "min_peers",
+                f"min_peers = {self.least}: the list has {len(keys)} nodes",
+            )
+        for name, announced in keys.items():
+            pinned = (
+                self.key.public_key() if name == self.name else self.pinned.get(name)
+            )
+            text = _signed_text(run, name, announced.public)
+            try:
+                if pinned is None:
+                    raise InvalidSignature
+                pinned.verify(announced.signature, text, _ECDSA)
+            except InvalidSignature:
+                raise ClientRefused(
+                    "peers", f"peers: the masking key of {name} is not signed by it"
+                ) from None
+
+
+def _signed_text(run: str, name: str, public: bytes) -> bytes:
+    return json.dumps([_LABEL, run, name, public.hex()]).encode()
+
+
+def _private_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = load_ssh_private_key(path.read_bytes(), None)
+    except (OSError, TypeError, ValueError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise UserError(f"key = {path}: no private key of `fedgs deploy certs`")
+    return key
+
+
+def _public_key(path: Path) -> ec.EllipticCurvePublicKey:
+    try:
+        key = load_ssh_public_key(path.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise UserError(f"peers: {path}: no public key of `fedgs deploy certs`")
+    return key

@@ -1,0 +1,204 @@
+"""Pairwise masks: they cancel in the whole sum only, hide one part, fit one context."""
+
+import dataclasses
+import hmac
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import (
+    X25519PrivateKey,
+    X25519PublicKey,
+)
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from scipy import stats
+from torch import Tensor
+
+from fedgs.errors import UserError
+from fedgs.mechanism.integers import IntegerSum, from_integers, sanitize_integers
+from fedgs.mechanism.masks import (
+    Announced,
+    Asked,
+    Attempt,
+    MaskedSum,
+    MaskingKey,
+    mask,
+    unmask,
+)
+from fedgs.mechanism.noise import NoiseStream
+from fedgs.mechanism.sanitizer import PerSampleGradients, clip
+
+SHAPE = (4, 1, 14, 14)
+ASKED = Asked("0" * 16, 3, "a" * 64, "node {}".format)
+
+
+def node_sum(node: int, std: float = 1.0) -> IntegerSum:
+    rng = torch.Generator().manual_seed(node)
+    part = clip(PerSampleGradients(torch.randn(2, *SHAPE, generator=rng)), 1.0)
+    return sanitize_integers([part], 2**16, std, NoiseStream(7, node, 3), 3, node)
+
+
+def keys_of(*nodes: int) -> dict[int, MaskingKey]:
+    return {node: MaskingKey.generate() for node in nodes}
+
+
+def attempt_of(keys: dict[int, MaskingKey], number: int = 1) -> Attempt:
+    return Attempt(number, {n: Announced(key.public, b"") for n, key in keys.items()})
+
+
+def masked(
+    node: int, keys: dict[int, MaskingKey], asked: Asked = ASKED, number: int = 1
+) -> MaskedSum:
+    return mask(node_sum(node), keys[node], attempt_of(keys, number), asked, b"")
+
+
+def bits(values: Tensor) -> np.ndarray:
+    return values.numpy().view(np.uint32)
+
+
+@pytest.mark.parametrize("count", [2, 3, 11])
+def test_masks_cancel_bit_for_bit_in_the_sum_of_all_listed_nodes(count):
+    keys = keys_of(*range(count))
+    total = unmask([masked(node, keys) for node in keys])
+    plain = torch.stack([node_sum(node).values for node in keys]).sum(0)
+    assert torch.equal(total, plain % 2**32)
+    assert torch.equal(from_integers(total, 2.0**16), plain.double() / 2**16)
+
+
+def test_negative_and_huge_numbers_are_summed_modulo_2_to_32():
+    keys, sums = keys_of(0, 1), [node_sum(0), node_sum(1)]
+    sums[0].values = torch.tensor([-1, 2**31 - 1, -(2**31), 5])
+    sums[1].values = torch.tensor([-1, 1, -1, -7])
+    parts = [mask(s, keys[s.node_id], attempt_of(keys), ASKED, b"") for s in sums]
+    assert unmask(parts).tolist() == [2**32 - 2, 2**31, 2**31 - 1, 2**32 - 2]
+    assert from_integers(unmask(parts), 1.0).tolist() == [-2, -(2**31), 2**31 - 1, -2]
+
+
+@pytest.mark.parametrize("dropped", [0, 2])
+def test_sum_without_one_listed_node_is_uniform_noise(dropped):
+    keys = keys_of(0, 1, 2, 3)
+    left = [masked(node, keys) for node in keys if node != dropped]
+    assert_uniform(unmask(left))
+
+
+def test_masked_sum_of_one_node_is_indistinguishable_from_uniform():
+    """Without noise, and of zeros: whatever varies is the mask."""
+    zeros, keys = node_sum(0), keys_of(0, 1)
+    zeros.values = torch.zeros(128, 1, 14, 14, dtype=torch.int64)
+    part = mask(zeros, keys[0], attempt_of(keys), ASKED, b"")
+    assert_uniform(part.values)
+    # Nor do two masks, of attempts with other keys, have to do with each other.
+    again = keys_of(0, 1)
+    other = mask(zeros, again[0], attempt_of(again), ASKED, b"")
+    assert_uniform(part.values - other.values)
+
+
+def assert_uniform(values: Tensor) -> None:
+    """Bytes and single bits at p > 1e-6: one honest test in a million fails."""
+    content = np.frombuffer(bits(values.to(torch.int32)).tobytes(), np.uint8)
+    assert stats.chisquare(np.bincount(content, minlength=256)).pvalue > 1e-6
+    ones = np.unpackbits(content.reshape(-1, 4), axis=1).sum(0)
+    for count in ones:
+        assert stats.binomtest(int(count), len(content) // 4).pvalue > 1e-6
+
+
+CHANGED = {
+    "run": {"run": "1" * 16},
+    "round": {"round": 4},
+    "request": {"digest": "b" * 64},
+    "name": {"name_of": "silo {}".format},
+}
+
+
+@pytest.mark.parametrize("what", CHANGED)
+def test_masks_of_another_context_do_not_cancel(what):
+    keys = keys_of(0, 1)
+    other = dataclasses.replace(ASKED, **CHANGED[what])
+    assert_uniform(unmask([masked(0, keys), masked(1, keys, other)]))
+
+
+def test_masks_of_another_attempt_or_key_list_do_not_cancel():
+    keys = keys_of(0, 1)
+    assert_uniform(unmask([masked(0, keys), masked(1, keys, number=2)]))
+    listed = Attempt(1, {**attempt_of(keys).keys, 2: Announced(b"2" * 32, b"")})
+    third = mask(node_sum(1), keys[1], listed, ASKED, b"")
+    assert_uniform(unmask([masked(0, keys), third]))
+
+
+def test_a_pair_has_one_mask_and_every_pair_another():
+    keys = keys_of(0, 1, 2)
+    one = keys[0].pair_mask(keys[1].public, b"info", 64)
+    assert np.array_equal(one, keys[1].pair_mask(keys[0].public, b"info", 64))
+    assert not np.array_equal(one, keys[0].pair_mask(keys[2].public, b"info", 64))
+
+
+def test_pair_mask_is_that_of_the_standards():
+    """Written a second time: RFC 5869 by hmac, RFC 8439 by its authenticated form."""
+    own, other = MaskingKey.generate(), MaskingKey.generate()
+    peer = X25519PublicKey.from_public_bytes(other.public)
+    secret = X25519PrivateKey.from_private_bytes(own.secret()).exchange(peer)
+    extracted = hmac.digest(bytes(32), secret, "sha256")
+    key = hmac.digest(extracted, b"info\x01", "sha256")
+    # The authenticated form encrypts from the second block of 16 numbers on.
+    stream = ChaCha20Poly1305(key).encrypt(bytes(12), bytes(64), None)[:64]
+    mask = own.pair_mask(other.public, b"info", 32)
+    assert np.array_equal(mask[16:], np.frombuffer(stream, "<u4"))
+
+
+def test_node_that_is_not_listed_under_its_own_key_masks_nothing():
+    keys = keys_of(0, 1)
+    with pytest.raises(UserError, match="not listed with its own key"):
+        mask(node_sum(0), MaskingKey.generate(), attempt_of(keys), ASKED, b"")
+    with pytest.raises(UserError, match="not listed with its own key"):
+        mask(node_sum(2), keys[0], attempt_of(keys), ASKED, b"")
+    alone = {0: keys[0]}
+    with pytest.raises(UserError, match="alone"):
+        mask(node_sum(0), keys[0], attempt_of(alone), ASKED, b"")
+
+
+def test_key_of_small_order_whose_secret_everybody_knows_is_refused():
+    keys = keys_of(0)
+    listed = Attempt(
+        1, {0: Announced(keys[0].public, b""), 1: Announced(bytes(32), b"")}
+    )
+    with pytest.raises(UserError, match="no secret"):
+        mask(node_sum(0), keys[0], listed, ASKED, b"")
+
+
+def test_key_lists_travel_unchanged():
+    keys = keys_of(0, 3, 7)
+    signed = {n: Announced(key.public, b"s" * n) for n, key in keys.items()}
+    sent = Attempt(5, signed)
+    assert Attempt.unpack(5, sent.packed, 8) == sent
+    assert Attempt.unpack(6, sent.packed, 8).digest != sent.digest
+
+
+def _entry(node: int, content: bytes) -> bytes:
+    return node.to_bytes(4) + bytes([len(content)]) + content
+
+
+TWO = _entry(0, b"a" * 32) + _entry(1, b"b" * 32)
+WRONG_LISTS = {
+    "no bytes": "text",
+    "empty": b"",
+    "one node": _entry(0, b"a" * 32),
+    "a key twice": _entry(0, b"a" * 32) + _entry(1, b"a" * 32),
+    "a node twice": TWO + _entry(1, b"c" * 32),
+    "falling": _entry(1, b"a" * 32) + _entry(0, b"b" * 32),
+    "an unknown node": TWO + _entry(2, b"c" * 32),
+    "a short key": TWO[:-6] + _entry(1, b"c" * 31),
+    "a long signature": _entry(0, b"a" * 32) + _entry(1, b"b" * 161),
+    "torn": TWO[:-1],
+    "torn in the head": TWO + b"\0\0",
+}
+
+
+@pytest.mark.parametrize("what", WRONG_LISTS)
+def test_malformed_key_list_is_refused(what):
+    with pytest.raises(UserError, match="refused"):
+        Attempt.unpack(1, WRONG_LISTS[what], 2)
+
+
+def test_nothing_else_makes_a_masked_sum():
+    with pytest.raises(TypeError):
+        MaskedSum(torch.zeros(1, dtype=torch.int32), 1, 0, b"", object())

@@ -1,0 +1,185 @@
+"""Secure aggregation in Flower: the same sum, drop-outs, and what is refused."""
+
+import shutil
+from collections import Counter
+
+import pytest
+from flwr.app import ConfigRecord, Message
+
+from fedgs.data.load import load_data
+from fedgs.errors import UserError
+from fedgs.federation import round
+from fedgs.federation.node import Node
+from fedgs.federation.round import new_server, stage_request
+from fedgs.federation.training import BudgetSpent, RunStopped
+from fedgs.mechanism.masks import Announced, Attempt, MaskedSum, MaskingKey
+from fedgs.privacy.gaussian import epsilon_from_mu
+from fedgs.runs.run_folder import RunFolder
+from runs import attempts, events, num_answers, train
+from simulated_grid import MODES, FakeGrid, product, round_of, start
+
+MASKED = {"secure_aggregation": True, "noise_multiplier": 0.5}
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "full participation",
+        "moments",
+        pytest.param("selected", marks=pytest.mark.slow),
+        pytest.param("silos that differ", marks=pytest.mark.slow),
+        pytest.param("staged", marks=pytest.mark.slow),
+        pytest.param("surrogate", marks=pytest.mark.slow),
+    ],
+)
+def test_sums_under_masks_give_the_bits_of_the_local_engine(create, mode):
+    flower = create("flower", **MODES[mode], **MASKED)
+    alone = create("local", **MODES[mode], **MASKED, engine="local")
+    grid = FakeGrid(flower.config.num_nodes)
+    start(flower, grid)
+    train(alone)
+    assert product(flower) == product(alone)
+    assert events(flower) == events(alone)
+    assert_cheap_and_masked(grid, flower)
+
+
+def assert_cheap_and_masked(grid: FakeGrid, folder: RunFolder) -> None:
+    """A number takes the four bytes of a float32; each node is asked for a key once."""
+    kinds = Counter(kind for kind, _, _ in grid.replies)
+    assert kinds["query.key"] == folder.config.num_nodes
+    for kind, _, reply in grid.replies:
+        record = reply.content["fedgs"]
+        assert isinstance(record, ConfigRecord)
+        if kind == "train" and not record["is_empty"]:
+            shape = folder.config.terms(int(str(record["round"]))).shape
+            assert len(bytes(record["tensors"])) == 4 * shape[0] * shape[1] * (
+                shape[2] * shape[3]
+            )
+            assert len(bytes(record["next_key"])) == 32  # unsigned in a simulation
+
+
+# ------------------------------------------------------------------ drop-outs
+
+
+def dropping(who: int, at: int, kind: str = "train"):
+    """A network that loses one node's replies of a round."""
+
+    def spoil(index: int, request: Message, reply: Message) -> Message | None:
+        is_lost = index == who and round_of(request) == at
+        return None if is_lost and request.metadata.message_type == kind else reply
+
+    return spoil
+
+
+def test_a_drop_out_voids_the_attempt_and_the_run_goes_on(create, monkeypatch):
+    trained: list[int] = []
+    original = round.train_discriminators
+
+    def counting(config, nets, chunk, *rest):
+        trained.append(len(chunk))
+        return original(config, nets, chunk, *rest)
+
+    monkeypatch.setattr(round, "train_discriminators", counting)
+    mode = MODES["full participation"]
+    folder = create("run", **mode, **MASKED, min_nodes=2)
+    start(folder, FakeGrid(3, dropping(1, at=2)))
+    assert attempts(folder) == [(1, 1), (2, 1), (2, 2), (3, 1)]
+    assert num_answers(folder) == [3, 2, 3]
+    # The voided attempt counts with all its nodes, the repeat with those that are left.
+    assert [(e.planned_nodes, e.counted_nodes) for e in events(folder)] == [
+        *((3, 3), (3, 3)),
+        *((2, 2), (3, 3)),
+    ]
+    assert [e.participants for e in events(folder)] == [
+        "all",
+        "all",
+        (0, 1, 4, 5),
+        "all",
+    ]
+    assert sum(trained) == 3 * 6  # once in a round, whatever its attempts
+
+
+def test_a_node_that_announces_no_key_is_left_out_before_anything_is_released(create):
+    folder = create("run", **MODES["moments"], **MASKED, min_nodes=2)
+    start(folder, FakeGrid(3, dropping(0, at=1, kind="query.key")))
+    assert attempts(folder) == [(1, 1), (2, 1), (3, 1)]
+    assert num_answers(folder) == [2, 3, 3]
+
+
+def test_too_few_nodes_end_the_run_and_their_attempt_counts(create):
+    folder = create("run", **MODES["moments"], **MASKED)
+    with pytest.raises(RunStopped, match=r"round 2: 2 of 3 nodes .* asks for 3;"):
+        start(folder, FakeGrid(3, dropping(1, at=2)))
+    assert attempts(folder) == [(1, 1), (2, 1)]
+    start(RunFolder.open(folder.path), FakeGrid(3))
+    assert attempts(folder) == [(1, 1), (2, 1), (2, 2), (3, 1)]
+
+
+def test_the_budget_is_asked_before_a_repeat_with_its_smaller_noise(create):
+    """Room for rounds 1 and 2, and for an attempt of three nodes, not one of two."""
+    # A stage of weight w costs w (2 C / noise)^2 = w / (n sigma^2), with replace-one.
+    weights, nodes, sigma = (0.5, 1.0, 1.0), 3, 0.5
+    cost = (weights[0] + 2.1 * weights[1]) / (nodes * sigma**2)
+    target = {"target_epsilon": epsilon_from_mu(cost**0.5, 1e-5)}
+    folder = create("run", **MODES["moments"], **MASKED | target, min_nodes=2)
+    with pytest.raises(BudgetSpent, match="before round 2"):
+        start(folder, FakeGrid(3, dropping(1, at=2)))
+    assert attempts(folder) == [(1, 1), (2, 1)]
+
+
+# ------------------------------------------------------------------ one node
+
+
+@pytest.fixture
+def asked(create):
+    """A node of a masked run, its request for round 1, and another listed key."""
+    folder = create("run", **MODES["moments"], **MASKED)
+    own = Node(folder.config, 0, load_data(folder.config), folder.private)
+    other = Announced(MaskingKey.generate().public, b"")
+    request = stage_request(folder.config, new_server(folder.config))
+
+    def ask(number: int = 1):
+        keys = {0: Announced.unpack(own.announce(1)), 1: other}
+        return request.under(Attempt(number, keys))
+
+    return own, ask
+
+
+def test_a_second_release_under_one_key_is_refused_whatever_is_restored(asked):
+    """A copy of the whole state brings the key back; the count has seen it."""
+    own, ask = asked
+    request = ask()
+    copy = own.folder.with_name("copy")
+    shutil.copytree(own.folder, copy)
+    first = own.answer(request)
+    own.save(0)
+    assert isinstance(first, MaskedSum)
+    again = Node(own.config, 0, own.data, own.folder.parent)
+    assert again.answer(request).values.equal(first.values)  # the stored bytes
+    for path in own.folder.glob("round-*"):
+        path.unlink()
+    shutil.copy(copy / "masking-key.json", own.folder)
+    restored = Node(own.config, 0, own.data, own.folder.parent)
+    with pytest.raises(UserError, match="second release under it is refused"):
+        restored.answer(request)
+    assert restored.announce(1) != request.attempt.keys[0].pack()  # a new one instead
+
+
+def test_a_stored_answer_is_never_sent_under_another_key_list(asked):
+    own, ask = asked
+    first = own.answer(ask())
+    second = own.answer(ask(2))
+    assert not second.values.equal(first.values)
+    assert own.count.mu_squared[0] == pytest.approx(2 * 0.5 / 0.5**2)  # counted twice
+
+
+def test_a_node_without_its_key_in_the_list_or_without_a_list_releases_nothing(asked):
+    own, ask = asked
+    stale = ask()
+    with pytest.raises(UserError, match="without masks"):
+        own.answer(type(stale)(stale.round, stale.networks, stale.centre))
+    own.answer(stale)
+    own._digest = ""  # as if it had forgotten
+    with pytest.raises(UserError, match="not this node's last one"):
+        own.answer(stale)
+    assert own.count.mu_squared[0] == pytest.approx(0.5 / 0.5**2)
