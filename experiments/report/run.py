@@ -107,14 +107,14 @@ class RunFacts:
 
     @property
     def others(self) -> list[Statement]:
-        """The headline's other relation, and both against the server."""
+        """The headline's other relation, and both against the server, masked or not."""
         first = self.headline
         return [
             row
             for row in self.statements
             if row.theorem == first.theorem
             and row is not first
-            and row.adversary in (first.adversary, "server")
+            and row.adversary in (first.adversary, "server", "unmasked")
         ]
 
 
