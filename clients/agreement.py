@@ -62,7 +62,7 @@ def _costs(config: ResolvedConfig, limits: Limits, is_whole: bool) -> str:
     if not is_whole:  # shards are one data set, of which any round may ask
         plan, shares = Plan.from_config(config), limits.shares(config)
         rows = statements(plan, limits.delta, plan.counted_nodes - shares)
-        is_bare = config.secure_aggregation and shares == 1
+        is_bare = config.is_masked and shares == 1
         against = ("unmasked" if is_bare else "server", limits.relation)
         stated = next(r for r in rows if (r.adversary, r.relation) == against)
         planned = most if stated.epsilon is None else stated.epsilon

@@ -175,8 +175,8 @@ class Limits:
 
         Source: docs/privacy.md, "A client that limits itself".
         """
-        is_trusted = config.secure_aggregation and self.min_honest_nodes is not None
-        return self.min_honest_nodes or 1 if is_trusted else 1
+        trusted = self.min_honest_nodes or 1
+        return trusted if config.is_masked else 1
 
     def cost_of(self, config: ResolvedConfig, terms: Terms) -> float:
         """Returns `release_cost` of a round of a run."""

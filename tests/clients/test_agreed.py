@@ -409,6 +409,16 @@ def test_where_not_everybody_is_asked_two_epsilons_are_agreed(tmp_path, partitio
     assert "at most" not in text
 
 
+@pytest.mark.parametrize(("trusted", "shares"), [(None, 1), (2, 2)])
+def test_what_is_agreed_counts_the_noise_that_the_client_trusts(trusted, shares):
+    own = {"client_selection": "all", "engine": "flower", "secure_aggregation": True}
+    config, limits = tiny_config(**own), Limits(min_honest_nodes=trusted)
+    expected = epsilon_from_mu((config.num_rounds * COST / shares) ** 0.5, 1e-5)
+    for is_whole in (False, True):
+        text = agreement._costs(config, limits, is_whole)
+        assert text.startswith(f"epsilon {expected:.4g} (replace-one")
+
+
 def test_what_only_client_epsilon_bounds_is_said():
     config = tiny_config(noise_seed=None)
     text = agreement._costs(config, Limits(), is_whole=True)

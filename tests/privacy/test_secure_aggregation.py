@@ -38,6 +38,8 @@ SILOS = Plan(
     secure_aggregation=True,
 )
 
+MASKED = {"secure_aggregation": True, "engine": "flower", "clients_per_node": 1}
+
 
 def law(std: float, width: int) -> np.ndarray:
     """The discrete Gaussian on -width .. width."""
@@ -224,10 +226,11 @@ def test_without_secure_aggregation_nobody_is_unmasked():
 
 @pytest.mark.parametrize(("trusted", "shares"), [(None, 1), (2, 2)])
 def test_a_count_keeps_the_own_noise_unless_its_limits_trust(tmp_path, trusted, shares):
-    config = tiny_config(secure_aggregation=True, clients_per_node=1)
+    config = tiny_config(**MASKED)
     limits = Limits(min_honest_nodes=trusted, allow_seeded_noise=True)
     assert limits.shares(config) == shares
-    assert limits.shares(tiny_config(clients_per_node=1)) == 1
+    for nobody in ({"secure_aggregation": False}, {"engine": "local"}):
+        assert limits.shares(tiny_config(**MASKED | nobody)) == 1
     count = ReleaseCount(tmp_path, ("ann",))
     count.charge(release_event(config, 1, (0,), 1, shares), limits)
     z = config.noise_multiplier * PROVEN * math.sqrt(shares / config.batch_size)
@@ -235,7 +238,7 @@ def test_a_count_keeps_the_own_noise_unless_its_limits_trust(tmp_path, trusted, 
 
 
 def test_a_client_refuses_rounds_of_fewer_nodes_than_it_trusts():
-    config = tiny_config(secure_aggregation=True, clients_per_node=1)
+    config = tiny_config(**MASKED)
     limits = Limits(min_honest_nodes=config.num_clients + 1, allow_seeded_noise=True)
     with pytest.raises(ClientRefused, match="min_honest_nodes"):
         limits.check_run(config)
