@@ -33,12 +33,23 @@ def agreement(title: str, node: Node) -> str:
             f"{config.clip_bound:g}, batch_size {config.batch_size}, "
             f"{config.num_rounds} rounds, unit {config.privacy_unit}",
             *_stages(config),
+            *_masks(node),
             f"  against the server: {_costs(config, limits, node.count.is_whole)}",
             f"  limits: {_in_force(limits)}",
             f"  released so far: epsilon {spent:.4g}, over all runs counted in "
             f"{node.count.folder}",
         )
     )
+
+
+def _masks(node: Node) -> list[str]:
+    """Returns a line on the masks that the client's releases leave under, if any."""
+    if (peers := node.peers) is None:
+        return []
+    return [
+        f"  under masks: the server learns the sum of at least {peers.least} nodes; "
+        f"peers {', '.join(sorted(peers.pinned))}"
+    ]
 
 
 def _stages(config: ResolvedConfig) -> list[str]:

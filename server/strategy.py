@@ -327,9 +327,10 @@ class GsWgan(Strategy):
             )
             for node in nodes
         }
-        limit = self.config.round_timeout
-        seconds = min(KEY_SECONDS, limit) if is_brief else limit
-        for reply in self.exchange.send_and_receive(messages, seconds, seconds):
+        seconds = patience = self.config.round_timeout
+        if is_brief:  # who is offline is not waited for
+            seconds, patience = min(KEY_SECONDS, seconds), 0.0
+        for reply in self.exchange.send_and_receive(messages, seconds, patience):
             node = self.exchange.node_of(reply)
             if node is None or node not in messages:
                 continue

@@ -152,7 +152,8 @@ class Client(Access):
 
     Attributes:
         state: directory: discriminators, the client's own count.
-        key: not used if insecure.
+        key: not used if insecure, except for masks.
+        peers: folder of the public keys of other clients.
         settings: more of its data: data_dir, polarity, device, ...
     """
 
@@ -165,6 +166,16 @@ class Client(Access):
         names=("--state-dir",),
     )
     limits: Path | None = flag(None, "TOML file of what this client agrees to.")
+    peers: Path | None = flag(
+        None,
+        "Folder with NAME.pub of the other clients: answers under masks only, in "
+        "runs with --secure-aggregation.",
+    )
+    min_peers: int | None = flag(
+        None,
+        "Nodes, this one included, that a sum under masks needs; all of --peers and "
+        "this one when unset.",
+    )
     stock: bool = flag(False, "Flower's own SuperNode: slow, runs sent code.")
     port: int | None = flag(None, "With --stock: of its local interface.")
     log_json: Path | None = flag(None, LOG_JSON)
@@ -201,9 +212,15 @@ class Client(Access):
         return command, environment | _logging(self.log_json)
 
     def _node_config(self) -> str:
+        values: dict[str, str | int | float | bool]
         values = {"name": self.name, "data": self.data, "state-dir": str(self.folder)}
         if self.limits is not None:
             values["limits"] = file_of("limits", self.limits)
+        if self.peers is not None:
+            values["peers"] = str(self.peers.expanduser().absolute())
+            values["key"] = file_of("key", self.key)
+        if self.min_peers is not None:
+            values["min-peers"] = self.min_peers
         values |= {
             name.replace("_", "-"): value for name, value in self.settings.items()
         }

@@ -1,4 +1,4 @@
-"""Three hosts in network namespaces, started as docs/deployment.md says.
+"""Hosts in network namespaces, started as docs/deployment.md says.
 
 The run survives a killed server, a killed client and a cut link, and ends with the
 bytes of the local engine, which nothing disturbed. Skipped where namespaces are not
@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from events import read_events
@@ -123,6 +124,50 @@ def test_run_survives_a_killed_server_and_client_and_a_cut_link(folder, network,
     for name in CLIENTS:
         state = folder / f"fedgs-client-{name}"
         assert state.stat().st_mode & 0o777 == 0o700
+
+
+def test_masked_run_goes_on_without_a_killed_client_and_with_it_again(folder, live):
+    """Every attempt is of nodes that know each other's keys; all of them count."""
+    data = np.load(folder / "all.npz")
+    live.names = ("a", "b", "c")
+    for name, owners in (("a", (0, 1)), ("b", (2,)), ("c", (3,))):
+        kept = np.isin(data["clients"], owners)
+        arrays = {each: data[each][kept] for each in data.files}
+        np.savez(folder / f"{name}.npz", **arrays)
+    live.certify(live.address)
+    server = live.serve()
+    own = {"peers": "certs/clients", "min_peers": 2}
+    clients = {name: live.join(name, **own) for name in live.names}
+    submitted = live.start_run(
+        secure_aggregation=True,
+        node_sizes="2,1,1",
+        min_nodes=2,
+        num_rounds=40,
+        round_timeout=15,
+    )
+    live.until_round(3, server, submitted, *clients.values())
+    live.machines.kill(clients["c"])
+
+    def nodes() -> list[int]:
+        events = Ledger.read(live.run / "ledger.jsonl").events
+        assert all(event.counted_nodes == event.planned_nodes for event in events)
+        return [event.counted_nodes for event in events]
+
+    live.until(lambda: 2 in nodes(), server, submitted)
+    live.until_next_round(server, submitted)
+    live.join("c", **own)
+    live.until(lambda: nodes()[-1] == 3, server, submitted)
+    assert submitted.wait(PATIENCE) == 0, live.machines.logs()
+    live.until(lambda: (live.run / "generator.safetensors").exists())
+    events = Ledger.read(live.run / "ledger.jsonl").events
+    assert {event.kind for event in events} == {"discrete"}
+    first = nodes().index(2)
+    again = events[first]  # at once, or in the round after, if c was between two
+    assert nodes()[:first] == first * [3]
+    assert again.attempt == 2 or again.round == events[first - 1].round + 1
+    count = folder / "fedgs-client-a" / "releases" / "releases-00000.jsonl"
+    contexts = [event.context for event in Ledger.read(count).events]
+    assert len(set(contexts)) == len(contexts) == len(events)  # a key for each
 
 
 def test_control_is_refused_over_the_network(live):

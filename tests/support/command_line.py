@@ -4,12 +4,13 @@ import re
 
 
 def flags(**settings: object) -> list[str]:
-    """Returns settings as flags; None leaves one out."""
+    """Returns settings as flags; None leaves one out, True has no value."""
     given = {name: value for name, value in settings.items() if value is not None}
     return [
         part
         for name, value in given.items()
         for part in (f"--{name.replace('_', '-')}", str(value))
+        if part != "True"
     ]
 
 

@@ -50,11 +50,11 @@ def require_namespaces() -> None:
 
 
 class Network:
-    """Three hosts and the links between them; `close` removes all of it."""
+    """A server, three clients and the links between; `close` removes all of it."""
 
     def __init__(self) -> None:
         token = secrets.token_hex(3)
-        names = ("server", "a", "b")
+        names = ("server", "a", "b", "c")
         self.spaces = {name: f"fgs-{token}-{name}" for name in names}
         self.addresses = {n: f"10.77.0.{i}" for i, n in enumerate(names, 1)}
         try:
@@ -71,7 +71,7 @@ class Network:
         ip("-n", center, "link", "add", "switch", "type", "bridge")
         ip("-n", center, "addr", "add", f"{self.addresses['server']}/24", *on_switch)
         ip("-n", center, "link", "set", "switch", "up")
-        for name in ("a", "b"):
+        for name in ("a", "b", "c"):
             far = self.spaces[name]
             link = ["link", "add", f"to-{name}", "type", "veth"]
             ip("-n", center, *link, "peer", "name", "eth0", "netns", far)

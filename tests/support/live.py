@@ -99,9 +99,13 @@ class Live:
     Args:
         folder: of everything, prepared.
         network: the hosts; this machine itself and a free port without one.
+
+    Attributes:
+        names: of the clients.
     """
 
     def __init__(self, folder: Path, network: Network | None = None) -> None:
+        self.names: tuple[str, ...] = CLIENTS
         self.folder, self.machines = folder, Machines(folder, network)
         self.address = network.addresses["server"] if network else "127.0.0.1"
         self.host = "0.0.0.0" if network else "127.0.0.1"
@@ -113,7 +117,7 @@ class Live:
     def certify(self, *hosts: str) -> None:
         """Makes the authority, the server's certificate and the clients' keys."""
         names = hosts or ("localhost", "127.0.0.1")
-        make_certificates(self.folder / "certs", list(names), list(CLIENTS))
+        make_certificates(self.folder / "certs", list(names), list(self.names))
 
     def serve(
         self, *more: object, environment: Mapping[str, str] | None = None
@@ -144,7 +148,7 @@ class Live:
         return self.machines.start("server", *words)
 
     def start_run(self, **settings: object) -> "subprocess.Popen[bytes]":
-        keys = [f"--client={n}=certs/clients/{n}.pub" for n in CLIENTS]
+        keys = [f"--client={n}=certs/clients/{n}.pub" for n in self.names]
         return self.submit(*keys, *flags(**SETTINGS | settings))
 
     def running(self, rounds: int, *more: object, **settings: object):

@@ -1,0 +1,109 @@
+"""Pinned peers: a masking key that no known node signed is never masked with."""
+
+import pytest
+
+from experiments.launch.certs import make_certificates
+from fedgs.errors import UserError
+from fedgs.mechanism.masks import Announced, MaskingKey
+from fedgs.mechanism.peers import Peers
+from fedgs.privacy.client_limits import ClientRefused
+
+RUN = "0" * 16
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keys")
+    make_certificates(folder, [], ["a", "b", "c"])
+    return folder / "clients"
+
+
+@pytest.fixture
+def peers(keys):
+    return {name: read(keys, name) for name in ("a", "b", "c")}
+
+
+def read(keys, name: str, least: int | None = None) -> Peers:
+    return Peers.read(name, keys / f"{name}.key", keys, least)
+
+
+def signed_by(peers: dict[str, Peers], run: str = RUN) -> dict[str, Announced]:
+    return {n: own.sign(MaskingKey.generate(), run) for n, own in peers.items()}
+
+
+def test_every_node_takes_the_list_that_all_have_signed(peers):
+    keys = signed_by(peers)
+    for own in peers.values():
+        own.check(keys, RUN)
+    assert all(len(key.pack()) <= 32 + 104 for key in keys.values())
+
+
+def _unsigned(peers):
+    return {**signed_by(peers), "b": Announced(MaskingKey.generate().public, b"")}
+
+
+def _of_the_server(peers):
+    """The server's own key, with the signature of the key that it took away."""
+    keys = signed_by(peers)
+    own = MaskingKey.generate().public
+    return {**keys, "b": Announced(own, keys["b"].signature)}
+
+
+def _of_another_node(peers):
+    keys = signed_by(peers)
+    return {**keys, "b": keys["c"]}
+
+
+def _invented(peers):
+    return {**signed_by(peers), "d": peers["c"].sign(MaskingKey.generate(), RUN)}
+
+
+WRONG = {
+    "unsigned": _unsigned,
+    "of the server": _of_the_server,
+    "of another node": _of_another_node,
+    "of an invented node": _invented,
+    "of another run": lambda peers: signed_by(peers, "1" * 16),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_key_that_its_pinned_owner_did_not_sign_for_this_run_is_refused(peers, what):
+    with pytest.raises(ClientRefused, match="is not signed by it") as refusal:
+        peers["a"].check(WRONG[what](peers), RUN)
+    assert refusal.value.setting == "peers"
+
+
+def test_list_of_fewer_nodes_than_the_own_minimum_is_refused(keys, peers):
+    two = {n: key for n, key in signed_by(peers).items() if n != "c"}
+    with pytest.raises(ClientRefused, match="min_peers = 3: the list has 2"):
+        peers["a"].check(two, RUN)  # unset: all of them
+    read(keys, "a", least=2).check(two, RUN)
+
+
+def test_run_with_unknown_or_too_few_nodes_is_refused_at_once(peers):
+    peers["a"].check_names(("a", "b", "c"))
+    with pytest.raises(ClientRefused, match="the run has d"):
+        peers["a"].check_names(("a", "b", "c", "d"))
+    with pytest.raises(ClientRefused, match="min_peers = 3: the run has 2"):
+        peers["a"].check_names(("a", "b"))
+
+
+@pytest.mark.parametrize("least", [1, 4])
+def test_minimum_that_hides_nothing_or_cannot_be_is_refused(keys, least):
+    with pytest.raises(UserError, match="give 2 to 3"):
+        read(keys, "a", least)
+
+
+def test_folder_without_peers_or_with_one_key_twice_is_refused(keys, tmp_path):
+    with pytest.raises(UserError, match="no other node"):
+        Peers.read("a", keys / "a.key", tmp_path, None)
+    for name in ("b", "c"):
+        (tmp_path / f"{name}.pub").write_bytes((keys / "b.pub").read_bytes())
+    with pytest.raises(UserError, match="same key"):
+        Peers.read("a", keys / "a.key", tmp_path, None)
+    (tmp_path / "c.pub").write_text("no key")
+    with pytest.raises(UserError, match=r"c\.pub: no public key"):
+        Peers.read("a", keys / "a.key", tmp_path, None)
+    with pytest.raises(UserError, match=r"a\.pub: no private key"):
+        Peers.read("a", keys / "a.pub", keys, None)
