@@ -22,6 +22,7 @@ from fedgs.federation.node import Node
 from fedgs.federation.preparation import nodes_in_memory
 from fedgs.mechanism.peers import Peers
 from fedgs.privacy.client_limits import Limits
+from fedgs.process import keep_freed_memory
 from fedgs.runs.run_folder import RunFolder, node_folder
 
 _workers: dict[str, "Worker"] = {}
@@ -55,6 +56,7 @@ class Worker:
         # Workers share the nodes; the least recent one is dropped, not lost.
         self.capacity = nodes_in_memory(config)
         torch.set_num_threads(config.num_threads)
+        keep_freed_memory()
 
     def node(self, node_id: int) -> Node:
         """Returns a node, from memory or new (its state then comes from disk)."""

@@ -212,11 +212,12 @@ class Client:
             chosen = client_training.draw_matching(rng, wanted, labels.numpy())
         real = torch.from_numpy(data.images[records]).float() / 255
         real_labels = torch.from_numpy(data.labels[records])
-        weights = config.gradient_penalty_weight, config.drift_weight
         drawn = fakes[chosen], labels[chosen], mix
         # One batch for each of the n_dis steps.
-        for batch in zip(real, real_labels, *drawn, strict=True):
+        batches = zip(real, real_labels, *drawn, strict=True)
+        for step, batch in enumerate(batches):
             models.advance_in_place(self.discriminator)
+            weights = losses.penalty_weight(config, round, step), config.drift_weight
             loss = losses.discriminator_loss(self.discriminator, *batch, *weights)
             self.optimizer.zero_grad()
             loss.backward()

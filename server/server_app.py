@@ -36,6 +36,7 @@ from fedgs.process import (
     RUNS_VARIABLE,
     STOP_SECONDS,
     WATCH_SECONDS,
+    keep_freed_memory,
     watch_launcher,
 )
 from fedgs.runs.run_folder import RunFolder
@@ -107,6 +108,7 @@ def main(grid: Grid, context: Context) -> None:
     accept_restore = bool(settings.pop("accept_restore", False))
     folder = open_folder(settings)
     torch.set_num_threads(folder.config.num_threads)
+    keep_freed_memory()
     flower, is_deployed = folder.path / ".flower", bool(folder.config.node_names)
     flower.mkdir(exist_ok=True)
     if is_deployed:

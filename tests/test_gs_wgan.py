@@ -46,6 +46,7 @@ CONFIGURATIONS = {
         "latent": "normal",
         "noise_multiplier": 0.0,
         "drift_weight": 0.5,
+        "gradient_penalty_every": 2,
         "clip_bound": 1e-7,  # of Adam's epsilon: Adam then sees how large gradients are
         "batch_size": 3,
     },

@@ -57,3 +57,12 @@ def test_processes_that_cannot_be_looked_at_carry_no_token(monkeypatch):
 
     monkeypatch.setattr(psutil, "process_iter", iterate)
     assert processes_of("x", "A") == [7]
+
+
+def test_a_process_keeps_the_memory_that_it_frees():
+    code = "from fedgs.process import keep_freed_memory; keep_freed_memory()\n"
+    code += "import resource; bytearray(2**26)  # 64 MiB, freed at once\n"
+    code += "used = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+    code += "before = used(); bytearray(2**26); print(used() - before)"
+    pages = subprocess.check_output([sys.executable, "-c", code])
+    assert int(pages) < 100  # 16,384 where the kernel gives new ones

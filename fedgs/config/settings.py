@@ -433,6 +433,13 @@ class Settings:
     gradient_penalty_weight: float = option(
         10.0, TRAINING | RESULT, "Weight of the WGAN gradient penalty.", at_least=0
     )
+    gradient_penalty_every: int = option(
+        1,
+        TRAINING | RESULT,
+        "Discriminator steps from one gradient penalty to the next (lazy above 1); "
+        "it then has as many times the weight.",
+        at_least=1,
+    )
     drift_weight: float = option(
         1e-3, TRAINING | RESULT, "Weight of mean(D(real)^2).", at_least=0
     )

@@ -21,6 +21,7 @@ from fedgs.federation.messages import Release, Request
 from fedgs.federation.node import Node
 from fedgs.federation.training import Report, Stop, Training, nodes_of
 from fedgs.privacy.client_limits import ClientRefused
+from fedgs.process import keep_freed_memory
 from fedgs.runs.run_folder import RunFolder
 
 
@@ -40,6 +41,7 @@ def train(folder: RunFolder, data: FederatedImages, report: Report, stop: Stop) 
         UserError: another process trains in this folder, or it is corrupted.
     """
     torch.set_num_threads(folder.config.num_threads)
+    keep_freed_memory()
     with folder.locked(), LocalNodes(folder.config, data, folder.private) as nodes:
         train_nodes(folder, nodes, report, stop)
 

@@ -13,6 +13,7 @@ import torch
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.discriminators import Discriminators
+from fedgs.gan.losses import penalty_weight
 from fedgs.randomness import stream
 from fedgs.shapes import Images, Labels, Positions
 
@@ -38,6 +39,7 @@ class Draws:
         fake_labels: labels (F,) of the one set of fakes, or None for fresh batches.
 
     Attributes:
+        round: as given.
         records: (n, n_dis, b) record numbers.
         fakes: (n, n_dis, b) positions in the set of fakes.
         mix: (n, n_dis, b) weights of the gradient penalty, float32 in [0, 1).
@@ -56,7 +58,7 @@ class Draws:
         fake_labels: Indices | None,
     ) -> None:
         """Draws everything at once."""
-        self.data = data
+        self.data, self.round = data, round
         shape = (config.discriminator_steps, config.discriminator_batch_size)
         records, fakes, mix = [], [], []
         for client in clients:
@@ -143,4 +145,5 @@ def train_discriminators(
             fakes[rows, index],
             labels[rows, index],
             torch.from_numpy(draws.mix[:, step].copy()).to(device),
+            penalty_weight(config, draws.round, step),
         )

@@ -12,6 +12,7 @@ activations of one chunk, that is at most chunk_size / n of the state plus activ
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -209,6 +210,7 @@ class Discriminators(ModuleStack):
         fake: Images,
         fake_labels: Labels,
         mix_weight: MixWeights,
+        penalty_weight: float | None = None,
     ) -> None:
         """Takes one discriminator step for each listed client.
 
@@ -221,8 +223,12 @@ class Discriminators(ModuleStack):
             fake: (n, b, C, S, S).
             fake_labels: (n, b).
             mix_weight: (n, b) in [0, 1).
+            penalty_weight: of this step; `config.gradient_penalty_weight` when None.
         """
-        self.step(self._loss, indices, real, real_labels, fake, fake_labels, mix_weight)
+        if penalty_weight is None:
+            penalty_weight = self.config.gradient_penalty_weight
+        loss = partial(self._loss, penalty_weight)
+        self.step(loss, indices, real, real_labels, fake, fake_labels, mix_weight)
 
     def query(
         self, indices: Positions, images: Images, labels: Labels
@@ -264,7 +270,13 @@ class Discriminators(ModuleStack):
             self.template, tensors, (images, labels)
         )
 
-    def _loss(self, params: TensorDict, buffers: TensorDict, *batch: Tensor) -> Tensor:
+    def _loss(
+        self,
+        penalty_weight: float,
+        params: TensorDict,
+        buffers: TensorDict,
+        *batch: Tensor,
+    ) -> Tensor:
         real, real_labels, fake, fake_labels, mix_weight = batch
         return discriminator_loss(
             self.score(params, buffers),
@@ -273,7 +285,7 @@ class Discriminators(ModuleStack):
             fake,
             fake_labels,
             mix_weight,
-            self.config.gradient_penalty_weight,
+            penalty_weight,
             self.config.drift_weight,
         )
 

@@ -18,9 +18,24 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.func import grad
 
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.shapes import ImageGrads, Images, Labels, MixWeights, Scores
 
 Score = Callable[[Images, Labels], Scores]
+
+
+def penalty_weight(config: ResolvedConfig, round: int, step: int) -> float:
+    """Returns the weight of the gradient penalty in a step of a round.
+
+    With `gradient_penalty_every` = k it is k lambda in every k-th step, counted over
+    the rounds, and 0 between: what a client pays depends on no data.
+
+    Source: Karras et al., "Analyzing and improving the image quality of StyleGAN",
+    CVPR 2020, section 3.1 (lazy regularisation), without its change of Adam's rates.
+    """
+    every = config.gradient_penalty_every
+    is_due = (round * config.discriminator_steps + step) % every == 0
+    return config.gradient_penalty_weight * every if is_due else 0.0
 
 
 def discriminator_loss(

@@ -41,7 +41,8 @@ discriminator-activation discriminator-batch-size discriminator-beta1
 discriminator-beta2 discriminator-dim discriminator-learning-rate discriminator-steps
 discriminator-training download drift-weight ema-decay engine fakes-per-round
 fast-messages generator generator-beta1 generator-beta2 generator-dim
-generator-learning-rate gpu-fraction gradient-basis gradient-penalty-weight hf-options
+generator-learning-rate gpu-fraction gradient-basis gradient-penalty-every
+gradient-penalty-weight hf-options
 image-channels image-size latent latent-dim min-nodes moment-size node-sizes nodes
 noise-multiplier noise-seed num-classes num-clients num-rounds num-threads num-workers
 output partition partitioner partitioner-options polarity privacy-unit public-data

@@ -124,7 +124,7 @@ def test_reused_fakes_have_the_labels_of_the_real_images(monkeypatch):
     trained = record_calls(monkeypatch, Discriminators, "train")
     _answer(config, _request(config, labels=torch.arange(6) % 3))
     assert len(trained) == 5
-    for _, _, _, real_labels, _, fake_labels, _ in trained:
+    for _, _, _, real_labels, _, fake_labels, *_ in trained:
         assert torch.equal(real_labels, fake_labels)
 
 

@@ -7,7 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedgs.gan.losses import discriminator_loss, generator_image_grads
+from fedgs.gan.losses import (
+    discriminator_loss,
+    generator_image_grads,
+    penalty_weight,
+)
 from fedgs.gan.models import build_discriminator
 from tiny import tiny_config
 
@@ -117,6 +121,14 @@ def test_a_zero_image_gradient_has_a_finite_penalty_gradient():
 
     # d/ds (0 - 4 s) = -4; the penalty's own gradient is smoothed to 0 at s = 0.
     assert torch.func.grad(loss)(scale).item() == pytest.approx(-4.0)
+
+
+def test_a_lazy_penalty_is_rare_and_heavy_and_counts_over_the_rounds():
+    lazy = tiny_config(gradient_penalty_every=3)  # 2 steps a round
+    steps = [(round, step) for round in range(3) for step in range(2)]
+    weights = [penalty_weight(lazy, *at) for at in steps]
+    assert weights == [30.0, 0.0, 0.0, 30.0, 0.0, 0.0]
+    assert {penalty_weight(tiny_config(), *at) for at in steps} == {10.0}
 
 
 def test_without_a_penalty_the_mix_is_never_scored():
