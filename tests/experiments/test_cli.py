@@ -359,6 +359,23 @@ def test_selection_among_the_flags_leaves_the_others_out(fedgs):
     assert all(s["guarantee"] for s in rows)
 
 
+def test_secure_aggregation_gives_the_server_the_epsilon_of_the_release(fedgs):
+    """The table of docs/privacy.md, "What the 539 writers' run costs"."""
+    run = ["privacy", "--recipe", "full-participation", "--engine", "flower", "--json"]
+    run += ["--target-epsilon", 10, "--num-clients", 539, "--clients-per-node", 49]
+    release, masked, bare = [24.385, 9.998], [30.299, 12.187], [143.735, 49.526]
+    for more, expected in (
+        ([], (release, bare, release)),
+        (["--secure-aggregation"], (release, release, release, bare)),
+        (
+            ["--secure-aggregation", "--colluding-nodes", 3],
+            (release, masked, masked, bare),
+        ),
+    ):
+        found = [row["epsilon"] for row in statements(fedgs(*run, *more))]
+        assert found == pytest.approx([e for row in expected for e in row], abs=1e-3)
+
+
 def test_privacy_of_a_run_is_that_of_its_ledger(trained, fedgs):
     found = statements(fedgs("privacy", trained, "--json"))
     assert [(s["adversary"], s["relation"]) for s in found] == [
