@@ -21,6 +21,7 @@ from experiments.commands.audit_request import AuditRequest
 from experiments.commands.progress import Progress, say
 from fedgs.audit.canaries import FEWEST, Canaries
 from fedgs.audit.finding import CONFIDENCE, Finding
+from fedgs.audit.masks import Masks, audit_masks
 from fedgs.audit.mechanism import (
     MAX_DRAWS,
     audit_round,
@@ -87,8 +88,11 @@ def audit(request: AuditRequest, as_json: bool) -> bool:
             more, report["one_run"] = attack.one_run(canaries, rounds, output)
             findings += more
         report["membership"] = attack.membership()
+        masks = attack.masks()
+        report["masks"] = masks if isinstance(masks, str) else masks.to_json()
     report["findings"] = [finding.to_json() for finding in findings]
     report["holds"] = not any(finding.is_failure for finding in findings)
+    report["holds"] &= isinstance(masks, str) or masks.holds
     report["seconds"] = round(time.monotonic() - started, 1)
     _write(output, report, findings, as_json)
     return report["holds"]
@@ -153,6 +157,13 @@ class _Attack:
             except RunStopped as error:
                 return [], f"not finished: {error}"
         return found, f"ran: {canaries} canaries, {num_rounds} rounds"
+
+    def masks(self) -> Masks | str:
+        """Attack on the masks; why not, if the run has none."""
+        if not self.config.is_masked:
+            return "not there: the nodes of this run send no masked sums"
+        rounds = weakest_rounds(self.config, self.events)
+        return audit_masks(self.config, max(rounds.values()))
 
     def membership(self) -> dict[str, Any] | str:
         """Attack C; why not, if it cannot run."""

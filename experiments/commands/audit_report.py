@@ -42,6 +42,7 @@ def show(console: Console, report: dict[str, Any]) -> None:
     if isinstance(report["published"], str):
         console.print(f"A, the paper's round: {report['published']}", highlight=False)
     console.print(f"B, one run with canaries: {report['one_run']}", highlight=False)
+    console.print(f"masks: {_of_masks(report['masks'])}", highlight=False)
     membership = report["membership"]
     if isinstance(membership, str):
         console.print(f"C, membership inference: {membership}", highlight=False)
@@ -52,6 +53,19 @@ def show(console: Console, report: dict[str, Any]) -> None:
 def _rows(report: dict[str, Any]) -> list[dict[str, Any]]:
     published = report["published"]
     return report["findings"] + ([] if isinstance(published, str) else [published])
+
+
+def _of_masks(found: dict[str, Any] | str) -> str:
+    if isinstance(found, str):
+        return found
+    uniform = f"one node's message is uniform with p = {found['p_uniform']:.3g}"
+    exact = "exact" if found["is_exact"] else "WRONG"
+    noticed = "noticed" if found["is_noticed"] else "NOT NOTICED"
+    verdict = "holds" if found["holds"] else "FAILED"
+    return (
+        f"{verdict}: {uniform}, the sum of {found['nodes']} nodes is {exact}, "
+        f"a mask left out is {noticed}"
+    )
 
 
 def _number(epsilon: float | None) -> str:

@@ -25,12 +25,12 @@ from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.errors import UserError
 from fedgs.federation.local import LocalNodes, train_nodes
-from fedgs.federation.messages import Request, clients_of, fakes_of
+from fedgs.federation.messages import Release, Request, clients_of, fakes_of
 from fedgs.federation.node import Node
 from fedgs.federation.round import query
 from fedgs.federation.training import Stop
 from fedgs.files import read_json_lines, write_atomically
-from fedgs.mechanism.sanitizer import SanitizedGradients, clip
+from fedgs.mechanism.sanitizer import clip
 from fedgs.runs.run_folder import RunFolder
 
 FILE = "gradient_norms.jsonl"
@@ -64,7 +64,7 @@ class ProbedNode(Node):
 
     norms: Tensor | None = None
 
-    def answer(self, request: Request) -> SanitizedGradients | None:
+    def answer(self, request: Request) -> Release | None:
         """Answers as every node does."""
         answer = super().answer(request)
         self.norms = None if answer is None else self._measure(request)
@@ -97,7 +97,7 @@ class ProbedNodes(LocalNodes):
         super().__init__(folder.config, data, folder.private)
         self.path = folder.path / FILE
 
-    def answers(self, request: Request) -> Sequence[SanitizedGradients]:
+    def answers(self, request: Request) -> Sequence[Release]:
         """Answers as `LocalNodes` does, then writes the norms."""
         answers = super().answers(request)
         if not answers:  # the clients refused

@@ -183,6 +183,11 @@ def new_run(
     own = made_settings(method, settings)
     config = overridden(RunConfig(), dict(method.recipe) | given | NOT_GS_WGAN)
     check_asked(method, own, asked, config)
+    if config.secure_aggregation:
+        raise UserError(
+            f"secure_aggregation = True: {method.name} sends messages of its own, "
+            "without masks; leave it out"
+        )
     config = free_output(config, method.name.replace(":", "-"))
     resolved, data = resolve(with_absolute_paths(config), load=load)
     if resolved.device != "cpu" and not torch.cuda.is_available():
