@@ -13,7 +13,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,13 +81,13 @@ def train(
         try:
             with _superlink(folder, token) as address, control_of(address) as control:
                 run_id = _submit(control, folder, components)
-                _follow(folder, report, stop, partial(_status, control, run_id))
-                status = _final_status(control, run_id)
+                _follow(folder, report, stop, lambda: _status(control, run_id)[0])
+                status, details = _final_status(control, run_id)
         finally:
             end_processes(token)
             shutil.rmtree(_home(token), ignore_errors=True)
             (flower / "token").unlink(missing_ok=True)
-    _conclude(folder, status)
+    _conclude(folder, status, details)
 
 
 def end_previous(folder: RunFolder) -> None:
@@ -203,28 +202,29 @@ def _is_locked(folder: RunFolder) -> bool:
         return True
 
 
-def _final_status(control: Control, run_id: int) -> str:
-    """Returns the run's own status once it is final, for example finished:completed."""
-    status, deadline = "unknown", time.monotonic() + END_TIMEOUT
-    while not status.startswith("finished") and time.monotonic() < deadline:
+def _final_status(control: Control, run_id: int) -> tuple[str, str]:
+    """Returns the run's own status once it is final, and Flower's details of it."""
+    status, deadline = ("unknown", ""), time.monotonic() + END_TIMEOUT
+    while not status[0].startswith("finished") and time.monotonic() < deadline:
         status = _status(control, run_id)
         time.sleep(POLL_SECONDS)
     return status
 
 
-def _status(control: Control, run_id: int) -> str:
+def _status(control: Control, run_id: int) -> tuple[str, str]:
     with contextlib.suppress(FlowerFailed):  # the outcome says more
-        return control.status(run_id)[0]
-    return "unknown"
+        return control.status(run_id)
+    return "unknown", ""
 
 
-def _conclude(folder: RunFolder, status: str) -> None:
+def _conclude(folder: RunFolder, status: str, details: str) -> None:
     path = folder.path / ".flower" / "result.json"
     outcome: dict[str, Any] = read_json(path) if path.exists() else {}
     if outcome.get("status") == "stopped":
         raise RunStopped(outcome["message"])
     if outcome.get("status") != "completed" or status != "finished:completed":
-        detail = outcome.get("message") or "the simulation ended without an outcome"
+        unknown = f"the simulation ended without an outcome. {details}".strip(". ")
+        detail = outcome.get("message") or unknown
         raise FlowerFailed(
             f"the Flower run failed ({status}): {detail}; see {folder.path}/flower.log"
         )
