@@ -22,11 +22,13 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
 from fedgs.federation.local import LocalNodes
-from fedgs.federation.messages import Request, clients_of, fakes_of
+from fedgs.federation.messages import Release, Request, clients_of, fakes_of
 from fedgs.federation.round import client_round, query, select
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.warm_start import warm_start
-from fedgs.mechanism.sanitizer import SanitizedGradients, clip, from_dct
+from fedgs.mechanism.integers import real_values
+from fedgs.mechanism.masks import MaskedSum
+from fedgs.mechanism.sanitizer import clip, from_dct
 from fedgs.shapes import PerSampleGrads
 
 FEWEST = 10
@@ -146,7 +148,7 @@ class CanaryNodes(LocalNodes):
         self.releases = np.zeros(len(canaries.clients))
         self.sums = np.zeros(len(canaries.clients))
 
-    def answers(self, request: Request) -> Sequence[SanitizedGradients]:
+    def answers(self, request: Request) -> Sequence[Release]:
         """Answers a request with all nodes concerned and keeps the scores."""
         answers = super().answers(request)
         nodes = [answer.node_id for answer in answers]
@@ -163,7 +165,7 @@ class CanaryNodes(LocalNodes):
     def _refusal(self, node_id: int, request: Request) -> str:
         return ""  # a client's own count has no part in this
 
-    def _answer(self, node_id: int, request: Request) -> SanitizedGradients | None:
+    def _answer(self, node_id: int, request: Request) -> Release | None:
         config, hosted = self.config, self._hosted(node_id)
         request = fakes_of(request)
         if request.round > 0:
@@ -197,12 +199,13 @@ class CanaryNodes(LocalNodes):
     def _watch(
         self,
         request: Request,
-        answers: Sequence[SanitizedGradients],
+        answers: Sequence[Release],
         known: Sequence[Tensor],
     ) -> None:
         by_node = {
-            answer.node_id: answer.values.double().sum(0) - others
+            answer.node_id: real_values(answer).sum(0) - others
             for answer, others in zip(answers, known, strict=True)
+            if not isinstance(answer, MaskedSum)  # none is, in this engine
         }
         total = torch.stack(list(by_node.values())).sum(0)
         asked = set(clients_of(request.participants, self.canaries.clients))

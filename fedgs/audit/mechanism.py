@@ -46,6 +46,7 @@ from fedgs.config.stages import Terms
 from fedgs.federation.messages import EVERYONE, Clients, FakeBatch, clients_of
 from fedgs.federation.round import client_round, release_embeddings, select
 from fedgs.federation.training import new_event
+from fedgs.mechanism.integers import real_values
 from fedgs.mechanism.sanitizer import PerSampleGradients
 from fedgs.privacy.accounting import statements
 from fedgs.privacy.amplification import RDP_THEOREM
@@ -341,7 +342,7 @@ def _node_scores(
         unseeded = dataclasses.replace(config, noise_seed=None)
         trials = [PerSampleGradients(grads)]
         sums = release_embeddings(unseeded, terms, trials, 1, node_id)
-        return sums.values.double().flatten().numpy()
+        return real_values(sums).flatten().numpy()
     return _gradient_scores(config, grads, node_id).reshape(len(signs), -1).sum(1)
 
 
@@ -361,7 +362,7 @@ def _gradient_scores(config: ResolvedConfig, grads: Tensor, node_id: int) -> Sco
     release = client_round(config, worst_case, no_data, hosted, request, node_id)
     if release is None:
         raise RuntimeError("a node that was asked released nothing")
-    return release.values.double().flatten().numpy()
+    return real_values(release).flatten().numpy()
 
 
 @lru_cache(maxsize=4)

@@ -91,7 +91,9 @@ def audit_run(
         views.insert(0, ("release", "sums", sums))
     else:
         by_node = _centred(config, canaries, nodes.releases)
-        views = [("server", "node releases", by_node), ("secagg", "sums", sums), *views]
+        sees_nodes = "unmasked" if plan.secure_aggregation else "server"
+        own = [(sees_nodes, "node releases", by_node), ("secagg", "sums", sums)]
+        views = [*own, *views]
     alpha = (1 - CONFIDENCE) / len(views)
     return [
         _finding(plan, canaries, delta, alpha, colluding, config.num_rounds, *view)

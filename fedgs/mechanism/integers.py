@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedgs.config.integers import LEAST_NOISE, MODULUS, noise_units
 from fedgs.mechanism.noise import NoiseStream
-from fedgs.mechanism.sanitizer import ClippedGradients, take
+from fedgs.mechanism.sanitizer import ClippedGradients, SanitizedGradients, take
 
 _MADE_HERE = object()
 # float64 rounds norms up by less than this; what it costs is a part in 10^12 of C.
@@ -122,6 +122,15 @@ def to_integers(values: Tensor, units: int, clip_bound: float) -> Tensor:
     # Never seen: a row that is too long all the same becomes zero, so that it is no
     # signal, as one that is not finite does.
     return integers * (squares <= units * units)[:, :, None, None, None]
+
+
+def real_values(release: SanitizedGradients | IntegerSum) -> Tensor:
+    """Returns what a node's release stands for, float64.
+
+    Privacy: post-processing of DP output.
+    """
+    scale = release.scale if isinstance(release, IntegerSum) else 1.0
+    return release.values.double() / scale
 
 
 def from_integers(total: Tensor, scale: float) -> Tensor:

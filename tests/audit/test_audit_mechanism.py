@@ -30,7 +30,7 @@ from fedgs.mechanism import sanitizer
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.privacy.accounting import statements
 from fedgs.privacy.amplification import PLD_THEOREM
-from fedgs.privacy.plan import Plan
+from fedgs.privacy.plan import COLUMNS, Plan
 from tiny import FULL_PARTICIPATION, STAGED, record_calls, tiny_config
 
 DELTA = 1e-5
@@ -99,6 +99,27 @@ def test_true_claims_hold_and_are_nearly_met(mechanism):
     assert len(gaussian) == 6
     for details in gaussian:
         assert 0.75 * details["mu"] < details["mu_lower_bound"] < details["mu"]
+
+
+def test_integers_of_a_secure_aggregation_are_attacked_with_every_share_of_noise(
+    monkeypatch,
+):
+    own = {"secure_aggregation": True, "clients_per_node": 2}  # three nodes
+    config = config_of("full participation", **own)
+    findings = audited(config)
+    assert verdicts(findings) == {HOLDS}
+    mu = {(f.adversary, f.relation): f.details["mu_lower_bound"] for f in findings}
+    assert {adversary for adversary, _ in mu} == {*COLUMNS}
+    for finding in findings:
+        assert finding.details["mu_lower_bound"] > 0.75 * finding.details["mu"]
+    # Three nodes' noise protects from the server, as long as masking does not fail.
+    ratio = mu["unmasked", "replace-one"] / mu["server", "replace-one"]
+    assert ratio == pytest.approx(3**0.5, rel=0.2)
+    discrete = NoiseStream.discrete
+    monkeypatch.setattr(
+        NoiseStream, "discrete", lambda self, *args: discrete(self, *args) // 2
+    )
+    assert verdicts(audited(config)) == {REFUTED}
 
 
 @each_mechanism

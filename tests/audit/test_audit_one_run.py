@@ -59,8 +59,10 @@ def audited(
     return {finding.attack: finding for finding in findings}
 
 
-def test_scores_hold_the_canaries_and_noise_only(tmp_path):
-    config = config_of(noise_multiplier=0.0, output=str(tmp_path / "again"))
+@pytest.mark.parametrize("secure_aggregation", [False, True])
+def test_scores_hold_the_canaries_and_noise_only(tmp_path, secure_aggregation):
+    own = {"engine": "local", "secure_aggregation": secure_aggregation}
+    config = config_of(noise_multiplier=0.0, output=str(tmp_path / "again"), **own)
     canaries = canaries_of(config)
     with CanaryNodes(config, twelve_clients(config), canaries) as nodes:
         train_nodes(RunFolder.create(config), nodes, lambda m: None, threading.Event())
@@ -125,6 +127,16 @@ def test_selected_clients_are_audited_by_their_count(tmp_path):
 def test_local_run_has_no_server_row(tmp_path):
     found = audited(tmp_path, config_of(engine="local"))
     assert [finding.adversary for finding in found.values()] == ["release"] * 2
+
+
+def test_releases_of_nodes_are_judged_as_if_masking_failed(tmp_path):
+    found = audited(tmp_path, config_of(secure_aggregation=True))
+    assert [finding.adversary for finding in found.values()] == [
+        "unmasked",
+        "secagg",
+        "release",
+    ]
+    assert found["B node releases"].epsilon > found["B sums"].epsilon
 
 
 def test_stopped_training_says_so(tmp_path):
