@@ -9,20 +9,23 @@ import dataclasses
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import click
 import typer
+from typer.core import TyperCommand
 
-from fedgs.config.recipes import RECIPES
+from experiments.tables import folded
+from fedgs.config.recipes import HELD_OUT, RECIPES, recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import GROUPS, field_type
 from fedgs.errors import UserError
 
 RecipeOption = Annotated[
-    str | None, typer.Option(help=f"Start from a recipe: {', '.join(RECIPES)}.")
+    str | None,
+    typer.Option(help=f"Start from a recipe: {', '.join(RECIPES)}.", is_eager=True),
 ]
 ConfigOption = Annotated[
     Path | None, typer.Option(help="A TOML file of settings, over the recipe.")
@@ -31,6 +34,7 @@ RunArgument = Annotated[Path, typer.Argument(help="The run folder.")]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print JSON instead of a table.")
 ]
+OF_TARGET = "`staged`, which --target-epsilon without a method chooses"
 Command = Callable[..., None]
 NAMES = tuple[str, ...]  # on the command line one text, comma-separated
 
@@ -47,9 +51,10 @@ def run_app(app: typer.Typer, words: Sequence[str] | None = None) -> int:
     except click.UsageError as error:
         if text := error.format_message():  # empty where the help was printed
             where = error.ctx.command_path if error.ctx else "fedgs"
-            print(f"Error: {text} See `{where} --help`.", file=sys.stderr)
+            text = f"Error: {text} See `{where} --help`."
+            print(folded(text, sys.stderr), file=sys.stderr)
     except UserError as error:
-        print(f"Error: {error}", file=sys.stderr)
+        print(folded(f"Error: {error}", sys.stderr), file=sys.stderr)
     except click.Abort:  # Ctrl-C where nothing was begun that could go on
         print("Interrupted.", file=sys.stderr)
         return 130
@@ -64,16 +69,22 @@ def run_command(command: Command, words: Sequence[str] | None = None) -> int:
 
 
 def settings_flags(
-    *chosen: str, shown: Collection[str] = ()
+    *chosen: str, shown: Collection[str] = (), defaults: Mapping[str, Any] | None = None
 ) -> Callable[[Command], Command]:
     """Adds one flag per setting to a command, which gets those given as `settings`.
 
     Args:
         *chosen: groups and names of RunConfig's fields; all fields when empty.
         shown: names that `--help` shows; all when empty. `help_all` shows all.
+        defaults: that the help says in place of RunConfig's.
     """
+    known = defaults or {}
     flags = [
-        _setting_flag(spec, is_hidden=bool(shown) and spec.name not in shown)
+        _setting_flag(
+            spec,
+            known.get(spec.name, spec.default),
+            is_hidden=bool(shown) and spec.name not in shown,
+        )
         for group in GROUPS  # the help lists them in this order
         for spec in dataclasses.fields(RunConfig)
         if spec.metadata["group"] == group
@@ -152,22 +163,49 @@ def _parameter(name: str, kind: Any, default: Any, flag: Any) -> inspect.Paramet
     )
 
 
+class OfRecipe(TyperCommand):
+    """A command whose help shows the defaults of a recipe, named before `--help`."""
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Prints the help, of the recipe that a target epsilon alone chooses if none.
+
+        Raises:
+            UserError: there is no such recipe.
+        """
+        name = ctx.params.get("recipe")
+        config = recipe(name or "staged")
+        if name is None:
+            fitted = {"target_epsilon": None, "test_fraction": HELD_OUT}
+            config = dataclasses.replace(config, **fitted)
+        specs = RunConfig.__dataclass_fields__
+        for parameter in self.params:
+            if isinstance(parameter, click.Option) and parameter.name in specs:
+                default = getattr(config, parameter.name)
+                parameter.help = _setting_help(specs[parameter.name], default)
+        of = OF_TARGET if name is None else f"recipe {name}"
+        self.epilog = f"Defaults: {of}. All flags: {ctx.command_path} --help-all"
+        super().format_help(ctx, formatter)
+
+
 def _setting_flag(
-    spec: "dataclasses.Field[Any]", is_hidden: bool = False
+    spec: "dataclasses.Field[Any]", default: Any, is_hidden: bool = False
 ) -> inspect.Parameter:
     """Returns one setting as a typer option; unset means: not given."""
     flag = f"--{spec.name.replace('_', '-')}"
     kind, _ = field_type(spec.name)
-    # Of no recipe; a recipe has its own.
-    default = "" if spec.default in (None, "") else f" \\[default: {spec.default}]"
     option = typer.Option(
         f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
-        help=_help_of(spec) + default,
+        help=_setting_help(spec, default),
         hidden=is_hidden,
         rich_help_panel=spec.metadata["group"],
         show_default=False,
     )
     return _parameter(spec.name, kind | None, None, option)
+
+
+def _setting_help(spec: "dataclasses.Field[Any]", default: Any) -> str:
+    shown = "" if default in (None, "") else f" \\[default: {default}]"
+    return _help_of(spec) + shown
 
 
 def _help_of(spec: "dataclasses.Field[Any]") -> str:

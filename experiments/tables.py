@@ -1,8 +1,11 @@
-"""One form of table: on the terminal, in Markdown, and on the report's page."""
+"""One form of table: on the terminal, in Markdown, on the report's page; and text."""
 
+import re
+import shutil
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 from rich import table as rich_table
 from rich.console import Console
@@ -29,22 +32,46 @@ class Table:
 
     def show(self) -> None:
         """Prints the table and its note."""
-        shown = rich_table.Table(title=self.caption, title_justify="left")
+        shown = rich_table.Table()
         for place, name in enumerate(self.head):
             is_number = place > 0 and self.numeric
             shown.add_column(name, justify="right" if is_number else "left")
         for row in self.rows:
             shown.add_row(*map(escape, row))  # an interval in brackets is no markup
         console = Console()
+        print(folded(self.caption, console.file))  # a title is as narrow as its table
         console.print(shown)
         if self.note:
-            console.print(self.note, highlight=False, soft_wrap=True, markup=False)
+            print(folded(self.note, console.file))
 
     def markdown(self) -> str:
         """Returns the head and the rows as Markdown lines."""
         ruler = "|---" * len(self.head) + "|"
         lines = [f"| {' | '.join(cells)} |" for cells in (self.head, *self.rows)]
         return "\n".join([lines[0], ruler, *lines[1:]]) + "\n"
+
+
+def folded(text: str, stream: IO[str]) -> str:
+    """Returns a text as a stream shows it: broken between words on a terminal only.
+
+    Elsewhere a program may read it, so a line stays a line. A line that begins with a
+    name and blanks goes on below what it says.
+    """
+    if not stream.isatty():
+        return text
+    lines: list[str] = []
+    for line in text.split("\n"):
+        label = re.match(r"\S+( \S+)*?:?\s{2,}|", line)
+        indent = " " * len(label[0]) if label and len(label[0]) < 20 else ""
+        lines += textwrap.wrap(
+            line,
+            shutil.get_terminal_size().columns,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+            drop_whitespace=True,
+        ) or [""]
+    return "\n".join(lines)
 
 
 def is_number(value: Any) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fedgs.config.fields import Scalar
-from fedgs.config.recipes import overridden
+from fedgs.config.recipes import is_left_open, overridden
 from fedgs.config.recipes import recipe as named_recipe
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.settings import GIVEN
@@ -24,7 +24,7 @@ from fedgs.data.load import federate, load_data
 from fedgs.data.records import fit
 from fedgs.errors import UserError
 from fedgs.federation import local
-from fedgs.federation.preparation import new_run
+from fedgs.federation.preparation import Source, fitted_to_data, new_run
 from fedgs.federation.training import Report, RunStopped, Stop
 from fedgs.privacy.accounting import Statement
 from fedgs.runs import epsilons
@@ -37,7 +37,7 @@ def train(
     labels: Column = None,
     clients: Column = None,
     *,
-    recipe: str | RunConfig = "full-participation",
+    recipe: str | RunConfig | None = None,
     progress: Report | None = None,
     stop: Stop | None = None,
     **settings: Scalar | Path | None,
@@ -56,12 +56,14 @@ def train(
         labels: shape (N,), integers from 0; or the name of a column. None: no labels.
         clients: shape (N,), the owner of each image, integers or strings; or the name
             of a column. None: `num_clients` shards.
-        recipe: the settings to start from, by name or as they are.
+        recipe: the settings to start from, by name or as they are. None: `staged`,
+            fitted to the data, where `target_epsilon` and nothing of a method is
+            given, as `fedgs train` chooses; `full-participation` else.
         progress: called with the public metrics of each round; with `stages`, also
             with round, fit_step and fit_steps while the generator is fitted to one.
         stop: when set, the run checkpoints after the current round and returns.
         **settings: any setting of `RunConfig` over the recipe; the first ones to know:
-            `target_epsilon` (10 in the recipe) or `noise_multiplier`, `num_rounds`,
+            `target_epsilon` (10 in the recipes) or `noise_multiplier`, `num_rounds`,
             `output` (the run folder, in `runs/` when unset), `seed`.
 
     Returns:
@@ -81,23 +83,29 @@ def train(
     >>> run.sample(5, labels=1).images.shape, run.epsilon() <= 10
     ((5, 1, 16, 16), True)
     """
-    config = named_recipe(recipe) if isinstance(recipe, str) else recipe
     given = {n: str(v) if isinstance(v, Path) else v for n, v in settings.items()}
-    if images is None:
-        config, load_images = overridden(config, given), load_data
-    else:
+    is_open = recipe is None and is_left_open(given)
+    if recipe is None:
+        recipe = "staged" if is_open else "full-participation"
+    config = named_recipe(recipe) if isinstance(recipe, str) else recipe
+    source: Source | None = None
+    if images is not None:
         config = overridden(config, {"data": GIVEN, **given})
         if config.data != GIVEN:
             raise UserError(
                 f"data = {config.data!r}: images are given; leave out one of the two"
             )
-        shape, load_images = _reader(config, images, labels, clients)
-        if isinstance(images, FederatedImages):
+        source = shape, _ = _reader(config, images, labels, clients)
+        if is_split := isinstance(images, FederatedImages):
             _check_left_to_data(given)
-        if isinstance(recipe, str) or isinstance(images, FederatedImages):
-            sizes = {"image_size": shape[2], "image_channels": shape[0]}
-            config = overridden(config, sizes | given)
+        if is_split or (isinstance(recipe, str) and not is_open):
+            given = {"image_size": shape[2], "image_channels": shape[0]} | given
+    config = overridden(config, given)
     _check_engine(config, "fedgs train")
+    load_images = source[1] if source else load_data
+    if is_open:
+        config, data = fitted_to_data(config, given, source)
+        load_images = lambda config: data  # noqa: E731
     folder, data = new_run(config, load_images)
     return TrainingRun(folder, data).resume(progress=progress, stop=stop)
 

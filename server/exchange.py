@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 
-from flwr.app import Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
 
 from fedgs.event_log import log_event
 from fedgs.federation.messages import RECORD
@@ -31,6 +32,22 @@ WATCH_SECONDS = 2.0  # between looks which deployed nodes are online
 LOG_SECONDS = 30.0  # between lines that say who is waited for
 # Flower's ErrorCode: MESSAGE_, REPLY_MESSAGE_, NODE_UNAVAILABLE, CLIENT_APP_CRASHED.
 LOST_CODES = frozenset({3, 4, 5, 8})
+
+
+class SilentStrategy(Strategy):
+    """A Flower strategy without Flower's evaluation, of clients or of the server."""
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Sends nothing: clients evaluate nothing, for that would leave a client."""
+        return []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Has nothing to aggregate."""
+        return None
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from flwr.app import (
 )
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Result
 
 from fedgs.baselines.fedavg_gan import FedAvgGan, terms_of
 from fedgs.baselines.fedavg_messages import UpdateRequest, encode_request
@@ -32,7 +32,7 @@ from fedgs.federation.messages import RECORD, decode_answer, one_line
 from fedgs.federation.training import Report, RunStopped, Stop, nodes_of
 from fedgs.mechanism.sanitizer import SanitizedGradients
 from fedgs.process import watch_launcher
-from server.exchange import IN_MEMORY, Exchange
+from server.exchange import IN_MEMORY, Exchange, SilentStrategy
 from server.progress import Progress
 from server.roll_call import roll_call
 from server.server_app import StopFile, locked, recorded_outcome
@@ -61,7 +61,7 @@ def main(grid: Grid, context: Context) -> None:
         strategy.start(grid)
 
 
-class FedAvgGanStrategy(Strategy):
+class FedAvgGanStrategy(SilentStrategy):
     """Fed-Avg GAN as a Flower strategy; one instance trains one run folder.
 
     Args:
@@ -179,18 +179,6 @@ class FedAvgGanStrategy(Strategy):
             )
         self.answers = [found[node] for node in asked]
         return None, MetricRecord({"num_answers": len(found)})
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Sends nothing: clients evaluate nothing, for that would leave a client."""
-        return []
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Has nothing to aggregate."""
-        return None
 
     def _checked(self, reply: Message, node: int) -> SanitizedGradients:
         """Checks a reply; raises `UserError` with one line that quotes no data."""

@@ -106,7 +106,11 @@ def main(grid: Grid, context: Context) -> None:
     watch_launcher()
     settings = dict(context.run_config)
     accept_restore = bool(settings.pop("accept_restore", False))
-    folder = open_folder(settings)
+    try:
+        folder = open_folder(settings)
+    except UserError as error:  # Flower prints a traceback; this line is before it
+        log(ERROR, "the settings of this run are refused: %s", error)
+        raise
     torch.set_num_threads(folder.config.num_threads)
     keep_freed_memory()
     flower, is_deployed = folder.path / ".flower", bool(folder.config.node_names)

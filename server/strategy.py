@@ -14,7 +14,7 @@ from logging import INFO, WARNING
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Result
 
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
@@ -33,7 +33,7 @@ from fedgs.federation.round import select
 from fedgs.federation.training import Report, RunStopped, Stop, Training, nodes_of
 from fedgs.mechanism.masks import Announced, MaskedSum
 from fedgs.runs.run_folder import RunFolder
-from server.exchange import IN_MEMORY, OVER_HTTP, Exchange
+from server.exchange import IN_MEMORY, OVER_HTTP, Exchange, SilentStrategy
 from server.kept import history_of, kept_of
 from server.progress import Progress
 from server.restored import cost_text, missing_events
@@ -43,7 +43,7 @@ KEY_SECONDS = 10.0  # for a node without a key, where a round can do without it
 NOT_JOINED = 0  # in place of an address, which the exchange looks up when it sends
 
 
-class GsWgan(Strategy):
+class GsWgan(SilentStrategy):
     """GS-WGAN as a Flower strategy; one instance trains one run folder.
 
     Args:
@@ -185,18 +185,6 @@ class GsWgan(Strategy):
             log(WARNING, "round %d: voided, again without %s", server_round, who)
             log_event("voided", round=server_round, outcome=f"without {who}")
         return None, MetricRecord(metrics)
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Sends nothing: clients evaluate nothing, for that would leave a client."""
-        return []
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Has nothing to aggregate."""
-        return None
 
     # -------------------------------------------------------------- nodes
 

@@ -8,7 +8,13 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.commands.endings import exit_if_stopped
+from experiments.commands.endings import (
+    end_when_hurried,
+    exit_if_stopped,
+    in_words,
+    near,
+    show_end,
+)
 from experiments.commands.progress import Progress, say
 from experiments.launch import flower_engine
 from experiments.tables import Table
@@ -90,10 +96,12 @@ def resume(path: Path, typed: str = "") -> None:
 
 def _train(run: BaselineRun, data: FederatedImages) -> None:
     say(_description(run))
-    path = run.folder.path
+    path = near(run.folder.path)
+    go_on = f"fedgs resume {path}"
     with (
-        exit_if_stopped(f"continue with: fedgs resume {path}"),
-        stop_on_signal() as stop,
+        exit_if_stopped(f"continue with: {go_on}"),
+        end_when_hurried(),
+        stop_on_signal(go_on) as stop,
         Progress(Console()) as progress,
     ):
         report = progress.rounds(run.config.num_rounds, "step")
@@ -102,10 +110,19 @@ def _train(run: BaselineRun, data: FederatedImages) -> None:
             flower_engine.train(run.folder, report, stop, components)
         else:
             train_in(run, data, report, stop)
-    show(run, run.guarantees())
-    say(f"run folder   {path}")
-    grids = sorted((path / "samples").glob("*.png"))
-    say(f"sample grid  {grids[-1]}")
+    show_end(path, to_quote(run))
+
+
+def to_quote(run: BaselineRun) -> str:
+    """Returns the one epsilon to quote: the first valid one, in the method's unit."""
+    valid = [row for row in run.guarantees() if row.label == "valid"]
+    if not valid or (epsilon := valid[0].epsilon) is None:
+        return f"none to quote: {run.method.name} guarantees nothing"
+    if run.config.noise_seed is not None:
+        return f"none to quote: {SEEDED}"
+    row = valid[0]
+    asked = run.config.adversary, row.relation, row.delta
+    return in_words(epsilon, *asked, f"one {row.unit}")
 
 
 def _description(run: BaselineRun) -> str:

@@ -84,7 +84,7 @@ def command_of(name: str) -> click.Command:
     train.__doc__ = f"{method.title}. Guarantee: {method.unit}."
     if recipe:
         train.__doc__ += f" Recipe: {recipe}."
-    flagged = settings_flags(*chosen)(train)
+    flagged = settings_flags(*chosen, defaults=method.recipe)(train)
     flagged = request_flags(method.Settings, Asked, has_defaults=False)(flagged)
     single = typer.Typer(add_completion=False)
     single.command(name)(flagged)

@@ -27,6 +27,7 @@ from experiments.evaluation.request import READING, SHAPE, EvaluationRequest
 from experiments.flags import (
     ConfigOption,
     JsonOption,
+    OfRecipe,
     RecipeOption,
     RunArgument,
     help_all,
@@ -34,6 +35,7 @@ from experiments.flags import (
     run_app,
     settings_flags,
 )
+from experiments.tables import folded
 from fedgs import __version__
 from fedgs.cohorts.settings import Selection, selection_of
 from fedgs.config.recipes import configure, is_left_open
@@ -92,11 +94,11 @@ def _format_warning(
 ) -> str:
     """Prints what concerns the user's data in one line, other warnings as usual."""
     if issubclass(category, UserWarning):
-        return f"Warning: {message}\n"
+        return folded(f"Warning: {message}\n", sys.stderr)
     return FORMAT_WARNING(message, category, *where, **line)
 
 
-@app.command(epilog="Defaults are without a recipe. All flags: fedgs train --help-all")
+@app.command(cls=OfRecipe)
 @settings_flags(shown=MOST_USED)
 def train(
     recipe: RecipeOption = None,

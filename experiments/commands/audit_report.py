@@ -10,7 +10,7 @@ from rich.table import Table
 from experiments.commands.drawing import new_figure, to_png
 from fedgs.audit.finding import REFUTED
 
-COLUMNS = ("attack", "adversary", "relation", "rounds")
+COLUMNS = ("adversary", "relation", "rounds")
 THEIRS = "refuted"  # a figure that fedgs does not claim
 LEAST_SHOWN = 1e-3  # lower bounds of the plot's logarithmic axis
 
@@ -19,15 +19,17 @@ def show(console: Console, report: dict[str, Any]) -> None:
     """Prints the audit: what was attacked, what held, and what was not run."""
     rows = _rows(report)
     table = Table(title=f"audit at delta {rows[0]['delta']:g}", box=SIMPLE, padding=0)
+    table.add_column("attack")  # the one that may be broken between words
     for column in COLUMNS:
         table.add_column(column, no_wrap=True)
     table.add_column("lower\nbound\n(95 %)", justify="right", no_wrap=True)
     table.add_column("epsilon\nclaimed", justify="right", no_wrap=True)
     table.add_column("theorem", no_wrap=True)
-    table.add_column("verdict")
+    table.add_column("verdict", no_wrap=True)
     theorems = list(dict.fromkeys(row["theorem"] for row in rows))
     for row in rows:
         table.add_row(
+            row["attack"],
             *(str(row[column]) for column in COLUMNS),
             _number(row["lower_bound"]),
             _number(row["epsilon"]),

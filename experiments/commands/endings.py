@@ -9,7 +9,9 @@ from pathlib import Path
 
 import typer
 
+from experiments.commands.progress import say
 from experiments.launch.control import FlowerFailed
+from experiments.tables import folded
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, explained
 from fedgs.federation.training import RunStopped
@@ -69,7 +71,7 @@ def exit_if_stopped(advice: str) -> Iterator[None]:
     try:
         yield
     except (RunStopped, FlowerFailed) as error:
-        print(f"{error}\n{advice}", file=sys.stderr)
+        print(folded(f"{error}\n{advice}", sys.stderr), file=sys.stderr)
         raise typer.Exit(1) from error
 
 
@@ -84,6 +86,28 @@ def end_when_hurried() -> Iterator[None]:
     except KeyboardInterrupt:
         sys.stdout.flush()
         os._exit(INTERRUPTED)
+
+
+def near(path: Path) -> Path:
+    """Returns a path as short as it can be typed from here."""
+    is_below = path.is_relative_to(Path.cwd()) and path != Path.cwd()
+    return path.relative_to(Path.cwd()) if is_below else path
+
+
+def show_end(path: Path, epsilon: str) -> None:
+    """Prints how a training ends: the picture, the one epsilon, where the rest is.
+
+    Args:
+        path: of the run folder.
+        epsilon: of `to_quote`, or why there is none.
+    """
+    grids = sorted((path / "samples").glob("*.png"))
+    for grid in grids[-1:]:  # none where the disk was full
+        say(f"sample grid  {grid}")
+    say(f"epsilon      {epsilon}")
+    say(f"run folder   {path}")
+    say(f"conditions   fedgs privacy {path}")
+    say(f"all of it    fedgs report {path} -o report.html")
 
 
 def to_quote(config: ResolvedConfig, stated: Sequence[Statement]) -> str:
@@ -102,14 +126,29 @@ def to_quote(config: ResolvedConfig, stated: Sequence[Statement]) -> str:
     known = [row.epsilon for row in rows if row.epsilon is not None]
     if not known:
         return "none to quote: nothing is guaranteed"
-    epsilon, one = min(known), f"one {config.privacy_unit}"
+    return in_words(min(known), *wanted, config.delta, f"one {config.privacy_unit}")
+
+
+def in_words(
+    epsilon: float, adversary: str, relation: str, delta: float, one: str
+) -> str:
+    """Returns an epsilon with all that it depends on, and what it means.
+
+    Args:
+        epsilon: at least 0.
+        adversary: a key of `SEEN_BY`.
+        relation: "zero-out", "replace-one" or "add-or-remove".
+        delta: from 0 to 1.
+        one: of the unit, in words.
+    """
     change = {
         "zero-out": f"{one} contributes or contributes nothing",
         "replace-one": f"{one} has these data or any other",
-    }[config.relation]
+        "add-or-remove": f"{one} is there or not",
+    }[relation]
     factor = f"{math.exp(epsilon):.3g}" if epsilon < MOST_EXPONENT else "e^epsilon"
     return (
-        f"{epsilon:.4g} (adversary {wanted[0]}, {wanted[1]}, delta {config.delta:g}, "
-        f"unit: {one}): whether {change} changes the probability of anything that "
-        f"{SEEN_BY[wanted[0]]} at most by a factor of {factor}, plus {config.delta:g}"
+        f"{epsilon:.4g} (adversary {adversary}, {relation}, delta {delta:g}, unit: "
+        f"{one}): whether {change} changes the probability of anything that "
+        f"{SEEN_BY[adversary]} at most by a factor of {factor}, plus {delta:g}"
     )

@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
+from experiments.commands.endings import near
 from experiments.commands.progress import say
 from experiments.tables import Table
 from fedgs.cohorts.files import selection_costs
@@ -31,11 +33,7 @@ BOUGHT = (
     (536, "0.78 on digits, 0.68 on clothes, of 1000 clients at epsilon 1"),
 )
 ABSURD_EPSILON = 100.0
-NO_TEST = (
-    "evaluation will not be possible: nothing is held out; --test-fraction 0.1 holds "
-    "out a tenth of every owner's images (scores on private data lie outside every "
-    "epsilon)"
-)
+OUTSIDE = "scores on private data lie outside every epsilon"
 
 
 def choice(config: ResolvedConfig, data: FederatedImages) -> str:
@@ -55,10 +53,24 @@ def target(config: ResolvedConfig) -> str:
     )
 
 
-def evaluation_note(config: ResolvedConfig) -> str:
-    """Returns what to do so that the run can be evaluated; "" if it can."""
-    is_lacking = not (config.test_fraction or has_test_split(config.data))
-    return NO_TEST if is_lacking else ""
+def evaluation_note(config: ResolvedConfig, data: FederatedImages) -> str:
+    """Returns what a run can be evaluated on, or what to do so that it can."""
+    if has_test_split(config.data):
+        return "possible, on the data's own test images"
+    if not config.test_fraction:
+        return (
+            "evaluation will not be possible without --test-fraction: nothing is held "
+            f"out ({OUTSIDE})"
+        )
+    if (own := data.client_test_records) and not sum(map(len, own)):
+        return (
+            f"evaluation will not be possible: test_fraction {config.test_fraction:g} "
+            f"of so few images is none; give a larger --test-fraction ({OUTSIDE})"
+        )
+    return (
+        f"possible, on {config.test_fraction:g} of every owner's images: {OUTSIDE}; "
+        "--test-fraction 0 trains on all"
+    )
 
 
 def warnings_of(config: ResolvedConfig, data: FederatedImages) -> Iterator[str]:
@@ -126,6 +138,7 @@ def _lines(config: ResolvedConfig, data: FederatedImages) -> dict[str, str]:
     held = processes * PROCESS_BYTES + copies * data.images.nbytes
     held += state * copies_in_memory(config)
     shape = " x ".join(map(str, data.images.shape[1:]))
+    folder = near(Path(config.output))
     return {
         "does": (
             f"{config.num_rounds} rounds, {config.clients_per_round} of "
@@ -134,9 +147,9 @@ def _lines(config: ResolvedConfig, data: FederatedImages) -> dict[str, str]:
         "images": f"{shape}, {config.num_classes} classes",
         "time": duration(config, data),
         "memory": f"about {held / 1e9:.1f} GB",
-        "disk": f"about {math.ceil(3 * state / 1e6) + 10} MB in {config.output}",
+        "disk": f"about {math.ceil(3 * state / 1e6) + 10} MB in {folder}",
         "quality": f"of a CNN trained on such samples: {bought(config)}",
-        "scores": evaluation_note(config) or "possible, outside every epsilon",
+        "scores": evaluation_note(config, data),
     }
 
 

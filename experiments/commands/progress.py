@@ -9,12 +9,15 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
+from experiments.tables import folded
+
 PLAIN_SECONDS = 10.0  # between the lines of a stage where there is no terminal
 
 
 def say(text: str, is_error: bool = False) -> None:
-    """Prints a line as it is, for a program to read too: no colour, no line breaks."""
-    print(text, file=sys.stderr if is_error else sys.stdout, flush=True)
+    """Prints a line without colour; off a terminal as it is, for a program to read."""
+    stream = sys.stderr if is_error else sys.stdout
+    print(folded(text, stream), file=stream, flush=True)
 
 
 class Progress:
@@ -49,6 +52,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Prints a line that stays."""
+        text = folded(text, self.console.file)
         self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def doing(self, text: str) -> None:

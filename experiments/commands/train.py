@@ -9,7 +9,13 @@ from typing import Any
 from rich.console import Console
 
 from experiments.commands import forecast
-from experiments.commands.endings import end_when_hurried, exit_if_stopped, to_quote
+from experiments.commands.endings import (
+    end_when_hurried,
+    exit_if_stopped,
+    near,
+    show_end,
+    to_quote,
+)
 from experiments.commands.progress import Progress, say
 from experiments.commands.sample_request import DEFAULT_COUNT, SampleRequest
 from experiments.launch import flower_engine
@@ -66,8 +72,7 @@ def train(
     if folder is None:
         forecast.show(resolved, data)
         return
-    if note := forecast.evaluation_note(resolved):
-        say(note)
+    say(f"scores: {forecast.evaluation_note(resolved, data)}")
     _run(folder, data)
 
 
@@ -115,7 +120,7 @@ def train_from_checkpoint(folder: RunFolder, data: FederatedImages | None) -> No
         RunStopped: the run ended early with a checkpoint.
         FlowerFailed: the run failed; it can be resumed.
     """
-    go_on = f"fedgs resume {folder.path}"
+    go_on = f"fedgs resume {near(folder.path)}"
     with (
         end_when_hurried(),
         stop_on_signal(go_on) as stop,
@@ -130,21 +135,16 @@ def train_from_checkpoint(folder: RunFolder, data: FederatedImages | None) -> No
 
 
 def _run(folder: RunFolder, data: FederatedImages | None) -> None:
+    path = near(folder.path)
     say(_description(folder.config))
-    with exit_if_stopped(f"continue with: fedgs resume {folder.path}"):
+    with exit_if_stopped(f"continue with: fedgs resume {path}"):
         try:
             train_from_checkpoint(folder, data)
         except RunStopped as end:
             if not (folder.path / GENERATOR).exists():
                 raise
             say(f"the budget is spent, so the run is complete: {end}")
-    grids = sorted((folder.path / "samples").glob("*.png"))
-    for grid in grids[-1:]:  # none where the disk was full
-        say(f"sample grid  {grid}")
-    say(f"epsilon      {to_quote(folder.config, epsilons.of_run(folder.path))}")
-    say(f"run folder   {folder.path}")
-    say(f"conditions   fedgs privacy {folder.path}")
-    say(f"all of it    fedgs report {folder.path} -o report.html")
+    show_end(path, to_quote(folder.config, epsilons.of_run(folder.path)))
 
 
 def _description(config: RunConfig) -> str:

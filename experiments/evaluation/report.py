@@ -202,6 +202,7 @@ def show(request: EvaluationRequest, result: dict[str, Any], as_json: bool) -> N
         label_table("label efficiency", result["label_efficiency"]).show()
     lines, folder = places(request)
     say(f"results   {lines}\npictures  {folder}")
+    say("privacy   computed from real images: no epsilon covers these scores")
 
 
 def _show_notes(result: dict[str, Any]) -> None:

@@ -419,6 +419,7 @@ class DPMerf:
     title = "DP-MERF: noisy mean embedding of random Fourier features, released once"
     unit = "record"
     central = True
+    more_settings = ("generator_learning_rate", "generator_beta1", "generator_beta2")
     Settings: type = Settings
     recipe: Mapping[str, Scalar] = {
         "generator": "upsample",

@@ -56,9 +56,14 @@ ACCURACY_DECAY = 0.99
 SGD_DECAY, SGD_DECAY_STEPS = 0.48, 10_000  # DP-CGAN's rate: linear, 0.1 to 0.052
 
 
+# Settings of `RunConfig` that the methods read beside the shared ones: Adam's.
+RATES = ("generator_learning_rate", "generator_beta1", "generator_beta2")
+RATES += ("discriminator_learning_rate", "discriminator_beta1", "discriminator_beta2")
+
+
 @dataclass(frozen=True)
 class Settings:
-    """What `dp-sgd-gan` is asked for; learning rates are RunConfig's."""
+    """What `dp-sgd-gan` is asked for; learning rates are RunConfig's: `RATES`."""
 
     noise_multiplier: float | None = flag(
         None, "Noise sigma / clip bound of the discriminator's gradients.", at_least=0
@@ -319,6 +324,7 @@ class DPSGDGan:
     is_dp_cgan: bool
     unit: str = "record"
     central: bool = True
+    more_settings: tuple[str, ...] = (*RATES, "ema_decay")
 
     def calibrated(
         self, settings: Any, facts: Facts, target_epsilon: float, delta: float

@@ -124,6 +124,7 @@ OF_STAGED = {"moment_size", "latent_dim", "stage_weights"}
 OF_METHOD = {"client_selection", "clients_per_round", "discriminator_training"}
 OF_METHOD |= {"noise_multiplier", "clip_bound", "batch_size"}
 OF_METHOD |= {"gradient_basis", "dct_size", "amplification"}
+HELD_OUT = 0.1  # of every owner's images then, where the data have no test split
 # Least `signal_of`, and the side of the low frequencies whose moments it pays for. The
 # cells of docs/pictures.md have 2156 and more with side 10, 775 to 1438 with 8 and 289
 # to 536 with 6; the borders lie between, and 4 is what follows from the order.

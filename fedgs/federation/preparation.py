@@ -9,7 +9,7 @@ import math
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,13 @@ import torch
 
 from fedgs.cohorts.files import selection_costs
 from fedgs.config.checks import check_submitted
-from fedgs.config.recipes import moment_size_for
+from fedgs.config.recipes import HELD_OUT, moment_size_for
 from fedgs.config.run_config import ResolvedConfig, RunConfig
-from fedgs.config.settings import PATH, settings_with
+from fedgs.config.settings import GIVEN, PATH, settings_with
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import federate, load_data
 from fedgs.data.records import fit
-from fedgs.data.sources import read_records, with_absolute_path
+from fedgs.data.sources import has_test_split, read_records, with_absolute_path
 from fedgs.errors import UserError
 from fedgs.federation.round import public_model
 from fedgs.gan.models import build_discriminator
@@ -35,11 +35,13 @@ from fedgs.privacy.selection_cost import Target
 from fedgs.runs.run_folder import RunFolder
 
 FITTING_SIDES = (28, 32, 64)  # 28 holds all that is smaller: that costs moments nothing
+Load = Callable[[RunConfig], FederatedImages]
+Source = tuple[Sequence[int], Load]
 
 
 def new_run(
     config: RunConfig,
-    load: Callable[[RunConfig], FederatedImages] = load_data,
+    load: Load = load_data,
     name: str = "run",
 ) -> tuple[RunFolder, FederatedImages]:
     """Makes the folder of a run that can start, and loads its data.
@@ -58,7 +60,7 @@ def new_run(
 
 def planned_run(
     config: RunConfig,
-    load: Callable[[RunConfig], FederatedImages] = load_data,
+    load: Load = load_data,
     name: str = "run",
 ) -> tuple[ResolvedConfig, FederatedImages]:
     """Returns the settings of a run that can start, and its data; writes nothing.
@@ -116,7 +118,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 def resolve(
     config: RunConfig,
     data: FederatedImages | None = None,
-    load: Callable[[RunConfig], FederatedImages] = load_data,
+    load: Load = load_data,
 ) -> tuple[ResolvedConfig, FederatedImages]:
     """Loads the data and fixes every open setting: K, m, seed, noise.
 
@@ -165,18 +167,23 @@ def resolve_deployed(config: RunConfig) -> ResolvedConfig:
 
 
 def fitted_to_data(
-    config: RunConfig, given: Mapping[str, Any]
+    config: RunConfig,
+    given: Mapping[str, Any],
+    source: Source | None = None,
 ) -> tuple[RunConfig, FederatedImages]:
     """Fits the recipe `staged` to what is public of the data, and loads them.
 
     Size and channels are the images' own, and the low frequencies as many as number of
-    clients, nodes and noise pay for.
+    clients, nodes and noise pay for. Owners hold out some images, none of them all of
+    its own: the noise falls with the number of owners, not of their images.
 
     Privacy: public, but for the data. The shape of an image becomes public.
 
     Args:
         config: of the recipe, with a target epsilon.
         given: settings that stay.
+        source: shape (channel, height, width) of the images as they are, and what
+            loads them for a run; what the setting `data` names when None.
 
     Returns:
         The settings, with a seed, and the data that they describe.
@@ -185,15 +192,27 @@ def fitted_to_data(
         UserError: as of `resolve`.
     """
     config = with_absolute_paths(_with_seed(config))
-    records = read_records(config)
-    channels, *sides = records.images.shape[1:]
+    if source is None:
+        records = read_records(config)
+        shape = records.images.shape[1:]
+        source = shape, lambda config: federate(config, fit(config, records))
+    (channels, *sides), load = source
     own: dict[str, Any] = {"image_channels": 3 if channels == 3 else 1}
+    own["test_fraction"] = HELD_OUT if _can_hold_out(config) else 0.0
     own["image_size"] = next((s for s in FITTING_SIDES if s >= max(sides)), 64)
     config = dataclasses.replace(config, **own | _those(given, own))
-    fitted = fit(config, records)
-    resolved, data = resolve(config, load=lambda config: federate(config, fitted))
+    resolved, data = resolve(config, load=load)
     own = {"moment_size": moment_size_for(resolved)}
     return dataclasses.replace(config, **own | _those(given, own)), data
+
+
+def _can_hold_out(config: RunConfig) -> bool:
+    """Tells whether a run needs images held out for scores, and may have them.
+
+    Who gives images in a program scores there, and keeps what is held out there.
+    """
+    is_refused = config.privacy_unit == "record" or config.partitioner is not None
+    return not (is_refused or config.data == GIVEN or has_test_split(config.data))
 
 
 def _those(given: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """`fedgs baseline`, and the other commands with a run of it."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,9 @@ import pytest
 
 from baselines import DIGITS
 from command_line import flags, printed, refused
+from experiments.baselines.command import to_quote
 from fedgs.baselines import METHODS
+from fedgs.baselines.run import open_run
 
 TINY = DIGITS | {"steps": 3, "batch_size": 4}
 
@@ -106,6 +109,15 @@ def test_the_method_of_the_docs_meets_its_target(fedgs, class_means):
     )
     assert 7.99 < row["epsilon"] <= 8
     assert "who adds up the clients' answers" in printed(fedgs("privacy", class_means))
+
+
+def test_the_one_epsilon_to_quote_is_the_valid_one(run, class_means):
+    assert to_quote(open_run(run)) == "none to quote: wgan-gp guarantees nothing"
+    said = to_quote(open_run(class_means, "class_means:METHOD"))
+    assert re.match(r"(8|7\.99\d) \(adversary release, zero-out, delta 1e-05, ", said)
+    assert (
+        "unit: one user): whether one user contributes or contributes nothing" in said
+    )
 
 
 def test_the_audit_of_the_methods_release_holds_and_comes_near(fedgs, class_means):

@@ -1,6 +1,7 @@
 """The first hour of a new user: own data, a target, and nothing else."""
 
 import dataclasses
+import io
 import re
 import shlex
 import signal
@@ -11,9 +12,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fedgs as library
 from command_line import flags, printed
 from experiments.commands import forecast
-from fedgs.config.recipes import is_left_open, moment_size_for, overridden, recipe
+from experiments.tables import folded
+from fedgs.config.recipes import (
+    HELD_OUT,
+    is_left_open,
+    moment_size_for,
+    overridden,
+    recipe,
+)
 from fedgs.config.run_config import RunConfig
 from fedgs.federation.preparation import with_noise
 from fedgs.privacy.budget import largest_num_rounds
@@ -24,8 +33,13 @@ OWNERS, EACH = 30, 8
 SMALL = {"latent_dim": 4, "moment_size": 4}
 
 
-def write_own(path: Path, side: int = 20, channels: int = 1) -> str:
-    """Bars of two directions and four owners' habits; the value of `data`."""
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def given_images(side: int = 20, channels: int = 1):
+    """Bars of two directions: images, labels and owners."""
     rng = np.random.default_rng(1)
     labels = np.arange(OWNERS * EACH) % 2
     images = np.zeros((len(labels), side, side, channels), np.uint8)
@@ -35,7 +49,12 @@ def write_own(path: Path, side: int = 20, channels: int = 1) -> str:
         if label:
             image[:] = image.swapaxes(0, 1).copy()
     images = images[..., 0] if channels == 1 else images
-    owners = np.repeat(np.arange(OWNERS), EACH)
+    return images, labels, np.repeat(np.arange(OWNERS), EACH)
+
+
+def write_own(path: Path, side: int = 20, channels: int = 1) -> str:
+    """Writes them; returns the value of `data`."""
+    images, labels, owners = given_images(side, channels)
     np.savez(path, images=images, labels=labels, clients=owners)
     return f"npz:{path}"
 
@@ -91,6 +110,42 @@ def test_target_alone_trains_the_best_recipe_of_own_data(trained):
     assert (config.image_size, config.image_channels) == (28, 1)
     assert config.moment_size == moment_size_for(config) < 10
     assert (config.target_epsilon, config.relation) == (10, "zero-out")
+    assert config.test_fraction == HELD_OUT
+
+
+def test_python_chooses_the_same_recipe_and_holds_nothing_out(tmp_path, trained):
+    images, labels, clients = given_images()
+    run = library.train(
+        images, labels, clients, target_epsilon=10, output=tmp_path / "run", seed=0
+    )
+    same = ("stages", "num_rounds", "moment_size", "image_size", "noise_multiplier")
+    cli = RunFolder.open(trained).config
+    assert [getattr(run.config, n) for n in same] == [getattr(cli, n) for n in same]
+    assert run.config.test_fraction == 0
+    assert run.is_finished
+
+
+@pytest.mark.parametrize(
+    ("name", "relation", "rounds"),
+    [(None, "zero-out", 3), ("algorithm-2", "replace-one", 30_000)],
+)
+def test_help_shows_the_defaults_of_the_recipe_that_is_chosen(
+    fedgs, name, relation, rounds
+):
+    words = [] if name is None else ["--recipe", name]
+    out = printed(fedgs("train", *words, "--help"))
+    assert f"[default: {rounds}]" in out
+    assert f"[default: {relation}]" in re.sub(r"\s*│\n│\s*", " ", out)
+
+
+def test_text_is_broken_between_words_on_a_terminal_only(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    line = f"epsilon      9.998 {'word ' * 20}/a/path-that-is-never-broken"
+    shown = folded(line, Terminal()).splitlines()
+    assert max(map(len, shown)) <= 80
+    assert all(re.match(r" {13}\S", later) for later in shown[1:])
+    assert " ".join(map(str.strip, shown)) == line
+    assert folded(line, io.StringIO()) == line
 
 
 def test_what_is_given_stays_and_colours_are_taken_from_the_images(fedgs, tmp_path):
@@ -108,7 +163,9 @@ def test_what_is_given_stays_and_colours_are_taken_from_the_images(fedgs, tmp_pa
 def test_training_ends_with_picture_epsilon_and_where_the_rest_is(fedgs, own, tmp_path):
     run = tmp_path / "run"
     given = flags(data=own, target_epsilon=10, output=run, test_fraction=0.25, **SMALL)
-    end = printed(fedgs("train", *given), "").splitlines()[-5:]
+    out = printed(fedgs("train", *given), "")
+    assert "scores: possible, on 0.25 of every owner's images" in out
+    end = out.splitlines()[-5:]
     assert end[0] == f"sample grid  {run}/samples/round-0000003.png"
     sentence = (
         r"epsilon +9\.9\d+ \(adversary release, zero-out, delta 1e-05, unit: one "
@@ -180,9 +237,23 @@ def test_dry_run_says_what_a_run_costs_and_writes_nothing(
     assert re.match(r"recipe staged .* by 30 clients and epsilon 10 \(release", out)
     for word in ("does:", "time:", "memory:", "disk:", "quality:", "zero-out"):
         assert word in out
-    assert "evaluation will not be possible" in out
-    assert "--test-fraction" in out
+    assert "possible, on 0.1 of every owner's images: scores on private data lie" in out
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"test_fraction": 0.0}, "will not be possible without --test-fraction: noth"),
+        ({"test_fraction": 0.05}, "will not be possible: test_fraction 0.05 of so few"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_said_before_an_epsilon_is_spent(
+    fedgs, own, tmp_path, monkeypatch, given, said
+):
+    monkeypatch.chdir(tmp_path)
+    given = flags(data=own, target_epsilon=10, **given)
+    assert said in printed(fedgs("train", *given, "--dry-run"))
 
 
 def test_named_recipe_keeps_its_settings(fedgs, own, tmp_path, monkeypatch):
