@@ -31,8 +31,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from experiments.flags import run_command
 from experiments.launch.local_grid import SERVER, LocalGrid
 from experiments.tables import Table
-from fedgs.baselines.fedavg_gan import FedAvgGan, terms_of
-from fedgs.baselines.fedavg_messages import encode_request
+from fedgs.baselines.fedavg_gan import FedAvgGan, run_config, terms_of
+from fedgs.baselines.fedavg_messages import encode_request, new_networks, weights_of
 from fedgs.baselines.run import BaselineRun, open_run
 from fedgs.config.recipes import algorithm_2
 from fedgs.config.run_config import ResolvedConfig, RunConfig
@@ -174,6 +174,41 @@ def update_bytes(run: BaselineRun) -> tuple[int, int]:
     return _message_bytes(down, encode_answer(release, config, request, terms))
 
 
+def update_communication(run: BaselineRun) -> dict[str, Any]:
+    """Returns what `communication` does, of a run of Fed-Avg GAN.
+
+    Every message of a round weighs the same, so the run's settings tell it all.
+    """
+    down, up = update_bytes(run)
+    config = run_config(run.settings, run.config)
+    sizes = {
+        name: weights_of(net).numel() for name, net in new_networks(config).items()
+    }
+    return {
+        "bytes_down": down,
+        "bytes_up": up,
+        "bytes_per_client": down + up,
+        "bytes_per_client_max": down + up,
+        "messages_per_round": config.clients_per_round,
+        "values_per_node": sum(sizes.values()) + sizes["discriminator"],
+    }
+
+
+def fed_avg_run(path: Path) -> BaselineRun:
+    """Opens a run of Fed-Avg GAN.
+
+    Raises:
+        UserError: it is of another method, or no run.
+    """
+    run = open_run(path)
+    if run.method.name != "fedavg-gan":
+        raise UserError(
+            f"RUN = {path}: is of {run.method.name}, which sends no messages; give "
+            "runs of `fedgs train` or `fedgs baseline fedavg-gan`"
+        )
+    return run
+
+
 def _message_bytes(down: Payload, up: Payload) -> tuple[int, int]:
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = SERVER
     records = [RecordDict({RECORD: ConfigRecord(dict(p))}) for p in (down, up)]
@@ -236,7 +271,7 @@ def show(runs: list[Path]) -> None:
     tables: dict[str, list[list[str]]] = {"Algorithm 2": [], "Fed-Avg GAN": []}
     for path in runs:
         if is_baseline(path):
-            found, title = {"exact": update_bytes(_fed_avg(path))}, "Fed-Avg GAN"
+            found, title = {"exact": update_bytes(fed_avg_run(path))}, "Fed-Avg GAN"
         else:
             found, title = weigh(RunFolder.open(path)), "Algorithm 2"
         for mode, sizes in found.items():
@@ -246,16 +281,6 @@ def show(runs: list[Path]) -> None:
     for title, rows in tables.items():
         if rows:
             Table(f"one round of {title}, one client: bytes", head, rows).show()
-
-
-def _fed_avg(path: Path) -> BaselineRun:
-    run = open_run(path)
-    if run.method.name != "fedavg-gan":
-        raise UserError(
-            f"RUN = {path}: is of {run.method.name}, which sends no messages; give "
-            "runs of `fedgs train` or `fedgs baseline fedavg-gan`"
-        )
-    return run
 
 
 def weigh(folder: RunFolder) -> dict[str, tuple[int, int]]:

@@ -18,6 +18,8 @@ import numpy as np
 from experiments.evaluation import evaluate as evaluation
 from experiments.evaluation.request import EvaluationRequest
 from experiments.paper.stored_runs import generator_of
+from fedgs.baselines.fedavg_gan import FedAvgGanMethod
+from fedgs.baselines.run import BaselineRun
 from fedgs.cohorts.files import selection_costs
 from fedgs.files import read_json_lines, write_atomically
 from fedgs.privacy.accounting import Run, statements_of_runs
@@ -87,7 +89,11 @@ class Protocol:
 
 
 def score(
-    folder: RunFolder, round: int, protocol: Protocol, results: ResultLines
+    folder: RunFolder,
+    round: int,
+    protocol: Protocol,
+    results: ResultLines,
+    baseline: BaselineRun | None = None,
 ) -> Line:
     """Returns the numbers of a run after a round, from the file or computed.
 
@@ -98,6 +104,7 @@ def score(
         round: one of its `snapshot_rounds`.
         protocol: how to compare.
         results: where the numbers are kept.
+        baseline: what the folder is a run of, if not of GS-WGAN.
 
     Raises:
         UserError: the real data is missing or malformed.
@@ -110,7 +117,9 @@ def score(
         "round": round,
         "seed": folder.config.seed,
         "noise_multiplier": folder.config.noise_multiplier,
-        "epsilons": epsilons(folder, round),
+        "epsilons": (
+            epsilons(folder, round) if baseline is None else user_epsilons(baseline)
+        ),
         "scores": _quality(folder, round, protocol),
     }
     return results.add(key, line)
@@ -127,6 +136,20 @@ def epsilons(folder: RunFolder, round: int) -> list[dict[str, Any]]:
     run = Run(config, done, selection_costs([config]))
     stated = [row.to_json() for row in statements_of_runs([run], config.delta)]
     return [{name: row[name] for name in KEPT} for row in stated]
+
+
+def user_epsilons(run: BaselineRun) -> list[dict[str, Any]]:
+    """Returns the epsilons of a user of all that a run of Fed-Avg GAN released."""
+    rows: list[dict[str, Any]] = []
+    for adversary in FedAvgGanMethod.adversaries:
+        events = [{**release.event, "adversary": adversary} for release in run.releases]
+        asked = run.settings, run.facts, events, run.config.delta
+        for row in run.method.guarantees(*asked):
+            if (row.label, row.unit) == ("valid", "user"):
+                known = dataclasses.asdict(row) | {"adversary": adversary}
+                known |= {"unit": "client", "guarantee": True}
+                rows.append({name: known[name] for name in KEPT})
+    return rows
 
 
 def epsilon_of(line: Line, adversary: str, relation: str) -> float | None:

@@ -10,6 +10,7 @@ nothing twice. Other settings make other runs: `--set ROW.SETTING=VALUE`.
 Source: Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020, Table 2 and section 5.4.
 """
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,11 @@ from typing import Any
 
 from experiments.flags import request_flags, run_command
 from experiments.paper import table2_report
-from experiments.paper.communication import communication
+from experiments.paper.communication import (
+    communication,
+    fed_avg_run,
+    update_communication,
+)
 from experiments.paper.scales import (
     Experiment,
     Settings,
@@ -28,6 +33,7 @@ from experiments.paper.scales import (
 )
 from experiments.paper.scores import Line, ResultLines, score
 from experiments.paper.stored_runs import find, last_round, stopped_by_signal, trained
+from fedgs.baselines.run import is_finished
 from fedgs.config.fields import flag
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError, explained
@@ -69,6 +75,9 @@ class Request(Experiment):
         None, "ROW.SETTING=VALUE; again for more.", names=("--set",)
     )
     no_training: bool = flag(False, "Print what is there.")
+    fed_avg_gan: list[Path] | None = flag(
+        None, "A run of fedgs baseline fedavg-gan, for its row; again for more."
+    )
 
     def __post_init__(self) -> None:
         """Checks the rows and the seeds."""
@@ -113,8 +122,7 @@ def fill(request: Request, stop: Stop) -> list[Line]:
     for name in request.rows:
         row = ROWS[name]
         if row.recipe is None:
-            missing = "fedgs baseline"
-            lines.append({"row": name, "title": row.title, "missing": missing})
+            lines += _fed_avg_gan(name, request, results)
             continue
         for seed in request.seeds:
             config = configs[name, seed]
@@ -130,6 +138,32 @@ def fill(request: Request, stop: Stop) -> list[Line]:
             line |= {"communication": communication(folder)}
             lines.append(line | table2_report.about(folder))
     return lines
+
+
+def _fed_avg_gan(name: str, request: Request, results: ResultLines) -> list[Line]:
+    """Returns the lines of the runs of `fedgs baseline` that are given."""
+    row: Line = {"row": name, "title": ROWS[name].title}
+    lines: list[Line] = []
+    for path in request.fed_avg_gan or ():
+        run = fed_avg_run(path)
+        if not is_finished(run):
+            raise UserError(
+                f"fed_avg_gan = {path}: is not finished; `fedgs resume {path}`"
+            )
+        found = score(
+            run.folder, last_round(run.folder), request.protocol, results, run
+        )
+        own, known = map(dataclasses.asdict, (run.settings, type(run.settings)()))
+        changed = [f"{k} {v} (default: {known[k]})" for k, v in own.items()]
+        scale = [
+            text for text, k in zip(changed, own, strict=True) if own[k] != known[k]
+        ]
+        seeded = run.config.noise_seed is not None
+        about = table2_report.about(run.folder)
+        about["is_private"] = own["noise_multiplier"] > 0 and not seeded
+        sent = {"communication": update_communication(run)}
+        lines.append(row | {"scale": ", ".join(scale)} | found | sent | about)
+    return lines or [row | {"missing": "fedgs baseline"}]
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -111,6 +111,8 @@ def _row(done: list[Line], quality: dict[str, str]) -> list[str]:
 
 
 def _epsilon(done: list[Line], adversary: str, relation: str) -> str:
+    if all(row["adversary"] != adversary for row in done[0]["epsilons"]):
+        return "-"
     values = [epsilon_of(line, adversary, relation) for line in done]
     known = [value for value in values if value is not None]
     if len(known) < len(values):

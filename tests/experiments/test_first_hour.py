@@ -299,23 +299,44 @@ def test_what_is_hardly_meant_is_warned_of(fedgs, tmp_path, change, more, named)
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "first-hour.md"
 FEWER = {"OWNERS, EACH = 200, 40": "OWNERS, EACH = 20, 8", "-n 2000": "-n 60"}
+FEWER |= {"--output runs/verdict": "--samples-per-group 50 --output runs/verdict"}
 
 
-def test_every_command_of_the_page_works(fedgs, tmp_path, monkeypatch):
+@pytest.fixture
+def walk(fedgs, tmp_path, monkeypatch):
+    """Makes the page's data, with fewer owners; runs some of its commands."""
     monkeypatch.chdir(tmp_path)
     page = PAGE.read_text()
     for found, small in FEWER.items():
         assert found in page
         page = page.replace(found, small)
-    (made,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    exec(made, {})
+    names: dict[str, object] = {}
+    for made in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(made, names)
     commands = re.findall(r"^    fedgs (.+)$", page, re.MULTILINE)
-    assert len(commands) == 7
-    out = [printed(fedgs(*shlex.split(command))) for command in commands]
+    assert len(commands) == 10
+
+    def walk(which: slice) -> list[str]:
+        return [printed(fedgs(*shlex.split(words))) for words in commands[which]]
+
+    return walk
+
+
+def test_every_command_of_the_page_works(walk):
+    out = walk(slice(8))
     assert "npz:mine.npz" in out[0]
-    assert out[1].startswith("recipe staged (none was given)")
-    assert "will not be possible" not in out[1]
-    assert "epsilon      9.9" in out[2]
+    of_folder = out[1].replace("folder:mine", "npz:mine.npz")
+    assert of_folder.splitlines()[1:] == out[0].splitlines()[1:]
+    assert out[2].startswith("recipe staged (none was given)")
+    assert "will not be possible" not in out[2]
+    assert "epsilon      9.9" in out[3]
     assert len([*Path("drawn").glob("*/*.png")]) == 4 * 100
-    assert "downstream_cnn_accuracy" in out[5]
+    assert "downstream_cnn_accuracy" in out[6]
     assert Path("report.html").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_the_bug_of_the_page_gets_a_verdict_and_a_page(walk):
+    verdict, _ = walk(slice(8, None))
+    assert re.search(r"^verdict +(invert|undecided)$", verdict, re.MULTILINE)
+    assert Path("verdict.html").stat().st_size > 10_000

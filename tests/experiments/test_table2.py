@@ -13,6 +13,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 import small_scale
+from baselines import DIGITS
 from clients.client_app import app as client_app
 from experiments.bench.wire import CountingProxy
 from experiments.evaluation import evaluate as evaluation
@@ -22,17 +23,21 @@ from experiments.paper.communication import (
     MeasuringGrid,
     communication,
     round_bytes,
+    update_bytes,
     values_per_node,
     weigh,
 )
 from experiments.paper.communication import main as show_weights
 from experiments.paper.scales import configured, label
 from experiments.paper.scores import ResultLines
+from fedgs.baselines.asked import Asked
+from fedgs.baselines.run import new_run, train
 from fedgs.federation.codec import pack_release
 from fedgs.federation.messages import RECORD
 from fedgs.files import read_json_lines
 from fedgs.mechanism.quantization import release_step, to_grid
 from fedgs.privacy.accounting import Plan, statements
+from fedgs.privacy.plan import RELATIONS
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
 from small_scale import FULL_PARTICIPATION, SETTINGS, data_flags, refuse, setting_flags
@@ -91,6 +96,27 @@ def test_the_table_holds_all_and_invents_none(flags, tmp_path, capsys, monkeypat
     assert "num_rounds 4 (recipe: 30000)" in text
     assert "not to be compared" in text
     assert "Table 2" in capsys.readouterr().out
+
+
+def test_the_row_of_fed_avg_gan_is_of_stored_runs(flags, tmp_path):
+    own = {"steps": 2, "clients_per_round": 4, "batch_size": 4}
+    given = DIGITS | {"output": str(tmp_path / "run"), "clients_per_node": 4}
+    run, data = new_run("fedavg-gan", own, Asked(), given)
+    train(run, data, lambda metrics: None, threading.Event())
+    words = [*flags, "--rows=fed-avg-gan", f"--fed-avg-gan={tmp_path / 'run'}"]
+    assert table2.main(words) == 0
+    line = lines_of(tmp_path)["fed-avg-gan"]
+    sent = line["communication"]
+    assert sent["bytes_per_client"] == sum(update_bytes(run))
+    assert 0 < sent["bytes_per_client"] - 4 * sent["values_per_node"] < 5000
+    known = {
+        row.relation: row.epsilon for row in run.guarantees() if row.unit == "user"
+    }
+    for relation in RELATIONS:
+        assert scores.epsilon_of(line, "release", relation) == known[relation]
+        assert scores.epsilon_of(line, "server", relation) > known[relation]
+    assert line["scale"].startswith("steps 2 (default: 1000), clients_per_round 4")
+    assert table2.main([*flags, "--fed-avg-gan=nowhere", "--rows=fed-avg-gan"]) == 2
 
 
 def test_communication_is_what_flower_serialises(flags, tmp_path):
