@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from experiments.commands import forecast
 from experiments.commands.endings import (
     end_when_hurried,
     exit_if_stopped,
@@ -72,6 +73,9 @@ def train(name: str, given: dict[str, Any], settings: dict[str, Any]) -> Baselin
     own = {key: value for key, value in given.items() if key in names}
     asked = Asked(**{key: value for key, value in given.items() if key not in names})
     run, data = new_run(name, own, asked, settings)
+    for warning in forecast.warnings_of(run.config, data, run.target_epsilon):
+        say(f"Warning: {warning}", is_error=True)
+    say(f"scores: {forecast.evaluation_note(run.config, data)}")
     _train(run, data)
     return run
 

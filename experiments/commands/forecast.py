@@ -73,12 +73,19 @@ def evaluation_note(config: ResolvedConfig, data: FederatedImages) -> str:
     )
 
 
-def warnings_of(config: ResolvedConfig, data: FederatedImages) -> Iterator[str]:
+def warnings_of(
+    config: ResolvedConfig, data: FederatedImages, target: float | None = None
+) -> Iterator[str]:
     """Yields what is allowed, but hardly what was meant.
 
     Privacy: reads labels; for their owner's eyes.
+
+    Args:
+        config: of the run.
+        data: of the run.
+        target: the epsilon that was asked for, where `config` does not say it.
     """
-    if (epsilon := config.target_epsilon or 0.0) > ABSURD_EPSILON:
+    if (epsilon := target or config.target_epsilon or 0.0) > ABSURD_EPSILON:
         yield f"target_epsilon = {epsilon:g} protects nobody; 1 to 10 are usual"
     if config.num_clients == 1:
         yield "num_clients = 1: one owner alone, among no others to be hidden by"

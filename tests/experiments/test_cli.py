@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import settings_page
 import tiny
 from command_line import flags, printed, refused
 from experiments.cli import main as cli
@@ -97,6 +98,12 @@ def test_flags_of_train_are_the_frozen_list():
     frozen = {f"--{flag}" for flag in (*more, *FLAGS.split())}
     assert {flag for param in command.params for flag in param.opts} == frozen
     assert {f"--{p.name.replace('_', '-')}" for p in command.params} == frozen
+
+
+def test_the_page_of_all_settings_is_that_of_the_settings():
+    """Made anew by `python tests/support/settings_page.py > docs/settings.md`."""
+    committed = Path(__file__).parents[2] / "docs" / "settings.md"
+    assert committed.read_text() == settings_page.page()
 
 
 def test_commands_are_the_frozen_list():

@@ -1,0 +1,56 @@
+"""The page of all settings: `python tests/support/settings_page.py > docs/settings.md`.
+
+A test compares it with what is committed.
+"""
+
+import dataclasses
+
+from fedgs.config.recipes import recipe
+from fedgs.config.run_config import RunConfig
+from fedgs.config.settings import GROUPS
+
+HEAD = """\
+# All settings
+
+Every setting of a run is a flag of `fedgs train`, a key of a TOML file (`--config`), a
+key of `flwr run . --run-config` and a keyword of `fedgs.train`: `--batch-size 16`,
+`batch_size = 16`. A flag overrides the file, and the file the recipe. This page is made
+by `tests/support/settings_page.py`.
+
+The default is that without a recipe. `staged` is the recipe of a target epsilon alone,
+which also takes size and channels of the images, low frequencies by the number of
+clients, and holds out a tenth of every owner's images; `full-participation` is GS-WGAN
+with every client in every round. Where they say nothing, the default holds.
+"""
+
+
+def page() -> str:
+    """Returns the page, in Markdown."""
+    configs = [RunConfig(), recipe("staged"), recipe("full-participation")]
+    parts = [HEAD]
+    for group in GROUPS:
+        parts.append(f"\n## {group}\n\n| setting | what it is | default | `staged` |")
+        parts[-1] += " `full-participation` |\n|---|---|---|---|---|\n"
+        for spec in dataclasses.fields(RunConfig):
+            if spec.metadata["group"] != group:
+                continue
+            default, *others = (getattr(config, spec.name) for config in configs)
+            cells = [_word(default)]
+            cells += ["" if other == default else _word(other) for other in others]
+            choices = ", ".join(f"`{name}`" for name in spec.metadata["choices"])
+            text = _escaped(spec.metadata["help"])
+            text += f" One of {choices}." if choices else ""
+            parts.append(f"| `{spec.name}` | {text} | {' | '.join(cells)} |\n")
+    return "".join(parts)
+
+
+def _word(value: object) -> str:
+    return "unset" if value in (None, "") else f"`{value}`"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    print(page(), end="")
