@@ -33,6 +33,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from clients import CLIENT_APP_RAISED
+from clients.parcels import deliver_in_parcels
 from fedgs.process import FAST_VARIABLE, KNOWN_VERSION, OBJECT_SECONDS
 
 SCAN_SECONDS = 0.5  # between looks at all nodes, for messages from before the change
@@ -167,11 +168,15 @@ class Waiting:
 
     def __init__(self) -> None:
         """Starts as if asked just now."""
-        self.last = time.monotonic()
+        self.last = self.told = time.monotonic()
+
+    def hear(self) -> None:
+        """Notes that the server says when there is a message."""
+        self.told = time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Sleeps for a share of the time without a message, within limits."""
-        waited = time.monotonic() - self.last
+        """Sleeps for a share of the time without a message or word, within limits."""
+        waited = time.monotonic() - max(self.last, self.told)
         pause = min(max(POLL_LEAST, POLL_SHARE * waited), POLL_MOST, seconds)
         time.sleep(pause)
 
@@ -204,6 +209,7 @@ def make_resident(client_app: ClientApp) -> None:
     objects = _module("flwr.supercore.inflatable.inflatable_utils")
     objects.pull_objects.__kwdefaults__.update(initial_backoff=OBJECT_SECONDS)
     client: Any = FleetHttpClient
+    deliver_in_parcels(client, waiting.hear)
     client.ActivateNode = _patient(client.ActivateNode)
     client.SendNodeHeartbeat = _beating(client.SendNodeHeartbeat)
     _correct_clock()

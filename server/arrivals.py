@@ -9,28 +9,46 @@ and each look takes what is there.
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from flwr.app import Error, Message
-from flwr.app.message import make_message
+from flwr.app.message import make_message, remove_content_from_message
 from flwr.app.metadata import Metadata
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+from flwr.common.serde import message_to_proto
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    ConfirmMessageReceivedResponse,
+    PullObjectRequest,
+    PullObjectResponse,
+    PushObjectRequest,
+    PushObjectResponse,
+)
+from flwr.proto.runtime_pb2 import (
+    PullAppMessagesRequest,
+    PullAppMessagesResponse,
+    PushAppMessagesRequest,
+    PushAppMessagesResponse,
+)
 from flwr.supercore.constant import SYSTEM_MESSAGE_TYPE
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_pull_object_fn_protobuf,
+from flwr.supercore.inflatable.inflatable_object import (
+    InflatableObject,
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
 )
 from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    ObjectUnavailableError,
+    ObjectPushError,
     inflate_object_from_contents,
 )
 from flwr.superlink.grid.http_grid import HttpGrid
 
+from fedgs.parcels import METHODS, MOST_REQUESTS, RUNTIME_PARCEL, Call, Courier
 from fedgs.process import OBJECT_SECONDS
 
 BRIEFLY = 0.1  # seconds for the parts of new replies, which are mostly on their way
-MOST_PARTS = 16  # of a reply; a client's has three, and each costs a request
+MOST_PARTS = 16  # of a reply; a client's has three
+MESSAGES_AT_ONCE = 16  # of three parts each: with `MOST_REQUESTS`, a parcel
 UNREADABLE, UNAVAILABLE = 0, 3  # Flower's ErrorCode: UNKNOWN, MESSAGE_UNAVAILABLE
 
 
@@ -43,25 +61,41 @@ class Arriving:
         sender: Flower's address of the node.
         missing: ids of the parts that were not there at the last look.
         parts: id -> bytes of the others.
+        is_lost: a part will never be there.
     """
 
     name: str
     sender: int
     missing: list[str]
     parts: dict[str, bytes] = field(default_factory=dict)
+    is_lost: bool = False
 
 
 class Arrivals:
-    """Pulls replies over a grid of Flower 1.41 without waiting for any of them.
+    """Moves messages over a grid of Flower 1.41 in parcels, waiting for no reply.
 
     Args:
-        grid: of the run, whose `pull_messages` this stands in for.
+        grid: of the run, whose `push_messages` and `pull_messages` these stand in for.
     """
 
     def __init__(self, grid: HttpGrid) -> None:
         """Has asked for nothing yet."""
         self.grid = grid
         self._arriving: dict[str, Arriving] = {}  # by the message that it replies to
+        self._courier: Courier | None = None
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Sends messages, several in a parcel; returns their names, "" if refused.
+
+        Privacy: public; moves messages.
+        """
+        names: list[str] = []
+        with no_object_id_recompute():
+            remaining = list(messages)
+            while remaining:
+                names += self._push(remaining[:MESSAGES_AT_ONCE])
+                del remaining[:MESSAGES_AT_ONCE]
+        return names
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Returns the replies to these messages that are there; once each.
@@ -75,18 +109,46 @@ class Arrivals:
         until = time.monotonic() + BRIEFLY * is_new
         while True:
             awaited = [name for name in names if name in self._arriving]
-            pulled = [self._pull_parts(name) for name in awaited]
-            replies = [reply for reply in pulled if reply is not None]
-            if replies or not pulled or time.monotonic() >= until:
+            replies = self._pull_replies(awaited)
+            if replies or not awaited or time.monotonic() >= until:
                 return replies
             time.sleep(OBJECT_SECONDS)
+
+    def _push(self, messages: list[Message]) -> list[str]:
+        """Sends messages with all of their parts in one parcel."""
+        request, parts = PushAppMessagesRequest(), dict[str, InflatableObject]()
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = message.object_id
+            bare = remove_content_from_message(message)
+            request.messages_list.append(message_to_proto(bare))
+            request.message_object_trees.append(get_object_tree(message))
+            parts |= get_all_nested_objects(message)
+        push = Call("push-messages", request, PushAppMessagesResponse)
+        uploads = [
+            Call(
+                "push-object",
+                PushObjectRequest(
+                    **self._own, object_id=name, object_content=part.deflate()
+                ),
+                PushObjectResponse,
+            )
+            for name, part in parts.items()
+        ]
+        pushed, *stored = self._call([push, *uploads])
+        due = set(pushed.objects_to_push)
+        for name, answer in zip(parts, stored, strict=True):
+            if name in due and not answer.stored:
+                run_id, session = self.grid.run.run_id, pushed.session_id
+                raise ObjectPushError(name, run_id, session)  # as Flower's own
+        return list(pushed.message_ids)
 
     def _announce(self, names: list[str]) -> bool:
         """Asks which replies to these messages there are; returns whether any is."""
         if not names:
             return False
         request = PullAppMessagesRequest(message_ids=names)
-        announced = self.grid._runtime_client.PullMessages(request)
+        pull = Call("pull-messages", request, PullAppMessagesResponse)
+        (announced,) = self._call([pull])
         known = len(self._arriving)
         for reply, tree in zip(
             announced.messages_list, announced.message_object_trees, strict=True
@@ -100,26 +162,51 @@ class Arrivals:
                 self._arriving[metadata.reply_to_message_id] = arriving
         return len(self._arriving) > known
 
-    def _pull_parts(self, name: str) -> Message | None:
-        """Pulls what is there of a reply; returns the reply once it is complete."""
-        arriving, client = self._arriving[name], self.grid._runtime_client
-        node, run_id = self.grid.node, self.grid.run.run_id
-        pull = make_pull_object_fn_protobuf(client.PullObject, node, run_id)
-        try:
-            while arriving.missing:
-                arriving.parts[arriving.missing[0]] = pull(arriving.missing[0])
-                del arriving.missing[0]
-        except ObjectUnavailableError:
-            return None
-        except ObjectPullError:
-            del self._arriving[name]
-            return self._lost(name, UNAVAILABLE, "its sender ended in its upload")
-        del self._arriving[name]
-        client.ConfirmMessageReceived(
-            ConfirmMessageReceivedRequest(
-                node=node, run_id=run_id, message_object_id=arriving.name
+    def _pull_replies(self, names: list[str]) -> list[Message]:
+        """Pulls what is there of replies; returns those that are complete, or lost."""
+        self._pull_parts(names)
+        replies: list[Message] = []
+        received: list[Call] = []
+        for name in names:
+            arriving = self._arriving[name]
+            if arriving.is_lost:
+                del self._arriving[name]
+                reason = "its sender ended in its upload"
+                replies.append(self._lost(name, UNAVAILABLE, reason))
+            elif not arriving.missing:
+                request = ConfirmMessageReceivedRequest(
+                    **self._own, message_object_id=arriving.name
+                )
+                answer = ConfirmMessageReceivedResponse
+                received.append(Call("confirm-message-received", request, answer))
+                replies.append(self._read(name))
+        for start in range(0, len(received), MOST_REQUESTS):
+            self._call(received[start : start + MOST_REQUESTS])
+        return replies
+
+    def _pull_parts(self, names: list[str]) -> None:
+        """Pulls missing parts of replies, many at once."""
+        wanted = [(n, part) for n in names for part in self._arriving[n].missing]
+        wanted = wanted[:MOST_REQUESTS]
+        calls = [
+            Call(
+                "pull-object",
+                PullObjectRequest(**self._own, object_id=part),
+                PullObjectResponse,
             )
-        )
+            for _, part in wanted
+        ]
+        for (name, part), answer in zip(wanted, self._call(calls), strict=True):
+            arriving = self._arriving[name]
+            if not answer.object_found:
+                arriving.is_lost = True
+            elif answer.object_available:
+                arriving.parts[part] = answer.object_content
+                arriving.missing.remove(part)
+
+    def _read(self, name: str) -> Message:
+        """Returns a reply whose parts are there."""
+        arriving = self._arriving.pop(name)
         try:
             reply = inflate_object_from_contents(arriving.name, arriving.parts)
         except Exception:  # a client may send anything; the run is not its to end
@@ -132,6 +219,19 @@ class Arrivals:
             return self._lost(name, UNREADABLE, "a reply that is not what it said")
         reply.metadata.__dict__["_message_id"] = arriving.name
         return reply
+
+    def _call(self, calls: list[Call]) -> list[Any]:
+        """Makes calls over the grid's connection."""
+        client: Any = self.grid._runtime_client
+        if self._courier is None or self._courier.client is not client:
+            stock = {name: getattr(client, method) for name, method in METHODS.items()}
+            self._courier = Courier(client, RUNTIME_PARCEL, stock)
+        return self._courier.call(calls)
+
+    @property
+    def _own(self) -> dict[str, Any]:
+        """Whose requests they are."""
+        return {"node": self.grid.node, "run_id": self.grid.run.run_id}
 
     def _lost(self, name: str, code: int, reason: str) -> Message:
         """Returns the error in place of a reply, as Flower makes it."""

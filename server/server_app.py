@@ -260,4 +260,6 @@ def _hasten(grid: Grid) -> None:
     from server.arrivals import Arrivals
 
     if isinstance(grid, HttpGrid):
-        grid.pull_messages = Arrivals(grid).pull_messages  # type: ignore
+        arrivals = Arrivals(grid)
+        grid.push_messages = arrivals.push_messages  # type: ignore
+        grid.pull_messages = arrivals.pull_messages  # type: ignore

@@ -7,8 +7,12 @@ key of his own and starts code of his own. Here, requests to anything but Fleet 
 Flower's health check are refused unless they come from this machine or from a network
 in $FEDGS_CONTROL_FROM. Users of other machines reach it by `ssh -L`.
 
+Around the same application lies a post office (`experiments.launch.post_office`): a
+message takes one request where Flower takes eight. Its state is in memory but for the
+clients' keys (`experiments.launch.link_state`).
+
 Takes the arguments of flower-superlink; replaces nothing but the application that it
-hands to uvicorn.
+hands to uvicorn, and what makes its state.
 """
 
 import ipaddress
@@ -23,6 +27,7 @@ from fedgs.errors import explained
 
 HEALTH_PATH = "/health"
 CONTROL_VARIABLE = "FEDGS_CONTROL_FROM"  # networks, separated by commas
+STATE_MAKER = "get_objectstore_linkstate_factories"  # of flwr.superlink.main
 OPEN_PATHS = ("/v1/fleet/", HEALTH_PATH)
 GRACE_SECONDS = 3  # for open connections; clients keep theirs, and ask again elsewhere
 
@@ -97,11 +102,18 @@ def main() -> None:
     try:
         import uvicorn
 
+        from experiments.launch.link_state import factories
+        from experiments.launch.post_office import PostOffice
+
         # Its package has a function of the same name.
         flower = import_module("flwr.superlink.cli.flower_superlink")
         serve = flower.uvicorn.run
         if flower.uvicorn is not uvicorn:
             raise AttributeError("flower_superlink.uvicorn")
+        api: Any = import_module("flwr.superlink.main")
+        if not hasattr(api, STATE_MAKER):
+            raise AttributeError(STATE_MAKER)
+        setattr(api, STATE_MAKER, factories)
     except (ImportError, AttributeError) as error:
         sys.exit(f"this Flower is not known ({error}); install flwr 1.41")
 
@@ -110,7 +122,16 @@ def main() -> None:
             "proxy_headers": False,  # no proxy may say where a request comes from
             "timeout_graceful_shutdown": GRACE_SECONDS,
         }
-        serve(Guard(app, networks), **settings | own)
+        post_office = PostOffice(app)
+        server: Any = uvicorn.Server
+        stock_exit = server.handle_exit
+
+        def handle_exit(*signal: Any) -> None:
+            post_office.waiting.end()  # who waits would hold up the end
+            stock_exit(*signal)
+
+        server.handle_exit = handle_exit
+        serve(Guard(post_office, networks), **settings | own)
 
     flower.uvicorn.run = run
     flower.flower_superlink()

@@ -1,25 +1,30 @@
 """A client that ends in its upload: the deadline decides, others are taken meanwhile.
 
 Flower's own grid over a SuperLink that is a dictionary: replies are announced once, and
-their parts come when they come.
+their parts come when they come. It takes parcels, or as Flower's own does, none.
 """
 
 import dataclasses
 import time
 from types import SimpleNamespace
 
+import httpx
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.serde import message_to_proto
-from flwr.proto.message_pb2 import PullObjectResponse
-from flwr.proto.runtime_pb2 import PullAppMessagesResponse
+from flwr.proto.message_pb2 import PullObjectResponse, PushObjectResponse
+from flwr.proto.runtime_pb2 import PullAppMessagesResponse, PushAppMessagesResponse
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
+    iterate_object_tree,
 )
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from flwr.supercore.run import Run
 from flwr.superlink.grid import HttpGrid
 
+from fedgs.parcels import METHODS, RUNTIME_PARCEL, Parcel
 from server.exchange import LOST_CODES, OVER_HTTP, Exchange
 from server.progress import Progress
 from server.server_app import _hasten
@@ -45,6 +50,42 @@ class SuperLink:
         self.pulled: list[str] = []
         self.confirmed: list[str] = []
         self.looks = 0
+        self.takes_parcels = True
+        self.parcels = 0  # that came
+        self.sessions: list[str] = []  # of the parts that were sent
+
+    def _unary_unary(self, path, rpc_method, request, response_type):
+        if not self.takes_parcels:
+            refused = httpx.Request("POST", "http://any")
+            raise httpx.HTTPStatusError(
+                "", request=refused, response=httpx.Response(404, request=refused)
+            )
+        assert path == RUNTIME_PARCEL
+        self.parcels += 1
+        names, parts = request.parts[::2], request.parts[1::2]
+        answers = []
+        for name, part in zip(names, parts, strict=True):
+            method = getattr(self, METHODS[name.decode()])
+            kind = PROTOBUF_REQUEST_TYPES["POST", f"/v1/runtime/{name.decode()}"]
+            answer = method(kind.FromString(part))
+            answers.append(b"" if answer is None else answer.SerializeToString())
+        return Parcel(answers)
+
+    def PushMessages(self, request):
+        names = [m.metadata.message_id for m in request.messages_list]
+        parts = {
+            part.object_id
+            for tree in request.message_object_trees
+            for part in iterate_object_tree(tree)
+        }
+        return PushAppMessagesResponse(
+            message_ids=names, objects_to_push=parts, session_id="a session"
+        )
+
+    def PushObject(self, request):
+        self.sessions.append(request.session_id)
+        self.parts[request.object_id] = request.object_content
+        return PushObjectResponse(stored=True)
 
     def upload(
         self, request: Message, sender: int, to: str = "", records: int = 1
@@ -106,9 +147,11 @@ class SuperLink:
         self.confirmed.append(request.message_object_id)
 
 
-@pytest.fixture(name="link")
-def fixture_link() -> SuperLink:
-    return SuperLink()
+@pytest.fixture(name="link", params=["parcels", "one by one"])
+def fixture_link(request) -> SuperLink:
+    link = SuperLink()
+    link.takes_parcels = request.param == "parcels"
+    return link
 
 
 @pytest.fixture(name="grid")
@@ -226,6 +269,28 @@ def test_a_reply_that_is_not_what_was_announced_is_refused_and_ends_nothing(
     assert len(link.pulled) <= 3  # a flood of small parts would take the round's time
 
 
+def test_messages_are_sent_with_all_of_their_parts(link, grid):
+    messages = [request_to(node) for node in ADDRESSES]
+    names = grid.push_messages(messages)
+    assert names == [message.object_id for message in messages]
+    expected = {
+        name: part.deflate()
+        for message in messages
+        for name, part in get_all_nested_objects(message).items()
+    }
+    assert link.parts == expected
+    session = "" if link.takes_parcels else "a session"  # the server knows it
+    assert link.sessions == [session] * len(expected)
+    assert link.parcels == (1 if link.takes_parcels else 0)
+
+
+def test_a_part_that_the_server_did_not_store_ends_the_run(link, grid, monkeypatch):
+    answer = PushObjectResponse(stored=False)
+    monkeypatch.setattr(link, "PushObject", lambda request: answer)
+    with pytest.raises(ObjectPushError):
+        grid.push_messages([request_to(0)])
+
+
 def test_another_flower_or_grid_keeps_its_own_way(monkeypatch):
     grid = SimpleNamespace(pull_messages="its own")
     _hasten(grid)
@@ -233,4 +298,4 @@ def test_another_flower_or_grid_keeps_its_own_way(monkeypatch):
     monkeypatch.setattr("flwr.__version__", "1.42.0")
     grid = HttpGrid(token="any")
     _hasten(grid)
-    assert "pull_messages" not in vars(grid)
+    assert not {"pull_messages", "push_messages"} & vars(grid).keys()
