@@ -17,6 +17,7 @@ from typing import Any
 from fedgs.errors import explained
 
 KNOWN_KEY = 23  # Flower's ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE
+UNKNOWN_RUN = 16  # and RUN_ID_NOT_FOUND
 RETRY_SECONDS = 1.0
 NOBODY_LISTENS = os.strerror(errno.ECONNREFUSED)
 

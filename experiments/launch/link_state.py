@@ -63,10 +63,11 @@ class LinkState(InMemoryLinkState):
 
     def store_message_ins(self, message: Message) -> str | None:
         """Stores a message, and says so."""
+        node = message.metadata.dst_node_id
         with self.lock:
+            self._forget_expired(node)
             stored = super().store_message_ins(message)
-            node = message.metadata.dst_node_id
-            if stored is not None and not message.metadata.delivered_at:
+            if stored is not None:
                 self._undelivered.setdefault(node, {})[stored] = None
         if stored is not None:
             self.on_message(node)
@@ -78,19 +79,23 @@ class LinkState(InMemoryLinkState):
         """Returns a node's messages, once; Flower's looks through those of all."""
         taken: list[Message] = []
         with self.lock:
+            self._forget_expired(node_id)
             waiting = self._undelivered.get(node_id, {})
-            self._check_stored_messages(set(waiting))
             for name in list(waiting):
-                message = self.message_ins_store.get(name)
-                is_wanted = message and run_id in (None, message.metadata.run_id)
-                if message is None or is_wanted:
-                    del waiting[name]
-                if message is not None and is_wanted:
+                message = self.message_ins_store[name]
+                if run_id in (None, message.metadata.run_id) and len(taken) != limit:
                     message.metadata.delivered_at = now().isoformat()
                     taken.append(message)
-                if len(taken) == limit:
-                    break
+                    del waiting[name]
         return taken
+
+    def _forget_expired(self, node_id: int) -> None:
+        """Forgets what a node has not fetched in time; Flower keeps it to the end."""
+        waiting = self._undelivered.get(node_id, {})
+        self._check_stored_messages(set(waiting))
+        for name in [name for name in waiting if name not in self.message_ins_store]:
+            del waiting[name]
+            self.object_store.delete(name)
 
     def _add_node(self, node: Any) -> None:
         """Takes a node over from the database."""

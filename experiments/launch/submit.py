@@ -14,7 +14,7 @@ from typing import Any
 
 from experiments.launch.certs import check_name
 from experiments.launch.commands import Access, toml_value
-from experiments.launch.control import Control, FlowerFailed, control_of
+from experiments.launch.control import UNKNOWN_RUN, Control, FlowerFailed, control_of
 from experiments.launch.flower_app import TRAINING, app_project
 from experiments.launch.processes import file_of, show
 from fedgs.config.checks import check_submitted
@@ -216,7 +216,7 @@ def _follow(control: Control, run_id: int) -> None:
     shown, last = "", 0.0
     deadline = time.monotonic() + PATIENCE
     while True:
-        # A server that was restarted ends the log, and goes on with the run.
+        # A connection that ends ends the log, and the run goes on.
         with contextlib.suppress(FlowerFailed):
             for part in control.log(run_id, last):
                 print(part.log_output, end="", flush=True)
@@ -224,6 +224,9 @@ def _follow(control: Control, run_id: int) -> None:
         try:
             status, detail = control.status(run_id)
         except FlowerFailed as error:
+            if error.code == UNKNOWN_RUN:
+                again = "the server was restarted; continue the run with --resume"
+                raise FlowerFailed(f"{error}: {again}", error.code) from error
             if time.monotonic() > deadline or REFUSED_CERTIFICATE in str(error):
                 raise
             if shown != str(error):

@@ -437,6 +437,8 @@ class Control:
     def ListRuns(self, request):
         if len(self.asked_after) == 1:
             raise httpx.ConnectError("refused")
+        if self.status == "unknown":
+            raise refusal(404, '{"code": 16, "detail": "Run ID not found."}')
         status = {"status": "finished", "sub_status": self.status}
         found = SimpleNamespace(**status, details=self.details)
         return SimpleNamespace(run_dict={17: SimpleNamespace(status=found)})
@@ -506,11 +508,18 @@ def test_submit_registers_starts_and_follows_a_run(
     assert again.output.count("was registered before") == 2
 
 
-def test_failed_run_is_exit_code_1_with_the_way_on(control):
-    control.status, control.details = "failed", "why"
+@pytest.mark.parametrize(
+    ("status", "line"),
+    [
+        ("failed", "run 17: finished:failed. why"),
+        ("unknown", "Run ID not found.: the server was restarted"),
+    ],
+)
+def test_failed_run_is_exit_code_1_with_the_way_on(control, status, line):
+    control.status, control.details = status, "why"
     result = submit("--resume", "digits-1")
     assert result.exit_code == 1
-    assert "run 17: finished:failed. why" in result.output
+    assert line in " ".join(result.output.split())
     assert "--resume digits-1" in result.output
 
 

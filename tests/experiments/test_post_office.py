@@ -380,6 +380,18 @@ def test_each_node_gets_its_own_messages_in_order_and_once(office):
     assert not office.state.has_messages(nodes[0].node_id)
 
 
+def test_what_a_node_did_not_fetch_in_time_leaves_no_parts(office):
+    _, node = office.client()
+    for ttl in (0.05, 60.0):
+        message = office.request_to(node, f"for {ttl} s")
+        message.metadata.ttl = ttl
+        office.arrivals.push_messages([message])
+        time.sleep(0.1)
+        assert len(office.state.object_store) == 3
+    (found,) = office.state.get_message_ins(node.node_id, limit=None)
+    assert found.metadata.ttl == 60.0
+
+
 # ------------------------------------------------------------------ the bytes
 
 
