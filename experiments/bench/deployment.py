@@ -5,7 +5,8 @@
 Every process is real: a server and N clients from `fedgs deploy` on the loopback, with
 and without TLS and authentication. The work is small on purpose (B = 32 fakes of 28x28
 down, 100 KB of gradients up, one client of width 4 per node), so that the time is that
-of messages, processes and polls.
+of messages, processes and polls. CPU is of all processes together; unlike the seconds
+it hardly depends on what else the machine does.
 """
 
 import contextlib
@@ -15,10 +16,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from experiments.flags import run_command
 from experiments.launch.control import control_of
@@ -31,6 +34,7 @@ SKIPPED = 2  # first rounds: connections, caches
 START_SECONDS = 120.0
 RUN_SECONDS = 900.0
 END_SECONDS = 30.0
+WATCH_SECONDS = 0.05
 SETTINGS = {
     "warm_start": "public",
     "warm_start_rounds": 1,
@@ -58,27 +62,66 @@ def latency_table(
     for kind, is_secure, count in places:
         is_stock = kind == "stock"
         number = STOCK_ROUNDS if is_stock else rounds
-        seconds = deployed_seconds(count, number, is_stock, is_secure)
+        seconds, cpu = deployed_seconds(count, number, is_stock, is_secure)
         measures = (statistics.median(seconds), statistics.mean(seconds), max(seconds))
         security = "TLS and keys" if is_secure else "none"
-        rows.append([kind, security, f"{count}", *(f"{x:.2f}" for x in measures)])
-    head = ["clients", "security", "nodes", "median", "mean", "slowest"]
+        shown = [f"{x:.2f}" for x in (*measures, cpu)]
+        rows.append([kind, security, f"{count}", *shown])
+    head = ["clients", "security", "nodes", "median", "mean", "slowest", "CPU"]
     Table("deployment on the loopback, seconds per round", head, rows).show()
 
 
 def deployed_seconds(
     nodes: int, rounds: int, is_stock: bool, is_secure: bool
-) -> list[float]:
-    """Trains on a server and clients of this machine; returns each round's seconds.
+) -> tuple[list[float], float]:
+    """Trains on a server and clients of this machine.
+
+    Returns:
+        each round's seconds, and a round's CPU seconds.
 
     Raises:
         RuntimeError: a process ended early; its output is in the message.
     """
     with tempfile.TemporaryDirectory(prefix="fedgs-bench-") as name:
         place = Place(Path(name), [f"client-{i}" for i in range(nodes)], is_secure)
-        with running(place, is_stock):
-            done = place.submit({**SETTINGS, "num_rounds": rounds + SKIPPED})
-        return seconds_of_rounds(done)
+        run = place.folder / "server" / "runs" / "bench"
+        with running(place, is_stock), _metered(run / "metrics.jsonl") as seen:
+            place.submit({**SETTINGS, "num_rounds": rounds + SKIPPED})
+        counts = [count for count in seen if count >= SKIPPED]
+        first, last = min(counts), max(counts)
+        return seconds_of_rounds(run), (seen[last] - seen[first]) / (last - first)
+
+
+@contextlib.contextmanager
+def _metered(metrics: Path) -> Iterator[dict[int, float]]:
+    """Notes the CPU seconds of all processes started here at the end of each round."""
+    seen: dict[int, float] = {}
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(WATCH_SECONDS):
+            with contextlib.suppress(FileNotFoundError):
+                count = metrics.read_bytes().count(b"\n")
+                if count not in seen:
+                    seen[count] = _cpu_seconds()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def _cpu_seconds() -> float:
+    """Returns what all living processes started here have computed."""
+    total = 0.0
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
 
 
 def seconds_of_rounds(run: Path) -> list[float]:

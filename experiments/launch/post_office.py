@@ -37,6 +37,7 @@ from fedgs.parcels import (
 )
 
 Handler = Callable[..., Any]
+HEARTBEAT_PATH = "/v1/fleet/send-node-heartbeat"
 BAD_REQUEST, UNAUTHORIZED = 400, 401
 
 
@@ -52,10 +53,11 @@ class PostOffice:
         self.app = app
         self.state: LinkState = app.state.linkstate_factory.state()
         self.waiting = Waiting(self.state)
-        self.routes: dict[str, Callable[[Request, bytes], Awaitable[list[bytes]]]] = {
+        self.routes: dict[str, Callable[[Request, bytes], Awaitable[bytes]]] = {
             FLEET_PARCEL: self._fleet_answers,
             RUNTIME_PARCEL: self._runtime_answers,
             WAIT_PATH: self._wait,
+            HEARTBEAT_PATH: self._beat,
         }
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -66,37 +68,40 @@ class PostOffice:
             return
 
         async def answer(request: Request) -> Response:
-            parts = await route(request, await request.body())
-            content = Parcel(parts).SerializeToString()
+            content = await route(request, await request.body())
             return Response(content, media_type=PROTOBUF_MEDIA_TYPE)
 
         request = Request({**scope, "app": self.app}, receive)
         response = await http_error_translator(request, answer)
         await response(scope, receive, send)
 
-    async def _fleet_answers(self, request: Request, body: bytes) -> list[bytes]:
+    async def _fleet_answers(self, request: Request, body: bytes) -> bytes:
         """Answers a client's calls, which must all be of the node that signed them."""
         calls = _calls(body, "fleet", fleet_handlers)
         if len({message.node.node_id for _, message in calls}) != 1:
             raise HTTPException(UNAUTHORIZED, "calls of several nodes")
-        request.state.protobuf_request = calls[0][1]
-        authenticate_node(request)
+        _signed(request, calls[0][1])
         return self._answers(calls)
 
-    async def _runtime_answers(self, request: Request, body: bytes) -> list[bytes]:
+    async def _runtime_answers(self, request: Request, body: bytes) -> bytes:
         """Answers a run's calls."""
         token = request.headers.get(TASK_TOKEN_HEADER)
         task = authenticate_task(request, token, self.state)
         return self._answers(_calls(body, "runtime", runtime_handlers), task=task)
 
-    async def _wait(self, request: Request, body: bytes) -> list[bytes]:
+    async def _wait(self, request: Request, body: bytes) -> bytes:
         """Answers once there is a message for a node, or with nothing."""
-        message = _message("fleet", "pull-messages", body)
-        request.state.protobuf_request = message
-        authenticate_node(request)
-        return [b"1"] if await self.waiting.wait(message.node.node_id) else []
+        message = _signed(request, _message("fleet", "pull-messages", body))
+        is_there = await self.waiting.wait(message.node.node_id)
+        return Parcel([b"1"] * is_there).SerializeToString()
 
-    def _answers(self, calls: list[tuple[Handler, Any]], **others: Any) -> list[bytes]:
+    async def _beat(self, request: Request, body: bytes) -> bytes:
+        """Answers a heartbeat: most of what a server gets while nothing happens."""
+        beat = _signed(request, _message("fleet", "send-node-heartbeat", body))
+        answer = fleet_handlers.send_node_heartbeat(beat, self.state)
+        return answer.SerializeToString()
+
+    def _answers(self, calls: list[tuple[Handler, Any]], **others: Any) -> bytes:
         """Answers calls in order; objects belong to the messages before them."""
         given = {"state": self.state, "store": self.state.object_store, **others}
         answers: list[bytes] = []
@@ -109,7 +114,7 @@ class PostOffice:
             answer = handler(request=message, **named)
             session = getattr(answer, "session_id", session)
             answers.append(answer.SerializeToString())
-        return answers
+        return Parcel(answers).SerializeToString()
 
 
 class Waiting:
@@ -156,6 +161,13 @@ class Waiting:
     def _wake(self, node: int) -> None:
         if event := self._events.get(node):
             event.set()
+
+
+def _signed(request: Request, message: Any) -> Any:
+    """Returns a message of the node that signed the request, or refuses it."""
+    request.state.protobuf_request = message
+    authenticate_node(request)
+    return message
 
 
 def _calls(

@@ -20,6 +20,7 @@ from flwr.proto.fleet_pb2 import (
     PullMessagesResponse,
     PushMessagesRequest,
 )
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore.constant import TaskType
@@ -277,6 +278,21 @@ def test_a_parcel_with_another_nodes_call_is_refused(office):
     with pytest.raises(httpx.HTTPStatusError):  # nor does it learn of its messages
         courier_of(client).post(WAIT_PATH, PullMessagesRequest(node=other))
     assert office.state.has_messages(other.node_id)
+
+
+def test_a_heartbeat_keeps_its_own_node_online_and_no_other(office):
+    client, node = office.client()
+    other = office.client()[1]
+    for one in (node, other):
+        assert office.state.deactivate_node(one.node_id)
+    beat = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT)
+    assert client.SendNodeHeartbeat(beat).success
+    beat.node.node_id = other.node_id
+    with pytest.raises(httpx.HTTPStatusError) as refused:
+        client.SendNodeHeartbeat(beat)
+    assert refused.value.response.status_code == 401
+    online = office.state.get_node_info(statuses=["online"])
+    assert [found.node_id for found in online] == [node.node_id]
 
 
 def test_a_run_without_its_token_is_refused(office):

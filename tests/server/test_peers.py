@@ -21,24 +21,25 @@ from runs import generator, rounds_done
 
 pytestmark = pytest.mark.slow
 
-# A client that stops itself in its next upload once a file `stop` is there: its reply
-# is announced, and none of its parts has left.
+# A client that stops itself in its next upload once a file `stop` is there: its answer
+# is computed and counted, and none of it has left.
 STOPS_IN_ITS_UPLOAD = """
 import os, pathlib, signal
 from clients import resident
-from flwr.supernode.fleet_http_client import FleetHttpClient
+from fedgs.parcels import Courier
 
-push = FleetHttpClient.PushObject
+take = Courier.call
 
-def stop(self, request):
-    try:
-        pathlib.Path("stop").rename("stopped")
-    except FileNotFoundError:
-        return push(self, request)
-    os.kill(os.getpid(), signal.SIGSTOP)
-    return push(self, request)
+def stop(self, calls):
+    if "push-messages" in [call.name for call in calls]:
+        try:
+            pathlib.Path("stop").rename("stopped")
+            os.kill(os.getpid(), signal.SIGSTOP)
+        except FileNotFoundError:
+            pass
+    return take(self, calls)
 
-FleetHttpClient.PushObject = stop
+Courier.call = stop
 resident.main()
 """
 
