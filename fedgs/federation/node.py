@@ -32,11 +32,12 @@ from fedgs.federation.messages import (
     fakes_of,
 )
 from fedgs.federation.round import client_round, embedding_round
-from fedgs.files import make_folder, read_json, read_tensors, write_json, write_tensors
+from fedgs.files import make_folder, read_tensors, write_tensors
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.warm_start import warm_start
 from fedgs.mechanism.integers import IntegerSum
 from fedgs.mechanism.masks import (
+    KEY_BYTES,
     Announced,
     Asked,
     MaskedSum,
@@ -196,8 +197,8 @@ class Node:
             UserError: the count is broken.
         """
         self._check_next(round)
-        if self._key_path.exists():
-            key, announced = self._stored_key()
+        if (stored := self._stored_key()) is not None:
+            key, announced = stored
             if not self.count.is_masked_under(key.public.hex()):
                 return announced.pack()
         return self._new_key()
@@ -215,7 +216,7 @@ class Node:
 
     @property
     def _key_path(self) -> Path:
-        return self.folder / "masking-key.json"
+        return self.folder / "masking.key"
 
     @property
     def _run(self) -> str:
@@ -228,14 +229,20 @@ class Node:
         if self.peers is not None:
             announced = self.peers.sign(key, self._run)
         make_folder(self.folder)
-        content = {"private": key.secret().hex(), NEXT_KEY: announced.pack().hex()}
-        write_json(self._key_path, content)
+        # In place, over the last key. What a crash tears is a key that masked nothing.
+        with open(self._key_path, "r+b" if self._key_path.exists() else "xb") as file:
+            file.write(key.secret() + announced.pack())
+            file.truncate()
         return announced.pack()
 
-    def _stored_key(self) -> tuple[MaskingKey, Announced]:
-        content = read_json(self._key_path)
-        announced = Announced.unpack(bytes.fromhex(content[NEXT_KEY]))
-        return MaskingKey.read(bytes.fromhex(content["private"])), announced
+    def _stored_key(self) -> tuple[MaskingKey, Announced] | None:
+        """Returns the key that was announced last; None where there is none."""
+        try:
+            content = self._key_path.read_bytes()
+            key = MaskingKey.read(content[:KEY_BYTES])
+            return key, Announced.unpack(content[KEY_BYTES:])
+        except (OSError, ValueError):  # UserError is one
+            return None
 
     def _key_for(self, request: Request) -> MaskingKey:
         """Returns this node's key of an attempt, after a look at all of its list.
@@ -260,13 +267,13 @@ class Node:
             keys = {names[node]: each for node, each in attempt.keys.items()}
             self.peers.check(keys, self._run)
         listed = attempt.keys.get(self.node_id)
-        key = self._stored_key()[0] if self._key_path.exists() else None
-        if key is None or listed is None or listed.public != key.public:
+        stored = self._stored_key()
+        if stored is None or listed is None or listed.public != stored[0].public:
             raise UserError(
                 f"node {self.node_id}: the list of masking keys has not this node's "
                 "last one: refused"
             )
-        return key
+        return stored[0]
 
     def _masked(self, node_sum: object, key: MaskingKey, request: Request) -> MaskedSum:
         if not isinstance(node_sum, IntegerSum) or request.attempt is None:

@@ -1,7 +1,7 @@
 """Secure aggregation in Flower: the same sum, drop-outs, and what is refused."""
 
+import dataclasses
 import shutil
-from collections import Counter
 
 import pytest
 from flwr.app import ConfigRecord, Message
@@ -9,13 +9,20 @@ from flwr.app import ConfigRecord, Message
 from fedgs.data.load import load_data
 from fedgs.errors import UserError
 from fedgs.federation import round
+from fedgs.federation.messages import (
+    decode_answer,
+    decode_batch,
+    encode_answer,
+    encode_batch,
+)
 from fedgs.federation.node import Node
 from fedgs.federation.round import new_server, stage_request
 from fedgs.federation.training import BudgetSpent, RunStopped
 from fedgs.mechanism.masks import Announced, Attempt, MaskedSum, MaskingKey
+from fedgs.mechanism.sanitizer import received
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.runs.run_folder import RunFolder
-from runs import attempts, events, num_answers, train
+from runs import attempts, events, interrupt_at, num_answers, train
 from simulated_grid import MODES, FakeGrid, product, round_of, start
 
 MASKED = {"secure_aggregation": True, "noise_multiplier": 0.5}
@@ -45,8 +52,9 @@ def test_sums_under_masks_give_the_bits_of_the_local_engine(create, mode):
 
 def assert_cheap_and_masked(grid: FakeGrid, folder: RunFolder) -> None:
     """A number takes the four bytes of a float32; each node is asked for a key once."""
-    kinds = Counter(kind for kind, _, _ in grid.replies)
-    assert kinds["query.key"] == folder.config.num_nodes
+    announced = [who for kind, who, _ in grid.replies if kind == "query.key"]
+    answered = {who for kind, who, _ in grid.replies if kind == "train"}
+    assert sorted(announced) == sorted(answered)
     for kind, _, reply in grid.replies:
         record = reply.content["fedgs"]
         assert isinstance(record, ConfigRecord)
@@ -127,6 +135,22 @@ def test_the_budget_is_asked_before_a_repeat_with_its_smaller_noise(create):
     assert attempts(folder) == [(1, 1), (2, 1)]
 
 
+@pytest.mark.slow
+def test_resumed_runs_equal_the_uninterrupted_one_in_both_engines(create):
+    mode = MODES["full participation"] | MASKED
+    whole = create("whole", **mode)
+    start(whole, FakeGrid(3))
+    flower, alone = create("flower", **mode), create("local", **mode, engine="local")
+    with pytest.raises(KeyboardInterrupt):
+        start(flower, FakeGrid(3), interrupt_at(3))
+    start(RunFolder.open(flower.path), FakeGrid(3))
+    with pytest.raises(KeyboardInterrupt):
+        train(alone, interrupt_at(3))
+    train(RunFolder.open(alone.path))
+    assert product(flower) == product(alone) == product(whole)
+    assert attempts(flower) == attempts(alone) == [(1, 1), (2, 1), (3, 1), (3, 2)]
+
+
 # ------------------------------------------------------------------ one node
 
 
@@ -158,7 +182,7 @@ def test_a_second_release_under_one_key_is_refused_whatever_is_restored(asked):
     assert again.answer(request).values.equal(first.values)  # the stored bytes
     for path in own.folder.glob("round-*"):
         path.unlink()
-    shutil.copy(copy / "masking-key.json", own.folder)
+    shutil.copy(copy / "masking.key", own.folder)
     restored = Node(own.config, 0, own.data, own.folder.parent)
     with pytest.raises(UserError, match="second release under it is refused"):
         restored.answer(request)
@@ -183,3 +207,55 @@ def test_a_node_without_its_key_in_the_list_or_without_a_list_releases_nothing(a
     with pytest.raises(UserError, match="not this node's last one"):
         own.answer(stale)
     assert own.count.mu_squared[0] == pytest.approx(0.5 / 0.5**2)
+
+
+# ------------------------------------------------------------------ messages
+
+
+@pytest.mark.parametrize("transport", ["exact", "compact"])
+def test_only_a_masked_sum_of_the_right_size_with_a_key_is_taken(asked, transport):
+    own, ask = asked
+    config = dataclasses.replace(own.config, transport=transport)
+    request = ask()
+    masked = own.answer(request)
+    sent = encode_answer(masked, config, request)
+    got = decode_answer(sent, config, request, 0)
+    assert isinstance(got, MaskedSum)
+    assert got.values.equal(masked.values)
+    for change, problem in (
+        ({"tensors": sent["tensors"][:-4]}, "exactly"),
+        ({"tensors": sent["tensors"] + b"more"}, "at most"),
+        ({"tensors": "text"}, "without tensors"),
+        ({"next_key": b"short"}, "another size"),
+        ({"next_key": 7}, "without a masking key"),
+        ({"next_key": None}, "without a masking key"),
+    ):
+        with pytest.raises(UserError, match=problem):
+            decode_answer({**sent, **change}, config, request, 0)
+    without = {name: value for name, value in sent.items() if name != "next_key"}
+    with pytest.raises(UserError, match="without next_key"):
+        decode_answer(without, config, request, 0)
+
+
+def test_nothing_but_a_masked_sum_is_encoded_in_a_masked_run(asked):
+    own, ask = asked
+    request = ask()
+    terms = own.config.terms(1)
+    alone = dataclasses.replace(own.config, engine="local")
+    integers = Node(alone, 0, own.data, own.folder.parent / "local").answer(request)
+    floats = received(integers.values.float(), 1, 0, terms.noise_std, terms.clip_bound)
+    for release in (integers, floats):
+        with pytest.raises(TypeError, match="must not leave a client: only MaskedSum"):
+            encode_answer(release, own.config, request)
+
+
+def test_a_request_of_a_masked_run_needs_a_list_of_keys(asked):
+    own, ask = asked
+    sent = encode_batch(ask(), own.config)
+    assert decode_batch(sent, own.config).digest() == ask().digest()
+    for name in ("attempt", "masking_keys"):
+        with pytest.raises(UserError, match="refused"):
+            decode_batch({k: v for k, v in sent.items() if k != name}, own.config)
+    unmasked = dataclasses.replace(own.config, secure_aggregation=False)
+    with pytest.raises(UserError, match="other fields"):
+        decode_batch(sent, unmasked)
