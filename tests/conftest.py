@@ -209,6 +209,18 @@ def deployment(tmp_path: Path) -> Iterator[Any]:
     live.machines.close()
 
 
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A GPU that computes in float32, so that its numbers are those of the CPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    for part in (torch.backends.cuda.matmul, torch.backends.cudnn):
+        monkeypatch.setattr(part, "allow_tf32", False)
+    return "cuda"
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The folder with the real data sets, in torchvision's layout."""

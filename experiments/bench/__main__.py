@@ -2,11 +2,11 @@
 
     python -m experiments.bench [--device cuda] [--skip-flower] [--skip-deployment]
 
-1. Discriminator steps per second, stacked against one at a time, by width.
+1. Training steps against what the machine can do (`steps`).
 2. Memory of 539 width-16 discriminators with their Adam moments.
 3. Milliseconds for the noise of one release, the secure sampler against Philox.
-4. On a GPU: the local warm start of width-64 discriminators, and the share of the
-   card's measured matrix peak.
+4. On a GPU: the local warm start of width-64 discriminators, `--warm-start-clients` of
+   them, and the share of the card's measured matrix peak.
 5. Seconds per round of the Flower simulation and of the local engine, same work.
 6. Rounds per second of a simulation's messages alone (`messages`), and seconds per
    round of a deployment on the loopback (`deployment`).
@@ -16,7 +16,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -31,79 +30,51 @@ from experiments.bench.measuring import (
     seconds_of,
 )
 from experiments.bench.messages import messages_table
+from experiments.bench.steps import (
+    bench_config,
+    bench_data,
+    critic_flops,
+    critics_table,
+    flop_peaks,
+    paper_table,
+    peaks_table,
+    products_table,
+    training_step,
+)
 from experiments.flags import run_command
 from experiments.tables import Table
-from fedgs.config.recipes import full_participation
-from fedgs.config.run_config import ResolvedConfig
-from fedgs.data.federated import FederatedImages
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.warm_start import warm_start
 from fedgs.mechanism.noise import NoiseStream
+from fedgs.process import keep_freed_memory
 
-WIDTHS = (8, 16, 32, 64)
 NUM_CLIENTS = 539
 BENCH_ROUNDS = 12
 MIB = 2**20
 
 
 def main(
-    device: str = "cpu", skip_flower: bool = False, skip_deployment: bool = False
+    device: str = "cpu",
+    skip_flower: bool = False,
+    skip_deployment: bool = False,
+    warm_start_clients: int = 64,
 ) -> None:
     """Print speed and memory as tables."""
     torch.set_num_threads(1)
-    steps_table(device)
+    keep_freed_memory()  # as a training process does
+    peaks_table(device)
+    critics_table(device)
+    paper_table(device)
+    products_table(device)
     memory_table()
     noise_table()
     if device != "cpu":
-        warm_start_table(device)
+        warm_start_table(device, warm_start_clients)
     if not skip_flower:
         engines_table()
         messages_table()
     if not skip_deployment:
         latency_table()
-
-
-def steps_table(device: str) -> None:
-    """Prints discriminator steps per second, stacked and in a loop."""
-    rows: list[list[str]] = []
-    for width in WIDTHS:
-        clients = 49 if width < 32 or device != "cpu" else 16
-        rates: list[float] = []
-        for stacking in ("stacked", "loop"):
-            config = _config(discriminator_dim=width, stacking=stacking, device=device)
-            step = training_step(config, Discriminators(config, range(clients)))
-            rates.append(clients / median_seconds(step, device))
-        ratio = rates[0] / rates[1]
-        rows.append([f"{width}", f"{clients}", *(f"{rate:.0f}" for rate in rates)])
-        rows[-1].append(f"{ratio:.2f}")
-    where = "1 thread" if device == "cpu" else torch.cuda.get_device_name()
-    caption = f"discriminator steps per second, batch 16 + 16, {where}"
-    Table(
-        caption, ["width", "clients", "stacked", "loop", "stacked / loop"], rows
-    ).show()
-
-
-def training_step(config: ResolvedConfig, state: Discriminators) -> Callable[[], None]:
-    """Returns a function that takes one step with every client's discriminator.
-
-    All clients train on the same random images: their memory is not what is measured.
-    """
-    size, clients = config.discriminator_batch_size, len(state)
-    generator = torch.Generator().manual_seed(0)
-    images = torch.rand((2, 1, size, 1, 28, 28), generator=generator)
-    labels = torch.randint(10, (2, 1, size), generator=generator)
-    mix = torch.rand((1, size), generator=generator).to(config.device)
-    real, fake = images.to(config.device).expand(2, clients, -1, -1, -1, -1)
-    real_labels, fake_labels = labels.to(config.device).expand(2, clients, -1)
-    mix = mix.expand(clients, -1)
-
-    def step() -> None:
-        for chunk in state.chunks(range(clients)):
-            on_real = (real[chunk], real_labels[chunk])
-            on_fake = (fake[chunk], fake_labels[chunk])
-            state.train(chunk, *on_real, *on_fake, mix[chunk])
-
-    return step
 
 
 def memory_table() -> None:
@@ -118,7 +89,7 @@ def memory_table() -> None:
 def print_memory() -> None:
     """Prints bytes before, at the peak and of the state; for a process of its own."""
     torch.set_num_threads(1)
-    config = _config(discriminator_dim=16)
+    config = bench_config(discriminator_dim=16)
     training_step(config, Discriminators(config, range(1)))()  # imports and buffers
     before = memory_bytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
@@ -147,13 +118,13 @@ def _draw_noise(shape: tuple[int, ...], is_secure: bool) -> None:
     NoiseStream(None, 0, 1, is_secure).normal(shape, 1.0)
 
 
-def warm_start_table(device: str, clients: int = 64, rounds: int = 2) -> None:
+def warm_start_table(device: str, clients: int, rounds: int = 2) -> None:
     """Prints the speed of the paper's local warm start at width 64 on a GPU."""
-    peak = _matrix_peak(device)
+    peak = flop_peaks(device)["matrix, float32"]
     data = bench_data(clients, 60)
     rows: list[list[str]] = []
     for stacking in ("stacked", "loop"):
-        config = _config(
+        config = bench_config(
             discriminator_dim=64,
             generator="resnet",
             generator_dim=64,
@@ -173,24 +144,13 @@ def warm_start_table(device: str, clients: int = 64, rounds: int = 2) -> None:
         state = Discriminators(config, range(clients))
         start = partial(warm_start, config, state, data, range(clients))
         rate = clients * rounds * config.discriminator_steps / seconds_of(start, device)
-        share = rate * _step_flops(64, 32) / peak
+        share = rate * critic_flops(64, 32) / peak
         rows.append([stacking, f"{rate:.0f}", f"{1e7 / rate / 3600:.1f}"])
         rows[-1].append(f"{share:.1%}")
     head = ["stacking", "steps per second", "1000 clients x 2000 rounds, hours"]
     head.append("share of measured float32 matrix peak")
     where = torch.cuda.get_device_name()
     Table(f"local warm start, width 64, {where}", head, rows).show()
-
-
-def _step_flops(width: int, batch: int) -> float:
-    """Estimates the operations of one step: forward 1, backward 2, penalty 6."""
-    macs = 196 * 25 * width + 49 * 25 * 2 * width**2 + 16 * 25 * 8 * width**2
-    return 2 * macs * batch * (2 * 3 + 6)
-
-
-def _matrix_peak(device: str) -> float:
-    a = torch.randn(8192, 8192, device=device)
-    return 2 * 8192**3 / median_seconds(lambda: a @ a, device)
 
 
 def engines_table() -> None:
@@ -222,26 +182,6 @@ def engines_table() -> None:
     ]
     caption = f"{NUM_CLIENTS} clients, width 8, 11 nodes, 2 workers"
     Table(caption, ["engine", "s/round, median", "ratio"], rows).show()
-
-
-def bench_data(num_clients: int, size: int) -> FederatedImages:
-    """Returns random images, `size` of each client."""
-    rng = np.random.default_rng(0)
-    count = num_clients * size
-    return FederatedImages(
-        rng.integers(0, 256, (count, 1, 28, 28), dtype=np.uint8),
-        rng.integers(0, 10, count),
-        tuple(np.arange(count).reshape(num_clients, size)),
-        tuple(str(client) for client in range(num_clients)),
-        10,
-        "random",
-    )
-
-
-def _config(**overrides: object) -> ResolvedConfig:
-    settings = {"num_classes": 10, "seed": 0, "noise_multiplier": 1.0}
-    settings |= {"target_epsilon": None, "num_clients": 1, "clients_per_round": 1}
-    return ResolvedConfig.from_flat(settings | overrides, full_participation())
 
 
 if __name__ == "__main__":

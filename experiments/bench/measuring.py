@@ -4,24 +4,38 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 
 def seconds_of(function: Callable[[], object], device: str = "cpu") -> float:
-    """Returns the seconds of one call, with all work on the device done."""
+    """Returns the seconds of one call, with all work on the device done.
+
+    On a CPU they are those of this process, which other work on the machine disturbs
+    little.
+    """
+    clock = time.process_time if device == "cpu" else time.perf_counter
     _wait_for(device)
-    started = time.perf_counter()
+    started = clock()
     function()
     _wait_for(device)
-    return time.perf_counter() - started
+    return clock() - started
 
 
 def median_seconds(function: Callable[[], object], device: str = "cpu") -> float:
-    """Returns the median time of five calls after two that do not count."""
-    for _ in range(2):
-        function()
-    return statistics.median(seconds_of(function, device) for _ in range(5))
+    """Returns the median time of five calls after one that does not count."""
+    return medians_in_turn({"": function}, device)[""]
+
+
+def medians_in_turn(
+    functions: Mapping[str, Callable[[], object]], device: str = "cpu"
+) -> dict[str, float]:
+    """Returns the median time of five calls of each, in turn, after one of each."""
+    found: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(6):
+        for name, function in functions.items():
+            found[name].append(seconds_of(function, device))
+    return {name: statistics.median(times[1:]) for name, times in found.items()}
 
 
 def _wait_for(device: str) -> None:

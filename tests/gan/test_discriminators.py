@@ -48,9 +48,10 @@ def _draw(num_clients: int, step: int) -> list[Tensor]:
 def _train(
     stack: Discriminators, subset: tuple[int, ...], steps: int = STEPS
 ) -> Discriminators:
-    indices = torch.tensor(subset)
+    indices, device = torch.tensor(subset), stack.config.device
     for step in range(steps):
-        stack.train(indices, *(part[indices] for part in _draw(6, step)))
+        batch = (part[indices].to(device) for part in _draw(6, step))
+        stack.train(indices.to(device), *batch)
     return stack
 
 
@@ -138,6 +139,18 @@ def test_training_equals_plain_torch(stacking, spectral_norm):
         for name, value in plain.named_buffers():
             ours = stack.buffers[name][client]
             torch.testing.assert_close(ours, value, rtol=0, atol=1e-4, msg=name)
+
+
+@pytest.mark.gpu
+@both_norms
+@both_ways
+def test_a_gpu_trains_as_the_cpu(stacking, spectral_norm, cuda):
+    settings = {"stacking": stacking, "spectral_norm": spectral_norm}
+    there, here = (_trained(device=device, **settings) for device in (cuda, "cpu"))
+    for name, value in there.state().items():
+        torch.testing.assert_close(
+            value.cpu(), here.state()[name], **TOLERANCE, msg=name
+        )
 
 
 @both_norms

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -172,7 +173,53 @@ def test_process_ends_with_its_launcher(tmp_path):
         assert child.wait(timeout=PATIENCE) == 1
 
 
+def test_gpu_fraction_says_how_many_workers_share_a_gpu(tmp_path, monkeypatch):
+    """Flower's own arithmetic, on a machine that says it has a GPU."""
+    from flwr.simulation.ray_transport import ray_actor
+
+    machine = [{"Resources": {"CPU": 4.0, "GPU": 1.0}}]
+    monkeypatch.setattr(ray_actor.ray, "nodes", lambda: machine)
+    asked: list[dict[str, float]] = []
+    control = SimpleNamespace(start=lambda _, **fields: asked.append(fields))
+    for fraction in (0.0, 0.5, 1.0):
+        settings = {"device": "cuda", "gpu_fraction": fraction, "num_workers": 4}
+        config = tiny_config(engine="flower", output="unused", **settings)
+        folder = SimpleNamespace(config=config, path=tmp_path)
+        flower_engine._submit(control, folder, ("module:app", "module:app"))
+    of_a_client = [
+        {"num_cpus": each["client_resources_num_cpus"]}
+        | {"num_gpus": each.get("client_resources_num_gpus", 0.0)}
+        for each in asked
+    ]
+    assert [ray_actor.pool_size_from_resources(each) for each in of_a_client] == [
+        4,
+        2,
+        1,
+    ]
+    machine[0]["Resources"].pop("GPU")
+    with pytest.raises(ValueError, match="ActorPool is empty"):
+        ray_actor.pool_size_from_resources(of_a_client[1])
+
+
 # ------------------------------------------------------------------ with Ray
+
+
+@pytest.mark.gpu
+@pytest.mark.flower
+def test_two_workers_that_share_a_gpu_give_what_one_process_gives_there(
+    tmp_path, settings, fedgs, cuda
+):
+    settings |= {"device": cuda, "num_workers": 2, "gpu_fraction": 0.5}
+    output = tmp_path / "run"
+    code, _, err = fedgs("train", *flags(output=output, **settings)).wait()
+    assert (code, err) == (0, ""), (output / "flower.log").read_text()
+    settings |= {"engine": "local", "gpu_fraction": 0.0}
+    assert fedgs("train", *flags(output=tmp_path / "local", **settings)).wait()[0] == 0
+    found, expected = (
+        read_tensors(folder / "generator.safetensors")[0]
+        for folder in (output, tmp_path / "local")
+    )
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
 
 
 @pytest.mark.flower
