@@ -10,8 +10,8 @@ has a participant. A coordinate of the noise's sum is beyond 16 sqrt(m) s with a
 probability of at most 2 exp(-128) < 1e-55 (it is subgaussian). A sum that wrapped would
 be a useless one, but not less private.
 
-Source: Canonne, Kamath, Steinke, "The discrete Gaussian for differential privacy",
-NeurIPS 2020, Fact 18 and Corollary 17; docs/privacy.md, "Integers".
+Source: docs/privacy.md, "Integers"; Canonne, Kamath, Steinke, "The discrete Gaussian
+for differential privacy", NeurIPS 2020 (subgaussian: E exp(t X) <= exp(t^2 s^2 / 2)).
 """
 
 import math
