@@ -42,6 +42,20 @@ def test_deployment_under_masks_gives_the_bytes_of_the_local_engine(
         assert len(reply.content["fedgs"]["next_key"]) > 32 + 90  # signed
 
 
+@pytest.mark.slow
+def test_a_killed_server_and_restarted_clients_resume_to_the_same_bytes(
+    masked, undisturbed
+):
+    run = masked(mode="full participation")
+    with pytest.raises(KeyboardInterrupt):
+        run.start(interrupt_at(3))
+    for client in run.clients:
+        client.restart()
+    run.start()
+    assert run.product() == undisturbed(run)
+    assert run.attempts() == [(1, 1), (2, 1), (3, 1), (3, 2)]
+
+
 def test_a_killed_client_voids_its_round_and_no_later_one_and_may_come_back(masked):
     run = masked(num_rounds=3, min_nodes=2)
     gone = run.clients[1]

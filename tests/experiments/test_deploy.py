@@ -265,7 +265,8 @@ def test_client_prints_flowers_command(certs, tmp_path):
     key = ["--ca", certs / "ca.crt", "--key", certs / "clients/a.key"]
     where = ["--server", "10.1.2.3:8000", "--state-dir", tmp_path / "state"]
     data = ["--data", "npz:/data/a.npz", "--test-fraction", "0.2", "--download"]
-    out = shown("client", "a", *where, *key, *data)
+    masks = ["--peers", certs / "clients", "--min-peers", 2]
+    out = shown("client", "a", *where, *key, *data, *masks)
     assert (
         f"-m clients.resident --superlink 10.1.2.3:8000 "
         f"--root-certificates {certs}/ca.crt "
@@ -278,6 +279,9 @@ def test_client_prints_flowers_command(certs, tmp_path):
         "state-dir": f'"{tmp_path}/state"',
         "test-fraction": "0.2",
         "download": "true",
+        "peers": f'"{certs}/clients"',
+        "key": f'"{certs}/clients/a.key"',
+        "min-peers": "2",
     }
     assert not (tmp_path / "state").exists()
 
