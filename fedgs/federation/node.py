@@ -60,6 +60,7 @@ from fedgs.runs.run_folder import (
 from fedgs.shapes import TensorDict
 
 MARK = "count"  # in a state's metadata: where the clients' count was with it
+ASKED = "asked"  # in a state's metadata: what its round's attempts all ask
 
 
 def mark_of(metadata: Mapping[str, str]) -> Mark | None:
@@ -123,6 +124,7 @@ class Node:
         self.is_saved = True
         self._discriminators: Discriminators | None = None
         self._digest = ""
+        self._asked: str | None = None  # by every attempt of the round, with masks
         self._mark: Mark | None = None  # a deployed node's count, with its last release
         self._answer: Release | None = None
 
@@ -144,7 +146,8 @@ class Node:
         digest = request.digest()
         if self._has_answered(request, digest):
             return self._answer
-        is_again = request.attempt is not None and self.round == request.round
+        asked = None if request.attempt is None else request.common_digest()
+        is_again = asked is not None and asked == self._asked
         if self.round >= request.round and not is_again:
             raise UserError(
                 f"node {self.node_id}: has already answered round {self.round}, "
@@ -169,7 +172,7 @@ class Node:
         if not isinstance(answer, only | None):
             raise TypeError(f"only {only.__name__} may be kept as an answer")
         self.round, self._digest, self._answer = request.round, digest, answer
-        self.is_saved = False
+        self._asked, self.is_saved = asked, False
         return answer
 
     def _release(
@@ -279,13 +282,13 @@ class Node:
         if not isinstance(node_sum, IntegerSum) or request.attempt is None:
             raise TypeError("only an IntegerSum can be masked")
         config, digest = self.config, request.common_digest()
-        asked = Asked(self._run, request.round, digest, config.node_title)
+        context = Asked(self._run, request.round, digest, config.node_title)
         next_key = self._new_key()
         try:
             self._check_next(min(request.round + 1, config.num_rounds))
         except ClientRefused:
             next_key = b""  # `announce` says why
-        return mask(node_sum, key, request.attempt, asked, next_key)
+        return mask(node_sum, key, request.attempt, context, next_key)
 
     # -------------------------------------------------------------- state
 
@@ -351,6 +354,8 @@ class Node:
             tensors["answer"] = self._answer.values
         if isinstance(self._answer, MaskedSum):
             metadata[NEXT_KEY] = self._answer.next_key.hex()
+        if self._asked is not None:
+            metadata[ASKED] = self._asked
         old = old_states(self.folder, keep_round)
         path = state_path(self.folder, self.round)
         spare = old.pop() if old else None
@@ -399,6 +404,7 @@ class Node:
         if tensors:  # none before the first gradient round
             self._load(tensors)
         self.round, self._digest = newer[-1], metadata["digest"]
+        self._asked = metadata.get(ASKED)
         self._mark, self._answer = mark_of(metadata), None
         if values is not None:
             self._answer = self._stored_answer(values, metadata)

@@ -4,6 +4,7 @@ import dataclasses
 import shutil
 
 import pytest
+import torch
 from flwr.app import ConfigRecord, Message
 
 from fedgs.data.load import load_data
@@ -195,6 +196,17 @@ def test_a_stored_answer_is_never_sent_under_another_key_list(asked):
     second = own.answer(ask(2))
     assert not second.values.equal(first.values)
     assert own.count.mu_squared[0] == pytest.approx(2 * 0.5 / 0.5**2)  # counted twice
+
+
+def test_another_attempt_that_asks_something_else_is_refused(asked):
+    own, ask = asked
+    own.answer(ask())
+    own.save(0)
+    again = Node(own.config, 0, own.data, own.folder.parent)
+    other = dataclasses.replace(ask(2), centre=torch.ones(1))
+    for node in (own, again):
+        with pytest.raises(UserError, match="has already answered round 1"):
+            node.answer(other)
 
 
 def test_a_node_without_its_key_in_the_list_or_without_a_list_releases_nothing(asked):
