@@ -39,6 +39,28 @@ Command = Callable[..., None]
 NAMES = tuple[str, ...]  # on the command line one text, comma-separated
 
 
+def help_all(context: typer.Context, is_asked: bool) -> None:
+    """Prints the help with the flags that `--help` hides; the flag's callback."""
+    if not is_asked:
+        return
+    for parameter in context.command.params:
+        if isinstance(parameter, click.Option):
+            parameter.hidden = False
+    print(context.get_help(), end="")  # rich has printed it already, and returns ""
+    raise typer.Exit
+
+
+HelpAllOption = Annotated[
+    bool,
+    typer.Option(
+        "--help-all",
+        help="Show the flags of all settings.",
+        callback=help_all,
+        is_eager=True,
+    ),
+]
+
+
 def run_app(app: typer.Typer, words: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit code.
 
@@ -91,17 +113,6 @@ def settings_flags(
         and (not chosen or group in chosen or spec.name in chosen)
     ]
     return lambda command: _with_flags(command, flags, "settings")
-
-
-def help_all(context: typer.Context, is_asked: bool) -> None:
-    """Prints the help with the flags that `--help` hides; the flag's callback."""
-    if not is_asked:
-        return
-    for parameter in context.command.params:
-        if isinstance(parameter, click.Option):
-            parameter.hidden = False
-    print(context.get_help(), end="")  # rich has printed it already, and returns ""
-    raise typer.Exit
 
 
 def request_flags(
@@ -237,8 +248,9 @@ def _request_flag(
         flag += f"/--no-{flag[2:]}"
     names = spec.metadata["names"] or (flag,)
     # What is not given is left out, and the field's default holds all the same.
-    shown = has_default or spec.default in (None, (), False) or str(spec.default)
-    option = typer.Option(*names, help=text, callback=split, show_default=shown)
+    if not has_default and spec.default not in (None, (), False):
+        text += f" \\[default: {spec.default}]"
+    option = typer.Option(*names, help=text, callback=split, show_default=has_default)
     return _parameter(spec.name, kind, default, option)
 
 

@@ -26,11 +26,11 @@ from experiments.debug.request import (
 from experiments.evaluation.request import READING, SHAPE, EvaluationRequest
 from experiments.flags import (
     ConfigOption,
+    HelpAllOption,
     JsonOption,
     OfRecipe,
     RecipeOption,
     RunArgument,
-    help_all,
     request_flags,
     run_app,
     settings_flags,
@@ -58,6 +58,7 @@ app.add_typer(baseline.app, name="baseline")
 # Of `fedgs train`: what `--help` shows, in two screens.
 MOST_USED = ("data", "test_fraction", "num_clients", "target_epsilon")
 MOST_USED += ("noise_multiplier", "relation", "num_rounds", "engine", "output", "seed")
+MOST_USED_TO_DEBUG = ("data", "data_dir", "target_epsilon", "engine", "output", "seed")
 FORMAT_WARNING = warnings.formatwarning
 OF_BASELINE = "RUN is of `fedgs baseline`; leave out"
 
@@ -106,15 +107,7 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what a run does and costs; no run.")
     ] = False,
-    help_all: Annotated[
-        bool,
-        typer.Option(
-            "--help-all",
-            help="Show the flags of all settings.",
-            callback=help_all,
-            is_eager=True,
-        ),
-    ] = False,
+    help_all: HelpAllOption = False,
     *,
     settings: dict[str, Any],
 ) -> None:
@@ -301,7 +294,11 @@ def inspect_data(
 
 
 @app.command()
-@settings_flags("Data", "Privacy", "Training", "Model", "Runtime")
+@settings_flags(
+    *("Data", "Privacy", "Training", "Model", "Runtime"),
+    shown=MOST_USED_TO_DEBUG,
+    defaults={"engine": "flower"},
+)
 @request_flags(
     PlantedBug, OwnSuspects, ExistingRuns, DebugRequest, Rule, has_defaults=False
 )
@@ -309,14 +306,14 @@ def debug(
     recipe: RecipeOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
+    help_all: HelpAllOption = False,
     *,
     given: dict[str, Any],
     settings: dict[str, Any],
 ) -> None:
     """Compare two cohorts' generators: which bug explains how they differ?
 
-    With --output of an earlier call alone: go on. The recipe is full-participation and
-    the engine Flower, unless given.
+    With --output of an earlier call alone: go on. Else full-participation, on Flower.
     """
     from experiments.debug import command
 

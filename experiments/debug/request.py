@@ -62,12 +62,14 @@ class DebugRequest:
     suspicious: Path | None = flag(None, "The cohort to compare with it.")
     cohorts: Path | None = flag(None, "A folder of `fedgs cohorts` instead.")
     runs: dict[str, list[Path]] | None = None
-    percentile_below: float = flag(50.0, "Suspicious: accuracy; 50 when unset.")
-    percentile_above: float = flag(50.0, "Healthy: accuracy above; 50 when unset.")
-    selection_rounds: int = flag(40, "Of the classifier; 40 when unset.")
+    percentile_below: float = flag(
+        50.0, "Suspicious: of at most this percentile of accuracy."
+    )
+    percentile_above: float = flag(50.0, "Healthy: above this percentile of accuracy.")
+    selection_rounds: int = flag(40, "Rounds of the classifier.")
     groups: int = flag(
         4,
-        "Generators of each cohort, 4 to 6; 4.",
+        "Generators of each cohort, 4 to 6.",
         at_least=FEWEST_GROUPS,
         at_most=MOST_GROUPS,
     )
@@ -76,7 +78,7 @@ class DebugRequest:
     )
     samples_per_group: int = flag(
         500,
-        "Images drawn from each generator; 500.",
+        "Images drawn from each generator.",
         at_least=50,
         at_most=MOST_SAMPLES,
     )

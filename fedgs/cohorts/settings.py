@@ -68,8 +68,8 @@ class Selection:
     percentile_above: float | None = flag(
         None, "Of accuracy, instead of --above.", above=0, below=100
     )
-    num_rounds: int = flag(40, "Of federated averaging; 40 when unset.", at_least=1)
-    clients_per_round: int = flag(50, "In each of them; 50 when unset.", at_least=1)
+    num_rounds: int = flag(40, "Of federated averaging.", at_least=1)
+    clients_per_round: int = flag(50, "In each of them.", at_least=1)
     steps: int = field(default=5, metadata={"at_least": 1})
     batch_size: int = field(default=20, metadata={"at_least": 1})
     learning_rate: float = field(default=0.1, metadata={"above": 0})
@@ -83,11 +83,11 @@ class Selection:
         names=("--selection-noise-multiplier",),
         above=0,
     )
-    clip_bound: float = flag(1.0, "Largest norm of an update: 1, if private.", above=0)
+    clip_bound: float = flag(1.0, "Largest norm of an update, if private.", above=0)
     membership_epsilon: float = flag(
-        3.0, "Of a client's randomised answer: 3, likewise.", above=0
+        3.0, "Of a client's randomised answer, likewise.", above=0
     )
-    delta: float = flag(1e-5, "Of the epsilon: 1e-5, if private.", above=0, below=1)
+    delta: float = flag(1e-5, "Of the epsilon, if private.", above=0, below=1)
     keep_accuracies: bool = flag(
         False,
         "In this simulation, write and draw every client's accuracy.",

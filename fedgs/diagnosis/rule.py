@@ -24,10 +24,8 @@ class Rule:
         UserError: a value that is not above 0 and below 1.
     """
 
-    alpha: float = flag(0.05, "False-positive rate; 0.05 when unset.", above=0, below=1)
-    min_effect: float = flag(
-        0.25, "Share of images that is a bug; 0.25.", above=0, below=1
-    )
+    alpha: float = flag(0.05, "False-positive rate.", above=0, below=1)
+    min_effect: float = flag(0.25, "Share of images that is a bug.", above=0, below=1)
     confidence: float = field(default=0.95, metadata={"above": 0, "below": 1})
 
     def __post_init__(self) -> None:
