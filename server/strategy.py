@@ -156,7 +156,7 @@ class GsWgan(SilentStrategy):
         """
         self._prepare_nodes()
         keys = self._gather_keys(server_round) if self.config.is_masked else None
-        request = self.training.begin(keys)
+        request = self.training.begin(keys, self._failures())
         self.progress.set_phase("training", request.round)
         nodes = nodes_of(self.config, request.trainees)
         return self._encode(request, [n for n in nodes if n not in self.left_out])
@@ -318,7 +318,8 @@ class GsWgan(SilentStrategy):
         seconds = patience = self.config.round_timeout
         if is_brief:  # who is offline is not waited for
             seconds, patience = min(KEY_SECONDS, seconds), 0.0
-        for reply in self.exchange.send_and_receive(messages, seconds, patience):
+        replies = self.exchange.send_and_receive(messages, seconds, patience, self.stop)
+        for reply in replies:
             node = self.exchange.node_of(reply)
             if node is None or node not in messages:
                 continue

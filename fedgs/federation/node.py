@@ -207,6 +207,7 @@ class Node:
         return self._new_key()
 
     def _check_next(self, round: int) -> None:
+        self.limits.check_run(self.config)
         num_clients = len(self.hosted)
         event = release_event(
             self.config,

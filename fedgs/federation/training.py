@@ -212,7 +212,11 @@ class Training:
         clients = trainees(self.config, select(self.config, self.server.round + 1))
         return sorted({*nodes_of(self.config, clients)} - self._prepared)
 
-    def begin(self, keys: Mapping[int, Announced] | None = None) -> Request:
+    def begin(
+        self,
+        keys: Mapping[int, Announced] | None = None,
+        failures: Sequence[str] = (),
+    ) -> Request:
         """Draws the next round's request; its event is on the disk before it is sent.
 
         After a voided attempt it is the same request, to the nodes that are left.
@@ -222,6 +226,7 @@ class Training:
 
         Args:
             keys: with masks, the nodes that are asked and what they announced.
+            failures: why other nodes announced nothing; public texts.
 
         Raises:
             BudgetSpent: the release would exceed `target_epsilon`.
@@ -232,7 +237,7 @@ class Training:
         nodes = None
         if keys is not None:
             nodes = sorted(keys)
-            self._check_listed(request, len(nodes))
+            self._check_listed(request, len(nodes), failures)
             request = request.under(Attempt(attempt, {n: keys[n] for n in nodes}))
         event = new_event(
             self.config, request.round, request.participants, attempt, nodes
@@ -252,12 +257,15 @@ class Training:
         planned = len(nodes_of(self.config, participants))
         return min(self.config.min_nodes or planned, planned)
 
-    def _check_listed(self, request: Request, count: int) -> None:
+    def _check_listed(
+        self, request: Request, count: int, failures: Sequence[str]
+    ) -> None:
         least = max(self.required(request.participants), LEAST_NODES)
         if count < least:
             raise RunStopped(
                 f"stopped before round {request.round}: {count} nodes can be asked, "
                 f"its secure aggregation needs {least}, by min_nodes"
+                + _reasons(failures)
             )
 
     def _draw(self) -> "_Round":

@@ -124,6 +124,17 @@ def test_too_few_nodes_end_the_run_and_their_attempt_counts(create):
     assert attempts(folder) == [(1, 1), (2, 1), (2, 2), (3, 1)]
 
 
+def test_clients_whose_limit_is_reached_say_so_before_anybody_releases_in_vain(create):
+    # Room for two and a half stages of weight 1, which cost 1 / sigma^2 each.
+    limit = epsilon_from_mu((2.5 / 0.5**2) ** 0.5, 1e-5)
+    mode = MODES["moments"] | {"stage_weights": "1,1,1", "batch_size": 1}
+    folder = create("run", **mode, **MASKED, client_epsilon=limit)
+    reason = "refused by its clients' limit: client_epsilon"
+    with pytest.raises(RunStopped, match=rf"before round 3: 0 nodes .*\n.*{reason}"):
+        start(folder, FakeGrid(3))
+    assert attempts(folder) == [(1, 1), (2, 1)]
+
+
 def test_the_budget_is_asked_before_a_repeat_with_its_smaller_noise(create):
     """Room for rounds 1 and 2, and for an attempt of three nodes, not one of two."""
     # A stage of weight w costs w (2 C / noise)^2 = w / (n sigma^2), with replace-one.
