@@ -85,15 +85,13 @@ def deployed_seconds(
     with tempfile.TemporaryDirectory(prefix="fedgs-bench-") as name:
         place = Place(Path(name), [f"client-{i}" for i in range(nodes)], is_secure)
         run = place.folder / "server" / "runs" / "bench"
-        with running(place, is_stock), _metered(run / "metrics.jsonl") as seen:
+        with running(place, is_stock), metered(run / "metrics.jsonl") as seen:
             place.submit({**SETTINGS, "num_rounds": rounds + SKIPPED})
-        counts = [count for count in seen if count >= SKIPPED]
-        first, last = min(counts), max(counts)
-        return seconds_of_rounds(run), (seen[last] - seen[first]) / (last - first)
+        return seconds_of_rounds(run), cpu_of_round(seen)
 
 
 @contextlib.contextmanager
-def _metered(metrics: Path) -> Iterator[dict[int, float]]:
+def metered(metrics: Path) -> Iterator[dict[int, float]]:
     """Notes the CPU seconds of all processes started here at the end of each round."""
     seen: dict[int, float] = {}
     is_over = threading.Event()
@@ -112,6 +110,13 @@ def _metered(metrics: Path) -> Iterator[dict[int, float]]:
     finally:
         is_over.set()
         thread.join()
+
+
+def cpu_of_round(seen: Mapping[int, float]) -> float:
+    """Returns a round's CPU seconds from what `metered` noted."""
+    counts = [count for count in seen if count >= SKIPPED]
+    first, last = min(counts), max(counts)
+    return (seen[last] - seen[first]) / (last - first)
 
 
 def _cpu_seconds() -> float:

@@ -562,7 +562,7 @@ class Settings:
         "auto",
         RUNTIME | ROUNDING,
         "Many discriminators in one batched call (stacked) or in turn (loop); "
-        "auto is stacked below width 32 and on a GPU.",
+        "auto is stacked up to width 32 and on a GPU.",
         choices=("auto", "stacked", "loop"),
     )
     chunk_size: int = option(
@@ -610,7 +610,7 @@ class Settings:
     def stacked(self) -> bool:
         """Whether discriminators train in batched calls (see `stacking`)."""
         if self.stacking == "auto":
-            return self.device != "cpu" or self.discriminator_dim < 32
+            return self.device != "cpu" or self.discriminator_dim <= 32
         return self.stacking == "stacked"
 
     @property

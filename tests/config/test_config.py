@@ -278,8 +278,8 @@ def test_missing_file_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "stacked"),
     [
-        ({"discriminator_dim": 31}, True),
-        ({"discriminator_dim": 32}, False),
+        ({"discriminator_dim": 32}, True),
+        ({"discriminator_dim": 33}, False),
         ({"discriminator_dim": 64, "device": "cuda"}, True),
         ({"discriminator_dim": 8, "stacking": "loop"}, False),
         ({"discriminator_dim": 64, "stacking": "stacked"}, True),
