@@ -445,8 +445,7 @@ def new_event(
         participants: who is selected.
         attempt: at this round, from 1.
         nodes: those that are listed in an attempt with masks, which needs all of them:
-            only their clients are asked, and all of their noise counts. None: those of
-            the participants.
+            only their clients are asked. None: those of the participants.
     """
     planned = nodes_of(config, participants)
     counted = Plan.from_config(config).counted_nodes
@@ -454,7 +453,11 @@ def new_event(
         if len(nodes) < len(planned):
             hosted = [c for node in nodes for c in config.hosting.hosted(node)]
             participants = clients_of(participants, hosted)
-        planned, counted = nodes, len(nodes)
+        planned = nodes
+        # Where clients are drawn, noise must not depend on who is: the mixture's
+        # condition. Else all nodes count whose noise an opened sum has.
+        is_drawn = config.client_selection == "uniform"
+        counted = min(counted, len(nodes)) if is_drawn else len(nodes)
     terms = config.terms(round)
     return Event(
         kind="discrete" if config.secure_aggregation else "gaussian",

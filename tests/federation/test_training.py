@@ -578,3 +578,17 @@ def test_missing_gpu_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match=r"device = cuda: no GPU .*--device cpu"):
         preparation.check_capacity(tiny_config(device="cuda"), tmp_path)
+
+
+def test_an_attempt_counts_all_its_nodes_unless_they_follow_from_a_draw():
+    """Two clients on each of three nodes; drawn ones are on one node at the fewest."""
+    own = {"engine": "flower", "clients_per_node": 2, "secure_aggregation": True}
+    everybody = tiny_config(client_selection="all", min_nodes=2, **own)
+    for nodes, asked in (([0, 1, 2], "all"), ([0, 2], (0, 1, 4, 5))):
+        event = training.new_event(everybody, 1, "all", 1, nodes)
+        found = (event.planned_nodes, event.counted_nodes, event.participants)
+        assert found == (len(nodes), len(nodes), asked)
+    drawn = tiny_config(clients_per_round=4, **own)  # on two nodes, or on three
+    for clients, nodes in (((0, 1, 2, 3), [0, 1]), ((0, 2, 3, 5), [0, 1, 2])):
+        event = training.new_event(drawn, 1, clients, 1, nodes)
+        assert (event.planned_nodes, event.counted_nodes) == (len(nodes), 2)
