@@ -61,15 +61,14 @@ def folded(text: str, stream: IO[str]) -> str:
         return text
     lines: list[str] = []
     for line in text.split("\n"):
-        label = re.match(r"\S+( \S+)*?:?\s{2,}|", line)
-        indent = " " * len(label[0]) if label and len(label[0]) < 20 else ""
+        label = re.match(r"\S+( \S+)* {2,}", line[:20])
+        indent = " " * len(label[0]) if label else ""
         lines += textwrap.wrap(
             line,
             shutil.get_terminal_size().columns,
             subsequent_indent=indent,
             break_long_words=False,
             break_on_hyphens=False,
-            drop_whitespace=True,
         ) or [""]
     return "\n".join(lines)
 
