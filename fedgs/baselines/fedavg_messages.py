@@ -24,6 +24,7 @@ from fedgs.federation.messages import (
     encode_batch,
 )
 from fedgs.gan.models import build_discriminator, build_generator
+from fedgs.mechanism.masks import Attempt
 from fedgs.shapes import TensorDict
 
 RELEASE = "discriminator update"
@@ -40,6 +41,7 @@ class UpdateRequest(Request):
         participants: the clients that answer, or "all".
         trainees: the same.
         keep_round: is not used: a client keeps nothing but its last answer.
+        attempt: is not used: nothing is masked.
     """
 
     round: int
@@ -48,6 +50,7 @@ class UpdateRequest(Request):
     participants: Clients
     trainees: Clients
     keep_round: int = 0
+    attempt: Attempt | None = None
 
     def content(self) -> Iterable[Tensor]:
         """Returns the tensors of both networks, by name."""
@@ -114,7 +117,8 @@ def decode_request(
     }
     return UpdateRequest(
         round,
-        **parts,
+        parts["generator"],
+        parts["discriminator"],
         participants=participants,
         trainees=trainees,
         keep_round=keep_round,
