@@ -14,7 +14,7 @@ import httpx
 FLEET_PARCEL, RUNTIME_PARCEL = "/v1/fleet/parcel", "/v1/runtime/parcel"
 WAIT_PATH = "/v1/fleet/wait"
 WAIT_SECONDS = 20.0  # of a client for a message, in one request; Flower gives up at 30
-MOST_REQUESTS = 64  # in a parcel; a client's has five
+MOST_REQUESTS = 256  # in a parcel; a client's has five, a run's 49
 METHODS = {  # Flower's path -> its method
     "push-messages": "PushMessages",
     "pull-messages": "PullMessages",

@@ -19,13 +19,16 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 
 from experiments.flags import run_command
+from experiments.launch.commands import Client, Command
 from experiments.launch.control import control_of
 from experiments.launch.flower_app import free_port, wait_for_port
+from experiments.launch.processes import full_environment
 from experiments.launch.submit import register
 from experiments.tables import Table
 
@@ -170,17 +173,20 @@ class Place:
         secure = ["--certs", self.certs]
         return [*command, *(secure if self.is_secure else ["--insecure"])]
 
-    def client(self, name: str, is_stock: bool) -> list[object]:
-        """Returns a client's command."""
-        command = ["client", name, "--server", self.address_for_clients]
-        command += ["--data", f"npz:{self.folder / name}.npz"]
-        command += ["--state-dir", str(self.folder / name)]
-        if is_stock:
-            command += ["--stock", "--port", str(free_port())]
-        if not self.is_secure:
-            return [*command, "--insecure"]
-        keys = ["--ca", self.certs / "ca.crt", "--key", self.keys / f"{name}.key"]
-        return [*command, *keys]
+    def client(self, name: str, is_stock: bool = False) -> Command:
+        """Returns a client's command and its environment."""
+        secure: dict[str, Any] = {"insecure": True}
+        if self.is_secure:
+            secure = {"ca": self.certs / "ca.crt", "key": self.keys / f"{name}.key"}
+        return Client(
+            name=name,
+            server=self.address_for_clients,
+            data=f"npz:{self.folder / name}.npz",
+            state=self.folder / name,
+            stock=is_stock,
+            port=free_port() if is_stock else None,
+            **secure,
+        ).command()
 
     def submit(self, settings: dict[str, object]) -> Path:
         """Submits a run, waits for its end and returns its folder."""
@@ -210,25 +216,45 @@ def running(place: Place, is_stock: bool = False) -> Iterator[None]:
     """Runs the server and the clients until the end of the block."""
     with contextlib.ExitStack() as processes:
 
-        def start(name: str, arguments: Sequence[object]) -> "subprocess.Popen[bytes]":
-            log = place.folder / f"{name}.log"
-            return processes.enter_context(_process(log, fedgs_deploy(*arguments)))
+        def start(
+            name: str, command: Sequence[str], environment: Mapping[str, str] | None
+        ) -> "subprocess.Popen[bytes]":
+            process = _process(place.folder / f"{name}.log", command, environment)
+            return processes.enter_context(process)
 
-        server = start("server", place.server())
+        server = start("server", fedgs_deploy(*place.server()), None)
         if not wait_for_port(place.address, server, START_SECONDS):
             raise RuntimeError(f"the server on {place.address} does not answer")
         if place.is_secure:  # a stock client whose key is unknown ends by itself
             register_keys(place)
-        for name in place.names:
-            start(name, place.client(name, is_stock))
+        if is_stock:
+            for name in place.names:
+                start(name, *place.client(name, is_stock))
+        else:
+            start("clients", _residents(place), None)
         yield
 
 
+def _residents(place: Place) -> list[str]:
+    """Returns the command that runs all of our own clients."""
+    clients: list[tuple[list[str], dict[str, str], str]] = []
+    for name in place.names:
+        command, environment = place.client(name)
+        arguments = command[command.index("clients.resident") + 1 :]
+        clients.append((arguments, environment, str(place.folder / f"{name}.log")))
+    commands = place.folder / "clients.json"
+    commands.write_text(json.dumps(clients))
+    return [sys.executable, "-m", "experiments.bench.residents", str(commands)]
+
+
 @contextlib.contextmanager
-def _process(log: Path, command: Sequence[str]) -> "Iterator[subprocess.Popen[bytes]]":
+def _process(
+    log: Path, command: Sequence[str], environment: Mapping[str, str] | None
+) -> "Iterator[subprocess.Popen[bytes]]":
     """Runs a process until the end of the block; kills one that does not end."""
+    given = full_environment(environment or {})
     with open(log, "wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=given)
     try:
         yield process
     finally:
