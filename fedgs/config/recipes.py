@@ -114,11 +114,19 @@ def staged_fonts() -> RunConfig:
     )
 
 
+def class_means() -> RunConfig:
+    """One release of class means, which tell cohorts apart at a small epsilon."""
+    return dataclasses.replace(
+        staged(), num_rounds=1, stages="means", stage_weights="1", moment_size=6
+    )
+
+
 def demo() -> RunConfig:
     """Stages at the size of scikit-learn's digits: seconds on a laptop."""
     return dataclasses.replace(staged(), clients_per_node=90, seed=0)
 
 
+CLASS_MEANS = "class-means"
 # What `fedgs train` without a recipe leaves to the user, and what decides a method.
 OF_STAGED = {"moment_size", "latent_dim", "stage_weights"}
 OF_METHOD = {"client_selection", "clients_per_round", "discriminator_training"}
@@ -183,6 +191,7 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "full-participation": full_participation,
     "staged": staged,
     "staged-fonts": staged_fonts,
+    CLASS_MEANS: class_means,
 }
 
 

@@ -16,6 +16,7 @@ Privacy: post-processing of DP output.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,7 @@ Array = NDArray[np.float64]
 Rows = NDArray[np.bool_]
 Step = tuple[Transformation, Degree]
 Relabel = Callable[[features.Labels, int, Degree], features.Labels]
+_LEAST_DISTANCE = 1e-5  # squared, in units of images from their group's mean
 HEALTHY, SUSPICIOUS = "healthy", "suspicious"
 
 
@@ -140,8 +142,9 @@ class Samples:
         own = [features.image_features(images) for images in self._images]
         self._units = features.spreads(own)
         self.by_feature = self._means(own)
-        self.means = _joined(self.by_feature)
         self._ends = np.cumsum([own.shape[2] for own in self.by_feature.values()])
+        self._scales = _scales(list(self.by_feature.values()))
+        self.means = self._joined(self.by_feature)
         self.grams = np.stack([own @ own.T for own in self._split(self.means)])
         self._known: dict[tuple[tuple[str, Degree], ...], Array] = {(): self.means}
 
@@ -149,6 +152,12 @@ class Samples:
         """Returns the features of all classes as vectors, shape (2G, classes d)."""
         parts = np.split(means, self._ends[:-1], axis=2)
         return [part.reshape(len(part), -1) for part in parts]
+
+    def _joined(self, by_feature: dict[str, Array]) -> Array:
+        """Returns all features side by side, scaled, a mean over classes."""
+        pairs = zip(by_feature.values(), self._scales, strict=True)
+        joined = np.concatenate([scale * own for own, scale in pairs], axis=2)
+        return joined / np.sqrt(joined.shape[1])
 
     def _means(self, own: list[dict[str, features.Images]]) -> dict[str, Array]:
         return features.scaled_means(own, self._labels, self.num_classes, self._units)
@@ -182,7 +191,7 @@ class Samples:
             own = [
                 features.image_features(_changed(i, on_images)) for i in self._images
             ]
-            self._known[names] = _joined(self._means(own))
+            self._known[names] = self._joined(self._means(own))
         found = self._known[names]
         for entry, degree in steps:
             if entry.labels is not None:
@@ -209,7 +218,16 @@ def _changed(images: features.Images, steps: Sequence[Step]) -> features.Images:
     return images
 
 
-def _joined(by_feature: dict[str, Array]) -> Array:
-    """Returns all features side by side, as far apart as a class is on average."""
-    joined = np.concatenate(list(by_feature.values()), axis=2)
-    return joined / np.sqrt(joined.shape[1])
+def _scales(by_feature: Sequence[Array]) -> list[float]:
+    """Returns by what each feature is multiplied: 1 / the distance of random halves.
+
+    Generators that are half trained differ in brightness, say, more than a bug moves
+    their shapes. The scale does not depend on which group is in which cohort.
+    """
+    rows = permutation.splits(len(by_feature[0]) // 2)
+    found = list[float]()
+    for own in by_feature:
+        flat = own.reshape(len(own), -1)
+        squared = permutation.distances(flat @ flat.T / own.shape[1], rows) ** 2
+        found.append(1 / math.sqrt(max(float(squared.mean()), _LEAST_DISTANCE)))
+    return found

@@ -170,7 +170,65 @@ def diagnose(
     Raises:
         UserError: groups that cannot be compared.
     """
-    rule = rule or Rule()
+    found = _decided(healthy, suspicious, num_classes, rule or Rule(), entries)
+    groups = [*healthy, *suspicious]
+    images = [group.images for group in groups]
+    components = features.principal_components(images)
+    shares = features.class_shares(components, [g.labels for g in groups], num_classes)
+    return Diagnosis(
+        verdict=found.verdict,
+        ranking=tuple(sorted(found.suspects, key=_rank)),
+        effects=effects(
+            [features.intensity(g.images) for g in groups],
+            [features.orientation(g.images, g.labels, num_classes) for g in groups],
+            shares,
+            found.rule.confidence,
+        ),
+        two_sample=two_sample(found.kernel, components, found.rows),
+        has_learned=found.has_learned,
+        num_splits=len(found.rows),
+        rule=found.rule,
+        differences=differences(found.samples.by_feature),
+    )
+
+
+def verdict(
+    healthy: Sequence[LabelledImages],
+    suspicious: Sequence[LabelledImages],
+    num_classes: int,
+    rule: Rule | None = None,
+    entries: Sequence[Transformation] = TRANSFORMATIONS,
+) -> str:
+    """Returns the verdict of `diagnose`, without what only describes the samples.
+
+    Privacy: post-processing of DP output.
+
+    Raises:
+        UserError: groups that cannot be compared.
+    """
+    return _decided(healthy, suspicious, num_classes, rule or Rule(), entries).verdict
+
+
+@dataclass(frozen=True)
+class _Decided:
+    """A verdict, its suspects, and what the description of the samples needs."""
+
+    verdict: str
+    suspects: Sequence[Suspect]
+    has_learned: bool
+    samples: Samples
+    rows: Rows
+    kernel: Array
+    rule: Rule
+
+
+def _decided(
+    healthy: Sequence[LabelledImages],
+    suspicious: Sequence[LabelledImages],
+    num_classes: int,
+    rule: Rule,
+    entries: Sequence[Transformation],
+) -> _Decided:
     groups = [*healthy, *suspicious]
     sizes = len(healthy), len(suspicious)
     raise_first("samples", _problems(*sizes, groups, num_classes))
@@ -183,6 +241,8 @@ def diagnose(
     any_difference = np.sqrt(_scaled(kernel**2) + _scaled(squared))
     weights = _weights(samples.grams, rows, rule)
     found = _explanations(samples.candidates(entries), weights, rows, rule)
+    # No bug explains more than there is; an estimate may, where halves are alike.
+    found = [dataclasses.replace(f, values=np.minimum(f.values, squared)) for f in found]
     most = np.max([own.values for own in found], axis=0)
     adjusted = permutation.closed_test({"bug": _scaled(most), OTHER: any_difference})
     p_other = permutation.p_value(any_difference)
@@ -200,25 +260,10 @@ def diagnose(
             *(None, None, DIFFERS if is_different else SAME),
         )
     )
-    components = features.principal_components(images)
-    shares = features.class_shares(components, [g.labels for g in groups], num_classes)
     is_clear = min(p_other, permutation.p_value(most)) > rule.alpha
-    verdict = _verdict(suspects, entries, is_different, is_clear)
-    return Diagnosis(
-        verdict=verdict if rule.alpha >= 1 / len(rows) else UNDECIDED,
-        ranking=tuple(sorted(suspects, key=_rank)),
-        effects=effects(
-            [features.intensity(g.images) for g in groups],
-            [features.orientation(g.images, g.labels, num_classes) for g in groups],
-            shares,
-            rule.confidence,
-        ),
-        two_sample=two_sample(kernel, components, rows),
-        has_learned=has_learned,
-        num_splits=len(rows),
-        rule=rule,
-        differences=differences(samples.by_feature),
-    )
+    text = _verdict(suspects, entries, is_different, is_clear)
+    text = text if rule.alpha >= 1 / len(rows) else UNDECIDED
+    return _Decided(text, suspects, has_learned, samples, rows, kernel, rule)
 
 
 def _problems(
@@ -393,8 +438,13 @@ def _named(
 
 def _is_clearly_more(first: _Explanation, other: _Explanation, rule: Rule) -> bool:
     def gap(healthy: Rows, suspicious: Rows) -> Array:
-        one, two = (c.explained(healthy, suspicious) for c in (first.best, other.best))
+        one, two = (
+            c.weighted(alike).explained(healthy, suspicious)
+            for c in (first.best, other.best)
+        )
         return one - two
+
+    alike = np.ones_like(first.best.weights)  # where the evidence is, not the fit
 
     count = first.best.sizes.shape[1] // 2
     _, interval = permutation.jackknife(of_groups(gap, count), count, rule.confidence)

@@ -21,7 +21,8 @@ _SMOOTHING = 1.0  # pixels: the noise of a generator is finer than a stroke
 _COMPONENTS = 32
 _LEVELS, _RINGS = 8, 6
 # Of the features: noise of the training alone changes how sharp samples are.
-IS_LEARNED = np.array([True, True, False])
+IS_LEARNED = np.array([True, True, False, False, False])
+_LEAST_CONTRAST = 0.001  # per pixel, likewise
 _LEAST_POWER = 1e-4  # per pixel: what is below it looks black
 
 
@@ -62,20 +63,32 @@ def orientation(images: Images, labels: Labels, num_classes: int) -> Array:
         Shape (2 num_classes,), of norm 0 (no direction) to 1; a class without
         gradients is 0.
     """
+    found = np.zeros((num_classes, 2))
+    per_image = _structure(images)
+    for label in range(num_classes):
+        difference, mixed, energy = per_image[:, labels == label].sum(1)
+        if energy > 0:
+            found[label] = difference / energy, mixed / energy
+    return found.ravel() / np.sqrt(num_classes)
+
+
+def _structure(images: Images) -> Array:
+    """Returns Jxx - Jyy, 2 Jxy and Jxx + Jyy of every image, shape (3, n)."""
     smooth = gaussian_filter(
         images.astype(np.float64), (0, 0, _SMOOTHING, _SMOOTHING), mode="nearest"
     )
     along_x, along_y = np.diff(smooth, axis=3), np.diff(smooth, axis=2)
     gx = (along_x[:, :, 1:] + along_x[:, :, :-1]) / 2
     gy = (along_y[:, :, :, 1:] + along_y[:, :, :, :-1]) / 2
-    found = np.zeros((num_classes, 2))
     products = [(gx * gx - gy * gy), 2 * gx * gy, gx * gx + gy * gy]
-    per_image = np.stack([product.sum((1, 2, 3)) for product in products])
-    for label in range(num_classes):
-        difference, mixed, energy = per_image[:, labels == label].sum(1)
-        if energy > 0:
-            found[label] = difference / energy, mixed / energy
-    return found.ravel() / np.sqrt(num_classes)
+    return np.stack([product.sum((1, 2, 3)) for product in products])
+
+
+def _directions(images: Images) -> Images:
+    """Returns `orientation` of single images, shape (n, 2); of a blank one 0."""
+    *direction, energy = _structure(images)
+    least = _LEAST_CONTRAST**2 * np.prod(images.shape[1:])
+    return (np.stack(direction, axis=1) / (energy + least)[:, None]).astype(np.float32)
 
 
 def gram(features: list[Array]) -> Array:
@@ -133,8 +146,20 @@ def image_features(images: Images) -> dict[str, Images]:
     return {
         "mean picture": values,
         "brightness of pixels": _histogram(values),
+        "shape": _of_one_contrast(values),
+        "direction of strokes": _directions(images),
         "sharpness": _power(images),
     }
+
+
+def _of_one_contrast(values: Images) -> Images:
+    """Returns pictures less their mean, of length 1; nearly blank ones are shorter.
+
+    Generators that are half trained differ much in brightness, and little in shape.
+    """
+    apart = values - values.mean(1, keepdims=True)
+    length = np.linalg.norm(apart, axis=1, keepdims=True)
+    return apart / (length + _LEAST_CONTRAST * np.sqrt(values.shape[1]))
 
 
 def _histogram(values: Images) -> Images:
@@ -199,7 +224,7 @@ def spreads(groups: list[dict[str, Images]]) -> dict[str, float]:
     Privacy: post-processing of DP output.
     """
     return {
-        name: max(1e-6, float(np.sqrt(np.mean([g[name].var(0).sum() for g in groups]))))
+        name: max(1e-3, float(np.sqrt(np.mean([g[name].var(0).sum() for g in groups]))))
         for name in groups[0]
     }
 

@@ -1,0 +1,173 @@
+"""How much noise can a bug be found through? The table that `fedgs debug` looks up.
+
+    python -m experiments.debug.power_table --output power.jsonl
+    python -m experiments.debug.power_table --output power.jsonl --store
+
+Both cohorts are digits of fonts, four groups of 64 pseudo-writers each, in other groups
+for every trial. The bug is put into all images of one cohort; each group releases its
+class means (recipe `class-means`) with the noise of one level, and the samples are
+diagnosed. Every bug and trial is one line of the output; the same command goes on. The
+second command adds up what is there for experiments/debug/power.json.
+"""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from experiments.debug.bug_detection import outcome
+from experiments.flags import request_flags, run_command
+from fedgs.config.fields import flag
+from fedgs.config.recipes import CLASS_MEANS, configure
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.data.federated import FederatedImages, to_float
+from fedgs.data.load import load_data
+from fedgs.data.transformations import TRANSFORMATIONS, Transformation
+from fedgs.diagnosis.diagnosis import verdict
+from fedgs.evaluation.images import LabelledImages
+from fedgs.federation import round as rounds
+from fedgs.federation.preparation import resolve
+from fedgs.files import append_whole, read_json_lines, write_json
+from fedgs.gan.stages import fit
+from fedgs.randomness import derived_seed, stream
+from fedgs.runs import sample
+
+STORED = Path(__file__).with_name("power.json")
+SIGNALS = (10, 20, 40, 80, 160, 320, 640)  # of `recipes.signal_of`, of one group
+GROUPS, CLIENTS = 4, 64
+SAMPLES = 20  # all samples of class means are alike
+OUTCOMES = ("right", "undecided", "wrong")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command is asked for; each flag's help says what it is."""
+
+    output: Path = flag(MISSING, "JSON lines; continued if it exists.")
+    trials: int = flag(4, "Of every bug.", at_least=1)
+    store: bool = flag(False, "Add up the output for `fedgs debug`; no trial.")
+
+
+@request_flags(Request)
+def main(*, given: dict[str, Any]) -> None:
+    """Fill the table, or store it."""
+    asked = Request(**given)
+    rows = read_json_lines(asked.output)
+    if asked.store:
+        write_json(STORED, added_up(rows))
+        return
+    done = {(row["trial"], row["bug"]) for row in rows}
+    config, data = _setting()
+    with open(asked.output, "ab", buffering=0) as file:
+        for trial in range(asked.trials):
+            bugs = [bug for bug in BUGS if (trial, bug) not in done]
+            for bug, verdicts in _trial(config, data, trial, bugs):
+                line = {"trial": trial, "bug": bug, "verdicts": verdicts}
+                append_whole(file, (json.dumps(line) + "\n").encode())
+
+
+BUGS = {"none": None, **{entry.name: entry for entry in TRANSFORMATIONS}}
+
+
+def added_up(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns how often the verdict was right and wrong, by bug and signal."""
+    found: dict[str, dict[str, list[int]]] = {"trials": {}, "right": {}, "wrong": {}}
+    for bug in BUGS:
+        verdicts = [row["verdicts"] for row in rows if row["bug"] == bug]
+        outcomes = [[outcome(text, bug) for text in own] for own in verdicts]
+        by_signal = list(zip(*outcomes, strict=True))
+        found["trials"][bug] = [len(own) for own in by_signal]
+        for name in ("right", "wrong"):
+            found[name][bug] = [own.count(name) for own in by_signal]
+    return {"signals": list(SIGNALS), "clients": CLIENTS, "groups": GROUPS, **found}
+
+
+def _setting() -> tuple[ResolvedConfig, FederatedImages]:
+    settings = {"data": "fonts", "noise_multiplier": 1.0, "output": "-", "seed": 0}
+    settings |= {"secure_noise": False, "clients_per_node": CLIENTS}
+    config = configure(CLASS_MEANS, None, settings)
+    return resolve(config, load_data(config))
+
+
+def _trial(
+    config: ResolvedConfig, data: FederatedImages, trial: int, bugs: Sequence[str]
+) -> Iterator[tuple[str, list[str]]]:
+    """Yields every bug with its verdicts at all levels of noise."""
+    order = stream(trial, "power-table").permutation(data.num_clients)
+    groups = order[: 2 * GROUPS * CLIENTS].reshape(2 * GROUPS, CLIENTS)
+
+    def drawn(data: FederatedImages, signal: float, first: int) -> list[LabelledImages]:
+        return [
+            samples(config, data, groups[g], signal, derived_seed(trial, "group", g))
+            for g in range(first, first + GROUPS)
+        ]
+
+    healthy = [drawn(data, signal, 0) for signal in SIGNALS] if bugs else []
+    for bug in bugs:
+        other = spoilt(data, BUGS[bug], groups[GROUPS:].ravel())
+        yield (
+            bug,
+            [
+                verdict(own, drawn(other, signal, GROUPS), data.num_classes)
+                for own, signal in zip(healthy, SIGNALS, strict=True)
+            ],
+        )
+
+
+def spoilt(
+    data: FederatedImages, bug: Transformation | None, clients: NDArray[np.int64]
+) -> FederatedImages:
+    """Returns the data with a bug in all images of some clients."""
+    if bug is None:
+        return data
+    images, labels = data.images.copy(), data.labels.copy()
+    own = np.concatenate([data.client_records[c] for c in clients])
+    changed = bug.apply(to_float(images[own]), labels[own], data.num_classes)
+    images[own], labels[own] = np.round(255 * changed[0]), changed[1]
+    return dataclasses.replace(data, images=images, labels=labels)
+
+
+def samples(
+    config: ResolvedConfig,
+    data: FederatedImages,
+    clients: NDArray[np.int64],
+    signal: float,
+    seed: int,
+) -> LabelledImages:
+    """Draws samples of one group's generator, trained as a run of one node trains it.
+
+    Args:
+        config: of a run of stages; its clients, noise and seeds are replaced.
+        data: public.
+        clients: of the group.
+        signal: K / noise multiplier.
+        seed: of the group.
+    """
+    count = len(clients)
+    config = dataclasses.replace(
+        config,
+        **dict.fromkeys(("num_clients", "clients_per_round", "clients_per_node"), count),
+        noise_multiplier=count / signal,
+        seed=seed,
+        noise_seed=seed,
+    )
+    server = rounds.new_server(config)
+    for _ in config.stage_list:
+        request = rounds.stage_request(config, server)
+        answer = rounds.embedding_round(config, data, clients.tolist(), request, 0)
+        rounds.stage_round(config, server, request, [answer])
+        fit(config, server.generator, server.ema, server.optimizer, server.stages)
+    labels = np.arange(SAMPLES, dtype=np.int64) % config.num_classes
+    return LabelledImages(sample.draw(config, server.ema, labels, seed=0), labels)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    sys.exit(run_command(main))
