@@ -307,17 +307,21 @@ def debug(
     config: ConfigOption = None,
     as_json: JsonOption = False,
     help_all: HelpAllOption = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what can be found at all; no run.")
+    ] = False,
     *,
     given: dict[str, Any],
     settings: dict[str, Any],
 ) -> None:
     """Compare two cohorts' generators: which bug explains how they differ?
 
-    With --output of an earlier call alone: go on. Else full-participation, on Flower.
+    With --output of an earlier call alone: go on. The recipe is class-means with
+    --target-epsilon and no method, else full-participation; the engine is Flower.
     """
     from experiments.debug import command
 
-    command.debug(given, recipe, config, settings, as_json)
+    command.debug(given, recipe, config, settings, as_json, dry_run)
 
 
 @app.command()

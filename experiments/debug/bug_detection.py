@@ -28,11 +28,12 @@ from experiments.commands.endings import exit_if_stopped, make_output, new_outpu
 from experiments.commands.progress import say
 from experiments.commands.train import go_back, train_from_checkpoint
 from experiments.debug import cohorts as debug_cohorts
+from experiments.debug import power
 from experiments.debug import report as debug_report
 from experiments.debug.plan import FORMAT, config_of, read_debug, request_of, write_plan
 from experiments.debug.request import COHORTS, DebugRequest
 from fedgs.cohorts.files import read_cohort
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data import sources
 from fedgs.data.cohort import keep_cohort
 from fedgs.data.federated import FederatedImages
@@ -40,6 +41,7 @@ from fedgs.data.load import load_data
 from fedgs.data.transformations import TRANSFORMATIONS, Transformation
 from fedgs.diagnosis.diagnosis import ONE_OF, OTHER, diagnose
 from fedgs.diagnosis.permutation import attainable_p
+from fedgs.errors import UserError
 from fedgs.evaluation.images import LabelledImages
 from fedgs.federation.preparation import check_capacity, resolve, with_absolute_paths
 from fedgs.files import read_json, replacing, write_json
@@ -59,6 +61,7 @@ def debug(
     request: DebugRequest,
     as_json: bool,
     suspects: Sequence[Transformation] = (),
+    dry_run: bool = False,
 ) -> dict[str, Any]:
     """Makes the cohorts, trains a generator per group, and prints the diagnosis.
 
@@ -70,12 +73,13 @@ def debug(
         request: everything else.
         as_json: print diagnosis.json instead of tables.
         suspects: the user's own, beside the catalogue.
+        dry_run: only say what the plan can find, and write nothing.
 
     Returns:
-        The content of diagnosis.json.
+        The content of diagnosis.json; nothing of a dry run.
 
     Raises:
-        UserError: bad input; nothing was trained.
+        UserError: bad input, or no bug can be found; nothing was trained.
         typer.Exit: a run stopped early or failed (code 1); the same command with
             --output alone continues.
     """
@@ -85,8 +89,8 @@ def debug(
     if config.seed is None:
         config = dataclasses.replace(config, seed=secrets.randbelow(2**31))
     debug_cohorts.selection_of(request)  # raises where it would later
-    _warn_if_hopeless(request)
     if request.runs is not None:
+        _warn_if_hopeless(request)
         return _debug_runs(config, request, path, as_json, suspects)
     config = debug_cohorts.shared_settings(config, request)
     if request.healthy is None and request.cohorts is None:
@@ -94,10 +98,11 @@ def debug(
         everyone = split_selectable(config, sources.load_records(config))
     else:
         everyone = load_data(config)
-    if request.healthy is not None and request.suspicious is not None:
-        files = {"healthy": request.healthy, "suspicious": request.suspicious}
-        debug_cohorts.make_groups(files, everyone, config, request)  # raises, if at all
-    _check_budget(config, request, everyone)
+    group = _checked_group(path, config, request, everyone)
+    power.show(group, as_error=as_json)
+    if dry_run:
+        say("no run: --dry-run writes nothing and spends no epsilon", is_error=as_json)
+        return {}
     make_output(path)
     write_plan(path, config, request, is_selected=request.healthy is None)
     return _continue(path, everyone, as_json, suspects)
@@ -129,12 +134,29 @@ def _warn_if_hopeless(request: DebugRequest) -> None:
         say(text, is_error=True)
 
 
-def _check_budget(
-    config: RunConfig, request: DebugRequest, everyone: FederatedImages
-) -> None:
-    """Fails before the selection where the runs would: settings and calibration."""
-    count = request.clients_per_group or everyone.num_clients // (2 * request.groups)
-    debug_cohorts.check_size(count, everyone.num_clients, request)
+def _checked_group(
+    path: Path, config: RunConfig, request: DebugRequest, everyone: FederatedImages
+) -> ResolvedConfig:
+    """Returns the settings of one group's run, as far as they are known by now.
+
+    Raises:
+        UserError: where the runs would raise it, settings and calibration included; or
+            with this alpha nothing could be named.
+    """
+    least = attainable_p(request.groups)
+    if request.rule.alpha < least:
+        raise UserError(
+            f"alpha = {request.rule.alpha:g}: below {least:.4g}, the least p of "
+            f"{request.groups} groups, so no bug could be named; give --groups more or "
+            "a larger --alpha"
+        )
+    if request.healthy is not None or request.cohorts is not None:
+        files = debug_cohorts.cohort_files(path, config, request)
+        count = debug_cohorts.make_groups(files, everyone, config, request).size
+    else:
+        most = everyone.num_clients // (2 * request.groups)
+        count = request.clients_per_group or most
+        debug_cohorts.check_size(count, everyone.num_clients, request)
     few = dataclasses.replace(
         everyone,
         client_records=everyone.client_records[:count],
@@ -142,7 +164,8 @@ def _check_budget(
         client_test_records=everyone.client_test_records[:count],
     )
     resolved, _ = resolve(debug_cohorts.group_settings(config, count, 0), few)
-    check_capacity(resolved, Path(config.output).expanduser().absolute().parent)
+    check_capacity(resolved, path.parent)
+    return resolved
 
 
 # ------------------------------------------------------------------ training

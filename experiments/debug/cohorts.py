@@ -247,8 +247,6 @@ def check_size(size: int, num_clients: int, request: DebugRequest) -> None:
     """
     if size < FEWEST_CLIENTS or 2 * size * request.groups > num_clients:
         raise _too_few("data", num_clients, request, cohorts=2)
-    if request.healthy is not None or request.cohorts is not None:
-        return
     shares = {
         "percentile_below": request.percentile_below,
         "percentile_above": 100 - request.percentile_above,

@@ -8,7 +8,7 @@ from typing import Any
 from experiments.debug import bug_detection
 from experiments.debug.request import COHORTS, DebugRequest
 from experiments.debug.suspects import load_suspect
-from fedgs.config.recipes import configure
+from fedgs.config.recipes import CLASS_MEANS, configure, is_left_open
 from fedgs.config.settings import CORRUPTIONS
 from fedgs.diagnosis.rule import Rule
 from fedgs.errors import UserError, refuse
@@ -28,15 +28,18 @@ def debug(
     config: Path | None,
     settings: dict[str, Any],
     as_json: bool,
+    dry_run: bool = False,
 ) -> None:
     """Starts a folder, or continues one where only --output is given.
 
     Args:
         given: the command's own flags, without those that are not given.
-        recipe: of the runs; full-participation when None.
+        recipe: of the runs; when None class-means, if a target epsilon and nothing of
+            a method is given, else full-participation.
         config: TOML file of settings over the recipe.
         settings: of the command line, over both.
         as_json: print diagnosis.json instead of tables.
+        dry_run: only say what the plan can find.
 
     Raises:
         UserError: bad input; nothing was trained.
@@ -46,6 +49,7 @@ def debug(
     output = Path(settings.get("output", "")).expanduser()
     of_runs = {name: v for name, v in settings.items() if name != "output"}
     of_runs = {"recipe": recipe, "config": config, **of_runs}
+    of_runs["dry_run"] = dry_run or None
     if settings.get("output") and (output / "debug.json").is_file():
         why = f"{output} exists and goes on as it was started; choose another --output"
         refuse({**given, **of_runs}, f"{why}, or leave out")
@@ -59,10 +63,11 @@ def debug(
     if request.runs is not None:
         refuse(of_runs, "the runs exist and have their settings; leave out")
     planted = {**settings, **_planted(given, request)}
-    configured = configure(
-        recipe or "full-participation", config, planted, engine="flower"
-    )
-    bug_detection.debug(configured, request, as_json, suspects)
+    if recipe is None:
+        is_open = config is None and is_left_open(settings)
+        recipe = CLASS_MEANS if is_open else "full-participation"
+    configured = configure(recipe, config, planted, engine="flower")
+    bug_detection.debug(configured, request, as_json, suspects, dry_run)
 
 
 def request_of(given: Mapping[str, Any]) -> DebugRequest:

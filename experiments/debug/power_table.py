@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from experiments.debug.bug_detection import outcome
+from experiments.debug.power import STORED
 from experiments.flags import request_flags, run_command
 from fedgs.config.fields import flag
 from fedgs.config.recipes import CLASS_MEANS, configure
@@ -36,14 +37,13 @@ from fedgs.federation import round as rounds
 from fedgs.federation.preparation import resolve
 from fedgs.files import append_whole, read_json_lines, write_json
 from fedgs.gan.stages import fit
+from fedgs.mechanism.sanitizer import SanitizedGradients
 from fedgs.randomness import derived_seed, stream
 from fedgs.runs import sample
 
-STORED = Path(__file__).with_name("power.json")
 SIGNALS = (10, 20, 40, 80, 160, 320, 640)  # of `recipes.signal_of`, of one group
 GROUPS, CLIENTS = 4, 64
 SAMPLES = 20  # all samples of class means are alike
-OUTCOMES = ("right", "undecided", "wrong")
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Request:
     """What the command is asked for; each flag's help says what it is."""
 
     output: Path = flag(MISSING, "JSON lines; continued if it exists.")
-    trials: int = flag(4, "Of every bug.", at_least=1)
+    trials: int = flag(2, "Of every bug.", at_least=1)
     store: bool = flag(False, "Add up the output for `fedgs debug`; no trial.")
 
 
@@ -79,7 +79,7 @@ BUGS = {"none": None, **{entry.name: entry for entry in TRANSFORMATIONS}}
 def added_up(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Returns how often the verdict was right and wrong, by bug and signal."""
     found: dict[str, dict[str, list[int]]] = {"trials": {}, "right": {}, "wrong": {}}
-    for bug in BUGS:
+    for bug in [bug for bug in BUGS if any(row["bug"] == bug for row in rows)]:
         verdicts = [row["verdicts"] for row in rows if row["bug"] == bug]
         outcomes = [[outcome(text, bug) for text in own] for own in verdicts]
         by_signal = list(zip(*outcomes, strict=True))
@@ -153,7 +153,9 @@ def samples(
     count = len(clients)
     config = dataclasses.replace(
         config,
-        **dict.fromkeys(("num_clients", "clients_per_round", "clients_per_node"), count),
+        **dict.fromkeys(
+            ("num_clients", "clients_per_round", "clients_per_node"), count
+        ),
         noise_multiplier=count / signal,
         seed=seed,
         noise_seed=seed,
@@ -162,6 +164,7 @@ def samples(
     for _ in config.stage_list:
         request = rounds.stage_request(config, server)
         answer = rounds.embedding_round(config, data, clients.tolist(), request, 0)
+        assert isinstance(answer, SanitizedGradients)
         rounds.stage_round(config, server, request, [answer])
         fit(config, server.generator, server.ema, server.optimizer, server.stages)
     labels = np.arange(SAMPLES, dtype=np.int64) % config.num_classes

@@ -242,7 +242,9 @@ def _decided(
     weights = _weights(samples.grams, rows, rule)
     found = _explanations(samples.candidates(entries), weights, rows, rule)
     # No bug explains more than there is; an estimate may, where halves are alike.
-    found = [dataclasses.replace(f, values=np.minimum(f.values, squared)) for f in found]
+    found = [
+        dataclasses.replace(f, values=np.minimum(f.values, squared)) for f in found
+    ]
     most = np.max([own.values for own in found], axis=0)
     adjusted = permutation.closed_test({"bug": _scaled(most), OTHER: any_difference})
     p_other = permutation.p_value(any_difference)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 import shutil
 import sys
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from command_line import flags, printed, refused
-from experiments.debug import bug_detection, bug_table
+from experiments.debug import bug_detection, bug_table, power
 from experiments.debug import cohorts as debug_cohorts
 from experiments.debug import plan as debug_plan
 from experiments.debug.bug_table import Cell, cells, is_done, table
@@ -24,13 +25,16 @@ from fedgs.cohorts.files import (
     selection_costs,
     write_cohort,
 )
-from fedgs.config.run_config import RunConfig
+from fedgs.config.recipes import class_means
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.corruption import corrupted_clients
 from fedgs.data.load import load_data
+from fedgs.data.transformations import TRANSFORMATIONS
 from fedgs.diagnosis.diagnosis import Rule
 from fedgs.federation import local
 from fedgs.federation.training import RunStopped
 from fedgs.privacy.accounting import statements
+from fedgs.privacy.budget import calibrate_noise
 from fedgs.privacy.plan import Plan
 from fedgs.privacy.selection_cost import SelectionCost
 from fedgs.runs import epsilons
@@ -412,6 +416,58 @@ def test_cohorts_of_other_data_are_refused(debug, tmp_path, monkeypatch):
     config = RunConfig(data="digits", seed=1, corruption="invert")
     (folder / "cohorts.json").write_text(json.dumps({"config": config.to_flat()}))
     refused(debug(cohorts=folder), "give --data digits")
+
+
+def test_a_hopeless_plan_is_refused_with_what_would_suffice(
+    debug, files, tmp_path, no_training
+):
+    given = dict.fromkeys(SMALL) | {"engine": "local", "recipe": "class-means"}
+    for hopeless, words in (
+        ({"target_epsilon": 0.1}, ("target_epsilon", "clients in each group")),
+        ({"target_epsilon": 100, "alpha": 0.02}, ("alpha", "--groups")),
+    ):
+        refused(debug(**given | files | hopeless), *words)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_says_what_can_be_found_and_writes_nothing(
+    debug, files, tmp_path, no_training
+):
+    done = debug(**files, dry_run=True)
+    assert "power: not measured for these settings" in printed(done)
+    given = dict.fromkeys(SMALL) | {"target_epsilon": 100, "engine": "local"}
+    text = printed(debug(**given | files, dry_run=True))
+    assert "power: 3 clients in each group, epsilon 100" in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert not (tmp_path / "out").exists()
+
+
+def test_power_is_read_between_the_levels_of_the_table():
+    right = {"a": [0, 1, 2], "b": [2, 2, 2], "c": [0, 0, 0]}
+    table = {"signals": [10, 20, 40], "right": right}
+    table["trials"] = {bug: [2, 2, 2] for bug in right}
+    wanted = {5: "npn", 10: "nyn", 15: "pyn", 20: "pyn", 40: "yyn", math.inf: "yyn"}
+    letters = {power.YES: "y", power.PERHAPS: "p", power.NO: "n"}
+    for signal, text in wanted.items():
+        found = power.of_plan(signal, table)
+        assert "".join(letters[p.now] for p in found.values()) == text, signal
+        assert [p.needed for p in found.values()] == [40, 10, None]
+
+
+def test_the_stored_table_knows_inversion_and_turns_at_all_levels():
+    table = power.stored()
+    for part in ("trials", "right", "wrong"):
+        assert {"none", "invert", "rotate"} <= table[part].keys()
+        assert table[part].keys() <= {"none", *(t.name for t in TRANSFORMATIONS)}
+        assert all(len(v) == len(table["signals"]) for v in table[part].values())
+
+
+def test_the_epsilon_that_suffices_is_that_of_its_noise():
+    sizes = dict.fromkeys(("num_clients", "clients_per_node", "clients_per_round"), 67)
+    given = {**sizes, "noise_multiplier": 0.7, "seed": 0, "num_classes": 10}
+    config = ResolvedConfig.from_flat(given, class_means())
+    noise = calibrate_noise(Plan.from_config(config), 3.0, 1e-5, "release", "zero-out")
+    assert power.epsilon_of(config, noise) == pytest.approx(3.0, rel=1e-3)
 
 
 @pytest.mark.slow
