@@ -67,8 +67,9 @@ def evaluation_note(config: ResolvedConfig, data: FederatedImages) -> str:
             f"evaluation will not be possible: test_fraction {config.test_fraction:g} "
             f"of so few images is none; give a larger --test-fraction ({OUTSIDE})"
         )
+    whose = "every owner's" if own else "the"
     return (
-        f"possible, on {config.test_fraction:g} of every owner's images: {OUTSIDE}; "
+        f"possible, on {config.test_fraction:g} of {whose} images: {OUTSIDE}; "
         "--test-fraction 0 trains on all"
     )
 
