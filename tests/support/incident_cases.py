@@ -160,7 +160,7 @@ def client_stopped_in_upload(site: Site, run: Run) -> None:
 
 @contextlib.contextmanager
 def held_upload(site: Site, run: Run):
-    """Stops client a where its answer is announced and its content is not there."""
+    """Stops client a where its answer is counted and has not left."""
     hold, reached = site.folder / "hold", site.folder / "hold.reached"
     hold.touch()
     site.until(reached.exists, pause=0.005)

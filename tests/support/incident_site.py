@@ -95,7 +95,7 @@ if hold:
     send = httpx.Client.send
 
     def held_send(client, request, **more):
-        if request.url.path.endswith("/push-object") and os.path.exists(hold):
+        if b"push-messages" in request.content and os.path.exists(hold):
             open(hold + ".reached", "w").close()
             while os.path.exists(hold):
                 time.sleep(0.05)
