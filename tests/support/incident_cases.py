@@ -34,7 +34,7 @@ from incident_site import (
 )
 from runs import keep_lines
 
-SUPERLINK = "deploy_superlink"
+SUPERLINK = "experiments.launch.superlink"
 SUPEREXEC = "experiments.launch.superexec"
 SERVERAPP = "flwr-serverapp"
 LONG_STOP = 60.0  # seconds
