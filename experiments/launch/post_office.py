@@ -38,6 +38,7 @@ from fedgs.parcels import (
 
 Handler = Callable[..., Any]
 HEARTBEAT_PATH = "/v1/fleet/send-node-heartbeat"
+ROUTES = frozenset({FLEET_PARCEL, RUNTIME_PARCEL, WAIT_PATH, HEARTBEAT_PATH})
 BAD_REQUEST, UNAUTHORIZED = 400, 401
 
 

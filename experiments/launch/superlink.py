@@ -103,7 +103,7 @@ def main() -> None:
         import uvicorn
 
         from experiments.launch.link_state import factories
-        from experiments.launch.post_office import PostOffice
+        from experiments.launch.post_office import ROUTES, PostOffice
 
         # Its package has a function of the same name.
         flower = import_module("flwr.superlink.cli.flower_superlink")
@@ -114,6 +114,8 @@ def main() -> None:
         if not hasattr(api, STATE_MAKER):
             raise AttributeError(STATE_MAKER)
         setattr(api, STATE_MAKER, factories)
+        logs: Any = import_module("flwr.supercore.http_logging")
+        logs.ROUTINE_ACCESS_PATHS |= ROUTES  # no line in the log for each
     except (ImportError, AttributeError) as error:
         sys.exit(f"this Flower is not known ({error}); install flwr 1.41")
 
