@@ -62,6 +62,7 @@ INVERT, ROTATE, OTHER = "invert", "rotate", "other"
 # explains 0.74 to 1 at degrees that are not the catalogue's, any other at most 0.7.
 LEAST_FIT = 0.7
 MOST_RIVALS = 2
+CLOSE_FIT = 0.05  # degrees of the catalogue are coarse: a fit so near is no less
 GOOD_FIT, MORE_FIT = 0.95, 0.1  # a second bug is looked for below, and explains above
 MORE_THAN_ONE, ONE_OF = "more than one", "one of "
 ONE_DATA_SET = "compare runs of one data set"
@@ -432,7 +433,11 @@ def _named(
     if first.least_fit < LEAST_FIT:
         return {}
     able = [own for own in others if own.least_fit >= LEAST_FIT]
-    rivals = [own.name for own in able if not _is_clearly_more(first, own, rule)]
+    rivals = [
+        own.name
+        for own in able
+        if first.fit - own.fit < CLOSE_FIT or not _is_clearly_more(first, own, rule)
+    ]
     if len(rivals) > MOST_RIVALS:
         return {}
     return dict.fromkeys([first.name, *rivals], POSSIBLE if rivals else NAMED)
