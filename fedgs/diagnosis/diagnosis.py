@@ -62,7 +62,7 @@ INVERT, ROTATE, OTHER = "invert", "rotate", "other"
 # explains 0.74 to 1 at degrees that are not the catalogue's, any other at most 0.7.
 LEAST_FIT = 0.7
 MOST_RIVALS = 2
-CLOSE_FIT = 0.05  # degrees of the catalogue are coarse: a fit so near is no less
+CLOSE_FIT = 0.05  # of a bug with a degree, which is coarse: a fit so near is no less
 GOOD_FIT, MORE_FIT = 0.95, 0.1  # a second bug is looked for below, and explains above
 MORE_THAN_ONE, ONE_OF = "more than one", "one of "
 ONE_DATA_SET = "compare runs of one data set"
@@ -433,10 +433,11 @@ def _named(
     if first.least_fit < LEAST_FIT:
         return {}
     able = [own for own in others if own.least_fit >= LEAST_FIT]
+    close = CLOSE_FIT if first.best.steps[-1][1] is not None else 0.0
     rivals = [
         own.name
         for own in able
-        if first.fit - own.fit < CLOSE_FIT or not _is_clearly_more(first, own, rule)
+        if first.fit - own.fit < close or not _is_clearly_more(first, own, rule)
     ]
     if len(rivals) > MOST_RIVALS:
         return {}
