@@ -87,7 +87,7 @@ def test_alike_cohorts_show_no_bug(digits):
 
 
 @pytest.mark.parametrize(("bug", "change"), [(INVERT, invert), (ROTATE, rotate)])
-@pytest.mark.parametrize("share", [1.0, 0.75])
+@pytest.mark.parametrize("share", [pytest.param(1.0, marks=pytest.mark.slow), 0.75])
 def test_a_planted_bug_is_named_with_its_share(digits, bug, change, share):
     found = diagnose(digits[:G], each(change, digits[G:], share), 10)
     assert (found.verdict, found.bugs) == (bug, (bug,))
@@ -107,6 +107,7 @@ def test_a_turned_healthy_cohort_is_a_cohort_turned_back(digits):
     assert (found.verdict, found.ranking[0].spoilt) == ("rotate-270", None)
 
 
+@pytest.mark.slow
 def test_which_cohort_is_spoilt_is_said_of_a_bug_that_nothing_undoes(digits):
     dark = with_images(lambda x: 0.4 * x, digits[:G])
     found = diagnose(dark, digits[G:], 10)
@@ -240,6 +241,7 @@ def test_generators_that_learned_nothing_are_undecided_and_not_cleared():
         assert found.verdict == "undecided"
 
 
+@pytest.mark.slow
 def test_false_positives_stay_below_the_stated_rate_without_a_minimum_effect():
     """Exchangeable groups, and no help from the second check: its limit is ~0."""
     rng, count, named = np.random.default_rng(1), 150, 0

@@ -275,6 +275,7 @@ def test_group_data_are_the_corrupted_images(data):
     assert np.array_equal(load_data(group).images, everyone.images)
 
 
+@pytest.mark.slow
 def test_an_interrupted_folder_goes_on_with_its_output_alone(
     debug, fedgs, files, tmp_path, monkeypatch
 ):
