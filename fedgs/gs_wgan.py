@@ -7,8 +7,8 @@ Algorithm 2; Algorithm 1 is the same where the clients are shards of one data se
 Every engine is tested against this page (tests/test_gs_wgan.py). It draws from the same
 random streams, so its results are theirs but for rounding. To train, use `fedgs.train`:
 this page has no ledger, no checkpoint, no second attempt of a round, no budget that
-ends a run and no limits of the clients' own. It leaves out three settings:
-client_selection = balanced, transport = compact and surrogate_steps above 0.
+ends a run and no limits of the clients' own. It leaves out four settings:
+client_selection = balanced, transport = compact, surrogate_steps above 0 and stages.
 
 Source: Chen, Orekondy, Fritz, "GS-WGAN: a gradient-sanitized approach for learning
 differentially private generators", NeurIPS 2020, appendix B; reference source/main.py,
