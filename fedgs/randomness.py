@@ -27,6 +27,7 @@ def stream(seed: int, purpose: str, *indices: int) -> np.random.Generator:
     np.True_
     """
     words = "/".join([str(seed), purpose, *(str(index) for index in indices)])
+    # A key of Philox has 128 bits.
     key = hashlib.sha256(words.encode()).digest()[:16]
     return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
 

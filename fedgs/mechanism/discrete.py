@@ -15,7 +15,7 @@ differs from p, computed in float64, by more than that computation's error (2^-4
 the other cases, one of 2^43, further bits are drawn and p is computed with as many
 digits as it takes. How many proposals it took says nothing about the values.
 
-Every draw is below 35 s in size; beyond that N_Z has less than e^-612.
+No size beyond a bound of at least 35 s is drawn: N_Z has less than e^-612 there.
 
 Source:
     Canonne, Kamath, Steinke, "The discrete Gaussian for differential privacy", NeurIPS
@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 Words = Callable[[int], npt.NDArray[np.uint64]]
 MOST_STD = 2**28
+# Well above the error of p in float64, 2^-49.
 _DOUBT = 2.0**-44
 
 
@@ -52,6 +53,7 @@ def discrete_gaussian(words: Words, count: int, std: int) -> npt.NDArray[np.int6
     found = [np.zeros(0, np.int64)]
     missing = count
     while missing > 0:
+        # A quarter to a half of the tries are accepted, so a few passes end it.
         found.append(_accepted(words, 3 * missing + 16, std))
         missing -= len(found[-1])
     return np.concatenate(found)[:count]
@@ -60,6 +62,7 @@ def discrete_gaussian(words: Words, count: int, std: int) -> npt.NDArray[np.int6
 def _accepted(words: Words, tries: int, std: int) -> npt.NDArray[np.int64]:
     block, size, is_negative = _proposed(words(tries), std)
     coins = words(tries)
+    # Where p underflows to 0, a coin near 0 is in doubt and is decided exactly.
     with np.errstate(under="ignore"):
         chance = 0.8 * np.exp2(block) * np.exp(-((size / std) ** 2) / 2)
     gap = coins * 2.0**-64 - chance
@@ -91,9 +94,13 @@ def _is_below(coin: int, block: int, size: int, std: int, words: Words) -> bool:
     bits = 64
     while True:
         with localcontext() as context:
+            # More digits than the coin has (0.3 for each bit), so that only its bits
+            # decide.
             context.prec = bits // 2
             exponent = Decimal(-size * size) / Decimal(2 * std * std)
             chance = Decimal(2**block) * exponent.exp() * 4 / 5
+            # p is at most 1 and comes of few operations: ten digits are left for their
+            # error.
             error = Decimal(10) ** (10 - context.prec)
             low, high = Decimal(coin) / 2**bits, Decimal(coin + 1) / 2**bits
             if high < chance - error:

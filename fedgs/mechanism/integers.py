@@ -94,6 +94,7 @@ def sanitize_integers(
     Source: docs/privacy.md, "Integers".
     """
     clip_bound = take(parts)
+    # Rounded up to whole units: never less noise than was accounted.
     std = noise_units(noise_std / (2 * clip_bound), units)
     if 0 < std < LEAST_NOISE:
         raise ValueError(f"{std} units of noise: the proof needs {LEAST_NOISE}")
@@ -142,5 +143,7 @@ def from_integers(total: Tensor, scale: float) -> Tensor:
         total: of all nodes' `values`, any integers of the same remainders.
         scale: units of 1.0, U / C.
     """
+    # Remainders from 2^31 on are negative sums: U leaves half of the range to each
+    # sign.
     half = MODULUS // 2
     return ((total.to(torch.int64) + half) % MODULUS - half).double() / scale

@@ -102,6 +102,7 @@ class Attempt:
         parts: list[bytes] = []
         for node, announced in self.keys.items():
             content = announced.pack()
+            # With a length, for signatures of ECDSA (DER) are not all of one size.
             parts += [node.to_bytes(_NODE_BYTES), bytes([len(content)]), content]
         return b"".join(parts)
 
@@ -122,6 +123,8 @@ class Attempt:
         keys: dict[int, Announced] = {}
         last = -1
         for node, announced in _entries(content):
+            # Increasing: no node twice, and one form of a list, whose hash is in every
+            # mask.
             if not last < node < num_nodes:
                 raise UserError("list of masking keys with a wrong node: refused")
             keys[node], last = Announced.unpack(announced), node
@@ -209,6 +212,7 @@ class MaskingKey:
         except ValueError:  # of small order: the secret would be known to everybody
             raise UserError("masking key that gives no secret: refused") from None
         key = HKDF(SHA256(), 32, salt=None, info=info).derive(secret)
+        # These 16 bytes are the block counter and the nonce in one.
         stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
         return np.frombuffer(stream.update(bytes(4 * size)), "<u4")
 

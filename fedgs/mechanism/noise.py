@@ -128,6 +128,7 @@ def _secure_normal(shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
 def _uniform(shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
     """Returns fresh uniforms in (0, 1]: (k + 1) / 2^64 in float64, k of 64 bits."""
     integers = _system_words(math.prod(shape)).reshape(shape)
+    # One more than k, so that no logarithm is of 0.
     return (integers.astype(np.float64) + 1.0) * 2.0**-64
 
 

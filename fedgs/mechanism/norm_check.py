@@ -48,6 +48,7 @@ def largest_norm(
     terms = terms or config.terms(0)
     size = math.prod(terms.shape[1:])
     noise = terms.noise_std * _chi_quantile(size, rate / terms.batch_size)
+    # Rounding moves each coordinate by at most half a step.
     rounding = (release_step(config, terms) or 0.0) * math.sqrt(size) / 2
     return (num_clients * terms.clip_bound + noise + rounding) * (1 + _FLOAT32)
 

@@ -28,6 +28,7 @@ from fedgs.errors import UserError
 from fedgs.mechanism.masks import LEAST_NODES, Announced, MaskingKey
 from fedgs.privacy.client_limits import ClientRefused
 
+# What Flower has the same key sign can then never pass for a masking key.
 _LABEL = "fedgs masking key, version 1"
 _ECDSA = ec.ECDSA(SHA384())
 
@@ -67,6 +68,7 @@ class Peers:
         most = len(pinned) + 1
         if most < LEAST_NODES:
             raise UserError(f"peers = {folder}: has no other node's NAME.pub")
+        # One key under two names would count as two nodes in `least`.
         numbers = [k.public_numbers() for k in (own.public_key(), *pinned.values())]
         if len({(point.x, point.y) for point in numbers}) < most:
             raise UserError(f"peers = {folder}: two nodes have the same key")

@@ -31,6 +31,7 @@ from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.quantization import to_grid
 from fedgs.shapes import ImageGrads, PerSampleGrads
 
+# Only who holds this can make the types below, so a step that is left out is an error.
 _MADE_BY_SANITIZER = object()
 
 
@@ -148,8 +149,10 @@ def clip(grads: PerSampleGradients, clip_bound: float) -> ClippedGradients:
     # float64: a float32 norm overflows for finite gradients beyond 1e19.
     values = grads.values.double()
     norms = values.flatten(2).norm(dim=2)
+    # C / max(C, norm) is min(1, C / norm) without a division by 0.
     scale = (clip_bound / norms.clamp_min(clip_bound)).view(*norms.shape, 1, 1, 1)
     is_finite = norms.isfinite().view_as(scale)
+    # Not a product with 0: it would leave infinite entries as NaN.
     clipped = torch.where(is_finite, values * scale, torch.zeros_like(values))
     return ClippedGradients(clipped, clip_bound, _MADE_BY_SANITIZER)
 
@@ -245,6 +248,8 @@ def _dct_rows(size: int, count: int) -> Tensor:
     index = torch.arange(size, dtype=torch.float64)
     rows = torch.arange(count, dtype=torch.float64).unsqueeze(1)
     matrix = torch.cos(math.pi / size * (index + 0.5) * rows) * math.sqrt(2 / size)
+    # The row of ones would be longer than 1, and norms would grow beyond the clip
+    # bound.
     matrix[0] /= math.sqrt(2)
     return matrix
 

@@ -229,6 +229,8 @@ class _Question(NamedTuple):
             bound = with_selections(alone, self.selections, adversary, relation)
             theorem += WITH_SELECTION
             conditions += [c for s in self.selections for c in s.conditions(adversary)]
+        # An RDP row without the selection's cost is printed as a check, not as a
+        # guarantee.
         is_bound = not rounds.is_seeded and NOT_IN_RDP not in conditions
         epsilon, delta = self.at_epsilon, self.delta
         if epsilon is None:
@@ -407,6 +409,7 @@ def _released(
     together = Together(exposures, is_reshuffled)
     is_deployed = any(run.config.node_names for run in runs)
     no_amplification = DEPLOYED if is_deployed else together.why_not_amplified()
+    # Of stored runs too: a client that may have refused showed that it was asked.
     for run in runs:
         no_amplification = no_amplification or why_limits_refuse(run.config)
     if no_amplification:
@@ -416,6 +419,7 @@ def _released(
     # Of a local run one curator sees everything: it has the adversary release only.
     is_local = any(run.config.engine == "local" for run in runs)
     masked = [event.is_discrete for run in runs for event in run.events]
+    # Where nothing was masked, `unmasked` is `server` again.
     columns = COLUMNS if any(masked) else ADVERSARIES
     adversaries = columns[:1] if is_local else columns
     names = {name for exposure in exposures for name in exposure.selections}
@@ -439,6 +443,7 @@ def _exposure(run: Run, colluding: int) -> Exposure:
     for event in run.events:
         exposure.add(event, costs_of(event, colluding))
     ended_early = _why_ended_early(run, exposure)
+    # The exact count holds for any end: it is what remains then.
     exposure.no_mixture = exposure.no_mixture or ended_early
     exposure.no_amplification = exposure.no_amplification or ended_early
     return exposure

@@ -253,6 +253,7 @@ def hockey_stick(kind: Sampled, epsilons: Floats, pair: str = "dominating") -> F
 def _remove(kind: Sampled, epsilons: Floats) -> Floats:
     """Returns Eq. 1, of (1-q) N(0,1) + q N(mu,1) against N(0,1), epsilons >= 0."""
     rate, mu = kind.rate, 1 / kind.ratio
+    # log(1 + (e^epsilon - 1) / q), in a form in which e^epsilon does not overflow.
     base = epsilons + np.log1p(-(1 - rate) * np.exp(-epsilons)) - math.log(rate)
     small = epsilons < 1  # there the line above cancels
     base[small] = np.log1p(np.expm1(epsilons[small]) / rate)
@@ -278,13 +279,16 @@ def _composed(bound: SampledBound) -> Any:
     if len(bound.rounds) > MOST_KINDS + 1:  # one more for the selection of a cohort
         raise UserError(f"{len(bound.rounds)} kinds of rounds; at most {MOST_KINDS}")
     total, result = sum(kind.rounds for kind in bound.rounds), None
+    # What is cut off all rounds together is at most `_TAIL`.
     tops = [_largest_loss(kind, _TAIL / total) for kind in bound.rounds]
+    # A coarser grid rounds up more and stays a bound, so memory may limit it.
     step = max(_grid_step(bound.rounds), max(tops) / _MOST_POINTS)
     with np.errstate(all="ignore"):  # far tails underflow
         for kind, top in zip(bound.rounds, tops, strict=True):
             last = math.ceil(top / step)
             grid = np.arange(-last, last + 1, dtype=np.float64) * step
             deltas = np.clip(hockey_stick(kind, grid, bound.pair), 0.0, 1.0)
+            # dp-accounting refuses deltas that rise, if only by rounding.
             deltas = np.minimum.accumulate(deltas)  # last bits
             pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
                 step, -last, last, deltas
@@ -304,6 +308,7 @@ def _largest_loss(kind: Sampled, tail: float) -> float:
 
 def _grid_step(rounds: tuple[Sampled, ...]) -> float:
     """Returns `_RESOLUTION` of the standard deviation of the composed loss."""
+    # A sum is exact enough: the width of the grid depends on it, the bound does not.
     normal = np.linspace(-9, 9, 2001)
     density = np.exp(-(normal**2) / 2)
     density /= density.sum()
@@ -325,12 +330,14 @@ def _attained(bound: AttainedBound) -> Any:
     pld_pmf: Any = importlib.import_module("dp_accounting.pld.pld_pmf")
     kind, step = bound.kind, bound.step
     rate, mu = kind.rate, 1 / kind.ratio
+    # No loss is below log(1 - q), whatever the output.
     first = math.floor(math.log1p(-rate) / step)
     last = math.ceil(_largest_loss(kind, _TAIL / kind.rounds) / step)
     edges = np.expm1(np.arange(first, last + 1) * step) / rate + 1
     with np.errstate(all="ignore"):
         points = np.where(edges > 0, np.log(edges) / mu + mu / 2, -np.inf)
         above = (1 - rate) * ndtr(-points) + rate * ndtr(mu - points)
+        # What lies between two points of the grid counts at the lower one.
         probs = np.append(above[:-1] - above[1:], above[-1])
         pmf = pld_pmf.DensePLDPmf(step, first, probs, 0.0, False)
         return pmf.self_compose(kind.rounds, _TAIL)

@@ -96,9 +96,11 @@ def calibrate_noise(
         nodes = plan.counted_nodes
         raise UserError(f"colluding = {colluding}: give less than the {nodes} nodes")
     ratio = target.least_ratio(law)
+    # z is proportional to the multiplier, so that a quotient inverts it.
     of_one = replace(plan, noise_multiplier=1.0).ratio(adversary, relation, colluding)
     exact = Decimal(ratio / of_one)
     digit = Decimal(1).scaleb(exact.adjusted() - 3)
+    # Upwards only: a multiplier that was rounded down would exceed the target.
     noise = exact.quantize(digit, rounding=ROUND_CEILING)
     if plan.amplification:
 
@@ -118,6 +120,7 @@ def _least(holds: Callable[[Decimal], bool], most: Decimal) -> Decimal:
         high, gap = high - gap, 2 * gap
     codes = range(high - gap + 1, high + 1)
     index = bisect.bisect_left(codes, True, key=lambda code: holds(_of_code(code)))
+    # No code holds where amplification gains nothing: `most` holds without it.
     return _of_code(codes[min(index, len(codes) - 1)])
 
 
@@ -225,8 +228,10 @@ class Budget:
         self._target = target
         self._num_clients, self._colluding = plan.num_clients, colluding
         self._row = COLUMNS.index(adversary)
+        # Costs of events are those of replace-one; z of zero-out is twice as large.
         self._scale = 2 / RELATIONS[relation]
         mu = 1 / target.least_ratio(fixed_law(1))
+        # The cap on a client's sum of costs: what the selections leave of the target.
         self._most = (mu * self._scale) ** 2
         self._is_amplified = plan.amplification
         self._exposure = Exposure(largest_node=plan.hosting.largest)
@@ -256,6 +261,8 @@ class Budget:
         cost = costs_of(event, self._colluding)[self._row]
         if self._exposure.first is None:
             return cost <= self._most
+        # Not only who is asked: under a mixture until now, another may be beyond the
+        # cap.
         row = self._exposure.mu_squared[self._row]
         return bool(max(row.max(), row[columns_of(event)].max() + cost) <= self._most)
 
@@ -270,6 +277,8 @@ class Budget:
         draw = exposure.draw_with(event, costs_of(event, self._colluding))
         if event.round in exposure.draws:
             return self._holds(bound_of(exposure.kinds_with(event, draw)))
+        # The cap changes only with what else was released: draws are counted against
+        # it.
         others = {k: n for k, n in exposure.kinds.items() if n and k != draw.kind}
         cap = self._caps.get(theorem)
         if cap is None or cap[:2] != (draw.kind, others):
@@ -288,6 +297,7 @@ class Budget:
         return SampledBound(sampled_of(kinds, self._row))
 
     def _holds(self, rounds: Releases | SampledBound) -> bool:
+        # Of more kinds no such row would be stated after the run.
         if isinstance(rounds, SampledBound) and len(rounds.rounds) > MOST_KINDS:
             return False
         return self._target.is_kept(rounds)
@@ -354,6 +364,7 @@ def is_spent(
         return False
     following = max(event.round for event in events) + 1
     event = replace(events[-1], round=following, attempt=1)
+    # After a stage comes another kind of release, with a noise and a B of its own.
     if config.num_stages:
         terms = config.terms(following)
         event = replace(

@@ -144,6 +144,7 @@ class ReleaseCount:
         """
         with self._held():
             self._check(event, limits)
+            # Under the lock, so that no two processes mask with the same key.
             if event.context in self._contexts:
                 raise UserError(
                     f"round {event.round}: something was already masked under this "
@@ -270,6 +271,8 @@ class ReleaseCount:
                 self._catch_up()
                 yield
             finally:
+                # An open ledger is locked, and other nodes of the folder append to it
+                # as well.
                 for ledger, _ in self._ledgers.values():
                     ledger.close()
 
@@ -320,7 +323,10 @@ class ReleaseCount:
         """Makes these clients' ledger, then names it in the index."""
         index = self._read_index()
         name = f"releases-{len(index.keys() - {_VERSION}):05d}.jsonl"
+        # The file comes first: a crash here leaves it empty, and the next charge takes
+        # it.
         ledger = Ledger.open(self.folder / name)
+        # Its clients are not known, so their spending could not be charged to anybody.
         if ledger.length:
             ledger.close()
             raise UserError(
@@ -342,6 +348,7 @@ def _owner(clients: list[str] | None) -> str:
 def _locked(folder: Path) -> Iterator[None]:
     make_folder(folder)
     with FileLock(folder / ".lock", poll_interval=LOCK_POLL_SECONDS):
+        # Only what this lock is about: others may be writing other files here.
         remove_temporaries(folder, "clients.json")
         yield
 

@@ -119,6 +119,7 @@ class Limits:
         known = [spec.name for spec in fields(cls)]
         if unknown := sorted(values.keys() - set(known)):
             raise UserError(f"{where}: unknown {unknown[0]}; give {', '.join(known)}")
+        # An epsilon without its delta and its relation says nothing.
         given = {"client_epsilon", "delta", "relation"} & values.keys()
         if len(given) in (1, 2):
             raise UserError(
@@ -143,6 +144,7 @@ class Limits:
         Raises:
             UserError: as `read`; or client_epsilon is given in two places.
         """
+        # One machine has all simulated clients: without a file they allow everything.
         limits = cls(
             allow_seeded_noise=True, allow_embeddings=True, min_noise_multiplier=0
         )
@@ -209,6 +211,7 @@ class Limits:
             remedy = f"no --stages, or {_ALLOW_EMBEDDINGS}"
             yield "allow_embeddings", "stages", config.stages is None, remedy
         cost = max(self.cost_of(config, terms) for terms in _all_terms(config))
+        # Without a minimum there must be noise at all: less than LEAST_RATIO is none.
         holds, remedy = cost <= 1 / LEAST_RATIO**2, f"more, or {_ALLOW_NO_NOISE}"
         if (least := self.min_noise_multiplier) is not None:
             lowest = min(terms.noise_multiplier for terms in _all_terms(config))
@@ -226,6 +229,7 @@ class Limits:
             holds = config.noise_seed is None
             remedy = f"no --noise-seed, or {_ALLOW_SEEDED}"
             yield "allow_seeded_noise", "noise_seed", holds, remedy
+        # A round of fewer nodes than are trusted would bear less noise than is counted.
         nodes = Plan.from_config(config).counted_nodes
         holds, remedy = self.shares(config) <= nodes, f"more, a round may be of {nodes}"
         yield "min_honest_nodes", "min_nodes", holds, remedy

@@ -134,6 +134,7 @@ class Exposure:
         if known := self.draws.get(event.round):
             kinds[known.kind] -= 1
         kinds[draw.kind] += 1
+        # The plus drops kinds of which no draw is left.
         return +kinds
 
     def add(self, event: Event, costs: tuple[float, ...]) -> None:
@@ -146,6 +147,7 @@ class Exposure:
         Raises:
             UserError: the number of clients differs from that of earlier events.
         """
+        # Before the event counts: both compare it with what was there.
         self.no_mixture = self.why_count(event)
         self.no_amplification = self.why_not_amplified(event)
         if self.first is None:

@@ -72,9 +72,11 @@ class Law(NamedTuple):
             return float(self.counts.max() > 0)
         with np.errstate(over="ignore"):
             mu = np.sqrt(self.counts) / ratio
+            # A ratio so small that mu overflows is no noise.
             deltas = np.where(mu == np.inf, 1.0, 0.0)
             proper = (mu > 0) & (mu < np.inf)
             upper = mu[proper] / 2 - epsilon / mu[proper]
+        # e^epsilon alone overflows from 710 on.
         second = np.exp(epsilon + log_ndtr(upper - mu[proper]))
         deltas[proper] = np.clip(ndtr(upper) - second, 0.0, 1.0)
         return float(self.weights @ deltas) + self.tail
@@ -154,6 +156,7 @@ def binomial_law(num_rounds: Mapping[int, int], rate: float) -> Law:
     for attempts, count in num_rounds.items():
         low, high = _window(count, rate)
         spread = np.zeros((high - low) * attempts + 1)
+        # A round that was tried a times counts 0 or a, and nothing between.
         spread[::attempts] = binom.pmf(np.arange(low, high + 1), count, rate)
         tail += float(bdtrc(high, count, rate))
         tail += float(bdtr(low - 1, count, rate)) if low else 0.0

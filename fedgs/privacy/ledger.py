@@ -186,6 +186,8 @@ class Chain(Generic[EventT]):
         end = data.rfind(b"\n") + 1
         first = self.length + 1
         for number, line in enumerate(data[:end].split(b"\n")[:-1], start=first):
+            # The bytes as they stand: JSON that is read and written anew could hide a
+            # change.
             text, seal = line[:-_SEAL_LENGTH] + b"}", line[-_SEAL_LENGTH:]
             digest = _chain(self.head, text)
             if seal != _HASH_KEY + digest.encode() + b'"}':
@@ -221,6 +223,8 @@ class Chain(Generic[EventT]):
             UserError: as `open`; or the file is shorter than it was.
         """
         try:
+            # Unbuffered: one write is one system call, and tells how much the disk
+            # took.
             file = cast(BinaryIO, open(self.path, "a+b", buffering=0))  # noqa: SIM115
         except OSError as error:
             raise UserError(f"{self.path}: {error.strerror}; check --output") from error
@@ -233,7 +237,9 @@ class Chain(Generic[EventT]):
                 raise UserError(f"{self.path}: {problem}; {LEDGER_REMEDY}")
             file.seek(self._size)
             self._take(file.read())
+            # What follows the last line feed was torn before anything was sent.
             file.truncate(self._size)
+            # A new file's name has to survive a power cut before its first line counts.
             if is_first:
                 os.fsync(file.fileno())
                 sync(self.path.parent)
@@ -295,6 +301,7 @@ class Chain(Generic[EventT]):
                 raise OSError("the disk took a part of the line only")
             os.fsync(self._file.fileno())
         except BaseException as error:
+            # Also for Ctrl-C: nothing is sent for lines that may not be on the disk.
             with suppress(OSError):
                 self._file.truncate(self._size)
             self.close()

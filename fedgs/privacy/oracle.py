@@ -63,6 +63,7 @@ def autodp_epsilon(
         return rdp_bank.RDP_gaussian({"sigma": multiplier}, order)
 
     accountant: Any = rdp_acct.anaRDPacct()
+    # autodp prints its warnings, which would be in the way of --json.
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         if rate is None:

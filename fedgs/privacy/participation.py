@@ -113,6 +113,7 @@ def mixture_of(kinds: Mapping[Kind, int], row: int, fixed: float = 0.0) -> Relea
         multiple <= _MOST_MULTIPLE and math.isclose(multiple * least, cost)
         for cost, multiple in multiples.items()
     )
+    # Exact on whole numbers, of which a certain part need not be a multiple.
     if is_whole and not fixed and len({rate for rate, _ in counts}) == 1:
         (rate,) = {rate for rate, _ in counts}
         tries: Counter[int] = Counter()
@@ -132,6 +133,7 @@ def _sum(one: Law, other: Law) -> Law:
     weights = np.multiply.outer(one.weights, other.weights).ravel()
     if len(counts) > _MOST_VALUES:
         step = counts.max() / _MOST_VALUES
+        # Upwards: more mu^2 than there was keeps it a bound.
         index = np.ceil(counts / step).astype(np.int64)
         weights = np.bincount(index, weights).astype(np.float64)
         counts = np.arange(float(len(weights))) * step
@@ -168,6 +170,8 @@ class Together:
         mixed = [run for run in self.runs if not run.no_mixture]
         self._draws, self.conflict = _joined(mixed)
         counted = [run for run in self.runs if run not in mixed]
+        # Realised counts tell what the same seed drew in a mixed run: it is random no
+        # more.
         drawn = {run.seed for run in counted if "uniform" in run.selections}
         if both := drawn & {run.seed for run in mixed}:
             self.conflict = f"runs share the selection seed {min(both, key=str)}"
@@ -188,6 +192,7 @@ class Together:
         """
         counted = [run.mu_squared[row] for run in self._counted]
         if self.is_reshuffled:
+            # A record may have sat in the busiest shard of every run.
             worst = sum(float(mu_squared.max()) for mu_squared in counted)
         else:
             worst = float(np.max(sum(counted), initial=0.0)) if counted else 0.0

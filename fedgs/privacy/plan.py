@@ -199,6 +199,7 @@ class Plan:
         if not stages:
             clients = (self.num_clients, self.clients_per_round)
             return planned_law(selection, num_rounds, *clients)
+        # A run with stages asks all clients in every round (a check), so n is known.
         weight = sum(stage.weight for stage in stages[:num_rounds])
         gradients = max(num_rounds - len(stages), 0)
         why = (

@@ -79,6 +79,7 @@ def epsilon(releases: Sequence[Releases], delta: float, group: int = 1) -> float
         return 0.0
     if any(multiplier == 0 for _, multiplier in counts):
         return math.inf
+    # Sorted, so that equal questions find the same entry of the cache.
     merged = tuple(Releases(*key, count) for key, count in sorted(counts.items()))
     if all(rate == 1 for rate, _, _ in merged):
         square = sum(count / multiplier**2 for _, multiplier, count in merged)

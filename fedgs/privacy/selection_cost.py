@@ -241,6 +241,7 @@ def _with_gaussians(
     law, ratio = rounds
     if mu == math.inf or ratio == 0:
         return Releases(fixed_law(1), 0.0)
+    # So many releases of the run's z have this mu^2; they are certain, hence a shift.
     return Releases(law._replace(counts=law.counts + (ratio * mu) ** 2), ratio)
 
 
@@ -287,6 +288,7 @@ class Target(NamedTuple):
         low = law.smallest_ratio(self.epsilon, self.delta)
         if not self.selections or excess(low) <= 0:
             return low
+        # The selections cost something: the root lies above what the run alone needs.
         high = 2 * low
         while excess(high) > 0:
             if high > _LARGEST_RATIO:
