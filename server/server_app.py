@@ -42,6 +42,8 @@ from fedgs.process import (
 from fedgs.runs.run_folder import RunFolder
 from server.strategy import GsWgan
 
+# What a remedy lacks for `flwr run`, where no flag can be given.
+PLAIN = "; --a-flag is the key a_flag of --run-config"
 PEEP_SECONDS = 5.0  # for a launcher that looks whether the folder is locked
 LOCK_SECONDS = 60.0  # for the process of a server that was killed, which may be ending
 
@@ -106,10 +108,12 @@ def main(grid: Grid, context: Context) -> None:
     watch_launcher()
     settings = dict(context.run_config)
     accept_restore = bool(settings.pop("accept_restore", False))
+    is_plain = not (settings.get("run_folder") or settings.get("nodes"))
     try:
         folder = open_folder(settings)
     except UserError as error:  # Flower prints a traceback; this line is before it
-        log(ERROR, "the settings of this run are refused: %s", error)
+        more = PLAIN if is_plain else ""
+        log(ERROR, "the settings of this run are refused: %s%s", error, more)
         raise
     torch.set_num_threads(folder.config.num_threads)
     keep_freed_memory()

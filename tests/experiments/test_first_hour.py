@@ -258,11 +258,41 @@ def test_what_cannot_be_evaluated_is_said_before_an_epsilon_is_spent(
 
 def test_named_recipe_keeps_its_settings(fedgs, own, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        forecast, "TIMED_SECONDS", 1e-9
+    )  # a round is timed all the same
     given = flags(data=own, target_epsilon=10, recipe="algorithm-2", test_fraction=0.25)
     small = flags(discriminator_dim=4, generator_dim=4)
     out = printed(fedgs("train", *given, *small, "--dry-run"), "")
     assert out.startswith("does:       30000 rounds, 1 of 30 clients each")
     assert "will not be possible" not in out
+    assert re.search(r"time: +about \d+ (days|hours|minutes), by rounds of a few", out)
+
+
+ROUNDS = {"num_clients": 40, "clients_per_node": 8, "num_rounds": 100}
+ROUNDS |= {"clients_per_round": 10, "warm_start_rounds": 3, "seed": 0, "num_workers": 1}
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        # 100 rounds of a server's part (2 s) and 10 clients' (0.1 s); a warm start of
+        # 40 clients in 3 rounds, with generators of their own.
+        ({}, 100 * (2 + 10 * 0.1) + 40 * 3 * (0.1 + 2)),
+        ({"warm_start": "public"}, 100 * (2 + 10 * 0.1) + 40 * 3 * 0.1),
+        (
+            {"warm_start": "public", "discriminator_training": "every_round"},
+            100 * (2 + 40 * 0.1) + 40 * 3 * 0.1,
+        ),
+        ({"clients_per_round": 1}, 100 * (2 + 0.1) + 40 * 3 * (0.1 + 2)),
+    ],
+)
+def test_time_of_gradients_counts_every_clients_steps(monkeypatch, given, seconds):
+    config = with_noise(
+        RunConfig(**ROUNDS | {"num_classes": 2, "noise_multiplier": 1.0} | given)
+    )
+    monkeypatch.setattr(forecast, "_timed_round", lambda *_: (2.0, 0.1))
+    assert forecast.seconds_of_gradients(config, None) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("multiplier", [0.01, 0.1, 1.0, 10.0])

@@ -7,6 +7,7 @@ import threading
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from flwr.app import Error as FlowerError
 from flwr.serverapp.strategy import Strategy
 from safetensors.torch import load
 
+from fedgs.errors import UserError
 from fedgs.federation import node
 from fedgs.federation.messages import EVERYONE, FakeBatch, encode_batch
 from fedgs.federation.training import RunStopped
@@ -26,7 +28,7 @@ from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder, node_folder, state_rounds
 from refusals import assert_refused
 from runs import attempts, interrupt_at, num_answers, train
-from server import strategy
+from server import server_app, strategy
 from server.strategy import GsWgan
 from simulated_grid import MODES, FakeGrid, Spoil, product, round_of, spoil_at, start
 
@@ -372,3 +374,21 @@ def test_apps_are_where_pyproject_says():
         "serverapp": "server.server_app:app",
         "clientapp": "clients.client_app:app",
     }
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_plain"), [({}, True), ({"nodes": "a,b", "num_clients": 2}, False)]
+)
+def test_refused_settings_are_said_with_the_remedy_of_who_gave_them(
+    monkeypatch, settings, is_plain
+):
+    said: list[str] = []
+    monkeypatch.setattr(
+        server_app, "log", lambda level, text, *args: said.append(text % args)
+    )
+    context = SimpleNamespace(run_config=settings | {"num_rounds": -1})
+    with pytest.raises(UserError):
+        server_app.main(FakeGrid(1), context)
+    remedy = "num_rounds = -1: give --num-rounds at least 1"
+    assert said[0].startswith(f"the settings of this run are refused: {remedy}")
+    assert said[0].endswith("key a_flag of --run-config") == is_plain
