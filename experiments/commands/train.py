@@ -59,6 +59,17 @@ def train(
         UserError: bad input; nothing was written.
         typer.Exit: the run stopped early or failed (code 1).
     """
+    if planned := _planned(config, name, given, is_dry):
+        _run(*planned)
+
+
+def _planned(
+    config: RunConfig, name: str, given: Mapping[str, Any] | None, is_dry: bool
+) -> tuple[RunFolder, FederatedImages | None] | None:
+    """Returns a new run folder and what the local engine trains on; None of a dry run.
+
+    Flower's workers read the data themselves, so this process does not keep them.
+    """
     load = load_data
     if given is not None:
         config, loaded = fitted_to_data(free_output(config, name), given)
@@ -71,9 +82,9 @@ def train(
         say(f"Warning: {warning}", is_error=True)
     if folder is None:
         forecast.show(resolved, data)
-        return
+        return None
     say(f"scores: {forecast.evaluation_note(resolved, data)}")
-    _run(folder, data)
+    return folder, data if resolved.engine == "local" else None
 
 
 def resume(run: Path) -> None:

@@ -41,6 +41,7 @@ ONE_AT_A_TIME: dict[str, tuple[Any, ...]] = {
     "generator_learning_rate": (3e-4, 3e-3),
     "num_rounds": (10, 50),
     "gradient_penalty_weight": (1.0,),
+    "gradient_penalty_every": (4, 16),
     "clip_bound": (0.3, 3.0),
     "dct_size": (5, 16),
     "generator": ("dcgan",),
