@@ -93,7 +93,7 @@ class Request:
 
     def common_digest(self) -> str:
         """Returns the hash of what all nodes are asked with, whoever takes part."""
-        return self._hash((self.round,))
+        return self._common_digest
 
     def content(self) -> Iterable[Tensor]:
         """Returns the tensors that the nodes compute with."""
@@ -129,9 +129,14 @@ class Request:
     @cached_property
     def _digest(self) -> str:
         fields = (self.round, _join(self.participants), _join(self.trainees))
-        if self.attempt is not None:
-            fields += (self.attempt.digest,)
-        return self._hash(fields)
+        if self.attempt is None:
+            return self._hash(fields)
+        masked = (*fields, self.attempt.digest, self._common_digest)
+        return hashlib.sha256(repr(masked).encode()).hexdigest()
+
+    @cached_property
+    def _common_digest(self) -> str:
+        return self._hash((self.round,))
 
     def _hash(self, fields: tuple[int | str, ...]) -> str:
         content = hashlib.sha256(repr(fields).encode())

@@ -122,6 +122,7 @@ class Node:
         self.count = ReleaseCount(self.limits.state_dir or self.folder, names)
         self.round = -1
         self.is_saved = True
+        self._is_agreed = False  # whether the limits allow the run; neither changes
         self._discriminators: Discriminators | None = None
         self._digest = ""
         self._asked: str | None = None  # by every attempt of the round, with masks
@@ -207,7 +208,7 @@ class Node:
         return self._new_key()
 
     def _check_next(self, round: int) -> None:
-        self.limits.check_run(self.config)
+        self._check_run()
         num_clients = len(self.hosted)
         event = release_event(
             self.config,
@@ -366,8 +367,14 @@ class Node:
         forget_aside(self.folder, keep_round)
         self.is_saved = True
 
+    def _check_run(self) -> None:
+        """Refuses a run outside the clients' limits; looks once."""
+        if not self._is_agreed:
+            self.limits.check_run(self.config)
+            self._is_agreed = True
+
     def _check(self, request: Request) -> None:
-        self.limits.check_run(self.config)
+        self._check_run()
         if isinstance(request, FakeBatch):
             self.limits.check_fakes(request.images.shape, request.labels.tolist())
 

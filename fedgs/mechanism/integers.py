@@ -118,11 +118,15 @@ def to_integers(values: Tensor, units: int, clip_bound: float) -> Tensor:
     Returns:
         int64 of the same shape.
     """
-    integers = (values * (units / clip_bound * _INWARDS)).trunc().to(torch.int64)
+    scaled = values * (units / clip_bound * _INWARDS)
+    integers = scaled.trunc().to(torch.int64)
     squares = (integers * integers).flatten(2).sum(dim=2)
+    # Where float64 says less than 2 U^2, which NaN never is, int64 cannot have wrapped.
+    is_exact = scaled.square().flatten(2).sum(dim=2) < 2.0 * units * units
     # Never seen: a row that is too long all the same becomes zero, so that it is no
     # signal, as one that is not finite does.
-    return integers * (squares <= units * units)[:, :, None, None, None]
+    is_short = is_exact & (squares <= units * units)
+    return integers * is_short[:, :, None, None, None]
 
 
 def real_values(release: SanitizedGradients | IntegerSum) -> Tensor:

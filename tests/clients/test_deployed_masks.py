@@ -1,15 +1,21 @@
 """A deployment under masks, without a network: signed keys, drop-outs, refusals."""
 
+from collections.abc import Callable
+
+import numpy as np
 import pytest
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message
 
 from clients.failures import reason_of
 from deployed_grid import NAMES, Deployment, place_of
 from experiments.launch.certs import make_certificates
+from fedgs.errors import UserError
+from fedgs.federation.training import RunStopped
 from fedgs.files import read_json
+from fedgs.mechanism.masks import Announced, Attempt, MaskingKey
 from fedgs.privacy.client_limits import ClientRefused
 from runs import at_round, events, interrupt_at, num_answers
-from simulated_grid import round_of
+from simulated_grid import as_on_a_network, round_of
 
 MASKED = {"mode": "moments", "secure_aggregation": True, "noise_multiplier": 0.5}
 
@@ -115,3 +121,143 @@ def test_a_client_with_peers_releases_under_masks_only_and_without_them_never(
     assert isinstance(joined.refusal, ClientRefused)
     assert problem in str(joined.refusal)
     assert reason_of("a", joined.refusal) == "a refused by its clients' limit: peers"
+
+
+# ------------------------------------------------------------------ a hostile server
+
+Keys = dict[int, Announced]
+Lie = Callable[[dict], dict]  # what a request has -> what it has instead
+ONE_STAGE = {"stages": "means", "stage_weights": "1", "num_rounds": 1}
+A, B, C = range(3)  # the first one is lied to
+
+
+def told(request: Message, lie: Lie) -> Message:
+    """Returns a request with something else in it."""
+    content = dict(request.content["fedgs"])
+    other = as_on_a_network(request)
+    other.content["fedgs"] = ConfigRecord(content | lie(content))
+    return other
+
+
+def lie_about_keys(change: Callable[[Keys], Keys]) -> Lie:
+    def lie(content: dict) -> dict:
+        keys = Attempt.unpack(1, content["masking_keys"], 3).keys
+        return {"masking_keys": Attempt(1, change(dict(keys))).packed}
+
+    return lie
+
+
+def lie_about_the_centre(content: dict) -> dict:
+    tensors = bytearray(content["tensors"])
+    tensors[-3] ^= 1
+    return {"tensors": bytes(tensors)}
+
+
+def by_the_server(keys: Keys, node: int) -> Announced:
+    """The server's own key, with a signature that it has seen."""
+    return Announced(MaskingKey.generate().public, keys[node].signature)
+
+
+without_c = lie_about_keys(lambda k: {A: k[A], B: k[B]})
+KEY_LISTS = {
+    "b-clinic is not signed by it": lambda k: k | {B: by_the_server(k, B)},
+    "c-clinic is not signed by it": lambda k: k | {C: by_the_server(k, B)},
+    "without 2 different ones": lambda k: {A: k[A]},
+    "with a wrong node": lambda k: k | {3: by_the_server(k, C)},
+    "has not this node's last one": lambda k: {B: k[B], C: k[C]},
+}
+
+
+def when_asked(run: Deployment, act: Callable[[Message], Message]) -> None:
+    """Does something with the first client's request before it arrives."""
+
+    def push(name: str, request: Message) -> bool:
+        if name == NAMES[A] and request.metadata.message_type == "train":
+            request.content["fedgs"] = act(request).content["fedgs"]
+        return True
+
+    run.grid.on_push = push
+
+
+def test_a_client_answers_no_list_that_a_server_could_unmask_it_by(masked):
+    run = masked(**ONE_STAGE)
+    victim = run.clients[A]
+
+    def try_all(request: Message) -> Message:
+        for problem, change in KEY_LISTS.items():
+            other = told(request, lie_about_keys(change))
+            assert run.grid.answer(victim, other).has_error()
+            assert problem in (victim.state_dir / "error.log").read_text()
+        victim.node_config["min-peers"] = 3
+        victim.restart()
+        assert run.grid.answer(victim, told(request, without_c)).has_error()
+        text = (victim.state_dir / "error.log").read_text()
+        assert "min_peers = 3: the list has 2" in text
+        assert not (victim.state_dir / "releases" / "releases-00000.jsonl").exists()
+        return request
+
+    when_asked(run, try_all)
+    run.start()  # none of it has used up the key of the honest list
+    assert run.counted(A) == [1]
+
+
+@pytest.mark.parametrize("lie", [without_c, lie_about_the_centre])
+def test_a_sum_of_clients_that_were_told_different_things_is_noise(masked, lie):
+    """None of them can notice: what each was told could be true."""
+    honest, lied_to = masked("honest", **ONE_STAGE), masked("lied-to", **ONE_STAGE)
+    when_asked(lied_to, lambda request: told(request, lie))
+    honest.start()
+    with pytest.raises(RunStopped, match="another request"):
+        lied_to.start()
+    # The noise is seeded: the two sums would be the same, but for the centre's bit.
+    difference = (opened(lied_to) - opened(honest)).view(np.int32)
+    assert np.median(np.abs(difference.astype(np.int64))) > 2**28
+
+
+def opened(run: Deployment) -> np.ndarray:
+    """What a server without scruples adds up, modulo 2^32."""
+    train = [(who, reply) for kind, who, reply in run.grid.replies if kind == "train"]
+    parts = {who: reply.content["fedgs"]["tensors"] for who, reply in train}
+    assert len(parts) == 3
+    return sum(np.frombuffer(part, np.uint32) for part in parts.values())
+
+
+def test_a_client_gives_one_message_under_one_key_whatever_it_is_asked(masked):
+    run = masked(**ONE_STAGE)
+    asked: list[Message] = []
+    when_asked(run, lambda request: asked.append(request) or request)
+    run.start()
+    victim, request = run.clients[A], asked[0]
+    replies = [r for kind, who, r in run.grid.replies if who == victim.name]
+    for _ in range(2):
+        again = run.grid.answer(victim, request)
+        assert again.content["fedgs"] == replies[-1].content["fedgs"]  # the stored one
+        victim.restart()
+    for lie in (lie_about_the_centre, lambda content: {"attempt": 2}, without_c):
+        assert run.grid.answer(victim, told(request, lie)).has_error()
+        victim.restart()
+    assert run.counted(A) == [1]
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        (["a-clinic", "b-clinic", "c-clinic", "d-clinic"], "the run has d-clinic"),
+        (["a-clinic", "b-clinic"], "min_peers = 3: the run has 2"),
+        (["a-clinic"], "a round may be of one node"),
+    ],
+)
+def test_a_client_joins_no_run_of_invented_nodes_or_too_few(masked, names, problem):
+    run = masked()
+    run.clients[A].node_config["min-peers"] = 3
+    settings = run.folder.config.to_flat()
+    settings |= {"nodes": ",".join(names)}
+    settings |= dict.fromkeys(("num_clients", "clients_per_round"), 2 * len(names))
+    place = place_of(run)
+    if len(names) > 1:
+        refusal = place.join(settings, [("0" * 16, 0)]).refusal
+    else:
+        with pytest.raises(UserError) as raised:
+            place.join(settings, [("0" * 16, 0)])
+        refusal = raised.value
+    assert problem in str(refusal)

@@ -135,9 +135,20 @@ def test_rounding_is_towards_zero_and_keeps_the_integer_norm(clip_bound):
             assert sum(number**2 for number in row) <= units**2
 
 
-def test_a_row_that_is_too_long_all_the_same_is_no_signal():
+@pytest.mark.parametrize(
+    "row",
+    [
+        (1.0, 0.1),
+        (2.0**32 / UNITS, 0.0),  # whose square is 2^64, and 0 in int64
+        (2.0**31.5 / UNITS, 2.0**31.5 / UNITS),
+        (math.nan, 0.1),
+        (math.inf, 0.1),
+        (1e300, 0.0),
+    ],
+)
+def test_a_row_that_is_too_long_all_the_same_is_no_signal(row):
     values = torch.zeros(1, 2, 1, 1, 2, dtype=torch.float64)
-    values[0, 0, 0, 0] = torch.tensor([1.0, 0.1])
+    values[0, 0, 0, 0] = torch.tensor(row)
     values[0, 1, 0, 0] = torch.tensor([0.6, 0.8])
     integers = to_integers(values, UNITS, 1.0)
     assert integers[0, 0].abs().sum() == 0
