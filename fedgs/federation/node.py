@@ -13,6 +13,7 @@ for it alone; the discriminators train once. Only the masked sum is kept as the 
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -201,6 +202,8 @@ class Node:
             UserError: the count is broken.
         """
         self._check_next(round)
+        # The same key again while it masked nothing: its announcement may have been
+        # lost.
         if (stored := self._stored_key()) is not None:
             key, announced = stored
             if not self.count.is_masked_under(key.public.hex()):
@@ -238,6 +241,8 @@ class Node:
         with open(self._key_path, "r+b" if self._key_path.exists() else "xb") as file:
             file.write(key.secret() + announced.pack())
             file.truncate()
+            # A power cut must not bring back a key whose sum has left.
+            os.fsync(file.fileno())
         return announced.pack()
 
     def _stored_key(self) -> tuple[MaskingKey, Announced] | None:
@@ -285,6 +290,7 @@ class Node:
             raise TypeError("only an IntegerSum can be masked")
         config, digest = self.config, request.common_digest()
         context = Asked(self._run, request.round, digest, config.node_title)
+        # Before the sum is masked, so that the last key is gone when the sum leaves.
         next_key = self._new_key()
         try:
             self._check_next(min(request.round + 1, config.num_rounds))
@@ -332,6 +338,7 @@ class Node:
             if (event := self._event(request)) is not None:
                 self.count.check(event, self.limits)
         except ClientRefused:
+            # Stored bytes are no new release, so that no limit keeps them back.
             if not self._has_answered(request, request.digest()):
                 raise
 

@@ -1,6 +1,7 @@
 """Secure aggregation in Flower: the same sum, drop-outs, and what is refused."""
 
 import dataclasses
+import os
 import shutil
 
 import pytest
@@ -19,7 +20,13 @@ from fedgs.federation.messages import (
 from fedgs.federation.node import Node
 from fedgs.federation.round import new_server, stage_request
 from fedgs.federation.training import BudgetSpent, RunStopped
-from fedgs.mechanism.masks import Announced, Attempt, MaskedSum, MaskingKey
+from fedgs.mechanism.masks import (
+    KEY_BYTES,
+    Announced,
+    Attempt,
+    MaskedSum,
+    MaskingKey,
+)
 from fedgs.mechanism.sanitizer import received
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.runs.run_folder import RunFolder
@@ -199,6 +206,25 @@ def test_a_second_release_under_one_key_is_refused_whatever_is_restored(asked):
     with pytest.raises(UserError, match="second release under it is refused"):
         restored.answer(request)
     assert restored.announce(1) != request.attempt.keys[0].pack()  # a new one instead
+
+
+def test_the_key_of_a_sum_is_overwritten_on_the_disk_before_the_sum_is_given(
+    asked, monkeypatch
+):
+    own, ask = asked
+    request = ask()
+    path, durable, fsync = own.folder / "masking.key", [], os.fsync
+    used = path.read_bytes()
+
+    def recorded(descriptor: int) -> None:
+        fsync(descriptor)
+        if os.path.samestat(os.fstat(descriptor), path.stat()):
+            durable.append(path.read_bytes())
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    own.answer(request)
+    assert durable == [path.read_bytes()]
+    assert used[:KEY_BYTES] not in durable[0]
 
 
 def test_a_stored_answer_is_never_sent_under_another_key_list(asked):
