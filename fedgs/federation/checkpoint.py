@@ -75,6 +75,7 @@ def restore(folder: RunFolder, server: ServerState) -> None:
     """
     checkpoint = folder.load_checkpoint()
     round, tensors = checkpoint or (0, {})
+    # Rounds that are repeated would have two lines.
     folder.truncate_metrics(round)
     if checkpoint is None:
         return
@@ -129,6 +130,7 @@ def load_moments(prefix: str, optimizer: Optimizer, tensors: TensorDict) -> None
     number = len(adam["param_groups"][0]["params"])
     moments = {index: under(f"{prefix}{index}.", tensors) for index in range(number)}
     state = {index: values for index, values in moments.items() if values}
+    # Rates and betas are those of the settings: only moments are in a checkpoint.
     optimizer.load_state_dict({**adam, "state": state})
 
 
@@ -186,6 +188,7 @@ class Checkpoints:
             return
         started = time.monotonic()
         with indispensable(self.folder, f"the checkpoint of round {self.server.round}"):
+            # Nodes first: a checkpoint without their states could not be resumed.
             self.save_nodes(self.committed)
             tensors = server_tensors(self.server)
             # Beside the one that it replaces, until it is committed.

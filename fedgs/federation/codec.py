@@ -95,6 +95,7 @@ def pack_fakes(images: Images, labels: Labels, config: ResolvedConfig) -> bytes:
     """Encodes fakes that `round_fakes` has seen, and their labels."""
     if config.transport == "exact":
         return save({"images": images, "labels": labels})
+    # The values tell an L that loses nothing, so that no request has to carry it.
     for levels in PIXEL_LEVELS:
         pixels = _pixels(images, levels)
         if torch.equal(_images(pixels, levels), images):
@@ -198,6 +199,7 @@ def pack_release(
     if step is None:
         return save({"gradients": values.contiguous()})
     whole = (values.double() / step).round().long().flatten()
+    # Small numbers of either sign stay small: their high bytes are 0 and compress well.
     unsigned = torch.where(whole >= 0, 2 * whole, -2 * whole - 1)
     planes = torch.stack([unsigned % 256, unsigned // 256]).to(torch.uint8)
     return _deflate(planes)
@@ -221,6 +223,7 @@ def stated_release_bytes(config: ResolvedConfig, terms: Terms | None = None) -> 
         return 4 * math.prod(terms.shape)
     size, step = math.prod(terms.shape[1:]), release_step(config, terms)
     deviation = math.hypot(terms.noise_std, terms.clip_bound / math.sqrt(size))
+    # No draw of the run: all runs with these settings are to state the same size.
     rng = np.random.default_rng(0)
     values = torch.from_numpy(rng.normal(0, deviation, terms.shape))
     rounded = values if step is None else to_grid(values, step)
@@ -250,6 +253,7 @@ def unpack_release(
     planes = torch.frombuffer(data, dtype=torch.uint8).long().view(2, *shape)
     unsigned = planes[0] + 256 * planes[1]
     whole = torch.where(unsigned % 2 == 0, unsigned // 2, -(unsigned + 1) // 2)
+    # Finite, whatever was sent.
     return (whole.double() * step).float()
 
 
@@ -320,6 +324,7 @@ def _inflate(content: object, size: int) -> bytearray:
         data = inflater.decompress(compressed, size + 1)
     except zlib.error:
         raise UserError("message that cannot be decoded: refused") from None
+    # The checksum is at the end of the stream; nothing may stand behind it.
     if len(data) != size or not inflater.eof or inflater.unused_data:
         raise UserError(f"message that does not hold exactly {size} bytes: refused")
     return bytearray(data)  # of its own: torch wants memory that may be written

@@ -78,6 +78,7 @@ class LocalNodes:
         self.failures: list[str] = []
         self.pool = ThreadPoolExecutor(
             config.num_workers if config.device == "cpu" else 1,
+            # OpenMP keeps this number for each of the threads by itself.
             initializer=torch.set_num_threads,
             initargs=(config.num_threads,),
         )
@@ -116,6 +117,7 @@ class LocalNodes:
     def prepare(self, request: Request, nodes: Sequence[int]) -> None:
         """Has the nodes make their discriminators."""
         requests = request.per_node(self.config.hosting, nodes)
+        # The list waits for all of them, and raises what one of them raised.
         list(self.pool.map(self._answer, nodes, requests.values()))
 
     def save(self, keep_round: int) -> None:
@@ -127,6 +129,7 @@ class LocalNodes:
         return self._node(node_id).answer(request)
 
     def _node(self, node_id: int) -> Node:
+        # No lock: a request asks a node once, so that no two threads make it.
         if node_id not in self.nodes:
             self.nodes[node_id] = Node(self.config, node_id, self.data, self.private)
         return self.nodes[node_id]

@@ -128,6 +128,7 @@ class Request:
 
     @cached_property
     def _digest(self) -> str:
+        # Without keep_round: a checkpoint between two sendings makes no new question.
         fields = (self.round, _join(self.participants), _join(self.trainees))
         if self.attempt is None:
             return self._hash(fields)
@@ -305,6 +306,7 @@ def decode_asked(
     if (everyone if participants == EVERYONE else len(participants)) > most:
         raise UserError(f"request with more than {most} participants: refused")
     trainees = _split(payload, "trainees", config)
+    # A later one would have the node delete what a resumed run goes on from.
     keep_round = _integer(payload, "keep_round", 0, max(round - 1, 0))
     return round, participants, trainees, keep_round
 
@@ -354,6 +356,7 @@ def encode_answer(
     if answer is None:
         return {"is_empty": 1}
     only = MaskedSum if config.is_masked else SanitizedGradients
+    # The very type: a subclass could carry more.
     if type(answer) is not only:
         raise TypeError(
             f"{type(answer).__name__} must not leave a client: only {only.__name__}"
@@ -432,11 +435,13 @@ def _decode_answer(
         "clip_bound": terms.clip_bound,
     }
     for name, value in agreed.items():
+        # Types too, for True equals 1 and 1 equals 1.0.
         if type(payload[name]) is not type(value) or payload[name] != value:
             raise UserError(f"another {name} than this run and round have")
     if config.is_masked:
         masked = unpack_masked(payload["tensors"], terms)
         key = payload[NEXT_KEY]
+        # None is announced by a node whose limits allow no further release.
         next_key = b"" if key == b"" else Announced.unpack(key).pack()
         return received_masked(masked, request.round, node_id, next_key)
     values = unpack_release(payload["tensors"], config, terms)

@@ -132,6 +132,7 @@ def resolve(
     Raises:
         UserError: settings that contradict each other, the data or the machine.
     """
+    # Checked before the data are loaded, which may take long, and again with them.
     config = _with_seed(config.validate())
     data = load(config) if data is None else data
     config = _with_participants(config, data.num_clients)
@@ -160,6 +161,7 @@ def resolve_deployed(config: RunConfig) -> ResolvedConfig:
         num_clients = len(config.node_names) * config.clients_per_node
     config = _with_seed(_with_participants(config, num_clients))
     check_submitted(config)
+    # Clients get the run's seed and could draw the schedule: this one stays here.
     config = dataclasses.replace(config, selection_seed=secrets.randbits(63))
     resolved = with_noise(config.validate())
     public_model(resolved)
@@ -286,8 +288,10 @@ def check_capacity(config: ResolvedConfig, folder: Path) -> None:
         limits = {"memory": (held, available_memory())}
     else:
         limits = {"GPU memory": (state, torch.cuda.mem_get_info()[0])}
+    # The run's folder is made later: its disk is that of the nearest one above it.
     while not folder.exists():
         folder = folder.parent
+    # The committed states, the newest ones, and those that the next save overwrites.
     limits["disk"] = (3 * state, shutil.disk_usage(folder).free)
     for what, (needed, there) in limits.items():
         if needed > there:
@@ -326,6 +330,7 @@ def clients_needed(config: ResolvedConfig) -> int:
 def state_bytes(config: ResolvedConfig) -> int:
     """Returns the size of the run's discriminators with their Adam moments."""
     params = build_discriminator(config, 0).parameters()
+    # Each parameter with its two moments, in 4 bytes.
     return clients_needed(config) * 3 * 4 * sum(param.numel() for param in params)
 
 

@@ -214,6 +214,7 @@ def draw_fakes(config: ResolvedConfig, server: ServerState) -> tuple[FakeBatch, 
     labels_there = labels.to(config.device)
     split = config.fakes_sent - config.batch_size
     server.generator.train()
+    # One power iteration for the round: forward passes only read the vectors.
     advance_in_place(server.generator)
     # The graph of the last B waits for the answers of line 11.
     answered = server.generator(z[split:], labels_there[split:])
@@ -379,6 +380,7 @@ def stage_round(
     total = torch.zeros(terms.shape, dtype=torch.float64)
     for answer in sorted(answers, key=lambda answer: answer.node_id):
         total += answer.values.double()
+    # Variances of nodes add up; an opened sum is one answer with the noise of all.
     noise_std = answers[0].noise_std * len(answers) ** 0.5
     asked = (request.round, request.networks, request.centre)
     server.stages.append(released(config, *asked, total[0], noise_std))
@@ -415,6 +417,7 @@ def embedding_round(
     centre = request.centre.to(device)
 
     def embeddings() -> Iterator[PerSampleGradients]:
+        # One after the other: only one client's images and features are in memory.
         for client in hosted:
             records = data.client_records[client]
             images = torch.from_numpy(to_float(data.images[records])).to(device)

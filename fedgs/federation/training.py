@@ -105,6 +105,7 @@ class Training:
         self.ledger, self.report = ledger, report
         self.server = new_server(self.config)
         restore(folder, self.server)
+        # The selection of the cohort is paid from the same target as the releases.
         selections = selection_costs([self.config])
         self._budget = budget_of(self.config, ledger.events, selections)
         self._attempts = Counter(event.round for event in ledger.events)
@@ -232,12 +233,14 @@ class Training:
             BudgetSpent: the release would exceed `target_epsilon`.
             RunStopped: fewer nodes are listed than `min_nodes`.
         """
+        # Kept before a refusal below, which puts back what was drawn.
         self._round = asked = self._round or self._draw()
         request, attempt = asked.request, self._attempts[asked.request.round] + 1
         nodes = None
         if keys is not None:
             nodes = sorted(keys)
             self._check_listed(request, len(nodes), failures)
+            # Sorted, for a node refuses a list in which nodes do not increase.
             request = request.under(Attempt(attempt, {n: keys[n] for n in nodes}))
         event = new_event(
             self.config, request.round, request.participants, attempt, nodes
@@ -316,6 +319,7 @@ class Training:
                 + _reasons(failures)
             )
         if self.config.secure_aggregation:
+            # Masks of who is missing do not cancel: the sum cannot be opened.
             if num_answers < event.planned_nodes:
                 return {}
             try:
