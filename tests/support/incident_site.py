@@ -126,7 +126,7 @@ class Site:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.runs: list[Run] = []
         self.is_registered = False
-        self.kills: Counter[str] = Counter()  # of each host
+        self.kills: Counter[str] = Counter()  # and stops, of each host
         self.machines = Machines(folder, self.network)
         try:
             self._prepare()
@@ -251,6 +251,7 @@ class Site:
 
     def stop(self, host: str) -> int:
         """Ends a host's `fedgs deploy` process by SIGTERM; returns its exit code."""
+        self.kills[host] += 1  # it ends at once, also in the middle of a round
         process = self.processes[host]
         process.send_signal(signal.SIGTERM)
         return process.wait()
@@ -485,8 +486,8 @@ class Run:
     def uncounted(self) -> dict[str, dict[int, int]]:
         """Releases of clients, by round, that the server's ledger does not show.
 
-        A client counts a release before it sends it: one that was killed may have
-        counted one that it never sent.
+        A client counts a release before it sends it: one that was killed or stopped may
+        have counted one that it never sent.
         """
         events = Ledger.read(self.path / "ledger.jsonl").events
         counted = Counter(event.round for event in events)
