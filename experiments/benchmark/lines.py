@@ -70,6 +70,7 @@ def line_of(cell: Cell, run: Path, scores: Line, is_full: bool) -> Line:
         **facts,
         "accuracy_cnn": scores.get("downstream_cnn_accuracy"),
         "accuracy_mean_of_13": scores.get("classifiers", {}).get("average"),
+        "accuracy_by_classifier": scores.get("classifiers", {}).get("accuracy"),
         "fid": scores.get(f"fid_{network}"),
         "fid_network": network,
         "num_synthetic": scores.get("num_synthetic"),

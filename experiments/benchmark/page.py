@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmark.published import NOTE, beside_the_paper
+from experiments.benchmark.published import NOTE, beside_the_paper, by_classifier
 from experiments.benchmark.tables import UNITS, Row, details, overview
 from experiments.report.page import environment
 from experiments.report.pictures import data_uri
@@ -97,8 +97,8 @@ def tables_of(rows: Sequence[Row]) -> dict[str, list[Table]]:
     for data in dict.fromkeys(row.data for row in rows):
         known = [overview(data, kind, rows) for kind in KINDS]
         known += [details(data, kind, rows) for kind in KINDS]
-        if (published := beside_the_paper(data, rows)) is not None:
-            known.append(published)
+        compared = (beside_the_paper(data, rows), by_classifier(data, rows))
+        known += [table for table in compared if table is not None]
         found[data] = [table for table in known if table.rows]
     return found
 

@@ -7,10 +7,14 @@ Source: Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020, Tables 1, A1, A2 (averag
     five runs).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import mean
 
+from experiments.benchmark.lines import Line
 from experiments.benchmark.tables import NOT_RUN, Row
+from experiments.evaluation.paper_tables import PUBLISHED
 from experiments.tables import Table
+from fedgs.evaluation.classifiers import NAMES
 
 # Row of the paper: CNN and mean of 13, on MNIST and on Fashion-MNIST.
 TABLE_1 = {
@@ -52,6 +56,47 @@ def beside_the_paper(data: str, rows: Sequence[Row]) -> Table | None:
     head = ["Table 1", "published CNN", "published 13", "our row", "unit", "CNN", "13"]
     caption = f"{data}: beside the paper's Tables 1, A1 and A2, epsilon 10"
     return Table(caption, head, cells, numeric=False)
+
+
+def by_classifier(data: str, rows: Sequence[Row]) -> Table | None:
+    """Returns the thirteen accuracies of judged rows, each below the paper's.
+
+    Returns:
+        None for other data than the paper's, or where no row was judged by them.
+    """
+    ours = {(row.method, row.asked): _columns(row) for row in rows if row.data == data}
+    ours = {key: columns for key, columns in ours.items() if columns}
+    if data not in PUBLISHED or not ours:
+        return None
+    cells: list[list[str]] = []
+    for title, column in PUBLISHED[data].items():
+        cells.append([f"{title}, published", *_means([column], 2)])
+        if columns := ours.pop(OURS.get(title, ("", None)), []):
+            cells.append([_called(*OURS[title]), *_means(columns, 3)])
+    for (name, asked), columns in ours.items():
+        cells.append([_called(name, asked), *_means(columns, 3)])
+    head = ["trained on", *(name.replace("_", " ") for name in NAMES), "mean"]
+    table = "A2" if IMAGES[data] else "A1"
+    return Table(f"{data}: the paper's Table {table} beside our rows", head, cells)
+
+
+def _columns(row: Row) -> list[Mapping[str, float]]:
+    """Returns the accuracies by classifier, of each seed where all are known."""
+    return [line["accuracy_by_classifier"] for line in row.done if is_judged(line)]
+
+
+def is_judged(line: Line) -> bool:
+    """Returns whether a line has all thirteen; older lines have the mean alone."""
+    return {*NAMES} == {*(line.get("accuracy_by_classifier") or {})}
+
+
+def _means(columns: Sequence[Mapping[str, float]], digits: int) -> list[str]:
+    means = [mean(column[name] for column in columns) for name in NAMES]
+    return [f"{value:.{digits}f}" for value in (*means, mean(means))]
+
+
+def _called(name: str, asked: float | None) -> str:
+    return f"{name}, {f'epsilon {asked:g}' if asked else 'no noise'}"
 
 
 def _thirteen(row: Row | None) -> str:

@@ -15,12 +15,13 @@ def classifier_table(caption: str, data: str, result: Mapping[str, Any]) -> Tabl
         data: the real data, as `--data`.
         result: `classifiers` of a line of results.
     """
+    published = paper_tables.PUBLISHED.get(data, {})
     columns: dict[str, dict[str, float]] = {
         "synthetic": result.get("accuracy", {}),
         "calibrated": result.get("calibrated", {}),
         "real": result.get("real_accuracy", {}),
-        "paper: real": paper_tables.REAL.get(data, {}),
-        "paper: GS-WGAN": paper_tables.GS_WGAN.get(data, {}),
+        "paper: real": published.get("Real", {}),
+        "paper: GS-WGAN": published.get("GS-WGAN", {}),
     }
     columns = {title: column for title, column in columns.items() if column}
     names = list(result.get("accuracy", {}))

@@ -322,7 +322,7 @@ def test_sizes_are_the_documented_ones():
     assert full == evaluation.FULL
     fast = evaluation.FAST
     assert (fast.synthetic, fast.real, fast.test) == (2_000, 10_000, 2_000)
-    assert set(paper_tables.REAL["mnist"]) == set(evaluation.ALL)
+    assert set(paper_tables.PUBLISHED["mnist"]["Real"]) == set(evaluation.ALL)
 
 
 def test_a_run_is_compared_with_its_own_data_by_default(fedgs, tmp_path, real):

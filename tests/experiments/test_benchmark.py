@@ -8,11 +8,13 @@ import pytest
 
 from experiments.benchmark import command, grid, lines
 from experiments.benchmark.page import losses, markdown
+from experiments.benchmark.published import by_classifier
 from experiments.benchmark.request import METRICS, BenchmarkRequest
 from experiments.benchmark.tables import rows_of
 from experiments.paper import cells
 from fedgs.baselines import METHODS, dp_merf
 from fedgs.baselines.contract import Facts
+from fedgs.evaluation.classifiers import NAMES
 from fedgs.files import read_json_lines
 from refusals import assert_refused
 from small_scale import refuse
@@ -227,6 +229,24 @@ def test_the_page_says_where_own_methods_lose():
     assert "curator has 0.950, more than all of fedgs' (0.900)" in second
     known["theirs"]["accuracy_cnn"] = 0.4
     assert len(losses(rows_of([], known))) == 1
+
+
+def test_thirteen_classifiers_stand_below_the_papers():
+    ours = line("staged", 0.9, True) | {"data": "mnist"}
+    ours["accuracy_by_classifier"] = dict.fromkeys(NAMES, 0.75)
+    gan = ours | {"cell": "gan", "method": "wgan-gp", "asked_epsilon": None}
+    older = line("dp-merf", 0.8, False, "record") | {"data": "mnist"}
+    rows = rows_of([], {each["cell"]: each for each in (ours, gan, older)})
+    table = by_classifier("mnist", rows)
+    assert table is not None
+    names = [row[0] for row in table.rows]
+    place = names.index("GAN (non-private), published")
+    assert names[place + 1] == "wgan-gp, no noise"
+    assert names[-1] == "staged, epsilon 10"
+    assert not any(name.startswith("dp-merf") for name in names)
+    assert table.rows[place][-1] == "0.63"
+    assert table.rows[-1][1:] == ["0.750"] * 14
+    assert by_classifier("x", rows) is None
 
 
 def test_unknown_metrics_and_lines_are_refused(tmp_path):

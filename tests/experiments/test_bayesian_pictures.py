@@ -1,0 +1,60 @@
+"""The uses of BDP-GAN's pictures: its annotator, its rotation, its command."""
+
+import json
+
+import numpy as np
+import pytest
+
+from experiments.flags import run_command
+from experiments.paper import bayesian_pictures as pictures
+from fedgs.config.run_config import RunConfig
+from fedgs.data.corruption import TRANSFORMATIONS
+from fedgs.evaluation.downstream import predict
+from fedgs.evaluation.images import load_real
+
+REQUEST = pictures.Request(steps=30)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    config = RunConfig(data="digits", image_size=16, test_fraction=0.25)
+    return load_real(config)
+
+
+@pytest.mark.parametrize(("noise", "is_private"), [(0.01, False), (100.0, True)])
+def test_the_annotator_learns_from_noisy_gradients(
+    digits, monkeypatch, noise, is_private
+):
+    run = pictures.Made(False, 0.5, noise)
+    monkeypatch.setitem(pictures.RUNS, "bayesian", run)
+    made, cost = pictures.annotator(digits.train, 10, REQUEST)
+    accuracy = (predict(made, digits.test.images) == digits.test.labels).mean()
+    assert (accuracy < 0.3) == is_private
+    assert (cost["classical"] < 0.1) == is_private
+    assert (cost["bayesian"] < 2) == is_private
+
+
+def test_images_are_turned_as_the_bug_turns_them(digits):
+    (rotate,) = (bug for bug in TRANSFORMATIONS if bug.name == "rotate")
+    images = digits.test.images[:3]
+    turned = rotate.apply(images, digits.test.labels[:3], 10)[0]
+    assert np.array_equal(pictures.turned(images), turned)
+
+
+def test_the_command_prints_and_keeps_its_result(monkeypatch, capsys, tmp_path):
+    row = {"bayesian": None, "classical": 9.5, "cnn": 0.25, "turned": 0.5}
+    fixed = {
+        "runs": {"upright": row},
+        "yardstick": {"upright": 0.1, "turned": 0.9},
+        "annotator": {"bayesian": 12.0, "classical": 5.0, "accuracy": 0.75},
+        "labels": {name: {"100": 0.3} for name in ("generator", "annotator", "real")},
+    }
+    monkeypatch.setattr(pictures, "measure", lambda request: fixed)
+    tmp_path.joinpath("out").mkdir()
+    words = ["--output", str(tmp_path / "out")]
+    assert run_command(pictures.command, words) == 0
+    shown = capsys.readouterr().out
+    assert "unbounded" in shown
+    assert "accuracy 0.750" in shown
+    assert json.loads((tmp_path / "out" / "pictures.json").read_text()) == fixed
+    assert run_command(pictures.command, [*words, "--steps=0"]) == 2
