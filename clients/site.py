@@ -352,8 +352,12 @@ class DeployedPlace:
         everyone = range(len(hosted))
         event = release_event(config, 1, everyone, len(hosted), limits.shares(config))
         count.check(event, limits)
+        # As a run of this node alone: who is not asked yet is asked in a later round.
         own = dataclasses.replace(
-            config, num_clients=len(hosted), node_sizes=None, num_rounds=1
+            config,
+            num_clients=len(hosted),
+            clients_per_node=len(hosted),
+            node_sizes=None,
         )
         check_capacity(own, self.site.state_dir)
         source = source_of(self.run_id, history[-1][0], self.title)

@@ -17,6 +17,7 @@ from clients.history import read_history
 from clients.site import Site
 from deployed_grid import LIMITS, MODES, NAMES, Deployment, place_of
 from fedgs.errors import UserError
+from fedgs.federation.preparation import clients_needed
 from fedgs.federation.training import RunStopped
 from fedgs.privacy.client_limits import ClientRefused
 from fedgs.runs.run_folder import state_rounds
@@ -199,6 +200,26 @@ def test_a_run_that_does_not_suit_a_client_is_refused_by_it(deploy, wrong, monke
         run.start()
     assert words in (client.state_dir / "error.log").read_text()
     assert run.attempts() == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mode": "selected", "clients_per_round": 1, "node_sizes": "2,2,2"},
+        {"mode": "staged"},
+    ],
+)
+def test_room_is_needed_for_all_discriminators_that_a_client_may_make(
+    deploy, monkeypatch, settings
+):
+    run, needed = deploy(**settings), []
+
+    def noted(config, folder) -> None:
+        needed.append(clients_needed(config))
+
+    monkeypatch.setattr(deployment, "check_capacity", noted)
+    place_of(run).join(roll_call.public_settings(run.folder.config), HISTORY)
+    assert needed == [2]
 
 
 def _no_room(config, folder) -> None:
