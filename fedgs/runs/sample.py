@@ -16,10 +16,16 @@ from torch.utils.data import TensorDataset
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, imported, raise_first
-from fedgs.files import read_tensors, replacing, temporary_path, write_atomically
+from fedgs.files import (
+    read_json,
+    read_tensors,
+    replacing,
+    temporary_path,
+    write_atomically,
+)
 from fedgs.gan.models import build_generator, sample_labels, sample_latents
 from fedgs.randomness import stream
-from fedgs.runs.run_folder import RunFolder
+from fedgs.runs.run_folder import CHECKPOINT, RunFolder
 
 if TYPE_CHECKING:
     import datasets
@@ -44,12 +50,13 @@ def load_generator(folder: RunFolder) -> nn.Module:
     if path.exists():
         tensors = read_tensors(path)[0]
     else:
-        checkpoints = sorted((folder.path / "checkpoint").glob("*.safetensors"))
-        if not checkpoints:
+        commit = folder.path / CHECKPOINT
+        if not commit.exists():
             raise UserError(
                 f"{folder.path}: no generator yet; run `fedgs resume {folder.path}`"
             )
-        stored = read_tensors(checkpoints[-1])[0]
+        # Not the last by name: a crash may leave tensors that were not committed.
+        stored = read_tensors(commit.with_name(str(read_json(commit).get("file"))))[0]
         tensors = {n[4:]: v for n, v in stored.items() if n.startswith("ema.")}
     generator.load_state_dict(tensors)
     return generator.eval()
