@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedgs.baselines.contract import Event, Facts, Guarantee
+from fedgs.baselines.contract import SECRET, Event, Facts, Guarantee
 from fedgs.config.fields import Scalar, flag
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
@@ -47,6 +47,7 @@ from fedgs.gan.models import (
 from fedgs.randomness import derived_seed, stream
 from fedgs.shapes import ImageGrads, Images, Labels, TensorDict
 
+DISCRIMINATORS = f"{SECRET}discriminators."  # begins their names in a state
 NOT_PRIVATE = "not-private"  # a step that read private images and added no noise
 
 
@@ -150,16 +151,16 @@ class Wgan:
         return total
 
     def state(self) -> TensorDict:
-        """Returns the networks and their Adam moments."""
+        """Returns the networks with their Adam moments; discriminators stay private."""
         flat = self.discriminators.state()
-        flat = {f"discriminators.{name}": value for name, value in flat.items()}
+        flat = {f"{DISCRIMINATORS}{name}": value for name, value in flat.items()}
         for name, module in self._networks().items():
             flat |= {f"{name}.{n}": v for n, v in module.state_dict().items()}
         return flat | moments_of("adam.", self.optimizer)
 
     def load(self, state: TensorDict) -> None:
         """Goes on from what `state` returned."""
-        self.discriminators.load_state(under("discriminators.", state))
+        self.discriminators.load_state(under(DISCRIMINATORS, state))
         for name, module in self._networks().items():
             module.load_state_dict(under(f"{name}.", state))
         load_moments("adam.", self.optimizer, state)
