@@ -72,6 +72,7 @@ def _costs(config: ResolvedConfig, limits: Limits, is_whole: bool) -> str:
     most = planned = limits.epsilon_of(mu_squared)
     if not is_whole:  # shards are one data set, of which any round may ask
         plan, shares = Plan.from_config(config), limits.shares(config)
+        # As if all nodes colluded but those that these clients believe in.
         rows = statements(plan, limits.delta, plan.counted_nodes - shares)
         is_bare = config.is_masked and shares == 1
         against = ("unmasked" if is_bare else "server", limits.relation)

@@ -114,6 +114,7 @@ def answer(message: Message, context: Context) -> Message:
         batch = decode_batch(request, worker.config)
         node = worker.node(place.node_id)
         release = node.answer(batch)
+        # Before the answer leaves: if it gets lost, these bytes are sent again.
         node.save(batch.keep_round, place.is_durable)
         reply = _reply(encode_answer(release, worker.config, batch), message)
         _log_answer(place.title, started, "ok", round=batch.round)
@@ -122,6 +123,7 @@ def answer(message: Message, context: Context) -> Message:
         if place is None:
             return _failed("a node", message, error)
         with contextlib.suppress(Exception):
+            # It may have trained without an answer: the state on disk is whole.
             place.forget()
         log_privately(place.private, error, isinstance(place, DeployedPlace))
         _log_answer(place.title, started, outcome_of(error))

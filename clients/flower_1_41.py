@@ -93,6 +93,7 @@ class Arrivals:
         """Waits for messages; returns their nodes, or None after `SCAN_SECONDS`."""
         if not self._wake.wait(SCAN_SECONDS):
             return None
+        # Before they are taken: a node that is added meanwhile wakes the next look.
         self._wake.clear()
         return iter([self._nodes.popleft() for _ in range(len(self._nodes))])
 
@@ -121,6 +122,7 @@ def install_fast_messages() -> None:
         f_stop: threading.Event,
     ) -> None:
         while not f_stop.is_set():
+            # An iterator without nodes is true: only None has all of them looked at.
             for node in arrivals.wait() or list(nodes_mapping):
                 for message in state.get_message_ins(node_id=node, limit=1):
                     queue.put(message)
@@ -155,6 +157,7 @@ def _process_message(
 
     partition = int(context.node_config["partition-id"])
     actor = backend.pool.pool[partition % backend.pool.num_actors]
+    # Past the pool, which gives work to whoever is idle.
     future = actor.run.remote(backend.app_fn, message, str(partition), context)
     _, reply, updated = ray.get(future)
     return reply, updated
@@ -191,6 +194,7 @@ def make_resident(client_app: ClientApp) -> None:
 
     loop = _module("flwr.supernode.start_client_internal")
     waiting = Waiting()
+    # Only in this module: the rest of Flower keeps its clock.
     loop.time = waiting
     loop._push_messages = _answering(client_app, loop, waiting, loop._push_messages)
     # No Runtime API: nobody else answers. Of the server, only its end is used.
@@ -207,6 +211,7 @@ def make_resident(client_app: ClientApp) -> None:
         _module(name).HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT_SECONDS
     _module("flwr.supercore.retry.http_retry").MAX_RETRY_DELAY = RECONNECT_SECONDS
     objects = _module("flwr.supercore.inflatable.inflatable_utils")
+    # Flower's first pause is a second, which its callers do not set.
     objects.pull_objects.__kwdefaults__.update(initial_backoff=OBJECT_SECONDS)
     client: Any = FleetHttpClient
     deliver_in_parcels(client, waiting.hear)

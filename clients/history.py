@@ -108,6 +108,7 @@ def enter(run: Path, states: Path, history: History) -> None:
 def _move(source: Path, target: Path, round: int) -> None:
     make_folder(target, 0o700)
     state_path(source, round).replace(state_path(target, round))
+    # The new name first: a power cut may leave both, never none.
     sync(target)
     sync(source)
 

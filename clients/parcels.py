@@ -59,6 +59,7 @@ class Mailbag:
                     return PullMessagesResponse()
         pull = Call("pull-messages", request, PullMessagesResponse)
         response = self._call([pull])[0]
+        # What was not asked for of the message before.
         self._fetched = {}
         # A part that is not fetched here, Flower asks for by itself, again and again.
         with contextlib.suppress(httpx.HTTPError):
@@ -123,6 +124,8 @@ class Mailbag:
 
     def _call(self, calls: list[Call]) -> list[Any]:
         """Makes the calls, after what is still to be said."""
+        # Lost where the call fails: the SuperLink then keeps a message longer than it
+        # must.
         said, self._received = self._received, []
         return self.courier.call([*said, *calls])[len(said) :]
 

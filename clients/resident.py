@@ -48,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    # This isolation starts no process for an app; who answers is replaced below.
     sys.argv = ["flower-supernode", *given, "--isolation", "process"]
     from clients.client_app import app
 

@@ -201,12 +201,14 @@ def join(clients: Clients, message: Message, context: Context) -> RecordDict:
     request, own = message.content.config_records[CONFIG], _own(context)
     low, high = (float(str(request[name])) for name in ("low", "high"))
     question = f"{low!r} {high!r}"
+    # An answer to another question would be a second release.
     if own.setdefault("question", question) != question:
         raise ValueError("a client states its cohort once")
     if "cohort" not in own:
         selection = clients.selection
         cohort = membership(float(str(own["accuracy"])), low, high)
         if selection.is_private:
+            # The server knows the seed of the run: with it, it could undo the response.
             epsilon, rng = selection.membership_epsilon, random.SystemRandom()
             cohort = randomise(cohort, selection.cohorts, epsilon, rng)
         own["cohort"] = cohort

@@ -326,6 +326,7 @@ class DeployedPlace:
                 f"the server has; {COUNT_REMEDY}. Never put an older one over it: of a "
                 f"client's backup, restore {self.run_id}/ only"
             )
+        # This start has its own events already; what it asked is no loss.
         start, _ = history[-1]
         times: Counter[int] = Counter()
         for (other, round), number in releases.items():
@@ -378,6 +379,7 @@ def agreed(site: Site, settings: Mapping[str, Any]) -> ResolvedConfig:
     Raises:
         UserError: unknown or contradictory settings, or the node is not in the run.
     """
+    # The later one counts: what is the client's own is never the server's to set.
     imposed = {**settings, **NEUTRAL, **_own(site)}
     config = ResolvedConfig.from_flat(imposed).validate()
     _position(site, config)

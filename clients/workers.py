@@ -128,6 +128,7 @@ def cached_worker(run: str, make: Callable[[], Worker]) -> Worker:
         make: makes it.
     """
     if run not in _workers:
+        # First: memory may not hold the discriminators of two runs.
         _workers.clear()
         _workers[run] = make()
     return _workers[run]

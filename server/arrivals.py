@@ -90,6 +90,7 @@ class Arrivals:
         Privacy: public; moves messages.
         """
         names: list[str] = []
+        # A part's id is the hash of its bytes: here it is computed once a message.
         with no_object_id_recompute():
             remaining = list(messages)
             while remaining:
@@ -118,6 +119,7 @@ class Arrivals:
         """Sends messages with all of their parts in one parcel."""
         request, parts = PushAppMessagesRequest(), dict[str, InflatableObject]()
         for message in messages:
+            # Metadata has no setter for it; Flower's own grid does the same.
             message.metadata.__dict__["_message_id"] = message.object_id
             bare = remove_content_from_message(message)
             request.messages_list.append(message_to_proto(bare))
@@ -154,6 +156,7 @@ class Arrivals:
             announced.messages_list, announced.message_object_trees, strict=True
         ):
             if reply.metadata.reply_to_message_id in names:
+                # Equal parts have one id, and come once.
                 missing = list({p.object_id: None for p in iterate_object_tree(tree)})
                 if len(missing) > MOST_PARTS:
                     missing = []  # refused like any reply that lacks a part
@@ -180,6 +183,7 @@ class Arrivals:
                 answer = ConfirmMessageReceivedResponse
                 received.append(Call("confirm-message-received", request, answer))
                 replies.append(self._read(name))
+        # Once it is said, the SuperLink forgets the parts.
         for start in range(0, len(received), MOST_REQUESTS):
             self._call(received[start : start + MOST_REQUESTS])
         return replies
@@ -187,6 +191,7 @@ class Arrivals:
     def _pull_parts(self, names: list[str]) -> None:
         """Pulls missing parts of replies, many at once."""
         wanted = [(n, part) for n in names for part in self._arriving[n].missing]
+        # The others come at the next look.
         wanted = wanted[:MOST_REQUESTS]
         calls = [
             Call(
@@ -212,6 +217,8 @@ class Arrivals:
         except Exception:  # a client may send anything; the run is not its to end
             reply = None
         if (
+            # What was sent may name another sender or request than its announcement
+            # does.
             not isinstance(reply, Message)
             or reply.metadata.reply_to_message_id != name
             or reply.metadata.src_node_id != arriving.sender
@@ -223,6 +230,7 @@ class Arrivals:
     def _call(self, calls: list[Call]) -> list[Any]:
         """Makes calls over the grid's connection."""
         client: Any = self.grid._runtime_client
+        # Flower's grid may have a new client since, and with it new methods.
         if self._courier is None or self._courier.client is not client:
             stock = {name: getattr(client, method) for name, method in METHODS.items()}
             self._courier = Courier(client, RUNTIME_PARCEL, stock)

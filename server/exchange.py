@@ -141,6 +141,7 @@ class Exchange:
         started = logged = watched = time.monotonic()
         deadline = started + timeout
         self.reasons.clear()
+        # Whoever answers them now answers a question that is over.
         self._late.update(self._awaited)
         self._awaited, self._replied = {}, {}
         self._pending = {n: Pending(m, send_at=started) for n, m in requests.items()}
@@ -198,6 +199,7 @@ class Exchange:
             self._send_again(node, pending, f"Flower error {reply.error.code}")
             return
         refusals = pending.refusals
+        # Whoever takes it may call `refuse` before this goes on.
         yield reply
         if pending.refusals == refusals:
             self.reasons.pop(node, None)
@@ -218,6 +220,8 @@ class Exchange:
         for node, pending in self._pending.items():
             if pending.send_at > now:
                 continue
+            # Nothing gets lost within one process: only a deployed node is asked again
+            # unheard.
             pending.send_at = math.inf
             if self.roll:
                 pending.send_at = now + pending.resend
@@ -255,6 +259,7 @@ class Exchange:
 
     def _pull(self) -> list[Message]:
         """Returns replies to the last requests; throws away those to earlier ones."""
+        # Late ones too: Flower keeps a reply until it is pulled.
         names = [*self._awaited, *self._late]
         pulled: Iterable[Message] = self.grid.pull_messages(names) if names else []
         replies: list[Message] = []
@@ -286,6 +291,8 @@ class Exchange:
                     self.reasons[node] = f"{self._title(node)}: {gone_for}"
                     del self._pending[node]
                 continue
+            # Activated anew: the process that had the request is gone, and the request
+            # with it.
             if pending.gone_since is not None or since != pending.active_since:
                 log(INFO, "%s is back: asking it again", self._title(node))
                 pending.send_at = now

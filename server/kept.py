@@ -21,6 +21,7 @@ def history_of(folder: RunFolder) -> list[tuple[str, int]]:
     committed, known = folder.last_round, []
     if committed:
         known = read_json(folder.path / CHECKPOINT).get("history", [(UNNAMED, 0)])
+    # A start that committed no round of its own leaves nothing in the history.
     past = [(str(start), int(first)) for start, first in known if first < committed]
     return [*past, (secrets.token_hex(8), committed)]
 

@@ -138,6 +138,7 @@ class Progress:
         since = time.monotonic() - self._written
         if self.path is None or not (now or since >= WRITE_SECONDS):
             return
+        # Without the time, which alone is no change.
         content = json.dumps(self.content)
         if content == self._last and not (now or since >= ALIVE_SECONDS):
             return

@@ -275,6 +275,7 @@ class RollCall:
         """Sends the run's settings to a node that may bear its name."""
         name = str(claimed)[:64]
         registered = self._registered.get(address, "")
+        # The key that signed the messages decides who it is, not what they say.
         if registered and name != registered:
             raise UserError(
                 f"claims the name {one_line(name)!r}, is registered as {registered!r}"
@@ -285,6 +286,7 @@ class RollCall:
             raise UserError(f"{name!r} is registered with another key")
         node = self.config.node_names.index(name)
         held = self.addresses.get(node)
+        # Two processes with one name would release the same round twice.
         if held is not None and held in self.active_since:
             raise UserError(f"another node that is online has joined as {name!r}")
         check_protocol(name, protocol, "this server")
@@ -314,6 +316,7 @@ class RollCall:
         self.heard.add(name)
         if limit := record.get("refused"):
             raise UserError(f"refused by its clients' limit: {one_line(limit)}")
+        # An older state would answer with discriminators that have missed rounds.
         expected = self.seen.get(node, 0)
         if expected > 0 and seen < expected:
             text = f"its state is of round {seen}, it took part until round {expected}"

@@ -81,6 +81,7 @@ class ScheduledFedAvg(FedAvg):
 
         Privacy: public; the classifier is what earlier rounds released.
         """
+        # Clients draw their batches by it.
         config["server-round"] = server_round
         record = RecordDict({ARRAYS: arrays, CONFIG: config})
         chosen = select(self.config, server_round)
@@ -95,6 +96,7 @@ class ScheduledFedAvg(FedAvg):
         Privacy: reads private data; output private with bounded sensitivity where
         clients clip.
         """
+        # Sums of floating-point numbers depend on their order.
         order = sorted(replies, key=lambda r: self.clients[r.metadata.src_node_id])
         if sum(not reply.has_error() for reply in order) < self.fewest:
             return None, None

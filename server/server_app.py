@@ -157,6 +157,7 @@ def recorded_outcome(
         path: of the JSON file.
         ended: called before with the status and the reason; the file is the last sign.
     """
+    # A launcher must not read the outcome of the start before.
     path.unlink(missing_ok=True)
     outcome = {"status": "failed", "message": ""}
     try:

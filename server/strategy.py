@@ -303,6 +303,7 @@ class GsWgan(SilentStrategy):
             )
             self._ask_for_keys(missing, round, is_enough)
             self.left_out.update(node for node in missing if node not in self.keys)
+        # Taken out: a key that was listed is never listed again, void attempt or not.
         return {n: self.keys.pop(n) for n in listed if n in self.keys}
 
     def _ask_for_keys(self, nodes: Sequence[int], round: int, is_brief: bool) -> None:
@@ -341,6 +342,7 @@ class GsWgan(SilentStrategy):
     def _encode(self, request: Request, nodes: Sequence[int]) -> list[Message]:
         """Returns a request as one message for each node; nothing else makes one."""
         self.requests = request.per_node(self.config.hosting, nodes)
+        # Packed once: all nodes get the same bytes.
         tensors = pack_request(request, self.config)
         if self.roll is not None:
             self.roll.round = max(self.roll.round, request.round)
@@ -386,6 +388,7 @@ class GsWgan(SilentStrategy):
             missing.remove(node)
             if answer is not None:
                 answers.append(answer)
+            # A node without room for another release announces none, and is asked why.
             if isinstance(answer, MaskedSum) and answer.next_key:
                 self.keys[node] = Announced.unpack(answer.next_key)
             if self.roll is not None:
@@ -396,6 +399,7 @@ class GsWgan(SilentStrategy):
             reason = self.exchange.reasons.get(node, "no reply")
             name, number = self.config.node_title(node), self.requests[node].round
             log_event("missing", node=name, round=number, outcome=reason)
+            # A refusal was counted when it was refused.
             if node not in refused:
                 self.progress.add_failure(node, reason)
         return answers, sorted(missing)

@@ -106,6 +106,7 @@ def _authority(folder: Path) -> list[Path]:
         return []
     key, written = _key(key_file)
     name = _name("fedgs deployment authority")
+    # It signs machines, and no further authority.
     limits = (x509.BasicConstraints(True, 0), _usage("key_cert_sign", "crl_sign"))
     _certify(certificate, name, key, name, key, AUTHORITY_DAYS, limits)
     return [*written, certificate]
@@ -151,6 +152,7 @@ def _client(folder: Path, name: str, replace: bool) -> list[Path]:
     if public.exists() and not private.exists() and not replace:
         raise UserError(f"{private}: is not here; add --replace to make a new pair")
     if replace:
+        # The public half first: a private key alone gets its public half again.
         public.unlink(missing_ok=True)
         private.unlink(missing_ok=True)
     key, written = _key(private, PrivateFormat.OpenSSH)
@@ -250,6 +252,7 @@ def _write(path: Path, content: bytes, mode: int) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
         with open(os.open(temporary, flags, mode), "wb") as file:
+            # The umask may have taken bits of the mode away.
             os.fchmod(file.fileno(), mode)
             file.write(content)
             file.flush()

@@ -68,9 +68,12 @@ def train(
         end_previous(folder)
         with folder.locked():
             pass  # whoever still holds it is alive and reachable by no token
+        # What was asked of an earlier start must not stop this one.
         for name in ("stop", "result.json"):
             (flower / name).unlink(missing_ok=True)
         token = secrets.token_hex(16)
+        # Before anything is started: a launcher that is killed leaves what it can be
+        # found by.
         write_atomically(flower / "token", token.encode())
         try:
             with _superlink(folder, token) as address, control_of(address) as control:
@@ -146,6 +149,7 @@ def _submit(control: Control, folder: RunFolder, components: tuple[str, str]) ->
     )
     simulation: dict[str, float] = {
         "num_supernodes": config.num_nodes,
+        # One of so many CPUs for each: Ray makes as many workers.
         "client_resources_num_cpus": 1,
         "init_args_num_cpus": config.num_workers,
     }
@@ -160,9 +164,11 @@ def _follow(
     """Reports rounds as they are finished, until the run has an outcome."""
     path = folder.path / "metrics.jsonl"
     result = folder.path / ".flower" / "result.json"
+    # Rounds of earlier starts were reported by them.
     position, has_started = path.stat().st_size if path.exists() else 0, False
     started = time.monotonic()
     while True:
+        # Before the lines are read: those that were written until then are reported.
         is_over = result.exists()
         size = path.stat().st_size if path.exists() else 0
         if size < position:  # a resumed run drops the metrics that it repeats
@@ -177,6 +183,7 @@ def _follow(
         if stop.is_set():
             (folder.path / ".flower" / "stop").touch()
         is_training = _is_locked(folder)
+        # The ServerApp has died without an outcome.
         if has_started and not is_training and not result.exists():
             return
         if not (has_started or is_training or result.exists()):

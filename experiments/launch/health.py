@@ -101,6 +101,7 @@ def server_of(path: Path) -> Server | None:
         Process(
             role=entry["role"],
             pid=entry["pid"],
+            # A pid alone may have been given to another process.
             is_alive=start_of(entry["pid"]) == entry["start"],
         )
         for entry in content["processes"]

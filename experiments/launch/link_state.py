@@ -37,6 +37,7 @@ class LinkState(InMemoryLinkState):
         self.on_message: Callable[[int], None] = lambda node: None
         self._undelivered: dict[int, dict[str, None]] = {}  # node -> its messages
         for node in self._keys.get_node_info():
+            # It was online for the server before this one, and activates itself again.
             if node.status == NodeStatus.ONLINE:
                 node.status = NodeStatus.OFFLINE
             self._add_node(node)

@@ -72,6 +72,7 @@ class PostOffice:
             content = await route(request, await request.body())
             return Response(content, media_type=PROTOBUF_MEDIA_TYPE)
 
+        # Flower's functions look for their state in the request's application.
         request = Request({**scope, "app": self.app}, receive)
         response = await http_error_translator(request, answer)
         await response(scope, receive, send)
@@ -110,6 +111,7 @@ class PostOffice:
         for handler, message in calls:
             if handler.__name__ == "push_object":
                 message.session_id = session
+            # Handlers differ in what they take: each gets what it names.
             wanted = inspect.signature(handler).parameters
             named = {name: given[name] for name in wanted if name in given}
             answer = handler(request=message, **named)
@@ -150,6 +152,7 @@ class Waiting:
         if not self.state.has_messages(node) and not self._is_ending:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(event.wait(), WAIT_SECONDS)
+        # Another connection of the node may be waiting by now.
         if self._events.get(node) is event:
             del self._events[node]
         return self.state.has_messages(node)

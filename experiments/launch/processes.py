@@ -97,5 +97,6 @@ def become(command: Sequence[str], environment: Mapping[str, str]) -> None:
 
 def full_environment(more: Mapping[str, str]) -> dict[str, str]:
     """Returns this process's environment with this installation's commands first."""
+    # Flower starts its commands by name: these must be the ones of this installation.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     return {**os.environ, "PATH": path, **more}

@@ -178,6 +178,7 @@ def register(control: Control, clients: Iterable[tuple[str, Path | None]]) -> No
         FlowerFailed: the server refused one.
         UserError: a file that holds no key; none is registered then.
     """
+    # All are read before the first is registered.
     keys = [(name, _public_key(name, path)) for name, path in clients if path]
     for name, key in keys:
         known = control.register(name, key)

@@ -64,6 +64,7 @@ class Guard:
     def may_pass(self, scope: Any) -> bool:
         """Tells whether a request is for a client, or comes from where users are."""
         path = str(scope.get("path", ""))
+        # A path that goes up again could lead out of Fleet, behind this check.
         if scope["type"] == "http" and ".." not in path and path.startswith(OPEN_PATHS):
             return True
         if not scope.get("client"):
@@ -93,6 +94,7 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         address = ipaddress.ip_address(text)
     except ValueError:  # a name, a Unix socket
         return None
+    # A server that listens on IPv6 sees its IPv4 peers in this form.
     return getattr(address, "ipv4_mapped", None) or address
 
 

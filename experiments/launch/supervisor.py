@@ -212,6 +212,7 @@ class Supervisor:
         notify("STOPPING=1")
         self._write_down("stopping", reason)
         superlink = self.processes.get("superlink")
+        # Without it no run can end in order: it would wait for answers.
         if superlink is not None and superlink.poll() is None:
             for pid in self._serverapps():
                 with contextlib.suppress(ProcessLookupError):

@@ -83,6 +83,7 @@ class Canaries:
         order = order[np.argsort(counts[order] == 0, kind="stable")][:num_canaries]
         shape = config.release_shape[1:]
         vectors = rng.standard_normal((math.prod(shape), num_canaries))
+        # Orthonormal where there are as many coordinates: no canary hides another.
         if num_canaries <= len(vectors):
             vectors = np.linalg.qr(vectors)[0]
         vectors = vectors / np.linalg.norm(vectors, axis=0)

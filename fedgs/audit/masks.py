@@ -89,6 +89,7 @@ def audit_masks(config: ResolvedConfig, round: int) -> Masks:
     plain = torch.stack([each.values for each in sums]).sum(0) % 2**32
     info = asked.info(attempt, 0, 1)
     pair = keys[0].pair_mask(keys[1].public, info, masked[0].values.numel())
+    # Modulo 2^32 in either type: the bits are those of the uint32.
     lacking = masked[0].values - torch.from_numpy(pair.astype(np.int32)).view_as(plain)
     spoilt = [received_masked(lacking, round, 0, b""), *masked[1:]]
     return Masks(

@@ -94,6 +94,7 @@ def weakest_rounds(config: ResolvedConfig, events: Sequence[Event]) -> dict[str,
     planned = range(1, min(config.num_stages + 1, config.num_rounds) + 1)
     events = events or [new_event(config, round, EVERYONE, 1) for round in planned]
     by_cost = sorted(events, key=lambda event: costs_of(event, 0))
+    # The last one of a kind has the highest cost.
     return {event.release: event.round for event in by_cost}
 
 
@@ -177,6 +178,7 @@ def audit_round(
         progress: is told what is being done.
         round: a round of the kind that is attacked; see `weakest_rounds`.
     """
+    # Draws of the run's own seed would be the same in every audit.
     seed = secrets.randbelow(2**31)
     config = dataclasses.replace(config, seed=seed, selection_seed=None)
     total = int(trials * (1 + CHOICE_SHARE))
@@ -303,6 +305,8 @@ def _sum_of_others(
         progress(f"A: {total} rounds of {len(nodes)} other nodes")
     found = np.zeros(total)
     for node in nodes:
+        # Gradients of 0: the adversary knows what these clients send, so only noise is
+        # left.
         found += node_scores(config, np.zeros(total), node, round)
     return found
 
@@ -325,6 +329,7 @@ def node_scores(
     """
     terms = config.terms(round)
     size = max(1, _FAKES_AT_ONCE // terms.batch_size)
+    # In parts, for the memory of a million rounds.
     parts = np.split(signs, range(size, len(signs), size))
     with ThreadPoolExecutor(config.num_workers) as pool:
         done = pool.map(lambda part: _node_scores(config, terms, part, node_id), parts)

@@ -68,6 +68,7 @@ def audit_samples(
         nearest_distances(synthetic, images) for images in (members, others)
     )
     ratio = to_member / np.maximum(to_other, 1e-12)
+    # Equally near is half a hit.
     hits = (ratio < 1) + (ratio == 1) / 2
     rng = np.random.default_rng(seed)
     return {

@@ -294,6 +294,7 @@ class _Trainer:
         labels = labels.to(config.device)
         fakes = self.embedding.sum(self._fake_vectors(z, labels), labels) / count
         loss = (self.target - fakes).square().sum()
+        # By the update's number, so that a resumed training has the same rate.
         for group in self.optimizer.param_groups:
             decay = DECAY ** (update / DECAY_STEPS)
             group["lr"] = config.generator_learning_rate * decay

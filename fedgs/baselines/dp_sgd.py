@@ -91,6 +91,7 @@ def clipped_sum(network: Any, losses: Losses, count: int, clip_bound: float) -> 
     """
     params = list(network.parameters())
     total = torch.zeros(sum(p.numel() for p in params), device=params[0].device)
+    # Nobody may have been drawn: the sum is 0, and is released with noise as any other.
     for rows in torch.arange(count).split(SAMPLES_AT_ONCE) if count else ():
         network.zero_grad(set_to_none=True)
         with quiet():
@@ -130,6 +131,7 @@ def noisy(total: Tensor, noise_std: float, source: NoiseStream) -> Tensor:
         source: of this release alone.
     """
     noise = torch.from_numpy(source.normal(tuple(total.shape), noise_std))
+    # In float64, as the sanitizer adds it.
     return (total.cpu().double() + noise).float().to(total.device)
 
 

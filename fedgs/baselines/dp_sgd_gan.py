@@ -274,6 +274,7 @@ class _Trainer:
         fake = dp_sgd.clipped_sum(self.discriminator, fake_losses, len(fakes), clip)
         source = dp_sgd.noise_source(config, index)
         gradient = dp_sgd.noisy(real, self.noise_std, source) + fake
+        # By the expected number: how many were drawn is private.
         dp_sgd.set_grads(self.discriminator, gradient / self.settings.expected_batch)
         if self.settings.optimizer == "sgd":
             decay = 1 - SGD_DECAY * min(index / SGD_DECAY_STEPS, 1.0)
@@ -285,6 +286,7 @@ class _Trainer:
     def _train_generator(self, index: int) -> None:
         """Takes a step of the generator against the private discriminator."""
         fakes, labels = self._fakes(index, "generator-fakes")
+        # Opacus would keep a gradient of every fake, which nobody needs here.
         self.discriminator.disable_hooks()
         scores = self.discriminator(fakes, labels)
         self.optimizer.zero_grad(set_to_none=True)

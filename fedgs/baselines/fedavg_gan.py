@@ -169,6 +169,7 @@ def node_update(
     terms = terms_of(settings, config, request)
     hosted = config.hosting.hosted(node_id)
     clients = clients_of(request.participants, hosted)
+    # A server could ask a client more often than is accounted.
     if clients != clients_of(select(config, request.round), hosted):
         raise UserError(
             f"round {request.round}: other clients are asked than the public schedule "

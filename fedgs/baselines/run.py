@@ -537,6 +537,7 @@ class _Session:
         tensors = {f"trainer.{n}": v for n, v in state.items() if n not in secret}
         tensors |= {f"ema.{n}": v for n, v in self._generator().items()}
         self.folder.save_checkpoint(self.done, tensors, self.ledger)
+        # After the commit: until then the checkpoint before needs its own.
         for round in state_rounds(states):
             if round < self.done:
                 state_path(states, round).unlink()

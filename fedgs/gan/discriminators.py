@@ -63,6 +63,8 @@ class ModuleStack:
         self.betas = betas
         self.params = _stack_of(dict(self.template.named_parameters()), num_modules)
         self.buffers = _stack_of(dict(self.template.named_buffers()), num_modules)
+        # One after the other: all modules at once would take the memory of the stack
+        # again.
         for index in range(num_modules):
             module = build(index)
             for name, param in module.named_parameters():
@@ -152,6 +154,7 @@ class ModuleStack:
         """Adam of Kingma and Ba (ICLR 2015), Algorithm 1, per module."""
         beta1, beta2 = self.betas
         self.steps[indices] += 1
+        # As torch's Adam, which computes its corrections in Python's floats.
         steps = self.steps[indices].double()
         step_size = (self.learning_rate / (1 - beta1**steps)).float()
         correction = (1 - beta2**steps).sqrt().float()

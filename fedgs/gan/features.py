@@ -159,6 +159,8 @@ def _pooled(net: TensorDict, layer: int, images: Tensor, padding: int) -> Tensor
 def _random_features(net: TensorDict, images: Images, labels: Labels) -> Tensor:
     second = _pooled(net, 2, _pooled(net, 1, images, 2), 1)  # (n, w, S/4, S/4)
     third = _pooled(net, 3, second, 1)  # (n, w, S/8, S/8)
+    # A quarter as many features of the third layer: twice as large, they weigh the
+    # same.
     return torch.cat([second.flatten(1), 2 * third.flatten(1)], dim=1)
 
 
@@ -203,6 +205,7 @@ def _make_classifier(
     net = {name: value.detach() for name, value in net.items()}
     del net["output.weight"], net["output.bias"]
     hidden = _hidden(net, images[:: max(1, len(images) // SCALING_SAMPLES)])
+    # The tenth keeps a feature that hardly varies from being scaled up to noise.
     net["scale"] = 1 / (hidden.std(0) + 0.1 * hidden.std()).clamp_min(1e-3)
     return net
 

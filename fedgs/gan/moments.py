@@ -98,6 +98,7 @@ def start_of(config: ResolvedConfig, images: Tensor, labels: Labels) -> Model:
     low = torch.cat([low_frequencies(part / 255, size) for part in parts]).double()
     overall = low.mean(0)
     lengths, axes = torch.linalg.eigh(torch.cov(low.T, correction=0))
+    # eigh sorts upwards; the longest are wanted.
     lengths, axes = lengths.flip(0)[:count], axes.flip(1)[:, :count]
     # How long an axis is of other images, a short one above all, is only roughly this.
     scale = (lengths + lengths.mean()).clamp_min(1e-9).sqrt()

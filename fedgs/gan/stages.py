@@ -198,6 +198,7 @@ class _Network:
         means = one_hot.T @ features / (len(labels) / classes)
         self.means = MEANS_DECAY * self.means + (1 - MEANS_DECAY) * means.detach()
         difference = self.means - self.target
+        # The difference is a constant here: its average has the means of earlier steps.
         (grads,) = torch.autograd.grad((means * difference).sum(), leaf)
         norm = float(grads.norm()) or 1.0
         before = norm if self.norm is None else self.norm

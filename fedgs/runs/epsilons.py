@@ -48,6 +48,7 @@ def of_runs(
     if at_epsilon is not None and "delta" in settings:
         raise UserError("delta: --at-epsilon computes it; leave out one of the two")
     folders = [RunFolder.open(path) for path in paths]
+    # Resolved: a link to a run is the same run.
     names = [str(folder.path.resolve()) for folder in folders]
     for name in names:
         if names.count(name) > 1:

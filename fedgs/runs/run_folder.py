@@ -149,6 +149,7 @@ class RunFolder:
             if baseline is not None:
                 write_json(staging / BASELINE, baseline)
             Ledger.open(staging / "ledger.jsonl").close()
+            # Last, so that whatever has the run's name is whole.
             staging.rename(path)
             sync(path.parent)
         return cls(path, config)
@@ -173,6 +174,7 @@ class RunFolder:
                 f"{FORMAT_VERSION}; use the version in its versions.json"
             )
         config = ResolvedConfig.from_flat(read_json(path / "config.json"))
+        # The folder may have been moved since it was written.
         if config.cohort is not None and (path / COHORT).exists():
             config = dataclasses.replace(config, cohort=str(path / COHORT))
         return cls(path, config)
@@ -366,6 +368,7 @@ class RunFolder:
             part: names the second checkpoint of one round.
         """
         for state in self.private.glob("*/*.safetensors"):
+            # A node may replace its older states meanwhile.
             with contextlib.suppress(FileNotFoundError):
                 sync(state)
         for folder in (*self.private.glob("node-*"), self.private):
@@ -382,6 +385,7 @@ class RunFolder:
         }
         if self.history:
             commit["history"] = self.history
+        # The commit: until this name is on the disk, the last checkpoint counts.
         write_json(self.path / CHECKPOINT, commit)
         self.record(ledger)
         for other in (self.path / "checkpoint").glob("round-*.safetensors"):
