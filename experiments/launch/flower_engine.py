@@ -80,6 +80,8 @@ def train(
                 run_id = _submit(control, folder, components)
                 _follow(folder, report, stop, lambda: _status(control, run_id)[0])
                 status, details = _final_status(control, run_id)
+                if status == "finished:failed":
+                    _keep_log(folder, control, run_id)
         finally:
             end_processes(token)
             shutil.rmtree(_home(token), ignore_errors=True)
@@ -209,6 +211,15 @@ def _final_status(control: Control, run_id: int) -> tuple[str, str]:
         status = _status(control, run_id)
         time.sleep(POLL_SECONDS)
     return status
+
+
+def _keep_log(folder: RunFolder, control: Control, run_id: int) -> None:
+    """Adds what a run said to `flower.log`, which has only what its server said."""
+    path = folder.path / "flower.log"
+    # The outcome is known without it.
+    with contextlib.suppress(FlowerFailed), open(path, "a") as file:
+        for part in control.log(run_id, 0.0):
+            file.write(part.log_output)
 
 
 def _status(control: Control, run_id: int) -> tuple[str, str]:

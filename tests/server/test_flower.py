@@ -255,6 +255,7 @@ def test_a_simulation_that_cannot_start_is_noticed_at_once(tmp_path):
     with pytest.raises(FlowerFailed, match=r"finished:failed.*without an outcome\. \w"):
         flower_engine.train(folder, lambda metrics: None, threading.Event(), missing)
     assert time.monotonic() - started < flower_engine.START_TIMEOUT / 2
+    assert "no_such_module" in (folder.path / "flower.log").read_text()
 
 
 @pytest.mark.flower
