@@ -107,6 +107,7 @@ class Arrivals:
         """
         names = list(message_ids)
         is_new = self._announce([n for n in names if n not in self._arriving])
+        # Older ones have been waited for already; the caller looks at its deadline.
         until = time.monotonic() + BRIEFLY * is_new
         while True:
             awaited = [name for name in names if name in self._arriving]

@@ -220,8 +220,8 @@ class Exchange:
         for node, pending in self._pending.items():
             if pending.send_at > now:
                 continue
-            # Nothing gets lost within one process: only a deployed node is asked again
-            # unheard.
+            # Nothing gets lost on one machine: only a deployed node is asked again
+            # without a sign.
             pending.send_at = math.inf
             if self.roll:
                 pending.send_at = now + pending.resend

@@ -107,6 +107,7 @@ def main(grid: Grid, context: Context) -> None:
     """
     watch_launcher()
     settings = dict(context.run_config)
+    # Of this start alone: it is no setting of the run.
     accept_restore = bool(settings.pop("accept_restore", False))
     is_plain = not (settings.get("run_folder") or settings.get("nodes"))
     try:

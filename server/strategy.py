@@ -112,6 +112,7 @@ class GsWgan(SilentStrategy):
                     patience=self.config.round_timeout,
                 )
                 self.aggregate_train(number, replies)
+                # A node that joined meanwhile may know of more than the ledger has.
                 self._add_lost_releases()
             return Result(ArrayRecord(self.training.server.ema.state_dict()))
 
@@ -199,6 +200,7 @@ class GsWgan(SilentStrategy):
         if not self.config.node_names:
             addresses = roll_call(grid, self.config.num_nodes, self.stop)
             self.exchange = Exchange(grid, addresses, IN_MEMORY, self.progress)
+            # Simulated nodes have written their states before they answer.
             return lambda keep_round: None
         self.folder.history = history_of(self.folder)
         _, committed = self.folder.history[-1]
@@ -377,6 +379,8 @@ class GsWgan(SilentStrategy):
         missing, refused = {*self.requests}, set[int]()
         for reply in replies:
             node = self.exchange.node_of(reply)
+            # Of nobody who was asked, or the second answer to a request that was sent
+            # twice.
             if node is None or node not in missing:
                 continue
             try:
