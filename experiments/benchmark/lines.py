@@ -64,15 +64,15 @@ def line_of(cell: Cell, run: Path, scores: Line, is_full: bool) -> Line:
     opened = open_run(run, cell.how.baseline) if is_baseline(run) else None
     facts = _of_own(run) if opened is None else _of_baseline(opened)
     cost = read_json(run / COST) if (run / COST).exists() else {}
-    network = scores.get("network")
+    fids = [value for name, value in scores.items() if name.startswith("fid_lenet")]
     return {
         **identity(cell),
         **facts,
         "accuracy_cnn": scores.get("downstream_cnn_accuracy"),
         "accuracy_mean_of_13": scores.get("classifiers", {}).get("average"),
         "accuracy_by_classifier": scores.get("classifiers", {}).get("accuracy"),
-        "fid": scores.get(f"fid_{network}"),
-        "fid_network": network,
+        "fid": fids[0] if fids else None,  # named after the data
+        "fid_network": scores.get("network"),
         "num_synthetic": scores.get("num_synthetic"),
         **{name: cost.get(name) for name in COSTS},
         "reduced": reduced(cell.method, opened, is_full),

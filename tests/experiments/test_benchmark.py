@@ -249,6 +249,14 @@ def test_thirteen_classifiers_stand_below_the_papers():
     assert by_classifier("x", rows) is None
 
 
+def test_a_line_has_the_fid_of_its_scores(monkeypatch, tmp_path):
+    monkeypatch.setattr(lines, "_of_own", lambda run: {})
+    cell = grid.grid(BenchmarkRequest(), {}).of_seeds([0])[0]
+    found = {"fid_lenet_mnist_by_writer": 7.5, "network": "lenet-35af6d"}
+    made = lines.line_of(cell, tmp_path, found, is_full=False)
+    assert (made["fid"], made["fid_network"]) == (7.5, "lenet-35af6d")
+
+
 def test_unknown_metrics_and_lines_are_refused(tmp_path):
     assert_refused("give --metrics", BenchmarkRequest, metrics=("fid",))
     (tmp_path / "cells.jsonl").write_text(json.dumps({"a": 1}) + "\n")
