@@ -267,6 +267,14 @@ def test_flower_gives_the_generators_and_the_verdict_of_the_local_engine(
     assert found["flower"] == found["local"]
 
 
+def test_masks_over_groups_of_one_node_are_refused_before_any_selection(
+    debug, tmp_path
+):
+    asked = {"bug": "rotate", "engine": "flower", "secure_aggregation": True}
+    refused(debug(**asked), "secure_aggregation = True: a round may be of one node")
+    assert not (tmp_path / "out").exists()
+
+
 def test_group_data_are_the_corrupted_images(data):
     config = RunConfig(**OF_GROUPS, data=data, corruption="invert")
     everyone = load_data(config)

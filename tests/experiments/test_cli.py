@@ -383,6 +383,25 @@ def test_secure_aggregation_gives_the_server_the_epsilon_of_the_release(fedgs):
         assert found == pytest.approx([e for row in expected for e in row], abs=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        (["train", "--recipe", "algorithm-1"], "a round may be of one node"),
+        (["train", "--recipe", "algorithm-2"], "a round may be of one node"),
+        (["cohorts"], "No such option '--secure-aggregation'"),
+        (["baseline", "dp-merf"], "No such option '--secure-aggregation'"),
+    ],
+)
+def test_what_masks_do_not_cover_is_refused_before_any_work(
+    fedgs, tmp_path, command, problem
+):
+    given = ["--data", "digits", "--engine", "flower", "--output", tmp_path / "run"]
+    if command[0] == "train":
+        given += ["--num-clients", 9, "--partition", "iid"]
+    refused(fedgs(*command, "--secure-aggregation", *given), problem)
+    assert not (tmp_path / "run").exists()
+
+
 def test_privacy_of_a_run_is_that_of_its_ledger(trained, fedgs):
     found = statements(fedgs("privacy", trained, "--json"))
     assert [(s["adversary"], s["relation"]) for s in found] == [

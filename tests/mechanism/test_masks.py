@@ -125,6 +125,19 @@ def test_masks_of_another_attempt_or_key_list_do_not_cancel():
     assert_uniform(unmask([masked(0, keys), third]))
 
 
+def test_masks_of_two_nodes_that_saw_two_keys_of_a_third_one_do_not_cancel():
+    """The third one is the server's: it can take off every mask but their own."""
+    keys, other = keys_of(0, 1, 2), MaskingKey.generate()
+    lists = attempt_of(keys), attempt_of({**keys, 2: other})
+    rest = torch.zeros(SHAPE, dtype=torch.int64)
+    for node, (attempt, own) in enumerate(zip(lists, (keys[2], other), strict=True)):
+        rest += mask(node_sum(node), keys[node], attempt, ASKED, b"").values
+        info = ASKED.info(attempt, node, 2)
+        shared = own.pair_mask(keys[node].public, info, rest.numel())
+        rest -= torch.from_numpy(shared.astype(np.int64)).view(SHAPE)
+    assert_uniform(rest)
+
+
 def test_a_pair_has_one_mask_and_every_pair_another():
     keys = keys_of(0, 1, 2)
     one = keys[0].pair_mask(keys[1].public, b"info", 64)

@@ -33,14 +33,16 @@ from fedgs.runs.run_folder import RunFolder
 from runs import attempts, events, interrupt_at, num_answers, train
 from simulated_grid import MODES, FakeGrid, product, round_of, start
 
+MODES = MODES | {"compact": MODES["full participation"] | {"transport": "compact"}}
 MASKED = {"secure_aggregation": True, "noise_multiplier": 0.5}
 
 
 @pytest.mark.parametrize(
     "mode",
     [
-        "full participation",
+        "compact",
         "moments",
+        pytest.param("full participation", marks=pytest.mark.slow),
         pytest.param("selected", marks=pytest.mark.slow),
         pytest.param("silos that differ", marks=pytest.mark.slow),
         pytest.param("staged", marks=pytest.mark.slow),
