@@ -56,6 +56,43 @@ def hockey_stick(one: np.ndarray, other: np.ndarray, epsilon: float) -> float:
 # ------------------------------------------------------------------ the theorem
 
 
+def theta(std: float) -> float:
+    return 2 * sum(math.exp(-2 * (math.pi * std * m) ** 2) for m in range(1, 9))
+
+
+def assert_within(found: np.ndarray, expected: np.ndarray, bound: float) -> None:
+    """Checks a step of the proof where its bound can be seen."""
+    most = math.log((1 + bound) / (1 - bound))
+    largest = np.abs(np.log(found / expected)).max()
+    assert 0.05 * most < largest <= most + 1e-12
+
+
+def test_step_1_sums_over_the_integers_are_near_the_integral():
+    for std in (0.4, 0.5, 0.7):
+        offsets = np.linspace(0, 1, 21)[:, None]
+        sums = np.exp(-((np.arange(-20, 21) - offsets) ** 2) / (2 * std**2)).sum(axis=1)
+        relative = np.abs(sums / (math.sqrt(2 * math.pi) * std) - 1)
+        assert 0.99 * theta(std) < relative.max() <= theta(std) + 1e-12
+
+
+def test_step_2_a_gaussian_rounded_at_random_is_a_discrete_one():
+    for width, std in ((0.4, 0.6), (0.4, 0.8)):  # r and s of the proof
+        points, places = np.arange(-4, 5), np.linspace(-16, 16, 6401)  # of k and Z
+        kernel = np.exp(-((np.arange(-30, 31)[:, None] - places) ** 2) / (2 * width**2))
+        variance = std**2 - width**2
+        density = np.exp(-(places**2) / (2 * variance)) / kernel.sum(axis=0)
+        density *= (places[1] - places[0]) / math.sqrt(2 * math.pi * variance)
+        assert_within(kernel[points + 30] @ density, law(std, 30)[points + 30], theta(width))
+
+
+def test_step_3_two_discrete_gaussians_add_up_to_one():
+    for shares, std in ((1, 0.6), (1, 0.8), (3, 0.6)):
+        one, other = law(math.sqrt(shares) * std, 40), law(std, 40)
+        total = np.convolve(one, other)[76:85]
+        expected = law(math.sqrt(shares + 1) * std, 80)[76:85]
+        assert_within(total, expected, theta(std * math.sqrt(shares / (shares + 1))))
+
+
 @pytest.mark.parametrize(("std", "shift"), [(3.0, 1), (5.0, 12), (40.0, 60)])
 def test_one_coordinate_is_as_private_as_the_theorem_says(std, shift):
     width = math.ceil(12 * std) + shift
