@@ -42,6 +42,7 @@ def log_privately(folder: Path, error: Exception, is_deployed: bool) -> None:
         is_deployed: stderr is the client's own; that of a simulation is not.
     """
     try:
+        # A run folder that is gone is not made again for its errors.
         if folder.parent.is_dir():
             folder.mkdir(exist_ok=True)
             with open(folder / "error.log", "a", errors="backslashreplace") as log:

@@ -67,8 +67,7 @@ def answer(message: Message, context: Context) -> Message:
             release = node_update(settings, config, data, request, node_id)
             terms = terms_of(settings, config, request)
             reply = encode_answer(release, config, request, terms)
-            # Before it leaves: a second draw of noise for one request would be a second
-            # release.
+            # Before it leaves: noise drawn again would be a second release.
             _keep(kept, request, reply)
         return _reply(reply, message)
     except Exception as error:

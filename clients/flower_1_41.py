@@ -246,6 +246,7 @@ def _answering(
             loop._insert_message(reply, state, object_store)
         state.task_store.clear()  # for processes that nobody starts
         stock_push(state=state, object_store=object_store, **send)
+        # A run is going on: the next message is looked for soon.
         waiting.last = time.monotonic()
 
     return push_messages

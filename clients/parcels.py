@@ -91,6 +91,7 @@ class Mailbag:
         """Sends the reply with its last part; called again, it sends it again."""
         with self._lock:
             self._parts[request.object_id] = request
+            # Whichever of Flower's threads brings the last part sends all of them.
             if all(part is not None for part in self._parts.values()):
                 push = Call("push-messages", self._reply, PushMessagesResponse)
                 parts = self._parts.values()
@@ -124,8 +125,7 @@ class Mailbag:
 
     def _call(self, calls: list[Call]) -> list[Any]:
         """Makes the calls, after what is still to be said."""
-        # Lost where the call fails: the SuperLink then keeps a message longer than it
-        # must.
+        # Lost where the call fails: then the SuperLink keeps a message for longer.
         said, self._received = self._received, []
         return self.courier.call([*said, *calls])[len(said) :]
 

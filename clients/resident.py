@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not is_known("clients.resident", without) or options.stock:
             command = str(Path(sys.executable).with_name("flower-supernode"))
             notify("READY=1")
+            # Becomes Flower's process: one pid, its signals and its exit code.
             os.execv(command, [command, *given])
         site.open()
         notify("READY=1")  # it may still have to wait for the server

@@ -68,6 +68,7 @@ class Clients:
         if self.config.corruption != "none" and not self.selection.train_corrupted:
             intact = dataclasses.replace(self.config, corruption="none")
             self.before = load_data(intact)
+        # Clients of a simulation share the machine: each worker has one core.
         torch.set_num_threads(1)
 
     def part(self, client_id: int, of: FederatedImages, held_out: bool) -> Labelled:

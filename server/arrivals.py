@@ -218,8 +218,7 @@ class Arrivals:
         except Exception:  # a client may send anything; the run is not its to end
             reply = None
         if (
-            # What was sent may name another sender or request than its announcement
-            # does.
+            # What was sent may name others than its announcement does.
             not isinstance(reply, Message)
             or reply.metadata.reply_to_message_id != name
             or reply.metadata.src_node_id != arriving.sender

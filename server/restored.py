@@ -47,8 +47,7 @@ def lost_rounds(
                 "above the ledger"
             )
         if times > known:
-            # An event of that round would be charged to others than this node's
-            # clients.
+            # An event of that round would be charged to other nodes' clients.
             if node not in nodes_of(config, select(config, round)):
                 raise UserError(
                     f"says that it released round {round}, for which the run does not "

@@ -310,6 +310,7 @@ class RollCall:
         if type(seen) is not int or type(newest) is not int:
             raise UserError("joined without saying which round it has seen")
         # What it has released counts, also where it is refused.
+        # The largest number that any node says: all of them speak of the same rounds.
         self.lost |= lost_rounds(
             self.config, node, record.get("released"), self.counted
         )

@@ -379,8 +379,7 @@ class GsWgan(SilentStrategy):
         missing, refused = {*self.requests}, set[int]()
         for reply in replies:
             node = self.exchange.node_of(reply)
-            # Of nobody who was asked, or the second answer to a request that was sent
-            # twice.
+            # Of nobody who was asked, or the second answer to one request.
             if node is None or node not in missing:
                 continue
             try:

@@ -305,8 +305,7 @@ def _sum_of_others(
         progress(f"A: {total} rounds of {len(nodes)} other nodes")
     found = np.zeros(total)
     for node in nodes:
-        # Gradients of 0: the adversary knows what these clients send, so only noise is
-        # left.
+        # Gradients of 0: the adversary knows what these clients send.
         found += node_scores(config, np.zeros(total), node, round)
     return found
 

@@ -202,8 +202,7 @@ class Node:
             UserError: the count is broken.
         """
         self._check_next(round)
-        # The same key again while it masked nothing: its announcement may have been
-        # lost.
+        # The same key while it masked nothing: its announcement may be lost.
         if (stored := self._stored_key()) is not None:
             key, announced = stored
             if not self.count.is_masked_under(key.public.hex()):

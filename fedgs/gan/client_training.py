@@ -64,8 +64,7 @@ class Draws:
         for client in clients:
             rng = stream(config.seed, purpose, client, round)
             own = data.client_records[client]
-            # The order of these draws is part of the run: another one moves every
-            # trajectory.
+            # Another order of these draws would move every trajectory.
             records.append(own[rng.integers(len(own), size=shape)])
             mix.append(rng.random(shape, dtype=np.float32))
             if fake_labels is None:

@@ -63,8 +63,7 @@ class ModuleStack:
         self.betas = betas
         self.params = _stack_of(dict(self.template.named_parameters()), num_modules)
         self.buffers = _stack_of(dict(self.template.named_buffers()), num_modules)
-        # One after the other: all modules at once would take the memory of the stack
-        # again.
+        # One after the other: all at once would take the stack's memory again.
         for index in range(num_modules):
             module = build(index)
             for name, param in module.named_parameters():

@@ -159,8 +159,7 @@ def _pooled(net: TensorDict, layer: int, images: Tensor, padding: int) -> Tensor
 def _random_features(net: TensorDict, images: Images, labels: Labels) -> Tensor:
     second = _pooled(net, 2, _pooled(net, 1, images, 2), 1)  # (n, w, S/4, S/4)
     third = _pooled(net, 3, second, 1)  # (n, w, S/8, S/8)
-    # A quarter as many features of the third layer: twice as large, they weigh the
-    # same.
+    # A quarter as many of the third layer: twice as large, they weigh the same.
     return torch.cat([second.flatten(1), 2 * third.flatten(1)], dim=1)
 
 

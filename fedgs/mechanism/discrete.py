@@ -94,13 +94,11 @@ def _is_below(coin: int, block: int, size: int, std: int, words: Words) -> bool:
     bits = 64
     while True:
         with localcontext() as context:
-            # More digits than the coin has (0.3 for each bit), so that only its bits
-            # decide.
+            # More digits than the coin has (0.3 a bit): only its bits decide.
             context.prec = bits // 2
             exponent = Decimal(-size * size) / Decimal(2 * std * std)
             chance = Decimal(2**block) * exponent.exp() * 4 / 5
-            # p is at most 1 and comes of few operations: ten digits are left for their
-            # error.
+            # p <= 1 comes of few operations: ten digits are left for their error.
             error = Decimal(10) ** (10 - context.prec)
             low, high = Decimal(coin) / 2**bits, Decimal(coin + 1) / 2**bits
             if high < chance - error:

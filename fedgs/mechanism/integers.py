@@ -147,7 +147,6 @@ def from_integers(total: Tensor, scale: float) -> Tensor:
         total: of all nodes' `values`, any integers of the same remainders.
         scale: units of 1.0, U / C.
     """
-    # Remainders from 2^31 on are negative sums: U leaves half of the range to each
-    # sign.
+    # Remainders from 2^31 on are negative sums: U leaves each sign half the range.
     half = MODULUS // 2
     return ((total.to(torch.int64) + half) % MODULUS - half).double() / scale

@@ -123,8 +123,7 @@ class Attempt:
         keys: dict[int, Announced] = {}
         last = -1
         for node, announced in _entries(content):
-            # Increasing: no node twice, and one form of a list, whose hash is in every
-            # mask.
+            # Increasing: no node twice, and one form, whose hash is in every mask.
             if not last < node < num_nodes:
                 raise UserError("list of masking keys with a wrong node: refused")
             keys[node], last = Announced.unpack(announced), node

@@ -248,8 +248,7 @@ def _dct_rows(size: int, count: int) -> Tensor:
     index = torch.arange(size, dtype=torch.float64)
     rows = torch.arange(count, dtype=torch.float64).unsqueeze(1)
     matrix = torch.cos(math.pi / size * (index + 0.5) * rows) * math.sqrt(2 / size)
-    # The row of ones would be longer than 1, and norms would grow beyond the clip
-    # bound.
+    # The row of ones would be longer than 1: norms could grow beyond the clip bound.
     matrix[0] /= math.sqrt(2)
     return matrix
 

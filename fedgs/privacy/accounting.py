@@ -229,8 +229,7 @@ class _Question(NamedTuple):
             bound = with_selections(alone, self.selections, adversary, relation)
             theorem += WITH_SELECTION
             conditions += [c for s in self.selections for c in s.conditions(adversary)]
-        # An RDP row without the selection's cost is printed as a check, not as a
-        # guarantee.
+        # An RDP row without the selection's cost is a check, no guarantee.
         is_bound = not rounds.is_seeded and NOT_IN_RDP not in conditions
         epsilon, delta = self.at_epsilon, self.delta
         if epsilon is None:

@@ -302,6 +302,7 @@ def _largest_loss(kind: Sampled, tail: float) -> float:
     """Returns an epsilon at which one round's delta is at most `tail`."""
     top = 1e-6
     while _remove(kind, np.array([top]))[0] > tail:
+        # Too large by a fifth is no harm: the grid only becomes longer.
         top *= 1.2
     return top
 

@@ -261,8 +261,7 @@ class Budget:
         cost = costs_of(event, self._colluding)[self._row]
         if self._exposure.first is None:
             return cost <= self._most
-        # Not only who is asked: under a mixture until now, another may be beyond the
-        # cap.
+        # All clients: under a mixture until now, one not asked may exceed the cap.
         row = self._exposure.mu_squared[self._row]
         return bool(max(row.max(), row[columns_of(event)].max() + cost) <= self._most)
 
@@ -277,8 +276,7 @@ class Budget:
         draw = exposure.draw_with(event, costs_of(event, self._colluding))
         if event.round in exposure.draws:
             return self._holds(bound_of(exposure.kinds_with(event, draw)))
-        # The cap changes only with what else was released: draws are counted against
-        # it.
+        # Only what else was released moves the cap that draws are counted against.
         others = {k: n for k, n in exposure.kinds.items() if n and k != draw.kind}
         cap = self._caps.get(theorem)
         if cap is None or cap[:2] != (draw.kind, others):

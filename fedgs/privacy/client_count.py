@@ -323,8 +323,7 @@ class ReleaseCount:
         """Makes these clients' ledger, then names it in the index."""
         index = self._read_index()
         name = f"releases-{len(index.keys() - {_VERSION}):05d}.jsonl"
-        # The file comes first: a crash here leaves it empty, and the next charge takes
-        # it.
+        # The file comes first: empty after a crash here, it is taken again.
         ledger = Ledger.open(self.folder / name)
         # Its clients are not known, so their spending could not be charged to anybody.
         if ledger.length:

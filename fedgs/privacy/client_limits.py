@@ -169,6 +169,8 @@ class Limits:
 
     def epsilon_of(self, mu_squared: float) -> float:
         """Returns the epsilon of a sum of `release_cost`, for delta and relation."""
+        # Costs are those of replace-one; under zero-out the same noise makes half of
+        # mu.
         factor = RELATIONS[self.relation] / RELATIONS["replace-one"]
         return epsilon_from_mu(factor * mu_squared**0.5, self.delta)
 

@@ -114,6 +114,7 @@ class Law(NamedTuple):
         if not self.tail < delta < chance:
             remedy = f"give --delta below a client's chance to take part, {chance:.3g}"
             raise UserError(f"delta = {delta}: {remedy}, and above {self.tail:.1g}")
+        # delta falls as z grows: by doubling, the root is between two of them.
         low = high = 1.0
         while self.delta(low, epsilon) <= delta:
             low /= 2

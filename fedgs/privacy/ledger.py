@@ -186,8 +186,7 @@ class Chain(Generic[EventT]):
         end = data.rfind(b"\n") + 1
         first = self.length + 1
         for number, line in enumerate(data[:end].split(b"\n")[:-1], start=first):
-            # The bytes as they stand: JSON that is read and written anew could hide a
-            # change.
+            # The bytes as they stand: JSON written anew could hide a change.
             text, seal = line[:-_SEAL_LENGTH] + b"}", line[-_SEAL_LENGTH:]
             digest = _chain(self.head, text)
             if seal != _HASH_KEY + digest.encode() + b'"}':
@@ -223,13 +222,13 @@ class Chain(Generic[EventT]):
             UserError: as `open`; or the file is shorter than it was.
         """
         try:
-            # Unbuffered: one write is one system call, and tells how much the disk
-            # took.
+            # Unbuffered: one write is one call, and tells how much the disk took.
             file = cast(BinaryIO, open(self.path, "a+b", buffering=0))  # noqa: SIM115
         except OSError as error:
             raise UserError(f"{self.path}: {error.strerror}; check --output") from error
         is_first = self._size == 0
         try:
+            # The kernel's lock: it is free again when its holder dies, however it does.
             if not lock_descriptor(file.fileno(), blocking=False):
                 raise UserError(f"{self.path}: in use by another run; wait for it")
             if os.fstat(file.fileno()).st_size < self._size:

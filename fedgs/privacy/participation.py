@@ -79,6 +79,7 @@ def planned_law(
         why = f"count: every client takes part in all {num_rounds} rounds"
         return fixed_law(num_rounds), COUNT_THEOREM, why
     if selection == "balanced":
+        # Every lap through the clients uses each of them once.
         most = math.ceil(clients_per_round * num_rounds / num_clients)
         why = f"count: a client takes part at most {most} times; repeats count again"
         return fixed_law(most), COUNT_THEOREM, why
@@ -170,8 +171,7 @@ class Together:
         mixed = [run for run in self.runs if not run.no_mixture]
         self._draws, self.conflict = _joined(mixed)
         counted = [run for run in self.runs if run not in mixed]
-        # Realised counts tell what the same seed drew in a mixed run: it is random no
-        # more.
+        # Realised counts tell what the same seed drew: no longer at random.
         drawn = {run.seed for run in counted if "uniform" in run.selections}
         if both := drawn & {run.seed for run in mixed}:
             self.conflict = f"runs share the selection seed {min(both, key=str)}"

@@ -94,6 +94,7 @@ def costs_of(event: Event, colluding: int) -> tuple[float, ...]:
     return _costs(*constants, colluding, event.is_discrete)
 
 
+# Rounds of a run have the same numbers, and a ledger has thousands of them.
 @lru_cache(maxsize=128)
 def _costs(
     multiplier: float, batch_size: int, nodes: int, colluding: int, is_masked: bool
