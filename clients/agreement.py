@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from fedgs.baselines.fedavg_gan import UpdateConfig
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.federation.node import Node
 from fedgs.privacy.accounting import statements
@@ -32,6 +33,7 @@ def agreement(title: str, node: Node) -> str:
             f"  noise_multiplier {config.noise_multiplier:g}{seeded}, clip_bound "
             f"{config.clip_bound:g}, batch_size {config.batch_size}, "
             f"{config.num_rounds} rounds, unit {config.privacy_unit}",
+            *_method(config),
             *_stages(config),
             *_masks(node),
             f"  against the server: {_costs(config, limits, node.count.is_whole)}",
@@ -52,6 +54,15 @@ def _masks(node: Node) -> list[str]:
     ]
 
 
+def _method(config: ResolvedConfig) -> list[str]:
+    """Returns a line on the method and its settings, if it is not GS-WGAN."""
+    if not isinstance(config, UpdateConfig):
+        return []
+    own = dataclasses.asdict(config.method).items()
+    shown = ", ".join(f"{name} = {value}" for name, value in own if value is not None)
+    return [f"  {config.baseline}, a round releases one update: {shown}"]
+
+
 def _stages(config: ResolvedConfig) -> list[str]:
     """Returns a line on the embeddings that the first rounds release, if any do."""
     all_terms = [config.terms(round) for round in range(1, config.num_stages + 1)]
@@ -66,11 +77,14 @@ def _stages(config: ResolvedConfig) -> list[str]:
 
 def _costs(config: ResolvedConfig, limits: Limits, is_whole: bool) -> str:
     """Returns what all rounds cost, asked as planned or all, and what bounds it."""
-    all_terms = [config.terms(round) for round in range(1, config.num_stages + 2)]
-    *stages, gradient = [limits.cost_of(config, terms) for terms in all_terms]
-    mu_squared = sum(stages) + (config.num_rounds - len(stages)) * gradient
+    rounds = (*range(1, config.num_stages + 1), 0)  # 0: of all rounds that follow
+    *stages, other = [limits.cost_of(config, config.terms(round)) for round in rounds]
+    mu_squared = sum(stages) + (config.num_rounds - len(stages)) * other
     most = planned = limits.epsilon_of(mu_squared)
-    if not is_whole:  # shards are one data set, of which any round may ask
+    if isinstance(config, UpdateConfig):
+        times = 1 if is_whole else config.most_rounds / config.num_rounds
+        planned = limits.epsilon_of(mu_squared * times)
+    elif not is_whole:  # shards are one data set, of which any round may ask
         plan, shares = Plan.from_config(config), limits.shares(config)
         # As if all nodes colluded but those that these clients believe in.
         rows = statements(plan, limits.delta, plan.counted_nodes - shares)

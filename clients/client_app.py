@@ -28,7 +28,6 @@ from fedgs.event_log import log_event
 from fedgs.federation.messages import (
     NEXT_KEY,
     RECORD,
-    decode_batch,
     decode_key_request,
     encode_answer,
 )
@@ -103,7 +102,8 @@ def answer(message: Message, context: Context) -> Message:
     """Trains the node's discriminators and returns its sanitized release.
 
     Privacy: releases (epsilon, delta)-DP output; event: as
-    `fedgs.federation.round.client_round`.
+    `fedgs.federation.round.client_round`, or of Fed-Avg GAN as
+    `fedgs.baselines.fedavg_gan.node_update`.
     """
     place = None
     started = time.monotonic()
@@ -111,8 +111,8 @@ def answer(message: Message, context: Context) -> Message:
         request = message.content.config_records[RECORD]
         place = _place(request, context)
         worker = place.worker()
-        batch = decode_batch(request, worker.config)
         node = worker.node(place.node_id)
+        batch = node.decode(request)
         release = node.answer(batch)
         # Before the answer leaves: if it gets lost, these bytes are sent again.
         node.save(batch.keep_round, place.is_durable)

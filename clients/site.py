@@ -33,6 +33,7 @@ from clients import history as histories
 from clients.agreement import agreement
 from clients.history import History
 from clients.workers import Worker, cached_worker, drop_worker, forget
+from fedgs.baselines.deployed import read_config
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.settings import OF_CLIENT, settings_with
 from fedgs.data import partition, sources
@@ -289,7 +290,7 @@ class DeployedPlace:
         path = self.folder / "run.json"
         known = read_json(path) if path.exists() else settings
         # Settings that are left out have their default.
-        if RunConfig.from_flat(known) != RunConfig.from_flat(settings):
+        if read_config(known) != read_config(settings):
             raise UserError(
                 f"{path}: the server sends other settings under the same run; it must "
                 "start a new run folder"
@@ -381,7 +382,7 @@ def agreed(site: Site, settings: Mapping[str, Any]) -> ResolvedConfig:
     """
     # The later one counts: what is the client's own is never the server's to set.
     imposed = {**settings, **NEUTRAL, **_own(site)}
-    config = ResolvedConfig.from_flat(imposed).validate()
+    config = read_config(imposed).validate()
     _position(site, config)
     return config
 

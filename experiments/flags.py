@@ -34,6 +34,9 @@ RunArgument = Annotated[Path, typer.Argument(help="The run folder.")]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print JSON instead of a table.")
 ]
+PrintOption = Annotated[
+    bool, typer.Option("--print-only", help="Print the Flower commands, run nothing.")
+]
 OF_TARGET = "`staged`, which --target-epsilon without a method chooses"
 Command = Callable[..., None]
 NAMES = tuple[str, ...]  # on the command line one text, comma-separated
@@ -248,7 +251,7 @@ def _request_flag(
         flag += f"/--no-{flag[2:]}"
     names = spec.metadata["names"] or (flag,)
     # What is not given is left out, and the field's default holds all the same.
-    if not has_default and spec.default not in (None, (), False):
+    if not has_default and spec.default not in (None, (), False, dataclasses.MISSING):
         text += f" \\[default: {spec.default}]"
     option = typer.Option(*names, help=text, callback=split, show_default=has_default)
     return _parameter(spec.name, kind, default, option)

@@ -1,108 +1,77 @@
-"""Fed-Avg GAN as a Flower Strategy, beside GS-WGAN's, and its ServerApp.
+"""Fed-Avg GAN as a Flower strategy, beside GS-WGAN's.
 
 The server of `fedgs.baselines.fedavg_gan` sends both networks to the nodes of a round
-(`configure_train`) and averages their sanitized updates (`aggregate_train`). `start` is
-the loop of `fedgs.baselines.run`, with run folder, ledger and checkpoints: a round's
-event is on the disk before its messages are sent. For simulations; see `clients`.
+(`configure_train`) and averages their sanitized updates (`aggregate_train`). The loop
+is that of `fedgs.baselines.run`, with run folder, ledger and checkpoints: a round's
+event is on the disk before its messages are sent.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from logging import INFO
-from pathlib import Path
 from typing import Any
 
-import torch
-from flwr.app import (
-    ArrayRecord,
-    ConfigRecord,
-    Context,
-    Message,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from fedgs.baselines.fedavg_gan import FedAvgGan, terms_of
-from fedgs.baselines.fedavg_messages import UpdateRequest, encode_request
-from fedgs.baselines.run import BaselineRun, open_run, train_by
+from fedgs.baselines.fedavg_gan import FedAvgGan
+from fedgs.baselines.fedavg_messages import UpdateRequest, pack_networks
+from fedgs.baselines.releases import ReleaseLedger
+from fedgs.baselines.run import BaselineRun, Session
 from fedgs.errors import UserError
-from fedgs.federation.messages import RECORD, decode_answer, one_line
+from fedgs.federation.messages import Request
 from fedgs.federation.training import Report, RunStopped, Stop, nodes_of
 from fedgs.mechanism.sanitizer import SanitizedGradients
-from fedgs.process import watch_launcher
-from server.exchange import IN_MEMORY, Exchange, SilentStrategy
-from server.progress import Progress
-from server.roll_call import roll_call
-from server.server_app import StopFile, locked, recorded_outcome
-
-app = ServerApp()
+from server.federation import Federation
+from server.restored import lost_text
 
 
-@app.main()
-def main(grid: Grid, context: Context) -> None:
-    """Trains one run; its outcome is in the run folder's `.flower/result.json`.
-
-    Privacy: releases (epsilon, delta)-DP output; events: in the folder's ledger.
-    """
-    watch_launcher()
-    run = open_run(Path(str(context.run_config["run_folder"])))
-    torch.set_num_threads(run.config.num_threads)
-    flower = run.folder.path / ".flower"
-    flower.mkdir(exist_ok=True)
-
-    def report(metrics: dict[str, Any]) -> None:
-        if metrics["round"] % max(1, run.config.num_rounds // 20) == 0:
-            log(INFO, "round %d of %d", metrics["round"], run.config.num_rounds)
-
-    strategy = FedAvgGanStrategy(run, report, StopFile(flower / "stop"))
-    with locked(run.folder), recorded_outcome(flower / "result.json"):
-        strategy.start(grid)
-
-
-class FedAvgGanStrategy(SilentStrategy):
+class FedAvgGanStrategy(Federation):
     """Fed-Avg GAN as a Flower strategy; one instance trains one run folder.
 
     Args:
         run: its folder is locked by the caller.
-        report: called with the public metrics of each round.
-        stop: when set, the run checkpoints after the current round and stops.
+        report, stop, accept_restore: as of `Federation`.
 
     Attributes:
         training: both networks.
-        exchange: messages to the nodes and back, while the run is on.
+        session: the run in progress, while it is on: ledger and checkpoints.
+        answers: of the round that was asked last, by node.
     """
 
-    exchange: Exchange
+    ledger_kind = ReleaseLedger
+    session: Session
 
-    def __init__(self, run: BaselineRun, report: Report, stop: Stop) -> None:
+    def __init__(
+        self,
+        run: BaselineRun,
+        report: Report,
+        stop: Stop,
+        accept_restore: bool = False,
+    ) -> None:
         """Builds the networks; sends nothing yet."""
-        self.run, self.report, self.stop = run, report, stop
+        self.run = run
         self.training = FedAvgGan(run.settings, run.config, self._ask, is_ahead=True)
-        self.config = self.training.config
-        self.answers: list[SanitizedGradients] = []
+        own = (run.folder, self.training.config, report, stop, accept_restore)
+        super().__init__(*own)
+        self.answers: Sequence[SanitizedGradients] = []
 
-    def start(  # type: ignore[override]
-        self, grid: Grid, *_: object, **__: object
-    ) -> Result:
-        """Trains from the last checkpoint to the last round of the configuration.
+    def start(self, grid: Grid, *_: object, **__: object) -> Result:
+        """Trains as `Federation.start` says.
 
         Privacy: releases (epsilon, delta)-DP output; events: in the folder's ledger.
-
-        Returns:
-            Flower's record of the run, with the generator as `arrays`.
-
-        Raises:
-            RunStopped: the run ended early with a checkpoint.
         """
         self.summary()
-        if hasattr(grid, "pull_interval"):  # the simulation's in-memory grid
-            grid.pull_interval = IN_MEMORY.least  # pyright: ignore
-        addresses = roll_call(grid, self.config.num_nodes, self.stop)
-        progress = Progress(None, self.config, "", 0)
-        self.exchange = Exchange(grid, addresses, IN_MEMORY, progress)
-        train_by(self.run, self.training, self.report, self.stop)
+        save_nodes = self._find_nodes(grid)
+        with closing(self.folder.ledger(ReleaseLedger)) as ledger:
+            self.session = Session(self.run, self.training, ledger, save_nodes)
+            if self.roll is not None:
+                self._wait_for_nodes(self.roll)
+                self._add_lost_releases()
+            self.session.train(self.report, self.stop)
         return Result(ArrayRecord(self.training.generator.state_dict()))
 
     def _ask(self, request: UpdateRequest) -> Sequence[SanitizedGradients]:
@@ -111,15 +80,11 @@ class FedAvgGanStrategy(SilentStrategy):
         Raises:
             RunStopped: a node gave no valid answer.
         """
-        self.request = request
+        self.request = replace(request, keep_round=self.session.committed)
         empty, none = ArrayRecord(), ConfigRecord()
         messages = self.configure_train(request.round, empty, none, self.exchange.grid)
-        nodes = nodes_of(self.config, request.participants)
-        timeout = self.config.round_timeout
-        replies = self.exchange.send_and_receive(
-            dict(zip(nodes, messages, strict=True)), timeout=timeout
-        )
-        self.aggregate_train(request.round, replies)
+        self.aggregate_train(request.round, self._replies(messages))
+        self._add_lost_releases()
         return self.answers
 
     # -------------------------------------------------------------- Flower's verbs
@@ -136,22 +101,9 @@ class FedAvgGanStrategy(SilentStrategy):
 
         The arguments are Flower's and are not used.
         """
+        self.progress.set_phase("training", self.request.round)
         nodes = nodes_of(self.config, self.request.participants)
-        requests = self.request.per_node(self.config.hosting, nodes)
-        place = {"run_folder": str(self.run.folder.path)}
-        # Nodes with the same clients named share a record ("all"), and its memory.
-        records = {
-            id(each): ConfigRecord({**encode_request(each, self.config), **place})
-            for each in {id(each): each for each in requests.values()}.values()
-        }
-        return [
-            Message(
-                RecordDict({RECORD: records[id(each)]}),
-                self.exchange.addresses[node],
-                "train",
-            )
-            for node, each in requests.items()
-        ]
+        return self._encode(self.request, nodes)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -161,39 +113,39 @@ class FedAvgGanStrategy(SilentStrategy):
         Raises:
             RunStopped: a node gave no valid answer; the round stays counted.
         """
-        found: dict[int, SanitizedGradients] = {}
-        for reply in replies:
-            node = self.exchange.node_of(reply)
-            if node is None or node in found:
-                continue
-            try:
-                found[node] = self._checked(reply, node)
-            except UserError as error:
-                self.exchange.refuse(node, str(error))
-        asked = nodes_of(self.config, self.request.participants)
-        if missing := [node for node in asked if node not in found]:
-            why = "; ".join(map(str, self.exchange.reasons.values()))
+        answers, missing = self._decode(replies)
+        if missing:
+            why = "; ".join(self._failures())
             raise RunStopped(
-                f"round {server_round}: {len(missing)} of {len(asked)} nodes gave no "
-                f"valid answer: {why}; the round is counted and discarded"
+                f"round {server_round}: {len(missing)} of {len(self.requests)} nodes "
+                f"gave no valid answer: {why}; the round is counted and discarded"
             )
-        self.answers = [found[node] for node in asked]
-        return None, MetricRecord({"num_answers": len(found)})
+        self.answers = [a for a in answers if isinstance(a, SanitizedGradients)]
+        return None, MetricRecord({"num_answers": len(self.answers)})
 
-    def _checked(self, reply: Message, node: int) -> SanitizedGradients:
-        """Checks a reply; raises `UserError` with one line that quotes no data."""
-        where = f"round {self.request.round}: {self.config.node_title(node)}"
-        if reply.has_error():
-            raise UserError(f"{where} says: {one_line(reply.error.reason)}")
-        if reply.metadata.src_node_id != self.exchange.addresses.get(node):
-            raise UserError(f"{where}: a reply of another sender")
-        record = reply.content.config_records.get(RECORD)
-        if record is None or len(reply.content) > 1:
-            raise UserError(f"{where} answered without a record, or with others too")
-        hosting = self.config.hosting
-        request = self.request.per_node(hosting, [node])[node]
-        terms = terms_of(self.run.settings, self.config, self.request)
-        answer = decode_answer(record, self.config, request, node, terms)
-        if not isinstance(answer, SanitizedGradients):
-            raise UserError(f"{where} answered nothing")
-        return answer
+    def _pack(self, request: Request) -> bytes:
+        if not isinstance(request, UpdateRequest):
+            raise UserError(f"round {request.round}: no request of Fed-Avg GAN")
+        return pack_networks(request)
+
+    # -------------------------------------------------------------- a restored server
+
+    def _lost_text(self, lost: Mapping[int, int]) -> str:
+        known = [release.event for release in self.session.ledger.events]
+        events = [event for _, event in self._missing(lost)]
+        shown = [self._epsilon(some) for some in (known, [*known, *events])]
+        return lost_text(self.config, lost, *shown)
+
+    def _add_events(self, lost: Mapping[int, int]) -> None:
+        self.session.add_lost(self._missing(lost))
+
+    def _missing(self, lost: Mapping[int, int]) -> list[tuple[int, dict[str, Any]]]:
+        return [
+            (round, self.training.event(round))
+            for round, times in sorted(lost.items())
+            for _ in range(times)
+        ]
+
+    def _epsilon(self, events: Sequence[Mapping[str, Any]]) -> float | None:
+        asked = (self.run.settings, self.run.facts, events, self.config.delta)
+        return self.run.method.guarantees(*asked)[0].epsilon

@@ -80,23 +80,42 @@ def cost_text(
 ) -> str:
     """Returns what is missing in a ledger and what it costs, as sentences."""
     epsilons = [_epsilon(config, some) for some in (events, [*events, *missing])]
-    times = Counter(event.round for event in missing)
+    return lost_text(config, Counter(event.round for event in missing), *epsilons)
+
+
+def lost_text(
+    config: ResolvedConfig,
+    lost: Mapping[int, int],
+    epsilon: float | None,
+    with_lost: float | None,
+) -> str:
+    """Returns what is missing in a ledger and what it costs, as sentences.
+
+    Args:
+        config: the run's.
+        lost: round -> how many of its releases are missing.
+        epsilon: of the ledger as it is; None is unbounded.
+        with_lost: of the ledger with them.
+    """
     return (
-        f"the nodes have released {len(missing)} times more than the ledger says "
-        f"({_ranges(sorted(times))}): this server was restored from a backup. Epsilon "
-        f"so far is {epsilons[1]} with these releases, {epsilons[0]} without "
+        f"the nodes have released {sum(lost.values())} times more than the ledger says "
+        f"({_ranges(sorted(lost))}): this server was restored from a backup. Epsilon "
+        f"so far is {_shown(with_lost)} with these releases, {_shown(epsilon)} without "
         f"({config.adversary} adversary, {config.relation}, delta {config.delta:g})"
     )
 
 
-def _epsilon(config: ResolvedConfig, events: Sequence[Event]) -> str:
+def _shown(epsilon: float | None) -> str:
+    return "unbounded" if epsilon is None else f"{epsilon:.4g}"
+
+
+def _epsilon(config: ResolvedConfig, events: Sequence[Event]) -> float | None:
     costs = selection_costs([config])
     run = Run(config, events, costs)
     stated = statements_of_runs([run], config.delta, selections=costs)
     against = config.adversary, config.relation
     epsilons = {(s.adversary, s.relation): s.epsilon for s in stated}
-    epsilon = epsilons[against]
-    return "unbounded" if epsilon is None else f"{epsilon:.4g}"
+    return epsilons[against]
 
 
 def _ranges(rounds: Sequence[int]) -> str:

@@ -9,7 +9,7 @@ one that its key was registered under.
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from logging import INFO, WARNING
 from typing import Any
 
@@ -17,12 +17,12 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.settings import STAYS, settings_with
 from fedgs.errors import UserError, some
 from fedgs.event_log import log_event
 from fedgs.federation.messages import RECORD, one_line
-from fedgs.federation.training import RunStopped, Stop, last_rounds
+from fedgs.federation.training import Asking, RunStopped, Stop, last_rounds
 from fedgs.process import PROTOCOL, check_protocol
 from fedgs.runs.run_folder import RunFolder
 from server.kept import keep, kept_of
@@ -92,6 +92,8 @@ class RollCall:
         grid: of the Flower run.
         folder: of the run; its `history` says which starts of the server made the
             run's rounds, the last one being this start, with the round it begins at.
+        config: of the run, as its nodes are to compute with it.
+        events: of the run's ledger.
         progress: is told who is there.
 
     Attributes:
@@ -106,11 +108,17 @@ class RollCall:
         unheard: names of those that have not, since the server was restored.
     """
 
-    def __init__(self, grid: Grid, folder: RunFolder, progress: Progress) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        folder: RunFolder,
+        config: ResolvedConfig,
+        events: Sequence[Asking],
+        progress: Progress,
+    ) -> None:
         """Asks nobody yet."""
-        self.grid, self.folder, self.config = grid, folder, folder.config
-        self.progress = progress
-        kept, events = kept_of(folder), folder.read_ledger().events
+        self.grid, self.folder, self.config = grid, folder, config
+        self.progress, kept = progress, kept_of(folder)
         self.run_id = str(kept["run_id"])
         self.answered: dict[str, tuple[str, int]] = dict(kept.get("answered", {}))
         self.unheard = set(kept.get("unheard", ()))

@@ -24,12 +24,15 @@ from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
+from fedgs.baselines import deployed
+from fedgs.baselines.fedavg_gan import METHOD
+from fedgs.baselines.run import open_run
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import FREE, settings_with
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
 from fedgs.federation.preparation import check_capacity, resolve, resolve_deployed
-from fedgs.federation.training import RunStopped
+from fedgs.federation.training import Report, RunStopped, Stop
 from fedgs.files import make_folder, write_json
 from fedgs.process import (
     KNOWN_VERSION,
@@ -40,6 +43,8 @@ from fedgs.process import (
     watch_launcher,
 )
 from fedgs.runs.run_folder import RunFolder
+from server.fedavg_gan import FedAvgGanStrategy
+from server.federation import Federation
 from server.strategy import GsWgan
 
 # What a remedy lacks for `flwr run`, where no flag can be given.
@@ -132,7 +137,7 @@ def main(grid: Grid, context: Context) -> None:
         log_event("round", **metrics)
 
     stop = StopFile(flower / "stop")
-    strategy = GsWgan(folder, report, stop, accept_restore)
+    strategy = strategy_of(folder, report, stop, accept_restore)
 
     def ended(status: str, reason: str) -> None:
         strategy.progress.close(status)
@@ -146,6 +151,22 @@ def main(grid: Grid, context: Context) -> None:
             stack.enter_context(stop.on_signals())
         with recorded_outcome(flower / "result.json", ended):
             strategy.start(grid)
+
+
+def strategy_of(
+    folder: RunFolder, report: Report, stop: Stop, accept_restore: bool
+) -> Federation:
+    """Returns what trains a run folder: GS-WGAN, or the baseline that it is of.
+
+    Raises:
+        UserError: a baseline that does not train on Flower.
+    """
+    if not folder.is_baseline:
+        return GsWgan(folder, report, stop, accept_restore)
+    run = open_run(folder.path)
+    if run.method is not METHOD:
+        raise UserError(f"{folder.path}: {run.method.name} does not train on Flower")
+    return FedAvgGanStrategy(run, report, stop, accept_restore)
 
 
 @contextlib.contextmanager
@@ -200,21 +221,25 @@ def open_folder(settings: dict[str, Any]) -> RunFolder:
     run_folder = settings.pop("run_folder", "")
     if run_folder:
         return _opened(_place(str(run_folder)))
-    config = RunConfig.from_flat(settings)
+    flat, told = deployed.split(settings)
+    config = RunConfig.from_flat(flat)
     output = config.output or f"run-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     path = _place(output)
     config = dataclasses.replace(config, engine="flower", output=str(path))
     if path.exists():
         if config.node_names:
-            return _continued(path, config)
+            return _continued(path, config, told)
         raise UserError(f"output = {path}: exists already; choose another output")
     make_folder(path.parent)
-    if config.node_names:
+    baseline = None
+    if told:
+        config, baseline = deployed.planned(config, told)
+    elif config.node_names:
         config = resolve_deployed(config)
     else:
         config, _ = resolve(config)
         check_capacity(config, path.parent)
-    return RunFolder.create(config)
+    return RunFolder.create(config, baseline)
 
 
 def _place(name: str) -> Path:
@@ -241,9 +266,10 @@ def _opened(path: Path) -> RunFolder:
     return folder
 
 
-def _continued(path: Path, wanted: RunConfig) -> RunFolder:
+def _continued(path: Path, wanted: RunConfig, told: dict[str, Any]) -> RunFolder:
     """Opens a deployed run that was submitted again; what is unset is as it was."""
     folder = _opened(path)
+    deployed.check_again(folder, told)
     known, free = folder.config.to_flat(), settings_with(FREE)
     for name, value in wanted.to_flat().items():
         if name not in free and value not in ("", known[name]):

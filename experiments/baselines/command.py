@@ -37,8 +37,6 @@ from fedgs.privacy.accounting import SEEDED
 
 # Who sees what before it is sanitized, where the method does not say it itself.
 CURATOR = "who runs it sees all images"
-# Flower's names of ServerApp and ClientApp, of methods that train on Flower.
-ON_FLOWER = {"fedavg-gan": ("server.fedavg_gan:app", "clients.fedavg_gan:app")}
 AGGREGATOR = "who adds up the clients' answers sees each of them"
 
 
@@ -95,6 +93,11 @@ def resume(path: Path, typed: str = "") -> None:
     if is_finished(run):
         say(f"{path}: is finished, its generator is written")
         return
+    if run.config.node_names:
+        raise UserError(
+            f"{path}: is of a deployment; continue it with fedgs deploy submit "
+            f"--server ... --resume {run.folder.path.name}"
+        )
     _train(run, load_run_data(run))
 
 
@@ -110,8 +113,7 @@ def _train(run: BaselineRun, data: FederatedImages) -> None:
     ):
         report = progress.rounds(run.config.num_rounds, "step")
         if run.config.engine == "flower":
-            components = ON_FLOWER[run.method.name]
-            flower_engine.train(run.folder, report, stop, components)
+            flower_engine.train(run.folder, report, stop)
         else:
             train_in(run, data, report, stop)
     show_end(path, to_quote(run))

@@ -1,16 +1,28 @@
 """`fedgs baseline NAME`: one command for each method, made of the method's settings."""
 
 import dataclasses
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
 from typer.core import TyperGroup
 
-from experiments.flags import request_flags, settings_flags
+from experiments.flags import PrintOption, request_flags, settings_flags
+from experiments.launch.submit import NewRun, Submission
 from fedgs.baselines import METHODS, find
-from fedgs.baselines.asked import SHARED_SETTINGS, Asked
+from fedgs.baselines.asked import SHARED_SETTINGS, Asked, Target
 from fedgs.config.run_config import RunConfig
+from fedgs.config.settings import OF_CLIENT, settings_with
+from fedgs.errors import UserError
+
+if TYPE_CHECKING:
+    from fedgs.baselines.contract import Baseline
+
+# What images a client has and how, and what it computes with, are its own affair.
+NO_SERVERS = {*settings_with(OF_CLIENT)} - {"device"}
+NO_SERVERS |= {"corruption", "corruption_unit", "corruption_fraction"}
+NO_SERVERS |= {"corruption_seed", "secure_noise", "engine", "num_workers"}
 
 
 class Methods(TyperGroup):
@@ -59,6 +71,25 @@ def options(
     """Holds the options of `fedgs baseline` itself; the help text is the app's."""
 
 
+class DeployedMethods(TyperGroup):
+    """The methods that clients of a deployment answer, as commands."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Returns their names."""
+        return ["fedavg-gan"]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        """Returns the command that submits a run of a method.
+
+        Raises:
+            UserError: no client of a deployment answers it.
+        """
+        from fedgs.baselines.deployed import check_name
+
+        check_name(cmd_name)
+        return deployed_command_of(cmd_name)
+
+
 def command_of(name: str) -> click.Command:
     """Returns the command that trains a method: its settings and the run's as flags.
 
@@ -66,8 +97,48 @@ def command_of(name: str) -> click.Command:
         UserError: there is no such method.
     """
     method = find(name, is_typed=True)
+
+    def train(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
+        from experiments.baselines import command
+
+        command.train(name, given, settings)
+
+    chosen = settings_of(method)
+    flagged = settings_flags(*chosen, defaults=method.recipe)(train)
+    flagged = request_flags(method.Settings, Asked, has_defaults=False)(flagged)
+    return _command(method, method.recipe, flagged)
+
+
+def deployed_command_of(name: str) -> click.Command:
+    """Returns the command that submits a method: as `command_of`, with a server."""
+    method = find(name)
+
+    def submit(
+        print_only: PrintOption = False,
+        *,
+        given: dict[str, Any],
+        settings: dict[str, Any],
+    ) -> None:
+        from experiments.commands import deploy
+
+        names = {spec.name for spec in dataclasses.fields(NewRun)}
+        how = {key: given.pop(key) for key in names & given.keys()}
+        if "server" not in how:
+            raise UserError("server is unset: give --server HOST:PORT")
+        deploy.submit_baseline(Submission(**how), name, given, settings, print_only)
+
+    chosen = [n for n in settings_of(method) if n not in NO_SERVERS]
+    defaults = dict(method.recipe) | {"clients_per_node": 1}
+    flagged = settings_flags(*chosen, "node_sizes", defaults=defaults)(submit)
+    requests = (method.Settings, Target, NewRun)
+    flagged = request_flags(*requests, has_defaults=False)(flagged)
+    return _command(method, defaults, flagged)
+
+
+def settings_of(method: "Baseline") -> list[str]:
+    """Returns the settings of a run that a method reads and does not have itself."""
     own = {spec.name for spec in dataclasses.fields(method.Settings)}
-    chosen = [
+    return [
         spec.name
         for spec in dataclasses.fields(RunConfig)
         if {spec.name, spec.metadata["group"]}
@@ -75,17 +146,14 @@ def command_of(name: str) -> click.Command:
         and spec.name not in own
     ]
 
-    def train(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
-        from experiments.baselines import command
 
-        command.train(name, given, settings)
-
-    recipe = ", ".join(f"{key} = {value}" for key, value in method.recipe.items())
-    train.__doc__ = f"{method.title}. Guarantee: {method.unit}."
+def _command(
+    method: "Baseline", defaults: Mapping[str, Any], flagged: Callable[..., None]
+) -> click.Command:
+    recipe = ", ".join(f"{key} = {value}" for key, value in defaults.items())
+    flagged.__doc__ = f"{method.title}. Guarantee: {method.unit}."
     if recipe:
-        train.__doc__ += f" Recipe: {recipe}."
-    flagged = settings_flags(*chosen, defaults=method.recipe)(train)
-    flagged = request_flags(method.Settings, Asked, has_defaults=False)(flagged)
+        flagged.__doc__ += f" Recipe: {recipe}."
     single = typer.Typer(add_completion=False)
-    single.command(name)(flagged)
+    single.command(method.name)(flagged)
     return typer.main.get_command(single)

@@ -5,9 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
+from experiments.cli.baseline import DeployedMethods
 from experiments.flags import (
     ConfigOption,
     JsonOption,
+    PrintOption,
     RecipeOption,
     request_flags,
     settings_flags,
@@ -20,12 +22,17 @@ app = typer.Typer(
     no_args_is_help=True, help="Train with server and clients on different machines."
 )
 
+app.add_typer(
+    typer.Typer(
+        cls=DeployedMethods,
+        no_args_is_help=True,
+        help="Register clients and start a run of a method that others published.",
+    ),
+    name="baseline",
+)
+
 # How a client reads its own data; beside `data`.
 CLIENT_DATA = tuple(name for name in settings_with(OF_CLIENT) if name != "data")
-
-PrintOption = Annotated[
-    bool, typer.Option("--print-only", help="Print the Flower commands, run nothing.")
-]
 
 
 @app.command()

@@ -18,6 +18,7 @@ from experiments.launch.control import FlowerFailed
 from experiments.launch.submit import Submission
 from experiments.launch.supervisor import ServerEnded, Supervisor
 from fedgs.config.recipes import configure
+from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError, refuse
 from fedgs.files import make_folder
 
@@ -89,13 +90,54 @@ def submit(
         refuse(given, "--resume takes the run's own settings; leave out")
     else:
         given = {"engine": "flower", "nodes": ",".join(names), **settings}
-        configured = configure(recipe, config, given)
-        if not configured.output:
-            stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-            output = f"{recipe or 'run'}-{stamp}"
-            configured = dataclasses.replace(configured, output=output)
+        configured = _named(configure(recipe, config, given), recipe or "run")
         flat = submitting.run_settings(configured, names)
         submission = dataclasses.replace(submission, settings=flat)
+    _submit(submission, print_only)
+
+
+def submit_baseline(
+    submission: Submission,
+    name: str,
+    given: dict[str, Any],
+    settings: dict[str, Any],
+    print_only: bool,
+) -> None:
+    """Registers clients and starts a run of a baseline.
+
+    Args:
+        submission: without the run's settings.
+        name: of the method.
+        given: settings of the method, and of `fedgs.baselines.asked.Asked`.
+        settings: of the run, over the method's recipe.
+        print_only: print Flower's commands and files, run nothing.
+
+    Raises:
+        UserError: bad input; nothing was submitted.
+        typer.Exit: the run did not complete (code 1).
+    """
+    from fedgs.baselines import deployed
+
+    names = [client for client, _ in submission.clients]
+    own = {n: v for n, v in given.items() if n not in deployed.ASKED}
+    nodes = {"nodes": ",".join(names)} if names else {}
+    configured = _named(deployed.submitted(own, settings | nodes), name)
+    flat = submitting.run_settings(configured, names)
+    told = {"name": name} | given
+    deployed.planned(RunConfig.from_flat(flat), told)  # as the server will
+    flat |= deployed.joined(told)
+    _submit(dataclasses.replace(submission, settings=flat), print_only)
+
+
+def _named(config: RunConfig, name: str) -> RunConfig:
+    """Returns settings with the name of a run folder."""
+    if config.output:
+        return config
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    return dataclasses.replace(config, output=f"{name}-{stamp}")
+
+
+def _submit(submission: Submission, print_only: bool) -> None:
     if print_only:
         submitting.print_commands(submission)
         return

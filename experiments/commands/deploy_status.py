@@ -9,7 +9,7 @@ same numbers go to a table, to JSON and to Prometheus
 import dataclasses
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -20,12 +20,16 @@ import psutil
 
 from experiments.launch.health import Server, server_of
 from experiments.tables import Table
-from fedgs.config.run_config import RunConfig
+from fedgs.baselines.releases import ReleaseLedger
+from fedgs.baselines.run import BaselineRun, open_run
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.errors import UserError
+from fedgs.federation.training import Asking
 from fedgs.files import read_json
 from fedgs.privacy.accounting import Statement
+from fedgs.privacy.ledger import Ledger
 from fedgs.runs import epsilons
-from fedgs.runs.run_folder import METRICS, RunFolder
+from fedgs.runs.run_folder import METRICS, RunFolder, is_baseline
 
 LOCKS = Path("/proc/locks")
 RECENT_ROUNDS = 20  # whose median duration estimates the time left
@@ -197,8 +201,8 @@ def status_of(path: Path) -> Status:
     config = folder.config
     metrics = folder.metrics()
     last = metrics[-1] if metrics else {}
-    ledger = folder.read_ledger()
-    events = ledger.events
+    ledger = folder.read_ledger(ReleaseLedger if folder.is_baseline else Ledger)
+    events: Sequence[Asking] = ledger.events
     # A full disk takes lines of metrics, and the run goes on.
     done = max(int(last.get("round", 0)), folder.last_round)
     pace = left = None
@@ -217,7 +221,7 @@ def status_of(path: Path) -> Status:
         round=done,
         num_rounds=config.num_rounds,
         released=len(events),
-        participants=events[-1].num_participants if events else 0,
+        participants=_num_asked(events[-1], config) if events else 0,
         num_clients=config.num_clients,
         num_nodes=config.num_nodes,
         num_answers=int(last.get("num_answers", 0)),
@@ -243,7 +247,34 @@ def _epsilons(path: str, head: str, config: RunConfig) -> tuple[Statement, ...]:
             one in the same place.
         config: the run's.
     """
+    if is_baseline(Path(path)):
+        return tuple(_of_baseline(open_run(path)))
     return tuple(epsilons.of_run(Path(path)))
+
+
+def _of_baseline(run: BaselineRun) -> Iterator[Statement]:
+    """Yields what `fedgs privacy` calls valid for a user, as other runs state it."""
+    asked = {release.participants == "all" for release in run.releases}
+    for row in run.guarantees():
+        if (row.label, row.unit) == ("valid", "user"):
+            yield Statement(
+                adversary=run.config.adversary,
+                relation=row.relation,
+                unit="client",
+                delta=row.delta,
+                epsilon=row.epsilon,
+                asked="epsilon",
+                theorem=row.theorem,
+                conditions=row.conditions,
+                guarantee=row.epsilon is not None and run.config.noise_seed is None,
+                client_selection="all" if asked == {True} else "balanced",
+                num_rounds=len(run.releases),
+            )
+
+
+def _num_asked(event: Asking, config: ResolvedConfig) -> int:
+    clients = event.participants
+    return config.num_clients if clients == "all" else len(clients)
 
 
 def _nodes(progress: dict[str, Any], is_running: bool) -> tuple[Node, ...]:

@@ -19,7 +19,6 @@ from typing import Any
 from experiments.launch.control import Control, FlowerFailed, control_of
 from experiments.launch.flower_app import (
     QUIET,
-    TRAINING,
     app_project,
     free_port,
     wait_for_port,
@@ -41,12 +40,7 @@ LOCK_SECONDS = 5.0  # for what a killed launcher left behind
 POLL_SECONDS = 0.2
 
 
-def train(
-    folder: RunFolder,
-    report: Report,
-    stop: Stop,
-    components: tuple[str, str] = TRAINING,
-) -> None:
+def train(folder: RunFolder, report: Report, stop: Stop) -> None:
     """Trains a run folder in a Flower simulation, from its last checkpoint on.
 
     Privacy: releases (epsilon, delta)-DP output; events: in the folder's ledger.
@@ -55,7 +49,6 @@ def train(
         folder: the run folder; its configuration is resolved.
         report: called with the public metrics of each round.
         stop: when set, the run checkpoints after the current round and stops.
-        components: Flower's names of the ServerApp and the ClientApp.
 
     Raises:
         RunStopped: the run ended early with a checkpoint.
@@ -77,7 +70,7 @@ def train(
         write_atomically(flower / "token", token.encode())
         try:
             with _superlink(folder, token) as address, control_of(address) as control:
-                run_id = _submit(control, folder, components)
+                run_id = _submit(control, folder)
                 _follow(folder, report, stop, lambda: _status(control, run_id)[0])
                 status, details = _final_status(control, run_id)
                 if status == "finished:failed":
@@ -142,13 +135,11 @@ def _superlink(folder: RunFolder, token: str) -> Iterator[str]:
             process.wait(timeout=10)
 
 
-def _submit(control: Control, folder: RunFolder, components: tuple[str, str]) -> int:
+def _submit(control: Control, folder: RunFolder) -> int:
     """Submits the run; returns its id."""
     config = folder.config
     path = json.dumps(str(folder.path), ensure_ascii=False)  # is TOML, too
-    project = app_project(
-        "fedgs train --engine flower", f"run_folder = {path}\n", components
-    )
+    project = app_project("fedgs train --engine flower", f"run_folder = {path}\n")
     simulation: dict[str, float] = {
         "num_supernodes": config.num_nodes,
         # One of so many CPUs for each: Ray makes as many workers.

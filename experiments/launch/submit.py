@@ -15,7 +15,7 @@ from typing import Any
 from experiments.launch.certs import check_name
 from experiments.launch.commands import Access, toml_value
 from experiments.launch.control import UNKNOWN_RUN, Control, FlowerFailed, control_of
-from experiments.launch.flower_app import TRAINING, app_project
+from experiments.launch.flower_app import app_project
 from experiments.launch.processes import file_of, show
 from fedgs.config.checks import check_submitted
 from fedgs.config.fields import flag
@@ -33,7 +33,19 @@ RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Submission(Access):
+class NewRun(Access):
+    """What `fedgs deploy baseline` is asked for, and `fedgs deploy submit` too."""
+
+    client: list[str] | None = flag(
+        None,
+        "NAME=KEY.pub of a client, or NAME if registered; one for each, in the order "
+        "of the clients of the data.",
+    )
+    follow: bool = flag(True, "Wait for the run's end.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission(NewRun):
     """What `fedgs deploy submit` is asked for.
 
     Attributes:
@@ -41,18 +53,12 @@ class Submission(Access):
         settings: the run's settings as flat scalars; empty with `resume`.
     """
 
-    client: list[str] | None = flag(
-        None,
-        "NAME=KEY.pub of a client, or NAME if registered; one for each, in the order "
-        "of the clients of the data.",
-    )
     resume: str | None = flag(None, "Continue this run of the server instead.")
     accept_restore: bool = flag(
         False,
         "With --resume: the server was restored from a backup; add what the clients "
         "have released since to the ledger.",
     )
-    follow: bool = flag(True, "Wait for the run's end.")
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -123,7 +129,7 @@ def _project(submission: Submission) -> str:
     if submission.accept_restore:
         known["accept_restore"] = True
     config = "".join(f"{key} = {toml_value(key, known[key])}\n" for key in known)
-    return app_project("fedgs deploy submit", config, TRAINING)
+    return app_project("fedgs deploy submit", config)
 
 
 def print_commands(submission: Submission) -> None:

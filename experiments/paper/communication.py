@@ -31,7 +31,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from experiments.flags import run_command
 from experiments.launch.local_grid import SERVER, LocalGrid
 from experiments.tables import Table
-from fedgs.baselines.fedavg_gan import FedAvgGan, run_config, terms_of
+from fedgs.baselines.fedavg_gan import FedAvgGan, run_config
 from fedgs.baselines.fedavg_messages import encode_request, new_networks, weights_of
 from fedgs.baselines.run import BaselineRun, open_run
 from fedgs.config.recipes import algorithm_2
@@ -166,12 +166,12 @@ def update_bytes(run: BaselineRun) -> tuple[int, int]:
     config, request = training.config, training.request(0)
     node = nodes_of(config, request.participants)[0]
     request = request.per_node(config.hosting, [node])[node]
-    terms = terms_of(run.settings, config, request)
+    terms = config.terms(request.round)
     noise = NoiseStream(None, node, round=1)
     parts = [clip(PerSampleGradients(torch.zeros(1, *terms.shape)), terms.clip_bound)]
     release = sanitize(parts, terms.noise_std, noise, 1, node)
     down = encode_request(request, config) | {"run_folder": str(run.folder.path)}
-    return _message_bytes(down, encode_answer(release, config, request, terms))
+    return _message_bytes(down, encode_answer(release, config, request))
 
 
 def update_communication(run: BaselineRun) -> dict[str, Any]:

@@ -44,6 +44,9 @@ class BaselineFacts:
     def command(self) -> str:
         """The command that trains the run again; paths without their folders."""
         words = ["fedgs", "baseline", self.run.name]
+        if names := self.run.config.node_names:
+            words = ["fedgs", "deploy", "baseline", self.run.name]
+            words += ["--server", "HOST:PORT", *(f"--client={n}" for n in names)]
         default = self.run.method.Settings()
         for spec in dataclasses.fields(default):
             value = getattr(self.run.settings, spec.name)
@@ -57,24 +60,25 @@ class BaselineFacts:
         """Returns the settings of the method, or those of the run that it reads."""
         if which == "of the method":
             return dataclasses.asdict(self.run.settings)
-        shown = shown_settings(self.run.config)
+        shown, more = shown_settings(self.run.config), more_settings(self.run.method)
         config = self.run.config
         default = {spec.name: spec.default for spec in dataclasses.fields(config)}
         return {
             name: text
             for group, values in shown.items()
             for name, text in values.items()
-            if {group, name} & {*SHARED_SETTINGS, *more_settings(self.run.method)}
+            if {group, name} & {*SHARED_SETTINGS, *more, "node_sizes"}
             and getattr(config, name) != default[name]
+            and (name != "engine" or not config.node_names)
         }
 
 
 def flags(name: str, value: Any) -> list[str]:
     """Returns a setting as words of a command line."""
     flag = name.replace("_", "-")
-    if value in (True, "True"):
+    if str(value) == "True":  # 1.0 == True
         return [f"--{flag}"]
-    if value in (False, "False"):
+    if str(value) == "False":
         return [f"--no-{flag}"]
     return [f"--{flag}", str(value)]
 

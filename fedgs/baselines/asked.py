@@ -15,8 +15,8 @@ SHARED_SETTINGS += ("checkpoint_every", "sample_every")
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a baseline's run is asked for, beside the settings of the method."""
+class Target:
+    """What a baseline's run is to guarantee."""
 
     target_epsilon: float | None = flag(
         None, "Find the noise for this epsilon, in the method's own unit.", above=0
@@ -26,6 +26,12 @@ class Asked:
         "What target_epsilon is about; refused where the method cannot give it.",
         choices=("record", "user"),
     )
+
+
+@dataclass(frozen=True)
+class Asked(Target):
+    """What a baseline's run is asked for, beside the settings of the method."""
+
     max_images_per_user: int | None = flag(
         None,
         "Drop images of a user over this public number, so that a record-level method "

@@ -102,7 +102,8 @@ class Facts:
     Attributes:
         num_clients: K, users of user level.
         num_records: n, training images after the cap; public by decision, because
-            sampling rates and sensitivities are made of it.
+            sampling rates and sensitivities are made of it. 0 in a deployment, whose
+            server does not learn it.
         max_images_per_user: no client has more images, images over this cap were
             dropped; None where no cap was asked for: then a record-level epsilon says
             nothing of users.

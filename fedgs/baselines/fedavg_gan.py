@@ -27,6 +27,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -57,6 +58,7 @@ from fedgs.gan.losses import discriminator_loss
 from fedgs.gan.models import (
     Generator,
     advance_in_place,
+    build_discriminator,
     sample_labels,
     sample_latents,
 )
@@ -73,6 +75,7 @@ from fedgs.randomness import stream
 from fedgs.shapes import TensorDict
 
 KIND = "discriminator-update"
+OF_METHOD = "method."  # begins the names of the method's settings among a run's
 ORDERS = range(2, 257)  # of the published accountant: whole numbers
 SEES = {
     "release": "adversary: sees what is published, so the noise of all nodes counts; "
@@ -116,8 +119,60 @@ class Settings:
     )
 
 
-def run_config(settings: Settings, config: ResolvedConfig) -> ResolvedConfig:
-    """Returns the configuration with who takes part when.
+@dataclass(frozen=True)
+class UpdateConfig(ResolvedConfig):
+    """The settings of a run as its nodes compute with them; made by `run_config`.
+
+    Of GS-WGAN's settings, those of a release say what a node releases here: clip_bound,
+    batch_size = 1, and as noise_multiplier the least that one node adds in any round.
+    So a client's limits and its count read a round of this method as any other one.
+
+    Attributes:
+        method: settings of Fed-Avg GAN.
+    """
+
+    method: Settings = Settings()
+
+    @property
+    def baseline(self) -> str:
+        """The method's name."""
+        return METHOD.name
+
+    @property
+    def most_rounds(self) -> int:
+        """How many rounds the schedule asks a client at most."""
+        return _most_rounds(self.method, self.num_clients)
+
+    def terms(self, round: int) -> Terms:
+        """Returns what one node's release of a round is agreed to be.
+
+        Args:
+            round: from 1; 0 is a round of the most nodes, who add the least noise each.
+        """
+        nodes = min(self.num_nodes, self.clients_per_round)
+        if round:
+            nodes = len(nodes_of(self, select(self, round)))
+        own, shares = self.method, noise_shares(self.adversary, nodes)
+        noise_std = own.noise_multiplier * own.clip_bound / math.sqrt(shares)
+        return update_terms(self._update_size, own.clip_bound, noise_std)
+
+    @cached_property
+    def _update_size(self) -> int:
+        return weights_of(build_discriminator(self, self.seed)).numel()
+
+    def to_flat(self) -> dict[str, Scalar]:
+        """Returns all settings as flat scalars, the method's under "method.<name>"."""
+        own = {"name": self.baseline} | dataclasses.asdict(self.method)
+        flat = super().to_flat()
+        del flat["method"]
+        return flat | {
+            f"{OF_METHOD}{name}": "" if value is None else value
+            for name, value in own.items()
+        }
+
+
+def run_config(settings: Settings, config: ResolvedConfig) -> UpdateConfig:
+    """Returns the configuration with who takes part when, and what is released then.
 
     Raises:
         UserError: more clients per round than there are, or spectral norm.
@@ -134,19 +189,46 @@ def run_config(settings: Settings, config: ResolvedConfig) -> ResolvedConfig:
             "clients do not send; give --no-spectral-norm"
         )
     everybody = num is None or num == known
-    return dataclasses.replace(
-        config,
-        client_selection="all" if everybody else "balanced",
-        clients_per_round=num or known,
-    )
+    names = [spec.name for spec in dataclasses.fields(ResolvedConfig)]
+    own = {name: getattr(config, name) for name in names}
+    own |= {
+        "client_selection": "all" if everybody else "balanced",
+        "clients_per_round": num or known,
+        "num_rounds": settings.steps,
+        "clip_bound": settings.clip_bound,
+        "batch_size": 1,
+        "relation": settings.relation,
+        "fakes_per_round": 1,  # none are sent
+    }
+    made = UpdateConfig(**own, method=settings)
+    least = made.terms(0).noise_multiplier
+    return dataclasses.replace(made, noise_multiplier=least)
 
 
 # ------------------------------------------------------------------ clients
 
 
+def asked_clients(
+    config: UpdateConfig, request: UpdateRequest, node_id: int
+) -> list[int]:
+    """Returns the clients of a node that a request asks, by the public schedule.
+
+    Raises:
+        UserError: other clients are asked than the schedule has, or none of the node.
+    """
+    hosted = config.hosting.hosted(node_id)
+    clients = clients_of(request.participants, hosted)
+    # A server could ask a client more often than is accounted.
+    if not clients or clients != clients_of(select(config, request.round), hosted):
+        raise UserError(
+            f"round {request.round}: other clients are asked than the public schedule "
+            "has: refused"
+        )
+    return clients
+
+
 def node_update(
-    settings: Settings,
-    config: ResolvedConfig,
+    config: UpdateConfig,
     data: FederatedImages,
     request: UpdateRequest,
     node_id: int,
@@ -154,52 +236,29 @@ def node_update(
     """Makes a node's one release of a round: the noisy sum of its clients' updates.
 
     Privacy: releases (epsilon, delta)-DP output; event: one Gaussian release of B = 1
-    with the noise of `terms_of` and clip bound C.
+    with the noise and the clip bound of the round's terms.
 
     Args:
-        settings: of the method.
         config: of `run_config`.
         data: all data that the node can see.
         request: of the server.
         node_id: the node's index; at least one of its clients takes part.
 
     Raises:
-        UserError: other clients are asked than the schedule has.
+        UserError: as `asked_clients`.
     """
-    terms = terms_of(settings, config, request)
-    hosted = config.hosting.hosted(node_id)
-    clients = clients_of(request.participants, hosted)
-    # A server could ask a client more often than is accounted.
-    if clients != clients_of(select(config, request.round), hosted):
-        raise UserError(
-            f"round {request.round}: other clients are asked than the public schedule "
-            "has: refused"
-        )
+    terms = config.terms(request.round)
+    clients = asked_clients(config, request, node_id)
     parts = [
         clip(PerSampleGradients(updates[:, None, None, None]), terms.clip_bound)
-        for updates in client_updates(settings, config, data, request, clients)
+        for updates in client_updates(config, data, request, clients)
     ]
     noise = NoiseStream(config.noise_seed, node_id, request.round, config.secure_noise)
     return sanitize(parts, terms.noise_std, noise, request.round, node_id)
 
 
-def terms_of(
-    settings: Settings, config: ResolvedConfig, request: UpdateRequest
-) -> Terms:
-    """Returns what one node's release of a round is agreed to be.
-
-    A node computes it itself, from the schedule: its request names its own clients.
-    """
-    nodes = len(nodes_of(config, select(config, request.round)))
-    shares = noise_shares(config.adversary, nodes)
-    noise_std = settings.noise_multiplier * settings.clip_bound / math.sqrt(shares)
-    size = sum(value.numel() for value in request.discriminator.values())
-    return update_terms(size, settings.clip_bound, noise_std)
-
-
 def client_updates(
-    settings: Settings,
-    config: ResolvedConfig,
+    config: UpdateConfig,
     data: FederatedImages,
     request: UpdateRequest,
     clients: Sequence[int],
@@ -216,12 +275,12 @@ def client_updates(
     start: TensorDict = {**dict(template.named_parameters())}
 
     def update(*batches: Tensor) -> Tensor:
-        return _trained(settings, template, start, *batches)
+        return _trained(config.method, template, start, *batches)
 
     size = config.chunk_size if config.stacked else 1
     for first in range(0, len(clients), size):
         drawn = [
-            _draw(settings, config, data, generator, client, request.round)
+            _draw(config, data, generator, client, request.round)
             for client in clients[first : first + size]
         ]
         batches = [torch.stack(values) for values in zip(*drawn, strict=True)]
@@ -232,8 +291,7 @@ def client_updates(
 
 
 def _draw(
-    settings: Settings,
-    config: ResolvedConfig,
+    config: UpdateConfig,
     data: FederatedImages,
     generator: nn.Module,
     client: int,
@@ -247,7 +305,7 @@ def _draw(
         (steps, b, C, S, S) in [0, 1], (steps, b), like the first, (steps, b) in [0, 1).
     """
     rng = stream(config.seed, "fedavg-gan", client, round)
-    shape = (settings.discriminator_steps, settings.batch_size)
+    shape = (config.method.discriminator_steps, config.method.batch_size)
     own = data.client_records[client]
     records = own[rng.integers(len(own), size=shape)]
     real = torch.from_numpy(data.images[records]).to(config.device).float().div_(255.0)
@@ -322,7 +380,7 @@ class FedAvgGan:
 
     def announced(self, index: int) -> dict[str, Any] | None:
         """Returns the event of a step whose nodes release elsewhere, before its end."""
-        return self.event(self.request(index)) if self.is_ahead else None
+        return self.event(index + 1) if self.is_ahead else None
 
     def step(self, index: int) -> dict[str, Any]:
         """Asks the clients of a round, then moves both networks."""
@@ -330,7 +388,7 @@ class FedAvgGan:
         answers = self.ask(request)
         self._average(answers)
         self._train_generator(index)
-        return self.event(request)
+        return self.event(request.round)
 
     def request(self, index: int) -> UpdateRequest:
         """Returns what the nodes of a round are asked; changes nothing."""
@@ -341,16 +399,16 @@ class FedAvgGan:
         )
         return UpdateRequest(index + 1, generator, discriminator, clients, clients)
 
-    def event(self, request: UpdateRequest) -> dict[str, Any]:
-        """Returns the ledger's event of a round."""
-        nodes = len(nodes_of(self.config, request.participants))
-        clients = request.participants
+    def event(self, round: int) -> dict[str, Any]:
+        """Returns the ledger's event of a round, from 1."""
+        clients = select(self.config, round)
+        nodes = len(nodes_of(self.config, clients))
         return {
             "kind": KIND,
-            "round": request.round,
+            "round": round,
             "participants": clients if isinstance(clients, str) else list(clients),
             "clip_bound": self.settings.clip_bound,
-            "noise_std": terms_of(self.settings, self.config, request).noise_std,
+            "noise_std": self.config.terms(round).noise_std,
             "nodes": nodes,
             "adversary": self.config.adversary,
         }
@@ -435,8 +493,7 @@ class FedAvgGanMethod:
         self, settings: Settings, facts: Facts, target_epsilon: float, delta: float
     ) -> Settings:
         """Returns settings with the noise for the client that is asked most often."""
-        share = (settings.clients_per_round or facts.num_clients) / facts.num_clients
-        most = math.ceil(min(share, 1.0) * settings.steps)
+        most = _most_rounds(settings, facts.num_clients)
         factor = RELATIONS[settings.relation] * math.sqrt(most)
         noise = factor / mu_from_epsilon(target_epsilon, delta)
         return dataclasses.replace(settings, noise_multiplier=noise)
@@ -472,21 +529,20 @@ class FedAvgGanMethod:
         seed: int,
     ) -> FedAvgGan:
         """Starts a training whose nodes are in this process."""
-        config = run_config(settings, dataclasses.replace(config, seed=seed))
+        own = run_config(settings, dataclasses.replace(config, seed=seed))
 
         def ask(request: UpdateRequest) -> list[SanitizedGradients]:
-            nodes = nodes_of(config, request.participants)
-            return [node_update(settings, config, data, request, n) for n in nodes]
+            nodes = nodes_of(own, request.participants)
+            return [node_update(own, data, request, node) for node in nodes]
 
-        return FedAvgGan(settings, config, ask)
+        return FedAvgGan(settings, own, ask)
 
     def bytes_per_client(
         self, settings: Settings, config: ResolvedConfig, facts: Facts
     ) -> int:
         """Returns both networks down and an update up, float32, as often as asked."""
         sizes = {n: weights_of(m).numel() for n, m in new_networks(config).items()}
-        share = (settings.clients_per_round or facts.num_clients) / facts.num_clients
-        most = math.ceil(min(share, 1.0) * settings.steps)
+        most = _most_rounds(settings, facts.num_clients)
         return 4 * most * (sum(sizes.values()) + sizes["discriminator"])
 
     def audit_scores(
@@ -510,6 +566,12 @@ class FedAvgGanMethod:
                 noise = NoiseStream(None, 0, trial)
                 found.append(float(sanitize([part], noise_std, noise, 1, 0).values))
         return np.array(scores[0]), np.array(scores[1])
+
+
+def _most_rounds(settings: Settings, num_clients: int) -> int:
+    """Returns how many rounds the schedule asks a client at most."""
+    share = (settings.clients_per_round or num_clients) / num_clients
+    return math.ceil(min(share, 1.0) * settings.steps)
 
 
 def published_epsilon(facts: Facts, events: Sequence[Event], delta: float) -> float:

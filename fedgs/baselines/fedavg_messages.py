@@ -27,8 +27,6 @@ from fedgs.gan.models import build_discriminator, build_generator
 from fedgs.mechanism.masks import Attempt
 from fedgs.shapes import TensorDict
 
-RELEASE = "discriminator update"
-
 
 @dataclass(frozen=True)
 class UpdateRequest(Request):
@@ -40,7 +38,7 @@ class UpdateRequest(Request):
         discriminator: its tensors.
         participants: the clients that answer, or "all".
         trainees: the same.
-        keep_round: is not used: a client keeps nothing but its last answer.
+        keep_round: as in `Request`.
         attempt: is not used: nothing is masked.
     """
 
@@ -70,7 +68,7 @@ def update_terms(size: int, clip_bound: float, noise_std: float) -> Terms:
         clip_bound: C > 0.
         noise_std: of one node's noise, at least 0.
     """
-    return Terms(RELEASE, noise_std / (2 * clip_bound), clip_bound, (1, 1, 1, size))
+    return Terms("update", noise_std / (2 * clip_bound), clip_bound, (1, 1, 1, size))
 
 
 def new_networks(config: ResolvedConfig) -> dict[str, nn.Module]:
@@ -86,10 +84,15 @@ def weights_of(module: nn.Module) -> Tensor:
     return parameters_to_vector(module.parameters()).detach()
 
 
+def pack_networks(request: UpdateRequest) -> bytes:
+    """Returns the tensors of a request as bytes; the same for every node."""
+    named = request.named_tensors().items()
+    return save({name: value.cpu().contiguous() for name, value in named})
+
+
 def encode_request(request: UpdateRequest, config: ResolvedConfig) -> Payload:
     """Encodes a request."""
-    tensors = {n: v.cpu().contiguous() for n, v in request.named_tensors().items()}
-    return encode_batch(request, config, save(tensors))
+    return encode_batch(request, config, pack_networks(request))
 
 
 def decode_request(

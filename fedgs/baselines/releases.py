@@ -5,8 +5,9 @@ form: code that knows one of the two refuses the lines of the other.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 from fedgs.config.fields import coerce_fields, entry
 from fedgs.errors import UserError
@@ -41,6 +42,16 @@ class Release:
         coerce_fields(self)
         if not isinstance(self.event, dict):
             raise UserError(f"event = {self.event!r}: must be of type dict")
+
+    @property
+    def round(self) -> int:
+        """The step."""
+        return self.step
+
+    @property
+    def participants(self) -> Sequence[int] | Literal["all"]:
+        """The clients that were asked, of a method that asks some; else "all"."""
+        return self.event.get("participants", "all")
 
 
 class ReleaseLedger(Chain[Release]):

@@ -37,7 +37,13 @@ from fedgs.federation.checkpoint import (
     under,
 )
 from fedgs.federation.preparation import free_output, resolve, with_absolute_paths
-from fedgs.federation.training import Report, RunStopped, Stop
+from fedgs.federation.training import (
+    BudgetSpent,
+    Report,
+    RunStopped,
+    SaveNodes,
+    Stop,
+)
 from fedgs.files import read_json, read_tensors, write_tensors
 from fedgs.privacy.accounting import SEEDED
 from fedgs.privacy.gaussian import check_numbers
@@ -58,6 +64,7 @@ NOT_GS_WGAN = {
     "client_selection": "all",
     "clients_per_round": "",
 }
+TARGET_ROUNDING = 1e-6  # relative: the noise for a target is found numerically
 WHO_IS = {
     "user": "user: one client with all its images; where the data names no owners, a "
     "shard of it and no person",
@@ -183,11 +190,6 @@ def new_run(
     own = made_settings(method, settings)
     config = overridden(RunConfig(), dict(method.recipe) | given | NOT_GS_WGAN)
     check_asked(method, own, asked, config)
-    if config.secure_aggregation:
-        raise UserError(
-            f"secure_aggregation = True: {method.name} sends messages of its own, "
-            "without masks; leave it out"
-        )
     config = free_output(config, method.name.replace(":", "-"))
     resolved, data = resolve(with_absolute_paths(config), load=load)
     if resolved.device != "cpu" and not torch.cuda.is_available():
@@ -200,15 +202,26 @@ def new_run(
         own = method.calibrated(own, facts, asked.target_epsilon, resolved.delta)
     trainer = method.trainer(own, resolved, data, resolved.seed)  # may refuse
     resolved = dataclasses.replace(resolved, num_rounds=trainer.num_steps)
-    baseline = {
+    known = (method, own, facts, asked.target_epsilon)
+    folder = RunFolder.create(resolved, folder_content(name, *known))
+    return BaselineRun(name, folder, *known), data
+
+
+def folder_content(
+    name: str,
+    method: Baseline,
+    settings: Any,
+    facts: Facts,
+    target_epsilon: float | None,
+) -> dict[str, Any]:
+    """Returns what a run folder says of a baseline's run, for `open_run`."""
+    return {
         "name": name,
         "title": method.title,
-        "settings": dataclasses.asdict(own),
+        "settings": dataclasses.asdict(settings),
         "facts": dataclasses.asdict(facts),
-        "target_epsilon": asked.target_epsilon,
+        "target_epsilon": target_epsilon,
     }
-    folder = RunFolder.create(resolved, baseline)
-    return BaselineRun(name, folder, method, own, facts, asked.target_epsilon), data
 
 
 def made_settings(method: Baseline, values: dict[str, Any]) -> Any:
@@ -256,6 +269,11 @@ def check_asked(
         says = "nothing" if unit == "none" else f"epsilons of one {unit}"
         raise UserError(
             f"unit = {asked.unit}: {title} guarantees {says}; {instead[unit]}"
+        )
+    if config.secure_aggregation:
+        raise UserError(
+            f"secure_aggregation = True: {title} sends messages of its own, without "
+            "masks; leave it out"
         )
     known = ("release",)
     if not is_central(method, settings):
@@ -385,41 +403,36 @@ def train(run: BaselineRun, data: FederatedImages, report: Report, stop: Stop) -
     torch.set_num_threads(run.config.num_threads)
     with run.folder.locked():
         trainer = run.method.trainer(run.settings, run.config, data, run.config.seed)
-        train_by(run, trainer, report, stop)
+        with closing(run.folder.ledger(ReleaseLedger)) as ledger:
+            Session(run, trainer, ledger).train(report, stop)
 
 
-def train_by(run: BaselineRun, trainer: Trainer, report: Report, stop: Stop) -> None:
-    """Trains by a trainer that is made already, in a folder that the caller holds.
+class Session:
+    """A training in a run folder that is held: its steps and what they write.
 
-    Privacy: as `train`.
-
-    Raises:
-        RunStopped, UserError: as `train`.
+    Attributes:
+        done: steps that are taken.
+        committed: those of them that a checkpoint has.
     """
-    with closing(run.folder.ledger(ReleaseLedger)) as ledger:
-        session = _Session(run, trainer, ledger)
-        try:
-            for index in range(session.done, trainer.num_steps):
-                report(session.step(index))
-                is_last = session.done == trainer.num_steps
-                if stop.is_set() and not is_last:
-                    raise RunStopped(f"stopped after step {session.done}")
-                session.commit_if_due()
-        except RunStopped:
-            session.commit()
-            raise
-        session.finish()
-
-
-class _Session:
-    """A training in a run folder that is held: its steps and what they write."""
 
     def __init__(
-        self, run: BaselineRun, trainer: Trainer, ledger: ReleaseLedger
+        self,
+        run: BaselineRun,
+        trainer: Trainer,
+        ledger: ReleaseLedger,
+        save_nodes: SaveNodes = lambda keep_round: None,
     ) -> None:
-        """Goes on from the last checkpoint, if there is one."""
+        """Goes on from the last checkpoint, if there is one.
+
+        Args:
+            run: with its folder.
+            trainer: made, and at its start.
+            ledger: of the folder, open.
+            save_nodes: of `fedgs.federation.training.Training.opened`.
+        """
         self.run, self.trainer, self.ledger = run, trainer, ledger
         self.folder, self.config = run.folder, run.config
+        self._save_nodes = save_nodes
         checkpoint = self.folder.load_checkpoint()
         self.done, tensors = checkpoint or (0, {})
         self.folder.truncate_metrics(self.done)
@@ -431,6 +444,35 @@ class _Session:
         self._metrics: list[dict[str, Any]] = []
         self.committed = self.done
         self.last, self.cost = time.monotonic(), 0.0
+
+    def train(self, report: Report, stop: Stop) -> None:
+        """Takes the steps that are left, and writes the product.
+
+        Raises:
+            RunStopped: as `train`.
+        """
+        try:
+            for index in range(self.done, self.trainer.num_steps):
+                report(self.step(index))
+                is_last = self.done == self.trainer.num_steps
+                if stop.is_set() and not is_last:
+                    raise RunStopped(f"stopped after step {self.done}")
+                self.commit_if_due()
+        except RunStopped:
+            self.commit()
+            raise
+        self.finish()
+
+    def add_lost(self, events: Sequence[tuple[int, dict[str, Any]]]) -> None:
+        """Adds releases that a ledger which was restored from a backup lacks.
+
+        Args:
+            events: the step of each, and what `announced` says of it.
+        """
+        for step, event in events:
+            self.ledger.append(self._release(step, event))
+        with indispensable(self.folder, "the ledger's length"):
+            self.folder.record(self.ledger)
 
     def _restore(self, tensors: TensorDict) -> None:
         state = under("trainer.", tensors)
@@ -448,14 +490,15 @@ class _Session:
     def _refuse_repeats(self) -> None:
         """Refuses to spend twice where a target was promised.
 
+        Where releases are announced, `_check_target` sees to it, release by release.
+
         Raises:
             RunStopped: the generator of the last checkpoint is the product.
             UserError: there is none.
         """
-        if (
-            self.run.target_epsilon is None
-            or max(self._attempts, default=0) <= self.done
-        ):
+        is_repeated = max(self._attempts, default=0) > self.done
+        is_bounded = self.run.target_epsilon is not None
+        if not (is_repeated and is_bounded) or self._announced(self.done) is not None:
             return
         problem = (
             f"{self.folder.path}: a crash lost step {self.done + 1} after its release "
@@ -474,9 +517,8 @@ class _Session:
         on the disk before they are asked.
         """
         started = time.monotonic()
-        announce = getattr(self.trainer, "announced", None)
-        ahead = announce(index) if announce is not None else None
-        if ahead is not None:
+        if (ahead := self._announced(index)) is not None:
+            self._check_target(ahead)
             self.ledger.append(self._release(index + 1, ahead))
         event = self.trainer.step(index)
         self.done = index + 1
@@ -487,8 +529,38 @@ class _Session:
             "seconds": round(time.monotonic() - started, 4),
             "events": self.ledger.length + len(self._releases),
         }
+        if ahead is not None and "nodes" in ahead:
+            metrics["num_answers"] = ahead["nodes"]  # of all of them, or it had failed
         self._metrics.append(metrics)
         return metrics
+
+    def _announced(self, index: int) -> dict[str, Any] | None:
+        """Returns the event that a step's other processes release, if they do."""
+        announce = getattr(self.trainer, "announced", None)
+        return None if announce is None else announce(index)
+
+    def _check_target(self, event: dict[str, Any]) -> None:
+        """Ends a run before a release that its target does not pay for.
+
+        The noise is made for every step once, so only repeated steps can exceed it.
+
+        Raises:
+            BudgetSpent: the generator so far is written.
+        """
+        target, known = self.run.target_epsilon, self.ledger.events
+        if target is None or len(known) <= self.done:
+            return
+        events = [*(release.event for release in known), event]
+        asked = (self.run.settings, self.run.facts, events, self.config.delta)
+        epsilon = self.run.method.guarantees(*asked)[0].epsilon
+        if epsilon is not None and epsilon <= target * (1 + TARGET_ROUNDING):
+            return
+        self.commit()
+        self._save_generator()
+        raise BudgetSpent(
+            f"stopped before step {self.done + 1}: its release would exceed "
+            f"target_epsilon = {target:g}; the generator is written"
+        )
 
     def _release(self, step: int, event: dict[str, Any]) -> Release:
         self._attempts[step] += 1
@@ -530,6 +602,7 @@ class _Session:
     def _save_checkpoint(self) -> None:
         """Writes what no release made public to the private folder, then commits."""
         states = self.folder.private / "node-00000"
+        self._save_nodes(self.done)
         state = self.trainer.state()
         secret = {n: v for n, v in state.items() if n.startswith(SECRET)}
         if secret:
@@ -538,7 +611,7 @@ class _Session:
         tensors |= {f"ema.{n}": v for n, v in self._generator().items()}
         self.folder.save_checkpoint(self.done, tensors, self.ledger)
         # After the commit: until then the checkpoint before needs its own.
-        for round in state_rounds(states):
+        for round in state_rounds(states) if secret else ():
             if round < self.done:
                 state_path(states, round).unlink()
 

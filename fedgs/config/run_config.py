@@ -61,6 +61,9 @@ class RunConfig(Settings):
                     "train --help-all` lists them all"
                 )
         inherited: dict[str, Any] = {} if base is None else dict(base.to_flat())
+        inherited = {
+            n: v for n, v in inherited.items() if n in known
+        }  # base may be more
         return cls(**inherited | dict(values))
 
 

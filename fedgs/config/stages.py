@@ -98,11 +98,11 @@ class Terms:
     """What one round's release is agreed to be.
 
     Attributes:
-        release: "gradient" or "embedding".
+        release: "gradient", "embedding" or "update".
         noise_multiplier: one node's noise_std / (2 * clip_bound), at least 0.
         clip_bound: C > 0, the largest L2 norm of what one client adds to one sample.
         shape: (B, channels, rows, columns): B gradients in their basis, or, with B = 1,
-            one embedding by network, class and feature.
+            one embedding by network, class and feature, or one update as a row.
     """
 
     release: str

@@ -24,7 +24,6 @@ from torch import Tensor
 from fedgs.config.hosting import Hosting
 from fedgs.config.integers import noise_units
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.config.stages import Terms
 from fedgs.errors import UserError
 from fedgs.federation.codec import (
     pack_fakes,
@@ -335,7 +334,6 @@ def encode_answer(
     answer: Release | None,
     config: ResolvedConfig,
     request: Request,
-    terms: Terms | None = None,
 ) -> Payload:
     """Encodes a reply: sanitized gradients, or an empty one from a node that trained.
 
@@ -347,7 +345,6 @@ def encode_answer(
         answer: of the node.
         config: the run's.
         request: what was asked.
-        terms: of the release; None: what the configuration says of the round.
 
     Raises:
         TypeError: anything but sanitized gradients, or what is not masked in a run
@@ -361,7 +358,7 @@ def encode_answer(
         raise TypeError(
             f"{type(answer).__name__} must not leave a client: only {only.__name__}"
         )
-    terms = terms or config.terms(request.round)
+    terms = config.terms(request.round)
     if isinstance(answer, MaskedSum):
         own: Payload = {"tensors": pack_masked(answer.values)}
         own |= {NEXT_KEY: answer.next_key}
@@ -383,7 +380,6 @@ def decode_answer(
     config: ResolvedConfig,
     request: Request,
     node_id: int,
-    terms: Terms | None = None,
 ) -> Answer | None:
     """Decodes a reply and checks that it answers this request with the agreed noise.
 
@@ -394,7 +390,6 @@ def decode_answer(
         config: the run's.
         request: what was sent.
         node_id: to whom.
-        terms: of the release; None: what the configuration says of the round.
 
     Raises:
         UserError: wrong keys, round, node, request, size, shape or noise, non-finite
@@ -402,8 +397,7 @@ def decode_answer(
             round, and quotes nothing of the reply.
     """
     try:
-        terms = terms or config.terms(request.round)
-        return _decode_answer(payload, config, request, node_id, terms)
+        return _decode_answer(payload, config, request, node_id)
     except UserError as error:
         where = f"answer of {config.node_title(node_id)} to round {request.round}"
         raise UserError(f"{where}: {error}") from None
@@ -414,8 +408,8 @@ def _decode_answer(
     config: ResolvedConfig,
     request: Request,
     node_id: int,
-    terms: Terms,
 ) -> Answer | None:
+    terms = config.terms(request.round)
     hosted = config.hosting.hosted(node_id)
     participating = len(clients_of(request.participants, hosted))
     if _integer(payload, "is_empty", 0, 1):

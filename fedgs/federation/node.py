@@ -30,6 +30,7 @@ from fedgs.federation.messages import (
     Request,
     StageRequest,
     clients_of,
+    decode_batch,
     fakes_of,
 )
 from fedgs.federation.round import client_round, embedding_round
@@ -129,6 +130,14 @@ class Node:
         self._asked: str | None = None  # by every attempt of the round, with masks
         self._mark: Mark | None = None  # a deployed node's count, with its last release
         self._answer: Release | None = None
+
+    def decode(self, payload: Mapping[str, object]) -> Request:
+        """Decodes a request and checks it against the run's settings.
+
+        Raises:
+            UserError: as `fedgs.federation.messages.decode_batch`.
+        """
+        return decode_batch(payload, self.config)
 
     def answer(self, request: Request) -> Release | None:
         """Trains, releases and remembers; a repeated request gets the stored answer.

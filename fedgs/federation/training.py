@@ -422,8 +422,22 @@ class _Round:
     started: float
 
 
+class Asking(Protocol):
+    """An event of a ledger, as far as it says who was asked in which round."""
+
+    @property
+    def round(self) -> int:
+        """The round, from 1."""
+        ...
+
+    @property
+    def participants(self) -> Clients:
+        """The clients that were asked."""
+        ...
+
+
 def last_rounds(
-    config: ResolvedConfig, events: Sequence[Event], committed: int
+    config: ResolvedConfig, events: Sequence[Asking], committed: int
 ) -> dict[int, int]:
     """Returns the last committed round of each node that was needed for one."""
     last: dict[int, int] = {}

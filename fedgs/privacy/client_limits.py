@@ -8,8 +8,10 @@ A TOML file on the client's side. Every key may be left out; an unknown one is a
     max_batch_size = 32           # B, fakes answered by a release
     min_noise_multiplier = 1.0    # noise_std / (2 * clip_bound); unset: above 0;
                                   #   0 allows a run without noise
-    clip_bound = 1.0              # exactly this C, of gradients
+    clip_bound = 1.0              # exactly this C, of whatever is released
     allow_embeddings = false      # true: releases of class means of features, too
+    allow_updates = false         # true: releases of updates of a discriminator, too
+                                  #   (Fed-Avg GAN)
     image_size = 28               # exactly this side of the square fakes
     image_channels = 1            # exactly this
     num_classes = 10              # exactly this; labels lie in [0, num_classes)
@@ -74,6 +76,7 @@ class Limits:
         allow_seeded_noise: whether a run may set `noise_seed`.
         allow_embeddings: whether a run may have stages; all other limits of a release
             hold for theirs as well.
+        allow_updates: whether a run may be one of Fed-Avg GAN; likewise.
         min_honest_nodes: how many nodes of every secure aggregation add their noise and
             tell it to nobody, this client's own included; None: aggregation is not
             trusted.
@@ -95,6 +98,7 @@ class Limits:
     max_fakes: int | None = entry(None, at_least=1)
     allow_seeded_noise: bool = False
     allow_embeddings: bool = False
+    allow_updates: bool = False
     min_honest_nodes: int | None = entry(None, at_least=2)
     state_dir: Path | None = None
 
@@ -146,7 +150,10 @@ class Limits:
         """
         # One machine has all simulated clients: without a file they allow everything.
         limits = cls(
-            allow_seeded_noise=True, allow_embeddings=True, min_noise_multiplier=0
+            allow_seeded_noise=True,
+            allow_embeddings=True,
+            allow_updates=True,
+            min_noise_multiplier=0,
         )
         if config.client_limits is not None:
             limits = cls.read(config.client_limits)
@@ -212,6 +219,9 @@ class Limits:
         if not self.allow_embeddings:
             remedy = f"no --stages, or {_ALLOW_EMBEDDINGS}"
             yield "allow_embeddings", "stages", config.stages is None, remedy
+        if not self.allow_updates:
+            holds = all(terms.release != "update" for terms in _all_terms(config))
+            yield "allow_updates", "baseline", holds, f"none, or {_ALLOW_UPDATES}"
         cost = max(self.cost_of(config, terms) for terms in _all_terms(config))
         # Without a minimum there must be noise at all: less than LEAST_RATIO is none.
         holds, remedy = cost <= 1 / LEAST_RATIO**2, f"more, or {_ALLOW_NO_NOISE}"
@@ -298,8 +308,10 @@ def release_cost(noise_multiplier: float, batch_size: int, shares: int = 1) -> f
 
 def _all_terms(config: ResolvedConfig) -> list[Terms]:
     """Returns the terms of each kind of release that the run has."""
-    rounds = min(config.num_stages + 1, config.num_rounds)  # all gradient rounds alike
-    return [config.terms(round) for round in range(1, rounds + 1)]
+    rounds = [*range(1, config.num_stages + 1)]
+    if config.num_rounds > config.num_stages:
+        rounds.append(0)  # all gradient rounds alike; of updates, the dearest
+    return [config.terms(round) for round in rounds]
 
 
 @lru_cache
@@ -312,3 +324,4 @@ _FILE = "in the client's limits file"
 _ALLOW_NO_NOISE = f"set min_noise_multiplier = 0 {_FILE} to allow less"
 _ALLOW_SEEDED = f"set allow_seeded_noise = true {_FILE} to allow it"
 _ALLOW_EMBEDDINGS = f"set allow_embeddings = true {_FILE} to allow them"
+_ALLOW_UPDATES = f"set allow_updates = true {_FILE} to allow its updates"

@@ -52,15 +52,16 @@ class Event:
             planned before the participants were known, the round is discarded.
         noise_std: standard deviation of one node's noise, per coordinate, at least 0.
         clip_bound: C > 0, the largest L2 norm of one client's gradient for one fake,
-            or of its embedding.
-        batch_size: B, fakes answered; 1 for an embedding.
+            or of its embedding or update.
+        batch_size: B, fakes answered; 1 for an embedding or an update.
         client_selection, discriminator_training: as in `RunConfig`.
         noise_source: "os" (operating system's entropy) or "seeded" (not private).
         source: in the count of a deployed client, who asked for it; else "", and
             then not in the line.
         context: in a client's own count, what a masked release was masked under, once:
             the node's public key of the attempt; else "", and then not in the line.
-        release: "gradient", then not in the line, or "embedding": one sample, B = 1.
+        release: "gradient", then not in the line; or "embedding", or "update" of a
+            discriminator that all share: one sample, B = 1.
 
     Raises:
         UserError: a value of the wrong type or outside its range.
@@ -81,7 +82,7 @@ class Event:
     noise_source: str = entry(choices=("os", "seeded"))
     source: str = ""
     context: str = ""
-    release: str = entry("gradient", choices=("gradient", "embedding"))
+    release: str = entry("gradient", choices=("gradient", "embedding", "update"))
 
     def __post_init__(self) -> None:
         """Checks every field."""
@@ -89,9 +90,9 @@ class Event:
             coerce_fields(self)
         except UserError as error:
             raise UserError(f"event: {error}") from error
-        if self.release == "embedding" and self.batch_size != 1:
-            problem = f"batch_size = {self.batch_size}: an embedding is one sample"
-            raise UserError(f"event: {problem}; give 1")
+        if self.release != "gradient" and self.batch_size != 1:
+            problem = f"batch_size = {self.batch_size}: of an {self.release} it is 1"
+            raise UserError(f"event: {problem}")
         if self.planned_nodes < self.counted_nodes:
             problem = f"planned_nodes = {self.planned_nodes}: give at least"
             raise UserError(f"event: {problem} counted_nodes = {self.counted_nodes}")

@@ -11,13 +11,18 @@ import pytest
 import torch
 from flwr.app import Message
 
-import clients.fedavg_gan as flower_client
 from baselines import DIGITS, small_run, train
 from experiments.paper import communication
-from fedgs.baselines import fedavg_gan
+from fedgs.baselines import deployed, fedavg_gan
 from fedgs.baselines import run as frame
 from fedgs.baselines.contract import Facts
-from fedgs.baselines.fedavg_gan import METHOD, Settings, client_updates, node_update
+from fedgs.baselines.fedavg_gan import (
+    METHOD,
+    Settings,
+    client_updates,
+    node_update,
+    run_config,
+)
 from fedgs.baselines.fedavg_messages import decode_request, encode_request, weights_of
 from fedgs.baselines.run import Asked, open_run
 from fedgs.errors import UserError
@@ -51,10 +56,10 @@ def _run(folder, given):
 
 
 def made(folder, **given: Any):
-    """A training under way with its settings, configuration, data and request."""
+    """A training under way with its configuration, data and request."""
     run, data = run_in(folder, **given)
     training = METHOD.trainer(run.settings, run.config, data, 3)
-    return training, run.settings, training.config, data, training.request(0)
+    return training, training.config, data, training.request(0)
 
 
 def new_run(folder, **given: Any):
@@ -72,13 +77,13 @@ def new_run(folder, **given: Any):
 
 
 def test_an_update_is_clipped_as_a_whole(tmp_path):
-    _, settings, config, data, request = made(tmp_path / "r", noise_multiplier=0.0)
-    (raw,) = client_updates(settings, config, data, request, [0])
+    _, config, data, request = made(tmp_path / "r", noise_multiplier=0.0)
+    (raw,) = client_updates(config, data, request, [0])
     norm = float(raw.norm())
     for bound, expected in ((norm / 3, norm / 3), (3 * norm, norm)):
-        one = dataclasses.replace(settings, clip_bound=bound)
-        config_of_one = dataclasses.replace(config, clients_per_node=1)
-        answer = node_update(one, config_of_one, data, request, 0)
+        one = dataclasses.replace(config.method, clip_bound=bound)
+        alone = dataclasses.replace(config, clients_per_node=1)
+        answer = node_update(run_config(one, alone), data, request, 0)
         assert float(answer.values.norm()) == pytest.approx(expected, rel=1e-5)
         cosine = torch.cosine_similarity(answer.values.flatten(), raw[0], dim=0)
         assert float(cosine) == pytest.approx(1, abs=1e-5)
@@ -88,14 +93,12 @@ def test_an_update_is_clipped_as_a_whole(tmp_path):
 def test_one_client_moves_the_sum_by_its_sensitivity_and_no_more(tmp_path, stacking):
     bound = 1e-3  # binds: an unclipped update is larger
     given = {"noise_multiplier": 0.0, "clip_bound": bound, "stacking": stacking}
-    _, settings, config, data, request = made(tmp_path / "r", **given)
+    _, config, data, request = made(tmp_path / "r", **given)
     images = data.images.copy()
     images[data.client_records[1]] = 255 - images[data.client_records[1]]
     other = dataclasses.replace(data, images=images)
-    sums = [
-        node_update(settings, config, own, request, 0).values for own in (data, other)
-    ]
-    (alone,) = client_updates(settings, config, data, request, [1])
+    sums = [node_update(config, own, request, 0).values for own in (data, other)]
+    (alone,) = client_updates(config, data, request, [1])
     assert float(alone.norm()) > bound
     assert 0.01 * bound < float((sums[0] - sums[1]).norm()) <= 2 * bound * (1 + 1e-5)
     # Zeroed: the others' sum is as it is without it.
@@ -103,17 +106,15 @@ def test_one_client_moves_the_sum_by_its_sensitivity_and_no_more(tmp_path, stack
     others = [0, 2, 3]
     rest = torch.zeros_like(zeroed)
     for client in others:
-        (update,) = client_updates(settings, config, data, request, [client])
+        (update,) = client_updates(config, data, request, [client])
         rest += update[0] * (bound / update.norm())
     assert torch.allclose(zeroed, rest, atol=1e-6)
 
 
 def test_an_update_that_is_not_finite_counts_as_zero(tmp_path):
     given = {"noise_multiplier": 0.0, "discriminator_learning_rate": 1e30}
-    _, settings, config, data, request = made(tmp_path / "r", **given)
-    assert (
-        torch.count_nonzero(node_update(settings, config, data, request, 0).values) == 0
-    )
+    _, config, data, request = made(tmp_path / "r", **given)
+    assert torch.count_nonzero(node_update(config, data, request, 0).values) == 0
 
 
 @pytest.mark.parametrize(("mode", "std"), [("sampled", 2.0), ("server", 2.0 * 3**0.5)])
@@ -121,25 +122,25 @@ def test_nodes_add_their_share_of_the_noise_or_all_of_it(tmp_path, mode, std):
     """Of the sum over three nodes, C = 2 and a multiplier of 1."""
     given = {"clip_bound": 2.0, "noise_multiplier": 1.0, "clients_per_round": 7}
     given |= {"adversary": "server"} if mode == "server" else {}
-    _, settings, config, data, request = made(tmp_path / "r", **given)
-    releases = [node_update(settings, config, data, request, n) for n in range(3)]
+    _, config, data, request = made(tmp_path / "r", **given)
+    releases = [node_update(config, data, request, n) for n in range(3)]
     total = torch.stack([r.values.flatten().double() for r in releases]).sum(0)
     assert float(total.std()) == pytest.approx(std, rel=0.05)
 
 
 def test_a_client_refuses_to_answer_outside_the_public_schedule(tmp_path):
-    _, settings, config, data, request = made(tmp_path / "r", clients_per_round=5)
+    _, config, data, request = made(tmp_path / "r", clients_per_round=5)
     absent = min({*range(12)} - {*map(int, request.participants)})
     asked = request.named((absent,), (absent,))
     with pytest.raises(UserError, match="other clients are asked than the public"):
-        node_update(settings, config, data, asked, absent // 4)
+        node_update(config, data, asked, absent // 4)
 
 
 # ------------------------------------------------------------------ learning
 
 
 def test_local_steps_lower_the_clients_loss_and_the_server_raises_the_score(tmp_path):
-    training, settings, config, data, request = made(
+    training, config, data, request = made(
         tmp_path / "r",
         discriminator_learning_rate=0.05,
         generator_learning_rate=0.05,
@@ -150,7 +151,7 @@ def test_local_steps_lower_the_clients_loss_and_the_server_raises_the_score(tmp_
 
     def loss():
         module = training._discriminator
-        drawn = fedavg_gan._draw(settings, config, data, training.generator, 0, 99)
+        drawn = fedavg_gan._draw(config, data, training.generator, 0, 99)
         real, labels, fakes, mix = (part[0] for part in drawn)
         seen = (real, labels, fakes, labels, mix)
         return float(discriminator_loss(module, *seen, 10.0, 0.0).detach())
@@ -173,7 +174,7 @@ def test_local_steps_lower_the_clients_loss_and_the_server_raises_the_score(tmp_
 
 
 def test_the_server_adds_the_mean_update_with_momentum(tmp_path):
-    training, *_, request = made(
+    training, _, _, request = made(
         tmp_path / "r", server_learning_rate=0.5, server_momentum=0.25
     )
     answers = training.ask(request)
@@ -305,15 +306,11 @@ def test_a_method_without_flower_refuses_the_engine(tmp_path):
 
 @pytest.fixture(autouse=True)
 def _process(server_process):
-    flower_client._run.cache_clear()
-
-
-def grid(run, spoil=None):
-    return FakeGrid(run.config.num_nodes, spoil, app=flower_client.app)
+    pass
 
 
 def on_flower(run, spoil=None, stop=None, report=lambda metrics: None):
-    network = grid(run, spoil)
+    network = FakeGrid(run.config.num_nodes, spoil)
     with run.folder.locked():
         FedAvgGanStrategy(run, report, stop or threading.Event()).start(network)
     return network
@@ -379,19 +376,19 @@ def test_a_node_that_fails_twice_stops_the_run_with_a_checkpoint(tmp_path, monke
     run, _ = new_run(tmp_path / "run", engine="flower", checkpoint_every=1)
     work = node_update
 
-    def failing(settings, config, data, request, node_id):
+    def failing(config, data, request, node_id):
         if (request.round, node_id) == (2, 1):
             raise ValueError("private text")
-        return work(settings, config, data, request, node_id)
+        return work(config, data, request, node_id)
 
-    monkeypatch.setattr(flower_client, "node_update", failing)
+    monkeypatch.setattr(deployed, "node_update", failing)
     with pytest.raises(
         RunStopped, match=r"1 of 3 nodes gave no valid answer: .*node 1"
     ):
         on_flower(run)
     assert len(ledger(tmp_path / "run")) == 2
     assert "private text" in next((tmp_path / "run").rglob("error.log")).read_text()
-    monkeypatch.setattr(flower_client, "node_update", work)
+    monkeypatch.setattr(deployed, "node_update", work)
     on_flower(open_run(tmp_path / "run"))
     assert len(open_run(tmp_path / "run").releases) == 5
 
@@ -452,24 +449,9 @@ def test_an_answer_larger_than_an_honest_one_is_refused(tmp_path, monkeypatch):
         release.values = release.values + 1
         return release
 
-    monkeypatch.setattr(flower_client, "node_update", large)
-    with pytest.raises(RunStopped, match="discriminator updates with a norm above"):
+    monkeypatch.setattr(deployed, "node_update", large)
+    with pytest.raises(RunStopped, match="1 updates with a norm above"):
         on_flower(run)
-
-
-def test_a_deployed_node_answers_nothing(tmp_path):
-    run, _ = new_run(tmp_path / "run", engine="flower")
-    seen: list[Message] = []
-
-    def keep(who, request, reply):
-        seen.append(request)
-        return reply
-
-    network = on_flower(run, keep)
-    context = network.contexts[seen[-1].metadata.dst_node_id]
-    context.node_config.clear()  # without a simulation's partition-id
-    reply = network.app(message=seen[-1], context=context)
-    assert reply.has_error()
 
 
 def test_a_round_weighs_both_networks_down_and_one_discriminator_up(tmp_path, capsys):

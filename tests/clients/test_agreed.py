@@ -29,7 +29,7 @@ from fedgs.process import RUNS_VARIABLE
 from fedgs.runs.epsilons import of_run
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
-from server import strategy
+from server import federation
 from server.roll_call import public_settings
 from server.server_app import open_folder
 from tiny import NUM_CLASSES, SIDE, record_calls, tiny_config
@@ -212,7 +212,7 @@ def test_a_client_learns_of_no_other_who_takes_part(deploy, training, monkeypatc
     settings = {"clients_per_round": 3, "clients_per_node": 2, "num_rounds": 3}
     settings |= {"discriminator_training": training, "selection_seed": 987654321}
     run = deploy(mode="selected", **settings)
-    packed = record_calls(monkeypatch, strategy, "pack_request")
+    packed = record_calls(monkeypatch, federation, "pack_request")
     told: list[tuple[str, Message]] = []
     run.grid.on_push = lambda name, request: told.append((name, request)) or True
     run.start()

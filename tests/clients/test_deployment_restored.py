@@ -308,7 +308,7 @@ def test_rounds_before_a_released_one_were_asked_too(deploy):
     run = deploy("run", "selected")
     run.folder.history = [(B, 0)]
     silent = Progress(None, run.folder.config, A, 0)
-    calls = roll_call.RollCall(run.grid, run.folder, silent)
+    calls = roll_call.RollCall(run.grid, run.folder, run.folder.config, [], silent)
     calls.counted.update({1: 1})
     calls.lost.update({4: 2})
     assert calls.take_lost() == {2: 1, 3: 1, 4: 2}

@@ -25,7 +25,7 @@ from fedgs.cohorts.selection import ARRAYS, CONFIG, Selection, membership, write
 from fedgs.federation.training import RunStopped
 from fedgs.randomness import stream
 from fedgs.runs.run_folder import RunFolder
-from server import roll_call, strategy
+from server import roll_call
 from server import selection_app as classifier_server
 from server.selection_app import Selecting
 from tiny import SINGLE_IMAGE_CLIENT, SIZES, tiny_config, write_tiny_npz
@@ -95,7 +95,7 @@ def weights(arrays: ArrayRecord) -> torch.Tensor:
 
 def strategy_of(selecting: Selecting):
     """The strategy of a selection whose nodes have answered the roll call."""
-    selecting.addresses = strategy.roll_call(selecting.grid, K)
+    selecting.addresses = roll_call.roll_call(selecting.grid, K)
     config, selection = selecting.config, selecting.selection
     return classifier_server.strategy(config, selection, selecting.addresses)
 
@@ -223,7 +223,7 @@ def test_replies_hold_weights_bits_and_cohorts_only(make):
 
 def test_failure_is_reported_by_its_type_alone(make):
     selecting = make()
-    addresses = strategy.roll_call(selecting.grid, K)
+    addresses = roll_call.roll_call(selecting.grid, K)
     config = ConfigRecord({"folder": str(selecting.folder), "thresholds": [0.5]})
     message = Message(RecordDict({CONFIG: config}), addresses[2], "query.compare")
     (reply,) = selecting.grid.send_and_receive([message])  # has not measured itself

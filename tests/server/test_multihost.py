@@ -11,6 +11,7 @@ import json
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +19,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from command_line import flags
 from events import read_events
 from experiments.commands.deploy_status import status_of
 from experiments.launch.certs import make_certificates
+from fedgs.baselines.run import Asked, new_run, open_run
+from fedgs.baselines.run import train as train_in
 from fedgs.privacy.ledger import Ledger
 from hosts import PATIENCE, Network, require_namespaces
 from live import CLIENTS, Live, prepare, undisturbed
@@ -29,6 +33,18 @@ from runs import generator, rounds_done
 pytestmark = [pytest.mark.multihost, pytest.mark.slow]
 
 LINK_DOWN_SECONDS = 6.0
+UPDATES = {"steps": 16, "batch_size": 8, "noise_multiplier": 1.0}
+OF_UPDATES = {
+    "node_sizes": "2,1,1",
+    "num_classes": 10,
+    "image_size": 16,
+    "generator_dim": 4,
+    "discriminator_dim": 4,
+    "noise_seed": 7,
+    "seed": 5,
+    "checkpoint_every": 3,
+    "round_timeout": 900,
+}
 ANSWER_KEYS = {"time", "event", "node", "round", "outcome", "seconds"}
 
 
@@ -51,6 +67,15 @@ def live(folder, network) -> Iterator[Live]:
     live = Live(folder, network)
     yield live
     live.machines.close()
+
+
+def split(folder: Path) -> tuple[str, ...]:
+    """Gives the four people's digits to three clients; returns their names."""
+    data, owners = np.load(folder / "all.npz"), {"a": (0, 1), "b": (2,), "c": (3,)}
+    for name, own in owners.items():
+        kept = np.isin(data["clients"], own)
+        np.savez(folder / f"{name}.npz", **{n: data[n][kept] for n in data.files})
+    return tuple(owners)
 
 
 def check_event_logs(folder: Path) -> None:
@@ -128,12 +153,7 @@ def test_run_survives_a_killed_server_and_client_and_a_cut_link(folder, network,
 
 def test_masked_run_goes_on_without_a_killed_client_and_with_it_again(folder, live):
     """Every attempt is of nodes that know each other's keys; all of them count."""
-    data = np.load(folder / "all.npz")
-    live.names = ("a", "b", "c")
-    for name, owners in (("a", (0, 1)), ("b", (2,)), ("c", (3,))):
-        kept = np.isin(data["clients"], owners)
-        arrays = {each: data[each][kept] for each in data.files}
-        np.savez(folder / f"{name}.npz", **arrays)
+    live.names = split(folder)
     live.certify(live.address)
     server = live.serve()
     own = {"peers": "certs/clients", "min_peers": 2}
@@ -168,6 +188,40 @@ def test_masked_run_goes_on_without_a_killed_client_and_with_it_again(folder, li
     count = folder / "fedgs-client-a" / "releases" / "releases-00000.jsonl"
     contexts = [event.context for event in Ledger.read(count).events]
     assert len(set(contexts)) == len(contexts) == len(events)  # a key for each
+
+
+def test_fed_avg_gan_survives_a_killed_server_and_client(folder):
+    """Three clients with TLS and authentication; the bytes of one process."""
+    live = Live(folder)
+    live.names = split(folder)
+    with contextlib.closing(live.machines):
+        allowed = "allow_seeded_noise = true\nallow_updates = true\n"
+        (folder / "limits.toml").write_text(allowed)
+        live.certify()
+        server = live.serve()
+        clients = {name: live.join(name) for name in live.names}
+        keys = [f"--client={n}=certs/clients/{n}.pub" for n in live.names]
+        told = [*live.ca, *keys, *flags(**UPDATES | OF_UPDATES, output="digits")]
+        words = ("deploy", "baseline", "fedavg-gan", *told)
+        submitted = live.machines.start("server", *words)
+        live.until_round(4, server, submitted, *clients.values())
+        live.machines.kill(server)
+        server = live.serve()
+        assert submitted.wait(PATIENCE) == 1, live.machines.logs()
+        submitted = live.submit("--resume", "digits")
+        live.until_round(9, server, submitted, *clients.values())
+        live.machines.kill(clients["b"])
+        live.join("b")
+        assert submitted.wait(PATIENCE) == 0, live.machines.logs()
+        live.until(lambda: (live.run / "generator.safetensors").exists())
+    assert "fedavg-gan, a round releases one update: steps = 16" in live.log(
+        clients["a"]
+    )
+    own = {"data": f"npz:{folder}/all.npz", "output": str(folder / "local")}
+    run, data = new_run("fedavg-gan", UPDATES, Asked(), OF_UPDATES | own)
+    train_in(run, data, lambda metrics: None, threading.Event())
+    assert generator(live.run) == generator(run.folder.path)
+    assert {each.step for each in open_run(live.run).releases} == set(range(1, 17))
 
 
 def test_control_is_refused_over_the_network(live):

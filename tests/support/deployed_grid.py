@@ -19,8 +19,7 @@ from clients.site import DeployedPlace, Site
 from fedgs.config.run_config import RunConfig
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder
-from server import exchange, progress, roll_call
-from server import strategy as strategy_module
+from server import exchange, federation, progress, roll_call
 from server.strategy import GsWgan
 from simulated_grid import InProcessGrid, Spoil
 from tiny import (
@@ -155,7 +154,7 @@ def install_clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         clock.now += seconds
 
     clock.sleep = sleep
-    for module in (exchange, progress, roll_call, strategy_module):
+    for module in (exchange, federation, progress, roll_call):
         monkeypatch.setattr(module, "time", clock)
     return clock
 

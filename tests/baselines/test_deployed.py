@@ -1,0 +1,415 @@
+"""Fed-Avg GAN in a deployment without a network: bits, faults, limits, what is refused.
+
+Real processes with TLS and authentication are in tests/server/test_multihost.py.
+"""
+
+import re
+import shutil
+import threading
+import tomllib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Message
+
+import runs
+from clients.site import DeployedPlace, Site
+from deployed_grid import LIMITS, NAMES, DeployedGrid, Deployment, tiny_clients
+from experiments.commands import deploy_status
+from fedgs.baselines import deployed
+from fedgs.baselines import run as frame
+from fedgs.baselines.fedavg_gan import run_config
+from fedgs.baselines.run import Asked, open_run
+from fedgs.federation.training import BudgetSpent, RunStopped
+from fedgs.privacy import client_count
+from fedgs.privacy.gaussian import epsilon_from_mu
+from fedgs.privacy.ledger import Ledger
+from fedgs.process import RUNS_VARIABLE
+from fedgs.runs.run_folder import RunFolder
+from refusals import assert_refused
+from runs import at_round, interrupt_at
+from server import roll_call
+from server.roll_call import public_settings
+from server.server_app import open_folder, strategy_of
+from simulated_grid import spoil_at
+from tiny import NUM_CLASSES, SIDE, write_tiny_npz
+
+pytestmark = pytest.mark.usefixtures("server_process", "clock")
+
+OWN: dict[str, Any] = {"steps": 4, "batch_size": 4, "noise_multiplier": 2.0}
+OWN |= {"discriminator_steps": 1, "generator_steps": 1}
+SETTINGS: dict[str, Any] = {
+    "image_size": SIDE,
+    "num_classes": NUM_CLASSES,
+    "num_clients": 6,
+    "clients_per_node": 2,
+    "generator_dim": 4,
+    "discriminator_dim": 4,
+    "latent_dim": 4,
+    "seed": 5,
+    "noise_seed": 7,
+    "round_timeout": 60.0,
+    "checkpoint_every": 2,
+    "sample_every": 9,
+}
+HISTORY = [("a" * 16, 0)]
+ALLOWED = LIMITS + "allow_updates = true\n"
+EPSILON = 'client_epsilon = %s\ndelta = 1e-5\nrelation = "replace-one"\n'
+
+
+def submitted(told: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    """The settings of a run as its server gets them."""
+    nodes = {"nodes": ",".join(NAMES[:3]), "output": "run"}
+    own = {name: value for name, value in told.items() if name not in deployed.ASKED}
+    config = deployed.submitted(own, SETTINGS | nodes | settings)
+    return config.to_flat() | deployed.joined({"name": "fedavg-gan"} | told)
+
+
+class Updates(Deployment):
+    """A run folder of Fed-Avg GAN on the server, and three clients of two people."""
+
+    def __init__(
+        self, root: Path, told: dict[str, Any], limits: str, **settings: Any
+    ) -> None:
+        self.root, self.told = root, told
+        self.folder = open_folder(submitted(told, **settings))
+        config = self.folder.config
+        self.clients = tiny_clients(root, NAMES[:3], config)
+        (root / "limits.toml").write_text(limits)
+        self.grid = DeployedGrid(self.clients)
+        self.stop = threading.Event()
+
+    def start(self, report: runs.Report = runs.ignore, **how: bool) -> None:
+        self.folder = RunFolder.open(self.folder.path)
+        accepted = how.get("accept_restore", False)
+        strategy_of(self.folder, report, self.stop, accepted).start(self.grid)
+
+    def attempts(self) -> list[tuple[int, int]]:
+        return [(each.step, each.attempt) for each in open_run(self.path).releases]
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+
+@pytest.fixture(name="updates")
+def fixture_updates(tmp_path, monkeypatch):
+    """Makes deployments, by settings of the method."""
+    monkeypatch.setenv(RUNS_VARIABLE, str(tmp_path))
+
+    def updates(limits: str = ALLOWED, **told: Any) -> Updates:
+        settings = {n: told.pop(n) for n in ("noise_seed",) if n in told}
+        return Updates(tmp_path, OWN | told, limits, **settings)
+
+    return updates
+
+
+def in_process(run: Updates) -> bytes:
+    """The generator of the same settings, trained in one process with all data."""
+    local = {"data": write_tiny_npz(run.root / "all.npz")}
+    local |= {"output": str(run.root / "local")}
+    made, data = frame.new_run("fedavg-gan", run.told, Asked(), SETTINGS | local)
+    frame.train(made, data, runs.ignore, threading.Event())
+    return runs.generator(made.folder.path)
+
+
+# ------------------------------------------------------------------ bits and faults
+
+ONCE = [(1, 1), (2, 1), (3, 1), (4, 1)]
+
+
+def slow(*case: object):
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("told", [{}, slow({"clients_per_round": 4})])
+def test_a_deployment_gives_the_bytes_of_one_process(updates, told):
+    run = updates(**told)
+    run.start()
+    assert run.product() == in_process(run)
+    assert run.attempts() == ONCE
+    check_what_left(run)
+
+
+def check_what_left(run: Updates) -> None:
+    """Public words and noisy updates, all of them counted, and nothing else."""
+    allowed = {"is_empty", "round", "node_id", "noise_std", "clip_bound", "request"}
+    left: Counter[str] = Counter()
+    for kind, name, reply in run.grid.replies:
+        assert list(reply.content) == ["fedgs"]
+        if kind == "train":
+            assert {*reply.content["fedgs"]} == allowed | {"tensors"}
+            left[name] += 1
+    # One node's share of a sum with noise 2 C; nodes of a round are two or three.
+    shares = {2.0 * 0.1 / nodes**0.5 for nodes in (2, 3)}
+    for index, client in enumerate(run.clients):
+        noise = [float(event.noise_std) for event in events(run, index)]
+        assert len(noise) == left[client.name]
+        assert all(min(abs(n - share) for share in shares) < 1e-9 for n in noise)
+
+
+def test_a_killed_server_resumes_to_the_same_bytes_and_counts_the_round_twice(updates):
+    run = updates()
+    with pytest.raises(KeyboardInterrupt):
+        run.start(interrupt_at(3))
+    for client in run.clients:
+        client.restart()
+    run.start()
+    assert run.product() == in_process(run)
+    assert run.attempts() == [(1, 1), (2, 1), (3, 1), (3, 2), (4, 1)]
+    assert run.counted(0) == [1, 2, 3, 3, 4]  # it left, and leaves again
+
+
+def test_a_client_restarted_after_a_lost_reply_sends_the_stored_bytes(updates):
+    run = updates(noise_seed=None)
+    replies: list[bytes] = []
+
+    def lose(request: Message, reply: Message) -> Message | None:
+        replies.append(reply.content["fedgs"]["tensors"])
+        run.clients[1].restart()
+        return None if len(replies) == 1 else reply
+
+    run.grid.spoil = spoil_at({(NAMES[1], 3): lose})
+    run.start()
+    assert replies[0] == replies[1]  # noise of the system's entropy, drawn once
+    assert run.counted(1) == [1, 2, 3, 4]
+    assert run.attempts() == ONCE
+
+
+@pytest.mark.slow
+def test_a_client_killed_at_work_has_counted_and_counts_again(updates, monkeypatch):
+    run = updates()
+    killed: list[int] = []
+    save = client_count.ReleaseCount.charge
+
+    def charge(self, event, limits):
+        mark = save(self, event, limits)
+        if event.round == 3 and not killed:
+            killed.append(1)
+            raise SystemExit
+        return mark
+
+    monkeypatch.setattr(client_count.ReleaseCount, "charge", charge)
+    run.restart_killed()
+    run.start()
+    assert run.product() == in_process(run)
+    assert sorted(len(run.counted(i)) for i in range(3)) == [4, 4, 5]
+
+
+@pytest.mark.slow
+def test_a_target_pays_for_a_repeated_round_with_the_last_one(updates):
+    run = updates(target_epsilon=5.0)
+    with pytest.raises(KeyboardInterrupt):
+        run.start(interrupt_at(3))
+    with pytest.raises(
+        BudgetSpent, match=r"before step 4: .* exceed target_epsilon = 5"
+    ):
+        run.start()
+    opened = open_run(run.path)
+    assert opened.guarantees()[0].epsilon == pytest.approx(5.0)
+    assert frame.is_finished(opened)
+
+
+@pytest.mark.slow
+def test_a_restored_server_adds_what_its_clients_released_since(
+    updates, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(roll_call, "TIMEOUT", 5.0)
+    run = updates()
+    with pytest.raises(RunStopped):
+        run.start(at_round(2, run.stop.set))
+    run.stop.clear()
+    shutil.copytree(run.path, tmp_path / "backup")
+    with pytest.raises(KeyboardInterrupt):
+        run.start(interrupt_at(4))
+    shutil.rmtree(run.path)
+    shutil.copytree(tmp_path / "backup", run.path)
+    words = r"released 2 times more than the ledger says \(rounds 3 to 4\)"
+    with pytest.raises(RunStopped, match=words) as stopped:
+        run.start()
+    run.start(accept_restore=True)
+    assert run.product() == in_process(run)
+    assert run.attempts() == [(1, 1), (2, 1), (3, 1), (4, 1), (3, 2), (4, 2)]
+    mu = 4 / OWN["noise_multiplier"]  # of four rounds: 2 C sqrt(4) / noise
+    assert f"is {epsilon_from_mu(mu, 1e-5):.4g} with these" in str(stopped.value)
+
+
+# ------------------------------------------------------------------ what a client sees
+
+
+def events(run: Updates, index: int):
+    """What a client has counted."""
+    path = run.clients[index].state_dir / "releases" / "releases-00000.jsonl"
+    return Ledger.read(path).events
+
+
+def joining(run: Updates) -> tuple[dict[str, Any], DeployedPlace]:
+    """What a server tells a client that joins, and the client's place."""
+    config = run_config(open_run(run.path).settings, run.folder.config)
+    place = DeployedPlace(Site.read(run.clients[0].node_config), "0" * 16)
+    return public_settings(config), place
+
+
+def test_a_clients_log_names_the_method_its_settings_and_its_cost(updates, log):
+    told, place = joining(updates(clients_per_round=3))
+    place.join(told, HISTORY)
+    (text,) = [line for line in log if "what is agreed" in line]
+    assert "fedavg-gan, a round releases one update: steps = 4, clients_per_" in text
+    assert "discriminator_steps = 1" in text
+    assert "allow_updates = True" in text
+    # Two of four rounds are a client's; a round of three nodes adds least to one.
+    mu = [2 * 3**0.5 * n**0.5 / OWN["noise_multiplier"] for n in (2, 4)]
+    planned, most = (f"{epsilon_from_mu(each, 1e-5):.4g}" for each in mu)
+    assert f"epsilon {planned} (replace-one" in text
+    assert f"{most} if the server asks it in each" in text
+
+
+@pytest.mark.parametrize(
+    ("limits", "told", "limit"),
+    [
+        (LIMITS, {}, "allow_updates"),
+        slow("allow_updates = true\n", {}, "allow_seeded_noise"),
+        slow(ALLOWED + "clip_bound = 1.0\n", {}, "clip_bound"),
+        slow(ALLOWED, {"noise_multiplier": 0.0}, "min_noise_multiplier"),
+        # Of one of three nodes: 0.577 of 2 C.
+        (ALLOWED + "min_noise_multiplier = 0.6\n", {}, "min_noise_multiplier"),
+        (ALLOWED + EPSILON % 0.5, {}, "client_epsilon"),
+    ],
+)
+def test_a_clients_limits_refuse_a_run_at_the_roll_call(
+    updates, monkeypatch, limits, told, limit
+):
+    monkeypatch.setattr(roll_call, "TIMEOUT", 5.0)
+    run = updates(limits, **told)
+    with pytest.raises(RunStopped, match=f"refused by its clients' limit: {limit}"):
+        run.start()
+    assert run.attempts() == []
+    assert not (run.clients[0].state_dir / "releases" / "clients.json").exists()
+
+
+def test_a_client_stops_at_its_own_epsilon_whatever_the_server_asks(updates):
+    """Each release costs mu = 2 C / (2 C / sqrt(3)); two of them are allowed."""
+    cap = epsilon_from_mu(6**0.5 + 1e-6, 1e-5)
+    run = updates(ALLOWED + EPSILON % cap)
+    with pytest.raises(RunStopped, match="refused by its clients' limit: client_eps"):
+        run.start()
+    assert [run.counted(i) for i in range(3)] == [[1, 2]] * 3
+    assert run.attempts() == [(1, 1), (2, 1), (3, 1)]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"method.name": "dp-merf"}, "this client answers GS-WGAN and fedavg-gan"),
+        ({"method.name": ["x"]}, "this client answers GS-WGAN and fedavg-gan"),
+        ({"method.steps": "4"}, "steps = '4': must be of type int"),
+        ({"method.clip_bound": 0.0}, "clip_bound = 0.0: give .* above 0"),
+        ({"method.send": 1}, "send: fedavg-gan has steps"),
+        ({"method.clients_per_round": 9}, "clients_per_round = 9: there are 6"),
+        ({"spectral_norm": True}, "spectral_norm = True"),
+    ],
+)
+def test_a_hostile_servers_settings_are_refused_before_joining(
+    updates, change, problem
+):
+    told, place = joining(updates())
+    assert_refused(problem, place.join, told | change, HISTORY)
+    assert not place.folder.exists()
+
+
+@pytest.mark.slow
+def test_a_request_outside_the_schedule_is_refused_uncounted(updates):
+    run = updates(clients_per_round=2)
+    requests: list[Message] = []
+    run.grid.on_push = lambda name, request: requests.append(request) or True
+    run.start()
+    train = [each for each in requests if each.metadata.message_type == "train"]
+    idle = next(
+        client
+        for client in run.clients
+        if client.address not in {m.metadata.dst_node_id for m in train[-2:]}
+    )
+    counted = len(run.counted(run.clients.index(idle)))
+    message = Message(train[-1].content, idle.address, "train")
+    reply = run.grid.answer(idle, message)
+    assert reply is not None
+    assert reply.has_error()
+    assert len(run.counted(run.clients.index(idle))) == counted
+
+
+# ------------------------------------------------------------------ the server's side
+
+
+def test_a_run_is_continued_with_the_same_settings_only(updates):
+    run = updates(steps=4)
+    assert open_folder(submitted(run.told)).path == run.path
+    for change in ({"steps": 5}, {"noise_multiplier": 1.0}, {"target_epsilon": 1.0}):
+        (name,) = change
+        again = submitted(run.told | change, num_rounds=4)
+        again["num_rounds"] = 4
+        assert_refused(f"method.{name} = .*: the run in", open_folder, again)
+    of_gs_wgan = {n: v for n, v in submitted(run.told).items() if "." not in n}
+    assert_refused("method.name = gs-wgan: the run in", open_folder, of_gs_wgan)
+
+
+def test_status_shows_the_epsilons_that_privacy_prints(updates, fedgs):
+    run = updates()
+    code, _, error = fedgs("resume", run.path)
+    assert code == 2
+    assert "fedgs deploy submit" in error
+    run.start()
+    status = deploy_status.status_of(run.path)
+    assert (status.state, status.round, status.released) == ("completed", 4, 4)
+    assert (status.participants, status.num_answers) == (6, 3)
+    shown = {row.relation: row.epsilon for row in status.epsilons}
+    rows = open_run(run.path).guarantees()
+    valid = [row for row in rows if (row.label, row.unit) == ("valid", "user")]
+    assert shown == {row.relation: row.epsilon for row in valid}
+    assert not any(row.guarantee for row in status.epsilons)  # its noise is seeded
+
+
+CLI = ("deploy", "baseline")
+LOCAL = ("--server", "127.0.0.1:1", "--insecure", "--client", "a", "--client", "b")
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("dp-merf", *LOCAL), "is central.*fedgs baseline dp-merf.*fedavg-gan"),
+        (("g-pate", *LOCAL), "has no deployment; use `fedgs baseline g-pate`"),
+        (("nothing", *LOCAL), "NAME = 'nothing': give fedavg-gan"),
+        (("fedavg-gan", *LOCAL), "num_classes is unset"),
+        (("fedavg-gan", "--num-classes", 3), "server is unset"),
+        (("fedavg-gan", *LOCAL[:3], "--num-classes", 3), "client is unset"),
+        (("fedavg-gan", *LOCAL, "--num-classes", 3, "--steps", 0), "steps = 0"),
+        (
+            ("fedavg-gan", *LOCAL, "--num-classes", 3, "--unit", "record"),
+            "unit = record: fedavg-gan guarantees epsilons of one user",
+        ),
+        (
+            ("fedavg-gan", *LOCAL, "--num-classes", 3, "--clients-per-round", 3),
+            "clients_per_round = 3: there are 2 clients",
+        ),
+        (
+            ("fedavg-gan", *LOCAL, "--num-classes", 3, "--max-images-per-user", 3),
+            "No such option",
+        ),
+    ],
+)
+def test_what_cannot_be_deployed_is_refused_with_code_2(fedgs, words, problem):
+    code, out, error = fedgs(*CLI, *words)
+    assert code == 2
+    assert re.search(problem, " ".join(error.split()))
+    assert "submitted" not in out
+
+
+def test_submit_tells_the_server_the_methods_settings(fedgs):
+    own = ("--num-classes", 3, "--steps", 7, "--target-epsilon", 3, "--print-only")
+    code, out, _ = fedgs(*CLI, "fedavg-gan", *LOCAL, *own)
+    assert code == 0
+    config = tomllib.loads(out[out.index("[tool.flwr.app.config]") :].split("+ ")[0])
+    found = config["tool"]["flwr"]["app"]["config"]
+    assert found["method"] == {"name": "fedavg-gan", "steps": 7, "target_epsilon": 3.0}
+    assert (found["num_rounds"], found["nodes"]) == (7, "a,b")
