@@ -34,6 +34,8 @@ QUIET_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
+# Ray gives itself 30 s, which no setting changes; a busy machine may need more.
+RAY_IS_LATE, STARTS = "node timed out during startup", 3
 START_TIMEOUT = 120.0
 END_TIMEOUT = 30.0  # for the run's own status, once it has an outcome
 LOCK_SECONDS = 5.0  # for what a killed launcher left behind
@@ -61,25 +63,40 @@ def train(folder: RunFolder, report: Report, stop: Stop) -> None:
         end_previous(folder)
         with folder.locked():
             pass  # whoever still holds it is alive and reachable by no token
-        # What was asked of an earlier start must not stop this one.
-        for name in ("stop", "result.json"):
-            (flower / name).unlink(missing_ok=True)
-        token = secrets.token_hex(16)
-        # Before anything is started: a launcher that is killed leaves what it can be
-        # found by.
-        write_atomically(flower / "token", token.encode())
-        try:
-            with _superlink(folder, token) as address, control_of(address) as control:
-                run_id = _submit(control, folder)
-                _follow(folder, report, stop, lambda: _status(control, run_id)[0])
-                status, details = _final_status(control, run_id)
-                if status == "finished:failed":
-                    _keep_log(folder, control, run_id)
-        finally:
-            end_processes(token)
-            shutil.rmtree(_home(token), ignore_errors=True)
-            (flower / "token").unlink(missing_ok=True)
+        for _ in range(STARTS):
+            status, details, log = _simulate(folder, report, stop)
+            if RAY_IS_LATE not in log or stop.is_set():
+                break
     _conclude(folder, status, details)
+
+
+def _simulate(folder: RunFolder, report: Report, stop: Stop) -> tuple[str, str, str]:
+    """Runs one simulation to its end; returns its status, details, and log if failed.
+
+    Raises:
+        FlowerFailed: Flower did not start, or did not take the run.
+    """
+    flower, token, log = folder.path / ".flower", secrets.token_hex(16), ""
+    # What was asked of an earlier start must not stop this one.
+    for name in ("stop", "result.json"):
+        (flower / name).unlink(missing_ok=True)
+    # Before anything is started: a launcher that is killed leaves what it can be found
+    # by.
+    write_atomically(flower / "token", token.encode())
+    try:
+        with _superlink(folder, token) as address, control_of(address) as control:
+            run_id = _submit(control, folder)
+            _follow(folder, report, stop, lambda: _status(control, run_id)[0])
+            status, details = _final_status(control, run_id)
+            if status == "finished:failed":
+                log = _log_of(control, run_id)
+    finally:
+        end_processes(token)
+        shutil.rmtree(_home(token), ignore_errors=True)
+        (flower / "token").unlink(missing_ok=True)
+    with open(folder.path / "flower.log", "a") as file:  # of the SuperLink until here
+        file.write(log)
+    return status, details, log
 
 
 def end_previous(folder: RunFolder) -> None:
@@ -204,13 +221,12 @@ def _final_status(control: Control, run_id: int) -> tuple[str, str]:
     return status
 
 
-def _keep_log(folder: RunFolder, control: Control, run_id: int) -> None:
-    """Adds what a run said to `flower.log`, which has only what its server said."""
-    path = folder.path / "flower.log"
-    # The outcome is known without it.
-    with contextlib.suppress(FlowerFailed), open(path, "a") as file:
-        for part in control.log(run_id, 0.0):
-            file.write(part.log_output)
+def _log_of(control: Control, run_id: int) -> str:
+    """Returns what a run that is over has logged."""
+    parts: list[str] = []
+    with contextlib.suppress(FlowerFailed):  # the outcome is known without it
+        parts.extend(part.log_output for part in control.log(run_id, 0.0))
+    return "".join(parts)
 
 
 def _status(control: Control, run_id: int) -> tuple[str, str]:

@@ -5,6 +5,7 @@ A run costs 20 to 60 seconds, so that only one of them is among the ordinary tes
 
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -245,15 +246,36 @@ def test_flower_with_two_workers_gives_the_local_bytes(tmp_path, settings, fedgs
     assert not (Path(tempfile.gettempdir()) / f"fedgs-{token[:8]}").exists()
 
 
+def test_a_simulation_whose_ray_started_too_late_is_started_again(
+    tmp_path, monkeypatch
+):
+    config = tiny_config(engine="flower", output=str(tmp_path / "run"))
+    folder = RunFolder.create(config)
+    logs = [f"Exception: The current {flower_engine.RAY_IS_LATE}.", "another reason"]
+
+    def simulate(*_: object) -> tuple[str, str, str]:
+        return "finished:failed", "", logs.pop(0)
+
+    monkeypatch.setattr(flower_engine, "_simulate", simulate)
+    with pytest.raises(FlowerFailed, match="without an outcome"):
+        flower_engine.train(folder, lambda metrics: None, threading.Event())
+    assert logs == []
+
+
 @pytest.mark.flower
 @pytest.mark.slow
-def test_a_simulation_that_cannot_start_is_noticed_at_once(tmp_path):
+def test_a_simulation_that_cannot_start_is_noticed_at_once(tmp_path, monkeypatch):
     """Not only after the time that a start may take."""
     config = tiny_config(engine="flower", output=str(tmp_path / "run"))
     folder, started = RunFolder.create(config), time.monotonic()
-    missing = ("no_such_module:app", "no_such_module:app")
+    made = flower_engine.app_project
+
+    def without_apps(*words: str) -> str:
+        return re.sub(r"(server|clients)\.\w+:app", "no_such_module:app", made(*words))
+
+    monkeypatch.setattr(flower_engine, "app_project", without_apps)
     with pytest.raises(FlowerFailed, match=r"finished:failed.*without an outcome\. \w"):
-        flower_engine.train(folder, lambda metrics: None, threading.Event(), missing)
+        flower_engine.train(folder, lambda metrics: None, threading.Event())
     assert time.monotonic() - started < flower_engine.START_TIMEOUT / 2
     assert "no_such_module" in (folder.path / "flower.log").read_text()
 
