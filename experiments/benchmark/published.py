@@ -64,17 +64,16 @@ def by_classifier(data: str, rows: Sequence[Row]) -> Table | None:
     Returns:
         None for other data than the paper's, or where no row was judged by them.
     """
-    ours = {(row.method, row.asked): _columns(row) for row in rows if row.data == data}
-    ours = {key: columns for key, columns in ours.items() if columns}
+    ours = {(row.method, row.asked): row for row in rows if row.data == data}
+    ours = {key: row for key, row in ours.items() if _columns(row)}
     if data not in PUBLISHED or not ours:
         return None
     cells: list[list[str]] = []
     for title, column in PUBLISHED[data].items():
         cells.append([f"{title}, published", *_means([column], 2)])
-        if columns := ours.pop(OURS.get(title, ("", None)), []):
-            cells.append([_called(*OURS[title]), *_means(columns, 3)])
-    for (name, asked), columns in ours.items():
-        cells.append([_called(name, asked), *_means(columns, 3)])
+        if title in OURS and (row := ours.pop(OURS[title], None)) is not None:
+            cells.append([_called(row), *_means(_columns(row), 3)])
+    cells += [[_called(row), *_means(_columns(row), 3)] for row in ours.values()]
     head = ["trained on", *(name.replace("_", " ") for name in NAMES), "mean"]
     table = "A2" if IMAGES[data] else "A1"
     return Table(f"{data}: the paper's Table {table} beside our rows", head, cells)
@@ -95,8 +94,10 @@ def _means(columns: Sequence[Mapping[str, float]], digits: int) -> list[str]:
     return [f"{value:.{digits}f}" for value in (*means, mean(means))]
 
 
-def _called(name: str, asked: float | None) -> str:
-    return f"{name}, {f'epsilon {asked:g}' if asked else 'no noise'}"
+def _called(row: Row) -> str:
+    if row.asked is None:
+        return f"{row.method}, no noise"
+    return f"{row.method}, epsilon {row.asked:g} of one {row.unit}"
 
 
 def _thirteen(row: Row | None) -> str:

@@ -242,7 +242,7 @@ def test_thirteen_classifiers_stand_below_the_papers():
     names = [row[0] for row in table.rows]
     place = names.index("GAN (non-private), published")
     assert names[place + 1] == "wgan-gp, no noise"
-    assert names[-1] == "staged, epsilon 10"
+    assert names[-1] == "staged, epsilon 10 of one user"
     assert not any(name.startswith("dp-merf") for name in names)
     assert table.rows[place][-1] == "0.63"
     assert table.rows[-1][1:] == ["0.750"] * 14
