@@ -263,13 +263,15 @@ def _diagnose(
         ]
         for cohort in COHORTS
     }
-    num_classes = folders["healthy"][0].config.num_classes
+    config = folders["healthy"][0].config
+    num_classes = config.num_classes
     diagnosis = diagnose(
         samples["healthy"],
         samples["suspicious"],
         num_classes,
         request.rule,
         (*TRANSFORMATIONS, *suspects),
+        config.moment_size if config.generator == "gaussian" else None,
     )
     debug_report.draw(path / "diagnosis.png", samples, num_classes)
     rows = worst_case(

@@ -115,7 +115,12 @@ def _trial(
         yield (
             bug,
             [
-                verdict(own, drawn(other, signal, GROUPS), data.num_classes)
+                verdict(
+                    own,
+                    drawn(other, signal, GROUPS),
+                    data.num_classes,
+                    frequencies=config.moment_size,
+                )
                 for own, signal in zip(healthy, SIGNALS, strict=True)
             ],
         )

@@ -18,6 +18,7 @@ from fedgs.randomness import stream
 
 Images = NDArray[np.float32]
 Labels = NDArray[np.int64]
+INVERSION, TURNS, REST = "invert", "turns", "rest"  # families
 Degree = Any  # a number or a pair of numbers; None where there is one degree only
 
 
@@ -32,6 +33,8 @@ class Transformation:
         images: (images, degree) to images; shape (n, C, S, S), float32 in [0, 1].
         labels: (labels, number of classes, degree) to labels, shape (n,), int64.
         is_turn: whether another entry, or itself, undoes it.
+        is_curve: whether every pixel goes along one curve, and black stays black. From
+            a mean of pictures nobody can tell which curve.
     """
 
     name: str
@@ -40,11 +43,19 @@ class Transformation:
     images: Callable[[Images, Degree], Images] | None = None
     labels: Callable[[Labels, int, Degree], Labels] | None = None
     is_turn: bool = False
+    is_curve: bool = False
 
     @property
     def is_picture_turn(self) -> bool:
         """Whether it is inversion, a turn or a mirror: any learned picture shows it."""
         return self.is_turn and self.images is not None
+
+    @property
+    def family(self) -> str:
+        """The entries that are tested together, for what they change is alike."""
+        if not self.is_picture_turn:
+            return REST
+        return INVERSION if self.name == INVERSION else TURNS
 
     def degrees_of(self, num_classes: int) -> Sequence[Degree]:
         """Returns the degrees; of two classes all pairs, or none of very many."""
@@ -218,8 +229,14 @@ TRANSFORMATIONS = (
     Transformation("blur", "blurred", (0.08, 0.04), _blur),
     Transformation("noise", "noisy", (0.3, 0.15), _noise),
     Transformation("contrast", "of less contrast", (0.33, 0.66), _contrast),
-    Transformation("brightness", "of other brightness", (0.4, 0.7, 1.6), _brightness),
-    Transformation("gamma", "of another gamma", (2.2, 0.45), _gamma),
+    Transformation(
+        "brightness",
+        "of other brightness",
+        (0.4, 0.7, 1.6),
+        _brightness,
+        is_curve=True,
+    ),
+    Transformation("gamma", "of another gamma", (2.2, 0.45), _gamma, is_curve=True),
     Transformation(
         "shift", "shifted", ((0.15, 0), (-0.15, 0), (0, 0.15), (0, -0.15)), _shift
     ),

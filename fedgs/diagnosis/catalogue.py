@@ -22,8 +22,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import fft
 
-from fedgs.data.transformations import Degree, Transformation
+from fedgs.data.transformations import TURNS, Degree, Transformation
 from fedgs.diagnosis import group_features as features
 from fedgs.diagnosis import permutation
 from fedgs.evaluation.images import LabelledImages
@@ -63,6 +64,11 @@ class Candidate:
     def name(self) -> str:
         """Of the entry."""
         return self.steps[-1][0].name
+
+    @property
+    def family(self) -> str:
+        """Of the entry."""
+        return self.steps[-1][0].family
 
     def products(self, healthy: Rows, suspicious: Rows) -> tuple[Array, Array]:
         """Returns <d, u> and <u, u>.
@@ -130,13 +136,20 @@ class Samples:
 
     Attributes:
         num_classes: of the labels.
+        frequencies: how many along each side the generators can draw; None is all.
         means: class means of the features, scaled, shape (2G, number of classes, d).
         by_feature: the same, by the feature's name.
         grams: inner products of the groups' means, of each feature.
     """
 
-    def __init__(self, groups: Sequence[LabelledImages], num_classes: int) -> None:
+    def __init__(
+        self,
+        groups: Sequence[LabelledImages],
+        num_classes: int,
+        frequencies: int | None = None,
+    ) -> None:
         self.num_classes = num_classes
+        self.frequencies = frequencies
         self._images = [group.images for group in groups]
         self._labels = [group.labels for group in groups]
         own = [features.image_features(images) for images in self._images]
@@ -174,10 +187,11 @@ class Samples:
     def _both_ways(self, steps: tuple[Step, ...]) -> list[Candidate]:
         moved = self._split(self._after(steps) - self.means)
         pairs = list(zip(self._split(self.means), moved, strict=True))
+        is_turned = steps[-1][0].family == TURNS
         grams = (
             np.stack([own @ move.T for own, move in pairs]),
             np.stack([move @ move.T for _, move in pairs]),
-            np.ones(len(pairs)),
+            features.IS_OF_SHAPE if is_turned else np.ones(len(pairs)),
         )
         is_undone = all(entry.is_turn for entry, _ in steps)
         cohorts = (SUSPICIOUS,) if is_undone else (SUSPICIOUS, HEALTHY)
@@ -189,7 +203,8 @@ class Samples:
         names = tuple((entry.name, degree) for entry, degree in on_images)
         if names not in self._known:
             own = [
-                features.image_features(_changed(i, on_images)) for i in self._images
+                features.image_features(self._changed(images, on_images))
+                for images in self._images
             ]
             self._known[names] = self._joined(self._means(own))
         found = self._known[names]
@@ -197,6 +212,18 @@ class Samples:
             if entry.labels is not None:
                 found = self._relabelled(found, entry.labels, degree)
         return found
+
+    def _changed(
+        self, images: features.Images, steps: Sequence[Step]
+    ) -> features.Images:
+        """Returns images after the steps, as the generator would draw them."""
+        for entry, degree in steps:
+            if entry.images is not None:
+                images = entry.images(images, degree)
+        # Turns make of pictures that are cut off at black and white such pictures.
+        if self.frequencies and not all(entry.is_picture_turn for entry, _ in steps):
+            images = low_pass(images, self.frequencies)
+        return images
 
     def _relabelled(self, means: Array, labels: Relabel, degree: Degree) -> Array:
         """Returns the class means under other labels: means of the old classes' means.
@@ -211,11 +238,18 @@ class Samples:
         return np.einsum("kl,gld->gkd", counts / counts.sum(1, keepdims=True), means)
 
 
-def _changed(images: features.Images, steps: Sequence[Step]) -> features.Images:
-    for entry, degree in steps:
-        if entry.images is not None:
-            images = entry.images(images, degree)
-    return images
+def low_pass(images: features.Images, count: int) -> features.Images:
+    """Returns images of count x count low frequencies, cut off at black and white.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        images: shape (n, C, S, S).
+        count: at most S.
+    """
+    found = fft.dctn(images, axes=(2, 3), norm="ortho")
+    found[:, :, count:] = found[:, :, :, count:] = 0
+    return np.clip(fft.idctn(found, axes=(2, 3), norm="ortho"), 0, 1)
 
 
 def _scales(by_feature: Sequence[Array]) -> list[float]:

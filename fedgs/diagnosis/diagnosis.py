@@ -5,17 +5,21 @@ computed from their samples. What each bug of the catalogue explains of the diff
 between the cohorts says `catalogue`. A bug is *named* if all of these agree:
 
 1. **Exchangeability.** What the best bug explains is larger than for any other split
-   of the groups into cohorts, by an exact permutation test of the maximum over the
-   catalogue, closed together with the test for any difference.
+   of the groups into cohorts, by an exact permutation test of the maximum over its
+   family, closed together with the other families and the test for any difference.
+   Families are inversion; turns and mirrors, in features that brightness does not
+   change; and the rest.
 2. **Fit.** It explains at least `LEAST_FIT` of the squared distance of the cohorts, in
    each feature that differs. Cohorts that were selected by accuracy differ in
    handwriting without any bug; such a difference looks like no bug, or like one in few
    images.
 3. **Size.** The share of images that have it is at least `min_effect`, with confidence:
    the lower limit of its interval is.
-4. **No rival.** It explains more than every other entry, with confidence. Where up to
-   `MOST_RIVALS` others may explain as much, the verdict is "one of" them; where a
-   second bug on top of it explains clearly more, "more than one".
+4. **No rival.** It explains more than every other entry, with confidence: each one is
+   tested at the full level, for all have to be rejected (Berger, "Multiparameter
+   hypothesis testing", 1982). Where up to `MOST_RIVALS` others may explain as much,
+   the verdict is "one of" them; where a second bug on top of it explains clearly more,
+   "more than one".
 
 A bug is *excluded* if the upper limit of its share is below `min_effect`, at every
 degree, and the generators have learned something from their data: turning their
@@ -38,7 +42,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgs.data.transformations import TRANSFORMATIONS, Degree, Transformation
+from fedgs.data.transformations import (
+    TRANSFORMATIONS,
+    TURNS,
+    Degree,
+    Transformation,
+)
 from fedgs.diagnosis import group_features as features
 from fedgs.diagnosis import permutation
 from fedgs.diagnosis.catalogue import Candidate, Samples, of_groups, within
@@ -61,7 +70,7 @@ INVERT, ROTATE, OTHER = "invert", "rotate", "other"
 # Of the squared distance in each feature that differs: on real images the right bug
 # explains 0.74 to 1 at degrees that are not the catalogue's, any other at most 0.7.
 LEAST_FIT = 0.7
-MOST_RIVALS = 2
+MOST_RIVALS, MOST_TURNS = 2, 3  # a quarter turn has three others for rivals
 CLOSE_FIT = 0.05  # of a bug with a degree, which is coarse: a fit so near is no less
 GOOD_FIT, MORE_FIT = 0.95, 0.1  # a second bug is looked for below, and explains above
 MORE_THAN_ONE, ONE_OF = "more than one", "one of "
@@ -155,6 +164,7 @@ def diagnose(
     num_classes: int,
     rule: Rule | None = None,
     entries: Sequence[Transformation] = TRANSFORMATIONS,
+    frequencies: int | None = None,
 ) -> Diagnosis:
     """Compares the samples of two cohorts' generators.
 
@@ -167,11 +177,15 @@ def diagnose(
         num_classes: of the labels.
         rule: the default rule if None.
         entries: the catalogue.
+        frequencies: how many low ones along each side the generators can draw; an
+            entry is looked for as they would draw it. None is all.
 
     Raises:
         UserError: groups that cannot be compared.
     """
-    found = _decided(healthy, suspicious, num_classes, rule or Rule(), entries)
+    found = _decided(
+        healthy, suspicious, num_classes, rule or Rule(), entries, frequencies
+    )
     groups = [*healthy, *suspicious]
     images = [group.images for group in groups]
     components = features.principal_components(images)
@@ -199,6 +213,7 @@ def verdict(
     num_classes: int,
     rule: Rule | None = None,
     entries: Sequence[Transformation] = TRANSFORMATIONS,
+    frequencies: int | None = None,
 ) -> str:
     """Returns the verdict of `diagnose`, without what only describes the samples.
 
@@ -207,7 +222,10 @@ def verdict(
     Raises:
         UserError: groups that cannot be compared.
     """
-    return _decided(healthy, suspicious, num_classes, rule or Rule(), entries).verdict
+    found = _decided(
+        healthy, suspicious, num_classes, rule or Rule(), entries, frequencies
+    )
+    return found.verdict
 
 
 @dataclass(frozen=True)
@@ -229,41 +247,45 @@ def _decided(
     num_classes: int,
     rule: Rule,
     entries: Sequence[Transformation],
+    frequencies: int | None,
 ) -> _Decided:
     groups = [*healthy, *suspicious]
     sizes = len(healthy), len(suspicious)
     raise_first("samples", _problems(*sizes, groups, num_classes))
-    samples = Samples(groups, num_classes)
+    samples = Samples(groups, num_classes, frequencies)
     rows = permutation.splits(len(healthy))
     images = [group.images for group in groups]
     kernel = permutation.distances(features.kernel_means(images), rows)
     squared = permutation.distances(samples.grams.sum(0), rows) ** 2
     # Pictures alone, and features of classes: what either sees is a difference.
-    any_difference = np.sqrt(_scaled(kernel**2) + _scaled(squared))
+    any_difference = (_scaled(kernel**2) + _scaled(squared)) / 2
     weights = _weights(samples.grams, rows, rule)
-    found = _explanations(samples.candidates(entries), weights, rows, rule)
-    # No bug explains more than there is; an estimate may, where halves are alike.
-    found = [
-        dataclasses.replace(f, values=np.minimum(f.values, squared)) for f in found
-    ]
-    most = np.max([own.values for own in found], axis=0)
-    adjusted = permutation.closed_test({"bug": _scaled(most), OTHER: any_difference})
+    candidates = samples.candidates(entries)
+    found = _explanations(candidates, weights, samples.grams, rows, rule)
+    most = _most(found)
+    adjusted = permutation.closed_test({**most, OTHER: any_difference})
     p_other = permutation.p_value(any_difference)
     is_different = adjusted[OTHER] <= rule.alpha
     decisions = dict.fromkeys([own.name for own in found], UNDECIDED)
     has_learned = _has_learned(samples, rule)
     if has_learned:
         decisions |= {own.name: EXCLUDED for own in found if own.is_excluded}
-    if adjusted["bug"] <= rule.alpha:
-        decisions |= _named(found, samples, entries, rule)
-    suspects = [_suspect(own, most, adjusted["bug"], decisions) for own in found]
+    able = [own for own in found if adjusted[own.best.family] <= rule.alpha]
+    if able:
+        others = [own for own in found if own is not able[0]]
+        decisions |= _named(able[0], others, samples, entries, rule)
+    suspects = [
+        _suspect(own, most[own.best.family], adjusted[own.best.family], decisions)
+        for own in found
+    ]
     suspects.append(
         Suspect(
             *(OTHER, p_other, adjusted[OTHER], float(np.sqrt(squared[0]))),
             *(None, None, DIFFERS if is_different else SAME),
         )
     )
-    is_clear = min(p_other, permutation.p_value(most)) > rule.alpha
+    p_any_bug = permutation.p_value(np.max([*most.values()], axis=0))
+    is_clear = min(p_other, p_any_bug) > rule.alpha
     text = _verdict(suspects, entries, is_different, is_clear)
     text = text if rule.alpha >= 1 / len(rows) else UNDECIDED
     return _Decided(text, suspects, has_learned, samples, rows, kernel, rule)
@@ -303,7 +325,9 @@ class _Explanation:
 
     Attributes:
         best: degree and spoilt cohort that explain most, weighted.
-        values: what the entry explains for every split, either way.
+        own_weights: of the features in which its family is tested.
+        values: what the entry explains for every split, either way, in units of the
+            mean squared distance of halves in the features that it is tested in.
         fit: share of the cohorts' squared distance that the best explains.
         least_fit: likewise, in the feature that it explains worst.
         share: of images, by the best.
@@ -312,6 +336,7 @@ class _Explanation:
     """
 
     best: Candidate
+    own_weights: Array
     values: Array
     fit: float
     least_fit: float
@@ -323,6 +348,11 @@ class _Explanation:
     def name(self) -> str:
         """Of the entry."""
         return self.best.name
+
+    @property
+    def is_curve(self) -> bool:
+        """Of the entry."""
+        return self.best.steps[-1][0].is_curve
 
 
 def _weights(grams: Array, rows: Rows, rule: Rule) -> Array:
@@ -345,19 +375,35 @@ def _weights(grams: Array, rows: Rows, rule: Rule) -> Array:
 
 
 def _explanations(
-    candidates: Sequence[Candidate], weights: Array, rows: Rows, rule: Rule
+    candidates: Sequence[Candidate],
+    weights: Array,
+    grams: Array,
+    rows: Rows,
+    rule: Rule,
 ) -> list[_Explanation]:
     """Returns an explanation for every entry, the best first."""
     by_name = dict[str, list[Candidate]]()
     for candidate in candidates:
         by_name.setdefault(candidate.name, []).append(candidate)
-    found = [_explanation(own, weights, rows, rule) for own in by_name.values()]
+    found = [_explanation(own, weights, grams, rows, rule) for own in by_name.values()]
     return sorted(found, key=lambda own: -own.fit)
 
 
+def _most(found: Sequence[_Explanation]) -> dict[str, Array]:
+    """Returns what the best entry of each family explains, for every split."""
+    families = dict.fromkeys(own.best.family for own in found)
+    return {
+        family: np.max([own.values for own in found if own.best.family == family], 0)
+        for family in families
+    }
+
+
 def _explanation(
-    own: Sequence[Candidate], weights: Array, rows: Rows, rule: Rule
+    own: Sequence[Candidate], weights: Array, grams: Array, rows: Rows, rule: Rule
 ) -> _Explanation:
+    gram = np.tensordot(own[0].weights, grams, 1)
+    squared = permutation.distances(gram, rows) ** 2
+    unit = max(float(squared.mean()), _LEAST_SQUARED)
     forth = np.array([c.explained(~rows, rows) for c in own])
     back = np.array([c.explained(rows, ~rows) for c in own])
     shares = [_jackknife(c.share, rows, rule) for c in own]
@@ -366,7 +412,9 @@ def _explanation(
     best = int(np.argmax(fits))
     return _Explanation(
         best=weighted[best],
-        values=np.maximum(forth, back).max(0),
+        own_weights=own[best].weights,
+        # No bug explains more than there is; an estimate may, where halves are alike.
+        values=np.minimum(np.maximum(forth, back).max(0), squared) / unit,
         fit=fits[best],
         least_fit=_least_fit(weighted[best], rows),
         share=shares[best][0],
@@ -402,21 +450,28 @@ def _has_learned(samples: Samples, rule: Rule) -> bool:
     to two of them is 0 on average.
     """
     (turn,) = samples.candidates([_ROTATION])
-    sizes = turn.sizes.sum(0)
+    sizes = np.tensordot(turn.weights, turn.sizes, 1)
     count = len(sizes) // 2
     for cohort in (0, 1):
 
         def size(*rows: Rows, cohort: int = cohort) -> Array:
             return within(sizes, rows[cohort])
 
-        interval = permutation.jackknife(of_groups(size, count), count, rule.confidence)
-        if interval[1] is None or interval[1][0] <= 0:
+        if not _is_above_zero(of_groups(size, count), count, rule):
             return False
     return True
 
 
+def _is_above_zero(statistic: permutation.Statistic, count: int, rule: Rule) -> bool:
+    """Tells whether a statistic is above 0: one limit, so the error is on one side."""
+    both_sides = 2 * rule.confidence - 1
+    _, interval = permutation.jackknife(statistic, count, max(0.0, both_sides))
+    return interval is not None and interval[0] > 0
+
+
 def _named(
-    found: Sequence[_Explanation],
+    first: _Explanation,
+    others: Sequence[_Explanation],
     samples: Samples,
     entries: Sequence[Transformation],
     rule: Rule,
@@ -425,38 +480,47 @@ def _named(
 
     Two entries that are `possible` can be one of them or, if marked so, both.
     """
-    first, *others = found
     if first.interval is None or first.interval[0] < rule.min_effect:
         return {}  # it may fit, and be rare
     if second := _second(first, samples, entries, rule):
         return {first.name: PART, second: PART}
     if first.least_fit < LEAST_FIT:
         return {}
-    able = [own for own in others if own.least_fit >= LEAST_FIT]
-    close = CLOSE_FIT if first.best.steps[-1][1] is not None else 0.0
-    rivals = [
-        own.name
-        for own in able
-        if first.fit - own.fit < close or not _is_clearly_more(first, own, rule)
-    ]
-    if len(rivals) > MOST_RIVALS:
+    rivals = [own.name for own in others if _is_rival(first, own, samples, rule)]
+    if len(rivals) > (MOST_TURNS if first.best.family == TURNS else MOST_RIVALS):
         return {}
     return dict.fromkeys([first.name, *rivals], POSSIBLE if rivals else NAMED)
 
 
-def _is_clearly_more(first: _Explanation, other: _Explanation, rule: Rule) -> bool:
+def _is_rival(
+    first: _Explanation, other: _Explanation, samples: Samples, rule: Rule
+) -> bool:
+    """Tells whether another entry may be what the first looks like."""
+    if samples.frequencies and first.is_curve and other.is_curve:
+        return True  # such samples are averages: see `Transformation.is_curve`
+    are_turns = first.best.family == other.best.family == TURNS
+    if other.least_fit < LEAST_FIT and not are_turns:
+        return False
+    is_coarse = first.best.steps[-1][1] is not None
+    if is_coarse and first.fit - other.fit < CLOSE_FIT:
+        return True
+    return not _is_clearly_more(first, other, first.own_weights, rule)
+
+
+def _is_clearly_more(
+    first: _Explanation, other: _Explanation, weights: Array, rule: Rule
+) -> bool:
+    """Tells whether one explains more than the other of some features."""
+
     def gap(healthy: Rows, suspicious: Rows) -> Array:
         one, two = (
-            c.weighted(alike).explained(healthy, suspicious)
+            c.weighted(weights).explained(healthy, suspicious)
             for c in (first.best, other.best)
         )
         return one - two
 
-    alike = np.ones_like(first.best.weights)  # where the evidence is, not the fit
-
     count = first.best.sizes.shape[1] // 2
-    _, interval = permutation.jackknife(of_groups(gap, count), count, rule.confidence)
-    return interval is not None and interval[0] > 0
+    return _is_above_zero(of_groups(gap, count), count, rule)
 
 
 def _second(
@@ -479,13 +543,16 @@ def _second(
     more = dataclasses.replace(first, best=best)
     fit = float(best.explained(~rows, rows)[0])
     is_enough = fit - first.fit >= MORE_FIT and _least_fit(best, rows) >= LEAST_FIT
-    return best.name if is_enough and _is_clearly_more(more, first, rule) else None
+    alike = np.ones_like(weights)  # where the evidence is, not the fit
+    return (
+        best.name if is_enough and _is_clearly_more(more, first, alike, rule) else None
+    )
 
 
 def _suspect(
     own: _Explanation, most: Array, gate: float, decisions: dict[str, str]
 ) -> Suspect:
-    """Returns a suspect; adjusted by the maximum over the catalogue."""
+    """Returns a suspect; adjusted by the maximum over its family."""
     single_step = float(np.mean(most >= own.values[0] * (1 - 1e-9)))
     step = own.best.steps[-1]
     return Suspect(

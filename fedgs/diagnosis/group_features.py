@@ -19,9 +19,12 @@ Labels = NDArray[np.int64]
 Array = NDArray[np.float64]
 _SMOOTHING = 1.0  # pixels: the noise of a generator is finer than a stroke
 _COMPONENTS = 32
+_CELLS = 8  # along each side
 _LEVELS, _RINGS = 8, 6
 # Of the features: noise of the training alone changes how sharp samples are.
 IS_LEARNED = np.array([True, True, False, False, False])
+# Neither brightness nor contrast of a generator changes these: for turns.
+IS_OF_SHAPE = np.array([0.0, 0.0, 1.0, 1.0, 0.0])
 _LEAST_CONTRAST = 0.001  # per pixel, likewise
 _LEAST_POWER = 1e-4  # per pixel: what is below it looks black
 
@@ -74,6 +77,11 @@ def orientation(images: Images, labels: Labels, num_classes: int) -> Array:
 
 def _structure(images: Images) -> Array:
     """Returns Jxx - Jyy, 2 Jxy and Jxx + Jyy of every image, shape (3, n)."""
+    return _tensor(images).sum((2, 3))
+
+
+def _tensor(images: Images) -> Array:
+    """Returns Jxx - Jyy, 2 Jxy and Jxx + Jyy of every pixel, shape (3, n, s, s)."""
     smooth = gaussian_filter(
         images.astype(np.float64), (0, 0, _SMOOTHING, _SMOOTHING), mode="nearest"
     )
@@ -81,14 +89,29 @@ def _structure(images: Images) -> Array:
     gx = (along_x[:, :, 1:] + along_x[:, :, :-1]) / 2
     gy = (along_y[:, :, :, 1:] + along_y[:, :, :, :-1]) / 2
     products = [(gx * gx - gy * gy), 2 * gx * gy, gx * gx + gy * gy]
-    return np.stack([product.sum((1, 2, 3)) for product in products])
+    return np.stack([product.sum(1) for product in products])
 
 
 def _directions(images: Images) -> Images:
-    """Returns `orientation` of single images, shape (n, 2); of a blank one 0."""
-    *direction, energy = _structure(images)
+    """Returns where strokes of which direction are, shape (n, 3 * 8 * 8).
+
+    The structure tensor's parts, summed over 8 x 8 cells, as shares of all gradients of
+    an image: neither brightness nor contrast changes them. Of a blank one 0.
+    """
+    parts = _tensor(images)
+    pool = _cells(parts.shape[-1])
+    cells = (pool @ parts @ pool.T).reshape(3, len(images), -1)
     least = _LEAST_CONTRAST**2 * np.prod(images.shape[1:])
-    return (np.stack(direction, axis=1) / (energy + least)[:, None]).astype(np.float32)
+    shares = cells / (parts[2].sum((1, 2))[:, None] + least)
+    return np.concatenate(shares, axis=1).astype(np.float32)
+
+
+def _cells(side: int) -> Array:
+    """Returns which share of each pixel lies in each of the cells, (cells, side)."""
+    edges = np.linspace(0, side, _CELLS + 1)
+    pixels = np.arange(side)
+    upper = np.minimum(edges[1:, None], pixels + 1)
+    return np.maximum(0, upper - np.maximum(edges[:-1, None], pixels))
 
 
 def gram(features: list[Array]) -> Array:
@@ -140,7 +163,9 @@ def image_features(images: Images) -> dict[str, Images]:
 
     Returns:
         Shapes (n, C S S): the picture; (n, 8): shares of pixels of each brightness;
-        (n, 6): log of the share of power in each ring of spatial frequencies.
+        (n, C S S): the picture of one contrast; (n, 192): where strokes of which
+        direction are; (n, 6): log of the share of power in each ring of spatial
+        frequencies.
     """
     values = images.reshape(len(images), -1)
     return {

@@ -8,7 +8,8 @@ is at least that of the true one. There is no approximation: p is never below
 
 Source: Phipson and Smyth, "Permutation p-values should never be zero", 2010; Marcus,
 Peritz and Gabriel, "On closed testing procedures", Biometrika 1976; Efron and Stein,
-"The jackknife estimate of variance", 1981.
+"The jackknife estimate of variance", 1981; Welch, "The generalization of Student's
+problem when several different population variances are involved", Biometrika 1947.
 """
 
 import itertools
@@ -137,8 +138,9 @@ def jackknife(
 ) -> tuple[float, tuple[float, float] | None]:
     """Returns a statistic of two cohorts and its confidence interval.
 
-    Leaves out one group at a time; the variances of both cohorts add up. Student's
-    t with G - 1 degrees of freedom, which is on the safe side of 2 G - 2.
+    Leaves out one group at a time; the variances of both cohorts add up. Student's t
+    with Welch's degrees of freedom: G - 1 where one cohort alone varies, 2 G - 2 where
+    both vary alike.
 
     Privacy: post-processing of DP output.
 
@@ -155,15 +157,18 @@ def jackknife(
     >>> values = np.array([1.0, 2, 3, 11, 12, 13])
     >>> found = jackknife(lambda h, s: values[s].mean() - values[h].mean(), 3, 0.95)
     >>> found[0], [round(limit, 2) for limit in found[1]]
-    (10.0, [6.49, 13.51])
+    (10.0, [7.73, 12.27])
     """
     healthy = np.arange(num_groups)
     suspicious = healthy + num_groups
     estimate = float(statistic(healthy, suspicious))
     less_healthy = [statistic(np.delete(healthy, i), suspicious) for i in healthy]
     less_suspicious = [statistic(healthy, np.delete(suspicious, i)) for i in healthy]
-    variance = float(np.var(less_healthy) + np.var(less_suspicious)) * (num_groups - 1)
+    parts = np.array([np.var(less_healthy), np.var(less_suspicious)]) * (num_groups - 1)
+    variance = float(parts.sum())
     if not math.isfinite(estimate + variance):
         return estimate, None
-    width = stats.t.ppf((1 + confidence) / 2, num_groups - 1) * math.sqrt(variance)
+    squares = max(float(np.square(parts).sum()), np.finfo(float).tiny)
+    freedom = max(1.0, variance**2 / squares) * (num_groups - 1)
+    width = stats.t.ppf((1 + confidence) / 2, freedom) * math.sqrt(variance)
     return estimate, (float(estimate - width), float(estimate + width))

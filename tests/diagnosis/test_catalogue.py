@@ -9,8 +9,8 @@ from experiments.debug import suspects
 from fedgs.config.settings import CORRUPTIONS
 from fedgs.data.transformations import TRANSFORMATIONS, Transformation
 from fedgs.diagnosis import group_features
-from fedgs.diagnosis.catalogue import Samples, of_groups
-from fedgs.diagnosis.diagnosis import MORE_THAN_ONE, diagnose
+from fedgs.diagnosis.catalogue import Samples, low_pass, of_groups
+from fedgs.diagnosis.diagnosis import MORE_THAN_ONE, ONE_OF, diagnose, verdict
 from fedgs.evaluation.images import LabelledImages
 from refusals import assert_refused
 
@@ -90,6 +90,41 @@ def test_a_bug_that_is_not_found_is_not_cleared_either(digits, name):
     found = diagnose(digits[:G], [spoilt(g, name) for g in digits[G:]], 10)
     assert name in found.verdict or found.verdict in ("other", "undecided")
     assert found.bugs in ((), (name,))
+
+
+@pytest.fixture(scope="module")
+def released(digits):
+    """What a generator of released class means draws: one picture of each class."""
+
+    def of(name=None):
+        own = digits if name is None else [spoilt(group, name) for group in digits]
+        found = []
+        for group in own:
+            flat = group.images.reshape(len(group.images), -1)
+            means = group_features.class_means(flat, group.labels, 10)
+            images = low_pass(means.reshape(10, 1, 16, 16).astype(np.float32), 6)
+            found.append(LabelledImages(images, np.arange(10)))
+        return found
+
+    return of
+
+
+OF_MEANS = ("invert", "border", "crop", "blank", "brightness", "gamma", "scale")
+
+
+@pytest.mark.parametrize("name", ["blank", "border"])
+def test_a_bug_is_looked_for_as_the_generators_would_draw_it(released, name):
+    """Low frequencies draw no sharp edge: without that a border is no border."""
+    groups = [*released()[:G], *released(name)[G:]]
+    entries = [BY_NAME[n] for n in OF_MEANS]
+    assert verdict(groups[:G], groups[G:], 10, None, entries, frequencies=6) == name
+
+
+def test_means_of_pictures_do_not_tell_gamma_from_brightness(released):
+    groups = [*released()[:G], *released("brightness")[G:]]
+    entries = [BY_NAME[n] for n in OF_MEANS]
+    found = verdict(groups[:G], groups[G:], 10, None, entries, frequencies=6)
+    assert found == f"{ONE_OF}brightness, gamma"
 
 
 def test_half_of_the_images_are_enough_and_the_share_is_said(digits):

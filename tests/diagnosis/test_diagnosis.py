@@ -17,7 +17,8 @@ from refusals import assert_refused
 
 G = 4
 # The whole catalogue is tried in test_catalogue.py.
-FEW = ("invert", "rotate", "rotate-270", "transpose", "brightness", "contrast", "scale")
+TURNED = ("rotate", "rotate-270", "transpose", "anti-transpose")
+FEW = ("invert", *TURNED, "brightness", "contrast", "scale")
 FEW = tuple(entry for entry in TRANSFORMATIONS if entry.name in FEW)
 
 
@@ -100,6 +101,28 @@ def test_a_planted_bug_is_named_with_its_share(digits, bug, change, share):
     assert first.fit > suspect(found, ROTATE if bug == INVERT else INVERT).fit + 0.1
     assert suspect(found, OTHER).decision == diagnosis.DIFFERS
     assert found.ranking[-1].bug == OTHER
+
+
+def test_a_turn_is_named_although_generators_differ_in_brightness(digits):
+    gains = np.linspace(0.3, 1, G, dtype=np.float32)
+    own = [
+        group._replace(images=gain * group.images)
+        for group, gain in zip(digits, [*gains, *gains], strict=True)
+    ]
+    assert diagnose(own[:G], each(rotate, own[G:]), 10).verdict == ROTATE
+
+
+def test_quarter_turns_that_pictures_cannot_tell_apart_are_all_listed():
+    """Upright bars, as often mirrored as not, and as often turned by a half."""
+    rng = np.random.default_rng(3)
+    bars = np.zeros((2 * G, 10, 1, 12, 12), np.float32)
+    bars[..., 2:10, 5:7] = 0.8
+    bars += 0.2 * rng.random(bars.shape)
+    bars = np.concatenate([bars, bars[..., ::-1]], axis=1)
+    bars = np.concatenate([bars, bars[..., ::-1, :]], axis=1)
+    own = [LabelledImages(images, np.zeros(40, np.int64)) for images in bars]
+    found = diagnose(own[:G], each(rotate, own[G:]), 1).verdict
+    assert set(found.removeprefix(diagnosis.ONE_OF).split(", ")) == set(TURNED)
 
 
 def test_a_turned_healthy_cohort_is_a_cohort_turned_back(digits):
