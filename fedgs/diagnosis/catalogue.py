@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
-from fedgs.data.transformations import TURNS, Degree, Transformation
+from fedgs.data.transformations import INVERSION, TURNS, Degree, Transformation
 from fedgs.diagnosis import group_features as features
 from fedgs.diagnosis import permutation
 from fedgs.evaluation.images import LabelledImages
@@ -34,6 +34,13 @@ Rows = NDArray[np.bool_]
 Step = tuple[Transformation, Degree]
 Relabel = Callable[[features.Labels, int, Degree], features.Labels]
 _LEAST_DISTANCE = 1e-5  # squared, in units of images from their group's mean
+# The features that a family changes, in their order; the rest is asked in all. Neither
+# brightness nor contrast of a generator changes those of turns, and noise that is cut
+# off at white instead of black changes the sharpness of inverted pictures.
+_ASKED_IN = {
+    INVERSION: np.array([1.0, 1.0, 1.0, 0.0, 0.0]),
+    TURNS: np.array([0.0, 0.0, 1.0, 1.0, 0.0]),
+}
 HEALTHY, SUSPICIOUS = "healthy", "suspicious"
 
 
@@ -187,11 +194,10 @@ class Samples:
     def _both_ways(self, steps: tuple[Step, ...]) -> list[Candidate]:
         moved = self._split(self._after(steps) - self.means)
         pairs = list(zip(self._split(self.means), moved, strict=True))
-        is_turned = steps[-1][0].family == TURNS
         grams = (
             np.stack([own @ move.T for own, move in pairs]),
             np.stack([move @ move.T for _, move in pairs]),
-            features.IS_OF_SHAPE if is_turned else np.ones(len(pairs)),
+            _ASKED_IN.get(steps[-1][0].family, np.ones(len(pairs))),
         )
         is_undone = all(entry.is_turn for entry, _ in steps)
         cohorts = (SUSPICIOUS,) if is_undone else (SUSPICIOUS, HEALTHY)
@@ -247,9 +253,10 @@ def low_pass(images: features.Images, count: int) -> features.Images:
         images: shape (n, C, S, S).
         count: at most S.
     """
-    found = fft.dctn(images, axes=(2, 3), norm="ortho")
+    found = np.asarray(fft.dctn(images, axes=(2, 3), norm="ortho"))
     found[:, :, count:] = found[:, :, :, count:] = 0
-    return np.clip(fft.idctn(found, axes=(2, 3), norm="ortho"), 0, 1)
+    pixels = np.asarray(fft.idctn(found, axes=(2, 3), norm="ortho"))
+    return np.clip(pixels, 0, 1).astype(np.float32)
 
 
 def _scales(by_feature: Sequence[Array]) -> list[float]:

@@ -23,8 +23,6 @@ _CELLS = 8  # along each side
 _LEVELS, _RINGS = 8, 6
 # Of the features: noise of the training alone changes how sharp samples are.
 IS_LEARNED = np.array([True, True, False, False, False])
-# Neither brightness nor contrast of a generator changes these: for turns.
-IS_OF_SHAPE = np.array([0.0, 0.0, 1.0, 1.0, 0.0])
 _LEAST_CONTRAST = 0.001  # per pixel, likewise
 _LEAST_POWER = 1e-4  # per pixel: what is below it looks black
 
