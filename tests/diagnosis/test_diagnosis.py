@@ -103,15 +103,6 @@ def test_a_planted_bug_is_named_with_its_share(digits, bug, change, share):
     assert found.ranking[-1].bug == OTHER
 
 
-def test_a_turn_is_named_although_generators_differ_in_brightness(digits):
-    gains = np.linspace(0.3, 1, G, dtype=np.float32)
-    own = [
-        group._replace(images=gain * group.images)
-        for group, gain in zip(digits, [*gains, *gains], strict=True)
-    ]
-    assert diagnose(own[:G], each(rotate, own[G:]), 10).verdict == ROTATE
-
-
 def test_quarter_turns_that_pictures_cannot_tell_apart_are_all_listed():
     """Upright bars, as often mirrored as not, and as often turned by a half."""
     rng = np.random.default_rng(3)
