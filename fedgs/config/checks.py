@@ -280,10 +280,12 @@ def _moment_problems(config: Settings) -> Iterator[Problem]:
     kinds = [stage.kind for stage in config.stage_list]
     count = sum(kind in MOMENT_KINDS for kind in kinds)
     # Each needs what the one before found; a fit by gradients is lost to the next.
-    first = MOMENT_KINDS if config.public_data is None else ()
+    first = MOMENT_KINDS[:2] if config.public_data is None else ()
     in_order = [*first, *["moments"] * count][:count]
+    if kinds[count - 1] == "parts" and count > len(first):
+        in_order[-1] = "parts"
     if kinds[:count] != in_order:
-        order = ", ".join([*first[:2], "any number of moments, other kinds"])
+        order = ", ".join([*first, "any number of moments, parts once, other kinds"])
         yield "stages", f"moments come in the order {order}; give --stages so"
     for name, kind in (("moment_size", "scatter"), ("latent_dim", "moments")):
         if FEATURES[kind](config) > MOST_FEATURES:

@@ -107,6 +107,21 @@ def staged() -> RunConfig:
     )
 
 
+def staged_parts() -> RunConfig:
+    """`staged`, and a fourth release of four parts of every class.
+
+    For many clients or a large epsilon: a part has a quarter of the images.
+    """
+    return dataclasses.replace(
+        staged(),
+        num_rounds=4,
+        stages="means,scatter,moments,parts",
+        stage_weights="0.1,0.2,0.2,0.5",
+        moment_size=12,
+        latent_dim=40,
+    )
+
+
 def staged_fonts() -> RunConfig:
     """One release: what the moments of public digits, drawn from fonts, lack."""
     return dataclasses.replace(
@@ -133,10 +148,12 @@ OF_METHOD = {"client_selection", "clients_per_round", "discriminator_training"}
 OF_METHOD |= {"noise_multiplier", "clip_bound", "batch_size"}
 OF_METHOD |= {"gradient_basis", "dct_size", "amplification"}
 HELD_OUT = 0.1  # of every owner's images then, where the data have no test split
-# Least `signal_of`, and the side of the low frequencies whose moments it pays for. The
-# cells of docs/pictures.md have 2156 and more with side 10, 775 to 1438 with 8 and 289
-# to 536 with 6; the borders lie between, and 4 is what follows from the order.
-MOMENT_SIZES = ((1761, 10), (645, 8), (200, 6), (0, 4))
+# Least `signal_of`, and what it pays for: the side of the low frequencies, and the axes
+# along which parts of classes are measured; 0: no parts, whose moments would have more
+# noise than they differ. The cells of docs/pictures.md have 2156 and more with side 12,
+# 1438 with 10, 775 with 8 and 289 to 536 with 6; the borders lie between, and 4 is what
+# follows from the order.
+MOMENTS = ((1761, 12, 40), (1056, 10, 30), (645, 8, 0), (200, 6, 0), (0, 4, 0))
 
 
 def is_left_open(given: Mapping[str, Any]) -> bool:
@@ -153,21 +170,27 @@ def is_left_open(given: Mapping[str, Any]) -> bool:
     return "target_epsilon" in given and chosen <= OF_STAGED
 
 
-def moment_size_for(config: RunConfig) -> int:
-    """Returns the side of the low frequencies whose moments a budget can pay for.
+def moments_for(config: RunConfig) -> dict[str, Any]:
+    """Returns the settings of the moments that a budget can pay for.
 
     Privacy: public. Of clients, nodes and noise, not of images or their number.
 
     Args:
         config: resolved, so with noise.
 
-    >>> config = dataclasses.replace(staged(), num_clients=539, noise_multiplier=0.21)
-    >>> moment_size_for(config)  # epsilon 3
-    8
+    >>> config = dataclasses.replace(staged(), num_clients=539, noise_multiplier=0.63)
+    >>> moments_for(config)  # epsilon 1
+    {'moment_size': 6}
     """
     signal = signal_of(config)
-    side = next(side for least, side in MOMENT_SIZES if signal >= least)
-    return max(2, round(side / config.image_channels**0.5))  # as many coordinates
+    side, axes = next(paid for least, *paid in MOMENTS if signal >= least)
+    found: dict[str, Any] = {"latent_dim": axes} if axes else {}
+    if axes:
+        changed = ("num_rounds", "stages", "stage_weights")
+        found |= {name: getattr(staged_parts(), name) for name in changed}
+    # As many coordinates with every number of channels.
+    size = max(2, round(side / config.image_channels**0.5))
+    return found | {"moment_size": size}
 
 
 def signal_of(config: RunConfig) -> float:
@@ -190,6 +213,7 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "algorithm-2": algorithm_2,
     "full-participation": full_participation,
     "staged": staged,
+    "staged-parts": staged_parts,
     "staged-fonts": staged_fonts,
     CLASS_MEANS: class_means,
 }

@@ -17,7 +17,7 @@ from typing import Any
 from fedgs.config.fields import Trait, check_range, coerced, option, scalar_type
 from fedgs.config.hosting import Hosting, hosting, read_sizes
 from fedgs.config.integers import clip_units
-from fedgs.config.stages import FEATURES, Stage, Terms, read_stages
+from fedgs.config.stages import FEATURES, PARTS, Stage, Terms, read_stages
 from fedgs.errors import UserError
 
 # GS-WGAN source/config.py defaults, as published (Chen, Orekondy, Fritz, NeurIPS 2020).
@@ -339,8 +339,8 @@ class Settings:
         None,
         TRAINING | RESULT | MECHANISM,
         "Kinds of features whose class means the first rounds release, one each, "
-        "comma-separated: means,scatter,moments,... for a Gaussian of each class; "
-        "random and classifier for a fit by gradients.",
+        "comma-separated: means,scatter,moments,... for a Gaussian of each class, "
+        "...,parts for four; random and classifier for a fit by gradients.",
     )
     stage_weights: str | None = option(
         None,
@@ -707,6 +707,11 @@ class Settings:
         """S, the rounds 1 to S release embeddings; 0 without stages."""
         return len(self.stage_list)
 
+    @property
+    def num_parts(self) -> int:
+        """Gaussians of each class of the generator `gaussian`."""
+        return PARTS if any(s.kind == "parts" for s in self.stage_list) else 1
+
     def terms(self, round: int) -> Terms:
         """Returns what the release of a round, from 1, is agreed to be.
 
@@ -726,7 +731,7 @@ class Settings:
         if self.num_classes is None:
             raise UserError("num_classes is unset: give --num-classes")
         networks = 1 if stage.is_moments else self.stage_networks
-        groups = 1 if stage.kind == "scatter" else self.num_classes
+        groups = stage.num_groups(self.num_classes)
         shape = (1, networks, groups, 1 + FEATURES[stage.kind](self))
         multiplier /= stage.weight**0.5
         return Terms("embedding", multiplier, self.clip_bound, shape)

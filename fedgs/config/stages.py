@@ -49,7 +49,9 @@ class Sizes(Protocol):
 
 # The kinds whose releases determine a Gaussian for each class, in the order that they
 # need; the generator is fitted to all others by gradients.
-MOMENT_KINDS = ("means", "scatter", "moments")
+MOMENT_KINDS = ("means", "scatter", "moments", "parts")
+SPLITS = 2  # a class is cut across its longest axes, so many of them
+PARTS = 2**SPLITS  # of a class then
 
 
 def _random_features(config: Sizes) -> int:
@@ -67,6 +69,7 @@ FEATURES: dict[str, Callable[[Sizes], int]] = {
     "means": lambda config: config.moment_features,
     "scatter": lambda config: _pairs(config.moment_features),
     "moments": lambda config: config.latent_dim + _pairs(config.latent_dim),
+    "parts": lambda config: config.latent_dim + _pairs(config.latent_dim),
     "random": _random_features,
     "classifier": lambda config: CLASSIFIER_FEATURES,
 }
@@ -91,6 +94,10 @@ class Stage:
     def is_moments(self) -> bool:
         """Whether its release is of moments, which determine a Gaussian."""
         return self.kind in MOMENT_KINDS
+
+    def num_groups(self, num_classes: int) -> int:
+        """Groups of images that its release has the mean features of."""
+        return {"scatter": 1, "parts": PARTS * num_classes}.get(self.kind, num_classes)
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,8 @@ def server_tensors(server: ServerState) -> TensorDict:
 
 def _stage_tensors(release: StageRelease) -> TensorDict:
     tensors = {"target": release.target, "noise_std": release.noise_std}
+    if release.shares is not None:
+        tensors["shares"] = release.shares
     for at, net in enumerate(release.networks):
         tensors |= {f"network.{at}.{name}": value for name, value in net.items()}
     return tensors
@@ -61,7 +63,8 @@ def _restored_stages(config: ResolvedConfig, tensors: TensorDict) -> list[StageR
             under(f"network.{at}.", own) for at in range(len(own["target"]))
         )
         target, noise_std = own["target"], own["noise_std"]
-        releases.append(StageRelease(stage.kind, networks, target, noise_std))
+        found = stage.kind, networks, target, noise_std, own.get("shares")
+        releases.append(StageRelease(*found))
     return releases
 
 

@@ -18,7 +18,7 @@ import torch
 
 from fedgs.cohorts.files import selection_costs
 from fedgs.config.checks import check_submitted
-from fedgs.config.recipes import HELD_OUT, moment_size_for
+from fedgs.config.recipes import HELD_OUT, moments_for
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.settings import GIVEN, PATH, settings_with
 from fedgs.data.federated import FederatedImages
@@ -175,9 +175,10 @@ def fitted_to_data(
 ) -> tuple[RunConfig, FederatedImages]:
     """Fits the recipe `staged` to what is public of the data, and loads them.
 
-    Size and channels are the images' own, and the low frequencies as many as number of
-    clients, nodes and noise pay for. Owners hold out some images, none of them all of
-    its own: the noise falls with the number of owners, not of their images.
+    Size and channels are the images' own. There are as many low frequencies, and parts
+    of classes or not, as number of clients, nodes and noise pay for. Owners hold out
+    some images, none of them all of its own: the noise falls with the number of owners,
+    not of their images.
 
     Privacy: public, but for the data. The shape of an image becomes public.
 
@@ -204,7 +205,9 @@ def fitted_to_data(
     own["image_size"] = next((s for s in FITTING_SIDES if s >= max(sides)), 64)
     config = dataclasses.replace(config, **own | _those(given, own))
     resolved, data = resolve(config, load=load)
-    own = {"moment_size": moment_size_for(resolved)}
+    own = moments_for(resolved)
+    if "stage_weights" in given:  # of three stages
+        own = {"moment_size": own["moment_size"]}
     return dataclasses.replace(config, **own | _those(given, own)), data
 
 

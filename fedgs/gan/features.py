@@ -3,10 +3,11 @@
     means        low frequencies of the image: the coefficients of a small DCT block
     scatter      products of two of them, after the image's class mean is taken off
     moments      the same image along given axes, and products of two coordinates
+    parts        the same, by the part of its class that the image lies in
     random       two convolutions of random filters, ReLU, average pooling; and a third
     classifier   the hidden layer of a small CNN trained on the generator's own samples
 
-The first three are for `fedgs.gan.moments`, the others for the fit of
+The first four are for `fedgs.gan.moments`, the others for the fit of
 `fedgs.gan.stages`. A network is a dictionary of tensors; its architecture is its kind,
 and the run's settings. So it travels as tensors of shapes that both sides know, never
 as code.
@@ -28,7 +29,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.config.stages import CLASSIFIER_FEATURES, MASS, RANDOM_CHANNELS
+from fedgs.config.stages import (
+    CLASSIFIER_FEATURES,
+    MASS,
+    PARTS,
+    RANDOM_CHANNELS,
+    SPLITS,
+)
 from fedgs.mechanism.sanitizer import to_dct
 from fedgs.shapes import Images, Labels, TensorDict
 
@@ -49,15 +56,17 @@ class StageRelease:
     Attributes:
         kind: of the networks.
         networks: the tensors of each.
-        target: the mean features of each group of images, a class or all of them:
-            shape (networks, groups, features), float32.
+        target: the mean features of each group of images, a class, a part of it or all
+            of them: shape (networks, groups, features), float32.
         noise_std: of the noise in each group's features, shape (groups,), float32.
+        shares: of parts: how many images each has, 1 on average, shape (groups,).
     """
 
     kind: str
     networks: tuple[TensorDict, ...]
     target: Tensor
     noise_std: Tensor
+    shares: Tensor | None = None
 
 
 class Kind(NamedTuple):
@@ -65,14 +74,16 @@ class Kind(NamedTuple):
 
     Attributes:
         shapes: name -> shape of its float32 tensors.
-        features: (tensors, images (n, C, S, S), labels) -> features (n, features).
+        features: (tensors, images (n, C, S, S), groups) -> features (n, features).
         make: makes one, from a stream and samples of the generator; not for moments,
             whose networks `fedgs.gan.moments` makes.
+        groups: (tensors, images, labels) -> the group of each image, its class at most.
     """
 
     shapes: Callable[[ResolvedConfig], Shapes]
     features: Callable[[TensorDict, Images, Labels], Tensor]
     make: Callable[[ResolvedConfig, np.random.Generator, Sample], TensorDict]
+    groups: Callable[[TensorDict, Images, Labels], Labels] = lambda net, x, y: y
 
 
 # ------------------------------------------------------------------ moments
@@ -81,6 +92,12 @@ class Kind(NamedTuple):
 def _model_shapes(config: ResolvedConfig) -> Shapes:
     classes, size, axes = config.num_classes, config.moment_features, config.latent_dim
     return {"mean": (classes, size), "axes": (size, axes), "centre": (classes, axes)}
+
+
+def _part_shapes(config: ResolvedConfig) -> Shapes:
+    classes, size, axes = config.num_classes, config.moment_features, config.latent_dim
+    of_classes = {"middle": (classes, axes), "split": (classes, axes, SPLITS)}
+    return {"axes": (size, axes), "centre": (classes * PARTS, axes), **of_classes}
 
 
 def _not_made(
@@ -94,6 +111,15 @@ def low_frequencies(images: Images, count: int) -> Tensor:
     return to_dct(images, math.isqrt(count // images.shape[1])).flatten(1)
 
 
+def _parts(net: TensorDict, images: Images, labels: Labels) -> Labels:
+    """Returns 4 y + (on which side of the class' middle, across each of two axes)."""
+    along = low_frequencies(images, len(net["axes"])) @ net["axes"]
+    residual = along - net["middle"][labels]
+    sides = torch.einsum("np,nps->ns", residual, net["split"][labels]) > 0
+    bits = 2 ** torch.arange(SPLITS, device=labels.device)
+    return labels * PARTS + (sides * bits).sum(1)
+
+
 def _mean_features(net: TensorDict, images: Images, labels: Labels) -> Tensor:
     return low_frequencies(images, net["mean"].shape[1]) - net["mean"][labels]
 
@@ -102,9 +128,9 @@ def _scatter_features(net: TensorDict, images: Images, labels: Labels) -> Tensor
     return products(_mean_features(net, images, labels))
 
 
-def _moment_features(net: TensorDict, images: Images, labels: Labels) -> Tensor:
+def _moment_features(net: TensorDict, images: Images, groups: Labels) -> Tensor:
     along = low_frequencies(images, len(net["axes"])) @ net["axes"]
-    residual = along - net["centre"][labels]
+    residual = along - net["centre"][groups]
     return torch.cat([residual, QUADRATIC_WEIGHT * products(residual)], dim=1)
 
 
@@ -227,6 +253,7 @@ KINDS = {
     "means": Kind(_model_shapes, _mean_features, _not_made),
     "scatter": Kind(_model_shapes, _scatter_features, _not_made),
     "moments": Kind(_model_shapes, _moment_features, _not_made),
+    "parts": Kind(_part_shapes, _moment_features, _not_made, _parts),
     "random": Kind(_random_shapes, _random_features, _make_random),
     "classifier": Kind(_classifier_shapes, _classifier_features, _make_classifier),
 }
@@ -235,7 +262,7 @@ KINDS = {
 def group_sums(
     kind: str, net: TensorDict, images: Images, labels: Labels, num_groups: int
 ) -> Tensor:
-    """Returns the sum of each group's features, (num_groups, features), float64.
+    """Returns each group's size and sum of features, (num_groups, 1 + f), float64.
 
     Privacy: of private images, reads private data; output private.
 
@@ -244,14 +271,16 @@ def group_sums(
         net: its tensors, where the images are.
         images: shape (n, C, S, S), float32 in [0, 1].
         labels: shape (n,).
-        num_groups: all classes, also those without an image; 1: all images together.
+        num_groups: all of the kind, also those without an image; 1: of all images.
     """
-    groups = labels if num_groups > 1 else torch.zeros_like(labels)
-    one_hot = F.one_hot(groups, num_groups).double()
     total = torch.zeros((), dtype=torch.float64, device=images.device)
     for rows in torch.arange(len(labels)).split(IMAGES_AT_ONCE):
-        features = KINDS[kind].features(net, images[rows], labels[rows])
-        total = total + one_hot[rows].T @ features.double()
+        groups = KINDS[kind].groups(net, images[rows], labels[rows])
+        features = KINDS[kind].features(net, images[rows], groups).double()
+        together = groups if num_groups > 1 else torch.zeros_like(groups)
+        one_hot = F.one_hot(together, num_groups).double()
+        ones = features.new_ones(len(rows), 1)
+        total = total + one_hot.T @ torch.cat([ones, features], dim=1)
     return total
 
 
@@ -286,12 +315,12 @@ def embedding(
     Source: docs/privacy.md, "Embedding releases".
     """
     num_groups = centre.shape[1]
-    groups = labels if num_groups > 1 else torch.zeros_like(labels)
-    counts = torch.bincount(groups, minlength=num_groups).double().unsqueeze(1)
+    if not len(labels):
+        return centre.new_zeros(*centre.shape[:2], 1 + centre.shape[2]).double()
     sums = [group_sums(kind, net, images, labels, num_groups) for net in networks]
-    sums = torch.stack(sums) - counts * centre.double()
-    mass = (MASS * counts).expand(len(networks), -1, -1)
-    return torch.cat([mass, sums], dim=2) * (num_groups / max(len(labels), 1))
+    counts, sums = torch.stack(sums).split([1, centre.shape[2]], dim=2)
+    sums = sums - counts * centre.double()
+    return torch.cat([MASS * counts, sums], dim=2) * (num_groups / len(labels))
 
 
 def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Tensor:

@@ -303,27 +303,36 @@ def coded_decoder(config: ResolvedConfig) -> nn.Sequential:
 
 
 class GeneratorGaussian(Generator):
-    """One Gaussian for each class, cut off at black and white.
+    """One Gaussian for each class, or some, cut off at black and white.
 
         image = min(1, max(0, mean[y] + sum_i z_i factor[y, i]))
+
+    Where a class has parts, y is the part, drawn by its share of the class: z_0 chooses
+    it and does nothing else.
 
     Differs from the reference: not in the paper. `fedgs.gan.moments` determines it from
     released means and covariances; before, it is the background with faint noise.
     """
 
     def __init__(self, config: ResolvedConfig) -> None:
-        """Makes mean (L, C, S, S) and factor (L, latent_dim, C, S, S), L classes."""
+        """Makes mean (L, C, S, S) and factor (L, latent_dim, C, S, S), L parts."""
         super().__init__(config)
         image = (config.image_channels, self.side, self.side)
-        classes = max(self.num_labels, 1)
-        self.mean = nn.Parameter(torch.zeros(classes, *image))
-        self.factor = nn.Parameter(
-            0.05 * torch.randn(classes, config.latent_dim, *image)
-        )
+        classes, parts = max(self.num_labels, 1), config.num_parts
+        count = classes * parts
+        self.mean = nn.Parameter(torch.zeros(count, *image))
+        self.factor = nn.Parameter(0.05 * torch.randn(count, config.latent_dim, *image))
+        self.shares = None
+        if parts > 1:
+            self.shares = nn.Parameter(torch.full((classes, parts), 1 / parts))
 
     def forward(self, z: Latents, labels: Labels) -> Images:
         """Makes images; see `Generator.forward`."""
         rows = labels if self.num_labels else torch.zeros_like(labels)
+        if self.shares is not None:
+            upto = self.shares.cumsum(1)[rows, :-1]
+            part = (torch.special.ndtr(z[:, :1]) > upto).sum(1)
+            rows = rows * self.shares.shape[1] + part
         # One product for each class that occurs, not one factor for each image.
         images = self.mean[rows]
         for row in rows.unique():

@@ -4,12 +4,13 @@
     scatter   the covariance around them, one for all classes
     moments   the mean and covariance of every class, along the longest axes of the two
               before; again: what the model so far does not explain of them
+    parts     the same of four parts of every class, cut across its two longest axes
 
 The model is a function of the releases alone, and of public images where there are any:
-one Gaussian for each class, in the coordinates of the longest axes, in which all images
-together have variance 1. Nothing in it is tuned on private data: how many axes stand
-out of the noise, and how far a released moment is believed, follow from the noise,
-which is public.
+one Gaussian for each class or part, in the coordinates of the longest axes, in which
+all images together have variance 1. Nothing in it is tuned on private data: how many
+axes stand out of the noise, and how far a released moment is believed, follow from the
+noise, which is public.
 
 Privacy: post-processing of DP output.
 
@@ -19,6 +20,7 @@ positive part of 1 - noise / size: James, Stein 1961. Eigenvalues of a matrix wi
 symmetric Gaussian noise: Benaych-Georges, Nadakuditi 2011.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +29,7 @@ import torch
 from torch import Tensor
 
 from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.stages import PARTS, SPLITS
 from fedgs.gan.features import (
     IMAGES_AT_ONCE,
     QUADRATIC_WEIGHT,
@@ -46,6 +49,8 @@ BELIEVED_ALIKE = 5  # neighbouring axes whose covariances are believed to one de
 class Model:
     """One Gaussian for each class, in d low frequencies and p coordinates; float64.
 
+    After `in_parts`, mean, centre and covariance have a row for each part of a class.
+
     Attributes:
         mean: of the classes' low frequencies, shape (classes, d).
         axes: coordinates are frequencies @ axes, shape (d, p); the last may be 0.
@@ -53,6 +58,9 @@ class Model:
         centre: the class means in coordinates, shape (classes, p).
         covariance: in coordinates, shape (classes, p, p).
         is_public: whether it started from public images, and so without noise.
+        middle: where classes are cut into parts, in coordinates, shape (classes, p).
+        split: across what, shape (classes, p, SPLITS); None: classes have no parts.
+        shares: of each part in its class, shape (classes, PARTS).
     """
 
     mean: Tensor
@@ -61,11 +69,17 @@ class Model:
     centre: Tensor
     covariance: Tensor
     is_public: bool = False
+    middle: Tensor | None = None
+    split: Tensor | None = None
+    shares: Tensor | None = None
 
     @property
     def network(self) -> TensorDict:
         """What clients compute the features of a stage of moments with, float32."""
         tensors = {"mean": self.mean, "axes": self.axes, "centre": self.centre}
+        if self.middle is not None and self.split is not None:
+            del tensors["mean"]
+            tensors |= {"middle": self.middle, "split": self.split}
         return {name: value.float().contiguous() for name, value in tensors.items()}
 
 
@@ -80,7 +94,38 @@ def model_of(
         if release.kind in _UPDATES:
             target, noise = release.target[0].double(), release.noise_std.double()
             model = _UPDATES[release.kind](model, target, noise)
+        if release.shares is not None:
+            of_class = release.shares.double().view(-1, PARTS)
+            model = replace(model, shares=of_class / of_class.sum(1, keepdim=True))
     return model
+
+
+def in_parts(model: Model) -> Model:
+    """Cuts each class' Gaussian at its mean across its longest axes in pixels.
+
+    The halves of a Gaussian along an axis of length s have means sqrt(2 / pi) s away
+    from its mean, and the variance (1 - 2 / pi) s^2. So all parts are expected to have
+    one share and one covariance.
+    """
+    scale = model.back.norm(dim=1)  # the rows of `back` are orthogonal
+    lengths, axes = torch.linalg.eigh(scale[:, None] * model.covariance * scale)
+    lengths, axes = lengths[:, -SPLITS:].clamp_min(1e-9), axes[:, :, -SPLITS:]
+    # An axis may point either way: the same one wherever a run is resumed.
+    axes = axes * axes.gather(1, axes.abs().argmax(1, keepdim=True)).sign()
+    split = scale[:, None] * axes  # coordinates to lengths along these axes
+    moved = model.covariance @ split / lengths[:, None].sqrt()  # by one length each
+    sides = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=SPLITS)))
+    sides = sides.flip(1).double() * math.sqrt(2 / math.pi)  # the first bit is lowest
+    shift = torch.einsum("ks,cps->ckp", sides, moved).flatten(0, 1)
+    covariance = model.covariance - 2 / math.pi * moved @ moved.mT
+    return replace(
+        model,
+        mean=model.mean.repeat_interleave(PARTS, 0) + shift @ model.back,
+        centre=model.centre.repeat_interleave(PARTS, 0) + shift,
+        covariance=covariance.repeat_interleave(PARTS, 0),
+        middle=model.centre,
+        split=split,
+    )
 
 
 def start_of(config: ResolvedConfig, images: Tensor, labels: Labels) -> Model:
@@ -134,7 +179,7 @@ def expected(model: Model, kind: str, groups: int, features: int) -> Tensor:
     They are 0 where the features themselves start from the model's means.
     """
     centre = torch.zeros(groups, features)
-    if kind == "moments":
+    if kind in ("moments", "parts"):
         rows, columns, scale = pairs(model.axes.shape[1])
         second = model.covariance[:, rows, columns] * scale
         centre[:, -len(rows) :] = QUADRATIC_WEIGHT * second
@@ -205,6 +250,7 @@ _UPDATES: dict[str, Callable[[Model, Tensor, Tensor], Model]] = {
     "means": _with_means,
     "scatter": _with_scatter,
     "moments": _with_moments,
+    "parts": lambda model, *released: _with_moments(in_parts(model), *released),
 }
 
 
@@ -229,11 +275,16 @@ def set_generator(config: ResolvedConfig, model: Model, *generators: Generator) 
     """
     variances, axes = torch.linalg.eigh(model.covariance)  # (classes, p), columns
     factor = (axes * variances.clamp_min(0).sqrt()[:, None, :]).mT @ model.back
+    if config.num_parts > 1:
+        factor[:, 0] = 0  # of the shortest axis: z_0 chooses the part
     block = (config.image_channels, config.moment_size, config.moment_size)
-    side = config.image_size
+    copies = config.num_parts if model.shares is None else 1  # before parts are known
+    rows = model.mean.repeat_interleave(copies, 0), factor.repeat_interleave(copies, 0)
+    mean, factor = (from_dct(r.unflatten(-1, block), config.image_size) for r in rows)
     for generator in generators:
         if not isinstance(generator, GeneratorGaussian):
             raise TypeError("moments determine no other generator")
-        pixels = from_dct(model.mean.unflatten(-1, block), side)
-        generator.mean.copy_(pixels)
-        generator.factor.copy_(from_dct(factor.unflatten(-1, block), side))
+        generator.mean.copy_(mean)
+        generator.factor.copy_(factor)
+        if generator.shares is not None and model.shares is not None:
+            generator.shares.copy_(model.shares)

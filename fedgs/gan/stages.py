@@ -20,7 +20,7 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import MASS, MOMENT_KINDS
 from fedgs.gan.features import KINDS, Sample, StageRelease, group_sums
 from fedgs.gan.models import Generator, advance_in_place, sample_latents, update_ema
-from fedgs.gan.moments import Model, expected, model_of, set_generator
+from fedgs.gan.moments import Model, expected, in_parts, model_of, set_generator
 from fedgs.randomness import stream
 from fedgs.shapes import Images, Labels, TensorDict
 
@@ -59,6 +59,8 @@ def make_stage(
     _, groups, columns = config.terms(round).shape[1:]
     if stage.is_moments:
         model = model_of(config, releases, start)
+        if stage.kind == "parts":
+            model = in_parts(model)
         return (model.network,), expected(model, stage.kind, groups, columns - 1)
     networks: list[TensorDict] = []
     for index in range(config.stage_networks):
@@ -116,7 +118,8 @@ def released(
     target = centre.double() + total[:, :, 1:] / (weight * shares[:, None])
     noise = noise_std / (weight * shares)
     kind = config.stage_list[round - 1].kind
-    return StageRelease(kind, networks, target.float(), noise.float())
+    of_parts = shares.float() if kind == "parts" else None
+    return StageRelease(kind, networks, target.float(), noise.float(), of_parts)
 
 
 def _sampler(
@@ -154,7 +157,7 @@ def _class_means(
     images, labels = sample(per_class * config.num_classes)
     classes = config.num_classes
     sums = [group_sums(kind, net, images, labels, classes) for net in networks]
-    return (torch.stack(sums) / (len(labels) / classes)).float()
+    return (torch.stack(sums)[:, :, 1:] / (len(labels) / classes)).float()
 
 
 # ------------------------------------------------------------------ the fit

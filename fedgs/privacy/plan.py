@@ -146,7 +146,9 @@ class Plan:
             raise UserError(f"noise_source = {self.noise_source!r}: give os or seeded")
         # A plan has no generator, so it has the one that suits any stages.
         values |= {"generator": "gaussian", "latent": "normal"}
-        if (self.stages or "").startswith("moments"):  # where a start allows it
+        if (self.stages or "").startswith(
+            ("moments", "parts")
+        ):  # where a start allows it
             values["public_data"] = "fonts"
         RunConfig(**values).validate()
 

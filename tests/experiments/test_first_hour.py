@@ -19,12 +19,13 @@ from experiments.tables import folded
 from fedgs.config.recipes import (
     HELD_OUT,
     is_left_open,
-    moment_size_for,
+    moments_for,
     overridden,
     recipe,
 )
 from fedgs.config.run_config import RunConfig
 from fedgs.federation.preparation import with_noise
+from fedgs.privacy.accounting import statements
 from fedgs.privacy.budget import largest_num_rounds
 from fedgs.privacy.plan import Plan
 from fedgs.runs.run_folder import RunFolder
@@ -74,18 +75,39 @@ def trained(tmp_path_factory, own, exit_code) -> Path:
 # ------------------------------------------------------------------ the recipe
 
 
-# The cells of docs/pictures.md, experiments/paper/pictures.py: SIZES.
-@pytest.mark.parametrize(("clients", "per_node"), [(539, 49), (1000, 50)])
-@pytest.mark.parametrize(("epsilon", "side"), [(10, 10), (3, 8), (1, 6)])
-def test_low_frequencies_are_those_of_the_table_of_pictures(
-    clients, per_node, epsilon, side
+def epsilon_of(config) -> float:
+    plan = Plan.from_config(config)
+    rows = statements(plan, config.delta)
+    asked = (config.adversary, config.relation)
+    return next(r.epsilon for r in rows if (r.adversary, r.relation) == asked)
+
+
+# The cells of docs/pictures.md, experiments/paper/pictures.py: PARTED and SIZES.
+@pytest.mark.parametrize(
+    ("clients", "per_node", "epsilon", "side", "has_parts"),
+    [
+        (539, 49, 10, 12, True),
+        (539, 49, 3, 8, False),
+        (539, 49, 1, 6, False),
+        (1000, 50, 10, 12, True),
+        (1000, 50, 3, 10, True),
+        (1000, 50, 1, 6, False),
+    ],
+)
+def test_the_moments_are_those_of_the_best_row_of_the_table_of_pictures(
+    clients, per_node, epsilon, side, has_parts
 ):
     given = {"num_clients": clients, "clients_per_node": per_node, "num_classes": 10}
     given |= {"target_epsilon": epsilon, "clients_per_round": clients, "seed": 0}
     config = with_noise(overridden(recipe("staged"), given))
-    assert moment_size_for(config) == side
+    found = moments_for(config)
+    assert found["moment_size"] == side
     colour = dataclasses.replace(config, image_channels=3)
-    assert 3 * moment_size_for(colour) ** 2 == pytest.approx(side**2, rel=0.3)
+    in_colour = moments_for(colour)["moment_size"]
+    assert 3 * in_colour**2 == pytest.approx(side**2, rel=0.3)
+    fitted = dataclasses.replace(config, **found).validate()
+    assert (fitted.num_parts > 1) == has_parts
+    assert epsilon_of(fitted) == pytest.approx(epsilon_of(config), rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +130,7 @@ def test_target_alone_trains_the_best_recipe_of_own_data(trained):
     assert (config.stages, config.num_rounds) == ("means,scatter,moments", 3)
     assert (config.num_clients, config.num_classes) == (OWNERS, 2)
     assert (config.image_size, config.image_channels) == (28, 1)
-    assert config.moment_size == moment_size_for(config) < 10
+    assert config.moment_size == moments_for(config)["moment_size"] < 10
     assert (config.target_epsilon, config.relation) == (10, "zero-out")
     assert config.test_fraction == HELD_OUT
 

@@ -42,7 +42,7 @@ from runs import attempts, events, generator, ignore
 from tiny import MOMENTS, STAGED, digest, tiny_config, tiny_data, write_tiny_npz
 
 ONLY_STAGES = STAGED | {"num_rounds": 2}
-MOMENTS_AND_MORE = MOMENTS | {"num_rounds": 4}
+PARTS = MOMENTS | {"stages": "means,scatter,parts"}
 STAGED_AND_MORE = STAGED | {"num_rounds": 4}
 
 
@@ -141,7 +141,7 @@ def test_hostile_features_cannot_leave_more_than_the_clip_bound():
 @pytest.mark.parametrize("round", [1, 2, 3])
 @pytest.mark.parametrize("value", [-1e10, 1e30])  # the products overflow
 def test_hostile_models_cannot_leave_more_than_the_clip_bound(round, value):
-    config = tiny_config(**MOMENTS | {"noise_multiplier": 0.0})
+    config = tiny_config(**PARTS | {"noise_multiplier": 0.0})
     _, networks, groups, columns = config.terms(round).shape
     shapes = KINDS[config.stage_list[round - 1].kind].shapes(config)
     net = {name: torch.full(shape, value) for name, shape in shapes.items()}
@@ -315,7 +315,7 @@ class KilledError(Exception):
     """Stands for a process that is killed."""
 
 
-@pytest.mark.parametrize("settings", [STAGED_AND_MORE, MOMENTS_AND_MORE])
+@pytest.mark.parametrize("settings", [STAGED_AND_MORE, PARTS | {"num_rounds": 4}])
 def test_a_run_that_is_killed_while_it_fits_does_not_ask_again(
     tmp_path, monkeypatch, settings
 ):
@@ -503,6 +503,7 @@ def test_stages_that_cannot_be_are_refused_with_a_remedy(settings, named):
     [
         ({"stages": "scatter,means,moments"}, "moments come in the order means, scat"),
         ({"stages": "means,moments,moments"}, "moments come in the order"),
+        ({"stages": "means,scatter,parts,moments"}, "moments come in the order"),
         ({"stages": "random,means,scatter"}, "moments come in the order"),
         ({"stages": "means,scatter,means"}, "moments come in the order"),
         ({"generator": "upsample"}, "generator = 'upsample': .*--generator gaussian"),
@@ -516,12 +517,16 @@ def test_stages_that_cannot_be_are_refused_with_a_remedy(settings, named):
     ],
 )
 def test_moments_that_cannot_be_are_refused_with_a_remedy(settings, named):
-    assert_refused(named, tiny_config, **MOMENTS | settings)
+    more = {"num_rounds": 4, "stage_weights": None}
+    assert_refused(named, tiny_config, **MOMENTS | more | settings)
 
 
-@pytest.mark.parametrize("stages", ["means", "means,scatter", "means,scatter,random"])
+@pytest.mark.parametrize(
+    "stages", ["means", "means,scatter,random", "means,scatter,moments,parts"]
+)
 def test_moments_may_end_early_or_go_on_with_a_fit(stages):
-    tiny_config(**MOMENTS | {"stages": stages, "stage_weights": None})
+    settings = {"stages": stages, "stage_weights": None, "num_rounds": 4}
+    tiny_config(**MOMENTS | settings)
 
 
 # ------------------------------------------------------------------ public data
@@ -595,7 +600,7 @@ def test_an_interrupted_run_with_public_data_goes_on_with_the_same_bits(tmp_path
     assert generator(once.path) == generator(twice.path)
 
 
-@pytest.mark.parametrize("settings", [STAGED, MOMENTS])
+@pytest.mark.parametrize("settings", [STAGED, MOMENTS, PARTS])
 def test_a_stage_request_travels_and_comes_back_as_it_was(settings):
     for transport in ("exact", "compact"):
         config = tiny_config(**settings, transport=transport)

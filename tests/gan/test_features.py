@@ -130,7 +130,7 @@ def test_an_embedding_is_its_definition_image_by_image(monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_client_without_images_has_the_embedding_zero(kind):
-    groups = 1 if kind == "scatter" else 3
+    groups = {"scatter": 1, "parts": 12}.get(kind, 3)
     centre = torch.ones(1, groups, FEATURES[kind](sized(16, 1)))
     nothing = (torch.zeros(0, 1, 16, 16), torch.zeros(0, dtype=torch.int64))
     values = embedding(kind, [made(kind)], centre, *nothing)
@@ -159,7 +159,7 @@ def test_no_embedding_is_shorter_than_any_clip_bound_that_is_allowed(
     labels = torch.arange(3).repeat_interleave(torch.tensor(counts))
     images = fakes()(len(labels) + 3)[0][: len(labels)]
     net = made(kind) if kind != "classifier" else zeros(kind)
-    groups = 1 if kind == "scatter" else 3
+    groups = {"scatter": 1, "parts": 12}.get(kind, 3)
     centre = scale * torch.ones(1, groups, FEATURES[kind](sized(16, 1)))
     values = embedding(kind, [net], centre, images, labels)
     assert values.norm() >= 2 * groups**0.5 * (1 - 1e-9)

@@ -142,6 +142,68 @@ def test_a_second_stage_of_moments_adds_what_the_model_does_not_explain():
         assert np.allclose(covariance, np.cov(own.T, bias=True), atol=5e-3)
 
 
+PARTED = TWICE | {"stages": "means,scatter,moments,parts"}
+
+
+def test_without_noise_the_parts_are_numpys_shares_means_and_covariances():
+    """Each class is cut at its mean, across the two longest axes of its pixels."""
+    config, (images, labels) = tiny_config(**PARTED), images_of(count=400)
+    server = staged(config, [(images, labels)])
+    model = model_of(config, server.stages)
+    frequencies = low(images)
+    for label in range(CLASSES):
+        own = frequencies[labels.numpy() == label]
+        centred = own - own.mean(0)
+        axes = np.linalg.eigh(np.cov(own.T, bias=True))[1][:, -2:]
+        # To which end an axis points is convention.
+        pixels = model.axes @ model.split[label]
+        along = centred @ pixels.numpy()
+        overlap = np.abs(axes.T @ (pixels / pixels.norm(dim=0)).numpy())
+        assert np.allclose(overlap, np.eye(2), atol=0.01)
+        side = (along > 0) @ [1, 2]
+        for part in range(4):
+            row, inside = 4 * label + part, own[side == part]
+            share = len(inside) / len(own)
+            assert model.shares[label, part] == pytest.approx(share, abs=0.01)
+            assert np.allclose(model.mean[row], inside.mean(0), atol=1e-2)
+            covariance = model.back.T @ model.covariance[row] @ model.back
+            assert np.allclose(covariance, np.cov(inside.T, bias=True), atol=1e-2)
+
+
+def test_a_gaussian_cut_in_parts_has_the_moments_of_its_quarters():
+    config = tiny_config(**ALL_AXES)
+    model = model_of(config, staged(config, [images_of()]).stages)
+    parts = moments.in_parts(model)
+    rng = np.random.default_rng(0)
+    for label in range(CLASSES):
+        spread = model.covariance[label].numpy()
+        drawn = rng.multivariate_normal(np.zeros(16), spread, 200_000, "ignore")
+        side = (drawn @ parts.split[label].numpy() > 0) @ [1, 2]
+        for part in range(4):
+            inside, row = drawn[side == part], 4 * label + part
+            assert len(inside) / len(drawn) == pytest.approx(0.25, abs=0.01)
+            shift = (parts.centre[row] - model.centre[label]).numpy()
+            assert np.allclose(inside.mean(0), shift, atol=0.02)
+            assert np.allclose(np.cov(inside.T), parts.covariance[row], atol=0.03)
+
+
+def test_the_generator_draws_a_part_as_often_as_its_share():
+    config = tiny_config(**PARTED)
+    generator = build_generator(config, 0)
+    shares = torch.tensor([[0.1, 0.2, 0.3, 0.4], [1, 0, 0, 0], [0, 0, 0.5, 0.5]])
+    with torch.no_grad():
+        generator.shares.copy_(shares)
+        generator.factor.zero_()
+        brightness = torch.arange(12) / 12
+        generator.mean.copy_(brightness.view(12, 1, 1, 1).expand_as(generator.mean))
+    labels = torch.arange(CLASSES).repeat(4000)
+    z = torch.randn(len(labels), FREQUENCIES, generator=torch.manual_seed(0))
+    drawn = (generator(z, labels)[:, 0, 0, 0] * 12).round().long()
+    assert torch.equal(drawn // 4, labels)
+    found = torch.bincount(drawn, minlength=12).view(3, 4) / 4000
+    assert torch.allclose(found, shares, atol=0.03)
+
+
 def test_fewer_axes_are_the_longest_ones():
     config = tiny_config(**MOMENTS | {"noise_multiplier": 0.0})
     images, labels = images_of()
@@ -305,10 +367,11 @@ def test_without_signal_nothing_is_believed_of_what_makes_classes_differ():
 
 
 @settings(max_examples=20)
-@given(st.integers(0, 1000), st.sampled_from([1.0, 1e3, 1e9]))
-def test_noise_of_any_size_leaves_finite_pictures(seed, noise_std):
+@given(st.integers(0, 1000), st.sampled_from([1.0, 1e3, 1e9]), st.booleans())
+def test_noise_of_any_size_leaves_finite_pictures(seed, noise_std, is_parted):
     """Also where the released number of images is negative."""
-    config = tiny_config(**MOMENTS)
+    last = "parts" if is_parted else "moments"
+    config = tiny_config(**MOMENTS | {"stages": f"means,scatter,{last}"})
     server = staged(config, [images_of()], noisy(noise_std, seed))
     assert all(release.target.isfinite().all() for release in server.stages)
     fit(config, server.generator, server.ema, server.optimizer, server.stages)
@@ -339,7 +402,9 @@ def test_other_generators_are_not_set():
     config = tiny_config(latent_dim=AXES)
     other = build_generator(config, 0)
     with pytest.raises(TypeError, match="no other generator"):
-        set_generator(config, model_of(tiny_config(**MOMENTS), []), other)
+        set_generator(
+            tiny_config(**MOMENTS), model_of(tiny_config(**MOMENTS), []), other
+        )
 
 
 def test_gradient_rounds_change_the_gaussian_a_little(tmp_path):
