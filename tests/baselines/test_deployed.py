@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message, RecordDict
 
 import runs
 from clients.site import DeployedPlace, Site
@@ -331,12 +331,15 @@ def test_a_request_outside_the_schedule_is_refused_uncounted(updates):
         for client in run.clients
         if client.address not in {m.metadata.dst_node_id for m in train[-2:]}
     )
-    counted = len(run.counted(run.clients.index(idle)))
-    message = Message(train[-1].content, idle.address, "train")
-    reply = run.grid.answer(idle, message)
+    index = run.clients.index(idle)
+    counted = len(run.counted(index))
+    own = ",".join(map(str, run.folder.config.hosting.hosted(index)))
+    asked = {**train[-1].content["fedgs"], "participants": own, "trainees": own}
+    content = RecordDict({"fedgs": ConfigRecord(asked)})
+    reply = run.grid.answer(idle, Message(content, idle.address, "train"))
     assert reply is not None
     assert reply.has_error()
-    assert len(run.counted(run.clients.index(idle))) == counted
+    assert len(run.counted(index)) == counted
 
 
 # ------------------------------------------------------------------ the server's side
