@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 
+TRAINING = ("server.server_app:app", "clients.client_app:app")
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -25,21 +26,24 @@ dependencies = ["flwr[simulation]>=1.41,<1.43"]
 publisher = "fedgs"
 
 [tool.flwr.app.components]
-serverapp = "server.server_app:app"
-clientapp = "clients.client_app:app"
+serverapp = "%s"
+clientapp = "%s"
 
 [tool.flwr.app.config]
 """
 
 
-def app_project(command: str, config: str) -> str:
+def app_project(
+    command: str, config: str, components: tuple[str, str] = TRAINING
+) -> str:
     """Returns the `pyproject.toml` of an app that names the installed packages.
 
     Args:
         command: what starts the run, for the description.
         config: the app's settings, lines of TOML.
+        components: Flower's names of the ServerApp and the ClientApp.
     """
-    return _APP % command + config
+    return _APP % (command, *components) + config
 
 
 def free_port() -> int:

@@ -19,6 +19,7 @@ from typing import Any
 from experiments.launch.control import Control, FlowerFailed, control_of
 from experiments.launch.flower_app import (
     QUIET,
+    TRAINING,
     app_project,
     free_port,
     wait_for_port,
@@ -42,7 +43,12 @@ LOCK_SECONDS = 5.0  # for what a killed launcher left behind
 POLL_SECONDS = 0.2
 
 
-def train(folder: RunFolder, report: Report, stop: Stop) -> None:
+def train(
+    folder: RunFolder,
+    report: Report,
+    stop: Stop,
+    components: tuple[str, str] = TRAINING,
+) -> None:
     """Trains a run folder in a Flower simulation, from its last checkpoint on.
 
     Privacy: releases (epsilon, delta)-DP output; events: in the folder's ledger.
@@ -51,6 +57,7 @@ def train(folder: RunFolder, report: Report, stop: Stop) -> None:
         folder: the run folder; its configuration is resolved.
         report: called with the public metrics of each round.
         stop: when set, the run checkpoints after the current round and stops.
+        components: Flower's names of the ServerApp and the ClientApp.
 
     Raises:
         RunStopped: the run ended early with a checkpoint.
@@ -63,14 +70,18 @@ def train(folder: RunFolder, report: Report, stop: Stop) -> None:
         end_previous(folder)
         with folder.locked():
             pass  # whoever still holds it is alive and reachable by no token
-        for _ in range(STARTS):
-            status, details, log = _simulate(folder, report, stop)
+        how = report, stop, components
+        status, details, log = _simulate(folder, *how)
+        for _ in range(STARTS - 1):
             if RAY_IS_LATE not in log or stop.is_set():
                 break
+            status, details, log = _simulate(folder, *how)
     _conclude(folder, status, details)
 
 
-def _simulate(folder: RunFolder, report: Report, stop: Stop) -> tuple[str, str, str]:
+def _simulate(
+    folder: RunFolder, report: Report, stop: Stop, components: tuple[str, str]
+) -> tuple[str, str, str]:
     """Runs one simulation to its end; returns its status, details, and log if failed.
 
     Raises:
@@ -85,7 +96,7 @@ def _simulate(folder: RunFolder, report: Report, stop: Stop) -> tuple[str, str, 
     write_atomically(flower / "token", token.encode())
     try:
         with _superlink(folder, token) as address, control_of(address) as control:
-            run_id = _submit(control, folder)
+            run_id = _submit(control, folder, components)
             _follow(folder, report, stop, lambda: _status(control, run_id)[0])
             status, details = _final_status(control, run_id)
             if status == "finished:failed":
@@ -152,11 +163,13 @@ def _superlink(folder: RunFolder, token: str) -> Iterator[str]:
             process.wait(timeout=10)
 
 
-def _submit(control: Control, folder: RunFolder) -> int:
+def _submit(control: Control, folder: RunFolder, components: tuple[str, str]) -> int:
     """Submits the run; returns its id."""
     config = folder.config
     path = json.dumps(str(folder.path), ensure_ascii=False)  # is TOML, too
-    project = app_project("fedgs train --engine flower", f"run_folder = {path}\n")
+    project = app_project(
+        "fedgs train --engine flower", f"run_folder = {path}\n", components
+    )
     simulation: dict[str, float] = {
         "num_supernodes": config.num_nodes,
         # One of so many CPUs for each: Ray makes as many workers.
