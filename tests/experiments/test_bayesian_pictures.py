@@ -12,7 +12,7 @@ from fedgs.data.corruption import TRANSFORMATIONS
 from fedgs.evaluation.downstream import predict
 from fedgs.evaluation.images import load_real
 
-REQUEST = pictures.Request(steps=30)
+REQUEST = pictures.Request(steps=60)
 
 
 @pytest.fixture(scope="module")

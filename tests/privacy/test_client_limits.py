@@ -32,6 +32,7 @@ num_classes = 3
 max_fakes = 160
 allow_seeded_noise = true
 allow_embeddings = true
+allow_updates = true
 min_honest_nodes = 5
 state_dir = "counts"
 """
@@ -64,6 +65,7 @@ def test_every_key_of_the_file_is_read(tmp_path, monkeypatch):
         max_fakes=160,
         allow_seeded_noise=True,
         allow_embeddings=True,
+        allow_updates=True,
         min_honest_nodes=5,
         state_dir=tmp_path / "counts",
     )
@@ -135,7 +137,7 @@ def test_the_epsilon_of_a_run_comes_with_its_delta_and_relation(tmp_path):
     settings = {"client_epsilon": 3.0, "delta": 1e-6, "relation": "zero-out"}
     limits = Limits.of_run(RunConfig(**settings))
     anything = {"allow_seeded_noise": True, "allow_embeddings": True}
-    anything["min_noise_multiplier"] = 0
+    anything |= {"allow_updates": True, "min_noise_multiplier": 0}
     assert limits == Limits(**anything, **settings)
     path = str(_write(tmp_path, "max_batch_size = 8"))
     limits = Limits.of_run(RunConfig(client_limits=path, **settings))

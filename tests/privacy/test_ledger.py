@@ -86,7 +86,7 @@ def test_an_unknown_release_is_refused_in_an_event_and_in_a_file(path):
 
 def test_an_embedding_is_one_sample():
     told = {"release": "embedding", "batch_size": 2}
-    assert_refused("batch_size = 2: .*give 1", event, 4, **told)
+    assert_refused("batch_size = 2: of an embedding it is 1", event, 4, **told)
 
 
 def test_noise_multiplier_is_in_units_of_two_clip_bounds():
