@@ -41,6 +41,7 @@ def _own(name: str, of_epsilon: Mapping[float, Settings] = ALL) -> Method:
 
 OWN = {
     "staged": _own("staged", {**SIZES, NO_NOISE: {}}),
+    "staged-parts": PICTURES["staged-parts"],
     "staged-fonts": PICTURES["staged-fonts"],
     "mean-embedding": _own("mean-embedding"),
     "gs-wgan": _own("gs-wgan"),

@@ -15,9 +15,10 @@ from experiments.tables import Table
 ADVICE = (
     (
         "Few releases, nobody trusted with images, pictures in seconds",
-        "`staged`: every client sends clipped moments, three times in all. With public "
-        "pictures of the same kind (fonts for digits) `staged-fonts` needs one release "
-        "and is the better one at epsilon 1 and 3.",
+        "`staged`: every client sends clipped moments, three times in all; with a "
+        "fourth release `staged-parts` is better where there are many clients and a "
+        "large epsilon. With public pictures of the same kind (fonts for digits) "
+        "`staged-fonts` needs one release and is the best one at epsilon 1.",
     ),
     (
         "One release, and no Gaussian model",
@@ -45,10 +46,10 @@ ADVICE = (
     ),
 )
 LIMITS = (
-    "`staged` and `staged-fonts` draw one Gaussian for each class. At epsilon 10 their "
-    "limit is the Gaussian and not the noise: without noise they stay below real "
-    "images. Two styles of a class, or sharp texture, they cannot draw: a CNN learns "
-    "more from `staged` than from `wgan-gp`, yet by FID it is far behind.",
+    "`staged` and `staged-fonts` draw one Gaussian for each class, `staged-parts` "
+    "four. At epsilon 10 the limit of the first two is the Gaussian and not the noise: "
+    "without noise they stay below real images. Sharp texture they cannot draw: a CNN "
+    "learns more from `staged` than from `wgan-gp`, yet by FID it is far behind.",
     "`staged` at epsilon 1 loses much of what it has at 3: `mean-embedding`, which is "
     "worse at 10 and 3, then has as much on `mnist-by-writer`. Public pictures help.",
     "`gs-wgan` pays in every round. With some hundred users its fifty rounds are below "
