@@ -33,8 +33,9 @@ class Transformation:
         images: (images, degree) to images; shape (n, C, S, S), float32 in [0, 1].
         labels: (labels, number of classes, degree) to labels, shape (n,), int64.
         is_turn: whether another entry, or itself, undoes it.
-        is_curve: whether every pixel goes along one curve, and black stays black. From
-            a mean of pictures nobody can tell which curve.
+        kin: of entries that a mean of pictures cannot tell apart: a `curve` moves every
+            pixel along it, and black stays black; a `zoom` of one cohort out is one of
+            the other in.
     """
 
     name: str
@@ -43,7 +44,7 @@ class Transformation:
     images: Callable[[Images, Degree], Images] | None = None
     labels: Callable[[Labels, int, Degree], Labels] | None = None
     is_turn: bool = False
-    is_curve: bool = False
+    kin: str = ""
 
     @property
     def is_picture_turn(self) -> bool:
@@ -234,16 +235,16 @@ TRANSFORMATIONS = (
         "of other brightness",
         (0.4, 0.7, 1.6),
         _brightness,
-        is_curve=True,
+        kin="curve",
     ),
-    Transformation("gamma", "of another gamma", (2.2, 0.45), _gamma, is_curve=True),
+    Transformation("gamma", "of another gamma", (2.2, 0.45), _gamma, kin="curve"),
     Transformation(
         "shift", "shifted", ((0.15, 0), (-0.15, 0), (0, 0.15), (0, -0.15)), _shift
     ),
-    Transformation("crop", "cropped", (0.7, 0.85), _crop),
+    Transformation("crop", "cropped", (0.7, 0.85), _crop, kin="zoom"),
     Transformation("border", "framed in white", (0.08, 0.15), _border),
     Transformation("blank", "half black", ((3, 1), (3, 0), (2, 1), (2, 0)), _blank),
-    Transformation("scale", "scaled down", (0.7, 0.85), _scale),
+    Transformation("scale", "scaled down", (0.7, 0.85), _scale, kin="zoom"),
     Transformation("low-resolution", "of low resolution", (0.3, 0.5), _low_resolution),
     Transformation("compression", "compressed", (5, 15), _compressed),
     Transformation(

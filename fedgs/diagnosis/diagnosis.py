@@ -350,9 +350,9 @@ class _Explanation:
         return self.best.name
 
     @property
-    def is_curve(self) -> bool:
+    def kin(self) -> str:
         """Of the entry."""
-        return self.best.steps[-1][0].is_curve
+        return self.best.steps[-1][0].kin
 
 
 def _weights(grams: Array, rows: Rows, rule: Rule) -> Array:
@@ -496,8 +496,8 @@ def _is_rival(
     first: _Explanation, other: _Explanation, samples: Samples, rule: Rule
 ) -> bool:
     """Tells whether another entry may be what the first looks like."""
-    if samples.frequencies and first.is_curve and other.is_curve:
-        return True  # such samples are averages: see `Transformation.is_curve`
+    if samples.frequencies and first.kin and first.kin == other.kin:
+        return True  # such samples are averages: see `Transformation.kin`
     are_turns = first.best.family == other.best.family == TURNS
     if other.least_fit < LEAST_FIT and not are_turns:
         return False

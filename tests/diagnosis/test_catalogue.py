@@ -71,8 +71,8 @@ DECIDED = [n for n in BY_NAME if n not in UNDECIDED]
 
 @pytest.mark.parametrize(
     "name",
-    [  # 2 seconds each: a fifth of them in the ordinary tests
-        pytest.param(name, marks=[pytest.mark.slow] if index % 5 else [])
+    [  # 2 seconds each: a tenth of them in the ordinary tests
+        pytest.param(name, marks=[pytest.mark.slow] if index % 10 else [])
         for index, name in enumerate(DECIDED)
     ],
 )

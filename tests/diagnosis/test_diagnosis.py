@@ -193,6 +193,7 @@ def test_another_handwriting_is_neither_inverted_nor_turned(digits, style):
     assert suspect(found, OTHER).decision == diagnosis.DIFFERS  # and it was seen
 
 
+@pytest.mark.slow  # 3 seconds
 def test_a_mean_pixel_on_either_side_of_the_middle_is_no_inversion(digits):
     """The vectors oppose each other exactly, and are as short as +-0.1."""
     dark, light = (

@@ -21,6 +21,7 @@ def digits():
     return load_real(config)
 
 
+@pytest.mark.slow  # 3 seconds
 @pytest.mark.parametrize(("noise", "is_private"), [(0.01, False), (100.0, True)])
 def test_the_annotator_learns_from_noisy_gradients(
     digits, monkeypatch, noise, is_private
