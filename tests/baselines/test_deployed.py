@@ -16,14 +16,20 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 import runs
 from clients.site import DeployedPlace, Site
-from deployed_grid import LIMITS, NAMES, DeployedGrid, Deployment, tiny_clients
+from deployed_grid import (
+    LIMITS,
+    NAMES,
+    DeployedGrid,
+    Deployment,
+    kill_after_count,
+    tiny_clients,
+)
 from experiments.commands import deploy_status
 from fedgs.baselines import deployed
 from fedgs.baselines import run as frame
 from fedgs.baselines.fedavg_gan import run_config
 from fedgs.baselines.run import Asked, open_run
 from fedgs.federation.training import BudgetSpent, RunStopped
-from fedgs.privacy import client_count
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
 from fedgs.process import RUNS_VARIABLE
@@ -181,17 +187,7 @@ def test_a_client_restarted_after_a_lost_reply_sends_the_stored_bytes(updates):
 @pytest.mark.slow
 def test_a_client_killed_at_work_has_counted_and_counts_again(updates, monkeypatch):
     run = updates()
-    killed: list[int] = []
-    save = client_count.ReleaseCount.charge
-
-    def charge(self, event, limits):
-        mark = save(self, event, limits)
-        if event.round == 3 and not killed:
-            killed.append(1)
-            raise SystemExit
-        return mark
-
-    monkeypatch.setattr(client_count.ReleaseCount, "charge", charge)
+    kill_after_count(monkeypatch, 3)
     run.restart_killed()
     run.start()
     assert run.product() == in_process(run)

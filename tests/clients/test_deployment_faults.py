@@ -13,12 +13,11 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.app import Error as FlowerError
 
-from deployed_grid import EPOCH, MODES, NAMES, Deployment
+from deployed_grid import EPOCH, MODES, NAMES, Deployment, kill_after_count
 from events import read_events
 from fedgs import event_log
 from fedgs.errors import UserError
 from fedgs.federation.training import RunStopped
-from fedgs.privacy import client_count
 from runs import at_round, interrupt_at, num_answers
 from server import progress
 from simulated_grid import round_of, spoil_at
@@ -77,17 +76,7 @@ def test_a_lost_reply_is_asked_for_and_counted_once(
 def test_a_client_killed_at_work_gives_the_same_bytes(deploy, undisturbed, monkeypatch):
     """It had counted its release, nothing had left: the new one counts again."""
     run = deploy(round_timeout=600.0)
-    killed: list[int] = []
-    save = client_count.ReleaseCount.charge
-
-    def charge(self, event, limits):
-        mark = save(self, event, limits)
-        if event.round == 3 and not killed:
-            killed.append(1)
-            raise SystemExit
-        return mark
-
-    monkeypatch.setattr(client_count.ReleaseCount, "charge", charge)
+    kill_after_count(monkeypatch, 3)
     run.restart_killed()
     run.start()
     assert run.product() == undisturbed(run)

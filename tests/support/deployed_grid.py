@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from flwr.app import Error as FlowerError
 import runs
 from clients.site import DeployedPlace, Site
 from fedgs.config.run_config import RunConfig
+from fedgs.privacy.client_count import ReleaseCount
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder
 from server import exchange, federation, progress, roll_call
@@ -231,3 +233,18 @@ def undisturbed(run: Deployment, place: Path) -> bytes:
     folder = RunFolder.create(config.from_flat(local_settings, config))
     runs.train(folder)
     return runs.generator(folder.path)
+
+
+def kill_after_count(monkeypatch: pytest.MonkeyPatch, round: int) -> None:
+    """Ends the first client that counted its release of a round, before it answers."""
+    killed: list[int] = []
+    save = ReleaseCount.charge
+
+    def charge(self: ReleaseCount, event: Any, limits: Any) -> Any:
+        mark = save(self, event, limits)
+        if event.round == round and not killed:
+            killed.append(1)
+            raise SystemExit
+        return mark
+
+    monkeypatch.setattr(ReleaseCount, "charge", charge)
