@@ -120,11 +120,12 @@ def test_a_bug_is_looked_for_as_the_generators_would_draw_it(released):
     assert found == "border"
 
 
-def test_means_of_pictures_do_not_tell_gamma_from_brightness(released):
-    groups = [*released()[:G], *released("brightness")[G:]]
+@pytest.mark.parametrize("pair", [("brightness", "gamma"), ("crop", "scale")])
+def test_means_of_pictures_do_not_tell_kin_apart(released, pair):
+    groups = [*released()[:G], *released(pair[0])[G:]]
     entries = [BY_NAME[n] for n in OF_MEANS]
     found = verdict(groups[:G], groups[G:], 10, None, entries, frequencies=6)
-    assert found == f"{ONE_OF}brightness, gamma"
+    assert found == f"{ONE_OF}{', '.join(pair)}"
 
 
 def test_half_of_the_images_are_enough_and_the_share_is_said(digits):
