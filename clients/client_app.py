@@ -11,7 +11,11 @@ private folder or the state directory.
 """
 
 import contextlib
+import os
+import signal
 import time
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -34,6 +38,10 @@ from fedgs.federation.messages import (
 from fedgs.process import PROTOCOL
 
 PARTITION = "partition-id"  # only simulated nodes have one
+ENDING = b"""
+ending after the answer in progress, which is kept and sent after a restart
+to end now: SIGTERM (or Ctrl-C) again; its release stays counted
+"""
 
 hasten_simulation()
 app = ClientApp()
@@ -113,9 +121,11 @@ def answer(message: Message, context: Context) -> Message:
         worker = place.worker()
         node = worker.node(place.node_id)
         batch = node.decode(request)
-        release = node.answer(batch)
-        # Before the answer leaves: if it gets lost, these bytes are sent again.
-        node.save(batch.keep_round, place.is_durable)
+        is_counted = place.is_durable and batch.round > 0  # no warm start is waited for
+        with _finished() if is_counted else contextlib.nullcontext():
+            release = node.answer(batch)
+            # Before the answer leaves: if it gets lost, these bytes are sent again.
+            node.save(batch.keep_round, place.is_durable)
         reply = _reply(encode_answer(release, worker.config, batch), message)
         _log_answer(place.title, started, "ok", round=batch.round)
         return reply
@@ -128,6 +138,32 @@ def answer(message: Message, context: Context) -> Message:
         log_privately(place.private, error, isinstance(place, DeployedPlace))
         _log_answer(place.title, started, outcome_of(error))
         return _failed(place.title, message, error)
+
+
+@contextlib.contextmanager
+def _finished() -> Iterator[None]:
+    """Puts off the first SIGTERM or Ctrl-C, so that no count is without its answer."""
+    heard: list[int] = []
+
+    def put_off(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+        restore()  # the second one ends at once
+        os.write(2, ENDING)  # no print: the signal may have interrupted one
+
+    def restore() -> None:
+        for number, handler in stock.items():
+            signal.signal(number, handler)
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    stock = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
+        signal.signal(number, put_off)
+    try:
+        yield
+    finally:
+        restore()
+        if heard:
+            signal.raise_signal(heard[0])
 
 
 def _place(request: ConfigRecord, context: Context) -> SimulatedPlace | DeployedPlace:

@@ -12,6 +12,7 @@ for it alone; the discriminators train once. Only the masked sum is kept as the 
 """
 
 import dataclasses
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from pathlib import Path
 from torch import Tensor
 
 from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.settings import OF_CLIENT, settings_with
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
 from fedgs.federation.messages import (
@@ -296,15 +298,27 @@ class Node:
     def _masked(self, node_sum: object, key: MaskingKey, request: Request) -> MaskedSum:
         if not isinstance(node_sum, IntegerSum) or request.attempt is None:
             raise TypeError("only an IntegerSum can be masked")
-        config, digest = self.config, request.common_digest()
-        context = Asked(self._run, request.round, digest, config.node_title)
+        config = self.config
         # Before the sum is masked, so that the last key is gone when the sum leaves.
         next_key = self._new_key()
         try:
             self._check_next(min(request.round + 1, config.num_rounds))
         except ClientRefused:
             next_key = b""  # `announce` says why
-        return mask(node_sum, key, request.attempt, context, next_key)
+        return mask(node_sum, key, request.attempt, self._told(request), next_key)
+
+    def _told(self, request: Request) -> Asked:
+        """Returns what all listed nodes must have been told for their masks to cancel.
+
+        The settings too: a server that asks the others for less noise than this node
+        counts would open a sum with less.
+        """
+        own = settings_with(OF_CLIENT)
+        flat = self.config.to_flat()
+        settings = {name: value for name, value in flat.items() if name not in own}
+        text = json.dumps([settings, request.common_digest()])
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return Asked(self._run, request.round, digest, self.config.node_title)
 
     # -------------------------------------------------------------- state
 

@@ -153,7 +153,7 @@ class Asked:
     Attributes:
         run: of the server; empty in a simulation.
         round: of the request.
-        digest: hash of what all nodes are asked with.
+        digest: hash of what all nodes are told: the run's settings, the request.
         name_of: node -> its public name.
     """
 

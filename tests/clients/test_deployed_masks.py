@@ -1,5 +1,6 @@
 """A deployment under masks, without a network: signed keys, drop-outs, refusals."""
 
+import json
 from collections.abc import Callable
 
 import numpy as np
@@ -153,6 +154,12 @@ def lie_about_the_centre(content: dict) -> dict:
     return {"tensors": bytes(tensors)}
 
 
+def lie_about_the_noise(content: dict) -> dict:
+    settings = json.loads(content["settings"])
+    more = {"noise_multiplier": 1.01 * settings["noise_multiplier"]}
+    return {"settings": json.dumps(settings | more)}
+
+
 def by_the_server(keys: Keys, node: int) -> Announced:
     """The server's own key, with a signature that it has seen."""
     return Announced(MaskingKey.generate().public, keys[node].signature)
@@ -168,11 +175,13 @@ KEY_LISTS = {
 }
 
 
-def when_asked(run: Deployment, act: Callable[[Message], Message]) -> None:
+def when_asked(
+    run: Deployment, act: Callable[[Message], Message], kind: str = "train"
+) -> None:
     """Does something with the first client's request before it arrives."""
 
     def push(name: str, request: Message) -> bool:
-        if name == NAMES[A] and request.metadata.message_type == "train":
+        if name == NAMES[A] and request.metadata.message_type == kind:
             request.content["fedgs"] = act(request).content["fedgs"]
         return True
 
@@ -201,15 +210,24 @@ def test_a_client_answers_no_list_that_a_server_could_unmask_it_by(masked):
     assert run.counted(A) == [1]
 
 
-@pytest.mark.parametrize("lie", [without_c, lie_about_the_centre])
-def test_a_sum_of_clients_that_were_told_different_things_is_noise(masked, lie):
+@pytest.mark.parametrize(
+    ("lie", "kind", "differs"),
+    [
+        (without_c, "train", "request"),
+        (lie_about_the_centre, "train", "request"),
+        (lie_about_the_noise, "query.join", "noise_std"),
+    ],
+)
+def test_a_sum_of_clients_that_were_told_different_things_is_noise(
+    masked, lie, kind, differs
+):
     """None of them can notice: what each was told could be true."""
     honest, lied_to = masked("honest", **ONE_STAGE), masked("lied-to", **ONE_STAGE)
-    when_asked(lied_to, lambda request: told(request, lie))
+    when_asked(lied_to, lambda request: told(request, lie), kind)
     honest.start()
-    with pytest.raises(RunStopped, match="another request"):
+    with pytest.raises(RunStopped, match=f"another {differs}"):
         lied_to.start()
-    # The noise is seeded: the two sums would be the same, but for the centre's bit.
+    # The noise is seeded: the sums would differ by a bit of the centre, or by noise.
     difference = (opened(lied_to) - opened(honest)).view(np.int32)
     assert np.median(np.abs(difference.astype(np.int64))) > 2**28
 

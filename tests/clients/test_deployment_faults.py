@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -81,6 +82,32 @@ def test_a_client_killed_at_work_gives_the_same_bytes(deploy, undisturbed, monke
     run.start()
     assert run.product() == undisturbed(run)
     assert sorted(len(run.counted(i)) for i in range(3)) == [4, 4, 5]
+
+
+@pytest.mark.parametrize(("times", "most"), [(1, 4), (2, 5)])
+def test_sigterm_waits_for_the_answer_that_is_counted_and_a_second_one_does_not(
+    deploy, undisturbed, monkeypatch, capfd, times, most
+):
+    def end() -> None:
+        for _ in range(times):
+            signal.raise_signal(signal.SIGTERM)
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit  # as Flower's
+
+    run = deploy(round_timeout=600.0)
+    kill_after_count(monkeypatch, 3, end)
+    run.restart_killed()
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        run.start()
+        assert signal.getsignal(signal.SIGTERM) is leave
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert sorted(client.starts for client in run.clients) == [1, 1, 2]
+    assert run.product() == undisturbed(run)
+    assert sorted(len(run.counted(i)) for i in range(3)) == [4, 4, most]
+    assert "to end now: SIGTERM (or Ctrl-C) again" in capfd.readouterr().err
 
 
 def go_away(run: Deployment, index: int, round: int) -> None:

@@ -4,6 +4,7 @@ A client has data and a state directory of its own; the clock moves only by slee
 """
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -235,7 +236,9 @@ def undisturbed(run: Deployment, place: Path) -> bytes:
     return runs.generator(folder.path)
 
 
-def kill_after_count(monkeypatch: pytest.MonkeyPatch, round: int) -> None:
+def kill_after_count(
+    monkeypatch: pytest.MonkeyPatch, round: int, end: Callable[[], object] = sys.exit
+) -> None:
     """Ends the first client that counted its release of a round, before it answers."""
     killed: list[int] = []
     save = ReleaseCount.charge
@@ -244,7 +247,7 @@ def kill_after_count(monkeypatch: pytest.MonkeyPatch, round: int) -> None:
         mark = save(self, event, limits)
         if event.round == round and not killed:
             killed.append(1)
-            raise SystemExit
+            end()
         return mark
 
     monkeypatch.setattr(ReleaseCount, "charge", charge)
