@@ -18,6 +18,11 @@ from experiments.benchmark.tables import UNITS, Row, overview, rows_of
 from experiments.commands.progress import say
 from experiments.paper.cell_list import Cell
 from experiments.paper.cells import compute, draw_grid, each, end
+from fedgs.config.recipes import overridden
+from fedgs.config.run_config import RunConfig
+from fedgs.data.sources import load_records
+from fedgs.errors import UserError
+from fedgs.federation.preparation import check_device
 from fedgs.files import write_atomically
 
 SCORES = {"cnn": "accuracy_cnn", "images": "fid", "classifiers": "accuracy_mean_of_13"}
@@ -34,9 +39,15 @@ def benchmark(request: BenchmarkRequest, settings: dict[str, Any]) -> None:
     cells = grid(request, settings)
     asked = request.of(cells)
     failed: dict[str, str] = {}
+    known = read_lines(request.output)
+    if request.printed and not known:
+        raise UserError(
+            f"output = {request.output}: no cells are stored there; give --output the "
+            "folder of an earlier call, or leave out --print"
+        )
     if not request.printed:
-        known = read_lines(request.output)
         missing = [c for c in asked if not is_done(known.get(c.name), request.metrics)]
+        check_data(missing, request.data_dir)
         failed = each(missing, lambda cell: _fill(cell, request))
         for cell in asked:
             if cell.name in failed:
@@ -52,6 +63,21 @@ def benchmark(request: BenchmarkRequest, settings: dict[str, Any]) -> None:
             if (table := overview(data, kind, shown)).rows:
                 table.show()
     end(failed)
+
+
+def check_data(cells: Sequence[Cell], data_dir: str | None) -> None:
+    """Refuses what every cell of a data set would fail by, before one is trained.
+
+    Privacy: reads private data; output nothing.
+
+    Raises:
+        UserError: data that cannot be read, or no such device.
+    """
+    for name, source in {cell.data: cell.source for cell in cells}.items():
+        places = {"data": name, "data_dir": data_dir or ""}
+        config = overridden(RunConfig(), places | source.settings)
+        check_device(config)
+        load_records(config)
 
 
 def is_done(line: Line | None, metrics: Sequence[str]) -> bool:

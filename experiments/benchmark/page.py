@@ -94,7 +94,7 @@ NOTES = (
 )
 COMMANDS = (
     "fedgs benchmark --data-dir DATA --only mnist-by-writer-staged",
-    "fedgs benchmark --print",
+    "fedgs benchmark --print --output docs/benchmark",
     "fedgs benchmark --data folder:IMAGES --num-clients 50 --only staged",
     "fedgs benchmark --method my_file:METHOD --only my-method",
     "fedgs benchmark --full --device cuda --output runs/full --data-dir DATA",

@@ -141,7 +141,7 @@ def resume(run: RunArgument) -> None:
 def demo(
     output: Annotated[Path | None, typer.Option(help="Folder for both runs.")] = None,
 ) -> None:
-    """Train on scikit-learn's digits, with privacy and without, in minutes."""
+    """Train two generators on handwritten digits at one epsilon, in minutes."""
     from experiments.commands import train as running
 
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())

@@ -27,12 +27,11 @@ SEEN_BY = {
 }
 
 
-def new_output(output: str, otherwise: str = "") -> Path:
+def new_output(output: str) -> Path:
     """Returns the absolute path of a folder that a command is to create.
 
     Args:
         output: as of --output.
-        otherwise: what else the user may do with a folder that exists.
 
     Raises:
         UserError: unset, or there is something already.
@@ -41,9 +40,7 @@ def new_output(output: str, otherwise: str = "") -> Path:
         raise UserError("output is unset: give --output, the folder to create")
     path = Path(output).expanduser().absolute()
     if path.exists():
-        raise UserError(
-            f"output = {path}: exists already; choose another --output{otherwise}"
-        )
+        raise UserError(f"output = {path}: exists already; choose another --output")
     return path
 
 

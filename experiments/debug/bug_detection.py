@@ -83,8 +83,7 @@ def debug(
         typer.Exit: a run stopped early or failed (code 1); the same command with
             --output alone continues.
     """
-    again = f", or continue it with `fedgs debug --output {config.output}`"
-    path = new_output(config.output, again)
+    path = new_output(config.output)
     config = with_absolute_paths(config)
     if config.seed is None:
         config = dataclasses.replace(config, seed=secrets.randbelow(2**31))
@@ -156,7 +155,7 @@ def _checked_group(
     else:
         most = everyone.num_clients // (2 * request.groups)
         count = request.clients_per_group or most
-        debug_cohorts.check_size(count, everyone.num_clients, request)
+        debug_cohorts.check_size(count, everyone, config.data, request)
     few = dataclasses.replace(
         everyone,
         client_records=everyone.client_records[:count],

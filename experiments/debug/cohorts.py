@@ -177,7 +177,7 @@ def make_groups(
     Raises:
         UserError: unknown clients, clients in both cohorts, or too few of them.
     """
-    cohorts = {cohort: read_cohort(file) for cohort, file in files.items()}
+    cohorts = {name: read_cohort(file, name) for name, file in files.items()}
     known = set(everyone.client_names)
     for cohort, members in cohorts.items():
         if unknown := sorted(set(members.names) - known):
@@ -239,14 +239,23 @@ def check_selection(cohorts: Mapping[str, Cohort]) -> None:
             )
 
 
-def check_size(size: int, num_clients: int, request: DebugRequest) -> None:
+def check_size(
+    size: int, everyone: FederatedImages, data: str, request: DebugRequest
+) -> None:
     """Refuses data with too few clients for the cohorts that will be selected.
+
+    Args:
+        size: clients of a group.
+        everyone: who can be selected.
+        data: the setting, for errors.
+        request: of the user.
 
     Raises:
         UserError: names the source that is too small.
     """
+    num_clients = everyone.num_clients
     if size < FEWEST_CLIENTS or 2 * size * request.groups > num_clients:
-        raise _too_few("data", num_clients, request, cohorts=2)
+        raise _too_few(f"data = {data}", num_clients, request, cohorts=2)
     shares = {
         "percentile_below": request.percentile_below,
         "percentile_above": 100 - request.percentile_above,

@@ -123,6 +123,9 @@ class Request:
             asked = re.compile(self.only)
         known = cells.of_seeds(seeds)
         if not (found := [cell for cell in known if asked.search(cell.name)]):
-            rows = ", ".join(dict.fromkeys(cell.row for cell in known))
-            raise UserError(f"only = {self.only!r}: give --only a part of {rows}")
+            data, methods = ", ".join(cells.data), ", ".join(cells.methods)
+            raise UserError(
+                f"only = {self.only!r}: give --only a part of DATA-METHOD-epsE-seedS, "
+                f"with DATA of {data}, and METHOD of {methods}"
+            )
         return found

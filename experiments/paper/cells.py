@@ -29,7 +29,7 @@ from experiments.tables import Table
 from fedgs.baselines import find
 from fedgs.baselines.asked import Asked
 from fedgs.config.recipes import overridden, recipe
-from fedgs.errors import UserError
+from fedgs.errors import UserError, some
 from fedgs.federation.checkpoint import restore
 from fedgs.federation.preparation import new_run
 from fedgs.federation.round import new_server
@@ -91,7 +91,7 @@ def end(failed: Collection[str]) -> None:
         UserError: if anything did.
     """
     if failed:
-        raise UserError(f"{', '.join(failed)}: failed; call again for these alone")
+        raise UserError(f"{some(failed)}: failed; call again for these alone")
 
 
 def compute(

@@ -417,7 +417,7 @@ class DPMerf:
     """The baseline `dp-merf`."""
 
     name = "dp-merf"
-    title = "DP-MERF: noisy mean embedding of random Fourier features, released once"
+    title = "DP-MERF: noisy mean embedding of random Fourier features"
     unit = "record"
     central = True
     more_settings = ("generator_learning_rate", "generator_beta1", "generator_beta2")

@@ -36,7 +36,12 @@ from fedgs.federation.checkpoint import (
     indispensable,
     under,
 )
-from fedgs.federation.preparation import free_output, resolve, with_absolute_paths
+from fedgs.federation.preparation import (
+    check_device,
+    free_output,
+    resolve,
+    with_absolute_paths,
+)
 from fedgs.federation.training import (
     BudgetSpent,
     Report,
@@ -192,10 +197,7 @@ def new_run(
     check_asked(method, own, asked, config)
     config = free_output(config, method.name.replace(":", "-"))
     resolved, data = resolve(with_absolute_paths(config), load=load)
-    if resolved.device != "cpu" and not torch.cuda.is_available():
-        raise UserError(
-            f"device = {resolved.device}: no GPU is here; give --device cpu"
-        )
+    check_device(resolved)
     data = capped(data, asked.max_images_per_user, resolved.seed)
     facts = facts_of(data, asked.max_images_per_user)
     if asked.target_epsilon is not None:

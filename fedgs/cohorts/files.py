@@ -88,38 +88,43 @@ def check_names(names: Sequence[str]) -> None:
             )
 
 
-def read_cohort(path: Path) -> Cohort:
+def read_cohort(path: Path, setting: str = "cohort") -> Cohort:
     """Reads a cohort file.
+
+    Args:
+        path: the file.
+        setting: that names it, in errors.
 
     Raises:
         UserError: unreadable, empty, a name twice, or a selection that is not known.
     """
-    remedy = "give --cohort a text file with one client name a line"
-    with explained((OSError, ValueError), f"cohort = {path}: cannot be read", remedy):
+    where = f"{setting} = {path}"
+    remedy = f"give --{setting} a text file with one client name a line"
+    with explained((OSError, ValueError), f"{where}: cannot be read", remedy):
         text = path.read_text(encoding="utf-8")
     cohort, names = Cohort(()), list[str]()
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):
         if line.startswith(MARK):
             if cohort.selection != "given":
-                raise UserError(f"cohort = {path}: line {number}: a second selection")
-            cohort = _selection(path, number, line.removeprefix(MARK))
+                raise UserError(f"{where}: line {number}: a second selection")
+            cohort = _selection(f"{where}: line {number}", line.removeprefix(MARK))
         elif line and not line.startswith("#"):
             names.append(line)
     if not names:
-        raise UserError(f"cohort = {path}: names no client; give one name a line")
+        raise UserError(f"{where}: names no client; give one name a line")
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
         raise UserError(
-            f"cohort = {path}: {some(map(repr, twice))} twice; name every client once"
+            f"{where}: {some(map(repr, twice))} twice; name every client once"
         )
     return dataclasses.replace(cohort, names=tuple(names))
 
 
-def _selection(path: Path, number: int, words: str) -> Cohort:
+def _selection(where: str, words: str) -> Cohort:
     """Returns what a selection line says, without names."""
     if words == NOT_PRIVATE:
         return Cohort((), "not private")
-    unknown = f"cohort = {path}: line {number}: unknown selection"
+    unknown = f"{where}: unknown selection"
     remedy = "select the cohort again with `fedgs cohorts`"
     with explained((ValueError, UserError), unknown, remedy):
         # Words of another kind are no JSON.

@@ -20,7 +20,7 @@ from fedgs.config.settings import (
     REFERENCE_NUM_CLIENTS,
     REFERENCE_NUM_ROUNDS,
 )
-from fedgs.errors import UserError
+from fedgs.errors import UserError, explained
 
 
 def algorithm_1() -> RunConfig:
@@ -273,12 +273,15 @@ def configure(
     config = dataclasses.replace(config, engine=engine)
     sources = [given]
     if config_file is not None:
-        try:
+        problem = f"config = {config_file}: cannot be read"
+        with explained((OSError, ValueError), problem, "give --config a TOML file"):
             sources.insert(0, tomllib.loads(config_file.read_text()))
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"config = {config_file}: {error}; give --config a TOML file"
-            ) from error
+        for name, value in sources[0].items():
+            if isinstance(value, dict):
+                raise UserError(
+                    f"config = {config_file}: [{name}] is a table; give its settings "
+                    "without one, each on a line of its own"
+                )
     for source in sources:
         config = overridden(config, source)
     return config.validate()

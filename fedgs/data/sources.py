@@ -79,6 +79,9 @@ def read_records(config: RunConfig) -> Records:
             "continue the run there, by fedgs.load(RUN).resume(images, labels, "
             f"clients), or give --data one of {_list(NAMES)}"
         )
+    elif (path := Path(config.data).expanduser()).exists():
+        kind = "folder" if path.is_dir() else "npz"
+        raise UserError(f"data = {config.data!r}: give --data {kind}:{config.data}")
     else:
         raise UserError(f"data = {config.data!r}: give --data one of {_list(NAMES)}")
     return records

@@ -32,7 +32,7 @@ from fedgs.privacy.accounting import Plan
 from fedgs.privacy.budget import calibrate_noise
 from fedgs.privacy.client_count import check_start
 from fedgs.privacy.selection_cost import Target
-from fedgs.runs.run_folder import RunFolder
+from fedgs.runs.run_folder import RunFolder, check_free
 
 FITTING_SIDES = (28, 32, 64)  # 28 holds all that is smaller: that costs moments nothing
 Load = Callable[[RunConfig], FederatedImages]
@@ -95,11 +95,7 @@ def free_output(config: RunConfig, name: str) -> RunConfig:
         data_name = config.data.split(":")[0]
         output = f"runs/{name}-{data_name}-{stamp}"
         config = dataclasses.replace(config, output=output)
-    if Path(config.output).expanduser().exists():
-        raise UserError(
-            f"output = {config.output}: exists already; choose another --output, or "
-            f"continue it with `fedgs resume {config.output}`"
-        )
+    check_free(config.output)
     return config
 
 
@@ -277,14 +273,23 @@ def with_noise(config: RunConfig) -> ResolvedConfig:
     return ResolvedConfig.from_flat(own, config).validate()
 
 
+def check_device(config: RunConfig) -> None:
+    """Refuses a device that this machine does not have.
+
+    Raises:
+        UserError: there is no GPU.
+    """
+    if config.device != "cpu" and not torch.cuda.is_available():
+        raise UserError(f"device = {config.device}: no GPU is here; give --device cpu")
+
+
 def check_capacity(config: ResolvedConfig, folder: Path) -> None:
     """Refuses a run whose discriminators fit neither memory nor disk.
 
     Raises:
         UserError: with the estimate and what is there.
     """
-    if config.device != "cpu" and not torch.cuda.is_available():
-        raise UserError(f"device = {config.device}: no GPU is here; give --device cpu")
+    check_device(config)
     state = state_bytes(config)
     if config.device == "cpu":
         held = int(state * copies_in_memory(config))

@@ -89,6 +89,21 @@ def is_baseline(path: Path) -> bool:
     return (path / BASELINE).exists()
 
 
+def check_free(output: str) -> None:
+    """Refuses a run's folder that exists.
+
+    Raises:
+        UserError: there is something; where it is a run, it can be continued.
+    """
+    path = Path(output).expanduser()
+    if path.exists():
+        is_run = (path / "config.json").exists()
+        go_on = f", or continue it with `fedgs resume {output}`" if is_run else ""
+        raise UserError(
+            f"output = {output}: exists already; choose another --output{go_on}"
+        )
+
+
 class RunFolder:
     """One run's folder; see the module for what lies where.
 
@@ -120,12 +135,8 @@ class RunFolder:
         Raises:
             UserError: the folder exists or cannot be made, or the cohort is unreadable.
         """
+        check_free(config.output)
         path = Path(config.output).absolute()
-        if path.exists():
-            raise UserError(
-                f"output = {config.output}: exists already; choose another --output "
-                f"or continue it with `fedgs resume {config.output}`"
-            )
         staging = temporary_path(path)
         _remove_killed_creations(path)
         problem = f"output = {config.output}: cannot be made"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from command_line import refused
 from experiments.benchmark import command, grid, lines
 from experiments.benchmark.page import losses, markdown
 from experiments.benchmark.published import by_classifier
@@ -281,6 +282,23 @@ def test_at_full_scale_no_setting_is_below_its_method():
     assert "num_rounds" not in full["gs-wgan"].settings
     assert small["wgan-gp"].settings["steps"] == 700
     assert full["wgan-gp"].settings == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--print"], "output = .*out: no cells are stored there; give --output"),
+        (["--only=nope"], "only = 'nope': .* METHOD of staged, .*, dp-merf"),
+        (["--device=cuda"], "device = cuda: no GPU is here"),
+        (["--data=npz:/no.npz"], "data = 'npz:/no.npz': .* does not exist"),
+    ],
+)
+def test_what_would_fail_every_cell_is_refused_and_stores_nothing(
+    call, tmp_path, monkeypatch, words, said
+):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    refused(call(*words), said)
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_page_in_the_documentation_is_that_of_the_stored_lines():

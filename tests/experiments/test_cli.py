@@ -729,6 +729,9 @@ def test_no_reader_states_an_epsilon_of_a_shortened_ledger(
         ({"clients_per_round": 9}, "clients_per_round = 9: give --clients-per-round"),
         ({"data": "cifar"}, "data = 'cifar': give --data one of digits, "),
         ({"data": "npz:no.npz"}, "data = 'npz:.*no.npz': .* does not exist; write it"),
+        ({"data": str(Path(__file__).parent)}, "data = .*: give --data folder:/"),
+        ({"data": __file__}, r"data = .*: give --data npz:/.*test_cli\.py"),
+        ({"data": "npz:/"}, "data = 'npz:/': is a folder; give --data folder:/"),
         ({"data": "mnist"}, "data_dir is unset: data = mnist needs --data-dir"),
         (
             {"data": "hf:x", "partitioner": "IidPartitioner", "test_fraction": 0.2},
@@ -757,6 +760,13 @@ def test_existing_run_folder_is_refused_and_kept(fedgs, trained, data):
     named = rf"output = {trained}: exists already; choose another --output, or"
     refused(done, named, f"fedgs resume {trained}")
     assert tree(trained) == before
+
+
+@pytest.mark.parametrize("make", ["mkdir", "touch"])
+def test_what_is_no_run_cannot_be_continued(fedgs, tmp_path, data, make):
+    getattr(tmp_path / "mine", make)()
+    done = fedgs("train", *flags(data=data, output=tmp_path / "mine", **TINY))
+    refused(done, r"output = .*/mine: exists already; choose another --output\n")
 
 
 def test_output_below_a_file_is_refused(fedgs, tmp_path, data):

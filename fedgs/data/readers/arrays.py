@@ -40,6 +40,8 @@ def read(config: RunConfig) -> Records:
     """
     where = f"data = {config.data!r}"
     path = Path(config.data.removeprefix("npz:")).expanduser()
+    if path.is_dir():
+        raise UserError(f"{where}: is a folder; give --data folder:{path}")
     arrays, others = read_arrays(where, path, {"images"})
     if others:
         raise UserError(
