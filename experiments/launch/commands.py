@@ -218,6 +218,8 @@ class Client(Access):
             values["limits"] = file_of("limits", self.limits)
         if self.peers is not None:
             values["peers"] = str(self.peers.expanduser().absolute())
+            if self.key is None:
+                raise UserError("key is unset: give --key, by which --peers know it")
             values["key"] = file_of("key", self.key)
         if self.min_peers is not None:
             values["min-peers"] = self.min_peers

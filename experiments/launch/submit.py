@@ -182,11 +182,15 @@ def register(control: Control, clients: Iterable[tuple[str, Path | None]]) -> No
 
     Raises:
         FlowerFailed: the server refused one.
-        UserError: a file that holds no key; none is registered then.
+        UserError: a file that holds no key, or another's; none is registered then.
     """
     # All are read before the first is registered.
-    keys = [(name, _public_key(name, path)) for name, path in clients if path]
-    for name, key in keys:
+    keys = {name: _public_key(name, path) for name, path in clients if path}
+    for name, key in keys.items():
+        if (other := next(n for n, k in keys.items() if k == key)) != name:
+            problem = f"has the key of {other}; give each client its own"
+            raise UserError(f"client = {name}: {problem}")
+    for name, key in keys.items():
         known = control.register(name, key)
         print(f"{name} {'was registered before' if known else 'is registered'}")
 

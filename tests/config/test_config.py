@@ -148,6 +148,12 @@ def test_value_of_another_type_is_refused(name, value):
     assert message({name: value}) == f"{name} = {value!r}: must be of type {kind}"
 
 
+def test_whole_numbers_have_64_bits():
+    most = 2**63 - 1
+    assert RunConfig(gradient_penalty_every=most).gradient_penalty_every == most
+    assert "give at most 2^63 - 1" in message({"gradient_penalty_every": most + 1})
+
+
 @pytest.mark.parametrize("value", [None, ""])
 def test_a_setting_that_is_never_unset_needs_a_value(value):
     assert message({"num_rounds": value}) == "num_rounds is unset: give --num-rounds"

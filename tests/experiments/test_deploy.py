@@ -298,6 +298,8 @@ def test_client_without_key_or_authority_is_refused(certs):
     refused("ca is unset: give --ca", *CLIENT, *REMOTE)
     ca = ["--ca", certs / "ca.crt"]
     refused("key is unset: give --key", *CLIENT, *REMOTE, *ca)
+    peers = ["--insecure", "--peers", certs / "clients"]
+    refused("key is unset: give --key, by which --peers", *CLIENT, *LOCAL, *peers)
 
 
 def test_insecure_client_on_a_network_needs_a_second_flag():
@@ -589,6 +591,13 @@ def test_file_that_is_no_public_key_is_refused_before_any_work(certs, control, w
     result = submit(*clients, "--resume", "digits-1")
     assert isinstance(result.exception, UserError)
     assert f"client = b={path}: is no public key" in str(result.exception)
+    assert control.keys == {}
+
+
+def test_one_key_for_two_clients_is_refused_before_any_work(certs, control):
+    clients = [f"--client={name}={certs}/clients/a.pub" for name in ("a", "b")]
+    result = submit(*clients, "--resume", "digits-1")
+    assert "client = b: has the key of a;" in str(result.exception)
     assert control.keys == {}
 
 
