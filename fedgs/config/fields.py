@@ -133,7 +133,8 @@ def coerced(name: str, annotation: Any, value: Any) -> Any:
     is_bool = isinstance(value, bool)
     if not isinstance(value, kind) or (is_bool and kind is not bool):
         raise UserError(f"{name} = {value!r}: must be of type {kind.__name__}")
-    if kind is int and value.bit_length() > 63:  # neither Flower nor numpy takes it
+    # No more fits into a message of Flower or an array of numpy.
+    if isinstance(value, int) and value.bit_length() > 63:
         raise UserError(f"{name} = {shortened(str(value))}: give at most 2^63 - 1")
     return value
 
