@@ -149,7 +149,7 @@ ENTRIES = {
     "dp-merf-ae": Entry(
         "dp-merf-ae",
         {},
-        {"autoencoder_steps": 200, "generator_steps": 300, "sampling_rate": 1 / 480},
+        {"autoencoder_steps": 500, "generator_steps": 400},
         NOISE_FREE,
     ),
     "dp-sgd-gan": Entry(
