@@ -175,11 +175,18 @@ class Client(Access):
         None,
         "Nodes, this one included, that a sum under masks needs; all of --peers and "
         "this one when unset.",
+        at_least=2,
     )
     stock: bool = flag(False, "Flower's own SuperNode: slow, runs sent code.")
-    port: int | None = flag(None, "With --stock: of its local interface.")
+    port: int | None = flag(
+        None, "With --stock: of its local interface.", at_least=1, at_most=65535
+    )
     log_json: Path | None = flag(None, LOG_JSON)
     settings: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Checks the range of every value."""
+        check_ranges(self)
 
     @property
     def folder(self) -> Path:

@@ -309,6 +309,14 @@ def test_insecure_client_on_a_network_needs_a_second_flag():
     assert "--superlink 10.1.2.3:8000 --insecure " in out
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "remedy"),
+    [("--port", 65536, "at most 65535"), ("--min-peers", 1, "at least 2")],
+)
+def test_a_clients_numbers_are_in_their_range(flag, value, remedy):
+    refused(f"= {value}: give {flag} {remedy}", *CLIENT, *LOCAL, flag, value)
+
+
 @pytest.mark.parametrize("server", ["10.1.2.3", ":8000", "host:port", "host:99999"])
 def test_server_address_has_a_port(server):
     refused(r"server = .*: give HOST:PORT", *CLIENT, "--server", server)
