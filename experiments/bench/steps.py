@@ -13,7 +13,7 @@ with, so that other work on the machine disturbs little. Medians of five.
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any
 
@@ -166,7 +166,8 @@ def precision(name: str, device: str) -> Iterator[None]:
     is_half = name == "bf16"
     kind = torch.device(device).type
     try:
-        with torch.autocast(kind, torch.bfloat16) if is_half else nullcontext():
+        # No cache: it would keep weights of before Adam's step, in graphs for good.
+        with torch.autocast(kind, torch.bfloat16, is_half, cache_enabled=False):
             yield
     finally:
         matmul.allow_tf32, conv.allow_tf32 = before

@@ -55,6 +55,17 @@ def test_a_round_needs_as_many_operations_as_counted_by_hand():
     assert steps.critic_flops(64, 32) == 64 * (10 * 23_456_000 - 2 * 313_600)
 
 
+def test_bf16_has_the_weights_of_now_and_not_those_of_its_first_step():
+    weight = torch.ones(2, 2, requires_grad=True)
+    with steps.precision("bf16", "cpu"):
+        first = weight @ torch.ones(2, 2)
+        weight.data.zero_()
+        second = weight @ torch.ones(2, 2)
+    assert first.dtype == torch.bfloat16
+    assert first.any()
+    assert not second.any()
+
+
 # ------------------------------------------------------------------------ on a GPU
 
 
