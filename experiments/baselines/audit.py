@@ -43,7 +43,8 @@ def audit(request: AuditRequest, as_json: bool) -> bool:
     findings: list[Finding] = []
     with Progress() as progress:
         for event in distinct_events(run):
-            progress.doing(f"A: {request.trials} releases: {json.dumps(event)}")
+            what = event.get("what", event.get("kind", "release"))
+            progress.doing(f"A: {request.trials} releases: {what}")
             findings.append(attack(run, event, scores, request.trials))
     report = {
         "run": str(run.folder.path),

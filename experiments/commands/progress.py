@@ -68,7 +68,7 @@ class Progress:
 
     def rounds(self, total: int, title: str = "round") -> Callable[[Any], None]:
         """Returns what a run of so many rounds calls with each round's metrics."""
-        stage, fits = self.stage(title, "round"), dict[int, Stage]()
+        stage, fits = self.stage(title, title.split()[-1]), dict[int, Stage]()
 
         def show(metrics: Any) -> None:
             number = metrics["round"]

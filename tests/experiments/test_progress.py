@@ -1,6 +1,7 @@
 """Progress on a terminal and elsewhere."""
 
 import io
+import re
 
 from rich.console import Console
 
@@ -42,6 +43,16 @@ def test_lines_have_the_pace_of_the_rounds_alone(monkeypatch):
         "round 3 of 4, 30.00 s/round, about 0.5 min left",
         "round 4 of 4, 30.00 s/round, about 0.0 min left",
     ]
+
+
+def test_pace_of_a_baseline_is_that_of_its_steps(monkeypatch):
+    monkeypatch.setattr(module, "PLAIN_SECONDS", -1.0)
+    out = io.StringIO()
+    with Progress(Console(file=out)) as progress:
+        report = progress.rounds(2, "step")
+        report({"round": 1})
+        report({"round": 2})
+    assert re.search(r"step 2 of 2, .* s/step, about", out.getvalue())
 
 
 def test_lines_are_far_apart_but_the_last_one_comes(monkeypatch):
