@@ -54,9 +54,15 @@ def fill(cells: Cells, request: Request) -> None:
     """Trains and evaluates what is missing, unless only printed; prints the table.
 
     Raises:
-        UserError: no such cell, or cells that failed; a failed cell costs no other.
+        UserError: no such cell or folder, or cells that failed; a failed cell costs
+            no other.
     """
     failed: Collection[str] = ()
+    if request.printed and not request.output.is_dir():
+        raise UserError(
+            f"output = {request.output}: no such folder; give --output that of an "
+            "earlier call, or leave out --print"
+        )
     if not request.printed:
         failed = each(request.of(cells), lambda cell: compute(cell, request))
     found = table(cells.caption, request.of(cells), request.output)

@@ -183,6 +183,11 @@ def test_of_several_draws_the_surrogate_keeps_the_best_of_each_label(
     assert best > one
 
 
+def test_nothing_is_printed_of_a_folder_that_is_not_there(tmp_path):
+    asked = Request(output=tmp_path / "none", printed=True)
+    assert_refused("output = .*none: no such folder", cells.fill, PICTURES, asked)
+
+
 def test_unknown_cells_and_seeds_are_refused():
     for asked, part in {
         "give --only a part of": Request(only="no-such"),
