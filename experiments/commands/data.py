@@ -21,7 +21,7 @@ from fedgs.data.corruption import corrupted
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.data.load import split_records
 from fedgs.data.records import Records
-from fedgs.errors import explained
+from fedgs.errors import UserError, explained
 from fedgs.runs.sample import save_images
 
 BINS = 8  # of the histogram
@@ -39,6 +39,8 @@ def inspect(config: RunConfig, sheet: Path, as_json: bool) -> None:
     Raises:
         UserError: the data is missing or malformed, or the sheet cannot be written.
     """
+    if sheet.suffix != ".png":
+        raise UserError(f"sheet = {sheet}: give a name that ends in .png")
     if config.seed is None:
         config = dataclasses.replace(config, seed=0)
     records = sources.load_records(config.validate())

@@ -101,6 +101,11 @@ def warnings_of(
         yield f"target_epsilon = {epsilon:g} protects nobody; 1 to 10 are usual"
     if config.num_clients == 1:
         yield "num_clients = 1: one owner alone, among no others to be hidden by"
+    if config.num_classes == 1:
+        yield (
+            "num_classes = 1: there are no labels; of a folder, the outer names are "
+            "owners and the inner ones labels"
+        )
     owned = data.labels[np.concatenate(data.client_records)]
     is_used = np.bincount(owned, minlength=config.num_classes) > 0
     empty = np.flatnonzero(~is_used)

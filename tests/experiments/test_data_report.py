@@ -82,9 +82,9 @@ def test_a_cohort_is_inspected_alone(inspect, source, tmp_path):
 
 
 def test_a_sheet_that_cannot_be_written_leaves_nothing(inspect, source, tmp_path):
-    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder.png").mkdir()
     before = sorted(tmp_path.iterdir())
-    refused(inspect(source, "--sheet", "folder"), "give another --sheet")
+    refused(inspect(source, "--sheet", "folder.png"), "give another --sheet")
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -122,6 +122,10 @@ def test_data_without_clients_is_inspected_too(inspect, tmp_path, arguments, cli
         (["cifar"], "data = 'cifar': give --data one of digits"),
         (["digits", "--data", "mnist"], "data = mnist: SOURCE says it; leave out"),
         (["digits", "--sheet", "no/such.png"], "sheet = no/such.png: "),
+        (
+            ["digits", "--sheet", "sheet.txt"],
+            "sheet = sheet.txt: give a name that ends",
+        ),
         (["digits", "--classes", "digits"], "only femnist, folder:PATH and hf:NAME"),
     ],
 )
