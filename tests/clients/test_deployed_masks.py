@@ -50,6 +50,22 @@ def test_deployment_under_masks_gives_the_bytes_of_the_local_engine(
 
 
 @pytest.mark.slow
+def test_a_process_for_each_message_changes_no_bit(masked, undisturbed):
+    """As of `--stock`, Flower's own SuperNode; real ones take minutes."""
+    run = masked(mode="full participation")
+
+    def forget(name: str, request: Message) -> bool:
+        for client in run.clients:
+            client.memory = {}
+        return True
+
+    run.grid.on_push = forget
+    run.start()
+    assert run.product() == undisturbed(run)
+    assert [run.counted(index) for index in range(3)] == 3 * [[1, 2, 3]]
+
+
+@pytest.mark.slow
 def test_a_killed_server_and_restarted_clients_resume_to_the_same_bytes(
     masked, undisturbed
 ):
