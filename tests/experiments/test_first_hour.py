@@ -356,7 +356,9 @@ def test_what_is_hardly_meant_is_warned_of(fedgs, tmp_path, change, more, named)
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "first-hour.md"
 FEWER = {"OWNERS, EACH = 200, 40": "OWNERS, EACH = 20, 8", "-n 2000": "-n 60"}
-FEWER |= {"--suspicious new.txt": "--suspicious new.txt --samples-per-group 50"}
+FEWER |= {
+    "new.txt --target-epsilon 10": "new.txt --samples-per-group 50 --target-epsilon 100"
+}
 
 
 @pytest.fixture
