@@ -12,11 +12,11 @@ uint32:
     m_ij = ChaCha20(HKDF-SHA256(X25519(i, j), info))
     info = JSON of [label, run, round, attempt, request, key list, name_i, name_j]
 
-with the request and the list of keys as their SHA-256. The X25519 keys are drawn anew
-for each attempt from the operating system, signed by who made them
-(`fedgs.mechanism.peers`), and mask one sum: the clients' own durable count refuses a
-second one (`fedgs.privacy.client_count`). There are no shares of a key: where one node
-is missing, nobody can open the sum, and the attempt is void.
+where request is the SHA-256 of the run's settings and of what is asked, key list that
+of all keys. The X25519 keys are drawn anew for each attempt from the operating system,
+signed by who made them (`fedgs.mechanism.peers`), and mask one sum: the clients' own
+durable count refuses a second one (`fedgs.privacy.client_count`). There are no shares
+of a key: where one node is missing, nobody can open the sum, and the attempt is void.
 
 Source:
     Bonawitz et al., "Practical secure aggregation for privacy-preserving machine
