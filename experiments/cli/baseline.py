@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from experiments.flags import PrintOption, request_flags, settings_flags
 from experiments.launch.submit import NewRun, Submission
 from fedgs.baselines import METHODS, find
-from fedgs.baselines.asked import SHARED_SETTINGS, Asked, Target
+from fedgs.baselines.asked import SHARED_SETTINGS, Asked, Target, check_noise
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import OF_CLIENT, settings_with
 from fedgs.errors import UserError
@@ -99,6 +99,7 @@ def command_of(name: str) -> click.Command:
     method = find(name, is_typed=True)
 
     def train(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
+        check_noise(given)
         from experiments.baselines import command
 
         command.train(name, given, settings)
@@ -121,6 +122,7 @@ def deployed_command_of(name: str) -> click.Command:
     ) -> None:
         from experiments.commands import deploy
 
+        check_noise(given)
         names = {spec.name for spec in dataclasses.fields(NewRun)}
         how = {key: given.pop(key) for key in names & given.keys()}
         if "server" not in how:

@@ -10,7 +10,7 @@ from experiments.debug.request import COHORTS, DebugRequest
 from experiments.debug.suspects import load_suspect
 from fedgs.config.recipes import CLASS_MEANS, configure, is_left_open
 from fedgs.config.settings import CORRUPTIONS
-from fedgs.diagnosis.rule import Rule
+from fedgs.diagnosis.rule import FEWEST_GROUPS, Rule
 from fedgs.errors import UserError, refuse
 
 # flip, as Augenstein et al. call it, is inversion.
@@ -112,6 +112,11 @@ def _runs(given: Mapping[str, Any]) -> dict[str, list[Path]] | None:
         raise UserError(
             f"healthy_run = {counts['healthy']} runs, suspicious_run = "
             f"{counts['suspicious']}: give each flag equally often"
+        )
+    if 0 < counts["healthy"] < FEWEST_GROUPS:
+        raise UserError(
+            f"healthy_run = {counts['healthy']} runs: give --healthy-run and "
+            f"--suspicious-run at least {FEWEST_GROUPS} times each"
         )
     return runs if counts["healthy"] else None
 

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedgs.baselines.asked import NOISES
 from fedgs.config.fields import flag
 from fedgs.errors import UserError, explained
 
 Settings = dict[str, Any]
 NO_NOISE = math.inf
-# A method that sets one of these has no target: its epsilon is what that costs.
-NOISES = {"noise_multiplier", "inverse_noise", "answer_noise"}
 
 
 class Source(NamedTuple):
@@ -74,7 +73,7 @@ class Cell(NamedTuple):
         noise: Settings = {"target_epsilon": self.epsilon}
         if self.epsilon == NO_NOISE:
             noise = {} if self.how.baseline else {"noise_multiplier": 0.0}
-        elif NOISES & more.keys():
+        elif NOISES & more.keys():  # its epsilon is what that costs
             noise = {}
         own: Settings = {"seed": self.seed, "num_workers": 1}
         if self.how.is_capped:

@@ -3,15 +3,32 @@
 Imports no tensor library: the command line reads the flags from here at every start.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedgs.config.fields import coerce_fields, flag
+from fedgs.errors import refuse
 
 # Groups and names of the settings of `RunConfig` that a baseline's run has as well.
 SHARED_SETTINGS = ("Data", "Model", "num_clients", "delta", "adversary")
 SHARED_SETTINGS += ("secure_noise", "noise_seed", "output", "seed", "device")
 SHARED_SETTINGS += ("num_threads", "stacking", "chunk_size")
 SHARED_SETTINGS += ("checkpoint_every", "sample_every")
+
+
+# Settings of a method that say its noise: a target finds it.
+NOISES = {"noise_multiplier", "inverse_noise", "answer_noise"}
+
+
+def check_noise(given: Mapping[str, object]) -> None:
+    """Refuses noise beside a target, which would silently replace it.
+
+    Raises:
+        UserError: both are given.
+    """
+    if "target_epsilon" in given:
+        noises = {name: given[name] for name in NOISES & given.keys()}
+        refuse(noises, "--target-epsilon finds the noise; leave out")
 
 
 @dataclass(frozen=True)

@@ -173,6 +173,11 @@ class RunFolder:
             UserError: no run folder, of another format version, or unreadable.
         """
         path = Path(path).absolute()
+        if (path / "debug.json").is_file():
+            raise UserError(
+                f"{path}: is a folder of `fedgs debug`, whose runs are in it; go on by "
+                f"`fedgs debug --output {path}`, look by `fedgs report {path}`"
+            )
         if not (path / "config.json").is_file():
             raise UserError(
                 f"{path}: no run folder (config.json is missing); give the --output of "

@@ -67,6 +67,10 @@ def test_what_a_baselines_run_does_not_take_is_refused(fedgs, run):
     [
         (("wgan",), "NAME = 'wgan': give one of"),
         (("wgan-gp", "--target-epsilon", 3), "target_epsilon = 3: wgan-gp adds no"),
+        (
+            ("dp-merf", "--target-epsilon", 3, "--noise-multiplier", 1),
+            r"noise_multiplier = 1\.0: --target-epsilon finds the noise; leave out",
+        ),
         (("wgan-gp", "--unit", "record"), "unit = record: wgan-gp guarantees nothing"),
         (("wgan-gp", "--adversary", "server"), "adversary = server: .* is central"),
         (("wgan-gp", "--discriminators", "two"), "discriminators = 'two': give"),

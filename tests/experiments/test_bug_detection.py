@@ -404,6 +404,7 @@ def test_the_engine_is_flower_unless_a_file_has_one(debug, files, tmp_path, cont
         ({"bug": "flip", "healthy": "/h", "suspicious": "/s"}, "leave out --bug"),
         ({"healthy": "/h", "suspicious": "/s", "cohorts": "/c"}, "give one of them"),
         ({"healthy_run": ["/a"]}, "equally often"),
+        ({"healthy_run": ["/a"], "suspicious_run": ["/b"]}, "at least 4 times each"),
     ],
 )
 @pytest.mark.usefixtures("no_training")

@@ -789,10 +789,13 @@ def test_no_run_or_another_version_is_refused(
 ):
     monkeypatch.chdir(tmp_path)
     write_json(copy_of(trained, tmp_path / "run") / "versions.json", {"format": 99})
+    (tmp_path / "verdict").mkdir()
+    (tmp_path / "verdict" / "debug.json").touch()
     before = tree(tmp_path)
     for run, named in (
         ("run", r".*/run: run folder of format 99, .*reads 1; use the version"),
         ("nowhere", r".*/nowhere: no run folder .*; give the --output of"),
+        ("verdict", r".*/verdict: .*; go on by `fedgs debug --output /.*/verdict`"),
     ):
         refused(fedgs(command, run, *COMMANDS[command]), named)
     assert tree(tmp_path) == before
