@@ -121,7 +121,6 @@ def cohort_files(
         return {"healthy": request.healthy, "suspicious": request.suspicious}
     folder = request.cohorts or path / "cohorts"
     if request.cohorts is None and not (folder / "cohorts.json").exists():
-        shutil.rmtree(folder, ignore_errors=True)  # of a selection that was interrupted
         select(folder, config, request)
     files = {cohort: folder / name for cohort, name in FILES.items()}
     for cohort, file in files.items():
@@ -134,7 +133,9 @@ def cohort_files(
 
 
 def select(folder: Path, config: RunConfig, request: DebugRequest) -> None:
-    """Selects cohorts by accuracy into a new folder, and prints what is public.
+    """Selects cohorts by accuracy into a folder, and prints what is public.
+
+    What an interrupted selection left in the folder is removed.
 
     Privacy: not private; the cohorts are published.
 
@@ -145,6 +146,7 @@ def select(folder: Path, config: RunConfig, request: DebugRequest) -> None:
     names = {"seed", "engine", "num_workers", "num_threads", "fast_messages"}
     names |= {*settings_with(DATA)}
     settings = {name: getattr(config, name) for name in names}
+    shutil.rmtree(folder, ignore_errors=True)
     selecting.cohorts(
         RunConfig(output=str(folder), **settings), selection_of(request), as_json=False
     )

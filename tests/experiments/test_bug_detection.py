@@ -688,3 +688,15 @@ def test_another_rule_keeps_the_generators(done):
     assert (found["alpha"], found["min_effect"]) == (0.5, 0.1)
     after = (done / "healthy-0" / "generator.safetensors").stat().st_mtime_ns
     assert before == after
+
+
+def test_a_selection_replaces_what_an_interrupted_one_left(tmp_path, monkeypatch):
+    left: list[bool] = []
+    monkeypatch.setattr(
+        debug_cohorts.selecting,
+        "cohorts",
+        lambda config, *_, **__: left.append(Path(config.output).exists()),
+    )
+    (tmp_path / "cohorts").mkdir()
+    debug_cohorts.select(tmp_path / "cohorts", RunConfig(), DebugRequest())
+    assert left == [False]
