@@ -563,7 +563,7 @@ SPOILT = {
     ),
     "no run": (
         lambda runs: runs["healthy"].__setitem__(2, runs["healthy"][2].parent),
-        ["no run folder"],
+        ["is a folder of `fedgs debug`, whose runs are in it"],
     ),
 }
 
