@@ -21,8 +21,8 @@ def cache(monkeypatch, tmp_path):
     return tmp_path / "cache"
 
 
-def get(train) -> lenet.LeNet:
-    return lenet.cached_lenet(train, NUM_CLASSES, "cpu", lambda done, total: None)[1]
+def get(train, num_classes=NUM_CLASSES) -> lenet.LeNet:
+    return lenet.cached_lenet(train, num_classes, "cpu", lambda done, total: None)[1]
 
 
 def test_classifier_learns_and_its_outputs_have_documented_shapes():
@@ -104,6 +104,6 @@ def test_cache_that_cannot_be_made_is_refused(monkeypatch, tmp_path):
 def test_accuracy_on_the_real_data_is_close_to_the_papers(data_dir, data, least):
     config = RunConfig(data=data, data_dir=str(data_dir))
     real = load_real(config)
-    found = lenet.outputs(get(real.train), real.test.images)
+    found = lenet.outputs(get(real.train, real.num_classes), real.test.images)
     assert lenet.test_accuracy(found, real) >= least
     assert np.isfinite(found.features).all()
