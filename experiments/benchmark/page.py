@@ -32,8 +32,10 @@ ADVICE = (
     ),
     (
         "A curator who may see all images, protection of single images",
-        "`dp-merf`, `dp-sgd-gan-strong` (record level). Their epsilon says nothing of "
-        "a user until the cap on a user's images is counted in; see the record table.",
+        "`dp-merf`, `dp-sgd-gan-strong` (record level). One record in 60,000 is cheap "
+        "to hide: at epsilon 1 they lose little of 10. But that epsilon says nothing "
+        "of a user until the cap on a user's images is counted in; see the record "
+        "table.",
     ),
     (
         "A curator who may see all images, protection of users",
