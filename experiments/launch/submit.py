@@ -5,6 +5,7 @@ Nothing is written to disk. Success is the run's own status.
 
 import contextlib
 import re
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,10 @@ TYPED = Path("fedgs-submit")  # where the files of the printed commands belong
 STATUS_SECONDS = 2.0
 START_PATIENCE = 30.0  # for a server that is started at the same time
 PATIENCE = 300.0  # for a server that is being restarted
+GOES_ON = (
+    "goes on without this command; on the server's machine `fedgs deploy status "
+    "STATE_DIR` shows it, and `touch STATE_DIR/runs/NAME/.flower/stop` stops it"
+)
 # What TLS says of another authority: waiting mends nothing.
 REFUSED_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -169,7 +174,11 @@ def submit(submission: Submission) -> int:
         run_id = control.start(project)
         print(f"run {run_id} is submitted", flush=True)
         if submission.follow:
-            _follow(control, run_id)
+            try:
+                _follow(control, run_id)
+            except KeyboardInterrupt:
+                print(f"\nrun {run_id} {GOES_ON}", file=sys.stderr)
+                raise
         return run_id
 
 

@@ -573,6 +573,13 @@ def test_server_that_is_starting_is_waited_for(certs, control, monkeypatch):
     assert list(control.keys) == ["a"]
 
 
+def test_ctrl_c_leaves_the_run_and_says_so(control, monkeypatch):
+    failing(control, monkeypatch, "ListRuns", KeyboardInterrupt())
+    result = submit("--resume", "digits-1")
+    assert result.exit_code == 130
+    assert "run 17 goes on without this command" in result.output
+
+
 def test_server_that_is_gone_is_given_up(control, monkeypatch):
     monkeypatch.setattr(deploy_submit, "PATIENCE", 0.0)
     result = submit("--resume", "digits-1")
