@@ -32,8 +32,8 @@ def benchmark(request: BenchmarkRequest, settings: dict[str, Any]) -> None:
     """Computes the cells that are missing, unless only printed; writes the pages.
 
     Raises:
-        UserError: no such cell, bad settings, or cells that failed; a failed cell
-            costs no other.
+        UserError: no such cell, bad settings, seeds of a row that were not run alike,
+            or cells that failed; a failed cell costs no other.
         typer.Exit: stopped by the user; the same command goes on.
     """
     cells = grid(request, settings)
@@ -45,6 +45,7 @@ def benchmark(request: BenchmarkRequest, settings: dict[str, Any]) -> None:
             f"output = {request.output}: no cells are stored there; give --output the "
             "folder of an earlier call, or leave out --print"
         )
+    rows_of([], known)  # refuses seeds that were not run alike before work starts
     if not request.printed:
         missing = [c for c in asked if not is_done(known.get(c.name), request.metrics)]
         check_data(missing, request.data_dir)

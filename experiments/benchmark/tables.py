@@ -13,6 +13,7 @@ from experiments.paper.cells import NUM_SAMPLES
 from experiments.report.words import num_bytes
 from experiments.tables import Table
 from fedgs.baselines.contract import RELATIONS, Guarantee
+from fedgs.errors import UserError
 
 NOT_RUN, FAILED, CANNOT = "not run", "failed", "–"
 COLUMNS = (*EPSILONS, None)  # None is without noise
@@ -21,6 +22,7 @@ UNITS = {
     "record": "epsilon of one record (one image)",
     "none": "nobody: no guarantee",
 }
+ALIKE = ("num_clients", "rounds", "reduced")  # in all seeds of a row
 LIMIT = 15 * 60 * 2  # CPU seconds: 15 minutes on two cores
 
 
@@ -65,7 +67,11 @@ class Row:
 
 
 def rows_of(cells: Sequence[Cell], lines: Mapping[str, Line]) -> list[Row]:
-    """Returns a row for every method, epsilon and data: of the grid, then of lines."""
+    """Returns a row for every method, epsilon and data: of the grid, then of lines.
+
+    Raises:
+        UserError: a row whose seeds were not run alike.
+    """
     rows: dict[tuple[Any, ...], Row] = {}
     for cell in cells:
         own = identity(cell)
@@ -75,7 +81,21 @@ def rows_of(cells: Sequence[Cell], lines: Mapping[str, Line]) -> list[Row]:
         key = (line["data"], line["method"], line["asked_epsilon"])
         row = rows.setdefault(key, Row(*key, line.get("unit", "none")))
         row.lines.append(line)
+    for row in rows.values():
+        _check_alike(row.done)
     return list(rows.values())
+
+
+def _check_alike(lines: Sequence[Line]) -> None:
+    """Refuses to take the mean of runs with different settings."""
+    for line in lines:
+        if other := [n for n in ALIKE if line.get(n) != lines[0].get(n)]:
+            raise UserError(
+                f"{line['cell']}: differs from {lines[0]['cell']} in "
+                f"{', '.join(other)}; "
+                "remove the older one, its line of cells.jsonl and its run folder, "
+                "and call again"
+            )
 
 
 def overview(data: str, kind: str, rows: Sequence[Row]) -> Table:

@@ -258,6 +258,13 @@ def test_a_line_has_the_fid_of_its_scores(monkeypatch, tmp_path):
     assert (made["fid"], made["fid_network"]) == (7.5, "lenet-35af6d")
 
 
+def test_seeds_that_were_not_run_alike_have_no_mean():
+    stored = lines.read_lines(DOCS / "benchmark")
+    assert len(rows_of([], stored)) > 40
+    stored["mnist-by-writer-wgan-gp-epsinf-seed2"]["reduced"] = {"steps": 120}
+    assert_refused("seed2: differs from .*seed0 in reduced;", rows_of, [], stored)
+
+
 def test_unknown_metrics_and_lines_are_refused(tmp_path):
     assert_refused("give --metrics", BenchmarkRequest, metrics=("fid",))
     (tmp_path / "cells.jsonl").write_text(json.dumps({"a": 1}) + "\n")
