@@ -80,7 +80,7 @@ NOTES = (
     "Three methods stand at chance, because their noise is made for more users. "
     "fedavg-gan: in each round the noise on 21,889 values has a norm of 98, and the "
     "sum of 54 clipped updates one of 27 at most. g-pate: the votes of 539 teachers "
-    "pay for 19,200 queries with a noise of 99 votes; 4,000 teachers are published. "
+    "pay for 16,000 queries with a noise of 64 votes; 4,000 teachers are published. "
     "pate-gan: teachers are certain that a fake is a fake, so the student sees no "
     "other label.",
     "Published accuracies that our rows reach, at sizes below the published ones: the "
