@@ -31,7 +31,7 @@ def lost_rounds(
         node: who says so.
         released: how often it released round 1, 2, ..., asked by earlier starts of
             the server; anything may come.
-        counted: round -> events of it in the ledger, of earlier starts.
+        counted: round -> events in the ledger that asked the node, of earlier starts.
 
     Raises:
         UserError: malformed, or more than can be.

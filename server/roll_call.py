@@ -22,7 +22,8 @@ from fedgs.config.settings import STAYS, settings_with
 from fedgs.errors import UserError, some
 from fedgs.event_log import log_event
 from fedgs.federation.messages import RECORD, one_line
-from fedgs.federation.training import Asking, RunStopped, Stop, last_rounds
+from fedgs.federation.round import select
+from fedgs.federation.training import Asking, RunStopped, Stop, last_rounds, nodes_of
 from fedgs.process import PROTOCOL, check_protocol
 from fedgs.runs.run_folder import RunFolder
 from server.kept import keep, kept_of
@@ -101,7 +102,8 @@ class RollCall:
         addresses: node -> Flower's address, of the nodes that have joined.
         active_since: address -> when it was last activated, by Flower's clock.
         round: the last round that was asked for, or that the run goes on from.
-        counted: round -> its events in the ledger, without those of this start.
+        counted: node -> round -> its events in the ledger, without those of this start;
+            a masked attempt asks some of a round's nodes.
         lost: round -> how many more there must be, by what nodes say.
         answered: name -> start and round of the last release that it sent.
         heard: names of the nodes that have said what they released.
@@ -125,7 +127,10 @@ class RollCall:
         self.heard: set[str] = set()
         self.start, self.round = folder.history[-1]
         self.seen = last_rounds(self.config, events, self.round)
-        self.counted = Counter(event.round for event in events)
+        self.counted = [Counter[int]() for _ in config.node_names]
+        for event in events:
+            for node in nodes_of(config, event.participants):
+                self.counted[node][event.round] += 1
         self.lost: Counter[int] = Counter()
         self.addresses: dict[int, int] = {}
         self.active_since: Mapping[int, str] = {}
@@ -225,9 +230,12 @@ class RollCall:
         Who released a round shows that all rounds before were asked too, of others.
         """
         before = range(1, max(self.lost, default=0))
-        lost = self.lost | Counter(r for r in before if not self.counted[r])
+        known = set().union(*self.counted)
+        lost = self.lost | Counter(r for r in before if r not in known)
         self.lost = Counter()
-        self.counted += lost
+        for round, times in lost.items():
+            for node in nodes_of(self.config, select(self.config, round)):
+                self.counted[node][round] += times
         return lost
 
     def add_answer(
@@ -319,9 +327,8 @@ class RollCall:
             raise UserError("joined without saying which round it has seen")
         # What it has released counts, also where it is refused.
         # The largest number that any node says: all of them speak of the same rounds.
-        self.lost |= lost_rounds(
-            self.config, node, record.get("released"), self.counted
-        )
+        released, counted = record.get("released"), self.counted[node]
+        self.lost |= lost_rounds(self.config, node, released, counted)
         self.heard.add(name)
         if limit := record.get("refused"):
             raise UserError(f"refused by its clients' limit: {one_line(limit)}")

@@ -77,12 +77,12 @@ NOTES = (
     "and 0.838 (Fashion-MNIST); the model of fonts alone, nothing private, 0.681 on "
     "MNIST.",
     NOTE,
-    "Three methods stand at chance, because their noise is made for more users. "
-    "fedavg-gan: in each round the noise on 21,889 values has a norm of 98, and the "
-    "sum of 54 clipped updates one of 27 at most. g-pate: the votes of 539 teachers "
-    "pay for 16,000 queries with a noise of 64 votes; 4,000 teachers are published. "
-    "pate-gan: teachers are certain that a fake is a fake, so the student sees no "
-    "other label.",
+    "Three methods stand at chance or near it, two because their noise is made for "
+    "more users. fedavg-gan: in each round the noise on 21,889 values has a norm of "
+    "98, and the sum of 54 clipped updates one of 27 at most. g-pate: the votes of 539 "
+    "teachers pay for 16,000 queries with a noise of 64 votes; 4,000 teachers are "
+    "published. pate-gan: teachers are certain that a fake is a fake, so the student "
+    "sees no other label.",
     "Published accuracies that our rows reach, at sizes below the published ones: the "
     "GAN without privacy and DP-MERF on both data, the DP-SGD GAN on Fashion-MNIST, "
     "and on digits by the strong recipe only. Not reached: the DP-SGD GAN's own recipe "

@@ -329,6 +329,7 @@ def statements_from_ledger(
     engine: str = "flower",
     privacy_unit: str = "client",
     num_rounds: int | None = None,
+    clients_per_round: int | None = None,
     colluding: int = 0,
     amplification: bool = False,
     at_epsilon: float | None = None,
@@ -343,6 +344,8 @@ def statements_from_ledger(
         engine: as in `RunConfig`; local has the adversary `release` only.
         privacy_unit: as in `RunConfig`.
         num_rounds: that were planned; None: those of the events, fixed in advance.
+        clients_per_round: that were drawn; None: those of the events. With secure
+            aggregation a round may have asked fewer.
         colluding: nodes that take their noise out of secagg's sum, at least 0.
         amplification: whether the run asked for it; stated if its conditions hold.
         at_epsilon: state delta at this epsilon, at least 0; delta is then not read.
@@ -357,6 +360,7 @@ def statements_from_ledger(
         engine=engine,
         privacy_unit=privacy_unit,
         num_rounds=num_rounds or max((event.round for event in events), default=1),
+        clients_per_round=clients_per_round,
         colluding_nodes=colluding,
         amplification=amplification,
     )
@@ -438,7 +442,9 @@ def _released(
 
 
 def _exposure(run: Run, colluding: int) -> Exposure:
-    exposure = Exposure(run.config.schedule_seed, run.config.largest_node)
+    config = run.config
+    cohort = config.clients_per_round or 0
+    exposure = Exposure(config.schedule_seed, config.largest_node, cohort)
     for event in run.events:
         exposure.add(event, costs_of(event, colluding))
     ended_early = _why_ended_early(run, exposure)

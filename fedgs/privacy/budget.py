@@ -234,7 +234,9 @@ class Budget:
         # The cap on a client's sum of costs: what the selections leave of the target.
         self._most = (mu * self._scale) ** 2
         self._is_amplified = plan.amplification
-        self._exposure = Exposure(largest_node=plan.hosting.largest)
+        self._exposure = Exposure(
+            largest_node=plan.hosting.largest, cohort=plan.clients_per_round
+        )
         self._caps: dict[str, tuple[Kind, Kinds, int]] = {}
         for event in events:
             self.add(event)

@@ -51,6 +51,7 @@ class Exposure:
     Args:
         seed: of the run's selection; matters beside other runs only.
         largest_node: most clients on one node; matters for amplification only.
+        cohort: m, the clients that a draw has; 0 if only the events say it.
 
     Attributes:
         mu_squared: the sum of 1 / z^2 over a client's releases, float64 of shape
@@ -67,9 +68,11 @@ class Exposure:
         last_round: of the last event, 0 before it.
     """
 
-    def __init__(self, seed: int | None = None, largest_node: int = 1) -> None:
+    def __init__(
+        self, seed: int | None = None, largest_node: int = 1, cohort: int = 0
+    ) -> None:
         """Starts without events."""
-        self.seed, self.largest_node = seed, largest_node
+        self.seed, self.largest_node, self.cohort = seed, largest_node, cohort
         self.mu_squared: npt.NDArray[np.float64] = np.zeros((0, 0))
         self.first: Event | None = None
         self.selections: set[str] = set()
@@ -83,9 +86,10 @@ class Exposure:
         """Returns why the mixture does not hold with this event; "" if it does.
 
         It needs uniform selection, the same noise, C, B, cohort and nodes throughout,
-        and the same clients in all attempts of a round. A round that is tried again
-        before any other one may have failed because of who was drawn: a node was away,
-        or a client refused. One that is repeated from a checkpoint did not.
+        all clients of a draw, and the same ones in all attempts of a round. A round
+        that is tried again before any other one may have failed because of who was
+        drawn: a node was away, or a client refused. One that is repeated from a
+        checkpoint did not.
         """
         if self.no_mixture:
             return self.no_mixture
@@ -116,6 +120,9 @@ class Exposure:
         )
 
     def _why_not_one_draw(self, event: Event) -> str:
+        # Masked, it asks nodes that are there: who is left was not drawn at m / K.
+        if event.num_participants < self.cohort:
+            return "a round was asked of fewer clients than were drawn"
         known = self.draws.get(event.round)
         if known is None or known.participants == event.participants:
             return ""

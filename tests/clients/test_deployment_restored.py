@@ -309,10 +309,34 @@ def test_rounds_before_a_released_one_were_asked_too(deploy):
     run.folder.history = [(B, 0)]
     silent = Progress(None, run.folder.config, A, 0)
     calls = roll_call.RollCall(run.grid, run.folder, run.folder.config, [], silent)
-    calls.counted.update({1: 1})
+    calls.counted[0].update({1: 1})
     calls.lost.update({4: 2})
     assert calls.take_lost() == {2: 1, 3: 1, 4: 2}
     assert calls.take_lost() == {}
+
+
+def test_a_masked_attempt_of_others_hides_no_release(deploy):
+    """The ledger has round 2 of the first two nodes; the last two released it as well.
+
+    The attempt that asked them was counted after the backup was taken.
+    """
+    run = deploy("run", secure_aggregation=True, noise_multiplier=3.0, min_nodes=2)
+    run.folder.history = [(B, 0)]
+    config, silent = run.folder.config, Progress(None, run.folder.config, A, 0)
+    nodes = range(config.num_nodes)
+    asked = [new_event(config, 1, "all", 1), new_event(config, 2, "all", 1, [0, 1])]
+    calls = roll_call.RollCall(run.grid, run.folder, config, asked, silent)
+
+    def lost(node: int) -> Counter[int]:
+        return lost_rounds(config, node, [1, 1], calls.counted[node])
+
+    assert [dict(lost(node)) for node in nodes] == [{}, {}] + [{2: 1}] * (
+        len(nodes) - 2
+    )
+    calls.lost |= lost(2)
+    missing = missing_events(config, asked, calls.take_lost())
+    assert [(e.round, e.attempt, e.participants) for e in missing] == [(2, 2, "all")]
+    assert not any(lost(node) for node in nodes)
 
 
 def test_a_client_of_an_older_backup_is_refused_by_the_server(deploy, tmp_path):

@@ -24,6 +24,7 @@ from plans import (
     epsilons,
     event,
     everybody,
+    frozen,
     server_epsilon,
     theorems,
 )
@@ -311,6 +312,20 @@ def test_an_irregular_uniform_ledger_is_charged_the_realised_count(changes, reas
     last = (2 * math.sqrt(events[-1].batch_size) / events[-1].noise_std) ** 2
     expected = epsilon_from_mu(math.sqrt(first + last), 1e-5)  # client 1 twice
     assert server_epsilon(found) == pytest.approx(expected)
+
+
+def test_a_ledger_of_fewer_clients_than_were_drawn_is_charged_the_realised_count():
+    # With secure aggregation a round is asked of those of a draw whose nodes are there.
+    events = [frozen(t) for t in range(1, 11)]
+    ask = {"clients_per_round": 2, "amplification": True}
+    found = statements_from_ledger(events, 1e-5, **ask)
+    assert theorems(found) == {COUNT_THEOREM}
+    reason = "asked of fewer clients than were drawn"
+    assert reason in found[0].conditions[0]
+    assert any("amplif" in c and reason in c for c in found[0].conditions)
+    assert server_epsilon(found) == pytest.approx(
+        epsilon_from_mu(2 * math.sqrt(4) / 40.0, 1e-5)
+    )
 
 
 def test_the_busiest_client_decides():

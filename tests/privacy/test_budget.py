@@ -11,7 +11,17 @@ from fedgs.privacy.amplification import PLD_THEOREM
 from fedgs.privacy.budget import Budget, calibrate_noise, largest_num_rounds
 from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
 from fedgs.privacy.plan import ADVERSARIES, RELATIONS, Plan
-from plans import FULL, TABLE_1, TABLE_2, epsilon, epsilons, event, everybody, frozen
+from plans import (
+    FULL,
+    TABLE_1,
+    TABLE_2,
+    epsilon,
+    epsilons,
+    event,
+    everybody,
+    frozen,
+    server_epsilon,
+)
 from refusals import assert_refused
 
 BUDGET_PLAN = Plan(
@@ -181,6 +191,17 @@ def test_a_budget_falls_back_to_counts_when_the_noise_changes():
     done, refused = run_until_refused(budget, events)
     assert len(done) > 30
     assert spent(done) <= 3.0 < spent([*done, refused])
+
+
+def test_a_budget_counts_rounds_of_fewer_clients_than_were_drawn():
+    plan = replace(BUDGET_PLAN, clients_per_round=2)
+    budget = Budget(plan, 3.0, 1e-5, "server", "replace-one")
+    done, refused = run_until_refused(budget, events())
+    stated = [
+        server_epsilon(statements_from_ledger(asked, 1e-5, clients_per_round=2))
+        for asked in (done, [*done, refused])
+    ]
+    assert stated[0] <= 3.0 < stated[1]
 
 
 def test_a_calibrated_run_uses_its_whole_budget():
