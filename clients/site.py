@@ -347,6 +347,8 @@ class DeployedPlace:
         limits.check_run(config)
         self.site.check_peers(config)
         hosted = config.hosting.hosted(_position(self.site, config))
+        # Before the data are read: whether they fit would tell of them.
+        limits.check_num_clients(len(hosted))
         data = own_images(config, hosted)
         names = [data.client_names[client] for client in hosted]
         count = ReleaseCount(counts, names)

@@ -19,6 +19,8 @@ from fedgs.baselines.run import BaselineRun, open_run
 from fedgs.errors import UserError
 from fedgs.files import write_json
 
+ALIKE = ("kind", "what", "sampling_rate", "noise_multiplier")
+
 
 def audit(request: AuditRequest, as_json: bool) -> bool:
     """Attacks one release of each kind and returns whether the claims hold.
@@ -42,10 +44,10 @@ def audit(request: AuditRequest, as_json: bool) -> bool:
     started = time.monotonic()
     findings: list[Finding] = []
     with Progress() as progress:
-        for event in distinct_events(run):
-            what = event.get("what", event.get("kind", "release"))
-            progress.doing(f"A: {request.trials} releases: {what}")
-            findings.append(attack(run, event, scores, request.trials))
+        events = distinct_events(run)
+        for event in events:
+            progress.doing(f"A: {request.trials} releases: {_what(event)}")
+            findings.append(attack(run, event, scores, request.trials, len(events)))
     report = {
         "run": str(run.folder.path),
         "method": run.method.name,
@@ -65,17 +67,28 @@ def audit(request: AuditRequest, as_json: bool) -> bool:
 
 
 def distinct_events(run: BaselineRun) -> list[Mapping[str, Any]]:
-    """Returns the first event of each kind; of a kind, one release is like another."""
-    kinds: dict[str, Mapping[str, Any]] = {}
+    """Returns the first event of each kind; of a kind, one release is like another.
+
+    An embedding and a gradient are both sums with noise, of other size and rate.
+    """
+    kinds: dict[tuple[str, ...], Mapping[str, Any]] = {}
     for release in run.releases:
-        kinds.setdefault(str(release.event.get("kind", "")), release.event)
+        kind = tuple(str(release.event.get(name, "")) for name in ALIKE)
+        kinds.setdefault(kind, release.event)
     return list(kinds.values())
 
 
 def attack(
-    run: BaselineRun, event: Mapping[str, Any], scores: Any, trials: int
+    run: BaselineRun, event: Mapping[str, Any], scores: Any, trials: int, attacks: int
 ) -> Finding:
     """Returns a lower bound of what one release costs beside what is claimed.
+
+    Args:
+        run: of a method with an attack.
+        event: the release.
+        scores: the method's `audit_scores`.
+        trials: for each of the two neighbours.
+        attacks: findings of the audit, which are right together with `CONFIDENCE`.
 
     Raises:
         UserError: the method claims nothing of this release.
@@ -87,10 +100,10 @@ def attack(
     count = min(len(outside), len(inside))
     outside, inside = outside[:count], inside[:count]
     split = int(count * CHOICE_SHARE / (1 + CHOICE_SHARE))
-    alpha = 1 - CONFIDENCE
+    alpha = (1 - CONFIDENCE) / attacks
     bound, rates = bound_epsilon(outside, inside, split, claim.delta, alpha)
     return Finding(
-        attack=f"A one release ({event.get('kind', 'release')}), one {claim.unit}",
+        attack=f"A one release ({_what(event)}), one {claim.unit}",
         adversary="release",
         relation=claim.relation,
         rounds=1,
@@ -100,6 +113,10 @@ def attack(
         theorem=claim.theorem,
         details={"trials": float(count - split), **rates._asdict()},
     )
+
+
+def _what(event: Mapping[str, Any]) -> str:
+    return str(event.get("what", event.get("kind", "release")))
 
 
 def _claim(run: BaselineRun, event: Mapping[str, Any]) -> Guarantee:

@@ -50,7 +50,10 @@ DISTRIBUTIONAL = (
     "of an image drawn like the others: an outlier is promised nothing",
     "estimated from private gradients without noise: itself private",
 )
-KEPT_BACK = "the ledger is not published: its Bayesian costs have no noise"
+KEPT_BACK = (
+    "neither the ledger is published, whose Bayesian costs have no noise, nor the "
+    "distributional and published figures that are computed from them"
+)
 
 
 @dataclass(frozen=True)

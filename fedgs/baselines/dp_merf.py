@@ -468,15 +468,14 @@ class DPMerf:
         _check(settings)
         if settings.federated:
             return _bounded(events, delta, "user", 1, ("zero-out", "replace-one"))
-        public = ("the number of images is public",)
         if settings.release == "batches":
             lines = dp_sgd.add_or_remove(facts, events, delta)
         else:
             both = ("replace-one", "zero-out")
-            lines = _bounded(events, delta, "record", 1, both, public)
+            lines = _bounded(events, delta, "record", 1, both)
             if facts.max_images_per_user is not None:
                 size = facts.max_images_per_user
-                lines += _bounded(events, delta, "user", size, both, public)
+                lines += _bounded(events, delta, "user", size, both)
         sigma = _given(settings.noise_multiplier)
         code = "DP-MERF, sigma" if settings.release == "once" else "DP-MERF by batches"
         return lines + dp_sgd.published(sigma, events, delta, code)
@@ -525,7 +524,6 @@ def _bounded(
     unit: str,
     size: int,
     relations: tuple[str, ...],
-    conditions: tuple[str, ...] = (),
 ) -> list[Guarantee]:
     """Returns valid lines of unsampled sums, to which a unit adds norm `size`."""
     square = sum(
@@ -537,9 +535,7 @@ def _bounded(
         moved = 2 * size if relation == "replace-one" else size
         found = dp_sgd.finite(epsilon_from_mu(moved * math.sqrt(square), delta))
         theorem = f"{GAUSSIAN_THEOREM}, sensitivity {moved}"
-        lines.append(
-            Guarantee("valid", unit, relation, found, delta, theorem, conditions)
-        )
+        lines.append(Guarantee("valid", unit, relation, found, delta, theorem))
     return lines
 
 
@@ -571,7 +567,9 @@ class DPMerfAutoencoder:
             return [Releases(rate, noise, steps)]
 
         share = given.autoencoder_share * target_epsilon
-        encoder = given.autoencoder_noise or smallest_noise(first, share, delta)
+        encoder = given.autoencoder_noise
+        if encoder is None:
+            encoder = smallest_noise(first, share, delta)
         embeddings = given.rate, given.num_releases
         sigma = smallest_noise(
             lambda noise: [

@@ -506,15 +506,14 @@ class FedAvgGanMethod:
         conditions = (SCHEDULE, *(SEES[name] for name in sorted(sees)))
         others = [name for name in RELATIONS if name != settings.relation]
         lines: list[Guarantee] = []
-        for unit, about in (
-            ("user", ""),
-            ("record", "; a record is in one user's data"),
-        ):
-            for relation in (settings.relation, *others):
-                mu = RELATIONS[relation] * math.sqrt(_squared_mu(facts, events))
-                theorem = f"exact curve of Gaussian releases, mu = {mu:.4g}{about}"
-                values = (_finite(epsilon_from_mu(mu, delta)), delta, theorem)
-                lines.append(Guarantee("valid", unit, relation, *values, conditions))
+        asked = [("user", relation, "") for relation in (settings.relation, *others)]
+        # Without one record an update is another one of norm C, it is not zero.
+        asked.append(("record", "replace-one", "; a record is in one user's data"))
+        for unit, relation, about in asked:
+            mu = RELATIONS[relation] * math.sqrt(_squared_mu(facts, events))
+            theorem = f"exact curve of Gaussian releases, mu = {mu:.4g}{about}"
+            values = (_finite(epsilon_from_mu(mu, delta)), delta, theorem)
+            lines.append(Guarantee("valid", unit, relation, *values, conditions))
         for unit in ("user", "record"):
             epsilon = _finite(published_epsilon(facts, events, delta))
             figure = (epsilon, delta, PUBLISHED)

@@ -73,8 +73,11 @@ TARGET_ROUNDING = 1e-6  # relative: the noise for a target is found numerically
 WHO_IS = {
     "user": "user: one client with all its images; where the data names no owners, a "
     "shard of it and no person",
-    "record": "record: one of the images that the cap leaves",
+    "record": "record: one of the images that the cap leaves, whose owner is fixed",
 }
+NUMBER = "the number of images is public"
+# Partitioners of flwr_datasets that give a record to a client whatever others are.
+APART = (None, "NaturalIdPartitioner", "IidPartitioner")
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +147,13 @@ class BaselineRun:
         rows = self.method.guarantees(self.settings, self.facts, events, delta)
         is_seeded = any(release.noise_source == "seeded" for release in releases)
         shared = (f"noise: {SEEDED}",) if is_seeded else ()
+        if self.facts.num_records:  # in baseline.json, and in every sampling rate
+            shared += (NUMBER,)
+        if self.unit == "user":
+            config = self.config
+            # There a record's label decides in whose data others are.
+            is_apart = config.partition != "dirichlet" and config.partitioner in APART
+            rows = [row for row in rows if row.unit == "user" or is_apart]
         return [
             dataclasses.replace(
                 row, conditions=(*shared, WHO_IS[row.unit], *row.conditions)
@@ -531,6 +541,9 @@ class Session:
             "seconds": round(time.monotonic() - started, 4),
             "events": self.ledger.length + len(self._releases),
         }
+        # A larger batch takes longer, and nobody may learn who was in it.
+        if (event or {}).get("sampling_rate", 1) < 1:
+            del metrics["seconds"]
         if ahead is not None and "nodes" in ahead:
             metrics["num_answers"] = ahead["nodes"]  # of all of them, or it had failed
         self._metrics.append(metrics)

@@ -32,7 +32,10 @@ from fedgs.randomness import derived_seed, stream
 from fedgs.shapes import Images, Labels, Latents, Positions, TensorDict
 
 TRUSTED = "the raw votes are seen by a trusted aggregator only"
-REVEALING = "the ledger, which reveals sums of votes without noise, is not published"
+REVEALING = (
+    "neither the ledger is published, which reveals sums of votes without noise, nor "
+    "the figures that are computed from them"
+)
 BETA2 = 0.999  # Adam's default, as the reference's
 NOISE_AT_ONCE = 2_000_000  # numbers; an audit draws them in chunks
 MOST_NOISE = 30_000_000  # and so many in all, for each of its two arrays: half a minute

@@ -290,7 +290,7 @@ class ReleaseCount:
         self._add_new()
 
     def _add_ledger(self, name: str, clients: list[str]) -> None:
-        """Takes a ledger in, if it counts any of these clients."""
+        """Takes a ledger in; of one of other clients only what was masked under."""
         places = None
         if clients != [WHOLE]:
             if self.is_whole:  # of everybody: whose record it is nobody knows
@@ -298,8 +298,6 @@ class ReleaseCount:
                     self._position.setdefault(client, len(self._position))
                 missing = len(self._position) - len(self._by_name)
                 self._by_name = np.pad(self._by_name, (0, missing))
-            if self._position.keys().isdisjoint(clients):
-                return
             places = np.array([self._position.get(client, -1) for client in clients])
         self._ledgers[name] = Ledger(self.folder / name), places
         if clients == self.clients:

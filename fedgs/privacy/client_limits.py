@@ -15,6 +15,7 @@ A TOML file on the client's side. Every key may be left out; an unknown one is a
     image_size = 28               # exactly this side of the square fakes
     image_channels = 1            # exactly this
     num_classes = 10              # exactly this; labels lie in [0, num_classes)
+    num_clients = 3               # exactly so many of the run's clients on this node
     max_fakes = 160               # fakes of one request
     allow_seeded_noise = false    # true: noise that others can draw again
     min_honest_nodes = 5          # trusts secure aggregation: of a round's nodes, so
@@ -73,6 +74,7 @@ class Limits:
         max_batch_size, min_noise_multiplier, max_fakes: bounds; see the module.
             Without a min_noise_multiplier there must be some noise.
         clip_bound, image_size, image_channels, num_classes: the only value allowed.
+        num_clients: of a deployed node's own, the only number allowed.
         allow_seeded_noise: whether a run may set `noise_seed`.
         allow_embeddings: whether a run may have stages; all other limits of a release
             hold for theirs as well.
@@ -95,6 +97,7 @@ class Limits:
     image_size: int | None = entry(None, at_least=1)
     image_channels: int | None = entry(None, at_least=1)
     num_classes: int | None = entry(None, at_least=1)
+    num_clients: int | None = entry(None, at_least=1)
     max_fakes: int | None = entry(None, at_least=1)
     allow_seeded_noise: bool = False
     allow_embeddings: bool = False
@@ -249,6 +252,19 @@ class Limits:
         yield "client_epsilon", "amplification", holds, f"False: {REFUSAL_TELLS}"
         holds = cost <= self.most_mu_squared
         yield "client_epsilon", "noise_multiplier", holds, "more, for a single release"
+
+    def check_num_clients(self, number: int) -> None:
+        """Refuses a run that gives a deployed node another number of clients.
+
+        Raises:
+            ClientRefused: names both numbers.
+        """
+        if self.num_clients not in (None, number):
+            raise ClientRefused(
+                "num_clients",
+                f"the run gives this node {number} clients: num_clients is "
+                f"{self.num_clients}; have the server set node_sizes so",
+            )
 
     def check_fakes(self, shape: Sequence[int], labels: Sequence[int]) -> None:
         """Refuses fakes or labels outside these limits.

@@ -83,7 +83,7 @@ def test_lines_are_bayesian_classical_and_published(tmp_path):
     costs = np.sum([event["bayesian_costs"] for event in events], axis=0)
     assert rows[0].epsilon == bayesian.bayesian_epsilon(costs, 4, DELTA)
     assert any("outlier" in condition for condition in rows[0].conditions)
-    assert all("is not published" in row.conditions[-1] for row in rows[1:3])
+    assert all("ledger is published" in row.conditions[-1] for row in rows[1:3])
     assert rows[3].epsilon <= rows[0].epsilon
     assert rows[2].epsilon > rows[1].epsilon
 

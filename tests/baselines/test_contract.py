@@ -130,6 +130,25 @@ def test_what_no_release_made_public_is_in_the_private_folder(name, finished, tm
 
 
 @pytest.mark.parametrize("name", SMALL)
+def test_no_time_tells_how_many_were_drawn(name, finished):
+    run = open_run(finished(name))
+    rates = {r.step: r.event.get("sampling_rate", 1) for r in run.releases}
+    for line in run.folder.metrics():
+        assert ("seconds" in line) == (rates.get(line["round"], 1) == 1)
+
+
+@pytest.mark.parametrize(
+    ("partition", "units"), [("iid", {"user", "record"}), ("dirichlet", {"user"})]
+)
+@pytest.mark.parametrize("name", ["fedavg-gan", "g-pate", "pate-gan"])
+def test_a_record_is_promised_nothing_where_it_moves_others(
+    name, partition, units, tmp_path
+):
+    run, _ = small_run(name, tmp_path / "run", num_clients=3, partition=partition)
+    assert {row.unit for row in run.guarantees()} == units
+
+
+@pytest.mark.parametrize("name", SMALL)
 def test_guarantees_are_of_the_ledger_and_name_the_methods_unit(name, finished):
     run = open_run(finished(name))
     rows = run.guarantees()
@@ -143,6 +162,7 @@ def test_guarantees_are_of_the_ledger_and_name_the_methods_unit(name, finished):
     assert first.label in ("valid", "distributional")
     assert {row.unit for row in rows} <= {"record", "user"}
     assert all("seeded" in row.conditions[0] for row in rows)
+    assert all(frame.NUMBER in row.conditions for row in rows)
     events = [release.event for release in run.releases]
     direct = run.method.guarantees(run.settings, run.facts, events, run.config.delta)
     assert [row.epsilon for row in direct] == [row.epsilon for row in rows]

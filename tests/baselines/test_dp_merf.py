@@ -1,12 +1,14 @@
 """DP-MERF: norms of embeddings, accounting central and federated, the fit."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from baselines import small_run
+from experiments.baselines.audit import distinct_events
 from fedgs.baselines import dp_sgd
 from fedgs.baselines.contract import Facts
 from fedgs.baselines.dp_merf import (
@@ -18,6 +20,7 @@ from fedgs.baselines.dp_merf import (
 )
 from fedgs.baselines.run import Asked
 from fedgs.errors import UserError
+from refusals import assert_refused
 
 FACTS = Facts(540, 60_000, 111, 10, (1, 28, 28))
 DELTA = 1e-5
@@ -38,6 +41,20 @@ def by_hand(vectors, labels, frequencies, classes):
         features = np.concatenate([np.cos(phase), np.sin(phase)])
         total[y] += features / np.sqrt(len(frequencies))
     return total
+
+
+def test_no_noise_of_the_autoencoder_is_not_another_noise_beside_a_target():
+    given = AutoencoderSettings(autoencoder_noise=0.0)
+    assert_refused("no noise is enough", dp_merf_ae.calibrated, given, FACTS, 5, DELTA)
+
+
+def test_an_audit_attacks_autoencoder_and_embeddings(monkeypatch):
+    events = [
+        dp_sgd.event(0.01, noise, what=what)
+        for what, noise in (("autoencoder", 0.5), ("mean embedding", 0.6)) * 2
+    ]
+    run = SimpleNamespace(releases=[SimpleNamespace(event=e) for e in events])
+    assert distinct_events(run) == events[:2]
 
 
 def test_the_embedding_is_the_class_sum_of_random_fourier_features():

@@ -135,7 +135,7 @@ def test_revealed_votes_are_accounted_by_the_published_code(tmp_path):
     assert published[0].epsilon < unseen[-1].epsilon
     assert unseen[0].epsilon == rows[0].epsilon
     # The valid line holds of a folder whose ledger is kept back, and says so.
-    assert "is not published" in rows[0].conditions[-1]
+    assert "ledger is published" in rows[0].conditions[-1]
     assert len(unseen[0].conditions) == 1
 
 

@@ -132,7 +132,7 @@ def test_published_settings_cost_far_more_than_the_published_epsilon():
     assert all("itself private" in row.theorem for row in published)
     assert published[0].epsilon == pytest.approx(5.0288, abs=1e-4)
     assert rows[0].epsilon > 90  # at most 128
-    assert "is not published" in rows[0].conditions[-1]
+    assert "ledger is published" in rows[0].conditions[-1]
 
 
 def test_unrevealed_votes_are_charged_by_the_branch_for_all_votes():

@@ -247,6 +247,22 @@ def test_settings_of_an_older_version_are_the_same_run(deploy):
     place.join(settings, HISTORY)
 
 
+def test_pinned_numbers_are_compared_before_the_data_are_read(deploy):
+    """Else who joins would tell a server of the largest label and of the images."""
+    run = deploy()
+    settings, place = roll_call.public_settings(run.folder.config), place_of(run)
+    limits = Path(run.clients[0].node_config["limits"])
+    limits.write_text(
+        f"{LIMITS}num_classes = {settings['num_classes']}\nnum_clients = 2"
+    )
+    Path(run.clients[0].node_config["data"].partition(":")[2]).write_bytes(b"")
+    for name, value in (("num_classes", 1), ("node_sizes", "3,1,2")):
+        refusal = place.join(settings | {name: value}, HISTORY).refusal
+        assert refusal.setting == name.replace("node_sizes", "num_clients")
+    with pytest.raises(UserError, match="npz"):
+        place.join(settings, HISTORY)
+
+
 @pytest.mark.parametrize("sizes", ["2,2,2," * 300_000, "9,1", "2,2,-2", "x\n"])
 def test_sizes_of_nodes_that_cannot_be_are_refused_in_few_words(deploy, sizes):
     run = deploy()

@@ -17,6 +17,7 @@ from fedgs.baselines import METHODS, dp_merf
 from fedgs.baselines.contract import Facts
 from fedgs.evaluation.classifiers import NAMES
 from fedgs.files import read_json_lines
+from fedgs.privacy.poisson import Releases, epsilon
 from refusals import assert_refused
 from small_scale import refuse
 
@@ -256,6 +257,29 @@ def test_a_line_has_the_fid_of_its_scores(monkeypatch, tmp_path):
     found = {"fid_lenet_mnist_by_writer": 7.5, "network": "lenet-35af6d"}
     made = lines.line_of(cell, tmp_path, found, is_full=False)
     assert (made["fid"], made["fid_network"]) == (7.5, "lenet-35af6d")
+
+
+def test_stored_lines_have_no_figure_that_the_guarantee_keeps_back():
+    for line in lines.read_lines(DOCS / "benchmark").values():
+        assert {row["label"] for row in line["guarantees"]} <= {"valid"}
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_the_noise_of_bdp_gan_is_that_of_the_epsilon_asked(is_full):
+    of_epsilon = grid.others(BenchmarkRequest(full=is_full))["bdp-gan"].of_epsilon
+    steps, batch = (23_437, 1024) if is_full else (700, 64)
+    noise = of_epsilon[3.0]["noise_multiplier"]
+    found = [
+        epsilon([Releases(batch / 52_000, z, steps)], grid.DELTA)
+        for z in (noise, noise * 0.995)
+    ]
+    assert found[0] <= 3.0 < found[1]
+
+
+def test_bdp_gan_has_no_epsilon_where_the_number_of_images_is_not_known():
+    known = grid.grid(BenchmarkRequest(), {"data": "npz:own.npz"}).of_seeds([0])
+    asked = [cell.epsilon for cell in known if cell.method == "bdp-gan"]
+    assert asked == [grid.NO_NOISE]
 
 
 def test_seeds_that_were_not_run_alike_have_no_mean():

@@ -5,13 +5,14 @@ import json
 import os
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedgs.errors import UserError
-from fedgs.privacy.client_count import ReleaseCount, check_start, release_event
+from fedgs.privacy.client_count import WHOLE, ReleaseCount, check_start, release_event
 from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Event, Ledger
@@ -59,6 +60,18 @@ def test_a_charge_is_one_line_on_the_disk_when_it_returns(tmp_path, monkeypatch)
     assert json.loads((tmp_path / "clients.json").read_text()) == {
         "releases-00000.jsonl": list(NAMES)
     }
+
+
+def test_a_key_is_used_once_whoever_the_clients_are_by_then(tmp_path):
+    """A data file of which all names changed, and an older masking.key."""
+    masked = replace(_event(1), context="ab" * 32)
+    ReleaseCount(tmp_path, NAMES).charge(masked, NONE)
+    for names in (NAMES[1:], ["others"], [WHOLE]):
+        count = ReleaseCount(tmp_path, names)
+        assert count.is_masked_under("ab" * 32)
+        event = replace(masked, num_clients=len(names))
+        assert_refused("already masked under", count.charge, event, NONE)
+    assert ReleaseCount(tmp_path, ["others"]).largest() == 0.0
 
 
 def test_repeated_rounds_count_as_further_attempts_also_after_a_restart(tmp_path):

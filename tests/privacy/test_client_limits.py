@@ -29,6 +29,7 @@ clip_bound = 1.0
 image_size = 16
 image_channels = 1
 num_classes = 3
+num_clients = 2
 max_fakes = 160
 allow_seeded_noise = true
 allow_embeddings = true
@@ -62,6 +63,7 @@ def test_every_key_of_the_file_is_read(tmp_path, monkeypatch):
         image_size=16,
         image_channels=1,
         num_classes=3,
+        num_clients=2,
         max_fakes=160,
         allow_seeded_noise=True,
         allow_embeddings=True,
@@ -98,6 +100,7 @@ def test_an_empty_file_limits_nothing_but_seeded_noise_and_none(tmp_path):
         "image_size = -28",
         "image_channels = 0",
         "num_classes = 0",
+        "num_clients = 0",
         "max_fakes = false",
         "allow_seeded_noise = 1",
         "state_dir = 5",
