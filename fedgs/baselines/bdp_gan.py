@@ -61,7 +61,7 @@ class Settings:
     """What BDP-GAN is asked for; defaults are the paper's for MNIST, with B = 1024."""
 
     noise_multiplier: float = flag(
-        20.48, "Noise of a sum of gradients / clip bound.", at_least=0
+        20.48, "Noise of a sum of gradients / clip bound.", at_least=0, at_most=1e100
     )
     clip: float = flag(0.5, "Clip bound of an image's gradient.", above=0)
     expected_batch: int = flag(

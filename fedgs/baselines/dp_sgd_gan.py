@@ -66,7 +66,10 @@ class Settings:
     """What `dp-sgd-gan` is asked for; learning rates are RunConfig's: `RATES`."""
 
     noise_multiplier: float | None = flag(
-        None, "Noise sigma / clip bound of the discriminator's gradients.", at_least=0
+        None,
+        "Noise sigma / clip bound of the discriminator's gradients.",
+        at_least=0,
+        at_most=1e100,
     )
     clip: float = flag(1.1, "Clip bound of an image's gradient.", above=0)
     expected_batch: int = flag(600, "Images of a Poisson batch on average.", at_least=1)

@@ -243,6 +243,7 @@ class Settings:
         PRIVACY | RESULT | MECHANISM,
         "Noise per node and release: noise_std = 2 * clip_bound * noise_multiplier.",
         at_least=0,
+        at_most=1e100,  # its square is a number
     )
     target_epsilon: float | None = option(
         None,

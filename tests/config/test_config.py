@@ -1,6 +1,7 @@
 """Ranges, contradictions, flat form and precedence of the settings."""
 
 import dataclasses
+import math
 
 import pytest
 
@@ -48,7 +49,8 @@ def outside(spec) -> list[object]:
     if limits["at_least"] is not None:
         values.append(kind(limits["at_least"] - 1))
     if limits["at_most"] is not None:
-        values.append(kind(limits["at_most"] + 1))
+        most = limits["at_most"]
+        values.append(math.nextafter(most, math.inf) if kind is float else most + 1)
     return values + ([float("nan"), float("inf")] if kind is float else [])
 
 
