@@ -34,13 +34,16 @@ def new_output(output: str) -> Path:
         output: as of --output.
 
     Raises:
-        UserError: unset, or there is something already.
+        UserError: unset, there is something already, or it cannot be there.
     """
     if not output:
         raise UserError("output is unset: give --output, the folder to create")
     path = Path(output).expanduser().absolute()
     if path.exists():
         raise UserError(f"output = {path}: exists already; choose another --output")
+    parent = next(above for above in path.parents if above.exists())
+    if not parent.is_dir():
+        raise UserError(f"output = {path}: {parent} is a file; choose another --output")
     return path
 
 

@@ -118,7 +118,7 @@ def go_back(folder: RunFolder) -> None:
         folder.truncate_metrics(checkpoint[0] if checkpoint else 0)
 
 
-def train_from_checkpoint(folder: RunFolder, data: FederatedImages | None) -> None:
+def train_from_checkpoint(folder: RunFolder, data: FederatedImages | None) -> bool:
     """Trains a run folder from its last checkpoint on, through its engine.
 
     Privacy: releases (epsilon, delta)-DP output; events: in the folder's ledger.
@@ -126,6 +126,10 @@ def train_from_checkpoint(folder: RunFolder, data: FederatedImages | None) -> No
     Args:
         folder: new, or of `go_back`.
         data: what the local engine trains on; the Flower engine loads its own.
+
+    Returns:
+        Whether the run is complete although it was told to stop, in its last round:
+        whoever trains more after it stops now.
 
     Raises:
         RunStopped: the run ended early with a checkpoint.
@@ -143,6 +147,7 @@ def train_from_checkpoint(folder: RunFolder, data: FederatedImages | None) -> No
             local.train(folder, data, report, stop)
         else:
             flower_engine.train(folder, report, stop)
+        return stop.is_set()
 
 
 def _run(folder: RunFolder, data: FederatedImages | None) -> None:

@@ -44,6 +44,7 @@ from fedgs.diagnosis.permutation import attainable_p
 from fedgs.errors import UserError
 from fedgs.evaluation.images import LabelledImages
 from fedgs.federation.preparation import check_capacity, resolve, with_absolute_paths
+from fedgs.federation.training import RunStopped
 from fedgs.files import read_json, replacing, write_json
 from fedgs.privacy.accounting import Statement
 from fedgs.runs import epsilons, sample
@@ -98,6 +99,9 @@ def debug(
     else:
         everyone = load_data(config)
     group = _checked_group(path, config, request, everyone)
+    shape = (4, group.image_channels, group.image_size, group.image_size)
+    for suspect in suspects:  # that one fails is said before hours of training
+        suspect.apply(np.zeros(shape, np.float32), np.zeros(4, np.int64), 1)
     power.show(group, as_error=as_json)
     if dry_run:
         say("no run: --dry-run writes nothing and spends no epsilon", is_error=as_json)
@@ -118,6 +122,11 @@ def resume(
     """
     path = path.expanduser().absolute()
     plan, _ = read_debug(path)
+    if missing := {"request", "config", "runs", "clients_per_group"} - plan.keys():
+        raise UserError(
+            f"{path / 'debug.json'}: lacks {', '.join(sorted(missing))}; restore it "
+            "from a copy, or start anew with another --output"
+        )
     if plan["request"]["runs"] is not None:
         return _diagnose(path, as_json, suspects)
     return _continue(path, load_data(config_of(plan)), as_json, suspects)
@@ -202,11 +211,12 @@ def _train_all(path: Path, config: RunConfig, everyone: FederatedImages) -> None
             output=str(path / name),
             cohort=str(path / "groups" / f"{name}.txt"),
         )
-        _train(group, everyone)
+        if _train(group, everyone):
+            raise RunStopped(f"stopped after generator {number + 1} of {len(names)}")
 
 
-def _train(config: RunConfig, everyone: FederatedImages) -> None:
-    """Trains one group from the start, or from its last checkpoint."""
+def _train(config: RunConfig, everyone: FederatedImages) -> bool:
+    """Trains one group from the start, or its last checkpoint; tells of a stop."""
     config, data = resolve(config, keep_cohort(config, everyone))
     path = Path(config.output)
     if path.exists():
@@ -215,7 +225,7 @@ def _train(config: RunConfig, everyone: FederatedImages) -> None:
     else:
         check_capacity(config, path.parent)
         folder = RunFolder.create(config)
-    train_from_checkpoint(folder, data)
+    return train_from_checkpoint(folder, data)
 
 
 # ------------------------------------------------------------------ the diagnosis
@@ -271,6 +281,7 @@ def _diagnose(
         request.rule,
         (*TRANSFORMATIONS, *suspects),
         config.moment_size if config.generator == "gaussian" else None,
+        has_shared_start=config.public_data is not None,
     )
     debug_report.draw(path / "diagnosis.png", samples, num_classes)
     rows = worst_case(

@@ -50,7 +50,9 @@ def debug(
     of_runs = {name: v for name, v in settings.items() if name != "output"}
     of_runs = {"recipe": recipe, "config": config, **of_runs}
     of_runs["dry_run"] = dry_run or None
-    if settings.get("output") and (output / "debug.json").is_file():
+    is_alone = {*settings} == {"output"} and not (given or recipe or config)
+    # A folder that is given alone is to go on with, so it has to be there.
+    if is_alone or (settings.get("output") and (output / "debug.json").is_file()):
         why = f"{output} exists and goes on as it was started; choose another --output"
         refuse({**given, **of_runs}, f"{why}, or leave out")
         bug_detection.resume(output, as_json, suspects)

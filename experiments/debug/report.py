@@ -30,6 +30,10 @@ from fedgs.runs import sample
 ROWS_PER_GROUP = 2
 TITLES = {OTHER: "any difference", **{t.name: t.words for t in TRANSFORMATIONS}}
 FOUND = (NAMED, POSSIBLE, PART)
+PARTLY = (
+    "and a bug in some of a cohort's images, which looks like another one where "
+    "generators draw averages as these do"
+)
 
 
 def sentence(diagnosis: Diagnosis) -> str:
@@ -45,6 +49,8 @@ def sentence(diagnosis: Diagnosis) -> str:
 def _verdict(diagnosis: Diagnosis) -> str:
     found = [s for s in diagnosis.ranking if s.decision in FOUND]
     limit = f"{diagnosis.rule.min_effect:.0%} of the images or more"
+    if diagnosis.draws_averages:
+        limit = "all images of a cohort"
     cleared = [title(s.bug) for s in diagnosis.ranking if s.decision == EXCLUDED]
     excluded = f"Excluded, each in {limit}: {', '.join(cleared) or 'nothing'}."
     if diagnosis.verdict == MORE_THAN_ONE:
@@ -104,6 +110,8 @@ def _not_tested(diagnosis: Diagnosis) -> str:
     """Returns what the verdict does not speak about."""
     open_ones = [title(s.bug) for s in diagnosis.ranking if s.decision == UNDECIDED]
     text = "Not tested: anything that is not in the catalogue"
+    if diagnosis.draws_averages:
+        text += f", {PARTLY}"
     if any(s.decision == NAMED for s in diagnosis.ranking):
         text += ", and a smaller bug beside this one"
     if open_ones and diagnosis.verdict in ("none", OTHER):
@@ -144,7 +152,8 @@ def _words(suspect: Suspect, diagnosis: Diagnosis) -> str:
         )
     if suspect.effect is None:
         return "not measurable: the samples have no such structure"
-    return f"{_effect(suspect, diagnosis)} of the images"
+    whole = "" if diagnosis.draws_averages else " of the images"
+    return f"{_effect(suspect, diagnosis)}{whole}"
 
 
 def _degree(suspect: Suspect) -> str:
@@ -152,11 +161,15 @@ def _degree(suspect: Suspect) -> str:
 
 
 def _effect(suspect: Suspect, diagnosis: Diagnosis) -> str:
-    text = "share unknown" if suspect.effect is None else f"share {suspect.effect:.2f}"
+    word = "strength as drawn" if diagnosis.draws_averages else "share"
+    text = f"{word} unknown"
+    if suspect.effect is not None:
+        text = f"{word} {suspect.effect:.2f}"
     if suspect.interval is None:
         return text
     low, high = suspect.interval
-    return f"{text}, {diagnosis.rule.confidence:.0%} interval {low:.2f} to {high:.2f}"
+    level = "" if diagnosis.draws_averages else f"{diagnosis.rule.confidence:.0%} "
+    return f"{text}, {level}interval {low:.2f} to {high:.2f}"
 
 
 def conditions(plan: Mapping[str, Any]) -> list[str]:

@@ -6,7 +6,8 @@ server cannot name one, and `debug.json` does not keep it.
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +33,23 @@ def load_suspect(text: str) -> Transformation:
     remedy = "give --suspect MODULE:FUNCTION, or FILE.py:FUNCTION"
     if not source:
         raise UserError(f"suspect = {text!r}: {remedy}")
-    try:
+    with _explained(text, remedy):
         found = getattr(_module(source), name)
-    except (ImportError, AttributeError, OSError) as error:
-        raise UserError(f"suspect = {text!r}: {error}; {remedy}") from error
-    if isinstance(found, type) and issubclass(found, torch.nn.Module):
-        found = found()
+        if isinstance(found, type) and issubclass(found, torch.nn.Module):
+            found = found()
     if not callable(found):
         raise UserError(f"suspect = {text!r}: {name} cannot be called; {remedy}")
     return Transformation(text, f"changed as by {text}", images=_checked(text, found))
+
+
+@contextmanager
+def _explained(text: str, remedy: str) -> Iterator[None]:
+    """Turns whatever the user's code raises, an exit too, into a UserError."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        what = f"{type(error).__name__}: {error}".strip(": ")
+        raise UserError(f"suspect = {text!r}: {what}; {remedy}") from error
 
 
 def _module(source: str) -> Any:
@@ -62,9 +71,9 @@ def _checked(
     def changed(images: Images, degree: Degree) -> Images:
         own = images.copy()  # the samples are used again
         is_torch = isinstance(function, torch.nn.Module)
-        found = np.asarray(
-            function(torch.from_numpy(own)) if is_torch else function(own), np.float32
-        )
+        with _explained(text, "return images of the same shape"):
+            made = function(torch.from_numpy(own)) if is_torch else function(own)
+            found = np.asarray(made, np.float32)
         if found.shape != images.shape or not np.isfinite(found).all():
             raise UserError(
                 f"suspect = {text!r}: made {found.shape} of images {images.shape}, or "

@@ -49,7 +49,10 @@ def _suspects(diagnosis: Mapping[str, Any], level: str) -> Table:
         f"{cell(diagnosis['attainable_p'])} ({diagnosis['num_splits']} splits)."
         f"{rest if hidden else ''}"
     )
-    head = ["suspected", "decision", "explains", f"share [{level}]", "adjusted p"]
+    share = f"share [{level}]"
+    if diagnosis.get("draws_averages"):
+        share = "strength as drawn"
+    head = ["suspected", "decision", "explains", share, "adjusted p"]
     return Table("Suspected bugs, strongest first", head, rows, note)
 
 

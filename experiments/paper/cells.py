@@ -160,7 +160,9 @@ def _train(cell: Cell, path: Path, data_dir: str | None) -> None:
     config = overridden(recipe(cell.how.recipe), cell.settings())
     folder, data = new_run(overridden(config, places))
     with _measured(path):
-        train_from_checkpoint(folder, data)
+        is_told_to_stop = train_from_checkpoint(folder, data)
+    if is_told_to_stop:
+        raise typer.Exit(1)
     return None
 
 

@@ -77,6 +77,11 @@ class Candidate:
         """Of the entry."""
         return self.steps[-1][0].family
 
+    @property
+    def is_turn(self) -> bool:
+        """Whether another entry undoes it, so that it is asked in one cohort only."""
+        return all(entry.is_turn for entry, _ in self.steps)
+
     def products(self, healthy: Rows, suspicious: Rows) -> tuple[Array, Array]:
         """Returns <d, u> and <u, u>.
 
@@ -199,9 +204,10 @@ class Samples:
             np.stack([move @ move.T for _, move in pairs]),
             _ASKED_IN.get(steps[-1][0].family, np.ones(len(pairs))),
         )
-        is_undone = all(entry.is_turn for entry, _ in steps)
-        cohorts = (SUSPICIOUS,) if is_undone else (SUSPICIOUS, HEALTHY)
-        return [Candidate(steps, cohort, *grams) for cohort in cohorts]
+        first = Candidate(steps, SUSPICIOUS, *grams)
+        if first.is_turn:
+            return [first]
+        return [first, dataclasses.replace(first, spoilt=HEALTHY)]
 
     def _after(self, steps: tuple[Step, ...]) -> Array:
         """Returns the means after the steps: those on images first, then on labels."""

@@ -22,9 +22,10 @@ between the cohorts says `catalogue`. A bug is *named* if all of these agree:
    "more than one".
 
 A bug is *excluded* if the upper limit of its share is below `min_effect`, at every
-degree, and the generators have learned something from their data: turning their
-pictures moves all of them alike, although their random starts have nothing in common.
-All else is *undecided*.
+degree, in either cohort, and the generators have learned something from their data:
+turning their pictures moves all of them alike, although their random starts have
+nothing in common. Where they share a public start, no bug is excluded. All else is
+*undecided*.
 
 The verdict is `none` only if inversion and all turns and mirrors are excluded and
 nothing differs significantly. `other` says that the cohorts differ although those are
@@ -128,6 +129,8 @@ class Diagnosis:
         num_splits: of the permutation test.
         rule: as asked for.
         differences: classes and features in which the cohorts differ most.
+        draws_averages: the generators draw averages of each class' images, in which a
+            bug of some images looks like another one of all; see docs/debugging.md.
     """
 
     verdict: str
@@ -138,6 +141,7 @@ class Diagnosis:
     num_splits: int
     rule: Rule
     differences: tuple[Difference, ...] = ()
+    draws_averages: bool = False
 
     @property
     def bugs(self) -> tuple[str, ...]:
@@ -165,6 +169,7 @@ def diagnose(
     rule: Rule | None = None,
     entries: Sequence[Transformation] = TRANSFORMATIONS,
     frequencies: int | None = None,
+    has_shared_start: bool = False,
 ) -> Diagnosis:
     """Compares the samples of two cohorts' generators.
 
@@ -179,12 +184,16 @@ def diagnose(
         entries: the catalogue.
         frequencies: how many low ones along each side the generators can draw; an
             entry is looked for as they would draw it. None is all.
+        has_shared_start: the generators began with the same public pictures, so what
+            they have in common does not show that they have learned.
 
     Raises:
         UserError: groups that cannot be compared.
     """
+    rule = rule or Rule()
     found = _decided(
-        healthy, suspicious, num_classes, rule or Rule(), entries, frequencies
+        *(healthy, suspicious, num_classes, rule, entries, frequencies),
+        has_shared_start=has_shared_start,
     )
     groups = [*healthy, *suspicious]
     images = [group.images for group in groups]
@@ -204,6 +213,7 @@ def diagnose(
         num_splits=len(found.rows),
         rule=found.rule,
         differences=differences(found.samples.by_feature),
+        draws_averages=frequencies is not None,
     )
 
 
@@ -248,6 +258,7 @@ def _decided(
     rule: Rule,
     entries: Sequence[Transformation],
     frequencies: int | None,
+    has_shared_start: bool = False,
 ) -> _Decided:
     groups = [*healthy, *suspicious]
     sizes = len(healthy), len(suspicious)
@@ -267,7 +278,7 @@ def _decided(
     p_other = permutation.p_value(any_difference)
     is_different = adjusted[OTHER] <= rule.alpha
     decisions = dict.fromkeys([own.name for own in found], UNDECIDED)
-    has_learned = _has_learned(samples, rule)
+    has_learned = not has_shared_start and _has_learned(samples, rule)
     if has_learned:
         decisions |= {own.name: EXCLUDED for own in found if own.is_excluded}
     able = [own for own in found if adjusted[own.best.family] <= rule.alpha]
@@ -407,6 +418,9 @@ def _explanation(
     forth = np.array([c.explained(~rows, rows) for c in own])
     back = np.array([c.explained(rows, ~rows) for c in own])
     shares = [_jackknife(c.share, rows, rule) for c in own]
+    # The healthy cohort may be the spoilt one: a turn is asked the other way as well.
+    back_ways = [_exchanged(c) for c in own if c.is_turn]
+    limits = shares + [_jackknife(way, rows, rule) for way in back_ways]
     weighted = [c.weighted(weights) for c in own]
     fits = [float(c.explained(~rows[:1], rows[:1])[0]) for c in weighted]
     best = int(np.argmax(fits))
@@ -419,8 +433,13 @@ def _explanation(
         least_fit=_least_fit(weighted[best], rows),
         share=shares[best][0],
         interval=shares[best][1],
-        is_excluded=all(i is not None and i[1] < rule.min_effect for _, i in shares),
+        is_excluded=all(i is not None and i[1] < rule.min_effect for _, i in limits),
     )
+
+
+def _exchanged(candidate: Candidate) -> Callable[[Rows, Rows], Array]:
+    """Returns its share as if the healthy cohort had it."""
+    return lambda healthy, suspicious: candidate.share(suspicious, healthy)
 
 
 def _least_fit(best: Candidate, rows: Rows) -> float:

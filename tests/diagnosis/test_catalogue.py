@@ -176,6 +176,12 @@ def test_a_suspect_of_the_users_own_is_found(digits, tmp_path):
         ("y = 3", "has no attribute 'x'"),
         ("def x(images): return images[:1]", "of the same shape"),
         ("def x(images): return images + 1", r"pixels in \[0, 1\]"),
+        ("def x(images): raise KeyError(1)", "KeyError: 1"),
+        ("def x(images): return [[1], [1, 2]]", "inhomogeneous"),
+        ("def x(images, more): return images", "TypeError: .*'more'"),
+        ("import sys\nsys.exit(0)", "SystemExit: 0"),
+        ("def x(images): raise SystemExit", "SystemExit; return"),
+        ("def x(", "SyntaxError"),
     ],
 )
 def test_a_suspect_that_cannot_be_used_is_refused(digits, tmp_path, body, words):

@@ -1,6 +1,7 @@
 """Diagnosis of groups' samples: power, calibration, invariances and bad input."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from scipy.ndimage import rotate as turn
 from scipy.ndimage import zoom
 
+from experiments.debug import report
 from fedgs.data.transformations import TRANSFORMATIONS
 from fedgs.diagnosis import diagnosis, group_features
 from fedgs.diagnosis.diagnosis import INVERT, OTHER, ROTATE, Rule
@@ -131,6 +133,37 @@ def test_which_cohort_is_spoilt_is_said_of_a_bug_that_nothing_undoes(digits):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("change", "bug"), [(invert, INVERT), (rotate, ROTATE)])
+@pytest.mark.parametrize("share", [0.3, 0.4])
+def test_a_turn_in_part_of_the_healthy_cohort_is_not_excluded(
+    digits, change, bug, share
+):
+    found = diagnose(each(change, digits[:G], share), digits[G:], 10)
+    assert suspect(found, bug).decision != diagnosis.EXCLUDED
+    assert found.verdict not in ("none", diagnosis.OTHER)
+
+
+def test_what_generators_of_one_public_start_share_was_not_learned(digits):
+    own = diagnosis.diagnose(
+        digits[:G], digits[G:], 10, None, FEW, has_shared_start=True
+    )
+    assert not own.has_learned
+    assert diagnosis.EXCLUDED not in [s.decision for s in own.ranking]
+
+
+def test_a_verdict_on_averages_is_about_all_images_of_a_cohort(digits):
+    spoilt = each(invert, digits[G:])
+    found = diagnosis.diagnose(digits[:G], spoilt, 10, None, FEW, 24)
+    text = report.sentence(found)
+    assert found.verdict == INVERT
+    assert "a bug in some of a cohort's images, which looks like another one" in text
+    assert "share" not in text
+    assert "95%" not in text
+    of_images = report.sentence(diagnose(digits[:G], spoilt, 10))
+    assert "some of a cohort's images" not in of_images
+    assert re.search(r"share 1.00, 95% interval", of_images)
+
+
 def test_both_bugs_at_once_are_more_than_one(digits):
     found = diagnose(digits[:G], each(invert, each(rotate, digits[G:])), 10)
     assert found.verdict == diagnosis.MORE_THAN_ONE

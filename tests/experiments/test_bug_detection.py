@@ -314,6 +314,39 @@ def test_an_interrupted_folder_goes_on_with_its_output_alone(
     assert again == found
 
 
+def test_a_stop_in_a_groups_last_round_trains_no_further_group(
+    debug, files, tmp_path, monkeypatch
+):
+    trained = []
+
+    def stop(folder, data, report, stop):
+        trained.append(folder.path.name)
+        stop.set()  # as a signal does, when no round is left
+
+    monkeypatch.setattr(local, "train", stop)
+    code, _, err = debug(**files)
+    assert code == 1
+    assert "stopped after generator 1 of 8" in err
+    assert f"continue with: fedgs debug --output {tmp_path / 'out'}" in err
+    assert trained == ["healthy-0"]
+
+
+def test_a_folder_that_is_not_there_or_damaged_is_said(fedgs, tmp_path):
+    path = tmp_path / "out"
+    refused(fedgs("debug", "--output", path), "debug.json is missing")
+    path.mkdir()
+    (path / "debug.json").write_text('{"format": 1, "runs": {}}')
+    refused(fedgs("debug", "--output", path), "lacks clients_per_group, config")
+
+
+@pytest.mark.usefixtures("no_training")
+def test_a_suspect_that_fails_is_said_before_any_training(debug, files, tmp_path):
+    (tmp_path / "own.py").write_text("def half(x):\n    return x[:1]\n")
+    suspect = f"{tmp_path / 'own.py'}:half"
+    refused(debug(**files, suspect=suspect), "return images of the same shape")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_goes_on_with_no_other_settings(fedgs, done):
     given = ("debug", "--output", done)
     refused(fedgs(*given, "--groups", 5), "groups = 5", "leave out --groups")
