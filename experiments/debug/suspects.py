@@ -33,7 +33,7 @@ def load_suspect(text: str) -> Transformation:
     remedy = "give --suspect MODULE:FUNCTION, or FILE.py:FUNCTION"
     if not source:
         raise UserError(f"suspect = {text!r}: {remedy}")
-    with _explained(text, remedy):
+    with _of_user_code(text, remedy):
         found = getattr(_module(source), name)
         if isinstance(found, type) and issubclass(found, torch.nn.Module):
             found = found()
@@ -43,7 +43,7 @@ def load_suspect(text: str) -> Transformation:
 
 
 @contextmanager
-def _explained(text: str, remedy: str) -> Iterator[None]:
+def _of_user_code(text: str, remedy: str) -> Iterator[None]:
     """Turns whatever the user's code raises, an exit too, into a UserError."""
     try:
         yield
@@ -71,7 +71,7 @@ def _checked(
     def changed(images: Images, degree: Degree) -> Images:
         own = images.copy()  # the samples are used again
         is_torch = isinstance(function, torch.nn.Module)
-        with _explained(text, "return images of the same shape"):
+        with _of_user_code(text, "return images of the same shape"):
             made = function(torch.from_numpy(own)) if is_torch else function(own)
             found = np.asarray(made, np.float32)
         if found.shape != images.shape or not np.isfinite(found).all():

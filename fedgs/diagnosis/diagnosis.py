@@ -35,6 +35,7 @@ Privacy: post-processing of DP output.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ from fedgs.data.transformations import (
 )
 from fedgs.diagnosis import group_features as features
 from fedgs.diagnosis import permutation
-from fedgs.diagnosis.catalogue import Candidate, Samples, of_groups, within
+from fedgs.diagnosis.catalogue import HEALTHY, Candidate, Samples, of_groups, within
 from fedgs.diagnosis.effects import (
     Difference,
     Effect,
@@ -419,8 +420,9 @@ def _explanation(
     back = np.array([c.explained(rows, ~rows) for c in own])
     shares = [_jackknife(c.share, rows, rule) for c in own]
     # The healthy cohort may be the spoilt one: a turn is asked the other way as well.
-    back_ways = [_exchanged(c) for c in own if c.is_turn]
-    limits = shares + [_jackknife(way, rows, rule) for way in back_ways]
+    back_ways = (dataclasses.replace(c, spoilt=HEALTHY) for c in own if c.is_turn)
+    more = (_jackknife(c.share, rows, rule) for c in back_ways)  # only where it matters
+    limits = itertools.chain(shares, more)
     weighted = [c.weighted(weights) for c in own]
     fits = [float(c.explained(~rows[:1], rows[:1])[0]) for c in weighted]
     best = int(np.argmax(fits))
@@ -435,11 +437,6 @@ def _explanation(
         interval=shares[best][1],
         is_excluded=all(i is not None and i[1] < rule.min_effect for _, i in limits),
     )
-
-
-def _exchanged(candidate: Candidate) -> Callable[[Rows, Rows], Array]:
-    """Returns its share as if the healthy cohort had it."""
-    return lambda healthy, suspicious: candidate.share(suspicious, healthy)
 
 
 def _least_fit(best: Candidate, rows: Rows) -> float:
