@@ -4,10 +4,11 @@
     python -m experiments.debug.power_table --output power.jsonl --store
 
 Both cohorts are digits of fonts, four groups of 64 pseudo-writers each, in other groups
-for every trial. The bug is put into all images of one cohort; each group releases its
-class means (recipe `class-means`) with the noise of one level, and the samples are
-diagnosed. Every bug and trial is one line of the output; the same command goes on. The
-second command adds up what is there for experiments/debug/power.json.
+for every trial. The bug is put into all images of one cohort, or of half of its
+clients; each group releases its class means (recipe `class-means`) with the noise of
+one level, and the samples are diagnosed. Every bug, share and trial is one line of the
+output; the same command goes on. The second command adds up what is there for
+experiments/debug/power.json.
 """
 
 import dataclasses
@@ -43,7 +44,8 @@ from fedgs.runs import sample
 
 SIGNALS = (10, 20, 40, 80, 160, 320, 640)  # of `recipes.signal_of`, of one group
 GROUPS, CLIENTS = 4, 64
-SAMPLES = 20  # all samples of class means are alike
+ALL, HALF = 1.0, 0.5  # of the suspicious clients have the bug
+SAMPLES = 10  # one of each class, for all of a class are alike
 
 
 @dataclass(frozen=True)
@@ -63,21 +65,36 @@ def main(*, given: dict[str, Any]) -> None:
     if asked.store:
         write_json(STORED, added_up(rows))
         return
-    done = {(row["trial"], row["bug"]) for row in rows}
+    done = {(row["trial"], row["bug"], row["share"]) for row in rows}
     config, data = _setting()
     with open(asked.output, "ab", buffering=0) as file:
         for trial in range(asked.trials):
-            bugs = [bug for bug in BUGS if (trial, bug) not in done]
-            for bug, verdicts in _trial(config, data, trial, bugs):
-                line = {"trial": trial, "bug": bug, "verdicts": verdicts}
+            cells = [(bug, share) for bug in BUGS for share in _shares(bug)]
+            cells = [cell for cell in cells if (trial, *cell) not in done]
+            for bug, share, verdicts in _trial(config, data, trial, cells):
+                line = {"trial": trial, "bug": bug, "share": share}
+                line["verdicts"] = verdicts
                 append_whole(file, (json.dumps(line) + "\n").encode())
 
 
 BUGS = {"none": None, **{entry.name: entry for entry in TRANSFORMATIONS}}
 
 
+def _shares(bug: str) -> tuple[float, ...]:
+    return (ALL, HALF) if BUGS[bug] else (ALL,)
+
+
 def added_up(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Returns how often the verdict was right and wrong, by bug and signal."""
+    """Returns how often the verdict was right and wrong, by bug and signal.
+
+    `of_half` has the same of bugs in half of the clients.
+    """
+    all_rows, half = ([r for r in rows if r["share"] == s] for s in (ALL, HALF))
+    facts = {"signals": list(SIGNALS), "clients": CLIENTS, "groups": GROUPS}
+    return {**facts, **_counts(all_rows), "of_half": _counts(half)}
+
+
+def _counts(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[int]]]:
     found: dict[str, dict[str, list[int]]] = {"trials": {}, "right": {}, "wrong": {}}
     for bug in [bug for bug in BUGS if any(row["bug"] == bug for row in rows)]:
         verdicts = [row["verdicts"] for row in rows if row["bug"] == bug]
@@ -86,7 +103,7 @@ def added_up(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         found["trials"][bug] = [len(own) for own in by_signal]
         for name in ("right", "wrong"):
             found[name][bug] = [own.count(name) for own in by_signal]
-    return {"signals": list(SIGNALS), "clients": CLIENTS, "groups": GROUPS, **found}
+    return found
 
 
 def _setting() -> tuple[ResolvedConfig, FederatedImages]:
@@ -97,9 +114,12 @@ def _setting() -> tuple[ResolvedConfig, FederatedImages]:
 
 
 def _trial(
-    config: ResolvedConfig, data: FederatedImages, trial: int, bugs: Sequence[str]
-) -> Iterator[tuple[str, list[str]]]:
-    """Yields every bug with its verdicts at all levels of noise."""
+    config: ResolvedConfig,
+    data: FederatedImages,
+    trial: int,
+    cells: Sequence[tuple[str, float]],
+) -> Iterator[tuple[str, float, list[str]]]:
+    """Yields every bug and share with its verdicts at all levels of noise."""
     order = stream(trial, "power-table").permutation(data.num_clients)
     groups = order[: 2 * GROUPS * CLIENTS].reshape(2 * GROUPS, CLIENTS)
 
@@ -109,11 +129,13 @@ def _trial(
             for g in range(first, first + GROUPS)
         ]
 
-    healthy = [drawn(data, signal, 0) for signal in SIGNALS] if bugs else []
-    for bug in bugs:
-        other = spoilt(data, BUGS[bug], groups[GROUPS:].ravel())
+    healthy = [drawn(data, signal, 0) for signal in SIGNALS] if cells else []
+    for bug, share in cells:
+        chosen = groups[GROUPS:, : round(share * CLIENTS)]
+        other = spoilt(data, BUGS[bug], chosen.ravel())
         yield (
             bug,
+            share,
             [
                 verdict(
                     own,

@@ -30,10 +30,6 @@ from fedgs.runs import sample
 ROWS_PER_GROUP = 2
 TITLES = {OTHER: "any difference", **{t.name: t.words for t in TRANSFORMATIONS}}
 FOUND = (NAMED, POSSIBLE, PART)
-PARTLY = (
-    "and a bug in some of a cohort's images, which looks like another one where "
-    "generators draw averages as these do"
-)
 
 
 def sentence(diagnosis: Diagnosis) -> str:
@@ -48,9 +44,8 @@ def sentence(diagnosis: Diagnosis) -> str:
 
 def _verdict(diagnosis: Diagnosis) -> str:
     found = [s for s in diagnosis.ranking if s.decision in FOUND]
-    limit = f"{diagnosis.rule.min_effect:.0%} of the images or more"
-    if diagnosis.draws_averages:
-        limit = "all images of a cohort"
+    of = "clients" if diagnosis.draws_averages else "images"
+    limit = f"{diagnosis.rule.min_effect:.0%} of the {of} or more"
     cleared = [title(s.bug) for s in diagnosis.ranking if s.decision == EXCLUDED]
     excluded = f"Excluded, each in {limit}: {', '.join(cleared) or 'nothing'}."
     if diagnosis.verdict == MORE_THAN_ONE:
@@ -110,8 +105,6 @@ def _not_tested(diagnosis: Diagnosis) -> str:
     """Returns what the verdict does not speak about."""
     open_ones = [title(s.bug) for s in diagnosis.ranking if s.decision == UNDECIDED]
     text = "Not tested: anything that is not in the catalogue"
-    if diagnosis.draws_averages:
-        text += f", {PARTLY}"
     if any(s.decision == NAMED for s in diagnosis.ranking):
         text += ", and a smaller bug beside this one"
     if open_ones and diagnosis.verdict in ("none", OTHER):

@@ -33,9 +33,12 @@ class Transformation:
         images: (images, degree) to images; shape (n, C, S, S), float32 in [0, 1].
         labels: (labels, number of classes, degree) to labels, shape (n,), int64.
         is_turn: whether another entry, or itself, undoes it.
+        is_linear: whether the mean of changed images is the changed mean, but for what
+            is cut off at black and white.
         kin: of entries that a mean of pictures cannot tell apart: a `curve` moves every
             pixel along it, and black stays black; a `zoom` of one cohort out is one of
-            the other in.
+            the other in; a `veil` makes black and white grey, be it noise that is cut
+            off or a part of the images inverted.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Transformation:
     images: Callable[[Images, Degree], Images] | None = None
     labels: Callable[[Labels, int, Degree], Labels] | None = None
     is_turn: bool = False
+    is_linear: bool = False
     kin: str = ""
 
     @property
@@ -83,6 +87,7 @@ class Transformation:
         return images, labels
 
 
+VEIL = "veil"
 SWAPPED = "swap-labels"
 MOST_PAIRED = 12  # classes whose pairs are looked at: 198
 
@@ -222,14 +227,18 @@ _TURNS = {
     "anti-transpose": ("mirrored at the rising diagonal", 3, True),
 }
 TRANSFORMATIONS = (
-    Transformation("invert", "inverted", images=_invert, is_turn=True),
-    *(
-        Transformation(name, words, images=_turned(quarters, mirrored), is_turn=True)
-        for name, (words, quarters, mirrored) in _TURNS.items()
+    Transformation(
+        "invert", "inverted", images=_invert, is_turn=True, is_linear=True, kin=VEIL
     ),
-    Transformation("blur", "blurred", (0.08, 0.04), _blur),
-    Transformation("noise", "noisy", (0.3, 0.15), _noise),
-    Transformation("contrast", "of less contrast", (0.33, 0.66), _contrast),
+    *(
+        Transformation(name, words, images=_turned(*how), is_turn=True, is_linear=True)
+        for name, (words, *how) in _TURNS.items()
+    ),
+    Transformation("blur", "blurred", (0.08, 0.04), _blur, is_linear=True),
+    Transformation("noise", "noisy", (0.3, 0.15), _noise, kin=VEIL),
+    Transformation(
+        "contrast", "of less contrast", (0.33, 0.66), _contrast, is_linear=True
+    ),
     Transformation(
         "brightness",
         "of other brightness",
@@ -239,13 +248,31 @@ TRANSFORMATIONS = (
     ),
     Transformation("gamma", "of another gamma", (2.2, 0.45), _gamma, kin="curve"),
     Transformation(
-        "shift", "shifted", ((0.15, 0), (-0.15, 0), (0, 0.15), (0, -0.15)), _shift
+        "shift",
+        "shifted",
+        ((0.15, 0), (-0.15, 0), (0, 0.15), (0, -0.15)),
+        _shift,
+        is_linear=True,
     ),
-    Transformation("crop", "cropped", (0.7, 0.85), _crop, kin="zoom"),
-    Transformation("border", "framed in white", (0.08, 0.15), _border),
-    Transformation("blank", "half black", ((3, 1), (3, 0), (2, 1), (2, 0)), _blank),
-    Transformation("scale", "scaled down", (0.7, 0.85), _scale, kin="zoom"),
-    Transformation("low-resolution", "of low resolution", (0.3, 0.5), _low_resolution),
+    Transformation("crop", "cropped", (0.7, 0.85), _crop, is_linear=True, kin="zoom"),
+    Transformation("border", "framed in white", (0.08, 0.15), _border, is_linear=True),
+    Transformation(
+        "blank",
+        "half black",
+        ((3, 1), (3, 0), (2, 1), (2, 0)),
+        _blank,
+        is_linear=True,
+    ),
+    Transformation(
+        "scale", "scaled down", (0.7, 0.85), _scale, is_linear=True, kin="zoom"
+    ),
+    Transformation(
+        "low-resolution",
+        "of low resolution",
+        (0.3, 0.5),
+        _low_resolution,
+        is_linear=True,
+    ),
     Transformation("compression", "compressed", (5, 15), _compressed),
     Transformation(
         SWAPPED, "with two labels swapped", labels=_swap_labels, is_turn=True

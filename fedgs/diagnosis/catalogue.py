@@ -12,6 +12,11 @@ All products are of different groups, so that the groups' own noise cancels on a
 An entry that is not undone by another one is asked both ways: the healthy cohort may be
 the spoilt one.
 
+A generator that draws averages (`frequencies`) has no spoilt images beside intact ones:
+with the bug in a share f of the clients it draws the mixture (1 - f) x + f T(x), and
+the features of that do not lie at f on the way. They are computed for several f, and u
+is what each moves, divided by f.
+
 Privacy: post-processing of DP output.
 """
 
@@ -19,11 +24,13 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
+from fedgs.config.stages import MASS
 from fedgs.data.transformations import INVERSION, TURNS, Degree, Transformation
 from fedgs.diagnosis import group_features as features
 from fedgs.diagnosis import permutation
@@ -33,6 +40,9 @@ Array = NDArray[np.float64]
 Rows = NDArray[np.bool_]
 Step = tuple[Transformation, Degree]
 Relabel = Callable[[features.Labels, int, Degree], features.Labels]
+PARTS = (1.0, 0.75, 0.5, 0.25)  # of the clients, where generators draw averages
+COPIES = 8  # a power of two, so that the mean of equal ones is exact
+SHOWN = 0.4  # of a share by averages that are cut off: measured down to 0.43
 _LEAST_DISTANCE = 1e-5  # squared, in units of images from their group's mean
 # The features that a family changes, in their order; the rest is asked in all. Neither
 # brightness nor contrast of a generator changes those of turns, and noise that is cut
@@ -51,6 +61,7 @@ class Candidate:
     Attributes:
         steps: entry of the catalogue and degree; two for a combination.
         spoilt: the cohort that would have the bug.
+        part: f of the mixture that was made, or 1.
         moves: <x_g, u_h> of all groups' features x and moves u, of each feature; shape
             (number of features, 2G, 2G).
         sizes: <u_g, u_h>, likewise.
@@ -59,6 +70,7 @@ class Candidate:
 
     steps: tuple[Step, ...]
     spoilt: str
+    part: float
     moves: Array
     sizes: Array
     weights: Array
@@ -68,14 +80,19 @@ class Candidate:
         return dataclasses.replace(self, weights=weights)
 
     @property
+    def entry(self) -> Transformation:
+        """Of the catalogue; of a combination the last one."""
+        return self.steps[-1][0]
+
+    @property
     def name(self) -> str:
         """Of the entry."""
-        return self.steps[-1][0].name
+        return self.entry.name
 
     @property
     def family(self) -> str:
         """Of the entry."""
-        return self.steps[-1][0].family
+        return self.entry.family
 
     @property
     def is_turn(self) -> bool:
@@ -162,6 +179,8 @@ class Samples:
     ) -> None:
         self.num_classes = num_classes
         self.frequencies = frequencies
+        if frequencies:
+            groups = [_without_repeats(group) for group in groups]
         self._images = [group.images for group in groups]
         self._labels = [group.labels for group in groups]
         own = [features.image_features(images) for images in self._images]
@@ -171,7 +190,7 @@ class Samples:
         self._scales = _scales(list(self.by_feature.values()))
         self.means = self._joined(self.by_feature)
         self.grams = np.stack([own @ own.T for own in self._split(self.means)])
-        self._known: dict[tuple[tuple[str, Degree], ...], Array] = {(): self.means}
+        self._known: dict[tuple[Any, ...], Array] = {(1.0,): self.means}
 
     def _split(self, means: Array) -> list[Array]:
         """Returns the features of all classes as vectors, shape (2G, classes d)."""
@@ -187,51 +206,74 @@ class Samples:
     def _means(self, own: list[dict[str, features.Images]]) -> dict[str, Array]:
         return features.scaled_means(own, self._labels, self.num_classes, self._units)
 
-    def candidates(
-        self, entries: Sequence[Transformation], *first: Step
-    ) -> list[Candidate]:
-        """Returns the catalogue's candidates, each after the first steps."""
-        steps = [
-            (e, degree) for e in entries for degree in e.degrees_of(self.num_classes)
-        ]
-        return [own for step in steps for own in self._both_ways((*first, step))]
+    def shown(self, entry: Transformation) -> float:
+        """Returns how much of a bug's share the samples show at least.
 
-    def _both_ways(self, steps: tuple[Step, ...]) -> list[Candidate]:
-        moved = self._split(self._after(steps) - self.means)
+        All of it, unless they are averages. Averages of turned images are turned, and
+        those of other labels are other averages. But what makes black grey is less seen
+        where noise is cut off at black (docs/debugging.md), and what is not linear may
+        change each image and not their average.
+        """
+        if not self.frequencies or entry.family == TURNS or entry.images is None:
+            return 1.0
+        return SHOWN if entry.is_linear else 0.0
+
+    def candidates(
+        self, entries: Sequence[Transformation], after: Candidate | None = None
+    ) -> list[Candidate]:
+        """Returns the catalogue's candidates, or each on top of another candidate."""
+        first, parts = ((), PARTS) if after is None else (after.steps, (after.part,))
+        return [
+            candidate
+            for entry in entries
+            for degree in entry.degrees_of(self.num_classes)
+            for part in (parts if self.frequencies and entry.is_linear else parts[:1])
+            for candidate in self._both_ways((*first, (entry, degree)), part)
+        ]
+
+    def _both_ways(self, steps: tuple[Step, ...], part: float) -> list[Candidate]:
+        moved = self._split((self._after(steps, part) - self.means) / part)
         pairs = list(zip(self._split(self.means), moved, strict=True))
         grams = (
             np.stack([own @ move.T for own, move in pairs]),
             np.stack([move @ move.T for _, move in pairs]),
             _ASKED_IN.get(steps[-1][0].family, np.ones(len(pairs))),
         )
-        first = Candidate(steps, SUSPICIOUS, *grams)
+        first = Candidate(steps, SUSPICIOUS, part, *grams)
         if first.is_turn:
             return [first]
         return [first, dataclasses.replace(first, spoilt=HEALTHY)]
 
-    def _after(self, steps: tuple[Step, ...]) -> Array:
+    def _after(self, steps: tuple[Step, ...], part: float) -> Array:
         """Returns the means after the steps: those on images first, then on labels."""
         on_images = tuple(step for step in steps if step[0].images is not None)
-        names = tuple((entry.name, degree) for entry, degree in on_images)
-        if names not in self._known:
+        key = part, *((entry.name, degree) for entry, degree in on_images)
+        if key not in self._known:
             own = [
-                features.image_features(self._changed(images, on_images))
+                features.image_features(self._changed(images, on_images, part))
                 for images in self._images
             ]
-            self._known[names] = self._joined(self._means(own))
-        found = self._known[names]
+            self._known[key] = self._joined(self._means(own))
+        found = self._known[key]
         for entry, degree in steps:
             if entry.labels is not None:
                 found = self._relabelled(found, entry.labels, degree)
         return found
 
     def _changed(
-        self, images: features.Images, steps: Sequence[Step]
+        self, intact: features.Images, steps: Sequence[Step], part: float
     ) -> features.Images:
         """Returns images after the steps, as the generator would draw them."""
+        # A bug may be random; an average is one of many images, so of many draws.
+        is_average = self.frequencies and len(intact) <= self.num_classes
+        copies = COPIES if is_average else 1
+        images = intact.repeat(copies, axis=0)
         for entry, degree in steps:
             if entry.images is not None:
                 images = entry.images(images, degree)
+        images = images.reshape(-1, copies, *images.shape[1:]).mean(1)
+        if part < 1:
+            images = mixture(intact, images, part)
         # Turns make of pictures that are cut off at black and white such pictures.
         if self.frequencies and not all(entry.is_picture_turn for entry, _ in steps):
             images = low_pass(images, self.frequencies)
@@ -248,6 +290,40 @@ class Samples:
         np.add.at(counts, (labels(old, self.num_classes, degree), old), 1)
         counts += np.diag(counts.sum(1) == 0)
         return np.einsum("kl,gld->gkd", counts / counts.sum(1, keepdims=True), means)
+
+
+def _without_repeats(group: LabelledImages) -> LabelledImages:
+    """Returns one image of each class if all of a class are alike, else the group."""
+    labels, first, which = np.unique(
+        group.labels, return_index=True, return_inverse=True
+    )
+    one = LabelledImages(group.images[first], labels)
+    return one if np.array_equal(one.images[which], group.images) else group
+
+
+def mixture(
+    intact: features.Images, spoilt: features.Images, part: float
+) -> features.Images:
+    """Returns the averages that clients release of whom a part has a bug.
+
+    An embedding is shortened to the clip bound, so clients count the less the longer
+    theirs are; of a class, MASS and the mean picture (`fedgs.gan.features.embedding`).
+    A bug that makes them shorter is taken to leave the length: it may be in a part of
+    everybody's images as well, and the share is rather over- than underestimated.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        intact: means of intact clients, shape (n, C, S, S).
+        spoilt: of those with the bug.
+        part: of the clients, above 0 and below 1.
+    """
+    lengths = [
+        math.sqrt(MASS**2 + float(np.square(own).sum((1, 2, 3)).mean()))
+        for own in (intact, spoilt)
+    ]
+    weight = part * min(1.0, lengths[0] / lengths[1])
+    return intact + np.float32(weight / (1 - part + weight)) * (spoilt - intact)
 
 
 def low_pass(images: features.Images, count: int) -> features.Images:

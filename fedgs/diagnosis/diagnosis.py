@@ -47,6 +47,7 @@ from numpy.typing import NDArray
 from fedgs.data.transformations import (
     TRANSFORMATIONS,
     TURNS,
+    VEIL,
     Degree,
     Transformation,
 )
@@ -73,6 +74,7 @@ INVERT, ROTATE, OTHER = "invert", "rotate", "other"
 # explains 0.74 to 1 at degrees that are not the catalogue's, any other at most 0.7.
 LEAST_FIT = 0.7
 MOST_RIVALS, MOST_TURNS = 2, 3  # a quarter turn has three others for rivals
+VEIL_FIT = 0.5  # an inversion of most images explains noise no better, and is no veil
 CLOSE_FIT = 0.05  # of a bug with a degree, which is coarse: a fit so near is no less
 GOOD_FIT, MORE_FIT = 0.95, 0.1  # a second bug is looked for below, and explains above
 MORE_THAN_ONE, ONE_OF = "more than one", "one of "
@@ -130,8 +132,8 @@ class Diagnosis:
         num_splits: of the permutation test.
         rule: as asked for.
         differences: classes and features in which the cohorts differ most.
-        draws_averages: the generators draw averages of each class' images, in which a
-            bug of some images looks like another one of all; see docs/debugging.md.
+        draws_averages: the generators draw averages of each class' images, so a share
+            is one of clients, and noise makes it smaller; see docs/debugging.md.
     """
 
     verdict: str
@@ -273,7 +275,7 @@ def _decided(
     any_difference = (_scaled(kernel**2) + _scaled(squared)) / 2
     weights = _weights(samples.grams, rows, rule)
     candidates = samples.candidates(entries)
-    found = _explanations(candidates, weights, samples.grams, rows, rule)
+    found = _explanations(candidates, weights, samples, rows, rule)
     most = _most(found)
     adjusted = permutation.closed_test({**most, OTHER: any_difference})
     p_other = permutation.p_value(any_difference)
@@ -361,11 +363,6 @@ class _Explanation:
         """Of the entry."""
         return self.best.name
 
-    @property
-    def kin(self) -> str:
-        """Of the entry."""
-        return self.best.steps[-1][0].kin
-
 
 def _weights(grams: Array, rows: Rows, rule: Rule) -> Array:
     """Returns weights by which every feature that differs counts alike in a fit.
@@ -389,7 +386,7 @@ def _weights(grams: Array, rows: Rows, rule: Rule) -> Array:
 def _explanations(
     candidates: Sequence[Candidate],
     weights: Array,
-    grams: Array,
+    samples: Samples,
     rows: Rows,
     rule: Rule,
 ) -> list[_Explanation]:
@@ -397,7 +394,9 @@ def _explanations(
     by_name = dict[str, list[Candidate]]()
     for candidate in candidates:
         by_name.setdefault(candidate.name, []).append(candidate)
-    found = [_explanation(own, weights, grams, rows, rule) for own in by_name.values()]
+    found = [
+        _explanation(own, weights, samples, rows, rule) for own in by_name.values()
+    ]
     return sorted(found, key=lambda own: -own.fit)
 
 
@@ -411,9 +410,9 @@ def _most(found: Sequence[_Explanation]) -> dict[str, Array]:
 
 
 def _explanation(
-    own: Sequence[Candidate], weights: Array, grams: Array, rows: Rows, rule: Rule
+    own: Sequence[Candidate], weights: Array, samples: Samples, rows: Rows, rule: Rule
 ) -> _Explanation:
-    gram = np.tensordot(own[0].weights, grams, 1)
+    gram = np.tensordot(own[0].weights, samples.grams, 1)
     squared = permutation.distances(gram, rows) ** 2
     unit = max(float(squared.mean()), _LEAST_SQUARED)
     forth = np.array([c.explained(~rows, rows) for c in own])
@@ -423,6 +422,7 @@ def _explanation(
     back_ways = (dataclasses.replace(c, spoilt=HEALTHY) for c in own if c.is_turn)
     more = (_jackknife(c.share, rows, rule) for c in back_ways)  # only where it matters
     limits = itertools.chain(shares, more)
+    limit = rule.min_effect * samples.shown(own[0].entry)
     weighted = [c.weighted(weights) for c in own]
     fits = [float(c.explained(~rows[:1], rows[:1])[0]) for c in weighted]
     best = int(np.argmax(fits))
@@ -435,7 +435,7 @@ def _explanation(
         least_fit=_least_fit(weighted[best], rows),
         share=shares[best][0],
         interval=shares[best][1],
-        is_excluded=all(i is not None and i[1] < rule.min_effect for _, i in limits),
+        is_excluded=all(i is not None and i[1] < limit for _, i in limits),
     )
 
 
@@ -465,7 +465,7 @@ def _has_learned(samples: Samples, rule: Rule) -> bool:
     Random starts have nothing in common: the mean inner product of what the turn does
     to two of them is 0 on average.
     """
-    (turn,) = samples.candidates([_ROTATION])
+    turn, *_ = samples.candidates([_ROTATION])
     sizes = np.tensordot(turn.weights, turn.sizes, 1)
     count = len(sizes) // 2
     for cohort in (0, 1):
@@ -499,7 +499,8 @@ def _named(
     if first.interval is None or first.interval[0] < rule.min_effect:
         return {}  # it may fit, and be rare
     if second := _second(first, samples, entries, rule):
-        return {first.name: PART, second: PART}
+        # An average of intact and spoilt images looks like two bugs.
+        return {} if samples.frequencies else {first.name: PART, second: PART}
     if first.least_fit < LEAST_FIT:
         return {}
     rivals = [own.name for own in others if _is_rival(first, own, samples, rule)]
@@ -512,8 +513,12 @@ def _is_rival(
     first: _Explanation, other: _Explanation, samples: Samples, rule: Rule
 ) -> bool:
     """Tells whether another entry may be what the first looks like."""
-    if samples.frequencies and first.kin and first.kin == other.kin:
-        return True  # such samples are averages: see `Transformation.kin`
+    kin = first.best.entry.kin
+    if samples.frequencies and kin and kin == other.best.entry.kin:
+        return kin != VEIL or other.least_fit >= VEIL_FIT
+    if other.name == INVERT and not samples.shown(first.best.entry):
+        # Of some images it looks like a curve, but roughly.
+        return other.fit >= LEAST_FIT and not other.is_excluded
     are_turns = first.best.family == other.best.family == TURNS
     if other.least_fit < LEAST_FIT and not are_turns:
         return False
@@ -549,7 +554,7 @@ def _second(
     if first.fit >= GOOD_FIT:
         return None
     rest = [entry for entry in entries if entry.name != first.name]
-    both = samples.candidates(rest, *first.best.steps)
+    both = samples.candidates(rest, first.best)
     weights, spoilt = first.best.weights, first.best.spoilt
     both = [c.weighted(weights) for c in both if c.spoilt == spoilt]
     rows = permutation.splits(len(samples.means) // 2)[:1]

@@ -9,7 +9,7 @@ from experiments.debug import suspects
 from fedgs.config.settings import CORRUPTIONS
 from fedgs.data.transformations import TRANSFORMATIONS, Transformation
 from fedgs.diagnosis import group_features
-from fedgs.diagnosis.catalogue import Samples, low_pass, of_groups
+from fedgs.diagnosis.catalogue import Samples, low_pass, mixture, of_groups
 from fedgs.diagnosis.diagnosis import MORE_THAN_ONE, ONE_OF, diagnose, verdict
 from fedgs.evaluation.images import LabelledImages
 from refusals import assert_refused
@@ -94,17 +94,29 @@ def test_a_bug_that_is_not_found_is_not_cleared_either(digits, name):
 
 @pytest.fixture(scope="module")
 def released(digits):
-    """What a generator of released class means draws: one picture of each class."""
+    """What a generator of released class means draws: one picture of each class.
 
-    def of(name=None):
-        own = digits if name is None else [spoilt(group, name) for group in digits]
-        found = []
-        for group in own:
-            flat = group.images.reshape(len(group.images), -1)
-            means = group_features.class_means(flat, group.labels, 10)
-            images = low_pass(means.reshape(10, 1, 16, 16).astype(np.float32), 6)
-            found.append(LabelledImages(images, np.arange(10)))
-        return found
+    Of a group's ten clients the first have the bug. Their embeddings are shortened to
+    one length, as where they are released, and there is no noise.
+    """
+
+    def averages(group, name, share):
+        total = 0
+        for number, own in enumerate(np.split(np.arange(len(group.labels)), 10)):
+            client = LabelledImages(group.images[own], group.labels[own])
+            if name and number < 10 * share:
+                client = spoilt(client, name)
+            of_class = np.eye(10)[client.labels].T
+            sums = np.einsum("cn,nxyz->cxyz", of_class, client.images)
+            counts = of_class.sum(1)
+            length = np.sqrt(4 * np.square(counts).sum() + np.square(sums).sum())
+            weighted = [counts / length, (sums / length).reshape(10, -1)]
+            total = total + np.concatenate([weighted[0][:, None], weighted[1]], 1)
+        means = (total[:, 1:] / total[:, :1]).reshape(10, 1, 16, 16)
+        return LabelledImages(low_pass(means.astype(np.float32), 6), np.arange(10))
+
+    def of(name=None, share=1.0):
+        return [averages(group, name, share) for group in digits]
 
     return of
 
@@ -126,6 +138,69 @@ def test_means_of_pictures_do_not_tell_kin_apart(released, pair):
     entries = [BY_NAME[n] for n in OF_MEANS]
     found = verdict(groups[:G], groups[G:], 10, None, entries, frequencies=6)
     assert found == f"{ONE_OF}{', '.join(pair)}"
+
+
+def of_averages(released, name, share, bugs=OF_MEANS, changed=lambda group: group):
+    groups = [*released()[:G], *released(name, share)[G:]]
+    groups = [changed(group) for group in groups]
+    entries = [BY_NAME[n] for n in bugs]
+    return diagnose(groups[:G], groups[G:], 10, None, entries, frequencies=6)
+
+
+@pytest.mark.parametrize("name", ["mirror", "blank", "border", "invert"])
+def test_averages_show_a_bug_of_half_the_clients_and_their_share(released, name):
+    found = of_averages(released, name, 0.5, (*OF_MEANS, "noise", "mirror"))
+    assert found.verdict == name
+    low, high = found.ranking[0].interval
+    assert low < 0.55
+    assert high > 0.45
+    assert found.draws_averages
+
+
+@pytest.mark.parametrize("share", [0.3, 0.4])
+def test_averages_of_partly_inverted_clients_name_and_clear_nothing_else(
+    released, share
+):
+    found = of_averages(released, "invert", share, (*OF_MEANS, "noise", "mirror"))
+    decisions = {s.bug: s.decision for s in found.ranking}
+    assert decisions["invert"] != "excluded"
+    assert found.verdict == "undecided" or "invert" in found.verdict
+
+
+def test_averages_of_noisy_images_look_like_those_of_partly_inverted_ones(
+    released, monkeypatch
+):
+    monkeypatch.setitem(OTHER_DEGREES, "noise", 0.5)
+    found = of_averages(released, "noise", 1.0, (*OF_MEANS, "noise"))
+    assert found.verdict == f"{ONE_OF}invert, noise"
+
+
+def test_averages_clear_nobody_of_what_changes_images_and_not_their_average(released):
+    found = of_averages(released, "mirror", 1.0, (*OF_MEANS, "noise", "mirror"))
+    cleared = {s.bug for s in found.ranking if s.decision == "excluded"}
+    assert "invert" in cleared
+    assert not cleared & {"gamma", "brightness", "noise"}
+
+
+def test_repeated_averages_are_one(released):
+    def repeated(group):
+        labels = np.arange(30) % 10
+        return LabelledImages(group.images[labels], labels)
+
+    once = of_averages(released, "mirror", 0.5, ("mirror", "noise"))
+    more = of_averages(released, "mirror", 0.5, ("mirror", "noise"), repeated)
+    assert [s.statistic for s in more.ranking] == [s.statistic for s in once.ranking]
+
+
+def test_a_client_of_longer_embeddings_counts_less():
+    """Lengths 3, of MASS 2 and a picture, and 6: weights 1 and 1/2."""
+    intact, bright = np.zeros((2, 1, 1, 5, 10), np.float32)
+    intact[0, 0, 0, :5] = 1
+    bright[0, 0, :4, :8] = 1
+    found = mixture(intact, bright, 0.5)
+    assert found == pytest.approx(2 / 3 * intact + 1 / 3 * bright)
+    # One that is darker may be in a part of everybody's images.
+    assert mixture(bright, intact, 0.5) == pytest.approx((intact + bright) / 2)
 
 
 def test_half_of_the_images_are_enough_and_the_share_is_said(digits):

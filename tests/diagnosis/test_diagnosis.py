@@ -1,7 +1,7 @@
 """Diagnosis of groups' samples: power, calibration, invariances and bad input."""
 
+import dataclasses
 import math
-import re
 
 import numpy as np
 import pytest
@@ -151,17 +151,20 @@ def test_what_generators_of_one_public_start_share_was_not_learned(digits):
     assert diagnosis.EXCLUDED not in [s.decision for s in own.ranking]
 
 
-def test_a_verdict_on_averages_is_about_all_images_of_a_cohort(digits):
-    spoilt = each(invert, digits[G:])
-    found = diagnosis.diagnose(digits[:G], spoilt, 10, None, FEW, 24)
+def test_a_verdict_on_averages_is_about_clients_and_strength_as_drawn(digits):
+    spoilt, entries = each(invert, digits[G:]), FEW[:2]
+    found = diagnosis.diagnose(digits[:G], spoilt, 10, None, entries, 24)
     text = report.sentence(found)
     assert found.verdict == INVERT
-    assert "a bug in some of a cohort's images, which looks like another one" in text
+    assert "strength as drawn" in text
     assert "share" not in text
     assert "95%" not in text
-    of_images = report.sentence(diagnose(digits[:G], spoilt, 10))
-    assert "some of a cohort's images" not in of_images
-    assert re.search(r"share 1.00, 95% interval", of_images)
+    none = dataclasses.replace(found, verdict="none", ranking=())
+    assert "each in 25% of the clients or more" in report.sentence(none)
+    of_images = dataclasses.replace(found, draws_averages=False)
+    assert "share 1.00, 95% interval" in report.sentence(of_images)
+    none = dataclasses.replace(none, draws_averages=False)
+    assert "each in 25% of the images or more" in report.sentence(none)
 
 
 def test_both_bugs_at_once_are_more_than_one(digits):
