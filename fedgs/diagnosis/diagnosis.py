@@ -516,8 +516,8 @@ def _is_rival(
     kin = first.best.entry.kin
     if samples.frequencies and kin and kin == other.best.entry.kin:
         return kin != VEIL or other.least_fit >= VEIL_FIT
-    if other.name == INVERT and not samples.shown(first.best.entry):
-        # Of some images it looks like a curve, but roughly.
+    if not samples.shown(first.best.entry):
+        # Which averages tell only roughly: it is not clearly more than anything else.
         return other.fit >= LEAST_FIT and not other.is_excluded
     are_turns = first.best.family == other.best.family == TURNS
     if other.least_fit < LEAST_FIT and not are_turns:
