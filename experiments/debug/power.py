@@ -127,6 +127,9 @@ def _lines(
     for now in (YES, PERHAPS, NO):
         bugs = [bug for bug, power in powers.items() if power.now == now]
         yield f"  {now}: {', '.join(bugs) or 'nothing'}"
+    of_half = of_plan(_signal(config), {**table, **table["of_half"]})
+    bugs = [bug for bug, power in of_half.items() if power.now == YES]
+    yield f"  found in half of the clients as well: {', '.join(bugs) or 'nothing'}"
     yield f"  two cohorts alike: {CLEAN[clean.now]}"
     needed = {p.needed for p in powers.values() if p.now != YES}
     for level in sorted(level for level in needed if level is not None):

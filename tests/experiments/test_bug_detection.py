@@ -481,6 +481,7 @@ def test_a_dry_run_says_what_can_be_found_and_writes_nothing(
     given = dict.fromkeys(SMALL) | {"target_epsilon": 100, "engine": "local"}
     text = printed(debug(**given | files, dry_run=True))
     assert "power: 3 clients in each group, epsilon 100" in text
+    assert "found in half of the clients as well: " in text
     assert all(len(line) <= 80 for line in text.splitlines())
     assert not (tmp_path / "out").exists()
 
@@ -497,12 +498,14 @@ def test_power_is_read_between_the_levels_of_the_table():
         assert [p.needed for p in found.values()] == [40, 10, None]
 
 
-def test_the_stored_table_knows_inversion_and_turns_at_all_levels():
+def test_the_stored_table_knows_all_bugs_at_all_levels_in_all_and_in_half():
     table = power.stored()
+    names = {t.name for t in TRANSFORMATIONS}
     for part in ("trials", "right", "wrong"):
-        assert {"none", "invert", "rotate"} <= table[part].keys()
-        assert table[part].keys() <= {"none", *(t.name for t in TRANSFORMATIONS)}
-        assert all(len(v) == len(table["signals"]) for v in table[part].values())
+        assert table[part].keys() == {"none", *names}
+        assert table["of_half"][part].keys() == names
+        for rows in (table[part], table["of_half"][part]):
+            assert all(len(v) == len(table["signals"]) for v in rows.values())
 
 
 def test_the_epsilon_that_suffices_is_that_of_its_noise():
