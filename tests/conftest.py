@@ -21,10 +21,13 @@ CHECKED += [
 ]
 install_import_hook(CHECKED, "shape_checks.check_shapes")
 
-OFFLINE = {
+ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Workers of pytest-xdist and processes that tests start share the cores already:
+    # threads of linear algebra, which wait busily, cost a seventh of the whole suite.
+    "OMP_NUM_THREADS": "1",
 }
 
 
@@ -39,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Sets the environment before a test module can import Flower or Ray."""
     flower_home = tempfile.mkdtemp(prefix="fedgs-tests-")
-    os.environ.update(OFFLINE, FLWR_HOME=flower_home)
+    os.environ.update(ENVIRONMENT, FLWR_HOME=flower_home)
     config.add_cleanup(lambda: shutil.rmtree(flower_home, ignore_errors=True))
 
 

@@ -231,8 +231,14 @@ TRANSFORMATIONS = (
         "invert", "inverted", images=_invert, is_turn=True, is_linear=True, kin=VEIL
     ),
     *(
-        Transformation(name, words, images=_turned(*how), is_turn=True, is_linear=True)
-        for name, (words, *how) in _TURNS.items()
+        Transformation(
+            name,
+            words,
+            images=_turned(quarters, mirrored),
+            is_turn=True,
+            is_linear=True,
+        )
+        for name, (words, quarters, mirrored) in _TURNS.items()
     ),
     Transformation("blur", "blurred", (0.08, 0.04), _blur, is_linear=True),
     Transformation("noise", "noisy", (0.3, 0.15), _noise, kin=VEIL),

@@ -323,7 +323,8 @@ def mixture(
         for own in (intact, spoilt)
     ]
     weight = part * min(1.0, lengths[0] / lengths[1])
-    return intact + np.float32(weight / (1 - part + weight)) * (spoilt - intact)
+    share = weight / (1 - part + weight)
+    return (intact + share * (spoilt - intact)).astype(np.float32)
 
 
 def low_pass(images: features.Images, count: int) -> features.Images:
