@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import fft
 
 from experiments.debug import suspects
 from fedgs.config.settings import CORRUPTIONS
@@ -157,11 +158,23 @@ def test_averages_show_a_bug_of_half_the_clients_and_their_share(released, name)
     assert found.draws_averages
 
 
-@pytest.mark.parametrize("share", [0.3, 0.4])
+def with_noise(group, rng, deviation):
+    """The release's noise, in 6 x 6 low frequencies; cut off as generators do it."""
+    noise = np.zeros_like(group.images)
+    noise[:, :, :6, :6] = rng.normal(0, deviation, (len(noise), 1, 6, 6))
+    noisy = group.images + fft.idctn(noise, axes=(2, 3), norm="ortho")
+    return group._replace(images=np.clip(noisy, 0, 1).astype(np.float32))
+
+
+@pytest.mark.parametrize(("share", "noise"), [(0.3, 0), (0.3, 0.2), (0.4, 0.3)])
 def test_averages_of_partly_inverted_clients_name_and_clear_nothing_else(
-    released, share
+    released, share, noise
 ):
-    found = of_averages(released, "invert", share, (*OF_MEANS, "noise", "mirror"))
+    rng = np.random.default_rng(0)
+    bugs = (*OF_MEANS, "noise", "mirror")
+    found = of_averages(
+        released, "invert", share, bugs, lambda own: with_noise(own, rng, noise)
+    )
     decisions = {s.bug: s.decision for s in found.ranking}
     assert decisions["invert"] != "excluded"
     assert found.verdict == "undecided" or "invert" in found.verdict
@@ -173,6 +186,14 @@ def test_averages_of_noisy_images_look_like_those_of_partly_inverted_ones(
     monkeypatch.setitem(OTHER_DEGREES, "noise", 0.5)
     found = of_averages(released, "noise", 1.0, (*OF_MEANS, "noise"))
     assert found.verdict == f"{ONE_OF}invert, noise"
+
+
+def test_averages_of_two_bugs_are_undecided_for_one_in_a_part_looks_like_two(released):
+    rotated = BY_NAME["rotate"].images
+    groups = [g._replace(images=rotated(g.images, None)) for g in released("blank")]
+    entries = [BY_NAME[name] for name in ("invert", "rotate", "blank", "shift")]
+    found = verdict([*released()[:G]], groups[G:], 10, None, entries, frequencies=6)
+    assert found == "undecided"
 
 
 def test_averages_clear_nobody_of_what_changes_images_and_not_their_average(released):
