@@ -24,8 +24,8 @@ between the cohorts says `catalogue`. A bug is *named* if all of these agree:
 A bug is *excluded* if the upper limit of its share is below `min_effect`, at every
 degree, in either cohort, and the generators have learned something from their data:
 turning their pictures moves all of them alike, although their random starts have
-nothing in common. Where they share a public start, no bug is excluded. All else is
-*undecided*.
+nothing in common. Where they share a public start, no bug is excluded; where they draw
+averages, less is (`catalogue.Samples.shown`). All else is *undecided*.
 
 The verdict is `none` only if inversion and all turns and mirrors are excluded and
 nothing differs significantly. `other` says that the cohorts differ although those are
