@@ -74,6 +74,7 @@ INVERT, ROTATE, OTHER = "invert", "rotate", "other"
 # explains 0.74 to 1 at degrees that are not the catalogue's, any other at most 0.7.
 LEAST_FIT = 0.7
 MOST_RIVALS, MOST_TURNS = 2, 3  # a quarter turn has three others for rivals
+NEAR_FIT = 0.15  # of inversion in averages, whose noise hides some of it
 VEIL_FIT = 0.5  # an inversion of most images explains noise no better, and is no veil
 CLOSE_FIT = 0.05  # of a bug with a degree, which is coarse: a fit so near is no less
 GOOD_FIT, MORE_FIT = 0.95, 0.1  # a second bug is looked for below, and explains above
@@ -516,6 +517,9 @@ def _is_rival(
     kin = first.best.entry.kin
     if samples.frequencies and kin and kin == other.best.entry.kin:
         return kin != VEIL or other.least_fit >= VEIL_FIT
+    is_near = first.fit - other.fit < NEAR_FIT
+    if samples.frequencies and other.name == INVERT and is_near:
+        return not other.is_excluded
     if not samples.shown(first.best.entry):
         # Which averages tell only roughly: it is not clearly more than anything else.
         return other.fit >= LEAST_FIT and not other.is_excluded

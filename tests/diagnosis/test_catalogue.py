@@ -1,5 +1,7 @@
 """The catalogue: each transformation is what it says, and is found where it is."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,9 +11,10 @@ from scipy import fft
 from experiments.debug import suspects
 from fedgs.config.settings import CORRUPTIONS
 from fedgs.data.transformations import TRANSFORMATIONS, Transformation
-from fedgs.diagnosis import group_features
+from fedgs.diagnosis import diagnosis, group_features
 from fedgs.diagnosis.catalogue import Samples, low_pass, mixture, of_groups
 from fedgs.diagnosis.diagnosis import MORE_THAN_ONE, ONE_OF, diagnose, verdict
+from fedgs.diagnosis.rule import Rule
 from fedgs.evaluation.images import LabelledImages
 from refusals import assert_refused
 
@@ -186,6 +189,37 @@ def test_averages_of_noisy_images_look_like_those_of_partly_inverted_ones(
     monkeypatch.setitem(OTHER_DEGREES, "noise", 0.5)
     found = of_averages(released, "noise", 1.0, (*OF_MEANS, "noise"))
     assert found.verdict == f"{ONE_OF}invert, noise"
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "is_excluded", "of_averages"),
+    [
+        # Noise hides some of an inversion: near is enough.
+        (("scale", 0.74), ("invert", 0.65), False, True),
+        (("scale", 0.74), ("invert", 0.65), True, False),
+        (("scale", 0.74), ("invert", 0.55), False, False),
+        (("scale", 0.74), ("border", 0.65), False, False),
+        # What is not linear is seen roughly, and nothing that fits is clearly less.
+        (("gamma", 0.95), ("blank", 0.72), False, True),
+        (("gamma", 0.95), ("blank", 0.72), True, False),
+        (("gamma", 0.95), ("blank", 0.68), False, False),
+    ],
+)
+def test_averages_have_more_rivals_than_images(
+    released, first, other, is_excluded, of_averages
+):
+    def explanation(name, fit):
+        entry = BY_NAME[name]
+        best = SimpleNamespace(entry=entry, family=entry.family, steps=((entry, 1),))
+        return SimpleNamespace(
+            **{"name": name, "best": best, "fit": fit, "least_fit": 0.4},
+            is_excluded=is_excluded,
+        )
+
+    pair = explanation(*first), explanation(*other)
+    for frequencies, wanted in ((6, of_averages), (None, False)):
+        samples = Samples(released(), 10, frequencies)
+        assert diagnosis._is_rival(*pair, samples, Rule()) == wanted
 
 
 def test_averages_of_two_bugs_are_undecided_for_one_in_a_part_looks_like_two(released):
