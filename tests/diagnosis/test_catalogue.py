@@ -192,7 +192,7 @@ def test_averages_of_noisy_images_look_like_those_of_partly_inverted_ones(
 
 
 @pytest.mark.parametrize(
-    ("first", "other", "is_excluded", "of_averages"),
+    ("first", "other", "is_excluded", "is_rival"),
     [
         # Noise hides some of an inversion: near is enough.
         (("scale", 0.74), ("invert", 0.65), False, True),
@@ -206,18 +206,17 @@ def test_averages_of_noisy_images_look_like_those_of_partly_inverted_ones(
     ],
 )
 def test_averages_have_more_rivals_than_images(
-    released, first, other, is_excluded, of_averages
+    released, first, other, is_excluded, is_rival
 ):
     def explanation(name, fit):
         entry = BY_NAME[name]
         best = SimpleNamespace(entry=entry, family=entry.family, steps=((entry, 1),))
         return SimpleNamespace(
-            **{"name": name, "best": best, "fit": fit, "least_fit": 0.4},
-            is_excluded=is_excluded,
+            name=name, best=best, fit=fit, least_fit=0.4, is_excluded=is_excluded
         )
 
     pair = explanation(*first), explanation(*other)
-    for frequencies, wanted in ((6, of_averages), (None, False)):
+    for frequencies, wanted in ((6, is_rival), (None, False)):
         samples = Samples(released(), 10, frequencies)
         assert diagnosis._is_rival(*pair, samples, Rule()) == wanted
 

@@ -132,7 +132,6 @@ def test_which_cohort_is_spoilt_is_said_of_a_bug_that_nothing_undoes(digits):
     assert (found.verdict, found.ranking[0].spoilt) == ("brightness", "suspicious")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("change", "bug"), [(invert, INVERT), (rotate, ROTATE)])
 @pytest.mark.parametrize("share", [0.3, 0.4])
 def test_a_turn_in_part_of_the_healthy_cohort_is_not_excluded(
@@ -167,6 +166,7 @@ def test_a_verdict_on_averages_is_about_clients_and_strength_as_drawn(digits):
     assert "each in 25% of the images or more" in report.sentence(none)
 
 
+@pytest.mark.slow
 def test_both_bugs_at_once_are_more_than_one(digits):
     found = diagnose(digits[:G], each(invert, each(rotate, digits[G:])), 10)
     assert found.verdict == diagnosis.MORE_THAN_ONE
