@@ -34,6 +34,8 @@ from clients.agreement import agreement
 from clients.history import History
 from clients.workers import Worker, cached_worker, drop_worker, forget
 from fedgs.baselines.deployed import read_config
+from fedgs.config.checks import same_source_problems
+from fedgs.config.fields import refuse
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.settings import OF_CLIENT, settings_with
 from fedgs.data import partition, sources
@@ -385,6 +387,7 @@ def agreed(site: Site, settings: Mapping[str, Any]) -> ResolvedConfig:
     # The later one counts: what is the client's own is never the server's to set.
     imposed = {**settings, **NEUTRAL, **_own(site)}
     config = read_config(imposed).validate()
+    refuse(config, same_source_problems(config))
     _position(site, config)
     return config
 

@@ -246,15 +246,15 @@ def read_metadata(path: Path) -> dict[str, str]:
     Raises:
         UserError: missing or corrupted.
     """
-    with _opened_tensors(path) as file:
+    with _opened_tensors(path, "np") as file:  # loads no torch
         return file.metadata() or {}
 
 
 @contextlib.contextmanager
-def _opened_tensors(path: Path) -> Iterator[Any]:
+def _opened_tensors(path: Path, framework: str = "pt") -> Iterator[Any]:
     errors = (OSError, SafetensorError)
     with (
         explained(errors, f"{path}: cannot be read", REMEDY),
-        safe_open(path, framework="pt") as file,
+        safe_open(path, framework=framework) as file,
     ):
         yield file

@@ -24,7 +24,12 @@ from fedgs.data.load import federate, load_data
 from fedgs.data.records import fit
 from fedgs.errors import UserError
 from fedgs.federation import local
-from fedgs.federation.preparation import Source, fitted_to_data, new_run
+from fedgs.federation.preparation import (
+    Source,
+    fitted_to_data,
+    new_run,
+    with_counted,
+)
 from fedgs.federation.training import Report, RunStopped, Stop
 from fedgs.privacy.accounting import Statement
 from fedgs.runs import epsilons
@@ -95,11 +100,12 @@ def train(
             raise UserError(
                 f"data = {config.data!r}: images are given; leave out one of the two"
             )
-        source = shape, _ = _reader(config, images, labels, clients)
+        source = shape, load_given = _reader(config, images, labels, clients)
         if is_split := isinstance(images, FederatedImages):
             _check_left_to_data(given)
         if is_split or (isinstance(recipe, str) and not is_open):
             given = {"image_size": shape[2], "image_channels": shape[0]} | given
+            source = shape, lambda config: with_counted(load_given(config), settings)
     config = overridden(config, given)
     _check_engine(config, "fedgs train")
     load_images = source[1] if source else load_data

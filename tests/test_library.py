@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, TensorDataset
 from torchvision.datasets import ImageFolder
 
 import fedgs
+import runs
 from experiments.commands import train as command
 from fedgs.config.recipes import configure
 from fedgs.federation.training import RunStopped
@@ -85,7 +86,7 @@ def run(tmp_path_factory) -> fedgs.TrainingRun:
 
 
 def generator(run: fedgs.TrainingRun) -> bytes:
-    return (run.path / "generator.safetensors").read_bytes()
+    return runs.generator(run.path)
 
 
 # ------------------------------------------------------------------ training
@@ -96,8 +97,7 @@ def test_run_has_the_bytes_of_the_command(tmp_path, run):
     given = {"data": data, "image_size": 16, "output": str(tmp_path / "run")}
     config = configure("full-participation", None, SETTINGS_GIVEN | given)
     command.train(config, "run")
-    by_command = (tmp_path / "run" / "generator.safetensors").read_bytes()
-    assert by_command == generator(run)
+    assert runs.generator(tmp_path / "run") == generator(run)
 
 
 @pytest.mark.parametrize("form", FORMS)

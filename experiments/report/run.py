@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from fedgs.cohorts.files import selection_costs
-from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.settings import GROUPS, PATH, SEED, settings_with
 from fedgs.errors import UserError, explained
 from fedgs.files import read_json, read_json_lines
@@ -309,7 +309,7 @@ def train_command(config: ResolvedConfig) -> str:
     left out.
     """
     words = ["fedgs", "train"]
-    for spec in dataclasses.fields(config):
+    for spec in dataclasses.fields(RunConfig):
         value = getattr(config, spec.name)
         if value == spec.default or value is None:
             continue

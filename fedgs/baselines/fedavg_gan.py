@@ -163,9 +163,7 @@ class UpdateConfig(ResolvedConfig):
     def to_flat(self) -> dict[str, Scalar]:
         """Returns all settings as flat scalars, the method's under "method.<name>"."""
         own = {"name": self.baseline} | dataclasses.asdict(self.method)
-        flat = super().to_flat()
-        del flat["method"]
-        return flat | {
+        return super().to_flat() | {
             f"{OF_METHOD}{name}": "" if value is None else value
             for name, value in own.items()
         }

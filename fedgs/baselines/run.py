@@ -123,11 +123,14 @@ class BaselineRun:
             UserError: the ledger is broken.
         """
         releases = self.folder.read_ledger(ReleaseLedger).events
+        source = "os" if self.config.noise_seed is None else "seeded"
+        agreed = (self.method.name, source)
         for release in releases:
-            if release.method != self.method.name:
+            if (release.method, release.noise_source) != agreed:
                 raise UserError(
-                    f"{self.folder.path}: the ledger is of {release.method}, "
-                    f"{BASELINE} says {self.method.name}; restore them from a copy"
+                    f"{self.folder.path}: step {release.step} is of {release.method} "
+                    f"with {release.noise_source} noise, {BASELINE} and config.json "
+                    f"say {' with '.join(agreed)}; restore them from a copy"
                 )
         return releases
 
@@ -147,6 +150,7 @@ class BaselineRun:
         rows = self.method.guarantees(self.settings, self.facts, events, delta)
         is_seeded = any(release.noise_source == "seeded" for release in releases)
         shared = (f"noise: {SEEDED}",) if is_seeded else ()
+        shared += self.config.public_conditions
         if self.facts.num_records:  # in baseline.json, and in every sampling rate
             shared += (NUMBER,)
         if self.unit == "user":

@@ -8,6 +8,7 @@ library.
 import math
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from fedgs.config.conditions import DEPLOYED, REFUSAL_TELLS, why_not_amplified
 from fedgs.config.fields import Problem, refuse, shortened
@@ -164,8 +165,7 @@ def _amplification_problems(config: Settings) -> Iterator[Problem]:
         yield (
             "amplification",
             f"refused: nodes = {shortened(config.nodes)}: {DEPLOYED}; leave out "
-            "--amplification; in a run folder that exists, set "
-            '"amplification": false in its config.json',
+            "--amplification",
         )
     reason = why_not_amplified(
         config.client_selection,
@@ -266,11 +266,38 @@ def _public_problems(config: Settings) -> Iterator[Problem]:
         why = "only stages of moments start from public data"
         yield "public_data", f"{why}; give --stages moments, or leave it out"
     # Of a deployment, the data are known to its clients only.
-    if config.public_data == config.data and config.nodes is None:
-        yield "public_data", "is the private data of this run; give other data"
+    if config.nodes is None:
+        yield from same_source_problems(config)
     if config.latent_dim > config.moment_features:
         most = f"the {config.moment_features} low frequencies of moment_size"
         yield "latent_dim", f"give --latent-dim at most {most}"
+
+
+def same_source_problems(config: Settings) -> Iterator[Problem]:
+    """Yields whether `public_data` names the private images in other words."""
+    public = config.public_data
+    if public is not None and _source(public) == _source(config.data):
+        yield (
+            "public_data",
+            f"has images of data = {config.data!r}, as far as the names tell, which a "
+            "start without noise would show; give data of other people",
+        )
+
+
+def _source(data: str) -> str:
+    """Returns what settings that name the same images have in common.
+
+    MNIST, QMNIST, EMNIST and FEMNIST are of the same writers: all are cut from NIST's
+    Special Database 19.
+    """
+    kind, _, where = data.partition(":")
+    path = Path(where).expanduser()
+    if where and (kind in ("npz", "folder") or (kind == "hf" and path.is_dir())):
+        return str(path.resolve())
+    name = where.lower() if kind == "hf" else kind
+    if re.search("fashion.?mnist", name):
+        return "fashion-mnist"
+    return "nist" if re.search("(?<![a-z])(q|e|fe)?mnist", name) else name
 
 
 def _moment_problems(config: Settings) -> Iterator[Problem]:

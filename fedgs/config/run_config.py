@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from fedgs.config.checks import CHECKS
-from fedgs.config.fields import Scalar, refuse, shortened
+from fedgs.config.fields import Scalar, Trait, option, refuse, shortened
 from fedgs.config.settings import Settings
 from fedgs.errors import UserError
 
@@ -34,10 +34,19 @@ class RunConfig(Settings):
 
     def to_flat(self) -> dict[str, Scalar]:
         """Returns the settings as flat scalars, unset ones as the empty string."""
-        return {
-            name: "" if value is None else value
-            for name, value in dataclasses.asdict(self).items()
-        }
+        names = [spec.name for spec in dataclasses.fields(RunConfig)]
+        values = {name: getattr(self, name) for name in names}
+        return {n: "" if value is None else value for n, value in values.items()}
+
+    @property
+    def public_conditions(self) -> tuple[str, ...]:
+        """What every epsilon of such a run supposes to be public, in words."""
+        if self.public_data is None:
+            return ()
+        return (
+            f"public data: the images of {self.public_data} belong to nobody who is "
+            "protected, and were not chosen by a look at the private ones",
+        )
 
     @classmethod
     def from_flat(
@@ -89,6 +98,23 @@ class ResolvedConfig(RunConfig):
     clients_per_round: int = _settled("clients_per_round")
     noise_multiplier: float = _settled("noise_multiplier")
     seed: int = _settled("seed")
+    # No setting, so not in `to_flat`: config.json has it beside them.
+    counted: str = option(
+        "", Trait.DATA | Trait.RESULT, "Settings that private data decided."
+    )
+
+    @property
+    def public_conditions(self) -> tuple[str, ...]:
+        """What every epsilon of the run supposes to be public, in words."""
+        names = self.counted.split(",") if self.counted else ()
+        if not names:
+            return super().public_conditions
+        values = ", ".join(f"{name} = {getattr(self, name)}" for name in names)
+        return (
+            *super().public_conditions,
+            f"public: {values}, counted in the private data and not given, so this is "
+            "about data sets that agree in that",
+        )
 
     @property
     def schedule_seed(self) -> int:

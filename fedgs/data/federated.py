@@ -29,6 +29,7 @@ class FederatedImages:
         name: the setting `data` that it was loaded from.
         client_test_records: the records that each client holds out of training, which
             may be none; empty where the clients are not the data's own.
+        counted: settings that were taken from the images, such as their size.
 
     Raises:
         ValueError: the arrays contradict each other, a client is empty or a record
@@ -49,6 +50,7 @@ class FederatedImages:
     num_classes: int
     name: str
     client_test_records: tuple[NDArray[np.int64], ...] = ()
+    counted: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Checks what the rest of the package relies on."""

@@ -9,7 +9,7 @@ import math
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,14 @@ from fedgs.config.settings import GIVEN, PATH, settings_with
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import federate, load_data
 from fedgs.data.records import fit
-from fedgs.data.sources import has_test_split, read_records, with_absolute_path
+from fedgs.data.sources import (
+    READERS,
+    has_test_split,
+    read_records,
+    with_absolute_path,
+)
 from fedgs.errors import UserError
-from fedgs.federation.round import public_model
+from fedgs.federation.round import digests, public_start
 from fedgs.gan.models import build_discriminator
 from fedgs.privacy.accounting import Plan
 from fedgs.privacy.budget import calibrate_noise
@@ -76,7 +81,6 @@ def planned_run(
     config = free_output(config, name)
     resolved, data = resolve(with_absolute_paths(config), load=load)
     check_capacity(resolved, Path(resolved.output).parent)
-    public_model(resolved)
     return resolved, data
 
 
@@ -131,11 +135,40 @@ def resolve(
     # Checked before the data are loaded, which may take long, and again with them.
     config = _with_seed(config.validate())
     data = load(config) if data is None else data
+    counted = ",".join(_counted(config, data))
     config = _with_participants(config, data.num_clients)
     config = dataclasses.replace(config, num_classes=data.num_classes).validate()
-    resolved = with_noise(config)
+    resolved = dataclasses.replace(with_noise(config), counted=counted)
     check_start(resolved, data.client_names)
+    _check_public(resolved, data)
     return resolved, data
+
+
+def _counted(config: RunConfig, data: FederatedImages) -> Iterator[str]:
+    """Yields the settings that are left to the data, where it is the user's own."""
+    kind = config.data.partition(":")[0]
+    if kind not in (*READERS, GIVEN):
+        return
+    if config.num_clients is None:
+        yield "num_clients"
+    if config.num_classes is None and config.classes == "all" and kind != "femnist":
+        yield "num_classes"
+    yield from data.counted
+
+
+def _check_public(config: ResolvedConfig, data: FederatedImages) -> None:
+    """Refuses public images that are private ones, or their negatives.
+
+    Raises:
+        UserError: with their number; or as `public_start`.
+    """
+    _, public = public_start(config)
+    if public and (count := len(public & digests(data.images))):
+        raise UserError(
+            f"public_data = {config.public_data!r}: {count} of its images occur in the "
+            "private data, and a start without noise would show them; give data of "
+            "other people"
+        )
 
 
 def resolve_deployed(config: RunConfig) -> ResolvedConfig:
@@ -160,7 +193,7 @@ def resolve_deployed(config: RunConfig) -> ResolvedConfig:
     # Clients get the run's seed and could draw the schedule: this one stays here.
     config = dataclasses.replace(config, selection_seed=secrets.randbits(63))
     resolved = with_noise(config.validate())
-    public_model(resolved)
+    public_start(resolved)
     return resolved
 
 
@@ -201,10 +234,17 @@ def fitted_to_data(
     own["image_size"] = next((s for s in FITTING_SIDES if s >= max(sides)), 64)
     config = dataclasses.replace(config, **own | _those(given, own))
     resolved, data = resolve(config, load=load)
+    data = with_counted(data, given)
     own = moments_for(resolved)
     if "stage_weights" in given:  # of three stages
         own = {"moment_size": own["moment_size"]}
     return dataclasses.replace(config, **own | _those(given, own)), data
+
+
+def with_counted(data: FederatedImages, given: Mapping[str, Any]) -> FederatedImages:
+    """Says of data which settings of the images' shape nobody has given."""
+    names = [n for n in ("image_size", "image_channels") if n not in given]
+    return dataclasses.replace(data, counted=tuple(names))
 
 
 def _can_hold_out(config: RunConfig) -> bool:

@@ -23,9 +23,11 @@ import copy
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from hashlib import blake2b
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.stages import Terms
@@ -109,13 +111,13 @@ def new_server(config: ResolvedConfig) -> ServerState:
     )
     average = copy.deepcopy(generator).eval().requires_grad_(False)
     surrogate = Surrogate(config) if config.surrogate_steps else None
-    start = public_model(config)
+    start, _ = public_start(config)
     return ServerState(generator, optimizer, average, surrogate=surrogate, start=start)
 
 
 @lru_cache(maxsize=1)
-def public_model(config: ResolvedConfig) -> Model | None:
-    """Reads `public_data` and returns its model; None where the setting is unset.
+def public_start(config: ResolvedConfig) -> tuple[Model | None, frozenset[bytes]]:
+    """Reads `public_data`; returns its model and `digests`, none where it is unset.
 
     Privacy: public, if the images are and nobody chose them by the private ones.
 
@@ -124,12 +126,12 @@ def public_model(config: ResolvedConfig) -> Model | None:
     """
     public = config.public_data
     if public is None:
-        return None
+        return None, frozenset()
     # How the private data are read says nothing about these.
     own = {"data": public, "num_classes": "", "classes": "all", "hf_options": ""}
     try:
         records = load_records(
-            RunConfig.from_flat(config.to_flat() | own | {"polarity": "auto"})
+            RunConfig.from_flat(own | {"polarity": "auto"}, base=config)
         )
     except UserError as error:
         raise UserError(f"public_data = {public!r}: {error}") from error
@@ -141,7 +143,20 @@ def public_model(config: ResolvedConfig) -> Model | None:
             "of the same classes"
         )
     images, labels = torch.tensor(records.images), torch.tensor(records.labels)
-    return start_of(config, images, labels)
+    model = start_of(config, images, labels)
+    return model, digests(records.images) | digests(255 - records.images)
+
+
+def digests(images: NDArray[np.uint8]) -> frozenset[bytes]:
+    """Returns a hash of each image that has more than one grey level.
+
+    Privacy: as private as the images.
+
+    Args:
+        images: shape (N, channel, height, width).
+    """
+    shown = images[images.min(axis=(1, 2, 3)) < images.max(axis=(1, 2, 3))]
+    return frozenset(blake2b(i.tobytes(), digest_size=16).digest() for i in shown)
 
 
 def select(config: ResolvedConfig, round: int) -> Clients:

@@ -50,7 +50,7 @@ from fedgs.mechanism.masks import LEAST_NODES, Announced, Attempt
 from fedgs.mechanism.sanitizer import SanitizedGradients
 from fedgs.privacy.accounting import Plan
 from fedgs.privacy.budget import budget_of
-from fedgs.privacy.ledger import Event, Ledger
+from fedgs.privacy.ledger import Event, Ledger, agreed_values
 from fedgs.runs.run_folder import RunFolder
 from fedgs.runs.sample import write_grid
 from fedgs.shapes import Images, TensorDict
@@ -476,22 +476,14 @@ def new_event(
         # condition. Else all nodes count whose noise an opened sum has.
         is_drawn = config.client_selection == "uniform"
         counted = min(counted, len(nodes)) if is_drawn else len(nodes)
-    terms = config.terms(round)
     return Event(
-        kind="discrete" if config.secure_aggregation else "gaussian",
         round=round,
         attempt=attempt,
         participants=EVERYONE if participants == EVERYONE else tuple(participants),
         num_clients=config.num_clients,
         planned_nodes=len(planned),
         counted_nodes=counted,
-        noise_std=terms.noise_std,
-        clip_bound=terms.clip_bound,
-        batch_size=terms.batch_size,
-        release=terms.release,
-        client_selection=config.client_selection,
-        discriminator_training=config.discriminator_training,
-        noise_source="os" if config.noise_seed is None else "seeded",
+        **agreed_values(config, round),
     )
 
 

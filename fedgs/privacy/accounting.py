@@ -304,7 +304,7 @@ def _planned(plan: Plan, selection: str, colluding: int) -> _Rounds:
         laws,
         no_amplification,
         plan.sampled(),
-        (_DISCRETE,) if plan.secure_aggregation else (),
+        (*plan.public_conditions, *[_DISCRETE] * plan.secure_aggregation),
     )
 
 
@@ -542,10 +542,12 @@ def _aggregated(masked: Sequence[bool]) -> list[str]:
 
 
 def _about(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Returns the conditions that several runs add to every row."""
+    """Returns the conditions that runs, and several runs, add to every row."""
+    public = dict.fromkeys(c for run in runs for c in run.config.public_conditions)
     if len(runs) == 1:
-        return ()
-    conditions = [f"{len(runs)} runs on the same clients: mu^2 adds up"]
+        return (*public,)
+    conditions = [*public]
+    conditions += [f"{len(runs)} runs on the same clients: mu^2 adds up"]
     if any(run.config.node_names for run in runs):
         conditions.append(
             "a client of a deployment is known by the name of its node and its place "

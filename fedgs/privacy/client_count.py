@@ -36,7 +36,7 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.files import make_folder, read_json, remove_temporaries, write_json
 from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
-from fedgs.privacy.ledger import Event, Ledger
+from fedgs.privacy.ledger import Event, Ledger, agreed_values
 
 WHOLE = "*"  # the name of every client that is a shard: their data set as a whole
 COUNT_REMEDY = "restore it from a copy: it is the record of the privacy spent"
@@ -385,22 +385,14 @@ def release_event(
         shares: of `Limits.shares`.
     """
     is_all = len(positions) == num_clients
-    terms = config.terms(round)
     return Event(
-        kind="discrete" if config.secure_aggregation else "gaussian",
         round=round,
         attempt=1,
         participants="all" if is_all else tuple(positions),
         num_clients=num_clients,
         planned_nodes=shares,
         counted_nodes=shares,
-        noise_std=terms.noise_std,
-        clip_bound=terms.clip_bound,
-        batch_size=terms.batch_size,
-        release=terms.release,
-        client_selection=config.client_selection,
-        discriminator_training=config.discriminator_training,
-        noise_source="os" if config.noise_seed is None else "seeded",
+        **agreed_values(config, round),
     )
 
 

@@ -9,6 +9,8 @@ Canonical JSON has sorted keys, no spaces and only ASCII; the first line chains 
 last line without its line feed was torn by a crash before anything was sent, and is
 dropped; anything else that is broken is an error. The chain cannot show lines cut off
 at the end, so other files of a run hold `length` and `head` and ask `verify_prefix`.
+Before the events, the ledger of a run has one line more (number 0), which binds the
+files that say what the events mean: {"bound": {name: sha256 of the file}, "hash": ...}.
 
 Source: docs/privacy.md, "Noise, crashes and the ledger".
 """
@@ -16,7 +18,7 @@ Source: docs/privacy.md, "Noise, crashes and the ledger".
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -26,12 +28,14 @@ from filelock import lock_descriptor
 
 from fedgs.config.fields import coerce_fields, entry
 from fedgs.config.integers import proven_multiplier
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
-from fedgs.files import sync
+from fedgs.files import sync, write_atomically
 
 GENESIS = hashlib.sha256(b"fedgs ledger, version 1").hexdigest()
 
 _HASH_KEY = b',"hash":"'
+_BOUND = b'{"bound":'  # begins the line that is no event
 _SEAL_LENGTH = len(_HASH_KEY) + 64 + len(b'"}')
 LEDGER_REMEDY = "restore the file from a copy: it is the record of the privacy spent"
 
@@ -123,6 +127,21 @@ class Event:
         return proven_multiplier(self.noise_multiplier, self.is_discrete)
 
 
+def agreed_values(config: ResolvedConfig, round: int) -> dict[str, Any]:
+    """Returns those fields of `Event` that settings decide for a round, from 1."""
+    terms = config.terms(round)
+    return {
+        "kind": "discrete" if config.secure_aggregation else "gaussian",
+        "noise_std": terms.noise_std,
+        "clip_bound": terms.clip_bound,
+        "batch_size": terms.batch_size,
+        "release": terms.release,
+        "client_selection": config.client_selection,
+        "discriminator_training": config.discriminator_training,
+        "noise_source": "os" if config.noise_seed is None else "seeded",
+    }
+
+
 # Not in a line that has the default: lines of earlier versions keep their hashes.
 _OPTIONAL = {"source": "", "context": "", "release": "gradient"}
 _FIELDS = {spec.name for spec in fields(Event)} - _OPTIONAL.keys()
@@ -148,6 +167,13 @@ def _parse(text: bytes) -> Event:
 
 def _chain(previous: str, text: bytes) -> str:
     return hashlib.sha256(previous.encode() + text).hexdigest()
+
+
+def _sealed(previous: str, values: Mapping[str, Any]) -> tuple[bytes, str]:
+    """Returns the line that follows the line of a hash, and its own hash."""
+    text = json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
+    digest = _chain(previous, text)
+    return text[:-1] + _HASH_KEY + digest.encode() + b'"}\n', digest
 
 
 EventT = TypeVar("EventT")
@@ -176,6 +202,7 @@ class Chain(Generic[EventT]):
     def __init__(self, path: Path, data: bytes = b"") -> None:
         """Is called by `open` and `read` only."""
         self.path = path
+        self.bound: dict[str, str] = {}  # files of the run, by the first line
         self._file: BinaryIO | None = None
         self._events: list[EventT] = []
         self._hashes = [GENESIS]
@@ -185,7 +212,8 @@ class Chain(Generic[EventT]):
     def _take(self, data: bytes) -> None:
         """Checks and adds the whole lines of what follows the lines known so far."""
         end = data.rfind(b"\n") + 1
-        first = self.length + 1
+        has_bound = self._size == 0 and data.startswith(_BOUND)
+        first = self.length + 1 - has_bound
         for number, line in enumerate(data[:end].split(b"\n")[:-1], start=first):
             # The bytes as they stand: JSON written anew could hide a change.
             text, seal = line[:-_SEAL_LENGTH] + b"}", line[-_SEAL_LENGTH:]
@@ -194,6 +222,9 @@ class Chain(Generic[EventT]):
                 problem = "it, or a line before it, was altered, deleted or moved"
                 where = f"{self.path}: line {number}"
                 raise UserError(f"{where}: {problem}; {LEDGER_REMEDY}")
+            if number == 0:
+                self.bound, self._hashes = json.loads(text)["bound"], [digest]
+                continue
             try:
                 self._events.append(self._parse(text))
             except (ValueError, TypeError, AttributeError) as error:
@@ -202,6 +233,19 @@ class Chain(Generic[EventT]):
                 raise UserError(f"{where}; {remedy}") from error
             self._hashes.append(digest)
         self._size += end
+
+    @classmethod
+    def create(cls, path: Path, bound: Mapping[str, str]) -> None:
+        """Writes a ledger without events.
+
+        Args:
+            path: of the new file.
+            bound: names of the files that say what its events mean, with their SHA-256.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        write_atomically(path, _sealed(GENESIS, {"bound": dict(bound)})[0])
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
@@ -272,7 +316,7 @@ class Chain(Generic[EventT]):
 
     @property
     def head(self) -> str:
-        """Hash of the last line, 64 hexadecimal digits; `GENESIS` when empty."""
+        """Hash of the last line, 64 hexadecimal digits; `GENESIS` without one."""
         return self._hashes[-1]
 
     def head_at(self, length: int) -> str | None:
@@ -292,10 +336,9 @@ class Chain(Generic[EventT]):
             raise UserError(f"{self.path}: not open for appending; use Ledger.open")
         lines, hashes = b"", [self.head]
         for event in events:
-            values = self._values(event)
-            text = json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
-            hashes.append(_chain(hashes[-1], text))
-            lines += text[:-1] + _HASH_KEY + hashes[-1].encode() + b'"}\n'
+            line, digest = _sealed(hashes[-1], self._values(event))
+            hashes.append(digest)
+            lines += line
         try:
             if self._file.write(lines) != len(lines):
                 raise OSError("the disk took a part of the line only")
@@ -351,6 +394,24 @@ class Ledger(Chain[Event]):
     @staticmethod
     def _values(event: Event) -> dict[str, Any]:
         return {n: v for n, v in asdict(event).items() if v != _OPTIONAL.get(n)}
+
+    def verify_terms(self, config: ResolvedConfig) -> None:
+        """Checks that every event is one that the run's settings agree to.
+
+        Raises:
+            UserError: names the event, and what the settings say.
+        """
+        stages = config.num_stages  # all rounds that follow them are alike
+        agreed = [agreed_values(config, round) for round in range(1, stages + 2)]
+        for number, event in enumerate(self._events, 1):
+            values = agreed[min(event.round - 1, stages)]
+            for name, value in (*values.items(), ("num_clients", config.num_clients)):
+                if (said := getattr(event, name)) != value:
+                    raise UserError(
+                        f"{self.path}: line {number}: {name} = {said}, the run's "
+                        f"settings say {value}; restore ledger and config.json from a "
+                        "copy"
+                    )
 
     def verify_rounds(self, last: int, witness: str) -> None:
         """Checks that there is an event of every round up to one that was finished.

@@ -114,6 +114,7 @@ class Plan:
         amplification: whether the selection may count as protection; the promise that
             nobody outside the server learns it.
         noise_source: "os" (operating system's entropy) or "seeded" (not private).
+        public_conditions: as in `RunConfig`.
 
     Raises:
         UserError: values that are out of range or contradict each other.
@@ -137,10 +138,12 @@ class Plan:
     stage_weights: str | None = None
     secure_aggregation: bool = False
     noise_source: str = "os"
+    public_conditions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Checks the values with the rules of `RunConfig`."""
         values: dict[str, Any] = asdict(self)
+        del values["public_conditions"]
         values["client_selection"] = self.client_selection or "uniform"
         if values.pop("noise_source") not in ("os", "seeded"):
             raise UserError(f"noise_source = {self.noise_source!r}: give os or seeded")
@@ -165,7 +168,9 @@ class Plan:
         if config.client_selection == "all":
             values["clients_per_round"] = config.num_clients
         return cls(
-            noise_source="os" if config.noise_seed is None else "seeded", **values
+            noise_source="os" if config.noise_seed is None else "seeded",
+            public_conditions=config.public_conditions,
+            **values,
         )
 
     @property

@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import psutil
 from filelock import AcquireReturnProxy
 
-from fedgs.cohorts.files import selection_costs
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, explained
 from fedgs.files import (
@@ -39,6 +38,7 @@ from fedgs.files import (
     append_whole,
     make_folder,
     read_json,
+    read_metadata,
     read_tensors,
     remove_temporaries,
     sync,
@@ -47,14 +47,13 @@ from fedgs.files import (
     write_json,
     write_tensors,
 )
-from fedgs.privacy.budget import is_spent
 from fedgs.privacy.ledger import LEDGER_REMEDY, Chain, Ledger
 from fedgs.process import hold_lock
 
 if TYPE_CHECKING:  # torch is imported where tensors are: `fedgs privacy` needs none
     from fedgs.shapes import TensorDict
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 COHORT = "cohort.txt"
 CHECKPOINT = "checkpoint/checkpoint.json"
 RECORD = "ledger.json"
@@ -62,6 +61,8 @@ BASELINE = "baseline.json"
 GENERATOR = "generator.safetensors"
 AVERAGE = "generator_ema.safetensors"
 METRICS = "metrics.jsonl"
+# What the ledger's events mean stands in these; its first line binds those there are.
+BOUND = ("config.json", BASELINE, COHORT)
 # What a training process alone writes, in folders where others write too.
 OWN_FILES = (RECORD, GENERATOR, AVERAGE, METRICS)
 OWN_FILES += ("deployment.json", "nodes.json", "result.json")
@@ -155,11 +156,12 @@ class RunFolder:
                     content = Path(config.cohort).read_bytes()
                 write_atomically(staging / COHORT, content)
                 config = dataclasses.replace(config, cohort=str(path / COHORT))
-            write_json(staging / "config.json", config.to_flat())
+            flat = {**config.to_flat(), "counted": config.counted}
+            write_json(staging / "config.json", flat)
             write_json(staging / "versions.json", versions())
             if baseline is not None:
                 write_json(staging / BASELINE, baseline)
-            Ledger.open(staging / "ledger.jsonl").close()
+            Ledger.create(staging / "ledger.jsonl", _hashes(staging))
             # Last, so that whatever has the run's name is whole.
             staging.rename(path)
             sync(path.parent)
@@ -191,7 +193,7 @@ class RunFolder:
             )
         config = ResolvedConfig.from_flat(read_json(path / "config.json"))
         # The folder may have been moved since it was written.
-        if config.cohort is not None and (path / COHORT).exists():
+        if config.cohort is not None:
             config = dataclasses.replace(config, cohort=str(path / COHORT))
         return cls(path, config)
 
@@ -255,7 +257,8 @@ class RunFolder:
 
         Raises:
             UserError: it is missing, a line is broken, another file of the folder
-                tells of releases that it does not hold, or it is of another kind.
+                tells of releases that it does not hold, it is of another kind, or of
+                other settings than the folder's.
         """
         self._check_kind(kind)
         witnesses = self._witnesses()  # before the ledger, to which a run may append
@@ -285,9 +288,7 @@ class RunFolder:
             UserError: one of them is malformed.
         """
         found = [w for name in (CHECKPOINT, RECORD) if (w := self._seen_by(name))]
-        if not found and (self.path / GENERATOR).exists():
-            # Of an earlier version and published without its checkpoint.
-            found.append(Witness(GENERATOR, self.config.num_rounds))
+        found += [w for name in (GENERATOR, AVERAGE) if (w := self._bound_to(name))]
         lines = self.metrics()
         last = max((line["round"] for line in lines), default=0)
         lengths = [line["events"] for line in lines if type(line.get("events")) is int]
@@ -305,23 +306,37 @@ class RunFolder:
             raise UserError(f"{path}: corrupted; {REMEDY}")
         return Witness(name, *numbers, content.get(f"{prefix}head", ""))
 
+    def _bound_to(self, name: str) -> Witness | None:
+        """Reads which ledger a generator was made under."""
+        path = self.path / name
+        if not path.exists():
+            return None
+        metadata = read_metadata(path)
+        length, head = metadata.get("ledger_length", ""), metadata.get("ledger_head")
+        if not length.isdecimal() or not head:
+            problem = "does not say under which ledger it was made"
+            raise UserError(f"{path}: {problem}; {REMEDY}")
+        return Witness(name, 0, int(length), head)
+
     def _verify(self, ledger: Chain[Any], witnesses: Iterable[Witness]) -> None:
+        hashes = _hashes(self.path)
+        if not ledger.bound:
+            problem = "lost its first line, which binds the run's settings"
+            raise UserError(f"{ledger.path}: {problem}; {LEDGER_REMEDY}")
+        for name in BOUND:
+            if ledger.bound.get(name) != hashes.get(name):
+                raise UserError(
+                    f"{self.path / name}: is not what the run began with, by the first "
+                    "line of its ledger; restore both from a copy"
+                )
         for witness in witnesses:
             if witness.length is not None:
                 ledger.verify_prefix(witness.length, witness.head, witness.name)
-            if not isinstance(ledger, Ledger):
-                continue  # not every step of a baseline releases something
-            if witness.head is None and not self._is_ended(ledger, witness):
+            if witness.head is None and isinstance(ledger, Ledger):
+                # Not every step of a baseline releases something.
                 ledger.verify_rounds(witness.round, witness.name)
-
-    def _is_ended(self, ledger: Ledger, witness: Witness) -> bool:
-        """Tells whether the target ended a run that has nothing but its generator."""
-        rounds = {event.round for event in ledger.events}
-        is_whole = rounds == set(range(1, len(rounds) + 1)) != set()
-        is_asked = witness.name == GENERATOR and is_whole
-        return is_asked and is_spent(
-            self.config, ledger.events, selection_costs([self.config])
-        )
+        if isinstance(ledger, Ledger):
+            ledger.verify_terms(self.config)
 
     def locked(self, name: str = ".lock", patience: float = 0.0) -> AcquireReturnProxy:
         """Holds the folder for one training process, until the `with` block ends.
@@ -448,12 +463,19 @@ class RunFolder:
         Args:
             generator: name -> tensor.
             ema: name -> tensor, of the averaged generator.
-            ledger: the run's, which is recorded: a folder may be published without
+            ledger: the run's, which both files name: a folder may be published without
                 its checkpoint.
         """
-        write_tensors(self.path / AVERAGE, ema, is_durable=True)
+        seen = {"ledger_length": str(ledger.length), "ledger_head": ledger.head}
+        write_tensors(self.path / AVERAGE, ema, seen, is_durable=True)
         self.record(ledger)
-        write_tensors(self.path / GENERATOR, generator, is_durable=True)
+        write_tensors(self.path / GENERATOR, generator, seen, is_durable=True)
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    """Returns the SHA-256 of those files of `BOUND` that a folder has."""
+    paths = [path for name in BOUND if (path := folder / name).exists()]
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
 def _remove_killed_creations(path: Path) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from baselines import DIGITS, SMALL, small_run, train
 from fedgs.baselines import METHODS, find
 from fedgs.baselines import run as frame
 from fedgs.baselines.contract import SECRET, UNITS
+from fedgs.baselines.releases import Release, ReleaseLedger
 from fedgs.baselines.run import Asked, load_run_data, made_settings, open_run, unit_of
 from fedgs.errors import UserError
 from fedgs.files import read_tensors
@@ -94,7 +96,7 @@ def test_a_stopped_run_resumes_to_the_same_bytes(name, finished, tmp_path):
     again = open_run(tmp_path / "run")
     train(again, load_run_data(again))
     assert same(generator(tmp_path / "run"), generator(finished(name)))
-    assert _lines(tmp_path / "run") == _lines(finished(name))
+    assert _events(tmp_path / "run") == _events(finished(name))
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -111,8 +113,8 @@ def test_a_killed_run_has_released_nothing_that_its_ledger_lacks(
     assert same(generator(tmp_path / "run"), generator(finished(name)))
 
 
-def _lines(folder: Path) -> list[str]:
-    return (folder / "ledger.jsonl").read_text().splitlines()
+def _events(folder: Path) -> Sequence[Release]:
+    return ReleaseLedger.read(folder / "ledger.jsonl").events
 
 
 @pytest.mark.parametrize("name", SMALL)

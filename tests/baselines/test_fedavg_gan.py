@@ -1,7 +1,6 @@
 """Fed-Avg GAN: what one client can change, what it costs, and both engines' bits."""
 
 import dataclasses
-import json
 import math
 import threading
 from typing import Any
@@ -24,6 +23,7 @@ from fedgs.baselines.fedavg_gan import (
     run_config,
 )
 from fedgs.baselines.fedavg_messages import decode_request, encode_request, weights_of
+from fedgs.baselines.releases import ReleaseLedger
 from fedgs.baselines.run import Asked, open_run
 from fedgs.errors import UserError
 from fedgs.federation.messages import RECORD
@@ -319,7 +319,7 @@ def on_flower(run, spoil=None, stop=None, report=lambda metrics: None):
 
 
 def ledger(folder):
-    return (folder / "ledger.jsonl").read_text().splitlines()
+    return ReleaseLedger.read(folder / "ledger.jsonl").events
 
 
 @pytest.mark.parametrize(
@@ -365,8 +365,7 @@ def test_a_round_is_on_the_disk_before_it_is_sent_and_a_lost_one_is_counted_agai
         on_flower(run, lose)
     assert lengths == {1: 1, 2: 2, 3: 3}
     on_flower(open_run(tmp_path / "run"))
-    found = [json.loads(line) for line in ledger(tmp_path / "run")]
-    tries = [(line["step"], line["attempt"]) for line in found]
+    tries = [(release.step, release.attempt) for release in ledger(tmp_path / "run")]
     assert tries[:3] == [(1, 1), (2, 1), (3, 1)]
     assert tries[-2:] == [(3, 2), (4, 1)]
     whole, _ = new_run(tmp_path / "whole", engine="flower")

@@ -11,7 +11,7 @@ import pytest
 from flwr.app import Message
 
 from clients import agreement
-from clients.site import DeployedPlace, Site
+from clients.site import DeployedPlace, Site, agreed
 from experiments.launch.submit import run_settings
 from fedgs.config.run_config import RunConfig
 from fedgs.data import sources
@@ -314,7 +314,7 @@ def test_an_older_deployed_run_with_amplification_gets_none(tmp_path, monkeypatc
     request = draw_fakes(config, new_server(config))[0]
     with contextlib.closing(folder.ledger()) as ledger:
         ledger.append(new_event(config, request.round, request.participants, 1))
-    assert_refused(REFUSED + '.*"amplification": false', of_run, folder.path)
+    assert_refused(REFUSED, of_run, folder.path)
     monkeypatch.setenv(RUNS_VARIABLE, str(tmp_path))
     assert_refused(REFUSED, open_folder, {"run_folder": "run"})
     run = Run(folder.config, Ledger.read(folder.path / "ledger.jsonl").events)
@@ -423,3 +423,12 @@ def test_what_only_client_epsilon_bounds_is_said():
     config = tiny_config(noise_seed=None)
     text = agreement._costs(config, Limits(), is_whole=True)
     assert text.endswith("a round that is asked again adds to it, without a bound")
+
+
+def test_a_client_refuses_public_data_of_the_family_of_its_own(tmp_path):
+    names = {"nodes": "a,b,c", "engine": "flower", "public_data": "mnist"}
+    start = {"stages": "moments", "stage_weights": "1", "generator": "gaussian"}
+    start |= {"latent": "normal", "client_selection": "all", "clients_per_node": 2}
+    settings = public_settings(tiny_config(**start | names, moment_size=4))
+    site = Site("a", tmp_path, {"data": "hf:ylecun/mnist"})
+    assert_refused("public_data = 'mnist': has images of data", agreed, site, settings)

@@ -71,7 +71,8 @@ def test_every_setting_is_classified():
 
 
 def test_what_decides_the_epsilons_is_a_plan():
-    of_plan = {spec.name for spec in dataclasses.fields(Plan)} - {"noise_source"}
+    told = {"noise_source", "public_conditions"}
+    of_plan = {spec.name for spec in dataclasses.fields(Plan)} - told
     assert set(settings_with(MECHANISM)) == of_plan
 
 

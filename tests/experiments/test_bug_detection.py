@@ -41,6 +41,7 @@ from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder
 from plans import epsilon
 from refusals import assert_refused
+from runs import generator
 
 OWNERS = 24  # two cohorts of 12, groups of 3
 SMALL = {
@@ -260,9 +261,7 @@ def test_flower_gives_the_generators_and_the_verdict_of_the_local_engine(
         plan, diagnosis = read_debug(path)
         runs = [run for own in plan["runs"].values() for run in own]
         assert {RunFolder.open(path / run).config.engine for run in runs} == {engine}
-        found[engine] = [
-            (path / r / "generator.safetensors").read_bytes() for r in runs
-        ]
+        found[engine] = [generator(path / run) for run in runs]
         found[engine].append(diagnosis["ranking"])
     assert found["flower"] == found["local"]
 

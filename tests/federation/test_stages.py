@@ -542,7 +542,7 @@ PUBLIC |= {"num_rounds": 2, "public_data": "fonts"}
         ({"stages": "means,scatter"}, "moments come in the order any number of"),
         ({"stages": "random,random"}, "public_data = 'fonts': only stages of moments"),
         ({"stages": None}, "public_data = 'fonts': only stages of moments start"),
-        ({"data": "fonts"}, "public_data = 'fonts': is the private data of this run"),
+        ({"data": "fonts"}, "public_data = 'fonts': has images of data = 'fonts'"),
         ({"latent_dim": 17}, "latent_dim = 17: give --latent-dim at most the 16 low"),
     ],
 )

@@ -17,7 +17,6 @@ import torch
 from fedgs.errors import UserError
 from fedgs.files import read_json, write_json, write_tensors
 from fedgs.gan.models import build_generator
-from fedgs.privacy.budget import is_spent
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs import run_folder
 from fedgs.runs.run_folder import RunFolder, state_path, state_rounds
@@ -71,11 +70,12 @@ def test_new_folder_holds_settings_versions_and_an_empty_ledger(folder):
         "versions.json",
     ]
     stored = json.loads((folder.path / "config.json").read_text())
-    assert stored == folder.config.to_flat()
+    assert stored == folder.config.to_flat() | {"counted": ""}
     versions = json.loads((folder.path / "versions.json").read_text())
-    assert versions["format"] == 1
+    assert versions["format"] == 2
     assert versions["torch"] == torch.__version__.split("+")[0]
-    assert (folder.path / "ledger.jsonl").read_bytes() == b""
+    assert [*folder.read_ledger().bound] == ["config.json"]
+    assert folder.read_ledger().length == 0
 
 
 def test_private_folder_is_closed_to_others(folder):
@@ -108,16 +108,6 @@ def test_run_of_a_missing_cohort_is_not_created(tmp_path):
     assert names(tmp_path) == []
 
 
-def test_folder_from_before_the_copy_reads_the_users_cohort(tmp_path):
-    (tmp_path / "mine.txt").write_text("1\n")
-    own, output = str(tmp_path / "mine.txt"), str(tmp_path / "run")
-    config = tiny_config(cohort=own, num_clients=1, clients_per_round=1, output=output)
-    made = RunFolder.create(config)
-    (made.path / "cohort.txt").unlink()
-    run_folder.write_json(made.path / "config.json", config.to_flat())
-    assert RunFolder.open(made.path).config.cohort == own
-
-
 def test_versions_name_the_git_commit_of_a_checkout():
     source = Path(run_folder.__file__).parents[2]
     if not (source / ".git").exists():
@@ -146,7 +136,7 @@ def test_failed_creation_leaves_nothing_behind(tmp_path, monkeypatch, failing):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     if failing == "Ledger":
-        monkeypatch.setattr(Ledger, "open", fail)
+        monkeypatch.setattr(Ledger, "create", fail)
     else:
         monkeypatch.setattr(run_folder, failing, fail)
     create_refused(tmp_path, "No space left")
@@ -161,10 +151,10 @@ def test_folder_that_is_no_run_is_refused(tmp_path):
     assert_refused(r"no run folder .*config.json.*--output", RunFolder.open, tmp_path)
 
 
-@pytest.mark.parametrize("found", [0, 2, None])
+@pytest.mark.parametrize("found", [1, 3, None])
 def test_folder_of_another_format_is_refused(folder, found):
     run_folder.write_json(folder.path / "versions.json", {"format": found})
-    words = rf"format {found}, .* reads 1; use the version"
+    words = rf"format {found}, .* reads 2; use the version"
     assert_refused(words, RunFolder.open, folder.path)
 
 
@@ -289,6 +279,7 @@ def test_ledger_shorter_than_the_checkpoint_is_refused(folder):
 def test_ledger_of_another_run_is_refused(folder, tmp_path):
     save_rounds(folder, 1, 2)
     other = tmp_path / "ledger.jsonl"
+    Ledger.create(other, folder.read_ledger().bound)
     with closing(Ledger.open(other)) as ledger:
         for round in (1, 1, 2):
             ledger.append(tiny_event(round))
@@ -320,8 +311,7 @@ def finish(folder: RunFolder, *rounds: int) -> RunFolder:
 
 
 WITNESSES = ("checkpoint/checkpoint.json", "ledger.json", "metrics.jsonl")
-TARGET = 150.0  # allows some rounds of `event`
-OTHERS = ("generator.safetensors",)  # of a run of 3 rounds without a target
+OTHERS = ("generator.safetensors", "generator_ema.safetensors")
 
 
 @pytest.mark.parametrize("kept", [2, 0])
@@ -341,13 +331,13 @@ def test_every_file_of_releases_refuses_a_shorter_ledger(folder, witness, kept):
     Ledger.open(folder.path / "ledger.jsonl").close()  # no lock was left behind
 
 
-@pytest.mark.parametrize("witness", WITNESSES[:2])
+@pytest.mark.parametrize("witness", WITNESSES[:2] + OTHERS)
 def test_another_ledger_of_the_same_length_is_refused(folder, witness):
     finish(folder, 1, 2, 3)
-    for other in {*WITNESSES[:2]} - {witness}:
+    for other in {*WITNESSES[:2], *OTHERS} - {witness}:
         (folder.path / other).unlink()
-    path = folder.path / "ledger.jsonl"
-    path.unlink()
+    path, bound = folder.path / "ledger.jsonl", folder.read_ledger().bound
+    Ledger.create(path, bound)
     with closing(Ledger.open(path)) as ledger:
         for round in (1, 2, 3):
             ledger.append(dataclasses.replace(tiny_event(round), noise_std=9.0))
@@ -365,7 +355,7 @@ def test_missing_ledger_is_refused_and_not_made_anew(folder, begun):
     assert not path.exists()
 
 
-def test_finished_run_of_an_earlier_version_is_read(folder):
+def test_finished_run_is_read_as_it_is_published(folder):
     finish(folder, 1, 2, 3)
     (folder.path / "ledger.json").unlink()
     assert folder.read_ledger().length == 3
@@ -388,24 +378,82 @@ def test_run_that_its_target_ended_needs_its_events_too(tmp_path, kept):
     for other in WITNESSES:
         (folder.path / other).unlink()
     keep_lines(folder.path / "ledger.jsonl", 0)
-    assert_refused(r"round 1 has no event, generator.safetens", folder.read_ledger)
+    assert_refused(r"line 0 is the last, generator.safetens", folder.read_ledger)
 
 
-def test_generator_alone_needs_all_rounds_that_its_target_allowed(tmp_path):
-    """As published by an earlier version: nothing says how long the ledger was."""
-    config = tiny_config(output=str(tmp_path / "run"), num_rounds=50)
-    config = dataclasses.replace(config, target_epsilon=TARGET)
-    most = 1
-    while not is_spent(config, [tiny_event(round) for round in range(1, most + 1)]):
-        most += 1
-    assert 1 < most < 50
-    folder = finish(RunFolder.create(config), *range(1, most + 1))
-    for other in WITNESSES:
-        (folder.path / other).unlink()
-    assert folder.read_ledger().length == most
-    for kept in reversed(range(most)):
-        keep_lines(folder.path / "ledger.jsonl", kept)
-        assert_refused(f"round {kept + 1} has no event, gen", folder.read_ledger)
+# ------------------------------------------------------------------ what is bound
+
+
+def published(folder: RunFolder, *names: str) -> RunFolder:
+    """Removes all that says how long the ledger was, but the given files."""
+    for name in {*WITNESSES, *OTHERS} - {*names}:
+        (folder.path / name).unlink(missing_ok=True)
+    return folder
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_generator_of_another_run_is_refused(tmp_path, name):
+    first, second = (
+        finish(RunFolder.create(tiny_config(output=str(tmp_path / run), seed=seed)), 1)
+        for run, seed in (("first", 1), ("second", 2))
+    )
+    shutil.copy(second.path / name, first.path / name)
+    published(first, name)
+    assert_refused(f"line 1 is not the one that {name} saw", first.read_ledger)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_generator_that_names_no_ledger_is_refused(folder, name):
+    finish(folder, 1)
+    write_tensors(folder.path / name, TENSORS)
+    assert_refused(f"{name}: does not say under which ledger", folder.read_ledger)
+
+
+def test_settings_that_were_changed_after_the_start_are_refused(folder):
+    finish(folder, 1)
+    path = folder.path / "config.json"
+    path.write_text(path.read_text().replace('"client"', '"record"'))
+    for opened in (folder.read_ledger, folder.ledger):
+        assert_refused(r"config.json: is not what the run began with.*restore", opened)
+
+
+@pytest.mark.parametrize("has_cohort", [True, False])
+def test_a_cohort_can_neither_be_added_nor_taken_away(tmp_path, has_cohort):
+    cohort = tmp_path / "cohort.txt"
+    cohort.write_text("1\n2\n")
+    config = tiny_config(output=str(tmp_path / "run"))
+    given = {"cohort": str(cohort)} if has_cohort else {}
+    folder = RunFolder.create(dataclasses.replace(config, **given))
+    if has_cohort:
+        (folder.path / "cohort.txt").unlink()
+    else:
+        shutil.copy(cohort, folder.path)
+    assert_refused("cohort.txt: is not what the run began with", folder.ledger)
+
+
+def test_a_ledger_without_its_first_line_is_refused(folder):
+    finish(folder, 1, 2)
+    path = folder.path / "ledger.jsonl"
+    path.unlink()
+    with closing(Ledger.open(path)) as ledger:
+        ledger.append(tiny_event(1), tiny_event(2))
+    assert_refused(r"lost its first line.*restore", folder.read_ledger)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"noise_std": 9.0},
+        {"noise_source": "os"},
+        {"batch_size": 5},
+        {"clip_bound": 2},
+    ],
+)
+def test_an_event_of_other_terms_than_the_settings_is_refused(folder, changes):
+    with closing(folder.ledger()) as ledger:
+        ledger.append(tiny_event(1), dataclasses.replace(tiny_event(2), **changes))
+    (name,) = changes
+    assert_refused(f"line 2: {name} = .*settings say", folder.read_ledger)
 
 
 def test_a_line_of_metrics_says_how_long_the_ledger_was(folder):
@@ -493,9 +541,7 @@ def test_leftover_of_a_crash_does_not_displace_a_later_commit(folder):
 def test_generator_file_is_the_last_one_written(folder, monkeypatch):
     written = []
     monkeypatch.setattr(
-        run_folder,
-        "write_tensors",
-        lambda path, tensors, **_: written.append(path.name),
+        run_folder, "write_tensors", lambda path, *_, **__: written.append(path.name)
     )
     with closing(folder.ledger()) as ledger:
         folder.save_generator(TENSORS, TENSORS, ledger)

@@ -27,7 +27,7 @@ from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder, node_folder, state_rounds
 from refusals import assert_refused
-from runs import attempts, interrupt_at, num_answers, train
+from runs import attempts, events, interrupt_at, num_answers, train
 from server import server_app, strategy
 from server.strategy import GsWgan
 from simulated_grid import MODES, FakeGrid, Spoil, product, round_of, spoil_at, start
@@ -48,8 +48,7 @@ def test_flower_trains_bit_for_bit_as_the_local_engine(create, mode):
     start(flower, FakeGrid(flower.config.num_nodes))
     train(alone)
     assert product(flower) == product(alone)
-    events = [(folder.path / "ledger.jsonl").read_bytes() for folder in (flower, alone)]
-    assert events[0] == events[1]
+    assert events(flower) == events(alone)
     made = sorted(path.name for path in alone.private.iterdir())
     assert sorted(path.name for path in flower.private.iterdir()) == made
     for name in made:

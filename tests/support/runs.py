@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from safetensors.torch import save
 
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.federation import local
+from fedgs.files import read_tensors
 from fedgs.privacy.ledger import Event, Ledger
 from fedgs.runs.run_folder import RunFolder
 from plans import event
@@ -78,11 +80,14 @@ def rounds_done(path: Path) -> int:
     return metrics.read_text().count("\n") if metrics.exists() else 0
 
 
-def generator(path: Path) -> bytes:
-    return (path / "generator.safetensors").read_bytes()
+def generator(path: Path, name: str = "generator") -> bytes:
+    """The tensors of a run's generator; the file also names the run's ledger."""
+    return save(read_tensors(path / f"{name}.safetensors")[0])
 
 
 def keep_lines(path: Path, count: int) -> None:
-    """Cuts a file off after so many lines, or so many before its end."""
+    """Cuts a file off after so many lines (events), or so many before its end."""
     lines = path.read_bytes().splitlines(keepends=True)
+    if count >= 0:
+        count += lines[0].startswith(b'{"bound"')
     path.write_bytes(b"".join(lines[:count]))

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from clients import workers as state
 from clients.client_app import app as client_app
 from fedgs.runs.run_folder import RunFolder
-from runs import Report, ignore
+from runs import Report, generator, ignore
 from server.strategy import GsWgan
 from tiny import FULL_PARTICIPATION, MOMENTS, STAGED
 
@@ -151,7 +151,7 @@ def start(folder: RunFolder, grid: FakeGrid, report: Report = ignore) -> None:
 
 def product(folder: RunFolder) -> list[bytes]:
     names = ("generator", "generator_ema")
-    return [(folder.path / f"{name}.safetensors").read_bytes() for name in names]
+    return [generator(folder.path, name) for name in names]
 
 
 def round_of(request: Message) -> int | None:

@@ -1,0 +1,125 @@
+"""What counts as public: images that a run starts from, and numbers of its data."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from fedgs.config.checks import same_source_problems
+from fedgs.config.recipes import overridden, recipe
+from fedgs.config.run_config import RunConfig
+from fedgs.federation import local
+from fedgs.federation.preparation import fitted_to_data, resolve
+from fedgs.privacy.accounting import statements
+from fedgs.privacy.plan import Plan
+from fedgs.runs.epsilons import of_run
+from fedgs.runs.run_folder import RunFolder
+from refusals import assert_refused
+from runs import ignore
+from tiny import MOMENTS, tiny_config, tiny_data, write_tiny_npz
+
+PUBLIC = MOMENTS | {"stages": "moments,moments", "stage_weights": None}
+PUBLIC |= {"num_rounds": 2, "public_data": "fonts"}
+
+SAME_PEOPLE = [
+    ("mnist-by-writer", "mnist"),
+    ("mnist", "femnist"),
+    ("femnist:/somewhere/leaf", "mnist"),
+    ("hf:ylecun/mnist", "mnist"),
+    ("mnist", "hf:flwrlabs/femnist"),
+    ("hf:tanganke/emnist_letters", "hf:mnist"),
+    ("fashion-mnist", "hf:zalando-datasets/fashion_mnist"),
+    ("npz:{}/a.npz", "npz:{}/x/../a.npz"),
+    ("folder:{}/x", "folder:{}/x/"),
+    ("folder:{}/x", "folder:{}/link"),
+]
+
+
+@pytest.mark.parametrize(("private", "public"), SAME_PEOPLE)
+def test_private_images_under_another_name_are_no_public_start(
+    tmp_path, private, public
+):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "x")
+    names = private.format(tmp_path), public.format(tmp_path)
+    for data, start in (names, names[::-1]):
+        config = RunConfig(data=data, public_data=start)
+        problems = [name for name, _ in same_source_problems(config)]
+        assert problems == ["public_data"]
+
+
+@pytest.mark.parametrize(
+    ("private", "public"),
+    [
+        ("mnist", "fonts"),
+        ("mnist", "fashion-mnist"),
+        ("hf:org/kmnist", "mnist"),
+        ("npz:/a/mnist.npz", "npz:/b/mnist.npz"),
+        ("digits", "mnist"),
+    ],
+)
+def test_images_of_other_people_are_a_public_start(private, public):
+    assert not [*same_source_problems(RunConfig(data=private, public_data=public))]
+
+
+@pytest.mark.filterwarnings("ignore:polarity")
+@pytest.mark.parametrize("change", ["copied", "inverted"])
+def test_public_images_that_are_private_ones_are_refused_with_their_number(
+    tmp_path, change
+):
+    settings = PUBLIC | {"data": write_tiny_npz(tmp_path / "private.npz")}
+    data = tiny_data(tiny_config(**settings))
+    images = data.images if change == "copied" else 255 - data.images
+    public = np.concatenate([np.zeros_like(images[:1]), images[:5]])
+    labels = [0, *(np.arange(5) % 3)]
+    np.savez(tmp_path / "public.npz", images=public, labels=labels)
+    start = {"public_data": f"npz:{tmp_path / 'public.npz'}"}
+    config = tiny_config(**settings | start)
+    assert_refused(
+        "public_data = .*: 5 of its images occur in the private data", resolve, config
+    )
+
+
+def test_every_row_of_a_run_with_public_data_states_what_it_supposes(tmp_path):
+    start = {"public_data": write_tiny_npz(tmp_path / "public.npz"), "noise_seed": None}
+    config = tiny_config(**PUBLIC | start, output=str(tmp_path / "run"))
+    planned = statements(Plan.from_config(config), config.delta)
+    folder = RunFolder.create(config)
+    local.train(folder, tiny_data(config), ignore, threading.Event())
+    for row in (*planned, *of_run(folder.path)):
+        (text,) = [c for c in row.conditions if c.startswith("public data: ")]
+        assert "belong to nobody who is protected" in text
+        assert "not chosen by a look at the private ones" in text
+
+
+# ------------------------------------------------------------------ what was counted
+
+
+def counted(**settings: object) -> str:
+    unset = {"num_clients": "", "num_classes": "", "clients_per_round": ""}
+    config, _ = resolve(RunConfig.from_flat(unset | settings, tiny_config(**MOMENTS)))
+    conditions = statements(Plan.from_config(config), 1e-5)[0].conditions
+    return "".join(text for text in conditions if text.startswith("public: "))
+
+
+def test_numbers_that_the_private_data_decided_are_in_every_row(tmp_path):
+    given = {"data": write_tiny_npz(tmp_path / "private.npz")}
+    text = counted(**given)
+    assert text.startswith("public: num_clients = 6, num_classes = 3, counted in the")
+    assert "about data sets that agree in that" in text
+    assert "num_classes = 3, counted" in counted(**given, num_clients=6)
+    assert counted(**given, num_clients=6, num_classes=3) == ""
+
+
+def test_the_size_of_images_that_was_taken_from_them_is_in_every_row(tmp_path):
+    data = write_tiny_npz(tmp_path / "private.npz")
+    config = overridden(recipe("staged"), {"data": data, "target_epsilon": 100.0})
+    fitted, images = fitted_to_data(config, {"image_channels": 1})
+    resolved, _ = resolve(fitted, images)
+    assert resolved.counted == "num_clients,num_classes,image_size"
+
+
+def test_of_data_that_everybody_has_nothing_is_counted():
+    pytest.importorskip("sklearn", reason="needs the digits of scikit-learn")
+    config, _ = resolve(RunConfig(noise_multiplier=1.0, seed=1))
+    assert config.counted == ""
