@@ -11,6 +11,7 @@ from rich.console import Console
 from experiments.commands.progress import say
 from experiments.tables import Table
 from fedgs.cohorts.files import selection_costs
+from fedgs.config.fields import LEAST_DELTA
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
@@ -171,7 +172,8 @@ def _title(row: Statement) -> str:
 
 def _number(row: Statement) -> str:
     if row.asked == "delta":
-        return f"{row.delta:.4g}"
+        below = "< " if row.delta <= LEAST_DELTA else ""
+        return f"{below}{row.delta:.4g}"
     if row.epsilon is None:
         return "unbounded"
     digits = 2 if row.guarantee else 3

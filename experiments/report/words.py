@@ -2,7 +2,12 @@
 
 from fedgs.cohorts.files import EXCLUDED
 from fedgs.config.run_config import RunConfig
-from fedgs.privacy.accounting import WITH_SELECTION, Statement
+from fedgs.privacy.accounting import (
+    HYPOTHETICAL,
+    LARGE_DELTA,
+    WITH_SELECTION,
+    Statement,
+)
 from fedgs.privacy.amplification import PLD_THEOREM, RDP_THEOREM
 from fedgs.privacy.participation import COUNT_THEOREM, MIXTURE_THEOREM
 
@@ -27,6 +32,13 @@ THEOREMS = {
     "round, composed numerically.",
     RDP_THEOREM: "Sampling counted as protection, by a looser method: a second opinion "
     "on the row above it.",
+}
+
+
+CAVEATS = {
+    EXCLUDED: "excludes cohort selection",
+    LARGE_DELTA: "delta too large to read",
+    HYPOTHETICAL: "hypothetical: nothing was aggregated securely",
 }
 
 
@@ -77,11 +89,9 @@ def reading(row: Statement) -> tuple[str, str]:
     Source: docs/privacy.md, "For a data-protection assessment", 4.
     """
     text, kind = _worth(row)
-    if any(EXCLUDED in condition for condition in row.conditions):
-        return (
-            f"{text}; excludes cohort selection",
-            "bad" if kind == "bad" else "unsure",
-        )
+    for mark, words in CAVEATS.items():
+        if any(mark in condition for condition in row.conditions):
+            text, kind = f"{text}; {words}", "bad" if kind == "bad" else "unsure"
     return text, kind
 
 

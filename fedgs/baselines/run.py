@@ -7,6 +7,7 @@ metrics, checkpoint and pictures. A crash in between loses the steps, not their 
 
 import dataclasses
 import hashlib
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -49,8 +50,14 @@ from fedgs.federation.training import (
     SaveNodes,
     Stop,
 )
-from fedgs.files import read_json, read_tensors, write_tensors
-from fedgs.privacy.accounting import SEEDED
+from fedgs.files import (
+    append_whole,
+    read_json,
+    read_json_lines,
+    read_tensors,
+    write_tensors,
+)
+from fedgs.privacy.accounting import SEEDED, large_delta
 from fedgs.privacy.gaussian import check_numbers
 from fedgs.runs.run_folder import (
     BASELINE,
@@ -75,6 +82,7 @@ WHO_IS = {
     "shard of it and no person",
     "record": "record: one of the images that the cap leaves, whose owner is fixed",
 }
+COSTS = "costs.jsonl"  # what the ledger must not tell of each release
 NUMBER = "the number of images is public"
 # Partitioners of flwr_datasets that give a record to a client whatever others are.
 APART = (None, "NaturalIdPartitioner", "IidPartitioner")
@@ -131,11 +139,23 @@ class BaselineRun:
                 )
         return releases
 
-    def guarantees(self, delta: float | None = None) -> list[Guarantee]:
+    def num_units(self, unit: str) -> int:
+        """Returns how many units a guarantee may be about; 0 of the unit "none"."""
+        facts = self.facts
+        records = max(facts.num_records, facts.num_clients)  # each client has one
+        return {"user": facts.num_clients, "record": records}.get(unit, 0)
+
+    def guarantees(
+        self, delta: float | None = None, with_private: bool = False
+    ) -> list[Guarantee]:
         """Returns what the run guarantees for all that it released so far.
 
+        Privacy: public; with the private folder as private as what the method keeps
+        there, for the owner's eyes.
+
         Args:
-            delta: above 0 and below 1; the run's own when None.
+            delta: at least 1e-300 and below 1; the run's own when None.
+            with_private: state what is computed from the private folder as well.
 
         Raises:
             UserError: delta is out of range, or the ledger is broken.
@@ -143,7 +163,9 @@ class BaselineRun:
         delta = self.config.delta if delta is None else delta
         check_numbers(delta=delta)
         releases = self.releases
-        events = [release.event for release in releases]
+        lines = read_json_lines(self.folder.private / COSTS) if with_private else []
+        kept = {(line["step"], line["attempt"]): line for line in lines}
+        events = [r.event | kept.get((r.step, r.attempt), {}) for r in releases]
         rows = self.method.guarantees(self.settings, self.facts, events, delta)
         is_seeded = any(release.noise_source == "seeded" for release in releases)
         shared = (f"noise: {SEEDED}",) if is_seeded else ()
@@ -156,7 +178,15 @@ class BaselineRun:
             rows = [row for row in rows if row.unit == "user" or is_apart]
         return [
             dataclasses.replace(
-                row, conditions=(*shared, WHO_IS[row.unit], *row.conditions)
+                row,
+                # A published figure is no claim, seeded or not.
+                label=SEEDED
+                if is_seeded and row.label != "as published"
+                else row.label,
+                conditions=(
+                    *large_delta(row.delta, self.num_units(row.unit)),
+                    *(*shared, WHO_IS[row.unit], *row.conditions),
+                ),
             )
             for row in rows
         ]
@@ -453,6 +483,7 @@ class Session:
         self._attempts = Counter(event.step for event in ledger.events)
         self._refuse_repeats()
         self._releases: list[Release] = []  # since the last commit
+        self._costs: list[dict[str, Any]] = []
         self._metrics: list[dict[str, Any]] = []
         self.committed = self.done
         self.last, self.cost = time.monotonic(), 0.0
@@ -579,12 +610,15 @@ class Session:
 
     def _release(self, step: int, event: dict[str, Any]) -> Release:
         self._attempts[step] += 1
+        number = {"step": step, "attempt": self._attempts[step]}
+        secret = {n: v for n, v in event.items() if n.startswith(SECRET)}
+        if secret:
+            self._costs.append(number | secret)
         return Release(
             method=self.run.method.name,
-            step=step,
-            attempt=self._attempts[step],
             noise_source="os" if self.config.noise_seed is None else "seeded",
-            event=event,
+            event={n: v for n, v in event.items() if n not in secret},
+            **number,
         )
 
     def commit_if_due(self) -> None:
@@ -603,6 +637,7 @@ class Session:
         if self.done == self.committed:
             return
         started = time.monotonic()
+        self._save_costs()  # first: the ledger's lines are never without theirs
         self.ledger.append(*self._releases)
         with indispensable(self.folder, f"the checkpoint of step {self.done}"):
             for metrics in self._metrics:
@@ -613,6 +648,18 @@ class Session:
                 self._write_picture()
         self.committed, self.last = self.done, time.monotonic()
         self.cost = self.last - started
+
+    def _save_costs(self) -> None:
+        """Appends what is secret of the releases to a file of the private folder."""
+        if not self._costs:
+            return
+        lines = "".join(json.dumps(line) + "\n" for line in self._costs).encode()
+        with (
+            indispensable(self.folder, "what its releases cost"),
+            open(self.folder.private / COSTS, "ab", buffering=0) as file,
+        ):
+            append_whole(file, lines)
+        self._costs = []
 
     def _save_checkpoint(self) -> None:
         """Writes what no release made public to the private folder, then commits."""

@@ -24,6 +24,9 @@ Problem = tuple[
 ]  # a field's name; what is wrong with its value, and what to do
 SHOWN_CHARACTERS = 60
 MOST_CHARACTERS = 200  # of a value that may be the name of a file
+LEAST_DELTA = 1e-300  # smaller ones lose their digits, and then are 0
+# Limits of a noise: its square is a number.
+NOISE: dict[str, Any] = {"zero_or_at_least": 1e-100, "at_most": 1e100}
 
 
 class Trait(enum.Flag):
@@ -65,6 +68,7 @@ def option(
     at_most: float | None = None,
     above: float | None = None,
     below: float | None = None,
+    zero_or_at_least: float | None = None,
 ) -> Any:
     """Declares a field of `RunConfig`: its traits, its help text, its valid range."""
     limits = {
@@ -73,6 +77,7 @@ def option(
         "at_most": at_most,
         "above": above,
         "below": below,
+        "zero_or_at_least": zero_or_at_least,
     }
     group = next(trait for trait in Trait if trait in traits).name
     own = {"group": str(group).title(), "traits": traits, "help": text}
@@ -222,6 +227,7 @@ def check_range(spec: "Field[Any]", value: Any) -> None:
         ("at_most", operator.le, "at most"),
         ("above", operator.gt, "a number above"),
         ("below", operator.lt, "a number below"),
+        ("zero_or_at_least", lambda x, y: x == 0 or x >= y, "0, or at least"),
     ):
         limit = limits.get(key)
         if limit is not None and not holds(value, limit):
