@@ -33,7 +33,7 @@ from fedgs.baselines.run import train as train_in
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
 from fedgs.federation.training import stop_on_signal
-from fedgs.privacy.accounting import SEEDED, caveats
+from fedgs.privacy.accounting import CAVEATS, SEEDED
 
 # Who sees what before it is sanitized, where the method does not say it itself.
 CURATOR = "who runs it sees all images"
@@ -71,8 +71,7 @@ def train(name: str, given: dict[str, Any], settings: dict[str, Any]) -> Baselin
     own = {key: value for key, value in given.items() if key in names}
     asked = Asked(**{key: value for key, value in given.items() if key not in names})
     run, data = new_run(name, own, asked, settings)
-    known = (run.target_epsilon, run.num_units(run.unit))
-    for warning in forecast.warnings_of(run.config, data, *known):
+    for warning in forecast.warnings_of(run.config, data, run.target_epsilon):
         say(f"Warning: {warning}", is_error=True)
     say(f"scores: {forecast.evaluation_note(run.config, data)}")
     _train(run, data)
@@ -131,7 +130,7 @@ def to_quote(run: BaselineRun) -> str:
     row = valid[0]
     asked = run.config.adversary, row.relation, row.delta
     text = in_words(epsilon, *asked, f"one {row.unit}")
-    return "; ".join([text, *caveats(row.conditions)])
+    return "; ".join([text, *(c for c in row.conditions if c.startswith(CAVEATS))])
 
 
 def _description(run: BaselineRun) -> str:
@@ -167,7 +166,7 @@ def privacy(
     if len(paths) > 1:
         raise UserError(
             f"RUN = {', '.join(map(str, paths))}: a baseline's run is accounted "
-            "alone; give one RUN"
+            "alone; give one RUN, and add epsilons and deltas of one unit and relation"
         )
     if others := settings.keys() - {"delta"}:
         name = sorted(others)[0]
@@ -180,9 +179,8 @@ def privacy(
     if as_json:
         content = {"method": run.method.name, "unit": run.unit}
         content |= {"trust": trust(run), "num_releases": len(run.releases)}
-        content["guarantees"] = [
-            dataclasses.asdict(row) | {"guarantee": row.is_guarantee} for row in rows
-        ]
+        stated = [dataclasses.asdict(r) | {"guarantee": r.is_guarantee} for r in rows]
+        content |= {"guarantees": stated}
         print(json.dumps(content, indent=2))
     else:
         show(run, rows)

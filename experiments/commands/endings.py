@@ -15,7 +15,7 @@ from experiments.tables import folded
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, explained
 from fedgs.federation.training import RunStopped
-from fedgs.privacy.accounting import SEEDED, Statement, caveats
+from fedgs.privacy.accounting import CAVEATS, SEEDED, Statement
 
 INTERRUPTED = 130  # exit code of a shell after Ctrl-C
 MOST_EXPONENT = 100.0  # beyond it a factor is no number to print
@@ -128,7 +128,7 @@ def to_quote(config: ResolvedConfig, stated: Sequence[Statement]) -> str:
         return "none to quote: nothing is guaranteed"
     epsilon, row = min(known, key=lambda pair: pair[0])
     text = in_words(epsilon, *wanted, config.delta, f"one {config.privacy_unit}")
-    return "; ".join([text, *caveats(row.conditions)])
+    return "; ".join([text, *(c for c in row.conditions if c.startswith(CAVEATS))])
 
 
 def in_words(

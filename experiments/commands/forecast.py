@@ -86,10 +86,7 @@ def evaluation_note(config: ResolvedConfig, data: FederatedImages) -> str:
 
 
 def warnings_of(
-    config: ResolvedConfig,
-    data: FederatedImages,
-    target: float | None = None,
-    num_units: int | None = None,
+    config: ResolvedConfig, data: FederatedImages, target: float | None = None
 ) -> Iterator[str]:
     """Yields what is allowed, but hardly what was meant.
 
@@ -99,11 +96,8 @@ def warnings_of(
         config: of the run.
         data: of the run.
         target: the epsilon that was asked for, where `config` does not say it.
-        num_units: that the guarantee may be about; None: the clients.
     """
-    yield from large_delta(
-        config.delta, config.num_clients if num_units is None else num_units
-    )
+    yield from large_delta(config.delta, config.num_clients)
     if (epsilon := target or config.target_epsilon or 0.0) > ABSURD_EPSILON:
         yield f"target_epsilon = {epsilon:g} protects nobody; 1 to 10 are usual"
     if config.num_clients == 1:

@@ -11,13 +11,13 @@ from rich.console import Console
 from experiments.commands.progress import say
 from experiments.tables import Table
 from fedgs.cohorts.files import selection_costs
-from fedgs.config.fields import LEAST_DELTA
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.privacy.accounting import Statement, statements
 from fedgs.privacy.budget import calibrate_noise, largest_num_rounds
 from fedgs.privacy.client_limits import why_limits_refuse
+from fedgs.privacy.gaussian import LEAST_DELTA
 from fedgs.privacy.oracle import AutodpMissing, as_published
 from fedgs.privacy.plan import Plan
 from fedgs.runs.epsilons import with_cohort_condition

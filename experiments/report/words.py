@@ -2,12 +2,7 @@
 
 from fedgs.cohorts.files import EXCLUDED
 from fedgs.config.run_config import RunConfig
-from fedgs.privacy.accounting import (
-    HYPOTHETICAL,
-    LARGE_DELTA,
-    WITH_SELECTION,
-    Statement,
-)
+from fedgs.privacy.accounting import CAVEATS, WITH_SELECTION, Statement
 from fedgs.privacy.amplification import PLD_THEOREM, RDP_THEOREM
 from fedgs.privacy.participation import COUNT_THEOREM, MIXTURE_THEOREM
 
@@ -32,13 +27,6 @@ THEOREMS = {
     "round, composed numerically.",
     RDP_THEOREM: "Sampling counted as protection, by a looser method: a second opinion "
     "on the row above it.",
-}
-
-
-CAVEATS = {
-    EXCLUDED: "excludes cohort selection",
-    LARGE_DELTA: "delta too large to read",
-    HYPOTHETICAL: "hypothetical: nothing was aggregated securely",
 }
 
 
@@ -89,9 +77,12 @@ def reading(row: Statement) -> tuple[str, str]:
     Source: docs/privacy.md, "For a data-protection assessment", 4.
     """
     text, kind = _worth(row)
-    for mark, words in CAVEATS.items():
+    for mark in (EXCLUDED, *CAVEATS):
         if any(mark in condition for condition in row.conditions):
-            text, kind = f"{text}; {words}", "bad" if kind == "bad" else "unsure"
+            text, kind = (
+                f"{text}; {mark.partition(':')[0]}",
+                "bad" if kind == "bad" else "unsure",
+            )
     return text, kind
 
 

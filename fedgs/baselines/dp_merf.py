@@ -66,9 +66,7 @@ class _Shared:
     """Settings of both methods; noise_multiplier is sigma of the published code."""
 
     noise_multiplier: float | None = flag(
-        None,
-        "Noise sigma: of standard deviation 2 sigma / n in M.",
-        **NOISE,
+        None, "Noise sigma: of standard deviation 2 sigma / n in M.", **NOISE
     )
     num_features: int = flag(10_000, "Random features D, even.", at_least=2)
     kernel_variance: float = flag(
@@ -152,9 +150,7 @@ class AutoencoderSettings(_Shared):
     fakes_per_step: int = flag(500, "Fakes of a step of the generator.", at_least=1)
     autoencoder_steps: int = flag(1200, "Steps of the autoencoder.", at_least=1)
     autoencoder_noise: float | None = flag(
-        None,
-        "Its noise / its clip bound; unset: noise_multiplier.",
-        **NOISE,
+        None, "Its noise / its clip bound; unset: noise_multiplier.", **NOISE
     )
     autoencoder_clip: float = flag(1.0, "Clip bound of its gradients.", above=0)
     autoencoder_learning_rate: float = flag(1e-3, "Of its Adam.", above=0)

@@ -66,9 +66,7 @@ class Settings:
     """What `dp-sgd-gan` is asked for; learning rates are RunConfig's: `RATES`."""
 
     noise_multiplier: float | None = flag(
-        None,
-        "Noise sigma / clip bound of the discriminator's gradients.",
-        **NOISE,
+        None, "Noise sigma / clip bound of the discriminator's gradients.", **NOISE
     )
     clip: float = flag(1.1, "Clip bound of an image's gradient.", above=0)
     expected_batch: int = flag(600, "Images of a Poisson batch on average.", at_least=1)

@@ -7,7 +7,6 @@ metrics, checkpoint and pictures. A crash in between loses the steps, not their 
 
 import dataclasses
 import hashlib
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -50,13 +49,7 @@ from fedgs.federation.training import (
     SaveNodes,
     Stop,
 )
-from fedgs.files import (
-    append_whole,
-    read_json,
-    read_json_lines,
-    read_tensors,
-    write_tensors,
-)
+from fedgs.files import read_json, read_json_lines, read_tensors, write_tensors
 from fedgs.privacy.accounting import SEEDED, large_delta
 from fedgs.privacy.gaussian import check_numbers
 from fedgs.runs.run_folder import (
@@ -82,7 +75,7 @@ WHO_IS = {
     "shard of it and no person",
     "record": "record: one of the images that the cap leaves, whose owner is fixed",
 }
-COSTS = "costs.jsonl"  # what the ledger must not tell of each release
+COSTS = "private/costs.jsonl"  # what the ledger must not tell of each release
 NUMBER = "the number of images is public"
 # Partitioners of flwr_datasets that give a record to a client whatever others are.
 APART = (None, "NaturalIdPartitioner", "IidPartitioner")
@@ -163,7 +156,7 @@ class BaselineRun:
         delta = self.config.delta if delta is None else delta
         check_numbers(delta=delta)
         releases = self.releases
-        lines = read_json_lines(self.folder.private / COSTS) if with_private else []
+        lines = read_json_lines(self.folder.path / COSTS) if with_private else []
         kept = {(line["step"], line["attempt"]): line for line in lines}
         events = [r.event | kept.get((r.step, r.attempt), {}) for r in releases]
         rows = self.method.guarantees(self.settings, self.facts, events, delta)
@@ -610,15 +603,15 @@ class Session:
 
     def _release(self, step: int, event: dict[str, Any]) -> Release:
         self._attempts[step] += 1
-        number = {"step": step, "attempt": self._attempts[step]}
-        secret = {n: v for n, v in event.items() if n.startswith(SECRET)}
-        if secret:
-            self._costs.append(number | secret)
+        attempt = self._attempts[step]
+        if secret := {n: v for n, v in event.items() if n.startswith(SECRET)}:
+            self._costs.append({"step": step, "attempt": attempt} | secret)
         return Release(
             method=self.run.method.name,
+            step=step,
+            attempt=attempt,
             noise_source="os" if self.config.noise_seed is None else "seeded",
             event={n: v for n, v in event.items() if n not in secret},
-            **number,
         )
 
     def commit_if_due(self) -> None:
@@ -637,29 +630,18 @@ class Session:
         if self.done == self.committed:
             return
         started = time.monotonic()
-        self._save_costs()  # first: the ledger's lines are never without theirs
-        self.ledger.append(*self._releases)
         with indispensable(self.folder, f"the checkpoint of step {self.done}"):
+            for costs in self._costs:  # first: no line of the ledger is without its own
+                self.folder.append_metrics(costs, COSTS)
+            self.ledger.append(*self._releases)
             for metrics in self._metrics:
                 self.folder.append_metrics(metrics)
-            self._releases, self._metrics = [], []
+            self._costs, self._releases, self._metrics = [], [], []
             self._save_checkpoint()
             if self._is_picture_due():
                 self._write_picture()
         self.committed, self.last = self.done, time.monotonic()
         self.cost = self.last - started
-
-    def _save_costs(self) -> None:
-        """Appends what is secret of the releases to a file of the private folder."""
-        if not self._costs:
-            return
-        lines = "".join(json.dumps(line) + "\n" for line in self._costs).encode()
-        with (
-            indispensable(self.folder, "what its releases cost"),
-            open(self.folder.private / COSTS, "ab", buffering=0) as file,
-        ):
-            append_whole(file, lines)
-        self._costs = []
 
     def _save_checkpoint(self) -> None:
         """Writes what no release made public to the private folder, then commits."""

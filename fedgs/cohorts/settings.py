@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fedgs.config.fields import LEAST_DELTA, check_ranges, flag
+from fedgs.config.fields import check_ranges, flag
 from fedgs.errors import UserError, refuse
 
 if TYPE_CHECKING:
@@ -87,9 +87,7 @@ class Selection:
     membership_epsilon: float = flag(
         3.0, "Of a client's randomised answer, likewise.", above=0
     )
-    delta: float = flag(
-        1e-5, "Of the epsilon, if private.", at_least=LEAST_DELTA, below=1
-    )
+    delta: float = flag(1e-5, "Of the epsilon, if private.", at_least=1e-300, below=1)
     keep_accuracies: bool = flag(
         False,
         "In this simulation, write and draw every client's accuracy.",

@@ -14,15 +14,7 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Any
 
-from fedgs.config.fields import (
-    LEAST_DELTA,
-    NOISE,
-    Trait,
-    check_range,
-    coerced,
-    option,
-    scalar_type,
-)
+from fedgs.config.fields import NOISE, Trait, check_range, coerced, option, scalar_type
 from fedgs.config.hosting import Hosting, hosting, read_sizes
 from fedgs.config.integers import clip_units
 from fedgs.config.stages import FEATURES, PARTS, Stage, Terms, read_stages
@@ -271,11 +263,7 @@ class Settings:
         choices=("replace-one", "zero-out"),
     )
     delta: float = option(
-        1e-5,
-        PRIVACY | RESULT,
-        "delta of every epsilon.",
-        at_least=LEAST_DELTA,
-        below=1,
+        1e-5, PRIVACY | RESULT, "delta of every epsilon.", at_least=1e-300, below=1
     )
     clip_bound: float = option(
         1.0,

@@ -23,7 +23,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from fedgs.config.conditions import DEPLOYED
-from fedgs.config.fields import LEAST_DELTA
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.privacy.amplification import (
@@ -36,16 +35,15 @@ from fedgs.privacy.amplification import (
 from fedgs.privacy.budget import is_spent
 from fedgs.privacy.client_limits import why_limits_refuse
 from fedgs.privacy.exposure import Exposure
-from fedgs.privacy.gaussian import check_numbers
+from fedgs.privacy.gaussian import LEAST_DELTA, check_numbers
 from fedgs.privacy.ledger import Event
 from fedgs.privacy.participation import Releases, Together
 from fedgs.privacy.plan import ADVERSARIES, COLUMNS, RELATIONS, Plan, costs_of
 from fedgs.privacy.selection_cost import NOT_IN_RDP, SelectionCost, with_selections
 
 SEEDED = "seeded: not private"
-# Begin the conditions that take most of its worth from a row.
-LARGE_DELTA = "delta is too large to read"
-HYPOTHETICAL = "hypothetical"
+# Begin conditions that stand beside a figure wherever it is quoted.
+CAVEATS = (LARGE_DELTA, HYPOTHETICAL) = ("delta is too large to read", "hypothetical")
 WITH_SELECTION = ", composed with the cohort's selection"
 _SEES = {
     "release": "adversary: sees every published generator, so the noise of {nodes} "
@@ -63,8 +61,8 @@ _SEES_MASKED = (
     "{colluding} colluding; holds while at least two nodes of a round are honest"
 )
 _NOT_MASKED = (
-    f"{HYPOTHETICAL}: as if every round were aggregated securely, and at least one is "
-    "not; the server row says what the server of this run learns"
+    f"{HYPOTHETICAL}: as if all rounds were aggregated securely, which they are not; "
+    "the server row says what the server of this run learns"
 )
 _DISCRETE = (
     "noise: exact discrete Gaussian on integers, accounted as a Gaussian whose "
@@ -123,11 +121,6 @@ class Statement:
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as JSON values."""
         return {**asdict(self), "conditions": list(self.conditions)}
-
-
-def caveats(conditions: Iterable[str]) -> list[str]:
-    """Returns those conditions that stand beside a figure wherever it is quoted."""
-    return [text for text in conditions if text.startswith((LARGE_DELTA, HYPOTHETICAL))]
 
 
 def large_delta(delta: float, num_units: int) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgs.config.conditions import REFUSAL_TELLS
-from fedgs.config.fields import LEAST_DELTA, coerce_fields, entry
+from fedgs.config.fields import coerce_fields, entry
 from fedgs.config.integers import proven_multiplier
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.stages import Terms
@@ -89,7 +89,7 @@ class Limits:
     """
 
     client_epsilon: float | None = entry(None, above=0)
-    delta: float = entry(1e-5, at_least=LEAST_DELTA, below=1)
+    delta: float = entry(1e-5, at_least=1e-300, below=1)
     relation: str = entry("replace-one", choices=tuple(RELATIONS))
     max_batch_size: int | None = entry(None, at_least=1)
     min_noise_multiplier: float | None = entry(None, at_least=0)

@@ -40,9 +40,9 @@ from scipy import optimize
 from scipy.special import bdtr, bdtrc, log_ndtr, ndtr
 from scipy.stats import binom
 
-from fedgs.config.fields import LEAST_DELTA
 from fedgs.errors import UserError
 
+LEAST_DELTA = 1e-300  # smaller ones lose their digits, and then are 0
 _TAIL = 1e-18  # largest probability that is cut off a binomial law on either side
 _MOST_MU = 1e12  # the epsilon of more, 10^23, is too coarse a number to solve Eq. 2
 

@@ -61,7 +61,9 @@ class Releases(NamedTuple):
 
 
 def epsilon(releases: Sequence[Releases], delta: float, group: int = 1) -> float:
-    """Returns epsilon of all releases together, an upper bound; inf with next to no noise.
+    """Returns epsilon of all releases together, an upper bound.
+
+    inf without noise, and where the noise is so small that no bound is computed.
 
     Args:
         releases: as they were made; those that are alike may stand apart.
