@@ -33,7 +33,7 @@ from fedgs.baselines.run import train as train_in
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
 from fedgs.federation.training import stop_on_signal
-from fedgs.privacy.accounting import SEEDED
+from fedgs.privacy.accounting import CAVEATS, SEEDED
 
 # Who sees what before it is sanitized, where the method does not say it itself.
 CURATOR = "who runs it sees all images"
@@ -66,8 +66,8 @@ def train(name: str, given: dict[str, Any], settings: dict[str, Any]) -> Baselin
         UserError: bad input; nothing was written.
         typer.Exit: the run stopped early (code 1).
     """
-    known = find(name, is_typed=True).Settings
-    names = {spec.name for spec in dataclasses.fields(known)}
+    fields = dataclasses.fields(find(name, is_typed=True).Settings)
+    names = {spec.name for spec in fields}
     own = {key: value for key, value in given.items() if key in names}
     asked = Asked(**{key: value for key, value in given.items() if key not in names})
     run, data = new_run(name, own, asked, settings)
@@ -121,14 +121,16 @@ def _train(run: BaselineRun, data: FederatedImages) -> None:
 
 def to_quote(run: BaselineRun) -> str:
     """Returns the one epsilon to quote: the first valid one, in the method's unit."""
-    valid = [row for row in run.guarantees() if row.label == "valid"]
+    rows = run.guarantees()
+    if any(row.label == SEEDED for row in rows):
+        return f"none to quote: {SEEDED}"
+    valid = [row for row in rows if row.is_guarantee]
     if not valid or (epsilon := valid[0].epsilon) is None:
         return f"none to quote: {run.method.name} guarantees nothing"
-    if run.config.noise_seed is not None:
-        return f"none to quote: {SEEDED}"
     row = valid[0]
     asked = run.config.adversary, row.relation, row.delta
-    return in_words(epsilon, *asked, f"one {row.unit}")
+    text = in_words(epsilon, *asked, f"one {row.unit}")
+    return "; ".join([text, *(c for c in row.conditions if c.startswith(CAVEATS))])
 
 
 def _description(run: BaselineRun) -> str:
@@ -164,7 +166,7 @@ def privacy(
     if len(paths) > 1:
         raise UserError(
             f"RUN = {', '.join(map(str, paths))}: a baseline's run is accounted "
-            "alone; give one RUN"
+            "alone; give one RUN, and add epsilons and deltas of one unit and relation"
         )
     if others := settings.keys() - {"delta"}:
         name = sorted(others)[0]
@@ -173,11 +175,12 @@ def privacy(
             f"--delta here; leave out --{name.replace('_', '-')}"
         )
     run = open_run(paths[0])
-    rows = run.guarantees(settings.get("delta"))
+    rows = run.guarantees(settings.get("delta"), with_private=True)
     if as_json:
         content = {"method": run.method.name, "unit": run.unit}
         content |= {"trust": trust(run), "num_releases": len(run.releases)}
-        content |= {"guarantees": [dataclasses.asdict(row) for row in rows]}
+        stated = [dataclasses.asdict(r) | {"guarantee": r.is_guarantee} for r in rows]
+        content |= {"guarantees": stated}
         print(json.dumps(content, indent=2))
     else:
         show(run, rows)
@@ -200,7 +203,7 @@ def tables(run: BaselineRun, rows: Sequence[Guarantee]) -> list[Table]:
         own = [row for row in rows if row.unit == unit]
         cells = [
             [
-                _label(row),
+                row.label,
                 row.relation,
                 epsilon_text(row),
                 f"{row.delta:g}",
@@ -215,11 +218,6 @@ def tables(run: BaselineRun, rows: Sequence[Guarantee]) -> list[Table]:
         if own:
             found.append(Table(caption, head, cells, note, numeric=False))
     return found
-
-
-def _label(row: Guarantee) -> str:
-    is_seeded = any(text.endswith(SEEDED) for text in row.conditions)
-    return f"{row.label}, but {SEEDED}" if is_seeded else row.label
 
 
 def epsilon_text(row: Guarantee) -> str:

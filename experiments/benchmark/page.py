@@ -103,7 +103,16 @@ NOTES = (
     "its libraries included. CPU s, wall s: of the training; wall says little, because "
     "other work ran on the two cores.",
     "*: settings below the published ones, so that a cell trains at most 15 minutes on "
-    "two cores; they are listed below. †: it took longer.",
+    "two cores; they are listed below. †: it took longer. Most were cut for time "
+    "before a method's first cell. `dp-sgd-gan-strong` was tuned on digits of fonts, "
+    "by eye; `g-pate` was tried with others as well (docs/baselines.md), and "
+    "`fedavg-gan` has other rates, steps and clip bound since its first cell stood at "
+    "chance.",
+    "‡: settings that were chosen with test accuracies on these data in view, which no "
+    "epsilon covers: an upper end (docs/pictures.md). `gs-wgan` has its recipe's, "
+    "`wgan-gp` those of an earlier run whose accuracy was known.",
+    "An epsilon is of its own cell. All cells of a table together cost more than one: "
+    "whoever publishes several, of the same images, composes their costs.",
     "`not run`: nobody has computed this cell. –: there is no such cell, or the number "
     "is not known.",
 )

@@ -6,7 +6,7 @@ from statistics import mean
 from typing import Any
 
 from experiments.baselines.command import epsilon_text
-from experiments.benchmark.grid import EPSILONS, unit
+from experiments.benchmark.grid import EPSILONS, IN_VIEW, unit
 from experiments.benchmark.lines import Line, identity
 from experiments.paper.cell_list import Cell
 from experiments.paper.cells import NUM_SAMPLES
@@ -50,6 +50,11 @@ class Row:
     def is_own(self) -> bool:
         """Whether the method is fedgs' own."""
         return bool(self.done) and self.done[0]["own"]
+
+    @property
+    def marked(self) -> str:
+        """The method, with a mark if its settings were chosen with scores in view."""
+        return self.method + " ‡" * (self.method in IN_VIEW.get(self.data, ()))
 
     @property
     def shown(self) -> str:
@@ -107,20 +112,20 @@ def overview(data: str, kind: str, rows: Sequence[Row]) -> Table:
         rows: of all data and units.
     """
     own = [row for row in rows if (row.data, row.unit) == (data, kind)]
-    methods = dict.fromkeys(row.method for row in own)
+    methods = {row.method: row.marked for row in own}
     found = {(row.method, row.asked): row for row in own}
     head = ["method", *(f"{epsilon:g}" if epsilon else "none" for epsilon in COLUMNS)]
     extra = sorted({row.asked for row in own if row.asked} - {*EPSILONS})
     columns = (*COLUMNS, *extra)
     cells = [
         [
-            method,
+            marked,
             *(
                 found[method, asked].shown if (method, asked) in found else CANNOT
                 for asked in columns
             ),
         ]
-        for method in methods
+        for method, marked in methods.items()
     ]
     head += [f"{epsilon:g}" for epsilon in extra]
     return Table(f"{data}: accuracy of the CNN by {UNITS[kind]}", head, cells)
@@ -151,7 +156,7 @@ def _cells(row: Row, kind: str) -> list[str]:
     first = row.done[0]
     accuracies = [line["accuracy_cnn"] for line in row.done]
     spread = f" ({min(accuracies):.3f}–{max(accuracies):.3f})"
-    method = row.method + (" *" if first["reduced"] else "")
+    method = row.marked + (" *" if first["reduced"] else "")
     asked = "none" if row.asked is None else f"{row.asked:g}"
     epsilons = [] if kind == "none" else [_epsilons(first, kind)]
     if kind == "record":

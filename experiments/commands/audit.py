@@ -39,7 +39,6 @@ from fedgs.federation.messages import EVERYONE
 from fedgs.federation.training import RunStopped, new_event, stop_on_signal
 from fedgs.files import write_atomically, write_json
 from fedgs.privacy.accounting import SEEDED
-from fedgs.privacy.ledger import Event
 from fedgs.privacy.oracle import AutodpMissing
 from fedgs.runs import sample as samples
 from fedgs.runs.run_folder import RunFolder
@@ -67,13 +66,12 @@ def audit(request: AuditRequest, as_json: bool) -> bool:
             f"canaries = {canaries}: --full needs --canaries from {FEWEST} to the "
             f"run's {clients} clients"
         )
-    events = folder.read_ledger().events
     output = folder.path / "audit"
-    output.mkdir(exist_ok=True)
     torch.set_num_threads(1)  # workers are threads, one for each of num_workers
     started = time.monotonic()
     with Progress() as progress:
-        attack = _Attack(folder, events, progress)
+        attack = _Attack(folder, progress, request.full)
+        output.mkdir(exist_ok=True)
         report: dict[str, Any] = {
             "run": str(folder.path),
             "confidence": CONFIDENCE,
@@ -101,11 +99,12 @@ def audit(request: AuditRequest, as_json: bool) -> bool:
 class _Attack:
     """The three attacks on one run."""
 
-    def __init__(
-        self, folder: RunFolder, events: Sequence[Event], progress: Progress
-    ) -> None:
-        self.folder, self.config, self.events = folder, folder.config, events
-        self.progress = progress
+    def __init__(self, folder: RunFolder, progress: Progress, is_full: bool) -> None:
+        self.folder, self.config, self.progress = folder, folder.config, progress
+        self.events = folder.read_ledger().events
+        self.weakest = weakest_rounds(self.config, self.events)
+        # A of each kind, and B: their bounds hold together.
+        self.num_audits = len(self.weakest) + (is_full and self.config.stages is None)
 
     @cached_property
     def data(self) -> FederatedImages:
@@ -124,12 +123,12 @@ class _Attack:
         """Attack A, on each kind of release that the run has."""
         config, found = self.config, list[Finding]()
         doing = self.progress.doing
-        for release, round in sorted(weakest_rounds(config, self.events).items()):
+        for release, round in sorted(self.weakest.items()):
             events = [event for event in self.events if event.release == release]
             events = events or [new_event(config, round, EVERYONE, 1)]
             plan = recorded_plan(config, events)
             claims = claims_of_one_round(plan, config.delta, config.colluding_nodes)
-            asked = (config.delta, trials, max_draws, doing, round)
+            asked = (config.delta, trials, max_draws, doing, round, self.num_audits)
             found += audit_round(config, claims, *asked)
         return found
 
@@ -151,9 +150,9 @@ class _Attack:
             config = dataclasses.replace(config, output=f"{temporary}/run")
             report = self.progress.rounds(num_rounds, "B: round")
             plan = recorded_plan(self.config, self.events)
-            known = (config.delta, report, stop, config.colluding_nodes)
+            known = (report, stop, config.colluding_nodes, self.num_audits)
             try:
-                found = audit_run(config, plan, data, drawn, *known)
+                found = audit_run(config, plan, data, drawn, config.delta, *known)
             except RunStopped as error:
                 return [], f"not finished: {error}"
         return found, f"ran: {canaries} canaries, {num_rounds} rounds"
@@ -162,8 +161,7 @@ class _Attack:
         """Attack on the masks; why not, if the run has none."""
         if not self.config.is_masked:
             return "not there: the nodes of this run send no masked sums"
-        rounds = weakest_rounds(self.config, self.events)
-        return audit_masks(self.config, max(rounds.values()))
+        return audit_masks(self.config, max(self.weakest.values()))
 
     def membership(self) -> dict[str, Any] | str:
         """Attack C; why not, if it cannot run."""

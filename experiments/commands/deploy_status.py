@@ -26,7 +26,7 @@ from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.errors import UserError
 from fedgs.federation.training import Asking
 from fedgs.files import read_json
-from fedgs.privacy.accounting import Statement
+from fedgs.privacy.accounting import SEEDED, Statement
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs import epsilons
 from fedgs.runs.run_folder import METRICS, RunFolder, is_baseline
@@ -206,8 +206,8 @@ def status_of(path: Path) -> Status:
     # A full disk takes lines of metrics, and the run goes on.
     done = max(int(last.get("round", 0)), folder.last_round)
     pace = left = None
-    if metrics:
-        recent = [float(m["seconds"]) for m in metrics[-RECENT_ROUNDS:]]
+    recent = [m["seconds"] for m in metrics[-RECENT_ROUNDS:] if "seconds" in m]
+    if recent:  # stages have none
         pace = round(statistics.median(recent), 4)
         left = round(pace * (config.num_rounds - done), 1)
     state, message = _state(folder)
@@ -256,7 +256,7 @@ def _of_baseline(run: BaselineRun) -> Iterator[Statement]:
     """Yields what `fedgs privacy` calls valid for a user, as other runs state it."""
     asked = {release.participants == "all" for release in run.releases}
     for row in run.guarantees():
-        if (row.label, row.unit) == ("valid", "user"):
+        if row.unit == "user" and row.label in ("valid", SEEDED):
             yield Statement(
                 adversary=run.config.adversary,
                 relation=row.relation,
@@ -266,7 +266,7 @@ def _of_baseline(run: BaselineRun) -> Iterator[Statement]:
                 asked="epsilon",
                 theorem=row.theorem,
                 conditions=row.conditions,
-                guarantee=row.epsilon is not None and run.config.noise_seed is None,
+                guarantee=row.is_guarantee,
                 client_selection="all" if asked == {True} else "balanced",
                 num_rounds=len(run.releases),
             )

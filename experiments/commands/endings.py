@@ -15,7 +15,7 @@ from experiments.tables import folded
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, explained
 from fedgs.federation.training import RunStopped
-from fedgs.privacy.accounting import SEEDED, Statement
+from fedgs.privacy.accounting import CAVEATS, SEEDED, Statement
 
 INTERRUPTED = 130  # exit code of a shell after Ctrl-C
 MOST_EXPONENT = 100.0  # beyond it a factor is no number to print
@@ -123,10 +123,12 @@ def to_quote(config: ResolvedConfig, stated: Sequence[Statement]) -> str:
         return f"none to quote: {SEEDED}"
     wanted = config.adversary, config.relation
     rows = [s for s in stated if s.guarantee and (s.adversary, s.relation) == wanted]
-    known = [row.epsilon for row in rows if row.epsilon is not None]
+    known = [(row.epsilon, row) for row in rows if row.epsilon is not None]
     if not known:
         return "none to quote: nothing is guaranteed"
-    return in_words(min(known), *wanted, config.delta, f"one {config.privacy_unit}")
+    epsilon, row = min(known, key=lambda pair: pair[0])
+    text = in_words(epsilon, *wanted, config.delta, f"one {config.privacy_unit}")
+    return "; ".join([text, *(c for c in row.conditions if c.startswith(CAVEATS))])
 
 
 def in_words(

@@ -24,7 +24,7 @@ from fedgs.federation.preparation import clients_needed, copies_in_memory, state
 from fedgs.federation.round import client_round, draw_fakes, new_server, server_round
 from fedgs.gan.discriminators import Discriminators
 from fedgs.mechanism.sanitizer import SanitizedGradients
-from fedgs.privacy.accounting import statements
+from fedgs.privacy.accounting import large_delta, statements
 from fedgs.privacy.plan import Plan
 from fedgs.process import keep_freed_memory
 
@@ -97,6 +97,7 @@ def warnings_of(
         data: of the run.
         target: the epsilon that was asked for, where `config` does not say it.
     """
+    yield from large_delta(config.delta, config.num_clients)
     if (epsilon := target or config.target_epsilon or 0.0) > ABSURD_EPSILON:
         yield f"target_epsilon = {epsilon:g} protects nobody; 1 to 10 are usual"
     if config.num_clients == 1:

@@ -17,6 +17,7 @@ from fedgs.errors import UserError
 from fedgs.privacy.accounting import Statement, statements
 from fedgs.privacy.budget import calibrate_noise, largest_num_rounds
 from fedgs.privacy.client_limits import why_limits_refuse
+from fedgs.privacy.gaussian import LEAST_DELTA
 from fedgs.privacy.oracle import AutodpMissing, as_published
 from fedgs.privacy.plan import Plan
 from fedgs.runs.epsilons import with_cohort_condition
@@ -171,7 +172,8 @@ def _title(row: Statement) -> str:
 
 def _number(row: Statement) -> str:
     if row.asked == "delta":
-        return f"{row.delta:.4g}"
+        below = "< " if row.delta <= LEAST_DELTA else ""
+        return f"{below}{row.delta:.4g}"
     if row.epsilon is None:
         return "unbounded"
     digits = 2 if row.guarantee else 3

@@ -2,7 +2,7 @@
 
 from fedgs.cohorts.files import EXCLUDED
 from fedgs.config.run_config import RunConfig
-from fedgs.privacy.accounting import WITH_SELECTION, Statement
+from fedgs.privacy.accounting import CAVEATS, WITH_SELECTION, Statement
 from fedgs.privacy.amplification import PLD_THEOREM, RDP_THEOREM
 from fedgs.privacy.participation import COUNT_THEOREM, MIXTURE_THEOREM
 
@@ -77,11 +77,12 @@ def reading(row: Statement) -> tuple[str, str]:
     Source: docs/privacy.md, "For a data-protection assessment", 4.
     """
     text, kind = _worth(row)
-    if any(EXCLUDED in condition for condition in row.conditions):
-        return (
-            f"{text}; excludes cohort selection",
-            "bad" if kind == "bad" else "unsure",
-        )
+    for mark in (EXCLUDED, *CAVEATS):
+        if any(mark in condition for condition in row.conditions):
+            text, kind = (
+                f"{text}; {mark.partition(':')[0]}",
+                "bad" if kind == "bad" else "unsure",
+            )
     return text, kind
 
 

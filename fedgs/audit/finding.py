@@ -21,7 +21,7 @@ class Finding:
         rounds: rounds that the claim covers.
         delta: of both epsilons.
         lower_bound: at least 0; the mechanism has no smaller epsilon, with confidence
-            0.95 for all rows of one attack together.
+            0.95 for all rows of an audit together, that of no guarantee apart.
         epsilon: the claim, at least 0; None means unbounded.
         theorem: what the claim rests on.
         is_guarantee: False for a figure that fedgs does not claim.

@@ -159,12 +159,14 @@ def audit_round(
     max_draws: float = MAX_DRAWS,
     progress: Progress = lambda text: None,
     round: int = 1,
+    num_audits: int = 1,
 ) -> list[Finding]:
     """Attacks one round and returns a lower bound for each claim.
 
-    All bounds hold together with probability 0.95. With a Gaussian claim, which covers
-    every delta at once, the bound is that of mu, as an epsilon at `delta`; the bound
-    without that, from Eq. 1 of `bounds` alone, is `details["epsilon_any_curve"]`.
+    All bounds of all audits hold together with probability 0.95. With a Gaussian claim,
+    which covers every delta at once, the bound is that of mu, as an epsilon at `delta`;
+    the bound without that, from Eq. 1 of `bounds` alone, is
+    `details["epsilon_any_curve"]`.
 
     Privacy: public; reads no data.
 
@@ -177,13 +179,14 @@ def audit_round(
             trials where B is large or many nodes' noise is summed.
         progress: is told what is being done.
         round: a round of the kind that is attacked; see `weakest_rounds`.
+        num_audits: this one and those whose bounds stand beside it.
     """
     # Draws of the run's own seed would be the same in every audit.
     seed = secrets.randbelow(2**31)
     config = dataclasses.replace(config, seed=seed, selection_seed=None)
     total = int(trials * (1 + CHOICE_SHARE))
     simulation = _Simulation(config, claims, total, max_draws, progress, round)
-    alpha = (1 - CONFIDENCE) / len(claims)
+    alpha = (1 - CONFIDENCE) / len(claims) / num_audits
     return [_attack(claim, simulation, delta, alpha) for claim in claims]
 
 

@@ -57,11 +57,12 @@ def audit_run(
     report: Report,
     stop: Stop,
     colluding: int = 0,
+    num_audits: int = 1,
 ) -> list[Finding]:
     """Trains once with canaries and bounds epsilon from guesses of their coins.
 
-    All bounds hold together with probability 0.95. Noise is never seeded here, and no
-    client's own count is charged: nothing of this run may be published.
+    All bounds of all audits hold together with probability 0.95. Noise is never seeded
+    here, and no client's own count is charged: nothing of this run may be published.
 
     Privacy: reads private data; the findings are about the canaries only.
 
@@ -74,6 +75,7 @@ def audit_run(
         report: called with the public metrics of each round.
         stop: when set, training ends early by `RunStopped`.
         colluding: nodes that take their noise out of secagg's sum, at least 0.
+        num_audits: this one and those whose bounds stand beside it.
 
     Raises:
         RunStopped: `stop` was set.
@@ -94,7 +96,7 @@ def audit_run(
         sees_nodes = "unmasked" if plan.secure_aggregation else "server"
         own = [(sees_nodes, "node releases", by_node), ("secagg", "sums", sums)]
         views = [*own, *views]
-    alpha = (1 - CONFIDENCE) / len(views)
+    alpha = (1 - CONFIDENCE) / len(views) / num_audits
     return [
         _finding(plan, canaries, delta, alpha, colluding, config.num_rounds, *view)
         for view in views

@@ -8,7 +8,7 @@ stands beside it, and is the one to rely on.
 
 The line is labelled distributional, and is no target: whoever asks for differential
 privacy gets the classical one. The costs are computed from private gradients without
-noise, so they, and the ledger that holds them, tell of the images.
+noise, so they tell of the images: they stay in the run's private folder.
 
 Differs from the reference:
     - Each image's gradient is clipped, not the batch's: clipping a batch bounds no
@@ -36,8 +36,8 @@ import torch.nn.functional as F
 
 from fedgs.baselines import bayesian_accounting as bayesian
 from fedgs.baselines import dp_sgd, dp_sgd_gan
-from fedgs.baselines.contract import Event, Facts, Guarantee
-from fedgs.config.fields import Scalar, flag
+from fedgs.baselines.contract import SECRET, Event, Facts, Guarantee
+from fedgs.config.fields import NOISE, Scalar, flag
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
@@ -45,13 +45,13 @@ from fedgs.gan.models import Generator
 from fedgs.randomness import stream
 from fedgs.shapes import TensorDict
 
-COSTS = "bayesian_costs"
+COSTS = f"{SECRET}bayesian_costs"
 DISTRIBUTIONAL = (
     "of an image drawn like the others: an outlier is promised nothing",
     "estimated from private gradients without noise: itself private",
 )
 KEPT_BACK = (
-    "neither the ledger is published, whose Bayesian costs have no noise, nor the "
+    "nobody is told the Bayesian costs in private/, which have no noise, nor the "
     "distributional and published figures that are computed from them"
 )
 
@@ -61,7 +61,7 @@ class Settings:
     """What BDP-GAN is asked for; defaults are the paper's for MNIST, with B = 1024."""
 
     noise_multiplier: float = flag(
-        20.48, "Noise of a sum of gradients / clip bound.", at_least=0, at_most=1e100
+        20.48, "Noise of a sum of gradients / clip bound.", **NOISE
     )
     clip: float = flag(0.5, "Clip bound of an image's gradient.", above=0)
     expected_batch: int = flag(
@@ -104,7 +104,16 @@ class BdpGan:
     def guarantees(
         self, settings: Settings, facts: Facts, events: Sequence[Event], delta: float
     ) -> list[Guarantee]:
-        """Returns the Bayesian line, the classical ones, and the reference's."""
+        """Returns the Bayesian line, the classical ones, and the reference's.
+
+        Without the private folder's costs the classical ones alone.
+        """
+        classical = [
+            dataclasses.replace(each, conditions=(*each.conditions, KEPT_BACK))
+            for each in dp_sgd.add_or_remove(facts, events, delta)
+        ]
+        if not all(COSTS in event for event in events):
+            return classical
         costs = np.sum([event[COSTS] for event in events], axis=0)
         found = [0.0, 0.0]
         if events:
@@ -131,10 +140,6 @@ class BdpGan:
             epsilon=theirs,
             theorem="Bayesian accountant, no bound over its orders",
         )
-        classical = [
-            dataclasses.replace(each, conditions=(*each.conditions, KEPT_BACK))
-            for each in dp_sgd.add_or_remove(facts, events, delta)
-        ]
         return [line, *classical, published]
 
     def trainer(

@@ -48,10 +48,11 @@ from fedgs.config.fields import Scalar
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.models import Generator
+from fedgs.privacy.accounting import SEEDED
 from fedgs.shapes import TensorDict
 
-SECRET = "secret."  # begins the names of a state's tensors that stay private
-LABELS = ("valid", "as published", "distributional")
+SECRET = "secret."  # begins the names of tensors and numbers that stay private
+LABELS = ("valid", "as published", "distributional", SEEDED)
 UNITS = ("none", "record", "user")  # of a method; a guarantee's is never "none"
 RELATIONS = ("add-or-remove", "zero-out", "replace-one")
 
@@ -64,7 +65,8 @@ class Guarantee:
 
     Attributes:
         label: "valid", "as published" (by the published code's call, kept to compare)
-            or "distributional" (over random data: no differential privacy).
+            "distributional" (over random data: no differential privacy), or, by the
+            frame, `SEEDED` in the place of both.
         unit: "record" or "user".
         relation: "add-or-remove", "zero-out" or "replace-one".
         epsilon: at least 0; None means unbounded.
@@ -93,6 +95,11 @@ class Guarantee:
         ):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} = {getattr(self, name)!r}: not of {known}")
+
+    @property
+    def is_guarantee(self) -> bool:
+        """Whether anything is guaranteed by the line: it may be quoted."""
+        return self.label == "valid" and self.epsilon is not None
 
 
 @dataclass(frozen=True)
@@ -145,7 +152,9 @@ class Trainer(Protocol):
             The ledger's event: plain JSON values of all that decides what the step's
             release costs (kind, noise_std or noise_multiplier, clip bound, sampling
             rate, count, ...). None if nothing that depends on private data was made;
-            a step that makes it without noise says so in an event too.
+            a step that makes it without noise says so in an event too. A value that
+            tells of private data has a name that begins with `SECRET`: the frame keeps
+            it in the run's private folder and out of the ledger.
         """
         ...
 
@@ -201,7 +210,8 @@ class Baseline(Protocol):
 
         Published call and valid computation, for record and for user. The target's own
         line, label "valid" in the method's unit, comes first. Empty for a method that
-        guarantees nothing.
+        guarantees nothing. Lines that need values of `SECRET` are left out where the
+        events lack them.
         """
         ...
 

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from fedgs.baselines import dp_sgd
 from fedgs.baselines.contract import Event, Facts, Guarantee
-from fedgs.config.fields import Scalar, flag
+from fedgs.config.fields import NOISE, Scalar, flag
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
@@ -66,13 +66,12 @@ class _Shared:
     """Settings of both methods; noise_multiplier is sigma of the published code."""
 
     noise_multiplier: float | None = flag(
-        None,
-        "Noise sigma: of standard deviation 2 sigma / n in M.",
-        at_least=0,
-        at_most=1e100,
+        None, "Noise sigma: of standard deviation 2 sigma / n in M.", **NOISE
     )
     num_features: int = flag(10_000, "Random features D, even.", at_least=2)
-    kernel_variance: float = flag(105.0, "s of the features' kernel.", above=0)
+    kernel_variance: float = flag(
+        105.0, "s of the features' kernel.", at_least=1e-6, at_most=1e6
+    )
     release: str = flag(
         "once",
         "Release all data's embedding once, or one of a batch at every step.",
@@ -151,10 +150,7 @@ class AutoencoderSettings(_Shared):
     fakes_per_step: int = flag(500, "Fakes of a step of the generator.", at_least=1)
     autoencoder_steps: int = flag(1200, "Steps of the autoencoder.", at_least=1)
     autoencoder_noise: float | None = flag(
-        None,
-        "Its noise / its clip bound; unset: noise_multiplier.",
-        at_least=0,
-        at_most=1e100,
+        None, "Its noise / its clip bound; unset: noise_multiplier.", **NOISE
     )
     autoencoder_clip: float = flag(1.0, "Clip bound of its gradients.", above=0)
     autoencoder_learning_rate: float = flag(1e-3, "Of its Adam.", above=0)

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from fedgs.baselines import dp_sgd
 from fedgs.baselines.contract import Event, Facts, Guarantee
-from fedgs.config.fields import Scalar, flag
+from fedgs.config.fields import NOISE, Scalar, flag
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
@@ -66,10 +66,7 @@ class Settings:
     """What `dp-sgd-gan` is asked for; learning rates are RunConfig's: `RATES`."""
 
     noise_multiplier: float | None = flag(
-        None,
-        "Noise sigma / clip bound of the discriminator's gradients.",
-        at_least=0,
-        at_most=1e100,
+        None, "Noise sigma / clip bound of the discriminator's gradients.", **NOISE
     )
     clip: float = flag(1.1, "Clip bound of an image's gradient.", above=0)
     expected_batch: int = flag(600, "Images of a Poisson batch on average.", at_least=1)

@@ -46,7 +46,7 @@ from fedgs.baselines.fedavg_messages import (
     update_terms,
     weights_of,
 )
-from fedgs.config.fields import Scalar, flag
+from fedgs.config.fields import NOISE, Scalar, flag
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
 from fedgs.data.federated import FederatedImages
@@ -110,7 +110,7 @@ class Settings:
     )
     clip_bound: float = flag(0.1, "C, largest norm of a client's update.", above=0)
     noise_multiplier: float = flag(
-        0.01, "Noise of the sum (against whom it counts) / C.", at_least=0
+        0.01, "Noise of the sum (against whom it counts) / C.", **NOISE
     )
     relation: str = flag(
         "replace-one",

@@ -52,7 +52,7 @@ from fedgs.baselines.teachers import (
     trial_chunks,
     valid_guarantees,
 )
-from fedgs.config.fields import Scalar, flag
+from fedgs.config.fields import NOISE, Scalar, flag
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.discriminators import ModuleStack
@@ -100,7 +100,7 @@ class Settings:
         6.0, "Noise of the threshold / noise of a count.", above=0.0
     )
     answer_noise: float = flag(
-        100.0, "Noise of a count, std in votes; set by a target.", at_least=0.0
+        100.0, "Noise of a count, std in votes; set by a target.", **NOISE
     )
     reveal_votes: bool = flag(
         False,

@@ -99,7 +99,8 @@ class Settings:
         1.0,
         "lambda: counts get Laplace noise of scale 1 / lambda; unset is no noise; set "
         "by a target.",
-        above=0.0,
+        at_least=1e-100,
+        at_most=1e100,
     )
     reveal_votes: bool = flag(
         False,

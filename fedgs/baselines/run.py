@@ -49,8 +49,8 @@ from fedgs.federation.training import (
     SaveNodes,
     Stop,
 )
-from fedgs.files import read_json, read_tensors, write_tensors
-from fedgs.privacy.accounting import SEEDED
+from fedgs.files import read_json, read_json_lines, read_tensors, write_tensors
+from fedgs.privacy.accounting import SEEDED, large_delta
 from fedgs.privacy.gaussian import check_numbers
 from fedgs.runs.run_folder import (
     BASELINE,
@@ -75,6 +75,7 @@ WHO_IS = {
     "shard of it and no person",
     "record": "record: one of the images that the cap leaves, whose owner is fixed",
 }
+COSTS = "private/costs.jsonl"  # what the ledger must not tell of each release
 NUMBER = "the number of images is public"
 # Partitioners of flwr_datasets that give a record to a client whatever others are.
 APART = (None, "NaturalIdPartitioner", "IidPartitioner")
@@ -134,11 +135,23 @@ class BaselineRun:
                 )
         return releases
 
-    def guarantees(self, delta: float | None = None) -> list[Guarantee]:
+    def num_units(self, unit: str) -> int:
+        """Returns how many units a guarantee may be about; 0 of the unit "none"."""
+        facts = self.facts
+        records = max(facts.num_records, facts.num_clients)  # each client has one
+        return {"user": facts.num_clients, "record": records}.get(unit, 0)
+
+    def guarantees(
+        self, delta: float | None = None, with_private: bool = False
+    ) -> list[Guarantee]:
         """Returns what the run guarantees for all that it released so far.
 
+        Privacy: public; with the private folder as private as what the method keeps
+        there, for the owner's eyes.
+
         Args:
-            delta: above 0 and below 1; the run's own when None.
+            delta: at least 1e-300 and below 1; the run's own when None.
+            with_private: state what is computed from the private folder as well.
 
         Raises:
             UserError: delta is out of range, or the ledger is broken.
@@ -146,7 +159,9 @@ class BaselineRun:
         delta = self.config.delta if delta is None else delta
         check_numbers(delta=delta)
         releases = self.releases
-        events = [release.event for release in releases]
+        lines = read_json_lines(self.folder.path / COSTS) if with_private else []
+        kept = {(line["step"], line["attempt"]): line for line in lines}
+        events = [r.event | kept.get((r.step, r.attempt), {}) for r in releases]
         rows = self.method.guarantees(self.settings, self.facts, events, delta)
         is_seeded = any(release.noise_source == "seeded" for release in releases)
         shared = (f"noise: {SEEDED}",) if is_seeded else ()
@@ -160,7 +175,15 @@ class BaselineRun:
             rows = [row for row in rows if row.unit == "user" or is_apart]
         return [
             dataclasses.replace(
-                row, conditions=(*shared, WHO_IS[row.unit], *row.conditions)
+                row,
+                # A published figure is no claim, seeded or not.
+                label=SEEDED
+                if is_seeded and row.label != "as published"
+                else row.label,
+                conditions=(
+                    *large_delta(row.delta, self.num_units(row.unit)),
+                    *(*shared, WHO_IS[row.unit], *row.conditions),
+                ),
             )
             for row in rows
         ]
@@ -457,6 +480,7 @@ class Session:
         self._attempts = Counter(event.step for event in ledger.events)
         self._refuse_repeats()
         self._releases: list[Release] = []  # since the last commit
+        self._costs: list[dict[str, Any]] = []
         self._metrics: list[dict[str, Any]] = []
         self.committed = self.done
         self.last, self.cost = time.monotonic(), 0.0
@@ -583,12 +607,15 @@ class Session:
 
     def _release(self, step: int, event: dict[str, Any]) -> Release:
         self._attempts[step] += 1
+        attempt = self._attempts[step]
+        if secret := {n: v for n, v in event.items() if n.startswith(SECRET)}:
+            self._costs.append({"step": step, "attempt": attempt} | secret)
         return Release(
             method=self.run.method.name,
             step=step,
-            attempt=self._attempts[step],
+            attempt=attempt,
             noise_source="os" if self.config.noise_seed is None else "seeded",
-            event=event,
+            event={n: v for n, v in event.items() if n not in secret},
         )
 
     def commit_if_due(self) -> None:
@@ -607,11 +634,13 @@ class Session:
         if self.done == self.committed:
             return
         started = time.monotonic()
-        self.ledger.append(*self._releases)
         with indispensable(self.folder, f"the checkpoint of step {self.done}"):
+            for costs in self._costs:  # first: no line of the ledger is without its own
+                self.folder.append_metrics(costs, COSTS)
+            self.ledger.append(*self._releases)
             for metrics in self._metrics:
                 self.folder.append_metrics(metrics)
-            self._releases, self._metrics = [], []
+            self._costs, self._releases, self._metrics = [], [], []
             self._save_checkpoint()
             if self._is_picture_due():
                 self._write_picture()

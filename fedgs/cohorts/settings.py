@@ -87,7 +87,7 @@ class Selection:
     membership_epsilon: float = flag(
         3.0, "Of a client's randomised answer, likewise.", above=0
     )
-    delta: float = flag(1e-5, "Of the epsilon, if private.", above=0, below=1)
+    delta: float = flag(1e-5, "Of the epsilon, if private.", at_least=1e-300, below=1)
     keep_accuracies: bool = flag(
         False,
         "In this simulation, write and draw every client's accuracy.",

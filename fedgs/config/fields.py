@@ -24,6 +24,8 @@ Problem = tuple[
 ]  # a field's name; what is wrong with its value, and what to do
 SHOWN_CHARACTERS = 60
 MOST_CHARACTERS = 200  # of a value that may be the name of a file
+# Limits of a noise: its square is a number.
+NOISE: Any = {"zero_or_at_least": 1e-100, "at_most": 1e100}
 
 
 class Trait(enum.Flag):
@@ -61,22 +63,20 @@ def option(
     text: str,
     *,
     choices: tuple[str, ...] = (),
-    at_least: float | None = None,
-    at_most: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
+    **limits: float,
 ) -> Any:
-    """Declares a field of `RunConfig`: its traits, its help text, its valid range."""
-    limits = {
-        "choices": choices,
-        "at_least": at_least,
-        "at_most": at_most,
-        "above": above,
-        "below": below,
-    }
+    """Declares a field of `RunConfig`: its traits, its help text, its valid range.
+
+    Args:
+        default: of the setting.
+        traits: its group, its effect, and what else hangs on it.
+        text: its help.
+        choices: of a text.
+        **limits: of a number: at_least, at_most, above, below, zero_or_at_least.
+    """
     group = next(trait for trait in Trait if trait in traits).name
     own = {"group": str(group).title(), "traits": traits, "help": text}
-    return field(default=default, metadata=own | limits)
+    return field(default=default, metadata=own | {"choices": choices} | limits)
 
 
 def flag(
@@ -200,6 +200,10 @@ def shortened(text: str, most: int = SHOWN_CHARACTERS) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
+def _is_zero_or_at_least(value: float, limit: float) -> bool:
+    return value == 0 or value >= limit
+
+
 def check_range(spec: "Field[Any]", value: Any) -> None:
     """Checks a value against the range that `option` or `flag` declared.
 
@@ -222,6 +226,7 @@ def check_range(spec: "Field[Any]", value: Any) -> None:
         ("at_most", operator.le, "at most"),
         ("above", operator.gt, "a number above"),
         ("below", operator.lt, "a number below"),
+        ("zero_or_at_least", _is_zero_or_at_least, "0, or at least"),
     ):
         limit = limits.get(key)
         if limit is not None and not holds(value, limit):

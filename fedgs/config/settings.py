@@ -14,7 +14,7 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Any
 
-from fedgs.config.fields import Trait, check_range, coerced, option, scalar_type
+from fedgs.config.fields import NOISE, Trait, check_range, coerced, option, scalar_type
 from fedgs.config.hosting import Hosting, hosting, read_sizes
 from fedgs.config.integers import clip_units
 from fedgs.config.stages import FEATURES, PARTS, Stage, Terms, read_stages
@@ -242,8 +242,7 @@ class Settings:
         None,
         PRIVACY | RESULT | MECHANISM,
         "Noise per node and release: noise_std = 2 * clip_bound * noise_multiplier.",
-        at_least=0,
-        at_most=1e100,  # its square is a number
+        **NOISE,
     )
     target_epsilon: float | None = option(
         None,
@@ -264,7 +263,7 @@ class Settings:
         choices=("replace-one", "zero-out"),
     )
     delta: float = option(
-        1e-5, PRIVACY | RESULT, "delta of every epsilon.", above=0, below=1
+        1e-5, PRIVACY | RESULT, "delta of every epsilon.", at_least=1e-300, below=1
     )
     clip_bound: float = option(
         1.0,

@@ -35,13 +35,15 @@ from fedgs.privacy.amplification import (
 from fedgs.privacy.budget import is_spent
 from fedgs.privacy.client_limits import why_limits_refuse
 from fedgs.privacy.exposure import Exposure
-from fedgs.privacy.gaussian import check_numbers
+from fedgs.privacy.gaussian import LEAST_DELTA, check_numbers
 from fedgs.privacy.ledger import Event
 from fedgs.privacy.participation import Releases, Together
 from fedgs.privacy.plan import ADVERSARIES, COLUMNS, RELATIONS, Plan, costs_of
 from fedgs.privacy.selection_cost import NOT_IN_RDP, SelectionCost, with_selections
 
 SEEDED = "seeded: not private"
+# Begin conditions that stand beside a figure wherever it is quoted.
+CAVEATS = (LARGE_DELTA, HYPOTHETICAL) = ("delta is too large to read", "hypothetical")
 WITH_SELECTION = ", composed with the cohort's selection"
 _SEES = {
     "release": "adversary: sees every published generator, so the noise of {nodes} "
@@ -57,6 +59,10 @@ _SEES_MASKED = (
     "adversary: computational, that is honest but curious with bounded computing "
     "power; sees who took part and, behind masks, the sum over at least {nodes} nodes, "
     "{colluding} colluding; holds while at least two nodes of a round are honest"
+)
+_NOT_MASKED = (
+    f"{HYPOTHETICAL}: as if all rounds were aggregated securely, which they are not; "
+    "the server row says what the server of this run learns"
 )
 _DISCRETE = (
     "noise: exact discrete Gaussian on integers, accounted as a Gaussian whose "
@@ -90,7 +96,7 @@ class Statement:
         adversary: who looks; one of `COLUMNS` of `fedgs.privacy.plan`.
         relation: what two neighbouring data sets differ in; a key of `RELATIONS`.
         unit: what one client stands for, "client" or "record".
-        delta: from 0 to 1.
+        delta: from 1e-300, which stands for all below it, to 1.
         epsilon: at least 0; None means unbounded.
         asked: which of the two was computed from the other, "epsilon" or "delta".
         theorem: what it was computed with.
@@ -117,6 +123,22 @@ class Statement:
         return {**asdict(self), "conditions": list(self.conditions)}
 
 
+def large_delta(delta: float, num_units: int) -> tuple[str, ...]:
+    """Returns the condition of a delta that is too large to read; nothing of others.
+
+    Args:
+        delta: from 0 to 1.
+        num_units: K, clients or records that the guarantee may be about; 0 if nothing
+            was released.
+    """
+    if 10 * num_units * delta < 1:
+        return ()
+    return (
+        f"{LARGE_DELTA}: {delta:g} is 1 / (10 K) or more for K = {num_units}; to "
+        "publish the data of one of K by lot has epsilon 0 at delta 1 / K",
+    )
+
+
 class Bound(Protocol):
     """Epsilon as a function of delta, and the other way round."""
 
@@ -134,6 +156,7 @@ class _Rounds(NamedTuple):
 
     Attributes:
         selection, unit, num_rounds: as in `Statement`.
+        num_clients: K; 0 if nothing was released.
         nodes: the fewest of a round whose noise counts.
         is_masked: whether all are of secure aggregations.
         is_seeded: whether any noise is.
@@ -147,6 +170,7 @@ class _Rounds(NamedTuple):
     selection: str
     unit: str
     num_rounds: int
+    num_clients: int
     nodes: int
     is_masked: bool
     is_seeded: bool
@@ -206,22 +230,7 @@ class _Question(NamedTuple):
         *why: str,
     ) -> Statement:
         """Returns one row: of the rounds, and of the selections where it can."""
-        sees = _SEES[adversary]
-        if adversary == "server" and rounds.is_masked:
-            sees = _SEES_MASKED
-        conditions = [
-            *why,
-            sees.format(nodes=rounds.nodes, colluding=self.colluding),
-            _MEANINGS[relation],
-            "drop-out is independent of data; the nodes enforce B, C and the noise",
-            *rounds.shared,
-        ]
-        if rounds.unit == "record" and relation == "zero-out":
-            conditions.append("of the record's whole shard, not of the record alone")
-        if adversary == "release" and (reason := rounds.no_amplification):
-            conditions.append(f"no amplification by sampling: {reason}")
-        if rounds.is_seeded:
-            conditions.append(SEEDED)
+        conditions = [*why, *self._conditions(rounds, adversary, relation)]
         bound: Bound = alone
         if isinstance(alone, RenyiBound):
             conditions.extend([NOT_IN_RDP] * bool(self.selections))
@@ -235,7 +244,8 @@ class _Question(NamedTuple):
         if epsilon is None:
             epsilon = bound.epsilon(delta)
         else:
-            delta = bound.delta(epsilon)
+            delta = max(bound.delta(epsilon), LEAST_DELTA)
+        conditions[:0] = large_delta(delta, rounds.num_clients)
         return Statement(
             adversary=adversary,
             relation=relation,
@@ -249,6 +259,26 @@ class _Question(NamedTuple):
             client_selection=rounds.selection,
             num_rounds=rounds.num_rounds,
         )
+
+    def _conditions(
+        self, rounds: _Rounds, adversary: str, relation: str
+    ) -> Iterator[str]:
+        """Yields the conditions of a row that no theorem makes."""
+        sees = _SEES[adversary]
+        if adversary == "server" and rounds.is_masked:
+            sees = _SEES_MASKED
+        if adversary == "secagg" and not rounds.is_masked:
+            yield _NOT_MASKED
+        yield sees.format(nodes=rounds.nodes, colluding=self.colluding)
+        yield _MEANINGS[relation]
+        yield "drop-out is independent of data; the nodes enforce B, C and the noise"
+        yield from rounds.shared
+        if rounds.unit == "record" and relation == "zero-out":
+            yield "of the record's whole shard, not of the record alone"
+        if adversary == "release" and (reason := rounds.no_amplification):
+            yield f"no amplification by sampling: {reason}"
+        if rounds.is_seeded:
+            yield SEEDED
 
 
 def statements(
@@ -298,6 +328,7 @@ def _planned(plan: Plan, selection: str, colluding: int) -> _Rounds:
         selection,
         plan.privacy_unit,
         plan.num_rounds,
+        plan.num_clients,
         plan.counted_nodes,
         plan.secure_aggregation,
         plan.noise_source == "seeded",
@@ -431,6 +462,7 @@ def _released(
         "+".join(sorted(names)) or "none",
         unit,
         sum(len(exposure.draws) for exposure in exposures),
+        max((run.mu_squared.shape[1] for run in together.runs), default=0),
         min((run.nodes for run in together.runs), default=0),
         any(masked) and all(masked),
         any(exposure.is_seeded for exposure in exposures),

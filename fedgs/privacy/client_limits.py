@@ -89,7 +89,7 @@ class Limits:
     """
 
     client_epsilon: float | None = entry(None, above=0)
-    delta: float = entry(1e-5, above=0, below=1)
+    delta: float = entry(1e-5, at_least=1e-300, below=1)
     relation: str = entry("replace-one", choices=tuple(RELATIONS))
     max_batch_size: int | None = entry(None, at_least=1)
     min_noise_multiplier: float | None = entry(None, at_least=0)

@@ -42,7 +42,9 @@ from scipy.stats import binom
 
 from fedgs.errors import UserError
 
+LEAST_DELTA = 1e-300  # smaller ones lose their digits, and then are 0
 _TAIL = 1e-18  # largest probability that is cut off a binomial law on either side
+_MOST_MU = 1e12  # the epsilon of more, 10^23, is too coarse a number to solve Eq. 2
 
 
 class Law(NamedTuple):
@@ -84,7 +86,7 @@ class Law(NamedTuple):
     def epsilon(self, ratio: float, delta: float) -> float:
         """Returns the least epsilon at which Eq. 3 is at most delta, rounded up.
 
-        inf if there is none: without noise, or if delta is not above `tail`.
+        inf if there is none: with next to no noise, or if delta is not above `tail`.
 
         Args:
             ratio: z of one release, at least 0; 0 is no noise.
@@ -93,7 +95,7 @@ class Law(NamedTuple):
         if self.delta(ratio, 0.0) <= delta:
             return 0.0
         top = math.sqrt(self.counts.max()) / ratio if ratio else math.inf
-        if delta <= self.tail or top * top == math.inf:
+        if delta <= self.tail or top > _MOST_MU:
             return math.inf
         # Phi(-x) <= exp(-x^2 / 2) / 2 bounds the root from above.
         high = top * top / 2 + top * math.sqrt(-2 * math.log(delta - self.tail))
@@ -181,16 +183,16 @@ def check_numbers(**numbers: float) -> None:
     """Checks numbers that several functions take, by their names.
 
     Args:
-        **numbers: `delta` must be above 0 and below 1, `rate` from 0 to 1, and every
-            other number finite and at least 0.
+        **numbers: `delta` must be at least 1e-300 and below 1, `rate` from 0 to 1, and
+            every other number finite and at least 0.
 
     Raises:
         UserError: a number is out of its range, or not a number.
     """
     for name, value in numbers.items():
         if name == "delta":
-            is_valid = 0 < value < 1
-            wanted = "give --delta a number above 0 and below 1"
+            is_valid = LEAST_DELTA <= value < 1
+            wanted = f"give --delta at least {LEAST_DELTA:g} and below 1"
         elif name == "rate":
             is_valid = 0 <= value <= 1
             wanted = "give m / K, a number from 0 to 1"

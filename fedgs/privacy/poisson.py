@@ -43,6 +43,7 @@ _RESOLUTION = 3e-4  # of epsilon, relative
 _TAIL = 1e-18  # largest chance of more of a user's records in a batch that is left out
 _TOLERANCE = 1e-4  # relative, of a noise multiplier that is looked for
 _MOST_NOISE = 1e6
+_MOST_LOSS = 500.0  # k / z; one release then costs 10^5
 
 
 class Releases(NamedTuple):
@@ -60,7 +61,9 @@ class Releases(NamedTuple):
 
 
 def epsilon(releases: Sequence[Releases], delta: float, group: int = 1) -> float:
-    """Returns epsilon of all releases together, an upper bound; inf without noise.
+    """Returns epsilon of all releases together, an upper bound.
+
+    inf without noise, and where the noise is so small that no bound is computed.
 
     Args:
         releases: as they were made; those that are alike may stand apart.
@@ -77,8 +80,8 @@ def epsilon(releases: Sequence[Releases], delta: float, group: int = 1) -> float
         counts[rate, multiplier] = counts.get((rate, multiplier), 0) + count
     if not counts:
         return 0.0
-    if any(multiplier == 0 for _, multiplier in counts):
-        return math.inf
+    if any(multiplier * _MOST_LOSS < group for _, multiplier in counts):
+        return math.inf  # no bound worth the gigabytes of its grid
     # Sorted, so that equal questions find the same entry of the cache.
     merged = tuple(Releases(*key, count) for key, count in sorted(counts.items()))
     if all(rate == 1 for rate, _, _ in merged):

@@ -355,16 +355,20 @@ class RunFolder:
             patience,
         )
 
-    def append_metrics(self, metrics: dict[str, Any]) -> None:
+    def append_metrics(self, metrics: dict[str, Any], name: str = METRICS) -> None:
         """Appends one line to metrics.jsonl, or nothing: public numbers of one round.
 
         Privacy: post-processing of DP output.
+
+        Args:
+            metrics: of the round.
+            name: of another file; what is not public goes below private/.
 
         Raises:
             OSError: it cannot be written.
         """
         line = (json.dumps(metrics) + "\n").encode()
-        with open(self.path / METRICS, "ab", buffering=0) as lines:
+        with open(self.path / name, "ab", buffering=0) as lines:
             append_whole(lines, line)
 
     def truncate_metrics(self, round: int) -> None:

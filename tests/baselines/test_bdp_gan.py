@@ -1,19 +1,22 @@
 """BDP-GAN: the Bayesian line is of its own gradients, and never a target."""
 
 import dataclasses
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from baselines import small_run
+from baselines import small_run, train
 from fedgs.baselines import bayesian_accounting as bayesian
-from fedgs.baselines.bdp_gan import METHOD, BdpGanTrainer, Settings
+from fedgs.baselines.bdp_gan import COSTS, METHOD, BdpGanTrainer, Settings
 from fedgs.baselines.contract import Facts
 from fedgs.baselines.dp_sgd_gan import LayeredDiscriminator
-from fedgs.baselines.run import Asked
+from fedgs.baselines.run import Asked, Session, open_run
 from fedgs.errors import UserError
+from fedgs.files import read_json_lines
 from fedgs.gan.models import build
 
 FACTS = Facts(12, 480, 40, 10, (1, 16, 16))
@@ -80,12 +83,60 @@ def test_lines_are_bayesian_classical_and_published(tmp_path):
         ("valid", "user", "add-or-remove"),
         ("as published", "record", "add-or-remove"),
     ]
-    costs = np.sum([event["bayesian_costs"] for event in events], axis=0)
+    costs = np.sum([event[COSTS] for event in events], axis=0)
     assert rows[0].epsilon == bayesian.bayesian_epsilon(costs, 4, DELTA)
     assert any("outlier" in condition for condition in rows[0].conditions)
-    assert all("ledger is published" in row.conditions[-1] for row in rows[1:3])
+    assert all(
+        "nobody is told the Bayesian costs" in row.conditions[-1] for row in rows[1:3]
+    )
     assert rows[3].epsilon <= rows[0].epsilon
     assert rows[2].epsilon > rows[1].epsilon
+
+
+def files(folder: Path) -> dict[str, str]:
+    """The text of a run folder's files outside private/, by name."""
+    names = [p for p in folder.rglob("*") if p.is_file()]
+    public = [p for p in names if "private" not in p.parts]
+    return {p.name: p.read_bytes().decode("latin-1") for p in public}
+
+
+def test_costs_without_noise_are_in_the_private_folder_alone(tmp_path):
+    run, data = small_run("bdp-gan", tmp_path / "run", noise_seed=None)
+    train(run, data)
+    run = open_run(tmp_path / "run")
+    assert not any(
+        "bayesian_costs" in text for text in files(tmp_path / "run").values()
+    )
+    assert all("bayesian_costs" not in str(release.event) for release in run.releases)
+    lines = read_json_lines(tmp_path / "run" / "private" / "costs.jsonl")
+    assert [line["step"] for line in lines] == [r.step for r in run.releases]
+    costs = np.sum([line[COSTS] for line in lines], axis=0)
+    first, *others = run.guarantees(with_private=True)
+    epsilon = bayesian.bayesian_epsilon(costs, len(lines), run.config.delta)
+    assert (first.label, first.epsilon) == ("distributional", epsilon)
+    # What may be published, report and benchmark among it, says the classical ones.
+    assert run.guarantees() == others[:-1]
+    shutil.rmtree(tmp_path / "run" / "private")
+    assert run.guarantees(with_private=True) == others[:-1]
+
+
+def test_a_repeated_step_counts_with_the_costs_of_each_attempt(tmp_path, monkeypatch):
+    run, data = small_run("bdp-gan", tmp_path / "run", checkpoint_every=1)
+
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:  # counted, and then lost
+        patch.setattr(Session, "_save_checkpoint", crash)
+        with pytest.raises(KeyboardInterrupt):
+            train(run, data)
+    train(run, data)
+    lines = read_json_lines(tmp_path / "run" / "private" / "costs.jsonl")
+    numbers = [(line["step"], line["attempt"]) for line in lines]
+    assert numbers[:2] == [(1, 1), (1, 2)]
+    costs = np.sum([line[COSTS] for line in lines], axis=0)
+    stated = run.guarantees(with_private=True)[0].epsilon
+    assert stated == bayesian.bayesian_epsilon(costs, len(lines), run.config.delta)
 
 
 def test_smaller_gradients_lower_the_bayesian_epsilon_and_not_the_classical(tmp_path):
@@ -95,10 +146,8 @@ def test_smaller_gradients_lower_the_bayesian_epsilon_and_not_the_classical(tmp_
     training.settings = loose  # the same gradients are a smaller part of the bound
     costs = training._costs(0)
     rows = [
-        METHOD.guarantees(
-            Settings(), FACTS, [event | {"bayesian_costs": each}] * 4, DELTA
-        )
-        for each in (event["bayesian_costs"], costs)
+        METHOD.guarantees(Settings(), FACTS, [event | {COSTS: each}] * 4, DELTA)
+        for each in (event[COSTS], costs)
     ]
     assert rows[1][0].epsilon < rows[0][0].epsilon
     assert rows[1][1].epsilon == rows[0][1].epsilon

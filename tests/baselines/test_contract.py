@@ -17,6 +17,7 @@ from fedgs.baselines.releases import Release, ReleaseLedger
 from fedgs.baselines.run import Asked, load_run_data, made_settings, open_run, unit_of
 from fedgs.errors import UserError
 from fedgs.files import read_tensors
+from fedgs.privacy.accounting import SEEDED
 from fedgs.runs.run_folder import RunFolder
 from fedgs.runs.sample import draw_samples
 from runs import at_round, interrupt_at
@@ -161,7 +162,9 @@ def test_guarantees_are_of_the_ledger_and_name_the_methods_unit(name, finished):
     assert run.releases
     first = rows[0]
     assert first.unit == run.unit
-    assert first.label in ("valid", "distributional")
+    assert {row.label for row in rows} <= {SEEDED, "as published"}
+    assert first.label == SEEDED
+    assert not any(row.is_guarantee for row in rows)
     assert {row.unit for row in rows} <= {"record", "user"}
     assert all("seeded" in row.conditions[0] for row in rows)
     assert all(frame.NUMBER in row.conditions for row in rows)

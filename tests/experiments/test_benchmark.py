@@ -11,7 +11,7 @@ from experiments.benchmark import command, grid, lines
 from experiments.benchmark.page import losses, markdown
 from experiments.benchmark.published import by_classifier
 from experiments.benchmark.request import METRICS, BenchmarkRequest
-from experiments.benchmark.tables import rows_of
+from experiments.benchmark.tables import details, overview, rows_of
 from experiments.paper import cells
 from fedgs.baselines import METHODS, dp_merf
 from fedgs.baselines.contract import Facts
@@ -337,6 +337,27 @@ def test_the_page_in_the_documentation_is_that_of_the_stored_lines():
     known = lines.read_lines(DOCS / "benchmark")
     rows = rows_of(grid.grid(BenchmarkRequest(), {}).of_seeds([0]), known)
     assert (DOCS / "benchmark.md").read_text() == markdown(rows)
+
+
+def test_rows_that_were_tuned_on_what_they_are_scored_on_are_marked():
+    known = lines.read_lines(DOCS / "benchmark")
+    rows = rows_of(grid.grid(BenchmarkRequest(), {}).of_seeds([0]), known)
+    digits = {"staged", "staged-parts", "staged-fonts", "mean-embedding"}
+    digits |= {"gs-wgan", "gs-wgan-surrogate", "fedavg-gan"}
+    expected = dict.fromkeys(grid.DATA, digits)
+    expected["fashion-mnist"] = {"staged", "staged-parts"}
+    for data, names in expected.items():
+        for table in (overview(data, "user", rows), details(data, "user", rows)):
+            first = [row[0].split(" ") for row in table.rows]
+            marked = {name for name, *marks in first if "‡" in marks}
+            assert marked == names & {name for name, *_ in first}
+    page = " ".join(markdown(rows).split())
+    for said in (
+        "‡: settings that were chosen with test accuracies on these data in view",
+        "All cells of a table together cost more than one",
+        "`fedavg-gan` has other rates, steps and clip bound since its first cell",
+    ):
+        assert said in page
 
 
 def test_an_empty_benchmark_has_a_page():

@@ -235,7 +235,8 @@ def test_statement_as_json():
         *("conditions", "guarantee", "client_selection", "num_rounds"),
     ]
     assert first["theorem"] == MIXTURE_THEOREM
-    assert first["conditions"][0].startswith("mixture: uniform selection of 1 of 866")
+    assert first["conditions"][0].startswith("delta is too large to read: 0.00115")
+    assert first["conditions"][1].startswith("mixture: uniform selection of 1 of 866")
 
 
 def test_plan_from_config():

@@ -99,3 +99,8 @@ def test_the_smallest_noise_meets_its_target_and_little_less_does_not(target):
     noise = smallest_noise(releases, target, DELTA)
     assert 0.995 * target < epsilon(releases(noise), DELTA) <= target
     assert epsilon(releases(0.995 * noise), DELTA) > target
+
+
+def test_next_to_no_noise_is_unbounded_and_needs_no_gigabytes():
+    for noise, group in ((1e-3, 1), (1e-100, 1), (0.1, 100)):
+        assert epsilon([Releases(0.01, noise, 500)], 1e-5, group) == math.inf

@@ -23,10 +23,16 @@ from fedgs.privacy.budget import (
     is_spent,
     largest_num_rounds,
 )
-from fedgs.privacy.gaussian import binomial_epsilon, delta_from_mu, epsilon_from_mu
+from fedgs.privacy.gaussian import (
+    LEAST_DELTA,
+    binomial_epsilon,
+    delta_from_mu,
+    epsilon_from_mu,
+)
 from fedgs.privacy.participation import COUNT_THEOREM, MIXTURE_THEOREM
 from fedgs.privacy.plan import RELATIONS, Plan
-from plans import FULL, TABLE_1, epsilons, event, frozen, theorems
+from plans import FULL, TABLE_1, epsilons, event, everybody, frozen, theorems
+from refusals import assert_refused
 
 # ------------------------------------------------------------------------ amplification
 
@@ -589,3 +595,63 @@ def test_a_plan_that_ends_early_costs_what_its_first_rounds_do(rounds, weights):
     ended = Plan.from_config(config).ended_after(rounds)
     exact = statements_from_ledger(staged_events(config, rounds), 1e-5)
     assert epsilons(statements(ended, 1e-5)) == pytest.approx(epsilons(exact))
+
+
+# ------------------------------------------------------------ what no row may leave out
+
+
+@pytest.mark.parametrize(
+    ("delta", "is_large"), [(0.3, True), (1 / 5390, True), (1 / 5391, False)]
+)
+def test_a_delta_of_a_tenth_of_1_over_k_is_too_large_in_every_row(delta, is_large):
+    planned = statements(FULL, delta)
+    done = statements_from_ledger([everybody(1, 539)], delta)
+    assert len(planned) == len(done) == 6
+    for row in (*planned, *done):
+        first = row.conditions[0]
+        assert first.startswith("delta is too large to read") == is_large
+        assert ("K = 539" in first) == is_large
+
+
+def test_a_delta_that_was_computed_is_too_large_as_well():
+    rows = statements(replace(FULL, noise_multiplier=0.1), 1e-5, at_epsilon=1.0)
+    assert all(row.conditions[0].startswith("delta is too large") for row in rows)
+
+
+def test_a_delta_below_all_numbers_is_stated_as_their_bound():
+    rows = statements(replace(FULL, noise_multiplier=100.0), 1e-5, at_epsilon=50.0)
+    assert {row.delta for row in rows} == {LEAST_DELTA}
+    assert all(row.guarantee for row in rows)
+    assert_refused(
+        "delta = 1e-301: give --delta at least 1e-300", epsilon_from_mu, 1, 1e-301
+    )
+
+
+def hypothetical(rows):
+    text = "hypothetical: as if all rounds were aggregated securely"
+    found = [r.adversary for r in rows if any(c.startswith(text) for c in r.conditions)]
+    return set(found)
+
+
+def test_secagg_is_hypothetical_unless_every_round_was_aggregated():
+    assert hypothetical(statements(FULL, 1e-5)) == {"secagg"}
+    masked = replace(FULL, secure_aggregation=True)
+    assert hypothetical(statements(masked, 1e-5)) == set()
+    plain, aggregated = everybody(1), everybody(2, kind="discrete")
+    for events, expected in (
+        ([plain], {"secagg"}),
+        ([plain, aggregated], {"secagg"}),
+        ([aggregated], set()),
+    ):
+        assert hypothetical(statements_from_ledger(events, 1e-5)) == expected
+
+
+def test_next_to_no_noise_is_no_error():
+    rows = statements(replace(TABLE_1, noise_multiplier=1e-100), 1e-5)
+    assert {row.epsilon for row in rows} == {None}
+    assert_refused(
+        "noise_multiplier = 1e-300: give --noise-multiplier 0, or at least 1e-100",
+        replace,
+        TABLE_1,
+        noise_multiplier=1e-300,
+    )
