@@ -25,9 +25,10 @@ from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.federation import preparation
 from fedgs.files import write_json
+from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
-from runs import generator, keep_lines
+from runs import generator, keep_lines, rewrite
 from tiny import NUM_CLASSES, SIDE, write_tiny_npz
 
 OF_DATA = ("data", "num_clients", "num_classes")
@@ -561,10 +562,12 @@ def test_colluding_nodes_reach_the_calibration(fedgs):
 def copy_of(run: Path, target: Path, **changes: object) -> Path:
     """A run folder with the ledger of another one and changed settings."""
     target.mkdir()
-    for name in ("versions.json", "ledger.jsonl"):
-        (target / name).write_bytes((run / name).read_bytes())
-    config = json.loads((run / "config.json").read_text())
-    write_json(target / "config.json", {**config, **changes})
+    (target / "versions.json").write_bytes((run / "versions.json").read_bytes())
+    config = json.loads((run / "config.json").read_text()) | changes
+    write_json(target / "config.json", config)
+    source = "os" if config["noise_seed"] == "" else "seeded"
+    events = Ledger.read(run / "ledger.jsonl").events
+    rewrite(target, [dataclasses.replace(e, noise_source=source) for e in events])
     return target
 
 
@@ -643,7 +646,7 @@ def test_reproduce_stands_alone(fedgs, trained, arguments):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--delta", 0], "delta = 0.0: give --delta a number above 0"),
+        (["--delta", 0], "delta = 0.0: give --delta at least 1e-300"),
         (["--delta", 1], "delta = 1.0: give --delta a number below 1"),
         (["--target-epsilon", 0], "target_epsilon = 0.0: give --target-epsilon a numb"),
         (["--noise-multiplier", "nan"], "noise_multiplier = nan: .* a finite number"),
@@ -793,7 +796,7 @@ def test_no_run_or_another_version_is_refused(
     (tmp_path / "verdict" / "debug.json").touch()
     before = tree(tmp_path)
     for run, named in (
-        ("run", r".*/run: run folder of format 99, .*reads 1; use the version"),
+        ("run", r".*/run: run folder of format 99, .*reads 2; use the version"),
         ("nowhere", r".*/nowhere: no run folder .*; give the --output of"),
         ("verdict", r".*/verdict: .*; go on by `fedgs debug --output /.*/verdict`"),
     ):

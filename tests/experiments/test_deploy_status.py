@@ -1,6 +1,5 @@
 """`fedgs deploy status`: the numbers of a run folder, and their Prometheus text."""
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -37,6 +36,7 @@ from fedgs.process import start_of
 from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
+from runs import rewrite
 from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
 
 
@@ -364,14 +364,11 @@ def test_run_made_anew_in_the_same_place_has_its_own_epsilon(trained):
 
 def test_another_ledger_of_the_same_length_has_its_own_epsilon(trained):
     before = status_of(trained.path)
-    path = trained.path / "ledger.jsonl"
-    events = Ledger.read(path).events
-    path.unlink()
     shutil.rmtree(trained.path / "checkpoint")
-    (trained.path / "ledger.json").unlink()
-    with contextlib.closing(Ledger.open(path)) as ledger:
-        for event in events:
-            ledger.append(dataclasses.replace(event, noise_std=2 * event.noise_std))
+    for path in (*trained.path.glob("*.safetensors"), trained.path / "ledger.json"):
+        path.unlink()
+    events = Ledger.read(trained.path / "ledger.jsonl").events
+    rewrite(trained.path, [dataclasses.replace(e, counted_nodes=1) for e in events])
     assert status_of(trained.path).epsilons != before.epsilons
 
 

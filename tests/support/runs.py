@@ -1,8 +1,10 @@
 """Runs: trained, interrupted, and what they leave in their folders."""
 
+import contextlib
+import hashlib
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -83,6 +85,15 @@ def rounds_done(path: Path) -> int:
 def generator(path: Path, name: str = "generator") -> bytes:
     """The tensors of a run's generator; the file also names the run's ledger."""
     return save(read_tensors(path / f"{name}.safetensors")[0])
+
+
+def rewrite(folder: Path, events: Sequence[Event]) -> None:
+    """Makes a run folder's ledger anew, for the settings that are in it now."""
+    path = folder / "ledger.jsonl"
+    content = (folder / "config.json").read_bytes()
+    Ledger.create(path, {"config.json": hashlib.sha256(content).hexdigest()})
+    with contextlib.closing(Ledger.open(path)) as ledger:
+        ledger.append(*events)
 
 
 def keep_lines(path: Path, count: int) -> None:
