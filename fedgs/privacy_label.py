@@ -32,10 +32,11 @@ NOT_COVERED = [
 ]
 CENTRAL = "who runs it sees all images and is trusted"  # a simulation is one place, too
 FEDERATED = "a node sees the images of its clients and is trusted with them"
+CAVEATS = (EXCLUDED,)  # begin conditions that stand beside an epsilon
 # What describes a release: an event of a baseline may hold more than is public.
 _TERMS = ("kind", "what", "release", "noise_std", "noise_multiplier", "clip_bound")
 _TERMS += ("batch_size", "sampling_rate")
-_OF_AUDIT = ("lower_bound", "epsilon", "delta", "rounds", "confidence")
+_OF_AUDIT = ("attack", "rounds", "lower_bound", "epsilon", "delta", "confidence")
 Row = Mapping[str, Any]  # a `Statement`, or a valid `Guarantee` of a baseline
 _NO_ROW: Row = dict.fromkeys(("adversary", "relation", "unit", "theorem"), "none")
 
@@ -62,7 +63,7 @@ def privacy_label(path: Path) -> dict[str, Any]:
     rows, events, method, trust = claims(folder)
     first = rows[0] if rows else _NO_ROW
     conditions = list(dict.fromkeys(text for row in rows for text in row["conditions"]))
-    attack, bound, holds = _audited(folder.path, first)
+    bound, holds = _audited(folder.path, first)
     flaws = {
         "the method claims none": not rows,
         "nothing was released yet": not events,
@@ -72,15 +73,9 @@ def privacy_label(path: Path) -> dict[str, Any]:
     }
     flaw = next((text for text, is_there in flaws.items() if is_there), None)
     unit = _said(first, first["unit"], unit_in_words(config, first["unit"]))
-    is_finished = (folder.path / GENERATOR).exists()
-    limits = [EXCLUDED] * (EXCLUDED in conditions) + [UNFINISHED] * (not is_finished)
-    who: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in rows:
-        new = {name: row[name] for name in ("adversary", "unit")} | {"epsilon": {}}
-        entry = who.setdefault((row["adversary"], row["unit"]), new)
-        number = row["epsilon"] if row["guarantee"] and not flaw else None
-        entry["epsilon"][row["relation"]] = number
-        entry["capability"] = _said(row, "adversary", "sees what is published")
+    limits = _caveats(first)
+    if not (folder.path / GENERATOR).exists():
+        limits += [UNFINISHED]
     kinds = Counter(", ".join(f"{n} {e[n]}" for n in _TERMS if n in e) for e in events)
     public = [f"{config.num_clients} clients, {config.num_classes} classes"]
     public += [f"images of {config.image_channels} x {side} x {side}"]
@@ -95,10 +90,10 @@ def privacy_label(path: Path) -> dict[str, Any]:
         "mechanism": [method, *(f"{count} x {text}" for text, count in kinds.items())],
         "composition": first["theorem"],
         "trust_model": trust,
-        "who_sees_what": [*who.values()],
+        "who_sees_what": _who_sees_what(rows, is_void=bool(flaw)),
         "public": [*public, *(text for text in conditions if "public" in text)],
         "not_covered": [*NOT_COVERED],
-        "audit": attack,
+        "audit": "one release attacked" if bound else "not audited",
         "audited_bound": bound,
         "conditions": conditions,
         "versions": read_json(folder.path / "versions.json"),
@@ -108,15 +103,11 @@ def privacy_label(path: Path) -> dict[str, Any]:
 def _of_run(folder: RunFolder) -> tuple[Sequence[Row], Sequence[Row], str, str]:
     """Returns the bounds, the one the run is for first; releases; method; trust."""
     config, best = folder.config, dict[tuple[str, str], Row]()
-    wanted = config.adversary, config.relation
-    rows = [row.to_json() for row in epsilons.of_run(folder.path)]
-    # With amplification a guarantee has several bounds, of which the least counts.
-    for row in sorted(rows, key=lambda r: (not r["guarantee"], r["epsilon"] or 0)):
-        best.setdefault((row["adversary"], row["relation"]), row)
-    rows = [best[names] for names in sorted(best, key=lambda names: names != wanted)]
+    for row in epsilons.ranked(config, epsilons.of_run(folder.path)):
+        best.setdefault((row.adversary, row.relation), row.to_json())
     events = [asdict(event) for event in folder.read_ledger().events]
     method = "noise on sums of gradients or embeddings that the clients clip"
-    return rows, events, method, FEDERATED if config.node_names else CENTRAL
+    return [*best.values()], events, method, FEDERATED if config.node_names else CENTRAL
 
 
 def _of_baseline(folder: RunFolder) -> tuple[Sequence[Row], Sequence[Row], str, str]:
@@ -131,24 +122,39 @@ def _of_baseline(folder: RunFolder) -> tuple[Sequence[Row], Sequence[Row], str, 
     return rows, events, run.method.title, run.trust
 
 
+def _who_sees_what(rows: Sequence[Row], is_void: bool) -> list[Row]:
+    """Returns an entry for each adversary and unit, with epsilon by relation."""
+    who: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        new = {name: row[name] for name in ("adversary", "unit")} | {"epsilon": {}}
+        entry = who.setdefault((row["adversary"], row["unit"]), new)
+        number = None if is_void or not row["guarantee"] else row["epsilon"]
+        entry["epsilon"][row["relation"]] = number
+        capability = _said(row, "adversary", "sees what is published")
+        entry["capability"] = "; ".join([capability, *_caveats(row)])
+    return [*who.values()]
+
+
+def _caveats(row: Row) -> list[str]:
+    return [text for text in row.get("conditions", ()) if text.startswith(CAVEATS)]
+
+
 def _said(row: Row, word: str, otherwise: str) -> str:
     """Returns what a condition "word: ..." of a row says."""
     found = (c for c in row.get("conditions", ()) if c.startswith(f"{word}: "))
     return next(found, otherwise).removeprefix(f"{word}: ")
 
 
-def _audited(path: Path, first: Row) -> tuple[str, dict[str, Any] | None, bool]:
-    """Returns attack and largest lower bound of a row, and whether all claims hold."""
+def _audited(path: Path, first: Row) -> tuple[Row | None, bool]:
+    """Returns the largest lower bound of a row, and whether all claims hold."""
     wanted = first["adversary"], first["relation"]
     report = path / "audit" / "report.json"
     content = read_json(report) if report.exists() else {"findings": (), "holds": True}
     # The attacks B and C read images: what A found alone is public.
     found = [row for row in content["findings"] if row["attack"].startswith("A ")]
     found = [row for row in found if (row["adversary"], row["relation"]) == wanted]
-    if not found:
-        return "not audited", None, content["holds"]
-    best = max(found, key=lambda row: row["lower_bound"])
-    return best["attack"], {name: best[name] for name in _OF_AUDIT}, content["holds"]
+    best = max(found, key=lambda row: row["lower_bound"], default=None)
+    return best and {name: best[name] for name in _OF_AUDIT}, content["holds"]
 
 
 def unit_in_words(config: RunConfig, unit: str) -> str:

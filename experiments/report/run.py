@@ -103,10 +103,7 @@ class RunFacts:
     @property
     def headline(self) -> Statement:
         """The statement that the run was made for: its own adversary and relation."""
-        own = [row for row in self.statements if row.adversary == self.config.adversary]
-        rows = own or list(self.statements)
-        rows = [r for r in rows if r.relation == self.config.relation] or rows
-        return min(rows, key=lambda row: (not row.guarantee, row.epsilon or 0.0))
+        return epsilons.ranked(self.config, self.statements)[0]
 
 
 def read_run(path: Path) -> RunFacts:

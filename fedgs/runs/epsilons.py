@@ -27,6 +27,24 @@ def of_run(run: Path, delta: float | None = None) -> list[Statement]:
     return of_runs([run], {} if delta is None else {"delta": delta})
 
 
+def ranked(config: RunConfig, rows: Iterable[Statement]) -> list[Statement]:
+    """Returns statements, that which the run was made for first.
+
+    With amplification a guarantee has several bounds, of which the least counts.
+
+    Args:
+        config: of the run, with its own adversary and relation.
+        rows: its statements.
+    """
+
+    def place(row: Statement) -> tuple[bool, bool, bool, float]:
+        is_other = row.adversary != config.adversary
+        worth = not row.guarantee, row.epsilon or 0.0
+        return (is_other, row.relation != config.relation, *worth)
+
+    return sorted(rows, key=place)
+
+
 def of_runs(
     paths: Sequence[Path],
     settings: dict[str, Any],

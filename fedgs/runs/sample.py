@@ -33,6 +33,7 @@ from fedgs.runs.run_folder import CHECKPOINT, RunFolder
 if TYPE_CHECKING:
     import datasets
 
+Label = Mapping[str, Any] | None  # of `fedgs.privacy_label`
 FORMS = ("npz", "png", "folder", "hf")
 PARQUET = "train-00000-of-00001.parquet"  # a name that load_dataset looks for
 SAMPLE_FILES = rf"[^/]+/\d{{6,}}\.png|data/{PARQUET}"  # below a folder of samples
@@ -132,10 +133,7 @@ class Samples:
         return datasets.Dataset.from_dict(columns, kinds)
 
     def write(
-        self,
-        output: str | Path,
-        overwrite: bool = False,
-        label: Mapping[str, Any] | None = None,
+        self, output: str | Path, overwrite: bool = False, label: Label = None
     ) -> None:
         """Writes npz (images, labels), png (one grid), folder or hf; see `Output`.
 
@@ -168,7 +166,7 @@ class Samples:
             folder.mkdir(exist_ok=True)
             picture.save(folder / f"{index:06d}.png")
 
-    def _fill_hf(self, path: Path, label: Mapping[str, Any] | None) -> None:
+    def _fill_hf(self, path: Path, label: Label) -> None:
         (path / "data").mkdir()
         self.as_hugging_face().to_parquet(path / "data" / PARQUET)
         if label is not None:

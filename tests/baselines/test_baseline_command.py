@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from baselines import DIGITS
+from baselines import DIGITS, small_run, train
 from command_line import flags, printed, refused
 from experiments.baselines.command import to_quote
 from fedgs.baselines import METHODS
 from fedgs.baselines.run import open_run
+from fedgs.privacy_label import HOLDS, privacy_label
+from fedgs.runs.data_card import NO_GUARANTEE
 
 TINY = DIGITS | {"steps": 3, "batch_size": 4}
 
@@ -159,9 +161,30 @@ def test_the_report_shows_guarantees_pictures_and_the_command(
     assert "GS-WGAN" not in page
 
 
+def test_the_label_is_that_of_the_valid_line(run, class_means):
+    label, (row,) = privacy_label(class_means), open_run(class_means).guarantees()
+    assert label["guarantee"] == HOLDS
+    assert (label["epsilon"], label["relation"]) == (row.epsilon, "zero-out")
+    assert label["unit_of_privacy"].startswith("one client with all its images; where")
+    assert label["trust_model"] == open_run(class_means).trust
+    assert "1 x kind " in label["mechanism"][1]
+    none = privacy_label(run)
+    assert none["guarantee"] == f"{NO_GUARANTEE}; the method claims none"
+    assert (none["epsilon"], none["who_sees_what"]) == (None, [])
+
+
+def test_a_baseline_with_seeded_noise_has_a_label_that_says_so(tmp_path):
+    started = small_run("dp-merf", tmp_path / "run")
+    train(*started)
+    label = privacy_label(tmp_path / "run")
+    assert label["guarantee"] == f"{NO_GUARANTEE}; noise seeded: not private"
+    assert label["epsilon"] is None
+
+
 def test_the_report_of_a_run_without_a_guarantee_says_so(fedgs, run, tmp_path):
     printed(fedgs("report", run, "-o", tmp_path / "page.html"))
     page = (tmp_path / "page.html").read_text()
+    assert "NO GUARANTEE; the method claims none</span>" in page
     assert "guarantees nothing" in page
     assert "No epsilon: wgan-gp" in page
 
