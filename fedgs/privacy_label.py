@@ -37,6 +37,7 @@ CAVEATS = (EXCLUDED,)  # begin conditions that stand beside an epsilon
 _TERMS = ("kind", "what", "release", "noise_std", "noise_multiplier", "clip_bound")
 _TERMS += ("batch_size", "sampling_rate")
 _OF_AUDIT = ("attack", "rounds", "lower_bound", "epsilon", "delta", "confidence")
+FIGURES = ("as published", "distributional")  # of baselines, which bound nothing
 Row = Mapping[str, Any]  # a `Statement`, or a valid `Guarantee` of a baseline
 _NO_ROW: Row = dict.fromkeys(("adversary", "relation", "unit", "theorem"), "none")
 
@@ -115,7 +116,7 @@ def _of_baseline(folder: RunFolder) -> tuple[Sequence[Row], Sequence[Row], str, 
     from fedgs.baselines.run import open_run  # loads torch
 
     run = open_run(folder.path)
-    valid = [row for row in run.guarantees() if row.label == "valid"]
+    valid = [row for row in run.guarantees() if row.label not in FIGURES]
     more = {"adversary": run.config.adversary}
     rows = [asdict(r) | more | {"guarantee": r.epsilon is not None} for r in valid]
     events = [release.event for release in run.releases]

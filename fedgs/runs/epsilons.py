@@ -36,13 +36,9 @@ def ranked(config: RunConfig, rows: Iterable[Statement]) -> list[Statement]:
         config: of the run, with its own adversary and relation.
         rows: its statements.
     """
-
-    def place(row: Statement) -> tuple[bool, bool, bool, float]:
-        is_other = row.adversary != config.adversary
-        worth = not row.guarantee, row.epsilon or 0.0
-        return (is_other, row.relation != config.relation, *worth)
-
-    return sorted(rows, key=place)
+    found = sorted(rows, key=lambda row: (not row.guarantee, row.epsilon or 0.0))
+    found.sort(key=lambda row: row.relation != config.relation)
+    return sorted(found, key=lambda row: row.adversary != config.adversary)
 
 
 def of_runs(
