@@ -20,7 +20,7 @@ from experiments.commands.progress import Progress, say
 from experiments.launch import flower_engine
 from experiments.tables import Table
 from fedgs.baselines import METHODS, find
-from fedgs.baselines.contract import Baseline, Guarantee
+from fedgs.baselines.contract import Guarantee
 from fedgs.baselines.run import (
     Asked,
     BaselineRun,
@@ -28,6 +28,7 @@ from fedgs.baselines.run import (
     load_run_data,
     new_run,
     open_run,
+    trust_in,
 )
 from fedgs.baselines.run import train as train_in
 from fedgs.data.federated import FederatedImages
@@ -35,17 +36,14 @@ from fedgs.errors import UserError
 from fedgs.federation.training import stop_on_signal
 from fedgs.privacy.accounting import CAVEATS, SEEDED
 
-# Who sees what before it is sanitized, where the method does not say it itself.
-CURATOR = "who runs it sees all images"
-AGGREGATOR = "who adds up the clients' answers sees each of them"
-
 
 def list_methods() -> None:
     """Prints every method with the unit of its guarantee and who must be trusted."""
     rows: list[list[str]] = []
     for name in METHODS:
         method = find(name)
-        rows.append([name, method.unit, _trust(method, method.central), method.title])
+        trust = trust_in(method, method.central)
+        rows.append([name, method.unit, trust, method.title])
     note = (
         "By default settings; `fedgs baseline NAME --help` lists them. A method of "
         "your own: module:object (docs/baselines.md)."
@@ -178,22 +176,12 @@ def privacy(
     rows = run.guarantees(settings.get("delta"), with_private=True)
     if as_json:
         content = {"method": run.method.name, "unit": run.unit}
-        content |= {"trust": trust(run), "num_releases": len(run.releases)}
+        content |= {"trust": run.trust, "num_releases": len(run.releases)}
         stated = [dataclasses.asdict(r) | {"guarantee": r.is_guarantee} for r in rows]
         content |= {"guarantees": stated}
         print(json.dumps(content, indent=2))
     else:
         show(run, rows)
-
-
-def trust(run: BaselineRun) -> str:
-    """Returns who sees what before it is sanitized, in words."""
-    return _trust(run.method, run.is_central)
-
-
-def _trust(method: Baseline, is_central: bool) -> str:
-    default = CURATOR if is_central else AGGREGATOR
-    return default if is_central else getattr(method, "trust", default)
 
 
 def tables(run: BaselineRun, rows: Sequence[Guarantee]) -> list[Table]:
@@ -233,4 +221,4 @@ def show(run: BaselineRun, rows: Sequence[Guarantee]) -> None:
         table.show()
     if not rows:
         say(f"epsilon: none; {run.method.name} guarantees nothing")
-    say(f"trust: {trust(run)}; releases in the ledger: {len(run.releases)}")
+    say(f"trust: {run.trust}; releases in the ledger: {len(run.releases)}")

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from experiments.baselines.audit import attack, distinct_events
-from experiments.baselines.command import trust
 from experiments.benchmark.grid import reduced
 from experiments.paper.cell_list import NO_NOISE, Cell
 from experiments.paper.cells import COST, stated_of
@@ -93,7 +92,7 @@ def _of_baseline(run: BaselineRun) -> Line:
     return {
         "unit": run.unit if run.releases else "none",
         "own": False,
-        "trust": trust(run),
+        "trust": run.trust,
         "guarantees": stated,
         "num_clients": facts.num_clients,
         "num_records": facts.num_records,

@@ -193,6 +193,9 @@ def privacy(
     reproduce: Annotated[
         bool, typer.Option("--reproduce", help="Recompute the analysis' numbers.")
     ] = False,
+    label: Annotated[
+        bool, typer.Option("--label", help="Write RUN/privacy_label.json instead.")
+    ] = False,
     as_json: JsonOption = False,
     *,
     settings: dict[str, Any],
@@ -205,6 +208,11 @@ def privacy(
     from fedgs.runs import epsilons
 
     given = {"recipe": recipe, "config": config, "at_epsilon": at_epsilon, **settings}
+    if label:
+        more = {"json": as_json or None, "reproduce": reproduce or None}
+        refuse(given | more, "--label states RUN as it is; leave out")
+        privacy_report.write_labels(runs or [])
+        return
     if reproduce:
         refuse({"RUN": runs or None, **given}, "--reproduce stands alone; leave out")
         from experiments.paper import reproduce as reproduction

@@ -13,13 +13,16 @@ from experiments.tables import Table
 from fedgs.cohorts.files import selection_costs
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
-from fedgs.errors import UserError
+from fedgs.errors import UserError, explained
+from fedgs.files import write_json
 from fedgs.privacy.accounting import Statement, statements
 from fedgs.privacy.budget import calibrate_noise, largest_num_rounds
 from fedgs.privacy.client_limits import why_limits_refuse
 from fedgs.privacy.gaussian import LEAST_DELTA
 from fedgs.privacy.oracle import AutodpMissing, as_published
 from fedgs.privacy.plan import Plan
+from fedgs.privacy_label import privacy_label
+from fedgs.runs.data_card import LABEL
 from fedgs.runs.epsilons import with_cohort_condition
 
 LAST_COLUMNS = ("guarantee", "theorem")
@@ -127,6 +130,23 @@ def _target_text(config: RunConfig) -> str:
         f"target_epsilon {config.target_epsilon:g} ({config.adversary}, "
         f"{config.relation}, delta {config.delta:g}{amplified})"
     )
+
+
+# ------------------------------------------------------------------ the label
+
+
+def write_labels(runs: Sequence[Path]) -> None:
+    """Writes the privacy label of each run into its folder.
+
+    Raises:
+        UserError: no run, a broken one, or a folder that cannot be written.
+    """
+    if not runs:
+        raise UserError("RUN is unset: --label is about run folders; give one")
+    for path, label in [(run / LABEL, privacy_label(run)) for run in runs]:
+        with explained(OSError, f"{path}: cannot be written", "make it writable"):
+            write_json(path, label)
+        say(f"{path}: {label['guarantee']}")
 
 
 # ------------------------------------------------------------------ the table

@@ -34,6 +34,7 @@ from fedgs.federation.preparation import (
 from fedgs.federation.training import RunStopped, stop_on_signal
 from fedgs.privacy.accounting import SEEDED
 from fedgs.privacy.client_limits import Limits
+from fedgs.privacy_label import privacy_label
 from fedgs.runs import epsilons
 from fedgs.runs.run_folder import GENERATOR, RunFolder
 from fedgs.runs.sample import Output, check_output, draw_samples
@@ -182,7 +183,7 @@ def sample(asked: SampleRequest) -> None:
     Raises:
         UserError: invalid labels, count or output, or no generator yet.
     """
-    check_output(asked.output, asked.overwrite)
+    check_output(asked.output, asked.overwrite, asked.card)
     wanted, labels = None, asked.labels
     if labels is not None:
         with explained(ValueError, f"labels = {labels!r}", "give numbers like 3,7"):
@@ -192,7 +193,8 @@ def sample(asked: SampleRequest) -> None:
         wanted = wanted or [*range(folder.config.num_classes)]
         count = asked.per_class * len(wanted)
     drawn = draw_samples(folder, count, wanted, asked.seed)
-    drawn.write(asked.output, asked.overwrite)
+    label = privacy_label(folder.path) if asked.card else None
+    drawn.write(asked.output, asked.overwrite, label)
     say(f"{count} images in {Output.of(asked.output).path}")
 
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.baselines.command import tables, trust
+from experiments.baselines.command import tables
 from experiments.report.evaluation import evaluation_tables
 from experiments.report.run import Grid, RunFacts, read_folder, shown_settings
 from experiments.report.tables import versions_table
 from experiments.tables import Table
 from fedgs.baselines.asked import SHARED_SETTINGS
-from fedgs.baselines.contract import Guarantee
 from fedgs.baselines.run import BaselineRun, more_settings, open_run
 
 
@@ -25,15 +24,11 @@ class BaselineFacts:
         run: the run.
         facts: what its folder says as that of any run; no events, no statements.
         guarantees: a table for each unit; none for a method that guarantees nothing.
-        headline: the first line, that a target is about; None without any.
-        trust: who sees what before it is sanitized.
     """
 
     run: BaselineRun
     facts: RunFacts
     guarantees: Sequence[Table]
-    headline: Guarantee | None
-    trust: str
 
     @property
     def grid(self) -> Grid:
@@ -94,8 +89,7 @@ def read_baseline(path: Path) -> BaselineFacts:
     run = open_run(path)
     rows = run.guarantees()
     facts = read_folder(run.folder, [], [])
-    first = rows[0] if rows else None
-    return BaselineFacts(run, facts, tables(run, rows), first, trust(run))
+    return BaselineFacts(run, facts, tables(run, rows))
 
 
 def settings_of(runs: Sequence[BaselineFacts]) -> list[Table]:

@@ -37,7 +37,9 @@ from fedgs.config.settings import IMAGES, settings_with
 from fedgs.errors import UserError, explained
 from fedgs.files import write_atomically
 from fedgs.privacy.accounting import Statement
+from fedgs.privacy_label import unit_in_words
 from fedgs.runs import epsilons
+from fedgs.runs.data_card import in_words
 from fedgs.runs.run_folder import is_baseline
 
 FAILED = "cannot be written"
@@ -304,10 +306,12 @@ def environment() -> Environment:
         "data_uri": report_pictures.data_uri,
         "number": words.number,
         "epsilon": words.epsilon,
+        "in_words": in_words,
     }
     made.globals |= {
         "alternative": report_pictures.alternative,
         "command": train_command,
+        "unit": unit_in_words,
         "drawing": Markup,  # of draw(), which escapes its own texts
         "words": words,
     }

@@ -1,13 +1,13 @@
 """What the report knows of one run: read from its folder, public files only.
 
-`private/`, `flower.log`, `audit/` and the pictures of `fedgs evaluate` (they show real
-images) are never opened.
+`private/`, `flower.log` and the pictures of `fedgs evaluate` (they show real images)
+are never opened, and of `audit/` only what attack A found, which reads no image.
 """
 
 import dataclasses
 import io
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from fedgs.files import read_json, read_json_lines
 from fedgs.privacy.accounting import Run, Statement, statements_of_runs
 from fedgs.privacy.ledger import Event
 from fedgs.privacy.participation import COUNT_THEOREM
+from fedgs.privacy_label import privacy_label
 from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder
 
@@ -68,6 +69,7 @@ class RunFacts:
             `experiments.paper.communication`.
         norms: of gradients, where the run is a probe that is not private; see
             `experiments.paper.gradient_norms`.
+        label: see `fedgs.privacy_label`.
     """
 
     name: str
@@ -81,6 +83,7 @@ class RunFacts:
     is_finished: bool
     measured: dict[str, Any] | None = None
     norms: "Sequence[Norms]" = ()
+    label: Mapping[str, Any] | None = None
 
     @property
     def round(self) -> int:
@@ -100,22 +103,7 @@ class RunFacts:
     @property
     def headline(self) -> Statement:
         """The statement that the run was made for: its own adversary and relation."""
-        own = [row for row in self.statements if row.adversary == self.config.adversary]
-        rows = own or list(self.statements)
-        rows = [r for r in rows if r.relation == self.config.relation] or rows
-        return min(rows, key=lambda row: (not row.guarantee, row.epsilon or 0.0))
-
-    @property
-    def others(self) -> list[Statement]:
-        """The headline's other relation, and both against the server, masked or not."""
-        first = self.headline
-        return [
-            row
-            for row in self.statements
-            if row.theorem == first.theorem
-            and row is not first
-            and row.adversary in (first.adversary, "server", "unmasked")
-        ]
+        return epsilons.ranked(self.config, self.statements)[0]
 
 
 def read_run(path: Path) -> RunFacts:
@@ -153,6 +141,7 @@ def read_folder(
         is_finished=(folder.path / "generator.safetensors").exists(),
         measured=_measured(folder),
         norms=_norms(folder),
+        label=privacy_label(folder.path),
     )
 
 

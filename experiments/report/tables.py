@@ -11,6 +11,7 @@ from experiments.report.run import RunFacts, shown_settings
 from experiments.tables import Table
 from fedgs.config.run_config import RunConfig
 from fedgs.privacy.accounting import Statement
+from fedgs.privacy_label import unit_in_words
 
 # ------------------------------------------------------------------ privacy
 
@@ -60,7 +61,7 @@ def privacy_table(
     return PrivacyTable(
         caption,
         list(theorems.values()),
-        words.unit(config, statements[0].unit),
+        unit_in_words(config, statements[0].unit),
         {
             condition: "all"
             if {*where} == everyone

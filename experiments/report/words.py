@@ -1,7 +1,6 @@
 """What the report calls things: adversaries, relations, units and theorems in words."""
 
 from fedgs.cohorts.files import EXCLUDED
-from fedgs.config.run_config import RunConfig
 from fedgs.privacy.accounting import CAVEATS, WITH_SELECTION, Statement
 from fedgs.privacy.amplification import PLD_THEOREM, RDP_THEOREM
 from fedgs.privacy.participation import COUNT_THEOREM, MIXTURE_THEOREM
@@ -37,15 +36,6 @@ def theorem(name: str) -> str:
     if name.endswith(WITH_SELECTION):
         text += " The private selection of the cohort is included."
     return text.strip()
-
-
-def unit(config: RunConfig, name: str) -> str:
-    """Returns what one unit of privacy is, in words."""
-    if name == "record":
-        return "one record"
-    if config.partition in ("iid", "dirichlet"):
-        return "one client with all its data (a shard, not a person)"
-    return "one client with all its data"
 
 
 def epsilon(value: float | None) -> str:

@@ -77,6 +77,9 @@ WHO_IS = {
 }
 COSTS = "private/costs.jsonl"  # what the ledger must not tell of each release
 NUMBER = "the number of images is public"
+# Who sees what before it is sanitized, where the method does not say it itself.
+CURATOR = "who runs it sees all images"
+AGGREGATOR = "who adds up the clients' answers sees each of them"
 # Partitioners of flwr_datasets that give a record to a client whatever others are.
 APART = (None, "NaturalIdPartitioner", "IidPartitioner")
 
@@ -115,6 +118,11 @@ class BaselineRun:
     def is_central(self) -> bool:
         """Whether whoever trains sees all data."""
         return is_central(self.method, self.settings)
+
+    @property
+    def trust(self) -> str:
+        """Who sees what before it is sanitized, in words."""
+        return trust_in(self.method, self.is_central)
 
     @property
     def releases(self) -> Sequence[Release]:
@@ -202,6 +210,11 @@ def more_settings(method: Baseline) -> tuple[str, ...]:
 def is_central(method: Baseline, settings: Any) -> bool:
     """Returns whether whoever trains by these settings sees all data."""
     return getattr(settings, "central", method.central)
+
+
+def trust_in(method: Baseline, is_central: bool) -> str:
+    """Returns who sees what of a method before it is sanitized, in words."""
+    return CURATOR if is_central else getattr(method, "trust", AGGREGATOR)
 
 
 # ------------------------------------------------------------------ a new run

@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 from fedgs.config.checks import CHECKS
@@ -44,8 +45,9 @@ class RunConfig(Settings):
         if self.public_data is None:
             return ()
         return (
-            f"public data: the images of {self.public_data} belong to nobody who is "
-            "protected, and were not chosen by a look at the private ones",
+            f"public data: the images of {Path(self.public_data).name} belong to "
+            "nobody who is protected, and were not chosen by a look at the private "
+            "ones",
         )
 
     @classmethod

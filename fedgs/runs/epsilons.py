@@ -27,6 +27,20 @@ def of_run(run: Path, delta: float | None = None) -> list[Statement]:
     return of_runs([run], {} if delta is None else {"delta": delta})
 
 
+def ranked(config: RunConfig, rows: Iterable[Statement]) -> list[Statement]:
+    """Returns statements, that which the run was made for first.
+
+    With amplification a guarantee has several bounds, of which the least counts.
+
+    Args:
+        config: of the run, with its own adversary and relation.
+        rows: its statements.
+    """
+    found = sorted(rows, key=lambda row: (not row.guarantee, row.epsilon or 0.0))
+    found.sort(key=lambda row: row.relation != config.relation)
+    return sorted(found, key=lambda row: row.adversary != config.adversary)
+
+
 def of_runs(
     paths: Sequence[Path],
     settings: dict[str, Any],

@@ -2,8 +2,9 @@
 
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,14 +23,17 @@ from fedgs.files import (
     replacing,
     temporary_path,
     write_atomically,
+    write_json,
 )
 from fedgs.gan.models import build_generator, sample_labels, sample_latents
 from fedgs.randomness import stream
+from fedgs.runs.data_card import CARD, LABEL, data_card
 from fedgs.runs.run_folder import CHECKPOINT, RunFolder
 
 if TYPE_CHECKING:
     import datasets
 
+Label = Mapping[str, Any] | None  # of `fedgs.privacy_label`
 FORMS = ("npz", "png", "folder", "hf")
 PARQUET = "train-00000-of-00001.parquet"  # a name that load_dataset looks for
 SAMPLE_FILES = rf"[^/]+/\d{{6,}}\.png|data/{PARQUET}"  # below a folder of samples
@@ -128,7 +132,9 @@ class Samples:
         kinds = datasets.Features(image=datasets.Image(), label=classes)
         return datasets.Dataset.from_dict(columns, kinds)
 
-    def write(self, output: str | Path, overwrite: bool = False) -> None:
+    def write(
+        self, output: str | Path, overwrite: bool = False, label: Label = None
+    ) -> None:
         """Writes npz (images, labels), png (one grid), folder or hf; see `Output`.
 
         A folder gets CLASS/NUMBER.png, as torchvision's ImageFolder reads them; hf one
@@ -137,19 +143,22 @@ class Samples:
         Args:
             output: a name that ends in .npz or .png, that of a folder, or FORM:PATH.
             overwrite: replace what is there, a folder only if samples alone are in it.
+            label: `privacy_label` of the run: a folder for Hugging Face gets it, with a
+                data card that says it in words.
 
         Raises:
             UserError: see `check_output`, or the package `datasets` is missing.
         """
-        where = check_output(output, overwrite)
+        where = check_output(output, overwrite, has_card=label is not None)
         if where.form == "png":
             save_images(where.path, self.images, columns=min(len(self), 10))
         elif where.form == "npz":
             with replacing(where.path) as file:
                 np.savez_compressed(file, images=self.images, labels=self.labels)
         else:
-            fill = self._fill_folder if where.form == "folder" else self._fill_hf
-            _replace_folder(where.path, fill)
+            fill = partial(self._fill_hf, label=label)
+            is_hf = where.form == "hf"
+            _replace_folder(where.path, fill if is_hf else self._fill_folder)
 
     def _fill_folder(self, path: Path) -> None:
         for index, picture in enumerate(self._pictures()):
@@ -157,9 +166,12 @@ class Samples:
             folder.mkdir(exist_ok=True)
             picture.save(folder / f"{index:06d}.png")
 
-    def _fill_hf(self, path: Path) -> None:
+    def _fill_hf(self, path: Path, label: Label) -> None:
         (path / "data").mkdir()
         self.as_hugging_face().to_parquet(path / "data" / PARQUET)
+        if label is not None:
+            write_json(path / LABEL, dict(label))
+            write_atomically(path / CARD, data_card(len(self), label).encode())
 
     def _pictures(self) -> list[Any]:
         from torchvision.transforms.functional import to_pil_image
@@ -183,22 +195,32 @@ class Output:
     path: Path
 
     @classmethod
-    def of(cls, text: str | Path) -> "Output":
-        """Reads FORM:PATH, or a path whose ending is its form: a folder without one."""
+    def of(cls, text: str | Path, otherwise: str = "folder") -> "Output":
+        """Reads FORM:PATH, or a path whose ending is its form, `otherwise` without."""
         form, colon, rest = str(text).partition(":")
         if colon and form in FORMS and not isinstance(text, Path):
             return cls(form, Path(rest).expanduser())
         path = Path(text)
-        return cls(path.suffix[1:] if path.suffix else "folder", path)
+        return cls(path.suffix[1:] or otherwise, path)
 
 
-def check_output(output: str | Path, overwrite: bool = False) -> Output:
+def check_output(
+    output: str | Path, overwrite: bool = False, has_card: bool = False
+) -> Output:
     """Refuses a name that samples cannot be written under, before they are drawn.
+
+    Args:
+        output: as of `Samples.write`.
+        overwrite: as of `Samples.write`.
+        has_card: they get a data card, so a folder's form is hf.
 
     Raises:
         UserError: no form that is known, nowhere, or something is there.
     """
-    where = Output.of(output)
+    where = Output.of(output, "hf" if has_card else "folder")
+    if has_card and where.form != "hf":
+        remedy = "is for Hugging Face; give a new folder, or hf:PATH"
+        raise UserError(f"output = {output}: a data card {remedy}")
     raise_first(f"output = {output}", _output_problems(where, overwrite))
     return where
 
@@ -223,7 +245,9 @@ def _output_problems(where: Output, overwrite: bool) -> Iterator[str]:
 def _holds_samples_only(path: Path) -> bool:
     """Tells whether nothing is lost with a folder but what `Samples.write` made."""
     files = [entry for entry in path.rglob("*") if not entry.is_dir()]
-    names = (str(entry.relative_to(path)) for entry in files)
+    names = {str(entry.relative_to(path)) for entry in files}
+    if f"data/{PARQUET}" in names:  # else README.md may be anybody's
+        names -= {CARD, LABEL}
     return all(re.fullmatch(SAMPLE_FILES, name) for name in names)
 
 

@@ -2,17 +2,20 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from baselines import DIGITS
+from baselines import DIGITS, small_run, train
 from command_line import flags, printed, refused
 from experiments.baselines.command import to_quote
 from fedgs.baselines import METHODS
 from fedgs.baselines.run import open_run
+from fedgs.privacy_label import HOLDS, privacy_label
+from fedgs.runs.data_card import NO_GUARANTEE
 
 TINY = DIGITS | {"steps": 3, "batch_size": 4}
 
@@ -124,6 +127,18 @@ def test_the_one_epsilon_to_quote_is_the_valid_one(run, class_means):
     )
 
 
+def test_the_label_is_that_of_the_valid_line(run, class_means):
+    label, (row,) = privacy_label(class_means), open_run(class_means).guarantees()
+    assert label["guarantee"] == HOLDS
+    assert (label["epsilon"], label["relation"]) == (row.epsilon, "zero-out")
+    assert label["unit_of_privacy"].startswith("one client with all its images; where")
+    assert label["trust_model"] == open_run(class_means).trust
+    assert "1 x kind " in label["mechanism"][1]
+    none = privacy_label(run)
+    assert none["guarantee"] == f"{NO_GUARANTEE}; the method claims none"
+    assert (none["epsilon"], none["who_sees_what"]) == (None, [])
+
+
 def test_the_audit_of_the_methods_release_holds_and_comes_near(fedgs, class_means):
     words = ("audit", class_means, "--trials", 200_000, "--json")
     found = json.loads(printed(fedgs(*words)))
@@ -144,6 +159,10 @@ def test_an_audit_finds_noise_that_is_not_there(fedgs, class_means, monkeypatch)
     code, out, _ = fedgs("audit", class_means, "--trials", 100_000)
     assert code == 1
     assert "REFUTED" in out
+    refuted = privacy_label(class_means)
+    assert refuted["guarantee"] == f"{NO_GUARANTEE}; `fedgs audit` refuted it"
+    assert refuted["audited_bound"]["lower_bound"] > refuted["audited_bound"]["epsilon"]
+    shutil.rmtree(class_means / "audit")  # the other tests' run is not at fault
 
 
 def test_the_report_shows_guarantees_pictures_and_the_command(
@@ -152,16 +171,26 @@ def test_the_report_shows_guarantees_pictures_and_the_command(
     printed(fedgs("report", class_means, "-o", tmp_path / "page.html"))
     page = (tmp_path / "page.html").read_text()
     assert "class-means: epsilon of one user" in page
-    assert "<strong>valid</strong>, unit: one user, zero-out" in page
+    assert f"ε = {privacy_label(class_means)['epsilon']:.4g} <small>" in page
+    assert "<strong>Unit:</strong> one client with all its images; where" in page
     assert "fedgs baseline class_means:METHOD" in page.replace("</span> <span>", " ")
     assert page.count("data:image/png") >= 1
     assert "noise_multiplier" in page
     assert "GS-WGAN" not in page
 
 
+def test_a_baseline_with_seeded_noise_has_a_label_that_says_so(tmp_path):
+    started = small_run("dp-merf", tmp_path / "run")
+    train(*started)
+    label = privacy_label(tmp_path / "run")
+    assert label["guarantee"] == f"{NO_GUARANTEE}; noise seeded: not private"
+    assert label["epsilon"] is None
+
+
 def test_the_report_of_a_run_without_a_guarantee_says_so(fedgs, run, tmp_path):
     printed(fedgs("report", run, "-o", tmp_path / "page.html"))
     page = (tmp_path / "page.html").read_text()
+    assert "NO GUARANTEE; the method claims none</span>" in page
     assert "guarantees nothing" in page
     assert "No epsilon: wgan-gp" in page
 

@@ -26,6 +26,7 @@ from fedgs.errors import UserError
 from fedgs.federation import preparation
 from fedgs.files import write_json
 from fedgs.privacy.ledger import Ledger
+from fedgs.privacy_label import privacy_label
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
 from runs import generator, keep_lines, rewrite
@@ -412,6 +413,29 @@ def test_privacy_of_a_run_is_that_of_its_ledger(trained, fedgs):
     assert found[0]["epsilon"] > found[1]["epsilon"] > 0
     assert any("seeded" in condition for condition in found[0]["conditions"])
     assert "release" in fedgs("privacy", trained)[1]
+
+
+def test_the_label_of_a_run_is_written_into_its_folder(trained, fedgs, tmp_path):
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    out = printed(fedgs("privacy", run, "--label"))
+    assert out == f"{run}/privacy_label.json: NO GUARANTEE; noise seeded: not private\n"
+    assert json.loads((run / "privacy_label.json").read_text()) == privacy_label(run)
+    for flag in ("--delta=1e-3", "--json", "--reproduce", "--at-epsilon=1"):
+        name = flag.strip("-").partition("=")[0].replace("-", "_")
+        refused(fedgs("privacy", run, "--label", flag), f"{name} = .*: --label states")
+    refused(fedgs("privacy", "--label"), "RUN is unset: --label is about run folders")
+
+
+def test_a_card_is_written_beside_the_samples(trained, fedgs, tmp_path):
+    pytest.importorskip("datasets")
+    given = ["sample", trained, "-n", 4, "--card", "-o"]
+    refused(
+        fedgs(*given, tmp_path / "s.png"), "output = .*: a data card is for Hugging"
+    )
+    printed(fedgs(*given, tmp_path / "set"))  # datasets shows a bar
+    names = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")}
+    parquet = "set/data/train-00000-of-00001.parquet"
+    assert names == {"set/README.md", "set/privacy_label.json", parquet}
 
 
 def test_delta_of_a_run_can_be_asked_for(trained, fedgs):

@@ -13,7 +13,9 @@ from command_line import refused as command_refused
 from experiments.report import curves as report_curves
 from experiments.report.page import read_page, render, report
 from fedgs.errors import UserError
+from fedgs.privacy_label import privacy_label
 from fedgs.runs import epsilons
+from fedgs.runs.data_card import in_words
 from report_folders import make_debug, make_run
 
 
@@ -83,6 +85,18 @@ def test_every_statement_of_every_run_is_in_the_privacy_table(folders):
             assert row.theorem in privacy
             for condition in row.conditions:
                 assert text_of(str(condition)).replace("'", "&#39;") in privacy
+
+
+def test_every_run_shows_its_label_as_one_block(folders):
+    page = page_of(folders / "private", folders / "seeded")
+    for name, value in privacy_label(folders / "private").items():
+        if name not in ("conditions", "versions"):
+            assert f"<dt>{name.replace('_', ' ')}</dt>" in page
+            for item in value if isinstance(value, list) else [value]:
+                assert text_of(in_words(item)).replace("'", "&#39;") in text_of(page)
+    assert page.count("<h3>Privacy label of ") == 2
+    badge = '<span class="badge bad">NO GUARANTEE; noise seeded: not private</span>'
+    assert page.count(badge) == 1
 
 
 def test_runs_on_the_same_clients_are_also_stated_together(folders):

@@ -1,0 +1,168 @@
+"""The privacy label of a run: what is guaranteed to whom, and what is not covered.
+
+Its fields are what NIST SP 800-226 has a reader examine, from epsilon and the unit of
+privacy over mechanism and composition down to the trust model, and what the experts
+behind the published label want disclosed.
+
+Source: Near, Darais, Lefkovitz, Howarth, "Guidelines for evaluating differential
+privacy guarantees", NIST SP 800-226, 2025, https://doi.org/10.6028/NIST.SP.800-226;
+Dibia, Lu, Bhattacharjee, Near, Feng, "'We need a standard': toward an expert-informed
+privacy label for differential privacy", 2025, arXiv:2507.15997.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fedgs.cohorts.files import EXCLUDED
+from fedgs.config.run_config import RunConfig
+from fedgs.files import read_json
+from fedgs.privacy import accounting
+from fedgs.privacy.accounting import SEEDED
+from fedgs.runs import epsilons
+from fedgs.runs.data_card import NO_GUARANTEE
+from fedgs.runs.run_folder import GENERATOR, RunFolder
+
+HOLDS = "holds, under the conditions of this label"
+UNFINISHED = "so far, for the run is not finished: each further release costs more"
+NOT_COVERED = [
+    "tuning: choosing one of k runs by results on private data costs about sqrt(k)",
+    "other runs and releases on the same data, and scores from real images",
+]
+CENTRAL = "who runs it sees all images and is trusted"  # a simulation is one place, too
+FEDERATED = "a node sees the images of its clients and is trusted with them"
+# Begin conditions that stand beside an epsilon.
+CAVEATS = (EXCLUDED, *accounting.CAVEATS)
+# What describes a release: an event of a baseline may hold more than is public.
+_TERMS = ("kind", "what", "release", "noise_std", "noise_multiplier", "clip_bound")
+_TERMS += ("batch_size", "sampling_rate")
+_OF_AUDIT = ("attack", "rounds", "lower_bound", "epsilon", "delta", "confidence")
+FIGURES = ("as published", "distributional")  # of baselines, which bound nothing
+Row = Mapping[str, Any]  # a `Statement`, or a valid `Guarantee` of a baseline
+_NO_ROW: Row = dict.fromkeys(("adversary", "relation", "unit", "theorem"), "none")
+
+
+def privacy_label(path: Path) -> dict[str, Any]:
+    """Returns the label of what a run has released so far, as JSON values.
+
+    Privacy: public, as the run's statements are: no seed, no path, nothing of who was
+    selected. Of an audit it has the attack that reads no images.
+
+    Args:
+        path: a run folder, of any method.
+
+    Returns:
+        `guarantee` first: `HOLDS`, or `NO_GUARANTEE` and why. Every epsilon that is not
+        guaranteed is None.
+
+    Raises:
+        UserError: no run folder, a broken ledger or a broken audit.
+    """
+    folder = RunFolder.open(path)
+    config, side = folder.config, folder.config.image_size
+    claims = _of_baseline if folder.is_baseline else _of_run
+    rows, events, method, trust = claims(folder)
+    first = rows[0] if rows else _NO_ROW
+    conditions = list(dict.fromkeys(text for row in rows for text in row["conditions"]))
+    bound, holds = _audited(folder.path, first)
+    flaws = {
+        "the method claims none": not rows,
+        "nothing was released yet": not events,
+        f"noise {SEEDED}": any(text.endswith(SEEDED) for text in conditions),
+        "epsilon is unbounded": not first.get("guarantee"),
+        "`fedgs audit` refuted it": not holds,
+    }
+    flaw = next((text for text, is_there in flaws.items() if is_there), None)
+    unit = _said(first, first["unit"], unit_in_words(config, first["unit"]))
+    limits = _caveats(first)
+    if not (folder.path / GENERATOR).exists():
+        limits += [UNFINISHED]
+    kinds = Counter(", ".join(f"{n} {e[n]}" for n in _TERMS if n in e) for e in events)
+    public = [f"{config.num_clients} clients, {config.num_classes} classes"]
+    public += [f"images of {config.image_channels} x {side} x {side}"]
+    return {
+        "guarantee": "; ".join([NO_GUARANTEE, flaw] if flaw else [HOLDS, *limits]),
+        "epsilon": None if flaw else first["epsilon"],
+        "delta": config.delta,
+        "unit_of_privacy": unit,
+        "relation": first["relation"],
+        "adversary": first["adversary"],
+        "mechanism": [method, *(f"{count} x {text}" for text, count in kinds.items())],
+        "composition": first["theorem"],
+        "trust_model": trust,
+        "who_sees_what": _who_sees_what(rows, is_void=bool(flaw)),
+        "public": [*public, *(text for text in conditions if "public" in text)],
+        "not_covered": [*NOT_COVERED],
+        "audit": "one release attacked" if bound else "not audited",
+        "audited_bound": bound,
+        "conditions": conditions,
+        "versions": read_json(folder.path / "versions.json"),
+    }
+
+
+def _of_run(folder: RunFolder) -> tuple[Sequence[Row], Sequence[Row], str, str]:
+    """Returns the bounds, the one the run is for first; releases; method; trust."""
+    config, best = folder.config, dict[tuple[str, str], Row]()
+    for row in epsilons.ranked(config, epsilons.of_run(folder.path)):
+        best.setdefault((row.adversary, row.relation), row.to_json())
+    events = [asdict(event) for event in folder.read_ledger().events]
+    method = "noise on sums of gradients or embeddings that the clients clip"
+    return [*best.values()], events, method, FEDERATED if config.node_names else CENTRAL
+
+
+def _of_baseline(folder: RunFolder) -> tuple[Sequence[Row], Sequence[Row], str, str]:
+    """Returns the same of a run of `fedgs.baselines`."""
+    from fedgs.baselines.run import open_run  # loads torch
+
+    run = open_run(folder.path)
+    valid = [row for row in run.guarantees() if row.label not in FIGURES]
+    more = {"adversary": run.config.adversary}
+    rows = [asdict(r) | more | {"guarantee": r.epsilon is not None} for r in valid]
+    events = [release.event for release in run.releases]
+    return rows, events, run.method.title, run.trust
+
+
+def _who_sees_what(rows: Sequence[Row], is_void: bool) -> list[Row]:
+    """Returns an entry for each adversary and unit, with epsilon by relation."""
+    who: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        new = {name: row[name] for name in ("adversary", "unit")} | {"epsilon": {}}
+        entry = who.setdefault((row["adversary"], row["unit"]), new)
+        number = None if is_void or not row["guarantee"] else row["epsilon"]
+        entry["epsilon"][row["relation"]] = number
+        capability = _said(row, "adversary", "sees what is published")
+        entry["capability"] = "; ".join([capability, *_caveats(row)])
+    return [*who.values()]
+
+
+def _caveats(row: Row) -> list[str]:
+    return [text for text in row.get("conditions", ()) if text.startswith(CAVEATS)]
+
+
+def _said(row: Row, word: str, otherwise: str) -> str:
+    """Returns what a condition "word: ..." of a row says."""
+    found = (c for c in row.get("conditions", ()) if c.startswith(f"{word}: "))
+    return next(found, otherwise).removeprefix(f"{word}: ")
+
+
+def _audited(path: Path, first: Row) -> tuple[Row | None, bool]:
+    """Returns the largest lower bound of a row, and whether all claims hold."""
+    wanted = first["adversary"], first["relation"]
+    report = path / "audit" / "report.json"
+    content = read_json(report) if report.exists() else {"findings": (), "holds": True}
+    # The attacks B and C read images: what A found alone is public.
+    found = [row for row in content["findings"] if row["attack"].startswith("A ")]
+    found = [row for row in found if (row["adversary"], row["relation"]) == wanted]
+    best = max(found, key=lambda row: row["lower_bound"], default=None)
+    return best and {name: best[name] for name in _OF_AUDIT}, content["holds"]
+
+
+def unit_in_words(config: RunConfig, unit: str) -> str:
+    """Returns what one unit of privacy is."""
+    shard = " (a shard, not a person)" * (config.partition in ("iid", "dirichlet"))
+    if config.partition == "auto":
+        shard = " (a shard, not a person, where the data names no owners)"
+    units = {"client": f"one client with all its data{shard}", "record": "one record"}
+    return units.get(unit, unit)

@@ -1,0 +1,44 @@
+"""The card of a published data set: its privacy label in words, and what a hub reads.
+
+Source: https://huggingface.co/docs/hub/datasets-cards
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+LABEL, CARD = "privacy_label.json", "README.md"
+NO_GUARANTEE = "NO GUARANTEE"  # begins the label of a run that guarantees nothing
+SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M")
+
+
+def in_words(value: Any) -> str:
+    """Returns a field of a privacy label: a list as one item a line."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {in_words(inner)}" for name, inner in value.items())
+    if isinstance(value, list):
+        return "".join(f"\n  - {in_words(item)}" for item in value) or "none"
+    if value is None:
+        return "none"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def data_card(count: int, label: Mapping[str, Any]) -> str:
+    """Returns the README of a data set for Hugging Face, with its YAML head.
+
+    Privacy: as the label; a data set without a guarantee has no tag that claims one.
+
+    Args:
+        count: of images, at least 1.
+        label: of the run that they were drawn from; see `fedgs.privacy_label`.
+    """
+    is_private = not label["guarantee"].startswith(NO_GUARANTEE)
+    words = (f"- **{n.replace('_', ' ')}**: {in_words(v)}" for n, v in label.items())
+    template = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
+    return template.format(
+        count=count,
+        tags="- synthetic" + "\n- differential-privacy" * is_private,
+        size=SIZES[min(max(len(str(count)) - 3, 0), len(SIZES) - 1)],
+        guarantee=label["guarantee"],
+        words="\n".join(words),
+    )

@@ -1,0 +1,187 @@
+"""The privacy label: one function from a run folder, never more than is guaranteed."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fedgs.audit.finding import Finding
+from fedgs.cohorts.files import EXCLUDED
+from fedgs.files import write_json
+from fedgs.privacy.accounting import SEEDED
+from fedgs.privacy_label import HOLDS, UNFINISHED, privacy_label
+from fedgs.runs import epsilons
+from fedgs.runs.data_card import NO_GUARANTEE
+from fedgs.runs.run_folder import RunFolder
+from report_folders import make_run, tiny_run
+from tiny import MOMENTS
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    return make_run(tmp_path_factory.mktemp("label") / "run")
+
+
+@pytest.fixture
+def run(made, tmp_path) -> Path:
+    """A private run that a test may change."""
+    return Path(shutil.copytree(made, tmp_path / "run"))
+
+
+def flaw(path: Path) -> str:
+    """Why a label says that nothing is guaranteed; it has no epsilon then."""
+    label = privacy_label(path)
+    assert next(iter(label)) == "guarantee"
+    assert label["epsilon"] is None
+    for entry in label["who_sees_what"]:
+        assert set(entry["epsilon"].values()) == {None}
+    start, _, why = label["guarantee"].partition("; ")
+    assert start == NO_GUARANTEE
+    return why
+
+
+def test_the_label_is_what_privacy_states(made):
+    label, stated = privacy_label(made), epsilons.of_run(made)
+    assert json.loads(json.dumps(label)) == label
+    assert label["guarantee"] == HOLDS
+    asked = next(row for row in stated if row.relation == "replace-one")
+    assert (label["epsilon"], label["delta"]) == (asked.epsilon, asked.delta)
+    assert (label["adversary"], label["relation"]) == ("release", "replace-one")
+    assert label["composition"] == asked.theorem
+    assert label["who_sees_what"] == [
+        {
+            "adversary": "release",
+            "unit": "client",
+            "epsilon": {row.relation: row.epsilon for row in stated},
+            "capability": "sees every published generator, so the noise of 2 nodes "
+            "counts",
+        }
+    ]
+    assert {*label["conditions"]} == {c for row in stated for c in row.conditions}
+    assert label["versions"] == json.loads((made / "versions.json").read_text())
+    assert "release gradient, noise_std" in label["mechanism"][1]
+    assert "tuning" in label["not_covered"][0]
+    assert (label["audit"], label["audited_bound"]) == ("not audited", None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"noise_multiplier": 0.0}, "epsilon is unbounded"),
+        ({"noise_seed": 7}, f"noise {SEEDED}"),
+    ],
+)
+def test_a_run_that_is_not_private_has_no_guarantee(tmp_path, settings, why):
+    assert flaw(make_run(tmp_path / "run", **settings)) == why
+
+
+def test_a_run_without_releases_has_no_epsilon_of_zero(tmp_path):
+    RunFolder.create(tiny_run(tmp_path / "run"))
+    assert epsilons.of_run(tmp_path / "run")[0].epsilon == 0
+    assert flaw(tmp_path / "run") == "nothing was released yet"
+
+
+def test_an_unfinished_run_says_so(run):
+    (run / "generator.safetensors").unlink()
+    assert privacy_label(run)["guarantee"] == f"{HOLDS}; {UNFINISHED}"
+
+
+def test_every_adversary_of_a_federation_is_named(tmp_path):
+    path = make_run(tmp_path / "run", engine="flower", adversary="server")
+    label = privacy_label(path)
+    known = {entry["adversary"]: entry["epsilon"] for entry in label["who_sees_what"]}
+    assert known.keys() == {"release", "server", "secagg"}
+    assert label["epsilon"] == known["server"]["replace-one"]
+    assert known["release"]["zero-out"] < label["epsilon"]
+
+
+def test_a_selection_that_is_not_covered_stands_in_the_first_field(run, monkeypatch):
+    row = epsilons.of_run(run)[0]
+    more = [type(row)(**vars(row) | {"conditions": (*row.conditions, EXCLUDED)})]
+    monkeypatch.setattr(epsilons, "of_run", lambda path: more)
+    assert privacy_label(run)["guarantee"] == f"{HOLDS}; {EXCLUDED}"
+
+
+SAMPLED = {"clients_per_round": 1, "client_selection": "uniform", "amplification": True}
+
+
+@pytest.mark.parametrize(
+    ("settings", "public"),
+    [
+        (SAMPLED | {"discriminator_training": "every_round"}, "none"),
+        (
+            MOMENTS
+            | {
+                "stages": "moments",
+                "stage_weights": "1",
+                "public_data": "npz:/home/ada/public.npz",
+            },
+            "public.npz",
+        ),
+    ],
+)
+def test_the_label_tells_no_seed_and_no_path(tmp_path, settings, public):
+    secrets = {"seed": 271828, "selection_seed": 314159, "data": "npz:/home/ada/a.npz"}
+    settings = secrets | {"clients_per_node": 1} | settings
+    label = privacy_label(make_run(tmp_path / "secret-place", **settings))
+    assert label["guarantee"] == HOLDS
+    text = json.dumps(label)
+    for secret in (
+        "271828",
+        "314159",
+        "secret-place",
+        "/home",
+        "a.npz",
+        "participants",
+    ):
+        assert secret not in text
+    assert f"public images: {public}" in label["public"]
+
+
+def audited(run: Path, *found: Finding, holds: bool = True) -> None:
+    """Writes what `fedgs audit` writes."""
+    (run / "audit").mkdir()
+    findings = [finding.to_json() for finding in found]
+    write_json(run / "audit" / "report.json", {"findings": findings, "holds": holds})
+
+
+def finding(attack: str, bound: float, **more: str) -> Finding:
+    about = {"adversary": "release", "relation": "replace-one"} | more
+    numbers = {"rounds": 1, "delta": 1e-5, "lower_bound": bound, "epsilon": 9.0}
+    return Finding(attack=attack, theorem="", **about, **numbers)
+
+
+def test_the_audited_bound_is_the_largest_of_its_row_that_read_no_images(run):
+    others = [finding("B canaries", 5.0), finding("A drawn", 4.0, relation="zero-out")]
+    audited(run, finding("A drawn", 2.0), finding("A takes part", 3.0), *others)
+    label = privacy_label(run)
+    bound = label["audited_bound"]
+    assert (bound["attack"], bound["lower_bound"]) == ("A takes part", 3.0)
+    assert bound["rounds"] == 1  # it is no bound of the whole run
+    assert (label["audit"], label["guarantee"]) == ("one release attacked", HOLDS)
+
+
+def test_a_refuted_claim_is_no_guarantee(run):
+    audited(run, finding("A takes part", 10.0), holds=False)
+    assert flaw(run) == "`fedgs audit` refuted it"
+    assert privacy_label(run)["audited_bound"]["lower_bound"] == 10.0
+
+
+def test_where_the_data_may_name_no_owners_a_client_may_be_no_person(tmp_path):
+    units = [
+        privacy_label(make_run(tmp_path / partition, partition=partition))
+        for partition in ("iid", "by-client", "auto")
+    ]
+    shard = [" (a shard, not a person)", "", " (a shard, not a person, where the data"]
+    for label, more in zip(units, shard, strict=True):
+        assert label["unit_of_privacy"].startswith(
+            "one client with all its data" + more
+        )
+
+
+def test_a_cut_ledger_gives_no_label(run):
+    lines = (run / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (run / "ledger.jsonl").write_text("".join(lines[:-1]))
+    with pytest.raises(ValueError, match="ledger"):
+        privacy_label(run)
