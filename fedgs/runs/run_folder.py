@@ -311,9 +311,8 @@ class RunFolder:
         path = self.path / name
         if not path.exists():
             return None
-        metadata = read_metadata(path)
-        length, head = metadata.get("ledger_length", ""), metadata.get("ledger_head")
-        if not length.isdecimal() or not head:
+        length, _, head = read_metadata(path).get("ledger", "").partition(" ")
+        if not length.isdecimal():
             problem = "does not say under which ledger it was made"
             raise UserError(f"{path}: {problem}; {REMEDY}")
         return Witness(name, 0, int(length), head)
@@ -470,7 +469,8 @@ class RunFolder:
             ledger: the run's, which both files name: a folder may be published without
                 its checkpoint.
         """
-        seen = {"ledger_length": str(ledger.length), "ledger_head": ledger.head}
+        # One key: safetensors writes several in no fixed order.
+        seen = {"ledger": f"{ledger.length} {ledger.head}"}
         write_tensors(self.path / AVERAGE, ema, seen, is_durable=True)
         self.record(ledger)
         write_tensors(self.path / GENERATOR, generator, seen, is_durable=True)
