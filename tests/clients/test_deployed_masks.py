@@ -8,7 +8,7 @@ import pytest
 from flwr.app import ConfigRecord, Message
 
 from clients.failures import reason_of
-from deployed_grid import NAMES, Deployment, place_of
+from deployed_grid import NAMES, Backup, Deployment, place_of
 from experiments.launch.certs import make_certificates
 from fedgs.errors import UserError
 from fedgs.federation.training import RunStopped
@@ -98,6 +98,28 @@ def test_a_killed_client_voids_its_round_and_no_later_one_and_may_come_back(mask
         *([1, 2, 2, 3], [1, 3]),
         [1, 2, 2, 3],
     ]
+
+
+def test_a_count_that_goes_back_between_two_attempts_of_a_round_is_refused(masked):
+    run = masked(num_rounds=3, min_nodes=2)
+    backup = Backup(run, 0)
+
+    def lose(who: str, request: Message, reply: Message) -> Message | None:
+        return None if (who, round_of(request)) == (NAMES[1], 2) else reply
+
+    def take(name: str, request: Message) -> bool:
+        attempt = request.content["fedgs"].get("attempt")
+        if (name, round_of(request), attempt) == (NAMES[0], 2, 2):
+            backup.take()
+        return True
+
+    run.grid.spoil, run.grid.on_push = lose, take
+    run.start(at_round(2, backup.put_back))
+    assert num_answers(run.folder) == [3, 2, 2]
+    assert run.counted(0) == [1, 2]
+    words = "has no release of round 2"
+    # Asked to answer, twice, then for a key, under which others would release in vain.
+    assert backup.refusals().count(words) >= 2
 
 
 def test_a_client_says_that_it_released_in_every_attempt(masked):
