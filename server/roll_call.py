@@ -253,7 +253,9 @@ class RollCall:
     def add_release(self, node: int, request: Request) -> None:
         """Notes that a node has released, whether its answer is valid or not."""
         name, attempt = self.config.node_names[node], request.attempt
-        key = attempt.keys[node].public.hex() if attempt else ""
+        # Who is not in the list has nothing to release, whatever it answers.
+        listed = attempt.keys.get(node) if attempt else None
+        key = listed.public.hex() if listed else ""
         self.answered[name] = self.start, request.round, key
 
     def add_late(self, node: int | None, reply: Message) -> None:

@@ -220,8 +220,7 @@ class ReleaseCount:
         times: Counter[tuple[str, int]] = Counter()
         with self._held():
             for source, rounds in self._released.items():
-                run, _, rest = source.partition("/")
-                start, _, who = rest.partition("/")
+                run, start, who = (*source.split("/", 2), "", "")[:3]
                 if (run, who) == (run_id, node):
                     times.update({(start, r): len(rounds[r]) for r in rounds})
         return times
@@ -250,7 +249,7 @@ class ReleaseCount:
             raise UserError(
                 f"{self.folder}: this client's own count was rolled back or deleted: "
                 f"it has no release of round {round} of run {run_id}, which the server "
-                f"has; nothing was computed. {COUNT_REMEDY}. Never put an older one "
+                f"has; nothing was computed; {COUNT_REMEDY}. Never put an older one "
                 f"over it: of a client's backup, restore {run_id}/ only. If there is "
                 "no copy, what these clients have spent is unknown: they must not go on"
             )

@@ -15,8 +15,10 @@ from fedgs.federation.training import RunStopped
 from fedgs.files import read_json
 from fedgs.mechanism.masks import Announced, Attempt, MaskingKey
 from fedgs.privacy.client_limits import ClientRefused
-from runs import at_round, events, interrupt_at, num_answers
+from runs import at_round, events, ignore, interrupt_at, num_answers
+from server.strategy import GsWgan
 from simulated_grid import as_on_a_network, round_of
+from tiny import request_of
 
 MASKED = {"mode": "moments", "secure_aggregation": True, "noise_multiplier": 0.5}
 
@@ -120,6 +122,18 @@ def test_a_count_that_goes_back_between_two_attempts_of_a_round_is_refused(maske
     words = "has no release of round 2"
     # Asked to answer, twice, then for a key, under which others would release in vain.
     assert backup.refusals().count(words) >= 2
+
+
+def test_an_answer_of_a_node_that_is_not_listed_ends_no_run(masked):
+    run = masked()
+    strategy = GsWgan(run.folder, ignore, run.stop)
+    strategy._find_nodes(run.grid)
+    keys = {node: Announced(MaskingKey.generate().public, b"") for node in (0, 1)}
+    request = request_of(run.folder.config).under(Attempt(1, keys))
+    for node in (1, 2):
+        strategy.roll.add_release(node, request)
+    own = (strategy.roll.start, 1, keys[1].public.hex())
+    assert strategy.roll.answered == {NAMES[1]: own, NAMES[2]: (own[0], 1, "")}
 
 
 def test_a_client_says_that_it_released_in_every_attempt(masked):
