@@ -32,6 +32,7 @@ from fedgs.event_log import log_event
 from fedgs.federation.messages import (
     NEXT_KEY,
     RECORD,
+    TOLD,
     decode_key_request,
     encode_answer,
 )
@@ -66,7 +67,7 @@ def join(message: Message, context: Context) -> Message:
     try:
         site = Site.read(context.node_config)
         payload = message.content.config_records[RECORD]
-        place = DeployedPlace(site, str(payload["run_id"]))
+        place = DeployedPlace(site, str(payload["run_id"]), payload)
         joined = place.join(*settings_of(payload))
         refused = ""
         if joined.refusal is not None:
@@ -91,7 +92,7 @@ def announce(message: Message, context: Context) -> Message:
     place = None
     try:
         request = message.content.config_records[RECORD]
-        place = _place(request, context)
+        place = _place(message, context)
         worker = place.worker()
         if not worker.config.is_masked:
             raise UserError("asked for a masking key in a run without masks: refused")
@@ -117,7 +118,7 @@ def answer(message: Message, context: Context) -> Message:
     started = time.monotonic()
     try:
         request = message.content.config_records[RECORD]
-        place = _place(request, context)
+        place = _place(message, context)
         worker = place.worker()
         node = worker.node(place.node_id)
         batch = node.decode(request)
@@ -166,12 +167,15 @@ def _finished() -> Iterator[None]:
             signal.raise_signal(heard[0])
 
 
-def _place(request: ConfigRecord, context: Context) -> SimulatedPlace | DeployedPlace:
+def _place(message: Message, context: Context) -> SimulatedPlace | DeployedPlace:
     """Returns where to answer; the client's own configuration decides, no message."""
+    records = message.content.config_records
+    request = records[RECORD]
     if PARTITION in context.node_config:
         node_id = int(context.node_config[PARTITION])
         return SimulatedPlace(str(request["run_folder"]), node_id)
-    return DeployedPlace(Site.read(context.node_config), str(request["run_id"]))
+    told = records.get(TOLD) or {}
+    return DeployedPlace(Site.read(context.node_config), str(request["run_id"]), told)
 
 
 def _log_answer(title: str, started: float, outcome: str, **values: int) -> None:

@@ -23,7 +23,7 @@ from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
 from fedgs.parcels import FLEET_PARCEL, METHODS, WAIT_PATH, Call, Courier
 
-MOST_PARTS = 16  # fetched at once; a request has three
+MOST_PARTS = 16  # fetched at once; a request has four
 
 
 class Mailbag:

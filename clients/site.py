@@ -19,8 +19,8 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from logging import INFO
 from pathlib import Path
 from typing import Any, cast
@@ -31,7 +31,7 @@ from flwr.common.logger import log
 
 from clients import history as histories
 from clients.agreement import agreement
-from clients.history import History
+from clients.history import START, History
 from clients.workers import Worker, cached_worker, drop_worker, forget
 from fedgs.baselines.deployed import read_config
 from fedgs.config.checks import same_source_problems
@@ -48,14 +48,14 @@ from fedgs.federation.preparation import check_capacity
 from fedgs.files import make_folder, read_json, remove_temporaries, write_json
 from fedgs.mechanism.peers import Peers
 from fedgs.privacy.client_count import (
-    COUNT_REMEDY,
     WHOLE,
+    Received,
     ReleaseCount,
     release_event,
     source_of,
 )
 from fedgs.privacy.client_limits import ClientRefused, Limits
-from fedgs.process import check_protocol, hold_lock, make_private
+from fedgs.process import UNNAMED, check_protocol, hold_lock, make_private
 from fedgs.runs.run_folder import node_folder, state_rounds
 
 OWN_SETTINGS = frozenset(settings_with(OF_CLIENT))
@@ -67,8 +67,9 @@ NEUTRAL: dict[str, Any] = {
     "output": "",
     "num_workers": 1,
 }
-Answered = tuple[str, int] | None  # start of the server, round
 RUN_ID = re.compile(r"[0-9a-f]{16}")
+RELEASE = re.compile(r"([0-9a-f]{16})/([0-9]{1,9})/([0-9a-f]{64}|)")  # see `Received`
+UNTOLD = {"start": UNNAMED, "answered": ""}  # by a server that has nothing
 LOCK_SECONDS = 10.0  # for the client process before, which may be ending
 
 
@@ -220,10 +221,12 @@ class DeployedPlace:
     Attributes:
         site: the node's own settings.
         run_id: of the server, 16 hexadecimal digits: it becomes a folder's name.
+        told: what the server tells this node with every request; see `told_of`.
     """
 
     site: Site
     run_id: str
+    told: Mapping[str, object] = field(default_factory=lambda: UNTOLD)
     is_durable: bool = True
 
     def __post_init__(self) -> None:
@@ -236,7 +239,7 @@ class DeployedPlace:
         """The node's public name."""
         return self.site.name
 
-    @property
+    @cached_property
     def node_id(self) -> int:
         """The node's index, by the names in the run's settings."""
         return _position(self.site, agreed(self.site, self._settings()))
@@ -254,17 +257,25 @@ class DeployedPlace:
     def worker(self) -> Worker:
         """Returns this process's worker, made on the first message.
 
+        The count is looked at for every message: a client that was started again gets
+        the request that is waited for, and does not join.
+
         Privacy: reads private data; output private.
+
+        Raises:
+            UserError: also where the server has a release that the count does not have.
         """
-        return cached_worker(str(self.folder), self._make)
+        start, received = told_of(self.told)
+        worker = cached_worker(str(self.folder), lambda: self._make(start))
+        count = worker.node(self.node_id).count
+        count.check_received(self.run_id, self.title, received)
+        return worker
 
     def forget(self) -> None:
         """Drops the node from memory; its last whole state is on disk."""
         forget(str(self.folder), self.node_id)
 
-    def join(
-        self, settings: Mapping[str, Any], history: History, answered: Answered = None
-    ) -> Joined:
+    def join(self, settings: Mapping[str, Any], history: History) -> Joined:
         """Takes part in a run from now on, or again after the server's restart.
 
         Nothing is deleted: states of rounds that the run's history has not are set
@@ -277,8 +288,6 @@ class DeployedPlace:
         Args:
             settings: the run's, flat.
             history: which starts of the server made the run's rounds.
-            answered: the start and the round of this node's last answer that the
-                server has; None without one.
 
         Returns:
             What the node has released, also where its clients' limits refuse the run.
@@ -298,9 +307,10 @@ class DeployedPlace:
                 "start a new run folder"
             )
         drop_worker(str(self.folder))  # its limits may be older than the file
-        released = self._released(history, answered)
+        start, _ = history[-1]
+        released = self._released(start)
         try:
-            worker = self._make_from(settings, history)
+            worker = self._make_from(settings, start)
         except ClientRefused as refusal:
             return Joined(released, refusal=refusal)
         if not path.exists():
@@ -313,7 +323,7 @@ class DeployedPlace:
         newest = histories.newest_state(states)
         return Joined(released, max(state_rounds(states), default=-1), newest)
 
-    def _released(self, history: History, answered: Answered) -> list[int]:
+    def _released(self, start: str) -> list[int]:
         """Returns `Joined.released`, from the clients' count, wherever that lies.
 
         Raises:
@@ -321,27 +331,18 @@ class DeployedPlace:
         """
         limits = self.site.own_limits()
         count = ReleaseCount(limits.state_dir or self.folder, [])
-        releases = count.released(self.run_id, self.title)
-        if answered is not None and tuple(answered) not in releases:
-            raise UserError(
-                f"{count.folder}: this client's own count was rolled back or deleted: "
-                f"it has no release of round {answered[1]} of run {self.run_id}, which "
-                f"the server has; {COUNT_REMEDY}. Never put an older one over it: of a "
-                f"client's backup, restore {self.run_id}/ only"
-            )
+        count.check_received(self.run_id, self.title, told_of(self.told)[1])
         # This start has its own events already; what it asked is no loss.
-        start, _ = history[-1]
         times: Counter[int] = Counter()
-        for (other, round), number in releases.items():
+        for (other, round), number in count.released(self.run_id, self.title).items():
             times[round] += number if other != start else 0
         return [times[round] for round in range(1, max(times, default=0) + 1)]
 
-    def _make(self) -> Worker:
+    def _make(self, start: str) -> Worker:
         self.site.open()
-        history = histories.read_history(self.folder)
-        return self._make_from(self._settings(), history)
+        return self._make_from(self._settings(), start)
 
-    def _make_from(self, settings: Mapping[str, Any], history: History) -> Worker:
+    def _make_from(self, settings: Mapping[str, Any], start: str) -> Worker:
         config, limits = agreed(self.site, settings), self.site.own_limits()
         counts = limits.state_dir or self.folder
         # First: a refusal by a limit still tells what the count has.
@@ -366,7 +367,7 @@ class DeployedPlace:
             node_sizes=None,
         )
         check_capacity(own, self.site.state_dir)
-        source = source_of(self.run_id, history[-1][0], self.title)
+        source = source_of(self.run_id, start, self.title)
         return Worker(config, data, self.folder, limits, source, self.site.peers)
 
     def _settings(self) -> dict[str, Any]:
@@ -459,20 +460,34 @@ def own_images(config: ResolvedConfig, hosted: range) -> FederatedImages:
 
 def settings_of(
     payload: Mapping[str, object],
-) -> tuple[dict[str, Any], History, Answered]:
-    """Decodes a request to join: settings, history, this node's last answer.
+) -> tuple[dict[str, Any], History]:
+    """Decodes a request to join: the run's settings and its history.
 
     Raises:
         UserError: malformed, or of another protocol.
     """
     check_protocol("the server", payload.get("protocol"), "this client")
-    texts = [payload.get(name) for name in ("settings", "history", "answered")]
+    texts = [payload.get(name) for name in ("settings", "history")]
     try:
-        settings, history, answered = (json.loads(t) for t in texts)  # type: ignore
+        settings, history = (json.loads(t) for t in texts)  # type: ignore
     except (TypeError, ValueError):
         raise UserError("request to join that cannot be decoded: refused") from None
     if not isinstance(settings, dict):
         raise UserError("request to join that cannot be decoded: refused")
-    if answered is not None:
-        (answered,) = histories.check_history([answered])
-    return settings, histories.check_history(history), answered
+    return settings, histories.check_history(history)
+
+
+def told_of(payload: Mapping[str, object]) -> tuple[str, Received]:
+    """Decodes what a server tells a node with every request.
+
+    Returns:
+        The server's start, and this node's last release that it has.
+
+    Raises:
+        UserError: malformed.
+    """
+    start, answered = str(payload.get("start")), payload.get("answered")
+    last = RELEASE.fullmatch(str(answered))
+    if not START.fullmatch(start) or not (last or answered == ""):
+        raise UserError("request without what the server has of this node: refused")
+    return start, last and (last[1], int(last[2]), last[3])

@@ -268,6 +268,8 @@ class Exchange:
             if name in self._awaited:
                 self._replied[name] = self._awaited.pop(name)
                 replies.append(reply)
+            elif self.roll is not None:
+                self.roll.add_late(self.node_of(reply), reply)
             self._late.discard(name)
         return replies
 

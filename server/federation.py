@@ -22,6 +22,7 @@ from fedgs.event_log import log_event
 from fedgs.federation.codec import stated_release_bytes
 from fedgs.federation.messages import (
     RECORD,
+    TOLD,
     Answer,
     Request,
     decode_answer,
@@ -114,15 +115,14 @@ class Federation(SilentStrategy):
         """Calls the roll of a simulation, or gets ready for that of a deployment.
 
         Returns:
-            What the nodes ask to be kept with a checkpoint; all save their own states.
+            What has the nodes' states on the disk: nothing, they save their own.
         """
         if hasattr(grid, "pull_interval"):  # the simulation's in-memory grid
             grid.pull_interval = IN_MEMORY.least  # pyright: ignore
         if not self.config.node_names:
             addresses = roll_call(grid, self.config.num_nodes, self.stop)
             self.exchange = Exchange(grid, addresses, IN_MEMORY, self.progress)
-            # Simulated nodes have written their states before they answer.
-            return lambda keep_round: None
+            return _saved
         self.folder.history = history_of(self.folder)
         _, committed = self.folder.history[-1]
         flower, run_id = self.folder.path / ".flower", kept_of(self.folder)["run_id"]
@@ -133,7 +133,7 @@ class Federation(SilentStrategy):
         self.roll = RollCall(grid, self.folder, self.config, events, self.progress)
         addresses = self.roll.addresses
         self.exchange = Exchange(grid, addresses, OVER_HTTP, self.progress, self.roll)
-        return self.roll.save
+        return _saved
 
     def _wait_for_nodes(self, roll: RollCall) -> None:
         """Waits for the nodes of a deployment.
@@ -211,13 +211,16 @@ class Federation(SilentStrategy):
             for key, each in distinct.items()
         }
         return [
-            Message(
-                RecordDict({RECORD: records[id(each)]}),
-                self.exchange.addresses.get(node, NOT_JOINED),
-                "train",
-            )
+            self._message(records[id(each)], node, "train")
             for node, each in self.requests.items()
         ]
+
+    def _message(self, record: ConfigRecord, node: int, kind: str) -> Message:
+        """Returns a message to a node; beside what nodes share lies what is its own."""
+        content = RecordDict({RECORD: record})
+        if self.roll is not None:
+            content[TOLD] = ConfigRecord(self.roll.told(node))
+        return Message(content, self.exchange.addresses.get(node, NOT_JOINED), kind)
 
     def _replies(self, messages: Iterable[Message]) -> Iterator[Message]:
         """Sends a round's messages, and yields the replies as they come in time."""
@@ -255,9 +258,10 @@ class Federation(SilentStrategy):
                 answers.append(answer)
             self._note(node, answer)
             if self.roll is not None:
-                number = self.requests[node].round
                 seconds = round(time.monotonic() - started, 3)
-                self.roll.add_answer(node, number, answer is not None, seconds)
+                self.roll.add_answer(node, self.requests[node].round, seconds)
+        if self.roll is not None:
+            self.roll.save()
         for node in sorted(missing):
             reason = self.exchange.reasons.get(node, "no reply")
             name, number = self.config.node_title(node), self.requests[node].round
@@ -275,6 +279,8 @@ class Federation(SilentStrategy):
         request = self.requests[node]
         where = f"round {request.round}: {self.config.node_title(node)}"
         record = self._record(reply, node, where)
+        if self.roll is not None and record.get("is_empty") == 0:
+            self.roll.add_release(node, request)
         if "tensors" in record:  # what it weighs would tell of this one release
             terms = self.config.terms(request.round)
             size = stated_release_bytes(self.config, terms)
@@ -300,3 +306,7 @@ class Federation(SilentStrategy):
 
     def _titles(self, nodes: Sequence[int]) -> str:
         return ", ".join(map(self.config.node_title, nodes))
+
+
+def _saved(keep_round: int) -> None:
+    """Nodes have written their states before they answer."""

@@ -21,7 +21,8 @@ from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.settings import STAYS, settings_with
 from fedgs.errors import UserError, some
 from fedgs.event_log import log_event
-from fedgs.federation.messages import RECORD, one_line
+from fedgs.federation.checkpoint import indispensable
+from fedgs.federation.messages import RECORD, Request, one_line
 from fedgs.federation.round import select
 from fedgs.federation.training import Asking, RunStopped, Stop, last_rounds, nodes_of
 from fedgs.process import PROTOCOL, check_protocol
@@ -105,7 +106,8 @@ class RollCall:
         counted: node -> round -> its events in the ledger, without those of this start;
             a masked attempt asks some of a round's nodes.
         lost: round -> how many more there must be, by what nodes say.
-        answered: name -> start and round of the last release that it sent.
+        answered: name -> start, round and masking key of the last release that came, in
+            time or late, valid or not; "" for a key that is not known.
         heard: names of the nodes that have said what they released.
         unheard: names of those that have not, since the server was restored.
     """
@@ -122,7 +124,9 @@ class RollCall:
         self.grid, self.folder, self.config = grid, folder, config
         self.progress, kept = progress, kept_of(folder)
         self.run_id = str(kept["run_id"])
-        self.answered: dict[str, tuple[str, int]] = dict(kept.get("answered", {}))
+        self.answered: dict[str, tuple[str, int, str]] = {}
+        for name, (start, round, *key) in kept.get("answered", {}).items():
+            self.answered[name] = start, round, "".join(key)
         self.unheard = set(kept.get("unheard", ()))
         self.heard: set[str] = set()
         self.start, self.round = folder.history[-1]
@@ -238,21 +242,44 @@ class RollCall:
                 self.counted[node][round] += times
         return lost
 
-    def add_answer(
-        self, node: int, round: int, is_release: bool, seconds: float
-    ) -> None:
+    def add_answer(self, node: int, round: int, seconds: float) -> None:
         """Notes a node's valid answer; round 0 is its preparation."""
         name = self.config.node_names[node]
         log_event("answered", node=name, round=round, outcome="ok", seconds=seconds)
-        if is_release:
-            self.answered[name] = self.start, round
         if round:
             self.seen[node] = round
             self.progress.add_answer(node, round)
 
-    def save(self, keep_round: int) -> None:
-        """Keeps who has answered, with a checkpoint; nodes save their own states."""
-        keep(self.folder, answered=self.answered)
+    def add_release(self, node: int, request: Request) -> None:
+        """Notes that a node has released, whether its answer is valid or not."""
+        name, attempt = self.config.node_names[node], request.attempt
+        # Who is not in the list has nothing to release, whatever it answers.
+        listed = attempt.keys.get(node) if attempt else None
+        key = listed.public.hex() if listed else ""
+        self.answered[name] = self.start, request.round, key
+
+    def add_late(self, node: int | None, reply: Message) -> None:
+        """Notes a release that nobody waits for any more: it has left its client.
+
+        What the reply claims is told to nobody but this node.
+        """
+        if node is None or reply.has_error():
+            return
+        record = reply.content.config_records.get(RECORD) or ConfigRecord()
+        name, round = self.config.node_names[node], record.get("round")
+        start, last, _ = self.answered.get(name, ("", 0, ""))
+        if type(round) is int and (start != self.start or round > last):
+            self.answered[name] = self.start, round, ""
+
+    def told(self, node: int) -> dict[str, Any]:
+        """Returns what a node is told with every request: which answer it must know."""
+        answered = self.answered.get(self.config.node_names[node], ())
+        return {"start": self.start, "answered": "/".join(map(str, answered))}
+
+    def save(self) -> None:
+        """Keeps who has answered, before anything follows from it."""
+        with indispensable(self.folder, "who has answered"):
+            keep(self.folder, answered=self.answered)
 
     def set_unheard(self, names: set[str]) -> None:
         """Keeps who must still say what it released, for the starts to come."""
@@ -314,7 +341,7 @@ class RollCall:
             "protocol": PROTOCOL,
             "run_id": self.run_id,
             "history": json.dumps(self.folder.history),
-            "answered": json.dumps(self.answered.get(name)),
+            **self.told(node),
             "settings": json.dumps(public_settings(self.config), sort_keys=True),
         }
         self._push({address: node}, "query.join", payload)

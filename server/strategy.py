@@ -10,20 +10,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from logging import INFO, WARNING
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
-from fedgs.federation.messages import RECORD, Answer, decode_key
+from fedgs.federation.messages import Answer, decode_key
 from fedgs.federation.round import select
 from fedgs.federation.training import Report, RunStopped, Stop, Training, nodes_of
 from fedgs.mechanism.masks import Announced, MaskedSum
 from fedgs.privacy.ledger import Event
 from fedgs.runs.run_folder import RunFolder
-from server.federation import NOT_JOINED, Federation
+from server.federation import Federation
 from server.restored import cost_text, missing_events
 
 KEY_SECONDS = 10.0  # for a node without a key, where a round can do without it
@@ -214,14 +214,7 @@ class GsWgan(Federation):
 
     def _ask_for_keys(self, nodes: Sequence[int], round: int, is_brief: bool) -> None:
         record = ConfigRecord({"round": round, **self._place})
-        messages = {
-            node: Message(
-                RecordDict({RECORD: record}),
-                self.exchange.addresses.get(node, NOT_JOINED),
-                "query.key",
-            )
-            for node in nodes
-        }
+        messages = {node: self._message(record, node, "query.key") for node in nodes}
         seconds = patience = self.config.round_timeout
         if is_brief:  # who is offline is not waited for
             seconds, patience = min(KEY_SECONDS, seconds), 0.0

@@ -49,13 +49,15 @@ from fedgs.federation.training import (
     SaveNodes,
     Stop,
 )
-from fedgs.files import read_json, read_json_lines, read_tensors, write_tensors
+from fedgs.files import read_json, read_json_lines, write_tensors
 from fedgs.privacy.accounting import SEEDED, large_delta
 from fedgs.privacy.gaussian import check_numbers
 from fedgs.runs.run_folder import (
     BASELINE,
     GENERATOR,
     RunFolder,
+    read_state,
+    sealed,
     state_path,
     state_rounds,
 )
@@ -531,7 +533,7 @@ class Session:
         state = under("trainer.", tensors)
         path = state_path(self.folder.private / "node-00000", self.done)
         if path.exists():
-            state |= read_tensors(path)[0]
+            state |= read_state(path)[0]
         try:
             self.trainer.load(state)
         except (KeyError, RuntimeError, ValueError) as error:
@@ -667,7 +669,7 @@ class Session:
         state = self.trainer.state()
         secret = {n: v for n, v in state.items() if n.startswith(SECRET)}
         if secret:
-            write_tensors(state_path(states, self.done), secret)
+            write_tensors(state_path(states, self.done), sealed(secret, {}))
         tensors = {f"trainer.{n}": v for n, v in state.items() if n not in secret}
         tensors |= {f"ema.{n}": v for n, v in self._generator().items()}
         self.folder.save_checkpoint(self.done, tensors, self.ledger)

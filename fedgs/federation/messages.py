@@ -50,6 +50,7 @@ from fedgs.shapes import Images, Labels, TensorDict
 Payload = dict[str, str | int | float | bytes]
 Clients = Sequence[int] | Literal["all"]
 RECORD = "fedgs"  # the name under which client and server carry a payload
+TOLD = "told"  # beside it, to a deployed node: the server's start, its last answer
 EVERYONE: Literal["all"] = "all"
 ADDRESS_FIELDS = frozenset({"run_folder", "run_id"})  # with a request, for clients/
 REQUEST_FIELDS = frozenset(

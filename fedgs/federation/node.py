@@ -36,7 +36,7 @@ from fedgs.federation.messages import (
     fakes_of,
 )
 from fedgs.federation.round import client_round, embedding_round
-from fedgs.files import make_folder, read_tensors, write_tensors
+from fedgs.files import make_folder, write_tensors
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.warm_start import warm_start
 from fedgs.mechanism.integers import IntegerSum
@@ -58,6 +58,8 @@ from fedgs.runs.run_folder import (
     forget_aside,
     node_folder,
     old_states,
+    read_state,
+    sealed,
     state_path,
     state_rounds,
 )
@@ -390,7 +392,7 @@ class Node:
         old = old_states(self.folder, keep_round)
         path = state_path(self.folder, self.round)
         spare = old.pop() if old else None
-        write_tensors(path, tensors, metadata, spare, is_durable)
+        write_tensors(path, sealed(tensors, metadata), metadata, spare, is_durable)
         for file in old[:-1]:  # one stays, for the next save to overwrite
             file.unlink(missing_ok=True)
         forget_aside(self.folder, keep_round)
@@ -436,7 +438,7 @@ class Node:
         newer = [r for r in state_rounds(self.folder) if least <= r <= round]
         if not newer:
             return
-        tensors, metadata = read_tensors(state_path(self.folder, newer[-1]))
+        tensors, metadata = read_state(state_path(self.folder, newer[-1]))
         values = tensors.pop("answer", None)
         if tensors:  # none before the first gradient round
             self._load(tensors)

@@ -40,6 +40,9 @@ from fedgs.privacy.ledger import Event, Ledger, agreed_values
 
 WHOLE = "*"  # the name of every client that is a shard: their data set as a whole
 COUNT_REMEDY = "restore it from a copy: it is the record of the privacy spent"
+# Start of the server, round, and the key that it was masked under: "" without masks, or
+# where the answer came late. None: the server has nothing.
+Received = tuple[str, int, str] | None
 LOCK_POLL_SECONDS = 0.01  # other nodes hold the count for one fsync
 _VERSION = "format"  # key of clients.json: from 2 on, `WHOLE` stands for all shards
 
@@ -88,6 +91,7 @@ class ReleaseCount:
         self._own: Ledger | None = None
         self._attempts: Counter[int] = Counter()
         self._contexts: set[str] = set()
+        self._released: dict[str, dict[int, set[str]]] = {}  # source, round, contexts
 
     @property
     def is_whole(self) -> bool:
@@ -213,15 +217,42 @@ class ReleaseCount:
         Raises:
             UserError: the count is broken.
         """
-        found: set[tuple[str, int, str]] = set()
-        for name in self._read_index().keys() - {_VERSION}:
-            if (path := self.folder / name).exists():
-                for event in Ledger.read(path).events:
-                    run, _, rest = event.source.partition("/")
-                    start, _, who = rest.partition("/")
-                    if (run, who) == (run_id, node):
-                        found.add((start, event.round, event.context))
-        return Counter((start, round) for start, round, _ in found)
+        times: Counter[tuple[str, int]] = Counter()
+        with self._held():
+            for source, rounds in self._released.items():
+                run, start, who = (*source.split("/", 2), "", "")[:3]
+                if (run, who) == (run_id, node):
+                    times.update({(start, r): len(rounds[r]) for r in rounds})
+        return times
+
+    def check_received(self, run_id: str, node: str, received: Received) -> None:
+        """Refuses a count that lacks a release which the server has: it went back.
+
+        What was released before is in the lines before. A count that is ahead is right:
+        what it has left no client, or got lost.
+
+        Args:
+            run_id: of the run.
+            node: name of the node.
+            received: the last release that the server has of the node.
+
+        Raises:
+            UserError: it is not in the count.
+        """
+        if received is None:
+            return
+        start, round, context = received
+        with self._held():
+            rounds = self._released.get(source_of(run_id, start, node), {})
+        contexts = rounds.get(round)
+        if not contexts or (context and context not in contexts):
+            raise UserError(
+                f"{self.folder}: this client's own count was rolled back or deleted: "
+                f"it has no release of round {round} of run {run_id}, which the server "
+                f"has; nothing was computed; {COUNT_REMEDY}. Never put an older one "
+                f"over it: of a client's backup, restore {run_id}/ only. If there is "
+                "no copy, what these clients have spent is unknown: they must not go on"
+            )
 
     def _own_event(self, event: Event) -> Event:
         """Returns a release as these clients count it: shards are all of the data."""
@@ -315,6 +346,8 @@ class ReleaseCount:
                     self._by_name[concerned[concerned >= 0]] += cost
                 self._attempts[event.round] += ledger is self._own
                 self._contexts |= {event.context} - {""}
+                rounds = self._released.setdefault(event.source, {})
+                rounds.setdefault(event.round, set()).add(event.context)
             self._added[name] = ledger.length
 
     def _new_ledger(self) -> Ledger:

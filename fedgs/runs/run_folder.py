@@ -63,6 +63,7 @@ AVERAGE = "generator_ema.safetensors"
 METRICS = "metrics.jsonl"
 # What the ledger's events mean stands in these; its first line binds those there are.
 BOUND = ("config.json", BASELINE, COHORT)
+STATE_HASH = "sha256"  # in a node's state: of all else in it
 # What a training process alone writes, in folders where others write too.
 OWN_FILES = (RECORD, GENERATOR, AVERAGE, METRICS)
 OWN_FILES += ("deployment.json", "nodes.json", "result.json")
@@ -506,6 +507,45 @@ def state_rounds(folder: Path) -> list[int]:
 def state_path(folder: Path, round: int) -> Path:
     """Returns the file of a node's state after a round."""
     return folder / f"round-{round:07d}.safetensors"
+
+
+def sealed(tensors: "TensorDict", metadata: dict[str, str]) -> "TensorDict":
+    """Returns a node's state with a hash of all of it, which `read_state` compares.
+
+    Privacy: as private as the tensors.
+
+    Args:
+        tensors: name -> tensor, on any device.
+        metadata: that will be written with them.
+    """
+    import torch
+
+    # As a tensor: safetensors writes several entries of metadata in a random order.
+    content = _state_hash(tensors, metadata)
+    return {**tensors, STATE_HASH: torch.frombuffer(content, dtype=torch.uint8)}
+
+
+def read_state(path: Path) -> "tuple[TensorDict, dict[str, str]]":
+    """Reads a node's state and its metadata; one of earlier versions has no hash.
+
+    Privacy: output as private as the file.
+
+    Raises:
+        UserError: missing or corrupted, if only by one bit.
+    """
+    tensors, metadata = read_tensors(path)
+    written = tensors.pop(STATE_HASH, None)
+    if written is not None and written.tolist() != [*_state_hash(tensors, metadata)]:
+        raise UserError(f"{path}: corrupted state, of another hash; {REMEDY}")
+    return tensors, metadata
+
+
+def _state_hash(tensors: "TensorDict", metadata: dict[str, str]) -> bytearray:
+    content = hashlib.sha256(repr(sorted(metadata.items())).encode())
+    for name, value in sorted(tensors.items()):
+        content.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        content.update(value.detach().cpu().reshape(-1).numpy().data)
+    return bytearray(content.digest())
 
 
 def remove_states_after(private: Path, round: int) -> None:

@@ -18,7 +18,7 @@ from fedgs.baselines.run import Asked, load_run_data, made_settings, open_run, u
 from fedgs.errors import UserError
 from fedgs.files import read_tensors
 from fedgs.privacy.accounting import SEEDED
-from fedgs.runs.run_folder import RunFolder
+from fedgs.runs.run_folder import RunFolder, read_state
 from fedgs.runs.sample import draw_samples
 from runs import at_round, interrupt_at
 
@@ -128,7 +128,7 @@ def test_what_no_release_made_public_is_in_the_private_folder(name, finished, tm
     (public,) = (folder / "checkpoint").glob("*.safetensors")
     assert not any(SECRET in key for key in read_tensors(public)[0])
     kept = list((folder / "private").glob("*/*.safetensors"))
-    assert [set(read_tensors(path)[0]) for path in kept] == [secret] * bool(secret)
+    assert [set(read_state(path)[0]) for path in kept] == [secret] * bool(secret)
     assert (folder / "private").stat().st_mode & 0o077 == 0
 
 

@@ -19,6 +19,7 @@ from clients.site import DeployedPlace, Site
 from deployed_grid import (
     LIMITS,
     NAMES,
+    Backup,
     DeployedGrid,
     Deployment,
     kill_after_count,
@@ -230,6 +231,15 @@ def test_a_restored_server_adds_what_its_clients_released_since(
     assert run.attempts() == [(1, 1), (2, 1), (3, 1), (4, 1), (3, 2), (4, 2)]
     mu = 4 / OWN["noise_multiplier"]  # of four rounds: 2 C sqrt(4) / noise
     assert f"is {epsilon_from_mu(mu, 1e-5):.4g} with these" in str(stopped.value)
+
+
+def test_a_client_whose_count_went_back_releases_no_update(updates):
+    run = updates()
+    backup = Backup(run, 1)
+    with pytest.raises(RunStopped, match="b-clinic failed; its own error"):
+        run.start(backup.between(1, 2))
+    assert run.counted(1) == [1]
+    assert "rolled back or deleted: it has no release of round 2" in backup.refusals()
 
 
 # ------------------------------------------------------------------ what a client sees

@@ -8,15 +8,17 @@ import pytest
 from flwr.app import ConfigRecord, Message
 
 from clients.failures import reason_of
-from deployed_grid import NAMES, Deployment, place_of
+from deployed_grid import NAMES, Backup, Deployment, place_of
 from experiments.launch.certs import make_certificates
 from fedgs.errors import UserError
 from fedgs.federation.training import RunStopped
 from fedgs.files import read_json
 from fedgs.mechanism.masks import Announced, Attempt, MaskingKey
 from fedgs.privacy.client_limits import ClientRefused
-from runs import at_round, events, interrupt_at, num_answers
+from runs import at_round, events, ignore, interrupt_at, num_answers
+from server.strategy import GsWgan
 from simulated_grid import as_on_a_network, round_of
+from tiny import request_of
 
 MASKED = {"mode": "moments", "secure_aggregation": True, "noise_multiplier": 0.5}
 
@@ -98,6 +100,40 @@ def test_a_killed_client_voids_its_round_and_no_later_one_and_may_come_back(mask
         *([1, 2, 2, 3], [1, 3]),
         [1, 2, 2, 3],
     ]
+
+
+def test_a_count_that_goes_back_between_two_attempts_of_a_round_is_refused(masked):
+    run = masked(num_rounds=3, min_nodes=2)
+    backup = Backup(run, 0)
+
+    def lose(who: str, request: Message, reply: Message) -> Message | None:
+        return None if (who, round_of(request)) == (NAMES[1], 2) else reply
+
+    def take(name: str, request: Message) -> bool:
+        attempt = request.content["fedgs"].get("attempt")
+        if (name, round_of(request), attempt) == (NAMES[0], 2, 2):
+            backup.take()
+        return True
+
+    run.grid.spoil, run.grid.on_push = lose, take
+    run.start(at_round(2, backup.put_back))
+    assert num_answers(run.folder) == [3, 2, 2]
+    assert run.counted(0) == [1, 2]
+    words = "has no release of round 2"
+    # Asked to answer, twice, then for a key, under which others would release in vain.
+    assert backup.refusals().count(words) >= 2
+
+
+def test_an_answer_of_a_node_that_is_not_listed_ends_no_run(masked):
+    run = masked()
+    strategy = GsWgan(run.folder, ignore, run.stop)
+    strategy._find_nodes(run.grid)
+    keys = {node: Announced(MaskingKey.generate().public, b"") for node in (0, 1)}
+    request = request_of(run.folder.config).under(Attempt(1, keys))
+    for node in (1, 2):
+        strategy.roll.add_release(node, request)
+    own = (strategy.roll.start, 1, keys[1].public.hex())
+    assert strategy.roll.answered == {NAMES[1]: own, NAMES[2]: (own[0], 1, "")}
 
 
 def test_a_client_says_that_it_released_in_every_attempt(masked):

@@ -467,7 +467,7 @@ def test_a_client_of_another_protocol_is_refused_in_a_clear_sentence(deploy, log
         return reply
 
     run.grid.spoil = spoil
-    words = "b-clinic speaks protocol 1 of joining, this server 2; install the same"
+    words = "b-clinic speaks protocol 1 of joining, this server 3; install the same"
     with pytest.raises(RunStopped, match="b-clinic"):
         run.start()
     assert any(words in line for line in log)
@@ -476,14 +476,11 @@ def test_a_client_of_another_protocol_is_refused_in_a_clear_sentence(deploy, log
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"protocol": 1}, "speaks protocol 1 of joining, this client 2"),
+        ({"protocol": 1}, "speaks protocol 1 of joining, this client 3"),
         ({"protocol": None}, "speaks protocol none of joining"),
         ({"settings": 3}, "cannot be decoded"),
         ({"settings": "[]"}, "cannot be decoded"),
         ({"history": "{"}, "cannot be decoded"),
-        ({"answered": "{"}, "cannot be decoded"),
-        ({"answered": '["../..", 1]'}, "history of the run"),
-        ({"answered": "3"}, "history of the run"),
         ({"history": "3"}, "history of the run"),
         *(
             ({"history": json.dumps(known)}, "history of the run")
@@ -499,11 +496,8 @@ def test_a_client_of_another_protocol_is_refused_in_a_clear_sentence(deploy, log
     ],
 )
 def test_a_malformed_request_to_join_is_refused(change, words):
-    whole = {"protocol": 2, "settings": "{}", "history": f'[["{"0" * 16}", 0]]'}
-    whole["answered"] = "null"
-    assert settings_of(whole) == ({}, [("0" * 16, 0)], None)
-    answered = json.dumps(["1" * 16, 3])
-    assert settings_of(whole | {"answered": answered})[2] == ("1" * 16, 3)
+    whole = {"protocol": 3, "settings": "{}", "history": f'[["{"0" * 16}", 0]]'}
+    assert settings_of(whole) == ({}, [("0" * 16, 0)])
     assert_refused(words, settings_of, whole | change)
 
 

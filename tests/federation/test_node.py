@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -200,7 +201,7 @@ def test_what_a_node_stores_is_its_discriminators_and_its_answer(tmp_path, sourc
     tensors, metadata = read_tensors(state_path(node_folder(tmp_path, 0), 1))
     fresh = Discriminators(config, range(6)).state()
     # No local generator of the warm start, no noise and no raw gradient.
-    assert set(tensors) == {*fresh, "answer"}
+    assert set(tensors) == {*fresh, "answer", "sha256"}
     assert torch.equal(tensors["answer"], answer.values)
     assert metadata["digest"] == request_of(config).digest()
     assert metadata.keys() == ({"digest", "count"} if source else {"digest"})
@@ -220,6 +221,15 @@ def test_the_state_of_another_architecture_is_refused(tmp_path, saved):
 def test_a_corrupted_state_is_refused(tmp_path, saved):
     saved.write_bytes(saved.read_bytes()[:-1])
     with pytest.raises(UserError, match="cannot be read"):
+        _node(_config(), tmp_path).answer(request_of(_config(), 2))
+
+
+def test_a_state_with_one_flipped_bit_is_refused(tmp_path, saved):
+    content = bytearray(saved.read_bytes())
+    content[-len(content) // 3] ^= 1  # of some weight
+    saved.write_bytes(content)
+    words = f"^{re.escape(str(saved))}: corrupted state, of another hash; restore it"
+    with pytest.raises(UserError, match=words):
         _node(_config(), tmp_path).answer(request_of(_config(), 2))
 
 

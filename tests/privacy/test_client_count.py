@@ -10,13 +10,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedgs.errors import UserError
-from fedgs.privacy.client_count import WHOLE, ReleaseCount, check_start, release_event
+from fedgs.privacy.client_count import (
+    WHOLE,
+    ReleaseCount,
+    check_start,
+    release_event,
+    source_of,
+)
 from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Event, Ledger
 from refusals import assert_refused
+from runs import keep_lines
 from tiny import tiny_config
 
 NAMES = ("ann", "bob", "cy")
@@ -72,6 +81,54 @@ def test_a_key_is_used_once_whoever_the_clients_are_by_then(tmp_path):
         event = replace(masked, num_clients=len(names))
         assert_refused("already masked under", count.charge, event, NONE)
     assert ReleaseCount(tmp_path, ["others"]).largest() == 0.0
+
+
+RELEASES = st.lists(
+    st.tuples(
+        st.sampled_from(["a" * 16, "b" * 16]),  # start of the server
+        st.integers(1, 3),  # round
+        st.booleans(),  # masked
+        st.booleans(),  # arrived
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(releases=RELEASES, kept=st.integers(0, 6), is_known=st.booleans())
+def test_a_count_is_refused_unless_it_has_all_up_to_the_last_that_arrived(
+    tmp_path_factory, releases, kept, is_known
+):
+    """Each is charged, lost or not; then the file goes back to an earlier length."""
+    folder, received, last = tmp_path_factory.mktemp("count"), None, 0
+    for number, (start, round, is_masked, arrived) in enumerate(releases, start=1):
+        key = f"{number:064x}" if is_masked else ""
+        source = source_of("run", start, "a-clinic")
+        asked = replace(_event(round), source=source, context=key)
+        ReleaseCount(folder, NAMES).charge(asked, NONE)
+        if arrived:
+            received, last = (start, round, key if is_known else ""), number
+    keep_lines(folder / "releases-00000.jsonl", kept)
+    count = ReleaseCount(folder, NAMES)
+    charged = [
+        (s, r, f"{n:064x}" if m else "") for n, (s, r, m, _) in enumerate(releases, 1)
+    ]
+    has_it = received is None or any(
+        (start, round) == received[:2] and received[2] in ("", key)
+        for start, round, key in charged[:kept]
+    )
+    if has_it:
+        count.check_received("run", "a-clinic", received)
+    else:
+        words = "has no release of round"
+        assert_refused(words, count.check_received, "run", "a-clinic", received)
+    if kept >= last:
+        assert has_it  # a count that is ahead is right
+    elif is_known and len({(s, r) for s, r, *_ in releases}) == len(releases):
+        assert not has_it
+    for run, node in (("other", "a-clinic"), ("run", "b-clinic")):
+        if received is not None:
+            assert_refused("has no release", count.check_received, run, node, received)
 
 
 def test_repeated_rounds_count_as_further_attempts_also_after_a_restart(tmp_path):

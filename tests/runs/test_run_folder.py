@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import itertools
 import json
 import re
 import resource
@@ -21,6 +22,7 @@ from fedgs.privacy.ledger import Ledger
 from fedgs.runs import run_folder
 from fedgs.runs.run_folder import RunFolder, state_path, state_rounds
 from fedgs.runs.sample import load_generator
+from fedgs.shapes import TensorDict
 from refusals import assert_refused
 from runs import TENSORS, keep_lines, tiny_event
 from tiny import tiny_config
@@ -555,6 +557,41 @@ def with_states(private: Path, node: int, rounds: list[int]) -> Path:
     for round in rounds:
         write_tensors(state_path(run_folder.node_folder(private, node), round), TENSORS)
     return run_folder.node_folder(private, node)
+
+
+def test_no_flipped_bit_gives_another_state(tmp_path):
+    tensors = TENSORS | {"count": torch.tensor(3), "none": torch.empty(0)}
+    path, metadata = tmp_path / "state", {"digest": "ab", "count": "1"}
+    write_tensors(path, run_folder.sealed(tensors, metadata), metadata)
+    found, known = run_folder.read_state(path)
+    assert known == metadata
+    assert_same(found, tensors)
+    content, refused = path.read_bytes(), 0
+    for place, bit in itertools.product(range(len(content)), range(8)):
+        other = bytearray(content)
+        other[place] ^= 1 << bit
+        path.write_bytes(other)
+        try:
+            found, known = run_folder.read_state(path)
+        except UserError:
+            refused += 1
+            continue
+        # The name of the hash itself: it is taken for a state of an earlier version.
+        assert known == metadata
+        assert_same({name: found[name] for name in tensors}, tensors)
+    assert refused > 7.5 * len(content)
+
+
+def assert_same(found: TensorDict, expected: TensorDict) -> None:
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[n], value) for n, value in expected.items())
+
+
+def test_a_state_of_an_earlier_version_has_no_hash_and_is_read(tmp_path):
+    write_tensors(tmp_path / "state", TENSORS, {"digest": "ab"})
+    found, metadata = run_folder.read_state(tmp_path / "state")
+    assert metadata == {"digest": "ab"}
+    assert_same(found, TENSORS)
 
 
 def test_resuming_removes_the_states_that_no_checkpoint_committed(folder):

@@ -4,6 +4,7 @@ A client has data and a state directory of its own; the clock moves only by slee
 """
 
 import json
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -218,6 +219,40 @@ class Deployment:
 
     def progress(self) -> dict:
         return json.loads((self.folder.path / ".flower" / "nodes.json").read_text())
+
+
+class Backup:
+    """A copy of a client's state directory, to be put back.
+
+    Attributes:
+        client: whose.
+    """
+
+    def __init__(self, run: Deployment, index: int) -> None:
+        self.client, self.copy = run.clients[index], run.root / f"backup-{index}"
+
+    def take(self) -> None:
+        shutil.copytree(self.client.state_dir, self.copy)
+
+    def put_back(self, only: str = "") -> None:
+        """Puts the copy, or a folder of it, back and starts the client again."""
+        shutil.rmtree(self.client.state_dir / only)
+        shutil.copytree(self.copy / only, self.client.state_dir / only)
+        self.client.restart()
+
+    def between(self, taken: int, put_back: int) -> runs.Report:
+        """Takes the copy after one round and puts it back after another one."""
+
+        def report(metrics: dict) -> None:
+            if "fit_step" not in metrics and metrics["round"] == taken:
+                self.take()
+            if "fit_step" not in metrics and metrics["round"] == put_back:
+                self.put_back()
+
+        return report
+
+    def refusals(self) -> str:
+        return (self.client.state_dir / "error.log").read_text()
 
 
 def place_of(run: Deployment, index: int = 0, run_id: str = "0" * 16) -> DeployedPlace:

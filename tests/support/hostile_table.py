@@ -168,6 +168,12 @@ _ELSEWHERE: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "test_a_client_that_says_nothing_answers_neither_without_noise_nor_with_seeded",
         ),
     },
+    ("server", "clients/test_count_behind.py"): {
+        "no word on what it has of the client, or one that is none": (
+            "the client refuses, and nothing is computed",
+            "test_a_server_that_does_not_say_what_it_has_is_refused",
+        ),
+    },
     ("client", "clients/test_deployment_restored.py"): {
         "releases that never were, at joining": (
             "refused beyond the run's rounds, its selection, and 20 times above the "
