@@ -24,7 +24,12 @@ from fedgs.data.load import federate, load_data
 from fedgs.data.records import fit
 from fedgs.errors import UserError
 from fedgs.federation import local
-from fedgs.federation.preparation import Source, fitted_to_data, new_run
+from fedgs.federation.preparation import (
+    Source,
+    fitted_to_data,
+    new_run,
+    with_held_out,
+)
 from fedgs.federation.training import Report, RunStopped, Stop
 from fedgs.privacy.accounting import Statement
 from fedgs.runs import epsilons
@@ -102,6 +107,8 @@ def train(
             given = {"image_size": shape[2], "image_channels": shape[0]} | given
     config = overridden(config, given)
     _check_engine(config, "fedgs train")
+    if isinstance(recipe, str):
+        config = with_held_out(config, given)
     load_images = source[1] if source else load_data
     if is_open:
         config, data = fitted_to_data(config, given, source)

@@ -38,7 +38,7 @@ from experiments.flags import (
 from experiments.tables import folded
 from fedgs import __version__
 from fedgs.cohorts.settings import Selection, selection_of
-from fedgs.config.recipes import configure, is_left_open
+from fedgs.config.recipes import configure, is_left_open, settings_in
 from fedgs.config.run_config import RunConfig
 from fedgs.diagnosis.rule import Rule
 from fedgs.errors import refuse
@@ -121,7 +121,8 @@ def train(
     from experiments.commands import train as running
 
     name = recipe or ("staged" if is_open else "run")
-    running.train(configured, name, settings if is_open else None, dry_run)
+    given = settings_in(config) | settings
+    running.train(configured, name, given, is_open, dry_run)
 
 
 @app.command()

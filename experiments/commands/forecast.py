@@ -70,8 +70,8 @@ def evaluation_note(config: ResolvedConfig, data: FederatedImages) -> str:
         return "possible, on the data's own test images"
     if not config.test_fraction:
         return (
-            "evaluation will not be possible without --test-fraction: nothing is held "
-            f"out ({OUTSIDE})"
+            "nothing is held out: give --test-fraction, or have other images for "
+            f"fedgs evaluate RUN --test npz:FILE ({OUTSIDE})"
         )
     if (own := data.client_test_records) and not sum(map(len, own)):
         return (

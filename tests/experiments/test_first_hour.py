@@ -266,7 +266,10 @@ def test_dry_run_says_what_a_run_costs_and_writes_nothing(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"test_fraction": 0.0}, "will not be possible without --test-fraction: noth"),
+        (
+            {"test_fraction": 0.0},
+            "scores:     nothing is held out: give --test-fraction, or",
+        ),
         ({"test_fraction": 0.05}, "will not be possible: test_fraction 0.05 of so few"),
     ],
 )
@@ -289,6 +292,33 @@ def test_named_recipe_keeps_its_settings(fedgs, own, tmp_path, monkeypatch):
     assert out.startswith("does:       30000 rounds, 1 of 30 clients each")
     assert "will not be possible" not in out
     assert re.search(r"time: +about \d+ (days|hours|minutes), by rounds of a few", out)
+
+
+@pytest.mark.parametrize(
+    ("words", "toml", "said"),
+    [
+        ((), "", "possible, on 0.1 of every owner's images"),
+        (("--recipe", "staged"), "", "possible, on 0.1 of every owner's images"),
+        (("--recipe", "staged", "--test-fraction", "0"), "", "nothing is held out"),
+        (("--recipe", "staged"), "seed = 3", "possible, on 0.1 of every"),
+        (("--recipe", "staged"), "test_fraction = 0.25", "possible, on 0.25 of every"),
+    ],
+)
+def test_what_is_held_out_does_not_depend_on_how_the_recipe_is_named(
+    fedgs, own, tmp_path, monkeypatch, words, toml, said
+):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "settings.toml"
+    file.write_text(toml)
+    words += ("--config", str(file)) if toml else ()
+    given = flags(data=own, target_epsilon=10)
+    assert said in printed(fedgs("train", *given, *words, "--dry-run"), "")
+
+
+def test_help_says_the_share_that_is_held_out_of_any_recipe(fedgs):
+    for words in (("train",), ("train", "--recipe", "staged"), ("baseline", "dp-merf")):
+        out = re.sub(r"\s*│\n│\s*", " ", printed(fedgs(*words, "--help")))
+        assert re.search(r"hold out 0.1 of data .*\[default: 0.1\]", out)
 
 
 ROUNDS = {"num_clients": 40, "clients_per_node": 8, "num_rounds": 100}
@@ -332,7 +362,11 @@ def test_less_noise_never_promises_less(trained, multiplier):
     ("change", "more", "named"),
     [
         ({}, {"target_epsilon": 1e9}, r"target_epsilon = 1e\+09 protects nobody"),
-        ({"clients": np.zeros(8, int)}, {}, "num_clients = 1: one owner alone"),
+        (
+            {"clients": np.zeros(8, int)},
+            {"noise_multiplier": 0.0},
+            "num_clients = 1: one owner alone",
+        ),
         (
             {"labels": np.zeros(8, int)},
             {},
@@ -346,7 +380,7 @@ def test_what_is_hardly_meant_is_warned_of(fedgs, tmp_path, change, more, named)
     columns = {"labels": np.arange(8) % 2, "clients": np.arange(8) // 2} | change
     images = np.zeros((8, 16, 16), np.uint8)
     np.savez(tmp_path / "odd.npz", images=images, **columns)
-    given = {"data": f"npz:{tmp_path}/odd.npz", "target_epsilon": 10} | more
+    given = {"data": f"npz:{tmp_path}/odd.npz"} | (more or {"target_epsilon": 10})
     code, _, err = fedgs("train", *flags(**given), "--dry-run")
     assert code == 0
     assert re.fullmatch(f"Warning: {named}.*\n", err)
