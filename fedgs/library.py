@@ -24,12 +24,7 @@ from fedgs.data.load import federate, load_data
 from fedgs.data.records import fit
 from fedgs.errors import UserError
 from fedgs.federation import local
-from fedgs.federation.preparation import (
-    Source,
-    fitted_to_data,
-    new_run,
-    with_held_out,
-)
+from fedgs.federation.preparation import Source, fitted_to_data, new_run, with_held_out
 from fedgs.federation.training import Report, RunStopped, Stop
 from fedgs.privacy.accounting import Statement
 from fedgs.runs import epsilons

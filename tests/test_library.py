@@ -94,9 +94,8 @@ def generator(run: fedgs.TrainingRun) -> bytes:
 def test_run_has_the_bytes_of_the_command(tmp_path, run):
     data = write_tiny_npz(tmp_path / "tiny.npz")
     given = {"data": data, "image_size": 16, "output": str(tmp_path / "run")}
-    given = SETTINGS_GIVEN | given | {"test_fraction": 0.0}
-    config = configure("full-participation", None, given)
-    command.train(config, "run", given)
+    config = configure("full-participation", None, SETTINGS_GIVEN | given)
+    command.train(config, "run")
     by_command = (tmp_path / "run" / "generator.safetensors").read_bytes()
     assert by_command == generator(run)
 
@@ -134,7 +133,7 @@ def test_light_background_is_inverted_and_the_callers_array_is_not_touched(tmp_p
         (GIVEN, {"data": "digits"}, "data = 'digits'"),
         (GIVEN, {"engine": "flower"}, "engine = flower"),
         (GIVEN, {"image_size": 20}, "image_size = 20"),
-        ((IMAGES, LABELS), {}, "num_clients is unset: .* give clients, the owner of"),
+        ((IMAGES, LABELS), {}, "this partition; add 'clients', the owner"),
         ((hugging_face(), "z", "writer"), {}, "not 'z', 'writer'"),
         ((TensorDataset(*[torch.zeros(2)] * 4),), {}, "items of 4 values"),
         ((tiny_data(tiny_config()),), {"num_clients": 3}, "num_clients = 3"),

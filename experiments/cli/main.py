@@ -119,10 +119,11 @@ def train(
     # Fails before torch is imported.
     configured = configure("staged" if is_open else recipe, config, settings)
     from experiments.commands import train as running
+    from fedgs.federation.preparation import with_held_out
 
+    configured = with_held_out(configured, settings_in(config) | settings)
     name = recipe or ("staged" if is_open else "run")
-    given = settings_in(config) | settings
-    running.train(configured, name, given, is_open, dry_run)
+    running.train(configured, name, settings if is_open else None, dry_run)
 
 
 @app.command()

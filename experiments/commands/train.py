@@ -30,7 +30,6 @@ from fedgs.federation.preparation import (
     free_output,
     new_run,
     planned_run,
-    with_held_out,
 )
 from fedgs.federation.training import RunStopped, stop_on_signal
 from fedgs.privacy.accounting import SEEDED
@@ -45,8 +44,7 @@ console = Console()
 def train(
     config: RunConfig,
     name: str,
-    given: Mapping[str, Any],
-    is_fitted: bool = False,
+    given: Mapping[str, Any] | None = None,
     is_dry: bool = False,
 ) -> None:
     """Creates a run folder and trains in it.
@@ -54,36 +52,31 @@ def train(
     Args:
         config: the settings.
         name: begins the name of a folder in `runs/`.
-        given: the user's own settings among them.
-        is_fitted: whether the recipe is to be fitted to the data.
+        given: the user's own settings, where the recipe is to be fitted to the data.
         is_dry: only says what a run would do and cost.
 
     Raises:
         UserError: bad input; nothing was written.
         typer.Exit: the run stopped early or failed (code 1).
     """
-    if planned := _planned(config, name, given, is_fitted, is_dry):
+    if planned := _planned(config, name, given, is_dry):
         _run(*planned)
 
 
 def _planned(
-    config: RunConfig,
-    name: str,
-    given: Mapping[str, Any],
-    is_fitted: bool,
-    is_dry: bool,
+    config: RunConfig, name: str, given: Mapping[str, Any] | None, is_dry: bool
 ) -> tuple[RunFolder, FederatedImages | None] | None:
     """Returns a new run folder and what the local engine trains on; None of a dry run.
 
     Flower's workers read the data themselves, so this process does not keep them.
     """
-    load, config = load_data, with_held_out(config, given)
-    if is_fitted:
+    load = load_data
+    if given is not None:
         config, loaded = fitted_to_data(free_output(config, name), given)
         load = lambda config: loaded  # noqa: E731
     resolved, data = planned_run(config, load, name)
     folder = None if is_dry else RunFolder.create(resolved)
-    if is_fitted:
+    if given is not None:
         say(forecast.choice(resolved, data))
     for warning in forecast.warnings_of(resolved, data):
         say(f"Warning: {warning}", is_error=True)

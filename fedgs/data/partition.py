@@ -162,7 +162,7 @@ def _named(
 ) -> tuple[Groups, tuple[str, ...]]:
     """Returns the data's own clients, the first `num_clients` in name order."""
     if clients is None:
-        names_none = f"data = {config.data} names no clients; {_to_name_them(config)}"
+        names_none = f"data = {config.data} names no clients; {_way_to_clients(config)}"
         raise UserError(
             f"partition = by-client: {names_none}give --partition iid or dirichlet"
         )
@@ -182,25 +182,18 @@ def _num_clients(config: RunConfig, num_records: int) -> int:
     if config.num_clients is None and config.data == "digits":
         return DIGITS_NUM_CLIENTS
     if config.num_clients is None:
-        what, remedy = "number of clients for this partition", ""
-        if config.partition == "auto":
-            what, remedy = "clients", _to_name_them(config)
+        way = _way_to_clients(config) if config.partition == "auto" else ""
         raise UserError(
-            f"num_clients is unset: data = {config.data} names no {what}; {remedy}give "
-            "--num-clients for shards, which are no people"
+            f"num_clients is unset: data = {config.data} names no number of clients "
+            f"for this partition; {way}give --num-clients for shards, no people"
         )
     return config.num_clients
 
 
-def _to_name_them(config: RunConfig) -> str:
+def _way_to_clients(config: RunConfig) -> str:
     """Returns how a source can name the owners of its images, if it can."""
-    kind = config.data.partition(":")[0]
-    ways = {
-        "npz": "add the array 'clients', the owner of each image, or ",
-        GIVEN: "give clients, the owner of each image, or ",
-        "hf": "give --hf-options \"client='COLUMN'\", or ",
-    }
-    return ways.get(kind, "")
+    is_arrays = config.data == GIVEN or config.data.startswith("npz:")
+    return "add 'clients', the owner of each image, or " if is_arrays else ""
 
 
 def check_num_clients(config: RunConfig, most: int, who_has: str, what: str) -> None:

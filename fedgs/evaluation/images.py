@@ -79,10 +79,7 @@ def load_real(
         seed=0,
     )
     data = load_data(config)
-    if test_data is None:
-        test = LabelledImages(*load_test_data(config))
-    else:
-        test = _read_test(config, test_data, data.num_classes)
+    test = _test_of(config, test_data, data.num_classes)
     rows = np.sort(data.client_records[0])  # without what is held out
     if most is not None and most < len(rows):
         rows = np.random.default_rng(0).permutation(rows)[:most]
@@ -96,18 +93,19 @@ def load_real(
     return RealImages(train, test, data.num_classes)
 
 
-def _read_test(config: RunConfig, source: str, num_classes: int) -> LabelledImages:
-    """Reads images of the user's own, as `config` reads and fits its data."""
+def _test_of(config: RunConfig, source: str | None, classes: int) -> LabelledImages:
+    """Loads the test split, or a source of the user's own in the same way."""
+    if source is None:
+        return LabelledImages(*load_test_data(config))
     where, remedy = f"test = {source!r}", "give --test npz:FILE or folder:PATH"
-    if source.partition(":")[0] not in ("npz", "folder"):
-        raise UserError(f"{where}: {remedy}")
-    if with_absolute_path(source) == with_absolute_path(config.data):
-        raise UserError(f"{where}: a run was trained on these; {remedy} of others")
-    own = dataclasses.replace(config, data=source, num_classes=None)
+    is_own = with_absolute_path(source) == with_absolute_path(config.data)
+    if is_own or source.partition(":")[0] not in ("npz", "folder"):
+        raise UserError(f"{where}: {remedy}, of images that no run was trained on")
     with explained(UserError, f"{where}: cannot be used", remedy):
+        own = dataclasses.replace(config, data=source, num_classes=None)
         records = load_records(own)
     found = LabelledImages(to_float(records.images), records.labels)
-    check_labels(where, found, num_classes)
+    check_labels(where, found, classes)
     return found
 
 

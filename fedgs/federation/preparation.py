@@ -262,9 +262,8 @@ def with_noise(config: RunConfig) -> ResolvedConfig:
     is_alone = config.num_clients == 1 and config.privacy_unit == "client"
     if is_alone and config.noise_multiplier != 0:
         raise UserError(
-            "num_clients = 1: the generator would be one of one client's images, among "
-            "no others to be hidden by; give data of more owners, or --privacy-unit "
-            "record with --partition iid"
+            "num_clients = 1: its owner would have nobody to hide among; give data of "
+            "more owners, or --privacy-unit record with --partition iid"
         )
     selections, target = selection_costs([config]), config.target_epsilon
     if config.noise_multiplier is not None:

@@ -3,10 +3,15 @@
 import numpy as np
 import pytest
 
+from fedgs import library
+from fedgs.baselines import run as baselines
+from fedgs.baselines.asked import Asked
 from fedgs.config.recipes import HELD_OUT, overridden, recipe
+from fedgs.config.run_config import RunConfig
 from fedgs.data.corruption import corrupt, corrupted, corrupted_clients
 from fedgs.data.load import load_data, load_test_data
 from fedgs.data.records import Records
+from fedgs.errors import UserError
 from fedgs.federation.preparation import with_held_out
 from loading import configured, load, refused
 from refusals import assert_refused
@@ -115,6 +120,24 @@ def test_every_recipe_holds_out_one_share_where_scores_need_it(
 ):
     config = overridden(recipe(name), settings)
     assert with_held_out(config, given).test_fraction == share
+
+
+@pytest.mark.parametrize(
+    ("given", "share"), [({}, HELD_OUT), ({"test_fraction": 0.0}, 0.0)]
+)
+def test_baselines_and_programs_hold_out_the_same(source, monkeypatch, given, share):
+    shares = []
+
+    def stop(config: RunConfig, *_: object, **__: object) -> None:
+        shares.append(config.test_fraction)
+        raise UserError("stop here")
+
+    monkeypatch.setattr(baselines, "resolve", stop)
+    monkeypatch.setattr(library, "new_run", stop)
+    given = {"data": source} | given
+    assert_refused("stop", baselines.new_run, "dp-merf", {}, Asked(), given)
+    assert_refused("stop", library.train, recipe="staged", **given)
+    assert shares == [share, share]
 
 
 def test_records_as_units_of_owned_data_are_refused(source):

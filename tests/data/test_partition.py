@@ -138,16 +138,11 @@ def test_digits_default_to_180_clients():
         (
             {},
             None,
-            r"names no clients; add the array 'clients', the owner of each image, or "
-            "give --num-clients for shards, which are no people",
+            r"num_clients is unset: .*; add 'clients', the owner of each image, or "
+            "give --num-clients for shards, no people",
         ),
-        (
-            {"data": "hf:x"},
-            None,
-            r"names no clients; give --hf-options \"client='COLUMN'\", or give --num",
-        ),
-        ({"data": "mnist"}, None, r"mnist names no clients; give --num-clients"),
-        ({"partition": "iid"}, OWNERS, "no number of clients for this .*; give --num-"),
+        ({"data": "mnist"}, None, r"mnist names .* this partition; give --num-clients"),
+        ({"partition": "iid"}, OWNERS, "no number of clients for this partition; give"),
         ({"num_clients": 601}, None, r"num_clients = 601: .*600 records.*at most 600"),
         (
             {"num_clients": 601, "partition": "dirichlet"},
@@ -158,7 +153,7 @@ def test_digits_default_to_180_clients():
         (
             {"partition": "by-client"},
             None,
-            "= by-client: .*no clients; add the array 'clients'.*--partition iid",
+            "= by-client: .*no clients; add 'clients', the .*--partition iid",
         ),
         ({"privacy_unit": "record"}, OWNERS, r"privacy_unit = record: .*partition iid"),
         ({"num_clients": 2, "seed": None}, None, r"seed is unset: .*--seed"),

@@ -497,12 +497,12 @@ def test_a_run_is_tested_on_images_of_the_users_own(fedgs, tmp_path):
 @pytest.mark.parametrize(
     ("test", "named"),
     [
-        ("mnist", "test = 'mnist': give --test npz:FILE or folder:PATH"),
+        ("mnist", "test = 'mnist': give --test npz:FILE or folder:PATH, of"),
         ("npz:no.npz", "test = 'npz:no.npz': cannot be used .*no.npz does not exist"),
         ({"classes": 11}, "test = 'npz:.*': label 10, the real labels are 0 to 9"),
         ({"channels": 3}, "test = .*: cannot be used .*has RGB images"),
         ({"classes": 1}, "the test split has one class only"),
-        (None, r"test = .*a\.npz': a run was trained on these; give --test npz:FILE"),
+        (None, r"test = .*a\.npz': give --test .*, of images that no run was trained"),
     ],
 )
 def test_test_images_that_do_not_fit_are_refused_in_one_line(

@@ -291,7 +291,7 @@ def test_the_path_of_the_limits_holds_from_any_working_directory(tmp_path, monke
     monkeypatch.setattr(preparation, "resolve", stop)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="stop here"):
-        running.train(RunConfig(client_limits="limits.toml"), "test", {})
+        running.train(RunConfig(client_limits="limits.toml"), "test")
     assert given == [str(tmp_path / "limits.toml")]
 
 
