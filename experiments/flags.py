@@ -187,10 +187,9 @@ class OfRecipe(TyperCommand):
             UserError: there is no such recipe.
         """
         name = ctx.params.get("recipe")
-        config = recipe(name or "staged")
+        config = dataclasses.replace(recipe(name or "staged"), test_fraction=HELD_OUT)
         if name is None:
-            fitted = {"target_epsilon": None, "test_fraction": HELD_OUT}
-            config = dataclasses.replace(config, **fitted)
+            config = dataclasses.replace(config, target_epsilon=None)
         specs = RunConfig.__dataclass_fields__
         for parameter in self.params:
             if isinstance(parameter, click.Option) and parameter.name in specs:

@@ -29,6 +29,7 @@ from fedgs.federation.preparation import (
     fitted_to_data,
     new_run,
     with_counted,
+    with_held_out,
 )
 from fedgs.federation.training import Report, RunStopped, Stop
 from fedgs.privacy.accounting import Statement
@@ -108,6 +109,8 @@ def train(
             source = shape, lambda config: with_counted(load_given(config), settings)
     config = overridden(config, given)
     _check_engine(config, "fedgs train")
+    if isinstance(recipe, str):
+        config = with_held_out(config, given)
     load_images = source[1] if source else load_data
     if is_open:
         config, data = fitted_to_data(config, given, source)

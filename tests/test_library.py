@@ -133,7 +133,7 @@ def test_light_background_is_inverted_and_the_callers_array_is_not_touched(tmp_p
         (GIVEN, {"data": "digits"}, "data = 'digits'"),
         (GIVEN, {"engine": "flower"}, "engine = flower"),
         (GIVEN, {"image_size": 20}, "image_size = 20"),
-        ((IMAGES, LABELS), {}, "num_clients is unset"),
+        ((IMAGES, LABELS), {}, "this partition; add 'clients', the owner"),
         ((hugging_face(), "z", "writer"), {}, "not 'z', 'writer'"),
         ((TensorDataset(*[torch.zeros(2)] * 4),), {}, "items of 4 values"),
         ((tiny_data(tiny_config()),), {"num_clients": 3}, "num_clients = 3"),

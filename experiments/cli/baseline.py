@@ -12,6 +12,7 @@ from experiments.flags import PrintOption, request_flags, settings_flags
 from experiments.launch.submit import NewRun, Submission
 from fedgs.baselines import METHODS, find
 from fedgs.baselines.asked import SHARED_SETTINGS, Asked, Target, check_noise
+from fedgs.config.recipes import HELD_OUT
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import OF_CLIENT, settings_with
 from fedgs.errors import UserError
@@ -105,7 +106,8 @@ def command_of(name: str) -> click.Command:
         command.train(name, given, settings)
 
     chosen = settings_of(method)
-    flagged = settings_flags(*chosen, defaults=method.recipe)(train)
+    shown = dict(method.recipe) | {"test_fraction": HELD_OUT}
+    flagged = settings_flags(*chosen, defaults=shown)(train)
     flagged = request_flags(method.Settings, Asked, has_defaults=False)(flagged)
     return _command(method, method.recipe, flagged)
 

@@ -38,7 +38,7 @@ from experiments.flags import (
 from experiments.tables import folded
 from fedgs import __version__
 from fedgs.cohorts.settings import Selection, selection_of
-from fedgs.config.recipes import configure, is_left_open
+from fedgs.config.recipes import configure, is_left_open, settings_in
 from fedgs.config.run_config import RunConfig
 from fedgs.diagnosis.rule import Rule
 from fedgs.errors import refuse
@@ -119,7 +119,9 @@ def train(
     # Fails before torch is imported.
     configured = configure("staged" if is_open else recipe, config, settings)
     from experiments.commands import train as running
+    from fedgs.federation.preparation import with_held_out
 
+    configured = with_held_out(configured, settings_in(config) | settings)
     name = recipe or ("staged" if is_open else "run")
     running.train(configured, name, settings if is_open else None, dry_run)
 

@@ -152,7 +152,7 @@ def _load(
         request, reading={name: getattr(config, name) for name in names}
     )
     sizes, seed = _sizes(request), request.seed
-    real = images.load_real(config, sizes.real)
+    real = images.load_real(config, sizes.real, request.test)
     if sizes.test is not None:
         real = real._replace(test=real.test.subset(sizes.test, 0, "fast"))
     count = request.count or sizes.synthetic

@@ -38,6 +38,7 @@ class EvaluationRequest:
     )
     data: str = ""
     reading: Mapping[str, Any] = field(default_factory=dict)
+    test: str | None = flag(None, "Test images of your own: npz:FILE or folder:PATH.")
     count: int | None = flag(
         None,
         "Synthetic images; 60000, or 2000 if fast.",

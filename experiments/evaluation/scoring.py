@@ -76,6 +76,7 @@ class Scoring:
         result: dict[str, Any] = {
             "source": request.source,
             "data": request.data,
+            "test": request.test or request.data,
             "reading": reading,
             "versions": versions(),
             "seed": request.seed,

@@ -41,6 +41,7 @@ from fedgs.federation.preparation import (
     free_output,
     resolve,
     with_absolute_paths,
+    with_held_out,
 )
 from fedgs.federation.training import (
     BudgetSpent,
@@ -246,6 +247,7 @@ def new_run(
     method = find(name, is_typed=True)
     own = made_settings(method, settings)
     config = overridden(RunConfig(), dict(method.recipe) | given | NOT_GS_WGAN)
+    config = with_held_out(config, given)
     check_asked(method, own, asked, config)
     config = free_output(config, method.name.replace(":", "-"))
     resolved, data = resolve(with_absolute_paths(config), load=load)

@@ -147,7 +147,7 @@ OF_STAGED = {"moment_size", "latent_dim", "stage_weights"}
 OF_METHOD = {"client_selection", "clients_per_round", "discriminator_training"}
 OF_METHOD |= {"noise_multiplier", "clip_bound", "batch_size"}
 OF_METHOD |= {"gradient_basis", "dct_size", "amplification"}
-HELD_OUT = 0.1  # of every owner's images then, where the data have no test split
+HELD_OUT = 0.1  # of every owner's images, where the data have no test split
 # Least `signal_of`, and what it pays for: the side of the low frequencies, and the axes
 # along which parts of classes are measured; 0: no parts, whose moments would have more
 # noise than they differ. The cells of docs/pictures.md have 2156 and more with side 12,
@@ -271,17 +271,26 @@ def configure(
     """
     config = recipe(recipe_name) if recipe_name is not None else RunConfig()
     config = dataclasses.replace(config, engine=engine)
-    sources = [given]
-    if config_file is not None:
-        problem = f"config = {config_file}: cannot be read"
-        with explained((OSError, ValueError), problem, "give --config a TOML file"):
-            sources.insert(0, tomllib.loads(config_file.read_text()))
-        for name, value in sources[0].items():
-            if isinstance(value, dict):
-                raise UserError(
-                    f"config = {config_file}: [{name}] is a table; give its settings "
-                    "without one, each on a line of its own"
-                )
-    for source in sources:
+    for source in (settings_in(config_file), given):
         config = overridden(config, source)
     return config.validate()
+
+
+def settings_in(config_file: Path | None) -> dict[str, Any]:
+    """Returns the settings that a TOML file names; none without a file.
+
+    Raises:
+        UserError: an unreadable file, or a table in it.
+    """
+    if config_file is None:
+        return {}
+    problem = f"config = {config_file}: cannot be read"
+    with explained((OSError, ValueError), problem, "give --config a TOML file"):
+        settings = tomllib.loads(config_file.read_text())
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            raise UserError(
+                f"config = {config_file}: [{name}] is a table; give its settings "
+                "without one, each on a line of its own"
+            )
+    return settings

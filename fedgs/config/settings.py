@@ -84,7 +84,8 @@ class Settings:
     test_fraction: float = option(
         0.0,
         DATA | RESULT | OWNERS | CLIENTS | READING | OF_CLIENT,
-        "Share of every owner's images held out of training, the same in every run.",
+        "Share of every owner's images held out of training, the same in every run. "
+        "Unless set, train and baseline hold out 0.1 of data without a test split.",
         at_least=0,
         below=1,
     )

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from fedgs.config.fields import refuse
 from fedgs.config.run_config import RunConfig
+from fedgs.config.settings import GIVEN
 from fedgs.data.records import Records
 from fedgs.errors import UserError
 from fedgs.randomness import stream
@@ -161,9 +162,9 @@ def _named(
 ) -> tuple[Groups, tuple[str, ...]]:
     """Returns the data's own clients, the first `num_clients` in name order."""
     if clients is None:
-        names_none = f"data = {config.data} names no clients"
+        names_none = f"data = {config.data} names no clients; {_way_to_clients(config)}"
         raise UserError(
-            f"partition = by-client: {names_none}; give --partition iid or dirichlet"
+            f"partition = by-client: {names_none}give --partition iid or dirichlet"
         )
     if config.privacy_unit == "record":
         raise UserError(
@@ -181,11 +182,18 @@ def _num_clients(config: RunConfig, num_records: int) -> int:
     if config.num_clients is None and config.data == "digits":
         return DIGITS_NUM_CLIENTS
     if config.num_clients is None:
+        way = _way_to_clients(config) if config.partition == "auto" else ""
         raise UserError(
             f"num_clients is unset: data = {config.data} names no number of clients "
-            "for this partition; give --num-clients"
+            f"for this partition; {way}give --num-clients for shards, no people"
         )
     return config.num_clients
+
+
+def _way_to_clients(config: RunConfig) -> str:
+    """Returns how a source can name the owners of its images, if it can."""
+    is_arrays = config.data == GIVEN or config.data.startswith("npz:")
+    return "add 'clients', the owner of each image, or " if is_arrays else ""
 
 
 def check_num_clients(config: RunConfig, most: int, who_has: str, what: str) -> None:

@@ -16,7 +16,8 @@ from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import to_float
 from fedgs.data.load import load_data, load_test_data
 from fedgs.data.readers.arrays import from_arrays, read_arrays
-from fedgs.errors import UserError
+from fedgs.data.sources import load_records, with_absolute_path
+from fedgs.errors import UserError, explained
 from fedgs.runs import sample
 from fedgs.runs.run_folder import RunFolder
 
@@ -50,7 +51,9 @@ class RealImages(NamedTuple):
     num_classes: int
 
 
-def load_real(config: RunConfig, most: int | None = None) -> RealImages:
+def load_real(
+    config: RunConfig, most: int | None = None, test_data: str | None = None
+) -> RealImages:
     """Loads the training and the test split of `config.data`, clean and of all clients.
 
     Privacy: reads private data; output private.
@@ -60,6 +63,7 @@ def load_real(config: RunConfig, most: int | None = None) -> RealImages:
             held out, and the size and channels of the images.
         most: training images; a random subset, the same every time, where there are
             more. All test images are used.
+        test_data: npz:FILE or folder:PATH in place of the test split.
 
     Raises:
         UserError: no test split, missing or malformed data, or one class only.
@@ -75,7 +79,7 @@ def load_real(config: RunConfig, most: int | None = None) -> RealImages:
         seed=0,
     )
     data = load_data(config)
-    test = LabelledImages(*load_test_data(config))
+    test = _test_of(config, test_data, data.num_classes)
     rows = np.sort(data.client_records[0])  # without what is held out
     if most is not None and most < len(rows):
         rows = np.random.default_rng(0).permutation(rows)[:most]
@@ -87,6 +91,22 @@ def load_real(config: RunConfig, most: int | None = None) -> RealImages:
                 "evaluation needs at least two"
             )
     return RealImages(train, test, data.num_classes)
+
+
+def _test_of(config: RunConfig, source: str | None, classes: int) -> LabelledImages:
+    """Loads the test split, or a source of the user's own in the same way."""
+    if source is None:
+        return LabelledImages(*load_test_data(config))
+    where, remedy = f"test = {source!r}", "give --test npz:FILE or folder:PATH"
+    is_own = with_absolute_path(source) == with_absolute_path(config.data)
+    if is_own or source.partition(":")[0] not in ("npz", "folder"):
+        raise UserError(f"{where}: {remedy}, of images that no run was trained on")
+    with explained(UserError, f"{where}: cannot be used", remedy):
+        own = dataclasses.replace(config, data=source, num_classes=None)
+        records = load_records(own)
+    found = LabelledImages(to_float(records.images), records.labels)
+    check_labels(where, found, classes)
+    return found
 
 
 def draw_from_run(folder: RunFolder, count: int, seed: int) -> LabelledImages:
@@ -161,17 +181,17 @@ def read_npz(path: Path) -> LabelledImages:
     return LabelledImages(to_float(records.images), records.labels)
 
 
-def check_labels(source: str, synthetic: LabelledImages, num_classes: int) -> None:
-    """Checks that synthetic labels are among the real ones.
+def check_labels(source: str, images: LabelledImages, num_classes: int) -> None:
+    """Checks that labels of images are among those of the real data.
 
-    Privacy: post-processing of DP output; of the real data only the number of labels.
+    Privacy: as private as the images; of the real data only the number of labels.
 
     Raises:
         UserError: a label that is not real.
     """
-    wrong = (synthetic.labels < 0) | (synthetic.labels >= num_classes)
+    wrong = (images.labels < 0) | (images.labels >= num_classes)
     if wrong.any():
         raise UserError(
-            f"{source}: label {synthetic.labels[wrong][0]}, the real labels are 0 to "
+            f"{source}: label {images.labels[wrong][0]}, the real labels are 0 to "
             f"{num_classes - 1}; give labels that fit --data"
         )

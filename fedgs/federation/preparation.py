@@ -9,7 +9,7 @@ import math
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -205,9 +205,7 @@ def fitted_to_data(
     """Fits the recipe `staged` to what is public of the data, and loads them.
 
     Size and channels are the images' own. There are as many low frequencies, and parts
-    of classes or not, as number of clients, nodes and noise pay for. Owners hold out
-    some images, none of them all of its own: the noise falls with the number of owners,
-    not of their images.
+    of classes or not, as number of clients, nodes and noise pay for.
 
     Privacy: public, but for the data. The shape of an image becomes public.
 
@@ -230,7 +228,6 @@ def fitted_to_data(
         source = shape, lambda config: federate(config, fit(config, records))
     (channels, *sides), load = source
     own: dict[str, Any] = {"image_channels": 3 if channels == 3 else 1}
-    own["test_fraction"] = HELD_OUT if _can_hold_out(config) else 0.0
     own["image_size"] = next((s for s in FITTING_SIDES if s >= max(sides)), 64)
     config = dataclasses.replace(config, **own | _those(given, own))
     resolved, data = resolve(config, load=load)
@@ -247,13 +244,26 @@ def with_counted(data: FederatedImages, given: Mapping[str, Any]) -> FederatedIm
     return dataclasses.replace(data, counted=tuple(names))
 
 
-def _can_hold_out(config: RunConfig) -> bool:
-    """Tells whether a run needs images held out for scores, and may have them.
+def with_held_out(config: RunConfig, given: Collection[str]) -> RunConfig:
+    """Returns settings with the share of images to hold out, the same by any recipe.
 
-    Who gives images in a program scores there, and keeps what is held out there.
+    It is `HELD_OUT` where scores need it and owners may: not where the data have a test
+    split, nor of images that a program gives, which scores and holds out there.
+
+    An owner never holds out all: noise falls with the number of owners, not of images.
+
+    Privacy: public. Which images it is depends on the owner's name alone.
+
+    Args:
+        config: of a recipe.
+        given: names of settings that stay.
     """
+    if "test_fraction" in given:
+        return config
     is_refused = config.privacy_unit == "record" or config.partitioner is not None
-    return not (is_refused or config.data == GIVEN or has_test_split(config.data))
+    is_scored = config.data == GIVEN or has_test_split(config.data)
+    share = 0.0 if is_refused or is_scored else HELD_OUT
+    return dataclasses.replace(config, test_fraction=share)
 
 
 def _those(given: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
@@ -287,8 +297,14 @@ def with_noise(config: RunConfig) -> ResolvedConfig:
     Privacy: computed from the plan, never from data.
 
     Raises:
-        UserError: neither is given, or the target cannot be met.
+        UserError: neither is given, the target cannot be met, or one client is alone.
     """
+    is_alone = config.num_clients == 1 and config.privacy_unit == "client"
+    if is_alone and config.noise_multiplier != 0:
+        raise UserError(
+            "num_clients = 1: its owner would have nobody to hide among; give data of "
+            "more owners, or --privacy-unit record with --partition iid"
+        )
     selections, target = selection_costs([config]), config.target_epsilon
     if config.noise_multiplier is not None:
         if target is not None:

@@ -116,7 +116,7 @@ def fixture_updates(tmp_path, monkeypatch):
 def in_process(run: Updates) -> bytes:
     """The generator of the same settings, trained in one process with all data."""
     local = {"data": write_tiny_npz(run.root / "all.npz")}
-    local |= {"output": str(run.root / "local")}
+    local |= {"output": str(run.root / "local"), "test_fraction": 0.0}  # as clients do
     made, data = frame.new_run("fedavg-gan", run.told, Asked(), SETTINGS | local)
     frame.train(made, data, runs.ignore, threading.Event())
     return runs.generator(made.folder.path)

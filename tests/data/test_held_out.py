@@ -3,9 +3,16 @@
 import numpy as np
 import pytest
 
+from fedgs import library
+from fedgs.baselines import run as baselines
+from fedgs.baselines.asked import Asked
+from fedgs.config.recipes import HELD_OUT, overridden, recipe
+from fedgs.config.run_config import RunConfig
 from fedgs.data.corruption import corrupt, corrupted, corrupted_clients
 from fedgs.data.load import load_data, load_test_data
 from fedgs.data.records import Records
+from fedgs.errors import UserError
+from fedgs.federation.preparation import with_held_out
 from loading import configured, load, refused
 from refusals import assert_refused
 
@@ -91,6 +98,46 @@ def test_nothing_is_held_out_or_corrupted_by_default(source):
     assert data.sizes.sum() == 72
     assert not corrupted_clients(configured(source), NAMES).any()
     assert not corrupted(configured(source), "ann", 5).any()
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "share"),
+    [
+        ({"data": "npz:a.npz"}, (), HELD_OUT),
+        ({"data": "folder:a"}, ("seed",), HELD_OUT),
+        ({"data": "digits"}, (), HELD_OUT),
+        ({"data": "npz:a.npz", "test_fraction": 0.3}, ("test_fraction",), 0.3),
+        ({"data": "npz:a.npz"}, ("test_fraction",), 0),
+        *[({"data": data}, (), 0) for data in ("mnist", "fonts", "femnist:a", "hf:a")],
+        ({"data": "given"}, (), 0),
+        ({"data": "npz:a.npz", "privacy_unit": "record"}, (), 0),
+        ({"data": "hf:a", "partitioner": "IidPartitioner"}, (), 0),
+    ],
+)
+@pytest.mark.parametrize("name", ["staged", "algorithm-1", "demo"])
+def test_every_recipe_holds_out_one_share_where_scores_need_it(
+    name, settings, given, share
+):
+    config = overridden(recipe(name), settings)
+    assert with_held_out(config, given).test_fraction == share
+
+
+@pytest.mark.parametrize(
+    ("given", "share"), [({}, HELD_OUT), ({"test_fraction": 0.0}, 0.0)]
+)
+def test_baselines_and_programs_hold_out_the_same(source, monkeypatch, given, share):
+    shares = []
+
+    def stop(config: RunConfig, *_: object, **__: object) -> None:
+        shares.append(config.test_fraction)
+        raise UserError("stop here")
+
+    monkeypatch.setattr(baselines, "resolve", stop)
+    monkeypatch.setattr(library, "new_run", stop)
+    given = {"data": source} | given
+    assert_refused("stop", baselines.new_run, "dp-merf", {}, Asked(), given)
+    assert_refused("stop", library.train, recipe="staged", **given)
+    assert shares == [share, share]
 
 
 def test_records_as_units_of_owned_data_are_refused(source):

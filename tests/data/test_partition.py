@@ -135,7 +135,14 @@ def test_digits_default_to_180_clients():
 @pytest.mark.parametrize(
     ("settings", "owners", "message"),
     [
-        ({}, None, r"num_clients is unset: .*give --num-clients"),
+        (
+            {},
+            None,
+            r"num_clients is unset: .*; add 'clients', the owner of each image, or "
+            "give --num-clients for shards, no people",
+        ),
+        ({"data": "mnist"}, None, r"mnist names .* this partition; give --num-clients"),
+        ({"partition": "iid"}, OWNERS, "no number of clients for this partition; give"),
         ({"num_clients": 601}, None, r"num_clients = 601: .*600 records.*at most 600"),
         (
             {"num_clients": 601, "partition": "dirichlet"},
@@ -146,7 +153,7 @@ def test_digits_default_to_180_clients():
         (
             {"partition": "by-client"},
             None,
-            "= by-client: .*no clients.*--partition iid",
+            "= by-client: .*no clients; add 'clients', the .*--partition iid",
         ),
         ({"privacy_unit": "record"}, OWNERS, r"privacy_unit = record: .*partition iid"),
         ({"num_clients": 2, "seed": None}, None, r"seed is unset: .*--seed"),

@@ -470,6 +470,54 @@ def test_a_run_is_tested_on_what_it_held_out_or_a_part_of_it(fedgs, tmp_path, fr
     assert found["round"] == 0
 
 
+def own_test(
+    path: Path, count: int = 24, side: int = 28, classes: int = 3, channels: int = 1
+) -> str:
+    """Writes test images of the user's own; returns the value of `test`."""
+    images = np.full((count, side, side, channels), 90, np.uint8)
+    np.savez(path, images=images, labels=np.arange(count) % classes)
+    return f"npz:{path}"
+
+
+def test_a_run_is_tested_on_images_of_the_users_own(fedgs, tmp_path):
+    run = finished_run(tmp_path / "run", data="digits")
+    test = own_test(tmp_path / "own.npz", side=20)  # resized, as the data are
+    chosen = ("-n", 40, "--metrics", "cnn", "--json", "--test", test)
+    found = result_of(fedgs(run.path, *chosen, names_data=False))
+    assert (found["num_test"], found["test"]) == (24, test)
+    assert found["downstream_cnn_accuracy"] <= 8 / 24  # all images are alike
+    folder = tmp_path / "pictures" / "me"
+    for label in ("0", "1"):
+        (folder / label).mkdir(parents=True)
+        Image.new("L", (28, 28)).save(folder / label / "a.png")
+    chosen = (*chosen[:-1], f"folder:{folder.parent}")
+    assert result_of(fedgs(run.path, *chosen, names_data=False))["num_test"] == 2
+
+
+@pytest.mark.parametrize(
+    ("test", "named"),
+    [
+        ("mnist", "test = 'mnist': give --test npz:FILE or folder:PATH, of"),
+        ("npz:no.npz", "test = 'npz:no.npz': cannot be used .*no.npz does not exist"),
+        ({"classes": 11}, "test = 'npz:.*': label 10, the real labels are 0 to 9"),
+        ({"channels": 3}, "test = .*: cannot be used .*has RGB images"),
+        ({"classes": 1}, "the test split has one class only"),
+        (None, r"test = .*a\.npz': give --test .*, of images that no run was trained"),
+    ],
+)
+def test_test_images_that_do_not_fit_are_refused_in_one_line(
+    fedgs, tmp_path, test, named
+):
+    settings = {"data": "digits"}
+    if test is None:
+        settings["data"] = test = own_test(tmp_path / "a.npz")
+    if isinstance(test, dict):
+        test = own_test(tmp_path / "b.npz", **test)
+    run = finished_run(tmp_path / "run", **settings)
+    done = fedgs(run.path, "--test", test, "-n", 20, names_data=False)
+    assert refused(done, named).count("Error") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

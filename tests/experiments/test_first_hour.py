@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import itertools
 import re
 import shlex
 import signal
@@ -23,13 +24,14 @@ from fedgs.config.recipes import (
     overridden,
     recipe,
 )
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.federation.preparation import with_noise
 from fedgs.privacy.accounting import statements
 from fedgs.privacy.budget import largest_num_rounds
 from fedgs.privacy.plan import Plan
 from fedgs.runs.run_folder import RunFolder
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "first-hour.md"
 OWNERS, EACH = 30, 8
 SMALL = {"latent_dim": 4, "moment_size": 4}
 
@@ -266,7 +268,10 @@ def test_dry_run_says_what_a_run_costs_and_writes_nothing(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"test_fraction": 0.0}, "will not be possible without --test-fraction: noth"),
+        (
+            {"test_fraction": 0.0},
+            "scores:     nothing is held out: give --test-fraction, or",
+        ),
         ({"test_fraction": 0.05}, "will not be possible: test_fraction 0.05 of so few"),
     ],
 )
@@ -289,6 +294,33 @@ def test_named_recipe_keeps_its_settings(fedgs, own, tmp_path, monkeypatch):
     assert out.startswith("does:       30000 rounds, 1 of 30 clients each")
     assert "will not be possible" not in out
     assert re.search(r"time: +about \d+ (days|hours|minutes), by rounds of a few", out)
+
+
+@pytest.mark.parametrize(
+    ("words", "toml", "said"),
+    [
+        ((), "", "possible, on 0.1 of every owner's images"),
+        (("--recipe", "staged"), "", "possible, on 0.1 of every owner's images"),
+        (("--recipe", "staged", "--test-fraction", "0"), "", "nothing is held out"),
+        (("--recipe", "staged"), "seed = 3", "possible, on 0.1 of every"),
+        (("--recipe", "staged"), "test_fraction = 0.25", "possible, on 0.25 of every"),
+    ],
+)
+def test_what_is_held_out_does_not_depend_on_how_the_recipe_is_named(
+    fedgs, own, tmp_path, monkeypatch, words, toml, said
+):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "settings.toml"
+    file.write_text(toml)
+    words += ("--config", str(file)) if toml else ()
+    given = flags(data=own, target_epsilon=10)
+    assert said in printed(fedgs("train", *given, *words, "--dry-run"), "")
+
+
+def test_help_says_the_share_that_is_held_out_of_any_recipe(fedgs):
+    for words in (("train",), ("train", "--recipe", "staged"), ("baseline", "dp-merf")):
+        out = re.sub(r"\s*│\n│\s*", " ", printed(fedgs(*words, "--help")))
+        assert re.search(r"hold out 0.1 of data .*\[default: 0.1\]", out)
 
 
 ROUNDS = {"num_clients": 40, "clients_per_node": 8, "num_rounds": 100}
@@ -317,22 +349,89 @@ def test_time_of_gradients_counts_every_clients_steps(monkeypatch, given, second
     assert forecast.seconds_of_gradients(config, None) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("multiplier", [0.01, 0.1, 1.0, 10.0])
-def test_less_noise_never_promises_less(trained, multiplier):
-    config = RunFolder.open(trained).config
-    more, less = (
-        forecast.bought(dataclasses.replace(config, noise_multiplier=noise))
-        for noise in (multiplier, 2 * multiplier)
-    )
-    numbers = [float(re.search(r"0\.\d+", text)[0]) for text in (more, less)]
-    assert numbers[0] >= numbers[1] - 0.05  # other data: writers, or shards
+def planned(name: str, clients: int, epsilon: float, **more) -> ResolvedConfig:
+    """The configuration of a run of a row of the forecast's table."""
+    given = {"num_clients": clients, "num_classes": 10, "clients_per_round": clients}
+    given |= {"target_epsilon": epsilon, "seed": 0} | more
+    known = "staged" if name == forecast.FITTED else name
+    config = with_noise(overridden(recipe(known), given))
+    if name == forecast.FITTED:
+        config = dataclasses.replace(config, **moments_for(config) | more)
+    return config
+
+
+def both_ends(text: str) -> tuple[float, float]:
+    low, high = re.search(r"(0\.\d\d) to (0\.\d\d)", text).groups()
+    return float(low), float(high)
+
+
+@pytest.mark.parametrize("name", forecast.MEASURED)
+def test_less_noise_never_forecasts_less(name):
+    epsilons = (2, 3, 5, 10, 30)
+    said = [forecast.quality(planned(name, 300, e))["quality"] for e in epsilons]
+    for less, more in itertools.pairwise(map(both_ends, said)):
+        assert less[0] < less[1]
+        assert more[0] >= less[0] - 0.02  # one CNN's accuracy varies by as much
+        assert more[1] >= less[1] - 0.02
+
+
+# Runs that the table was not made of: docs/pictures.md, "The forecast of a dry run".
+CHECKED = re.findall(
+    r"^\| \S+ \| ([a-z -]+) \| (\d+) \| \S+ \| (\d+) \| (0\.\d+) \| \S+ \| hit \|$",
+    (PAGE.parent / "pictures.md").read_text(),
+    re.MULTILINE,
+)
+
+
+@pytest.mark.parametrize(("name", "clients", "epsilon", "accuracy"), CHECKED)
+def test_runs_that_made_no_forecast_lie_within_it(name, clients, epsilon, accuracy):
+    said = forecast.quality(planned(name, int(clients), float(epsilon)))
+    low, high = both_ends(said["quality"])
+    assert low <= float(accuracy) <= high
+    assert f"{name} {low:.2f} to {high:.2f}" in said["recipes"]
+
+
+@pytest.mark.parametrize(
+    ("name", "clients", "epsilon", "more"),
+    [
+        ("staged", 30, 1, {}),
+        ("staged", 500, 10, {"num_classes": 4}),
+        ("staged", 500, 10, {"image_size": 64}),
+        ("staged", 500, 10, {"image_channels": 3}),
+        ("full-participation", 500, 10, {}),
+    ],
+)
+def test_where_no_run_is_near_nothing_is_forecast(name, clients, epsilon, more):
+    said = forecast.quality(planned(name, clients, epsilon, **more))
+    assert said == {"quality": "no run of ours is near (docs/pictures.md)"}
+
+
+def test_recipes_are_ranked_where_the_settings_are_of_none():
+    said = forecast.quality(planned("staged", 170, 10, moment_size=9))
+    assert said["quality"].startswith("settings not measured: ")
+    ends = [float(high) for high in re.findall(r"to (0\.\d\d)", said["recipes"])]
+    assert len(ends) == 4
+    assert ends == sorted(ends, reverse=True)
+    assert re.search(r", staged-parts 0\.\d\d to 0\.\d\d; ", said["recipes"])
+
+
+def test_the_page_has_the_forecasts_table():
+    page = (PAGE.parent / "pictures.md").read_text()
+    for name, row in forecast.MEASURED.items():
+        cells = " | ".join(f"0.{low}–0.{high}" for low, high in row)
+        assert f"| {name} | {cells} |" in page
+    assert f"| recipe | {' | '.join(map(str, forecast.SIGNALS))} |" in page
 
 
 @pytest.mark.parametrize(
     ("change", "more", "named"),
     [
         ({}, {"target_epsilon": 1e9}, r"target_epsilon = 1e\+09 protects nobody"),
-        ({"clients": np.zeros(8, int)}, {}, "num_clients = 1: one owner alone"),
+        (
+            {"clients": np.zeros(8, int)},
+            {"noise_multiplier": 0.0},
+            "num_clients = 1: one owner alone",
+        ),
         (
             {"labels": np.zeros(8, int)},
             {},
@@ -346,7 +445,7 @@ def test_what_is_hardly_meant_is_warned_of(fedgs, tmp_path, change, more, named)
     columns = {"labels": np.arange(8) % 2, "clients": np.arange(8) // 2} | change
     images = np.zeros((8, 16, 16), np.uint8)
     np.savez(tmp_path / "odd.npz", images=images, **columns)
-    given = {"data": f"npz:{tmp_path}/odd.npz", "target_epsilon": 10} | more
+    given = {"data": f"npz:{tmp_path}/odd.npz"} | (more or {"target_epsilon": 10})
     code, _, err = fedgs("train", *flags(**given), "--dry-run")
     assert code == 0
     assert re.fullmatch(f"Warning: {named}.*\n", err)
@@ -354,7 +453,6 @@ def test_what_is_hardly_meant_is_warned_of(fedgs, tmp_path, change, more, named)
 
 # ------------------------------------------------------------------ the page
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "first-hour.md"
 FEWER = {"OWNERS, EACH = 200, 40": "OWNERS, EACH = 20, 8", "-n 2000": "-n 60"}
 FEWER |= {
     "new.txt --target-epsilon 10": "new.txt --samples-per-group 50 --target-epsilon 100"

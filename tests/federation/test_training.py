@@ -276,6 +276,18 @@ def test_run_without_noise_or_target_is_refused():
         preparation.with_noise(open_config(noise_multiplier=None))
 
 
+@pytest.mark.parametrize("noise", [{"noise_multiplier": 1.0}, {"target_epsilon": 9.0}])
+def test_one_owner_alone_is_refused_where_the_owner_is_the_unit(noise):
+    alone = {"num_clients": 1, "clients_per_round": 1, "noise_multiplier": None}
+    words = "num_clients = 1: .*; give data of more owners, or --privacy-unit record"
+    with pytest.raises(UserError, match=words):
+        preparation.with_noise(open_config(**alone | noise))
+    record = {"privacy_unit": "record", "partition": "iid"}
+    for allowed in (record | noise, {"noise_multiplier": 0.0}):
+        resolved = preparation.with_noise(open_config(**alone | allowed))
+        assert resolved.num_clients == 1
+
+
 # ------------------------------------------------------------------ lost nodes
 
 
