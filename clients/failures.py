@@ -32,7 +32,9 @@ def reason_of(title: str, error: Exception | None) -> str:
 
 
 def log_privately(folder: Path, error: Exception, is_deployed: bool) -> None:
-    """Writes an exception's text; raises nothing, for Flower sends it on.
+    """Writes an exception's text to error.log; raises nothing, for Flower sends it on.
+
+    A deployed client says the cause in its own journal too, in a line of stderr.
 
     Privacy: reads private data; output private.
 
@@ -41,15 +43,16 @@ def log_privately(folder: Path, error: Exception, is_deployed: bool) -> None:
         error: what was raised.
         is_deployed: stderr is the client's own; that of a simulation is not.
     """
+    place, problem = folder / "error.log", ""
     try:
         # A run folder that is gone is not made again for its errors.
         if folder.parent.is_dir():
             folder.mkdir(exist_ok=True)
-            with open(folder / "error.log", "a", errors="backslashreplace") as log:
+            with open(place, "a", errors="backslashreplace") as log:
                 log.write("".join(traceback.format_exception(error)))
-    except OSError as problem:
-        if is_deployed:  # other texts than these are not for people, and may quote data
-            is_shown = isinstance(error, OSError | UserError)
-            reason = error if is_shown else type(error).__name__
-            place = folder / "error.log"
-            print(f"{place}: {problem.strerror}, after: {reason}", file=sys.stderr)
+    except OSError as other:
+        problem = f"{other.strerror}, after: "
+    if is_deployed:  # other texts than these are not for people, and may quote data
+        is_shown = isinstance(error, OSError | UserError)
+        reason = error if is_shown else type(error).__name__
+        print(f"{place}: {problem}{reason}", file=sys.stderr)

@@ -21,10 +21,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedgs.process import end_on_signals, notify
+
+if __name__ == "__main__":  # before what takes seconds to be imported
+    end_on_signals()
+
 from clients.flower_1_41 import is_known, make_resident
 from clients.site import Site
+from fedgs.config.run_config import RunConfig
+from fedgs.data import sources
 from fedgs.errors import UserError, explained
-from fedgs.process import notify
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -39,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         site = _site(options.node_config)
         _check_files(options.root_certificates, options.auth_supernode_private_key)
+        # Kept by nobody: before systemd is told, it must be clear that they are there.
+        sources.read_records(RunConfig.from_flat(site.settings))
         if not is_known("clients.resident", without) or options.stock:
             command = str(Path(sys.executable).with_name("flower-supernode"))
             notify("READY=1")

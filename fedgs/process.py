@@ -11,8 +11,10 @@ deployed run is agreed on.
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import socket
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -29,6 +31,7 @@ SERVER_VARIABLE = "FEDGS_SERVER"  # the state directory of a deployed server
 FAST_VARIABLE = "FEDGS_FAST_MESSAGES"  # "1": see clients.flower_1_41
 RUNS_VARIABLE = "FEDGS_RUNS"  # the folder of all run folders; a deployed server has one
 KNOWN_VERSION = "1.41."  # of Flower, whose functions are replaced in no other one
+REFUSED = "the settings of this run are refused"  # what a server says of a submission
 PROTOCOL = 3  # of joining and answering a deployed run
 UNNAMED = "0" * 16  # the server's start that made rounds before starts had names
 OBJECT_SECONDS = 0.01  # first pause for an object that is announced and not there yet
@@ -130,6 +133,16 @@ def start_of(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
+def end_on_signals() -> None:
+    """Has SIGTERM and Ctrl-C end this process with 0, until another takes them.
+
+    For a process that has nothing to finish while it starts, which takes seconds.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os._exit(0))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
+
+
 def notify(text: str) -> None:
     """Tells systemd how this process stands: READY=1, WATCHDOG=1, STOPPING=1, ...
 
@@ -171,10 +184,22 @@ def hold_lock(path: Path, refusal: str, patience: float = 0.0) -> AcquireReturnP
         raise UserError(refusal) from error
 
 
+def end_simulation(token: str, patience: float = 5.0) -> None:
+    """Ends a simulation's processes, as `end_processes`, and removes its folder."""
+    end_processes(token, patience)
+    shutil.rmtree(home_of(token), ignore_errors=True)
+
+
+def home_of(token: str) -> Path:
+    """Returns a run's temporary folder; short, for Ray makes sockets in it."""
+    return Path(tempfile.gettempdir()) / f"fedgs-{token[:8]}"
+
+
 def watch_launcher() -> None:
     """Ends this process and its siblings soon after the launcher has died.
 
-    Does nothing in a process that no launcher started (a plain `flwr run`).
+    Their temporary folder goes with them. Does nothing in a process that no launcher
+    started (a plain `flwr run`).
     """
     path, token = os.environ.get(LOCK_VARIABLE), os.environ.get(TOKEN_VARIABLE)
     if path and token:
@@ -184,7 +209,7 @@ def watch_launcher() -> None:
 def _watch(path: str, token: str) -> None:
     with contextlib.suppress(FileNotFoundError):  # the run folder is gone
         FileLock(path).acquire(poll_interval=WATCH_SECONDS)
-    end_processes(token, patience=0)
+    end_simulation(token, patience=0)
     os._exit(1)
 
 

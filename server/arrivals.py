@@ -76,11 +76,12 @@ class Arrivals:
 
     Args:
         grid: of the run, whose `push_messages` and `pull_messages` these stand in for.
+        most: bytes of the largest answer; the SuperLink reads none that has more.
     """
 
-    def __init__(self, grid: HttpGrid) -> None:
+    def __init__(self, grid: HttpGrid, most: int = 0) -> None:
         """Has asked for nothing yet."""
-        self.grid = grid
+        self.grid, self.most = grid, most
         self._arriving: dict[str, Arriving] = {}  # by the message that it replies to
         self._courier: Courier | None = None
 
@@ -233,7 +234,7 @@ class Arrivals:
         # Flower's grid may have a new client since, and with it new methods.
         if self._courier is None or self._courier.client is not client:
             stock = {name: getattr(client, method) for name, method in METHODS.items()}
-            self._courier = Courier(client, RUNTIME_PARCEL, stock)
+            self._courier = Courier(client, f"{RUNTIME_PARCEL}?most={self.most}", stock)
         return self._courier.call(calls)
 
     @property

@@ -99,7 +99,7 @@ def lost_text(
     """
     return (
         f"the nodes have released {sum(lost.values())} times more than the ledger says "
-        f"({_ranges(sorted(lost))}): this server was restored from a backup. Epsilon "
+        f"({ranges(sorted(lost))}): this server was restored from a backup. Epsilon "
         f"so far is {_shown(with_lost)} with these releases, {_shown(epsilon)} without "
         f"({config.adversary} adversary, {config.relation}, delta {config.delta:g})"
     )
@@ -118,10 +118,10 @@ def _epsilon(config: ResolvedConfig, events: Sequence[Event]) -> float | None:
     return epsilons[against]
 
 
-def _ranges(rounds: Sequence[int]) -> str:
+def ranges(rounds: Sequence[int]) -> str:
     """Writes increasing rounds in few words.
 
-    >>> _ranges([1, 2, 3, 7])
+    >>> ranges([1, 2, 3, 7])
     'rounds 1 to 3, 7'
     """
     grouped = itertools.groupby(enumerate(rounds), lambda pair: pair[1] - pair[0])

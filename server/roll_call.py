@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from logging import INFO, WARNING
 from typing import Any
 
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
@@ -25,11 +26,13 @@ from fedgs.federation.checkpoint import indispensable
 from fedgs.federation.messages import RECORD, Request, one_line
 from fedgs.federation.round import select
 from fedgs.federation.training import Asking, RunStopped, Stop, last_rounds, nodes_of
+from fedgs.mechanism.masks import Announced
+from fedgs.mechanism.peers import is_signed
 from fedgs.process import PROTOCOL, check_protocol
 from fedgs.runs.run_folder import RunFolder
 from server.kept import keep, kept_of
 from server.progress import Progress
-from server.restored import lost_rounds
+from server.restored import lost_rounds, ranges
 
 POLL_SECONDS = 0.1
 TIMEOUT = 600.0
@@ -139,6 +142,7 @@ class RollCall:
         self.addresses: dict[int, int] = {}
         self.active_since: Mapping[int, str] = {}
         self._registered: dict[int, str] = {}  # address -> name of its key
+        self._public: dict[int, bytes] = {}  # address -> its registered key, in PEM
         # Message -> address, node (None: not known yet), when that was activated.
         self._queries: dict[str, tuple[int, int | None, str]] = {}
         self._retry_at: dict[int, float] = {}  # address -> when to ask it again
@@ -207,6 +211,7 @@ class RollCall:
         infos = list(self.grid.get_nodes())
         self.active_since = {i.node_id: i.last_activated_at for i in infos}
         self._registered = {i.node_id: i.name for i in infos}
+        self._public = {i.node_id: i.public_key for i in infos if i.name}
         for name, (address, _, since) in list(self._queries.items()):
             if self.active_since.get(address, since) != since:
                 del self._queries[name]  # lost with the process that was asked
@@ -280,6 +285,13 @@ class RollCall:
         """Keeps who has answered, before anything follows from it."""
         with indispensable(self.folder, "who has answered"):
             keep(self.folder, answered=self.answered)
+
+    def has_signed(self, node: int, announced: Announced) -> bool:
+        """Tells whether a node's registered key, if any, has signed this one."""
+        public = self._public.get(self.addresses.get(node, -1))
+        key: Any = public and load_pem_public_key(public)
+        run, name = self.run_id, self.config.node_names[node]
+        return not key or is_signed(key, run, name, announced)
 
     def set_unheard(self, names: set[str]) -> None:
         """Keeps who must still say what it released, for the starts to come."""
@@ -355,7 +367,10 @@ class RollCall:
         # What it has released counts, also where it is refused.
         # The largest number that any node says: all of them speak of the same rounds.
         released, counted = record.get("released"), self.counted[node]
-        self.lost |= lost_rounds(self.config, node, released, counted)
+        if lost := lost_rounds(self.config, node, released, counted):
+            text = "roll call: %s has released %s more often than the ledger says"
+            log(WARNING, text, name, ranges(sorted(lost)))
+            self.lost |= lost
         self.heard.add(name)
         if limit := record.get("refused"):
             raise UserError(f"refused by its clients' limit: {one_line(limit)}")

@@ -45,7 +45,6 @@ from fedgs.federation.messages import RECORD
 from fedgs.federation.round import select
 from fedgs.federation.training import Report, RunStopped, Stop
 from fedgs.files import write_json
-from fedgs.process import watch_launcher
 from fedgs.runs.run_folder import RunFolder
 from server.roll_call import roll_call
 from server.server_app import StopFile, locked, recorded_outcome
@@ -252,7 +251,6 @@ def main(grid: Grid, context: Context) -> None:
 
     Privacy: as `Selecting.run`.
     """
-    watch_launcher()
     path = Path(str(context.run_config["run_folder"]))
     folder = RunFolder(path, read_plan(path)[0])
     flower, stop = path / ".flower", StopFile(path / ".flower" / "stop")

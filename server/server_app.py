@@ -21,26 +21,27 @@ import flwr
 import torch
 from filelock import AcquireReturnProxy
 from flwr.app import Context
-from flwr.common.logger import log
+from flwr.common.logger import FLOWER_LOGGER, log
 from flwr.serverapp import Grid, ServerApp
 
 from fedgs.baselines import deployed
 from fedgs.baselines.fedavg_gan import METHOD
 from fedgs.baselines.run import open_run
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.settings import FREE, settings_with
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
+from fedgs.federation.codec import most_answer_bytes
 from fedgs.federation.preparation import check_capacity, resolve, resolve_deployed
 from fedgs.federation.training import Report, RunStopped, Stop
 from fedgs.files import make_folder, write_json
 from fedgs.process import (
     KNOWN_VERSION,
+    REFUSED,
     RUNS_VARIABLE,
     STOP_SECONDS,
     WATCH_SECONDS,
     keep_freed_memory,
-    watch_launcher,
 )
 from fedgs.runs.run_folder import RunFolder
 from server.fedavg_gan import FedAvgGanStrategy
@@ -110,23 +111,21 @@ def main(grid: Grid, context: Context) -> None:
 
     Privacy: releases (epsilon, delta)-DP output; events: in the folder's ledger.
     """
-    watch_launcher()
     settings = dict(context.run_config)
     # Of this start alone: it is no setting of the run.
     accept_restore = bool(settings.pop("accept_restore", False))
     is_plain = not (settings.get("run_folder") or settings.get("nodes"))
     try:
         folder = open_folder(settings)
-    except UserError as error:  # Flower prints a traceback; this line is before it
-        more = PLAIN if is_plain else ""
-        log(ERROR, "the settings of this run are refused: %s%s", error, more)
-        raise
+    except UserError as error:
+        refusal = f"{REFUSED}: {error}{PLAIN if is_plain else ''}"
+        log(ERROR, "%s", refusal)
+        FLOWER_LOGGER.addFilter(lambda record: not record.exc_info)  # no traceback
+        raise UserError(refusal) from None
     torch.set_num_threads(folder.config.num_threads)
     keep_freed_memory()
     flower, is_deployed = folder.path / ".flower", bool(folder.config.node_names)
     flower.mkdir(exist_ok=True)
-    if is_deployed:
-        _hasten(grid)
 
     def report(metrics: dict[str, Any]) -> None:
         if "fit_step" in metrics:  # of a stage whose round is over
@@ -138,6 +137,8 @@ def main(grid: Grid, context: Context) -> None:
 
     stop = StopFile(flower / "stop")
     strategy = strategy_of(folder, report, stop, accept_restore)
+    if is_deployed:
+        _hasten(grid, strategy.config)
 
     def ended(status: str, reason: str) -> None:
         strategy.progress.close(status)
@@ -280,8 +281,11 @@ def _continued(path: Path, wanted: RunConfig, told: dict[str, Any]) -> RunFolder
     return folder
 
 
-def _hasten(grid: Grid) -> None:
-    """Has replies taken as they arrive, where Flower waits for each one's parts."""
+def _hasten(grid: Grid, config: ResolvedConfig) -> None:
+    """Has replies taken as they arrive, where Flower waits for each one's parts.
+
+    None is taken that weighs more than an answer of the run can.
+    """
     if not flwr.__version__.startswith(KNOWN_VERSION):
         text = "a faster path is written for Flower %sx, this is %s; rounds take longer"
         text += ", and a client that ends in its upload is waited for beyond the limit"
@@ -292,6 +296,6 @@ def _hasten(grid: Grid) -> None:
     from server.arrivals import Arrivals
 
     if isinstance(grid, HttpGrid):
-        arrivals = Arrivals(grid)
+        arrivals = Arrivals(grid, most_answer_bytes(config))
         grid.push_messages = arrivals.push_messages  # type: ignore
         grid.pull_messages = arrivals.pull_messages  # type: ignore

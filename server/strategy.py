@@ -7,7 +7,7 @@ trainings is in `server.federation`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from logging import INFO, WARNING
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -192,7 +192,15 @@ class GsWgan(Federation):
         """Keeps the key of the node's next attempt."""
         # A node without room for another release announces none, and is asked why.
         if isinstance(answer, MaskedSum) and answer.next_key:
-            self.keys[node] = Announced.unpack(answer.next_key)
+            with suppress(UserError):  # without a key, the next round asks it for one
+                self._keep_key(node, Announced.unpack(answer.next_key))
+
+    def _keep_key(self, node: int, announced: Announced) -> None:
+        """Keeps a node's key; raises `UserError` if the others would not take it."""
+        if self.roll is not None and not self.roll.has_signed(node, announced):
+            name = self.config.node_title(node)
+            raise UserError(f"the masking key of {name} is not signed by it")
+        self.keys[node] = announced
 
     def _gather_keys(self, round: int) -> dict[int, Announced]:
         """Returns the keys of the nodes that the next attempt can list; each once.
@@ -225,6 +233,6 @@ class GsWgan(Federation):
                 continue
             where = f"round {round}: {self.config.node_title(node)}"
             try:
-                self.keys[node] = decode_key(self._record(reply, node, where))
+                self._keep_key(node, decode_key(self._record(reply, node, where)))
             except UserError as error:
                 self.exchange.refuse(node, str(error))

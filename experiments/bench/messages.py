@@ -26,7 +26,6 @@ from fedgs.config.run_config import RunConfig
 from fedgs.federation.messages import RECORD
 from fedgs.federation.preparation import resolve
 from fedgs.files import read_json, write_json
-from fedgs.process import watch_launcher
 from fedgs.runs.run_folder import RunFolder
 from server.exchange import IN_MEMORY, Exchange
 from server.progress import Progress
@@ -65,7 +64,6 @@ def _message(content: dict[str, int | bytes], reply_to: Message) -> Message:
 @server_app.main()
 def main_of_server(grid: Grid, context: Context) -> None:
     """Asks one node after the other; writes how long that took."""
-    watch_launcher()
     folder = RunFolder.open(str(context.run_config["run_folder"]))
     if hasattr(grid, "pull_interval"):
         grid.pull_interval = IN_MEMORY.least  # pyright: ignore

@@ -41,9 +41,8 @@ def serve(server: Server, print_only: bool) -> None:
     state = processes.make_state(server.state)
     make_folder(state / "runs", 0o700)
     print(who_submits(server), flush=True)
-    supervisor = Supervisor(
-        state, superlink, superexec, environment, server.health, server.certificates
-    )
+    how = server.health, server.certificates, server.check
+    supervisor = Supervisor(state, superlink, superexec, environment, *how)
     try:
         supervisor.run()
     except ServerEnded as error:

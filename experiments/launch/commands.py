@@ -3,6 +3,9 @@
 Nothing is started here: `fedgs deploy` prints these and then starts or becomes them.
 """
 
+import socket
+import sqlite3
+import ssl
 import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
@@ -13,13 +16,18 @@ from experiments.launch.flower_app import QUIET
 from experiments.launch.processes import check_insecure, file_of, split_address
 from experiments.launch.superlink import CONTROL_VARIABLE, HEALTH_PATH, networks_of
 from fedgs.config.fields import check_ranges, flag
-from fedgs.errors import UserError
+from fedgs.errors import UserError, explained
 from fedgs.event_log import EVENT_LOG_VARIABLE
 from fedgs.process import RUNS_VARIABLE
 
 Command = tuple[list[str], dict[str, str]]  # arguments, environment
 
 
+CERTIFICATES = {
+    "ca.crt": "--ssl-ca-certfile",
+    "server.crt": "--ssl-certfile",
+    "server.key": "--ssl-keyfile",
+}
 INSECURE = "No TLS, no authentication; on one machine only."
 INSECURE_NETWORK = "With --insecure: on a network too."
 LOG_JSON = "Append events as JSON lines: who, round, outcome, duration."
@@ -63,11 +71,7 @@ class Server:
         if self.insecure:
             command.append("--insecure")
         else:
-            for flag, name in (
-                ("--ssl-ca-certfile", "ca.crt"),
-                ("--ssl-certfile", "server.crt"),
-                ("--ssl-keyfile", "server.key"),
-            ):
+            for name, flag in CERTIFICATES.items():
                 command += [flag, file_of("certs", self.certs / name)]
             command.append("--enable-supernode-auth")
         command += ["--host", self.host, "--port", str(self.port)]
@@ -90,6 +94,26 @@ class Server:
             access = ["--root-certificates", file_of("certs", self.certs / "ca.crt")]
         command = [sys.executable, "-m", "experiments.launch.superexec", *access]
         return [*command, "--runtime-api-address", self._own_address]
+
+    def check(self) -> None:
+        """Refuses what the SuperLink would end of, before anything is started.
+
+        Only for who holds the state directory.
+
+        Raises:
+            UserError: no certificates, a broken database, or a port that is taken.
+        """
+        if not self.insecure:
+            files = [file_of("certs", self.certs / name) for name in CERTIFICATES]
+            with explained(OSError, f"certs = {self.certs}: broken", "make them anew"):
+                context = ssl.create_default_context(cafile=files[0])
+                context.load_cert_chain(*files[1:], password="")  # it asks nobody
+        keys = self.state / "superlink.db"
+        with explained(sqlite3.Error, f"{keys}: broken", "restore it, or move it away"):
+            list(sqlite3.connect(keys).iterdump())  # reads all of it
+        with explained(OSError, f"port = {self.port} on {self.host}", "give another"):
+            family, *_, where = socket.getaddrinfo(self.host, self.port)[0]
+            socket.create_server(where[:2], family=family).close()
 
     @property
     def certificates(self) -> dict[str, str]:

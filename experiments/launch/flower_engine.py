@@ -8,12 +8,10 @@ packages. Success is the run's own status, not an exit code.
 import contextlib
 import json
 import secrets
-import shutil
 import subprocess
-import tempfile
+import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from experiments.launch.control import Control, FlowerFailed, control_of
@@ -25,10 +23,10 @@ from experiments.launch.flower_app import (
     wait_for_port,
 )
 from experiments.launch.processes import full_environment
+from fedgs import process
 from fedgs.errors import UserError
 from fedgs.federation.training import Report, RunStopped, Stop
 from fedgs.files import read_json, write_atomically
-from fedgs.process import FAST_VARIABLE, LOCK_VARIABLE, TOKEN_VARIABLE, end_processes
 from fedgs.runs.run_folder import RunFolder
 
 QUIET_RAY = {
@@ -102,8 +100,7 @@ def _simulate(
             if status == "finished:failed":
                 log = _log_of(control, run_id)
     finally:
-        end_processes(token)
-        shutil.rmtree(_home(token), ignore_errors=True)
+        process.end_simulation(token)
         (flower / "token").unlink(missing_ok=True)
     with open(folder.path / "flower.log", "a") as file:  # of the SuperLink until here
         file.write(log)
@@ -114,20 +111,14 @@ def end_previous(folder: RunFolder) -> None:
     """Ends what a killed launcher left running, and removes its temporary files."""
     with contextlib.suppress(FileNotFoundError):
         token = (folder.path / ".flower" / "token").read_text()
-        end_processes(token, patience=0)
         if token.isalnum():  # a file in a folder of the user: no path may come from it
-            shutil.rmtree(_home(token), ignore_errors=True)
-
-
-def _home(token: str) -> Path:
-    """Returns the run's temporary folder; short, for Ray makes sockets in it."""
-    return Path(tempfile.gettempdir()) / f"fedgs-{token[:8]}"
+            process.end_simulation(token, patience=0)
 
 
 @contextlib.contextmanager
 def _superlink(folder: RunFolder, token: str) -> Iterator[str]:
     """Runs a SuperLink; yields its address."""
-    home, port = _home(token), free_port()
+    home, port = process.home_of(token), free_port()
     home.mkdir(mode=0o700)
     address = f"127.0.0.1:{port}"
     more = {
@@ -135,16 +126,16 @@ def _superlink(folder: RunFolder, token: str) -> Iterator[str]:
         **QUIET_RAY,
         "FLWR_HOME": str(home / "flwr"),
         "RAY_TMPDIR": str(home),
-        FAST_VARIABLE: "1" if folder.config.fast_messages else "0",
-        TOKEN_VARIABLE: token,
-        LOCK_VARIABLE: str(folder.path / ".flower" / "launcher.lock"),
+        process.FAST_VARIABLE: "1" if folder.config.fast_messages else "0",
+        process.TOKEN_VARIABLE: token,
+        process.LOCK_VARIABLE: str(folder.path / ".flower" / "launcher.lock"),
     }
-    command = ["flower-superlink", "--insecure", "--simulation"]
-    command += ["--host", "127.0.0.1", "--port", str(port)]
+    command = [sys.executable, "-m", "experiments.launch.simulation", "--simulation"]
+    command += ["--insecure", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--disable-runtime-dependency-installation"]
     environment = full_environment(more)
     with open(folder.path / "flower.log", "ab") as log:
-        process = subprocess.Popen(
+        superlink = subprocess.Popen(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -153,14 +144,14 @@ def _superlink(folder: RunFolder, token: str) -> Iterator[str]:
             start_new_session=True,  # Ctrl-C is for us; we stop the run in order
         )
     try:
-        if not wait_for_port(address, process, START_TIMEOUT):
+        if not wait_for_port(address, superlink, START_TIMEOUT):
             problem = "the SuperLink did not start"
             raise FlowerFailed(f"{problem}; see flower.log in the run folder")
         yield address
     finally:
-        process.terminate()
+        superlink.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=10)
+            superlink.wait(timeout=10)
 
 
 def _submit(control: Control, folder: RunFolder, components: tuple[str, str]) -> int:

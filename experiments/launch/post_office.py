@@ -39,7 +39,8 @@ from fedgs.parcels import (
 Handler = Callable[..., Any]
 HEARTBEAT_PATH = "/v1/fleet/send-node-heartbeat"
 ROUTES = frozenset({FLEET_PARCEL, RUNTIME_PARCEL, WAIT_PATH, HEARTBEAT_PATH})
-BAD_REQUEST, UNAUTHORIZED = 400, 401
+BAD_REQUEST, UNAUTHORIZED, TOO_LARGE = 400, 401, 413
+BESIDE = 2**20  # bytes that a client's request may have beside the tensors of an answer
 
 
 class PostOffice:
@@ -47,11 +48,15 @@ class PostOffice:
 
     Args:
         app: Flower's FastAPI application.
+
+    Attributes:
+        most: bytes of a client's request, by what the runs say; of a larger one nothing
+            is read, for what it weighs is held several times until it is decoded.
     """
 
     def __init__(self, app: Any) -> None:
         """Is told of new messages from now on."""
-        self.app = app
+        self.app, self.most = app, BESIDE
         self.state: LinkState = app.state.linkstate_factory.state()
         self.waiting = Waiting(self.state)
         self.routes: dict[str, Callable[[Request, bytes], Awaitable[bytes]]] = {
@@ -63,7 +68,13 @@ class PostOffice:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answers what is for it, and passes everything else on to Flower."""
-        route = self.routes.get(scope.get("path", ""))
+        path = scope.get("path", "")
+        # One that does not say how large it is counts as too large.
+        size = dict(scope.get("headers", ())).get(b"content-length", self.most + 1)
+        if path.startswith("/v1/fleet/") and int(size) > self.most:
+            await Response(status_code=TOO_LARGE)(scope, receive, send)
+            return
+        route = self.routes.get(path)
         if route is None or scope["type"] != "http" or scope["method"] != "POST":
             await self.app(scope, receive, send)
             return
@@ -89,6 +100,7 @@ class PostOffice:
         """Answers a run's calls."""
         token = request.headers.get(TASK_TOKEN_HEADER)
         task = authenticate_task(request, token, self.state)
+        self.most = max(self.most, BESIDE + int(request.query_params.get("most", 0)))
         return self._answers(_calls(body, "runtime", runtime_handlers), task=task)
 
     async def _wait(self, request: Request, body: bytes) -> bytes:

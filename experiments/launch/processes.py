@@ -8,6 +8,7 @@ Nothing supervises it but systemd. `fedgs deploy server` has several processes
 import ipaddress
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -89,9 +90,11 @@ def show(command: Sequence[str], environment: Mapping[str, str]) -> None:
 def become(command: Sequence[str], environment: Mapping[str, str]) -> None:
     """Replaces this process by a command of this installation; does not return.
 
-    What it writes is for its own user alone.
+    What it writes is for its own user alone. A signal that comes too early for it waits
+    until its `end_on_signals`.
     """
     os.umask(0o077)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     os.execvpe(command[0], list(command), full_environment(environment))
 
 

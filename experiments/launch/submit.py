@@ -22,6 +22,7 @@ from fedgs.config.checks import check_submitted
 from fedgs.config.fields import flag
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
+from fedgs.process import REFUSED
 
 SERVER = "server"  # the connection's name in config.toml
 TYPED = Path("fedgs-submit")  # where the files of the printed commands belong
@@ -232,6 +233,7 @@ def _follow(control: Control, run_id: int) -> None:
 
     Raises:
         FlowerFailed: it ended otherwise than completed, or the server is gone.
+        UserError: the server refuses its settings.
     """
     shown, last = "", 0.0
     deadline = time.monotonic() + PATIENCE
@@ -257,6 +259,8 @@ def _follow(control: Control, run_id: int) -> None:
                 print(f"run {run_id} is completed", flush=True)
                 return
             if status.startswith("finished"):
+                if REFUSED in detail:
+                    raise UserError(detail.partition(f"{REFUSED}: ")[2])
                 raise FlowerFailed(f"run {run_id}: {status}. {detail}".strip())
             deadline = time.monotonic() + PATIENCE
         time.sleep(STATUS_SECONDS)

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -59,6 +59,7 @@ class Supervisor:
         environment: of all of them.
         health: URL that the superlink answers while it serves.
         certificates: whose -> its file, for `fedgs deploy status`.
+        check: refuses what they would end of; called before any is started.
     """
 
     def __init__(
@@ -69,9 +70,10 @@ class Supervisor:
         environment: Mapping[str, str],
         health: str,
         certificates: Mapping[str, str] | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """Starts nothing yet."""
-        self.state, self.health = state, health
+        self.state, self.health, self.check = state, health, check
         self.certificates = dict(certificates or {})
         self.commands = {"superlink": superlink, "superexec": superexec}
         more = {**environment, SERVER_VARIABLE: str(state)}
@@ -89,7 +91,7 @@ class Supervisor:
         """Serves until a signal asks for the end; then ends all processes.
 
         Raises:
-            UserError: another server has the state directory.
+            UserError: another server has the state directory, or bad input.
             ServerEnded: a process that is needed has ended, or does not answer.
         """
         os.umask(0o077)  # what they write is for their own user alone
@@ -114,6 +116,7 @@ class Supervisor:
         end_processes(str(self.state), 0.0, SERVER_VARIABLE)
         for folder in (self.state, self.state / "runs"):
             remove_temporaries(folder)
+        self.check()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         for role in self.commands:

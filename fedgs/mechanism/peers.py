@@ -120,19 +120,23 @@ class Peers:
                 "min_peers",
                 f"min_peers = {self.least}: the list has {len(keys)} nodes",
             )
+        known = {**self.pinned, self.name: self.key.public_key()}
         for name, announced in keys.items():
-            pinned = (
-                self.key.public_key() if name == self.name else self.pinned.get(name)
-            )
-            text = _signed_text(run, name, announced.public)
-            try:
-                if pinned is None:
-                    raise InvalidSignature
-                pinned.verify(announced.signature, text, _ECDSA)
-            except InvalidSignature:
-                raise ClientRefused(
-                    "peers", f"peers: the masking key of {name} is not signed by it"
-                ) from None
+            if name not in known or not is_signed(known[name], run, name, announced):
+                problem = f"peers: the masking key of {name} is not signed by it"
+                raise ClientRefused("peers", problem)
+
+
+def is_signed(
+    key: ec.EllipticCurvePublicKey, run: str, name: str, announced: Announced
+) -> bool:
+    """Tells whether a node's registered key has signed its masking key for a run."""
+    try:
+        text = _signed_text(run, name, announced.public)
+        key.verify(announced.signature, text, _ECDSA)
+    except InvalidSignature:
+        return False
+    return True
 
 
 def _signed_text(run: str, name: str, public: bytes) -> bytes:

@@ -10,6 +10,7 @@ from flwr.app import ConfigRecord, Message
 from clients.failures import reason_of
 from deployed_grid import NAMES, Backup, Deployment, place_of
 from experiments.launch.certs import make_certificates
+from experiments.launch.submit import _public_key
 from fedgs.errors import UserError
 from fedgs.federation.training import RunStopped
 from fedgs.files import read_json
@@ -34,6 +35,7 @@ def masked(deploy, tmp_path):
             folder = tmp_path / "keys" / "clients"
             own = {"peers": str(folder), "key": str(folder / f"{client.name}.key")}
             client.node_config |= own | {"min-peers": 2}
+            client.public_key = _public_key("", folder / f"{client.name}.pub")
         return run
 
     return make
@@ -134,6 +136,40 @@ def test_an_answer_of_a_node_that_is_not_listed_ends_no_run(masked):
         strategy.roll.add_release(node, request)
     own = (strategy.roll.start, 1, keys[1].public.hex())
     assert strategy.roll.answered == {NAMES[1]: own, NAMES[2]: (own[0], 1, "")}
+
+
+def test_a_false_masking_key_names_its_sender_and_stops_nobody_else(
+    masked, tmp_path, log
+):
+    """Listed, it would have every other client refuse the round."""
+    make_certificates(tmp_path / "others", [], NAMES[1:2])
+    run = masked(min_nodes=2)
+    run.clients[1].node_config["key"] = str(tmp_path / "others/clients/b-clinic.key")
+    run.start()
+    assert run.attempts() == [(1, 1), (2, 1), (3, 1)]
+    assert num_answers(run.folder) == [2, 2, 2]
+    assert "the masking key of b-clinic is not signed by it" in log
+    assert not (run.clients[1].state_dir / "releases" / "releases-00000.jsonl").exists()
+
+
+def test_a_false_key_with_an_answer_is_not_listed(masked):
+    """Its sender, or who sits between, is asked for another one."""
+    run = masked()
+
+    def spoil(who: str, request: Message, reply: Message) -> Message:
+        if who == NAMES[1] and "next_key" in reply.content["fedgs"]:
+            content = dict(reply.content["fedgs"])
+            if content.get("is_empty") == 0:
+                content["next_key"] = MaskingKey.generate().public + b"signature"
+                reply.content["fedgs"] = ConfigRecord(content)
+        return reply
+
+    run.grid.spoil = spoil
+    run.start()
+    assert num_answers(run.folder) == [3, 3, 3]
+    asked = [who for kind, who, _ in run.grid.replies if kind == "query.key"]
+    assert asked.count(NAMES[1]) == 3
+    assert asked.count(NAMES[0]) == 1
 
 
 def test_a_client_says_that_it_released_in_every_attempt(masked):

@@ -14,6 +14,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.app import Error as FlowerError
 
+from clients.failures import log_privately
 from deployed_grid import EPOCH, MODES, NAMES, Deployment, kill_after_count
 from events import read_events
 from fedgs import event_log
@@ -350,6 +351,19 @@ def test_a_reason_without_room_on_the_disk_is_on_stderr(deploy, monkeypatch, cap
     lines = [x for x in capsys.readouterr().err.splitlines() if str(place) in x]
     assert lines
     assert all("Is a directory" in line and "No space left" in line for line in lines)
+
+
+@pytest.mark.parametrize("is_deployed", [True, False])
+def test_the_cause_of_a_failure_is_in_the_clients_own_journal(
+    tmp_path, capsys, is_deployed
+):
+    """In a line; what is not for people, and may quote data, by its kind alone."""
+    for error in (UserError("data = x: is lost"), LookupError("label 7 of writer 4")):
+        log_privately(tmp_path / "state", error, is_deployed)
+    log = tmp_path / "state" / "error.log"
+    expected = f"{log}: data = x: is lost\n{log}: LookupError\n"
+    assert capsys.readouterr().err == (expected if is_deployed else "")
+    assert "label 7 of writer 4" in log.read_text()
 
 
 def test_the_servers_full_disk_sends_nothing_uncounted(

@@ -160,6 +160,21 @@ def all_states(run: Deployment) -> set[tuple[str, bytes]]:
     return {(path.name, path.read_bytes()) for path in paths}
 
 
+def test_missing_releases_are_named_while_the_roll_call_waits(twice, log):
+    """Whoever waits for the last client for ten minutes learns of them at once."""
+    run = twice()
+    restored(run.backups[2], run.folder.path)
+    run.clients[2].is_online = False
+    named: list[list[str]] = []
+    run.grid.on_look = lambda: named.append([x for x in log if "more often" in x])
+    with pytest.raises(RunStopped, match="c-clinic did not join"):
+        run.start()
+    assert named[-1] == [
+        f"roll call: {name} has released rounds 3 to 4 more often than the ledger says"
+        for name in NAMES[:2]
+    ]
+
+
 def test_a_server_older_than_all_states_destroys_none(twice, undisturbed):
     run = twice(checkpoint_every=1)
     restored(run.backups[2], run.folder.path)

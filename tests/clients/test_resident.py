@@ -5,6 +5,7 @@ and authentication.
 """
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -118,15 +119,68 @@ def test_systemd_is_told_once_the_state_directory_is_open(monkeypatch, is_refuse
         if is_refused:
             raise UserError("no such file")
 
-    site = SimpleNamespace(open=open_)
+    site = SimpleNamespace(open=open_, settings={"data": "digits"})
     monkeypatch.setattr(resident, "_site", lambda given: site)
+    monkeypatch.setattr(
+        resident.sources, "read_records", lambda config: done.append(config.data)
+    )
     monkeypatch.setattr(resident, "notify", done.append)
     monkeypatch.setattr(resident, "make_resident", lambda app: None)
     monkeypatch.setattr(COMMAND, "flower_supernode", lambda: done.append("runs"))
     monkeypatch.setattr(sys, "argv", [])
     with pytest.raises(SystemExit) if is_refused else nullcontext():
         resident.main([])
-    assert done == (["opened"] if is_refused else ["opened", "READY=1", "runs"])
+    begun = ["digits", "opened"]
+    assert done == (begun if is_refused else [*begun, "READY=1", "runs"])
+
+
+@pytest.mark.parametrize("flags", [[], ["--stock"]])
+@pytest.mark.parametrize("text", [None, "garbage"])
+def test_systemd_is_not_told_of_a_client_without_data(
+    monkeypatch, tmp_path, capsys, text, flags
+):
+    path, told = tmp_path / "a.npz", []
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setattr(resident, "notify", told.append)
+    monkeypatch.setattr(resident, "make_resident", lambda app: None)
+    monkeypatch.setattr(COMMAND, "flower_supernode", sys.exit)
+    monkeypatch.setattr(os, "execv", lambda *command: sys.exit())
+    node = f'name="a" data="npz:{path}" state-dir="{tmp_path}/state"'
+    with pytest.raises(SystemExit) as ended:
+        resident.main([*flags, "--node-config", node])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(f"error: data = 'npz:{path}'")
+    assert told == []
+
+
+def ended_at(moment: str, number: int, command: list[str]) -> int:
+    """Sends a signal to a process once it says a word; returns its exit code."""
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        for line in process.stdout:
+            if moment in line:
+                process.send_signal(number)
+                break
+    return process.returncode
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("moment", ["typer", "clients.resident", "torch"])
+def test_a_client_that_is_told_to_end_while_it_starts_ends_with_0(
+    tmp_path, moment, number
+):
+    """While its command is imported, as it becomes another, while that is imported."""
+    given = ["--server", "127.0.0.1:1", "--insecure", "--data", "digits"]
+    given += ["--state-dir", f"{tmp_path}/state"]
+    options = ["-X", "importtime"] if moment == "typer" else []
+    command = [sys.executable, *options, "-m", "fedgs", "deploy", "client", "a", *given]
+    if moment == "torch":
+        node = f'name="a" data="digits" state-dir="{tmp_path}/state"'
+        command = [sys.executable, "-X", "importtime", "-m", "clients.resident"]
+        command += ["--superlink", "127.0.0.1:1", "--insecure", "--node-config", node]
+    assert ended_at(moment, number, command) == 0
 
 
 @pytest.mark.parametrize("text", ["", "-----BEGIN CERTIFICATE-----\nAA", None])

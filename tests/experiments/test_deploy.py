@@ -1,8 +1,11 @@
 """`fedgs deploy`: what it refuses, the commands it prints, the keys it makes."""
 
+import contextlib
 import hashlib
 import io
 import re
+import socket
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -26,14 +29,16 @@ from typer.testing import CliRunner
 
 from command_line import flags
 from experiments.cli.deploy import CLIENT_DATA
-from experiments.cli.main import app
+from experiments.cli.main import app, main
 from experiments.launch import certs as deploy_certs
 from experiments.launch import commands as deploy_commands
 from experiments.launch import control as deploy_control
 from experiments.launch import submit as deploy_submit
+from experiments.launch.flower_app import free_port
 from experiments.launch.superlink import Guard, networks_of
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
+from fedgs.files import read_json
 from refusals import assert_refused
 
 PLAN = {
@@ -108,6 +113,59 @@ def test_server_certificate_names_the_hosts_and_the_loopback(certs):
     certificate.verify_directly_issued_by(authority)
     key = load_pem_private_key((certs / "server.key").read_bytes(), None)
     assert key.public_key() == certificate.public_key()
+
+
+def server_of(tmp_path: Path, **given: object) -> deploy_commands.Server:
+    """A server on a port that is free."""
+    return deploy_commands.Server(state=tmp_path, port=free_port(), **given)
+
+
+def test_server_that_would_start_is_not_refused(certs, tmp_path):
+    server_of(tmp_path, certs=certs).check()
+    server_of(tmp_path, certs=certs).check()  # the file that it made is a database
+
+
+@pytest.mark.parametrize("broken", ["ca.crt", "server.crt", "server.key"])
+def test_server_with_a_broken_certificate_is_refused(certs, tmp_path, broken):
+    (certs / broken).write_text("garbage")
+    assert_refused(f"certs = {certs}: .*anew", server_of(tmp_path, certs=certs).check)
+
+
+def test_server_whose_certificate_is_of_another_key_is_refused(certs, tmp_path):
+    deploy_certs.make_certificates(tmp_path / "others", ["10.1.2.3"], [])
+    (certs / "server.key").write_bytes((tmp_path / "others/server.key").read_bytes())
+    assert_refused("certs = .*mismatch", server_of(tmp_path, certs=certs).check)
+
+
+@pytest.mark.parametrize("where", ["all of it", "its end"])
+def test_server_with_a_broken_database_is_refused(tmp_path, where):
+    path = tmp_path / "superlink.db"
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE keys (name)")
+        rows = [("x" * 500,) for _ in range(100)]
+        database.executemany("INSERT INTO keys VALUES (?)", rows)
+        database.commit()
+    size = path.stat().st_size
+    start = 0 if where == "all of it" else size - 9000
+    path.write_bytes(path.read_bytes()[:start] + b"?" * (size - start))
+    server = server_of(tmp_path, insecure=True)
+    assert_refused(r"superlink\.db: .*restore it", server.check)
+
+
+def test_server_without_its_port_ends_with_code_2_and_one_sentence(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        command = [sys.executable, "-m", "fedgs", "deploy", "server", "--insecure"]
+        done = subprocess.run(
+            [*command, "--port", port, "--state-dir", str(tmp_path / "state")],
+            cwd=Path(__file__).resolve().parents[2],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert re.fullmatch(rf"Error: port = {port} .*in use.*another\n", done.stderr)
+    assert "in use" in read_json(tmp_path / "state" / "processes.json")["reason"]
 
 
 def test_client_keys_are_p384_pairs_in_the_form_that_flower_reads(certs):
@@ -535,6 +593,22 @@ def test_failed_run_is_exit_code_1_with_the_way_on(control, status, line):
     assert result.exit_code == 1
     assert line in " ".join(result.output.split())
     assert "--resume digits-1" in result.output
+
+
+def test_run_that_the_server_refuses_is_exit_code_2_in_one_sentence(
+    control, monkeypatch, capsys
+):
+    """Systemd and scripts repeat a 1; there is no such run however often one asks."""
+    control.status = "failed"
+    control.details = "ServerApp failed with exception: the settings of this run are "
+    control.details += "refused: /runs/digits-9: no run folder; give another"
+    words = ["fedgs", "deploy", "submit", *LOCAL, "--resume", "digits-9"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    refusal = "Error: /runs/digits-9: no run folder; give another\n"
+    assert capsys.readouterr().err == refusal
 
 
 @pytest.mark.parametrize(

@@ -326,6 +326,35 @@ def test_what_is_no_parcel_is_refused_with_status_400(office):
     assert [answer.status_code for answer in answers] == [400] * 8
 
 
+def posted(office: Site, path: str, size: int) -> int:
+    """The status of a client's request of so many bytes, none of which is there."""
+
+    async def receive() -> dict:
+        raise LookupError("it is read")
+
+    sent: list[dict] = []
+
+    async def send(event: dict) -> None:
+        sent.append(event)
+
+    headers = [(b"content-length", b"%d" % size)] if size else []
+    scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
+    office.network.run(office.app(scope, receive, send))
+    return sent[0]["status"]
+
+
+def test_what_weighs_more_than_an_answer_can_is_not_read(office):
+    """What is read is held several times before its size could be looked at."""
+    _, node = office.client()
+    for path in (FLEET_PARCEL, "/v1/fleet/push-object", "/v1/fleet/any"):
+        assert posted(office, path, post_office.BESIDE + 1) == 413
+        assert posted(office, path, 0) == 413  # it does not say
+    Arrivals(office.grid, most=1000).push_messages([office.request_to(node)])
+    assert posted(office, FLEET_PARCEL, post_office.BESIDE + 1001) == 413
+    # Flower's code of what failed: it was read.
+    assert posted(office, FLEET_PARCEL, post_office.BESIDE + 1000) == 500
+
+
 def test_a_client_waits_until_there_is_a_message_or_in_vain(office, monkeypatch):
     client, node = office.client()
     request = PullMessagesRequest(node=node)

@@ -33,7 +33,13 @@ from fedgs.errors import UserError
 from fedgs.federation.preparation import resolve
 from fedgs.files import read_tensors
 from fedgs.privacy.ledger import Ledger
-from fedgs.process import TOKEN_VARIABLE, end_processes, processes_of
+from fedgs.process import (
+    TOKEN_VARIABLE,
+    end_processes,
+    end_simulation,
+    home_of,
+    processes_of,
+)
 from fedgs.runs.run_folder import RunFolder
 from runs import generator, rounds_done, train
 from tiny import tiny_config, write_tiny_npz
@@ -104,6 +110,13 @@ def fedgs() -> Iterator[Callable[..., Fedgs]]:
         one.process.communicate()
 
 
+def until(condition: Callable[[], object], patience: float = PATIENCE) -> None:
+    deadline = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def token_of(folder: Path) -> str:
     return (folder / ".flower" / "token").read_text()
 
@@ -172,6 +185,38 @@ def test_process_ends_with_its_launcher(tmp_path):
         assert child.poll() is None
         lock.lock.release()  # as the end of the launcher does
         assert child.wait(timeout=PATIENCE) == 1
+
+
+LAUNCHER = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from experiments.launch.flower_engine import _superlink
+from fedgs.process import hold_lock
+
+place = Path(sys.argv[1])
+lock = hold_lock(place / ".flower" / "launcher.lock", "")
+folder = SimpleNamespace(path=place, config=SimpleNamespace(fast_messages=True))
+with _superlink(folder, sys.argv[2]):
+    pass
+"""
+
+
+def test_superlink_of_a_simulation_ends_with_its_launcher_from_the_first_moment(
+    tmp_path,
+):
+    """Flower is not even imported by then, and nobody else would look for it."""
+    (tmp_path / ".flower").mkdir()
+    token = secrets.token_hex(16)
+    command = [sys.executable, "-c", LAUNCHER, str(tmp_path), token]
+    try:
+        with subprocess.Popen(command, env=environment(), cwd=ROOT) as launcher:
+            until(lambda: processes_of(token))
+            launcher.kill()
+        until(lambda: not processes_of(token), patience=20)
+        assert not home_of(token).exists()
+    finally:
+        end_simulation(token, patience=0)
 
 
 def test_gpu_fraction_says_how_many_workers_share_a_gpu(tmp_path, monkeypatch):
@@ -299,6 +344,26 @@ def test_killed_run_resumes_and_leaves_no_process(tmp_path, settings, fedgs):
     assert Ledger.read(output / "ledger.jsonl").length >= 120
     assert processes_of(token) == []
     assert not (Path(tempfile.gettempdir()) / f"fedgs-{token[:8]}").exists()
+
+
+@pytest.mark.flower
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.1, 0.5, 1, 2, 4, 8])
+def test_nothing_is_left_of_a_run_that_is_killed_while_it_starts(
+    tmp_path, settings, fedgs, seconds
+):
+    output, settings = tmp_path / "run", settings | {"num_rounds": 2000}
+    command = fedgs("train", *flags(output=output, **settings))
+    command.until(lambda: (output / ".flower" / "token").exists())
+    token = token_of(output)
+    command.until(lambda: processes_of(token))
+    time.sleep(seconds)
+    command.process.kill()
+    try:
+        until(lambda: not processes_of(token), patience=20)
+        assert not home_of(token).exists()
+    finally:
+        end_simulation(token, patience=0)
 
 
 @pytest.mark.flower

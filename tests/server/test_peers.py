@@ -3,6 +3,7 @@
 A client stops in the middle of an upload; a server stands still, or its clock steps.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from experiments.launch.commands import Client
@@ -113,6 +115,41 @@ def test_a_client_killed_in_its_upload_gives_the_same_bytes(site):
     assert run.wait(PATIENCE) == 0, site.machines.logs()
     assert generator(site.run) == undisturbed(site.folder)
     assert Ledger.read(site.run / "ledger.jsonl").length == SETTINGS["num_rounds"]
+
+
+# A client whose second answer is of 200 MB.
+SENDS_TOO_MUCH = """
+from clients import client_app, resident
+
+encode = client_app.encode_answer
+
+def encode_too_much(answer, config, request):
+    payload = encode(answer, config, request)
+    return payload | {"tensors": bytes(200_000_000)} if request.round == 2 else payload
+
+client_app.encode_answer = encode_too_much
+resident.main()
+"""
+
+
+def test_an_answer_that_is_far_too_large_costs_the_server_nothing(site):
+    run = site.start_run(min_nodes=1, round_timeout=15, num_rounds=3)
+    clients = site.start_client("a"), site.start_client("b", SENDS_TOO_MUCH)
+    pids = site.wait_for("superlink", "serverapp")
+    site.until_round(1, site.server, *clients)
+    before = {role: psutil.Process(pids[role]).memory_info().rss for role in pids}
+    most = dict(before)
+    while run.poll() is None:
+        for role in ("superlink", "serverapp"):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                now = psutil.Process(pids[role]).memory_info().rss
+                most[role] = max(most[role], now)
+        time.sleep(0.02)
+    assert run.returncode == 0, site.machines.logs()
+    assert [line["num_answers"] for line in site.metrics()][1] == 1
+    assert "413" in site.log(site.server)
+    for role in before:
+        assert most[role] - before[role] < 60e6, role
 
 
 # ------------------------------------------------------------------ the server

@@ -3,6 +3,7 @@
 The nodes are in this process, see `simulated_grid`.
 """
 
+import logging
 import threading
 import tomllib
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from safetensors.torch import load
 
 from fedgs.errors import UserError
 from fedgs.federation import node
+from fedgs.federation.codec import most_answer_bytes
 from fedgs.federation.messages import EVERYONE, FakeBatch, encode_batch
 from fedgs.federation.training import RunStopped
 from fedgs.files import read_tensors
@@ -116,6 +118,8 @@ def test_only_sanitized_gradients_and_public_identifiers_leave_a_node(create, mo
             assert (record["noise_std"], record["clip_bound"]) == agreed
             tensors = load(record["tensors"])
             assert set(tensors) == {"gradients"}
+            header = 1024  # of safetensors, for which any SuperLink leaves room
+            assert len(record["tensors"]) <= most_answer_bytes(folder.config) + header
             assert tuple(tensors["gradients"].shape) == terms.shape
             sizes.setdefault(record["round"], set()).add(len(record["tensors"]))
     # A client of one image and one of twelve look the same.
@@ -385,9 +389,16 @@ def test_refused_settings_are_said_with_the_remedy_of_who_gave_them(
     monkeypatch.setattr(
         server_app, "log", lambda level, text, *args: said.append(text % args)
     )
+    flower = server_app.FLOWER_LOGGER
+    monkeypatch.setattr(flower, "filters", [])
     context = SimpleNamespace(run_config=settings | {"num_rounds": -1})
-    with pytest.raises(UserError):
+    with pytest.raises(UserError) as refused:
         server_app.main(FakeGrid(1), context)
+    assert str(refused.value) == said[0]  # what `submit` reads
+    told = logging.LogRecord("flwr", logging.ERROR, "", 0, "raised", (), None)
+    assert flower.filter(told)
+    told.exc_info = (UserError, refused.value, None)
+    assert not flower.filter(told)  # no traceback of Flower's
     remedy = "num_rounds = -1: give --num-rounds at least 1"
     assert said[0].startswith(f"the settings of this run are refused: {remedy}")
     assert said[0].endswith("key a_flag of --run-config") == is_plain

@@ -60,7 +60,7 @@ class Client:
     def __init__(self, folder: Path, name: str, data: str, address: int) -> None:
         (folder / "limits.toml").write_text(LIMITS)
         self.name, self.address = name, address
-        self.registered = name
+        self.registered, self.public_key = name, b""
         self.state_dir = folder / f"state-{name}"
         self.node_config = {
             "name": name,
@@ -102,6 +102,7 @@ class DeployedGrid(InProcessGrid):
             SimpleNamespace(
                 node_id=client.address,
                 name=client.registered,
+                public_key=client.public_key,
                 last_activated_at=f"start {client.starts}",
             )
             for client in self.clients.values()
