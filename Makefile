@@ -55,7 +55,7 @@ golden: $(STAMP) ## Rewrite the golden trajectories (explain the change in CHANG
 	$(BIN)/python -m pytest tests/federation/test_golden.py --update-golden $(PYTEST_ARGS)
 
 bench: $(STAMP) ## Measure speed and memory on this machine
-	$(BIN)/python -m experiments.bench
+	$(BIN)/fedgs bench
 
 clean: ## Remove caches and built packages (never .venv or runs)
 	rm -rf build dist site *.egg-info *.fab .benchmarks .hypothesis .pytest_cache .ruff_cache .import_linter_cache

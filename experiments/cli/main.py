@@ -284,6 +284,20 @@ def benchmark(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
     command.benchmark(request, settings)
 
 
+@app.command()
+def bench(
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    nodes: Annotated[
+        int, typer.Option(help="Clients of the deployment; 0: none.", min=0)
+    ] = 2,
+    rounds: Annotated[int, typer.Option(help="Rounds of it.", min=1)] = 20,
+) -> None:
+    """Measure speed and memory of this machine; nothing is kept."""
+    from experiments.speed.bench import bench as measure
+
+    measure(device, nodes, rounds)
+
+
 @data_app.command("inspect")
 @settings_flags("Data", "num_clients", "seed")
 def inspect_data(

@@ -4,7 +4,7 @@ Parameters, spectral vectors and Adam moments of n modules of one architecture l
 tensors with a leading client axis. One call works on a chunk of clients: `torch.func`
 maps the gradient of one client's loss over the axis, so clients share nothing but the
 call. On a GPU and for narrow discriminators on a CPU this beats a Python loop; above
-width 32 on a CPU the loop wins (`make bench`), and `config.stacked` decides.
+width 32 on a CPU the loop wins (`fedgs bench`), and `config.stacked` decides.
 
 Memory: the state is 3x the parameters (two moments). A call adds the gradients and
 activations of one chunk, that is at most chunk_size / n of the state plus activations.

@@ -2,7 +2,6 @@
 
 import json
 import re
-import socket
 import threading
 from contextlib import nullcontext
 
@@ -15,7 +14,6 @@ from flwr.supercore.task_identity import TaskIdentity
 import small_scale
 from baselines import DIGITS
 from clients.client_app import app as client_app
-from experiments.bench.wire import CountingProxy
 from experiments.evaluation import evaluate as evaluation
 from experiments.launch.local_grid import LocalGrid
 from experiments.paper import scores, stored_runs, table2, table2_report
@@ -224,24 +222,6 @@ def test_fakes_of_a_run_are_weighed(flags, tmp_path, capsys):
     assert "one round of Algorithm 2" in capsys.readouterr().out
     assert show_weights([]) == 2
     assert show_weights([str(tmp_path)]) == 2
-
-
-def test_the_proxy_counts_both_directions():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        proxy = CountingProxy(f"127.0.0.1:{server.getsockname()[1]}")
-        host, _, port = proxy.address.rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=10) as client:
-            client.sendall(b"x" * 100_000)
-            far, _ = server.accept()
-            with far:
-                got = b""
-                while len(got) < 100_000:
-                    got += far.recv(65_536)
-                far.sendall(b"y" * 7)
-                assert client.recv(100) == b"y" * 7
-        assert got == b"x" * 100_000
-        assert (proxy.up, proxy.down) == (100_000, 7)
-        proxy.close()
 
 
 # ------------------------------------------------------------------ again

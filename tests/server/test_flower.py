@@ -27,7 +27,7 @@ from command_line import flags
 from experiments.launch import flower_engine
 from experiments.launch.control import FlowerFailed
 from fedgs import gs_wgan, process
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.load import load_data
 from fedgs.errors import UserError
 from fedgs.federation.preparation import resolve
@@ -61,11 +61,12 @@ def settings(tmp_path) -> dict[str, object]:
     config = tiny_config(**FULL | {"data": data, "num_workers": 2, "engine": "flower"})
     unset = RunConfig()
     names = {name for name in config.to_flat() if name not in ("num_clients",)}
-    return {
+    found = {
         name: getattr(config, name)
         for name in sorted(names - {"num_classes", "clients_per_round"})
         if getattr(config, name) != getattr(unset, name)
     }
+    return found | {"test_fraction": 0.0}  # the command would hold some out
 
 
 class Fedgs:
@@ -436,6 +437,6 @@ def test_plain_flwr_run_trains_with_the_settings_of_pyproject(tmp_path, private_
     assert (config.data, config.num_nodes, config.engine) == ("digits", 2, "flower")
     assert Ledger.read(folder / "ledger.jsonl").length == config.num_rounds == 3
     twin = {"engine": "local", "num_workers": 1, "output": str(tmp_path / "local")}
-    alone = RunFolder.create(RunConfig.from_flat(twin, config))
+    alone = RunFolder.create(ResolvedConfig.from_flat(twin, config))
     train(alone)
     assert generator(folder) == generator(alone.path)

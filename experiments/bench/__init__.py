@@ -1,1 +1,0 @@
-"""Measuring speed and memory on this machine."""

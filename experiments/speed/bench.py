@@ -1,0 +1,132 @@
+"""What `fedgs bench` prints: steps a second, memory, and a round of a deployment.
+
+Nothing is asserted. On a CPU one thread works and its CPU seconds count, so that other
+work on the machine disturbs little; times are medians of five after a first one.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+
+from experiments.speed.deployment import deployed_seconds
+from experiments.tables import Table
+from fedgs.config.recipes import full_participation
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.federation.preparation import check_device
+from fedgs.gan.discriminators import Discriminators
+from fedgs.process import keep_freed_memory
+
+WIDTHS = (8, 16, 32, 64)
+NUM_CLIENTS = 539  # of the memory row: MNIST's writers
+REPEATS = 6  # the first does not count
+MIB = 2**20
+
+
+def bench(device: str, nodes: int, rounds: int) -> None:
+    """Prints the three tables.
+
+    Args:
+        device: "cpu" or "cuda", of the steps.
+        nodes: clients of the deployment; 0 leaves it out.
+        rounds: of the deployment, at least 1.
+
+    Raises:
+        UserError: there is no GPU.
+    """
+    check_device(_config(device=device))
+    torch.set_num_threads(1)
+    keep_freed_memory()  # as a training process does
+    memory_table()  # first: what the others leave behind would count
+    steps_table(device)
+    if nodes:
+        deployment_table(nodes, rounds)
+
+
+def _config(**overrides: object) -> ResolvedConfig:
+    """Returns settings of full participation, for one client unless another is said."""
+    settings = {"num_classes": 10, "seed": 0, "noise_multiplier": 1.0}
+    settings |= {"target_epsilon": None, "num_clients": 1, "clients_per_round": 1}
+    return ResolvedConfig.from_flat(settings | overrides, full_participation())
+
+
+def training_step(config: ResolvedConfig, state: Discriminators) -> Callable[[], None]:
+    """Returns a function that takes one step with every client's discriminator.
+
+    All clients train on the same random images: their memory is not what is measured.
+    """
+    rng = torch.Generator().manual_seed(0)
+    size = config.discriminator_batch_size
+    images = torch.rand(2, 1, size, 1, 28, 28, generator=rng).to(config.device)
+    labels = torch.randint(10, (2, 1, size), generator=rng).to(config.device)
+    mix = torch.rand(1, size, generator=rng).to(config.device)
+    count = len(state)
+    real, fake = (part.expand(count, *part.shape[1:]) for part in images)
+    real_labels, fake_labels = (part.expand(count, size) for part in labels)
+    mix = mix.expand(count, size)
+
+    def step() -> None:
+        for chunk in state.chunks(range(count)):
+            on_real = real[chunk], real_labels[chunk]
+            on_fake = fake[chunk], fake_labels[chunk]
+            state.train(chunk, *on_real, *on_fake, mix[chunk])
+
+    return step
+
+
+def steps_table(device: str) -> None:
+    """Prints discriminator steps a second by width, in one batched call and in turn."""
+    rows: list[list[str]] = []
+    for width in WIDTHS:
+        clients = 64 if device != "cpu" else 256 // width
+        cells = [f"{width}", f"{clients}"]
+        for stacking in ("stacked", "loop"):
+            given = {"discriminator_dim": width, "stacking": stacking, "device": device}
+            config = _config(**given)
+            step = training_step(config, Discriminators(config, range(clients)))
+            seconds = [_seconds_of(step, device) for _ in range(REPEATS)][1:]
+            cells.append(f"{clients / statistics.median(seconds):.0f}")
+        rows.append(cells)
+    head = ["width", "discriminators", "stacked, steps/s", "loop, steps/s"]
+    Table(f"discriminator steps on {device}, 16 + 16 images", head, rows).show()
+
+
+def _seconds_of(step: Callable[[], None], device: str) -> float:
+    """Returns the seconds of one call: of this process, or on a GPU of the clock."""
+    clock = time.process_time if device == "cpu" else time.perf_counter
+    if device != "cpu":
+        torch.cuda.synchronize()
+    started = clock()
+    step()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return clock() - started
+
+
+def memory_table() -> None:
+    """Prints what 539 width-16 discriminators add to a process that trains them."""
+    config = _config(discriminator_dim=16)
+    training_step(config, Discriminators(config, range(1)))()  # imports and buffers
+    before = psutil.Process().memory_info().rss
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    state = Discriminators(config, range(NUM_CLIENTS))
+    training_step(config, state)()
+    lines = Path("/proc/self/status").read_text().splitlines()
+    peak = next(int(s.split()[1]) * 1024 for s in lines if s.startswith("VmHWM:"))
+    size = sum(v.numel() * v.element_size() for v in state.state().values())
+    cells = [f"{number / MIB:.0f}" for number in (size, before, peak, peak - before)]
+    head = ["state (3 x parameters)", "process before", "peak", "added"]
+    Table(f"memory of {NUM_CLIENTS} width-16 discriminators, MiB", head, [cells]).show()
+
+
+def deployment_table(nodes: int, rounds: int) -> None:
+    """Prints the seconds of a round of a server and so many clients, with TLS."""
+    seconds = np.array(deployed_seconds(nodes, rounds))
+    measures = (np.median(seconds), seconds.mean(), seconds.max())
+    cells = [f"{nodes}", *(f"{number:.2f}" for number in measures)]
+    head = ["clients", "median", "mean", "slowest"]
+    Table("deployment on the loopback, seconds a round", head, [cells]).show()

@@ -1,0 +1,38 @@
+"""`fedgs bench`: tables of this machine, on small problems."""
+
+import pytest
+
+from command_line import printed
+from experiments.speed import bench, deployment
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(bench, "WIDTHS", (2, 3))
+    monkeypatch.setattr(bench, "NUM_CLIENTS", 4)
+
+
+def test_bench_prints_steps_by_width_and_memory(fedgs, small):
+    out = printed(fedgs("bench", "--nodes", 0), "")
+    assert "memory of 4 width-16 discriminators" in out
+    rows = [line.split("│") for line in out.splitlines() if "│" in line]
+    (of_memory, *of_steps) = [[cell.strip() for cell in row[1:-1]] for row in rows]
+    assert [row[0] for row in of_steps] == ["2", "3"]
+    assert all(float(cell) > 0 for row in of_steps for cell in row)
+    assert float(of_memory[0]) > 0
+    assert "deployment" not in out
+
+
+@pytest.mark.slow
+def test_a_deployment_has_the_seconds_of_each_round():
+    assert len(deployment.deployed_seconds(2, 3)) == 3
+
+
+def test_a_gpu_that_is_not_there_is_refused(fedgs, small):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("has a GPU")
+    code, out, error = fedgs("bench", "--device", "cuda")
+    assert (code, out) == (2, "")
+    assert "no GPU is here" in error
