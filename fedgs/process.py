@@ -11,9 +11,11 @@ deployed run is agreed on.
 import contextlib
 import ctypes
 import os
+import shlex
 import shutil
 import signal
 import socket
+import subprocess
 import tempfile
 import threading
 import time
@@ -209,7 +211,11 @@ def watch_launcher() -> None:
 def _watch(path: str, token: str) -> None:
     with contextlib.suppress(FileNotFoundError):  # the run folder is gone
         FileLock(path).acquire(poll_interval=WATCH_SECONDS)
-    end_simulation(token, patience=0)
+    end_processes(token, patience=0)
+    # Once this process, whose main thread may be writing there, is gone.
+    remove = f"while kill -0 {os.getpid()}; do sleep 0.05; done; rm -rf "
+    remove += shlex.quote(str(home_of(token)))
+    subprocess.Popen(["sh", "-c", f"{remove} 2>/dev/null"], env={"PATH": os.defpath})
     os._exit(1)
 
 

@@ -215,7 +215,7 @@ def test_superlink_of_a_simulation_ends_with_its_launcher_from_the_first_moment(
             until(lambda: processes_of(token))
             launcher.kill()
         until(lambda: not processes_of(token), patience=20)
-        assert not home_of(token).exists()
+        until(lambda: not home_of(token).exists(), patience=5)
     finally:
         end_simulation(token, patience=0)
 
@@ -362,7 +362,7 @@ def test_nothing_is_left_of_a_run_that_is_killed_while_it_starts(
     command.process.kill()
     try:
         until(lambda: not processes_of(token), patience=20)
-        assert not home_of(token).exists()
+        until(lambda: not home_of(token).exists(), patience=5)
     finally:
         end_simulation(token, patience=0)
 
