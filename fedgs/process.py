@@ -215,7 +215,7 @@ def _watch(path: str, token: str) -> None:
     # Once this process, whose main thread may be writing there, is gone.
     remove = f"while kill -0 {os.getpid()}; do sleep 0.05; done; rm -rf "
     remove += shlex.quote(str(home_of(token)))
-    subprocess.Popen(["sh", "-c", f"{remove} 2>/dev/null"], env={"PATH": os.defpath})
+    subprocess.Popen(["sh", "-c", f"({remove}) 2>/dev/null"], env={"PATH": os.defpath})
     os._exit(1)
 
 

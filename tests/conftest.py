@@ -63,21 +63,6 @@ def global_state_is_kept() -> Iterator[None]:
     assert global_state() == before
 
 
-class _AutodpIsMissing:
-    @staticmethod
-    def find_spec(name: str, *_: object) -> None:
-        if name.partition(".")[0] == "autodp":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
-@pytest.fixture
-def without_autodp(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installation without the extra `oracle`."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "autodp"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "meta_path", [_AutodpIsMissing, *sys.meta_path])
-
-
 @pytest.fixture(scope="session")
 def exit_code() -> Callable[..., int]:
     """Runs the command line in this process and returns its exit code."""

@@ -41,8 +41,6 @@ def show(console: Console, report: dict[str, Any]) -> None:
         console.print(f"({number}) {theorem}", highlight=False)
     if any(_verdict(row) == THEIRS for row in rows):
         console.print("refuted: the paper's accounting, not a claim of fedgs")
-    if isinstance(report["published"], str):
-        console.print(f"A, the paper's round: {report['published']}", highlight=False)
     console.print(f"B, one run with canaries: {report['one_run']}", highlight=False)
     console.print(f"masks: {_of_masks(report['masks'])}", highlight=False)
     membership = report["membership"]
@@ -53,8 +51,7 @@ def show(console: Console, report: dict[str, Any]) -> None:
 
 
 def _rows(report: dict[str, Any]) -> list[dict[str, Any]]:
-    published = report["published"]
-    return report["findings"] + ([] if isinstance(published, str) else [published])
+    return [*report["findings"], report["published"]]
 
 
 def _of_masks(found: dict[str, Any] | str) -> str:

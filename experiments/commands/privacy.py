@@ -19,7 +19,7 @@ from fedgs.privacy.accounting import Statement, statements
 from fedgs.privacy.budget import calibrate_noise, largest_num_rounds
 from fedgs.privacy.client_limits import why_limits_refuse
 from fedgs.privacy.gaussian import LEAST_DELTA
-from fedgs.privacy.oracle import AutodpMissing, as_published
+from fedgs.privacy.oracle import as_published
 from fedgs.privacy.plan import Plan
 from fedgs.privacy_label import privacy_label
 from fedgs.runs.data_card import LABEL
@@ -40,8 +40,7 @@ def of_settings(
 
     Without a selection among the settings or in a recipe, all selections are stated.
     With a target, the noise is calibrated; with noise and target, the statements are of
-    the largest number of rounds within it, at most the given one. Without autodp, a
-    note on standard error replaces the paper's figures.
+    the largest number of rounds within it, at most the given one.
 
     Args:
         recipe: name of a recipe; None starts from the defaults.
@@ -87,11 +86,7 @@ def of_settings(
     stated = with_cohort_condition(stated, [config])
     if at_epsilon is not None:
         return stated
-    try:
-        return [*stated, *as_published(plan, config.delta)]
-    except AutodpMissing as error:
-        say(f"Note: {error}", is_error=True)
-        return stated
+    return [*stated, *as_published(plan, config.delta)]
 
 
 def _calibrated(config: RunConfig, plan: Plan) -> float:

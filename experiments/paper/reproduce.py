@@ -68,11 +68,7 @@ def is_close(reference: str, ours: float) -> bool:
 
 
 def results(found: Iterable[Row]) -> Iterator[Result]:
-    """Computes rows, one after the other.
-
-    Raises:
-        AutodpMissing: the paper's accountant is not installed.
-    """
+    """Computes rows, one after the other."""
     for row in found:
         ours = _number(row.compute())
         dominating = None if row.dominating is None else _number(row.dominating())

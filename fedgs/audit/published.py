@@ -35,9 +35,6 @@ def refute_published(trials: int) -> Finding:
 
     Args:
         trials: rounds of each of the two worlds, at least 100.
-
-    Raises:
-        AutodpMissing: autodp is not installed.
     """
     rate = 1 / REFERENCE_NUM_CLIENTS
     claimed = autodp_epsilon(REFERENCE_NOISE_MULTIPLIER, BATCH_SIZE, rate, DELTA)

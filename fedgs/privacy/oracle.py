@@ -13,7 +13,6 @@ import io
 import warnings
 from typing import Any
 
-from fedgs.errors import UserError
 from fedgs.privacy.accounting import Statement
 from fedgs.privacy.gaussian import check_numbers
 from fedgs.privacy.plan import Plan
@@ -24,10 +23,6 @@ _TABLE_1 = (
     "remembers the selection"
 )
 _TABLE_2 = "a client's average of {:.2f} rounds is composed, and many exceed it"
-
-
-class AutodpMissing(UserError):
-    """autodp is not installed: the figures as published cannot be computed."""
 
 
 def autodp_epsilon(
@@ -43,21 +38,13 @@ def autodp_epsilon(
         rate: chance that a release sees the data, subsampled each time; None for all.
         delta: above 0 and below 1.
 
-    Raises:
-        AutodpMissing: it is not installed.
-
     Source: autodp, `rdp_acct.anaRDPacct` and `rdp_bank.RDP_gaussian`.
     """
     if multiplier == 0:
         return None
-    try:
-        rdp_acct: Any = importlib.import_module("autodp.rdp_acct")
-        rdp_bank: Any = importlib.import_module("autodp.rdp_bank")
-    except ModuleNotFoundError as error:
-        if error.name != "autodp":  # something that autodp itself needs
-            raise
-        remedy = "the figures as published need it: pip install 'fedgs[oracle]'"
-        raise AutodpMissing(f"autodp is not installed; {remedy}") from error
+    # Imported here: it loads matplotlib, and most commands do not need it.
+    rdp_acct: Any = importlib.import_module("autodp.rdp_acct")
+    rdp_bank: Any = importlib.import_module("autodp.rdp_bank")
 
     def rdp(order: float) -> float:
         return rdp_bank.RDP_gaussian({"sigma": multiplier}, order)
@@ -84,7 +71,6 @@ def as_published(plan: Plan, delta: float) -> tuple[Statement, ...]:
         Nothing unless m = 1 and the selection is uniform or unknown.
 
     Raises:
-        AutodpMissing: the paper's accountant is not installed.
         UserError: delta is out of range, or there is no noise multiplier.
 
     Source: GS-WGAN, Tables 1 and 2; reference `privacy_analysis.py`; docs/privacy.md,

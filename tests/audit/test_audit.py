@@ -126,13 +126,6 @@ def test_missing_matplotlib_leaves_table_and_json(run, quick, monkeypatch, capsy
     assert "needs matplotlib" in written["plot"]
 
 
-def test_missing_autodp_leaves_the_other_rows(quick, without_autodp, capsys):
-    code, written = quick()
-    assert code == 0
-    assert "autodp is not installed" in written["published"]
-    assert "A takes part" in capsys.readouterr().out
-
-
 def test_membership_uses_the_test_split(quick, monkeypatch, capsys):
     rng = np.random.default_rng(0)
 

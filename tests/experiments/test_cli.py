@@ -886,12 +886,3 @@ def test_run_that_does_not_fit_is_not_written(fedgs, tmp_path, data, monkeypatch
 )
 def test_privacy_of_a_run_takes_no_other_settings(fedgs, trained, arguments, named):
     refused(fedgs("privacy", trained, *arguments), named)
-
-
-@pytest.mark.usefixtures("without_autodp")
-def test_privacy_without_autodp_prints_the_guarantees_and_a_note(fedgs):
-    done = fedgs("privacy", *flags(**PAPER), "--json")
-    rows = statements(done)
-    assert len(rows) == 12
-    assert all(s["guarantee"] for s in rows)
-    assert re.match(r"Note: autodp is not installed.*'fedgs\[oracle\]'\n$", done[2])

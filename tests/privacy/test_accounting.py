@@ -13,7 +13,7 @@ from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.privacy.accounting import SEEDED, statements, statements_from_ledger
 from fedgs.privacy.gaussian import binomial_epsilon, delta_from_mu, epsilon_from_mu
-from fedgs.privacy.oracle import AutodpMissing, as_published
+from fedgs.privacy.oracle import as_published
 from fedgs.privacy.participation import COUNT_THEOREM, MIXTURE_THEOREM
 from fedgs.privacy.plan import ADVERSARIES, RELATIONS, Plan, noise_ratio, noise_shares
 from plans import (
@@ -77,14 +77,6 @@ def test_as_published_is_only_for_the_papers_selection():
 def test_as_published_prints_nothing(capsys):
     as_published(replace(TABLE_2, noise_multiplier=1e-3, num_rounds=1), 1e-5)
     assert capsys.readouterr() == ("", "")
-
-
-@pytest.mark.usefixtures("without_autodp")
-def test_without_autodp_the_published_figures_name_the_extra():
-    with pytest.raises(AutodpMissing, match=r"pip install 'fedgs\[oracle\]'"):
-        as_published(TABLE_2, 1e-5)
-    assert as_published(FULL, 1e-5) == ()
-    assert len(statements(TABLE_2, 1e-5)) == 12
 
 
 # --------------------------------------------------------------- relations, adversaries
