@@ -30,6 +30,7 @@ from fedgs.baselines import run as frame
 from fedgs.baselines.fedavg_gan import run_config
 from fedgs.baselines.run import Asked, open_run
 from fedgs.federation.training import BudgetSpent, RunStopped
+from fedgs.privacy.accounting import SEEDED
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
 from fedgs.process import RUNS_VARIABLE
@@ -364,8 +365,8 @@ def test_status_shows_the_epsilons_that_privacy_prints(updates, fedgs):
     assert (status.participants, status.num_answers) == (6, 3)
     shown = {row.relation: row.epsilon for row in status.epsilons}
     rows = open_run(run.path).guarantees()
-    valid = [row for row in rows if (row.label, row.unit) == ("valid", "user")]
-    assert shown == {row.relation: row.epsilon for row in valid}
+    stated = [row for row in rows if (row.label, row.unit) == (SEEDED, "user")]
+    assert shown == {row.relation: row.epsilon for row in stated}
     assert not any(row.guarantee for row in status.epsilons)  # its noise is seeded
 
 

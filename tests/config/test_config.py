@@ -43,12 +43,12 @@ def outside(spec) -> list[object]:
     """Values just outside each limit that a field declares."""
     limits, kind = spec.metadata, field_type(spec.name)[0]
     values: list[object] = ["no such choice"] if limits["choices"] else []
-    values += [
-        kind(limits[key]) for key in ("above", "below") if limits[key] is not None
-    ]
-    if limits["at_least"] is not None:
+    values += [kind(limits[key]) for key in ("above", "below") if key in limits]
+    if "at_least" in limits:
         values.append(kind(limits["at_least"] - 1))
-    if limits["at_most"] is not None:
+    if "zero_or_at_least" in limits:
+        values += [limits["zero_or_at_least"] / 2, -1.0]
+    if "at_most" in limits:
         most = limits["at_most"]
         values.append(math.nextafter(most, math.inf) if kind is float else most + 1)
     return values + ([float("nan"), float("inf")] if kind is float else [])
