@@ -64,8 +64,8 @@ def train(name: str, given: dict[str, Any], settings: dict[str, Any]) -> Baselin
         UserError: bad input; nothing was written.
         typer.Exit: the run stopped early (code 1).
     """
-    fields = dataclasses.fields(find(name, is_typed=True).Settings)
-    names = {spec.name for spec in fields}
+    known = find(name, is_typed=True).Settings
+    names = {spec.name for spec in dataclasses.fields(known)}
     own = {key: value for key, value in given.items() if key in names}
     asked = Asked(**{key: value for key, value in given.items() if key not in names})
     run, data = new_run(name, own, asked, settings)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from baselines import DIGITS, small_run, train
+from baselines import DIGITS, FEW_FEATURES, small_run, train
 from command_line import flags, printed, refused
 from experiments.baselines.command import to_quote
 from fedgs.baselines import METHODS
@@ -51,6 +51,30 @@ def test_privacy_of_a_run_without_noise_says_none(fedgs, run):
     )
 
 
+def test_a_seeded_run_has_a_label_of_its_own_and_guarantees_nothing(fedgs, tmp_path):
+    given = DIGITS | FEW_FEATURES | {"generator_steps": 2, "output": tmp_path / "run"}
+    out = printed(fedgs("baseline", "dp-merf", *flags(**given)))
+    assert "none to quote: seeded: not private" in out
+    found = json.loads(printed(fedgs("privacy", tmp_path / "run", "--json")))
+    rows = found["guarantees"]
+    assert rows
+    assert not any(row["guarantee"] for row in rows)
+    labels = {row["label"] for row in rows}
+    assert labels - {"as published"} == {"seeded: not private"}
+
+
+def test_a_delta_is_large_by_the_unit_of_each_line(fedgs, class_means, tmp_path):
+    found = json.loads(printed(fedgs("privacy", class_means, "--json", "--delta", 0.1)))
+    (row,) = found["guarantees"]
+    assert row["guarantee"]
+    assert row["conditions"][0].startswith("delta is too large to read: 0.1")
+    assert "K = 12;" in row["conditions"][0]
+    run = open_run(class_means)
+    assert run.num_units("record") == run.facts.num_records > 12
+    (strict,) = run.guarantees(1 / 121)
+    assert not strict.conditions[0].startswith("delta")
+
+
 def test_samples_and_a_finished_run(fedgs, run, tmp_path):
     out = printed(fedgs("sample", run, "-n", 5, "-o", tmp_path / "five.npz"))
     assert out.startswith("5 images in")
@@ -77,6 +101,12 @@ def test_what_a_baselines_run_does_not_take_is_refused(fedgs, run):
         (("wgan-gp", "--unit", "record"), "unit = record: wgan-gp guarantees nothing"),
         (("wgan-gp", "--adversary", "server"), "adversary = server: .* is central"),
         (("wgan-gp", "--discriminators", "two"), "discriminators = 'two': give"),
+        (
+            ("dp-merf", "--noise-multiplier", 1e-300),
+            "noise_multiplier = 1e-300: give --noise-multiplier 0, or at least 1e-100",
+        ),
+        (("dp-merf", "--kernel-variance", 1e-300), "kernel_variance = 1e-300: give"),
+        (("dp-merf", "--kernel-variance", 1e300), "kernel_variance = 1e.300: give"),
         (("wgan-gp", "--beta1", 1), r"beta1 = 1\.0: give --beta1 a number below 1"),
     ],
 )
@@ -192,6 +222,7 @@ def test_the_report_of_a_run_without_a_guarantee_says_so(fedgs, run, tmp_path):
     page = (tmp_path / "page.html").read_text()
     assert "NO GUARANTEE; the method claims none</span>" in page
     assert "guarantees nothing" in page
+    assert "costs at most the sum of their epsilons" in page
     assert "No epsilon: wgan-gp" in page
 
 

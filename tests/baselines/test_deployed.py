@@ -375,8 +375,8 @@ def test_status_shows_the_epsilons_that_privacy_prints(updates, fedgs):
     assert (status.participants, status.num_answers) == (6, 3)
     shown = {row.relation: row.epsilon for row in status.epsilons}
     rows = open_run(run.path).guarantees()
-    valid = [row for row in rows if (row.label, row.unit) == (SEEDED, "user")]
-    assert shown == {row.relation: row.epsilon for row in valid}
+    stated = [row for row in rows if (row.label, row.unit) == (SEEDED, "user")]
+    assert shown == {row.relation: row.epsilon for row in stated}
     assert not any(row.guarantee for row in status.epsilons)  # its noise is seeded
 
 

@@ -47,7 +47,7 @@ def outside(spec) -> list[object]:
     if "at_least" in limits:
         values.append(kind(limits["at_least"] - 1))
     if "zero_or_at_least" in limits:
-        values += [-1.0, limits["zero_or_at_least"] / 2]
+        values += [limits["zero_or_at_least"] / 2, -1.0]
     if "at_most" in limits:
         most = limits["at_most"]
         values.append(math.nextafter(most, math.inf) if kind is float else most + 1)

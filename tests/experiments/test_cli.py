@@ -536,6 +536,25 @@ def test_delta_at_an_epsilon(fedgs, monkeypatch):
     assert "0.00115" in table
 
 
+def test_an_underflown_delta_is_printed_as_a_bound(fedgs):
+    given = flags(num_clients=20, num_rounds=3, batch_size=32, noise_multiplier=100)
+    rows = statements(fedgs("privacy", *given, "--at-epsilon", 50, "--json"))
+    assert {row["delta"] for row in rows} == {1e-300}
+    assert "< 1e-300" in printed(fedgs("privacy", *given, "--at-epsilon", 50))
+
+
+def test_a_large_delta_is_said_by_train_privacy_and_the_dry_run(fedgs, tmp_path, data):
+    said = "delta is too large to read: 0.3 is 1 / (10 K) or more for K = 6"
+    unseeded = {n: v for n, v in TINY.items() if n != "noise_seed"}
+    given = flags(data=data, output=tmp_path / "run", delta=0.3, **unseeded)
+    for words in (["--dry-run"], []):
+        code, out, error = fedgs("train", *given, *words)
+        assert code == 0
+        assert f"Warning: {said}" in " ".join(error.split())
+    assert f"plus 0.3; {said}" in out  # beside the epsilon to quote
+    assert said in " ".join(printed(fedgs("privacy", tmp_path / "run")).split())
+
+
 @pytest.mark.parametrize("of", ["settings", "a run"])
 def test_delta_is_given_or_asked_for(fedgs, trained, of):
     arguments = flags(**PAPER) if of == "settings" else [trained, "--delta", 1e-3]
@@ -768,6 +787,11 @@ def test_no_reader_states_an_epsilon_of_a_shortened_ledger(
             {"target_epsilon": 1, "noise_multiplier": 0},
             r"noise_multiplier = 0\.0: no finite target_epsilon",
         ),
+        (
+            {"noise_multiplier": 1e-300},
+            "noise_multiplier = 1e-300: give --noise-multiplier 0, or at least 1e-100",
+        ),
+        ({"delta": 1e-301}, "delta = 1e-301: give --delta at least 1e-300"),
         ({"noise_multiplier": None}, "noise_multiplier is unset: give --noise-multip"),
         ({"config": "no.toml"}, "config = no.toml: .*; give --config a TOML file"),
     ],

@@ -129,6 +129,15 @@ def test_status_of_an_interrupted_run_estimates_the_time_left(trained):
     assert (status.seconds_per_round, status.seconds_left) == (5.0, 5.0)
 
 
+def test_status_of_stages_has_no_pace(trained):
+    (trained.path / "generator.safetensors").unlink()
+    lines = [{"round": round, "num_answers": 2} for round in (1, 2)]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (trained.path / "metrics.jsonl").write_text(text)
+    status = status_of(trained.path)
+    assert (status.seconds_per_round, status.seconds_left) == (None, None)
+
+
 def test_status_tells_who_holds_the_folder_and_does_not_hold_it(trained):
     with trained.locked():
         assert status_of(trained.path).state == "running"

@@ -301,6 +301,19 @@ def test_an_epsilon_says_at_a_glance_that_it_excludes_the_selection(
     assert report_words.reading(row) == (words, kind_excluded)
 
 
+def test_a_delta_too_large_and_a_hypothetical_row_have_no_good_badge():
+    settings = {"engine": "flower", "noise_multiplier": 200.0, "noise_seed": None}
+    plan = Plan.from_config(tiny_config(**settings))
+    for delta, adversary, words in (
+        (1e-5, "release", ("strong", "good")),
+        (0.3, "release", ("strong; delta is too large to read", "unsure")),
+        (1e-5, "secagg", ("strong; hypothetical", "unsure")),
+    ):
+        rows = statements(plan, delta)
+        row = next(row for row in rows if row.adversary == adversary)
+        assert report_words.reading(row) == words
+
+
 def test_stages_are_told_apart_from_gradients(tmp_path):
     """Norms of the releases are 3, 2 and 1; the first two rounds are stages."""
     settings = STAGED | {"noise_multiplier": 0.0}

@@ -46,6 +46,16 @@ PARTS = MOMENTS | {"stages": "means,scatter,parts"}
 STAGED_AND_MORE = STAGED | {"num_rounds": 4}
 
 
+def test_no_metrics_tell_how_long_a_stage_took(tmp_path):
+    config = tiny_config(output=str(tmp_path / "run"), **STAGED_AND_MORE)
+    reported: list[dict] = []
+    folder = RunFolder.create(config)
+    local.train(folder, tiny_data(config), reported.append, threading.Event())
+    finished = [line for line in reported if "fit_step" not in line]
+    for lines in (folder.metrics(), finished):
+        assert [("seconds" in line) for line in lines] == [False, False, True, True]
+
+
 def quiet(**settings: object):
     """A configuration of one node, without noise."""
     one_node = {"noise_multiplier": 0.0, "clients_per_node": 6}
