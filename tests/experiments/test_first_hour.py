@@ -429,7 +429,7 @@ def test_the_page_has_the_forecasts_table():
         ({}, {"target_epsilon": 1e9}, r"target_epsilon = 1e\+09 protects nobody"),
         (
             {"clients": np.zeros(8, int)},
-            {"noise_multiplier": 0.0},
+            {"noise_multiplier": 0.0, "recipe": "staged"},
             "num_clients = 1: one owner alone",
         ),
         (

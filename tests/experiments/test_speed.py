@@ -8,16 +8,17 @@ from experiments.speed import bench, deployment
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(bench, "WIDTHS", (2, 3))
-    monkeypatch.setattr(bench, "NUM_CLIENTS", 4)
+    monkeypatch.setattr(bench, "WIDTHS", (64,))
+    monkeypatch.setattr(bench, "NUM_CLIENTS", 2)
+    monkeypatch.setattr(bench, "REPEATS", 2)
 
 
 def test_bench_prints_steps_by_width_and_memory(fedgs, small):
     out = printed(fedgs("bench", "--nodes", 0), "")
-    assert "memory of 4 width-16 discriminators" in out
+    assert "memory of 2 width-16 discriminators" in out
     rows = [line.split("│") for line in out.splitlines() if "│" in line]
     (of_memory, *of_steps) = [[cell.strip() for cell in row[1:-1]] for row in rows]
-    assert [row[0] for row in of_steps] == ["2", "3"]
+    assert [row[0] for row in of_steps] == ["64"]
     assert all(float(cell) > 0 for row in of_steps for cell in row)
     assert float(of_memory[0]) > 0
     assert "deployment" not in out
