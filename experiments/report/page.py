@@ -14,7 +14,6 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 from rich.console import Console
 
 from experiments.report import pictures as report_pictures
@@ -22,6 +21,7 @@ from experiments.report import words
 from experiments.report.baseline import page_of
 from experiments.report.curves import curves
 from experiments.report.debug import DebugFacts, is_debug, read_debug_folder
+from experiments.report.drawing import draw
 from experiments.report.evaluation import evaluation_tables
 from experiments.report.run import RunFacts, read_run, shown_data, train_command
 from experiments.report.tables import (
@@ -312,7 +312,7 @@ def environment() -> Environment:
         "alternative": report_pictures.alternative,
         "command": train_command,
         "unit": unit_in_words,
-        "drawing": Markup,  # of draw(), which escapes its own texts
+        "draw": draw,
         "words": words,
     }
     return made

@@ -12,9 +12,9 @@ GAP = 12  # pixels between two grids
 GREY = (128, 128, 128)
 
 
-def data_uri(png: bytes) -> str:
+def data_uri(picture: bytes, kind: str = "png") -> str:
     """Returns a picture as an address that holds it."""
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    return f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"
 
 
 def alternative(facts: RunFacts, grid: Grid) -> str:

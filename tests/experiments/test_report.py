@@ -239,9 +239,13 @@ def test_page_asks_for_nothing_and_runs_nothing(folders):
     assert "default-src 'none'" in page
 
 
-def test_ids_are_unique(folders):
-    found = re.findall(r'\bid="([^"]*)"', page_of(folders / "private"))
-    assert len(found) == len(set(found)) > 20
+def test_every_link_of_the_page_leads_to_one_place(folders):
+    page = page_of(folders / "private")
+    found = re.findall(r'\bid="([^"]*)"', page)
+    assert len(found) == len(set(found))
+    links = set(re.findall(r'href="#([^"]*)"', page))
+    assert len(links) > 4
+    assert links <= set(found)
 
 
 def test_seeds_of_an_amplified_run_are_left_out(tmp_path):
@@ -263,7 +267,7 @@ def test_norms_of_gradients_are_of_runs_that_are_not_private(folders):
     assert title in page_of(folders / "noise-free")
     assert title in page_of(folders / "seeded")
     runs = read_page([folders / "private", folders / "noise-free"]).runs
-    (norms,) = [c for c in report_curves.curves(runs) if c.key == "norms"]
+    (norms,) = [c for c in report_curves.curves(runs) if c.title == title]
     assert [line.name for line in norms.lines] == ["noise-free"]
 
 
