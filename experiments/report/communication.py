@@ -1,12 +1,15 @@
 """Bytes between server and nodes: measured where a run counted them, else computed."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from experiments.report import words
 from experiments.report.curves import grid_images
 from experiments.report.run import RunFacts
+from experiments.tables import Table
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.federation.codec import (
     pack_fakes,
@@ -119,3 +122,41 @@ def stage_bytes(config: ResolvedConfig, round: int) -> int:
     centre = torch.zeros(*terms.shape[1:3], terms.shape[3] - 1)  # none of the mass
     request = pack_stage(networks, centre)
     return len(request) + stated_release_bytes(config, terms)
+
+
+def communication_table(runs: Sequence[RunFacts]) -> Table:
+    """Returns the bytes of one round and of the run."""
+    columns: dict[Communication, list[str]] = {}
+    for facts in runs:
+        columns.setdefault(communication(facts), []).append(facts.name)
+    rows = {
+        "request to a node": [words.num_bytes(run.request) for run in columns],
+        "reply of a node": [words.num_bytes(run.reply) for run in columns],
+        "requests + replies in a round": [
+            f"{run.requests} + {run.replies}" for run in columns
+        ],
+        "one round, all nodes": [words.num_bytes(run.per_round) for run in columns],
+        **(
+            {"all stages, all nodes": [words.num_bytes(c.stages) for c in columns]}
+            if any(run.stages for run in columns)
+            else {}
+        ),
+        "whole run": [
+            words.num_bytes(run.total)
+            if run.is_remote
+            else f"0: one process (else {words.num_bytes(run.total)})"
+            for run in columns
+        ],
+        "how it was found": [run.how for run in columns],
+    }
+    note = (
+        "A request holds the fakes, or the feature networks of a stage; a reply the "
+        "node's release. Measured: Flower's "
+        "serialised messages; a compact release counts as one of noise, for its own "
+        "size would tell of this one release. Computed: the tensors in the run's own "
+        "encoding, without the frames of Flower and gRPC. Estimated: the same for a "
+        "transport that compresses. The whole run counts repeated rounds, not the warm "
+        "start."
+    )
+    head = ["", *(", ".join(names) for names in columns.values())]
+    return Table("Bytes", head, [[name, *cells] for name, cells in rows.items()], note)

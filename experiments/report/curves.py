@@ -2,18 +2,14 @@
 
 What a run leaves behind is public, and less than what a critic knows. The Wasserstein
 estimate of a WGAN, mean D(real) - mean D(fake), needs scores of real images: they never
-leave a client, so no report can show it. Two quantities stand in for it, both computed
-from releases:
+leave a client, so no report can show it. One quantity says whether training settles:
 
-    signal    ||sum of releases||^2 - n B d noise_std^2, over the largest possible
-              (m C)^2 B: an unbiased estimate of how hard the discriminators push
     movement  mean distance between the samples of two successive grids, of the same
               latents: a coupling, so it bounds the Wasserstein-1 distance between the
               two generators (estimated from the images of a grid)
 """
 
 import io
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -22,15 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from experiments.report.drawing import Curve, Line, Points, draw
+from experiments.report.drawing import Curve, Line, Points
 from experiments.report.run import Grid, RunFacts, epsilon_by_round
 from fedgs.errors import UserError
 
 if TYPE_CHECKING:
     from experiments.paper.gradient_norms import Norms
 
-WINDOWS = (24, 12, 6, 3)  # of rounds, to average over; fewer where there is more noise
-WIDEST_BAND = 0.2  # of the squared signal; noise hides what would need a wider one
 GRID_PADDING = 2  # pixels, of fedgs.runs.sample.save_images
 
 
@@ -41,13 +35,10 @@ def curves(runs: Sequence[RunFacts]) -> list[Curve]:
     private.
 
     Raises:
-        UserError: matplotlib is missing.
+        UserError: a grid that its run's settings do not explain.
     """
-    has_gradients = any(f.config.num_rounds > f.config.num_stages for f in runs)
-    signals = [_signal(runs)] if has_gradients else []
-    found = [_epsilon(runs), *signals, *_movement(runs), *_norms(runs)]
-    found = [replace(curve, lines=_merged(curve.lines)) for curve in found]
-    return [replace(curve, svg=draw(curve)) for curve in found]
+    found = [_epsilon(runs), *_movement(runs), *_norms(runs)]
+    return [replace(curve, lines=_merged(curve.lines)) for curve in found]
 
 
 def _merged(lines: Sequence[Line]) -> list[Line]:
@@ -84,7 +75,6 @@ def _epsilon(runs: Sequence[RunFacts]) -> Curve:
     if any(facts.config.amplification for facts in runs):
         notes.append("Without amplification by sampling; the table has it.")
     return Curve(
-        "epsilon",
         "Privacy spent",
         "epsilon",
         lines,
@@ -92,79 +82,6 @@ def _epsilon(runs: Sequence[RunFacts]) -> Curve:
         ". Repeated rounds count again.",
         " ".join(notes),
     )
-
-
-# ------------------------------------------------------------------ the signal
-
-
-def _signal(runs: Sequence[RunFacts]) -> Curve:
-    lines, hidden = [], []
-    for place, facts in enumerate(runs):
-        line = signal(facts, place)
-        if line is not None:
-            lines.append(line)
-        elif facts.round > facts.config.num_stages:
-            hidden.append(facts.name)
-    note = ""
-    if hidden:
-        note = (
-            f"{', '.join(hidden)}: the noise hides any signal, also on the average of "
-            "a third of the rounds, so there is nothing to draw."
-        )
-    return Curve(
-        "signal",
-        "How hard the discriminators push",
-        "share of the largest possible",
-        lines,
-        "Norm of the summed releases without the part that the known noise explains. "
-        "1: every client's gradient is at the clip bound, all in one direction. It "
-        "falls as fakes and real images get harder to tell apart. Band, of four "
-        "lines at most: two standard errors of the noise. It stands in for a "
-        "Wasserstein estimate, which needs scores of real images that never leave the "
-        "clients.",
-        note,
-    )
-
-
-def signal(facts: RunFacts, place: int = 0) -> Line | None:
-    """Returns the discriminators' signal by round; None where noise hides it.
-
-    For a round with n answers of d numbers for each of B fakes, E ||R||^2 = ||S||^2 +
-    n B d s^2, where S is the sum without noise and s the noise of one node. Stages,
-    whose releases are no gradients, are left out.
-
-    Privacy: post-processing of DP output.
-    """
-    config = facts.config
-    size, noise = math.prod(config.release_shape), config.noise_std**2
-    m = config.clients_per_round
-    largest = (m * config.clip_bound) ** 2 * config.batch_size
-    rows = [
-        row
-        for row in facts.metrics
-        if "release_norm" in row and row["round"] > config.num_stages
-    ]
-    if not rows:
-        return None
-    answers = np.array([row["num_answers"] for row in rows])
-    squares = np.array([row["release_norm"] for row in rows]) ** 2
-    share = (squares - answers * size * noise) / largest
-    floor = answers * noise  # variance of each of the sum's `size` coordinates
-    spread = np.sqrt(2 * size * floor**2 + 4 * floor * np.maximum(share, 0) * largest)
-    rounds = np.array([row["round"] for row in rows])
-    for count in WINDOWS:
-        windows = np.array_split(np.arange(len(rows)), min(count, len(rows)))
-        means = np.array([share[w].mean() for w in windows])
-        errors = [np.sqrt((spread[w] ** 2).sum()) / len(w) / largest for w in windows]
-        if 2 * max(errors) <= WIDEST_BAND:
-            band = 2 * np.array(errors)
-            low, middle, high = (
-                np.sqrt(np.maximum(values, 0)).tolist()
-                for values in (means - band, means, means + band)
-            )
-            x = [float(rounds[w].mean()) for w in windows]
-            return Line(facts.name, place, list(zip(x, middle, strict=True)), low, high)
-    return None
 
 
 # ------------------------------------------------------------------ samples that move
@@ -184,7 +101,7 @@ def _movement(runs: Sequence[RunFacts]) -> list[Curve]:
         "not say how near the real images are."
     )
     title, unit = "How far the samples still move", "L2 distance per 100 rounds"
-    return [Curve("movement", title, unit, lines, text)] if lines else []
+    return [Curve(title, unit, lines, text)] if lines else []
 
 
 def movement(facts: RunFacts) -> Points:
@@ -252,8 +169,8 @@ def _norms(runs: Sequence[RunFacts]) -> list[Curve]:
         "recomputed from its seed. Only the owner of the data may see it."
     )
     found = [
-        ("norms", "Sum of clipped gradients (not private)", "norm of the sum", sums),
-        ("single-norms", "Single gradients (not private)", "median norm", single),
+        ("Sum of clipped gradients (not private)", "norm of the sum", sums),
+        ("Single gradients (not private)", "median norm", single),
     ]
     return [Curve(*curve, text) for curve in found if curve[-1]]
 

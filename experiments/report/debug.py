@@ -3,13 +3,17 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from experiments.debug.plan import read_debug
 from experiments.debug.tables import diagnosis_tables
+from experiments.report import words
+from experiments.report.cards import Card
+from experiments.report.pictures import Picture, picture_of
 from experiments.report.run import RunFacts, read_png, read_run
-from experiments.tables import Table
+from experiments.report.settings import train_command
 from fedgs.errors import UserError
 from fedgs.privacy.accounting import Statement
 
@@ -72,9 +76,10 @@ class DebugFacts:
         return command
 
     @property
-    def trained_before(self) -> list[RunFacts]:
-        """Runs that were not trained by that command, but given to it."""
-        return self.runs if self.debug["request"]["runs"] is not None else []
+    def commands(self) -> list[str]:
+        """What trains the runs that were given to that command, and the command."""
+        were_given = self.debug["request"]["runs"] is not None
+        return [*map(train_command, self.runs if were_given else ()), self.command]
 
     @property
     def outcome(self) -> str:
@@ -85,19 +90,10 @@ class DebugFacts:
         what = "no bug was planted"
         if planted["bug"] != "none":
             what = f"{planted['bug']} was planted in {planted['fraction']:g} of the "
-            what += "clients" if self.is_by_client else "images"
+            is_by_client = self.runs[0].config.corruption_unit == "client"
+            what += "clients" if is_by_client else "images"
         outcome = self.diagnosis["outcome"] if self.diagnosis else None
         return f"{what}; the verdict is {outcome}." if outcome else f"{what}."
-
-    @property
-    def is_by_client(self) -> bool:
-        """Whether a planted bug concerns whole clients."""
-        return self.runs[0].config.corruption_unit == "client"
-
-    @property
-    def tables(self) -> list[Table]:
-        """The diagnosis in numbers; none before the verdict."""
-        return diagnosis_tables(self.diagnosis) if self.diagnosis else []
 
     @property
     def verdict(self) -> tuple[str, str]:
@@ -113,6 +109,60 @@ class DebugFacts:
             return f"Bug: {' or '.join(names)}", "bad"
         named = [str(titles.get(bug, bug)) for bug in self.diagnosis["bugs"]]
         return f"Bug: {' and '.join(named)}", "bad"
+
+
+def glance_cards(debug: DebugFacts) -> list[Card]:
+    """Returns the verdict, and both cohorts beside each other."""
+    answer, kind = debug.verdict
+    if debug.diagnosis is not None:
+        texts = [debug.diagnosis["sentence"]]
+    else:
+        there, missing = len(debug.runs), ", ".join(debug.missing)
+        text = f"{there} of {there + len(debug.missing)} generators have samples"
+        text += f"; missing: {missing}" if missing else ""
+        texts = [f"{text}. Continue with the same fedgs debug."]
+    texts += [f"This was a test: {debug.outcome}"] if debug.outcome else []
+    row, content = debug.headline, debug.debug
+    bound = row.epsilon if row.guarantee else None
+    worth = words.reading(bound, row.conditions)[0]
+    counts = (content.get("clients") or {}).items()
+    counts = [f"{cohort}: {count} clients" for cohort, count in counts]
+    clients = content.get("clients_per_group")
+    facts = {
+        "privacy": f"{words.stated(row.epsilon)} at δ = {row.delta:g}, {worth} "
+        f"({row.adversary}, {row.relation})",
+        "cohorts": "; ".join([*counts, str(content["source"])]),
+        "generators": f"{content['groups']} for each cohort"
+        + (f", {clients} clients each" if clients else ""),
+    }
+    groups = zip_longest(*debug.cohorts.values())
+    pictures = [_pictures(debug, group) for group in groups]
+    more = [picture for group in pictures[1:] for picture in group]
+    return [
+        Card(answer=answer, texts=texts, kind=kind),
+        Card(debug.name, pictures=pictures[0], facts=facts),
+        *([Card("The other groups", pictures=more, is_folded=True)] if more else []),
+    ]
+
+
+def _pictures(debug: DebugFacts, group: Sequence[RunFacts | None]) -> list[Picture]:
+    """Returns the last grids of one group of each cohort that has it."""
+    return [
+        picture_of(run, run.grids[-1], f"{cohort}, {run.name}, after")
+        for cohort, run in zip(debug.cohorts, group, strict=True)
+        if run is not None
+    ]
+
+
+def diagnosis_cards(debug: DebugFacts) -> list[Card]:
+    """Returns the diagnosis in numbers, and what it rests on."""
+    if debug.diagnosis is None:
+        return [Card(debug.name, texts=["Not diagnosed yet."])]
+    conditions = debug.diagnosis["conditions"]
+    return [
+        Card(debug.name, tables=diagnosis_tables(debug.diagnosis)),
+        Card("What the verdict rests on", items=conditions),
+    ]
 
 
 def is_debug(path: Path) -> bool:
@@ -162,10 +212,7 @@ def read_debug_folder(path: Path) -> DebugFacts:
 def _check(path: Path, facts: DebugFacts) -> None:
     """Refuses files of which the page cannot be made."""
     try:
-        _ = (facts.tables, facts.headline, facts.outcome, facts.trained_before)
-        _ = (facts.verdict, facts.debug["source"], facts.debug["groups"])
-        if facts.diagnosis is not None:
-            _ = (facts.diagnosis["sentence"], facts.diagnosis["conditions"])
+        _ = (glance_cards(facts), diagnosis_cards(facts), facts.commands)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise UserError(
             f"{path}: a broken debug.json or diagnosis.json ({error!r}); restore it "

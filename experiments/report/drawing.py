@@ -1,22 +1,19 @@
-"""The report's drawings: lines with their words, as SVG in the colours of the page."""
+"""The report's drawings: lines with their words, as SVG."""
 
-import html
 import io
-import math
-import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from experiments.report.words import number
+from experiments.tables import Table
 from fedgs.errors import UserError
 
 MOST_LISTED = 24  # points of a line in words
-MOST_BANDS = 4  # more of them hide each other
-INCHES = (3.5, 2.3)
+WIDTH, HEIGHT, LEGEND = 3.5, 2.2, 0.17  # inches; the last for a line of the legend
+WIDEST_NAME = 55  # letters, of a line of the legend
 DASHES = ("-", "--", ":", "-.")
-NUM_COLOURS = 6
-INK, FAINT = "#010101", "#020202"  # replaced by the page's own, light and dark
 Points = Sequence[tuple[float, float]]
 
 
@@ -28,20 +25,16 @@ class Line:
         name: in the legend; a run or an adversary.
         place: of the run or adversary among all of the page: decides the colour.
         points: x and y, by increasing x.
-        low, high: the band around it, as y values; empty for none.
     """
 
     name: str
     place: int
     points: Points
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
 
     @property
-    def sparse(self) -> Points:
-        """At most `MOST_LISTED` of the points, the last one among them."""
-        step = math.ceil(len(self.points) / MOST_LISTED)
-        return list(reversed(self.points[::-1][::step]))
+    def label(self) -> str:
+        """The name with the last value."""
+        return f"{self.name}: {number(self.points[-1][1])}"
 
 
 @dataclass(frozen=True)
@@ -49,46 +42,49 @@ class Curve:
     """A figure with its words.
 
     Attributes:
-        key: names it in the page.
         title: what it shows.
         y_name: its unit.
-        lines: at least one with a point, or the page has the note alone.
+        lines: each with a point; none, and the page has the note alone.
         text: how to read it.
         note: what is left out, and why; "" for nothing.
-        svg: the drawing; "" where there is no line.
     """
 
-    key: str
     title: str
     y_name: str
     lines: Sequence[Line]
     text: str
     note: str = ""
-    svg: str = ""
 
     @property
     def description(self) -> str:
         """The text alternative of the drawing."""
-        parts = []
-        for line in self.lines:
-            (x0, y0), (x1, y1) = line.points[0], line.points[-1]
-            parts.append(
-                f"{line.name}: {number(y0)} at round {x0:g}, {number(y1)} at round "
-                f"{x1:g}"
-            )
+        parts = [
+            f"{line.name}: {number(y0)} at round {x0:g}, {number(y1)} at round {x1:g}"
+            for line in self.lines
+            for (x0, y0), (x1, y1) in [(line.points[0], line.points[-1])]
+        ]
         return f"{self.title}. {'; '.join(parts)}."
 
+    @property
+    def numbers(self) -> Table:
+        """At most `MOST_LISTED` points of each line, the last one among them."""
+        rows = []
+        for line in self.lines:
+            step = -(-len(line.points) // MOST_LISTED)
+            shown = reversed(line.points[::-1][::step])
+            rows.append([line.name, ", ".join(f"{x:g}: {number(y)}" for x, y in shown)])
+        head = ["line", f"round: {self.y_name}"]
+        return Table(self.title, head, rows, numeric=False)
 
-def draw(curve: Curve) -> str:
-    """Returns a curve as an SVG element that takes its colours from the page.
 
-    The same numbers give the same text.
+def draw(curve: Curve) -> bytes:
+    """Returns a curve with a line or more as an SVG file.
+
+    The same numbers give the same bytes.
 
     Raises:
         UserError: matplotlib is missing.
     """
-    if not any(line.points for line in curve.lines):
-        return ""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -98,32 +94,28 @@ def draw(curve: Curve) -> str:
         ) from error
     style: dict[Any, Any] = {  # keys are matplotlib's
         "svg.fonttype": "none",
-        "svg.hashsalt": curve.key,
+        "svg.hashsalt": curve.title,
         "font.size": 8,
-        **{f"{part}.color": INK for part in ("xtick", "ytick", "text")},
-        "axes.labelcolor": INK,
-        "axes.edgecolor": FAINT,
         "axes.spines.top": False,
         "axes.spines.right": False,
-        "grid.color": FAINT,
     }
+    labels = [textwrap.fill(line.label, WIDEST_NAME) for line in curve.lines]
+    height = HEIGHT + LEGEND * sum(1 + label.count("\n") for label in labels)
     with matplotlib.rc_context(style):
-        figure = Figure(figsize=INCHES, layout="constrained")
-        _plot(figure.subplots(), curve)
-        content = io.StringIO()
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        _plot(figure.subplots(), curve, labels)
+        figure.legend(loc="outside lower left", frameon=False)
+        content = io.BytesIO()
         figure.savefig(content, format="svg", transparent=True, metadata={"Date": None})
-    return _inline(content.getvalue(), curve)
+    return content.getvalue()
 
 
-def _plot(axes: Any, curve: Curve) -> None:
-    for line in curve.lines:
-        x, y = zip(*line.points, strict=True)
-        colour = _colour(line.place)
-        marker = "o" if len(x) < 3 else None
+def _plot(axes: Any, curve: Curve, labels: Sequence[str]) -> None:
+    for line, label in zip(curve.lines, labels, strict=True):
+        marker = "o" if len(line.points) < 3 else None
         dashes = DASHES[line.place % len(DASHES)]
-        axes.plot(x, y, dashes, color=colour, linewidth=1.6, marker=marker)
-        if line.low and len(curve.lines) <= MOST_BANDS:
-            axes.fill_between(x, line.low, line.high, color=colour, alpha=0.2, lw=0)
+        how = {"color": f"C{line.place}", "marker": marker, "label": label}
+        axes.plot(*zip(*line.points, strict=True), dashes, linewidth=1.6, **how)
     tops = [max(y for _, y in line.points) for line in curve.lines]
     if min(tops) > 0 and max(tops) > 10 * min(tops):
         axes.set_yscale("log")
@@ -132,25 +124,3 @@ def _plot(axes: Any, curve: Curve) -> None:
     axes.set(xlabel="round", ylabel=curve.y_name)
     axes.locator_params(axis="x", integer=True)
     axes.grid(alpha=0.5, linewidth=0.5)
-
-
-def _colour(place: int) -> str:
-    """Returns the stand-in of the page's colour of a line."""
-    return f"#0a0a{place % NUM_COLOURS:02x}"
-
-
-def _inline(svg: str, curve: Curve) -> str:
-    """Returns the svg element alone, with own names, page colours and a description."""
-    svg = svg[svg.index("<svg") :].strip()
-    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
-    prefix = f"{curve.key}-"
-    svg = re.sub(r'\bid="', f'id="{prefix}', svg)
-    svg = re.sub(r'href="#', f'href="#{prefix}', svg)
-    svg = svg.replace("url(#", f"url(#{prefix}")
-    svg = svg.replace(INK, "var(--ink)").replace(FAINT, "var(--line)")
-    for place in range(NUM_COLOURS):
-        svg = svg.replace(_colour(place), f"var(--series-{place})")
-    head, _, rest = svg.partition(">")
-    head = re.sub(r'\s(width|height)="[^"]*"', "", head)
-    words = html.escape(curve.description, quote=True)
-    return f'{head} role="img" aria-label="{words}">{rest}'

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from experiments.evaluation.tables import LABELS, classifier_table, label_table
-from experiments.report.run import RunFacts, shown_data
+from experiments.report.run import RunFacts
+from experiments.report.settings import shown_data
 from experiments.tables import Table, cell, is_number
 
 METRICS = {  # beginnings of a metric's name, in the order of the table

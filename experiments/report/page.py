@@ -6,41 +6,25 @@ same folders give the same bytes.
 """
 
 import os
-import shlex
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 from rich.console import Console
 
-from experiments.report import pictures as report_pictures
 from experiments.report import words
-from experiments.report.baseline import page_of
-from experiments.report.curves import curves
 from experiments.report.debug import DebugFacts, is_debug, read_debug_folder
-from experiments.report.evaluation import evaluation_tables
-from experiments.report.run import RunFacts, read_run, shown_data, train_command
-from experiments.report.tables import (
-    PrivacyTable,
-    communication_table,
-    privacy_table,
-    settings_tables,
-    stages_tables,
-    versions_table,
-)
-from fedgs.config.run_config import ResolvedConfig
+from experiments.report.pictures import png_files
+from experiments.report.run import RunFacts, read_run
+from experiments.report.sections import Page
 from fedgs.config.settings import IMAGES, settings_with
 from fedgs.errors import UserError, explained
 from fedgs.files import write_atomically
 from fedgs.privacy.accounting import Statement
-from fedgs.privacy_label import unit_in_words
 from fedgs.runs import epsilons
-from fedgs.runs.data_card import in_words
-from fedgs.runs.run_folder import is_baseline
 
 FAILED = "cannot be written"
 console = Console()
@@ -58,15 +42,10 @@ def report(paths: Sequence[Path], output: Path) -> None:
             is missing. Nothing is then written.
     """
     pictures = _checked(output)
-    baselines = [path for path in paths if is_baseline(path)]
-    if baselines:
-        content, files = _of_baselines(paths, baselines)
-    else:
-        page = read_page(paths)
-        files = report_pictures.png_files(
-            page.runs, {d.name: d.picture for d in page.debugs if d.picture is not None}
-        )
-        content = render(page).encode()
+    page = read_page(paths)
+    verdicts = {d.name: d.picture for d in page.debugs if d.picture is not None}
+    files = png_files(page.runs, verdicts)
+    content = render(page).encode()
     with explained(OSError, f"output = {output}: {FAILED}", "choose another --output"):
         pictures.mkdir()
         for name, png in files.items():
@@ -75,21 +54,6 @@ def report(paths: Sequence[Path], output: Path) -> None:
     size = words.num_bytes(len(content))
     console.print(f"report  {output}  ({size})", highlight=False, soft_wrap=True)
     console.print(f"grids   {pictures}{os.sep}", highlight=False, soft_wrap=True)
-
-
-def _of_baselines(
-    paths: Sequence[Path], baselines: Sequence[Path]
-) -> tuple[bytes, dict[str, bytes]]:
-    """Returns the page of runs of `fedgs baseline`, and its pictures by file name."""
-    if others := [path for path in paths if path not in baselines]:
-        raise UserError(
-            f"{others[0]}: is of `fedgs train`, {baselines[0]} of `fedgs baseline`: "
-            "their epsilons stand in different tables; make a report of each"
-        )
-    shown = page_of(baselines)
-    _check_same_data([found.facts for found in shown["baselines"]])
-    files = report_pictures.png_files([f.facts for f in shown["baselines"]], {})
-    return environment().get_template("baseline.html").render(shown).encode(), files
 
 
 def _checked(output: Path) -> Path:
@@ -113,95 +77,7 @@ def _checked(output: Path) -> Path:
         return pictures
 
 
-# ------------------------------------------------------------------ the page's content
-
-
-@dataclass(frozen=True)
-class Page:
-    """All that the template shows.
-
-    Attributes:
-        debugs: debug folders, in the order given.
-        singles: run folders, in the order given.
-        together: what all singles released together; None if that cannot be stated.
-    """
-
-    debugs: Sequence[DebugFacts]
-    singles: Sequence[RunFacts]
-    together: Sequence[Statement] | None
-
-    @cached_property
-    def runs(self) -> list[RunFacts]:
-        """Every run, those of debug folders first."""
-        return [run for debug in self.debugs for run in debug.runs] + [*self.singles]
-
-    @property
-    def title(self) -> str:
-        """The page's name."""
-        if len(self.debugs) == 1 and not self.singles:
-            return f"{self.debugs[0].name}: suspicious against healthy clients"
-        if self.debugs:
-            return f"{len(self.debugs) + len(self.singles)} results compared"
-        if len(self.singles) == 1:
-            return self.singles[0].name
-        return f"{len(self.singles)} runs compared"
-
-    @property
-    def data(self) -> str:
-        """The data that all runs trained on."""
-        return shown_data(self.config.data)
-
-    @property
-    def config(self) -> ResolvedConfig:
-        """The first configuration, for what all runs share."""
-        return self.runs[0].config
-
-    @cached_property
-    def privacy(self) -> list[PrivacyTable]:
-        """One table for each run, one for all debug groups, one for runs together."""
-        tables: list[PrivacyTable] = []
-        alone: list[RunFacts] = []  # runs that no table of a debug folder covers
-        for debug in self.debugs:
-            if debug.statements:
-                caption = f"{debug.name}: all groups, each client in one of them"
-                config = debug.runs[0].config
-                tables.append(privacy_table(caption, debug.statements, config))
-            else:
-                alone += debug.runs
-        tables += [
-            privacy_table(run.name, run.statements, run.config, run.headline)
-            for run in (*alone, *self.singles)
-        ]
-        if self.together:
-            caption = "All of these runs together, on the same clients"
-            config = self.singles[0].config
-            tables.append(privacy_table(caption, self.together, config))
-        return tables
-
-    @property
-    def commands(self) -> list[str]:
-        """Commands that look at the folders again; names stand for their places."""
-        commands = []
-        for facts in self.singles:
-            data = shlex.quote(shown_data(str(facts.evaluation.get("data", self.data))))
-            place = " --data-dir DATA" if facts.config.data_dir else ""
-            name = shlex.quote(facts.name)
-            commands.append(f"fedgs privacy {name}")
-            commands.append(f"fedgs sample {name} -n 80 -o samples.png")
-            commands.append(f"fedgs evaluate {name} --data {data}{place}")
-        names = [shlex.quote(found.name) for found in (*self.debugs, *self.singles)]
-        return [*commands, f"fedgs report {' '.join(names)} -o report.html"]
-
-    @property
-    def is_not_added_up(self) -> bool:
-        """Whether no table says what all folders released together."""
-        count = len(self.debugs) + len(self.singles)
-        return count > 1 and (bool(self.debugs) or self.together is None)
-
-    @property
-    def hides_seeds(self) -> bool:
-        """Whether a run claims amplification, so that its seeds are left out."""
-        return any(run.config.amplification for run in self.runs)
+# ------------------------------------------------------------------ reading
 
 
 def read_page(paths: Sequence[Path]) -> Page:
@@ -277,42 +153,16 @@ def render(page: Page) -> str:
     Raises:
         UserError: matplotlib is missing.
     """
-    return (
-        environment()
-        .get_template("report.html")
-        .render(
-            page=page,
-            curves=curves(page.runs),
-            communication=communication_table(page.runs),
-            stages=stages_tables(page.runs),
-            evaluations=evaluation_tables(page.runs),
-            settings=settings_tables(page.runs),
-            versions=versions_table(page.runs),
-        )
-    )
+    return environment().get_template("page.html").render(page=page)
 
 
 @lru_cache(maxsize=1)
 def environment() -> Environment:
-    """Returns the templates of pages, with their filters."""
-    made = Environment(
+    """Returns the templates of pages."""
+    return Environment(
         loader=PackageLoader("experiments.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {
-        "data_uri": report_pictures.data_uri,
-        "number": words.number,
-        "epsilon": words.epsilon,
-        "in_words": in_words,
-    }
-    made.globals |= {
-        "alternative": report_pictures.alternative,
-        "command": train_command,
-        "unit": unit_in_words,
-        "drawing": Markup,  # of draw(), which escapes its own texts
-        "words": words,
-    }
-    return made

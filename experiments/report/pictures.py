@@ -3,6 +3,7 @@
 import base64
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from PIL import Image
 
@@ -12,20 +13,43 @@ GAP = 12  # pixels between two grids
 GREY = (128, 128, 128)
 
 
-def data_uri(png: bytes) -> str:
+@dataclass(frozen=True)
+class Picture:
+    """A picture of the page.
+
+    Attributes:
+        content: of a PNG or SVG file.
+        alternative: what a reader who does not see it should know.
+        caption: below it; "" for none.
+    """
+
+    content: bytes
+    alternative: str
+    caption: str = ""
+
+    @property
+    def address(self) -> str:
+        """The picture as an address that holds it."""
+        is_png = self.content.startswith(b"\x89PNG")
+        return data_uri(self.content, "png" if is_png else "svg+xml")
+
+
+def data_uri(picture: bytes, kind: str = "png") -> str:
     """Returns a picture as an address that holds it."""
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    return f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"
 
 
-def alternative(facts: RunFacts, grid: Grid) -> str:
-    """Returns what a reader who does not see the grid should know of it."""
-    config = facts.config
-    step = config.image_size + 2
+def picture_of(facts: RunFacts, grid: Grid, caption: str) -> Picture:
+    """Returns a grid of a run; the caption goes on with its round."""
+    step = facts.config.image_size + 2
     rows, columns = grid.height // step, grid.width // step
     what = f"{rows} rows of {columns} generated images of {facts.name}"
-    if config.conditional:
+    caption = f"{caption} {facts.unit_of_time} {grid.round}"
+    if facts.config.conditional:
         what += f", one column for each class from 0 to {columns - 1}"
-    return f"{what}, after round {grid.round}"
+        caption += ", one column per class"
+    what += f", after {facts.unit_of_time} {grid.round}"
+    return Picture(grid.png, what, caption)
 
 
 def side_by_side(runs: Sequence[RunFacts]) -> bytes:

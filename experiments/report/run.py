@@ -6,7 +6,6 @@ are never opened, and of `audit/` only what attack A found, which reads no image
 
 import dataclasses
 import io
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from fedgs.baselines.run import BaselineRun, open_run
 from fedgs.cohorts.files import selection_costs
-from fedgs.config.run_config import ResolvedConfig, RunConfig
-from fedgs.config.settings import GROUPS, PATH, SEED, settings_with
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, explained
 from fedgs.files import read_json, read_json_lines
 from fedgs.privacy.accounting import Run, Statement, statements_of_runs
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 MOST_GRIDS = 5
 MOST_POINTS = 16  # of the curve of epsilon
-HIDDEN = settings_with(SEED)  # tell who was selected
 
 
 @dataclass(frozen=True)
@@ -65,11 +63,13 @@ class RunFacts:
         evaluation: results of `fedgs evaluate`, later lines over earlier ones.
         grids: first to last, at least one, at most `MOST_GRIDS`.
         is_finished: whether the generator is written.
+        label: see `fedgs.privacy_label`.
+        baseline: the run as one of `fedgs baseline`, which has no events and no
+            statements here; None of `fedgs train`.
         measured: bytes of its messages, where they were counted; see
             `experiments.paper.communication`.
         norms: of gradients, where the run is a probe that is not private; see
             `experiments.paper.gradient_norms`.
-        label: see `fedgs.privacy_label`.
     """
 
     name: str
@@ -81,14 +81,20 @@ class RunFacts:
     evaluation: dict[str, Any]
     grids: Sequence[Grid]
     is_finished: bool
+    label: Mapping[str, Any]
+    baseline: BaselineRun | None = None
     measured: dict[str, Any] | None = None
     norms: "Sequence[Norms]" = ()
-    label: Mapping[str, Any] | None = None
 
     @property
     def round(self) -> int:
         """The last finished round."""
         return int(self.metrics[-1]["round"]) if self.metrics else 0
+
+    @property
+    def unit_of_time(self) -> str:
+        """What the run counts: round or step."""
+        return "round" if self.baseline is None else "step"
 
     @property
     def repeats(self) -> int:
@@ -115,33 +121,21 @@ def read_run(path: Path) -> RunFacts:
         UserError: no run folder, a broken file, or no sample grid yet.
     """
     folder = RunFolder.open(path)
-    events = folder.read_ledger().events
-    return read_folder(folder, events, epsilons.of_run(folder.path))
-
-
-def read_folder(
-    folder: RunFolder, events: Sequence[Event], statements: Sequence[Statement]
-) -> RunFacts:
-    """Reads what a run folder has beside its ledger.
-
-    Privacy: as `read_run`.
-
-    Raises:
-        UserError: as `read_run`.
-    """
+    is_baseline = folder.is_baseline
     return RunFacts(
         name=folder.path.name,
         config=folder.config,
-        events=events,
+        events=() if is_baseline else folder.read_ledger().events,
         metrics=read_json_lines(folder.path / "metrics.jsonl"),
-        statements=statements,
+        statements=() if is_baseline else epsilons.of_run(folder.path),
         versions=read_json(folder.path / "versions.json"),
         evaluation=_evaluation(folder.path),
         grids=_grids(folder.path),
         is_finished=(folder.path / "generator.safetensors").exists(),
+        label=privacy_label(folder.path),
+        baseline=open_run(folder.path) if is_baseline else None,
         measured=_measured(folder),
         norms=_norms(folder),
-        label=privacy_label(folder.path),
     )
 
 
@@ -256,63 +250,3 @@ def _statements(config: ResolvedConfig, events: Sequence[Event]) -> Sequence[Sta
     costs = selection_costs([config])
     run = Run(config, events, costs)
     return statements_of_runs([run], config.delta, selections=costs)
-
-
-# ------------------------------------------------------------------ settings
-
-
-def shown_settings(config: ResolvedConfig) -> dict[str, dict[str, str]]:
-    """Returns all settings by group; paths without their folders.
-
-    Seeds of a run that claims amplification are left out: they tell who was selected.
-    """
-    shown: dict[str, dict[str, str]] = {group: {} for group in GROUPS}
-    for spec in dataclasses.fields(config):
-        value = getattr(config, spec.name)
-        shown[spec.metadata["group"]][spec.name] = _shown(config, spec.name, value)
-    return shown
-
-
-def shown_data(data: str) -> str:
-    """Returns the name of a source of data, a file or folder without where it lies."""
-    kind, colon, place = data.partition(":")
-    return f"{kind}:{Path(place).name}" if colon and kind != "hf" else data
-
-
-def _shown(config: ResolvedConfig, name: str, value: Any) -> str:
-    if value is None or value == "":
-        return "unset"
-    if name in HIDDEN and config.amplification:
-        return "not shown: tells who was selected"
-    if name in settings_with(PATH):
-        return Path(str(value)).name
-    if name == "data":
-        return shown_data(str(value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def train_command(config: ResolvedConfig) -> str:
-    """Returns the command that trains this run again.
-
-    Paths are shown without their folders; seeds of a run that claims amplification are
-    left out.
-    """
-    words = ["fedgs", "train"]
-    for spec in dataclasses.fields(RunConfig):
-        value = getattr(config, spec.name)
-        if value == spec.default or value is None:
-            continue
-        if spec.name in HIDDEN and config.amplification:
-            continue
-        flag = spec.name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        elif spec.name == "data_dir":
-            words += ["--data-dir", "DATA"]
-        else:
-            words += [f"--{flag}", shlex.quote(_exact(config, spec.name, value))]
-    return " ".join(words)
-
-
-def _exact(config: ResolvedConfig, name: str, value: Any) -> str:
-    return repr(value) if isinstance(value, float) else _shown(config, name, value)

@@ -1,7 +1,11 @@
 """What the report calls things: adversaries, relations, units and theorems in words."""
 
+from collections.abc import Iterable
+
+from markupsafe import Markup
+
 from fedgs.cohorts.files import EXCLUDED
-from fedgs.privacy.accounting import CAVEATS, WITH_SELECTION, Statement
+from fedgs.privacy.accounting import CAVEATS, WITH_SELECTION
 from fedgs.privacy.amplification import PLD_THEOREM, RDP_THEOREM
 from fedgs.privacy.participation import COUNT_THEOREM, MIXTURE_THEOREM
 
@@ -45,6 +49,11 @@ def epsilon(value: float | None) -> str:
     return f"{value:.2f}" if value >= 100 else f"{value:.4g}"
 
 
+def stated(value: float | None) -> str:
+    """Returns an epsilon with its name."""
+    return f"ε {'' if value is None else '= '}{epsilon(value)}"
+
+
 def number(value: float) -> str:
     """Returns a number for the reader, at least three digits."""
     if value == 0 or 0.001 <= abs(value) < 1e6:
@@ -61,28 +70,35 @@ def num_bytes(value: float) -> str:
     return f"{value:.0f} bytes"
 
 
-def reading(row: Statement) -> tuple[str, str]:
-    """Returns what a statement is worth, and its kind: good, unsure or bad.
+def badge(text: str, kind: str) -> Markup:
+    """Returns a few words in the colour of their kind: good, unsure or bad."""
+    return Markup('<span class="badge {}">{}</span>').format(kind, text)
+
+
+def reading(epsilon: float | None, conditions: Iterable[str]) -> tuple[str, str]:
+    """Returns what an epsilon is worth, and its kind: good, unsure or bad.
 
     Source: docs/privacy.md, "For a data-protection assessment", 4.
+
+    Args:
+        epsilon: None without a guarantee.
+        conditions: that it stands under.
     """
-    text, kind = _worth(row)
+    text, kind = _worth(epsilon)
     for mark in (EXCLUDED, *CAVEATS):
-        if any(mark in condition for condition in row.conditions):
-            text, kind = (
-                f"{text}; {mark.partition(':')[0]}",
-                "bad" if kind == "bad" else "unsure",
-            )
+        if any(mark in condition for condition in conditions):
+            text = f"{text}; {mark.partition(':')[0]}"
+            kind = "bad" if kind == "bad" else "unsure"
     return text, kind
 
 
-def _worth(row: Statement) -> tuple[str, str]:
-    if row.epsilon is None or not row.guarantee:
+def _worth(epsilon: float | None) -> tuple[str, str]:
+    if epsilon is None:
         return "no guarantee", "bad"
-    if row.epsilon <= 1:
+    if epsilon <= 1:
         return "strong", "good"
-    if row.epsilon <= 10:
+    if epsilon <= 10:
         return "limits a typical attack", "good"
-    if row.epsilon <= 100:
+    if epsilon <= 100:
         return "weak", "unsure"
     return "no protection in itself", "bad"

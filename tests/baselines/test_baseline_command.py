@@ -201,8 +201,8 @@ def test_the_report_shows_guarantees_pictures_and_the_command(
     printed(fedgs("report", class_means, "-o", tmp_path / "page.html"))
     page = (tmp_path / "page.html").read_text()
     assert "class-means: epsilon of one user" in page
-    assert f"ε = {privacy_label(class_means)['epsilon']:.4g} <small>" in page
-    assert "<strong>Unit:</strong> one client with all its images; where" in page
+    assert f"ε = {privacy_label(class_means)['epsilon']:.4g} at" in page
+    assert "<dd>one client with all its images; where" in page
     assert "fedgs baseline class_means:METHOD" in page.replace("</span> <span>", " ")
     assert page.count("data:image/png") >= 1
     assert "noise_multiplier" in page
