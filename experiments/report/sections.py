@@ -164,7 +164,9 @@ def _privacy(page: Page) -> Section:
         texts.append(
             "Of a baseline, nobody is protected against who runs a central method. A "
             "figure as published is what the published code would print: it is no "
-            "claim. One epsilon of a record and one of a user are different things."
+            "claim. One epsilon of a record and one of a user are different things. "
+            "What runs on the same data released together costs at most the sum of "
+            "their epsilons at the sum of their deltas, of one unit and relation."
         )
     if len([*page.debugs, *page.singles]) > 1 and (page.debugs or not page.together):
         texts.append(

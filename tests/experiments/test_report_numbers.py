@@ -222,7 +222,7 @@ def test_a_delta_too_large_and_a_hypothetical_row_have_no_good_badge():
     ):
         rows = statements(plan, delta)
         row = next(row for row in rows if row.adversary == adversary)
-        assert report_words.reading(row) == words
+        assert report_words.reading(row.epsilon, row.conditions) == words
 
 
 def test_stages_are_told_apart_from_gradients(tmp_path):
