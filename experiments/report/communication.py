@@ -132,21 +132,10 @@ def communication_table(runs: Sequence[RunFacts]) -> Table:
     rows = {
         "request to a node": [words.num_bytes(run.request) for run in columns],
         "reply of a node": [words.num_bytes(run.reply) for run in columns],
-        "requests + replies in a round": [
-            f"{run.requests} + {run.replies}" for run in columns
-        ],
         "one round, all nodes": [words.num_bytes(run.per_round) for run in columns],
-        **(
-            {"all stages, all nodes": [words.num_bytes(c.stages) for c in columns]}
-            if any(run.stages for run in columns)
-            else {}
-        ),
-        "whole run": [
-            words.num_bytes(run.total)
-            if run.is_remote
-            else f"0: one process (else {words.num_bytes(run.total)})"
-            for run in columns
-        ],
+        "all stages, all nodes": [words.num_bytes(run.stages) for run in columns],
+        "whole run": [words.num_bytes(run.total) for run in columns],
+        "over a network": ["yes" if run.is_remote else "no" for run in columns],
         "how it was found": [run.how for run in columns],
     }
     note = (

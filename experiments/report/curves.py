@@ -11,8 +11,6 @@ leave a client, so no report can show it. One quantity says whether training set
 
 import io
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +19,6 @@ from PIL import Image
 from experiments.report.drawing import Curve, Line, Points
 from experiments.report.run import Grid, RunFacts, epsilon_by_round
 from fedgs.errors import UserError
-
-if TYPE_CHECKING:
-    from experiments.paper.gradient_norms import Norms
 
 GRID_PADDING = 2  # pixels, of fedgs.runs.sample.save_images
 
@@ -37,21 +32,7 @@ def curves(runs: Sequence[RunFacts]) -> list[Curve]:
     Raises:
         UserError: a grid that its run's settings do not explain.
     """
-    found = [_epsilon(runs), *_movement(runs), *_norms(runs)]
-    return [replace(curve, lines=_merged(curve.lines)) for curve in found]
-
-
-def _merged(lines: Sequence[Line]) -> list[Line]:
-    """Returns the lines, those that lie on each other as one."""
-    equal: dict[tuple[tuple[float, float], ...], list[Line]] = {}
-    for line in lines:
-        equal.setdefault(tuple(line.points), []).append(line)
-    return [
-        replace(
-            first, name=f"{first.name} and {len(others)} more" if others else first.name
-        )
-        for first, *others in equal.values()
-    ]
+    return [_epsilon(runs), *_movement(runs), *_norms(runs)]
 
 
 def _epsilon(runs: Sequence[RunFacts]) -> Curve:
@@ -148,32 +129,14 @@ def grid_images(grid: Grid, facts: RunFacts) -> NDArray[np.float64]:
 
 def _norms(runs: Sequence[RunFacts]) -> list[Curve]:
     """Returns norms of gradients of runs that are not private, nothing of others."""
-    open_runs = [(n, facts) for n, facts in enumerate(runs) if not facts.is_private]
-    sums = [
+    lines = [
         Line(f.name, place, [(row["round"], row["release_norm"]) for row in f.metrics])
-        for place, f in open_runs
-        if f.metrics
-    ]
-    single = [
-        Line(
-            f"{facts.name}, {name} clipping",
-            2 * place + after,
-            [(norms.round, _median(norms, name)) for norms in facts.norms],
-        )
-        for place, facts in open_runs
-        for after, name in enumerate(("before", "after"))
-        if facts.norms
+        for place, f in enumerate(runs)
+        if f.metrics and not f.is_private
     ]
     text = (
         "Shown because these runs are not private: their noise is none, or can be "
         "recomputed from its seed. Only the owner of the data may see it."
     )
-    found = [
-        ("Sum of clipped gradients (not private)", "norm of the sum", sums),
-        ("Single gradients (not private)", "median norm", single),
-    ]
-    return [Curve(*curve, text) for curve in found if curve[-1]]
-
-
-def _median(norms: "Norms", name: str) -> float:
-    return float(np.median(getattr(norms, name)))
+    title, unit = "Sum of clipped gradients (not private)", "norm of the sum"
+    return [Curve(title, unit, lines, text)] if lines else []

@@ -100,15 +100,8 @@ class DebugFacts:
         """The answer in a few words, and what kind it is: good, bad or unsure."""
         if self.diagnosis is None:
             return "Not diagnosed yet", "unsure"
-        if found := VERDICTS.get(self.diagnosis["verdict"]):
-            return found
-        titles = {row["bug"]: row["title"] for row in self.diagnosis["ranking"]}
-        if self.diagnosis["verdict"].startswith("one of "):
-            possible = self.diagnosis["verdict"].removeprefix("one of ").split(", ")
-            names = [str(titles.get(bug, bug)) for bug in possible]
-            return f"Bug: {' or '.join(names)}", "bad"
-        named = [str(titles.get(bug, bug)) for bug in self.diagnosis["bugs"]]
-        return f"Bug: {' and '.join(named)}", "bad"
+        verdict = str(self.diagnosis["verdict"])
+        return VERDICTS.get(verdict, (f"Bug: {verdict}", "bad"))
 
 
 def glance_cards(debug: DebugFacts) -> list[Card]:

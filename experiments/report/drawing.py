@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.report.words import number
-from experiments.tables import Table
 from fedgs.errors import UserError
 
-MOST_LISTED = 24  # points of a line in words
 WIDTH, HEIGHT, LEGEND = 3.5, 2.2, 0.17  # inches; the last for a line of the legend
 WIDEST_NAME = 55  # letters, of a line of the legend
 DASHES = ("-", "--", ":", "-.")
@@ -64,17 +62,6 @@ class Curve:
             for (x0, y0), (x1, y1) in [(line.points[0], line.points[-1])]
         ]
         return f"{self.title}. {'; '.join(parts)}."
-
-    @property
-    def numbers(self) -> Table:
-        """At most `MOST_LISTED` points of each line, the last one among them."""
-        rows = []
-        for line in self.lines:
-            step = -(-len(line.points) // MOST_LISTED)
-            shown = reversed(line.points[::-1][::step])
-            rows.append([line.name, ", ".join(f"{x:g}: {number(y)}" for x, y in shown)])
-        head = ["line", f"round: {self.y_name}"]
-        return Table(self.title, head, rows, numeric=False)
 
 
 def draw(curve: Curve) -> bytes:

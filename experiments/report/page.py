@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
@@ -27,6 +28,7 @@ from fedgs.privacy.accounting import Statement
 from fedgs.runs import epsilons
 
 FAILED = "cannot be written"
+Facts = TypeVar("Facts", DebugFacts, RunFacts)
 console = Console()
 
 
@@ -103,24 +105,25 @@ def _with_unique_names(
     debugs: Sequence[DebugFacts], singles: Sequence[RunFacts]
 ) -> tuple[list[DebugFacts], list[RunFacts]]:
     """Returns the folders with names that tell them apart."""
-    given: set[str] = set()
+    names: set[str] = set()
 
-    def unique(name: str) -> str:
-        choices = (name, *(f"{name} ({number})" for number in range(2, 10_000)))
-        chosen = next(choice for choice in choices if choice not in given)
-        given.add(chosen)
-        return chosen
+    def named(facts: Facts, prefix: str = "") -> Facts:
+        name, number = prefix + facts.name, 1
+        while name in names:
+            number += 1
+            name = f"{prefix}{facts.name} ({number})"
+        names.add(name)
+        return replace(facts, name=name)
 
-    named = []
-    for debug in debugs:
-        debug = replace(debug, name=unique(debug.name))
+    found = []
+    for debug in map(named, debugs):
         prefix = f"{debug.name}/" if len(debugs) > 1 or singles else ""
         cohorts = {
-            cohort: [replace(run, name=unique(prefix + run.name)) for run in runs]
+            cohort: [named(run, prefix) for run in runs]
             for cohort, runs in debug.cohorts.items()
         }
-        named.append(replace(debug, cohorts=cohorts))
-    return named, [replace(run, name=unique(run.name)) for run in singles]
+        found.append(replace(debug, cohorts=cohorts))
+    return found, [named(run) for run in singles]
 
 
 def _together(paths: Sequence[Path]) -> Sequence[Statement] | None:

@@ -1,16 +1,10 @@
 """Pictures of the report: embedded in the page, and as PNG files beside it."""
 
 import base64
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from PIL import Image
-
 from experiments.report.run import Grid, RunFacts
-
-GAP = 12  # pixels between two grids
-GREY = (128, 128, 128)
 
 
 @dataclass(frozen=True)
@@ -52,23 +46,6 @@ def picture_of(facts: RunFacts, grid: Grid, caption: str) -> Picture:
     return Picture(grid.png, what, caption)
 
 
-def side_by_side(runs: Sequence[RunFacts]) -> bytes:
-    """Returns one PNG with the last grid of every run, left to right.
-
-    Privacy: post-processing of DP output.
-    """
-    grids = [Image.open(io.BytesIO(f.grids[-1].png)).convert("RGB") for f in runs]
-    width = sum(grid.width for grid in grids) + GAP * (len(grids) - 1)
-    whole = Image.new("RGB", (width, max(grid.height for grid in grids)), GREY)
-    left = 0
-    for grid in grids:
-        whole.paste(grid, (left, 0))
-        left += grid.width + GAP
-    content = io.BytesIO()
-    whole.save(content, format="PNG")
-    return content.getvalue()
-
-
 def png_files(runs: Sequence[RunFacts], verdicts: dict[str, bytes]) -> dict[str, bytes]:
     """Returns the pictures that lie beside the page, by file name.
 
@@ -79,6 +56,4 @@ def png_files(runs: Sequence[RunFacts], verdicts: dict[str, bytes]) -> dict[str,
         verdicts: name of a debug folder to its picture of both cohorts.
     """
     files = {f"{f.name}-round-{f.grids[-1].round}.png": f.grids[-1].png for f in runs}
-    if len(runs) > 1 and not verdicts:
-        files["side-by-side.png"] = side_by_side(runs)
     return files | {f"{name}-diagnosis.png": png for name, png in verdicts.items()}

@@ -79,8 +79,7 @@ def _table(rows: Sequence[Statement]) -> Table:
         ]
         for name in adversaries
     ]
-    note = f"Theorem: {first.theorem}. {words.theorem(first.theorem)} "
-    note += f"Selection of clients: {first.client_selection}."
+    note = f"Theorem: {first.theorem}. Clients: {first.client_selection}."
     caption = f"ε at δ = {first.delta:g}"
     return Table(caption, ["against whom", *named], lines, note, numeric=False)
 

@@ -9,7 +9,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -25,9 +25,6 @@ from fedgs.privacy.participation import COUNT_THEOREM
 from fedgs.privacy_label import privacy_label
 from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from experiments.paper.gradient_norms import Norms
 
 MOST_GRIDS = 5
 MOST_POINTS = 16  # of the curve of epsilon
@@ -68,8 +65,6 @@ class RunFacts:
             statements here; None of `fedgs train`.
         measured: bytes of its messages, where they were counted; see
             `experiments.paper.communication`.
-        norms: of gradients, where the run is a probe that is not private; see
-            `experiments.paper.gradient_norms`.
     """
 
     name: str
@@ -84,7 +79,6 @@ class RunFacts:
     label: Mapping[str, Any]
     baseline: BaselineRun | None = None
     measured: dict[str, Any] | None = None
-    norms: "Sequence[Norms]" = ()
 
     @property
     def round(self) -> int:
@@ -135,7 +129,6 @@ def read_run(path: Path) -> RunFacts:
         label=privacy_label(folder.path),
         baseline=open_run(folder.path) if is_baseline else None,
         measured=_measured(folder),
-        norms=_norms(folder),
     )
 
 
@@ -146,17 +139,6 @@ def _measured(folder: RunFolder) -> dict[str, Any] | None:
     from experiments.paper.communication import communication  # imports Flower
 
     return communication(folder)
-
-
-def _norms(folder: RunFolder) -> "Sequence[Norms]":
-    """Returns the norms of a probe's gradients, nothing of any other run."""
-    config = folder.config
-    is_private = bool(config.noise_std) and config.noise_seed is None
-    if is_private or not (folder.path / "gradient_norms.jsonl").exists():
-        return ()
-    from experiments.paper.gradient_norms import read_norms  # imports Flower
-
-    return read_norms(folder)
 
 
 def _evaluation(run: Path) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The sections of a page: what each of them tells of runs and debug folders."""
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -135,15 +134,10 @@ def _diagnosis(page: Page) -> Section:
 
 def _training(page: Page) -> Section:
     cards = [Card(tables=[table]) for table in stages_tables(page.trained)]
-    drawn = curves(page.trained) if page.trained else []
-    for curve in drawn:
+    for curve in curves(page.trained) if page.trained else []:
         pictures = [Picture(draw(curve), curve.description)] if curve.lines else []
         texts = [text for text in (curve.note, curve.text) if text]
         cards.append(Card(curve.title, pictures=pictures, texts=texts))
-    numbers = [curve.numbers for curve in drawn if curve.lines]
-    if numbers:
-        title = "Numbers of the curves"
-        cards.append(Card(title, tables=numbers, is_folded=True))
     for facts in page.runs:
         if len(facts.grids) > 1:
             title = f"Samples of {facts.name} during training, same latents"
@@ -222,17 +216,7 @@ def _reproduce(page: Page) -> Section:
         )
     commands = [command for debug in page.debugs for command in debug.commands]
     commands += [train_command(facts) for facts in page.singles]
-    again = []
-    for facts in page.singles:
-        data = shlex.quote(shown_data(str(facts.evaluation.get("data", page.data))))
-        place = " --data-dir DATA" if facts.config.data_dir else ""
-        name = shlex.quote(facts.name)
-        again.append(f"fedgs privacy {name}")
-        again.append(f"fedgs sample {name} -n 80 -o samples.png")
-        again.append(f"fedgs evaluate {name} --data {data}{place}")
-    names = [shlex.quote(found.name) for found in (*page.debugs, *page.singles)]
-    again.append(f"fedgs report {' '.join(names)} -o report.html")
-    cards = [Card("Train again", commands=commands), Card("Look again", commands=again)]
+    cards = [Card("Train again", commands=commands)]
     shared, differing = settings_tables(page.runs)
     if len(page.runs) > 1:
         cards.append(Card(tables=[differing]))

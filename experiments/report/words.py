@@ -1,13 +1,11 @@
-"""What the report calls things: adversaries, relations, units and theorems in words."""
+"""What the report calls things: adversaries and relations in words."""
 
 from collections.abc import Iterable
 
 from markupsafe import Markup
 
 from fedgs.cohorts.files import EXCLUDED
-from fedgs.privacy.accounting import CAVEATS, WITH_SELECTION
-from fedgs.privacy.amplification import PLD_THEOREM, RDP_THEOREM
-from fedgs.privacy.participation import COUNT_THEOREM, MIXTURE_THEOREM
+from fedgs.privacy.accounting import CAVEATS
 
 ADVERSARIES = {
     "release": "Anybody who sees the published generators, at worst after every round",
@@ -21,25 +19,6 @@ RELATIONS = {
     "replace-one": "a client's whole data set is replaced by any other",
     "zero-out": "a client contributes nothing, its place stays",
 }
-THEOREMS = {
-    COUNT_THEOREM: "Exact curve of the Gaussian noise for the largest number of times "
-    "that one client took part. Sampling is not counted as protection.",
-    MIXTURE_THEOREM: "Exact curve of the Gaussian noise, averaged over how often a "
-    "client is drawn. Sampling is not counted as protection.",
-    PLD_THEOREM: "Sampling counted as protection: the dominating pair of a whole "
-    "round, composed numerically.",
-    RDP_THEOREM: "Sampling counted as protection, by a looser method: a second opinion "
-    "on the row above it.",
-}
-
-
-def theorem(name: str) -> str:
-    """Returns a theorem in words; "" for one that is not known here."""
-    found = (text for start, text in THEOREMS.items() if name.startswith(start))
-    text = next(found, "")
-    if name.endswith(WITH_SELECTION):
-        text += " The private selection of the cohort is included."
-    return text.strip()
 
 
 def epsilon(value: float | None) -> str:

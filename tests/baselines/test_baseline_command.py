@@ -14,8 +14,10 @@ from command_line import flags, printed, refused
 from experiments.baselines.command import to_quote
 from fedgs.baselines import METHODS
 from fedgs.baselines.run import open_run
+from fedgs.config.settings import IMAGES, settings_with
 from fedgs.privacy_label import HOLDS, privacy_label
 from fedgs.runs.data_card import NO_GUARANTEE
+from report_folders import make_run
 
 TINY = DIGITS | {"steps": 3, "batch_size": 4}
 
@@ -224,6 +226,21 @@ def test_the_report_of_a_run_without_a_guarantee_says_so(fedgs, run, tmp_path):
     assert "guarantees nothing" in page
     assert "costs at most the sum of their epsilons" in page
     assert "No epsilon: wgan-gp" in page
+
+
+def test_a_baseline_stands_beside_a_run_of_gs_wgan(fedgs, run, tmp_path):
+    config = open_run(run).config
+    images = {name: getattr(config, name) for name in settings_with(IMAGES)}
+    other = make_run(tmp_path / "other", **images)
+    printed(fedgs("report", run, other, "-o", tmp_path / "page.html"))
+    page = (tmp_path / "page.html").read_text()
+    assert "2 runs compared" in page
+    assert "Not added up" in page
+    assert "No epsilon: wgan-gp" in page
+    assert "Privacy spent" in page
+    commands = re.sub(r"<[^>]*>", "", page)
+    assert "fedgs baseline wgan-gp --" in commands
+    assert "fedgs train --" in commands
 
 
 def test_a_baselines_run_is_evaluated_like_any_run(fedgs, run, monkeypatch, tmp_path):

@@ -117,7 +117,7 @@ def test_runs_on_other_clients_are_not_added_up(folders, tmp_path):
 
 def test_debug_folder_answers_first(folders):
     page = text_of(page_of(folders / "debug"))
-    assert page.startswith("Bug: inverted")
+    assert page.startswith("Bug: invert ")
     assert "The suspicious images are inverted &lt;b&gt;&amp; more&lt;/b&gt;." in page
     assert "invert was planted in 0.5 of the clients; the verdict is right." in page
     assert "0.96 [0.9, 1]" in page
@@ -285,13 +285,10 @@ def test_page_and_grids_are_written(folders, tmp_path, capsys):
     assert (tmp_path / "out.html").read_text() == page_of(*paths)
     names = {path.name for path in (tmp_path / "out-grids").iterdir()}
     grids = {"private-round-3.png", "noise-free-round-3.png"}
-    assert names == grids | {"side-by-side.png"}
+    assert names == grids
     original = folders / "private" / "samples" / "round-0000003.png"
     copy = tmp_path / "out-grids" / "private-round-3.png"
     assert copy.read_bytes() == original.read_bytes()
-    both = tmp_path / "out-grids" / "side-by-side.png"
-    with Image.open(original) as grid, Image.open(both) as pair:
-        assert pair.size == (2 * grid.width + 12, grid.height)
     assert "out.html" in capsys.readouterr().out
 
 

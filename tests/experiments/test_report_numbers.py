@@ -95,13 +95,6 @@ def test_the_same_curve_is_drawn_as_the_same_bytes(folders):
     assert draw(curve) == draw(curve)
 
 
-def test_lines_that_lie_on_each_other_are_one(folders):
-    facts = read_run(folders / "private")
-    runs = [facts, dataclasses.replace(facts, name="copy")]
-    epsilon = report_curves.curves(runs)[0]
-    assert [line.name for line in epsilon.lines] == ["private and 1 more"]
-
-
 def test_grid_images_are_the_cells(folders):
     facts = read_run(folders / "private")
     images = report_curves.grid_images(facts.grids[-1], facts)
