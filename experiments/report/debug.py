@@ -14,6 +14,7 @@ from experiments.report.cards import Card
 from experiments.report.pictures import Picture, picture_of
 from experiments.report.run import RunFacts, read_png, read_run
 from experiments.report.settings import train_command
+from fedgs.diagnosis.diagnosis import ONE_OF
 from fedgs.errors import UserError
 from fedgs.privacy.accounting import Statement
 
@@ -101,7 +102,10 @@ class DebugFacts:
         if self.diagnosis is None:
             return "Not diagnosed yet", "unsure"
         verdict = str(self.diagnosis["verdict"])
-        return VERDICTS.get(verdict, (f"Bug: {verdict}", "bad"))
+        titles = {row["bug"]: str(row["title"]) for row in self.diagnosis["ranking"]}
+        bugs = verdict.removeprefix(ONE_OF).split(", ")
+        named = " or ".join(titles.get(bug, bug) for bug in bugs)
+        return VERDICTS.get(verdict, (f"Bug: {named}", "bad"))
 
 
 def glance_cards(debug: DebugFacts) -> list[Card]:

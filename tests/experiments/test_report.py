@@ -117,12 +117,20 @@ def test_runs_on_other_clients_are_not_added_up(folders, tmp_path):
 
 def test_debug_folder_answers_first(folders):
     page = text_of(page_of(folders / "debug"))
-    assert page.startswith("Bug: invert ")
+    assert page.startswith("Bug: inverted The")
     assert "The suspicious images are inverted &lt;b&gt;&amp; more&lt;/b&gt;." in page
     assert "invert was planted in 0.5 of the clients; the verdict is right." in page
     assert "0.96 [0.9, 1]" in page
     assert "= 41.5 at" in page
     assert page.count("any difference no difference seen – – –") == 1
+
+
+def test_a_bug_that_is_one_of_several_has_their_titles(debug):
+    content = json.loads((debug / "diagnosis.json").read_text())
+    content["verdict"] = "one of invert, my_module:blur"
+    (debug / "diagnosis.json").write_text(json.dumps(content))
+    page = text_of(page_of(debug))
+    assert page.startswith("Bug: inverted or my_module:blur The")
 
 
 @pytest.mark.parametrize(
