@@ -1,14 +1,12 @@
-"""The uses of BDP-GAN's pictures: its annotator, its rotation, its command."""
+"""The uses of BDP-GAN's pictures: its annotator, its command."""
 
 import json
 
-import numpy as np
 import pytest
 
 from experiments.flags import run_command
 from experiments.paper import bayesian_pictures as pictures
 from fedgs.config.run_config import RunConfig
-from fedgs.data.corruption import TRANSFORMATIONS
 from fedgs.evaluation.downstream import predict
 from fedgs.evaluation.images import load_real
 
@@ -26,7 +24,7 @@ def digits():
 def test_the_annotator_learns_from_noisy_gradients(
     digits, monkeypatch, noise, is_private
 ):
-    run = pictures.Made(False, 0.5, noise)
+    run = pictures.Made(False, noise)
     monkeypatch.setitem(pictures.RUNS, "bayesian", run)
     made, cost = pictures.annotator(digits.train, 10, REQUEST)
     accuracy = (predict(made, digits.test.images) == digits.test.labels).mean()
@@ -35,18 +33,10 @@ def test_the_annotator_learns_from_noisy_gradients(
     assert (cost["bayesian"] < 2) == is_private
 
 
-def test_images_are_turned_as_the_bug_turns_them(digits):
-    (rotate,) = (bug for bug in TRANSFORMATIONS if bug.name == "rotate")
-    images = digits.test.images[:3]
-    turned = rotate.apply(images, digits.test.labels[:3], 10)[0]
-    assert np.array_equal(pictures.turned(images), turned)
-
-
 def test_the_command_prints_and_keeps_its_result(monkeypatch, capsys, tmp_path):
-    row = {"bayesian": None, "classical": 9.5, "cnn": 0.25, "turned": 0.5}
+    row = {"bayesian": None, "classical": 9.5}
     fixed = {
         "runs": {"upright": row},
-        "yardstick": {"upright": 0.1, "turned": 0.9},
         "annotator": {"bayesian": 12.0, "classical": 5.0, "accuracy": 0.75},
         "labels": {name: {"100": 0.3} for name in ("generator", "annotator", "real")},
     }
