@@ -1,7 +1,6 @@
 """What `fedgs audit` does with a baseline: its own release against its own claim."""
 
 import json
-import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -9,15 +8,14 @@ from typing import Any
 import numpy as np
 
 from experiments.baselines.command import epsilon_text
+from experiments.commands.audit_report import conclude
 from experiments.commands.audit_request import AuditRequest
-from experiments.commands.progress import Progress, say
-from experiments.tables import Table
+from experiments.commands.progress import Progress
 from fedgs.audit.finding import CONFIDENCE, Finding
 from fedgs.audit.mechanism import CHOICE_SHARE, bound_epsilon
 from fedgs.baselines.contract import Guarantee
 from fedgs.baselines.run import BaselineRun, open_run
 from fedgs.errors import UserError
-from fedgs.files import write_json
 
 ALIKE = ("kind", "what", "sampling_rate", "noise_multiplier")
 
@@ -48,22 +46,11 @@ def audit(request: AuditRequest, as_json: bool) -> bool:
         for event in events:
             progress.doing(f"A: {request.trials} releases: {_what(event)}")
             findings.append(attack(run, event, scores, request.trials, len(events)))
-    report = {
-        "run": str(run.folder.path),
-        "method": run.method.name,
-        "confidence": CONFIDENCE,
-        "findings": [finding.to_json() for finding in findings],
-        "holds": not any(finding.is_failure for finding in findings),
-        "seconds": round(time.monotonic() - started, 1),
-    }
-    output = run.folder.path / "audit"
-    output.mkdir(exist_ok=True)
-    write_json(output / "report.json", report)
-    if as_json:
-        print(json.dumps(report, indent=2))
-    else:
-        _show(run, findings)
-    return report["holds"]
+    seconds = round(time.monotonic() - started, 1)
+    report = {"method": run.method.name, "seconds": seconds}
+    whole = [epsilon_text(row) for row in run.guarantees()[:1]]
+    notes = [f"one release each; the whole run claims {', '.join(whole)}"]
+    return conclude(run.folder.path, report, findings, notes, as_json)
 
 
 def distinct_events(run: BaselineRun) -> list[Mapping[str, Any]]:
@@ -126,17 +113,3 @@ def _claim(run: BaselineRun, event: Mapping[str, Any]) -> Guarantee:
     if not valid:
         raise UserError(f"{run.method.name}: claims nothing of {json.dumps(event)}")
     return valid[0]
-
-
-def _show(run: BaselineRun, findings: list[Finding]) -> None:
-    head = ["attack", "relation", "lower bound (95 %)", "claimed", "verdict"]
-    rows: list[list[str]] = []
-    for found in findings:
-        claimed = math.inf if found.epsilon is None else found.epsilon
-        numbers = [f"{found.lower_bound:.3g}", f"{claimed:.4g}"]
-        rows.append([found.attack, found.relation, *numbers, found.verdict])
-    caption = f"audit of {run.method.name} at delta {findings[0].delta:g}"
-    Table(caption, head, rows, numeric=False).show()
-    whole = [epsilon_text(row) for row in run.guarantees()[:1]]
-    say(f"one release each; the whole run claims {', '.join(whole)}")
-    say(f"audit folder {run.folder.path / 'audit'}")

@@ -15,7 +15,7 @@ from experiments.paper.cell_list import NO_NOISE, Cell
 from experiments.paper.cells import COST, stated_of
 from experiments.report.communication import communication
 from experiments.report.run import read_run
-from fedgs.audit.finding import Finding
+from fedgs.audit.finding import REFUTED, Finding
 from fedgs.audit.mechanism import (
     audit_round,
     claims_of_one_round,
@@ -172,7 +172,7 @@ def _strongest(found: Sequence[Finding]) -> Line | None:
         "lower_bound": best.lower_bound,
         "claimed": best.epsilon,
         "relation": best.relation,
-        "refuted": any(finding.is_failure for finding in found),
+        "refuted": any(finding.verdict == REFUTED for finding in found),
     }
 
 

@@ -1,27 +1,23 @@
-"""What `fedgs audit` does: attacks a run's guarantee; table, plot and JSON.
+"""What `fedgs audit` does: attacks a run's guarantee.
 
 The run is read, never altered; everything goes to RUN/audit/.
 """
 
 import dataclasses
-import io
 import tempfile
 import time
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 
-from experiments.commands import audit_report
+from experiments.commands.audit_report import conclude
 from experiments.commands.audit_request import AuditRequest
 from experiments.commands.progress import Progress, say
 from fedgs.audit.canaries import FEWEST, Canaries
-from fedgs.audit.finding import CONFIDENCE, Finding
-from fedgs.audit.masks import Masks, audit_masks
+from fedgs.audit.finding import Finding
 from fedgs.audit.mechanism import (
     MAX_DRAWS,
     audit_round,
@@ -31,13 +27,11 @@ from fedgs.audit.mechanism import (
 )
 from fedgs.audit.membership import audit_samples
 from fedgs.audit.one_run import audit_run
-from fedgs.audit.published import refute_published
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.data.load import load_data, load_test_data
 from fedgs.errors import UserError
 from fedgs.federation.messages import EVERYONE
 from fedgs.federation.training import RunStopped, new_event, stop_on_signal
-from fedgs.files import write_atomically, write_json
 from fedgs.privacy.accounting import SEEDED
 from fedgs.runs import sample as samples
 from fedgs.runs.run_folder import RunFolder
@@ -71,28 +65,27 @@ def audit(request: AuditRequest, as_json: bool) -> bool:
     with Progress() as progress:
         attack = _Attack(folder, progress, request.full)
         output.mkdir(exist_ok=True)
-        report: dict[str, Any] = {
-            "run": str(folder.path),
-            "confidence": CONFIDENCE,
-            "is_seeded": folder.config.noise_seed is not None,
-            "published": attack.published(request.trials),
-        }
         most_draws = MAX_DRAWS if request.full else QUICK_DRAWS
         findings = attack.one_round(request.trials, most_draws)
-        report["one_run"] = NOT_RUN
+        one_run = NOT_RUN
         if request.full:
             rounds = request.rounds or folder.config.num_rounds
-            more, report["one_run"] = attack.one_run(canaries, rounds, output)
+            more, one_run = attack.one_run(canaries, rounds, output)
             findings += more
-        report["membership"] = attack.membership()
-        masks = attack.masks()
-        report["masks"] = masks if isinstance(masks, str) else masks.to_json()
-    report["findings"] = [finding.to_json() for finding in findings]
-    report["holds"] = not any(finding.is_failure for finding in findings)
-    report["holds"] &= isinstance(masks, str) or masks.holds
-    report["seconds"] = round(time.monotonic() - started, 1)
-    _write(output, report, findings, as_json)
-    return report["holds"]
+        membership = attack.membership()
+    is_seeded = folder.config.noise_seed is not None
+    report = {
+        "is_seeded": is_seeded,
+        "one_run": one_run,
+        "membership": membership,
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    notes = [f"B, one run with canaries: {one_run}"]
+    if isinstance(membership, str):
+        notes.append(f"C, membership inference: {membership}")
+    if is_seeded:
+        say(f"Note: the noise of this run was {SEEDED}", is_error=True)
+    return conclude(folder.path, report, findings, notes, as_json)
 
 
 class _Attack:
@@ -109,11 +102,6 @@ class _Attack:
     def data(self) -> FederatedImages:
         """The run's data, loaded once."""
         return load_data(self.config)
-
-    def published(self, trials: int) -> dict[str, Any]:
-        """Attack A against the paper's accounting."""
-        self.progress.doing(f"A: {trials} rounds of the paper's setting")
-        return refute_published(trials).to_json()
 
     def one_round(self, trials: int, max_draws: float) -> list[Finding]:
         """Attack A, on each kind of release that the run has."""
@@ -153,12 +141,6 @@ class _Attack:
                 return [], f"not finished: {error}"
         return found, f"ran: {canaries} canaries, {num_rounds} rounds"
 
-    def masks(self) -> Masks | str:
-        """Attack on the masks; why not, if the run has none."""
-        if not self.config.is_masked:
-            return "not there: the nodes of this run send no masked sums"
-        return audit_masks(self.config, max(self.weakest.values()))
-
     def membership(self) -> dict[str, Any] | str:
         """Attack C; why not, if it cannot run."""
         self.progress.doing("C: membership inference on samples")
@@ -180,35 +162,3 @@ class _Attack:
             )
         except UserError as error:
             return f"skipped: {error}"
-
-
-# ------------------------------------------------------------------ output
-
-
-def _write(
-    output: Path, report: dict[str, Any], findings: Sequence[Finding], as_json: bool
-) -> None:
-    text = io.StringIO()
-    audit_report.show(Console(file=text, width=120), report)
-    write_atomically(output / "table.txt", text.getvalue().encode())
-    try:
-        write_atomically(output / "plot.png", audit_report.plot(report))
-        report["plot"] = "plot.png"
-    except ImportError:
-        report["plot"] = "skipped: needs matplotlib, pip install 'fedgs[report]'"
-    write_json(output / "report.json", report)
-    if as_json:
-        print((output / "report.json").read_text(), end="")
-    else:
-        audit_report.show(Console(), report)
-        print(f"plot         {report['plot']}\naudit folder {output}")
-    if report["is_seeded"]:
-        say(f"Note: the noise of this run was {SEEDED}", is_error=True)
-    for finding in findings:
-        if finding.is_failure:
-            text = (
-                f"REFUTED: {finding.attack}: {finding.adversary}, {finding.relation}, "
-                f"rounds {finding.rounds}: epsilon is at least "
-                f"{finding.lower_bound:.4g}, {finding.epsilon:.4g} is claimed"
-            )
-            say(text, is_error=True)

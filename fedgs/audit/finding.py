@@ -21,10 +21,9 @@ class Finding:
         rounds: rounds that the claim covers.
         delta: of both epsilons.
         lower_bound: at least 0; the mechanism has no smaller epsilon, with confidence
-            0.95 for all rows of an audit together, that of no guarantee apart.
+            0.95 for all rows of an audit together.
         epsilon: the claim, at least 0; None means unbounded.
         theorem: what the claim rests on.
-        is_guarantee: False for a figure that fedgs does not claim.
         details: further numbers: trials, error rates, mu, guesses.
     """
 
@@ -36,7 +35,6 @@ class Finding:
     lower_bound: float
     epsilon: float | None
     theorem: str
-    is_guarantee: bool = True
     details: dict[str, float] = field(default_factory=dict[str, float])
 
     @property
@@ -45,11 +43,6 @@ class Finding:
         if self.epsilon is None:
             return NO_CLAIM
         return REFUTED if self.lower_bound > self.epsilon else HOLDS
-
-    @property
-    def is_failure(self) -> bool:
-        """Whether a claim of fedgs is refuted."""
-        return self.is_guarantee and self.verdict == REFUTED
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields and the verdict as JSON values.

@@ -1,9 +1,8 @@
 """Attack A: one round of the recorded mechanism, many times, with a worst-case client.
 
 The other attacks are B, one run with canaries (`one_run`), and C, membership inference
-on samples, which shows harm and never safety (`membership`). `published` holds A
-against the paper's accounting, and `bounds` turns counts into epsilons that hold with a
-confidence.
+on samples, which shows harm and never safety (`membership`). `bounds` turns counts into
+epsilons that hold with a confidence.
 
 The client answers every fake with the same gradient, ten times longer than C, so that
 clipping matters: +10 C e ("inside") against -10 C e (replace-one) or 0 (zero-out). The

@@ -1,55 +1,63 @@
-"""The attack on masks: ours hold, and what is not as it should be is found."""
+"""The masks of a run's own round: what a server may try with them comes to nothing."""
 
+import math
+
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 
-from fedgs.audit import masks
-from fedgs.audit.masks import audit_masks
-from fedgs.mechanism.masks import MaskedSum, MaskingKey, received_masked
+from fedgs.errors import UserError
+from fedgs.federation.messages import EVERYONE, FakeBatch, sum_of
+from fedgs.federation.round import release
+from fedgs.mechanism.integers import IntegerSum
+from fedgs.mechanism.masks import (
+    Announced,
+    Asked,
+    Attempt,
+    MaskingKey,
+    mask,
+    received_masked,
+    unmask,
+)
+from fedgs.mechanism.sanitizer import PerSampleGradients, clip
 from tiny import FULL_PARTICIPATION, MOMENTS, tiny_config
 
 MASKED = {"engine": "flower", "secure_aggregation": True, "noise_multiplier": 0.5}
+NODES = range(3)
+IMAGES, LABELS = torch.zeros(1, 1, 1, 1), torch.zeros(1, dtype=torch.int64)
+REQUEST = FakeBatch(1, IMAGES, LABELS, EVERYONE, EVERYONE)
+
+
+def node_sum(config, node: int) -> IntegerSum:
+    """A node's noisy sum: of the longest gradients in the first node, else of 0."""
+    terms = config.terms(1)
+    value = terms.clip_bound / math.sqrt(math.prod(terms.shape[1:]))
+    grads = torch.full((1, *terms.shape), value if node == 0 else 0.0)
+    parts = [clip(PerSampleGradients(grads), terms.clip_bound)]
+    return release(config, terms, parts, 1, node)
 
 
 @pytest.mark.parametrize("mode", [FULL_PARTICIPATION, MOMENTS])
-def test_masks_of_a_run_hold(mode):
-    found = audit_masks(tiny_config(**mode | MASKED), 1)
-    assert found.holds
-    assert found.nodes == 3
+def test_masks_hide_the_worst_case_sum_of_a_node_and_open_with_all_of_them(mode):
+    config = tiny_config(**mode | MASKED)
+    sums = [node_sum(config, node) for node in NODES]
+    asked = Asked("", 1, REQUEST.common_digest(), config.node_title)
+    first = []  # messages of the first node, each under other keys
+    while sum(message.values.numel() for message in first) < 1 << 14:
+        keys = {node: MaskingKey.generate() for node in NODES}
+        listed = {node: Announced(key.public, b"") for node, key in keys.items()}
+        attempt = Attempt(1, listed)
+        masked = [mask(sums[node], keys[node], attempt, asked, b"") for node in NODES]
+        first.append(masked[0])
+    content = np.concatenate([message.values.numpy().ravel() for message in first])
+    counts = np.bincount(content.view(np.uint8), minlength=256)
+    assert stats.chisquare(counts).pvalue > 1e-9
+    plain = torch.stack([each.values for each in sums]).sum(0) % 2**32
+    assert torch.equal(unmask(masked), plain)
 
-
-def spoil(monkeypatch, change) -> None:
-    original = masks.mask
-
-    def spoilt(node_sum, *rest) -> MaskedSum:
-        good = original(node_sum, *rest)
-        values = change(node_sum, good.values)
-        return received_masked(values, good.round, good.node_id, b"")
-
-    monkeypatch.setattr(masks, "mask", spoilt)
-
-
-def test_a_message_without_masks_is_found(monkeypatch):
-    spoil(monkeypatch, lambda node_sum, values: node_sum.values.to(torch.int32))
-    found = audit_masks(tiny_config(**MOMENTS | MASKED), 1)
-    assert (found.holds, found.is_exact) == (False, True)
-    assert found.p_uniform < 1e-100
-
-
-def test_a_sum_that_is_off_by_one_unit_is_found(monkeypatch):
-    spoil(monkeypatch, lambda node_sum, values: values + (node_sum.node_id == 1))
-    found = audit_masks(tiny_config(**MOMENTS | MASKED), 1)
-    assert (found.holds, found.is_exact) == (False, False)
-
-
-def test_masks_that_hide_nothing_when_one_is_left_out_are_found(monkeypatch):
-    """As if every pair's secret were zero: leaving it out changes nothing."""
-    monkeypatch.setattr(
-        MaskingKey, "pair_mask", lambda own, public, info, size: _zeros(size)
-    )
-    found = audit_masks(tiny_config(**MOMENTS | MASKED), 1)
-    assert (found.holds, found.is_noticed) == (False, False)
-
-
-def _zeros(size: int):
-    return torch.zeros(size, dtype=torch.int32).numpy().view("u4")
+    info, size = asked.info(attempt, 0, 1), masked[0].values.numel()
+    pair = keys[0].pair_mask(keys[1].public, info, size).astype(np.int32)
+    lacking = masked[0].values - torch.from_numpy(pair).view_as(plain)
+    with pytest.raises(UserError):
+        sum_of(config, REQUEST, [received_masked(lacking, 1, 0, b""), *masked[1:]])
