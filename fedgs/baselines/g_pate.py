@@ -30,6 +30,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -38,56 +39,42 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import functional_call, grad
+from torch.func import grad
 
 from fedgs.baselines import pate_accounting as accounting
-from fedgs.baselines.contract import SECRET, Event, Facts, Guarantee
+from fedgs.baselines.contract import Event, Facts, Guarantee
 from fedgs.baselines.teachers import (
-    Student,
-    Teachers,
-    check_teachers,
-    joined_state,
-    load_joined,
+    TeacherSettings,
+    VoteTraining,
     num_teachers,
-    trial_chunks,
+    trial_scores,
     valid_guarantees,
 )
 from fedgs.config.fields import NOISE, Scalar, flag
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
-from fedgs.gan.discriminators import ModuleStack
-from fedgs.gan.models import Generator, build_discriminator
+from fedgs.gan.models import build_discriminator
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
 from fedgs.randomness import stream
-from fedgs.shapes import ImageGrads, Images, Labels, TensorDict
+from fedgs.shapes import ImageGrads, Images, Labels
 
 KIND = "confident-gnmax"
 REPLACED = math.sqrt(2)  # how far a histogram moves where one vote changes its bin
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(TeacherSettings):
     """What G-PATE is asked for; defaults are the reference's for MNIST at epsilon 10.
 
     Raises:
         UserError: a value outside its range.
     """
 
-    num_teachers: int | None = flag(
-        None, "Teachers; one for each client when unset (paper: 2000).", at_least=2
-    )
     steps: int = flag(200, "Steps of the generator.", at_least=1)
-    teacher_steps: int = flag(1, "Steps of each teacher per step.", at_least=1)
     teacher_batch_size: int = flag(
         30, "Real and fake images of a teacher's step.", at_least=1
     )
-    fakes_per_step: int = flag(
-        256, "Fakes of a step that teachers learn from.", at_least=1
-    )
-    learning_rate: float = flag(1e-3, "Adam's step size of all networks.", above=0.0)
-    beta1: float = flag(0.5, "Adam's beta1 of all networks.", at_least=0.0, below=1.0)
-    batch_size: int = flag(64, "B, fakes that teachers vote on.", at_least=1)
     projection_dim: int = flag(10, "Coordinates of each vote.", at_least=1)
     num_bins: int = flag(10, "Bins of each coordinate.", at_least=2)
     gradient_bound: float = flag(
@@ -102,112 +89,9 @@ class Settings:
     answer_noise: float = flag(
         100.0, "Noise of a count, std in votes; set by a target.", **NOISE
     )
-    reveal_votes: bool = flag(
-        False,
-        "Write the accountant's sums as published into the ledger. They read the "
-        "votes: the run folder is private then.",
-    )
 
 
-class GPate:
-    """The method; see `fedgs.baselines.contract.Baseline`."""
-
-    name = "g-pate"
-    title = "G-PATE: teachers vote on gradients of fakes"
-    unit = "user"
-    central = True
-    Settings = Settings
-    recipe: Mapping[str, Scalar] = MappingProxyType(
-        {
-            "generator": "upsample",
-            "generator_dim": 16,
-            "discriminator_dim": 8,
-            "discriminator_activation": "leaky_relu",
-            "spectral_norm": False,
-            "latent": "uniform",
-            "latent_dim": 100,
-        }
-    )
-
-    def calibrated(
-        self, settings: Settings, facts: Facts, target_epsilon: float, delta: float
-    ) -> Settings:
-        """Returns settings with the noise for replace-one of a user's data set."""
-        check_teachers(num_teachers(settings.num_teachers, facts), facts.num_clients)
-        queries = _queries_per_step(settings) * settings.steps
-        mu = accounting.confident_gnmax_mu(
-            queries, settings.threshold_ratio, 1.0, REPLACED
-        )
-        noise = mu / mu_from_epsilon(target_epsilon, delta)
-        return dataclasses.replace(settings, answer_noise=noise)
-
-    def guarantees(
-        self, settings: Settings, facts: Facts, events: Sequence[Event], delta: float
-    ) -> list[Guarantee]:
-        """Returns what the queries so far cost."""
-        users = "GDP of every query, answered or not"
-        lines = valid_guarantees(
-            num_teachers(settings.num_teachers, facts),
-            facts,
-            (_epsilon(events, REPLACED, delta), _epsilon(events, 1.0, delta)),
-            delta,
-            users,
-            is_revealed=any("rdp_of_votes" in event for event in events),
-        )
-        return lines + [
-            _as_published(unit, events, delta) for unit in ("user", "record")
-        ]
-
-    def trainer(
-        self,
-        settings: Settings,
-        config: ResolvedConfig,
-        data: FederatedImages,
-        seed: int,
-    ) -> "GPateTrainer":
-        """Starts a training."""
-        return GPateTrainer(settings, config, data, seed)
-
-    def audit_scores(
-        self,
-        settings: Settings,
-        facts: Facts,
-        event: Event,
-        relation: str,
-        trials: int,
-    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Returns scores of the aggregation with and without a vote that decides.
-
-        Teachers are split between two bins, and the unit's teacher votes for one of
-        them in every query (inside), for the other (replace-one) or not at all
-        (zero-out). The score is the difference of how often either bin was answered.
-        A long release is tried less often than asked; see `trial_chunks`.
-        """
-        queries, bins = int(event["num_queries"]), settings.num_bins
-        voters = num_teachers(settings.num_teachers, facts) - 1
-        counts = np.zeros((queries, bins), np.int64)
-        counts[:, 0], counts[:, 1] = voters // 2, voters - voters // 2
-        inside, outside = counts.copy(), counts.copy()
-        inside[:, 0] += 1
-        outside[:, 1] += relation == "replace-one"
-        stds = (event["threshold"], event["threshold_std"], event["answer_std"])
-
-        def scores(votes: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-            found: list[npt.NDArray[np.int64]] = []
-            for count in trial_chunks(trials, queries * (bins + 1)):
-                shape = (count * queries, bins + 1)
-                noise = NoiseStream(None, 0, 0).normal(shape, 1.0)
-                is_answered, winner = aggregate(
-                    np.tile(votes, (count, 1)), noise, *stds
-                )
-                sign = np.select([winner == 0, winner == 1], [1, -1], 0)
-                found.append((sign * is_answered).reshape(count, queries).sum(axis=1))
-            return np.concatenate(found).astype(np.float64)
-
-        return scores(outside), scores(inside)
-
-
-class GPateTrainer:
+class GPateTrainer(VoteTraining[Settings]):
     """A training of G-PATE under way; see `fedgs.baselines.contract.Trainer`."""
 
     def __init__(
@@ -218,54 +102,23 @@ class GPateTrainer:
         seed: int,
     ) -> None:
         """Builds teachers and generator."""
-        count = settings.num_teachers or data.num_clients
-        check_teachers(count, data.num_clients)
-        self.settings, self.config, self.seed = settings, config, seed
-        self.num_steps = settings.steps
-        self.teachers = Teachers(
-            config,
-            settings,
-            data,
-            count,
-            lambda own: build_discriminator(config, own),
-            seed,
-        )
-        self.student = Student(config, settings, seed)
-
-    @property
-    def generator(self) -> Generator:
-        """The generator as it is."""
-        return self.student.generator
+        teacher = partial(build_discriminator, config)
+        super().__init__(settings, config, data, teacher, seed)
 
     def step(self, index: int) -> dict[str, Any]:
         """Trains the teachers, asks them once, and moves the generator."""
-        settings, steps = self.settings, self.settings.teacher_steps
-        for step in range(index * steps, (index + 1) * steps):
-            z, labels = self.student.draw("fakes", step, settings.fakes_per_step)
-            self.teachers.train(
-                self._teacher_loss, self.student(z, labels), labels, step
-            )
-        z, labels = self.student.draw("latent", index, settings.batch_size)
-        images = self.student(z, labels)
+        settings = self.settings
+        self.train_teachers(index)
+        z, labels = self.generated.draw("latent", index, settings.batch_size)
+        images = self.generated(z, labels)
         projections = self._projections(index, images)
         counts = self._votes(images, labels, projections).reshape(-1, settings.num_bins)
         release = self._release(index, counts, len(self.teachers.records))
         coordinates, event = release
         middles = torch.from_numpy(coordinates).to(images).view(len(images), 1, -1)
         change = (middles @ projections).view_as(images)
-        self.student.step(_distance, z, labels, images + change)
+        self.generated.step(_distance, z, labels, images + change)
         return event
-
-    def state(self) -> TensorDict:
-        """Returns teachers and generator; the teachers stay private."""
-        return joined_state(self._stacks())
-
-    def load(self, state: TensorDict) -> None:
-        """Puts teachers and generator back."""
-        load_joined(state, self._stacks())
-
-    def _stacks(self) -> dict[str, ModuleStack]:
-        return {f"{SECRET}teachers": self.teachers.stack, "student": self.student.stack}
 
     def _projections(self, index: int, images: Images) -> Tensor:
         """Draws P of each fake, (B, k, pixels), entries N(0, 1/k): public."""
@@ -281,7 +134,7 @@ class GPateTrainer:
         """Returns the histograms of all teachers' votes, (B, k, bins): private."""
         settings = self.settings
         total = 0
-        for grads in self.teachers.ask(self._improvement, images, labels):
+        for grads in self.teachers.ask(_improvement, images, labels):
             projected = torch.einsum("nbp,bkp->nbk", grads.flatten(2), projections)
             bins = bin_of(projected, settings.gradient_bound, settings.num_bins)
             total = total + F.one_hot(bins, settings.num_bins).sum(0)
@@ -314,31 +167,102 @@ class GPateTrainer:
             ).tolist()
         return np.where(is_answered, middles, 0.0), event
 
-    def _teacher_loss(
+
+class GPate:
+    """The method; see `fedgs.baselines.contract.Baseline`."""
+
+    name = "g-pate"
+    title = "G-PATE: teachers vote on gradients of fakes"
+    unit = "user"
+    central = True
+    Settings = Settings
+    trainer = GPateTrainer
+    recipe: Mapping[str, Scalar] = MappingProxyType(
+        {
+            "generator": "upsample",
+            "generator_dim": 16,
+            "discriminator_dim": 8,
+            "discriminator_activation": "leaky_relu",
+            "spectral_norm": False,
+            "latent": "uniform",
+            "latent_dim": 100,
+        }
+    )
+
+    def calibrated(
+        self, settings: Settings, facts: Facts, target_epsilon: float, delta: float
+    ) -> Settings:
+        """Returns settings with the noise for replace-one of a user's data set."""
+        num_teachers(settings, facts.num_clients)  # refuses what cannot vote
+        queries = settings.steps * settings.batch_size * settings.projection_dim
+        mu = accounting.confident_gnmax_mu(
+            queries, settings.threshold_ratio, 1.0, REPLACED
+        )
+        noise = mu / mu_from_epsilon(target_epsilon, delta)
+        return dataclasses.replace(settings, answer_noise=noise)
+
+    def guarantees(
+        self, settings: Settings, facts: Facts, events: Sequence[Event], delta: float
+    ) -> list[Guarantee]:
+        """Returns what the queries so far cost."""
+        users = "GDP of every query, answered or not"
+        lines = valid_guarantees(
+            settings,
+            facts,
+            (_epsilon(events, REPLACED, delta), _epsilon(events, 1.0, delta)),
+            delta,
+            users,
+            is_revealed=any("rdp_of_votes" in event for event in events),
+        )
+        return lines + [
+            _as_published(unit, events, delta) for unit in ("user", "record")
+        ]
+
+    def audit_scores(
         self,
-        params: TensorDict,
-        buffers: TensorDict,
-        real: Images,
-        real_labels: Labels,
-        fake: Images,
-        fake_labels: Labels,
-    ) -> Tensor:
-        template, tensors = self.teachers.stack.template, (params, buffers)
-        on_real = functional_call(template, tensors, (real, real_labels))
-        on_fake = functional_call(template, tensors, (fake, fake_labels))
-        return F.softplus(-on_real).mean() + F.softplus(on_fake).mean()
+        settings: Settings,
+        facts: Facts,
+        event: Event,
+        relation: str,
+        trials: int,
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Returns scores of the aggregation with and without a vote that decides.
 
-    def _improvement(
-        self, params: TensorDict, buffers: TensorDict, images: Images, labels: Labels
-    ) -> ImageGrads:
-        """Returns -d (mean BCE of "these are real") / d image, (B, C, S, S)."""
-        template, tensors = self.teachers.stack.template, (params, buffers)
+        Teachers are split between two bins, and the unit's teacher votes for one of
+        them in every query (inside), for the other (replace-one) or not at all
+        (zero-out). The score is the difference of how often either bin was answered.
+        A long release is tried less often than asked; see `trial_scores`.
+        """
+        queries, bins = int(event["num_queries"]), settings.num_bins
+        voters = num_teachers(settings, facts.num_clients) - 1
+        counts = np.zeros((queries, bins), np.int64)
+        counts[:, 0], counts[:, 1] = voters // 2, voters - voters // 2
+        inside, outside = counts.copy(), counts.copy()
+        inside[:, 0] += 1
+        outside[:, 1] += relation == "replace-one"
+        stds = (event["threshold"], event["threshold_std"], event["answer_std"])
 
-        def loss(fakes: Images) -> Tensor:
-            scores = functional_call(template, tensors, (fakes, labels))
-            return F.softplus(-scores).mean()
+        def scores(count: int, votes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+            shape = (count * queries, bins + 1)
+            noise = NoiseStream(None, 0, 0).normal(shape, 1.0)
+            is_answered, winner = aggregate(np.tile(votes, (count, 1)), noise, *stds)
+            sign = np.select([winner == 0, winner == 1], [1, -1], 0)
+            return (sign * is_answered).reshape(count, queries).sum(axis=1)
 
-        return -grad(loss)(images)
+        numbers = queries * (bins + 1)
+        return (
+            trial_scores(trials, numbers, lambda count: scores(count, outside)),
+            trial_scores(trials, numbers, lambda count: scores(count, inside)),
+        )
+
+
+def _improvement(teacher: Any, images: Images, labels: Labels) -> ImageGrads:
+    """Returns -d (mean BCE of "these are real") / d image, (B, C, S, S)."""
+
+    def loss(fakes: Images) -> Tensor:
+        return F.softplus(-teacher(fakes, labels)).mean()
+
+    return -grad(loss)(images)
 
 
 def bin_of(values: Tensor, bound: float, num_bins: int) -> Tensor:
@@ -380,10 +304,6 @@ def aggregate(
 
 def _distance(generator: Any, z: Tensor, labels: Labels, target: Images) -> Tensor:
     return (generator(z, labels) - target).square().sum()
-
-
-def _queries_per_step(settings: Settings) -> int:
-    return settings.batch_size * settings.projection_dim
 
 
 def _epsilon(events: Sequence[Event], distance: float, delta: float) -> float | None:

@@ -39,30 +39,26 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedgs.baselines import pate_accounting as accounting
-from fedgs.baselines.contract import SECRET, Event, Facts, Guarantee
+from fedgs.baselines.contract import Event, Facts, Guarantee
 from fedgs.baselines.teachers import (
     BETA2,
     Single,
-    Student,
-    Teachers,
-    check_teachers,
-    joined_state,
-    load_joined,
+    TeacherSettings,
+    VoteTraining,
+    function_of,
     num_teachers,
-    trial_chunks,
+    trial_scores,
     valid_guarantees,
 )
 from fedgs.config.fields import Scalar, flag
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
-from fedgs.gan.discriminators import ModuleStack
-from fedgs.gan.models import Generator, build
+from fedgs.gan.models import build
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.randomness import derived_seed
-from fedgs.shapes import Images, Labels, Scores, TensorDict
+from fedgs.shapes import Images, Labels, Scores
 
 KIND = "laplace-votes"
 # What --reveal-votes writes, and whether the theorem's condition is asked for.
@@ -70,28 +66,15 @@ REVEALED = MappingProxyType({"moments_of_code": False, "moments_of_votes": True}
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(TeacherSettings):
     """What PATE-GAN is asked for; B, n_S and lambda are the reference's.
 
     Raises:
         UserError: a value outside its range.
     """
 
-    num_teachers: int | None = flag(
-        None, "Teachers; one for each client when unset (paper: 10).", at_least=2
-    )
-    steps: int = flag(100, "Steps of the generator.", at_least=1)
     teacher_steps: int = flag(5, "n_T, steps of each teacher per step.", at_least=1)
-    teacher_batch_size: int = flag(
-        64, "Real and fake images of a teacher's step.", at_least=1
-    )
-    fakes_per_step: int = flag(
-        256, "Fakes of a step that teachers learn from.", at_least=1
-    )
-    learning_rate: float = flag(1e-3, "Adam's step size of all networks.", above=0.0)
-    beta1: float = flag(0.5, "Adam's beta1 of all networks.", at_least=0.0, below=1.0)
     student_steps: int = flag(1, "n_S, steps of the student per step.", at_least=1)
-    batch_size: int = flag(64, "B, fakes that teachers label.", at_least=1)
     hidden_dim: int = flag(
         64, "Width of teachers and student (paper: as many as pixels).", at_least=1
     )
@@ -101,11 +84,6 @@ class Settings:
         "by a target.",
         at_least=1e-100,
         at_most=1e100,
-    )
-    reveal_votes: bool = flag(
-        False,
-        "Write the accountant's sums as published into the ledger. They read the "
-        "votes: the run folder is private then.",
     )
 
 
@@ -129,91 +107,7 @@ class Judge(nn.Module):
         return self.output(F.relu(self.hidden(inputs))).squeeze(1)
 
 
-class PateGan:
-    """The method; see `fedgs.baselines.contract.Baseline`."""
-
-    name = "pate-gan"
-    title = "PATE-GAN: teachers label fakes for a student"
-    unit = "user"
-    central = True
-    Settings = Settings
-    recipe: Mapping[str, Scalar] = MappingProxyType(
-        {
-            "generator": "upsample",
-            "generator_dim": 16,
-            "latent": "uniform",
-            "latent_dim": 100,
-        }
-    )
-
-    def calibrated(
-        self, settings: Settings, facts: Facts, target_epsilon: float, delta: float
-    ) -> Settings:
-        """Returns settings with the noise for replace-one of a user's data set."""
-        check_teachers(num_teachers(settings.num_teachers, facts), facts.num_clients)
-        per_step = settings.student_steps * settings.batch_size
-        queries = settings.steps * per_step
-        pure = accounting.pure_per_query(target_epsilon, queries, delta)
-        return dataclasses.replace(settings, inverse_noise=pure / 2)
-
-    def guarantees(
-        self, settings: Settings, facts: Facts, events: Sequence[Event], delta: float
-    ) -> list[Guarantee]:
-        """Returns what the labels so far cost."""
-        pure = "optimal composition of pure DP"
-        lines = valid_guarantees(
-            num_teachers(settings.num_teachers, facts),
-            facts,
-            (_epsilon(events, 2.0, delta), _epsilon(events, 1.0, delta)),
-            delta,
-            pure,
-            is_revealed=any("moments_of_code" in event for event in events),
-        )
-        for unit in ("user", "record"):
-            lines += _as_published(unit, events, delta)
-        return lines
-
-    def trainer(
-        self,
-        settings: Settings,
-        config: ResolvedConfig,
-        data: FederatedImages,
-        seed: int,
-    ) -> "PateGanTrainer":
-        """Starts a training."""
-        return PateGanTrainer(settings, config, data, seed)
-
-    def audit_scores(
-        self,
-        settings: Settings,
-        facts: Facts,
-        event: Event,
-        relation: str,
-        trials: int,
-    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Returns how many fakes were labelled real, where one vote decides.
-
-        The other teachers are split evenly, the unit's teacher calls every fake real
-        (inside), not real (replace-one) or does not vote (zero-out). A long release is
-        tried less often than asked; see `trial_chunks`.
-        """
-        queries, scale = int(event["num_queries"]), event["noise_scale"]
-        others = (num_teachers(settings.num_teachers, facts) - 1) // 2
-
-        def scores(zeros: int, ones: int) -> npt.NDArray[np.float64]:
-            found: list[npt.NDArray[np.int64]] = []
-            for count in trial_chunks(trials, 8 * queries):
-                shape = (count, queries)
-                noise = laplace(NoiseStream(None, 0, 0).normal((2, 4, *shape), 1.0))
-                votes = (np.full(shape, zeros), np.full(shape, ones))
-                found.append(label(*votes, noise, scale).sum(axis=1))
-            return np.concatenate(found).astype(np.float64)
-
-        outside = scores(others + (relation == "replace-one"), others)
-        return outside, scores(others, others + 1)
-
-
-class PateGanTrainer:
+class PateGanTrainer(VoteTraining[Settings]):
     """A training of PATE-GAN under way; see `fedgs.baselines.contract.Trainer`."""
 
     def __init__(
@@ -224,35 +118,23 @@ class PateGanTrainer:
         seed: int,
     ) -> None:
         """Builds teachers, student and generator."""
-        count = settings.num_teachers or data.num_clients
-        check_teachers(count, data.num_clients)
-        self.settings, self.config = settings, config
-        self.num_steps = settings.steps
 
         def judge(own_seed: int) -> Judge:
             return build(lambda c: Judge(c, settings.hidden_dim), config, own_seed)
 
-        self.teachers = Teachers(config, settings, data, count, judge, seed)
+        super().__init__(settings, config, data, judge, seed)
         self.student = Single(
             lambda: judge(derived_seed(seed, "student")),
             settings.learning_rate,
             (settings.beta1, BETA2),
             config.device,
         )
-        self.generated = Student(config, settings, seed)
-
-    @property
-    def generator(self) -> Generator:
-        """The generator as it is."""
-        return self.generated.generator
+        self.stacks["student"] = self.student.stack
 
     def step(self, index: int) -> dict[str, Any]:
         """Trains the teachers, the student on their labels, and the generator."""
-        settings, steps = self.settings, self.settings.teacher_steps
-        for step in range(index * steps, (index + 1) * steps):
-            z, labels = self.generated.draw("fakes", step, settings.fakes_per_step)
-            fakes = self.generated(z, labels)
-            self.teachers.train(self._teacher_loss, fakes, labels, step)
+        settings = self.settings
+        self.train_teachers(index)
         count, steps = settings.batch_size, settings.student_steps
         asked: list[npt.NDArray[np.int64]] = []
         for step in range(index * steps, (index + 1) * steps):
@@ -262,7 +144,7 @@ class PateGanTrainer:
             answers = torch.from_numpy(self._release(step, asked[-1])).to(images)
             self.student.step(_student_loss, images, labels, answers)
         z, labels = self.generated.draw("latent", index, count)
-        judge = self.student.function(self.student.tensors(), {})
+        judge = function_of(self.student.stack, self.student.tensors(), {})
 
         def loss(generator: Any, z: Tensor, labels: Labels) -> Tensor:
             return F.softplus(-judge(generator(z, labels), labels)).mean()
@@ -270,24 +152,9 @@ class PateGanTrainer:
         self.generated.step(loss, z, labels)
         return self._event(np.concatenate(asked))
 
-    def state(self) -> TensorDict:
-        """Returns teachers, student and generator; the teachers stay private."""
-        return joined_state(self._stacks())
-
-    def load(self, state: TensorDict) -> None:
-        """Puts teachers, student and generator back."""
-        load_joined(state, self._stacks())
-
-    def _stacks(self) -> dict[str, ModuleStack]:
-        return {
-            f"{SECRET}teachers": self.teachers.stack,
-            "student": self.student.stack,
-            "generator": self.generated.stack,
-        }
-
     def _votes(self, images: Images, labels: Labels) -> npt.NDArray[np.int64]:
         """Returns n_1 of each fake, how many teachers call it real: private."""
-        answers = self.teachers.ask(self._calls_real, images, labels)
+        answers = self.teachers.ask(_calls_real, images, labels)
         return torch.stack([each.sum(0) for each in answers]).sum(0).cpu().numpy()
 
     def _release(
@@ -316,26 +183,84 @@ class PateGanTrainer:
                 event[name] = moments.tolist()
         return event
 
-    def _teacher_loss(
-        self,
-        params: TensorDict,
-        buffers: TensorDict,
-        real: Images,
-        real_labels: Labels,
-        fake: Images,
-        fake_labels: Labels,
-    ) -> Tensor:
-        template, tensors = self.teachers.stack.template, (params, buffers)
-        on_real = functional_call(template, tensors, (real, real_labels))
-        on_fake = functional_call(template, tensors, (fake, fake_labels))
-        return F.softplus(-on_real).mean() + F.softplus(on_fake).mean()
 
-    def _calls_real(
-        self, params: TensorDict, buffers: TensorDict, images: Images, labels: Labels
-    ) -> Tensor:
-        template = self.teachers.stack.template
-        scores = functional_call(template, (params, buffers), (images, labels))
-        return (scores > 0).long()
+class PateGan:
+    """The method; see `fedgs.baselines.contract.Baseline`."""
+
+    name = "pate-gan"
+    title = "PATE-GAN: teachers label fakes for a student"
+    unit = "user"
+    central = True
+    Settings = Settings
+    trainer = PateGanTrainer
+    recipe: Mapping[str, Scalar] = MappingProxyType(
+        {
+            "generator": "upsample",
+            "generator_dim": 16,
+            "latent": "uniform",
+            "latent_dim": 100,
+        }
+    )
+
+    def calibrated(
+        self, settings: Settings, facts: Facts, target_epsilon: float, delta: float
+    ) -> Settings:
+        """Returns settings with the noise for replace-one of a user's data set."""
+        num_teachers(settings, facts.num_clients)  # refuses what cannot vote
+        per_step = settings.student_steps * settings.batch_size
+        queries = settings.steps * per_step
+        pure = accounting.pure_per_query(target_epsilon, queries, delta)
+        return dataclasses.replace(settings, inverse_noise=pure / 2)
+
+    def guarantees(
+        self, settings: Settings, facts: Facts, events: Sequence[Event], delta: float
+    ) -> list[Guarantee]:
+        """Returns what the labels so far cost."""
+        pure = "optimal composition of pure DP"
+        lines = valid_guarantees(
+            settings,
+            facts,
+            (_epsilon(events, 2.0, delta), _epsilon(events, 1.0, delta)),
+            delta,
+            pure,
+            is_revealed=any("moments_of_code" in event for event in events),
+        )
+        for unit in ("user", "record"):
+            lines += _as_published(unit, events, delta)
+        return lines
+
+    def audit_scores(
+        self,
+        settings: Settings,
+        facts: Facts,
+        event: Event,
+        relation: str,
+        trials: int,
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Returns how many fakes were labelled real, where one vote decides.
+
+        The other teachers are split evenly, the unit's teacher calls every fake real
+        (inside), not real (replace-one) or does not vote (zero-out). A long release is
+        tried less often than asked; see `trial_scores`.
+        """
+        queries, scale = int(event["num_queries"]), event["noise_scale"]
+        others = (num_teachers(settings, facts.num_clients) - 1) // 2
+
+        def scores(zeros: int, ones: int) -> npt.NDArray[np.float64]:
+            def labelled_real(count: int) -> npt.NDArray[np.int64]:
+                shape = (count, queries)
+                noise = laplace(NoiseStream(None, 0, 0).normal((2, 4, *shape), 1.0))
+                votes = (np.full(shape, zeros), np.full(shape, ones))
+                return label(*votes, noise, scale).sum(axis=1)
+
+            return trial_scores(trials, 8 * queries, labelled_real)
+
+        outside = scores(others + (relation == "replace-one"), others)
+        return outside, scores(others, others + 1)
+
+
+def _calls_real(teacher: Any, images: Images, labels: Labels) -> Tensor:
+    return (teacher(images, labels) > 0).long()
 
 
 def laplace(normal: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

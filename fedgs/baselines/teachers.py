@@ -8,20 +8,24 @@ Teachers are the discriminators' `ModuleStack`: one batched call trains or asks 
 of them. A student, or the generator, is a stack of one.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedgs.baselines.contract import Facts, Guarantee
+from fedgs.baselines.contract import SECRET, Facts, Guarantee
+from fedgs.config.fields import flag
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
 from fedgs.gan.client_training import draw_matching
-from fedgs.gan.discriminators import Function, ModuleStack
+from fedgs.gan.discriminators import ModuleStack
 from fedgs.gan.models import (
     Generator,
     build_generator,
@@ -42,13 +46,56 @@ MOST_NOISE = 30_000_000  # and so many in all, for each of its two arrays: half 
 FIRST = torch.zeros(1, dtype=torch.int64)  # the position of a stack's only module
 
 
-def num_teachers(given: int | None, facts: Facts) -> int:
-    """Returns how many teachers there are: one for each client when not given."""
-    return given or facts.num_clients
+@dataclass(frozen=True)
+class TeacherSettings:
+    """What both methods are asked for.
+
+    Raises:
+        UserError: a value outside its range.
+    """
+
+    num_teachers: int | None = flag(
+        None, "Teachers; one for each client when unset.", at_least=2
+    )
+    steps: int = flag(100, "Steps of the generator.", at_least=1)
+    teacher_steps: int = flag(1, "Steps of each teacher per step.", at_least=1)
+    teacher_batch_size: int = flag(
+        64, "Real and fake images of a teacher's step.", at_least=1
+    )
+    fakes_per_step: int = flag(
+        256, "Fakes of a step that teachers learn from.", at_least=1
+    )
+    learning_rate: float = flag(1e-3, "Adam's step size of all networks.", above=0.0)
+    beta1: float = flag(0.5, "Adam's beta1 of all networks.", at_least=0.0, below=1.0)
+    batch_size: int = flag(64, "B, fakes that teachers vote on.", at_least=1)
+    reveal_votes: bool = flag(
+        False,
+        "Write the accountant's sums as published into the ledger. They read the "
+        "votes: the run folder is private then.",
+    )
+
+
+AnySettings = TypeVar("AnySettings", bound=TeacherSettings)
+
+
+def num_teachers(settings: TeacherSettings, num_clients: int) -> int:
+    """Returns how many teachers there are: one for each client when not given.
+
+    Raises:
+        UserError: fewer than two teachers, or teachers without clients.
+    """
+    count = settings.num_teachers or num_clients
+    if not 2 <= count <= num_clients:
+        raise UserError(
+            f"num_teachers = {count}: a vote needs two teachers, and each of "
+            f"them a client of its own; give --num-teachers from 2 to {num_clients}"
+            + (" and --num-clients above 1" if num_clients < 2 else "")
+        )
+    return count
 
 
 def valid_guarantees(
-    teachers: int,
+    settings: TeacherSettings,
     facts: Facts,
     epsilons: tuple[float | None, float | None],
     delta: float,
@@ -58,8 +105,8 @@ def valid_guarantees(
     """Returns the valid lines of votes, with what they suppose.
 
     Args:
-        teachers: how many there are.
-        facts: of the run.
+        settings: of the run, as are the facts.
+        facts: decide who can be left out.
         epsilons: where one teacher's votes are replaced, and where they are left out.
         delta: of both.
         theorem: how they were computed.
@@ -67,7 +114,7 @@ def valid_guarantees(
     """
     replaced, left_out = epsilons
     found = [("user", "replace-one", replaced, theorem)]
-    if teachers == facts.num_clients:
+    if num_teachers(settings, facts.num_clients) == facts.num_clients:
         why = f"{theorem}; the user's teacher casts no vote"
         found.append(("user", "zero-out", left_out, why))
     why = f"{theorem}; a record is in one user's data"
@@ -79,56 +126,32 @@ def valid_guarantees(
     ]
 
 
-def trial_chunks(trials: int, numbers: int) -> Iterator[int]:
-    """Splits the trials of an audit, fewer where one of them draws much noise.
+def trial_scores(
+    trials: int, numbers: int, scores: Callable[[int], npt.NDArray[np.int64]]
+) -> npt.NDArray[np.float64]:
+    """Returns the scores of an audit's trials, fewer where one draws much noise.
 
     Args:
         trials: asked for.
         numbers: of noise that one trial draws.
+        scores: of so many trials at once.
 
-    >>> list(trial_chunks(5, 400_000))
-    [5]
-    >>> sum(trial_chunks(10**6, 10_000))
+    >>> len(trial_scores(5, 400_000, np.zeros))
+    5
+    >>> len(trial_scores(10**6, 10_000, np.zeros))
     3000
     """
-    left = min(trials, max(1, MOST_NOISE // numbers))
-    at_once = max(1, NOISE_AT_ONCE // numbers)
+    left, parts = min(trials, max(1, MOST_NOISE // numbers)), []
     while left > 0:
-        yield min(left, at_once)
-        left -= at_once
+        count = min(left, max(1, NOISE_AT_ONCE // numbers))
+        parts.append(scores(count))
+        left -= count
+    return np.concatenate(parts).astype(np.float64)
 
 
-class Training(Protocol):
-    """What teachers and student read of a method's settings."""
-
-    @property
-    def teacher_batch_size(self) -> int:
-        """Real and fake images of a teacher's step."""
-        ...
-
-    @property
-    def learning_rate(self) -> float:
-        """Adam's step size of all networks."""
-        ...
-
-    @property
-    def beta1(self) -> float:
-        """Adam's beta1 of all networks."""
-        ...
-
-
-def check_teachers(num_teachers: int, num_clients: int) -> None:
-    """Refuses fewer than two teachers, and teachers without clients.
-
-    Raises:
-        UserError: with the numbers that are possible.
-    """
-    if not 2 <= num_teachers <= num_clients:
-        raise UserError(
-            f"num_teachers = {num_teachers}: a vote needs two teachers, and each of "
-            f"them a client of its own; give --num-teachers from 2 to {num_clients}"
-            + (" and --num-clients above 1" if num_clients < 2 else "")
-        )
+def function_of(stack: ModuleStack, params: TensorDict, buffers: TensorDict) -> Any:
+    """Returns a stack's network with these tensors, as a function of its inputs."""
+    return lambda *inputs: functional_call(stack.template, (params, buffers), inputs)
 
 
 class Teachers:
@@ -143,7 +166,7 @@ class Teachers:
     def __init__(
         self,
         config: ResolvedConfig,
-        training: Training,
+        training: TeacherSettings,
         data: FederatedImages,
         num_teachers: int,
         build: Callable[[int], nn.Module],
@@ -165,13 +188,12 @@ class Teachers:
             config.device,
         )
 
-    def train(self, loss: Function, images: Images, labels: Labels, index: int) -> None:
+    def train(self, images: Images, labels: Labels, index: int) -> None:
         """Takes one step with each teacher: own records against fakes of their labels.
 
         Privacy: reads private data; output private.
 
         Args:
-            loss: loss(params, buffers, real, real labels, fake, fake labels).
             images: fakes (F, C, S, S) for all teachers.
             labels: (F,).
             index: of the step; no two steps of a run share one.
@@ -189,7 +211,7 @@ class Teachers:
             real = torch.from_numpy(self.data.images[rows]).to(images.device)
             positions = torch.from_numpy(np.stack(fakes)).to(images.device)
             self.stack.step(
-                loss,
+                self._loss,
                 chunk,
                 real.float().div_(255.0),
                 torch.from_numpy(self.data.labels[rows]).to(images.device),
@@ -198,20 +220,39 @@ class Teachers:
             )
 
     def ask(
-        self, function: Function, images: Images, labels: Labels
+        self, function: Callable[..., Tensor], images: Images, labels: Labels
     ) -> Iterator[Tensor]:
-        """Yields function(params, buffers, images, labels) of chunks of teachers.
+        """Yields function(teacher, images, labels) of chunks of teachers.
 
         Privacy: reads private data; output private.
         """
+
+        def of_tensors(
+            params: TensorDict, buffers: TensorDict, *inputs: Tensor
+        ) -> Tensor:
+            return function(function_of(self.stack, params, buffers), *inputs)
+
         for chunk in self.chunks():
             count = len(chunk)
             yield self.stack.map(
-                function,
+                of_tensors,
                 chunk,
                 images.expand(count, *images.shape),
                 labels.expand(count, *labels.shape),
             )
+
+    def _loss(
+        self,
+        params: TensorDict,
+        buffers: TensorDict,
+        real: Images,
+        real_labels: Labels,
+        fake: Images,
+        fake_labels: Labels,
+    ) -> Tensor:
+        teacher = function_of(self.stack, params, buffers)
+        on_real, on_fake = teacher(real, real_labels), teacher(fake, fake_labels)
+        return F.softplus(-on_real).mean() + F.softplus(on_fake).mean()
 
     def chunks(self) -> Iterator[Positions]:
         """Splits the teachers into chunks of at most `chunk_size`, in order."""
@@ -249,15 +290,9 @@ class Single:
         def of_tensors(
             params: TensorDict, buffers: TensorDict, *inputs: Tensor
         ) -> Tensor:
-            return loss(self.function(params, buffers), *inputs)
+            return loss(function_of(self.stack, params, buffers), *inputs)
 
         self.stack.step(of_tensors, FIRST, *(value.unsqueeze(0) for value in batch))
-
-    def function(self, params: TensorDict, buffers: TensorDict) -> Any:
-        """Returns the network with these tensors, as a function of its inputs."""
-        return lambda *inputs: functional_call(
-            self.stack.template, (params, buffers), inputs
-        )
 
     def tensors(self) -> TensorDict:
         """Returns parameters and buffers by name."""
@@ -268,7 +303,9 @@ class Single:
 class Student(Single):
     """The generator under way, and what it draws in each step."""
 
-    def __init__(self, config: ResolvedConfig, training: Training, seed: int) -> None:
+    def __init__(
+        self, config: ResolvedConfig, training: TeacherSettings, seed: int
+    ) -> None:
         """Builds the generator of the configuration."""
         self.config, self.seed = config, seed
         super().__init__(
@@ -296,30 +333,69 @@ class Student(Single):
         return module.to(self.config.device)
 
 
-def joined_state(stacks: Mapping[str, ModuleStack]) -> TensorDict:
-    """Returns the tensors of several stacks, under "<stack>.<name>".
+class VoteTraining(Generic[AnySettings]):
+    """A training under way; see `fedgs.baselines.contract.Trainer`.
 
-    Privacy: reads private data (through the teachers); output private.
+    Attributes:
+        teachers: what votes.
+        generated: the generator under way.
+        stacks: all that is trained, by the name of its tensors in `state`.
     """
-    return {
-        f"{stack}.{name}": value.clone()
-        for stack, tensors in stacks.items()
-        for name, value in tensors.state().items()
-    }
 
+    def __init__(
+        self,
+        settings: AnySettings,
+        config: ResolvedConfig,
+        data: FederatedImages,
+        build: Callable[[int], nn.Module],
+        seed: int,
+    ) -> None:
+        """Builds teachers, each by `build(its seed)`, and generator."""
+        count = num_teachers(settings, data.num_clients)
+        self.settings, self.config, self.seed = settings, config, seed
+        self.num_steps = settings.steps
+        self.teachers = Teachers(config, settings, data, count, build, seed)
+        self.generated = Student(config, settings, seed)
+        self.stacks = {
+            f"{SECRET}teachers": self.teachers.stack,
+            "generator": self.generated.stack,
+        }
 
-def load_joined(state: TensorDict, stacks: Mapping[str, ModuleStack]) -> None:
-    """Copies the tensors of `joined_state` in.
+    @property
+    def generator(self) -> Generator:
+        """The generator as it is."""
+        return self.generated.generator
 
-    Raises:
-        ValueError: they are of other architectures.
-    """
-    for stack, tensors in stacks.items():
-        prefix = f"{stack}."
-        tensors.load_state(
-            {
-                name.removeprefix(prefix): value
-                for name, value in state.items()
-                if name.startswith(prefix)
-            }
-        )
+    def train_teachers(self, index: int) -> None:
+        """Takes the teachers' steps of one step of the generator."""
+        settings, steps = self.settings, self.settings.teacher_steps
+        for step in range(index * steps, (index + 1) * steps):
+            z, labels = self.generated.draw("fakes", step, settings.fakes_per_step)
+            self.teachers.train(self.generated(z, labels), labels, step)
+
+    def state(self) -> TensorDict:
+        """Returns the tensors of all stacks, under "<stack>.<name>".
+
+        Privacy: reads private data (through the teachers); output private.
+        """
+        return {
+            f"{stack}.{name}": value.clone()
+            for stack, tensors in self.stacks.items()
+            for name, value in tensors.state().items()
+        }
+
+    def load(self, state: TensorDict) -> None:
+        """Copies the tensors of `state` in.
+
+        Raises:
+            ValueError: they are of other architectures.
+        """
+        for stack, tensors in self.stacks.items():
+            prefix = f"{stack}."
+            tensors.load_state(
+                {
+                    name.removeprefix(prefix): value
+                    for name, value in state.items()
+                    if name.startswith(prefix)
+                }
+            )

@@ -44,9 +44,9 @@ def votes_of(training, data=None):
     """All histograms on the same fakes; with other data, after one more step on it."""
     if data is not None:
         training.teachers.data = data
-    z, labels = training.student.draw("fakes", 0, 16)
-    images = training.student(z, labels)
-    training.teachers.train(training._teacher_loss, images, labels, 0)
+    z, labels = training.generated.draw("fakes", 0, 16)
+    images = training.generated(z, labels)
+    training.teachers.train(images, labels, 0)
     projections = training._projections(0, images)
     return training._votes(images, labels, projections)
 
@@ -189,17 +189,11 @@ def test_what_is_not_answered_does_not_move_a_fake(tmp_path):
 
 def test_the_answers_make_fakes_look_real_to_the_teachers(tmp_path):
     training = trainer(tmp_path, answer_noise=0.0, batch_size=32, projection_dim=40)
-    z, labels = training.student.draw("judged", 0, 200)
+    z, labels = training.generated.draw("judged", 0, 200)
 
     def judged():
-        images = training.student(z, labels)
-        asked = training.teachers.ask(
-            lambda p, b, x, y: torch.func.functional_call(
-                training.teachers.stack.template, (p, b), (x, y)
-            ),
-            images,
-            labels,
-        )
+        images = training.generated(z, labels)
+        asked = training.teachers.ask(lambda own, x, y: own(x, y), images, labels)
         return float(torch.cat(list(asked)).mean())
 
     training.step(0)

@@ -69,7 +69,7 @@ def test_a_client_changes_one_vote_whatever_its_data_are(tmp_path):
         training = METHOD.trainer(run.settings, run.config, each, 3)
         shown, labels = fakes(training)
         for index in range(30):
-            training.teachers.train(training._teacher_loss, shown, labels, index)
+            training.teachers.train(shown, labels, index)
         inverted = 1 - torch.from_numpy(data.images[:64]).float() / 255
         ones.append(training._votes(inverted, labels))
     moved = np.abs(ones[0] - ones[1])
@@ -85,7 +85,7 @@ def test_teachers_learn_each_on_its_own_part(tmp_path):
     shown, labels = fakes(training)
     real = torch.from_numpy(training.teachers.data.images[:64]).float() / 255
     for index in range(30):
-        training.teachers.train(training._teacher_loss, shown, labels, index)
+        training.teachers.train(shown, labels, index)
     assert training._votes(shown, labels).mean() < 0.5
     assert training._votes(real, labels).mean() > 3.5
 
