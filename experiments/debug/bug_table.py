@@ -25,6 +25,7 @@ from experiments.debug import plan as debug_plan
 from experiments.debug.command import BUGS
 from experiments.debug.request import DebugRequest
 from experiments.flags import request_flags, run_command
+from experiments.tables import Table
 from fedgs.config.fields import flag
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
@@ -243,21 +244,19 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     """Returns the table in Markdown: right / undecided / wrong of each noise level."""
     levels = sorted({row["epsilon"] for row in rows}, key=lambda e: -(e or 1e9))
     bugs = [bug for bug in BUGS if any(row["bug"] == bug for row in rows)]
-    lines = [
-        f"| epsilon | {' | '.join(f'`--bug {bug}`' for bug in bugs)} |",
-        "|---|" + "---|" * len(bugs),
+
+    def counts(bug: str, level: float | None) -> str:
+        of_cell = [row for row in rows if (row["bug"], row["epsilon"]) == (bug, level)]
+        outcomes = [row["outcome"] for row in of_cell]
+        return " / ".join(str(outcomes.count(outcome)) for outcome in OUTCOMES)
+
+    shown = [
+        ["noise-free" if level is None else f"{level:g}"]
+        + [counts(bug, level) for bug in bugs]
+        for level in levels
     ]
-    for level in levels:
-        shown = list[str]()
-        for bug in bugs:
-            of_cell = [r for r in rows if (r["bug"], r["epsilon"]) == (bug, level)]
-            counts = [
-                sum(r["outcome"] == outcome for r in of_cell) for outcome in OUTCOMES
-            ]
-            shown.append(" / ".join(map(str, counts)))
-        name = "noise-free" if level is None else f"{level:g}"
-        lines.append(f"| {name} | {' | '.join(shown)} |")
-    return "\n".join(lines) + "\n"
+    head = ["epsilon", *(f"`--bug {bug}`" for bug in bugs)]
+    return Table("", head, shown).markdown()
 
 
 def command() -> None:

@@ -1,5 +1,6 @@
 """The catalogue: each transformation is what it says, and is found where it is."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,13 +10,18 @@ from hypothesis import strategies as st
 from scipy import fft
 
 from experiments.debug import suspects
+from experiments.debug.bug_detection import outcome
+from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import CORRUPTIONS
+from fedgs.data.federated import to_float
+from fedgs.data.load import load_data
 from fedgs.data.transformations import TRANSFORMATIONS, Transformation
 from fedgs.diagnosis import diagnosis, group_features
 from fedgs.diagnosis.catalogue import Samples, low_pass, mixture, of_groups
 from fedgs.diagnosis.diagnosis import MORE_THAN_ONE, ONE_OF, diagnose, verdict
 from fedgs.diagnosis.rule import Rule
 from fedgs.evaluation.images import LabelledImages
+from fedgs.randomness import stream
 from refusals import assert_refused
 
 G = 4
@@ -54,10 +60,10 @@ def _without_classifier(monkeypatch):
     )
 
 
-def spoilt(group, name, share=1.0):
+def spoilt(group, name, share=1.0, degrees=OTHER_DEGREES):
     """A group with the bug, at a degree that nobody looks for, in its first images."""
     entry, (images, labels) = BY_NAME[name], (group.images.copy(), group.labels.copy())
-    degree = OTHER_DEGREES.get(name, entry.degrees[0])
+    degree = degrees.get(name, entry.degrees[0])
     own = slice(round(share * len(labels)))
     if entry.images is not None:
         images[own] = entry.images(images[own], degree)
@@ -94,6 +100,43 @@ def test_a_bug_that_is_not_found_is_not_cleared_either(digits, name):
     found = diagnose(digits[:G], [spoilt(g, name) for g in digits[G:]], 10)
     assert name in found.verdict or found.verdict in ("other", "undecided")
     assert found.bugs in ((), (name,))
+
+
+@pytest.fixture(scope="module")
+def writers(data_dir):
+    """Real images of eight random groups of writers, by seed; 500 of each group."""
+    place = {"data": "mnist-by-writer", "data_dir": str(data_dir), "image_size": 16}
+    data = load_data(RunConfig(**place, seed=20))
+
+    def of(seed):
+        rng, found = stream(seed, "catalogue-table"), []
+        for clients in np.array_split(rng.permutation(data.num_clients), 2 * G):
+            records = np.concatenate([data.client_records[c] for c in clients])
+            own = rng.choice(records, 500, replace=False)
+            found.append(LabelledImages(to_float(data.images[own]), data.labels[own]))
+        return found
+
+    return of
+
+
+@pytest.mark.paper
+@pytest.mark.parametrize("share", [1.0, 0.5])
+@pytest.mark.parametrize("name", BY_NAME)
+def test_every_bug_in_real_images_is_named_or_said_to_be_one_of_two(
+    writers, name, share
+):
+    degrees, own = OTHER_DEGREES | {"crop": 0.8, "low-resolution": 0.4}, writers(20)
+    suspicious = [spoilt(group, name, share, degrees) for group in own[G:]]
+    found = diagnose(own[:G], suspicious, 10).verdict
+    is_kin = name in ("blur", "low-resolution")
+    assert outcome(found, name) == ("undecided" if is_kin else "right"), found
+
+
+@pytest.mark.paper
+def test_cohorts_of_real_images_that_are_alike_have_no_bug(writers):
+    own = [writers(seed) for seed in range(20, 30)]
+    found = [diagnose(groups[:G], groups[G:], 10).verdict for groups in own]
+    assert Counter(found) == {"none": 8, "undecided": 1, "other": 1}
 
 
 @pytest.fixture(scope="module")
