@@ -85,7 +85,7 @@ def run(tmp_path_factory) -> fedgs.TrainingRun:
     return train(tmp_path_factory.mktemp("library") / "run", IMAGES, LABELS, OWNERS)
 
 
-def generator(run: fedgs.TrainingRun) -> bytes:
+def generator(run: fedgs.TrainingRun) -> str:
     return runs.generator(run.path)
 
 

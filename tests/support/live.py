@@ -68,8 +68,8 @@ def write_digits(folder: Path) -> None:
         )
 
 
-def undisturbed(folder: Path, settings: dict[str, object] = SETTINGS) -> bytes:
-    """The generator that the local engine trains with the same settings."""
+def undisturbed(folder: Path, settings: dict[str, object] = SETTINGS) -> str:
+    """The hash of the generator that the local engine trains with the same settings."""
     pytest.importorskip("sklearn", reason="needs the digits of scikit-learn")
     own = {"engine": "local", "num_workers": 1, "data": f"npz:{folder}/all.npz"}
     own["output"] = str(folder / "local")
