@@ -218,6 +218,7 @@ def test_fed_avg_gan_survives_a_killed_server_and_client(folder):
         clients["a"]
     )
     own = {"data": f"npz:{folder}/all.npz", "output": str(folder / "local")}
+    own |= {"test_fraction": 0.0}  # as deployed clients, which hold nothing out
     run, data = new_run("fedavg-gan", UPDATES, Asked(), OF_UPDATES | own)
     train_in(run, data, lambda metrics: None, threading.Event())
     assert generator(live.run) == generator(run.folder.path)
