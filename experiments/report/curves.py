@@ -26,13 +26,12 @@ GRID_PADDING = 2  # pixels, of fedgs.runs.sample.save_images
 def curves(runs: Sequence[RunFacts]) -> list[Curve]:
     """Returns the curves of one run, or of several in the same axes.
 
-    Privacy: post-processing of DP output; norms of gradients only of runs that are not
-    private.
+    Privacy: post-processing of DP output.
 
     Raises:
         UserError: a grid that its run's settings do not explain.
     """
-    return [_epsilon(runs), *_movement(runs), *_norms(runs)]
+    return [_epsilon(runs), *_movement(runs)]
 
 
 def _epsilon(runs: Sequence[RunFacts]) -> Curve:
@@ -51,7 +50,7 @@ def _epsilon(runs: Sequence[RunFacts]) -> Curve:
         against = f"relation {first.relation}"
         against += f", adversary {first.adversary}" if len(runs) > 1 else ""
     notes = [f"Unbounded, so not drawn: {', '.join(unbounded)}."] if unbounded else []
-    if any(facts.config.noise_std and not facts.is_private for facts in runs):
+    if any(f.config.noise_std and f.config.noise_seed is not None for f in runs):
         notes.append("Seeded noise: not a guarantee.")
     if any(facts.config.amplification for facts in runs):
         notes.append("Without amplification by sampling; the table has it.")
@@ -122,21 +121,3 @@ def grid_images(grid: Grid, facts: RunFacts) -> NDArray[np.float64]:
     cells = pixels[GRID_PADDING:, GRID_PADDING:, :channels]
     cells = cells.reshape(rows, step, columns, step, channels)[:, :side, :, :side]
     return cells.transpose(0, 2, 1, 3, 4).reshape(rows * columns, -1)
-
-
-# ------------------------------------------------------------------ gradient norms
-
-
-def _norms(runs: Sequence[RunFacts]) -> list[Curve]:
-    """Returns norms of gradients of runs that are not private, nothing of others."""
-    lines = [
-        Line(f.name, place, [(row["round"], row["release_norm"]) for row in f.metrics])
-        for place, f in enumerate(runs)
-        if f.metrics and not f.is_private
-    ]
-    text = (
-        "Shown because these runs are not private: their noise is none, or can be "
-        "recomputed from its seed. Only the owner of the data may see it."
-    )
-    title, unit = "Sum of clipped gradients (not private)", "norm of the sum"
-    return [Curve(title, unit, lines, text)] if lines else []

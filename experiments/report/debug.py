@@ -12,7 +12,7 @@ from experiments.debug.tables import diagnosis_tables
 from experiments.report import words
 from experiments.report.cards import Card
 from experiments.report.pictures import Picture, picture_of
-from experiments.report.run import RunFacts, read_png, read_run
+from experiments.report.run import RunFacts, read_run
 from experiments.report.settings import train_command
 from fedgs.diagnosis.diagnosis import ONE_OF
 from fedgs.errors import UserError
@@ -36,7 +36,6 @@ class DebugFacts:
         missing: groups that have none yet.
         debug: content of debug.json.
         diagnosis: content of diagnosis.json; None before the verdict.
-        picture: diagnosis.png; None before the verdict.
     """
 
     name: str
@@ -44,7 +43,6 @@ class DebugFacts:
     missing: Sequence[str]
     debug: Mapping[str, Any]
     diagnosis: Mapping[str, Any] | None
-    picture: bytes | None
 
     @property
     def runs(self) -> list[RunFacts]:
@@ -193,14 +191,12 @@ def read_debug_folder(path: Path) -> DebugFacts:
             f"{path}: no samples yet; continue it with the same `fedgs debug`, then "
             "ask for the report again"
         )
-    picture = path / "diagnosis.png"
     facts = DebugFacts(
         name=path.absolute().name,
         cohorts=cohorts,
         missing=missing,
         debug=debug,
         diagnosis=diagnosis,
-        picture=read_png(picture)[0] if picture.is_file() else None,
     )
     _check(path, facts)
     return facts

@@ -5,7 +5,6 @@ ledger, metrics, sample grids, evaluations, and the diagnosis of a debug folder.
 same folders give the same bytes.
 """
 
-import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +17,6 @@ from rich.console import Console
 
 from experiments.report import words
 from experiments.report.debug import DebugFacts, is_debug, read_debug_folder
-from experiments.report.pictures import png_files
 from experiments.report.run import RunFacts, read_run
 from experiments.report.sections import Page
 from fedgs.config.settings import IMAGES, settings_with
@@ -33,7 +31,7 @@ console = Console()
 
 
 def report(paths: Sequence[Path], output: Path) -> None:
-    """Writes the page, and its sample grids as PNG files beside it.
+    """Writes the page.
 
     Privacy: post-processing of DP output, or public; evaluations are neither, and the
     page says so.
@@ -43,31 +41,22 @@ def report(paths: Sequence[Path], output: Path) -> None:
             debug folder, a run without samples, runs of different data, a package that
             is missing. Nothing is then written.
     """
-    pictures = _checked(output)
-    page = read_page(paths)
-    verdicts = {d.name: d.picture for d in page.debugs if d.picture is not None}
-    files = png_files(page.runs, verdicts)
-    content = render(page).encode()
+    _check(output)
+    content = render(read_page(paths)).encode()
     with explained(OSError, f"output = {output}: {FAILED}", "choose another --output"):
-        pictures.mkdir()
-        for name, png in files.items():
-            write_atomically(pictures / name.replace("/", "-"), png)
         write_atomically(output, content)
     size = words.num_bytes(len(content))
     console.print(f"report  {output}  ({size})", highlight=False, soft_wrap=True)
-    console.print(f"grids   {pictures}{os.sep}", highlight=False, soft_wrap=True)
 
 
-def _checked(output: Path) -> Path:
-    """Checks that both outputs can be written and returns the folder of pictures."""
+def _check(output: Path) -> None:
+    """Checks that the page can be written, before the work."""
     if output.suffix not in (".html", ".htm"):
         raise UserError(f"output = {output}: give a name that ends in .html")
-    pictures = output.with_name(f"{output.stem}-grids")
-    for path in (output, pictures):
-        if path.exists() or path.is_symlink():
-            raise UserError(
-                f"output = {path}: exists already; choose another --output or remove it"
-            )
+    if output.exists() or output.is_symlink():
+        raise UserError(
+            f"output = {output}: exists already; choose another --output or remove it"
+        )
     parent = output.absolute().parent
     if not parent.is_dir():
         raise UserError(f"output = {output}: its folder does not exist; make it first")
@@ -76,7 +65,7 @@ def _checked(output: Path) -> Path:
         explained(OSError, f"output = {output}: {FAILED}", remedy),
         tempfile.TemporaryFile(dir=parent),
     ):
-        return pictures
+        pass
 
 
 # ------------------------------------------------------------------ reading

@@ -1,7 +1,6 @@
-"""Pictures of the report: embedded in the page, and as PNG files beside it."""
+"""Pictures of the report, embedded in the page."""
 
 import base64
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from experiments.report.run import Grid, RunFacts
@@ -44,16 +43,3 @@ def picture_of(facts: RunFacts, grid: Grid, caption: str) -> Picture:
         caption += ", one column per class"
     what += f", after {facts.unit_of_time} {grid.round}"
     return Picture(grid.png, what, caption)
-
-
-def png_files(runs: Sequence[RunFacts], verdicts: dict[str, bytes]) -> dict[str, bytes]:
-    """Returns the pictures that lie beside the page, by file name.
-
-    Privacy: post-processing of DP output.
-
-    Args:
-        runs: each with its last grid.
-        verdicts: name of a debug folder to its picture of both cohorts.
-    """
-    files = {f"{f.name}-round-{f.grids[-1].round}.png": f.grids[-1].png for f in runs}
-    return files | {f"{name}-diagnosis.png": png for name, png in verdicts.items()}

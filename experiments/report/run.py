@@ -96,11 +96,6 @@ class RunFacts:
         return len(self.events) - len({event.round for event in self.events})
 
     @property
-    def is_private(self) -> bool:
-        """Whether the releases carry noise that nobody can recompute."""
-        return bool(self.config.noise_std) and self.config.noise_seed is None
-
-    @property
     def headline(self) -> Statement:
         """The statement that the run was made for: its own adversary and relation."""
         return epsilons.ranked(self.config, self.statements)[0]
@@ -177,23 +172,14 @@ def _spread(count: int, most: int) -> list[int]:
 
 
 def _grid(path: Path) -> Grid:
-    png, size = read_png(path)
     with explained(ValueError, f"{path}: not named by its round", "remove it"):
-        return Grid(int(path.stem.removeprefix("round-")), png, *size)
-
-
-def read_png(path: Path) -> tuple[bytes, tuple[int, int]]:
-    """Returns the content of a picture, and its width and height.
-
-    Raises:
-        UserError: no PNG, or a damaged one.
-    """
+        round = int(path.stem.removeprefix("round-"))
     damage = (OSError, SyntaxError, ValueError)  # what PIL raises
     with explained(damage, f"{path}: no readable PNG", "restore it from a copy"):
         png = path.read_bytes()
         with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
             image.verify()
-            return png, image.size
+            return Grid(round, png, *image.size)
 
 
 # ------------------------------------------------------------------ epsilon by round

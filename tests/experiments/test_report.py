@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 
 from command_line import refused as command_refused
-from experiments.report import curves as report_curves
 from experiments.report.page import read_page, render, report
 from fedgs.errors import UserError
 from fedgs.privacy_label import privacy_label
@@ -171,7 +170,6 @@ def test_runs_given_to_debug_have_their_own_commands(folders, debug):
         ("debug.json", b'{"format": 1, "runs": {}}', "no samples yet"),
         ("diagnosis.json", b'{"format": 1, "verdict": "none"}', "broken debug.json"),
         ("diagnosis.json", b"[]", "is not a JSON object"),
-        ("diagnosis.png", b"garbage", "no readable PNG"),
         ("*/samples/*.png", None, "no samples yet"),
     ],
 )
@@ -269,16 +267,6 @@ def test_seeds_of_an_amplified_run_are_left_out(tmp_path):
     assert "918273" in page_of(make_run(tmp_path / "other", seed=918273))
 
 
-def test_norms_of_gradients_are_of_runs_that_are_not_private(folders):
-    title = "Sum of clipped gradients (not private)"
-    assert title not in page_of(folders / "private")
-    assert title in page_of(folders / "noise-free")
-    assert title in page_of(folders / "seeded")
-    runs = read_page([folders / "private", folders / "noise-free"]).runs
-    (norms,) = [c for c in report_curves.curves(runs) if c.title == title]
-    assert [line.name for line in norms.lines] == ["noise-free"]
-
-
 def test_the_same_folders_give_the_same_page(folders):
     paths = [folders / "private", folders / "noise-free"]
     assert fresh_page_of(*paths) == page_of(*paths)
@@ -287,24 +275,11 @@ def test_the_same_folders_give_the_same_page(folders):
 # ------------------------------------------------------------------ files and bad input
 
 
-def test_page_and_grids_are_written(folders, tmp_path, capsys):
+def test_page_is_written(folders, tmp_path, capsys):
     paths = [folders / "private", folders / "noise-free"]
     report(paths, tmp_path / "out.html")
     assert (tmp_path / "out.html").read_text() == page_of(*paths)
-    names = {path.name for path in (tmp_path / "out-grids").iterdir()}
-    grids = {"private-round-3.png", "noise-free-round-3.png"}
-    assert names == grids
-    original = folders / "private" / "samples" / "round-0000003.png"
-    copy = tmp_path / "out-grids" / "private-round-3.png"
-    assert copy.read_bytes() == original.read_bytes()
     assert "out.html" in capsys.readouterr().out
-
-
-def test_debug_folder_has_the_picture_of_both_cohorts(folders, tmp_path):
-    report([folders / "debug"], tmp_path / "out.html")
-    names = {path.name for path in (tmp_path / "out-grids").iterdir()}
-    assert "debug-diagnosis.png" in names
-    assert "suspicious-1-round-3.png" in names
 
 
 def test_runs_of_one_name_are_told_apart(folders, run):
@@ -358,11 +333,10 @@ def test_a_run_given_twice_is_refused(folders, tmp_path):
     assert "given twice" in refused([folders / "private", again], tmp_path / "x.html")
 
 
-@pytest.mark.parametrize("name", ["out.html", "out-grids"])
-def test_an_output_that_exists_is_refused_before_any_reading(tmp_path, name):
-    (tmp_path / name).mkdir()
+def test_an_output_that_exists_is_refused_before_any_reading(tmp_path):
+    (tmp_path / "out.html").mkdir()
     message = refused([tmp_path / "no run"], tmp_path / "out.html")
-    assert f"{name}: exists already" in message
+    assert "out.html: exists already" in message
 
 
 @pytest.mark.parametrize("output", ["out.pdf", "missing/out.html", "/proc/out.html"])
