@@ -48,7 +48,7 @@ tutorials: $(STAMP) ## The notebooks of docs/tutorials, at a small size
 multihost: $(STAMP) ## Server and clients on three hosts in network namespaces; needs root
 	$(BIN)/python -m pytest -m multihost $(PYTEST_ARGS)
 
-incidents: $(STAMP) ## The incident table of docs/operations.md (root; ONLY=name CONTINUE=1)
+incidents: $(STAMP) ## Incidents of a deployment, and what came of each (root; ONLY=name CONTINUE=1)
 	$(BIN)/python tests/support/incidents.py --only "$(ONLY)" $(if $(CONTINUE),--proceed) $(INCIDENT_ARGS)
 
 golden: $(STAMP) ## Rewrite the golden trajectories (explain the change in CHANGELOG.md)

@@ -92,7 +92,7 @@ NOTES = (
     "1,200 steps of its autoencoder, whose encoder is trained with noise here and "
     "was not there), G-PATE (539 or 1,000 teachers, of 2,000), and GS-WGAN, whose "
     "50 rounds protect users where the published 20,000 protect records; 320 rounds "
-    "of its recipe have 0.77 on digits (docs/pictures.md), and `staged` more than "
+    "of its recipe have 0.77 on digits (docs/benchmark.md), and `staged` more than "
     "is published.",
     "audited: a lower bound (95 %) of what one release costs, by an attack with a "
     "worst-case user or record, beside what is claimed for that release. Of fedgs' own "
@@ -109,7 +109,7 @@ NOTES = (
     "`fedavg-gan` has other rates, steps and clip bound since its first cell stood at "
     "chance.",
     "‡: settings that were chosen with test accuracies on these data in view, which no "
-    "epsilon covers: an upper end (docs/pictures.md). `gs-wgan` has its recipe's, "
+    "epsilon covers: an upper end (docs/benchmark.md). `gs-wgan` has its recipe's, "
     "`wgan-gp` those of an earlier run whose accuracy was known.",
     "An epsilon is of its own cell. All cells of a table together cost more than one: "
     "whoever publishes several, of the same images, composes their costs.",
@@ -201,30 +201,17 @@ def failures(rows: Sequence[Row]) -> list[str]:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """Returns the page as Markdown."""
+    """Returns the tables as Markdown; docs/benchmark.md ends with them."""
     parts = [
-        "# Benchmark\n",
-        _wrapped(
-            "What does an epsilon buy, by method? `fedgs benchmark` trains every "
-            "method at epsilon 10, 3, 1 and none on the same data, judges the "
-            "pictures by one protocol, and prints these tables from its stored lines "
-            "(`cells.jsonl`). "
-            "This page was written by it. [Baselines](baselines.md) says what the "
-            "methods of others are, [Pictures](pictures.md) what fedgs' own are.\n"
-        ),
-        _block(COMMANDS),
-        "## Which method when\n",
-        _items(f"**{when}.** {what}" for when, what in ADVICE),
         trusts(rows).markdown(),
         "## Where fedgs' own methods lose\n",
-        _items([*LIMITS, *losses(rows)]),
+        _items(losses(rows)),
     ]
     for data, tables in tables_of(rows).items():
         parts += [f"## {data}\n"]
         for table in tables:
             parts += [f"**{table.caption.removeprefix(f'{data}: ')}**\n"]
             parts += [table.markdown()]
-    parts += ["## How to read it\n", _items(NOTES)]
     if settings := reductions(rows):
         parts += ["Reduced settings:\n", _items(settings)]
     if failed := failures(rows):
@@ -239,10 +226,6 @@ def _items(texts: Any) -> str:
 def _wrapped(text: str, indent: str = "") -> str:
     lines = textwrap.wrap(text, 100, subsequent_indent=indent, break_long_words=False)
     return "\n".join(lines) + "\n"
-
-
-def _block(commands: Sequence[str]) -> str:
-    return "".join(f"    {command}\n" for command in commands)
 
 
 def html(rows: Sequence[Row], pictures: Mapping[str, Path]) -> str:

@@ -31,9 +31,9 @@ from fedgs.process import keep_freed_memory
 PROCESS_BYTES = 5e8  # a process with torch
 FEW_SECONDS, FLOWER_SECONDS = 5.0, 20.0  # start and end of a run, by engine
 TIMED_SECONDS = 1.0  # of a few clients' rounds, by which all rounds are estimated
-# 60,000 images, 100 low frequencies: 4 CPU seconds (docs/pictures.md).
+# 60,000 images, 100 low frequencies: 4 CPU seconds (docs/benchmark.md).
 SECONDS_OF_PRODUCT = 4 / (60_000 * 100**2)
-# docs/pictures.md, "The forecast of a dry run": lowest and highest accuracy of our runs
+# docs/benchmark.md, "The forecast of a dry run": lowest and highest accuracy of runs
 # around each `signal_of`, in hundredths; FITTED is staged with `moments_for`.
 SIGNALS = (260, 420, 650, 1700, 4000)
 FITTED = "none named"
@@ -196,7 +196,7 @@ def quality(config: ResolvedConfig) -> dict[str, str]:
     signal, shape = signal_of(config), (config.image_size, config.image_channels)
     is_alike = (config.num_classes, *shape) == (10, 28, 1) and _is_of_moments(config)
     if not is_alike or signal < SIGNALS[0] / 1.3:
-        return {"quality": "no run of ours is near (docs/pictures.md)"}
+        return {"quality": "no run of ours is near (docs/benchmark.md)"}
     ranges = {name: _range(name, signal) for name in MEASURED}
     best = sorted(ranges, key=lambda name: ranges[name][1], reverse=True)
     shown = {name: "{:.2f} to {:.2f}".format(*ranges[name]) for name in best}

@@ -95,7 +95,7 @@ def staged() -> RunConfig:
 
     No discriminator is made, and a round is one message each way. The weights were
     chosen on Fashion-MNIST and on digits drawn from fonts; the form of the recipe was
-    found on MNIST, with test accuracies in view (docs/pictures.md).
+    found on MNIST, with test accuracies in view (docs/benchmark.md).
     """
     return dataclasses.replace(
         full_participation(),
@@ -150,7 +150,7 @@ OF_METHOD |= {"gradient_basis", "dct_size", "amplification"}
 HELD_OUT = 0.1  # of every owner's images, where the data have no test split
 # Least `signal_of`, and what it pays for: the side of the low frequencies, and the axes
 # along which parts of classes are measured; 0: no parts, whose moments would have more
-# noise than they differ. The cells of docs/pictures.md have 2156 and more with side 12,
+# noise than they differ. Those of docs/benchmark.md have 2156 and more with side 12,
 # 1438 with 10, 775 with 8 and 289 to 536 with 6; the borders lie between, and 4 is what
 # follows from the order.
 MOMENTS = ((1761, 12, 40), (1056, 10, 30), (645, 8, 0), (200, 6, 0), (0, 4, 0))

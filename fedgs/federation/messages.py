@@ -8,7 +8,7 @@ sanitized gradients only.
 Both decoders take the other side for hostile. They compare the size of everything with
 what the run's settings allow before they decode it, take no key, type or value but the
 expected, and raise `UserError` with a text that quotes nothing of the message. Which
-inputs were tried: docs/hostile_inputs.md.
+inputs were tried: docs/security.md.
 """
 
 import hashlib

@@ -114,7 +114,7 @@ def test_a_count_that_is_ahead_is_right(deploy):
 
 
 def test_an_older_state_with_the_newest_count_goes_on_whichever_start_it_is_of(deploy):
-    """As docs/operations.md says: only RUN_ID/ is restored, never releases/."""
+    """As docs/deployment.md says: only RUN_ID/ is restored, never releases/."""
     run = deploy(min_nodes=2, num_rounds=6, checkpoint_every=1)
     backup = Backup(run, 1)
 

@@ -2,19 +2,17 @@
 
 import re
 import tracemalloc
-from pathlib import Path
 
 import pytest
 
 from fedgs.errors import UserError
 from fedgs.federation.messages import one_line
 from hostile import COMPACT, EXACT, STAGE, Case
-from hostile_table import CASES, ELSEWHERE, table
+from hostile_answers import ANSWERS
+from hostile_requests import REQUESTS
 
-ROOT = Path(__file__).resolve().parents[2]
-DOCUMENT = ROOT / "docs" / "hostile_inputs.md"
+CASES = REQUESTS + ANSWERS
 MOST_MEMORY = 100_000  # bytes beside the message; an honest one takes half of that
-BEGIN, END = "<!-- begin: table -->\n", "<!-- end: table -->\n"
 
 
 @pytest.mark.parametrize("config", [EXACT, COMPACT, STAGE])
@@ -57,27 +55,8 @@ def test_foreign_text_is_cut_to_one_line():
     assert len(one_line("x" * 10**7)) == 200
 
 
-# ------------------------------------------------------------------ the document
-
-
 def test_there_are_many_and_no_two_are_the_same():
     assert len(CASES) >= 30
     for peer in ("server", "client"):
         names = [(case.what, case.config) for case in CASES if case.peer == peer]
         assert len(set(names)) == len(names)
-
-
-def test_the_document_has_the_table_of_this_list(update_golden):
-    text = DOCUMENT.read_text()
-    before, rest = text.split(BEGIN)
-    found, after = rest.split(END)
-    if update_golden:
-        DOCUMENT.write_text(before + BEGIN + table() + END + after)
-        found = table()
-    assert found == table()
-
-
-@pytest.mark.parametrize("other", ELSEWHERE, ids=lambda other: other.what)
-def test_a_row_of_another_file_has_its_test(other):
-    file, name = other.test.split("::")
-    assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text()

@@ -1,4 +1,4 @@
-"""docs/deployment.md, operations.md, the systemd units: every command exists."""
+"""docs/deployment.md and the systemd units: every command exists."""
 
 import re
 import shlex
@@ -16,7 +16,7 @@ from experiments.launch.superlink import GRACE_SECONDS
 from fedgs.process import STOP_SECONDS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGE = "\n".join((DOCS / f"{n}.md").read_text() for n in ("deployment", "operations"))
+PAGE = (DOCS / "deployment.md").read_text()
 UNITS = sorted((DOCS / "systemd").glob("*.service"))
 
 

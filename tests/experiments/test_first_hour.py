@@ -84,7 +84,7 @@ def epsilon_of(config) -> float:
     return next(r.epsilon for r in rows if (r.adversary, r.relation) == asked)
 
 
-# The cells of docs/pictures.md, experiments/paper/pictures.py: PARTED and SIZES.
+# The cells of docs/benchmark.md, experiments/paper/pictures.py: PARTED and SIZES.
 @pytest.mark.parametrize(
     ("clients", "per_node", "epsilon", "side", "has_parts"),
     [
@@ -375,12 +375,29 @@ def test_less_noise_never_forecasts_less(name):
         assert more[1] >= less[1] - 0.02
 
 
-# Runs that the table was not made of: docs/pictures.md, "The forecast of a dry run".
-CHECKED = re.findall(
-    r"^\| \S+ \| ([a-z -]+) \| (\d+) \| \S+ \| (\d+) \| (0\.\d+) \| \S+ \| hit \|$",
-    (PAGE.parent / "pictures.md").read_text(),
-    re.MULTILINE,
-)
+# Runs that the table was not made of, on other owners; two more of them missed.
+CHECKED = [  # recipe, clients, epsilon, accuracy of a CNN of 2,000 samples
+    ("none named", 120, 5, 0.596),
+    ("none named", 120, 10, 0.691),
+    ("none named", 170, 10, 0.790),
+    ("staged", 90, 10, 0.576),
+    ("staged", 170, 10, 0.771),
+    ("staged-fonts", 170, 10, 0.799),
+    ("staged-parts", 120, 10, 0.489),
+    ("staged-parts", 170, 10, 0.673),
+    ("none named", 220, 3, 0.671),
+    ("staged-parts", 180, 10, 0.656),
+    ("none named", 120, 10, 0.682),
+    ("none named", 400, 5, 0.692),
+    ("none named", 1000, 3, 0.689),
+    ("staged", 400, 5, 0.673),
+    ("staged-parts", 130, 10, 0.610),
+    ("staged-parts", 400, 5, 0.669),
+    ("none named", 350, 5, 0.647),
+    ("staged", 250, 5, 0.622),
+    ("staged-parts", 120, 10, 0.402),
+    ("staged-parts", 250, 5, 0.489),
+]
 
 
 @pytest.mark.parametrize(("name", "clients", "epsilon", "accuracy"), CHECKED)
@@ -403,7 +420,7 @@ def test_runs_that_made_no_forecast_lie_within_it(name, clients, epsilon, accura
 )
 def test_where_no_run_is_near_nothing_is_forecast(name, clients, epsilon, more):
     said = forecast.quality(planned(name, clients, epsilon, **more))
-    assert said == {"quality": "no run of ours is near (docs/pictures.md)"}
+    assert said == {"quality": "no run of ours is near (docs/benchmark.md)"}
 
 
 def test_recipes_are_ranked_where_the_settings_are_of_none():
@@ -416,7 +433,7 @@ def test_recipes_are_ranked_where_the_settings_are_of_none():
 
 
 def test_the_page_has_the_forecasts_table():
-    page = (PAGE.parent / "pictures.md").read_text()
+    page = (PAGE.parent / "benchmark.md").read_text()
     for name, row in forecast.MEASURED.items():
         cells = " | ".join(f"0.{low}–0.{high}" for low, high in row)
         assert f"| {name} | {cells} |" in page

@@ -1,12 +1,7 @@
-"""docs/operations.md: the table shows the stored rows, alerts are on real metrics."""
+"""docs/incidents.jsonl: what came of each incident when it was last made to happen."""
 
-import re
-
-from experiments.commands.deploy_metrics import HELP
 from incident_cases import INCIDENTS
-from incidents import BEGIN, END, PAGE, read_rows, table
-
-TEXT = PAGE.read_text()
+from incidents import read_rows
 
 
 def test_incidents_have_names_of_their_own():
@@ -14,16 +9,7 @@ def test_incidents_have_names_of_their_own():
     assert len(names) == len(set(names)) >= 30
 
 
-def test_table_shows_the_stored_rows():
+def test_every_incident_has_a_stored_row_and_all_are_good():
     rows = read_rows()
-    known = [incident.name for incident in INCIDENTS]
-    assert list(rows) == [name for name in known if name in rows]
-    shown = TEXT.partition(BEGIN)[2].partition(END)[0]
-    assert shown == table(list(rows.values()))
-
-
-def test_alerts_are_on_metrics_that_exist():
-    rules = re.findall(r"expr: (.*)", TEXT)
-    assert len(rules) >= 3
-    named = set(re.findall(r"fedgs_\w+", " ".join(rules)))
-    assert named <= set(HELP), named - set(HELP)
+    assert list(rows) == [incident.name for incident in INCIDENTS]
+    assert all(row.is_good for row in rows.values())

@@ -2,7 +2,7 @@
 
 `hostile_requests` and `hostile_answers` list the messages, which `test_hostile.py`
 sends; `hostile_table` names the tests of other files and makes the table of
-docs/hostile_inputs.md.
+docs/security.md.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The incidents: what is done to a deployment, and what its operator does then.
 
 Each is a function of a site and, unless it has `has_run=False`, of a run of its own
-that was just submitted. It disturbs the run, recovers as docs/operations.md says, and
+that was just submitted. It disturbs the run, recovers as docs/deployment.md says, and
 returns; `incidents` then waits for the end and compares.
 """
 

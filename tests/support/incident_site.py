@@ -301,7 +301,7 @@ class Site:
         (self.disk(host) / "ballast").unlink()
 
     def back_up(self, name: str = "backup") -> Path:
-        """Copies the server's state while no run is going on: docs/operations.md."""
+        """Copies the server's state while no run is going on: docs/deployment.md."""
         copy, state = self.folder / name, self.state("server")
         shutil.rmtree(copy, ignore_errors=True)
         copy.mkdir(mode=0o700)

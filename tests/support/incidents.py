@@ -1,4 +1,4 @@
-"""The incident table of docs/operations.md: `make incidents`.
+"""What comes of incidents of a deployment: `make incidents`.
 
 Every incident happens to a deployment of three hosts (`incident_site`), to a run of its
 own that is disturbed, recovers as documented and finishes. A row says whether the
@@ -6,8 +6,8 @@ generator has the bytes of the local engine, which nothing disturbed; whether th
 server's ledger shows at least every release that the clients counted; how long it took
 from the disturbance to the next finished round; and what was left over.
 
-    make incidents                  all of them, then the table
-    make incidents ONLY=NAME,NAME   these, and their rows of the table
+    make incidents                  all of them
+    make incidents ONLY=NAME,NAME   these
     make incidents CONTINUE=1       those without a good row
 
 Needs root (network namespaces, mounts), iproute2, sqlite3 and a C compiler.
@@ -34,9 +34,7 @@ from hosts import ROOT, require_namespaces
 from incident_cases import INCIDENTS, Incident
 from incident_site import Run, Site, reference
 
-PAGE = ROOT / "docs" / "operations.md"
 ROWS = ROOT / "docs" / "incidents.jsonl"
-BEGIN, END = "<!-- incidents: begin -->\n", "<!-- incidents: end -->\n"
 START_LIMIT = 300.0  # seconds for a new deployment
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 LINGER = 20.0  # for what ends by itself after a run
@@ -189,29 +187,15 @@ def read_rows(path: Path = ROWS) -> dict[str, Row]:
 
 
 def write_rows(path: Path, rows: dict[str, Row]) -> None:
-    """Writes rows, in the order of the incidents; the stored ones to the page too."""
+    """Writes rows, in the order of the incidents."""
     known = [rows[i.name] for i in INCIDENTS if i.name in rows]
     lines = [json.dumps(dataclasses.asdict(row), ensure_ascii=False) for row in known]
     path.write_text("".join(line + "\n" for line in lines))
-    if path == ROWS:
-        before, _, rest = PAGE.read_text().partition(BEGIN)
-        _, _, after = rest.partition(END)
-        PAGE.write_text(before + BEGIN + table(known) + END + after)
-
-
-def table(rows: Sequence[Row]) -> str:
-    """The table in Markdown."""
-    head = [
-        "| what happens | what the operator does | same bytes | ledger at least the "
-        "truth | seconds to the next round | left over |",
-        "|---|---|---|---|---|---|",
-    ]
-    return "\n".join([*head, *(row.line() for row in rows)]) + "\n"
 
 
 def main() -> None:
     """Has the incidents happen; exit code 1 if one did not end as it should."""
-    parser = argparse.ArgumentParser(description="Make the incident table.")
+    parser = argparse.ArgumentParser(description="Have incidents happen.")
     parser.add_argument("--only", default="", help="Names, separated by commas.")
     parser.add_argument("--proceed", action="store_true", help="Keep good rows.")
     parser.add_argument("--patience", type=float, default=1.0, help="Of time limits.")
