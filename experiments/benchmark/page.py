@@ -27,7 +27,7 @@ ADVICE = (
     ),
     (
         "Detail that moments do not hold, hundreds of releases",
-        "`gs-wgan`, `gs-wgan-surrogate`, `fedavg-gan`: a GAN trained over many rounds. "
+        "`gs-wgan`, `fedavg-gan`: a GAN trained over many rounds. "
         "Each round costs privacy, so these need many users or a large epsilon.",
     ),
     (

@@ -181,7 +181,7 @@ def _timed_round(
         answer = client_round(config, nets, data, hosted, asked, 0)
         of_clients = clock() - asked_at
         assert isinstance(answer, SanitizedGradients)
-        server_round(config, server, request, images, [answer])
+        server_round(config, server, images, [answer])
         times.append((clock() - started - of_clients, of_clients / len(hosted)))
     of_server, of_client = (min(part) for part in zip(*times, strict=True))
     return of_server, of_client

@@ -451,26 +451,6 @@ class Settings:
         at_least=0,
         below=1,
     )
-    surrogate_steps: int = option(
-        0,
-        TRAINING | RESULT,
-        "Generator steps of a round against a surrogate critic, which learns the "
-        "released gradients; 0: one step along the release itself (the paper).",
-        at_least=0,
-    )
-    surrogate_fit_steps: int = option(
-        12,
-        TRAINING | RESULT,
-        "Steps of a round that fit the surrogate critic; five times as many in the "
-        "first.",
-        at_least=1,
-    )
-    surrogate_memory: int = option(
-        6,
-        TRAINING | RESULT,
-        "Rounds whose releases the surrogate critic is fitted to.",
-        at_least=1,
-    )
 
     # Model
     generator: str = option(

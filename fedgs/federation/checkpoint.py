@@ -12,7 +12,6 @@ from fedgs.errors import UserError
 from fedgs.federation.round import ServerState
 from fedgs.gan.features import StageRelease
 from fedgs.gan.stages import set_rate
-from fedgs.gan.surrogate import Surrogate
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder
 from fedgs.shapes import TensorDict
@@ -30,12 +29,6 @@ def server_tensors(server: ServerState) -> TensorDict:
     averaged = server.ema.state_dict()
     flat |= {f"ema.{name}": value for name, value in averaged.items()}
     flat |= moments_of("adam.", server.optimizer)
-    if server.surrogate is not None:
-        network = server.surrogate.network.state_dict()
-        flat |= {f"surrogate.network.{n}": v for n, v in network.items()}
-        flat |= moments_of("surrogate.adam.", server.surrogate.optimizer)
-        memory = server.surrogate.memory
-        flat |= {f"surrogate.memory.{n}": v for n, v in memory.items()}
     for index, release in enumerate(server.stages):
         flat |= {f"stage.{index}.{n}": v for n, v in _stage_tensors(release).items()}
     if server.stages:
@@ -91,28 +84,11 @@ def restore(folder: RunFolder, server: ServerState) -> None:
             "says; restore config.json"
         ) from error
     load_moments("adam.", server.optimizer, tensors)
-    if server.surrogate is not None:
-        _restore_surrogate(folder, server.surrogate, tensors)
     server.round = round
     server.stages = _restored_stages(folder.config, tensors)
     if server.stages:
         server.fitted = int(tensors["stages.fitted"])
         set_rate(folder.config, server.optimizer, server.fitted)
-
-
-def _restore_surrogate(
-    folder: RunFolder, surrogate: Surrogate, tensors: TensorDict
-) -> None:
-    memory = under("surrogate.memory.", tensors)
-    try:
-        surrogate.network.load_state_dict(under("surrogate.network.", tensors))
-        surrogate.memory = {n: memory[n].to(v) for n, v in surrogate.memory.items()}
-    except (RuntimeError, KeyError) as error:
-        raise UserError(
-            f"{folder.path}: surrogate_steps = {surrogate.config.surrogate_steps}, but "
-            "the checkpoint has no such surrogate critic; restore config.json"
-        ) from error
-    load_moments("surrogate.adam.", surrogate.optimizer, tensors)
 
 
 def moments_of(prefix: str, optimizer: Optimizer) -> TensorDict:

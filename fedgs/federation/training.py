@@ -32,7 +32,6 @@ from fedgs.federation.messages import (
     Request,
     StageRequest,
     clients_of,
-    fakes_of,
     sum_of,
 )
 from fedgs.federation.round import (
@@ -348,8 +347,7 @@ class Training:
         """Takes the generator's step, or keeps what a stage released."""
         request, answered = asked.request, asked.answered
         if answered is not None:
-            batch = fakes_of(request)
-            server_round(self.config, self.server, batch, answered, answers)
+            server_round(self.config, self.server, answered, answers)
         elif isinstance(request, StageRequest):
             stage_round(self.config, self.server, request, answers)
 
