@@ -43,7 +43,6 @@ OWN = {
     "staged": _own("staged", {**SIZES, NO_NOISE: {}}),
     "staged-parts": PICTURES["staged-parts"],
     "staged-fonts": PICTURES["staged-fonts"],
-    "mean-embedding": _own("mean-embedding"),
     "gs-wgan": _own("gs-wgan"),
 }
 # Settings of fedgs' own rows that are below those of their recipes.

@@ -4,14 +4,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import torch
 from torch.optim import Optimizer
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.federation.round import ServerState
 from fedgs.gan.features import StageRelease
-from fedgs.gan.stages import set_rate
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder
 from fedgs.shapes import TensorDict
@@ -31,8 +29,6 @@ def server_tensors(server: ServerState) -> TensorDict:
     flat |= moments_of("adam.", server.optimizer)
     for index, release in enumerate(server.stages):
         flat |= {f"stage.{index}.{n}": v for n, v in _stage_tensors(release).items()}
-    if server.stages:
-        flat["stages.fitted"] = torch.tensor(server.fitted)
     return flat
 
 
@@ -86,9 +82,6 @@ def restore(folder: RunFolder, server: ServerState) -> None:
     load_moments("adam.", server.optimizer, tensors)
     server.round = round
     server.stages = _restored_stages(folder.config, tensors)
-    if server.stages:
-        server.fitted = int(tensors["stages.fitted"])
-        set_rate(folder.config, server.optimizer, server.fitted)
 
 
 def moments_of(prefix: str, optimizer: Optimizer) -> TensorDict:
@@ -155,13 +148,12 @@ class Checkpoints:
         """Starts the clock; `save_nodes(keep_round)` has all node states on disk."""
         self.folder, self.server = folder, server
         self.ledger, self.save_nodes = ledger, save_nodes
-        self.committed, self._fitted = server.round, server.fitted
+        self.committed = server.round
         self.last, self.cost = time.monotonic(), 0.0
 
     def commit(self) -> None:
         """Saves the nodes, then commits the server's state."""
-        state = (self.server.round, self.server.fitted)
-        if state == (self.committed, self._fitted) and self.committed > 0:
+        if self.server.round == self.committed > 0:
             with indispensable(self.folder, "the ledger's length"):
                 self.folder.record(self.ledger)  # a discarded round has an event
             return
@@ -170,10 +162,8 @@ class Checkpoints:
             # Nodes first: a checkpoint without their states could not be resumed.
             self.save_nodes(self.committed)
             tensors = server_tensors(self.server)
-            # Beside the one that it replaces, until it is committed.
-            part = "fitted" if self.committed == self.server.round > 0 else ""
-            self.folder.save_checkpoint(self.server.round, tensors, self.ledger, part)
-        self.committed, self._fitted = state
+            self.folder.save_checkpoint(self.server.round, tensors, self.ledger)
+        self.committed = self.server.round
         self.last = time.monotonic()
         self.cost = self.last - started
 

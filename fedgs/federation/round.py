@@ -53,8 +53,8 @@ from fedgs.gan.models import (
     sample_latents,
     update_ema,
 )
-from fedgs.gan.moments import Model, start_of
-from fedgs.gan.stages import make_stage, released, steps_before
+from fedgs.gan.moments import Model, model_of, set_generator, start_of
+from fedgs.gan.stages import make_stage, released
 from fedgs.mechanism.integers import IntegerSum, sanitize_integers
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.quantization import release_step
@@ -83,8 +83,7 @@ class ServerState:
         ema: the average of G, which samples are drawn from.
         round: the last finished round, 0 before the first.
         stages: what the stages have released so far.
-        fitted: stages that the generator is fitted to; one less, or all of them.
-        start: the model of public images, that stages of moments start from.
+        start: the model of public images, that stages start from.
     """
 
     generator: Generator
@@ -92,7 +91,6 @@ class ServerState:
     ema: Generator
     round: int = 0
     stages: list[StageRelease] = field(default_factory=list[StageRelease])
-    fitted: int = 0
     start: Model | None = None
 
 
@@ -299,8 +297,7 @@ def server_round(
         average = from_dct(average, config.image_size)
     # 11: theta_G <- Adam(theta_G, average * J_theta G(z)).
     jacobian_step(server.optimizer, answered, average.to(answered))
-    step = server.round + steps_before(config, server.fitted)
-    update_ema(server.ema, server.generator, step, config.ema_decay)
+    update_ema(server.ema, server.generator, server.round, config.ema_decay)
     server.round += 1
 
 
@@ -331,10 +328,8 @@ def stage_request(config: ResolvedConfig, server: ServerState) -> StageRequest:
     Source: docs/privacy.md, "Embedding releases".
     """
     round = server.round + 1
-    networks, centre = make_stage(
-        config, server.ema, server.stages, round, server.start
-    )
-    return StageRequest(round, networks, centre)
+    made = make_stage(config, server.stages, round, server.start)
+    return StageRequest(round, *made)
 
 
 def stage_round(
@@ -343,13 +338,13 @@ def stage_round(
     request: StageRequest,
     answers: Sequence[SanitizedGradients],
 ) -> None:
-    """Keeps what a stage released; the fit to it comes later.
+    """Sets the generator to what the stages have released, with a new one.
 
     Privacy: post-processing of DP output.
 
     Args:
         config: the resolved configuration.
-        server: updated in place: stages and round.
+        server: updated in place: stages, generator, average and round.
         request: what was asked.
         answers: the releases, at least one.
     """
@@ -361,6 +356,8 @@ def stage_round(
     noise_std = answers[0].noise_std * len(answers) ** 0.5
     asked = (request.round, request.networks, request.centre)
     server.stages.append(released(config, *asked, total[0], noise_std))
+    model = model_of(config, server.stages, server.start)
+    set_generator(config, model, server.generator, server.ema)
     server.round += 1
 
 

@@ -244,9 +244,9 @@ class Backup:
         """Takes the copy after one round and puts it back after another one."""
 
         def report(metrics: dict) -> None:
-            if "fit_step" not in metrics and metrics["round"] == taken:
+            if metrics["round"] == taken:
                 self.take()
-            if "fit_step" not in metrics and metrics["round"] == put_back:
+            if metrics["round"] == put_back:
                 self.put_back()
 
         return report
