@@ -7,8 +7,8 @@ Algorithm 2; Algorithm 1 is the same where the clients are shards of one data se
 Every engine is tested against this page (tests/test_gs_wgan.py). It draws from the same
 random streams, so its results are theirs but for rounding. To train, use `fedgs.train`:
 this page has no ledger, no checkpoint, no second attempt of a round, no budget that
-ends a run and no limits of the clients' own. It leaves out four settings:
-client_selection = balanced, transport = compact, surrogate_steps above 0 and stages.
+ends a run and no limits of the clients' own. It leaves out three settings:
+client_selection = balanced, transport = compact and stages.
 
 Source: Chen, Orekondy, Fritz, "GS-WGAN: a gradient-sanitized approach for learning
 differentially private generators", NeurIPS 2020, appendix B; reference source/main.py,
@@ -63,12 +63,12 @@ def train(config: ResolvedConfig, data: FederatedImages) -> Trained:
         data: the clients' images.
 
     Raises:
-        ValueError: one of the four settings that this page leaves out.
+        ValueError: one of the three settings that this page leaves out.
     """
     if config.client_selection == "balanced" or config.transport == "compact":
         raise ValueError("client_selection = balanced, transport = compact: left out")
-    if config.surrogate_steps or config.stages:
-        raise ValueError("surrogate_steps, stages: left out, the paper has neither")
+    if config.stages:
+        raise ValueError("stages: left out, the paper has none")
     seed = derived_seed(config.seed, "generator")
     generator = models.build_generator(config, seed)  # 4
     average = copy.deepcopy(generator)

@@ -65,8 +65,7 @@ def train(
         recipe: the settings to start from, by name or as they are. None: `staged`,
             fitted to the data, where `target_epsilon` and nothing of a method is
             given, as `fedgs train` chooses; `full-participation` else.
-        progress: called with the public metrics of each round; with `stages`, also
-            with round, fit_step and fit_steps while the generator is fitted to one.
+        progress: called with the public metrics of each round.
         stop: when set, the run checkpoints after the current round and returns.
         **settings: any setting of `RunConfig` over the recipe; the first ones to know:
             `target_epsilon` (10 in the recipes) or `noise_multiplier`, `num_rounds`,

@@ -128,8 +128,6 @@ def main(grid: Grid, context: Context) -> None:
     flower.mkdir(exist_ok=True)
 
     def report(metrics: dict[str, Any]) -> None:
-        if "fit_step" in metrics:  # of a stage whose round is over
-            return
         every = max(1, folder.config.num_rounds // 20)
         if metrics["round"] % every == 0:
             log(INFO, "round %d of %d", metrics["round"], folder.config.num_rounds)

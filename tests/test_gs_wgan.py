@@ -156,7 +156,6 @@ def test_cost_of_the_page_is_that_of_the_engines_ledger(tmp_path):
     [
         {"client_selection": "balanced"},
         {"transport": "compact"},
-        {"surrogate_steps": 1},
     ],
 )
 def test_page_refuses_what_it_leaves_out(settings):

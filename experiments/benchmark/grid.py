@@ -43,12 +43,10 @@ OWN = {
     "staged": _own("staged", {**SIZES, NO_NOISE: {}}),
     "staged-parts": PICTURES["staged-parts"],
     "staged-fonts": PICTURES["staged-fonts"],
-    "mean-embedding": _own("mean-embedding"),
     "gs-wgan": _own("gs-wgan"),
-    "gs-wgan-surrogate": _own("gs-wgan-surrogate"),
 }
 # Settings of fedgs' own rows that are below those of their recipes.
-OWN_REDUCED: Mapping[str, Settings] = {"gs-wgan": SHORT, "gs-wgan-surrogate": SHORT}
+OWN_REDUCED: Mapping[str, Settings] = {"gs-wgan": SHORT}
 
 # Methods whose settings were chosen with test accuracies on these data in view.
 IN_VIEW = {"fashion-mnist": ["staged", "staged-parts"]}

@@ -22,12 +22,12 @@ ADVICE = (
     ),
     (
         "One release, and no Gaussian model",
-        "`dp-merf-federated` or `mean-embedding`: one embedding of random features "
-        "from each client; the generator is fitted to it afterwards, without the data.",
+        "`dp-merf-federated`: one embedding of random features from each client; the "
+        "generator is fitted to it afterwards, without the data.",
     ),
     (
         "Detail that moments do not hold, hundreds of releases",
-        "`gs-wgan`, `gs-wgan-surrogate`, `fedavg-gan`: a GAN trained over many rounds. "
+        "`gs-wgan`, `fedavg-gan`: a GAN trained over many rounds. "
         "Each round costs privacy, so these need many users or a large epsilon.",
     ),
     (
@@ -52,8 +52,7 @@ LIMITS = (
     "four. At epsilon 10 the limit of the first two is the Gaussian and not the noise: "
     "without noise they stay below real images. Sharp texture they cannot draw: a CNN "
     "learns more from `staged` than from `wgan-gp`, yet by FID it is far behind.",
-    "`staged` at epsilon 1 loses much of what it has at 3: `mean-embedding`, which is "
-    "worse at 10 and 3, then has as much on `mnist-by-writer`. Public pictures help.",
+    "`staged` at epsilon 1 loses much of what it has at 3. Public pictures help.",
     "`gs-wgan` pays in every round. With some hundred users its fifty rounds are "
     "below one release of moments or of random features, and cost at least a "
     "hundred times the bytes. The rounds are the limit there: without noise fifty "

@@ -123,8 +123,6 @@ def duration(config: ResolvedConfig, data: FederatedImages) -> str:
 
     Privacy: reads images and their number; for their owner's eyes.
     """
-    if config.num_stages and not _is_of_moments(config):
-        return "the first rounds tell how long"  # a fit by gradients is not timed
     seconds, by = FEW_SECONDS if config.engine == "local" else FLOWER_SECONDS, ""
     if config.num_stages:
         seconds += SECONDS_OF_PRODUCT * len(data.images) * config.moment_features**2
@@ -181,7 +179,7 @@ def _timed_round(
         answer = client_round(config, nets, data, hosted, asked, 0)
         of_clients = clock() - asked_at
         assert isinstance(answer, SanitizedGradients)
-        server_round(config, server, request, images, [answer])
+        server_round(config, server, images, [answer])
         times.append((clock() - started - of_clients, of_clients / len(hosted)))
     of_server, of_client = (min(part) for part in zip(*times, strict=True))
     return of_server, of_client
@@ -194,7 +192,7 @@ def quality(config: ResolvedConfig) -> dict[str, str]:
     methods, and of less signal. More of it changes little: noise is no limit any more.
     """
     signal, shape = signal_of(config), (config.image_size, config.image_channels)
-    is_alike = (config.num_classes, *shape) == (10, 28, 1) and _is_of_moments(config)
+    is_alike = (config.num_classes, *shape) == (10, 28, 1) and config.num_stages > 0
     if not is_alike or signal < SIGNALS[0] / 1.3:
         return {"quality": "no run of ours is near (docs/benchmark.md)"}
     ranges = {name: _range(name, signal) for name in MEASURED}
@@ -260,8 +258,3 @@ def _lines(config: ResolvedConfig, data: FederatedImages) -> dict[str, str]:
         **quality(config),
         "scores": evaluation_note(config, data),
     }
-
-
-def _is_of_moments(config: ResolvedConfig) -> bool:
-    kinds = config.stage_list
-    return bool(kinds) and all(stage.is_moments for stage in kinds)

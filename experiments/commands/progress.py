@@ -68,18 +68,8 @@ class Progress:
 
     def rounds(self, total: int, title: str = "round") -> Callable[[Any], None]:
         """Returns what a run of so many rounds calls with each round's metrics."""
-        stage, fits = self.stage(title, title.split()[-1]), dict[int, Stage]()
-
-        def show(metrics: Any) -> None:
-            number = metrics["round"]
-            if "fit_step" not in metrics:
-                stage(number, total)
-                return
-            if number not in fits:
-                fits[number] = self.stage(f"fit to {title} {number}: step")
-            fits[number](metrics["fit_step"], metrics["fit_steps"])
-
-        return show
+        stage = self.stage(title, title.split()[-1])
+        return lambda metrics: stage(metrics["round"], total)
 
 
 class Stage:

@@ -37,7 +37,6 @@ from fedgs.evaluation.images import LabelledImages
 from fedgs.federation import round as rounds
 from fedgs.federation.preparation import resolve
 from fedgs.files import append_whole, read_json_lines, write_json
-from fedgs.gan.stages import fit
 from fedgs.mechanism.sanitizer import SanitizedGradients
 from fedgs.randomness import derived_seed, stream
 from fedgs.runs import sample
@@ -193,7 +192,6 @@ def samples(
         answer = rounds.embedding_round(config, data, clients.tolist(), request, 0)
         assert isinstance(answer, SanitizedGradients)
         rounds.stage_round(config, server, request, [answer])
-        fit(config, server.generator, server.ema, server.optimizer, server.stages)
     labels = np.arange(SAMPLES, dtype=np.int64) % config.num_classes
     return LabelledImages(sample.draw(config, server.ema, labels, seed=0), labels)
 

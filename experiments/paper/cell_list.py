@@ -32,9 +32,8 @@ class Source(NamedTuple):
 class Method(NamedTuple):
     """One way to train: settings over a recipe, and more of them by epsilon.
 
-    With `draws` above 1, so many images are drawn for each sample, and the surrogate
-    critic chooses among them. A method of others has the name of its `baseline` in
-    place of a recipe; its settings are those of the method and of the run.
+    A method of others has the name of its `baseline` in place of a recipe; its settings
+    are those of the method and of the run.
     """
 
     recipe: str
@@ -42,7 +41,6 @@ class Method(NamedTuple):
     of_epsilon: Mapping[float, Settings]
     data: Collection[str] = ()  # all where empty
     seeds: Collection[int] = range(1000)  # of those that are asked for
-    draws: int = 1
     baseline: str = ""
     is_capped: bool = False
 

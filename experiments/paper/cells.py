@@ -2,37 +2,32 @@
 
 A cell is one run, `OUTPUT/<data>-<method>-eps<epsilon>-seed<seed>`. Its generator is
 judged by the small CNN of `fedgs evaluate`, trained on 10,000 samples. What is there is
-not computed again; an interrupted run is resumed. `pictures` and `study` list cells.
+not computed again; an interrupted run is resumed. `pictures` lists cells.
 """
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 import typer
-from numpy.typing import NDArray
 
 from experiments.baselines import command as baselines
 from experiments.commands.endings import exit_if_stopped
 from experiments.commands.progress import say
 from experiments.commands.train import resume, train_from_checkpoint
 from experiments.evaluation.evaluate import evaluate
-from experiments.evaluation.request import READING, EvaluationRequest
+from experiments.evaluation.request import EvaluationRequest
 from experiments.paper.cell_list import Cell, Cells, Request
 from experiments.tables import Table
 from fedgs.baselines import find
 from fedgs.baselines.asked import Asked
 from fedgs.config.recipes import overridden, recipe
 from fedgs.errors import UserError, some
-from fedgs.federation.checkpoint import restore
 from fedgs.federation.preparation import new_run
-from fedgs.federation.round import new_server
 from fedgs.files import read_json, read_json_lines, write_atomically, write_json
 from fedgs.privacy.accounting import Statement
 from fedgs.process import forget_peak_memory, peak_memory
@@ -40,7 +35,6 @@ from fedgs.runs import epsilons, sample
 from fedgs.runs.run_folder import RunFolder, is_baseline
 
 NUM_SAMPLES = 10_000
-AT_ONCE = 500  # samples whose candidates are scored at a time
 COST = "cpu-seconds.json"  # in the run folder: of training, all threads
 MARKS = {  # metric of `fedgs evaluate`: a score that only it has
     "cnn": "downstream_cnn_accuracy",
@@ -119,12 +113,6 @@ def compute(
     asked = EvaluationRequest(
         str(path), count=NUM_SAMPLES, metrics=missing, calibrate=False
     )
-    if cell.how.draws > 1:
-        config = RunFolder.open(path).config
-        reading = {name: getattr(config, name) for name in {*READING} - {"data"}}
-        best = str(write_best(path, cell.how.draws))
-        own = {"source": best, "data": config.data, "reading": reading}
-        asked = replace(asked, **own, output=path)
     evaluate(asked, as_json=True)
     return scores(path)
 
@@ -178,40 +166,6 @@ def _measured(run: Path) -> Iterator[None]:
         "peak_memory_bytes": peak_memory(),
     }
     write_json(run / COST, cost)
-
-
-def write_best(run: Path, draws: int) -> Path:
-    """Writes, for each sample, the image that the surrogate critic scores best.
-
-    Privacy: post-processing of DP output.
-
-    Args:
-        run: folder of a finished run with a surrogate critic.
-        draws: images of one label that it chooses from.
-
-    Returns:
-        FILE.npz with `NUM_SAMPLES` images.
-
-    Raises:
-        UserError: the run has no surrogate critic.
-    """
-    folder = RunFolder.open(run)
-    restore(folder, server := new_server(folder.config))
-    if server.surrogate is None:
-        raise UserError(f"{run}: no surrogate critic; give --surrogate-steps 8")
-    critic = server.surrogate.network
-    labels = sample.uniform_labels(folder.config, NUM_SAMPLES, 0)
-    best: list[NDArray[np.float32]] = []
-    for start in range(0, NUM_SAMPLES, AT_ONCE):
-        wanted = labels[start : start + AT_ONCE].repeat(draws)
-        images = sample.draw(folder.config, server.ema, wanted, start)
-        with torch.no_grad():
-            scores = critic(*map(torch.from_numpy, (images, wanted)))
-        images = images.reshape(-1, draws, *images.shape[1:])
-        best.append(images[range(len(images)), scores.view(-1, draws).argmax(1)])
-    path = run / "best.npz"
-    sample.Samples(np.concatenate(best), labels, ()).write(path, overwrite=True)
-    return path
 
 
 def table(caption: str, cells: Sequence[Cell], output: Path) -> Table:

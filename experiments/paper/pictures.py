@@ -26,10 +26,8 @@ PARTED = {10.0: {}, 3.0: {"moment_size": 10, "latent_dim": 30}}
 AXES = {10.0: {"latent_dim": 30}, 3.0: {"latent_dim": 20}, 1.0: {"latent_dim": 15}}
 # 40 rounds of gradients of 32 fakes cost 1280, a fifth of mu^2; stages have the rest.
 REFINED = {"stage_weights": "1280,1280,2560", "num_rounds": 43}
-RANDOM = {"stages": "random", "num_rounds": 1, "stage_steps": "500"}
-LARGE_STEPS = {"generator_learning_rate": 3e-3, "ema_decay": 0.985}
-SHORT, SURROGATE = {"num_rounds": 50}, {"surrogate_steps": 8}
-FAST, SLOW = {"generator_learning_rate": 1e-3}, {"generator_learning_rate": 3e-4}
+SHORT = {"num_rounds": 50}
+FAST = {"generator_learning_rate": 1e-3}
 WRITERS = ["mnist-by-writer"]
 TEN, ONCE = {10.0: {}}, (WRITERS, [0])
 GS_WGAN = "full-participation"
@@ -42,12 +40,8 @@ METHODS = {
     "staged-fonts": Method("staged-fonts", {}, AXES, ["mnist-by-writer", "mnist"]),
     "staged-none": Method("staged", {}, {NO_NOISE: {}}),
     "staged-parts-none": Method("staged-parts", {}, {NO_NOISE: {}}),
-    # DP-MERF (Harder et al., AISTATS 2021) made federated: one release, random features
-    "mean-embedding": Method(GS_WGAN, RANDOM | LARGE_STEPS, TEN),
     "refined": Method("staged", REFINED | FAST, TEN, *ONCE),
-    "refined-surrogate": Method("staged", REFINED | SLOW | SURROGATE, TEN, *ONCE),
     "gs-wgan": Method(GS_WGAN, SHORT, TEN, WRITERS),
-    "gs-wgan-surrogate": Method(GS_WGAN, SHORT | SURROGATE, TEN, WRITERS),
     "gs-wgan-none": Method(GS_WGAN, SHORT, {NO_NOISE: {}}, *ONCE),
     "algorithm-1": Method("algorithm-1", PUBLISHED, {11.4: {}}, ["mnist"], [0]),
 }

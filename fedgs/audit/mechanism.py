@@ -379,7 +379,6 @@ def _one_coordinate(config: ResolvedConfig, count: int) -> ResolvedConfig:
         batch_size=count,
         stages=None,
         stage_weights=None,
-        stage_steps=None,
         fakes_per_round=None,
         gradient_basis="pixels",
         discriminator_training="frozen",

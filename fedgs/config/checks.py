@@ -15,7 +15,7 @@ from fedgs.config.fields import Problem, refuse, shortened
 from fedgs.config.hosting import read_sizes
 from fedgs.config.integers import why_too_coarse
 from fedgs.config.settings import Settings
-from fedgs.config.stages import FEATURES, MASS, MOMENT_KINDS, MOST_FEATURES
+from fedgs.config.stages import FEATURES, MASS, MOST_FEATURES
 
 FEMNIST_CLASSES = ("all", "merged", "digits", "letters", "merged-letters")
 NODE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"  # also a file's name: of its key
@@ -232,11 +232,10 @@ def training_problems(config: Settings) -> Iterator[Problem]:
 def stage_problems(config: Settings) -> Iterator[Problem]:
     """Yields what is wrong with the stages; reading them refuses malformed ones."""
     if config.stages is None:
-        for name in ("stage_weights", "stage_steps"):
+        for name in ("stage_weights", "public_data"):
             if getattr(config, name) is not None:
                 flag = name.replace("_", "-")
                 yield name, f"there are no stages; give --stages, or no --{flag}"
-        yield from _public_problems(config)
         return
     if config.client_selection != "all":
         yield (
@@ -254,17 +253,13 @@ def stage_problems(config: Settings) -> Iterator[Problem]:
         why = f"an embedding may be as short as {MASS:g}, beyond that is only noise"
         yield "clip_bound", f"{why}; give --clip-bound at most {MASS:g}"
     yield from _public_problems(config)
-    if any(stage.is_moments for stage in config.stage_list):
-        yield from _moment_problems(config)
+    yield from _moment_problems(config)
 
 
 def _public_problems(config: Settings) -> Iterator[Problem]:
     """Yields why public images cannot be a start; `public_model` checks themselves."""
     if config.public_data is None:
         return
-    if not any(stage.is_moments for stage in config.stage_list):
-        why = "only stages of moments start from public data"
-        yield "public_data", f"{why}; give --stages moments, or leave it out"
     # Of a deployment, the data are known to its clients only.
     if config.nodes is None:
         yield from same_source_problems(config)
@@ -301,18 +296,17 @@ def _source(data: str) -> str:
 
 
 def _moment_problems(config: Settings) -> Iterator[Problem]:
-    """Yields what is wrong with stages of moments."""
+    """Yields what is wrong with the order and the size of moments."""
     if config.moment_size > config.image_size:
         yield "moment_size", f"give --moment-size at most {config.image_size}"
     kinds = [stage.kind for stage in config.stage_list]
-    count = sum(kind in MOMENT_KINDS for kind in kinds)
-    # Each needs what the one before found; a fit by gradients is lost to the next.
-    first = MOMENT_KINDS[:2] if config.public_data is None else ()
-    in_order = [*first, *["moments"] * count][:count]
-    if kinds[count - 1] == "parts" and count > len(first):
+    # Each needs what the one before found.
+    first = ["means", "scatter"] if config.public_data is None else []
+    in_order = [*first, *["moments"] * len(kinds)][: len(kinds)]
+    if kinds[-1] == "parts" and len(kinds) > len(first):
         in_order[-1] = "parts"
-    if kinds[:count] != in_order:
-        order = ", ".join([*first, "any number of moments, parts once, other kinds"])
+    if kinds != in_order:
+        order = ", ".join([*first, "any number of moments, parts once"])
         yield "stages", f"moments come in the order {order}; give --stages so"
     for name, kind in (("moment_size", "scatter"), ("latent_dim", "moments")):
         if FEATURES[kind](config) > MOST_FEATURES:
@@ -320,7 +314,7 @@ def _moment_problems(config: Settings) -> Iterator[Problem]:
             yield name, f"{why}; give a smaller --{name.replace('_', '-')}"
     for name, needed in (("generator", "gaussian"), ("latent", "normal")):
         if getattr(config, name) != needed:
-            why = "stages of moments determine a Gaussian"
+            why = "stages determine a Gaussian"
             yield name, f"{why}; give --{name} {needed}"
 
 

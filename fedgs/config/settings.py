@@ -341,7 +341,7 @@ class Settings:
         TRAINING | RESULT | MECHANISM,
         "Kinds of features whose class means the first rounds release, one each, "
         "comma-separated: means,scatter,moments,... for a Gaussian of each class, "
-        "...,parts for four; random and classifier for a fit by gradients.",
+        "...,parts for four.",
     )
     stage_weights: str | None = option(
         None,
@@ -349,14 +349,6 @@ class Settings:
         "Each stage's share of the privacy spent, in units of one fake's gradient: "
         "noise_std = 2 * clip_bound * noise_multiplier / sqrt(weight). "
         "Unset: equal, sum 1.",
-    )
-    stage_steps: str | None = option(
-        None,
-        TRAINING | RESULT,
-        "Generator updates after each stage's release; 400 each when unset.",
-    )
-    stage_networks: int = option(
-        2, TRAINING | RESULT, "Feature networks of a stage.", at_least=1, at_most=16
     )
     moment_size: int = option(
         10,
@@ -367,14 +359,8 @@ class Settings:
     public_data: str | None = option(
         None,
         TRAINING | RESULT,
-        "Public images that stages of moments start from, with the run's labels: a "
+        "Public images that stages start from, with the run's labels: a "
         "value of data, such as fonts. The server reads them, clients do not.",
-    )
-    stage_batch_size: int = option(
-        60,
-        TRAINING | RESULT,
-        "Images of a generator update of a stage, rounded to as many of every class.",
-        at_least=1,
     )
     discriminator_steps: int = option(
         5, TRAINING | RESULT, "n_dis, discriminator steps of a round.", at_least=1
@@ -451,33 +437,13 @@ class Settings:
         at_least=0,
         below=1,
     )
-    surrogate_steps: int = option(
-        0,
-        TRAINING | RESULT,
-        "Generator steps of a round against a surrogate critic, which learns the "
-        "released gradients; 0: one step along the release itself (the paper).",
-        at_least=0,
-    )
-    surrogate_fit_steps: int = option(
-        12,
-        TRAINING | RESULT,
-        "Steps of a round that fit the surrogate critic; five times as many in the "
-        "first.",
-        at_least=1,
-    )
-    surrogate_memory: int = option(
-        6,
-        TRAINING | RESULT,
-        "Rounds whose releases the surrogate critic is fitted to.",
-        at_least=1,
-    )
 
     # Model
     generator: str = option(
         "resnet",
         MODEL | RESULT,
         "Generator: resnet or dcgan (the paper), the light upsample, gaussian: one "
-        "Gaussian for each class, which stages of moments determine, or coded: linear "
+        "Gaussian for each class, which stages determine, or coded: linear "
         "layers through a short code.",
         choices=("resnet", "dcgan", "upsample", "gaussian", "coded"),
     )
@@ -696,7 +662,7 @@ class Settings:
     @property
     def stage_list(self) -> tuple[Stage, ...]:
         """The stages that the run begins with, one round each; empty without."""
-        return read_stages(self.stages, self.stage_weights, self.stage_steps)
+        return read_stages(self.stages, self.stage_weights)
 
     @property
     def moment_features(self) -> int:
@@ -731,9 +697,8 @@ class Settings:
         stage = self.stage_list[round - 1]
         if self.num_classes is None:
             raise UserError("num_classes is unset: give --num-classes")
-        networks = 1 if stage.is_moments else self.stage_networks
         groups = stage.num_groups(self.num_classes)
-        shape = (1, networks, groups, 1 + FEATURES[stage.kind](self))
+        shape = (1, 1, groups, 1 + FEATURES[stage.kind](self))
         multiplier /= stage.weight**0.5
         return Terms("embedding", multiplier, self.clip_bound, shape)
 

@@ -4,15 +4,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import torch
 from torch.optim import Optimizer
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.federation.round import ServerState
 from fedgs.gan.features import StageRelease
-from fedgs.gan.stages import set_rate
-from fedgs.gan.surrogate import Surrogate
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder
 from fedgs.shapes import TensorDict
@@ -30,16 +27,8 @@ def server_tensors(server: ServerState) -> TensorDict:
     averaged = server.ema.state_dict()
     flat |= {f"ema.{name}": value for name, value in averaged.items()}
     flat |= moments_of("adam.", server.optimizer)
-    if server.surrogate is not None:
-        network = server.surrogate.network.state_dict()
-        flat |= {f"surrogate.network.{n}": v for n, v in network.items()}
-        flat |= moments_of("surrogate.adam.", server.surrogate.optimizer)
-        memory = server.surrogate.memory
-        flat |= {f"surrogate.memory.{n}": v for n, v in memory.items()}
     for index, release in enumerate(server.stages):
         flat |= {f"stage.{index}.{n}": v for n, v in _stage_tensors(release).items()}
-    if server.stages:
-        flat["stages.fitted"] = torch.tensor(server.fitted)
     return flat
 
 
@@ -91,28 +80,8 @@ def restore(folder: RunFolder, server: ServerState) -> None:
             "says; restore config.json"
         ) from error
     load_moments("adam.", server.optimizer, tensors)
-    if server.surrogate is not None:
-        _restore_surrogate(folder, server.surrogate, tensors)
     server.round = round
     server.stages = _restored_stages(folder.config, tensors)
-    if server.stages:
-        server.fitted = int(tensors["stages.fitted"])
-        set_rate(folder.config, server.optimizer, server.fitted)
-
-
-def _restore_surrogate(
-    folder: RunFolder, surrogate: Surrogate, tensors: TensorDict
-) -> None:
-    memory = under("surrogate.memory.", tensors)
-    try:
-        surrogate.network.load_state_dict(under("surrogate.network.", tensors))
-        surrogate.memory = {n: memory[n].to(v) for n, v in surrogate.memory.items()}
-    except (RuntimeError, KeyError) as error:
-        raise UserError(
-            f"{folder.path}: surrogate_steps = {surrogate.config.surrogate_steps}, but "
-            "the checkpoint has no such surrogate critic; restore config.json"
-        ) from error
-    load_moments("surrogate.adam.", surrogate.optimizer, tensors)
 
 
 def moments_of(prefix: str, optimizer: Optimizer) -> TensorDict:
@@ -179,13 +148,12 @@ class Checkpoints:
         """Starts the clock; `save_nodes(keep_round)` has all node states on disk."""
         self.folder, self.server = folder, server
         self.ledger, self.save_nodes = ledger, save_nodes
-        self.committed, self._fitted = server.round, server.fitted
+        self.committed = server.round
         self.last, self.cost = time.monotonic(), 0.0
 
     def commit(self) -> None:
         """Saves the nodes, then commits the server's state."""
-        state = (self.server.round, self.server.fitted)
-        if state == (self.committed, self._fitted) and self.committed > 0:
+        if self.server.round == self.committed > 0:
             with indispensable(self.folder, "the ledger's length"):
                 self.folder.record(self.ledger)  # a discarded round has an event
             return
@@ -194,10 +162,8 @@ class Checkpoints:
             # Nodes first: a checkpoint without their states could not be resumed.
             self.save_nodes(self.committed)
             tensors = server_tensors(self.server)
-            # Beside the one that it replaces, until it is committed.
-            part = "fitted" if self.committed == self.server.round > 0 else ""
-            self.folder.save_checkpoint(self.server.round, tensors, self.ledger, part)
-        self.committed, self._fitted = state
+            self.folder.save_checkpoint(self.server.round, tensors, self.ledger)
+        self.committed = self.server.round
         self.last = time.monotonic()
         self.cost = self.last - started
 

@@ -53,9 +53,8 @@ from fedgs.gan.models import (
     sample_latents,
     update_ema,
 )
-from fedgs.gan.moments import Model, start_of
-from fedgs.gan.stages import make_stage, released, steps_before
-from fedgs.gan.surrogate import Surrogate
+from fedgs.gan.moments import Model, model_of, set_generator, start_of
+from fedgs.gan.stages import make_stage, released
 from fedgs.mechanism.integers import IntegerSum, sanitize_integers
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.quantization import release_step
@@ -83,19 +82,15 @@ class ServerState:
         optimizer: Adam of G.
         ema: the average of G, which samples are drawn from.
         round: the last finished round, 0 before the first.
-        surrogate: the surrogate critic; None where `surrogate_steps` is 0.
         stages: what the stages have released so far.
-        fitted: stages that the generator is fitted to; one less, or all of them.
-        start: the model of public images, that stages of moments start from.
+        start: the model of public images, that stages start from.
     """
 
     generator: Generator
     optimizer: torch.optim.Optimizer
     ema: Generator
     round: int = 0
-    surrogate: Surrogate | None = None
     stages: list[StageRelease] = field(default_factory=list[StageRelease])
-    fitted: int = 0
     start: Model | None = None
 
 
@@ -110,9 +105,8 @@ def new_server(config: ResolvedConfig) -> ServerState:
         betas=(config.generator_beta1, config.generator_beta2),
     )
     average = copy.deepcopy(generator).eval().requires_grad_(False)
-    surrogate = Surrogate(config) if config.surrogate_steps else None
     start, _ = public_start(config)
-    return ServerState(generator, optimizer, average, surrogate=surrogate, start=start)
+    return ServerState(generator, optimizer, average, start=start)
 
 
 @lru_cache(maxsize=1)
@@ -277,7 +271,6 @@ def public_fakes(config: ResolvedConfig, average: Generator | None = None) -> Fa
 def server_round(
     config: ResolvedConfig,
     server: ServerState,
-    request: FakeBatch,
     answered: Images,
     answers: Sequence[SanitizedGradients],
 ) -> None:
@@ -290,9 +283,8 @@ def server_round(
 
     Args:
         config: the resolved configuration.
-        server: updated in place: generator, optimizer, average, surrogate and round.
-        request: what was answered, from `draw_fakes`.
-        answered: its last B images with their graph, from `draw_fakes`.
+        server: updated in place: generator, optimizer, average and round.
+        answered: the last B fakes with their graph, from `draw_fakes`.
         answers: the releases, at least one.
     """
     # 11: 1/m sum over participants; in node order, so that bits do not depend on who
@@ -300,46 +292,13 @@ def server_round(
     total = torch.zeros(config.release_shape, dtype=torch.float64)
     for answer in sorted(answers, key=lambda answer: answer.node_id):
         total += answer.values.double()
-    if server.surrogate is None:
-        average = total / (config.clients_per_round * config.batch_size)
-        if config.gradient_basis == "dct":
-            average = from_dct(average, config.image_size)
-        # 11: theta_G <- Adam(theta_G, average * J_theta G(z)).
-        jacobian_step(server.optimizer, answered, average.to(answered))
-        step = server.round + steps_before(config, server.fitted)
-        update_ema(server.ema, server.generator, step, config.ema_decay)
-    else:
-        fakes, labels = (
-            x[-config.batch_size :] for x in (request.images, request.labels)
-        )
-        server.surrogate.remember(fakes, labels, total / config.clients_per_round)
-        server.surrogate.fit(request.round - config.num_stages)
-        surrogate_steps(config, server, server.surrogate)
+    average = total / (config.clients_per_round * config.batch_size)
+    if config.gradient_basis == "dct":
+        average = from_dct(average, config.image_size)
+    # 11: theta_G <- Adam(theta_G, average * J_theta G(z)).
+    jacobian_step(server.optimizer, answered, average.to(answered))
+    update_ema(server.ema, server.generator, server.round, config.ema_decay)
     server.round += 1
-
-
-def surrogate_steps(
-    config: ResolvedConfig, server: ServerState, surrogate: Surrogate
-) -> None:
-    """Takes the round's generator steps against the surrogate, on fresh latents.
-
-    Privacy: post-processing of DP output.
-
-    Differs from the reference: `surrogate_steps` steps instead of one of line 11.
-    """
-    num_steps, count = config.surrogate_steps, 2 * config.batch_size
-    # As long a memory in rounds as that of one step per round.
-    decay = config.ema_decay ** (1 / num_steps)
-    before = steps_before(config, server.fitted)
-    for step in range(server.round * num_steps, (server.round + 1) * num_steps):
-        rng = stream(config.seed, "surrogate-latent", step)
-        z = sample_latents(config, rng, count).to(config.device)
-        labels = sample_labels(config, rng, count).to(config.device)
-        advance_in_place(server.generator)
-        images = server.generator(z, labels)
-        image_grads = surrogate.image_grads(images.detach(), labels)
-        jacobian_step(server.optimizer, images, image_grads / count)
-        update_ema(server.ema, server.generator, before + step, decay)
 
 
 def jacobian_step(
@@ -369,10 +328,8 @@ def stage_request(config: ResolvedConfig, server: ServerState) -> StageRequest:
     Source: docs/privacy.md, "Embedding releases".
     """
     round = server.round + 1
-    networks, centre = make_stage(
-        config, server.ema, server.stages, round, server.start
-    )
-    return StageRequest(round, networks, centre)
+    made = make_stage(config, server.stages, round, server.start)
+    return StageRequest(round, *made)
 
 
 def stage_round(
@@ -381,13 +338,13 @@ def stage_round(
     request: StageRequest,
     answers: Sequence[SanitizedGradients],
 ) -> None:
-    """Keeps what a stage released; the fit to it comes later.
+    """Sets the generator to what the stages have released, with a new one.
 
     Privacy: post-processing of DP output.
 
     Args:
         config: the resolved configuration.
-        server: updated in place: stages and round.
+        server: updated in place: stages, generator, average and round.
         request: what was asked.
         answers: the releases, at least one.
     """
@@ -399,6 +356,8 @@ def stage_round(
     noise_std = answers[0].noise_std * len(answers) ** 0.5
     asked = (request.round, request.networks, request.centre)
     server.stages.append(released(config, *asked, total[0], noise_std))
+    model = model_of(config, server.stages, server.start)
+    set_generator(config, model, server.generator, server.ema)
     server.round += 1
 
 

@@ -4,7 +4,6 @@ Engines own the loop. They bring a request to the nodes and their answers back:
 `fedgs.federation.local` within this process, `server.strategy` as Flower's messages.
 """
 
-import itertools
 import os
 import signal
 import threading
@@ -32,7 +31,6 @@ from fedgs.federation.messages import (
     Request,
     StageRequest,
     clients_of,
-    fakes_of,
     sum_of,
 )
 from fedgs.federation.round import (
@@ -45,7 +43,6 @@ from fedgs.federation.round import (
     stage_round,
     trainees,
 )
-from fedgs.gan.stages import fit
 from fedgs.mechanism.masks import LEAST_NODES, Announced, Attempt
 from fedgs.mechanism.sanitizer import SanitizedGradients
 from fedgs.privacy.accounting import Plan
@@ -58,7 +55,6 @@ from fedgs.shapes import Images, TensorDict
 Report = Callable[[dict[str, Any]], None]
 SaveNodes = Callable[[int], None]
 _SHOWN_FAILURES = 3
-REPORTED_STEPS = 50  # of a fit, between two reports
 STOPPING = """
 stopping after the round in progress, with a checkpoint; a warm start is finished first
 to end now: Ctrl-C (or SIGTERM) again; the unfinished round stays counted
@@ -127,8 +123,7 @@ class Training:
 
         Args:
             folder: the run's folder, locked by the caller.
-            report: called with the public metrics of each round; while the generator
-                is fitted to a stage, with round, fit_step and fit_steps.
+            report: called with the public metrics of each round.
             save_nodes: has the nodes' states on disk when it returns; its argument is
                 the committed round, whose states are kept.
 
@@ -153,42 +148,12 @@ class Training:
         Raises:
             RunStopped: `stop` was set, and rounds are left.
         """
-        self._fit(stop)  # to a release that was checkpointed, but not fitted
         while self.server.round < self.config.num_rounds:
             yield self.server.round + 1
-            self._fit(stop)
             if stop.is_set() and self.server.round < self.config.num_rounds:
                 raise RunStopped(f"stopped after round {self.server.round}")
         self._checkpoints.commit()
         self._save_generator()
-
-    def _fit(self, stop: Stop) -> None:
-        """Fits the generator to the last stage, if it is not yet; then commits.
-
-        Raises:
-            RunStopped: `stop` was set; what the fit did is thrown away.
-        """
-        server = self.server
-        if server.fitted == len(server.stages):
-            return
-        models = (server.generator, server.ema, server.optimizer)
-        total = self.config.stage_list[server.fitted].steps
-        steps = itertools.count()
-
-        def is_stopped() -> bool:
-            if (step := next(steps)) % REPORTED_STEPS == 0 and step:
-                done = {"fit_step": step, "fit_steps": total}
-                self.report({"round": server.round, **done})
-            return stop.is_set()
-
-        if not fit(self.config, *models, server.stages, is_stopped, server.start):
-            raise RunStopped(
-                f"stopped after round {server.round}, while the generator was fitted "
-                "to its release"
-            )
-        server.fitted = len(server.stages)
-        self._write_samples()
-        self._checkpoints.commit()
 
     @cached_property
     def preparation(self) -> FakeBatch:
@@ -289,9 +254,8 @@ class Training:
     ) -> dict[str, Any]:
         """Takes the generator's step from a round's answers; writes what is due.
 
-        After a stage the step is left to `rounds`, and the release is on the disk. With
-        masks a missing answer voids the attempt: nothing is done, and `rounds` yields
-        the same round once more.
+        With masks a missing answer voids the attempt: nothing is done, and `rounds`
+        yields the same round once more.
 
         Privacy: post-processing of DP output.
 
@@ -337,19 +301,18 @@ class Training:
         with _dispensable(self.folder.path / "metrics.jsonl"):
             self.folder.append_metrics(metrics)
         self.report(metrics)
-        if is_stage:  # costly: a crash while fitting must not repeat the release
+        self._write_samples()
+        if is_stage:  # one release is a large part of all
             self._checkpoints.commit()
         else:
-            self._write_samples()
             self._checkpoints.commit_if_due()
         return metrics
 
     def _step(self, asked: "_Round", answers: Sequence[SanitizedGradients]) -> None:
-        """Takes the generator's step, or keeps what a stage released."""
+        """Takes the generator's step, or sets it to what a stage released."""
         request, answered = asked.request, asked.answered
         if answered is not None:
-            batch = fakes_of(request)
-            server_round(self.config, self.server, batch, answered, answers)
+            server_round(self.config, self.server, answered, answers)
         elif isinstance(request, StageRequest):
             stage_round(self.config, self.server, request, answers)
 

@@ -4,18 +4,14 @@
     scatter      products of two of them, after the image's class mean is taken off
     moments      the same image along given axes, and products of two coordinates
     parts        the same, by the part of its class that the image lies in
-    random       two convolutions of random filters, ReLU, average pooling; and a third
-    classifier   the hidden layer of a small CNN trained on the generator's own samples
 
-The first four are for `fedgs.gan.moments`, the others for the fit of
-`fedgs.gan.stages`. A network is a dictionary of tensors; its architecture is its kind,
-and the run's settings. So it travels as tensors of shapes that both sides know, never
-as code.
+`fedgs.gan.moments` makes them. A network is a dictionary of tensors; its architecture
+is its kind, and the run's settings. So it travels as tensors of shapes that both sides
+know, never as code.
 
-Privacy: a network depends on the generator, hence on earlier releases only.
+Privacy: a network depends on earlier releases only.
 
-Source: docs/privacy.md, "Embedding releases". Class means of random features as a
-target: Harder, Adamczewski, Park, "DP-MERF", AISTATS 2021.
+Source: docs/privacy.md, "Embedding releases".
 """
 
 import math
@@ -29,24 +25,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.config.stages import (
-    CLASSIFIER_FEATURES,
-    MASS,
-    PARTS,
-    RANDOM_CHANNELS,
-    SPLITS,
-)
+from fedgs.config.stages import MASS, PARTS, SPLITS
 from fedgs.mechanism.sanitizer import to_dct
 from fedgs.shapes import Images, Labels, TensorDict
 
 QUADRATIC_WEIGHT = 0.5  # of products of coordinates beside the coordinates themselves
-CLASSIFIER_CHANNELS = (16, 32)
-CLASSIFIER_SAMPLES, CLASSIFIER_EPOCHS, CLASSIFIER_BATCH = 4000, 2, 50
-SCALING_SAMPLES = 600  # that features are standardised on
 IMAGES_AT_ONCE = 100
 
 Shapes = dict[str, tuple[int, ...]]
-Sample = Callable[[int], tuple[Images, Labels]]  # about so many, all classes alike
 
 
 @dataclass(frozen=True)
@@ -75,18 +61,12 @@ class Kind(NamedTuple):
     Attributes:
         shapes: name -> shape of its float32 tensors.
         features: (tensors, images (n, C, S, S), groups) -> features (n, features).
-        make: makes one, from a stream and samples of the generator; not for moments,
-            whose networks `fedgs.gan.moments` makes.
         groups: (tensors, images, labels) -> the group of each image, its class at most.
     """
 
     shapes: Callable[[ResolvedConfig], Shapes]
     features: Callable[[TensorDict, Images, Labels], Tensor]
-    make: Callable[[ResolvedConfig, np.random.Generator, Sample], TensorDict]
     groups: Callable[[TensorDict, Images, Labels], Labels] = lambda net, x, y: y
-
-
-# ------------------------------------------------------------------ moments
 
 
 def _model_shapes(config: ResolvedConfig) -> Shapes:
@@ -98,12 +78,6 @@ def _part_shapes(config: ResolvedConfig) -> Shapes:
     classes, size, axes = config.num_classes, config.moment_features, config.latent_dim
     of_classes = {"middle": (classes, axes), "split": (classes, axes, SPLITS)}
     return {"axes": (size, axes), "centre": (classes * PARTS, axes), **of_classes}
-
-
-def _not_made(
-    config: ResolvedConfig, rng: np.random.Generator, sample: Sample
-) -> TensorDict:
-    raise TypeError("networks of moments are made by fedgs.gan.moments")
 
 
 def low_frequencies(images: Images, count: int) -> Tensor:
@@ -154,108 +128,11 @@ def pairs(size: int) -> tuple[Tensor, Tensor, Tensor]:
     return rows, columns, torch.where(rows == columns, 1.0, math.sqrt(2))
 
 
-# ------------------------------------------------------------------ random
-
-
-def _random_shapes(config: ResolvedConfig) -> Shapes:
-    width = RANDOM_CHANNELS
-    shapes: Shapes = {"conv1.weight": (width, config.image_channels, 5, 5)}
-    shapes |= {f"conv{layer}.weight": (width, width, 3, 3) for layer in (2, 3)}
-    return shapes | {f"conv{layer}.bias": (width,) for layer in (1, 2, 3)}
-
-
-def _make_random(
-    config: ResolvedConfig, rng: np.random.Generator, sample: Sample
-) -> TensorDict:
-    net = {name: _normal(rng, shape) for name, shape in _random_shapes(config).items()}
-    filters = net["conv1.weight"]
-    filters /= filters.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
-    for layer, bias in ((1, 0.3), (2, 0.2), (3, 0.2)):
-        net[f"conv{layer}.bias"] *= bias
-        if layer > 1:
-            net[f"conv{layer}.weight"] *= math.sqrt(2 / (9 * RANDOM_CHANNELS))
-    return net
-
-
-def _pooled(net: TensorDict, layer: int, images: Tensor, padding: int) -> Tensor:
-    weight, bias = net[f"conv{layer}.weight"], net[f"conv{layer}.bias"]
-    return F.avg_pool2d(F.relu(F.conv2d(images, weight, bias, padding=padding)), 2)
-
-
-def _random_features(net: TensorDict, images: Images, labels: Labels) -> Tensor:
-    second = _pooled(net, 2, _pooled(net, 1, images, 2), 1)  # (n, w, S/4, S/4)
-    third = _pooled(net, 3, second, 1)  # (n, w, S/8, S/8)
-    # A quarter as many of the third layer: twice as large, they weigh the same.
-    return torch.cat([second.flatten(1), 2 * third.flatten(1)], dim=1)
-
-
-# ------------------------------------------------------------------ classifier
-
-
-def _classifier_shapes(config: ResolvedConfig) -> Shapes:
-    (first, second), hidden = CLASSIFIER_CHANNELS, CLASSIFIER_FEATURES
-    size = second * (config.image_size // 4) ** 2
-    return {
-        "conv1.weight": (first, config.image_channels, 5, 5),
-        "conv1.bias": (first,),
-        "conv2.weight": (second, first, 3, 3),
-        "conv2.bias": (second,),
-        "hidden.weight": (hidden, size),
-        "hidden.bias": (hidden,),
-        "scale": (hidden,),
-    }
-
-
-def _make_classifier(
-    config: ResolvedConfig, rng: np.random.Generator, sample: Sample
-) -> TensorDict:
-    """Trains it on samples of the generator; its last layer is thrown away."""
-    shapes = _classifier_shapes(config)
-    del shapes["scale"]
-    shapes["output.weight"] = (config.num_classes, CLASSIFIER_FEATURES)
-    shapes["output.bias"] = (config.num_classes,)
-    net = {name: _initial(rng, shapes, name) for name in shapes}
-    images, labels = sample(CLASSIFIER_SAMPLES)
-    optimizer = torch.optim.Adam(net.values(), lr=2e-3)
-    for _ in range(CLASSIFIER_EPOCHS):
-        order = torch.from_numpy(rng.permutation(len(labels)))
-        for rows in order.split(CLASSIFIER_BATCH):
-            hidden = _hidden(net, images[rows])
-            kept = torch.from_numpy(rng.random(tuple(hidden.shape)) >= 0.3)
-            dropped = hidden * kept.to(hidden) / 0.7
-            logits = F.linear(dropped, net["output.weight"], net["output.bias"])
-            optimizer.zero_grad()
-            F.cross_entropy(logits, labels[rows]).backward()
-            optimizer.step()
-    net = {name: value.detach() for name, value in net.items()}
-    del net["output.weight"], net["output.bias"]
-    hidden = _hidden(net, images[:: max(1, len(images) // SCALING_SAMPLES)])
-    # The tenth keeps a feature that hardly varies from being scaled up to noise.
-    net["scale"] = 1 / (hidden.std(0) + 0.1 * hidden.std()).clamp_min(1e-3)
-    return net
-
-
-def _hidden(net: TensorDict, images: Images) -> Tensor:
-    h = F.conv2d(images, net["conv1.weight"], net["conv1.bias"], padding=2)
-    h = F.max_pool2d(F.relu(h), 2)
-    h = F.conv2d(h, net["conv2.weight"], net["conv2.bias"], padding=1)
-    h = F.max_pool2d(F.relu(h), 2).flatten(1)
-    return F.relu(F.linear(h, net["hidden.weight"], net["hidden.bias"]))
-
-
-def _classifier_features(net: TensorDict, images: Images, labels: Labels) -> Tensor:
-    return _hidden(net, images) * net["scale"]
-
-
-# ------------------------------------------------------------------ all kinds
-
 KINDS = {
-    "means": Kind(_model_shapes, _mean_features, _not_made),
-    "scatter": Kind(_model_shapes, _scatter_features, _not_made),
-    "moments": Kind(_model_shapes, _moment_features, _not_made),
-    "parts": Kind(_part_shapes, _moment_features, _not_made, _parts),
-    "random": Kind(_random_shapes, _random_features, _make_random),
-    "classifier": Kind(_classifier_shapes, _classifier_features, _make_classifier),
+    "means": Kind(_model_shapes, _mean_features),
+    "scatter": Kind(_model_shapes, _scatter_features),
+    "moments": Kind(_model_shapes, _moment_features),
+    "parts": Kind(_part_shapes, _moment_features, _parts),
 }
 
 

@@ -203,7 +203,7 @@ class Plan:
 
         Source: docs/privacy.md, "Embedding releases".
         """
-        stages = read_stages(self.stages, self.stage_weights, None)
+        stages = read_stages(self.stages, self.stage_weights)
         if not stages:
             clients = (self.num_clients, self.clients_per_round)
             return planned_law(selection, num_rounds, *clients)
@@ -218,7 +218,7 @@ class Plan:
 
     def ended_after(self, num_rounds: int) -> "Plan":
         """Returns the plan of the first rounds only, at least one, stages first."""
-        stages = read_stages(self.stages, self.stage_weights, None)
+        stages = read_stages(self.stages, self.stage_weights)
         if num_rounds >= len(stages):
             return replace(self, num_rounds=num_rounds)
         kept = stages[:num_rounds]

@@ -390,7 +390,7 @@ class RunFolder:
         return rounds
 
     def save_checkpoint(
-        self, round: int, tensors: "TensorDict", ledger: Chain[Any], part: str = ""
+        self, round: int, tensors: "TensorDict", ledger: Chain[Any]
     ) -> None:
         """Commits the server's state of a round; the nodes' states are on disk.
 
@@ -400,7 +400,6 @@ class RunFolder:
             round: the finished round.
             tensors: name -> tensor, everything the server needs to go on.
             ledger: whose length and head the checkpoint records.
-            part: names the second checkpoint of one round.
         """
         for state in self.private.glob("*/*.safetensors"):
             # A node may replace its older states meanwhile.
@@ -408,7 +407,7 @@ class RunFolder:
                 sync(state)
         for folder in (*self.private.glob("node-*"), self.private):
             sync(folder)
-        name = f"round-{round:07d}{part and '-'}{part}.safetensors"
+        name = f"round-{round:07d}.safetensors"
         path = self.path / "checkpoint" / name
         write_tensors(path, tensors, is_durable=True)
         commit = {

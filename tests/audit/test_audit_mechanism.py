@@ -38,7 +38,6 @@ from tiny import FULL_PARTICIPATION, STAGED, record_calls, tiny_config
 
 DELTA = 1e-5
 TRIALS = 20_000
-NO_STAGES = dict.fromkeys(("stage_weights", "stage_steps"))
 MECHANISMS = {
     "full participation": {**FULL_PARTICIPATION, "noise_multiplier": 1.2},
     "one of six": {"clients_per_round": 1, "noise_multiplier": 1.07},
@@ -347,7 +346,7 @@ def test_the_claims_of_an_embedding_hold_and_are_nearly_met():
 def test_gradients_after_stages_are_attacked_as_without_stages():
     findings = staged_findings(staged_config(), round=3)
     assert verdicts(findings) == {HOLDS}
-    plain = audited(staged_config(stages=None, **NO_STAGES))
+    plain = audited(staged_config(stages=None, stage_weights=None))
     assert [f.details["mu"] for f in findings] == [f.details["mu"] for f in plain]
 
 

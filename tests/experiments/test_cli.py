@@ -50,8 +50,8 @@ image-channels image-size latent latent-dim min-nodes moment-size node-sizes nod
 noise-multiplier noise-seed num-classes num-clients num-rounds num-threads num-workers
 output partition partitioner partitioner-options polarity privacy-unit public-data
 relation round-timeout sample-every secure-aggregation secure-noise seed selection-seed
-spectral-norm stacking stage-batch-size stage-networks stage-steps stage-weights stages
-surrogate-fit-steps surrogate-memory surrogate-steps target-epsilon test-fraction
+spectral-norm stacking stage-weights stages
+target-epsilon test-fraction
 transport warm-start warm-start-rounds
 """
 # privacy.md, "The paper's federated figure".

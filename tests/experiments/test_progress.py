@@ -21,21 +21,6 @@ def lines_of(monkeypatch, seconds: float) -> list[str]:
     return out.getvalue().splitlines()
 
 
-def test_a_fit_to_a_stage_has_lines_of_its_own(monkeypatch):
-    monkeypatch.setattr(module, "PLAIN_SECONDS", -1.0)
-    out = io.StringIO()
-    with Progress(Console(file=out)) as progress:
-        report = progress.rounds(4)
-        report({"round": 2})
-        report({"round": 2, "fit_step": 50, "fit_steps": 100})
-        report({"round": 2, "fit_step": 100, "fit_steps": 100})
-    assert [line.split(",")[0] for line in out.getvalue().splitlines()] == [
-        "round 2 of 4",
-        "fit to round 2: step 50 of 100",
-        "fit to round 2: step 100 of 100",
-    ]
-
-
 def test_lines_have_the_pace_of_the_rounds_alone(monkeypatch):
     assert lines_of(monkeypatch, 30.0) == [
         "round 1 of 4",

@@ -223,8 +223,8 @@ def test_stages_are_told_apart_from_gradients(tmp_path):
     settings = STAGED | {"noise_multiplier": 0.0}
     facts = read_run(make_run(tmp_path / "staged", **settings))
     (table,) = stages_tables([facts])
-    assert [row[0] for row in table.rows] == ["1 (random)", "2 (random)"]
-    assert [row[1] for row in table.rows] == [str(2 * 3 * 641)] * 2
+    assert [row[0] for row in table.rows] == ["1 (means)", "2 (scatter)"]
+    assert [row[1] for row in table.rows] == [str(3 * 17), str(137)]
     assert [row[4:] for row in table.rows] == [["0.5", "0"], ["0.3333", "0"]]
     found = communication(facts)
     assert found.rounds == 1

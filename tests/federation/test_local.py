@@ -36,15 +36,8 @@ MODES = {
         "discriminator_training": "frozen",
         "clients_per_node": 4,
     },
-    # Forgets from round 3 on; a generator whose spectral vectors move with each step.
-    "surrogate": FULL_PARTICIPATION
-    | {
-        "generator": "resnet",
-        "generator_dim": 2,
-        "surrogate_steps": 2,
-        "surrogate_fit_steps": 2,
-        "surrogate_memory": 2,
-    },
+    # A generator whose spectral vectors move with each step.
+    "resnet": FULL_PARTICIPATION | {"generator": "resnet", "generator_dim": 2},
     "staged": STAGED,
     "moments": MOMENTS,
 }
@@ -193,7 +186,7 @@ ALSO_IN_FULL = (
 )
 CASES = [("selected", points) for points in CRASHES]
 CASES += [("full participation", points) for points in ALSO_IN_FULL]
-CASES += [("surrogate", points) for points in ("four times",)]
+CASES += [("resnet", points) for points in ("four times",)]
 CASES += [("staged", points) for points in (*ALSO_IN_FULL, "in the first round")]
 CASES += [("moments", points) for points in ("in the first round", "four times")]
 

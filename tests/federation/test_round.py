@@ -171,7 +171,7 @@ def test_one_client_without_noise_or_clipping_is_a_plain_wgan_gp():
     for round in (1, 2):
         request, answered = draw_fakes(config, server)
         answer, _ = _answer(config, request, discriminators, data, hosted=[0])
-        server_round(config, server, request, answered, [answer])
+        server_round(config, server, answered, [answer])
 
         z, labels = latents(config, 8, "latent", round)
         fakes = generator(z, labels).detach()
@@ -389,7 +389,7 @@ def _step(
     """One server round: the state after it and the gradients of the answered images."""
     server = new_server(config)
     stepped = record_calls(monkeypatch, fedgs.federation.round, "jacobian_step")
-    server_round(config, server, *draw_fakes(config, server), answers)
+    server_round(config, server, draw_fakes(config, server)[1], answers)
     return server, stepped[-1][2]
 
 
@@ -438,7 +438,7 @@ def test_the_average_of_generators_follows_the_schedule(monkeypatch):
     assert server.round == 1
     assert digest(server.ema.state_dict()) == digest(first)
     asked = draw_fakes(config, server)
-    server_round(config, server, *asked, [_release(config, 1.0)])
+    server_round(config, server, asked[1], [_release(config, 1.0)])
     assert server.round == 2
     for name, value in server.generator.state_dict().items():  # weight 1 - 1/2
         mean = (value + first[name]) / 2

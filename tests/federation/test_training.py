@@ -395,7 +395,7 @@ def test_automatic_checkpoints_cost_under_5_percent_of_the_time(
 
     config = tiny_config(checkpoint_every=None, num_rounds=600)
     folder = SimpleNamespace(config=config, save_checkpoint=lambda *args: None)
-    server, exchange = SimpleNamespace(round=0, fitted=0), SimpleNamespace(save=save)
+    server, exchange = SimpleNamespace(round=0), SimpleNamespace(save=save)
     monkeypatch.setattr(checkpoint, "time", clock)
     monkeypatch.setattr(checkpoint, "server_tensors", lambda server: {})
     checkpoints = checkpoint.Checkpoints(folder, server, None, exchange.save)

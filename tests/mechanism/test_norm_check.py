@@ -124,7 +124,7 @@ def _generator_grads(config: RunConfig, releases: list[Tensor]) -> Tensor:
     asked = draw_fakes(config, server)
     noise = config.noise_std, config.clip_bound
     answers = [received(v, 1, node, *noise) for node, v in enumerate(releases)]
-    server_round(config, server, *asked, answers)
+    server_round(config, server, asked[1], answers)
     grads = [p.grad for p in server.generator.parameters() if p.grad is not None]
     return torch.cat([grad.flatten() for grad in grads]).double()
 

@@ -206,13 +206,7 @@ def test_fakes_are_rounded_before_anybody_sees_them():
 # ------------------------------------------------------------------ engines
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [  # 4 seconds with the surrogate critic
-        pytest.param(mode, marks=[pytest.mark.slow] if mode == "surrogate" else [])
-        for mode in MODES
-    ],
-)
+@pytest.mark.parametrize("mode", MODES)
 def test_compact_flower_trains_bit_for_bit_as_the_local_engine(create, mode):
     settings = MODES[mode] | {"transport": "compact"}
     flower, alone = (create(name, **settings) for name in ("flower", "local"))

@@ -331,7 +331,6 @@ def test_a_simulation_that_cannot_start_is_noticed_at_once(tmp_path, monkeypatch
 def test_killed_run_resumes_and_leaves_no_process(tmp_path, settings, fedgs):
     output = tmp_path / "run"
     settings |= {"num_rounds": 120, "checkpoint_every": 7}
-    settings |= {"surrogate_steps": 1, "surrogate_fit_steps": 1}
     command = fedgs("train", *flags(output=output, **settings))
     command.until(lambda: rounds_done(output) >= 20)
     os.killpg(command.process.pid, signal.SIGKILL)

@@ -46,7 +46,6 @@ MASKED = {"secure_aggregation": True, "noise_multiplier": 0.5}
         pytest.param("selected", marks=pytest.mark.slow),
         pytest.param("silos that differ", marks=pytest.mark.slow),
         pytest.param("staged", marks=pytest.mark.slow),
-        pytest.param("surrogate", marks=pytest.mark.slow),
     ],
 )
 def test_sums_under_masks_give_the_bits_of_the_local_engine(create, mode):

@@ -40,7 +40,6 @@ EPOCH = 1.8e9  # Unix time of the start of the clock
 MODES = {
     "full participation": FULL_PARTICIPATION,
     "silos that differ": {**FULL_PARTICIPATION, "node_sizes": "1,3,2"},
-    "surrogate": {**FULL_PARTICIPATION, "surrogate_steps": 2},
     "staged": STAGED,
     "moments": MOMENTS,
     "selected": {"clients_per_round": 2, "clients_per_node": 1},
@@ -245,9 +244,9 @@ class Backup:
         """Takes the copy after one round and puts it back after another one."""
 
         def report(metrics: dict) -> None:
-            if "fit_step" not in metrics and metrics["round"] == taken:
+            if metrics["round"] == taken:
                 self.take()
-            if "fit_step" not in metrics and metrics["round"] == put_back:
+            if metrics["round"] == put_back:
                 self.put_back()
 
         return report

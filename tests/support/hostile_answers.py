@@ -162,11 +162,11 @@ _COMPACT: Refusals = {
 _WHERE = f"answer of node {NODE} to round {ROUND}: "
 _EMBEDDING = a_release(STAGE).values
 _STAGE: Refusals = {
-    "1 of 1 embeddings with a norm above 118.1, which 2 clients with clip_bound = 1 "
+    "1 of 1 embeddings with a norm above 22.99, which 2 clients with clip_bound = 1 "
     "and the run's noise do not reach": {
         "an embedding a thousand times too long": (tensors(gradients=1e3 * _EMBEDDING)),
     },
-    "gradients of shape (1, 2, 3, 640), torch.float32: expected (1, 2, 3, 641), "
+    "gradients of shape (1, 1, 3, 14), torch.float32: expected (1, 1, 3, 15), "
     "torch.float32": {
         "an embedding with a feature too few": (
             tensors(gradients=_EMBEDDING[..., :-1].contiguous())

@@ -151,41 +151,40 @@ _COMPACT: Refusals = {
         "exact fakes in a compact run": fakes_with(),
     },
 }
-CONV1, CENTRE = "0.conv1.weight", torch.zeros(2, 3, 640)
+AXES, CENTRE = "0.axes", torch.zeros(1, 3, 14)
 _STAGE: Refusals = {
     "message with other tensors than those of this stage: refused": {
         "a stage without its centre": stage_with(centre=None),
         "a stage with a tensor too many": (
-            stage_with(**{"2.conv1.bias": torch.zeros(32)})
+            stage_with(**{"1.axes": torch.zeros(16, 4)})
         ),
         "a stage with a tensor of another name": (
-            stage_with(**{CONV1: None, "0.conv1.weight_4711": torch.zeros(32, 1, 5, 5)})
+            stage_with(**{AXES: None, "0.axes_4711": torch.zeros(16, 4)})
         ),
+    },
+    "message with 8400 bytes: at most 2488 expected": {
         "fakes in place of a stage": fakes_with(),
     },
-    "a stage's tensor of shape (1, 32, 5, 5), torch.float32: expected (32, 1, 5, 5), "
+    "a stage's tensor of shape (4, 16), torch.float32: expected (16, 4), "
     "torch.float32": {
-        "a network of another shape": stage_with(**{CONV1: torch.zeros(1, 32, 5, 5)}),
+        "a network of another shape": stage_with(**{AXES: torch.zeros(4, 16)}),
     },
-    "a stage's tensor of shape (32, 1, 5, 5), torch.float16: expected (32, 1, 5, 5), "
+    "a stage's tensor of shape (16, 4), torch.float16: expected (16, 4), "
     "torch.float32": {
         "a network in float16": (
-            stage_with(**{CONV1: torch.zeros(32, 1, 5, 5, dtype=torch.float16)})
+            stage_with(**{AXES: torch.zeros(16, 4, dtype=torch.float16)})
         ),
     },
     "non-finite values in a stage's tensors: refused": {
-        "a network with a NaN": (
-            stage_with(**{CONV1: torch.full((32, 1, 5, 5), math.nan)})
-        ),
+        "a network with a NaN": (stage_with(**{AXES: torch.full((16, 4), math.nan)})),
         "a centre with an infinite value": stage_with(centre=CENTRE + math.inf),
     },
-    "message with 244888 bytes: at most 173608 expected": {
+    "message with 6064 bytes: at most 2488 expected": {
         "a stage with a network too many": stage_with(
-            **{"2.conv2.weight": torch.zeros(32, 32, 3, 3)},
-            **{"2.conv3.weight": torch.zeros(32, 32, 3, 3)},
+            **{"1.mean": torch.zeros(3, 16), "1.centre": torch.zeros(30, 40)},
         ),
     },
-    "message with 67108864 bytes: at most 173608 expected": {
+    "message with 67108864 bytes: at most 2488 expected": {
         "64 MB in place of a stage": content(lambda honest: bytes(1 << 26)),
     },
     "message that cannot be decoded: refused": {

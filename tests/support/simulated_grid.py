@@ -25,7 +25,6 @@ MODES = {
     "selected": {"clients_per_round": 2},
     "full participation": FULL_PARTICIPATION,
     "silos that differ": {**FULL_PARTICIPATION, "node_sizes": "1,4,1"},
-    "surrogate": {**FULL_PARTICIPATION, "surrogate_steps": 2},
     "staged": STAGED,
     "moments": MOMENTS,
     "trains without answering": {

@@ -55,20 +55,15 @@ FULL_PARTICIPATION = {
 
 # Two stages, then gradients.
 STAGED = FULL_PARTICIPATION | {
-    "stages": "random,random",
+    "stages": "means,scatter",
     "stage_weights": "0.5,2",
-    "stage_steps": "3,2",
-    "stage_batch_size": 7,
-}
-
-# Three stages of moments, and nothing else.
-MOMENTS = FULL_PARTICIPATION | {
-    "stages": "means,scatter,moments",
-    "stage_weights": "0.5,1,2",
     "moment_size": 4,
     "generator": "gaussian",
     "latent": "normal",
 }
+
+# Three stages, and nothing else.
+MOMENTS = STAGED | {"stages": "means,scatter,moments", "stage_weights": "0.5,1,2"}
 
 
 def tiny_config(**overrides: object) -> ResolvedConfig:
