@@ -120,21 +120,6 @@ def end_processes(
         time.sleep(0.1)
 
 
-def start_of(pid: int) -> int | None:
-    """Returns when a process was started; a pid that is given again has another start.
-
-    Returns:
-        Clock ticks since the machine's start; None if the process has ended.
-    """
-    # psutil's start times move when the machine's clock is set; ticks do not.
-    try:
-        # The name in parentheses may hold anything.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
-
-
 def end_on_signals() -> None:
     """Has SIGTERM and Ctrl-C end this process with 0, until another takes them.
 

@@ -62,8 +62,8 @@ def certs(
 def server(print_only: PrintOption = False, *, given: dict[str, Any]) -> None:
     """Run the server (a Flower SuperLink and SuperExec) in the foreground.
 
-    SIGTERM ends it within 30 seconds, runs at their next round. The exit code is 1 if a
-    process that it needs has ended.
+    SIGTERM ends it within 30 seconds, runs at their next round. If one of its processes
+    ends, all end with exit code 1: let systemd or Docker start it again.
     """
     from experiments.commands import deploy
 
@@ -105,21 +105,11 @@ def status(
         Path, typer.Argument(help="A run folder, or a folder of them, on the server.")
     ],
     as_json: JsonOption = False,
-    prometheus: Annotated[
-        Path | None,
-        typer.Option(help="Write this file for node_exporter, every 15 seconds."),
-    ] = None,
-    serve: Annotated[
-        str | None, typer.Option(help="Serve /metrics at HOST:PORT until stopped.")
-    ] = None,
-    once: Annotated[
-        bool, typer.Option("--once", help="With --prometheus: write once and end.")
-    ] = False,
 ) -> None:
-    """Print how a server and its runs stand: nodes, round, epsilon, time left.
+    """Print round, releases, epsilon and the nodes' last answers of a server's runs.
 
     The exit code is 1 if a run cannot be read.
     """
     from experiments.commands import deploy
 
-    deploy.status(run, as_json, prometheus, serve, once)
+    deploy.status(run, as_json)

@@ -3,9 +3,7 @@
 import dataclasses
 import json
 import sys
-import threading
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +14,11 @@ from experiments.launch import submit as submitting
 from experiments.launch.commands import Client, Server, who_submits
 from experiments.launch.control import FlowerFailed
 from experiments.launch.submit import Submission
-from experiments.launch.supervisor import ServerEnded, Supervisor
+from experiments.launch.supervisor import ServerEnded, supervise
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
-from fedgs.errors import UserError, refuse
+from fedgs.errors import refuse
 from fedgs.files import make_folder
-
-STATUS_PERIOD = 15.0  # seconds between two writings of a Prometheus file
 
 
 def serve(server: Server, print_only: bool) -> None:
@@ -33,18 +29,16 @@ def serve(server: Server, print_only: bool) -> None:
         typer.Exit: a process that it needs has ended (code 1).
     """
     superlink, environment = server.command()
-    superexec = server.superexec()
-    for command in (superlink, superexec):
+    commands = {"superlink": superlink, "superexec": server.superexec()}
+    for command in commands.values():
         processes.show(command, environment)
     if print_only:
         return
     state = processes.make_state(server.state)
     make_folder(state / "runs", 0o700)
     print(who_submits(server), flush=True)
-    how = server.health, server.certificates, server.check
-    supervisor = Supervisor(state, superlink, superexec, environment, *how)
     try:
-        supervisor.run()
+        supervise(state, commands, environment, server.check)
     except ServerEnded as error:
         print(f"error: {error}; the server has ended", file=sys.stderr)
         raise typer.Exit(1) from error
@@ -151,43 +145,24 @@ def _submit(submission: Submission, print_only: bool) -> None:
         raise typer.Exit(1) from error
 
 
-def status(
-    run: Path, as_json: bool, prometheus: Path | None, address: str | None, once: bool
-) -> None:
-    """Shows, writes or serves how a server and its runs stand.
+def status(run: Path, as_json: bool) -> None:
+    """Prints how the runs of a server stand.
 
     Args:
-        run: a run folder, or a folder of them.
+        run: a run folder, a folder of them, or a server's state directory.
         as_json: print JSON instead of tables.
-        prometheus: file to write instead, every `STATUS_PERIOD`.
-        address: HOST:PORT to serve /metrics at instead, until stopped.
-        once: write the file once.
 
     Raises:
-        UserError: no run folder there, or a file or address that cannot be used.
+        UserError: no run folder there.
         typer.Exit: a run cannot be read (code 1).
     """
-    from experiments.commands import deploy_metrics, deploy_status
+    from experiments.commands import deploy_status
 
-    current = partial(deploy_status.overview_of, run)
-    overview = current()
-    is_kept = address is not None or prometheus is not None
-    if not overview.runs and overview.server is None and not is_kept:
-        raise UserError(f"{run}: no run folder here yet; give --output of a run")
-    if address is not None:
-        where = processes.split_address(address)
-        _, endpoint = deploy_metrics.serve_metrics(*where, current)
-        print(f"http://{address}/metrics", flush=True)
-        endpoint.join()
-    elif prometheus is not None:
-        pause = threading.Event()
-        deploy_metrics.write_prometheus(prometheus, overview)
-        while not once and not pause.wait(STATUS_PERIOD):
-            deploy_metrics.write_prometheus(prometheus, current())
+    statuses = deploy_status.statuses_in(run)
+    if as_json:
+        print(json.dumps(statuses, indent=2))
     else:
-        if as_json:
-            print(json.dumps(deploy_status.to_json(overview), indent=2))
-        else:
-            deploy_status.show(overview)
-        if any(isinstance(line, deploy_status.Unreadable) for line in overview.runs):
-            raise typer.Exit(1)
+        for line in statuses:
+            deploy_status.show(line)
+    if any("error" in line for line in statuses):
+        raise typer.Exit(1)

@@ -14,7 +14,7 @@ from pathlib import Path
 from experiments.launch.certs import check_name
 from experiments.launch.flower_app import QUIET
 from experiments.launch.processes import check_insecure, file_of, split_address
-from experiments.launch.superlink import CONTROL_VARIABLE, HEALTH_PATH, networks_of
+from experiments.launch.superlink import CONTROL_VARIABLE, networks_of
 from fedgs.config.fields import check_ranges, flag
 from fedgs.errors import UserError, explained
 from fedgs.event_log import EVENT_LOG_VARIABLE
@@ -76,7 +76,7 @@ class Server:
             command.append("--enable-supernode-auth")
         command += ["--host", self.host, "--port", str(self.port)]
         command += ["--database", str(self.state / "superlink.db")]
-        command += ["--isolation", "process"]  # who starts it can start it again
+        command += ["--isolation", "process"]
         command.append("--disable-runtime-dependency-installation")
         environment = {
             **QUIET,
@@ -114,20 +114,6 @@ class Server:
         with explained(OSError, f"port = {self.port} on {self.host}", "give another"):
             family, *_, where = socket.getaddrinfo(self.host, self.port)[0]
             socket.create_server(where[:2], family=family).close()
-
-    @property
-    def certificates(self) -> dict[str, str]:
-        """The files of certificates that run out one day, by whose they are."""
-        if self.insecure:
-            return {}
-        names = {"server": "server.crt", "authority": "ca.crt"}
-        return {who: file_of("certs", self.certs / n) for who, n in names.items()}
-
-    @property
-    def health(self) -> str:
-        """The URL that the SuperLink answers while it serves."""
-        scheme = "http" if self.insecure else "https"
-        return f"{scheme}://{self._own_address}{HEALTH_PATH}"
 
     @property
     def _own_address(self) -> str:

@@ -1,8 +1,5 @@
-"""docs/operations.md: the table shows the stored rows, alerts are on real metrics."""
+"""docs/operations.md: the incident table shows the stored rows."""
 
-import re
-
-from experiments.commands.deploy_metrics import HELP
 from incident_cases import INCIDENTS
 from incidents import BEGIN, END, PAGE, read_rows, table
 
@@ -20,10 +17,3 @@ def test_table_shows_the_stored_rows():
     assert list(rows) == [name for name in known if name in rows]
     shown = TEXT.partition(BEGIN)[2].partition(END)[0]
     assert shown == table(list(rows.values()))
-
-
-def test_alerts_are_on_metrics_that_exist():
-    rules = re.findall(r"expr: (.*)", TEXT)
-    assert len(rules) >= 3
-    named = set(re.findall(r"fedgs_\w+", " ".join(rules)))
-    assert named <= set(HELP), named - set(HELP)
