@@ -9,7 +9,6 @@ from experiments.cli.baseline import DeployedMethods
 from experiments.flags import (
     ConfigOption,
     JsonOption,
-    PrintOption,
     RecipeOption,
     request_flags,
     settings_flags,
@@ -59,7 +58,7 @@ def certs(
 
 @app.command()
 @request_flags(Server)
-def server(print_only: PrintOption = False, *, given: dict[str, Any]) -> None:
+def server(*, given: dict[str, Any]) -> None:
     """Run the server (a Flower SuperLink and SuperExec) in the foreground.
 
     SIGTERM ends it within 30 seconds, runs at their next round. If one of its processes
@@ -67,26 +66,23 @@ def server(print_only: PrintOption = False, *, given: dict[str, Any]) -> None:
     """
     from experiments.commands import deploy
 
-    deploy.serve(Server(**given), print_only)
+    deploy.serve(Server(**given))
 
 
 @app.command()
 @settings_flags(*CLIENT_DATA)
 @request_flags(Client)
-def client(
-    print_only: PrintOption = False, *, given: dict[str, Any], settings: dict[str, Any]
-) -> None:
+def client(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
     """Run a client (a Flower SuperNode) in the foreground."""
     from experiments.commands import deploy
 
-    deploy.join(Client(**given, settings=settings), print_only)
+    deploy.join(Client(**given, settings=settings))
 
 
 @app.command()
 @settings_flags()
 @request_flags(Submission)
 def submit(
-    print_only: PrintOption = False,
     recipe: RecipeOption = None,
     config: ConfigOption = None,
     *,
@@ -96,7 +92,7 @@ def submit(
     """Register clients and start a run; exit code 1 unless it completes."""
     from experiments.commands import deploy
 
-    deploy.submit(Submission(**given), recipe, config, settings, print_only)
+    deploy.submit(Submission(**given), recipe, config, settings)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""What `fedgs deploy` does: each command prints the Flower commands that it runs."""
+"""What `fedgs deploy` does."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ from fedgs.errors import refuse
 from fedgs.files import make_folder
 
 
-def serve(server: Server, print_only: bool) -> None:
+def serve(server: Server) -> None:
     """Runs a server until it is told to end.
 
     Raises:
@@ -30,10 +30,6 @@ def serve(server: Server, print_only: bool) -> None:
     """
     superlink, environment = server.command()
     commands = {"superlink": superlink, "superexec": server.superexec()}
-    for command in commands.values():
-        processes.show(command, environment)
-    if print_only:
-        return
     state = processes.make_state(server.state)
     make_folder(state / "runs", 0o700)
     print(who_submits(server), flush=True)
@@ -44,17 +40,15 @@ def serve(server: Server, print_only: bool) -> None:
         raise typer.Exit(1) from error
 
 
-def join(client: Client, print_only: bool) -> None:
+def join(client: Client) -> None:
     """Becomes the process of a client.
 
     Raises:
         UserError: bad input.
     """
     command, environment = client.command()
-    processes.show(command, environment)
-    if not print_only:
-        processes.make_state(client.folder)
-        processes.become(command, environment)
+    processes.make_state(client.folder)
+    processes.become(command, environment)
 
 
 def submit(
@@ -62,7 +56,6 @@ def submit(
     recipe: str | None,
     config: Path | None,
     settings: dict[str, Any],
-    print_only: bool,
 ) -> None:
     """Registers clients and starts or continues a run.
 
@@ -71,7 +64,6 @@ def submit(
         recipe: of the run; None starts from the defaults.
         config: TOML file of settings over it.
         settings: over both.
-        print_only: print Flower's commands and files, run nothing.
 
     Raises:
         UserError: bad input; nothing was submitted.
@@ -86,7 +78,7 @@ def submit(
         configured = _named(configure(recipe, config, given), recipe or "run")
         flat = submitting.run_settings(configured, names)
         submission = dataclasses.replace(submission, settings=flat)
-    _submit(submission, print_only)
+    _submit(submission)
 
 
 def submit_baseline(
@@ -94,7 +86,6 @@ def submit_baseline(
     name: str,
     given: dict[str, Any],
     settings: dict[str, Any],
-    print_only: bool,
 ) -> None:
     """Registers clients and starts a run of a baseline.
 
@@ -103,7 +94,6 @@ def submit_baseline(
         name: of the method.
         given: settings of the method, and of `fedgs.baselines.asked.Asked`.
         settings: of the run, over the method's recipe.
-        print_only: print Flower's commands and files, run nothing.
 
     Raises:
         UserError: bad input; nothing was submitted.
@@ -119,7 +109,7 @@ def submit_baseline(
     told = {"name": name} | given
     deployed.planned(RunConfig.from_flat(flat), told)  # as the server will
     flat |= deployed.joined(told)
-    _submit(dataclasses.replace(submission, settings=flat), print_only)
+    _submit(dataclasses.replace(submission, settings=flat))
 
 
 def _named(config: RunConfig, name: str) -> RunConfig:
@@ -130,10 +120,7 @@ def _named(config: RunConfig, name: str) -> RunConfig:
     return dataclasses.replace(config, output=f"{name}-{stamp}")
 
 
-def _submit(submission: Submission, print_only: bool) -> None:
-    if print_only:
-        submitting.print_commands(submission)
-        return
+def _submit(submission: Submission) -> None:
     run = submission.resume or submission.settings["output"]
     print(f"run folder: {run}, in the server's state directory", flush=True)
     try:

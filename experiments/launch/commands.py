@@ -1,6 +1,6 @@
 """The Flower commands of a server machine and of a client machine, as argument lists.
 
-Nothing is started here: `fedgs deploy` prints these and then starts or becomes them.
+Nothing is started here: `fedgs deploy` starts or becomes them.
 """
 
 import socket
@@ -132,28 +132,15 @@ class Access:
     insecure_network: bool = flag(False, INSECURE_NETWORK)
 
     def check(self) -> None:
-        """Refuses plain text on a network.
+        """Refuses plain text on a network, or no certificate.
 
         Raises:
             UserError: names the remedy.
         """
         host, _ = split_address(self.server)
         check_insecure(host, self.insecure, self.insecure_network)
-
-    def connection(self) -> str:
-        """Returns the user's config.toml for Flower.
-
-        Raises:
-            UserError: no certificate, or plain text on a network.
-        """
-        self.check()
-        access = "insecure = true"
         if not self.insecure:
-            access = f'root-certificates = "{file_of("ca", self.ca)}"'
-        return (
-            '[superlink]\ndefault = "server"\n\n[superlink.server]\n'
-            f'address = "{self.server}"\n{access}\n'
-        )
+            file_of("ca", self.ca)
 
 
 @dataclass(frozen=True, kw_only=True)

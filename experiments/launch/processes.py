@@ -7,7 +7,6 @@ Nothing supervises it but systemd. `fedgs deploy server` has several processes
 
 import ipaddress
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -79,12 +78,6 @@ def make_state(folder: Path) -> Path:
     folder = folder.expanduser().absolute()
     make_private("state_dir", folder)
     return folder
-
-
-def show(command: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Prints a command as it could be typed, with the environment it needs."""
-    given = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
-    print("+", " ".join([*given, shlex.join(command)]), flush=True)
 
 
 def become(command: Sequence[str], environment: Mapping[str, str]) -> None:

@@ -26,6 +26,7 @@ from deployed_grid import (
     tiny_clients,
 )
 from experiments.commands import deploy_status
+from experiments.launch import submit
 from fedgs.baselines import deployed
 from fedgs.baselines import run as frame
 from fedgs.baselines.fedavg_gan import run_config
@@ -414,11 +415,13 @@ def test_what_cannot_be_deployed_is_refused_with_code_2(fedgs, words, problem):
     assert "submitted" not in out
 
 
-def test_submit_tells_the_server_the_methods_settings(fedgs):
-    own = ("--num-classes", 3, "--steps", 7, "--target-epsilon", 3, "--print-only")
-    code, out, _ = fedgs(*CLI, "fedavg-gan", *LOCAL, *own)
+def test_submit_tells_the_server_the_methods_settings(fedgs, monkeypatch):
+    submissions = []
+    monkeypatch.setattr(submit, "submit", submissions.append)
+    own = ("--num-classes", 3, "--steps", 7, "--target-epsilon", 3)
+    code, _, _ = fedgs(*CLI, "fedavg-gan", *LOCAL, *own)
     assert code == 0
-    config = tomllib.loads(out[out.index("[tool.flwr.app.config]") :].split("+ ")[0])
-    found = config["tool"]["flwr"]["app"]["config"]
+    project = tomllib.loads(submit._project(submissions[0]))
+    found = project["tool"]["flwr"]["app"]["config"]
     assert found["method"] == {"name": "fedavg-gan", "steps": 7, "target_epsilon": 3.0}
     assert (found["num_rounds"], found["nodes"]) == (7, "a,b")
