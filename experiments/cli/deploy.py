@@ -13,7 +13,8 @@ from experiments.flags import (
     request_flags,
     settings_flags,
 )
-from experiments.launch.commands import Client, Server
+from experiments.launch.client_command import Client
+from experiments.launch.server_command import Server
 from experiments.launch.submit import Submission
 from fedgs.config.settings import OF_CLIENT, settings_with
 

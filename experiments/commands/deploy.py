@@ -9,16 +9,17 @@ from typing import Any
 
 import typer
 
-from experiments.launch import processes
 from experiments.launch import submit as submitting
-from experiments.launch.commands import Client, Server, who_submits
+from experiments.launch.client_command import Client, become
 from experiments.launch.control import FlowerFailed
+from experiments.launch.server_command import Server, who_submits
 from experiments.launch.submit import Submission
 from experiments.launch.supervisor import ServerEnded, supervise
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import refuse
 from fedgs.files import make_folder
+from fedgs.process import make_private
 
 
 def serve(server: Server) -> None:
@@ -30,7 +31,8 @@ def serve(server: Server) -> None:
     """
     superlink, environment = server.command()
     commands = {"superlink": superlink, "superexec": server.superexec()}
-    state = processes.make_state(server.state)
+    state = server.state
+    make_private("state_dir", state)
     make_folder(state / "runs", 0o700)
     print(who_submits(server), flush=True)
     try:
@@ -47,8 +49,8 @@ def join(client: Client) -> None:
         UserError: bad input.
     """
     command, environment = client.command()
-    processes.make_state(client.folder)
-    processes.become(command, environment)
+    make_private("state_dir", client.folder)
+    become(command, environment)
 
 
 def submit(

@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from experiments.launch.control import Control, FlowerFailed, control_of
+from experiments.launch.deployment import QUIET, full_environment
 from experiments.launch.flower_app import (
-    QUIET,
     TRAINING,
     app_project,
     free_port,
     wait_for_port,
 )
-from experiments.launch.processes import full_environment
 from fedgs import process
 from fedgs.errors import UserError
 from fedgs.federation.training import Report, RunStopped, Stop

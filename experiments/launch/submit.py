@@ -13,11 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from experiments.launch.certs import check_name
-from experiments.launch.commands import Access, toml_value
 from experiments.launch.control import UNKNOWN_RUN, Control, FlowerFailed, control_of
+from experiments.launch.deployment import Access, check_name, file_of, toml_value
 from experiments.launch.flower_app import app_project
-from experiments.launch.processes import file_of
 from fedgs.config.checks import check_submitted
 from fedgs.config.fields import flag
 from fedgs.config.run_config import RunConfig

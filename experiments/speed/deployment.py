@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.launch.deployment import full_environment
 from experiments.launch.flower_app import free_port, wait_for_port
-from experiments.launch.processes import full_environment
 from fedgs.errors import UserError
 
 SKIPPED = 2  # first rounds: connections, caches

@@ -31,14 +31,17 @@ from clients.site import OWN_SETTINGS
 from command_line import flags
 from experiments.cli.deploy import CLIENT_DATA
 from experiments.launch import certs as deploy_certs
+from experiments.launch import client_command, server_command, supervisor
 from experiments.launch import control as deploy_control
 from experiments.launch import submit as deploy_submit
 from experiments.launch.certs import make_certificates
-from experiments.launch.commands import Client, Server
+from experiments.launch.client_command import Client
+from experiments.launch.deployment import check_name
 from experiments.launch.flower_app import free_port
-from experiments.launch.processes import make_state
+from experiments.launch.server_command import Server
 from experiments.launch.superlink import Guard, networks_of
 from fedgs.config.run_config import RunConfig
+from fedgs.process import make_private
 from refusals import assert_refused
 
 PLAN = {
@@ -183,7 +186,7 @@ def test_file_that_appears_meanwhile_is_not_overwritten(tmp_path):
 )
 def test_a_run_accepts_the_names_that_have_keys(name, is_valid):
     run = RunConfig(engine="flower", nodes=name, client_selection="all")
-    for check in (run.validate, lambda: deploy_certs.check_name(name)):
+    for check in (run.validate, lambda: check_name(name)):
         if is_valid:
             check()
         else:
@@ -308,9 +311,11 @@ def test_client_becomes_flowers_with_its_own_data(certs, tmp_path):
 
 
 def test_state_directory_is_private(tmp_path):
-    assert mode(make_state(tmp_path / "new")) == 0o700
+    make_private("state_dir", tmp_path / "new")
+    assert mode(tmp_path / "new") == 0o700
     (tmp_path / "open").mkdir(mode=0o755)
-    assert_refused(r"has mode 755, .* chmod 700", make_state, tmp_path / "open")
+    words = r"state_dir = .* has mode 755, .* chmod 700"
+    assert_refused(words, make_private, "state_dir", tmp_path / "open")
 
 
 # ------------------------------------------------------------------ refused
@@ -368,8 +373,8 @@ def test_bad_input_is_refused_before_anything_is_started(words, problem, fedgs):
 
 def test_commands_start_without_torch():
     """Its import alone would be half of the time that they take."""
-    names = ("commands", "submit", "supervisor")
-    imports = "".join(f"import experiments.launch.{name}\n" for name in names)
+    modules = (client_command, server_command, deploy_submit, supervisor)
+    imports = "".join(f"import {module.__name__}\n" for module in modules)
     check = "import sys; assert not {'torch', 'flwr'} & set(sys.modules), 'slow'"
     subprocess.run([sys.executable, "-c", imports + check], check=True)
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from clocks import STEPPED_CLOCK
-from experiments.launch.commands import Client
+from experiments.launch.client_command import Client
 from fedgs.privacy.ledger import Ledger
 from hosts import PATIENCE, ROOT, family
 from live import SETTINGS, Live, prepare, undisturbed
