@@ -9,13 +9,13 @@ import typer
 from typer.core import TyperGroup
 
 from experiments.flags import request_flags, settings_flags
-from experiments.launch.submit import NewRun, Submission
 from fedgs.baselines import METHODS, find
 from fedgs.baselines.asked import SHARED_SETTINGS, Asked, Target, check_noise
 from fedgs.config.recipes import HELD_OUT
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import OF_CLIENT, settings_with
 from fedgs.errors import UserError
+from server.launch.submit import NewRun, Submission
 
 if TYPE_CHECKING:
     from fedgs.baselines.contract import Baseline

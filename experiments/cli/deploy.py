@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from clients.client_command import Client
 from experiments.cli.baseline import DeployedMethods
 from experiments.flags import (
     ConfigOption,
@@ -13,10 +14,9 @@ from experiments.flags import (
     request_flags,
     settings_flags,
 )
-from experiments.launch.client_command import Client
-from experiments.launch.server_command import Server
-from experiments.launch.submit import Submission
 from fedgs.config.settings import OF_CLIENT, settings_with
+from server.launch.server_command import Server
+from server.launch.submit import Submission
 
 app = typer.Typer(
     no_args_is_help=True, help="Train with server and clients on different machines."
@@ -51,7 +51,7 @@ def certs(
     ] = False,
 ) -> None:
     """Make the authority and the server's certificate, and clients' key pairs."""
-    from experiments.launch.certs import make_certificates
+    from server.launch.certs import make_certificates
 
     for path in make_certificates(folder, host or [], client or [], days, replace):
         print(f"{path.stat().st_mode & 0o777:o} {path}")

@@ -9,17 +9,17 @@ from typing import Any
 
 import typer
 
-from experiments.launch import submit as submitting
-from experiments.launch.client_command import Client, become
-from experiments.launch.control import FlowerFailed
-from experiments.launch.server_command import Server, who_submits
-from experiments.launch.submit import Submission
-from experiments.launch.supervisor import ServerEnded, supervise
+from clients.client_command import Client, become
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import refuse
 from fedgs.files import make_folder
 from fedgs.process import make_private
+from server.launch import submit as submitting
+from server.launch.control import FlowerFailed
+from server.launch.server_command import Server, who_submits
+from server.launch.submit import Submission
+from server.launch.supervisor import ServerEnded, supervise
 
 
 def serve(server: Server) -> None:

@@ -26,7 +26,6 @@ from deployed_grid import (
     tiny_clients,
 )
 from experiments.commands import deploy_status
-from experiments.launch import submit
 from fedgs.baselines import deployed
 from fedgs.baselines import run as frame
 from fedgs.baselines.fedavg_gan import run_config
@@ -40,6 +39,7 @@ from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
 from runs import at_round, interrupt_at
 from server import roll_call
+from server.launch import submit
 from server.roll_call import public_settings
 from server.server_app import open_folder, strategy_of
 from simulated_grid import spoil_at

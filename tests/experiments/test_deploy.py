@@ -27,22 +27,23 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
+from clients import client_command
+from clients.client_command import Client
 from clients.site import OWN_SETTINGS
 from command_line import flags
 from experiments.cli.deploy import CLIENT_DATA
-from experiments.launch import certs as deploy_certs
-from experiments.launch import client_command, server_command, supervisor
-from experiments.launch import control as deploy_control
-from experiments.launch import submit as deploy_submit
-from experiments.launch.certs import make_certificates
-from experiments.launch.client_command import Client
-from experiments.launch.deployment import check_name
-from experiments.launch.flower_app import free_port
-from experiments.launch.server_command import Server
-from experiments.launch.superlink import Guard, networks_of
 from fedgs.config.run_config import RunConfig
+from fedgs.deployment import check_name
 from fedgs.process import make_private
 from refusals import assert_refused
+from server.launch import certs as deploy_certs
+from server.launch import control as deploy_control
+from server.launch import server_command, supervisor
+from server.launch import submit as deploy_submit
+from server.launch.certs import make_certificates
+from server.launch.flower_app import free_port
+from server.launch.server_command import Server
+from server.launch.superlink import Guard, networks_of
 
 PLAN = {
     "num_clients": 2,
@@ -199,7 +200,7 @@ def test_a_run_accepts_the_names_that_have_keys(name, is_valid):
 def test_server_starts_flowers_with_tls_authentication_and_the_guard(certs, tmp_path):
     server = Server(state=tmp_path / "state", host="0.0.0.0", port=8443, certs=certs)
     command, environment = server.command()
-    assert command[:3] == [sys.executable, "-m", "experiments.launch.superlink"]
+    assert command[:3] == [sys.executable, "-m", "server.launch.superlink"]
     words = " ".join(command)
     for given in (
         f"--ssl-ca-certfile {certs}/ca.crt --ssl-certfile {certs}/server.crt "

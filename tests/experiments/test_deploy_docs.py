@@ -10,9 +10,9 @@ import pytest
 import typer
 
 from experiments.cli.deploy import app
-from experiments.launch.superlink import GRACE_SECONDS
-from experiments.launch.supervisor import LEAVE_SECONDS
 from fedgs.process import STOP_SECONDS
+from server.launch.superlink import GRACE_SECONDS
+from server.launch.supervisor import LEAVE_SECONDS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = "\n".join((DOCS / f"{n}.md").read_text() for n in ("deployment", "operations"))

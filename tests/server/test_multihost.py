@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from command_line import flags
-from experiments.launch.certs import make_certificates
 from fedgs.baselines.run import Asked, new_run, open_run
 from fedgs.baselines.run import train as train_in
 from fedgs.privacy.ledger import Ledger
 from hosts import PATIENCE, Network, require_namespaces
 from live import Live, prepare
 from runs import generator
+from server.launch.certs import make_certificates
 
 pytestmark = [pytest.mark.multihost, pytest.mark.slow]
 

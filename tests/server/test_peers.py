@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from clients.client_command import Client
 from clocks import STEPPED_CLOCK
-from experiments.launch.client_command import Client
 from fedgs.privacy.ledger import Ledger
 from hosts import PATIENCE, ROOT, family
 from live import SETTINGS, Live, prepare, undisturbed

@@ -15,17 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from experiments.launch import supervisor
-from experiments.launch.supervisor import ServerEnded, supervise
 from fedgs.files import read_json
 from fedgs.process import SERVER_VARIABLE, end_processes, hold_lock, processes_of
 from refusals import assert_refused
+from server.launch import supervisor
+from server.launch.supervisor import ServerEnded, supervise
 
 SLEEPER = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
 BOTH = {"superlink": SLEEPER, "superexec": SLEEPER}
 SUPERVISING = f"""
 import sys; from pathlib import Path
-from experiments.launch.supervisor import supervise
+from server.launch.supervisor import supervise
 supervise(Path(sys.argv[1]), {BOTH}, {{}}, lambda: None)
 """
 

@@ -15,13 +15,13 @@ import pytest
 
 import runs
 from command_line import flags
-from experiments.launch.certs import make_certificates
 from fedgs.config.run_config import RunConfig
 from fedgs.data.load import load_data
 from fedgs.federation.preparation import resolve
 from fedgs.process import SERVER_VARIABLE, processes_of
 from fedgs.runs.run_folder import RunFolder
 from hosts import FEDGS, Machines, Network
+from server.launch.certs import make_certificates
 
 PORT = 8000  # of a server with a host of its own
 CLIENTS = ("a", "b")

@@ -13,14 +13,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from experiments.launch.control import UNKNOWN_RUN, Control, FlowerFailed, control_of
-from experiments.launch.deployment import Access, check_name, file_of, toml_value
-from experiments.launch.flower_app import app_project
 from fedgs.config.checks import check_submitted
 from fedgs.config.fields import flag
 from fedgs.config.run_config import RunConfig
+from fedgs.deployment import Access, check_name, file_of, toml_value
 from fedgs.errors import UserError
 from fedgs.process import REFUSED
+from server.launch.control import UNKNOWN_RUN, Control, FlowerFailed, control_of
+from server.launch.flower_app import app_project
 
 STATUS_SECONDS = 2.0
 START_PATIENCE = 30.0  # for a server that is started at the same time

@@ -7,7 +7,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.launch.deployment import (
+from fedgs.config.fields import check_ranges, flag
+from fedgs.deployment import (
     INSECURE,
     INSECURE_NETWORK,
     LOG_JSON,
@@ -17,10 +18,9 @@ from experiments.launch.deployment import (
     event_log_variable,
     file_of,
 )
-from experiments.launch.superlink import CONTROL_VARIABLE, networks_of
-from fedgs.config.fields import check_ranges, flag
 from fedgs.errors import explained
 from fedgs.process import RUNS_VARIABLE
+from server.launch.superlink import CONTROL_VARIABLE, networks_of
 
 CERTIFICATES = {
     "ca.crt": "--ssl-ca-certfile",
@@ -63,7 +63,7 @@ class Server:
         """
         check_insecure(self.host, self.insecure, self.insecure_network)
         networks_of(self.control_from)
-        command = [sys.executable, "-m", "experiments.launch.superlink"]
+        command = [sys.executable, "-m", "server.launch.superlink"]
         if self.insecure:
             command.append("--insecure")
         else:
@@ -88,7 +88,7 @@ class Server:
         access = ["--insecure"]
         if not self.insecure:
             access = ["--root-certificates", file_of("certs", self.certs / "ca.crt")]
-        command = [sys.executable, "-m", "experiments.launch.superexec", *access]
+        command = [sys.executable, "-m", "server.launch.superexec", *access]
         return [*command, "--runtime-api-address", self._own_address]
 
     def check(self) -> None:

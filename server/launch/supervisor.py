@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from experiments.launch.deployment import full_environment
+from fedgs.deployment import full_environment
 from fedgs.files import remove_temporaries
 from fedgs.process import (
     SERVER_VARIABLE,

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 
-from experiments.launch.deployment import (
+from fedgs.config.fields import check_ranges, flag
+from fedgs.deployment import (
     LOG_JSON,
     QUIET,
     Access,
@@ -21,7 +22,6 @@ from experiments.launch.deployment import (
     full_environment,
     toml_value,
 )
-from fedgs.config.fields import check_ranges, flag
 from fedgs.errors import UserError
 
 

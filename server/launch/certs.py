@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from experiments.launch.deployment import check_name
+from fedgs.deployment import check_name
 from fedgs.errors import UserError, explained
 from fedgs.files import make_folder, sync
 
