@@ -131,7 +131,7 @@ def end_on_signals() -> None:
 
 
 def notify(text: str) -> None:
-    """Tells systemd how this process stands: READY=1, WATCHDOG=1, STOPPING=1, ...
+    """Tells systemd how this process stands, for example READY=1.
 
     Does nothing in a process that no unit with Type=notify started.
     """
