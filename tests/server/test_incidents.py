@@ -58,10 +58,10 @@ class Site(Live):
 
     def resume(self) -> None:
         """What systemd and a person do."""
-        assert self.submitted.wait(PATIENCE) == 1, self.machines.logs()
-        assert "continue with: fedgs deploy submit" in self.log(self.submitted)
         if self.server.poll() is not None:
             self.server = self.serve("--log-json", "server.jsonl")
+        assert self.submitted.wait(PATIENCE) == 1, self.machines.logs()
+        assert "continue with: fedgs deploy submit" in self.log(self.submitted)
         self.submitted = self.submit("--resume", "digits")
 
     def counted(self, client: str) -> Path:
