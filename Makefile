@@ -48,8 +48,8 @@ tutorials: $(STAMP) ## The notebooks of docs/tutorials, at a small size
 multihost: $(STAMP) ## Server and clients on three hosts in network namespaces; needs root
 	$(BIN)/python -m pytest -m multihost $(PYTEST_ARGS)
 
-incidents: $(STAMP) ## Incidents of a deployment, and what came of each (root; ONLY=name CONTINUE=1)
-	$(BIN)/python tests/support/incidents.py --only "$(ONLY)" $(if $(CONTINUE),--proceed) $(INCIDENT_ARGS)
+incidents: $(STAMP) ## Kill, cut, fill and step a deployment of three hosts (root; ONLY=link)
+	$(BIN)/python -m pytest -s -m multihost tests/server/test_incidents.py -k "$(ONLY)" $(PYTEST_ARGS)
 
 golden: $(STAMP) ## Rewrite the golden trajectories (explain the change in CHANGELOG.md)
 	$(BIN)/python -m pytest tests/federation/test_golden.py --update-golden $(PYTEST_ARGS)

@@ -34,9 +34,6 @@ RunArgument = Annotated[Path, typer.Argument(help="The run folder.")]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print JSON instead of a table.")
 ]
-PrintOption = Annotated[
-    bool, typer.Option("--print-only", help="Print the Flower commands, run nothing.")
-]
 OF_TARGET = "`staged`, which --target-epsilon without a method chooses"
 Command = Callable[..., None]
 NAMES = tuple[str, ...]  # on the command line one text, comma-separated

@@ -2,7 +2,7 @@
 
 Flower 1.41 sends a message as some eight requests, one for each of its parts, and each
 is signed, routed and committed on its own. A parcel carries them together; each is
-still answered by Flower's own handler, in order (`experiments.launch.post_office`).
+still answered by Flower's own handler, in order (`server.launch.post_office`).
 Where the server takes no parcels the requests go one by one, as Flower sends them.
 """
 

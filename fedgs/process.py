@@ -120,21 +120,6 @@ def end_processes(
         time.sleep(0.1)
 
 
-def start_of(pid: int) -> int | None:
-    """Returns when a process was started; a pid that is given again has another start.
-
-    Returns:
-        Clock ticks since the machine's start; None if the process has ended.
-    """
-    # psutil's start times move when the machine's clock is set; ticks do not.
-    try:
-        # The name in parentheses may hold anything.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
-
-
 def end_on_signals() -> None:
     """Has SIGTERM and Ctrl-C end this process with 0, until another takes them.
 
@@ -146,7 +131,7 @@ def end_on_signals() -> None:
 
 
 def notify(text: str) -> None:
-    """Tells systemd how this process stands: READY=1, WATCHDOG=1, STOPPING=1, ...
+    """Tells systemd how this process stands, for example READY=1.
 
     Does nothing in a process that no unit with Type=notify started.
     """

@@ -19,7 +19,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedgs.event_log import log_event
-from fedgs.federation.messages import RECORD
 from fedgs.federation.training import Stop
 from server.progress import Progress
 from server.roll_call import RollCall
@@ -246,7 +245,6 @@ class Exchange:
         """Returns a node's request as a new message to where the node is now."""
         pending = self._pending[node]
         request = pending.request
-        self.progress.add_bytes(sent=_size(request))
         if pending.is_sent:
             self.progress.add_resend(node)
         pending.is_sent = True
@@ -302,9 +300,3 @@ class Exchange:
 
     def _title(self, node: int) -> str:
         return self.progress.config.node_title(node)
-
-
-def _size(request: Message) -> int:
-    """Returns the bytes of a request's tensors, which are nearly all of it."""
-    tensors = request.content.config_records[RECORD].get("tensors", b"")
-    return len(tensors) if isinstance(tensors, bytes) else 0

@@ -19,7 +19,6 @@ from flwr.serverapp.strategy import Result
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
-from fedgs.federation.codec import stated_release_bytes
 from fedgs.federation.messages import (
     RECORD,
     TOLD,
@@ -281,10 +280,6 @@ class Federation(SilentStrategy):
         record = self._record(reply, node, where)
         if self.roll is not None and record.get("is_empty") == 0:
             self.roll.add_release(node, request)
-        if "tensors" in record:  # what it weighs would tell of this one release
-            terms = self.config.terms(request.round)
-            size = stated_release_bytes(self.config, terms)
-            self.progress.add_bytes(received=size)
         return decode_answer(record, self.config, request, node)
 
     def _record(self, reply: Message, node: int, where: str) -> ConfigRecord:

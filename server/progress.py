@@ -5,14 +5,11 @@
      "nodes": {"hospital-a": {"node_id": 0, "joined": true, "online": true,
                               "last_answer": 17, "last_answer_time": 1795271044,
                               "resends": 0, "failures": 1, "reason": "",
-                              "last_failure": "hospital-a: no answer in time"}},
-     "bytes_sent": 1234, "bytes_received": 1234}
+                              "last_failure": "hospital-a: no answer in time"}}}
 
-Everything in it is public: names, rounds, counts of bytes, and when a node answered,
-to the second. Bytes are those of the messages' contents, each counted once however
-often Flower hands it on; a release counts as
-`fedgs.federation.codec.stated_release_bytes`, for its own size may depend on what
-it holds. Counts begin anew when a run is submitted again.
+Everything in it is public: names, rounds, and when a node answered, to the second. What
+an answer weighs is not there: it may depend on what the answer holds. Counts begin anew
+when a run is submitted again.
 """
 
 import json
@@ -68,8 +65,6 @@ class Progress:
             "num_rounds": config.num_rounds,
             "waiting_for": list(self.nodes),
             "nodes": self.nodes,
-            "bytes_sent": 0,
-            "bytes_received": 0,
         }
         self._written, self._last = -WRITE_SECONDS, ""
         self._is_warned = False  # that the file cannot be written
@@ -119,11 +114,6 @@ class Progress:
         failures = self._node(node)["failures"] + 1
         self._node(node).update(failures=failures, reason=reason, last_failure=reason)
         self._write()
-
-    def add_bytes(self, sent: int = 0, received: int = 0) -> None:
-        """Counts what was sent or received."""
-        self.content["bytes_sent"] += sent
-        self.content["bytes_received"] += received
 
     def close(self, phase: str) -> None:
         """Writes the last state."""

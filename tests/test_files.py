@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from experiments.launch.certs import make_certificates
 from fedgs.files import write_tensors
 from fedgs.privacy.client_count import ReleaseCount
 from fedgs.privacy.client_limits import Limits
 from fedgs.process import make_private
 from fedgs.runs.run_folder import RunFolder, node_folder, state_path
 from runs import TENSORS, tiny_event
+from server.launch.certs import make_certificates
 from tiny import tiny_config
 
 

@@ -1,13 +1,15 @@
 """Locks between processes, and what a process says of others."""
 
+import socket
 import subprocess
 import sys
 import threading
 from contextlib import ExitStack
 
 import psutil
+import pytest
 
-from fedgs.process import hold_lock, processes_of
+from fedgs.process import hold_lock, notify, processes_of
 from refusals import assert_refused
 
 HOLDS = "import sys, pathlib; from fedgs.process import hold_lock; "
@@ -27,7 +29,7 @@ def test_a_lock_is_released_by_whichever_thread_ends_the_block(tmp_path):
 
 
 def test_a_child_that_ends_leaves_its_parent_the_lock(tmp_path):
-    """`preexec_fn` makes it a true fork, as the supervisor's processes are."""
+    """`preexec_fn` makes it a true fork, as the server's processes are."""
     with hold_lock(tmp_path / "lock", "is held"):
         subprocess.run([sys.executable, "-c", ""], preexec_fn=int, check=True)
         assert_refused("is held", hold_lock, tmp_path / "lock", "is held")
@@ -57,6 +59,20 @@ def test_processes_that_cannot_be_looked_at_carry_no_token(monkeypatch):
 
     monkeypatch.setattr(psutil, "process_iter", iterate)
     assert processes_of("x", "A") == [7]
+
+
+@pytest.mark.parametrize("is_abstract", [False, True])
+def test_systemd_is_told_over_its_socket(tmp_path, monkeypatch, is_abstract):
+    path = "\0fedgs-test-notify" if is_abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(path)
+        systemd.settimeout(5)
+        monkeypatch.setenv("NOTIFY_SOCKET", path.replace("\0", "@"))
+        notify("READY=1")
+        assert systemd.recv(100) == b"READY=1"
+    notify("READY=1")  # systemd is gone: no error
+    monkeypatch.delenv("NOTIFY_SOCKET")
+    notify("READY=1")
 
 
 def test_a_process_keeps_the_memory_that_it_frees():

@@ -17,7 +17,6 @@ from experiments.commands.endings import (
     show_end,
 )
 from experiments.commands.progress import Progress, say
-from experiments.launch import flower_engine
 from experiments.tables import Table
 from fedgs.baselines import METHODS, find
 from fedgs.baselines.contract import Guarantee
@@ -35,6 +34,7 @@ from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
 from fedgs.federation.training import stop_on_signal
 from fedgs.privacy.accounting import CAVEATS, SEEDED
+from server.launch import flower_engine
 
 
 def list_methods() -> None:

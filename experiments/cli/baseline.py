@@ -8,14 +8,14 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from experiments.flags import PrintOption, request_flags, settings_flags
-from experiments.launch.submit import NewRun, Submission
+from experiments.flags import request_flags, settings_flags
 from fedgs.baselines import METHODS, find
 from fedgs.baselines.asked import SHARED_SETTINGS, Asked, Target, check_noise
 from fedgs.config.recipes import HELD_OUT
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import OF_CLIENT, settings_with
 from fedgs.errors import UserError
+from server.launch.submit import NewRun, Submission
 
 if TYPE_CHECKING:
     from fedgs.baselines.contract import Baseline
@@ -116,12 +116,7 @@ def deployed_command_of(name: str) -> click.Command:
     """Returns the command that submits a method: as `command_of`, with a server."""
     method = find(name)
 
-    def submit(
-        print_only: PrintOption = False,
-        *,
-        given: dict[str, Any],
-        settings: dict[str, Any],
-    ) -> None:
+    def submit(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
         from experiments.commands import deploy
 
         check_noise(given)
@@ -129,7 +124,7 @@ def deployed_command_of(name: str) -> click.Command:
         how = {key: given.pop(key) for key in names & given.keys()}
         if "server" not in how:
             raise UserError("server is unset: give --server HOST:PORT")
-        deploy.submit_baseline(Submission(**how), name, given, settings, print_only)
+        deploy.submit_baseline(Submission(**how), name, given, settings)
 
     chosen = [n for n in settings_of(method) if n not in NO_SERVERS]
     defaults = dict(method.recipe) | {"clients_per_node": 1}

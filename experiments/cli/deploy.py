@@ -5,18 +5,18 @@ from typing import Annotated, Any
 
 import typer
 
+from clients.client_command import Client
 from experiments.cli.baseline import DeployedMethods
 from experiments.flags import (
     ConfigOption,
     JsonOption,
-    PrintOption,
     RecipeOption,
     request_flags,
     settings_flags,
 )
-from experiments.launch.commands import Client, Server
-from experiments.launch.submit import Submission
 from fedgs.config.settings import OF_CLIENT, settings_with
+from server.launch.server_command import Server
+from server.launch.submit import Submission
 
 app = typer.Typer(
     no_args_is_help=True, help="Train with server and clients on different machines."
@@ -51,7 +51,7 @@ def certs(
     ] = False,
 ) -> None:
     """Make the authority and the server's certificate, and clients' key pairs."""
-    from experiments.launch.certs import make_certificates
+    from server.launch.certs import make_certificates
 
     for path in make_certificates(folder, host or [], client or [], days, replace):
         print(f"{path.stat().st_mode & 0o777:o} {path}")
@@ -59,34 +59,31 @@ def certs(
 
 @app.command()
 @request_flags(Server)
-def server(print_only: PrintOption = False, *, given: dict[str, Any]) -> None:
+def server(*, given: dict[str, Any]) -> None:
     """Run the server (a Flower SuperLink and SuperExec) in the foreground.
 
-    SIGTERM ends it within 30 seconds, runs at their next round. The exit code is 1 if a
-    process that it needs has ended.
+    SIGTERM ends it within 30 seconds, runs at their next round. If one of its processes
+    ends, all end with exit code 1: let systemd or Docker start it again.
     """
     from experiments.commands import deploy
 
-    deploy.serve(Server(**given), print_only)
+    deploy.serve(Server(**given))
 
 
 @app.command()
 @settings_flags(*CLIENT_DATA)
 @request_flags(Client)
-def client(
-    print_only: PrintOption = False, *, given: dict[str, Any], settings: dict[str, Any]
-) -> None:
+def client(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
     """Run a client (a Flower SuperNode) in the foreground."""
     from experiments.commands import deploy
 
-    deploy.join(Client(**given, settings=settings), print_only)
+    deploy.join(Client(**given, settings=settings))
 
 
 @app.command()
 @settings_flags()
 @request_flags(Submission)
 def submit(
-    print_only: PrintOption = False,
     recipe: RecipeOption = None,
     config: ConfigOption = None,
     *,
@@ -96,7 +93,7 @@ def submit(
     """Register clients and start a run; exit code 1 unless it completes."""
     from experiments.commands import deploy
 
-    deploy.submit(Submission(**given), recipe, config, settings, print_only)
+    deploy.submit(Submission(**given), recipe, config, settings)
 
 
 @app.command()
@@ -105,21 +102,11 @@ def status(
         Path, typer.Argument(help="A run folder, or a folder of them, on the server.")
     ],
     as_json: JsonOption = False,
-    prometheus: Annotated[
-        Path | None,
-        typer.Option(help="Write this file for node_exporter, every 15 seconds."),
-    ] = None,
-    serve: Annotated[
-        str | None, typer.Option(help="Serve /metrics at HOST:PORT until stopped.")
-    ] = None,
-    once: Annotated[
-        bool, typer.Option("--once", help="With --prometheus: write once and end.")
-    ] = False,
 ) -> None:
-    """Print how a server and its runs stand: nodes, round, epsilon, time left.
+    """Print round, releases, epsilon and the nodes' last answers of a server's runs.
 
     The exit code is 1 if a run cannot be read.
     """
     from experiments.commands import deploy
 
-    deploy.status(run, as_json, prometheus, serve, once)
+    deploy.status(run, as_json)

@@ -26,8 +26,6 @@ from experiments.commands import privacy as privacy_report
 from experiments.commands.drawing import new_figure, to_png
 from experiments.commands.endings import exit_if_stopped, make_output, new_output
 from experiments.commands.progress import Progress, say
-from experiments.launch import flower_engine
-from experiments.launch.local_grid import LocalGrid
 from experiments.tables import Table
 from fedgs.cohorts.files import EXCLUDED, INCLUDED, NOT_PRIVATE, Cohort, check_names
 from fedgs.cohorts.files import write_cohort as write_cohort
@@ -43,6 +41,8 @@ from fedgs.federation.preparation import with_absolute_paths
 from fedgs.federation.training import Report, Stop, stop_on_signal
 from fedgs.files import read_json, write_atomically, write_json
 from fedgs.runs.run_folder import RunFolder, versions
+from server.launch import flower_engine
+from server.launch.local_grid import LocalGrid
 from server.selection_app import Selecting
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from pathlib import Path
 import typer
 
 from experiments.commands.progress import say
-from experiments.launch.control import FlowerFailed
 from experiments.tables import folded
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, explained
 from fedgs.federation.training import RunStopped
 from fedgs.privacy.accounting import CAVEATS, SEEDED, Statement
+from server.launch.control import FlowerFailed
 
 INTERRUPTED = 130  # exit code of a shell after Ctrl-C
 MOST_EXPONENT = 100.0  # beyond it a factor is no number to print

@@ -18,7 +18,6 @@ from experiments.commands.endings import (
 )
 from experiments.commands.progress import Progress, say
 from experiments.commands.sample_request import DEFAULT_COUNT, SampleRequest
-from experiments.launch import flower_engine
 from fedgs.config.recipes import recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
@@ -38,6 +37,7 @@ from fedgs.privacy_label import privacy_label
 from fedgs.runs import epsilons
 from fedgs.runs.run_folder import GENERATOR, RunFolder
 from fedgs.runs.sample import Output, check_output, draw_samples
+from server.launch import flower_engine
 
 console = Console()
 

@@ -29,7 +29,6 @@ from flwr.common.serde import message_to_proto
 from flwr.supercore.task_identity import TaskIdentity
 
 from experiments.flags import run_command
-from experiments.launch.local_grid import SERVER, LocalGrid
 from experiments.tables import Table
 from fedgs.baselines.fedavg_gan import FedAvgGan, run_config
 from fedgs.baselines.fedavg_messages import encode_request, new_networks, weights_of
@@ -53,6 +52,7 @@ from fedgs.mechanism.sanitizer import PerSampleGradients, clip, sanitize
 from fedgs.runs import sample
 from fedgs.runs.run_folder import RunFolder, is_baseline
 from fedgs.shapes import Images, Labels
+from server.launch.local_grid import SERVER, LocalGrid
 
 FILE = "communication.jsonl"
 MODES: dict[str, dict[str, Any]] = {  # of Algorithm 2

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.launch.flower_app import free_port, wait_for_port
-from experiments.launch.processes import full_environment
+from fedgs.deployment import full_environment
 from fedgs.errors import UserError
+from server.launch.flower_app import free_port, wait_for_port
 
 SKIPPED = 2  # first rounds: connections, caches
 START_SECONDS, RUN_SECONDS, END_SECONDS = 120.0, 900.0, 30.0

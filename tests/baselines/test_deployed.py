@@ -39,6 +39,7 @@ from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
 from runs import at_round, interrupt_at
 from server import roll_call
+from server.launch import submit
 from server.roll_call import public_settings
 from server.server_app import open_folder, strategy_of
 from simulated_grid import spoil_at
@@ -371,13 +372,12 @@ def test_status_shows_the_epsilons_that_privacy_prints(updates, fedgs):
     assert "fedgs deploy submit" in error
     run.start()
     status = deploy_status.status_of(run.path)
-    assert (status.state, status.round, status.released) == ("completed", 4, 4)
-    assert (status.participants, status.num_answers) == (6, 3)
-    shown = {row.relation: row.epsilon for row in status.epsilons}
+    assert (status["round"], status["released"]) == (4, 4)
+    shown = {row["relation"]: row["epsilon"] for row in status["epsilons"]}
     rows = open_run(run.path).guarantees()
     stated = [row for row in rows if (row.label, row.unit) == (SEEDED, "user")]
     assert shown == {row.relation: row.epsilon for row in stated}
-    assert not any(row.guarantee for row in status.epsilons)  # its noise is seeded
+    assert not any(row["guarantee"] for row in status["epsilons"])  # seeded noise
 
 
 CLI = ("deploy", "baseline")
@@ -415,11 +415,13 @@ def test_what_cannot_be_deployed_is_refused_with_code_2(fedgs, words, problem):
     assert "submitted" not in out
 
 
-def test_submit_tells_the_server_the_methods_settings(fedgs):
-    own = ("--num-classes", 3, "--steps", 7, "--target-epsilon", 3, "--print-only")
-    code, out, _ = fedgs(*CLI, "fedavg-gan", *LOCAL, *own)
+def test_submit_tells_the_server_the_methods_settings(fedgs, monkeypatch):
+    submissions = []
+    monkeypatch.setattr(submit, "submit", submissions.append)
+    own = ("--num-classes", 3, "--steps", 7, "--target-epsilon", 3)
+    code, _, _ = fedgs(*CLI, "fedavg-gan", *LOCAL, *own)
     assert code == 0
-    config = tomllib.loads(out[out.index("[tool.flwr.app.config]") :].split("+ ")[0])
-    found = config["tool"]["flwr"]["app"]["config"]
+    project = tomllib.loads(submit._project(submissions[0]))
+    found = project["tool"]["flwr"]["app"]["config"]
     assert found["method"] == {"name": "fedavg-gan", "steps": 7, "target_epsilon": 3.0}
     assert (found["num_rounds"], found["nodes"]) == (7, "a,b")

@@ -12,7 +12,6 @@ from flwr.app import Message
 
 from clients import agreement
 from clients.site import DeployedPlace, Site, agreed
-from experiments.launch.submit import run_settings
 from fedgs.config.run_config import RunConfig
 from fedgs.data import sources
 from fedgs.federation.messages import EVERYONE, clients_of
@@ -30,6 +29,7 @@ from fedgs.runs.epsilons import of_run
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
 from server import federation
+from server.launch.submit import run_settings
 from server.roll_call import public_settings
 from server.server_app import open_folder
 from tiny import NUM_CLASSES, SIDE, record_calls, tiny_config

@@ -9,14 +9,14 @@ from flwr.app import ConfigRecord, Message
 
 from clients.failures import reason_of
 from deployed_grid import NAMES, Backup, Deployment, place_of
-from experiments.launch.certs import make_certificates
-from experiments.launch.submit import _public_key
 from fedgs.errors import UserError
 from fedgs.federation.training import RunStopped
 from fedgs.files import read_json
 from fedgs.mechanism.masks import Announced, Attempt, MaskingKey
 from fedgs.privacy.client_limits import ClientRefused
 from runs import at_round, events, ignore, interrupt_at, num_answers
+from server.launch.certs import make_certificates
+from server.launch.submit import _public_key
 from server.strategy import GsWgan
 from simulated_grid import as_on_a_network, round_of
 from tiny import request_of

@@ -28,13 +28,13 @@ from safetensors.torch import load, load_file
 import fedgs.federation.node
 import fedgs.federation.round
 import recording
-from experiments.launch import flower_engine
 from fedgs.config.run_config import RunConfig
 from fedgs.federation.codec import pack_release
 from fedgs.federation.messages import decode_batch
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder
 from recording import canaries_in, leaves
+from server.launch import flower_engine
 from simulated_grid import FakeGrid, start
 from tiny import tiny_config
 

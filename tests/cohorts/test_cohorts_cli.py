@@ -13,13 +13,13 @@ from PIL import Image
 
 from command_line import flags, printed, refused
 from experiments.commands import cohorts
-from experiments.launch import flower_engine
 from fedgs.cohorts.files import EXCLUDED, read_cohort
 from fedgs.cohorts.selection import Selection, read_plan, statements
 from fedgs.data.corruption import corrupted_clients
 from fedgs.federation.training import RunStopped
 from fedgs.process import processes_of
 from server import roll_call
+from server.launch import flower_engine
 from tiny import SIZES, write_tiny_npz
 
 K = len(SIZES)

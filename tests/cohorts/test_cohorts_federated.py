@@ -19,7 +19,6 @@ from flwr.app import Error as FlowerError
 from torch import Tensor
 
 from clients import selection_app as classifier_app
-from experiments.launch.local_grid import LocalGrid
 from fedgs.cohorts import classifier
 from fedgs.cohorts.selection import ARRAYS, CONFIG, Selection, membership, write_plan
 from fedgs.federation.training import RunStopped
@@ -27,6 +26,7 @@ from fedgs.randomness import stream
 from fedgs.runs.run_folder import RunFolder
 from server import roll_call
 from server import selection_app as classifier_server
+from server.launch.local_grid import LocalGrid
 from server.selection_app import Selecting
 from tiny import SINGLE_IMAGE_CLIENT, SIZES, tiny_config, write_tiny_npz
 

@@ -49,7 +49,6 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from clients import parcels
-from experiments.launch import link_state, post_office
 from fedgs.parcels import (
     FLEET_PARCEL,
     METHODS,
@@ -60,6 +59,7 @@ from fedgs.parcels import (
     Parcel,
 )
 from server.arrivals import Arrivals
+from server.launch import link_state, post_office
 
 OWNER = "any", "any"
 HEARTBEAT = 60

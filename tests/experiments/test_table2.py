@@ -15,7 +15,6 @@ import small_scale
 from baselines import DIGITS
 from clients.client_app import app as client_app
 from experiments.evaluation import evaluate as evaluation
-from experiments.launch.local_grid import LocalGrid
 from experiments.paper import scores, stored_runs, table2, table2_report
 from experiments.paper.communication import (
     MeasuringGrid,
@@ -38,6 +37,7 @@ from fedgs.privacy.accounting import Plan, statements
 from fedgs.privacy.plan import RELATIONS
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
+from server.launch.local_grid import LocalGrid
 from small_scale import FULL_PARTICIPATION, SETTINGS, data_flags, refuse, setting_flags
 
 EVALUATE = evaluation.evaluate

@@ -2,11 +2,11 @@
 
 import pytest
 
-from experiments.launch.certs import make_certificates
 from fedgs.errors import UserError
 from fedgs.mechanism.masks import Announced, MaskingKey
 from fedgs.mechanism.peers import Peers
 from fedgs.privacy.client_limits import ClientRefused
+from server.launch.certs import make_certificates
 
 RUN = "0" * 16
 

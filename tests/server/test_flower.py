@@ -24,8 +24,6 @@ import torch
 
 import tiny
 from command_line import flags
-from experiments.launch import flower_engine
-from experiments.launch.control import FlowerFailed
 from fedgs import gs_wgan, process
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.load import load_data
@@ -42,6 +40,8 @@ from fedgs.process import (
 )
 from fedgs.runs.run_folder import RunFolder
 from runs import generator, rounds_done, train
+from server.launch import flower_engine
+from server.launch.control import FlowerFailed
 from tiny import tiny_config, write_tiny_npz
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -192,7 +192,7 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from experiments.launch.flower_engine import _superlink
+from server.launch.flower_engine import _superlink
 from fedgs.process import hold_lock
 
 place = Path(sys.argv[1])

@@ -1,6 +1,5 @@
 """What a killed save leaves behind is removed when the folder's owner starts again."""
 
-import fcntl
 import os
 import signal
 import socket
@@ -15,7 +14,7 @@ from clients.site import Site
 from fedgs.files import remove_temporaries, write_atomically, write_tensors
 from fedgs.privacy.client_count import ReleaseCount
 from fedgs.privacy.client_limits import Limits
-from fedgs.process import TOKEN_VARIABLE, processes_of
+from fedgs.process import TOKEN_VARIABLE, hold_lock, processes_of
 from fedgs.runs.run_folder import RunFolder, node_folder, state_path
 from refusals import assert_refused
 from runs import TENSORS, tiny_event
@@ -106,7 +105,10 @@ def test_a_new_run_removes_its_killed_creation_but_not_one_at_work(tmp_path):
     assert at_work.exists()
 
 
-def test_a_client_that_starts_again_removes_what_its_killed_process_wrote(tmp_path):
+def test_a_client_that_starts_again_removes_what_its_killed_process_wrote(
+    tmp_path, monkeypatch
+):
+    """But not while another process of this client may be writing it."""
     state = tmp_path / "state"
     state.mkdir(mode=0o700)
     run = state / ("0" * 16)
@@ -117,20 +119,13 @@ def test_a_client_that_starts_again_removes_what_its_killed_process_wrote(tmp_pa
     ]
     own = state_path(node_folder(run, 0), 6)
     write_tensors(own, TENSORS)
-    Site("ann", state, {}).open()
-    assert [path for path in left if path.exists()] == []
-    assert own.exists()
-
-
-def test_nothing_is_removed_while_another_holds_the_client(tmp_path, monkeypatch):
-    state = tmp_path / "state"
-    state.mkdir(mode=0o700)
-    left = killed_save(state / ("0" * 16) / "run.json")
     monkeypatch.setattr(deployment, "LOCK_SECONDS", 0.0)
-    with open(state / ".client.lock", "w") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
+    with hold_lock(state / ".client.lock", ""):
         assert_refused("another client process", Site("ann", state, {}).open)
-    assert left.exists()
+    assert all(path.exists() for path in left)
+    Site("ann", state, {}).open()
+    assert not any(path.exists() for path in left)
+    assert own.exists()
 
 
 def test_a_count_removes_what_a_killed_charge_wrote(tmp_path):

@@ -1,18 +1,12 @@
 """Hosts in network namespaces, started as docs/deployment.md says.
 
-The run survives a killed server, a killed client and a cut link, and ends with the
-bytes of the local engine, which nothing disturbed. Skipped where namespaces are not
-permitted. The refusals below it need one host only, and so does the server whose disk
-is really full: the reason is told where there is room.
+Skipped where namespaces are not permitted; some of the refusals need one host only.
+Incidents are in `test_incidents`.
 """
 
 import contextlib
-import json
 import shutil
-import signal
-import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,19 +14,16 @@ import numpy as np
 import pytest
 
 from command_line import flags
-from events import read_events
-from experiments.commands.deploy_status import status_of
-from experiments.launch.certs import make_certificates
 from fedgs.baselines.run import Asked, new_run, open_run
 from fedgs.baselines.run import train as train_in
 from fedgs.privacy.ledger import Ledger
 from hosts import PATIENCE, Network, require_namespaces
-from live import CLIENTS, Live, prepare, undisturbed
-from runs import generator, rounds_done
+from live import Live, prepare
+from runs import generator
+from server.launch.certs import make_certificates
 
 pytestmark = [pytest.mark.multihost, pytest.mark.slow]
 
-LINK_DOWN_SECONDS = 6.0
 UPDATES = {"steps": 16, "batch_size": 8, "noise_multiplier": 1.0}
 OF_UPDATES = {
     "node_sizes": "2,1,1",
@@ -45,7 +36,6 @@ OF_UPDATES = {
     "checkpoint_every": 3,
     "round_timeout": 900,
 }
-ANSWER_KEYS = {"time", "event", "node", "round", "outcome", "seconds"}
 
 
 @pytest.fixture
@@ -78,77 +68,7 @@ def split(folder: Path) -> tuple[str, ...]:
     return tuple(owners)
 
 
-def check_event_logs(folder: Path) -> None:
-    """Who, which round, outcome and duration are there; nothing else is."""
-    of_server = read_events(folder / "server.jsonl")
-    rounds = [event["round"] for event in of_server if event["event"] == "round"]
-    assert set(rounds) == set(range(1, 21))
-    assert {e["node"] for e in of_server if e["event"] == "joined"} == {"a", "b"}
-    for name in ("a", "b"):
-        answers = [
-            event
-            for event in read_events(folder / f"{name}.jsonl")
-            if event["event"] == "answer"
-        ]
-        assert {event["node"] for event in answers} == {name}
-        assert {event.get("round") for event in answers} >= set(range(1, 21))
-        assert {key for event in answers for key in event} <= ANSWER_KEYS
-
-
 # ------------------------------------------------------------------ the tests
-
-
-def test_run_survives_a_killed_server_and_client_and_a_cut_link(folder, network, live):
-    machines, run, log = live.machines, live.run, ("--log-json", "server.jsonl")
-    machines.run(
-        *("server", "deploy", "certs", "certs", "--host", live.address),
-        *("--client", "a", "--client", "b"),
-    )
-    server = live.serve(*log)
-    submitted = live.start_run()
-    live.until(lambda: "is submitted" in live.log(submitted), server)
-    clients = {name: live.join(name) for name in CLIENTS}
-
-    live.until_round(5, server, *clients.values())
-    machines.kill(server)
-    before = Ledger.read(run / "ledger.jsonl").length
-    assert 5 <= before < 20
-    server = live.serve(*log)
-    assert submitted.wait(PATIENCE) == 1, machines.logs()
-    assert "continue with: fedgs deploy submit" in live.log(submitted)
-    submitted = live.submit("--resume", "digits")
-
-    live.until_round(9, server, submitted, *clients.values())
-    machines.kill(clients["b"])
-    time.sleep(2)
-    clients["b"] = live.join("b")
-
-    live.until_round(13, server, submitted, *clients.values())
-    network.cut("a")
-    time.sleep(LINK_DOWN_SECONDS)
-    network.heal("a")
-
-    assert submitted.wait(PATIENCE) == 0, machines.logs()
-    live.until(lambda: (run / "generator.safetensors").exists())
-    assert generator(run) == undisturbed(folder)
-    events = Ledger.read(run / "ledger.jsonl").events
-    assert {event.round for event in events} == set(range(1, 21))
-    assert len(events) >= 20  # never fewer than what left the clients
-    check_event_logs(folder)
-    overview = json.loads(
-        machines.run("server", "deploy", "status", "fedgs-server", "--json")
-    )
-    assert overview["server"]["state"] == "running"
-    (status,) = overview["runs"]
-    found = (status["state"], status["round"], status["released"])
-    assert found == ("completed", 20, len(events))
-    for process in (server, *clients.values()):
-        process.send_signal(signal.SIGTERM)
-    for process in (server, *clients.values()):
-        assert process.wait(60) is not None
-    for name in CLIENTS:
-        state = folder / f"fedgs-client-{name}"
-        assert state.stat().st_mode & 0o777 == 0o700
 
 
 def test_masked_run_goes_on_without_a_killed_client_and_with_it_again(folder, live):
@@ -271,51 +191,3 @@ def test_server_under_another_name_is_refused(deployment):
     """A valid certificate of the same authority, but of another host."""
     deployment.host = deployment.address = "127.0.0.2"
     check_the_server_is_refused(deployment)
-
-
-# ------------------------------------------------------------------ a full disk
-
-
-@pytest.fixture
-def small_disk(tmp_path) -> Iterator[Path]:
-    """The folder of runs is a file system of 24 MB; Flower's database is elsewhere."""
-    place = tmp_path / "fedgs-server" / "runs"
-    place.mkdir(mode=0o700, parents=True)
-    place.parent.chmod(0o700)
-    options = ["-t", "tmpfs", "-o", "size=24m,mode=700", "fedgs-test", str(place)]
-    mounted = subprocess.run(["mount", *options], capture_output=True, check=False)
-    if mounted.returncode:
-        pytest.skip("a file system cannot be mounted here")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
-
-
-def fill(folder: Path) -> Path:
-    path = folder / "filler"
-    with contextlib.suppress(OSError), open(path, "wb", buffering=0) as file:
-        while file.write(bytes(4096)):
-            pass
-    assert shutil.disk_usage(folder).free == 0
-    return path
-
-
-def test_reason_reaches_the_servers_stderr_and_flowers_status(small_disk, deployment):
-    machines = deployment.machines
-    log = ("--log-json", "server.jsonl")
-    server, submitted = deployment.running(2, *log, num_rounds=500, checkpoint_every=1)
-    filler = fill(small_disk)
-    assert submitted.wait(300) == 1, machines.logs()
-    reason = "No space left on device"
-    assert reason in machines.log_of(submitted), machines.logs()
-    assert reason in machines.log_of(server), machines.logs()
-    events = read_events(machines.folder / "server.jsonl")
-    (ended,) = [event for event in events if event["event"] == "ended"]
-    assert ended["outcome"] == "failed"
-    assert reason in ended["reason"]
-    status = status_of(deployment.run)
-    assert status.state == "interrupted"
-    assert status.waiting_for == ()
-    assert status.released == len(Ledger.read(deployment.run / "ledger.jsonl").events)
-    filler.unlink()
-    again = deployment.submit("--resume", "digits")
-    deployment.until_round(rounds_done(deployment.run) + 2, server, again)

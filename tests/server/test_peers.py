@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from experiments.launch.commands import Client
+from clients.client_command import Client
+from clocks import STEPPED_CLOCK
 from fedgs.privacy.ledger import Ledger
 from hosts import PATIENCE, ROOT, family
 from live import SETTINGS, Live, prepare, undisturbed
@@ -155,30 +156,6 @@ def test_an_answer_that_is_far_too_large_costs_the_server_nothing(site):
 # ------------------------------------------------------------------ the server
 
 STANDSTILL_SECONDS = 130.0  # kept connections time out first, then handshakes
-# Python's clocks of a process and its children are ahead by what the file `step` says.
-STEPPED_CLOCK = """
-import datetime, os, pathlib, time
-
-real_time, real = time.time, datetime.datetime
-
-def step():
-    try:
-        return float(pathlib.Path(os.environ["CLOCK_STEP"]).read_text())
-    except (OSError, ValueError):
-        return 0.0
-
-class Meta(type):
-    def __instancecheck__(cls, value):
-        return isinstance(value, real)
-
-class Stepped(real, metaclass=Meta):
-    @classmethod
-    def now(cls, tz=None):
-        return super().now(tz) + datetime.timedelta(seconds=step())
-
-time.time = lambda: real_time() + step()
-datetime.datetime = Stepped
-"""
 
 
 def check_the_clients_go_on(site: Site, run, *clients) -> None:

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,11 +26,6 @@ PATIENCE = 900.0  # seconds for one step, on a loaded machine
 
 def ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
-
-
-def tc(space: str, *arguments: str) -> None:
-    command = ["tc", "-n", space, "qdisc", *arguments]
-    subprocess.run(command, check=True, capture_output=True, text=True)
 
 
 def require_namespaces() -> None:
@@ -87,19 +82,6 @@ class Network:
         for name in names:
             ip("-n", self.spaces["server"], "link", "set", f"to-{name}", "up")
 
-    @contextlib.contextmanager
-    def slow(self, name: str, rate: str) -> Iterator[None]:
-        """Limits a link in both directions; what waits longer than 0.2 s is lost."""
-        ends = ((self.spaces["server"], f"to-{name}"), (self.spaces[name], "eth0"))
-        bucket = ["tbf", "rate", rate, "burst", "2000", "latency", "200ms"]
-        for space, device in ends:
-            tc(space, "add", "dev", device, "root", *bucket)
-        try:
-            yield
-        finally:
-            for space, device in ends:
-                tc(space, "del", "dev", device, "root")
-
     def on(self, name: str) -> list[str]:
         """The words before a command that make it run on a host."""
         return ["ip", "netns", "exec", self.spaces[name]]
@@ -119,15 +101,12 @@ class Machines:
         token: in every process's environment, so that children of killed ones are
             found too.
         environments: host -> more variables of its processes.
-        python_path: PYTHONPATH of every process.
     """
 
     def __init__(self, folder: Path, network: Network | None = None) -> None:
         self.folder, self.network = folder, network
         self.token = secrets.token_hex(16)
         self.environments: dict[str, dict[str, str]] = {}
-        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        self.python_path = path.rstrip(os.pathsep)
         self.started: list[subprocess.Popen[bytes]] = []
 
     def start(self, host: str, *arguments: object) -> "subprocess.Popen[bytes]":
@@ -163,8 +142,9 @@ class Machines:
         return self.log_of(process)
 
     def _environment(self) -> dict[str, str]:
+        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         return os.environ | {
-            "PYTHONPATH": self.python_path,
+            "PYTHONPATH": path.rstrip(os.pathsep),
             "FEDGS_RUN_TOKEN": self.token,
             "HOME": str(self.folder),
             "FLWR_TELEMETRY_ENABLED": "0",

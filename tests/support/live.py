@@ -3,27 +3,29 @@
 On this machine or on three hosts (`hosts.Network`), started as docs/deployment.md says.
 """
 
+import contextlib
 import socket
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 import runs
 from command_line import flags
-from experiments.launch.certs import make_certificates
 from fedgs.config.run_config import RunConfig
 from fedgs.data.load import load_data
 from fedgs.federation.preparation import resolve
-from fedgs.files import read_json
-from fedgs.process import SERVER_VARIABLE, processes_of, start_of
+from fedgs.process import SERVER_VARIABLE, processes_of
 from fedgs.runs.run_folder import RunFolder
 from hosts import FEDGS, Machines, Network
+from server.launch.certs import make_certificates
 
 PORT = 8000  # of a server with a host of its own
 CLIENTS = ("a", "b")
+ROLES = ("superlink", "superexec", "serverapp")
 SETTINGS: dict[str, object] = {
     "num_clients": 4,
     "node_sizes": "3,1",
@@ -174,19 +176,14 @@ class Live:
     def until_next_round(self, *alive: object) -> None:
         self.until_round(runs.rounds_done(self.run) + 1, *alive)
 
-    def told(self) -> dict:
-        """What the server says of its processes."""
-        return read_json(self.state / "processes.json")
-
     def processes(self) -> dict[str, int]:
-        """Role -> pid of those that live, as anybody can read it."""
-        if not (self.state / "processes.json").exists():
-            return {}
-        return {
-            found["role"]: found["pid"]
-            for found in self.told()["processes"]
-            if start_of(found["pid"]) == found["start"]
-        }
+        """Role -> pid of the server's processes that live."""
+        found: dict[str, int] = {}
+        for pid in self.left():
+            with contextlib.suppress(psutil.Error):
+                names = " ".join(Path(w).name for w in psutil.Process(pid).cmdline())
+                found |= {role: pid for role in ROLES if role in names}
+        return found
 
     def wait_for(self, *roles: str) -> dict[str, int]:
         self.until(lambda: set(roles) <= set(self.processes()))

@@ -161,7 +161,7 @@ def control_of(
     Raises:
         UserError: another Flower, or no certificate.
     """
-    remedy = "install flwr 1.41, or type the commands of --print-only"
+    remedy = "install flwr 1.41"
     with explained(ImportError, "this Flower is not known", remedy):
         from flwr.supercore.control import ControlHttpClient
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor

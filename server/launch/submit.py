@@ -13,19 +13,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from experiments.launch.certs import check_name
-from experiments.launch.commands import Access, toml_value
-from experiments.launch.control import UNKNOWN_RUN, Control, FlowerFailed, control_of
-from experiments.launch.flower_app import app_project
-from experiments.launch.processes import file_of, show
 from fedgs.config.checks import check_submitted
 from fedgs.config.fields import flag
 from fedgs.config.run_config import RunConfig
+from fedgs.deployment import Access, check_name, file_of, toml_value
 from fedgs.errors import UserError
 from fedgs.process import REFUSED
+from server.launch.control import UNKNOWN_RUN, Control, FlowerFailed, control_of
+from server.launch.flower_app import app_project
 
-SERVER = "server"  # the connection's name in config.toml
-TYPED = Path("fedgs-submit")  # where the files of the printed commands belong
 STATUS_SECONDS = 2.0
 START_PATIENCE = 30.0  # for a server that is started at the same time
 PATIENCE = 300.0  # for a server that is being restarted
@@ -138,25 +134,6 @@ def _project(submission: Submission) -> str:
     return app_project("fedgs deploy submit", config)
 
 
-def print_commands(submission: Submission) -> None:
-    """Prints commands of Flower that do the same, and the files that they need.
-
-    Raises:
-        UserError: invalid settings.
-    """
-    home, app = TYPED / "flwr", TYPED / "app"
-    print(f"# {home / 'config.toml'}\n{submission.connection()}")
-    print(f"# {app / 'pyproject.toml'}\n{_project(submission)}")
-    commands = [
-        ["flwr", "supernode", "register", str(key), SERVER, "--name", name]
-        for name, key in submission.clients
-        if key is not None
-    ]
-    commands.append(["flwr", "run", str(app), SERVER, "--format", "json"])
-    for command in commands:
-        show(command, {"FLWR_HOME": str(home)})
-
-
 def submit(submission: Submission) -> int:
     """Registers, submits, and follows the run unless told not to.
 
@@ -168,7 +145,7 @@ def submit(submission: Submission) -> int:
         UserError: invalid settings, or a file that holds no key.
     """
     project = _project(submission)
-    submission.connection()  # raises what there is to refuse
+    submission.check()
     authority = None if submission.insecure else submission.ca
     with control_of(submission.server, authority, START_PATIENCE) as control:
         register(control, submission.clients)

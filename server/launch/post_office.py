@@ -25,7 +25,6 @@ from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 from google.protobuf.message import DecodeError
 
-from experiments.launch.link_state import LinkState
 from fedgs.parcels import (
     FLEET_PARCEL,
     METHODS,
@@ -35,6 +34,7 @@ from fedgs.parcels import (
     WAIT_SECONDS,
     Parcel,
 )
+from server.launch.link_state import LinkState
 
 Handler = Callable[..., Any]
 HEARTBEAT_PATH = "/v1/fleet/send-node-heartbeat"

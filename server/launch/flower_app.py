@@ -1,4 +1,4 @@
-"""What every run on Flower is submitted with: a minimal app, and a quiet environment.
+"""What every run on Flower is submitted with: a minimal app.
 
 Imports neither torch nor Flower, so that `fedgs deploy` starts fast.
 """
@@ -9,11 +9,6 @@ import subprocess
 import time
 
 TRAINING = ("server.server_app:app", "clients.client_app:app")
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-}
 _APP = """\
 [project]
 name = "fedgs-run"

@@ -14,20 +14,19 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from experiments.launch.control import Control, FlowerFailed, control_of
-from experiments.launch.flower_app import (
-    QUIET,
+from fedgs import process
+from fedgs.deployment import QUIET, full_environment
+from fedgs.errors import UserError
+from fedgs.federation.training import Report, RunStopped, Stop
+from fedgs.files import read_json, write_atomically
+from fedgs.runs.run_folder import RunFolder
+from server.launch.control import Control, FlowerFailed, control_of
+from server.launch.flower_app import (
     TRAINING,
     app_project,
     free_port,
     wait_for_port,
 )
-from experiments.launch.processes import full_environment
-from fedgs import process
-from fedgs.errors import UserError
-from fedgs.federation.training import Report, RunStopped, Stop
-from fedgs.files import read_json, write_atomically
-from fedgs.runs.run_folder import RunFolder
 
 QUIET_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -130,7 +129,7 @@ def _superlink(folder: RunFolder, token: str) -> Iterator[str]:
         process.TOKEN_VARIABLE: token,
         process.LOCK_VARIABLE: str(folder.path / ".flower" / "launcher.lock"),
     }
-    command = [sys.executable, "-m", "experiments.launch.simulation", "--simulation"]
+    command = [sys.executable, "-m", "server.launch.simulation", "--simulation"]
     command += ["--insecure", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--disable-runtime-dependency-installation"]
     environment = full_environment(more)

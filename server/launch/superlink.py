@@ -7,9 +7,9 @@ key of his own and starts code of his own. Here, requests to anything but Fleet 
 Flower's health check are refused unless they come from this machine or from a network
 in $FEDGS_CONTROL_FROM. Users of other machines reach it by `ssh -L`.
 
-Around the same application lies a post office (`experiments.launch.post_office`): a
+Around the same application lies a post office (`server.launch.post_office`): a
 message takes one request where Flower takes eight. Its state is in memory but for the
-clients' keys (`experiments.launch.link_state`).
+clients' keys (`server.launch.link_state`).
 
 Takes the arguments of flower-superlink; replaces nothing but the application that it
 hands to uvicorn, and what makes its state.
@@ -104,8 +104,8 @@ def main() -> None:
     try:
         import uvicorn
 
-        from experiments.launch.link_state import factories
-        from experiments.launch.post_office import ROUTES, PostOffice
+        from server.launch.link_state import factories
+        from server.launch.post_office import ROUTES, PostOffice
 
         # Its package has a function of the same name.
         flower = import_module("flwr.superlink.cli.flower_superlink")

@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedgs.config.checks import NODE_NAME, NODE_NAME_RULE
+from fedgs.deployment import check_name
 from fedgs.errors import UserError, explained
 from fedgs.files import make_folder, sync
 
@@ -85,16 +85,6 @@ def make_certificates(
         for name in clients:
             written += _client(folder / "clients", name, replace)
         return written
-
-
-def check_name(name: str) -> None:
-    """Refuses a client name that cannot be a file's name.
-
-    Raises:
-        UserError: names the rule.
-    """
-    if not re.fullmatch(NODE_NAME, name):
-        raise UserError(f"client = {name!r}: give {NODE_NAME_RULE}")
 
 
 # ------------------------------------------------------------------ the three kinds

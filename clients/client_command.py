@@ -1,0 +1,128 @@
+"""The process of Flower on a client machine, and how `fedgs deploy client` becomes it.
+
+One pid, its signals, its exit code: nothing looks after it but systemd or Docker.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field
+from pathlib import Path
+
+from fedgs.config.fields import check_ranges, flag
+from fedgs.deployment import (
+    LOG_JSON,
+    QUIET,
+    Access,
+    Command,
+    check_name,
+    event_log_variable,
+    file_of,
+    full_environment,
+    toml_value,
+)
+from fedgs.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Client(Access):
+    """What `fedgs deploy client` is asked for.
+
+    Attributes:
+        state: directory: discriminators, the client's own count.
+        key: not used if insecure, except for masks.
+        peers: folder of the public keys of other clients.
+        settings: more of its data: data_dir, polarity, device, ...
+    """
+
+    name: str = flag(MISSING, "As registered at the server.", metavar="")
+    data: str = flag(MISSING, "This client's own, as --data of train.")
+    key: Path | None = flag(None, "Private key of this client, NAME.key.")
+    state: Path | None = flag(
+        None,
+        "Discriminators, own count; fedgs-client-NAME when unset.",
+        names=("--state-dir",),
+    )
+    limits: Path | None = flag(None, "TOML file of what this client agrees to.")
+    peers: Path | None = flag(
+        None,
+        "Folder with NAME.pub of the other clients: answers under masks only, in "
+        "runs with --secure-aggregation.",
+    )
+    min_peers: int | None = flag(
+        None,
+        "Nodes, this one included, that a sum under masks needs; all of --peers and "
+        "this one when unset.",
+        at_least=2,
+    )
+    stock: bool = flag(False, "Flower's own SuperNode: slow, runs sent code.")
+    port: int | None = flag(
+        None, "With --stock: of its local interface.", at_least=1, at_most=65535
+    )
+    log_json: Path | None = flag(None, LOG_JSON)
+    settings: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Checks the range of every value."""
+        check_ranges(self)
+
+    @property
+    def folder(self) -> Path:
+        """The state directory, from any working directory."""
+        state = self.state or Path(f"fedgs-client-{self.name}")
+        return state.expanduser().absolute()
+
+    def command(self) -> Command:
+        """Returns the SuperNode's command.
+
+        Raises:
+            UserError: a missing key or certificate, a name that is none, or plain text
+                on a network.
+        """
+        check_name(self.name)
+        self.check()
+        command = [sys.executable, "-m", "clients.resident"]
+        command += ["--superlink", self.server]
+        if self.insecure:
+            command.append("--insecure")
+        else:
+            command += ["--root-certificates", file_of("ca", self.ca)]
+            command += ["--auth-supernode-private-key", file_of("key", self.key)]
+        if self.stock:
+            command.append("--stock")
+        if self.port is not None:
+            command += ["--port", str(self.port)]
+        command += ["--node-config", self._node_config()]
+        environment = {**QUIET, "FLWR_HOME": str(self.folder / "flwr")}
+        return command, environment | event_log_variable(self.log_json)
+
+    def _node_config(self) -> str:
+        values: dict[str, str | int | float | bool]
+        values = {"name": self.name, "data": self.data, "state-dir": str(self.folder)}
+        if self.limits is not None:
+            values["limits"] = file_of("limits", self.limits)
+        if self.peers is not None:
+            values["peers"] = str(self.peers.expanduser().absolute())
+            if self.key is None:
+                raise UserError("key is unset: give --key, by which --peers know it")
+            values["key"] = file_of("key", self.key)
+        if self.min_peers is not None:
+            values["min-peers"] = self.min_peers
+        values |= {
+            name.replace("_", "-"): value for name, value in self.settings.items()
+        }
+        return " ".join(
+            f"{name}={toml_value(name, value)}" for name, value in values.items()
+        )
+
+
+def become(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Replaces this process by a command of this installation; does not return.
+
+    What it writes is for its own user alone. A signal that comes too early for it waits
+    until its `end_on_signals`.
+    """
+    os.umask(0o077)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    os.execvpe(command[0], list(command), full_environment(environment))

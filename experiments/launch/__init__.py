@@ -1,1 +1,0 @@
-"""Starting Flower: simulation, deployment, certificates."""

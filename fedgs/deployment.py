@@ -1,0 +1,138 @@
+"""What the commands of a deployment's server, clients and users share.
+
+Addresses, plain text, names, files, and the environment of Flower's processes.
+"""
+
+import ipaddress
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+
+from fedgs.config.checks import NODE_NAME, NODE_NAME_RULE
+from fedgs.config.fields import flag
+from fedgs.errors import UserError
+from fedgs.event_log import EVENT_LOG_VARIABLE
+
+Command = tuple[list[str], dict[str, str]]  # arguments, environment
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+INSECURE = "No TLS, no authentication; on one machine only."
+INSECURE_NETWORK = "With --insecure: on a network too."
+LOG_JSON = "Append events as JSON lines: who, round, outcome, duration."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """How a server is reached: its address, and the authority unless insecure."""
+
+    server: str = flag(MISSING, "HOST:PORT of the server.")
+    ca: Path | None = flag(None, "Certificate of the authority, ca.crt.")
+    insecure: bool = flag(False, INSECURE)
+    insecure_network: bool = flag(False, INSECURE_NETWORK)
+
+    def check(self) -> None:
+        """Refuses plain text on a network, or no certificate.
+
+        Raises:
+            UserError: names the remedy.
+        """
+        host, _ = split_address(self.server)
+        check_insecure(host, self.insecure, self.insecure_network)
+        if not self.insecure:
+            file_of("ca", self.ca)
+
+
+def check_name(name: str) -> None:
+    """Refuses a client name that cannot be a file's name.
+
+    Raises:
+        UserError: names the rule.
+    """
+    if not re.fullmatch(NODE_NAME, name):
+        raise UserError(f"client = {name!r}: give {NODE_NAME_RULE}")
+
+
+def check_insecure(host: str, insecure: bool, on_network: bool) -> None:
+    """Refuses plain text on a network, unless asked for twice.
+
+    Raises:
+        UserError: says what is at stake, and the second flag.
+    """
+    if on_network and not insecure:
+        raise UserError("insecure_network: goes with --insecure; leave it out")
+    if insecure and not on_network and not is_loopback(host):
+        raise UserError(
+            f"insecure = True: {host} is not this machine alone: without TLS anybody "
+            "on the way reads and changes messages and poses as a client; give "
+            "certificates (fedgs deploy certs), or add --insecure-network"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Tells whether a host name or address is this machine's own loopback."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Splits HOST:PORT or [IPv6]:PORT.
+
+    Raises:
+        UserError: another form.
+    """
+    host, separator, port = address.rpartition(":")
+    if not (separator and host and port.isdigit() and 0 < int(port) < 65536):
+        raise UserError(f"server = {address!r}: give HOST:PORT, such as 10.0.0.1:8000")
+    return host, int(port)
+
+
+def file_of(name: str, path: Path | None) -> str:
+    """Returns the absolute path of a file that must be there.
+
+    Raises:
+        UserError: names the flag.
+    """
+    flag = f"--{name.replace('_', '-')}"
+    if path is None:
+        raise UserError(f"{name} is unset: give {flag}, or --insecure on one machine")
+    path = path.expanduser().absolute()
+    if not path.is_file():
+        raise UserError(f"{name} = {path}: no such file; give {flag} a file")
+    return str(path)
+
+
+def toml_value(name: str, value: str | int | float | bool) -> str:
+    """Returns a value as Flower's command line reads it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, str):
+        return str(value)
+    if any(character in value for character in '"\\\n'):
+        raise UserError(
+            f"{name} = {value!r}: double quotes, backslashes and line ends cannot be "
+            "passed to Flower; choose another value"
+        )
+    return f'"{value}"'
+
+
+def full_environment(more: Mapping[str, str]) -> dict[str, str]:
+    """Returns this process's environment with this installation's commands first."""
+    # Flower starts its commands by name: these must be the ones of this installation.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return {**os.environ, "PATH": path, **more}
+
+
+def event_log_variable(path: Path | None) -> dict[str, str]:
+    """Returns the environment of a process that writes its events to a file."""
+    return {} if path is None else {EVENT_LOG_VARIABLE: str(path.absolute())}

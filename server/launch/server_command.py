@@ -1,0 +1,124 @@
+"""The processes of Flower on a server machine, as argument lists; starts nothing."""
+
+import socket
+import sqlite3
+import ssl
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedgs.config.fields import check_ranges, flag
+from fedgs.deployment import (
+    INSECURE,
+    INSECURE_NETWORK,
+    LOG_JSON,
+    QUIET,
+    Command,
+    check_insecure,
+    event_log_variable,
+    file_of,
+)
+from fedgs.errors import explained
+from fedgs.process import RUNS_VARIABLE
+from server.launch.superlink import CONTROL_VARIABLE, networks_of
+
+CERTIFICATES = {
+    "ca.crt": "--ssl-ca-certfile",
+    "server.crt": "--ssl-certfile",
+    "server.key": "--ssl-keyfile",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """What `fedgs deploy server` is asked for.
+
+    Attributes:
+        state: directory: Flower's database, run folders.
+        certs: not looked at if insecure.
+        control_from: networks that may submit runs beside this machine.
+    """
+
+    state: Path = flag(
+        Path("fedgs-server"), "Database and run folders.", names=("--state-dir",)
+    )
+    host: str = flag("127.0.0.1", "Address to listen on; 0.0.0.0 is all.")
+    port: int = flag(8000, "The only port.", at_least=1, at_most=65535)
+    certs: Path = flag(Path("certs"), "Of `fedgs deploy certs`.")
+    control_from: str = flag("", "Networks that may submit runs, e.g. 10.0.0.0/24.")
+    insecure: bool = flag(False, INSECURE)
+    insecure_network: bool = flag(False, INSECURE_NETWORK)
+    log_json: Path | None = flag(None, LOG_JSON)
+
+    def __post_init__(self) -> None:
+        """Checks the port; the state directory holds from any working directory."""
+        check_ranges(self)
+        object.__setattr__(self, "state", self.state.expanduser().absolute())
+
+    def command(self) -> Command:
+        """Returns the SuperLink's command; its environment is the SuperExec's too.
+
+        Raises:
+            UserError: a missing certificate, or plain text on a network.
+        """
+        check_insecure(self.host, self.insecure, self.insecure_network)
+        networks_of(self.control_from)
+        command = [sys.executable, "-m", "server.launch.superlink"]
+        if self.insecure:
+            command.append("--insecure")
+        else:
+            for name, flag in CERTIFICATES.items():
+                command += [flag, file_of("certs", self.certs / name)]
+            command.append("--enable-supernode-auth")
+        command += ["--host", self.host, "--port", str(self.port)]
+        command += ["--database", str(self.state / "superlink.db")]
+        command += ["--isolation", "process"]
+        command.append("--disable-runtime-dependency-installation")
+        environment = {
+            **QUIET,
+            "FLWR_HOME": str(self.state / "flwr"),
+            RUNS_VARIABLE: str(self.state / "runs"),
+        }
+        if self.control_from:
+            environment[CONTROL_VARIABLE] = self.control_from
+        return command, environment | event_log_variable(self.log_json)
+
+    def superexec(self) -> list[str]:
+        """Returns the command of Flower's SuperExec, which starts the runs."""
+        access = ["--insecure"]
+        if not self.insecure:
+            access = ["--root-certificates", file_of("certs", self.certs / "ca.crt")]
+        command = [sys.executable, "-m", "server.launch.superexec", *access]
+        return [*command, "--runtime-api-address", self._own_address]
+
+    def check(self) -> None:
+        """Refuses what the SuperLink would end of, before anything is started.
+
+        Only for who holds the state directory.
+
+        Raises:
+            UserError: no certificates, a broken database, or a port that is taken.
+        """
+        if not self.insecure:
+            files = [file_of("certs", self.certs / name) for name in CERTIFICATES]
+            with explained(OSError, f"certs = {self.certs}: broken", "make them anew"):
+                context = ssl.create_default_context(cafile=files[0])
+                context.load_cert_chain(*files[1:], password="")  # it asks nobody
+        keys = self.state / "superlink.db"
+        with explained(sqlite3.Error, f"{keys}: broken", "restore it, or move it away"):
+            list(sqlite3.connect(keys).iterdump())  # reads all of it
+        with explained(OSError, f"port = {self.port} on {self.host}", "give another"):
+            family, *_, where = socket.getaddrinfo(self.host, self.port)[0]
+            socket.create_server(where[:2], family=family).close()
+
+    @property
+    def _own_address(self) -> str:
+        """HOST:PORT by which this machine reaches the server."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+
+def who_submits(server: Server) -> str:
+    """Returns who may submit runs to a server, in one line."""
+    others = f" and from {server.control_from}" if server.control_from else ""
+    return f"runs can be submitted from this machine{others}, and by ssh -L to it"
