@@ -59,6 +59,8 @@ def test_all_three_loaders_give_identical_arrays(sources, settings):
 def test_gzipped_pixels_and_labels_in_a_column_are_read(tmp_path, sources):
     data = files.write_hdf5(tmp_path / "z.h5", compression="gzip")
     with h5py.File(tmp_path / "z.h5", "r+") as file:
+        pixels = file["examples/f0000_14/pixels"]
+        pixels[...] = pixels[...] + 0.4 / 255 * (pixels[...] < 0.9)  # is rounded
         labels = file["examples/f0000_14/label"][()][:, None]
         del file["examples/f0000_14/label"]
         file["examples/f0000_14/label"] = labels
@@ -67,37 +69,17 @@ def test_gzipped_pixels_and_labels_in_a_column_are_read(tmp_path, sources):
         assert (getattr(load(data), name) == expected).all()
 
 
-def test_pixels_between_the_steps_are_rounded(tmp_path):
-    data = files.write_hdf5(tmp_path / "x.h5", {"f0001_41": [9, 35]})
-    with h5py.File(tmp_path / "x.h5", "r+") as file:
-        file["examples/f0001_41/pixels"][0] = 0.4 / 255
-        file["examples/f0001_41/pixels"][1] = 0.6 / 255
-    images = load(data, polarity="dark-background").images
-    assert [image.max() for image in images] == [0, 1]
-
-
-def test_nothing_is_reported_to_flowers_makers(sources, monkeypatch):
-    def event(*_):
-        raise AssertionError("telemetry")
-
-    monkeypatch.setattr("flwr_datasets.federated_dataset.event", event)
-    assert load(sources["hub"]).num_clients == 4
-
-
-def test_hub_data_set_is_read_from_the_cache_without_network(tmp_path, sources):
-    """The cache is laid out as a download leaves it."""
+def test_hub_data_set_is_read_from_the_cache_without_network(
+    tmp_path, sources, monkeypatch
+):
+    """The cache is laid out as a download leaves it; Flower's makers hear nothing."""
+    monkeypatch.setattr("flwr_datasets.federated_dataset.event", pytest.fail)
     load(sources["hub"], data_dir=str(tmp_path / "local"))
     (built,) = (tmp_path / "local/hub/default/0.0.0").glob("*[0-9a-f]")
     downloaded = tmp_path / "cache/flwrlabs___femnist/default/0.0.0" / built.name
     shutil.copytree(built, downloaded)
     (downloaded / "hub-train.arrow").rename(downloaded / "femnist-train.arrow")
     data = load("femnist", data_dir=str(tmp_path / "cache"))
-    assert (data.images == load(sources["hub"]).images).all()
-
-
-def test_data_dir_may_be_a_copy_of_the_hubs_repository(sources):
-    folder = sources["hub"].removeprefix("femnist:")
-    data = load("femnist", data_dir=folder)
     assert (data.images == load(sources["hub"]).images).all()
 
 
@@ -181,8 +163,6 @@ def test_test_file_beside_the_train_file_is_the_test_split(tmp_path):
     images, labels = load_test_data(configured(data))
     assert labels.tolist() == [9, 35]
     assert (np.rint(images[:, 0] * 255) == 255 - files.paper("f0001_41")).all()
-
-
-def test_without_it_there_is_none(sources):
+    (tmp_path / "fed_emnist_test.h5").unlink()
     words = "has no test split, .* with --test-fr"
-    assert_refused(words, load_test_data, configured(sources["hdf5"]))
+    assert_refused(words, load_test_data, configured(data))

@@ -48,11 +48,21 @@ def test_clients_and_labels_are_the_folders(tmp_path):
     assert (found[1] == PIXELS[:2]).all()
 
 
-def test_numbered_label_folders_are_the_labels(tmp_path):
-    names = ["ann/3/1.png", "ann/10/1.png", "bob/7/1.png", "bob/03/1.png"]
-    data = load(write(tmp_path, names))
+def test_folders_of_numbers_or_of_no_labels(tmp_path):
+    names = ["ann/3/1.png", "ann/10/1.png", "bob/7/1.png", "bob/03/1.PNG"]
+    data = load(write(tmp_path / "numbers", names))
     assert data.num_classes == 11
     assert sorted(data.labels) == [3, 3, 7, 10]  # two spellings of one number
+    plain = tmp_path / "plain"
+    save(plain / "ann/1.png", np.full((40, 40), 100, np.uint8))
+    save(plain / "ann/2.png", np.full((7, 7), 50, np.uint8))
+    save(plain / "bob/1.png", PIXELS[0] > 127)
+    (plain / ".DS_Store").write_text("")
+    (plain / "ann/._1.png").write_text("")  # hidden
+    data = load(source(plain))
+    assert (data.num_classes, data.sizes.tolist()) == (1, [2, 1])
+    assert np.unique(data.images[:2]).tolist() == [50, 100]
+    assert (data.images[2, 0] == 255 * (PIXELS[0] > 127)).all()
 
 
 def test_classes_are_the_settings_even_if_nobody_has_them(tmp_path):
@@ -78,27 +88,6 @@ def test_classes_without_or_with_one_name_twice_are_refused(tmp_path, classes):
         configured(source(tmp_path), classes=classes)
 
 
-def test_without_label_folders_there_is_one_class(tmp_path):
-    data = load(write(tmp_path, ["ann/1.png", "ann/2.PNG", "bob/1.jpg"]))
-    assert data.num_classes == 1
-    assert data.sizes.tolist() == [2, 1]
-
-
-def test_hidden_files_are_ignored(tmp_path):
-    write(tmp_path, ["ann/1.png"])
-    (tmp_path / ".DS_Store").write_text("")
-    (tmp_path / "ann/._1.png").write_text("")
-    assert len(load(source(tmp_path)).images) == 1
-
-
-def test_pictures_of_several_sizes_are_resized(tmp_path):
-    save(tmp_path / "ann/1.png", np.full((40, 40), 100, np.uint8))
-    save(tmp_path / "ann/2.png", np.full((7, 7), 50, np.uint8))
-    images = load(source(tmp_path)).images
-    assert images.shape == (2, 1, 28, 28)
-    assert np.unique(images).tolist() == [50, 100]
-
-
 def test_light_background_is_warned_of_and_inverted_on_request(tmp_path):
     save(tmp_path / "ann/1.png", np.full((28, 28), 250, np.uint8))
     with pytest.warns(DataWarning, match="give --polarity light-background"):
@@ -122,11 +111,6 @@ def test_colour_keeps_its_channels(tmp_path):
 def test_grey_stored_otherwise_is_read_exactly(tmp_path, mode):
     save(tmp_path / "ann/1.png", PIXELS[0], mode)
     assert (load(source(tmp_path)).images[0, 0] == PIXELS[0]).all()
-
-
-def test_black_and_white_is_0_and_255(tmp_path):
-    save(tmp_path / "ann/1.png", PIXELS[0] > 127)
-    assert (load(source(tmp_path)).images[0, 0] == 255 * (PIXELS[0] > 127)).all()
 
 
 def test_a_photograph_is_turned_upright(tmp_path):

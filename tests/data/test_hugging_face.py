@@ -68,36 +68,35 @@ DIRICHLET = "num_partitions=3, alpha=0.5, min_partition_size=2"
 # ------------------------------------------------------------------ columns and splits
 
 
-def test_columns_are_found_by_type_and_clients_need_a_number(source):
+def test_columns_are_found_by_type_and_clients_need_a_number(source, tmp_path):
     data = load(source, num_clients=4)
     assert data.num_classes == 4
     assert data.sizes.tolist() == [10] * 4
     assert (data.images[:, 0] == PIXELS).all()
     assert data.labels.tolist() == LABELS
     refused("give --num-clients", source)
+    unlabelled = write(tmp_path, columns={"img": datasets.Image()})
+    assert load(unlabelled, num_clients=2).num_classes == 1
+    assert_refused("has no test split", load_test_data, configured(unlabelled))
 
 
-def test_client_column_names_the_clients(source):
-    data = load(source, hf_options="client='owner'")
+def test_columns_split_and_classes_are_taken_by_name(source):
+    data = load(source, hf_options="client='owner'", classes="d,c,b,a,e")
     assert data.client_names == ("owner 0", "owner 1", "owner 2")
     assert images_of(data)[1] == list(range(1, 40, 3))
-
-
-def test_integer_label_column_is_taken_by_name(source):
-    data = load(source, num_clients=2, hf_options="label='number'")
-    assert data.labels.tolist() == list(range(40))
-    assert data.num_classes == 40
-
-
-def test_classes_give_the_labels_of_declared_names(source):
-    data = load(source, num_clients=2, classes="d,c,b,a,e")
     assert data.num_classes == 5
-    assert data.labels.tolist() == [3 - label for label in LABELS]
+    first = data.client_records[0]
+    assert data.labels[first].tolist() == [3 - LABELS[n] for n in range(0, 40, 3)]
+    options = {"num_clients": 2, "hf_options": "label='number', split='test'"}
+    assert load(source, **options).labels.tolist() == list(range(8))
+    refused("the column number of .* has numbers", source, classes="a,b", **options)
 
 
-def test_classes_of_a_column_of_numbers_are_refused(source):
-    options = {"hf_options": "label='number'", "classes": "a,b"}
-    refused(r"the column number of .* has numbers", source, num_clients=2, **options)
+def test_split_test_is_the_test_split_and_is_not_partitioned(source):
+    for settings in ({}, by("Size", "partition_sizes=[30, 10]")):
+        images, labels = load_test_data(configured(source, **settings))
+        assert labels.tolist() == LABELS[:8]
+        assert (np.rint(images[:, 0] * 255) == PIXELS[:8]).all()
 
 
 @pytest.mark.parametrize(
@@ -118,31 +117,6 @@ def test_folders_of_pictures_are_labelled_by_name(tmp_path, folders, settings, l
         refused(r"give --classes 'cat,dog'", f"hf:{tmp_path}", num_clients=1)
 
 
-def test_without_label_column_there_is_one_class(tmp_path):
-    source = write(tmp_path, columns={"img": datasets.Image()})
-    assert load(source, num_clients=2).num_classes == 1
-
-
-def test_split_test_is_the_test_split(source):
-    images, labels = load_test_data(configured(source))
-    assert labels.tolist() == LABELS[:8]
-    assert (np.rint(images[:, 0] * 255) == PIXELS[:8]).all()
-
-
-def test_test_split_is_not_partitioned(source):
-    settings = by("Size", "partition_sizes=[30, 10]")
-    assert load_test_data(configured(source, **settings))[1].tolist() == LABELS[:8]
-
-
-def test_data_set_without_split_test_has_none(tmp_path):
-    assert_refused("has no test split", load_test_data, configured(write(tmp_path)))
-
-
-def test_named_split_is_used(source):
-    data = load(source, num_clients=1, hf_options="split='test'")
-    assert len(data.images) == 8
-
-
 def test_pictures_are_resized_and_colour_is_kept(tmp_path):
     rgb = np.random.default_rng(1).integers(256, size=(28, 28, 3), dtype=np.uint8)
     pictures = [Image.fromarray(rgb), Image.new("RGB", (50, 50), (9, 8, 7))]
@@ -159,13 +133,10 @@ def test_pictures_are_resized_and_colour_is_kept(tmp_path):
 @pytest.mark.parametrize(
     ("partitioner", "options", "sizes"),
     [
-        ("Iid", "num_partitions=8", [5] * 8),
-        ("Linear", "num_partitions=4", None),
         ("Size", "partition_sizes=[1, 30, 9]", [1, 30, 9]),
         ("Pathological", PATHOLOGICAL, [10] * 4),
         ("Shard", "num_partitions=5, num_shards_per_partition=2", [8] * 5),
         ("Dirichlet", DIRICHLET, None),
-        ("NaturalId", "partition_by='owner'", [14, 13, 13]),
         ("GroupedNaturalId", "partition_by='owner', group_size=2", [27, 13]),
     ],
 )
@@ -178,16 +149,11 @@ def test_every_image_goes_to_one_client(source, partitioner, options, sizes):
     assert data.client_names[0] in ("0", "owner 0")
     owned = sorted(number for own in images_of(data) for number in own)
     assert owned == list(range(40))
-    again = load(source, **settings)
-    assert images_of(again) == images_of(data)
+    if partitioner == "Pathological":  # labels decide by default
+        assert {len({*data.labels[own]}) for own in data.client_records} == {1}
 
 
-def test_partitioners_clients_are_in_order_of_their_number(source):
-    data = load(source, **by("Iid", "num_partitions=12"))
-    assert data.client_names == tuple(map(str, range(12)))
-
-
-def test_partitioners_seed_is_the_runs_unless_given(source):
+def test_partitioners_draw_by_the_runs_seed_unless_another_is_given(source):
     options = "num_partitions=4, alpha=1, min_partition_size=1"
     unset, same, other = (
         images_of(load(source, **by("Dirichlet", options + seed)))
@@ -195,18 +161,10 @@ def test_partitioners_seed_is_the_runs_unless_given(source):
     )
     assert unset == same
     assert unset != other
-
-
-def test_rows_are_shuffled_by_the_runs_seed(source):
-    halves = by("Iid", "num_partitions=2")
-    first, second = (images_of(load(source, seed=seed, **halves)) for seed in (0, 1))
-    assert first != second
-    assert max(first[0]) >= 20  # not the first half
-
-
-def test_labels_decide_by_default(source):
-    data = load(source, **by("Pathological", PATHOLOGICAL))
-    assert {len(set(data.labels[own])) for own in data.client_records} == {1}
+    twelve = by("Iid", "num_partitions=12")  # rows are shuffled before they are dealt
+    first, second = (load(source, seed=seed, **twelve) for seed in (0, 1))
+    assert images_of(first) != images_of(second)
+    assert first.client_names == tuple(map(str, range(12)))
 
 
 # ------------------------------------------------------------------ refused
