@@ -12,9 +12,6 @@ from fedgs.audit.finding import CONFIDENCE, HOLDS, NO_CLAIM, REFUTED, Finding
 from fedgs.audit.mechanism import (
     _FAKES_AT_ONCE,
     CHOICE_SHARE,
-    MAX_DRAWS,
-    Claim,
-    _Simulation,
     asked,
     audit_round,
     bound_epsilon,
@@ -222,18 +219,6 @@ def test_participants_are_drawn_by_the_run():
     expected = [0 in select(config, round) for round in range(1, 201)]
     assert asked(config, 200).tolist() == expected
     assert 10 < sum(expected) < 60
-
-
-def test_unseen_draw_shows_the_release_of_somebody_else():
-    config = config_of("one of six", noise_multiplier=0.0, **AMPLIFIED)
-    claim = Claim("release", "zero-out", 1, 1.0, PLD_THEOREM, None, "hidden")
-    simulation = _Simulation(config, [claim], 100, MAX_DRAWS, lambda text: None, 1)
-    outside, inside = simulation.scores(claim)
-    is_asked = asked(config, 100)
-    full = config.batch_size * config.clip_bound
-    assert set(inside[is_asked]) == {full}
-    assert set(outside[is_asked]) == {0.0}
-    assert set(inside[~is_asked]) == set(outside[~is_asked]) == {-full}
 
 
 def test_one_round_refutes_the_published_composition():

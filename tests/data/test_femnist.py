@@ -10,7 +10,7 @@ import femnist_files as files
 from fedgs.data.load import load_test_data
 from fedgs.data.readers.femnist import class_map
 from fedgs.data.records import DataWarning
-from loading import configured, load, refused
+from loading import configured, load
 from refusals import assert_refused
 
 pytestmark = pytest.mark.usefixtures("hub_cache")
@@ -93,18 +93,6 @@ def test_declared_dark_background_overrides_and_warns(sources, name):
     assert (data.images[data.client_records[0], 0] == files.paper("f0000_14")).all()
 
 
-def test_inverted_file_warns_and_the_option_repairs_it(tmp_path, monkeypatch):
-    def ink(user, paper=files.paper):
-        return 255 - paper(user)
-
-    monkeypatch.setattr(files, "paper", ink)
-    data = files.write_hdf5(tmp_path / "dark.h5")
-    with pytest.warns(DataWarning, match=r"polarity = auto: .*--polarity dark-backgr"):
-        load(data)
-    repaired = load(data, polarity="dark-background")
-    assert (repaired.images[0, 0] == ink("f0000_14")[0]).all()
-
-
 # ------------------------------------------------------------------ classes
 
 
@@ -133,15 +121,6 @@ def test_users_without_images_of_the_classes_are_left_out(sources, name):
     assert data.num_classes == 10
     assert data.labels.tolist() == [0, 9, 3, 3, 3, 5, 7]
     assert (data.images[2:, 0] == 255 - files.paper("f0010_07")[[0, 1, 2, 5, 6]]).all()
-
-
-@pytest.mark.parametrize("write", [files.write_hdf5, files.write_leaf])
-def test_nobody_with_an_image_is_an_error(tmp_path, write, monkeypatch):
-    monkeypatch.setattr(files, "WRITERS", {"a": [50], "b": [51]})
-    arguments = {"writers": files.WRITERS} if write is files.write_hdf5 else {}
-    arguments |= {"files": ((0, 1),)} if write is files.write_leaf else {}
-    data = write(tmp_path / "x", **arguments)
-    refused("none of its 2 users has an image", data, classes="digits")
 
 
 def test_classes_of_other_data_are_refused():

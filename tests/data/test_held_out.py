@@ -13,7 +13,7 @@ from fedgs.data.load import load_data, load_test_data
 from fedgs.data.records import Records
 from fedgs.errors import UserError
 from fedgs.federation.preparation import with_held_out
-from loading import configured, load, refused
+from loading import configured, load
 from refusals import assert_refused
 
 SIZES = {"ann": 20, "bob": 11, "cleo": 1, "dora": 40}
@@ -126,13 +126,6 @@ def test_baselines_and_programs_hold_out_the_same(source, monkeypatch, given, sh
     assert shares == [share, share]
 
 
-def test_records_as_units_of_owned_data_are_refused(source):
-    settings = {"privacy_unit": "record", "partition": "iid", "num_clients": 3}
-    load(source, **settings)
-    settings["test_fraction"] = 0.1
-    refused(r"test_fraction = 0\.1: privacy_unit = record", source, **settings)
-
-
 # ------------------------------------------------------------------ corruption
 
 
@@ -166,14 +159,6 @@ def test_single_images_are_corrupted(source):
     assert 20 < count < 52  # 36 of 72 expected, standard deviation 4.2
 
 
-@pytest.mark.parametrize(("fraction", "expected"), [(0.0, 0), (1.0, 4)])
-@pytest.mark.parametrize("unit", ["client", "image"])
-def test_limits_of_the_fraction(source, fraction, expected, unit):
-    settings = {"corruption": "invert", "corruption_unit": unit}
-    data = load(source, corruption_fraction=fraction, **settings)
-    assert (data.images[:, 0] == (255 - PIXELS if expected else PIXELS)).all()
-
-
 def test_draw_depends_on_seed_and_name_alone():
     names = [f"f{k:04d}" for k in range(200)]
     first = corrupted_clients(configured("digits", corruption="invert"), names)
@@ -185,17 +170,6 @@ def test_draw_depends_on_seed_and_name_alone():
     some = configured("digits", corruption="rotate", corruption_fraction=0.2)
     share = corrupted_clients(some, [str(k) for k in range(4000)]).mean()
     assert abs(share - 0.2) < 5 * np.sqrt(0.2 * 0.8 / 4000)
-
-
-def test_read_only_images_are_copied_and_others_are_not():
-    settings = configured("digits", corruption="invert", corruption_fraction=1.0)
-    images = PIXELS[:4, None].copy()
-    own, groups, names = Records(images, np.arange(4), 4), [np.arange(4)], ["ann"]
-    assert corrupt(settings, own, groups, names)[0] is images
-    images.flags.writeable = False
-    found, _ = corrupt(settings, own, groups, names)
-    assert (found == 255 - images).all()
-    assert (found[:, 0] == PIXELS[:4]).all()
 
 
 def test_labels_are_corrupted_too_and_the_records_keep_theirs():

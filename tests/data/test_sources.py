@@ -137,14 +137,6 @@ def test_writers_are_clients_in_name_order(tmp_path):
     assert data.client_records[1].tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("labels", [LABELS[:-1], LABELS[::-1]])
-def test_writers_of_other_images_are_refused(tmp_path, labels):
-    write_mnist(tmp_path)
-    write_writers(tmp_path, labels)
-    place = {"data": "mnist-by-writer", "data_dir": str(tmp_path)}
-    refused("does not describe the 12 images of MNIST", **place)
-
-
 @pytest.mark.parametrize("name", ["mnist", "mnist-by-writer"])
 def test_test_split_is_mnists(tmp_path, name):
     write_mnist(tmp_path, split="t10k")
@@ -174,15 +166,6 @@ def test_download_is_torchvisions_and_only_of_what_is_missing(tmp_path, monkeypa
     monkeypatch.setattr("torchvision.datasets.QMNIST", download)
     settings = {"data": "mnist-by-writer", "data_dir": str(tmp_path)}
     assert load(download=True, **settings).num_clients == 3
-
-
-def test_failed_download_is_a_user_error(tmp_path, monkeypatch):
-    def download(root, download):
-        raise RuntimeError("Error downloading x:\nTried y, got: no route to host\n")
-
-    monkeypatch.setattr("torchvision.datasets.MNIST", download)
-    settings = {"data": "mnist", "data_dir": str(tmp_path), "download": True}
-    refused(r"download = True: MNIST .*no route to host", **settings)
 
 
 @given(start=st.integers(0, 20), cut=st.integers(1, 30) | st.just(10**6))
@@ -270,47 +253,30 @@ def wrong_pixel(value):
 INK = PIXELS[2] > 127
 
 
-@pytest.mark.parametrize("scale", [1, 255])
-def test_blank_image_is_of_either_range(tmp_path, scale):
-    path = write_npz(tmp_path, images=with_one(1, 0, scale))
-    expected = PIXELS.copy()
-    expected[1] = 0
-    assert (load(data=path, num_clients=3).images[:, 0] == expected).all()
-
-
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
         ({"x": PIXELS}, "holds x; give 'images'"),
-        ({}, "holds no arrays; give 'images'"),
         ({"images": PIXELS, "label": LABELS}, "holds images, label; .*no others"),
         ({"images": PIXELS[0]}, r"shape \(28, 28\); give \(N, H, W\)"),
         ({"images": np.zeros((2, 2, 28, 28))}, r"C = 1 or 3"),
         ({"images": np.zeros((2, 28, 20))}, "square"),
-        ({"images": np.zeros((0, 28, 28))}, "at least one image"),
         ({"images": PIXELS > 9}, "images has dtype bool"),
-        ({"images": PIXELS.astype(complex)}, "images has dtype complex"),
-        ({"images": PIXELS.astype(str)}, "images has dtype <U"),
         ({"images": wrong_pixel(np.nan)}, "NaN"),
-        ({"images": wrong_pixel(np.inf)}, "infinite"),
         ({"images": wrong_pixel(-0.1)}, r"values in \[-0.1, 1.0\]"),
         ({"images": wrong_pixel(1.5)}, r"values in \[0.0, 1.5\]"),
         ({"images": PIXELS.astype(int) + 1}, r"values in \[1, 256\]"),
-        ({"images": PIXELS.astype(int) - 1}, r"values in \[-1, 254\]"),
         ({"images": PIXELS // 128}, "integers and none is above 1; save them as uint8"),
         ({"images": with_one(1, PIXELS[1])}, "0 has fractions .* 1 whole .*uint8"),
         (
             {"images": with_one(2, INK, scale=1)},
             "2 has no other values .*uint8",
         ),
-        ({"images": with_one(2, INK)}, "image 2 has no other values than 0 and 1"),
         ({"images": PIXELS // 128 * 1.0}, "image 0 has no other values than 0 and 1"),
         ({"images": PIXELS.astype(object)}, "cannot be read"),
         ({"images": PIXELS, "labels": LABELS[:5]}, r"labels has shape \(5,\)"),
-        ({"images": PIXELS, "labels": np.eye(12)}, r"labels has shape \(12, 12\)"),
         ({"images": PIXELS, "labels": LABELS * 1.0}, "labels has dtype float64"),
         ({"images": PIXELS, "labels": LABELS - 1}, "label -1; give labels from 0"),
-        ({"images": PIXELS, "labels": -LABELS - 1}, "label -1; give labels from 0"),
         ({"images": PIXELS, "labels": LABELS * 10**13}, "give labels below 1000"),
         (
             {"images": PIXELS, "labels": np.full(12, 2**64 - 5, np.uint64)},
@@ -318,7 +284,6 @@ def test_blank_image_is_of_either_range(tmp_path, scale):
         ),
         ({"images": PIXELS, "clients": WRITERS[:5]}, r"clients has shape \(5,\)"),
         ({"images": PIXELS, "clients": WRITERS * 1.0}, "clients has dtype float64"),
-        ({"images": PIXELS, "clients": WRITERS.astype(object)}, "cannot be read"),
         ({"images": np.zeros((2, 3, 28, 28))}, "image_channels = 1: .*channels 3"),
     ],
 )

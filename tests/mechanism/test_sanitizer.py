@@ -63,14 +63,6 @@ def test_no_input_has_a_norm_above_the_bound(grads, clip_bound):
     assert (_norms(clipped) <= clip_bound * (1 + ROUNDING)).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("value", [0.0, 6e4, math.nan, math.inf])
-def test_no_precision_has_a_norm_above_the_bound(dtype, value):
-    clipped = _clipped(torch.full((1, 2, 1, 28, 28), value, dtype=dtype)).values
-    assert clipped.isfinite().all()
-    assert (_norms(clipped) <= 1 + ROUNDING).all()
-
-
 @pytest.mark.parametrize("value", [1e19, 1e30, LARGEST_FLOAT32, -LARGEST_FLOAT32])
 def test_finite_gradients_whose_float32_norm_overflows_are_clipped_not_dropped(value):
     clipped = _clipped(torch.full((1, 1, 1, 2, 2), value), clip_bound=3.0).values
@@ -95,13 +87,6 @@ def test_gradients_within_the_bound_keep_every_bit(grads):
     grads = torch.from_numpy(grads).nan_to_num(0, 1, -1).clamp(-1, 1)
     # At most 27 entries of at most 1: norms of at most sqrt(27) = 5.2.
     assert torch.equal(_clipped(grads, clip_bound=5.2).values, grads.double())
-
-
-def test_larger_gradients_keep_their_direction():
-    grads = _random(2, 3, 1, 4, 4, scale=50.0)
-    clipped = _clipped(grads, clip_bound=0.5).values
-    unit = grads.double() / _norms(grads.double()).view(2, 3, 1, 1, 1)
-    torch.testing.assert_close(clipped, 0.5 * unit)
 
 
 def test_each_fake_of_each_client_is_clipped_by_itself():

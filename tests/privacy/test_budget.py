@@ -208,9 +208,7 @@ def masked():
 # What differs from SMALL, who looks, the events, and what statements must know.
 BUDGETS = {
     "drawn": ({}, "server", lambda: events(**NODES), {}),
-    "drawn, the sum": ({}, "secagg", lambda: events(**NODES), {}),
     "balanced": (BALANCED, "release", lambda: events(**BALANCED), {}),
-    "first rounds repeated": ({}, "server", lambda: repeated(range(1, 11)), {}),
     "every fifth repeated": ({}, "server", lambda: repeated(range(5, 9999, 5)), {}),
     "other noise": (
         {},
@@ -244,12 +242,6 @@ BUDGETS = {
         BALANCED,
         "release",
         lambda: events(**BALANCED, **LOUD),
-        SELECTED,
-    ),
-    "amplified, selected": (
-        AMPLIFY,
-        "release",
-        lambda: events(frozen, **LOUD),
         SELECTED,
     ),
 }

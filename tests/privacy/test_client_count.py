@@ -237,14 +237,6 @@ def counted(tmp_path) -> Path:
     return tmp_path
 
 
-def test_a_torn_last_line_is_dropped(counted):
-    path = counted / "releases-00000.jsonl"
-    path.write_bytes(path.read_bytes() + b'{"attempt":1')
-    count = ReleaseCount(counted, NAMES)
-    count.charge(_event(3), NONE)
-    assert count.mu_squared.tolist() == pytest.approx([3 * COST] * 3, rel=1e-12)
-
-
 @pytest.mark.parametrize("is_open", [False, True])
 def test_damaged_files_are_refused_every_time(counted, is_open):
     path, count = counted / "releases-00000.jsonl", ReleaseCount(counted, NAMES)

@@ -1,6 +1,7 @@
 """What a client agrees to: its file, what it refuses, and that nothing happens then."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -13,26 +14,8 @@ from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
-from tiny import open_config, tiny_config, write_tiny_npz
+from tiny import tiny_config, write_tiny_npz
 
-WHOLE = """
-client_epsilon = 10
-delta = 1e-5
-relation = "zero-out"
-max_batch_size = 32
-min_noise_multiplier = 0.25
-clip_bound = 1.0
-image_size = 16
-image_channels = 1
-num_classes = 3
-num_clients = 2
-max_fakes = 160
-allow_seeded_noise = true
-allow_embeddings = true
-allow_updates = true
-min_honest_nodes = 5
-state_dir = "counts"
-"""
 EPSILON = 'client_epsilon = {}\ndelta = 1e-5\nrelation = "replace-one"\n'
 
 
@@ -45,30 +28,28 @@ def _write(folder: Path, text: str) -> Path:
 # ------------------------------------------------------------------ the file
 
 
+KEYS = {
+    "client_epsilon": 10.0,
+    "delta": 1e-5,
+    "relation": "zero-out",
+    "clip_bound": 1.0,
+    "min_noise_multiplier": 0.25,
+}
+KEYS |= dict.fromkeys(("max_batch_size", "image_size", "image_channels"), 32)
+KEYS |= dict.fromkeys(("num_classes", "num_clients", "max_fakes"), 3)
+KEYS |= dict.fromkeys(("allow_seeded_noise", "allow_embeddings", "allow_updates"), True)
+KEYS |= {"min_honest_nodes": 5, "state_dir": "counts"}
+
+
 def test_every_key_of_the_file_is_read(tmp_path, monkeypatch):
     (tmp_path / "counts").mkdir()
-    path = _write(tmp_path, WHOLE)
+    # JSON's numbers, strings and truth values are TOML's.
+    lines = [f"{name} = {json.dumps(value)}" for name, value in KEYS.items()]
+    path = _write(tmp_path, "\n".join(lines))
     monkeypatch.chdir("/")  # state_dir is relative to the file
-    assert Limits.read(path) == Limits(
-        client_epsilon=10,
-        delta=1e-5,
-        relation="zero-out",
-        max_batch_size=32,
-        min_noise_multiplier=0.25,
-        clip_bound=1.0,
-        image_size=16,
-        image_channels=1,
-        num_classes=3,
-        num_clients=2,
-        max_fakes=160,
-        allow_seeded_noise=True,
-        allow_embeddings=True,
-        allow_updates=True,
-        min_honest_nodes=5,
-        state_dir=tmp_path / "counts",
-    )
-    keys = {line.split(" =")[0] for line in WHOLE.split("\n") if line}
-    assert keys == {spec.name for spec in dataclasses.fields(Limits)}
+    expected = Limits(**KEYS | {"state_dir": tmp_path / "counts"})
+    assert Limits.read(path) == expected
+    assert KEYS.keys() == {spec.name for spec in dataclasses.fields(Limits)}
 
 
 def test_an_empty_file_limits_nothing_but_seeded_noise_and_none(tmp_path):
@@ -246,14 +227,3 @@ def test_limits_that_vanished_or_shrank_refuse_to_resume_a_run(tmp_path, text):
     if text is not None:
         _write(tmp_path, text)
     assert_refused(text or "No such file", running.resume, folder.path)
-
-
-def test_a_run_within_the_limits_keeps_their_whole_path(tmp_path, monkeypatch):
-    data = write_tiny_npz(tmp_path / "tiny.npz")
-    _write(tmp_path, "max_batch_size = 4\nallow_seeded_noise = true")
-    given = {"data": data, "client_limits": "limits.toml", "num_rounds": 1}
-    given |= {"output": str(tmp_path / "run"), "warm_start_rounds": 0}
-    monkeypatch.chdir(tmp_path)
-    running.train(open_config(num_clients=None, num_classes=None, **given), "test")
-    config = RunFolder.open(tmp_path / "run").config
-    assert config.client_limits == str(tmp_path / "limits.toml")

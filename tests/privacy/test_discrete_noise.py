@@ -134,18 +134,6 @@ def test_the_server_row_is_secagg_and_the_bare_node_stays():
     assert any("discrete Gaussian" in c for c in server.conditions)
 
 
-def test_discrete_noise_is_never_accounted_as_the_gaussian_of_its_deviation():
-    for plan in (SILOS, replace(SILOS, engine="local")):
-        pairs = zip(
-            statements(plan, DELTA),
-            statements(replace(plan, secure_aggregation=False), DELTA),
-            strict=False,
-        )
-        for discrete, gaussian in pairs:
-            if discrete.adversary == "release":
-                assert gaussian.epsilon < discrete.epsilon < 1.001 * gaussian.epsilon
-
-
 def _attempt(round, attempt, nodes, **changes):
     """An attempt that asks so many of 11 nodes, of one client each."""
     everyone = nodes == 11

@@ -5,7 +5,6 @@ import json
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 from hypothesis import given
@@ -18,7 +17,7 @@ from fedgs.federation.preparation import resolve, with_noise
 from fedgs.federation.training import BudgetSpent
 from fedgs.privacy.accounting import WITH_SELECTION, statements
 from fedgs.privacy.amplification import MOST_KINDS, Sampled, SampledBound
-from fedgs.privacy.gaussian import Law, binomial_law, fixed_law
+from fedgs.privacy.gaussian import binomial_law, fixed_law
 from fedgs.privacy.participation import Releases
 from fedgs.privacy.plan import Plan
 from fedgs.privacy.selection_cost import Composed, SelectionCost, with_selections
@@ -122,15 +121,6 @@ def test_lies_between_either_part_alone_and_their_sum(mu, response, delta, count
     assert both.delta(epsilon) <= delta * (1 + 1e-6)
     if epsilon > 1e-5:
         assert both.delta(epsilon - 1e-5) > delta  # the least one
-
-
-def test_response_alone_keeps_its_pure_epsilon():
-    """With next to no Gaussian part, delta is that of the response: exact."""
-    weak = Composed(Releases(Law(np.array([1.0]), np.ones(1), 0.0), 1e9), 1.5)
-    assert weak.epsilon(1e-9) == pytest.approx(1.5, abs=1e-6)
-    keep = math.exp(1.5) / (1 + math.exp(1.5))
-    expected = keep - math.exp(0.5) * (1 - keep)
-    assert weak.delta(0.5) == pytest.approx(expected, rel=1e-6)
 
 
 def test_random_number_of_releases_is_averaged():
@@ -268,13 +258,6 @@ def test_privacy_of_run_folders_includes_their_selections(
     assert row(found, "server").guarantee == (not costs)
     for text in (GIVEN, EXCLUDED):
         assert (text in row(found).conditions) == (text == condition)
-
-
-def test_runs_on_other_clients_are_refused(tmp_path):
-    other = Cohort((*NAMES[1:], "10"), "private", COST, "one")
-    made = [cohort_run(tmp_path, c, f"run{i}") for i, c in enumerate((PRIVATE, other))]
-    words, paths = r"cohort = .*run0.*other clients", [run.path for run in made]
-    assert_refused(words, epsilons.of_runs, paths, {})
 
 
 def test_calibration_of_a_run_includes_the_selection(tmp_path):

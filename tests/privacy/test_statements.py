@@ -64,131 +64,81 @@ def law(certain, *draws):
     return total
 
 
-LOUDER = COST * (40 / 23) ** 2  # of noise 23
+def ten_and(*events, **settings):
+    return [run([*TEN, *events], **settings)]
+
+
+LOUDER, QUIET = COST * (40 / 23) ** 2, {"noise_std": 23.0}
 MIXED, TEN = rounds(20), rounds(10)
+AGAIN = [*MIXED, event(18, attempt=2), event(21)]
+OTHERS = event(3, participants=(1,))
 ENDED = of(3, 1, 3, 3, 5, 3)  # client 3 was drawn four times before its count ended it
+AT_ONCE = [*ENDED, event(6, participants=(3,), attempt=2)]
+NINE = [event(t, participants=(t % 10, 9)) for t in range(1, 9)]
 NOISES = [event(t, noise_std=40.0 + t) for t in range(1, 21)]
 LATER = COST * ((40 / 41) ** 2 + (40 / 51) ** 2)  # of client 1, which is charged most
-OF_RUNS, SHORT = "2 runs on the same clients", "the events end after 6 of 20 planned"
-PLACED = "by the name of its node and its place there"
-# Runs, the law of mu^2 that the server's row must have, and what a condition says.
+ONE, TWO = (of(c, c, **BALANCED) for c in (0, 1))
+A_B, B_A = deployed(ONE, "a,b", "9,1"), deployed(TWO, "b,a", "1,9")
+ASKED = "asked of fewer clients than were drawn"
+# Runs, the law of mu^2 that the server's row must have, and why no law is mixed.
 CHARGED = {
-    "nothing": ([run([])], law(0), "replaced"),
-    "drawn rounds": ([run(rounds(50))], law(0, (50, COST)), "mixture"),
-    "all attempted twice": (  # an attempt asks the clients of its round again
-        [run([*MIXED, *rounds(20, attempt=2)])],
-        law(0, (20, 2 * COST)),
-        "mixture",
-    ),
-    "one attempted again": (
-        [run([*MIXED, event(18, attempt=2), event(21)])],
-        law(0, (20, COST), (1, 2 * COST)),
-        "mixture",
-    ),
+    "nothing": ([run([])], law(0), ""),
+    "drawn rounds": ([run(rounds(50))], law(0, (50, COST)), ""),
+    # An attempt asks the clients of its round again.
+    "all twice": ([run(MIXED + rounds(20, attempt=2))], law(0, (20, 2 * COST)), ""),
+    "one again": ([run(AGAIN)], law(0, (20, COST), (1, 2 * COST)), ""),
     "a busy client": ([run(of(0, 1, 1, 2, 1, **BALANCED))], law(3 * COST), "balanced"),
-    "a louder round": (
-        [run([*TEN, event(11, noise_std=23.0)])],
-        law(COST + LOUDER),
-        "noise, C, B",
-    ),
-    "a larger batch": (
-        [run([*TEN, event(11, batch_size=5)])],
-        law(COST + COST * 5 / 4),
-        "noise, C, B",
-    ),
-    "more clients": (
-        [run([*TEN, event(11, participants=(1, 2))])],
-        law(2 * COST),
-        "noise, C, B",
-    ),
-    "one balanced round": (
-        [run([*TEN, event(11, **BALANCED)])],
-        law(2 * COST),
-        "the selection is balanced",
-    ),
+    "a louder round": (ten_and(event(11, **QUIET)), law(COST + LOUDER), "noise, C, B"),
+    "one balanced": (ten_and(event(11, **BALANCED)), law(2 * COST), "is balanced"),
     "a repeat of others": (
-        [run([*TEN, event(3, participants=(1,))])],
+        ten_and(OTHERS),
         law(2 * COST),
-        "a repeated round asked others",
+        "repeated round asked others",
     ),
-    "fewer than were drawn": (  # those of a draw whose nodes are there
-        [run(TEN, clients_per_round=2)],
-        law(COST),
-        "asked of fewer clients than were drawn",
-    ),
-    "ended early": ([run(ENDED, num_rounds=20)], law(4 * COST), SHORT),
-    "not ended early": ([run(ENDED)], law(0, (6, COST)), "mixture"),
-    "asked again at once": (  # a node that is away or refuses ends its round
-        [run([*ENDED, event(6, participants=(3,), attempt=2)])],
-        law(5 * COST),
-        "a round was asked again at once",
-    ),
-    "ended early beside a whole one": (
+    "fewer than were drawn": (ten_and(clients_per_round=2), law(COST), ASKED),
+    "ended early": ([run(ENDED, num_rounds=20)], law(4 * COST), "end after 6 of 20"),
+    # A node that is away, or a client that refuses, ends its round.
+    "asked at once": ([run(AT_ONCE)], law(5 * COST), "round was asked again at once"),
+    "one ended early": (
         [run(ENDED, num_rounds=20), run(MIXED, seed=2)],
         law(4 * COST, (20, COST)),
-        SHORT,
-    ),
-    "ended early with one seed": (
-        [run(ENDED, num_rounds=20, seed=2), run(MIXED, seed=2)],
-        law(6 * COST),
-        SHORT,
+        "end after 6 of 20",
     ),
     "everybody in both": (
-        [run(rounds(5, **ALL)), run(rounds(3, **ALL, noise_std=23.0))],
+        [run(rounds(5, **ALL)), run(rounds(3, **ALL, **QUIET))],
         law(5 * COST + 3 * LOUDER),
-        OF_RUNS,
+        "the selection is all",
     ),
-    "two seeds": ([run(MIXED), run(TEN, seed=2)], law(0, (30, COST)), OF_RUNS),
-    "two seeds and noises": (
-        [run(MIXED), run(rounds(10, noise_std=23.0), seed=2)],
+    "two seeds": (
+        [run(MIXED), run(rounds(10, **QUIET), seed=2)],
         law(0, (20, COST), (10, LOUDER)),
-        OF_RUNS,
+        "",
     ),
     "one seed": (
-        [run(MIXED), run(rounds(20, noise_std=23.0))],
+        [run(MIXED), run(rounds(20, **QUIET))],
         law(0, (20, COST + LOUDER)),
-        OF_RUNS,
+        "",
     ),
-    "one seed, other cohorts": (  # client 9: twice, and in 1 to 8
-        [run(MIXED), run([event(t, participants=(t % 10, 9)) for t in range(1, 9)])],
-        law(10 * COST),
-        "runs with the same seed 1 asked others",
-    ),
-    "one seed, irregular noise": (
+    # Client 9: twice, and in 1 to 8.
+    "others": ([run(MIXED), run(NINE)], law(10 * COST), "the same seed 1 asked others"),
+    "irregular": (
         [run(MIXED), run(NOISES)],
         law(2 * COST + LATER),
-        "runs share the selection seed 1",
+        "share the selection",
     ),
-    "one seed, balanced": (  # which draws from another stream
+    # Balanced draws are from another stream.
+    "balanced": (
         [run(MIXED), run(rounds(30, **BALANCED))],
         law(3 * COST, (20, COST)),
-        OF_RUNS,
+        "",
     ),
-    "deployed": (  # client 0 of the one run is the first of node b in the other
-        [
-            deployed(of(0, 0, **BALANCED), "a,b", "9,1"),
-            deployed(of(1, 1, **BALANCED), "b,a", "1,9"),
-        ],
-        law(4 * COST),
-        PLACED,
-    ),
-    "deployed, another place": (
-        [
-            deployed(of(0, 0, **BALANCED), "a,b", "9,1"),
-            deployed(of(0, 0, **BALANCED), "b,a", "1,9"),
-        ],
-        law(2 * COST),
-        PLACED,
-    ),
-    "deployed, one seed": (
-        [deployed(MIXED, "a,b", "5,5"), deployed(MIXED, "a,b", "5,5")],
-        law(0, (20, 2 * COST)),
-        PLACED,
-    ),
-    "deployed, one seed and another order": (
+    # Client 0 of the one run is the first of node b, number 1, in the other.
+    "deployed": ([A_B, B_A], law(4 * COST), "balanced"),
+    "another place": ([A_B, B_A._replace(events=ONE)], law(2 * COST), "balanced"),
+    "another order": (
         [deployed(MIXED, "a,b", "5,5"), deployed(MIXED, "b,a", "5,5")],
         law(4 * COST),
-        PLACED,
+        "the same seed 1 asked others",
     ),
 }
 
@@ -202,7 +152,11 @@ def test_events_are_charged_by_the_theorem_that_fits_them(name):
     ]
     delta = sum(p * delta_from_mu(math.sqrt(m), AT) for m, p in expected.items())
     assert row.delta == pytest.approx(max(delta, LEAST_DELTA), rel=1e-6)
-    assert said in conditions(found, "server")
+    text = conditions(found, "server")
+    assert said in text
+    assert (f"{len(runs)} runs on the same clients" in text) == (len(runs) > 1)
+    placed = "by the name of its node and its place there"
+    assert (placed in text) == any(one.config.node_names for one in runs)
     is_mixed = len(expected) > 1
     assert theorems(found) == {MIXTURE_THEOREM if is_mixed else COUNT_THEOREM}
     drawn = "seed that was drawn at random, independent of data"
@@ -223,34 +177,18 @@ def test_a_local_run_among_others_leaves_the_release_only():
     assert "so there is no server or secagg row" in conditions(found)
 
 
-ONE = deployed([event(1)], "a,b", "4,6")
-
-
 @pytest.mark.parametrize(
-    ("runs", "message"),
+    ("one", "two", "message"),
     [
-        (
-            [run([event(1)]), run([event(1)], privacy_unit="record")],
-            "privacy_unit = client and record",
-        ),
-        (
-            [run([event(1)]), run([event(1, num_clients=11)])],
-            r"num_clients = \[10, 11\]",
-        ),
-        ([run([event(1), event(2, num_clients=11)])], "num_clients = 11"),
-        (
-            [ONE, deployed([event(1)], "a,c", "4,6")],
-            r"nodes = a \(4\), b \(6\) and a \(4\), c \(6\)",
-        ),
-        (
-            [ONE, deployed([event(1)], "b,a", "4,6")],
-            r"nodes = a \(4\), b \(6\) and b \(4\), a \(6\)",
-        ),
-        ([ONE, run([event(1)])], r"b \(6\) and unset: .*account the runs apart"),
+        (run(TEN), run(TEN, privacy_unit="record"), "privacy_unit = client and record"),
+        (run(TEN), run([event(1, num_clients=11)]), r"num_clients = \[10, 11\]"),
+        (A_B, deployed(ONE, "a,c", "9,1"), r"a \(9\), b \(1\) and a \(9\), c \(1\)"),
+        (A_B, deployed(ONE, "b,a", "9,1"), r"a \(9\), b \(1\) and b \(9\), a \(1\)"),
+        (A_B, run(TEN), r"b \(1\) and unset: .*account the runs apart"),
     ],
 )
-def test_runs_whose_clients_cannot_be_matched_are_refused(runs, message):
-    assert_refused(message, statements_of_runs, runs, 1e-5)
+def test_runs_whose_clients_cannot_be_matched_are_refused(one, two, message):
+    assert_refused(message, statements_of_runs, [one, two], 1e-5)
 
 
 @pytest.mark.parametrize("delta", [1e-5, 1e-3])
@@ -288,10 +226,6 @@ AMPLIFIED = {
         [run([frozen(t, attempt=a) for t in TURNS for a in (1, 2)], **ASK)],
         [Sampled(10, 1, 10.0 / math.sqrt(2), 20)],
     ),
-    "preset changes of noise are composed": (
-        [run([frozen(t, noise_std=40.0 if t < 11 else 20.0) for t in TURNS], **ASK)],
-        [Sampled(10, 1, 10.0, 10), Sampled(10, 1, 5.0, 10)],
-    ),
     "runs are composed": (
         [
             run(rounds(20, frozen), **ASK),
@@ -312,27 +246,16 @@ def test_events_are_amplified_as_the_rounds_that_they_are(coarse_grid, name):
 
 LIMITS = 'client_epsilon = 9.0\ndelta = 1e-5\nrelation = "zero-out"\n'
 FROZEN = rounds(10, frozen)
+REPEAT, KINDS = frozen(10, attempt=2, participants=(5,)), range(1, 41)
 NOT_AMPLIFIED = {
-    "not requested (--amplification": [
-        run(FROZEN, **ASK),
-        run(FROZEN, seed=2),
-    ],
-    "refused: discriminator_training = selected: only the selected": [
-        run([*FROZEN, event(11)], **ASK)
-    ],
-    "refused: client_selection = balanced": [
-        run([*FROZEN, frozen(11, **BALANCED)], **ASK)
-    ],
-    "refused: a repeated round asked others": [
-        run([*FROZEN, frozen(10, attempt=2, participants=(5,))], **ASK)
-    ],
-    "refused: every client takes part": [
-        run([*FROZEN, frozen(11, participants="all")], **ASK)
-    ],
-    "refused: the events end after 10 of 20": [run(FROZEN, **ASK, num_rounds=20)],
-    "asked of fewer clients than were drawn": [run(FROZEN, **ASK, clients_per_round=2)],
+    "not requested (--amplification": [run(FROZEN, **ASK), run(FROZEN, seed=2)],
+    "discriminator_training = selected": [run([*FROZEN, event(11)], **ASK)],
+    "selection = balanced": [run([*FROZEN, frozen(11, **BALANCED)], **ASK)],
+    "a repeated round asked others": [run([*FROZEN, REPEAT], **ASK)],
+    "every client takes part": [run([*FROZEN, frozen(11, participants="all")], **ASK)],
+    "the events end after 10 of 20": [run(FROZEN, **ASK, num_rounds=20)],
     "rounds of 40 kinds; at most 32": [
-        run([frozen(t, noise_std=40.0 + t) for t in range(1, 41)], **ASK)
+        run([frozen(t, noise_std=40.0 + t) for t in KINDS], **ASK)
     ],
 }
 
@@ -341,7 +264,9 @@ NOT_AMPLIFIED = {
 def test_release_rows_say_why_events_are_not_amplified(coarse_grid, reason):
     found = statements_of_runs(NOT_AMPLIFIED[reason], 1e-5)
     assert len(found) == 6
-    assert "no amplification by sampling: " in conditions(found)
+    start = "no amplification by sampling: "
+    refused = start if reason.startswith("not") else f"{start}refused: "
+    assert refused in conditions(found)
     assert reason in conditions(found)
     assert "no amplification" not in conditions(found, "server")
 

@@ -433,16 +433,6 @@ def test_crash_before_the_commit_leaves_the_checkpoint_before_it(folder, monkeyp
     assert load(folder)[0] == 1
 
 
-def test_generator_file_is_the_last_one_written(folder, monkeypatch):
-    written = []
-    monkeypatch.setattr(
-        run_folder, "write_tensors", lambda path, *_, **__: written.append(path.name)
-    )
-    with closing(folder.ledger()) as ledger:
-        folder.save_generator(TENSORS, TENSORS, ledger)
-    assert written == ["generator_ema.safetensors", "generator.safetensors"]
-
-
 # ------------------------------------------------------------------ node states
 
 
