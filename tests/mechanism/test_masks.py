@@ -168,6 +168,7 @@ def _entry(node: int, content: bytes) -> bytes:
 
 TWO = _entry(0, b"a" * 32) + _entry(1, b"b" * 32)
 WRONG_LISTS = {
+    "no bytes": "text",
     "empty": b"",
     "one node": _entry(0, b"a" * 32),
     "a key twice": _entry(0, b"a" * 32) + _entry(1, b"a" * 32),

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from fedgs.config.conditions import why_not_amplified
 from fedgs.privacy.amplification import (
     LEAST_RATIO,
     MOST_KINDS,
@@ -150,25 +149,3 @@ def test_too_many_kinds_are_refused():
     # One more than the limit is left for the selection of a cohort.
     rounds = tuple(OWN._replace(ratio=1.0 + n, rounds=1) for n in range(MOST_KINDS + 2))
     assert_refused("34 kinds of rounds; at most 32", SampledBound(rounds).epsilon, 1e-5)
-
-
-# --------------------------------------------------------------------------- conditions
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (("all", "frozen"), "every client takes part"),
-        (("uniform", "frozen", 1, 9, 9), "every client takes part"),
-        (("balanced", "frozen"), "balanced does not draw each round anew"),
-        (("uniform", "selected"), "only the selected client trains, so a later"),
-        (("uniform", "every_round", 2), "how many nodes answer"),
-        (("uniform", "every_round", 8, 1, 9), "how many nodes answer"),
-        (("uniform", "every_round"), ""),
-        (("uniform", "frozen", 9, 1, 9), ""),  # one node, which always answers
-    ],
-)
-def test_each_failed_condition_has_its_reason(arguments, reason):
-    found = why_not_amplified(*arguments)
-    assert reason in found
-    assert bool(found) == bool(reason)

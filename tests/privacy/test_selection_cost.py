@@ -16,11 +16,10 @@ from fedgs.cohorts.files import EXCLUDED, GIVEN, Cohort, selection_costs, write_
 from fedgs.federation.preparation import resolve, with_noise
 from fedgs.federation.training import BudgetSpent
 from fedgs.privacy.accounting import WITH_SELECTION, statements
-from fedgs.privacy.amplification import MOST_KINDS, Sampled, SampledBound
 from fedgs.privacy.gaussian import binomial_law, fixed_law
 from fedgs.privacy.participation import Releases
 from fedgs.privacy.plan import Plan
-from fedgs.privacy.selection_cost import Composed, SelectionCost, with_selections
+from fedgs.privacy.selection_cost import Composed, SelectionCost
 from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder
 from plans import everybody
@@ -191,25 +190,6 @@ def test_amplified_rows_are_composed_and_the_second_opinion_is_not(coarse_grid):
     assert row(alone, theorem="RDP").guarantee
 
 
-@BOTH
-def test_sampling_everybody_composes_as_the_count_does(relation):
-    """Rate 1 is no amplification: two ways to the same number, replace-one's z."""
-    rounds = SampledBound((Sampled(10, 10, 4.0, 50),))
-    sampled = with_selections(rounds, [COST], "release", relation)
-    mu_squared = 50 / 4.0**2 + SELECTION[relation]
-    for epsilon in (0.5, 4.0, 9.0):
-        expected = by_hand(mu_squared, 1, epsilon)
-        assert sampled.delta(epsilon) == pytest.approx(expected, rel=2e-3)
-        assert sampled.delta(epsilon) >= expected
-
-
-def test_a_selection_joins_as_many_kinds_of_rounds_as_there_may_be(coarse_grid):
-    kinds = [Sampled(10, 2, 40.0 + n, 1) for n in range(MOST_KINDS)]
-    bound = with_selections(SampledBound((*kinds,)), [COST], "release", "zero-out")
-    alone = COST.composed("release", "zero-out").delta(4.0)
-    assert alone < bound.delta(4.0) < 1.2 * alone
-
-
 # ------------------------------------------------------------------ runs
 
 
@@ -258,6 +238,13 @@ def test_privacy_of_run_folders_includes_their_selections(
     assert row(found, "server").guarantee == (not costs)
     for text in (GIVEN, EXCLUDED):
         assert (text in row(found).conditions) == (text == condition)
+
+
+def test_runs_on_other_clients_are_refused(tmp_path):
+    other = Cohort((*NAMES[1:], "10"), "private", COST, "one")
+    made = [cohort_run(tmp_path, c, f"run{i}") for i, c in enumerate((PRIVATE, other))]
+    words, paths = r"cohort = .*run0.*other clients", [run.path for run in made]
+    assert_refused(words, epsilons.of_runs, paths, {})
 
 
 def test_calibration_of_a_run_includes_the_selection(tmp_path):

@@ -189,6 +189,8 @@ def test_a_local_run_among_others_leaves_the_release_only():
 )
 def test_runs_whose_clients_cannot_be_matched_are_refused(one, two, message):
     assert_refused(message, statements_of_runs, [one, two], 1e-5)
+    changed = run([event(1), event(2, num_clients=11)])
+    assert_refused("num_clients = 11", statements_of_runs, [changed], 1e-5)
 
 
 @pytest.mark.parametrize("delta", [1e-5, 1e-3])

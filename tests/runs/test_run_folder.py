@@ -8,6 +8,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -307,58 +308,55 @@ def test_a_generator_of_another_run_is_refused(tmp_path, name):
     assert_refused(f"line 1 is not the one that {name} saw", first.read_ledger)
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_a_generator_that_names_no_ledger_is_refused(folder, name):
-    finish(folder, 1)
-    write_tensors(folder.path / name, TENSORS)
-    assert_refused(f"{name}: does not say under which ledger", folder.read_ledger)
+def without_first_line(path: Path) -> None:
+    ledger = Ledger.read(path / "ledger.jsonl")
+    ledger.path.unlink()
+    with closing(Ledger.open(ledger.path)) as again:
+        again.append(*ledger.events)
 
 
-def test_settings_that_were_changed_after_the_start_are_refused(folder):
-    finish(folder, 1)
-    path = folder.path / "config.json"
-    path.write_text(path.read_text().replace('"client"', '"record"'))
-    for opened in (folder.read_ledger, folder.ledger):
-        assert_refused(r"config.json: is not what the run began with.*restore", opened)
+def edit_settings(path: Path) -> None:
+    text = (path / "config.json").read_text()
+    (path / "config.json").write_text(text.replace('"client"', '"record"'))
 
 
-@pytest.mark.parametrize("has_cohort", [True, False])
-def test_a_cohort_can_neither_be_added_nor_taken_away(tmp_path, has_cohort):
-    cohort = tmp_path / "cohort.txt"
-    cohort.write_text("1\n2\n")
-    config = tiny_config(output=str(tmp_path / "run"))
-    given = {"cohort": str(cohort)} if has_cohort else {}
-    folder = RunFolder.create(dataclasses.replace(config, **given))
-    if has_cohort:
-        (folder.path / "cohort.txt").unlink()
-    else:
-        shutil.copy(cohort, folder.path)
-    assert_refused("cohort.txt: is not what the run began with", folder.ledger)
+def add_event(**changes: object) -> Callable[[Path], None]:
+    def add(path: Path) -> None:
+        with closing(Ledger.open(path / "ledger.jsonl")) as ledger:
+            ledger.append(dataclasses.replace(tiny_event(2), **changes))
 
-
-def test_a_ledger_without_its_first_line_is_refused(folder):
-    finish(folder, 1, 2)
-    path = folder.path / "ledger.jsonl"
-    path.unlink()
-    with closing(Ledger.open(path)) as ledger:
-        ledger.append(tiny_event(1), tiny_event(2))
-    assert_refused(r"lost its first line.*restore", folder.read_ledger)
+    return add
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("change", "words"),
     [
-        {"noise_std": 9.0},
-        {"noise_source": "os"},
-        {"batch_size": 5},
-        {"clip_bound": 2},
+        (edit_settings, "config.json: is not what the run began with.*restore"),
+        (
+            lambda path: (path / "cohort.txt").unlink(),
+            "cohort.txt: is not what the run",
+        ),
+        (without_first_line, r"lost its first line.*restore"),
+        (add_event(noise_std=9.0), "line 2: noise_std = .*settings say"),
+        (add_event(noise_source="os"), "line 2: noise_source = .*settings say"),
+        (add_event(batch_size=5), "line 2: batch_size = .*settings say"),
+        (add_event(clip_bound=2), "line 2: clip_bound = .*settings say"),
+        *[
+            (
+                lambda path, name=name: write_tensors(path / name, TENSORS),
+                f"{name}: does not say under which ledger",
+            )
+            for name in OTHERS
+        ],
     ],
 )
-def test_an_event_of_other_terms_than_the_settings_is_refused(folder, changes):
-    with closing(folder.ledger()) as ledger:
-        ledger.append(tiny_event(1), dataclasses.replace(tiny_event(2), **changes))
-    (name,) = changes
-    assert_refused(f"line 2: {name} = .*settings say", folder.read_ledger)
+def test_what_does_not_belong_to_the_run_is_refused(tmp_path, change, words):
+    cohort = tmp_path / "cohort.txt"
+    cohort.write_text("0\n1\n2\n3\n4\n5\n")
+    place = {"output": str(tmp_path / "run"), "cohort": str(cohort)}
+    folder = finish(RunFolder.create(tiny_config(**place)), 1)
+    change(folder.path)
+    assert_refused(words, folder.read_ledger)
 
 
 def test_a_line_of_metrics_says_how_long_the_ledger_was(folder):
@@ -386,13 +384,6 @@ def test_every_opening_and_commit_records_the_ledgers_length(folder):
         folder.save_generator(TENSORS, TENSORS, ledger)
     with closing(folder.ledger()):  # a resumption of a finished run
         assert (recorded()["length"], recorded()["round"]) == (2, 1)
-
-
-def test_full_disk_at_the_start_leaves_no_lock(folder, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(run_folder, "write_json", full_disk)
-        assert_refused(r"ledger.json: cannot be written .*free", folder.ledger)
-    folder.ledger().close()
 
 
 def test_looking_while_the_run_goes_on_refuses_nothing(folder, monkeypatch):
