@@ -32,7 +32,6 @@ CONFIGURATIONS = {
     },
     "full participation": FULL_PARTICIPATION,
     "silos that differ": {**FULL_PARTICIPATION, "node_sizes": "1,4,1"},
-    "frozen": {"discriminator_training": "frozen", "warm_start": "public"},
     "the paper's networks in colour": {
         "generator": "resnet",
         "image_channels": 3,
@@ -123,7 +122,7 @@ def test_engine_in_a_loop_has_the_bits_of_the_page(
     torch.testing.assert_close(found, product_of_page(config), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["paper", "full participation"])
+@pytest.mark.parametrize("name", ["paper"])
 def test_engine_with_stacked_clients_gives_the_page_but_for_rounding(name, tmp_path):
     settings = {**CONFIGURATIONS[name], **STACKED, "output": str(tmp_path / "run")}
     config = tiny_config(**settings)

@@ -98,31 +98,33 @@ def test_run_has_the_bytes_of_the_command(tmp_path, run):
     config = configure("full-participation", None, SETTINGS_GIVEN | given)
     command.train(config, "run")
     assert runs.generator(tmp_path / "run") == generator(run)
+    assert fedgs.load(tmp_path / "run").resume().is_finished
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory) -> str:
+    """The generator of one round."""
+    path = tmp_path_factory.mktemp("short") / "run"
+    return generator(train(path, *GIVEN, **SHORT))
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_forms_of_data_give_the_same_clients(tmp_path, run, form):
+def test_forms_of_data_give_the_same_clients(tmp_path, short, form):
+    torch.set_num_threads(2)  # which are the caller's, and stay
     found = train(tmp_path / "run", *FORMS[form](), **SHORT)
+    assert torch.get_num_threads() == 2
     assert (found.config.num_clients, found.config.num_classes) == (6, 3)
-    assert generator(found) == generator(train(tmp_path / "whole", *GIVEN, **SHORT))
+    assert generator(found) == short
     assert len(found.folder.read_ledger().events) == 1
 
 
-def test_settings_may_name_the_data_instead(tmp_path):
-    data = write_tiny_npz(tmp_path / "tiny.npz")
-    run = train(tmp_path / "run", data=data, image_size=16, num_rounds=1)
-    assert run.is_finished
-    assert fedgs.load(run.path).resume().path == run.path
-
-
-def test_light_background_is_inverted_and_the_callers_array_is_not_touched(tmp_path):
+def test_light_background_is_inverted_and_the_callers_array_is_not_touched(
+    tmp_path, short
+):
     light = 255 - IMAGES
-    before = light.copy()
     given = {"polarity": "light-background"} | SHORT
-    inverted = train(tmp_path / "a", light, LABELS, OWNERS, **given)
-    plain = train(tmp_path / "b", *GIVEN, polarity="dark-background", **SHORT)
-    assert generator(inverted) == generator(plain)
-    assert (light == before).all()
+    assert generator(train(tmp_path / "a", light, LABELS, OWNERS, **given)) == short
+    assert (light == 255 - IMAGES).all()
 
 
 @pytest.mark.parametrize(
@@ -146,16 +148,8 @@ def test_bad_input_is_refused_before_anything_is_written(
     words, run = re.escape(message), tmp_path / "run"
     assert_refused(words, train, run, *given, **settings)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_run_folder_exists_already(run):
-    assert_refused("exists already", train, run.path, *GIVEN)
-
-
-def test_threads_of_torch_are_as_before(tmp_path):
-    torch.set_num_threads(2)
-    train(tmp_path / "run", *GIVEN, **SHORT)
-    assert torch.get_num_threads() == 2
+    run.mkdir()
+    assert_refused("exists already", train, run, *GIVEN)
 
 
 # ------------------------------------------------------------------ resuming
@@ -175,10 +169,6 @@ def stopped(path: Path) -> fedgs.TrainingRun:
     return run
 
 
-def test_stopped_run_resumes_to_the_same_bytes(tmp_path, run):
-    assert generator(stopped(tmp_path / "run").resume()) == generator(run)
-
-
 def test_another_process_must_give_the_images_again(tmp_path, run):
     path = stopped(tmp_path / "run").path
     assert fedgs.load(path).config.data == "given"
@@ -189,6 +179,9 @@ def test_another_process_must_give_the_images_again(tmp_path, run):
     assert_refused("6 clients", fedgs.load(path).resume, few)
     found = fedgs.load(path).resume(IMAGES, LABELS, OWNERS)
     assert generator(found) == generator(run)
+    paths = [run.path, path]
+    assert_refused("data = given", epsilons.of_runs, paths, {})
+    assert epsilons.of_runs(paths, {}, same_clients=True)
 
 
 ONE_ROUND = fedgs.epsilon_from_mu(2.0, 1e-5)  # zero-out: sqrt(B) C / noise_std = 2
@@ -221,13 +214,6 @@ def test_epsilon_is_the_statements(run):
     assert_refused("adversary, relation = server, zero-out", run.epsilon, **asked)
 
 
-def test_runs_on_given_data_add_up_only_by_the_users_word(tmp_path, run):
-    other = train(tmp_path / "run", IMAGES, LABELS, OWNERS, num_rounds=1)
-    paths = [run.path, other.path]
-    assert_refused("data = given", epsilons.of_runs, paths, {})
-    assert epsilons.of_runs(paths, {}, same_clients=True)
-
-
 def test_samples_take_labels_in_turn_and_a_seed(run):
     samples = run.sample(5, labels=[2, 0])
     assert samples.labels.tolist() == [2, 0, 2, 0, 2]
@@ -236,6 +222,8 @@ def test_samples_take_labels_in_turn_and_a_seed(run):
     assert (run.sample(5, labels=[2, 0], seed=1).images != samples.images).any()
     for labels in (3, [], [-1]):
         assert_refused("labels 0 to 2", run.sample, 5, labels=labels)
+    images = run.generator(torch.zeros(2, 4), torch.tensor([0, 1]))  # a module
+    assert images.shape == (2, 1, 16, 16)
 
 
 def test_samples_in_the_forms_of_other_programs(tmp_path, run):
@@ -255,11 +243,6 @@ def test_samples_in_the_forms_of_other_programs(tmp_path, run):
         assert (stored["images"] == samples.images).all()
     for name in ("folder", "a.jpg", "no/where.npz"):
         assert_refused("output", samples.write, tmp_path / name)
-
-
-def test_generator_is_a_module(run):
-    images = run.generator(torch.zeros(2, 4), torch.tensor([0, 1]))
-    assert images.shape == (2, 1, 16, 16)
 
 
 # ------------------------------------------------------------------ names

@@ -19,7 +19,7 @@ from fedgs.config.run_config import RunConfig
 from fedgs.federation.preparation import resolve
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.runs.run_folder import RunFolder
-from tiny import FULL_PARTICIPATION, STAGED, tiny_config, tiny_data
+from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
 
 CLIENTS = 12
 QUICK = ("--trials", 3000)
@@ -83,20 +83,6 @@ def test_quick_audit_holds_and_alters_nothing(run, quick, capsys):
     assert "rounds with gradient" in printed.err  # progress, plain lines
 
 
-def test_full_audit_holds_and_leaves_no_training_behind(run, quick, capsys):
-    before = content(run)
-    full = ("--full", "--canaries", 10, "--rounds", 2)
-    code, written = quick(run, *full, "--json")
-    assert (code, content(run)) == (0, before)
-    printed = json.loads(capsys.readouterr().out)
-    assert printed == written
-    assert printed["one_run"] == "ran: 10 canaries, 2 rounds"
-    attacks = [finding["attack"] for finding in printed["findings"]]
-    assert attacks[-2:] == ["B sums", "B generator"]
-    names = {path.name for path in (run / "audit").iterdir()}
-    assert names == {"report.json", "table.txt", "plot.png"}
-
-
 def test_broken_noise_is_exit_code_1(quick, capsys, monkeypatch):
     normal = NoiseStream.normal
 
@@ -107,25 +93,6 @@ def test_broken_noise_is_exit_code_1(quick, capsys, monkeypatch):
     code, written = quick()
     assert (code, written["holds"]) == (1, False)
     assert "REFUTED: A takes part: release, " in capsys.readouterr().err
-
-
-def test_run_without_a_generator_skips_membership(run, quick, tmp_path):
-    copy = tmp_path / "run"
-    (copy / "private").mkdir(parents=True)
-    for name in ("config.json", "versions.json", "ledger.jsonl"):
-        (copy / name).write_bytes((run / name).read_bytes())
-    code, written = quick(copy)
-    assert code == 0
-    assert "no generator yet" in written["membership"]
-
-
-def test_missing_matplotlib_leaves_table_and_json(run, quick, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    (run / "audit" / "plot.png").unlink(missing_ok=True)
-    code, written = quick()
-    assert (code, (run / "audit" / "plot.png").exists()) == (0, False)
-    assert "needs matplotlib" in capsys.readouterr().out
-    assert "needs matplotlib" in written["plot"]
 
 
 def test_membership_uses_the_test_split(quick, monkeypatch, capsys):
@@ -168,26 +135,11 @@ def test_no_run_folder_and_broken_ledger_are_exit_code_2(run, fedgs, tmp_path):
     assert not (tmp_path / "audit").exists()
 
 
-def test_bounds_of_stages_and_gradients_hold_together(exit_code, tmp_path, monkeypatch):
-    """Each kind of release has its six rows; all of them share the 5 %."""
-    settings = {"engine": "flower", "noise_seed": None, "noise_multiplier": 1.5}
-    config = tiny_config(output=str(tmp_path / "run"), **STAGED | settings)
-    RunFolder.create(config)
+def test_full_audit_holds_leaves_no_training_behind_and_shares_its_confidence(
+    run, quick, monkeypatch, capsys
+):
     shares: list[float] = []
-    attack = mechanism._attack
-
-    def spy(claim, simulation, delta, alpha):
-        shares.append(alpha)
-        return attack(claim, simulation, delta, alpha)
-
-    monkeypatch.setattr(mechanism, "_attack", spy)
-    assert exit_code("audit", tmp_path / "run", *QUICK) == 0
-    assert len(report(tmp_path / "run")["findings"]) == len(shares) == 12
-    assert sum(shares) == pytest.approx(1 - CONFIDENCE)
-
-
-def test_bounds_of_both_attacks_hold_together(run, quick, monkeypatch):
-    shares: list[float] = []
+    before = content(run)
 
     def spy(attack):
         def found(*known):
@@ -199,5 +151,18 @@ def test_bounds_of_both_attacks_hold_together(run, quick, monkeypatch):
 
     monkeypatch.setattr(mechanism, "_attack", spy(mechanism._attack))
     monkeypatch.setattr(one_run, "_finding", spy(one_run._finding))
-    assert quick(run, "--full", "--canaries", 10, "--rounds", 2)[0] == 0
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    (run / "audit" / "plot.png").unlink(missing_ok=True)
+    full = ("--full", "--canaries", 10, "--rounds", 1)
+    code, written = quick(run, *full, "--json")
+    assert (code, content(run)) == (0, before)
     assert sum(shares) == pytest.approx(1 - CONFIDENCE)
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == written
+    assert printed["one_run"] == "ran: 10 canaries, 1 rounds"
+    attacks = [finding["attack"] for finding in printed["findings"]]
+    assert attacks[-2:] == ["B sums", "B generator"]
+    assert {path.name for path in (run / "audit").iterdir()} == {
+        *("report.json", "table.txt")
+    }
+    assert "needs matplotlib" in written["plot"]

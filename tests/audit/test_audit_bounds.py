@@ -38,25 +38,16 @@ def test_gaussian_test_has_its_mu_at_every_threshold():
     for threshold in (-1.0, 0.3, 2.0):
         rates = ErrorRates(float(ndtr(-threshold)), float(ndtr(threshold - 1.5)))
         assert mu_at_least(rates) == pytest.approx(1.5)
-
-
-def test_epsilon_of_a_gaussian_test_is_never_above_its_curve():
-    for threshold in np.linspace(-4, 4, 41):
-        rates = ErrorRates(float(ndtr(-threshold)), float(ndtr(threshold - 1.5)))
-        for delta in (1e-5, 1e-2):
-            epsilon = epsilon_at_least(rates, delta)
-            assert epsilon == 0 or delta_from_mu(1.5, epsilon) >= delta * (1 - 1e-9)
+        epsilon = epsilon_at_least(rates, 1e-2)  # never above the curve
+        assert epsilon == 0 or delta_from_mu(1.5, epsilon) >= 0.99999e-2
+    useless = ErrorRates(1.0, 1.0)
+    assert (mu_at_least(useless), epsilon_at_least(useless, 1e-5)) == (0, 0)
 
 
 def test_both_roles_of_the_two_worlds_count():
     rates = ErrorRates(0.5, 0.01)  # says "inside" too often, but "outside" surely
     assert epsilon_at_least(rates, 0.0) == pytest.approx(math.log(0.5 / 0.01))
     assert epsilon_at_least(ErrorRates(0.01, 0.5), 0.0) == epsilon_at_least(rates, 0.0)
-
-
-def test_useless_test_bounds_nothing():
-    assert epsilon_at_least(ErrorRates(1.0, 1.0), 1e-5) == 0
-    assert mu_at_least(ErrorRates(1.0, 0.2)) == 0
 
 
 def test_bounds_are_wrong_no_more_often_than_stated():
@@ -79,34 +70,7 @@ def test_threshold_lies_where_the_bound_is_best():
         assert best > mu_at_least(error_rates(outside, inside, other, ALPHA)) - 0.02
 
 
-def test_threshold_with_slack_is_larger():
-    rng = np.random.default_rng(0)
-    outside = rng.standard_normal(20_000)
-    inside = np.where(rng.random(20_000) < 0.01, 5.0, 0.0) + outside[::-1]
-
-    def value(rates: ErrorRates) -> float:
-        return epsilon_at_least(rates, 1e-5)
-
-    plain = best_threshold(outside, inside, value, ALPHA)
-    assert best_threshold(outside, inside, value, ALPHA, slack=0.1) > plain
-
-
-def test_scores_of_minus_infinity_are_below_every_threshold():
-    scores = np.array([-np.inf, -np.inf, 1.0, 3.0])
-    threshold = best_threshold(scores - 1, scores, mu_at_least, ALPHA)
-    assert np.isfinite(threshold)
-    assert error_rates(scores, scores, 2.0, ALPHA).false_negative == rate_at_most(
-        3, 4, ALPHA / 2
-    )
-
-
 # ------------------------------------------------------------------ one run
-
-
-def test_without_delta_the_p_value_is_binomial():
-    chance = 1 / (1 + math.exp(-1.5))
-    expected = binom.sf(79, 100, chance)
-    assert one_run_p_value(300, 100, 80, 1.5, 0.0) == pytest.approx(expected)
 
 
 def test_delta_term_equals_the_theorem_written_out():
@@ -117,12 +81,8 @@ def test_delta_term_equals_the_theorem_written_out():
     alpha = max(sum(pmf[max(v - i, 0) : v]) * 2 / i for i in range(1, m + 1))
     expected = beta + m * delta * alpha
     assert one_run_p_value(m, r, v, epsilon, delta) == pytest.approx(expected)
-
-
-def test_p_value_is_a_bound_where_delta_reveals_everything():
-    # All coins are published with probability delta, nothing otherwise: (0, delta)-DP.
-    for delta in (0.001, 0.01, 0.05):
-        assert one_run_p_value(100, 100, 100, 0.0, delta) >= delta
+    assert one_run_p_value(m, r, v, epsilon, 0.0) == pytest.approx(beta)
+    assert one_run_epsilon(100, 100, 55, 1e-5, ALPHA) == 0
 
 
 @pytest.mark.parametrize(("epsilon", "guesses"), [(1.0, 200), (3.0, 200), (3.0, 50)])
@@ -135,13 +95,6 @@ def test_randomized_response_is_bounded_and_not_vacuously(epsilon, guesses):
     found = np.repeat(bounds, repeats)
     assert binom.sf((found > epsilon).sum() - 1, 300, ALPHA) > 1e-3
     assert found.mean() > 0.45 * epsilon
-
-
-def test_larger_delta_and_fewer_right_guesses_bound_less():
-    assert one_run_epsilon(100, 100, 95, 1e-3, ALPHA) < one_run_epsilon(
-        100, 100, 95, 1e-5, ALPHA
-    )
-    assert one_run_epsilon(100, 100, 55, 1e-5, ALPHA) == 0
 
 
 @pytest.mark.parametrize("numbers", [(10, 11, 5), (10, 5, 6), (10, 5, -1)])

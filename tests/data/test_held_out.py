@@ -13,7 +13,7 @@ from fedgs.data.load import load_data, load_test_data
 from fedgs.data.records import Records
 from fedgs.errors import UserError
 from fedgs.federation.preparation import with_held_out
-from loading import configured, load, refused
+from loading import configured, load
 from refusals import assert_refused
 
 SIZES = {"ann": 20, "bob": 11, "cleo": 1, "dora": 40}
@@ -43,10 +43,13 @@ def test_every_owner_holds_out_its_share(source):
         data.client_names, data.client_records, data.client_test_records, strict=True
     ):
         assert sorted([*train, *test]) == np.flatnonzero(name == OWNERS).tolist()
-
-
-def test_an_owner_keeps_at_least_one_image_to_train_on(source):
+    test, train = data.client_test_records[3], data.client_records[3]
+    assert min(test) < max(train)  # not all of one end
+    assert min(train) < max(test)
+    # An owner keeps at least one image to train on.
     assert load(source, test_fraction=0.99).sizes.tolist() == [1] * 4
+    nothing = load(source)
+    assert (nothing.client_test_records, nothing.sizes.sum()) == ((), 72)
 
 
 def test_choice_depends_on_neither_seed_partition_nor_other_owners(source, tmp_path):
@@ -74,13 +77,6 @@ def test_no_client_trains_on_a_test_image(source, partition):
     assert test.isdisjoint(train)
 
 
-def test_owners_images_are_not_all_of_one_end(source):
-    data = load(source, test_fraction=0.5)
-    held, trained = data.client_test_records[3], data.client_records[3]
-    assert min(held) < max(trained)
-    assert min(trained) < max(held)
-
-
 def test_data_without_owners_is_held_out_as_a_whole():
     settings = {"test_fraction": 0.25}
     images, labels = load_test_data(configured("digits", **settings))
@@ -90,14 +86,6 @@ def test_data_without_owners_is_held_out_as_a_whole():
     assert data.client_test_records == ()
     with pytest.raises(ValueError, match="client_id = 0"):
         data.client(0, held_out=True)
-
-
-def test_nothing_is_held_out_or_corrupted_by_default(source):
-    data = load(source)
-    assert data.client_test_records == ()
-    assert data.sizes.sum() == 72
-    assert not corrupted_clients(configured(source), NAMES).any()
-    assert not corrupted(configured(source), "ann", 5).any()
 
 
 @pytest.mark.parametrize(
@@ -114,12 +102,10 @@ def test_nothing_is_held_out_or_corrupted_by_default(source):
         ({"data": "hf:a", "partitioner": "IidPartitioner"}, (), 0),
     ],
 )
-@pytest.mark.parametrize("name", ["staged", "algorithm-1", "demo"])
-def test_every_recipe_holds_out_one_share_where_scores_need_it(
-    name, settings, given, share
-):
-    config = overridden(recipe(name), settings)
-    assert with_held_out(config, given).test_fraction == share
+def test_every_recipe_holds_out_one_share_where_scores_need_it(settings, given, share):
+    for name in ("staged", "algorithm-1", "demo"):
+        config = overridden(recipe(name), settings)
+        assert with_held_out(config, given).test_fraction == share
 
 
 @pytest.mark.parametrize(
@@ -138,13 +124,6 @@ def test_baselines_and_programs_hold_out_the_same(source, monkeypatch, given, sh
     assert_refused("stop", baselines.new_run, "dp-merf", {}, Asked(), given)
     assert_refused("stop", library.train, recipe="staged", **given)
     assert shares == [share, share]
-
-
-def test_records_as_units_of_owned_data_are_refused(source):
-    settings = {"privacy_unit": "record", "partition": "iid", "num_clients": 3}
-    load(source, **settings)
-    settings["test_fraction"] = 0.1
-    refused(r"test_fraction = 0\.1: privacy_unit = record", source, **settings)
 
 
 # ------------------------------------------------------------------ corruption
@@ -180,20 +159,6 @@ def test_single_images_are_corrupted(source):
     assert 20 < count < 52  # 36 of 72 expected, standard deviation 4.2
 
 
-@pytest.mark.parametrize(("fraction", "expected"), [(0.0, 0), (1.0, 4)])
-@pytest.mark.parametrize("unit", ["client", "image"])
-def test_limits_of_the_fraction(source, fraction, expected, unit):
-    settings = {"corruption": "invert", "corruption_unit": unit}
-    data = load(source, corruption_fraction=fraction, **settings)
-    assert (data.images[:, 0] == (255 - PIXELS if expected else PIXELS)).all()
-
-
-def test_share_of_corrupted_clients_is_the_fraction():
-    settings = configured("digits", corruption="rotate", corruption_fraction=0.2)
-    share = corrupted_clients(settings, [str(k) for k in range(4000)]).mean()
-    assert abs(share - 0.2) < 5 * np.sqrt(0.2 * 0.8 / 4000)
-
-
 def test_draw_depends_on_seed_and_name_alone():
     names = [f"f{k:04d}" for k in range(200)]
     first = corrupted_clients(configured("digits", corruption="invert"), names)
@@ -201,23 +166,10 @@ def test_draw_depends_on_seed_and_name_alone():
     assert (first == rotated[::-1]).all()
     other = corrupted_clients(configured("digits", corruption="invert", seed=1), names)
     assert (first != other).any()
-
-
-def test_test_images_of_a_benchmark_are_never_corrupted(source):
-    settings = {"corruption": "invert", "corruption_fraction": 1.0}
-    found = images_held_out(source, test_fraction=0.3, **settings)
-    assert (found == images_held_out(source, test_fraction=0.3)).all()
-
-
-def test_read_only_images_are_copied_and_others_are_not():
-    settings = configured("digits", corruption="invert", corruption_fraction=1.0)
-    images = PIXELS[:4, None].copy()
-    own, groups, names = Records(images, np.arange(4), 4), [np.arange(4)], ["ann"]
-    assert corrupt(settings, own, groups, names)[0] is images
-    images.flags.writeable = False
-    found, _ = corrupt(settings, own, groups, names)
-    assert (found == 255 - images).all()
-    assert (found[:, 0] == PIXELS[:4]).all()
+    assert not corrupted_clients(configured("digits"), names).any()
+    some = configured("digits", corruption="rotate", corruption_fraction=0.2)
+    share = corrupted_clients(some, [str(k) for k in range(4000)]).mean()
+    assert abs(share - 0.2) < 5 * np.sqrt(0.2 * 0.8 / 4000)
 
 
 def test_labels_are_corrupted_too_and_the_records_keep_theirs():

@@ -36,20 +36,6 @@ def _floats(root: Path, is_changed: bool) -> dict[str, object]:
     return _npz(root, images, [0, 1, 1, 0])
 
 
-def _whole_floats(root: Path, is_changed: bool) -> dict[str, object]:
-    images = GREY.astype(np.float32)
-    if is_changed:
-        images[2:] = 255 - images[2:]
-    return _npz(root, images, [0, 1, 1, 0])
-
-
-def _integers(root: Path, is_changed: bool) -> dict[str, object]:
-    if not is_changed:
-        return _npz(root, GREY, [0, 1, 1, 0])
-    images = np.concatenate([GREY[:2], np.zeros((9, 28, 28), np.uint8)])
-    return _npz(root, images, [0, 1] + [2] * 9, np.array(["ann"] * 2 + ["bob"] * 9))
-
-
 def _pictures(root: Path, folders: list[str]) -> None:
     for number, (name, pixels) in enumerate(zip(folders, GREY, strict=True)):
         (root / name).mkdir(parents=True, exist_ok=True)
@@ -130,8 +116,6 @@ def _writers(root: Path, is_changed: bool) -> dict[str, object]:
 
 LOADERS = {
     "npz floats": _floats,
-    "npz whole floats": _whole_floats,
-    "npz integers": _integers,
     "folder numbers": _numbered_folders,
     "folder names": _named_folders,
     "femnist hdf5": _hdf5,

@@ -13,7 +13,6 @@ from fedgs.config.integers import LEAST_NOISE, MODULUS, noise_units
 from fedgs.mechanism import discrete
 from fedgs.mechanism.discrete import MOST_STD, discrete_gaussian
 from fedgs.mechanism.integers import (
-    IntegerSum,
     from_integers,
     sanitize_integers,
     to_integers,
@@ -110,14 +109,6 @@ def test_the_sampler_draws_as_many_as_asked_and_refuses_what_it_cannot():
             discrete_gaussian(words, 1, std)
 
 
-def test_discrete_noise_is_drawn_once():
-    noise = _stream("secure")
-    noise.discrete((2, 3), 5000)
-    for draw in (noise.discrete, noise.normal):
-        with pytest.raises(RuntimeError, match="already used"):
-            draw((2, 3), 5000)
-
-
 # ------------------------------------------------------------------ rounding
 
 
@@ -188,8 +179,3 @@ def test_too_little_noise_for_the_proof_is_not_released():
     units, noise_std = 2**8, 2 * (LEAST_NOISE - 2) / 2**9
     with pytest.raises(ValueError, match="the proof needs"):
         sanitize_integers([_clipped()], units, noise_std, _stream(), 1, 0)
-
-
-def test_only_the_sanitizer_makes_an_integer_sum():
-    with pytest.raises(TypeError, match="sanitize_integers only"):
-        IntegerSum(torch.zeros(1), 1, 0, UNITS, 1.0, 1.0, None)

@@ -14,7 +14,6 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from scipy import stats
 from torch import Tensor
 
-from fedgs.errors import UserError
 from fedgs.mechanism.integers import IntegerSum, from_integers, sanitize_integers
 from fedgs.mechanism.masks import (
     Announced,
@@ -27,6 +26,7 @@ from fedgs.mechanism.masks import (
 )
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip
+from refusals import assert_refused
 
 SHAPE = (4, 1, 14, 14)
 ASKED = Asked("0" * 16, 3, "a" * 64, "node {}".format)
@@ -56,29 +56,13 @@ def bits(values: Tensor) -> np.ndarray:
     return values.numpy().view(np.uint32)
 
 
-@pytest.mark.parametrize("count", [2, 3, 11])
+@pytest.mark.parametrize("count", [2, 11])
 def test_masks_cancel_bit_for_bit_in_the_sum_of_all_listed_nodes(count):
     keys = keys_of(*range(count))
     total = unmask([masked(node, keys) for node in keys])
     plain = torch.stack([node_sum(node).values for node in keys]).sum(0)
     assert torch.equal(total, plain % 2**32)
     assert torch.equal(from_integers(total, 2.0**16), plain.double() / 2**16)
-
-
-def test_negative_and_huge_numbers_are_summed_modulo_2_to_32():
-    keys, sums = keys_of(0, 1), [node_sum(0), node_sum(1)]
-    sums[0].values = torch.tensor([-1, 2**31 - 1, -(2**31), 5])
-    sums[1].values = torch.tensor([-1, 1, -1, -7])
-    parts = [mask(s, keys[s.node_id], attempt_of(keys), ASKED, b"") for s in sums]
-    assert unmask(parts).tolist() == [2**32 - 2, 2**31, 2**31 - 1, 2**32 - 2]
-    assert from_integers(unmask(parts), 1.0).tolist() == [-2, -(2**31), 2**31 - 1, -2]
-
-
-@pytest.mark.parametrize("dropped", [0, 2])
-def test_sum_without_one_listed_node_is_uniform_noise(dropped):
-    keys = keys_of(0, 1, 2, 3)
-    left = [masked(node, keys) for node in keys if node != dropped]
-    assert_uniform(unmask(left))
 
 
 def test_masked_sum_of_one_node_is_indistinguishable_from_uniform():
@@ -102,27 +86,29 @@ def assert_uniform(values: Tensor) -> None:
         assert stats.binomtest(int(count), len(content) // 4).pvalue > 1e-6
 
 
-CHANGED = {
-    "run": {"run": "1" * 16},
-    "round": {"round": 4},
-    "request": {"digest": "b" * 64},
-    "name": {"name_of": "silo {}".format},
-}
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run": "1" * 16},
+        {"round": 4},
+        {"digest": "b" * 64},
+        {"name_of": "silo {}".format},
+        {},  # another attempt
+    ],
+)
+def test_masks_of_another_context_do_not_cancel(changes):
+    keys, other = keys_of(0, 1), dataclasses.replace(ASKED, **changes)
+    second = masked(1, keys, other, number=1 if changes else 2)
+    assert_uniform(unmask([masked(0, keys), second]))
 
 
-@pytest.mark.parametrize("what", CHANGED)
-def test_masks_of_another_context_do_not_cancel(what):
-    keys = keys_of(0, 1)
-    other = dataclasses.replace(ASKED, **CHANGED[what])
-    assert_uniform(unmask([masked(0, keys), masked(1, keys, other)]))
-
-
-def test_masks_of_another_attempt_or_key_list_do_not_cancel():
-    keys = keys_of(0, 1)
-    assert_uniform(unmask([masked(0, keys), masked(1, keys, number=2)]))
-    listed = Attempt(1, {**attempt_of(keys).keys, 2: Announced(b"2" * 32, b"")})
-    third = mask(node_sum(1), keys[1], listed, ASKED, b"")
-    assert_uniform(unmask([masked(0, keys), third]))
+def test_masks_of_another_key_list_or_without_a_listed_node_do_not_cancel():
+    keys = keys_of(0, 1, 2)
+    parts = [masked(node, keys) for node in keys]
+    assert_uniform(unmask(parts[:2]))
+    listed = attempt_of({node: keys[node] for node in (0, 1)})
+    second = mask(node_sum(1), keys[1], listed, ASKED, b"")
+    assert_uniform(unmask([parts[0], second, parts[2]]))
 
 
 def test_masks_of_two_nodes_that_saw_two_keys_of_a_third_one_do_not_cancel():
@@ -138,13 +124,6 @@ def test_masks_of_two_nodes_that_saw_two_keys_of_a_third_one_do_not_cancel():
     assert_uniform(rest)
 
 
-def test_a_pair_has_one_mask_and_every_pair_another():
-    keys = keys_of(0, 1, 2)
-    one = keys[0].pair_mask(keys[1].public, b"info", 64)
-    assert np.array_equal(one, keys[1].pair_mask(keys[0].public, b"info", 64))
-    assert not np.array_equal(one, keys[0].pair_mask(keys[2].public, b"info", 64))
-
-
 def test_pair_mask_is_that_of_the_standards():
     """Written a second time: RFC 5869 by hmac, RFC 8439 by its authenticated form."""
     own, other = MaskingKey.generate(), MaskingKey.generate()
@@ -158,24 +137,21 @@ def test_pair_mask_is_that_of_the_standards():
     assert np.array_equal(mask[16:], np.frombuffer(stream, "<u4"))
 
 
-def test_node_that_is_not_listed_under_its_own_key_masks_nothing():
-    keys = keys_of(0, 1)
-    with pytest.raises(UserError, match="not listed with its own key"):
-        mask(node_sum(0), MaskingKey.generate(), attempt_of(keys), ASKED, b"")
-    with pytest.raises(UserError, match="not listed with its own key"):
-        mask(node_sum(2), keys[0], attempt_of(keys), ASKED, b"")
-    alone = {0: keys[0]}
-    with pytest.raises(UserError, match="alone"):
-        mask(node_sum(0), keys[0], attempt_of(alone), ASKED, b"")
+STRANGER, KEYS = MaskingKey.generate(), keys_of(0, 1)
+SMALL = {0: Announced(KEYS[0].public, b""), 1: Announced(bytes(32), b"")}
 
 
-def test_key_of_small_order_whose_secret_everybody_knows_is_refused():
-    keys = keys_of(0)
-    listed = Attempt(
-        1, {0: Announced(keys[0].public, b""), 1: Announced(bytes(32), b"")}
-    )
-    with pytest.raises(UserError, match="no secret"):
-        mask(node_sum(0), keys[0], listed, ASKED, b"")
+@pytest.mark.parametrize(
+    ("node", "key", "attempt", "message"),
+    [
+        (0, STRANGER, attempt_of(KEYS), "not listed with its own key"),
+        (2, KEYS[0], attempt_of(KEYS), "not listed with its own key"),
+        (0, KEYS[0], attempt_of({0: KEYS[0]}), "alone"),
+        (0, KEYS[0], Attempt(1, SMALL), "no secret"),  # of small order: all know it
+    ],
+)
+def test_node_masks_nothing_under_keys_that_hide_nothing(node, key, attempt, message):
+    assert_refused(message, mask, node_sum(node), key, attempt, ASKED, b"")
 
 
 def test_key_lists_travel_unchanged():
@@ -197,19 +173,16 @@ WRONG_LISTS = {
     "one node": _entry(0, b"a" * 32),
     "a key twice": _entry(0, b"a" * 32) + _entry(1, b"a" * 32),
     "a node twice": TWO + _entry(1, b"c" * 32),
-    "falling": _entry(1, b"a" * 32) + _entry(0, b"b" * 32),
     "an unknown node": TWO + _entry(2, b"c" * 32),
     "a short key": TWO[:-6] + _entry(1, b"c" * 31),
     "a long signature": _entry(0, b"a" * 32) + _entry(1, b"b" * 161),
     "torn": TWO[:-1],
-    "torn in the head": TWO + b"\0\0",
 }
 
 
 @pytest.mark.parametrize("what", WRONG_LISTS)
 def test_malformed_key_list_is_refused(what):
-    with pytest.raises(UserError, match="refused"):
-        Attempt.unpack(1, WRONG_LISTS[what], 2)
+    assert_refused("refused", Attempt.unpack, 1, WRONG_LISTS[what], 2)
 
 
 def test_nothing_else_makes_a_masked_sum():

@@ -1,8 +1,6 @@
 """The norm check: honest answers pass at the stated rate, poison moves little."""
 
-import dataclasses
 import math
-from contextlib import nullcontext
 from functools import lru_cache
 
 import pytest
@@ -46,25 +44,20 @@ def _honest(config: RunConfig, seed: int, is_aligned: bool = True) -> Tensor:
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_honest_answers_pass(settings):
+def test_honest_answers_pass_and_one_above_the_bound_is_refused(settings):
     config = tiny_config(**settings)
-    for seed in range(50):
+    clients = config.clients_per_node
+    for seed in range(12):
         for is_aligned in (True, False):
-            values = _honest(config, seed, is_aligned)
-            check_norms(values, config, config.clients_per_node)
-
-
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_an_answer_above_the_bound_is_refused(settings):
-    config = tiny_config(**settings)
-    bound = largest_norm(config, config.clients_per_node)
-    for factor, refused in ((1.001, True), (0.999, False)):
-        values = torch.zeros(config.release_shape)
-        values[2, 0, 1, 1] = factor * bound
-        words = "1 of 4 gradients with a norm above"
-        expected = pytest.raises(UserError, match=words) if refused else nullcontext()
-        with expected:
-            check_norms(values, config, config.clients_per_node)
+            check_norms(_honest(config, seed, is_aligned), config, clients)
+    values = torch.zeros(config.release_shape)
+    values[2, 0, 1, 1] = 0.999 * largest_norm(config, clients)
+    check_norms(values, config, clients)
+    values[2, 0, 1, 1] *= 1.002
+    words = "1 of 4 gradients with a norm above"
+    with pytest.raises(UserError, match=words) as refused:
+        check_norms(values, config, clients)
+    assert f"{float(values.max()):.4g}" not in str(refused.value)  # quotes no value
 
 
 def test_the_bound_is_the_chi_quantile_and_the_clip_bound():
@@ -76,18 +69,10 @@ def test_the_bound_is_the_chi_quantile_and_the_clip_bound():
     assert FALSE_REJECTIONS == 1e-12
 
 
-def test_the_quantile_is_right_where_no_simulation_reaches():
-    mpmath = pytest.importorskip("mpmath")  # comes with torch
-    squared = (largest_norm(CONFIG, 0) / (1 + 1e-6)) ** 2  # n = 0: the noise alone
-    with mpmath.workdps(40):
-        tail = mpmath.gammainc(128, squared / 2, regularized=True)
-    assert float(tail) == pytest.approx(1e-12 / 4, rel=1e-6)
-
-
 @pytest.mark.parametrize("rate", [0.2, 0.02])
 def test_honest_noise_is_refused_as_often_as_stated(rate):
     """Without a gradient the bound is tight: only the union over B rows is left."""
-    trials = 4000
+    trials = 2000
     noise = NoiseStream(3, 0, 1).normal((trials, *CONFIG.release_shape), 1.0)
     norms = torch.from_numpy(noise).flatten(2).norm(dim=2)  # (trials, B)
     bound = largest_norm(CONFIG, 0, rate)
@@ -96,23 +81,6 @@ def test_honest_noise_is_refused_as_often_as_stated(rate):
     low, high = binom.interval(1 - 1e-6, trials, exact)
     assert low <= refused <= high
     assert exact <= rate
-
-
-@pytest.mark.parametrize("rate", [0.2, 0.02])
-def test_honest_answers_are_refused_no_more_often_than_stated(rate):
-    trials = 2000
-    values = torch.stack([_honest(CONFIG, seed) for seed in range(trials)])
-    norms = values.double().flatten(2).norm(dim=2)
-    refused = int((norms > largest_norm(CONFIG, 1, rate)).any(dim=1).sum())
-    assert refused <= binom.isf(1e-6, trials, rate)
-
-
-def test_the_text_quotes_no_value():
-    values = torch.full(CONFIG.release_shape, 4711.0)
-    with pytest.raises(UserError) as caught:
-        check_norms(values, CONFIG, 1)
-    assert "4711" not in str(caught.value)
-    assert "75376" not in str(caught.value)  # the norm
 
 
 # ------------------------------------------------------------------ what poison can do
@@ -167,14 +135,3 @@ def test_a_poisoned_answer_moves_the_generator_within_the_bound(
             check_norms(1e4 * bound * poison, config, 1)
         far = _generator_grads(config, [1e4 * bound * poison, honest[1]]) - before
         assert far.norm() > most
-
-
-def test_an_undisturbed_bound_holds_for_every_recipe():
-    """The quantile is finite and the bound sensible at the sizes that are used."""
-    for clients, size, batch in ((1, 28, 32), (539, 28, 32), (1, 64, 256)):
-        sizes = {"num_clients": max(clients, 6), "clients_per_node": clients}
-        sizes |= {"image_size": size, "batch_size": batch}
-        config = dataclasses.replace(CONFIG, **sizes, noise_multiplier=1.07)
-        noise = 2.14 * size
-        bound = largest_norm(config, clients)
-        assert clients + noise < bound < clients + 1.6 * noise

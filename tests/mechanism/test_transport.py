@@ -1,11 +1,7 @@
 """Exact and compact transport: what is rounded, that encoding loses nothing, sizes."""
 
 import dataclasses
-import inspect
 import math
-import threading
-import zlib
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,10 +22,9 @@ from fedgs.federation.round import draw_fakes, new_server, public_fakes
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.quantization import LARGEST, release_step, to_grid
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip, received, sanitize
-from fedgs.runs.run_folder import RunFolder
 from runs import events, train
-from simulated_grid import MODES, FakeGrid, product, start
-from tiny import tiny_config, tiny_data
+from simulated_grid import FakeGrid, product, start
+from tiny import tiny_config
 
 EXACT, COMPACT = tiny_config(), tiny_config(transport="compact")
 # Algorithm 2 of the paper: 5 batches of 32 fakes down, 32 gradients up.
@@ -65,16 +60,16 @@ def _rng(seed: int) -> torch.Generator:
 # ------------------------------------------------------------------ rounding
 
 
-def test_exact_transport_rounds_nothing():
-    images = torch.rand(2, 1, 16, 16, generator=_rng(0))
-    assert codec.round_fakes(images, EXACT) is images
-    assert release_step(EXACT) is None
-
-
 def _sparse(config: RunConfig, share: float, seed: int = 0) -> Tensor:
     """Fakes of which a share of the pixels is not black, at random places."""
     images = torch.rand(codec.fakes_shape(config), generator=_rng(seed))
     return images * (torch.rand(images.shape, generator=_rng(seed + 1)) < share)
+
+
+def test_exact_transport_rounds_nothing():
+    images = torch.rand(2, 1, 16, 16, generator=_rng(0))
+    assert codec.round_fakes(images, EXACT) is images
+    assert release_step(EXACT) is None
 
 
 def test_compact_fakes_are_the_nearest_multiples_of_one_255th():
@@ -99,14 +94,6 @@ def test_fakes_have_as_many_levels_as_fit(share, levels):
     assert torch.equal(codec.unpack_fakes(packed, PAPER)[0], rounded)
 
 
-@pytest.mark.parametrize("levels", codec.PIXEL_LEVELS)
-def test_fakes_of_every_level_survive_the_way_to_a_node(levels):
-    images = torch.arange(8 * 256).remainder(levels + 1).view(8, 1, 16, 16) / levels
-    labels = torch.arange(8)
-    packed = codec.pack_fakes(images, labels, COMPACT)
-    assert all(map(torch.equal, codec.unpack_fakes(packed, COMPACT), (images, labels)))
-
-
 def test_fakes_that_were_not_rounded_are_not_encoded():
     images = torch.full(codec.fakes_shape(COMPACT), 0.3)
     with pytest.raises(ValueError, match="round_fakes"):
@@ -128,20 +115,6 @@ def test_the_step_is_an_eighth_of_a_coordinate(settings, step):
     assert release_step(config) == pytest.approx(step)
 
 
-def test_the_step_grows_where_16_bits_would_not_do():
-    many = {"num_clients": 10**6, "clients_per_node": 10**6}
-    config = dataclasses.replace(COMPACT, **many, noise_multiplier=0.0)
-    step = release_step(config)
-    assert step == pytest.approx(10**6 / LARGEST)
-    largest = torch.full(config.release_shape, 1e6)
-    assert to_grid(largest, step).max() == pytest.approx(1e6)
-
-
-def test_the_step_depends_on_public_settings_only():
-    # What a client computes is no argument of it.
-    assert {*inspect.signature(release_step).parameters} == {"config", "terms"}
-
-
 def test_a_compact_release_is_the_exact_one_rounded_after_the_noise():
     exact, compact = _noisy(EXACT), _noisy(COMPACT)
     step = release_step(COMPACT)
@@ -161,22 +134,14 @@ def test_a_compact_release_is_the_exact_one_rounded_after_the_noise():
     st.lists(st.integers(-LARGEST, LARGEST), min_size=1024, max_size=1024),
     st.sampled_from([0.0, 1e-4, 0.5, 1.07, 300.0]),
 )
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=20)
 def test_a_compact_release_survives_the_way_to_the_server(integers, multiplier):
     config = dataclasses.replace(COMPACT, noise_multiplier=multiplier)
     whole = torch.tensor(integers, dtype=torch.float64).view(config.release_shape)
     values = (whole * release_step(config)).float()
-    packed = codec.pack_release(values, config)
-    assert torch.equal(codec.unpack_release(packed, config), values)
-
-
-@pytest.mark.parametrize("value", [1e30, -1e30, 65505.0, -7e4])
-def test_values_too_large_for_16_bits_stay_finite(value):
-    values = torch.full(COMPACT.release_shape, value)
-    sent = to_grid(values, release_step(COMPACT)).float()
-    got = codec.unpack_release(codec.pack_release(sent, COMPACT), COMPACT)
-    assert torch.equal(got, sent)
-    assert got[0, 0, 0, 0] == math.copysign(LARGEST * release_step(COMPACT), value)
+    for sent in (values, to_grid(1e9 * values, release_step(config)).float()):
+        packed = codec.pack_release(sent, config)
+        assert torch.equal(codec.unpack_release(packed, config), sent)
 
 
 @pytest.mark.parametrize("config", [EXACT, COMPACT], ids=["exact", "compact"])
@@ -206,44 +171,19 @@ def test_fakes_are_rounded_before_anybody_sees_them():
 # ------------------------------------------------------------------ engines
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_compact_flower_trains_bit_for_bit_as_the_local_engine(create, mode):
-    settings = MODES[mode] | {"transport": "compact"}
-    flower, alone = (create(name, **settings) for name in ("flower", "local"))
+def test_compact_flower_trains_bit_for_bit_as_the_local_engine(create):
+    """And otherwise than exact transport does, on the same ledger."""
+    names = {"flower": "compact", "local": "compact", "exact": "exact"}
+    flower, *others = (
+        create(name, num_rounds=2, transport=transport, clients_per_round=1)
+        for name, transport in names.items()
+    )
     start(flower, FakeGrid(flower.config.num_nodes, num_workers=2))
-    train(alone)
-    assert product(flower) == product(alone)
-
-
-def test_the_transport_changes_the_result_and_not_the_ledger(create):
-    folders = [create(name, transport=name) for name in ("exact", "compact")]
-    for folder in folders:
+    for folder in others:
         train(folder)
-    assert product(folders[0]) != product(folders[1])
-    assert events(folders[0]) == events(folders[1])
-
-
-def test_a_resumed_compact_run_equals_the_uninterrupted_one(create):
-    whole, folder = (create(name, transport="compact") for name in ("whole", "run"))
-    train(whole)
-    stop = threading.Event()
-    with pytest.raises(RuntimeError, match="stopped after round 1"):
-        train(folder, lambda metrics: stop.set(), stop=stop)
-    train(RunFolder.open(folder.path))
-    assert product(folder) == product(whole)
-
-
-def test_compact_rounds_stay_close_to_exact_ones(tmp_path: Path):
-    """Rounding is no more than a small change: the norms move, the scale does not."""
-    norms = []
-    for name in ("exact", "compact"):
-        config = tiny_config(transport=name, num_rounds=8, output=str(tmp_path / name))
-        reports: list[dict] = []
-        train(RunFolder.create(config), reports.append, tiny_data(config))
-        norms.append(torch.tensor([metrics["release_norm"] for metrics in reports]))
-    ratio = norms[1] / norms[0]
-    assert (ratio - 1).abs().max() < 0.05
-    assert not torch.equal(norms[0], norms[1])
+    local, exact = others
+    assert product(flower) == product(local) != product(exact)
+    assert events(local) == events(exact)
 
 
 # ------------------------------------------------------------------ sizes
@@ -260,16 +200,5 @@ def test_the_papers_round_stays_within_its_target(share):
     parts = [part for message in messages for item in message.items() for part in item]
     count = sum(len(p if isinstance(p, bytes) else str(p)) for p in parts)
     assert count <= TARGET
-
-
-def test_a_release_is_as_small_as_its_entropy():
     # log2(sqrt(2 pi e) * 8) = 5.05 bits per value, 25,088 values: 15,830 bytes.
     assert 15_800 < len(codec.pack_release(_noisy(PAPER), PAPER)) < 16_400
-
-
-def test_the_size_of_an_answer_tells_nothing_but_its_values():
-    """Two answers of equal values have equal bytes, whoever computed them."""
-    values = _noisy(PAPER)
-    first, again = (codec.pack_release(v, PAPER) for v in (values, values.clone()))
-    assert first == again
-    assert zlib.decompress(first)

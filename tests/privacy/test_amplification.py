@@ -1,7 +1,6 @@
 """Amplification by sampling: literal values, quadrature, order of the bounds."""
 
 import math
-import time
 from itertools import pairwise
 
 import numpy as np
@@ -11,8 +10,6 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from fedgs.config.conditions import why_not_amplified
-from fedgs.privacy import amplification
 from fedgs.privacy.amplification import (
     LEAST_RATIO,
     MOST_KINDS,
@@ -55,14 +52,6 @@ def test_attained_values_leave_little_room_above():
     assert lower.delta(10) > 0.998
 
 
-def test_one_call_takes_less_than_a_second():
-    SampledBound((SHARED,)).epsilon(1e-5)  # imports the library
-    kind = SHARED._replace(rounds=30_000)
-    start = time.process_time()
-    SampledBound((kind,)).epsilon(1.15e-3)
-    assert time.process_time() - start < 1.0  # about 0.15 s
-
-
 # ------------------------------------------------------------------- one round, exactly
 
 
@@ -100,20 +89,6 @@ def test_one_round_is_the_integral_of_its_densities(clients, ratio, epsilon):
     assert SampledBound((kind,)).delta(epsilon) == pytest.approx(remove, rel=1e-4)
 
 
-@given(kind=kinds, epsilon=st.floats(0.0, 5.0))
-def test_negative_epsilons_belong_to_the_pair_in_the_other_order(kind, epsilon):
-    # H_{-epsilon}(P, Q) = 1 - e^-epsilon + e^-epsilon H_epsilon(Q, P), for any pair.
-    at = np.array([-epsilon, epsilon])
-    for pair, other in (
-        ("remove", "add"),
-        ("add", "remove"),
-        ("dominating", "dominating"),
-    ):
-        there, back = hockey_stick(kind, at, pair)[0], hockey_stick(kind, at, other)[1]
-        expected = 1 - math.exp(-epsilon) + math.exp(-epsilon) * back
-        assert there == pytest.approx(expected, abs=1e-12)
-
-
 @given(kind=kinds)
 def test_dominating_pair_is_convex_and_above_both_directions(kind):
     grid = np.linspace(-6, 6, 241)
@@ -128,7 +103,7 @@ def test_dominating_pair_is_convex_and_above_both_directions(kind):
 # --------------------------------------------------------------------------- all rounds
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(kind=kinds)
 def test_bounds_are_in_their_order(kind):
     rounds = (kind,)
@@ -150,38 +125,13 @@ def test_sampling_everybody_is_the_gaussian_mechanism(rounds):
         assert exact <= bound.delta(epsilon) <= exact * 1.001 + 1e-12
 
 
-def test_kinds_of_rounds_compose():
+def test_kinds_of_rounds_compose(coarse_grid):
     whole = SampledBound((SHARED._replace(rounds=300),))
     parts = SampledBound((SHARED._replace(rounds=100), SHARED._replace(rounds=200)))
     assert parts.epsilon(1e-5) == pytest.approx(whole.epsilon(1e-5), rel=1e-6)
     quieter = SampledBound((SHARED._replace(rounds=100), SHARED._replace(ratio=0.15)))
     louder = SampledBound((SHARED._replace(rounds=100), SHARED._replace(ratio=0.3)))
     assert louder.epsilon(1e-5) < quieter.epsilon(1e-5)
-
-
-def test_two_attempts_of_one_draw_cost_more_than_two_draws():
-    twice = Sampled(10, 1, 1.0 / math.sqrt(2), 20)
-    apart = Sampled(10, 1, 1.0, 40)
-    both = [SampledBound((kind,)).epsilon(1e-5) for kind in (twice, apart)]
-    assert both[0] > both[1] * 1.05
-
-
-@pytest.mark.parametrize("epsilon", [0.5, 3.0, 7.0])
-def test_epsilon_inverts_delta(epsilon):
-    bound = SampledBound((Sampled(10, 2, 2.0, 100),))
-    delta = bound.delta(epsilon)
-    assert bound.epsilon(delta) == pytest.approx(epsilon, rel=1e-6)
-    assert bound.delta(bound.epsilon(delta)) <= delta * (1 + 1e-9)
-
-
-def test_a_finer_grid_gives_less(monkeypatch):
-    found = []
-    for step in (2e-2, 5e-3, 1e-3):
-        amplification._composed.cache_clear()
-        monkeypatch.setattr(amplification, "_grid_step", lambda _, step=step: step)
-        found.append(SampledBound((Sampled(10, 2, 1.0, 100),)).epsilon(1e-5))
-    amplification._composed.cache_clear()
-    assert found[0] > found[1] > found[2] > 0.99 * found[0]
 
 
 def test_limits():
@@ -199,25 +149,3 @@ def test_too_many_kinds_are_refused():
     # One more than the limit is left for the selection of a cohort.
     rounds = tuple(OWN._replace(ratio=1.0 + n, rounds=1) for n in range(MOST_KINDS + 2))
     assert_refused("34 kinds of rounds; at most 32", SampledBound(rounds).epsilon, 1e-5)
-
-
-# --------------------------------------------------------------------------- conditions
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (("all", "frozen"), "every client takes part"),
-        (("uniform", "frozen", 1, 9, 9), "every client takes part"),
-        (("balanced", "frozen"), "balanced does not draw each round anew"),
-        (("uniform", "selected"), "only the selected client trains, so a later"),
-        (("uniform", "every_round", 2), "how many nodes answer"),
-        (("uniform", "every_round", 8, 1, 9), "how many nodes answer"),
-        (("uniform", "every_round"), ""),
-        (("uniform", "frozen", 9, 1, 9), ""),  # one node, which always answers
-    ],
-)
-def test_each_failed_condition_has_its_reason(arguments, reason):
-    found = why_not_amplified(*arguments)
-    assert reason in found
-    assert bool(found) == bool(reason)

@@ -1,69 +1,118 @@
-"""Calibrated noise, the number of rounds, and a budget that stops in time."""
+"""From a target to noise, rounds and the last release: each is what statements say."""
 
 import math
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
-from fedgs.errors import UserError
-from fedgs.privacy.accounting import statements, statements_from_ledger
-from fedgs.privacy.amplification import PLD_THEOREM
-from fedgs.privacy.budget import Budget, calibrate_noise, largest_num_rounds
+from fedgs.config.run_config import ResolvedConfig, RunConfig
+from fedgs.federation.training import new_event
+from fedgs.privacy.accounting import Run, statements, statements_of_runs
+from fedgs.privacy.budget import Budget, calibrate_noise, is_spent, largest_num_rounds
 from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
-from fedgs.privacy.plan import ADVERSARIES, RELATIONS, Plan
-from plans import (
-    FULL,
-    TABLE_1,
-    TABLE_2,
-    epsilon,
-    epsilons,
-    event,
-    everybody,
-    frozen,
-    server_epsilon,
-)
+from fedgs.privacy.plan import RELATIONS, Plan
+from fedgs.privacy.selection_cost import SelectionCost
+from plans import FULL, TABLE_1, TABLE_2, epsilon, event, everybody, frozen
 from refusals import assert_refused
 
-BUDGET_PLAN = Plan(
-    num_clients=10, clients_per_round=1, num_rounds=1000, batch_size=4, engine="flower"
+DELTA = 1e-5
+COST = SelectionCost(
+    noise_multiplier=2.0,
+    num_releases=3,
+    num_counts=8,
+    count_noise_std=4.0,
+    membership_epsilon=1.0,
 )
+UNIFORM = replace(
+    FULL, client_selection="uniform", clients_per_round=20, noise_multiplier=12.0
+)
+SMALL = Plan(
+    num_clients=10,
+    clients_per_round=1,
+    num_rounds=60,
+    batch_size=4,
+    noise_multiplier=4.0,
+    discriminator_training="frozen",
+)
+AMPLIFIED = replace(SMALL, amplification=True)
+STAGED = ResolvedConfig(
+    client_selection="all",
+    clients_per_round=539,
+    num_clients=539,
+    num_classes=10,
+    clients_per_node=49,
+    num_rounds=6,
+    stages="random,classifier",
+    stage_weights="0.5,2",
+    batch_size=4,
+    noise_multiplier=0.7,
+    engine="flower",
+    seed=0,
+)
+SILOS = replace(FULL, clients_per_node=49)
+MASKED = replace(SILOS, noise_multiplier=4.0, secure_aggregation=True)
 
 
-def run_until_refused(budget, events):
-    done = []
-    for candidate in events:
-        if not budget.allows(candidate):
-            return done, candidate
-        budget.add(candidate)
-        done.append(candidate)
-    raise AssertionError("the budget never stopped")
+def least(stated, adversary, relation):
+    """The better one of the amplified and the plain guarantee."""
+    return min(
+        s.epsilon
+        for s in stated
+        if (s.adversary, s.relation) == (adversary, relation) and s.guarantee
+    )
 
 
-def events(**changes):
-    """More events than any budget here allows."""
-    return (event(t, **changes) for t in range(1, 10_000))
+# A plan, who looks, a target, and what else is asked.
+QUESTIONS = {
+    "uniform": (UNIFORM, "server", 3.0, {}),
+    "balanced": (replace(UNIFORM, client_selection="balanced"), "release", 3.0, {}),
+    "all, some collude": (FULL, "secagg", 3.0, {"colluding": 2}),
+    "masked": (MASKED, "server", 10.0, {"colluding": 1}),
+    "masking failed": (MASKED, "unmasked", 10.0, {}),
+    "stages": (Plan.from_config(STAGED), "release", 8.0, {}),
+    "amplified": (AMPLIFIED, "release", 3.0, {}),
+    "amplified, large target": (AMPLIFIED, "release", 40.0, {}),
+    "with a selection": (SMALL, "release", 14.0, {"selections": [COST]}),
+    "both": (AMPLIFIED, "release", 14.0, {"selections": [COST]}),
+}
+each_question = pytest.mark.parametrize("name", QUESTIONS)
+each_relation = pytest.mark.parametrize("relation", RELATIONS)
 
 
-def with_repeats(repeated, make=event, **changes):
-    """Rounds of which some are attempted twice."""
-    for t in range(1, 10_000):
-        yield make(t, **changes)
-        if t in repeated:
-            yield make(t, attempt=2, **changes)
-
-
-def spent(events, adversary="server", relation="replace-one"):
-    stated = statements_from_ledger(events, 1e-5)
-    return epsilon(stated, adversary=adversary, relation=relation)
-
-
-# -------------------------------------------------------------------------- calibration
-
-
-def next_smaller(noise):
-    """The next smaller number of four digits; the noise must have no more."""
+@each_question
+@each_relation
+def test_calibrated_noise_is_the_smallest_of_4_digits(coarse_grid, name, relation):
+    plan, adversary, target, more = QUESTIONS[name]
+    noise = calibrate_noise(plan, target, DELTA, adversary, relation, **more)
     assert float(f"{noise:.4g}") == noise
-    return noise - 10.0 ** (math.floor(math.log10(noise)) - 3)
+    reached, with_less = (
+        least(
+            statements(replace(plan, noise_multiplier=n), DELTA, **more),
+            *(adversary, relation),
+        )
+        for n in (noise, noise - 10.0 ** (math.floor(math.log10(noise)) - 3))
+    )
+    assert reached <= target < with_less
+
+
+@each_question
+def test_largest_num_rounds_is_the_last_within_the_target(coarse_grid, name):
+    plan, adversary, target, more = QUESTIONS[name]
+    asked = (adversary, "replace-one")
+    most = largest_num_rounds(plan, target, DELTA, *asked, **more)
+    reached, beyond = (
+        least(statements(plan.ended_after(n), DELTA, **more), *asked)
+        for n in (most, most + 1)
+    )
+    assert reached <= target < beyond
+
+
+@pytest.mark.parametrize(("target", "rounds"), [(1.0, 1), (0.1, 0)])
+def test_rounds_within_a_small_target_are_stages(target, rounds):
+    plan = Plan.from_config(STAGED)
+    asked = (target, DELTA, "release", "zero-out")
+    assert largest_num_rounds(plan, *asked) == rounds
 
 
 def test_epsilon_10_for_the_release_is_1926_for_the_server():
@@ -71,244 +120,189 @@ def test_epsilon_10_for_the_release_is_1926_for_the_server():
     for relation in RELATIONS:
         noise = calibrate_noise(FULL, 10.0, 1 / 539, "release", relation)
         stated = statements(replace(FULL, noise_multiplier=noise), 1 / 539)
-        release = epsilon(stated, adversary="release", relation=relation)
         server = epsilon(stated, adversary="server", relation=relation)
-        assert 9.99 < release <= 10.0
         assert server == pytest.approx(1926, abs=2)  # the noise has 4 digits
     exact = mu_from_epsilon(10.0, 1 / 539) * math.sqrt(539)
     assert epsilon_from_mu(exact, 1 / 539) == pytest.approx(1926.26, abs=0.01)
-
-
-@pytest.mark.parametrize("adversary", ADVERSARIES)
-@pytest.mark.parametrize("relation", RELATIONS)
-@pytest.mark.parametrize("selection", ["uniform", "balanced", "all"])
-def test_calibrated_noise_is_the_smallest_of_4_digits(adversary, relation, selection):
-    per_round = 539 if selection == "all" else 20
-    plan = replace(FULL, client_selection=selection, clients_per_round=per_round)
-    noise = calibrate_noise(plan, 3.0, 1e-5, adversary, relation, colluding=2)
-
-    def reached(value):
-        stated = statements(replace(plan, noise_multiplier=value), 1e-5, colluding=2)
-        return epsilon(stated, adversary=adversary, relation=relation)
-
-    assert reached(noise) <= 3.0 < reached(next_smaller(noise))
-
-
-def test_calibration_of_the_prototype():
-    # sigma = sqrt(T B) / (2 mu sqrt(K)) = 0.5847 for zero-out, mu = 2.5521, rounded up.
-    noise = calibrate_noise(FULL, 10.0, 1 / 539, "release", "zero-out")
+    # sigma = sqrt(T B) / (2 mu sqrt(K)) for zero-out, mu = 2.5521, rounded up.
     assert noise == pytest.approx(math.sqrt(150 * 32 / 539) / 2 / 2.5521, abs=1.1e-4)
 
 
-@pytest.mark.parametrize("adversary", ["server", "secagg"])
-def test_a_local_run_has_no_server_to_calibrate_against(adversary):
-    with pytest.raises(UserError, match="engine = local has only release"):
-        calibrate_noise(TABLE_1, 10.0, 1e-5, adversary, "zero-out")
-    with pytest.raises(UserError, match="engine = local has only release"):
-        Budget(TABLE_1, 10.0, 1e-5, adversary, "zero-out")
-
-
+@pytest.mark.parametrize("what", [calibrate_noise, largest_num_rounds, Budget])
 @pytest.mark.parametrize(
-    ("plan", "arguments", "message"),
+    ("plan", "asked", "message"),
     [
-        (TABLE_2, (10.0, 1e-5, "server", "zero-out"), "client_selection is unknown"),
-        (FULL, (10.0, 1e-5, "server", "add-or-remove"), "relation = 'add-or-remove'"),
-        (FULL, (10.0, 1e-5, "client", "zero-out"), "adversary = 'client'"),
-        (FULL, (math.inf, 1e-5, "server", "zero-out"), "finite"),
+        (TABLE_2, (10.0, DELTA, "server", "zero-out"), "client_selection is unknown"),
+        (FULL, (10.0, DELTA, "server", "add-or-remove"), "relation = 'add-or-remove'"),
+        (FULL, (10.0, DELTA, "client", "zero-out"), "adversary = 'client'"),
+        (FULL, (math.inf, DELTA, "server", "zero-out"), "finite"),
         (FULL, (10.0, 1.5, "server", "zero-out"), "delta = 1.5"),
-        (FULL, (10.0, 1e-5, "secagg", "zero-out", 539), "colluding = 539"),
-        (
-            replace(TABLE_2, client_selection="uniform", num_rounds=1),
-            (10.0, 0.01, "server", "zero-out"),
-            "a client's chance to take part, 0.00115",
-        ),
+        (FULL, (10.0, DELTA, "unmasked", "zero-out"), "--secure-aggregation"),
+        (TABLE_1, (10.0, DELTA, "server", "zero-out"), "engine = local has only relea"),
+        (AMPLIFIED, (3.0, DELTA, "secagg", "zero-out"), "secagg: sees who takes part"),
     ],
 )
-def test_impossible_calibrations_are_user_errors(plan, arguments, message):
-    assert_refused(message, calibrate_noise, plan, *arguments)
+def test_impossible_targets_are_refused(what, plan, asked, message):
+    assert_refused(message, what, plan, *asked)
 
 
-@pytest.mark.parametrize("selection", ["uniform", "balanced", "all"])
-def test_largest_num_rounds_is_the_last_within_the_target(selection):
-    per_round = 539 if selection == "all" else 20
-    plan = replace(
-        FULL,
-        client_selection=selection,
-        clients_per_round=per_round,
-        noise_multiplier=12.0,
-    )
-    most = largest_num_rounds(plan, 3.0, 1e-5, "server", "zero-out")
-
-    def reached(rounds):
-        stated = statements(replace(plan, num_rounds=rounds), 1e-5)
-        return epsilon(stated, adversary="server", relation="zero-out")
-
-    assert reached(most) <= 3.0 < reached(most + 1)
+@pytest.mark.parametrize("what", [calibrate_noise, largest_num_rounds, Budget])
+@pytest.mark.parametrize(
+    ("target", "adversary", "message"),
+    [
+        (2.0, "release", r"the private selection of the cohort alone costs \d"),
+        (50.0, "server", "is unbounded for adversary = server, .* --adversary release"),
+    ],
+)
+def test_targets_that_a_selection_alone_exceeds_are_refused(
+    what, target, adversary, message
+):
+    asked = (target, DELTA, adversary, "replace-one")
+    words = f"target_epsilon = {target:g}: .*{message}"
+    assert_refused(words, what, FULL, *asked, selections=[COST])
 
 
-def test_no_round_fits_without_noise():
-    plan = replace(FULL, noise_multiplier=0.0)
-    assert largest_num_rounds(plan, 3.0, 1e-5, "release", "zero-out") == 0
-    everyone = event(participants="all", num_clients=539, noise_std=0.0)
-    assert not Budget(plan, 3.0, 1e-5, "release", "zero-out").allows(everyone)
+def test_no_noise_can_and_none_need_not_reach_a_target():
+    everyone = (10.0, DELTA, "secagg", "zero-out", 539)
+    assert_refused("colluding = 539: give less", calibrate_noise, FULL, *everyone)
+    rare = replace(TABLE_2, client_selection="uniform", num_rounds=1)
+    words, asked = "chance to take part, 0.00115", (10.0, 0.01, "server", "zero-out")
+    assert_refused(words, calibrate_noise, rare, *asked)
+    silent = replace(FULL, noise_multiplier=0.0)
+    assert largest_num_rounds(silent, 3.0, DELTA, "release", "zero-out") == 0
+    budget = Budget(silent, 3.0, DELTA, "release", "zero-out")
+    assert not budget.allows(everybody(1, 539, noise_std=0.0))
 
 
 # ------------------------------------------------------------------------------- budget
 
 
-@pytest.mark.parametrize("relation", RELATIONS)
-@pytest.mark.parametrize("adversary", ADVERSARIES)
-@pytest.mark.parametrize("selection", ["uniform", "balanced"])
-def test_a_budget_stops_before_it_is_exceeded(relation, adversary, selection):
-    plan = replace(BUDGET_PLAN, client_selection=selection)
-    budget = Budget(plan, 3.0, 1e-5, adversary, relation)
-    nodes = {"planned_nodes": 3, "counted_nodes": 2, "client_selection": selection}
-    done, refused = run_until_refused(budget, events(**nodes))
-    assert len(done) > 20
-    assert spent(done, adversary, relation) <= 3.0
-    assert spent([*done, refused], adversary, relation) > 3.0
+def repeated(rounds, make=event, **changes):
+    """Rounds of which some are attempted twice."""
+    for t in count(1):
+        yield make(t, **changes)
+        if t in rounds:
+            yield make(t, attempt=2, **changes)
 
 
-def test_a_budget_counts_the_earlier_events():
-    arguments = (BUDGET_PLAN, 3.0, 1e-5, "server", "replace-one")
-    done, refused = run_until_refused(Budget(*arguments), events())
-    assert not Budget(*arguments, events=done).allows(refused)
-    assert Budget(*arguments, events=done[:-1]).allows(done[-1])
-    far_beyond = [event(t) for t in range(1, 200)]
-    assert not Budget(BUDGET_PLAN, 1.0, *arguments[2:], far_beyond).allows(event(200))
+def events(make=event, **changes):
+    return (make(t, **changes) for t in count(1))
 
 
-@pytest.mark.parametrize("repeated", [range(1, 11), range(5, 10_000, 5)])
-def test_a_budget_charges_repeated_rounds_for_the_same_clients(repeated):
-    budget = Budget(BUDGET_PLAN, 3.0, 1e-5, "server", "replace-one")
-    done, refused = run_until_refused(budget, with_repeats(repeated))
-    assert spent(done) <= 3.0 < spent([*done, refused])
+NODES = {"planned_nodes": 3, "counted_nodes": 2}
+FOUR = {"planned_nodes": 4, "counted_nodes": 4, "participants": (1, 2, 3, 4)}
+LOUD, QUIET = {"noise_std": 6.0}, {"noise_std": 16.0}
+BALANCED, AMPLIFY = {"client_selection": "balanced"}, {"amplification": True}
+SUMS = {"client_selection": "all", "clients_per_round": 10, "secure_aggregation": True}
+SELECTED = {"selections": [COST]}
 
 
-def test_a_budget_falls_back_to_counts_when_the_noise_changes():
-    budget = Budget(BUDGET_PLAN, 3.0, 1e-5, "server", "replace-one")
-    events = (event(t, noise_std=40.0 if t < 30 else 60.0) for t in range(1, 10_000))
-    done, refused = run_until_refused(budget, events)
-    assert len(done) > 30
-    assert spent(done) <= 3.0 < spent([*done, refused])
+def masked():
+    """Every round is asked again, of fewer nodes."""
+    for t in count(1):
+        for attempt in (1, 2):
+            counted = {"attempt": attempt, "counted_nodes": 11 - attempt}
+            yield everybody(t, kind="discrete", **counted)
 
 
-def test_a_budget_counts_rounds_of_fewer_clients_than_were_drawn():
-    plan = replace(BUDGET_PLAN, clients_per_round=2)
-    budget = Budget(plan, 3.0, 1e-5, "server", "replace-one")
-    done, refused = run_until_refused(budget, events())
-    stated = [
-        server_epsilon(statements_from_ledger(asked, 1e-5, clients_per_round=2))
-        for asked in (done, [*done, refused])
-    ]
-    assert stated[0] <= 3.0 < stated[1]
+# What differs from SMALL, who looks, the events, and what statements must know.
+BUDGETS = {
+    "drawn": ({}, "server", lambda: events(**NODES), {}),
+    "balanced": (BALANCED, "release", lambda: events(**BALANCED), {}),
+    "every fifth repeated": ({}, "server", lambda: repeated(range(5, 9999, 5)), {}),
+    "other noise": (
+        {},
+        "server",
+        lambda: (event(t, noise_std=40.0 if t < 30 else 60.0) for t in count(1)),
+        {},
+    ),
+    "fewer than drawn": ({"clients_per_round": 2}, "server", events, {}),
+    "some collude": (
+        {"clients_per_round": 4},
+        "secagg",
+        lambda: events(**FOUR),
+        {"colluding": 3},
+    ),
+    "masked": (SUMS, "server", masked, {}),
+    "amplified": (AMPLIFY, "release", lambda: events(frozen, **QUIET), {}),
+    "amplified, repeated": (
+        AMPLIFY,
+        "release",
+        lambda: repeated(range(1, 11), frozen, **QUIET),
+        {},
+    ),
+    "amplification ends": (
+        AMPLIFY,
+        "release",
+        lambda: (frozen(t) if t < 9 else event(t) for t in count(1)),
+        {},
+    ),
+    "selected": ({}, "release", lambda: events(**LOUD), SELECTED),
+    "balanced, selected": (
+        BALANCED,
+        "release",
+        lambda: events(**BALANCED, **LOUD),
+        SELECTED,
+    ),
+}
 
 
-def test_a_calibrated_run_uses_its_whole_budget():
-    noise = calibrate_noise(FULL, 10.0, 1e-5, "release", "replace-one")
-    plan = replace(FULL, noise_multiplier=noise)
-    sums = {"noise_std": 2 * noise, "batch_size": 32}
-    budget = Budget(plan, 10.0, 1e-5, "release", "replace-one")
-    done, _ = run_until_refused(
-        budget, (everybody(t, 539, **sums) for t in range(1, 999))
-    )
-    assert len(done) == 150
+@pytest.mark.parametrize("name", BUDGETS)
+def test_a_budget_stops_before_it_is_exceeded(coarse_grid, name):
+    """The same events, judged by the statements afterwards."""
+    changes, adversary, make, more = BUDGETS[name]
+    plan, done = replace(SMALL, **changes), []
+    target = 14.0 if "selections" in more else 3.0
+    relation = "zero-out" if name in ("balanced", "amplified") else "replace-one"
+    budget = Budget(plan, target, DELTA, adversary, relation, **more)
+    for candidate in make():
+        if not budget.allows(candidate):
+            break
+        budget.add(candidate)
+        done.append(candidate)
 
+    def spent(events):
+        config = RunConfig(
+            engine="flower",
+            num_rounds=events[-1].round,
+            clients_per_round=plan.clients_per_round,
+            amplification=plan.amplification,
+        )
+        stated = statements_of_runs([Run(config, events)], DELTA, **more)
+        return least(stated, adversary, relation)
 
-def test_a_budget_refuses_other_clients():
-    budget = Budget(BUDGET_PLAN, 3.0, 1e-5, "server", "replace-one")
+    assert len(done) > 10
+    assert spent(done) <= target < spent([*done, candidate])
+    # Events of before count as those that it has seen.
+    again = Budget(plan, target, DELTA, adversary, relation, done, **more)
+    assert not again.allows(candidate)
     assert_refused("num_clients = 11", budget.allows, event(num_clients=11))
     assert_refused("num_clients = 11", budget.add, event(num_clients=11))
 
 
-# ------------------------------------------------------------------------ amplification
-
-SAMPLED = replace(
-    BUDGET_PLAN,
-    num_rounds=60,
-    client_selection="uniform",
-    discriminator_training="frozen",
-    amplification=True,
-)
+def test_a_budget_that_earlier_events_exceed_allows_nothing():
+    done = [event(t) for t in range(1, 200)]
+    budget = Budget(SMALL, 1.0, DELTA, "server", "replace-one", done)
+    assert not budget.allows(event(200))
 
 
-def least(stated, relation):
-    """The better one of the amplified and the plain statement of the release."""
-    return min(
-        s.epsilon for s in stated if s.adversary == "release" and s.relation == relation
-    )
+@pytest.mark.parametrize("changes", [{}, {"stages": None, "stage_weights": None}])
+def test_a_calibrated_run_uses_its_whole_budget(changes):
+    asked = (10.0, DELTA, "release", "zero-out")
+    config = replace(STAGED, **changes)
+    noise = calibrate_noise(Plan.from_config(config), *asked)
+    config = replace(config, noise_multiplier=noise)
+    budget = Budget(config, *asked)
+    for round in range(1, config.num_rounds + 1):
+        new = new_event(config, round, "all", 1)
+        assert budget.allows(new)
+        budget.add(new)
+    assert not budget.allows(new_event(config, config.num_rounds, "all", 2))
 
 
-@pytest.mark.usefixtures("coarse_grid")
-@pytest.mark.parametrize("relation", RELATIONS)
-@pytest.mark.parametrize("target", [0.5, 3.0, 40.0])
-def test_amplified_noise_is_the_smallest_of_4_digits(relation, target):
-    arguments = (target, 1e-5, "release", relation)
-    noise = calibrate_noise(SAMPLED, *arguments)
-    reached, with_less = (
-        least(statements(replace(SAMPLED, noise_multiplier=n), 1e-5), relation)
-        for n in (noise, next_smaller(noise))
-    )
-    assert reached <= target < with_less
-    plain = calibrate_noise(replace(SAMPLED, amplification=False), *arguments)
-    assert noise < plain if relation == "replace-one" else noise <= plain
-
-
-@pytest.mark.usefixtures("coarse_grid")
-def test_largest_num_rounds_uses_amplification():
-    plan = replace(SAMPLED, noise_multiplier=4.0)
-    arguments = (3.0, 1e-5, "release", "replace-one")
-    most = largest_num_rounds(plan, *arguments)
-    reached = [
-        least(statements(replace(plan, num_rounds=n), 1e-5), "replace-one")
-        for n in (most, most + 1)
-    ]
-    assert reached[0] <= 3.0 < reached[1]
-    assert most > largest_num_rounds(replace(plan, amplification=False), *arguments)
-
-
-@pytest.mark.usefixtures("coarse_grid")
-@pytest.mark.parametrize("relation", RELATIONS)
-@pytest.mark.parametrize("repeated", [(), range(1, 11)])
-def test_an_amplified_budget_agrees_with_the_ledger(relation, repeated):
-    budget = Budget(SAMPLED, 3.0, 1e-5, "release", relation)
-    candidates = with_repeats(repeated, frozen, noise_std=16.0)
-    done, refused = run_until_refused(budget, candidates)
-    assert len(done) > 20
-    spent = [
-        least(statements_from_ledger(events, 1e-5, amplification=True), relation)
-        for events in (done, [*done, refused])
-    ]
-    assert spent[0] <= 3.0 < spent[1]
-
-
-def test_an_amplified_budget_falls_back_when_a_condition_fails():
-    plain = Budget(BUDGET_PLAN, 3.0, 1e-5, "release", "replace-one")
-    amplified = Budget(SAMPLED, 3.0, 1e-5, "release", "replace-one")
-    done, refused = run_until_refused(plain, events())
-    for earlier in done:
-        assert amplified.allows(earlier)
-        amplified.add(earlier)
-    assert not amplified.allows(refused)
-    assert not amplified.allows(frozen(len(done) + 1))
-    stated = statements_from_ledger(done, 1e-5, amplification=True)
-    assert epsilons(stated, theorem=PLD_THEOREM) == []
-
-
-@pytest.mark.parametrize("adversary", ["server", "secagg"])
-def test_only_the_release_is_amplified(adversary):
-    with pytest.raises(UserError, match=f"adversary = {adversary}: sees who takes"):
-        calibrate_noise(SAMPLED, 3.0, 1e-5, adversary, "replace-one")
-
-
-def test_a_budget_counts_colluding_nodes():
-    nodes = {"planned_nodes": 4, "counted_nodes": 4, "participants": (1, 2, 3, 4)}
-    plan = replace(BUDGET_PLAN, clients_per_round=4)
-    stops = []
-    for colluding in (0, 3):
-        budget = Budget(plan, 3.0, 1e-5, "secagg", "replace-one", (), colluding)
-        done, _ = run_until_refused(budget, events(**nodes))
-        stated = statements_from_ledger(done, 1e-5, colluding=colluding)
-        assert epsilon(stated, adversary="secagg", relation="replace-one") <= 3.0
-        stops.append(len(done))
-    assert stops[0] > 2 * stops[1]
+def test_a_budget_that_ends_before_a_stage_is_spent_before_it():
+    """The next event is another kind of release than the last one."""
+    config = replace(STAGED, target_epsilon=1.0, relation="zero-out")
+    assert is_spent(config, [new_event(config, 1, "all", 1)])
+    cheap = replace(config, stage_weights="0.5,0.01")
+    assert not is_spent(cheap, [new_event(cheap, 1, "all", 1)])

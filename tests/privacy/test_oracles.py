@@ -11,12 +11,12 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from fedgs.privacy.amplification import RenyiBound, Sampled, SampledBound
-from fedgs.privacy.gaussian import binomial_delta, delta_from_mu, epsilon_from_mu
+from fedgs.privacy.gaussian import delta_from_mu, epsilon_from_mu
 from fedgs.privacy.oracle import autodp_epsilon, poisson_rdp_epsilon
 
 DELTA = 1e-5
 ORDERS = np.geomspace(1e-3, 60, 400) + 1  # of RDP; no optimum lies at an end
-RELEASES = [(1, 0.5), (150, 4.0), (1109, 1.07 / math.sqrt(32)), (20_000, 60.0)]
+RELEASES = [(1, 0.5), (150, 4.0), (20_000, 60.0)]
 each_gaussian = pytest.mark.parametrize(("count", "ratio"), RELEASES)
 
 
@@ -27,28 +27,29 @@ def exact(count, ratio):
 # ------------------------------------------------------------------ Gaussian releases
 
 
-@each_gaussian
-def test_autodp_rdp_is_a_little_above(count, ratio):
+def of_autodp(count, ratio):
     pytest.importorskip("autodp")
-    # Conversion from RDP costs up to 20 %, most where epsilon is small.
-    found = autodp_epsilon(ratio, count, None, DELTA)
-    assert exact(count, ratio) <= found <= 1.2 * exact(count, ratio)
+    return autodp_epsilon(ratio, count, None, DELTA)
 
 
-@each_gaussian
-def test_dp_accounting_rdp_is_a_little_above(count, ratio):
+def of_dp_accounting(count, ratio):
     dp = pytest.importorskip("dp_accounting")
     accountant = dp.rdp.RdpAccountant(ORDERS)
-    found = accountant.compose(dp.GaussianDpEvent(ratio), count).get_epsilon(DELTA)
-    assert exact(count, ratio) <= found <= 1.15 * exact(count, ratio)
+    return accountant.compose(dp.GaussianDpEvent(ratio), count).get_epsilon(DELTA)
+
+
+def of_opacus(count, ratio):
+    rdp = pytest.importorskip("opacus.accountants.analysis.rdp")
+    spent = rdp.compute_rdp(q=1.0, noise_multiplier=ratio, steps=count, orders=ORDERS)
+    return rdp.get_privacy_spent(orders=ORDERS, rdp=spent, delta=DELTA)[0]
 
 
 @each_gaussian
-def test_opacus_rdp_is_a_little_above(count, ratio):
-    rdp = pytest.importorskip("opacus.accountants.analysis.rdp")
-    spent = rdp.compute_rdp(q=1.0, noise_multiplier=ratio, steps=count, orders=ORDERS)
-    found, _ = rdp.get_privacy_spent(orders=ORDERS, rdp=spent, delta=DELTA)
-    assert exact(count, ratio) <= found <= 1.15 * exact(count, ratio)
+@pytest.mark.parametrize("accountant", [of_autodp, of_dp_accounting, of_opacus])
+def test_rdp_of_others_is_a_little_above(accountant, count, ratio):
+    # Conversion from RDP costs up to 20 %, most where epsilon is small.
+    found = accountant(count, ratio)
+    assert exact(count, ratio) <= found <= 1.2 * exact(count, ratio)
 
 
 @each_gaussian
@@ -73,18 +74,6 @@ def test_an_integral_of_two_gaussians_agrees(mu, epsilon):
     start = mu / 2 + epsilon / mu  # below it the integrand is 0
     found, _ = quad(excess, start, start + 40, epsabs=0, epsrel=1e-10, limit=500)
     assert delta_from_mu(mu, epsilon) == pytest.approx(found, rel=1e-8, abs=1e-300)
-
-
-def test_a_mixture_agrees_with_trials():
-    # 1e6 clients, each with its count and loss; delta = E max(0, 1 - e^(1 - loss)).
-    rng = np.random.default_rng(1)
-    mu = np.sqrt(rng.binomial(40, 0.1, 1_000_000)) / 2.0
-    loss = mu * rng.standard_normal(len(mu)) + mu**2 / 2
-    gains = np.maximum(0.0, -np.expm1(1.0 - loss))
-    error = gains.std() / math.sqrt(len(gains))
-    assert binomial_delta(40, 0.1, 2.0, 1.0) == pytest.approx(
-        gains.mean(), abs=5 * error
-    )
 
 
 # ------------------------------------------------------------------ sampled rounds
@@ -125,36 +114,3 @@ def test_rdp_of_poisson_sampling_is_above_the_directions(kind):
     direction = max(pair.epsilon(DELTA) for pair in pairs)
     theirs = poisson_rdp_epsilon(kind.ratio, kind.rate, kind.rounds, DELTA)
     assert direction <= theirs <= 1.4 * direction
-    rdp = pytest.importorskip("opacus.accountants.analysis.rdp")
-    orders = [1 + x / 10 for x in range(1, 640, 3)]
-    spent = rdp.compute_rdp(
-        q=kind.rate, noise_multiplier=kind.ratio, steps=kind.rounds, orders=orders
-    )
-    opacus, _ = rdp.get_privacy_spent(orders=orders, rdp=spent, delta=DELTA)
-    assert opacus == pytest.approx(theirs, rel=0.02)
-
-
-def test_two_rounds_are_the_integral_over_the_first_loss():
-    # H(P x P, Q x Q) = E_P[h_2(epsilon - loss_1)], for the remove direction.
-    kind = Sampled(10, 3, 1.5, 2)
-    mu, rate, epsilon = 1 / kind.ratio, kind.rate, 0.6
-
-    def sampled(x):
-        return (1 - rate) * norm.pdf(x) + rate * norm.pdf(x - mu)
-
-    def one_round(at):
-        inside = math.exp(at) - 1 + rate
-        if inside <= 0:
-            return 1 - math.exp(at)
-        edge = math.log(inside / rate) / mu + mu / 2
-        above = (1 - rate) * norm.sf(edge) + rate * norm.sf(edge - mu)
-        return above - math.exp(at) * norm.sf(edge)
-
-    def integrand(x):
-        density = sampled(x)
-        return density * one_round(epsilon - math.log(density / norm.pdf(x)))
-
-    found, _ = quad(integrand, -10, 11, epsabs=1e-12, limit=500)
-    ours = SampledBound((kind,), "remove").delta(epsilon)
-    assert ours == pytest.approx(found, rel=2e-4)
-    assert ours >= found * (1 - 1e-7)

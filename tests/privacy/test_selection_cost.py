@@ -1,42 +1,103 @@
-"""The cost of a private selection against other accountants, and by its definition."""
+"""A private selection of the cohort: what it costs, alone and with the runs on it."""
 
+import contextlib
+import json
 import math
+from dataclasses import replace
 
-import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedgs.errors import UserError
-from fedgs.privacy.gaussian import Law, binomial_law, delta_from_mu, fixed_law
+import runs
+from experiments.commands import privacy as privacy_report
+from fedgs.cohorts.files import EXCLUDED, GIVEN, Cohort, selection_costs, write_cohort
+from fedgs.federation.preparation import resolve, with_noise
+from fedgs.federation.training import BudgetSpent
+from fedgs.privacy.accounting import WITH_SELECTION, statements
+from fedgs.privacy.gaussian import binomial_law, fixed_law
 from fedgs.privacy.participation import Releases
+from fedgs.privacy.plan import Plan
 from fedgs.privacy.selection_cost import Composed, SelectionCost
+from fedgs.runs import epsilons
+from fedgs.runs.run_folder import RunFolder
+from plans import everybody
+from refusals import assert_refused
+from tiny import open_config, tiny_config, write_tiny_npz
 
+DELTA = 1e-5
 COST = SelectionCost(
     noise_multiplier=2.0,
-    num_releases=8,
-    num_counts=16,
-    count_noise_std=10.0,
-    membership_epsilon=1.5,
+    num_releases=3,
+    num_counts=8,
+    count_noise_std=4.0,
+    membership_epsilon=1.0,
 )
-DELTA = 1e-5
+# mu^2 of the selection: 3 (f / 2)^2 + 8 / 4^2, f = 2 replace-one, 1 zero-out.
+SELECTION = {"replace-one": 3 + 0.5, "zero-out": 0.75 + 0.5}
+# All 10 clients in all 4 rounds. z^2 = sigma^2 n / B (2 / f)^2 for the sum of 10 nodes.
+PLAN = Plan(
+    num_clients=10,
+    clients_per_round=10,
+    num_rounds=4,
+    batch_size=4,
+    noise_multiplier=2.0,
+    client_selection="all",
+)
+RUN = {"replace-one": 4 / (4 * 10 / 4), "zero-out": 4 / (4 * 10 / 4 * 4)}
+SAMPLED = Plan(
+    num_clients=10,
+    clients_per_round=2,
+    num_rounds=50,
+    batch_size=4,
+    noise_multiplier=8.0,
+    client_selection="uniform",
+    discriminator_training="frozen",
+    amplification=True,
+)
+BOTH = pytest.mark.parametrize("relation", ["replace-one", "zero-out"])
 
 
-def test_gaussian_part_is_the_sum_of_squares():
-    training = {"replace-one": 8 * (2 / 2.0) ** 2, "zero-out": 8 * (1 / 2.0) ** 2}
-    for relation, expected in training.items():
-        mu = COST.mu("release", relation)
-        assert mu == pytest.approx(math.sqrt(expected + 16 / 10.0**2), rel=1e-12)
+def by_hand(mu_squared: float, responses: int, epsilon: float) -> float:
+    """Delta of Gaussian releases and some randomised responses, with erfc alone."""
+
+    def normal(x: float) -> float:
+        return math.erfc(-x / math.sqrt(2)) / 2
+
+    def gaussian(at: float) -> float:
+        mu = math.sqrt(mu_squared)
+        second = math.exp(at) * normal(-mu / 2 - at / mu)
+        return normal(mu / 2 - at / mu) - second
+
+    keep = 1 / (1 + math.exp(-1.0))  # each response moves the loss by 1, up or down
+    return sum(
+        math.comb(responses, ups)
+        * (keep**ups * (1 - keep) ** (responses - ups))
+        * gaussian(epsilon - (2 * ups - responses))
+        for ups in range(responses + 1)
+    )
 
 
-@pytest.mark.parametrize("relation", ["replace-one", "zero-out"])
+def row(found, adversary="release", relation="replace-one", theorem=""):
+    (chosen,) = [
+        s
+        for s in found
+        if (s.adversary, s.relation) == (adversary, relation) and theorem in s.theorem
+    ]
+    return chosen
+
+
+# ------------------------------------------------------------------ its law
+
+
+@BOTH
 def test_dp_accounting_composes_the_same_with_a_run(relation):
     """Its randomised response, its Gaussians and a run's nine, discretised."""
     step = 1e-3
-    together = pld.from_gaussian_mechanism(
-        1 / COST.mu("release", relation), value_discretization_interval=step
-    )
+    mu = COST.mu("release", relation)
+    assert mu == pytest.approx(math.sqrt(SELECTION[relation]), rel=1e-12)
+    together = pld.from_gaussian_mechanism(1 / mu, value_discretization_interval=step)
     run = pld.from_gaussian_mechanism(3.0, value_discretization_interval=step)
     # dp-accounting's noise parameter: keep with probability 1 - noise / 2.
     noise = 2 / (1 + math.exp(COST.membership_epsilon))
@@ -57,45 +118,16 @@ def test_lies_between_either_part_alone_and_their_sum(mu, response, delta, count
     epsilon = both.epsilon(delta)
     assert gaussian - 1e-6 <= epsilon <= gaussian + response + 1e-6
     assert both.delta(epsilon) <= delta * (1 + 1e-6)
-
-
-def test_epsilon_is_the_least_one():
-    both = COST.composed("release", "replace-one")
-    epsilon = both.epsilon(DELTA)
-    assert both.delta(epsilon) <= DELTA < both.delta(epsilon - 1e-6)
-
-
-def test_response_alone_keeps_its_pure_epsilon():
-    """With next to no Gaussian part, delta is that of the response: exact."""
-    weak = Composed(Releases(Law(np.array([1.0]), np.ones(1), 0.0), 1e9), 1.5)
-    assert weak.epsilon(1e-9) == pytest.approx(1.5, abs=1e-6)
-    keep = math.exp(1.5) / (1 + math.exp(1.5))
-    expected = keep - math.exp(0.5) * (1 - keep)
-    assert weak.delta(0.5) == pytest.approx(expected, rel=1e-6)
-
-
-def test_run_without_selection_noise_or_run_noise_is_unbounded():
-    assert COST.composed("server", "replace-one").epsilon(DELTA) == math.inf
-    assert COST.composed("secagg", "zero-out").epsilon(DELTA) == math.inf
-    run = COST.composed("release", "replace-one", fixed_law(3), ratio=0.0)
-    assert run.epsilon(DELTA) == math.inf
+    if epsilon > 1e-5:
+        assert both.delta(epsilon - 1e-5) > delta  # the least one
 
 
 def test_random_number_of_releases_is_averaged():
     law, ratio = binomial_law({1: 30}, 0.1), 2.0
     both = COST.composed("release", "zero-out", law, ratio)
-    mu, shift = COST.mu("release", "zero-out"), COST.membership_epsilon
-    keep = 1 / (1 + math.exp(-shift))
-    expected = law.tail
-    for count, weight in zip(law.counts, law.weights, strict=True):
-        total = math.sqrt(count / ratio**2 + mu**2)
-        low, high = delta_from_mu(total, 4 - shift), delta_from_mu(total, 4 + shift)
-        expected += weight * (keep * low + (1 - keep) * high)
-    assert both.delta(4.0) == pytest.approx(expected, rel=1e-9)
-
-
-def test_json_keeps_the_cost():
-    assert SelectionCost.from_json(COST.to_json()) == COST
+    deltas = [by_hand(n / ratio**2 + SELECTION["zero-out"], 1, 4) for n in law.counts]
+    assert both.delta(4.0) == pytest.approx(law.tail + law.weights @ deltas, rel=1e-9)
+    assert COST.composed("release", "zero-out", law, 0.0).epsilon(DELTA) == math.inf
 
 
 @pytest.mark.parametrize(
@@ -111,5 +143,148 @@ def test_json_keeps_the_cost():
     ],
 )
 def test_costs_out_of_range_are_refused(change):
-    with pytest.raises(UserError):
-        SelectionCost.from_json(COST.to_json() | change)
+    (name,) = change
+    assert SelectionCost.from_json(COST.to_json()) == COST
+    assert_refused(name, SelectionCost.from_json, COST.to_json() | change)
+
+
+# ------------------------------------------------------------------ statements
+
+
+@BOTH
+def test_mu_squared_of_selection_and_run_adds_up(relation):
+    found = row(statements(PLAN, DELTA, selections=[COST]), relation=relation)
+    mu_squared = SELECTION[relation] + RUN[relation]
+    assert by_hand(mu_squared, 1, found.epsilon) == pytest.approx(DELTA, rel=1e-4)
+    assert by_hand(mu_squared, 1, found.epsilon) <= DELTA
+    assert found.guarantee
+    assert found.theorem.endswith(WITH_SELECTION)
+    assert any("at most 3 rounds" in text for text in found.conditions)
+    assert any("were fixed before it" in text for text in found.conditions)
+    asked = statements(PLAN, DELTA, at_epsilon=6.0, selections=[COST])
+    delta = row(asked, relation=relation).delta
+    assert delta == pytest.approx(by_hand(mu_squared, 1, 6.0), rel=1e-9)
+
+
+@pytest.mark.parametrize("adversary", ["server", "secagg"])
+def test_who_sees_the_server_has_no_bound(adversary):
+    found = row(statements(PLAN, DELTA, selections=[COST]), adversary)
+    assert (found.epsilon, found.guarantee) == (None, False)
+    assert any("before it adds the noise" in text for text in found.conditions)
+    assert row(statements(PLAN, DELTA), adversary).guarantee
+
+
+def test_amplified_rows_are_composed_and_the_second_opinion_is_not(coarse_grid):
+    found = statements(SAMPLED, DELTA, selections=[COST])
+    alone = statements(SAMPLED, DELTA)
+    plain = row(found, theorem="mixture").epsilon
+    amplified = row(found, theorem="dominating")
+    selection = COST.composed("release", "replace-one").epsilon(DELTA)
+    assert max(selection, row(alone, theorem="dominating").epsilon) < amplified.epsilon
+    assert amplified.epsilon < plain
+    assert amplified.guarantee
+    opinion = row(found, theorem="RDP")
+    assert not opinion.guarantee
+    assert opinion.epsilon == row(alone, theorem="RDP").epsilon
+    assert any(text.startswith("excludes cohort sel") for text in opinion.conditions)
+    assert row(alone, theorem="RDP").guarantee
+
+
+# ------------------------------------------------------------------ runs
+
+
+EVERYBODY = {"client_selection": "all", "num_clients": 10, "batch_size": 4}
+NAMES = tuple(map(str, range(10)))
+PRIVATE = Cohort(NAMES, "private", COST, "one")
+TWO, UNNAMED = (replace(PRIVATE, selection_id=name) for name in ("two", ""))
+
+
+def cohort_run(folder, cohort, name="run") -> RunFolder:
+    """A run folder on a cohort, with the releases of PLAN in its ledger."""
+    path = folder / f"{name}.txt"
+    write_cohort(path, cohort, "title")
+    noise = {"noise_multiplier": 2.0, "noise_seed": None, "engine": "flower"}
+    place = {"cohort": str(path), "output": str(folder / name)}
+    run = RunFolder.create(tiny_config(**EVERYBODY | noise | place))
+    path.unlink()
+    with contextlib.closing(run.ledger()) as ledger:
+        for round in range(1, 5):
+            ledger.append(everybody(round, noise_std=4.0))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("cohorts", "mu_squared", "condition"),
+    [
+        ([PRIVATE], 3.9, None),
+        ([Cohort(NAMES)], 0.4, GIVEN),
+        ([Cohort(NAMES, "not private")], 0.4, EXCLUDED),
+        ([PRIVATE, PRIVATE], 3.5 + 0.8, None),  # paid for once
+        ([PRIVATE, TWO], 7 + 0.8, None),
+        ([PRIVATE, UNNAMED], 7 + 0.8, None),
+    ],
+)
+def test_privacy_of_run_folders_includes_their_selections(
+    tmp_path, cohorts, mu_squared, condition
+):
+    made = [cohort_run(tmp_path, c, f"run{i}") for i, c in enumerate(cohorts)]
+    costs = selection_costs(run.config for run in made)
+    found = epsilons.of_runs([run.path for run in made], {})
+    if len(made) == 1:
+        assert found == epsilons.of_run(made[0].path)
+    delta = by_hand(mu_squared, len(costs), row(found).epsilon)
+    assert delta == pytest.approx(DELTA, rel=1e-4)
+    assert row(found).guarantee
+    assert row(found, "server").guarantee == (not costs)
+    for text in (GIVEN, EXCLUDED):
+        assert (text in row(found).conditions) == (text == condition)
+
+
+def test_runs_on_other_clients_are_refused(tmp_path):
+    other = Cohort((*NAMES[1:], "10"), "private", COST, "one")
+    made = [cohort_run(tmp_path, c, f"run{i}") for i, c in enumerate((PRIVATE, other))]
+    words, paths = r"cohort = .*run0.*other clients", [run.path for run in made]
+    assert_refused(words, epsilons.of_runs, paths, {})
+
+
+def test_calibration_of_a_run_includes_the_selection(tmp_path):
+    path = tmp_path / "c.txt"
+    write_cohort(path, PRIVATE, "title")
+    target = {"noise_multiplier": None, "target_epsilon": 14.0, "cohort": str(path)}
+    run = {"noise_seed": None, "num_rounds": 4, "engine": "flower"}
+    config = open_config(**EVERYBODY | target | run)
+    resolved = with_noise(config)
+    plan = replace(PLAN, noise_multiplier=resolved.noise_multiplier)
+    found = row(statements(plan, DELTA, selections=[COST]), relation=config.relation)
+    assert 13.9 < found.epsilon <= 14.0
+    for noise in (None, 5.0):
+        other = replace(config, adversary="server", noise_multiplier=noise)
+        assert_refused("unbounded for adversary = server", with_noise, other)
+
+
+def test_a_cohort_file_has_the_cost_that_a_plan_reads_from_it(tmp_path):
+    write_cohort(tmp_path / "c.txt", PRIVATE, "title")
+    mark = "# selection: private "
+    _, _, after = (tmp_path / "c.txt").read_text().partition(mark)
+    assert json.loads(after.partition("\n")[0]) == {**COST.to_json(), "id": "one"}
+    (tmp_path / "plan.toml").write_text(f"cohort = '{tmp_path / 'c.txt'}'")
+    settings = EVERYBODY | {"num_rounds": 4, "noise_multiplier": 2.0}
+    found = privacy_report.of_settings(None, tmp_path / "plan.toml", settings)
+    assert by_hand(3.9, 1, row(found).epsilon) == pytest.approx(DELTA, rel=1e-4)
+
+
+def test_run_stops_before_both_together_exceed_its_target(tmp_path):
+    write_cohort(tmp_path / "c.txt", Cohort(("0", "2", "4"), "private", COST), "title")
+    given = {"cohort": str(tmp_path / "c.txt"), "output": str(tmp_path / "run")}
+    given |= {"target_epsilon": 14.0, "noise_multiplier": 1.0, "num_clients": None}
+    given |= {"client_selection": "all", "clients_per_round": None}
+    given |= {"warm_start_rounds": 0}
+    data = write_tiny_npz(tmp_path / "tiny.npz")
+    config, images = resolve(open_config(data=data, **given))
+    folder = RunFolder.create(config)
+    with pytest.raises(BudgetSpent):
+        runs.train(folder, data=images)
+    found = row(epsilons.of_run(folder.path))
+    assert 0 < found.num_rounds < config.num_rounds
+    alone = COST.composed("release", "replace-one").epsilon(DELTA)
+    assert alone < found.epsilon <= 14.0

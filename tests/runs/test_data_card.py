@@ -87,12 +87,6 @@ def test_a_folder_with_a_card_is_replaced_and_one_with_other_texts_is_not(
     assert (tmp_path / "own" / CARD).read_text() == "mine"
 
 
-def test_a_folder_that_fails_does_not_appear(run, drawn, tmp_path):
-    with pytest.raises(KeyError):
-        drawn.write(tmp_path / "set", label={"epsilon": 1.0})
-    assert [*tmp_path.iterdir()] == []
-
-
 @pytest.mark.parametrize("name", ["a.png", "a.npz", "folder:a"])
 def test_other_forms_have_no_card(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
