@@ -16,7 +16,7 @@ from experiments.flags import (
 )
 from experiments.launch.commands import Client, Server
 from experiments.launch.submit import Submission
-from fedgs.config.settings import OF_CLIENT, settings_with
+from fedgs.config.settings import settings_with
 
 app = typer.Typer(
     no_args_is_help=True, help="Train with server and clients on different machines."
@@ -32,7 +32,7 @@ app.add_typer(
 )
 
 # How a client reads its own data; beside `data`.
-CLIENT_DATA = tuple(name for name in settings_with(OF_CLIENT) if name != "data")
+CLIENT_DATA = tuple(name for name in settings_with("of_client") if name != "data")
 
 
 @app.command()

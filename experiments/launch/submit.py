@@ -18,7 +18,6 @@ from experiments.launch.commands import Access, toml_value
 from experiments.launch.control import UNKNOWN_RUN, Control, FlowerFailed, control_of
 from experiments.launch.flower_app import app_project
 from experiments.launch.processes import file_of, show
-from fedgs.config.checks import check_submitted
 from fedgs.config.fields import flag
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
@@ -109,7 +108,6 @@ def run_settings(config: RunConfig, clients: Sequence[str]) -> dict[str, Any]:
     if not clients:
         raise UserError("client is unset: give --client NAME=KEY.pub for every client")
     check_run_name("output", config.output)
-    check_submitted(config)
     flat = config.to_flat()
     return {**flat, "engine": "flower", "nodes": ",".join(clients)}
 

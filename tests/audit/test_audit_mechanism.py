@@ -301,7 +301,6 @@ def test_one_round_refutes_the_published_composition(trials, least, most):
         num_classes=10,
         noise_multiplier=noise_multiplier,
         batch_size=batch_size,
-        secure_noise=False,  # as in the paper's code
         seed=secrets.randbelow(2**31),
     )
     total = int(trials * (1 + CHOICE_SHARE))
@@ -346,7 +345,7 @@ def test_the_claims_of_an_embedding_hold_and_are_nearly_met():
 def test_gradients_after_stages_are_attacked_as_without_stages():
     findings = staged_findings(staged_config(), round=3)
     assert verdicts(findings) == {HOLDS}
-    plain = audited(staged_config(stages=None, stage_weights=None))
+    plain = audited(staged_config(stages=None))
     assert [f.details["mu"] for f in findings] == [f.details["mu"] for f in plain]
 
 
@@ -356,7 +355,7 @@ def test_embeddings_that_are_not_clipped_are_caught(no_clipping):
 
 def test_less_noise_in_a_stage_than_the_ledger_records_is_caught():
     honest = staged_config()
-    config = dataclasses.replace(honest, stage_weights="0.5,8")
+    config = dataclasses.replace(honest, stages="means:0.5,scatter:8")
     assert REFUTED in verdicts(staged_findings(config, 2, recorded=honest))
 
 

@@ -111,7 +111,7 @@ def test_nothing_is_held_out_or_corrupted_by_default(source):
         *[({"data": data}, (), 0) for data in ("mnist", "fonts", "femnist:a", "hf:a")],
         ({"data": "given"}, (), 0),
         ({"data": "npz:a.npz", "privacy_unit": "record"}, (), 0),
-        ({"data": "hf:a", "partitioner": "IidPartitioner"}, (), 0),
+        ({"data": "hf:a?partitioner=IidPartitioner"}, (), 0),
     ],
 )
 @pytest.mark.parametrize("name", ["staged", "algorithm-1", "demo"])

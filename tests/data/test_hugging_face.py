@@ -55,14 +55,13 @@ def images_of(data):
     ]
 
 
-def by(partitioner, options):
-    name = f"{partitioner}Partitioner"
-    return {"partitioner": name, "partitioner_options": options}
+def by(source, partitioner, options):
+    return f"{source}?partitioner={partitioner}Partitioner&{options}"
 
 
-PATHOLOGICAL = "num_partitions=4, num_classes_per_partition=1, "
-PATHOLOGICAL += "class_assignment_mode='deterministic'"
-DIRICHLET = "num_partitions=3, alpha=0.5, min_partition_size=2"
+PATHOLOGICAL = "num_partitions=4&num_classes_per_partition=1"
+PATHOLOGICAL += "&class_assignment_mode=deterministic"
+DIRICHLET = "num_partitions=3&alpha=0.5&min_partition_size=2"
 
 
 # ------------------------------------------------------------------ columns and splits
@@ -78,13 +77,13 @@ def test_columns_are_found_by_type_and_clients_need_a_number(source):
 
 
 def test_client_column_names_the_clients(source):
-    data = load(source, hf_options="client='owner'")
+    data = load(f"{source}?client=owner")
     assert data.client_names == ("owner 0", "owner 1", "owner 2")
     assert images_of(data)[1] == list(range(1, 40, 3))
 
 
 def test_integer_label_column_is_taken_by_name(source):
-    data = load(source, num_clients=2, hf_options="label='number'")
+    data = load(f"{source}?label=number", num_clients=2)
     assert data.labels.tolist() == list(range(40))
     assert data.num_classes == 40
 
@@ -96,8 +95,8 @@ def test_classes_give_the_labels_of_declared_names(source):
 
 
 def test_classes_of_a_column_of_numbers_are_refused(source):
-    options = {"hf_options": "label='number'", "classes": "a,b"}
-    refused(r"the column number of .* has numbers", source, num_clients=2, **options)
+    given = {"num_clients": 2, "classes": "a,b"}
+    refused("the column number of .* has numbers", f"{source}?label=number", **given)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +129,8 @@ def test_split_test_is_the_test_split(source):
 
 
 def test_test_split_is_not_partitioned(source):
-    settings = by("Size", "partition_sizes=[30, 10]")
-    assert load_test_data(configured(source, **settings))[1].tolist() == LABELS[:8]
+    config = configured(by(source, "Size", "partition_sizes=[30,10]"))
+    assert load_test_data(config)[1].tolist() == LABELS[:8]
 
 
 def test_data_set_without_split_test_has_none(tmp_path):
@@ -139,7 +138,7 @@ def test_data_set_without_split_test_has_none(tmp_path):
 
 
 def test_named_split_is_used(source):
-    data = load(source, num_clients=1, hf_options="split='test'")
+    data = load(f"{source}?split=test", num_clients=1)
     assert len(data.images) == 8
 
 
@@ -161,91 +160,86 @@ def test_pictures_are_resized_and_colour_is_kept(tmp_path):
     [
         ("Iid", "num_partitions=8", [5] * 8),
         ("Linear", "num_partitions=4", None),
-        ("Size", "partition_sizes=[1, 30, 9]", [1, 30, 9]),
+        ("Size", "partition_sizes=[1,30,9]", [1, 30, 9]),
         ("Pathological", PATHOLOGICAL, [10] * 4),
-        ("Shard", "num_partitions=5, num_shards_per_partition=2", [8] * 5),
+        ("Shard", "num_partitions=5&num_shards_per_partition=2", [8] * 5),
         ("Dirichlet", DIRICHLET, None),
-        ("NaturalId", "partition_by='owner'", [14, 13, 13]),
-        ("GroupedNaturalId", "partition_by='owner', group_size=2", [27, 13]),
+        ("NaturalId", "partition_by=owner", [14, 13, 13]),
+        ("GroupedNaturalId", "partition_by=owner&group_size=2", [27, 13]),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")
 def test_every_image_goes_to_one_client(source, partitioner, options, sizes):
-    settings = by(partitioner, options)
-    data = load(source, **settings)
+    data = load(by(source, partitioner, options))
     if sizes:
         assert data.sizes.tolist() == sizes
     assert data.client_names[0] in ("0", "owner 0")
     owned = sorted(number for own in images_of(data) for number in own)
     assert owned == list(range(40))
-    again = load(source, **settings)
+    again = load(by(source, partitioner, options))
     assert images_of(again) == images_of(data)
 
 
 def test_partitioners_clients_are_in_order_of_their_number(source):
-    data = load(source, **by("Iid", "num_partitions=12"))
+    data = load(by(source, "Iid", "num_partitions=12"))
     assert data.client_names == tuple(map(str, range(12)))
 
 
 def test_partitioners_seed_is_the_runs_unless_given(source):
-    options = "num_partitions=4, alpha=1, min_partition_size=1"
+    options = "num_partitions=4&alpha=1&min_partition_size=1"
     unset, same, other = (
-        images_of(load(source, **by("Dirichlet", options + seed)))
-        for seed in ("", ", seed=0", ", seed=1")
+        images_of(load(by(source, "Dirichlet", options + seed)))
+        for seed in ("", "&seed=0", "&seed=1")
     )
     assert unset == same
     assert unset != other
 
 
 def test_rows_are_shuffled_by_the_runs_seed(source):
-    halves = by("Iid", "num_partitions=2")
-    first, second = (images_of(load(source, seed=seed, **halves)) for seed in (0, 1))
+    halves = by(source, "Iid", "num_partitions=2")
+    first, second = (images_of(load(halves, seed=seed)) for seed in (0, 1))
     assert first != second
     assert max(first[0]) >= 20  # not the first half
 
 
 def test_labels_decide_by_default(source):
-    data = load(source, **by("Pathological", PATHOLOGICAL))
+    data = load(by(source, "Pathological", PATHOLOGICAL))
     assert {len(set(data.labels[own])) for own in data.client_records} == {1}
 
 
 # ------------------------------------------------------------------ refused
 
-IID = {"partitioner": "IidPartitioner"}
-
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("query", "message"),
     [
-        ({"hf_options": "image='no'"}, "0 columns of pictures fit, among img, fine"),
-        ({"hf_options": "label='owner'"}, "owner cannot be the label"),
-        ({"hf_options": "label='no'"}, "no cannot be the label, of columns img"),
-        ({"hf_options": "client='no'"}, "client='no'\".*: does not suit the data"),
-        ({"hf_options": "split='no'"}, "has no split 'no', it has train, test"),
-        ({"hf_options": "columns='a'"}, "columns = 'a' is unknown; give strings for"),
-        ({"hf_options": "image=1"}, "image = 1 is unknown"),
-        ({"hf_options": "image=img"}, "hf_options = 'image=img': .*as in TOML"),
-        ({"hf_options": "client='owner'", **IID}, "leave one of the two out"),
-        ({"partitioner": "No"}, "partitioner = 'No': give --partitioner one of Cont"),
-        ({"partitioner": "Partitioner"}, "give --partitioner one of"),
-        (IID, "partitioner_options = None: .*num_partitions.*takes num_partitions"),
-        ({**IID, "partitioner_options": "n=3"}, "'n'.; IidPartitioner takes num_part"),
-        ({**IID, "partitioner_options": "num_partitions=0"}, "greater than zero"),
-        ({**IID, "partitioner_options": "num_partitions=x"}, "as in TOML"),
-        (by("Size", "partition_sizes=[50]"), "Partitioner'?: does not suit the data"),
+        ("image=no", "0 columns of pictures fit, among img, fine"),
+        ("label=owner", "owner cannot be the label"),
+        ("label=no", "no cannot be the label, of columns img"),
+        ("client=no", r"client=no': does not suit the data"),
+        ("split=no", "has no split 'no', it has train, test"),
+        ("columns=a", "columns is unknown; give image, label, client, split"),
+        ("image", "bad query field: 'image'; write it as in hf:NAME"),
+        ("client=owner&partitioner=IidPartitioner", "leave one of the two out"),
+        ("partitioner=No", "partitioner 'No'; give one of Cont"),
+        ("partitioner=Partitioner", "partitioner 'Partitioner'; give one of"),
+        ("partitioner=IidPartitioner", "num_partitions.*takes num_partitions"),
+        ("partitioner=IidPartitioner&n=3", "'n'.; IidPartitioner takes num_part"),
+        ("partitioner=IidPartitioner&num_partitions=0", "greater than zero"),
+        ("partitioner=SizePartitioner&partition_sizes=[50]", "does not suit the data"),
     ],
 )
-def test_options_that_do_not_suit_are_refused(source, settings, message):
-    refused(message, source, num_clients=1, **settings)
+def test_options_that_do_not_suit_are_refused(source, query, message):
+    refused(message, f"{source}?{query}", num_clients=1)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"data": "mnist", "hf_options": "image='a'"}, "is for --data hf:NAME"),
-        ({"data": "mnist", "partitioner": "IidPartitioner"}, "leave out --partitioner"),
-        ({"data": "hf:x", "partitioner_options": "a=1"}, "give --partitioner"),
-        ({"data": "hf:x", "partition": "iid", **IID}, "partition = iid would replace"),
+        (
+            {"data": "hf:x?partitioner=IidPartitioner", "partition": "iid"},
+            "partition = 'iid': would replace",
+        ),
         ({"data": "mnist", "download": True}, "give --data-dir, the folder"),
     ],
 )
@@ -277,8 +271,7 @@ def test_failed_download_is_a_user_error(tmp_path, monkeypatch):
 
 def test_negative_label_is_named(tmp_path):
     source = write(tmp_path, count=3, number=[0, -1, 1])
-    settings = {"num_clients": 1, "hf_options": "label='number'"}
-    refused("image 1: has the label -1", source, **settings)
+    refused("image 1: has the label -1", f"{source}?label=number", num_clients=1)
 
 
 def test_light_background_is_warned_of(tmp_path):

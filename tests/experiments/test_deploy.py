@@ -348,8 +348,8 @@ def test_client_has_a_flag_for_every_setting_of_its_own_data():
     from clients.site import OWN_SETTINGS
 
     assert {"data", *CLIENT_DATA} == OWN_SETTINGS
-    more = ["--partition", "dirichlet", "--dirichlet-alpha", 0.3]
-    assert " dirichlet-alpha=0.3" in shown(*CLIENT, *LOCAL, *more)
+    more = ["--partition", "dirichlet"]
+    assert ' partition="dirichlet"' in shown(*CLIENT, *LOCAL, *more)
 
 
 def test_client_without_key_or_authority_is_refused(certs):

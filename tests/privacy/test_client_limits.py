@@ -1,23 +1,17 @@
 """What a client agrees to: its file, what it refuses, and that nothing happens then."""
 
 import dataclasses
-import sys
 from pathlib import Path
 
 import pytest
 
-from experiments.cli.main import main
-from experiments.commands import train as running
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
-from fedgs.federation import preparation
-from fedgs.federation.preparation import resolve
 from fedgs.federation.round import draw_fakes, new_server
 from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
 from fedgs.privacy.gaussian import epsilon_from_mu
-from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
-from tiny import open_config, tiny_config, write_tiny_npz
+from tiny import tiny_config
 
 WHOLE = """
 client_epsilon = 10
@@ -136,24 +130,6 @@ def test_a_missing_file_is_refused(tmp_path):
         Limits.read(tmp_path / "absent.toml")
 
 
-def test_the_epsilon_of_a_run_comes_with_its_delta_and_relation(tmp_path):
-    settings = {"client_epsilon": 3.0, "delta": 1e-6, "relation": "zero-out"}
-    limits = Limits.of_run(RunConfig(**settings))
-    anything = {"allow_seeded_noise": True, "allow_embeddings": True}
-    anything |= {"allow_updates": True, "min_noise_multiplier": 0}
-    assert limits == Limits(**anything, **settings)
-    path = str(_write(tmp_path, "max_batch_size = 8"))
-    limits = Limits.of_run(RunConfig(client_limits=path, **settings))
-    assert limits == Limits(max_batch_size=8, **settings)
-    assert Limits.of_run(RunConfig()) == Limits(**anything)
-
-
-def test_an_epsilon_in_two_places_is_refused(tmp_path):
-    path = str(_write(tmp_path, EPSILON.format(10)))
-    with pytest.raises(UserError, match=r"client_epsilon = 3: .* leave one of them"):
-        Limits.of_run(RunConfig(client_limits=path, client_epsilon=3.0))
-
-
 # ------------------------------------------------------------------ what is refused
 
 # B = 4, sigma = 0.5, C = 1, 16 x 16, 1 channel, 3 classes, 8 fakes.
@@ -246,69 +222,3 @@ def test_an_epsilon_without_room_for_one_release_refuses_the_run(room):
 def test_no_noise_is_refused_by_any_epsilon():
     with pytest.raises(ClientRefused, match="noise_multiplier = 0"):
         Limits(client_epsilon=1e6).check_run(_config(noise_multiplier=0.0))
-
-
-# ------------------------------------------------------------------ before the start
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("max_batch_size = 3", "batch_size = 4: outside the client's limit"),
-        ("", "noise_seed = 7: outside the client's limit"),
-        ("max_batch = 3", "unknown max_batch"),
-        (
-            EPSILON.format(1e-3) + "allow_seeded_noise = true",
-            "noise_multiplier = 0.5: outside the client's limit client_epsilon",
-        ),
-    ],
-)
-def test_a_run_that_its_clients_refuse_writes_nothing(
-    tmp_path, monkeypatch, capsys, text, problem
-):
-    data, output = write_tiny_npz(tmp_path / "tiny.npz"), tmp_path / "run"
-    limits = _write(tmp_path, text)
-    before = sorted(tmp_path.iterdir())
-    flags = {"data": data, "image_size": 16, "batch_size": 4, "noise_seed": 7}
-    flags |= {"noise_multiplier": 0.5, "output": output, "client_limits": limits.name}
-    words = [w for k, v in flags.items() for w in (f"--{k.replace('_', '-')}", str(v))]
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["fedgs", "train", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert problem in capsys.readouterr().err
-    assert sorted(tmp_path.iterdir()) == before
-
-
-def test_the_path_of_the_limits_holds_from_any_working_directory(tmp_path, monkeypatch):
-    given = []
-
-    def stop(config: RunConfig, **_: object) -> None:
-        given.append(config.client_limits)
-        raise UserError("stop here")
-
-    monkeypatch.setattr(preparation, "resolve", stop)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="stop here"):
-        running.train(RunConfig(client_limits="limits.toml"), "test")
-    assert given == [str(tmp_path / "limits.toml")]
-
-
-@pytest.mark.parametrize("text", [None, "max_batch_size = 3"])
-def test_limits_that_vanished_or_shrank_refuse_to_resume_a_run(tmp_path, text):
-    path = _write(tmp_path, "max_batch_size = 4\nallow_seeded_noise = true")
-    settings = {"output": str(tmp_path / "run"), "client_limits": str(path)}
-    folder = RunFolder.create(tiny_config(**settings))
-    path.unlink()
-    if text is not None:
-        _write(tmp_path, text)
-    assert_refused(text or "No such file", running.resume, folder.path)
-
-
-def test_a_run_within_the_limits_is_resolved(tmp_path):
-    data = write_tiny_npz(tmp_path / "tiny.npz")
-    text = "max_batch_size = 4\nallow_seeded_noise = true"
-    given = {"data": data, "client_limits": str(_write(tmp_path, text))}
-    settings = open_config(num_clients=None, num_classes=None, **given)
-    assert resolve(settings)[0].client_limits == given["client_limits"]

@@ -27,7 +27,7 @@ from tiny import open_config, tiny_config, write_tiny_npz
 
 DELTA = 1e-5
 COST = SelectionCost(
-    noise_multiplier=2.0,
+    noise_per_clip=2.0,
     num_releases=3,
     num_counts=8,
     count_noise_std=4.0,

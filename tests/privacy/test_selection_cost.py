@@ -14,7 +14,7 @@ from fedgs.privacy.participation import Releases
 from fedgs.privacy.selection_cost import Composed, SelectionCost
 
 COST = SelectionCost(
-    noise_multiplier=2.0,
+    noise_per_clip=2.0,
     num_releases=8,
     num_counts=16,
     count_noise_std=10.0,
@@ -101,8 +101,8 @@ def test_json_keeps_the_cost():
 @pytest.mark.parametrize(
     "change",
     [
-        {"noise_multiplier": 0.0},
-        {"noise_multiplier": math.nan},
+        {"noise_per_clip": 0.0},
+        {"noise_per_clip": math.nan},
         {"num_releases": 0},
         {"num_counts": -1},
         {"count_noise_std": 0.0},

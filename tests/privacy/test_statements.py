@@ -366,26 +366,6 @@ def test_a_round_that_was_asked_again_at_once_may_depend_on_who_was_drawn():
     assert "a round was asked again at once" in conditions(found)
 
 
-@pytest.mark.parametrize("is_there", [True, False])
-def test_client_epsilon_in_a_limits_file_refuses_amplification(tmp_path, is_there):
-    path = tmp_path / "limits.toml"
-    limits = 'client_epsilon = 9.0\ndelta = 1e-5\nrelation = "zero-out"\n'
-    path.write_text(limits)
-    settings = {"amplification": True, "discriminator_training": "frozen"}
-    settings |= {"client_limits": str(path)}
-    one = run([frozen(t) for t in range(1, 4)], **settings)
-    if not is_there:
-        path.unlink()
-    found = statements_of_runs([one], 1e-5)
-    assert len(found) == 6
-    refused = "no amplification by sampling: refused: client_epsilon: a client's refu"
-    if not is_there:
-        refused = f"refused: client_limits = {path}: "
-    assert refused in conditions(found)
-    path.write_text("max_batch_size = 32")
-    assert len(statements_of_runs([one], 1e-5)) == 10
-
-
 # ------------------------------------------------------------- runs of one deployment
 
 
@@ -478,8 +458,7 @@ STAGED = ResolvedConfig(
     num_classes=10,
     clients_per_node=49,
     num_rounds=6,
-    stages="means,scatter",
-    stage_weights="0.5,2",
+    stages="means:0.5,scatter:2",
     batch_size=4,
     noise_multiplier=0.7,
     engine="flower",
@@ -561,13 +540,15 @@ def test_a_budget_that_ends_before_a_stage_is_spent_before_it():
     stated = [statements_from_ledger(e, 1e-5)[1] for e in ([first], [first, second])]
     assert stated[0].epsilon < 0.9 < 1.0 < stated[1].epsilon
     assert is_spent(config, [first])
-    cheap = replace(config, stage_weights="0.5,0.01")
+    cheap = replace(config, stages="means:0.5,scatter:0.01")
     assert not is_spent(cheap, [new_event(cheap, 1, "all", 1)])
 
 
 def test_what_a_plan_needs_to_know_of_stages_is_checked():
-    with pytest.raises(UserError, match=r"stage_weights = '1': give .* each of the 2"):
-        replace(Plan.from_config(STAGED), stage_weights="1")
+    with pytest.raises(
+        UserError, match=r"stages = 'means:1,scatter' .*give --stages a"
+    ):
+        replace(Plan.from_config(STAGED), stages="means:1,scatter")
     with pytest.raises(UserError, match=r"clip_bound = 3\.0: .* at most 2"):
         replace(Plan.from_config(STAGED), clip_bound=3.0)
 
@@ -586,10 +567,10 @@ def test_statements_say_that_embeddings_were_released():
     assert "embeddings" not in conditions(plain)
 
 
-@pytest.mark.parametrize("weights", ["0.5,2", None])
+@pytest.mark.parametrize("stages", ["means:0.5,scatter:2", "means,scatter"])
 @pytest.mark.parametrize("rounds", [1, 2, 4])
-def test_a_plan_that_ends_early_costs_what_its_first_rounds_do(rounds, weights):
-    config = replace(STAGED, stage_weights=weights)
+def test_a_plan_that_ends_early_costs_what_its_first_rounds_do(rounds, stages):
+    config = replace(STAGED, stages=stages)
     ended = Plan.from_config(config).ended_after(rounds)
     exact = statements_from_ledger(staged_events(config, rounds), 1e-5)
     assert epsilons(statements(ended, 1e-5)) == pytest.approx(epsilons(exact))
