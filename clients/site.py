@@ -37,7 +37,7 @@ from fedgs.baselines.deployed import read_config
 from fedgs.config.checks import same_source_problems
 from fedgs.config.fields import refuse
 from fedgs.config.run_config import ResolvedConfig, RunConfig
-from fedgs.config.settings import OF_CLIENT, settings_with
+from fedgs.config.settings import settings_with
 from fedgs.data import partition, sources
 from fedgs.data.cohort import for_all_clients, keep_cohort
 from fedgs.data.federated import FederatedImages
@@ -58,12 +58,10 @@ from fedgs.privacy.client_limits import ClientRefused, Limits
 from fedgs.process import UNNAMED, check_protocol, hold_lock, make_private
 from fedgs.runs.run_folder import node_folder, state_rounds
 
-OWN_SETTINGS = frozenset(settings_with(OF_CLIENT))
+OWN_SETTINGS = frozenset(settings_with("of_client"))
 # What a server may not choose for a client beyond these: see `agreed`.
 NEUTRAL: dict[str, Any] = {
-    "client_limits": None,
     "corruption": "none",
-    "secure_noise": True,
     "output": "",
     "num_workers": 1,
 }

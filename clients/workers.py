@@ -58,7 +58,7 @@ class Worker:
         self.nodes: OrderedDict[int, Node] = OrderedDict()
         # Workers share the nodes; the least recent one is dropped, not lost.
         self.capacity = nodes_in_memory(config)
-        torch.set_num_threads(config.num_threads)
+        torch.set_num_threads(1)
         keep_freed_memory()
 
     def node(self, node_id: int) -> Node:

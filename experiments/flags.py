@@ -20,7 +20,7 @@ from typer.core import TyperCommand
 from experiments.tables import folded
 from fedgs.config.recipes import HELD_OUT, RECIPES, recipe
 from fedgs.config.run_config import RunConfig
-from fedgs.config.settings import GROUPS, field_type
+from fedgs.config.settings import field_type, settings_of
 from fedgs.errors import UserError
 
 RecipeOption = Annotated[
@@ -107,10 +107,7 @@ def settings_flags(
             known.get(spec.name, spec.default),
             is_hidden=bool(shown) and spec.name not in shown,
         )
-        for group in GROUPS  # the help lists them in this order
-        for spec in dataclasses.fields(RunConfig)
-        if spec.metadata["group"] == group
-        and (not chosen or group in chosen or spec.name in chosen)
+        for spec in settings_of(*chosen)
     ]
     return lambda command: _with_flags(command, flags, "settings")
 

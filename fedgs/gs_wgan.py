@@ -79,8 +79,8 @@ def train(config: ResolvedConfig, data: FederatedImages) -> Trained:
         fakes = generator(z, labels)
     for client in clients:  # 1, in parallel
         client.warm_start(fakes, labels)  # 2, 3
-    rates = config.generator_beta1, config.generator_beta2
-    optimizer = Adam(generator.parameters(), config.generator_learning_rate, rates)
+    rate = config.generator_learning_rate
+    optimizer = Adam(generator.parameters(), rate, models.ADAM_BETAS)
     for round in range(1, config.num_rounds + 1):  # 5
         participants = select(config, round)  # 6; in the paper, one client
         z, labels = draw_latents(config, config.fakes_sent, "latent", round)  # 8
@@ -103,7 +103,7 @@ def train(config: ResolvedConfig, data: FederatedImages) -> Trained:
             hosted = [k for k in config.hosting.hosted(node) if k in participants]
             answers = [clients[k].answer(fakes[split:], labels[split:]) for k in hosted]
             if answers:
-                noise = NoiseStream(config.noise_seed, node, round, config.secure_noise)
+                noise = NoiseStream(config.noise_seed, node, round)
                 # 32, Eq. 9: the privacy barrier. One Gaussian release of the node.
                 release = sanitizer.sanitize(
                     answers, config.noise_std, noise, round, node
@@ -111,7 +111,7 @@ def train(config: ResolvedConfig, data: FederatedImages) -> Trained:
                 total += release.values
 
         image_grads = total / (len(participants) * config.batch_size)  # mean over m, B
-        if config.gradient_basis == "dct":
+        if config.dct_size is not None:
             image_grads = sanitizer.from_dct(image_grads, config.image_size)
         optimizer.zero_grad()
         answered.backward(image_grads.to(answered))  # 11: times the Jacobian of G
@@ -153,9 +153,8 @@ class Client:
         self.config, self.data, self.k = config, data, k
         seed = derived_seed(config.seed, "discriminator", k)
         self.discriminator = models.build_discriminator(config, seed)
-        rates = config.discriminator_beta1, config.discriminator_beta2
-        params = self.discriminator.parameters()
-        self.optimizer = Adam(params, config.discriminator_learning_rate, rates)
+        rate = config.discriminator_learning_rate
+        self.optimizer = Adam(self.discriminator.parameters(), rate, models.ADAM_BETAS)
 
     def warm_start(self, fakes: Images, labels: Labels) -> None:
         """ClientWarmStart (16): against a generator of its own, or on the first fakes.
@@ -165,14 +164,14 @@ class Client:
             labels: shape (F,).
         """
         config, steps = self.config, range(1, self.config.warm_start_rounds + 1)
-        if config.warm_start == "public":
+        if config.is_warm_start_public:
             for step in steps:
                 self.train("warm-start-data", step, fakes, labels, is_one_set=True)
             return
         seed = derived_seed(config.seed, "warm-start-generator", self.k)
         rival = models.build_generator(config, seed)  # 18; thrown away
-        rates = config.generator_beta1, config.generator_beta2
-        optimizer = Adam(rival.parameters(), config.generator_learning_rate, rates)
+        rate = config.generator_learning_rate
+        optimizer = Adam(rival.parameters(), rate, models.ADAM_BETAS)
         count = config.discriminator_steps * config.discriminator_batch_size
         for step in steps:  # 19
             z, labels = draw_latents(config, count, "warm-start-latent", self.k, step)
@@ -214,11 +213,9 @@ class Client:
         real_labels = torch.from_numpy(data.labels[records])
         drawn = fakes[chosen], labels[chosen], mix
         # One batch for each of the n_dis steps.
-        batches = zip(real, real_labels, *drawn, strict=True)
-        for step, batch in enumerate(batches):
+        for batch in zip(real, real_labels, *drawn, strict=True):
             models.advance_in_place(self.discriminator)
-            weights = losses.penalty_weight(config, round, step), config.drift_weight
-            loss = losses.discriminator_loss(self.discriminator, *batch, *weights)
+            loss = losses.discriminator_loss(self.discriminator, *batch)
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()  # 31
@@ -226,7 +223,7 @@ class Client:
     def answer(self, fakes: Images, labels: Labels) -> sanitizer.ClippedGradients:
         """Returns d L_G / d image of each fake, clipped to norm C (32, Eq. 7 and 8)."""
         grads = losses.generator_image_grads(self.discriminator, fakes, labels).detach()
-        if self.config.gradient_basis == "dct":
+        if self.config.dct_size is not None:
             grads = sanitizer.to_dct(grads, self.config.dct_size)
         per_sample = sanitizer.PerSampleGradients(grads[None])
         return sanitizer.clip(per_sample, self.config.clip_bound)

@@ -16,8 +16,8 @@ from torch import nn
 from fedgs.config.fields import Scalar
 from fedgs.config.recipes import is_left_open, overridden
 from fedgs.config.recipes import recipe as named_recipe
-from fedgs.config.run_config import ResolvedConfig, RunConfig
-from fedgs.config.settings import GIVEN
+from fedgs.config.run_config import ResolvedConfig, RunConfig, check_names
+from fedgs.config.settings import GIVEN, settings_of
 from fedgs.data.federated import FederatedImages
 from fedgs.data.given import Column, read_given
 from fedgs.data.load import federate, load_data
@@ -88,6 +88,7 @@ def train(
     >>> run.sample(5, labels=1).images.shape, run.epsilon() <= 10
     ((5, 1, 16, 16), True)
     """
+    check_names(settings)
     given = {n: str(v) if isinstance(v, Path) else v for n, v in settings.items()}
     is_open = recipe is None and is_left_open(given)
     if recipe is None:
@@ -282,9 +283,9 @@ def _reader(
 
 def _check_left_to_data(given: Mapping[str, Scalar | None]) -> None:
     """Refuses settings that `FederatedImages` have decided."""
-    groups = {s.name: s.metadata["group"] for s in dataclasses.fields(RunConfig)}
+    decided = settings_of("Data", "num_clients", "node_sizes")
     for name, value in given.items():
-        if groups.get(name) == "Data" or name in ("num_clients", "node_sizes"):
+        if name in {spec.name for spec in decided}:
             raise UserError(
                 f"{name} = {value!r}: FederatedImages are split and fitted already; "
                 f"leave out {name}"

@@ -19,7 +19,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedgs.config.run_config import ResolvedConfig, RunConfig
-from fedgs.config.settings import STAYS, settings_with
+from fedgs.config.settings import settings_with
 from fedgs.errors import UserError, some
 from fedgs.event_log import log_event
 from fedgs.federation.checkpoint import indispensable
@@ -406,4 +406,4 @@ def public_settings(config: RunConfig) -> dict[str, Any]:
     if config.public_data is not None:  # its kind, which tells that there is a start
         kept["public_data"] = config.public_data.split(":")[0]
     defaults = RunConfig().to_flat()
-    return kept | {name: defaults[name] for name in settings_with(STAYS)}
+    return kept | {name: defaults[name] for name in settings_with("stays")}

@@ -234,12 +234,12 @@ def strategy(
     scheduled = dataclasses.replace(
         config, clients_per_round=per_round, client_selection="balanced"
     )
-    if selection.noise_multiplier is None:
+    if selection.noise_per_clip is None:
         return ScheduledFedAvg(scheduled, addresses, fewest=1)
     # An average over fewer would carry less noise on its sum than is accounted for.
     return DifferentialPrivacyClientSideFixedClipping(
         ScheduledFedAvg(scheduled, addresses, fewest=per_round),
-        selection.noise_multiplier,
+        selection.noise_per_clip,
         selection.clip_bound,
         per_round,
     )

@@ -27,8 +27,9 @@ from flwr.serverapp import Grid, ServerApp
 from fedgs.baselines import deployed
 from fedgs.baselines.fedavg_gan import METHOD
 from fedgs.baselines.run import open_run
+from fedgs.config.recipes import configure
 from fedgs.config.run_config import ResolvedConfig, RunConfig
-from fedgs.config.settings import FREE, settings_with
+from fedgs.config.settings import settings_with
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
 from fedgs.federation.codec import most_answer_bytes
@@ -122,7 +123,7 @@ def main(grid: Grid, context: Context) -> None:
         log(ERROR, "%s", refusal)
         FLOWER_LOGGER.addFilter(lambda record: not record.exc_info)  # no traceback
         raise UserError(refusal) from None
-    torch.set_num_threads(folder.config.num_threads)
+    torch.set_num_threads(1)
     keep_freed_memory()
     flower, is_deployed = folder.path / ".flower", bool(folder.config.node_names)
     flower.mkdir(exist_ok=True)
@@ -221,7 +222,7 @@ def open_folder(settings: dict[str, Any]) -> RunFolder:
     if run_folder:
         return _opened(_place(str(run_folder)))
     flat, told = deployed.split(settings)
-    config = RunConfig.from_flat(flat)
+    config = _plain(flat) if "recipe" in flat else RunConfig.from_flat(flat)
     output = config.output or f"run-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     path = _place(output)
     config = dataclasses.replace(config, engine="flower", output=str(path))
@@ -239,6 +240,23 @@ def open_folder(settings: dict[str, Any]) -> RunFolder:
         config, _ = resolve(config)
         check_capacity(config, path.parent)
     return RunFolder.create(config, baseline)
+
+
+def _plain(given: dict[str, Any]) -> RunConfig:
+    """Returns the settings of `flwr run .`: recipe, TOML file, and keys over both.
+
+    Raises:
+        UserError: invalid settings, or no such file.
+    """
+    own = {name: value for name, value in given.items() if value != ""}
+    recipe, file = own.pop("recipe", None), own.pop("config", None)
+    path = Path(file).expanduser() if file else None
+    if path is not None and not path.is_file():
+        raise UserError(
+            f"config = {file}: not in {Path.cwd()}, where Flower's server runs; give "
+            "its absolute path"
+        )
+    return configure(recipe, path, own, engine="flower")
 
 
 def _place(name: str) -> Path:
@@ -269,7 +287,7 @@ def _continued(path: Path, wanted: RunConfig, told: dict[str, Any]) -> RunFolder
     """Opens a deployed run that was submitted again; what is unset is as it was."""
     folder = _opened(path)
     deployed.check_again(folder, told)
-    known, free = folder.config.to_flat(), settings_with(FREE)
+    known, free = folder.config.to_flat(), settings_with("free")
     for name, value in wanted.to_flat().items():
         if name not in free and value not in ("", known[name]):
             raise UserError(

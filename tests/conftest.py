@@ -53,6 +53,20 @@ def _one_thread() -> None:
         torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _batched_calls(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Has a test with `stacking` or `chunk_size` train discriminators in this way."""
+    if "stacking" in request.fixturenames:
+        is_stacked = request.getfixturevalue("stacking") == "stacked"
+        name = "fedgs.config.settings.STACKED_UP_TO"
+        monkeypatch.setattr(name, 10_000 if is_stacked else 0)
+    if "chunk_size" in request.fixturenames:
+        size = request.getfixturevalue("chunk_size")
+        monkeypatch.setattr("fedgs.gan.discriminators.CHUNK_SIZE", size)
+
+
 @pytest.fixture
 def global_state_is_kept() -> Iterator[None]:
     """Fails a test whose calls move a random state of the process."""
@@ -158,7 +172,7 @@ def create(tmp_path: Path, server_process: None, clock: object) -> Callable[...,
     data = write_tiny_npz(tmp_path / "tiny.npz")
 
     def create(name: str, **settings: object) -> RunFolder:
-        defaults = {"num_rounds": 3, "sample_every": 9, "checkpoint_every": 2}
+        defaults = {"num_rounds": 3, "checkpoint_every": 2}
         defaults |= {"round_timeout": 1.0, "engine": "flower", "data": data}
         defaults |= {"warm_start_rounds": 1, "discriminator_steps": 1}
         output = str(tmp_path / name)

@@ -23,9 +23,10 @@ from fedgs.config.recipes import configure
 from fedgs.federation.training import RunStopped
 from fedgs.runs import epsilons
 from refusals import assert_refused
+from runs import limit_clients
 from tiny import FULL_PARTICIPATION, SETTINGS, tiny_config, tiny_data, write_tiny_npz
 
-TINY = SETTINGS | FULL_PARTICIPATION | {"num_rounds": 2, "sample_every": 9}
+TINY = SETTINGS | FULL_PARTICIPATION | {"num_rounds": 2}
 OPEN = ("data", "image_size", "num_classes", "num_clients", "clients_per_round")
 SETTINGS_GIVEN = {n: v for n, v in TINY.items() if n not in OPEN}
 
@@ -195,8 +196,9 @@ def test_spent_budget_ends_a_run_as_planned(tmp_path):
     assert len(run.folder.read_ledger().events) == 1
 
 
-def test_run_that_clients_refuse_is_no_success(tmp_path):
-    settings = {"client_epsilon": 1.1 * ONE_ROUND, "warm_start_rounds": 0}
+def test_run_that_clients_refuse_is_no_success(tmp_path, monkeypatch):
+    limit_clients(monkeypatch, 1.1 * ONE_ROUND)
+    settings = {"warm_start_rounds": 0}
     with pytest.raises(RunStopped, match="client_epsilon"):
         train(tmp_path / "run", IMAGES, LABELS, OWNERS, **settings)
     assert len(fedgs.load(tmp_path / "run").folder.read_ledger().events) == 2

@@ -122,7 +122,6 @@ SAMPLED = {"clients_per_round": 1, "client_selection": "uniform", "amplification
             MOMENTS
             | {
                 "stages": "moments",
-                "stage_weights": "1",
                 "public_data": "npz:/home/ada/public.npz",
             },
             "public.npz",

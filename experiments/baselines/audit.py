@@ -17,7 +17,7 @@ from fedgs.baselines.contract import Guarantee
 from fedgs.baselines.run import BaselineRun, open_run
 from fedgs.errors import UserError
 
-ALIKE = ("kind", "what", "sampling_rate", "noise_multiplier")
+ALIKE = ("kind", "what", "sampling_rate", "noise_per_clip")
 
 
 def audit(request: AuditRequest, as_json: bool) -> bool:

@@ -99,10 +99,11 @@ CLASSICAL_NOISE: Mapping[int, Mapping[float, float]] = {
 
 def _classical_noise(settings: Any, epsilon: float) -> Settings:
     """Returns BDP-GAN's noise, whose own epsilon is no target: at the classical one."""
-    return {"noise_multiplier": CLASSICAL_NOISE[settings.steps][epsilon]}
+    return {"noise_per_clip": CLASSICAL_NOISE[settings.steps][epsilon]}
 
 
-NOISE_FREE: Settings = {"noise_multiplier": 0.0}
+NOISE_FREE: Settings = {"noise_per_clip": 0.0}
+NO_SIGMA: Settings = {"noise_multiplier": 0.0}
 SMALL: Settings = {"generator_dim": 8, "discriminator_dim": 8}
 # As docs/baselines.md has trained it; 20,000 steps are published.
 LIGHT: Settings = {
@@ -113,7 +114,6 @@ LIGHT: Settings = {
     "generator": "upsample",
     "generator_dim": 16,
     "discriminator_dim": 16,
-    "discriminator_activation": "leaky_relu",
     "spectral_norm": False,
     "latent": "normal",
     "latent_dim": 30,
@@ -151,13 +151,13 @@ ENTRIES = {
         VOTES | {"teacher_steps": 2, "teacher_batch_size": 32},
         noise=_inverse_noise,
     ),
-    "dp-merf-federated": Entry("dp-merf", {"federated": True}, {}, NOISE_FREE),
-    "dp-merf": Entry("dp-merf", {}, {"generator_steps": 500}, NOISE_FREE),
+    "dp-merf-federated": Entry("dp-merf", {"federated": True}, {}, NO_SIGMA),
+    "dp-merf": Entry("dp-merf", {}, {"generator_steps": 500}, NO_SIGMA),
     "dp-merf-ae": Entry(
         "dp-merf-ae",
         {},
         {"autoencoder_steps": 500, "generator_steps": 400},
-        NOISE_FREE,
+        NO_SIGMA,
     ),
     "dp-sgd-gan": Entry(
         "dp-sgd-gan", {}, {"steps": 500, "expected_batch": 128} | SMALL, NOISE_FREE

@@ -156,7 +156,7 @@ def _audit_of_own(folder: RunFolder) -> Line | None:
     for release, round in weakest_rounds(config, events).items():
         own = [event for event in events if event.release == release]
         plan = recorded_plan(config, own)
-        claims = claims_of_one_round(plan, config.delta, config.colluding_nodes)
+        claims = claims_of_one_round(plan, config.delta)
         claims = [c for c in claims if (c.adversary, c.view) == ("release", "asked")]
         claims = [c for c in claims if c.relation == config.relation]
         asked = (config.delta, TRIALS, MAX_DRAWS)

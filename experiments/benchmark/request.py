@@ -3,21 +3,18 @@
 Imports no tensor library: the command line reads the flags from here at every start.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.paper.cell_list import Request
 from fedgs.config.fields import flag
-from fedgs.config.run_config import RunConfig
+from fedgs.config.settings import settings_of
 from fedgs.errors import UserError
 
 METRICS = ("cnn", "images", "classifiers")
 # Settings of a data set of the user's; --data-dir is a flag of every call.
-OF_DATA = (
-    *(spec.name for spec in fields(RunConfig) if spec.metadata["group"] == "Data"),
-    *("num_clients", "clients_per_node", "device"),
-)
-OF_DATA = tuple(name for name in OF_DATA if name != "data_dir")
+_OF_DATA = settings_of("Data", "num_clients", "clients_per_node", "device")
+OF_DATA = tuple(spec.name for spec in _OF_DATA if spec.name != "data_dir")
 
 
 @dataclass(frozen=True, kw_only=True)

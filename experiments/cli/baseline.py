@@ -11,9 +11,9 @@ from typer.core import TyperGroup
 from experiments.flags import request_flags, settings_flags
 from fedgs.baselines import METHODS, find
 from fedgs.baselines.asked import SHARED_SETTINGS, Asked, Target, check_noise
+from fedgs.config import settings
 from fedgs.config.recipes import HELD_OUT
-from fedgs.config.run_config import RunConfig
-from fedgs.config.settings import OF_CLIENT, settings_with
+from fedgs.config.settings import settings_with
 from fedgs.errors import UserError
 from server.launch.submit import NewRun, Submission
 
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from fedgs.baselines.contract import Baseline
 
 # What images a client has and how, and what it computes with, are its own affair.
-NO_SERVERS = {*settings_with(OF_CLIENT)} - {"device"}
-NO_SERVERS |= {"corruption", "corruption_unit", "corruption_fraction"}
-NO_SERVERS |= {"corruption_seed", "secure_noise", "engine", "num_workers"}
+NO_SERVERS = {*settings_with("of_client"), "engine", "num_workers"} - {"device"}
 
 
 class Methods(TyperGroup):
@@ -137,13 +135,8 @@ def deployed_command_of(name: str) -> click.Command:
 def settings_of(method: "Baseline") -> list[str]:
     """Returns the settings of a run that a method reads and does not have itself."""
     own = {spec.name for spec in dataclasses.fields(method.Settings)}
-    return [
-        spec.name
-        for spec in dataclasses.fields(RunConfig)
-        if {spec.name, spec.metadata["group"]}
-        & {*SHARED_SETTINGS, *getattr(method, "more_settings", ())}
-        and spec.name not in own
-    ]
+    read = settings.settings_of(*SHARED_SETTINGS, *getattr(method, "more_settings", ()))
+    return [spec.name for spec in read if spec.name not in own]
 
 
 def _command(

@@ -14,7 +14,7 @@ from experiments.flags import (
     request_flags,
     settings_flags,
 )
-from fedgs.config.settings import OF_CLIENT, settings_with
+from fedgs.config.settings import settings_with
 from server.launch.server_command import Server
 from server.launch.submit import Submission
 
@@ -32,7 +32,7 @@ app.add_typer(
 )
 
 # How a client reads its own data; beside `data`.
-CLIENT_DATA = tuple(name for name in settings_with(OF_CLIENT) if name != "data")
+CLIENT_DATA = tuple(name for name in settings_with("of_client") if name != "data")
 
 
 @app.command()

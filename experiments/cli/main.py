@@ -4,6 +4,7 @@ The flags of settings are made in `experiments.flags`. Bad input is one line and
 exit code 2; a run that stopped early or failed is exit code 1 and can be resumed.
 """
 
+import dataclasses
 import json
 import sys
 import time
@@ -22,6 +23,7 @@ from experiments.debug.request import (
     ExistingRuns,
     OwnSuspects,
     PlantedBug,
+    planted,
 )
 from experiments.evaluation.request import READING, SHAPE, EvaluationRequest
 from experiments.flags import (
@@ -189,6 +191,9 @@ def privacy(
     at_epsilon: Annotated[
         float | None, typer.Option(help="Print delta at this epsilon instead.")
     ] = None,
+    colluding_nodes: Annotated[
+        int, typer.Option(help="Whose noise the secagg adversary knows.", min=0)
+    ] = 0,
     same_clients: Annotated[
         bool, typer.Option("--same-clients", help="RUNs that differ have them too.")
     ] = False,
@@ -228,12 +233,16 @@ def privacy(
         command.privacy(runs, settings, as_json)
         return
     if not runs:
-        statements = privacy_report.of_settings(recipe, config, settings, at_epsilon)
+        statements = privacy_report.of_settings(
+            recipe, config, settings, at_epsilon, colluding_nodes
+        )
     else:
-        kept = ("delta", "colluding_nodes", "at_epsilon")
+        kept = ("delta", "at_epsilon")
         others = {name: value for name, value in given.items() if name not in kept}
         refuse(others, "RUN has its own; leave out RUN or")
-        statements = epsilons.of_runs(runs, settings, at_epsilon, same_clients)
+        statements = epsilons.of_runs(
+            runs, settings, at_epsilon, same_clients, colluding_nodes
+        )
     if as_json:
         print(json.dumps([s.to_json() for s in statements], indent=2))
     else:
@@ -350,7 +359,7 @@ def debug(
 
 @app.command()
 @settings_flags("Data", "output", "engine", "seed", "num_clients", "num_workers")
-@request_flags(Selection, has_defaults=False)
+@request_flags(PlantedBug, Selection, has_defaults=False)
 def cohorts(
     as_json: JsonOption = False,
     *,
@@ -362,8 +371,10 @@ def cohorts(
     --output is the folder to create. The engine is Flower, with 2 workers, unless
     given.
     """
-    config = RunConfig(**{"engine": "flower", "num_workers": 2, **settings})
-    selection = selection_of(given)
+    own = {"engine": "flower", "num_workers": 2} | planted(given)
+    config = RunConfig(**own | settings)
+    bug = {spec.name for spec in dataclasses.fields(PlantedBug)}
+    selection = selection_of({n: v for n, v in given.items() if n not in bug})
     from experiments.commands import cohorts as selecting
 
     selecting.cohorts(config, selection, as_json)

@@ -111,7 +111,7 @@ class _Attack:
             events = [event for event in self.events if event.release == release]
             events = events or [new_event(config, round, EVERYONE, 1)]
             plan = recorded_plan(config, events)
-            claims = claims_of_one_round(plan, config.delta, config.colluding_nodes)
+            claims = claims_of_one_round(plan, config.delta)
             asked = (config.delta, trials, max_draws, doing, round, self.num_audits)
             found += audit_round(config, claims, *asked)
         return found
@@ -134,7 +134,7 @@ class _Attack:
             config = dataclasses.replace(config, output=f"{temporary}/run")
             report = self.progress.rounds(num_rounds, "B: round")
             plan = recorded_plan(self.config, self.events)
-            known = (report, stop, config.colluding_nodes, self.num_audits)
+            known = (report, stop, 0, self.num_audits)
             try:
                 found = audit_run(config, plan, data, drawn, config.delta, *known)
             except RunStopped as error:

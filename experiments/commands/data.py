@@ -17,7 +17,6 @@ from experiments.tables import Table
 from fedgs.config.run_config import RunConfig
 from fedgs.data import sources
 from fedgs.data.cohort import for_all_clients, keep_cohort
-from fedgs.data.corruption import corrupted
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.data.load import split_records
 from fedgs.data.records import Records
@@ -69,10 +68,6 @@ def describe(
     own = np.concatenate(data.client_records)
     per_class = np.bincount(data.labels[own], minlength=data.num_classes)
     tests = [len(held) for held in data.client_test_records] or [0] * len(sizes)
-    is_corrupted = [
-        corrupted(config, name, int(size) + test).sum()
-        for name, size, test in zip(data.client_names, sizes, tests, strict=True)
-    ]
     return {
         "data": config.data,
         "clients": data.num_clients,
@@ -89,7 +84,6 @@ def describe(
         "image_shape": list(data.images.shape[1:]),
         "polarity": records.polarity,
         "polarity_guess": records.guess,
-        "corrupted_images": int(sum(is_corrupted)),
         "memory_bytes": data.images.nbytes + data.labels.nbytes,
     }
 
@@ -123,7 +117,6 @@ def _show(report: dict[str, Any], sizes: NDArray[np.int64]) -> None:
         "classes": report["classes"],
         "per class": f"{min(per_class)} to {max(per_class)} images",
         "source is": f"{report['polarity']}, looks {report['polarity_guess']}",
-        "corrupted": f"{report['corrupted_images']} images",
         "memory": f"{report['memory_bytes'] / 2**20:.0f} MiB",
     }
     rows = [[name, str(value)] for name, value in shown.items()]

@@ -22,7 +22,7 @@ from fedgs.errors import some
 from fedgs.federation.messages import EVERYONE
 from fedgs.federation.preparation import clients_needed, copies_in_memory, state_bytes
 from fedgs.federation.round import client_round, draw_fakes, new_server, server_round
-from fedgs.gan.discriminators import Discriminators
+from fedgs.gan.discriminators import CHUNK_SIZE, Discriminators
 from fedgs.mechanism.sanitizer import SanitizedGradients
 from fedgs.privacy.accounting import large_delta, statements
 from fedgs.privacy.plan import Plan
@@ -151,7 +151,7 @@ def seconds_of_gradients(config: ResolvedConfig, data: FederatedImages) -> float
     workers = min(config.num_workers, nodes, os.cpu_count() or 1)
     if config.device != "cpu":
         workers = 1  # they share the card
-    warm = of_client + (of_server if config.warm_start == "local" else 0.0)
+    warm = of_client + (of_server if not config.is_warm_start_public else 0.0)
     warm *= clients_needed(config) * config.warm_start_rounds
     rounds = config.num_rounds - config.num_stages
     return rounds * of_server + (rounds * clients * of_client + warm) / workers
@@ -161,13 +161,12 @@ def _timed_round(
     config: ResolvedConfig, data: FederatedImages, on_node: int
 ) -> tuple[float, float]:
     """Returns seconds of the server's part of a round, and of each of a few clients."""
-    torch.set_num_threads(config.num_threads)
+    torch.set_num_threads(1)
     keep_freed_memory()  # as a run does
-    # Processor time, where it is one thread's, does not grow with other work here.
-    clock = time.process_time if config.num_threads == 1 else time.perf_counter
+    clock = time.process_time  # does not grow with other work here
     own = {"discriminator_training": "selected", "secure_aggregation": False}
     config = dataclasses.replace(config, **own)
-    hosted = range(min(on_node, config.chunk_size if config.stacked else 1))
+    hosted = range(min(on_node, CHUNK_SIZE if config.stacked else 1))
     server, nets = new_server(config), Discriminators(config, hosted)
     server.round = config.num_stages
     times: list[tuple[float, float]] = []
@@ -227,7 +226,7 @@ def show(config: ResolvedConfig, data: FederatedImages) -> None:
     for name, value in _lines(config, data).items():
         say(f"{name + ':':12}{value}")
     plan, costs = Plan.from_config(config), selection_costs([config])
-    found = statements(plan, config.delta, config.colluding_nodes, None, costs)
+    found = statements(plan, config.delta, selections=costs)
     rows = [
         [row.adversary, row.relation, f"{row.epsilon:.4g}" if row.epsilon else "none"]
         for row in found

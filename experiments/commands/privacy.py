@@ -17,7 +17,6 @@ from fedgs.errors import UserError, explained
 from fedgs.files import write_json
 from fedgs.privacy.accounting import Statement, statements
 from fedgs.privacy.budget import calibrate_noise, largest_num_rounds
-from fedgs.privacy.client_limits import why_limits_refuse
 from fedgs.privacy.gaussian import LEAST_DELTA
 from fedgs.privacy.oracle import as_published
 from fedgs.privacy.plan import Plan
@@ -35,6 +34,7 @@ def of_settings(
     config_file: Path | None,
     settings: dict[str, Any],
     at_epsilon: float | None = None,
+    colluding: int = 0,
 ) -> list[Statement]:
     """Returns the statements of a planned run, with the paper's figures beside.
 
@@ -47,16 +47,13 @@ def of_settings(
         config_file: TOML file of settings over the recipe.
         settings: of the command line, over both.
         at_epsilon: state delta at this epsilon; the paper's figures are then left out.
+        colluding: nodes of a round whose noise the secagg adversary knows.
 
     Raises:
         UserError: settings that decide an epsilon are missing or invalid.
     """
     is_open = recipe is None and config_file is None
     config = configure(recipe, config_file, settings, engine="flower")
-    if reason := why_limits_refuse(config):
-        raise UserError(
-            f"amplification = True: refused: {reason}; leave out --amplification"
-        )
     noise, target = config.noise_multiplier, config.target_epsilon
     is_limited = noise is not None and target is not None
     needed = ["num_clients", "num_rounds", "batch_size"] if is_open else ["num_clients"]
@@ -69,12 +66,14 @@ def of_settings(
         raise UserError("delta: --at-epsilon computes it; leave out one of the two")
     plan = Plan.from_config(dataclasses.replace(config, noise_multiplier=noise or 0.0))
     if is_limited:
-        most = _largest(config, plan)
+        most = _largest(config, plan, colluding)
         is_given = not is_open or "num_rounds" in settings
         rounds = min(most, config.num_rounds) if is_given else most
         plan = plan.ended_after(rounds)
     elif target is not None:
-        plan = dataclasses.replace(plan, noise_multiplier=_calibrated(config, plan))
+        plan = dataclasses.replace(
+            plan, noise_multiplier=_calibrated(config, plan, colluding)
+        )
     elif noise is None:
         raise UserError(
             "noise_multiplier is unset: give --noise-multiplier or --target-epsilon"
@@ -82,24 +81,24 @@ def of_settings(
     if is_open and "client_selection" not in settings and not is_limited:
         plan = dataclasses.replace(plan, client_selection=None)
     costs = selection_costs([config])
-    stated = statements(plan, config.delta, config.colluding_nodes, at_epsilon, costs)
+    stated = statements(plan, config.delta, colluding, at_epsilon, costs)
     stated = with_cohort_condition(stated, [config])
     if at_epsilon is not None:
         return stated
     return [*stated, *as_published(plan, config.delta)]
 
 
-def _calibrated(config: RunConfig, plan: Plan) -> float:
+def _calibrated(config: RunConfig, plan: Plan, colluding: int) -> float:
     """Returns the noise for the target and says so."""
-    noise_multiplier = calibrate_noise(plan, *_target(config))
+    noise_multiplier = calibrate_noise(plan, *_target(config, colluding))
     text = f"noise_multiplier {noise_multiplier:g} for {_target_text(config)}"
     say(text, is_error=True)
     return noise_multiplier
 
 
-def _largest(config: RunConfig, plan: Plan) -> int:
+def _largest(config: RunConfig, plan: Plan, colluding: int) -> int:
     """Returns the largest number of rounds within the target and says so."""
-    most = largest_num_rounds(plan, *_target(config))
+    most = largest_num_rounds(plan, *_target(config, colluding))
     noise, target = f"{config.noise_multiplier:g}", _target_text(config)
     if most == 0:
         raise UserError(
@@ -113,10 +112,10 @@ def _largest(config: RunConfig, plan: Plan) -> int:
     return most
 
 
-def _target(config: RunConfig) -> Any:
+def _target(config: RunConfig, colluding: int) -> Any:
     assert config.target_epsilon is not None
     asked = (config.target_epsilon, config.delta, config.adversary, config.relation)
-    return (*asked, config.colluding_nodes, selection_costs([config]))
+    return (*asked, colluding, selection_costs([config]))
 
 
 def _target_text(config: RunConfig) -> str:

@@ -32,7 +32,6 @@ from fedgs.federation.preparation import (
 )
 from fedgs.federation.training import RunStopped, stop_on_signal
 from fedgs.privacy.accounting import SEEDED
-from fedgs.privacy.client_limits import Limits
 from fedgs.privacy_label import privacy_label
 from fedgs.runs import epsilons
 from fedgs.runs.run_folder import GENERATOR, RunFolder
@@ -113,7 +112,6 @@ def go_back(folder: RunFolder) -> None:
         UserError: a corrupted run, or another process trains in it.
     """
     flower_engine.end_previous(folder)
-    Limits.of_run(folder.config).check_run(folder.config)
     with folder.locked(), closing(folder.ledger()):
         checkpoint = folder.load_checkpoint()
         folder.truncate_metrics(checkpoint[0] if checkpoint else 0)

@@ -314,8 +314,7 @@ def _draw(folder: RunFolder, path: Path, request: DebugRequest) -> LabelledImage
     """Draws balanced classes; from every generator with the same latents."""
     config = folder.config
     generator = sample.load_generator(folder)
-    classes = config.num_classes if config.conditional else 1
-    labels = np.arange(request.samples_per_group, dtype=np.int64) % classes
+    labels = np.arange(request.samples_per_group, dtype=np.int64) % config.num_classes
     images = sample.draw(config, generator, labels, seed=0)
     with replacing(path) as file:
         np.savez_compressed(file, images=images, labels=labels)

@@ -22,8 +22,7 @@ from typing import Any
 from experiments.debug import bug_detection
 from experiments.debug import cohorts as debug_cohorts
 from experiments.debug import plan as debug_plan
-from experiments.debug.command import BUGS
-from experiments.debug.request import DebugRequest
+from experiments.debug.request import BUGS, DebugRequest
 from experiments.flags import request_flags, run_command
 from experiments.tables import Table
 from fedgs.config.fields import flag
@@ -48,7 +47,6 @@ SETTINGS = {
     "discriminator_learning_rate": 12e-3,
     "ema_decay": 0.9,
     "num_workers": 1,
-    "sample_every": 50,
     "checkpoint_every": 50,
 }
 SELECTION_SIZE = 28  # pixels

@@ -12,16 +12,7 @@ from experiments.debug.request import DebugRequest
 from fedgs.cohorts.files import Cohort, read_cohort
 from fedgs.cohorts.selection import ABOVE, SELECTED, Selection
 from fedgs.config.run_config import RunConfig
-from fedgs.config.settings import (
-    BUG,
-    DATA,
-    IMAGES,
-    NO_RESULT,
-    OWNERS,
-    ROUNDING,
-    SEED,
-    settings_with,
-)
+from fedgs.config.settings import settings_of, settings_with
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError, some
 from fedgs.files import read_json
@@ -31,9 +22,10 @@ from fedgs.runs.run_folder import RunFolder
 FEWEST_CLIENTS = 2  # of a group
 FILES = {"healthy": f"{ABOVE}.txt", "suspicious": f"{SELECTED}.txt"}
 # What runs that are compared may differ in: what is compared, and what changes nothing.
-_MAY_DIFFER = {"cohort", "round_timeout"}.union(
-    *map(settings_with, (SEED, BUG, ROUNDING, NO_RESULT))
-)
+_MAY_DIFFER = {"cohort", "round_timeout", "nodes", "corruption", "corruption_unit"}
+_MAY_DIFFER |= {"corruption_fraction", "corruption_seed"}
+_MAY_DIFFER |= {"seed", "noise_seed", "selection_seed"}
+_MAY_DIFFER |= {*settings_with("machine"), *settings_with("free")}
 
 
 def shared_settings(config: RunConfig, request: DebugRequest) -> RunConfig:
@@ -51,7 +43,7 @@ def shared_settings(config: RunConfig, request: DebugRequest) -> RunConfig:
             "missing); give --cohorts its --output"
         )
     selected = RunConfig.from_flat(read_json(folder / "cohorts.json")["config"])
-    for name in settings_with(OWNERS):
+    for name in settings_with("owners"):
         one, other = getattr(selected, name), getattr(config, name)
         if one != other:
             raise UserError(
@@ -143,8 +135,8 @@ def select(folder: Path, config: RunConfig, request: DebugRequest) -> None:
         UserError: bad input.
         typer.Exit: the selection stopped early or failed (code 1).
     """
-    names = {"seed", "engine", "num_workers", "num_threads", "fast_messages"}
-    names |= {*settings_with(DATA)}
+    names = [spec.name for spec in settings_of("Data", "seed", "engine", "num_workers")]
+    names += [name for name in config.to_flat() if name.startswith("corruption")]
     settings = {name: getattr(config, name) for name in names}
     shutil.rmtree(folder, ignore_errors=True)
     selecting.cohorts(
@@ -295,7 +287,7 @@ def check_runs(folders: Mapping[str, list[RunFolder]]) -> None:
     if len(set(counts.values())) != 1:
         raise UserError(f"runs = {counts}: give each cohort the same number of runs")
     first, *others = [folder for own in folders.values() for folder in own]
-    data = settings_with(IMAGES)
+    data = settings_with("images")
     names = [n for n in first.config.to_flat() if n not in {*data, *_MAY_DIFFER}]
     for folder in others:
         for name in (*data, *names):

@@ -6,20 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from experiments.debug import bug_detection
-from experiments.debug.request import COHORTS, DebugRequest
+from experiments.debug.request import COHORTS, DebugRequest, planted
 from experiments.debug.suspects import load_suspect
 from fedgs.config.recipes import CLASS_MEANS, configure, is_left_open
-from fedgs.config.settings import CORRUPTIONS
 from fedgs.diagnosis.rule import FEWEST_GROUPS, Rule
 from fedgs.errors import UserError, refuse
 
-# flip, as Augenstein et al. call it, is inversion.
-BUGS = {"flip": "invert", **{n: n for n in CORRUPTIONS if n not in ("none", "invert")}}
-BUGS |= {"none": "none"}
 RULE = ("alpha", "min_effect")
 SELECTION = ("percentile_below", "percentile_above", "selection_rounds")
-# Settings that the command decides by the bug and the cohorts.
-DECIDED = ("cohort", "corruption", "corruption_fraction", "corruption_seed")
 
 
 def debug(
@@ -57,18 +51,20 @@ def debug(
         refuse({**given, **of_runs}, f"{why}, or leave out")
         bug_detection.resume(output, as_json, suspects)
         return
-    refuse(
-        {name: settings.get(name) for name in DECIDED},
-        "fedgs debug sets it by --bug, --fraction and the cohorts; leave out",
-    )
+    why = "fedgs debug sets it by --healthy and --suspicious; leave out"
+    refuse({"cohort": settings.get("cohort")}, why)
     request = request_of(given)
     if request.runs is not None:
         refuse(of_runs, "the runs exist and have their settings; leave out")
-    planted = {**settings, **_planted(given, request)}
+    if request.cohorts is not None and given.get("bug", "none") != "none":
+        raise UserError(
+            f"bug = {given['bug']}: the folder of --cohorts says what was planted; "
+            "leave out --bug"
+        )
     if recipe is None:
         is_open = config is None and is_left_open(settings)
         recipe = CLASS_MEANS if is_open else "full-participation"
-    configured = configure(recipe, config, planted, engine="flower")
+    configured = configure(recipe, config, settings | planted(given), engine="flower")
     bug_detection.debug(configured, request, as_json, suspects, dry_run)
 
 
@@ -121,20 +117,3 @@ def _runs(given: Mapping[str, Any]) -> dict[str, list[Path]] | None:
             f"--suspicious-run at least {FEWEST_GROUPS} times each"
         )
     return runs if counts["healthy"] else None
-
-
-def _planted(given: Mapping[str, Any], request: DebugRequest) -> dict[str, Any]:
-    """Returns the settings of the planted bug."""
-    bug = given.get("bug")
-    if bug is None:
-        refuse({"fraction": given.get("fraction")}, "needs --bug; give it or leave out")
-        return {}
-    if bug not in BUGS:
-        raise UserError(f"bug = {bug!r}: give --bug one of {', '.join(BUGS)}")
-    if request.cohorts is not None and bug != "none":
-        raise UserError(
-            f"bug = {bug}: the folder of --cohorts says what was planted; leave out "
-            "--bug"
-        )
-    fraction = {"corruption_fraction": given["fraction"]} if "fraction" in given else {}
-    return {"corruption": BUGS[bug], **fraction}

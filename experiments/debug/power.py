@@ -185,7 +185,7 @@ def _plan(config: ResolvedConfig, level: float) -> str:
 def epsilon_of(config: ResolvedConfig, noise_multiplier: float) -> float | None:
     """Returns the epsilon of a group's run with other noise, for its own adversary."""
     other = dataclasses.replace(config, noise_multiplier=noise_multiplier)
-    rows = statements(Plan.from_config(other), config.delta, config.colluding_nodes)
+    rows = statements(Plan.from_config(other), config.delta)
     found = [
         row.epsilon
         for row in rows

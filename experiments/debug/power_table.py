@@ -107,7 +107,7 @@ def _counts(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[int]]]:
 
 def _setting() -> tuple[ResolvedConfig, FederatedImages]:
     settings = {"data": "fonts", "noise_multiplier": 1.0, "output": "-", "seed": 0}
-    settings |= {"secure_noise": False, "clients_per_node": CLIENTS}
+    settings |= {"clients_per_node": CLIENTS}
     config = configure(CLASS_MEANS, None, settings)
     return resolve(config, load_data(config))
 

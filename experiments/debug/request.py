@@ -3,14 +3,20 @@
 Imports no tensor library: the command line reads the flags from here at every start.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fedgs.config.fields import check_ranges, flag
+from fedgs.config.settings import CORRUPTIONS
 from fedgs.diagnosis.rule import FEWEST_GROUPS, MOST_GROUPS, Rule
-from fedgs.errors import UserError
+from fedgs.errors import UserError, refuse
 
 COHORTS = ("healthy", "suspicious")
+# flip, as Augenstein et al. call it, is inversion.
+BUGS = {"flip": "invert", **{n: n for n in CORRUPTIONS if n not in ("none", "invert")}}
+BUGS |= {"none": "none"}
 MOST_SAMPLES = 1000  # of a generator: the kernel of 12 groups then takes about 2 GB
 
 
@@ -22,6 +28,25 @@ class PlantedBug:
         None, "An experiment: plant flip, rotate, mirror, blur, ... or none."
     )
     fraction: float | None = flag(None, "Of the clients; 0.5 when unset.")
+
+
+def planted(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of `RunConfig` of a planted bug; none without one.
+
+    Args:
+        given: the flags of `PlantedBug`, as far as they are given.
+
+    Raises:
+        UserError: an unknown bug, or a fraction without one.
+    """
+    bug, fraction = given.get("bug"), given.get("fraction")
+    if bug is None:
+        refuse({"fraction": fraction}, "needs --bug; give it or leave out")
+        return {}
+    if bug not in BUGS:
+        raise UserError(f"bug = {bug!r}: give --bug one of {', '.join(BUGS)}")
+    own = {} if fraction is None else {"corruption_fraction": fraction}
+    return {"corruption": BUGS[bug], **own}
 
 
 @dataclass(frozen=True)

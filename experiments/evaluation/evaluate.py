@@ -17,7 +17,7 @@ from experiments.evaluation.scoring import Scoring
 from experiments.evaluation.scoring import Sizes as Sizes
 from fedgs.config.checks import check_data
 from fedgs.config.run_config import RunConfig
-from fedgs.config.settings import OWNERS, settings_with
+from fedgs.config.settings import settings_with
 from fedgs.data import sources
 from fedgs.errors import UserError, refuse
 from fedgs.evaluation import classifiers, images, inception, quality
@@ -189,8 +189,14 @@ def _check_held_out(request: EvaluationRequest, run: RunConfig) -> None:
 
     Of one fraction the images held out are a part of those of a larger one.
     """
-    if sources.with_absolute_path(request.data) != run.data:
+    data = sources.with_absolute_path(request.data)
+    if data.partition("?")[0] != run.data.partition("?")[0]:
         return
+    if run.test_fraction and data != run.data:
+        raise UserError(
+            f"data = {data}: is read in another way than {run.data}, so other images "
+            "would be held out; leave out --data"
+        )
     fraction = request.reading.get("test_fraction", run.test_fraction)
     if fraction > run.test_fraction:
         raise UserError(
@@ -198,7 +204,7 @@ def _check_held_out(request: EvaluationRequest, run: RunConfig) -> None:
             "clients' images and was trained on all others, so they cannot test it; "
             "leave out --test-fraction, give other --data, or train with it"
         )
-    for name in {*settings_with(OWNERS)} - {"data", "test_fraction"}:
+    for name in {*settings_with("owners")} - {"data", "test_fraction"}:
         value = getattr(run, name)
         if run.test_fraction and request.reading.get(name, value) != value:
             raise UserError(

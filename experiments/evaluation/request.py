@@ -8,11 +8,11 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedgs.config.fields import Trait, check_ranges, flag
-from fedgs.config.settings import IMAGES, settings_with
+from fedgs.config.fields import check_ranges, flag
+from fedgs.config.settings import settings_with
 
-READING = settings_with(Trait.READING)
-SHAPE = tuple(name for name in settings_with(IMAGES) if name not in READING)
+READING = settings_with("reading")
+SHAPE = tuple(name for name in settings_with("images") if name not in READING)
 METRICS = ("images", "cnn", "classifiers", "label-efficiency")
 
 

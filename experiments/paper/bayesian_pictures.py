@@ -101,7 +101,7 @@ def trained(name: str, request: Request) -> BaselineRun:
     path, made = request.output / name, RUNS[name]
     if not (path / "config.json").exists():
         own = {
-            "noise_multiplier": made.noise,
+            "noise_per_clip": made.noise,
             "clip": CLIP,
             "steps": request.steps,
         }

@@ -163,8 +163,7 @@ def _draw_samples(request: Request) -> Path:
 def _grid_shape(config: ResolvedConfig) -> tuple[int, int, int, int]:
     """Returns columns, classes, and size and channels of the images."""
     classes = config.num_classes
-    columns = classes if config.conditional else GRID_COLUMNS
-    return columns, classes, config.image_size, config.image_channels
+    return classes, classes, config.image_size, config.image_channels
 
 
 def _scale(folder: RunFolder, config: RunConfig, recipe: str) -> str:

@@ -144,7 +144,7 @@ def _train(folder: RunFolder, stop: Stop) -> None:
     data = load_data(folder.config)
     write_atomically(folder.path / WARNING_FILE, WARNING.encode())
     (folder.path / FILE).touch(mode=0o600)
-    torch.set_num_threads(folder.config.num_threads)
+    torch.set_num_threads(1)
     with folder.locked(), ProbedNodes(folder, data) as nodes:
         train_nodes(folder, nodes, lambda metrics: None, stop)
 

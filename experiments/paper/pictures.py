@@ -12,7 +12,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.flags import request_flags, run_command
-from experiments.paper.cell_list import NO_NOISE, Cells, Method, Request, Source
+from experiments.paper.cell_list import (
+    NO_NOISE,
+    Cells,
+    Method,
+    Request,
+    Settings,
+    Source,
+)
 
 SHARDS = {"partition": "iid", "num_clients": 1000, "clients_per_node": 50}
 DATA = {
@@ -25,7 +32,8 @@ SIZES = {10.0: {"moment_size": 10}, 3.0: {"moment_size": 8}, 1.0: {"moment_size"
 PARTED = {10.0: {}, 3.0: {"moment_size": 10, "latent_dim": 30}}
 AXES = {10.0: {"latent_dim": 30}, 3.0: {"latent_dim": 20}, 1.0: {"latent_dim": 15}}
 # 40 rounds of gradients of 32 fakes cost 1280, a fifth of mu^2; stages have the rest.
-REFINED = {"stage_weights": "1280,1280,2560", "num_rounds": 43}
+REFINED: Settings = {"stages": "means:1280,scatter:1280,moments:2560"}
+REFINED |= {"num_rounds": 43}
 SHORT = {"num_rounds": 50}
 FAST = {"generator_learning_rate": 1e-3}
 WRITERS = ["mnist-by-writer"]

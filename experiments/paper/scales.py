@@ -15,7 +15,7 @@ from experiments.paper.scores import SAME_IMAGES, Protocol
 from fedgs.config.fields import check_ranges, flag
 from fedgs.config.recipes import overridden, recipe
 from fedgs.config.run_config import RunConfig
-from fedgs.config.settings import field_type
+from fedgs.config.settings import field_type, settings_of
 from fedgs.data.sources import with_absolute_path
 from fedgs.errors import UserError, explained
 from fedgs.evaluation.quality import NUM_SPLITS
@@ -66,14 +66,11 @@ def differences(config: RunConfig, recipe_name: str) -> dict[str, tuple[Any, Any
     Data, seed and what changes no result are left out.
     """
     own, known = config.to_flat(), recipe(recipe_name).to_flat()
-    specs = {spec.name: spec.metadata["group"] for spec in dataclasses.fields(config)}
+    specs = settings_of("Federation", "Privacy", "Training", "Model")
+    names = [spec.name for spec in specs]
     if config.node_sizes is not None:
-        del specs["clients_per_node"]  # has no effect
-    return {
-        name: (own[name], known[name])
-        for name, group in specs.items()
-        if group not in ("Data", "Runtime") and own[name] != known[name]
-    }
+        names.remove("clients_per_node")  # has no effect
+    return {n: (own[n], known[n]) for n in names if own[n] != known[n]}
 
 
 def label(config: RunConfig, recipe_name: str) -> str:

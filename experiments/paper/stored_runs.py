@@ -22,18 +22,17 @@ from experiments.commands.endings import exit_if_stopped
 from experiments.commands.progress import Progress, say
 from experiments.paper.communication import FILE, MeasuringGrid
 from fedgs.config.run_config import RunConfig
-from fedgs.config.settings import MACHINE, settings_with
+from fedgs.config.settings import settings_with
 from fedgs.errors import UserError
 from fedgs.federation.preparation import check_capacity, resolve
 from fedgs.federation.training import BudgetSpent, Report, Stop, stop_on_signal
 from fedgs.files import read_json, read_tensors, write_tensors
-from fedgs.privacy.client_limits import Limits
 from fedgs.runs.run_folder import RunFolder
 from fedgs.runs.sample import load_generator
 from server.strategy import GsWgan
 
 # What names no other run. A checkpoint is a snapshot, so its rounds make another one.
-NAMELESS = {*settings_with(MACHINE), "sample_every"}
+NAMELESS = {*settings_with("machine")}
 NUM_SNAPSHOTS = 4  # the last one is the run's generator
 Train = Callable[[RunFolder, Stop], None]
 
@@ -149,8 +148,7 @@ def train(folder: RunFolder, stop: Stop) -> None:
     Raises:
         RunStopped: `stop` was set, or too few nodes answered.
     """
-    Limits.of_run(folder.config).check_run(folder.config)
-    torch.set_num_threads(folder.config.num_threads)
+    torch.set_num_threads(1)
     grid = MeasuringGrid(client_app, folder.config, folder.path / FILE)
     with folder.locked(), Progress() as progress:
         report = progress.rounds(folder.config.num_rounds)

@@ -160,7 +160,7 @@ def _fed_avg_gan(name: str, request: Request, results: ResultLines) -> list[Line
         ]
         seeded = run.config.noise_seed is not None
         about = table2_report.about(run.folder)
-        about["is_private"] = own["noise_multiplier"] > 0 and not seeded
+        about["is_private"] = own["noise_per_clip"] > 0 and not seeded
         sent = {"communication": update_communication(run)}
         lines.append(row | {"scale": ", ".join(scale)} | found | sent | about)
     return lines or [row | {"missing": "fedgs baseline"}]

@@ -19,7 +19,7 @@ from experiments.report import words
 from experiments.report.debug import DebugFacts, is_debug, read_debug_folder
 from experiments.report.run import RunFacts, read_run
 from experiments.report.sections import Page
-from fedgs.config.settings import IMAGES, settings_with
+from fedgs.config.settings import settings_with
 from fedgs.errors import UserError, explained
 from fedgs.files import write_atomically
 from fedgs.privacy.accounting import Statement
@@ -127,7 +127,7 @@ def _together(paths: Sequence[Path]) -> Sequence[Statement] | None:
 
 def _check_same_data(runs: Sequence[RunFacts]) -> None:
     for run in runs[1:]:
-        for name in settings_with(IMAGES):
+        for name in settings_with("images"):
             one, other = (getattr(r.config, name) for r in (runs[0], run))
             if one != other:
                 raise UserError(

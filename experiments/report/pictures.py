@@ -38,8 +38,7 @@ def picture_of(facts: RunFacts, grid: Grid, caption: str) -> Picture:
     rows, columns = grid.height // step, grid.width // step
     what = f"{rows} rows of {columns} generated images of {facts.name}"
     caption = f"{caption} {facts.unit_of_time} {grid.round}"
-    if facts.config.conditional:
-        what += f", one column for each class from 0 to {columns - 1}"
-        caption += ", one column per class"
+    what += f", one column for each class from 0 to {columns - 1}"
+    caption += ", one column per class"
     what += f", after {facts.unit_of_time} {grid.round}"
     return Picture(grid.png, what, caption)

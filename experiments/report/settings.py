@@ -14,10 +14,10 @@ from experiments.report.run import RunFacts
 from experiments.tables import Table
 from fedgs.baselines.asked import SHARED_SETTINGS
 from fedgs.baselines.run import more_settings
-from fedgs.config.run_config import ResolvedConfig, RunConfig
-from fedgs.config.settings import PATH, SEED, settings_with
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.settings import settings_of, settings_with
 
-HIDDEN = settings_with(SEED)  # tell who was selected
+HIDDEN = ("seed", "selection_seed", "noise_seed")  # tell who was selected
 
 
 def settings_tables(runs: Sequence[RunFacts]) -> list[Table]:
@@ -69,7 +69,7 @@ def _shown(config: ResolvedConfig, name: str, value: Any) -> str:
         return "unset"
     if name in HIDDEN and config.amplification:
         return "not shown: tells who was selected"
-    if name in settings_with(PATH):
+    if name in settings_with("path"):
         return Path(str(value)).name
     if name == "data":
         return shown_data(str(value))
@@ -79,11 +79,10 @@ def _shown(config: ResolvedConfig, name: str, value: Any) -> str:
 def _changed(facts: RunFacts) -> dict[str, Any]:
     """Returns the run's settings that are not the defaults, if it reads them."""
     config, baseline = facts.config, facts.baseline
-    specs = dataclasses.fields(RunConfig if baseline is None else config)
+    specs = settings_of()
     if baseline is not None:
         read = {*SHARED_SETTINGS, *more_settings(baseline.method), "node_sizes"}
-        read -= {"engine"} if config.node_names else set()
-        specs = [spec for spec in specs if {spec.metadata["group"], spec.name} & read]
+        specs = settings_of(*read - ({"engine"} if config.node_names else set()))
     values = {spec.name: getattr(config, spec.name) for spec in specs}
     defaults = {spec.name: (spec.default, None) for spec in specs}
     return {name: v for name, v in values.items() if v not in defaults[name]}
@@ -97,9 +96,13 @@ def train_command(facts: RunFacts) -> str:
         if names := config.node_names:
             words = ["fedgs", "deploy", "baseline", baseline.name]
             words += ["--server", "HOST:PORT", *(f"--client={n}" for n in names)]
-        default = dataclasses.asdict(baseline.method.Settings())
-        own = dataclasses.asdict(baseline.settings)
-        words += _flags({name: v for name, v in own.items() if v != default[name]})
+        own = {
+            spec.name: getattr(baseline.settings, spec.name)
+            for spec in dataclasses.fields(baseline.settings)
+            if "help" in spec.metadata  # others have no flag
+        }
+        default = baseline.method.Settings()
+        words += _flags({n: v for n, v in own.items() if v != getattr(default, n)})
     changed = _changed(facts)
     if config.amplification:
         changed = {name: v for name, v in changed.items() if name not in HIDDEN}

@@ -84,10 +84,10 @@ def steps_table(device: str) -> None:
     for width in WIDTHS:
         clients = 64 if device != "cpu" else 256 // width
         cells = [f"{width}", f"{clients}"]
-        for stacking in ("stacked", "loop"):
-            given = {"discriminator_dim": width, "stacking": stacking, "device": device}
-            config = _config(**given)
-            step = training_step(config, Discriminators(config, range(clients)))
+        config = _config(discriminator_dim=width, device=device)
+        for is_stacked in (True, False):
+            state = Discriminators(config, range(clients), is_stacked)
+            step = training_step(config, state)
             seconds = [_seconds_of(step, device) for _ in range(REPEATS)][1:]
             cells.append(f"{clients / statistics.median(seconds):.0f}")
         rows.append(cells)

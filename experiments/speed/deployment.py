@@ -23,7 +23,6 @@ from server.launch.flower_app import free_port, wait_for_port
 SKIPPED = 2  # first rounds: connections, caches
 START_SECONDS, RUN_SECONDS, END_SECONDS = 120.0, 900.0, 30.0
 SETTINGS: Mapping[str, object] = {
-    "warm_start": "public",
     "warm_start_rounds": 1,
     "client_selection": "all",
     "discriminator_training": "every_round",
@@ -35,7 +34,6 @@ SETTINGS: Mapping[str, object] = {
     "discriminator_dim": 4,
     "discriminator_steps": 1,
     "num_classes": 10,
-    "sample_every": 1000,
 }
 
 

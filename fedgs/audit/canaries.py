@@ -97,7 +97,7 @@ class Canaries:
 
     def images(self, config: ResolvedConfig) -> Tensor:
         """Returns e_i as images (m, C, S, S)."""
-        if config.gradient_basis == "dct":
+        if config.dct_size is not None:
             return from_dct(self.directions, config.image_size)
         return self.directions
 
@@ -173,7 +173,7 @@ class CanaryNodes(LocalNodes):
             stack = self.stacks[node_id]
             return client_round(config, stack, self.data, hosted, request, node_id)
         stack = CanaryDiscriminators(config, hosted, self.fixed)
-        is_public = config.warm_start == "public"
+        is_public = config.is_warm_start_public
         fakes = (request.images, request.labels) if is_public else None
         warm_start(config, stack, self.data, hosted, fakes)
         self.stacks[node_id] = stack

@@ -114,7 +114,6 @@ def recorded_plan(config: ResolvedConfig, events: Sequence[Event]) -> Plan:
     return dataclasses.replace(
         plan,
         stages=None,
-        stage_weights=None,
         noise_multiplier=event.noise_multiplier,
         clip_bound=event.clip_bound,
         batch_size=event.batch_size,
@@ -378,9 +377,8 @@ def _one_coordinate(config: ResolvedConfig, count: int) -> ResolvedConfig:
         config,
         batch_size=count,
         stages=None,
-        stage_weights=None,
         fakes_per_round=None,
-        gradient_basis="pixels",
+        dct_size=None,
         discriminator_training="frozen",
         noise_seed=None,
         device="cpu",

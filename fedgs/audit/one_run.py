@@ -109,12 +109,9 @@ def as_audited(config: ResolvedConfig) -> ResolvedConfig:
         config,
         engine="local",
         target_epsilon=None,
-        client_epsilon=None,
-        client_limits=None,
         min_nodes=None,
         noise_seed=None,
         checkpoint_every=config.num_rounds,
-        sample_every=config.num_rounds,
     )
 
 

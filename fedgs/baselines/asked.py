@@ -11,13 +11,11 @@ from fedgs.errors import refuse
 
 # Groups and names of the settings of `RunConfig` that a baseline's run has as well.
 SHARED_SETTINGS = ("Data", "Model", "num_clients", "delta", "adversary")
-SHARED_SETTINGS += ("secure_noise", "noise_seed", "output", "seed", "device")
-SHARED_SETTINGS += ("num_threads", "stacking", "chunk_size")
-SHARED_SETTINGS += ("checkpoint_every", "sample_every")
+SHARED_SETTINGS += ("noise_seed", "output", "seed", "device", "checkpoint_every")
 
 
 # Settings of a method that say its noise: a target finds it.
-NOISES = {"noise_multiplier", "inverse_noise", "answer_noise"}
+NOISES = {"noise_multiplier", "noise_per_clip", "inverse_noise", "answer_noise"}
 
 
 def check_noise(given: Mapping[str, object]) -> None:

@@ -37,7 +37,7 @@ import torch.nn.functional as F
 from fedgs.baselines import bayesian_accounting as bayesian
 from fedgs.baselines import dp_sgd, dp_sgd_gan
 from fedgs.baselines.contract import SECRET, Event, Facts, Guarantee
-from fedgs.config.fields import NOISE, Scalar, flag
+from fedgs.config.fields import NOISE, Scalar, entry, flag
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
@@ -60,7 +60,7 @@ KEPT_BACK = (
 class Settings:
     """What BDP-GAN is asked for; defaults are the paper's for MNIST, with B = 1024."""
 
-    noise_multiplier: float = flag(
+    noise_per_clip: float = flag(
         20.48, "Noise of a sum of gradients / clip bound.", **NOISE
     )
     clip: float = flag(0.5, "Clip bound of an image's gradient.", above=0)
@@ -68,11 +68,7 @@ class Settings:
         1024, "Images of a Poisson batch on average.", at_least=1
     )
     steps: int = flag(23_437, "Steps of the discriminator: releases.", at_least=1)
-    steps_per_generator_step: int = flag(
-        1, "Discriminator steps for one of the generator.", at_least=1
-    )
-    learning_rate: float = flag(1e-4, "Adam's step size of both networks.", above=0.0)
-    beta1: float = flag(0.9, "Adam's beta1 of both.", at_least=0.0, below=1.0)
+    learning_rate: float = entry(1e-4, above=0)  # of Adam, for both networks
     cost_records: int = flag(
         32,
         "Images drawn in each step to estimate its Bayesian cost.",
@@ -97,7 +93,7 @@ class BdpGan:
         raise UserError(
             f"target_epsilon = {target_epsilon:g}: the epsilon of bdp-gan is Bayesian, "
             "of images drawn at random, and is known after the training only; give "
-            "--noise-multiplier and read both epsilons from `fedgs privacy`, or use "
+            "--noise-per-clip and read both epsilons from `fedgs privacy`, or use "
             "dp-sgd-gan, which trains alike and takes a target"
         )
 
@@ -122,7 +118,7 @@ class BdpGan:
                 bayesian.bayesian_epsilon(costs, count, delta),
                 bayesian.published_epsilon(costs, count, delta),
             ]
-        if any(event["noise_multiplier"] == 0 for event in events):
+        if any(event["noise_per_clip"] == 0 for event in events):
             found = [math.inf, math.inf]
         ours, theirs = (value if math.isfinite(value) else None for value in found)
         line = Guarantee(
@@ -174,19 +170,14 @@ class BdpGanTrainer:
         config = dataclasses.replace(
             config,
             discriminator_learning_rate=settings.learning_rate,
-            discriminator_beta1=settings.beta1,
-            discriminator_beta2=0.999,
             generator_learning_rate=settings.learning_rate,
-            generator_beta1=settings.beta1,
-            generator_beta2=0.999,
         )
         self.training = dp_sgd_gan.dp_sgd_gan.trainer(
             dp_sgd_gan.Settings(
-                noise_multiplier=settings.noise_multiplier,
+                noise_per_clip=settings.noise_per_clip,
                 clip=settings.clip,
                 expected_batch=settings.expected_batch,
                 steps=settings.steps,
-                steps_per_generator_step=settings.steps_per_generator_step,
                 optimizer="adam",
             ),
             config,
@@ -224,11 +215,11 @@ class BdpGanTrainer:
     def _costs(self, index: int) -> list[float]:
         """Returns the Bayesian cost of the step for each order: private."""
         settings = self.settings
-        if settings.noise_multiplier == 0:
+        if settings.noise_per_clip == 0:
             return [0.0] * len(bayesian.ORDERS)  # `guarantees` says unbounded
         norms = self.gradient_norms(index) / settings.clip
         moments = bayesian.log_moments(
-            norms / settings.noise_multiplier, self.training.rate
+            norms / settings.noise_per_clip, self.training.rate
         )
         return bayesian.step_cost(moments, settings.steps).tolist()
 

@@ -7,7 +7,7 @@ ledger and checkpoints, resumes, and prints what `guarantees` says.
 Rules that the contract test checks, or that reviewers do:
 
 - Private noise comes from `fedgs.mechanism.noise.NoiseStream(config.noise_seed, node,
-  step, config.secure_noise)`, a stream for each release. Everything else comes from
+  step)`, a stream for each release. Everything else comes from
   `fedgs.randomness.stream(seed, purpose, step)`, so a resumed training goes on with the
   same bits and no generator's state is stored.
 - `step` computes and returns. It writes nothing, prints nothing: what it learned stays
@@ -150,7 +150,7 @@ class Trainer(Protocol):
 
         Returns:
             The ledger's event: plain JSON values of all that decides what the step's
-            release costs (kind, noise_std or noise_multiplier, clip bound, sampling
+            release costs (kind, noise_std or noise_per_clip, clip bound, sampling
             rate, count, ...). None if nothing that depends on private data was made;
             a step that makes it without noise says so in an event too. A value that
             tells of private data has a name that begins with `SECRET`: the frame keeps

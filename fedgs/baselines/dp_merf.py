@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from fedgs.baselines import dp_sgd
 from fedgs.baselines.contract import Event, Facts, Guarantee
-from fedgs.config.fields import NOISE, Scalar, flag
+from fedgs.config.fields import NOISE, Scalar, again, entry, flag
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
@@ -57,31 +57,30 @@ from fedgs.shapes import Images, Labels, TensorDict
 UPDATES_AT_ONCE = 10  # of the generator, in one outer step after a single release
 IMAGES_AT_ONCE = 500
 DECAY, DECAY_STEPS = 0.9, 600  # of the learning rate, by epoch
+AUTOENCODER_CLIP = 1.0  # of its gradients; the published code's
+AUTOENCODER_SHARE = 0.5  # of target_epsilon, that it alone may cost
 _BELOW = 1 - 1e-6  # float32 must not round a norm above 1
 AUDITED_FEATURES = 64  # noise and norms are the same for any number
 
 
 @dataclass(frozen=True)
 class _Shared:
-    """Settings of both methods; noise_multiplier is sigma of the published code."""
+    """Settings of both methods; those without a flag are of the published code."""
 
     noise_multiplier: float | None = flag(
-        None, "Noise sigma: of standard deviation 2 sigma / n in M.", **NOISE
+        None, "Noise of a sum of vectors of norm 1 / 2, as in `fedgs train`.", **NOISE
     )
     num_features: int = flag(10_000, "Random features D, even.", at_least=2)
-    kernel_variance: float = flag(
-        105.0, "s of the features' kernel.", at_least=1e-6, at_most=1e6
-    )
+    # s of the features' kernel:
+    kernel_variance: float = entry(105.0, at_least=1e-6, at_most=1e6)
     release: str = flag(
         "once",
         "Release all data's embedding once, or one of a batch at every step.",
         choices=("once", "batches"),
     )
-    sampling_rate: float = flag(
-        1 / 120, "Chance of an image to be in a batch.", above=0, at_most=1
-    )
+    sampling_rate: float = entry(1 / 120, above=0, at_most=1)  # of an image, by batches
     generator_steps: int = flag(3000, "Steps of the generator.", at_least=1)
-    fakes_per_step: int = flag(100, "Fakes of a step of the generator.", at_least=1)
+    fakes_per_step: int = entry(100, at_least=1)
 
     @property
     def rate(self) -> float:
@@ -117,7 +116,7 @@ class Settings(_Shared):
     federated: bool = flag(
         False,
         "Every client makes its own mean embedding, and their sum is released once: "
-        "user level. Noise sigma is then over K, not 2 sigma / n.",
+        "user level.",
     )
 
     @property
@@ -130,37 +129,23 @@ class Settings(_Shared):
         """Whether somebody sees all images."""
         return not self.federated
 
-    @property
-    def noise_std(self) -> float:
-        """Of every number of a released sum of vectors of norm 1."""
-        return super().noise_std / (2 if self.federated else 1)
-
 
 @dataclass(frozen=True)
 class AutoencoderSettings(_Shared):
     """What `dp-merf-ae` is asked for."""
 
-    kernel_variance: float = flag(80.0, "s of the features' kernel.", above=0)
-    release: str = flag(
-        "batches",
-        "Release all data's embedding once, or one of a batch at every step.",
-        choices=("once", "batches"),
-    )
-    generator_steps: int = flag(840, "Steps of the generator.", at_least=1)
-    fakes_per_step: int = flag(500, "Fakes of a step of the generator.", at_least=1)
+    kernel_variance: float = again(_Shared, "kernel_variance", 80.0)
+    release: str = again(_Shared, "release", "batches")
+    generator_steps: int = again(_Shared, "generator_steps", 840)
+    fakes_per_step: int = again(_Shared, "fakes_per_step", 500)
     autoencoder_steps: int = flag(1200, "Steps of the autoencoder.", at_least=1)
-    autoencoder_noise: float | None = flag(
-        None, "Its noise / its clip bound; unset: noise_multiplier.", **NOISE
-    )
-    autoencoder_clip: float = flag(1.0, "Clip bound of its gradients.", above=0)
-    autoencoder_learning_rate: float = flag(1e-3, "Of its Adam.", above=0)
-    autoencoder_share: float = flag(
-        0.5, "Share of target_epsilon that it alone may cost.", above=0, below=1
-    )
+    # Its noise / its clip bound; unset: the number noise_multiplier, as published.
+    autoencoder_noise: float | None = entry(None, **NOISE)
+    autoencoder_learning_rate: float = entry(1e-3, above=0)
 
     @property
     def encoder_noise(self) -> float:
-        """Noise multiplier of the autoencoder's DP-SGD.
+        """Noise of the autoencoder's DP-SGD / its clip bound.
 
         Raises:
             UserError: the noise is unset.
@@ -212,8 +197,7 @@ class _Trainer:
         self.images, self.labels = dp_sgd.pooled(data)
         self.net = build_generator(config, derived_seed(seed, "generator"))
         self.net.to(config.device)
-        betas = (config.generator_beta1, config.generator_beta2)
-        self.optimizer = torch.optim.Adam(self._trained(), betas=betas)
+        self.optimizer = torch.optim.Adam(self._trained())
         size = self._size()
         self.embedding = Embedding(settings, size, config.num_classes, seed)
         self.embedding.frequencies = self.embedding.frequencies.to(config.device)
@@ -376,7 +360,7 @@ class _CodeTrainer(_Trainer):
     def _train_autoencoder(self, index: int) -> dict[str, Any]:
         """Takes one step of DP-SGD with encoder and decoder; the loss is per image."""
         settings, device = self.settings, self.config.device
-        clip, rate = settings.autoencoder_clip, settings.sampling_rate
+        clip, rate = AUTOENCODER_CLIP, settings.sampling_rate
         count = len(self.images)
         at = self.num_steps + index  # embeddings draw their noise from streams before
         batch = self.images[
@@ -422,7 +406,7 @@ class DPMerf:
     title = "DP-MERF: noisy mean embedding of random Fourier features"
     unit = "record"
     central = True
-    more_settings = ("generator_learning_rate", "generator_beta1", "generator_beta2")
+    more_settings = ("generator_learning_rate",)
     Settings: type = Settings
     recipe: Mapping[str, Scalar] = {
         "generator": "upsample",
@@ -430,8 +414,6 @@ class DPMerf:
         "latent": "normal",
         "latent_dim": 5,
         "generator_learning_rate": 0.01,
-        "generator_beta1": 0.9,
-        "generator_beta2": 0.999,
     }
 
     def bytes_per_client(
@@ -450,8 +432,9 @@ class DPMerf:
             UserError: federated by batches.
         """
         _check(settings)
-        if settings.release == "once":  # sigma = noise / sensitivity of the relation
+        if settings.release == "once":  # noise / sensitivity of the relation, 1 or 2
             sigma = 1 / mu_from_epsilon(target_epsilon, delta)
+            sigma /= 2 if settings.federated else 1
         else:
             rate, count = settings.rate, settings.num_releases
             sigma = smallest_noise(
@@ -509,7 +492,7 @@ class DPMerf:
         for row, total in enumerate((outside, inside)):
             for trial in range(trials):
                 source = NoiseStream(None, row, trial)
-                noisy = dp_sgd.noisy(total, float(event["noise_multiplier"]), source)
+                noisy = dp_sgd.noisy(total, float(event["noise_per_clip"]), source)
                 scores[row, trial] = float((noisy * along).sum())
         return scores[0], scores[1]
 
@@ -529,7 +512,7 @@ def _bounded(
 ) -> list[Guarantee]:
     """Returns valid lines of unsampled sums, to which a unit adds norm `size`."""
     square = sum(
-        each.times / each.noise_multiplier**2 if each.noise_multiplier else math.inf
+        each.times / each.noise_per_clip**2 if each.noise_per_clip else math.inf
         for each in dp_sgd.releases(events)
     )
     lines: list[Guarantee] = []
@@ -568,7 +551,7 @@ class DPMerfAutoencoder:
         def first(noise: float) -> list[Releases]:
             return [Releases(rate, noise, steps)]
 
-        share = given.autoencoder_share * target_epsilon
+        share = AUTOENCODER_SHARE * target_epsilon
         encoder = given.autoencoder_noise
         if encoder is None:
             encoder = smallest_noise(first, share, delta)

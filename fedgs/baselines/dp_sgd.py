@@ -137,7 +137,7 @@ def noisy(total: Tensor, noise_std: float, source: NoiseStream) -> Tensor:
 
 def noise_source(config: ResolvedConfig, step: int) -> NoiseStream:
     """Returns the noise of one step of a training."""
-    return NoiseStream(config.noise_seed, 0, step, config.secure_noise)
+    return NoiseStream(config.noise_seed, 0, step)
 
 
 def set_grads(network: nn.Module, gradient: Tensor) -> None:
@@ -151,9 +151,9 @@ def set_grads(network: nn.Module, gradient: Tensor) -> None:
         param.grad = part.view_as(param)
 
 
-def event(rate: float, noise_multiplier: float, **more: Any) -> dict[str, Any]:
+def event(rate: float, noise_per_clip: float, **more: Any) -> dict[str, Any]:
     """Returns the ledger's event of one release of a Poisson batch (rate 1: of all)."""
-    cost = {"sampling_rate": rate, "noise_multiplier": noise_multiplier, "count": 1}
+    cost = {"sampling_rate": rate, "noise_per_clip": noise_per_clip, "count": 1}
     return {"kind": "gaussian-sum", **more, **cost}
 
 
@@ -161,7 +161,7 @@ def releases(events: Sequence[Event]) -> tuple[Releases, ...]:
     """Returns what events of `event` cost, for `fedgs.privacy.poisson`."""
     counts: dict[tuple[float, float], int] = {}
     for each in events:
-        key = float(each["sampling_rate"]), float(each["noise_multiplier"])
+        key = float(each["sampling_rate"]), float(each["noise_per_clip"])
         counts[key] = counts.get(key, 0) + int(each["count"])
     return tuple(Releases(*key, count) for key, count in counts.items())
 
@@ -228,7 +228,7 @@ def audit_scores(
 
     The score is the release along that gradient, whose other numbers are noise alone.
     """
-    rate, multiplier = float(event["sampling_rate"]), float(event["noise_multiplier"])
+    rate, multiplier = float(event["sampling_rate"]), float(event["noise_per_clip"])
     record = clipped(torch.tensor([[100.0]]), 1.0)
     inside, outside = np.empty(trials), np.empty(trials)
     for trial in range(trials):

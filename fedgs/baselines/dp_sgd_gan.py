@@ -6,8 +6,7 @@
 
 `dp-sgd-gan` is DP-CGAN as GS-WGAN's Table 1 has it; `dp-sgd-gan-strong` the recipe of
 later work: many steps of D for one of G, large batches, a small clip bound, an average
-of G. With `adaptive` the steps of D for one of G climb a ladder, whenever the average
-accuracy of D on fakes falls to a threshold; accuracy on private images is never read.
+of G.
 
 Differs from the reference: one clip norm over all weights (DP-CGAN clips each of its
 four variables to C, which makes the sensitivity 2 C); sigma, not sigma C, is accounted;
@@ -16,7 +15,7 @@ private batch's. The networks are the project's: nothing normalises over a batch
 
 Source: Torkzadehmahani, Kairouz, Paten, "DP-CGAN", CVPR workshops 2019,
 https://github.com/reihaneh-torkzadehmahani/DP-CGAN; Bie, Kamath, Zhang, "Private GANs,
-revisited", TMLR 2023, https://github.com/alexbie98/dpgan-revisit (the ladder); Gong et
+revisited", TMLR 2023, https://github.com/alexbie98/dpgan-revisit; Gong et
 al., "DPImageBench", 2025 (the strong recipe).
 """
 
@@ -31,7 +30,7 @@ from torch import Tensor
 
 from fedgs.baselines import dp_sgd
 from fedgs.baselines.contract import Event, Facts, Guarantee
-from fedgs.config.fields import NOISE, Scalar, flag
+from fedgs.config.fields import NOISE, Scalar, again, entry, flag
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
@@ -50,60 +49,41 @@ from fedgs.privacy.poisson import Releases, smallest_noise
 from fedgs.randomness import derived_seed, stream
 from fedgs.shapes import Images, Labels, Scores, TensorDict
 
-LADDER = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
-GRACE_STEPS = 200  # of the generator, from one rung to the next
-ACCURACY_DECAY = 0.99
+BETA2 = 0.999  # Adam's default
 SGD_DECAY, SGD_DECAY_STEPS = 0.48, 10_000  # DP-CGAN's rate: linear, 0.1 to 0.052
 
 
 # Settings of `RunConfig` that the methods read beside the shared ones: Adam's.
-RATES = ("generator_learning_rate", "generator_beta1", "generator_beta2")
-RATES += ("discriminator_learning_rate", "discriminator_beta1", "discriminator_beta2")
+RATES = ("generator_learning_rate", "discriminator_learning_rate")
 
 
 @dataclass(frozen=True)
 class Settings:
     """What `dp-sgd-gan` is asked for; learning rates are RunConfig's: `RATES`."""
 
-    noise_multiplier: float | None = flag(
+    noise_per_clip: float | None = flag(
         None, "Noise sigma / clip bound of the discriminator's gradients.", **NOISE
     )
     clip: float = flag(1.1, "Clip bound of an image's gradient.", above=0)
     expected_batch: int = flag(600, "Images of a Poisson batch on average.", at_least=1)
     steps: int = flag(30_000, "Steps of the discriminator: releases.", at_least=1)
     steps_per_generator_step: int = flag(
-        1,
-        "Discriminator steps for one of the generator; adaptive: the first.",
-        at_least=1,
+        1, "Discriminator steps for one of the generator.", at_least=1
     )
-    adaptive: bool = flag(
-        False, "Raise them when the discriminator's accuracy on fakes falls."
-    )
-    accuracy_threshold: float = flag(
-        0.7, "Accuracy on fakes at which adaptive raises.", above=0, below=1
-    )
-    optimizer: str = flag(
-        "sgd", "Of the discriminator: sgd or adam.", choices=("sgd", "adam")
-    )
+    optimizer: str = entry("sgd", choices=("sgd", "adam"))  # of the discriminator
+    beta1: float = entry(0.9, at_least=0, below=1)  # of Adam, for both networks
 
 
 @dataclass(frozen=True)
 class StrongSettings(Settings):
     """What `dp-sgd-gan-strong` is asked for."""
 
-    clip: float = flag(1e-3, "Clip bound of an image's gradient.", above=0)
-    expected_batch: int = flag(
-        4096, "Images of a Poisson batch on average.", at_least=1
-    )
-    steps: int = flag(2200, "Steps of the discriminator: releases.", at_least=1)
-    steps_per_generator_step: int = flag(
-        5,
-        "Discriminator steps for one of the generator; adaptive: the first.",
-        at_least=1,
-    )
-    optimizer: str = flag(
-        "adam", "Of the discriminator: sgd or adam.", choices=("sgd", "adam")
-    )
+    clip: float = again(Settings, "clip", 1e-3)
+    expected_batch: int = again(Settings, "expected_batch", 4096)
+    steps: int = again(Settings, "steps", 2200)
+    steps_per_generator_step: int = again(Settings, "steps_per_generator_step", 5)
+    optimizer: str = again(Settings, "optimizer", "adam")
+    beta1: float = again(Settings, "beta1", 0.0)
 
 
 class LayeredDiscriminator(Discriminator):
@@ -116,55 +96,7 @@ class LayeredDiscriminator(Discriminator):
             h = F.leaky_relu(conv(h), self.slope)
         h = h.flatten(1)
         scores = self.linear(h).squeeze(1)
-        if self.embedding is None:
-            return scores
         return scores + (self.embedding(labels) * h).sum(1)
-
-
-class Schedule:
-    """How many steps of the discriminator the generator waits.
-
-    Privacy: reads the accuracy on fakes only, so it is post-processing.
-
-    Source: Bie, Kamath, Zhang, section 4.2; reference `dpgan/sched.py`.
-    """
-
-    def __init__(self, settings: Settings) -> None:
-        """Starts with `steps_per_generator_step`."""
-        self.settings = settings
-        self.wait = settings.steps_per_generator_step
-        self.waited = 0
-        self.since_raise = 0
-        self.accuracy = -1.0  # the average; below 0 before the first
-
-    def is_due(self) -> bool:
-        """Counts one step of the discriminator: is it the generator's turn?"""
-        self.waited += 1
-        if self.waited < self.wait:
-            return False
-        self.waited = 0
-        return True
-
-    def observe(self, accuracy: float) -> None:
-        """Takes the discriminator's accuracy on fakes, at a step of the generator."""
-        before = accuracy if self.accuracy < 0 else self.accuracy
-        self.accuracy = ACCURACY_DECAY * before + (1 - ACCURACY_DECAY) * accuracy
-        self.since_raise += 1
-        is_low = self.accuracy <= self.settings.accuracy_threshold
-        if self.settings.adaptive and is_low and self.since_raise >= GRACE_STEPS:
-            higher = [rung for rung in LADDER if rung > self.wait]
-            self.wait = higher[0] if higher else self.wait
-            self.since_raise = 0
-
-    def state(self) -> Tensor:
-        """Returns its four numbers, float64."""
-        numbers = (self.wait, self.waited, self.since_raise, self.accuracy)
-        return torch.tensor(numbers, dtype=torch.float64)
-
-    def load(self, state: Tensor) -> None:
-        """Goes on from what `state` returned."""
-        self.wait, self.waited, self.since_raise = (int(n) for n in state[:3])
-        self.accuracy = float(state[3])
 
 
 class _Trainer:
@@ -175,11 +107,11 @@ class _Trainer:
         data: FederatedImages,
         seed: int,
     ) -> None:
-        if settings.noise_multiplier is None:
-            remedy = "give --noise-multiplier or --target-epsilon"
-            raise UserError(f"noise_multiplier is unset: {remedy}")
+        if settings.noise_per_clip is None:
+            remedy = "give --noise-per-clip or --target-epsilon"
+            raise UserError(f"noise_per_clip is unset: {remedy}")
         self.settings, self.config, self.seed = settings, config, seed
-        self.noise_std = settings.noise_multiplier * settings.clip
+        self.noise_std = settings.noise_per_clip * settings.clip
         self.images, self.labels = dp_sgd.pooled(data)
         self.rate = sampling_rate(settings, len(self.labels))
         self.num_steps = settings.steps
@@ -190,22 +122,19 @@ class _Trainer:
         plain = dataclasses.replace(config, spectral_norm=False)
         module = build(LayeredDiscriminator, plain, derived_seed(seed, "discriminator"))
         self.discriminator = dp_sgd.per_sample(module.to(config.device))
+        betas = (settings.beta1, BETA2)
         self.optimizer = torch.optim.Adam(
-            self.net.parameters(),
-            config.generator_learning_rate,
-            (config.generator_beta1, config.generator_beta2),
+            self.net.parameters(), config.generator_learning_rate, betas
         )
         weights, rate = (
             self.discriminator.parameters(),
             config.discriminator_learning_rate,
         )
-        betas = (config.discriminator_beta1, config.discriminator_beta2)
         self.private_optimizer: torch.optim.Optimizer = (
             torch.optim.SGD(weights, rate)
             if settings.optimizer == "sgd"
             else torch.optim.Adam(weights, rate, betas)
         )
-        self.schedule = Schedule(settings)
         self.generator_steps = 0
 
     @property
@@ -215,7 +144,7 @@ class _Trainer:
     def step(self, index: int) -> dict[str, Any] | None:
         """Takes one step of the discriminator, and one of the generator if due."""
         self._train_discriminator(index)
-        if self.schedule.is_due():
+        if (index + 1) % self.settings.steps_per_generator_step == 0:
             self._train_generator(index)
         noise, clip = self.noise_std / self.settings.clip, self.settings.clip
         return dp_sgd.event(self.rate, noise, what="discriminator", clip_bound=clip)
@@ -233,8 +162,7 @@ class _Trainer:
         }
         tensors |= moments_of("adam.", self.optimizer)
         tensors |= moments_of("private.adam.", self.private_optimizer)
-        steps = torch.tensor(self.generator_steps)
-        return tensors | {"schedule": self.schedule.state(), "generator_steps": steps}
+        return tensors | {"generator_steps": torch.tensor(self.generator_steps)}
 
     def load(self, state: TensorDict) -> None:
         self.net.load_state_dict(under("generator.", state))
@@ -242,7 +170,6 @@ class _Trainer:
         self.discriminator.load_state_dict(under("discriminator.", state))
         load_moments("adam.", self.optimizer, state)
         load_moments("private.adam.", self.private_optimizer, state)
-        self.schedule.load(state["schedule"])
         self.generator_steps = int(state["generator_steps"])
 
     def _fakes(self, index: int, purpose: str) -> tuple[Images, Labels]:
@@ -298,7 +225,6 @@ class _Trainer:
         decay = self.config.ema_decay
         update_ema(self.average, self.net, self.generator_steps, decay)
         self.generator_steps += 1
-        self.schedule.observe(float((scores < 0).float().mean()))
 
 
 def sampling_rate(settings: Settings, num_records: int) -> float:
@@ -340,7 +266,7 @@ class DPSGDGan:
         noise = smallest_noise(
             lambda noise: [Releases(rate, noise, settings.steps)], target_epsilon, delta
         )
-        return dataclasses.replace(settings, noise_multiplier=noise)
+        return dataclasses.replace(settings, noise_per_clip=noise)
 
     def guarantees(
         self, settings: Any, facts: Facts, events: Sequence[Event], delta: float
@@ -350,7 +276,7 @@ class DPSGDGan:
         DP-CGAN's code accounts sigma C in the place of sigma.
         """
         lines = dp_sgd.add_or_remove(facts, events, delta)
-        sigma = settings.noise_multiplier or 0.0
+        sigma = settings.noise_per_clip or 0.0
         if self.is_dp_cgan:
             lines += dp_sgd.published(sigma, events, delta, "GS-WGAN, Table 1")
             return lines + _published_rdp(
@@ -393,13 +319,10 @@ dp_sgd_gan = DPSGDGan(
         "generator_dim": 16,
         "discriminator_dim": 16,
         "spectral_norm": False,
-        "discriminator_activation": "leaky_relu",
         "latent": "normal",
         "latent_dim": 100,
         "discriminator_learning_rate": 0.1,
         "generator_learning_rate": 0.001,
-        "generator_beta1": 0.9,
-        "generator_beta2": 0.999,
         "ema_decay": 0.0,
     },
     is_dp_cgan=True,
@@ -411,10 +334,7 @@ dp_sgd_gan_strong = DPSGDGan(
     {
         **dp_sgd_gan.recipe,
         "discriminator_learning_rate": 5e-4,
-        "discriminator_beta1": 0.0,
-        "discriminator_beta2": 0.999,
         "generator_learning_rate": 2e-4,
-        "generator_beta1": 0.0,
         "ema_decay": 0.999,
     },
     is_dp_cgan=False,

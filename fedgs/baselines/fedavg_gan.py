@@ -46,7 +46,7 @@ from fedgs.baselines.fedavg_messages import (
     update_terms,
     weights_of,
 )
-from fedgs.config.fields import NOISE, Scalar, flag
+from fedgs.config.fields import NOISE, Scalar, entry, flag
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
 from fedgs.data.federated import FederatedImages
@@ -54,6 +54,7 @@ from fedgs.errors import UserError
 from fedgs.federation.messages import clients_of
 from fedgs.federation.round import select
 from fedgs.federation.training import nodes_of
+from fedgs.gan.discriminators import CHUNK_SIZE
 from fedgs.gan.losses import discriminator_loss
 from fedgs.gan.models import (
     Generator,
@@ -76,6 +77,7 @@ from fedgs.shapes import TensorDict
 
 KIND = "discriminator-update"
 OF_METHOD = "method."  # begins the names of the method's settings among a run's
+WEIGHT_DECAY = 2.5e-5  # of both networks; Augenstein et al., their code's default
 ORDERS = range(2, 257)  # of the published accountant: whole numbers
 SEES = {
     "release": "adversary: sees what is published, so the noise of all nodes counts; "
@@ -95,21 +97,13 @@ class Settings:
     clients_per_round: int | None = flag(
         None, "m, clients of a round, each equally often; all when unset.", at_least=1
     )
-    discriminator_steps: int = flag(6, "SGD steps of a client in a round.", at_least=1)
-    generator_steps: int = flag(6, "SGD steps of the server in a round.", at_least=1)
-    batch_size: int = flag(32, "Images of one step, real and fake.", at_least=1)
-    discriminator_learning_rate: float = flag(5e-4, "Of clients' SGD.", above=0)
-    generator_learning_rate: float = flag(5e-3, "Of the generator's SGD.", above=0)
-    server_learning_rate: float = flag(1.0, "Of the mean update.", above=0)
-    server_momentum: float = flag(
-        0.0, "Momentum of the mean update.", at_least=0, below=1
-    )
-    weight_decay: float = flag(2.5e-5, "Of both networks' weights.", at_least=0)
-    gradient_penalty_weight: float = flag(
-        10.0, "Weight of the gradient penalty.", at_least=0
-    )
+    discriminator_steps: int = entry(6, at_least=1)  # of SGD, of a client in a round
+    generator_steps: int = entry(6, at_least=1)  # of SGD, of the server in a round
+    batch_size: int = entry(32, at_least=1)  # images of one step, real and fake
+    discriminator_learning_rate: float = entry(5e-4, above=0)  # of clients' SGD
+    generator_learning_rate: float = entry(5e-3, above=0)  # of the server's SGD
     clip_bound: float = flag(0.1, "C, largest norm of a client's update.", above=0)
-    noise_multiplier: float = flag(
+    noise_per_clip: float = flag(
         0.01, "Noise of the sum (against whom it counts) / C.", **NOISE
     )
     relation: str = flag(
@@ -153,7 +147,7 @@ class UpdateConfig(ResolvedConfig):
         if round:
             nodes = len(nodes_of(self, select(self, round)))
         own, shares = self.method, noise_shares(self.adversary, nodes)
-        noise_std = own.noise_multiplier * own.clip_bound / math.sqrt(shares)
+        noise_std = own.noise_per_clip * own.clip_bound / math.sqrt(shares)
         return update_terms(self._update_size, own.clip_bound, noise_std)
 
     @cached_property
@@ -251,7 +245,7 @@ def node_update(
         clip(PerSampleGradients(updates[:, None, None, None]), terms.clip_bound)
         for updates in client_updates(config, data, request, clients)
     ]
-    noise = NoiseStream(config.noise_seed, node_id, request.round, config.secure_noise)
+    noise = NoiseStream(config.noise_seed, node_id, request.round)
     return sanitize(parts, terms.noise_std, noise, request.round, node_id)
 
 
@@ -275,7 +269,7 @@ def client_updates(
     def update(*batches: Tensor) -> Tensor:
         return _trained(config.method, template, start, *batches)
 
-    size = config.chunk_size if config.stacked else 1
+    size = CHUNK_SIZE if config.stacked else 1
     for first in range(0, len(clients), size):
         drawn = [
             _draw(config, data, generator, client, request.round)
@@ -330,14 +324,13 @@ def _trained(
             return functional_call(template, params, (images, of))
 
         seen = (real[step], labels[step], fakes[step], labels[step], mix[step])
-        weight = settings.gradient_penalty_weight
-        return discriminator_loss(score, *seen, weight, drift_weight=0.0)
+        return discriminator_loss(score, *seen, drift_weight=0.0)
 
     params, rate = start, settings.discriminator_learning_rate
     for step in range(settings.discriminator_steps):
         grads = grad(loss)(params, step)
         params = {
-            name: value - rate * (grads[name] + settings.weight_decay * value)
+            name: value - rate * (grads[name] + WEIGHT_DECAY * value)
             for name, value in params.items()
         }
     return torch.cat([(params[name] - start[name]).flatten() for name in start])
@@ -369,7 +362,6 @@ class FedAvgGan:
         self._generator: Any = networks["generator"].to(config.device)
         self._discriminator = networks["discriminator"].requires_grad_(False)
         self._discriminator.to(config.device)
-        self._velocity = torch.zeros_like(weights_of(self._discriminator))
 
     @property
     def generator(self) -> Generator:
@@ -412,22 +404,20 @@ class FedAvgGan:
         }
 
     def _average(self, answers: Sequence[SanitizedGradients]) -> None:
-        """Moves the discriminator by the mean of all updates (FedAvg with momentum)."""
-        total = torch.zeros(len(self._velocity), dtype=torch.float64)
+        """Moves the discriminator by the mean of all updates (FedAvg)."""
+        weights = weights_of(self._discriminator)
+        total = torch.zeros(len(weights), dtype=torch.float64)
         for answer in sorted(answers, key=lambda answer: answer.node_id):
             total += answer.values.flatten().double()
-        mean = (total / self.config.clients_per_round).to(self._velocity)
-        self._velocity = self.settings.server_momentum * self._velocity + mean
-        weights = weights_of(self._discriminator)
-        moved = weights + self.settings.server_learning_rate * self._velocity
-        vector_to_parameters(moved, self._discriminator.parameters())
+        mean = (total / self.config.clients_per_round).to(weights)
+        vector_to_parameters(weights + mean, self._discriminator.parameters())
 
     def _train_generator(self, index: int) -> None:
         """Takes the generator's SGD steps: post-processing of the discriminator."""
         optimizer = torch.optim.SGD(
             self._generator.parameters(),
             lr=self.settings.generator_learning_rate,
-            weight_decay=self.settings.weight_decay,
+            weight_decay=WEIGHT_DECAY,
         )
         for step in range(self.settings.generator_steps):
             rng = stream(self.config.seed, "latent", index, step)
@@ -441,14 +431,13 @@ class FedAvgGan:
             optimizer.step()
 
     def state(self) -> TensorDict:
-        """Returns both networks, the noisy discriminator's momentum too."""
+        """Returns both networks."""
         networks = {"generator": self._generator, "discriminator": self._discriminator}
-        flat = {
+        return {
             f"{key}.{name}": value.clone()
             for key, net in networks.items()
             for name, value in net.state_dict().items()
         }
-        return flat | {"velocity": self._velocity}
 
     def load(self, state: TensorDict) -> None:
         """Goes on from what `state` returned."""
@@ -457,7 +446,6 @@ class FedAvgGan:
             ("discriminator", self._discriminator),
         ):
             net.load_state_dict({n: state[f"{key}.{n}"] for n in net.state_dict()})
-        self._velocity = state["velocity"].to(self._velocity)
 
 
 # ------------------------------------------------------------------ the method
@@ -479,7 +467,6 @@ class FedAvgGanMethod:
             "generator": "upsample",
             "generator_dim": 32,
             "discriminator_dim": 32,
-            "discriminator_activation": "leaky_relu",
             "spectral_norm": False,
             "latent": "normal",
             "latent_dim": 128,
@@ -494,7 +481,7 @@ class FedAvgGanMethod:
         most = _most_rounds(settings, facts.num_clients)
         factor = RELATIONS[settings.relation] * math.sqrt(most)
         noise = factor / mu_from_epsilon(target_epsilon, delta)
-        return dataclasses.replace(settings, noise_multiplier=noise)
+        return dataclasses.replace(settings, noise_per_clip=noise)
 
     def guarantees(
         self, settings: Settings, facts: Facts, events: Sequence[Event], delta: float

@@ -50,7 +50,7 @@ from fedgs.baselines.teachers import (
     trial_scores,
     valid_guarantees,
 )
-from fedgs.config.fields import NOISE, Scalar, flag
+from fedgs.config.fields import NOISE, Scalar, again, entry, flag
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.models import build_discriminator
@@ -71,21 +71,14 @@ class Settings(TeacherSettings):
         UserError: a value outside its range.
     """
 
-    steps: int = flag(200, "Steps of the generator.", at_least=1)
-    teacher_batch_size: int = flag(
-        30, "Real and fake images of a teacher's step.", at_least=1
-    )
-    projection_dim: int = flag(10, "Coordinates of each vote.", at_least=1)
-    num_bins: int = flag(10, "Bins of each coordinate.", at_least=2)
-    gradient_bound: float = flag(
-        1e-4, "Coordinates are clipped to +- this before they are binned.", above=0.0
-    )
-    vote_threshold: float = flag(
-        0.5, "Share of the teachers that the top bin needs.", at_least=0.0, at_most=1.0
-    )
-    threshold_ratio: float = flag(
-        6.0, "Noise of the threshold / noise of a count.", above=0.0
-    )
+    steps: int = again(TeacherSettings, "steps", 200)
+    teacher_batch_size: int = again(TeacherSettings, "teacher_batch_size", 30)
+    projection_dim: int = entry(10, at_least=1)  # coordinates of each vote
+    num_bins: int = entry(10, at_least=2)  # of each coordinate
+    # Coordinates are clipped to +- this before they are binned.
+    gradient_bound: float = entry(1e-4, above=0)
+    vote_threshold: float = entry(0.5, at_least=0, at_most=1)  # share of the top bin
+    threshold_ratio: float = entry(6.0, above=0)  # noise of threshold / of a count
     answer_noise: float = flag(
         100.0, "Noise of a count, std in votes; set by a target.", **NOISE
     )
@@ -148,7 +141,7 @@ class GPateTrainer(VoteTraining[Settings]):
         settings, config = self.settings, self.config
         threshold = settings.vote_threshold * num_teachers
         stds = (settings.threshold_ratio * settings.answer_noise, settings.answer_noise)
-        source = NoiseStream(config.noise_seed, 0, index, config.secure_noise)
+        source = NoiseStream(config.noise_seed, 0, index)
         noise = source.normal((len(counts), settings.num_bins + 1), 1.0)
         is_answered, winner = aggregate(counts, noise, threshold, *stds)
         width = 2 * settings.gradient_bound / settings.num_bins
@@ -182,7 +175,6 @@ class GPate:
             "generator": "upsample",
             "generator_dim": 16,
             "discriminator_dim": 8,
-            "discriminator_activation": "leaky_relu",
             "spectral_norm": False,
             "latent": "uniform",
             "latent_dim": 100,

@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from fedgs.baselines import pate_accounting as accounting
 from fedgs.baselines.contract import Event, Facts, Guarantee
 from fedgs.baselines.teachers import (
-    BETA2,
+    BETAS,
     Single,
     TeacherSettings,
     VoteTraining,
@@ -52,7 +52,7 @@ from fedgs.baselines.teachers import (
     trial_scores,
     valid_guarantees,
 )
-from fedgs.config.fields import Scalar, flag
+from fedgs.config.fields import Scalar, again, entry, flag
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.models import build
@@ -61,6 +61,7 @@ from fedgs.randomness import derived_seed
 from fedgs.shapes import Images, Labels, Scores
 
 KIND = "laplace-votes"
+HIDDEN_DIM = 64  # of teachers and student; the paper has as many as pixels
 # What --reveal-votes writes, and whether the theorem's condition is asked for.
 REVEALED = MappingProxyType({"moments_of_code": False, "moments_of_votes": True})
 
@@ -73,11 +74,8 @@ class Settings(TeacherSettings):
         UserError: a value outside its range.
     """
 
-    teacher_steps: int = flag(5, "n_T, steps of each teacher per step.", at_least=1)
-    student_steps: int = flag(1, "n_S, steps of the student per step.", at_least=1)
-    hidden_dim: int = flag(
-        64, "Width of teachers and student (paper: as many as pixels).", at_least=1
-    )
+    teacher_steps: int = again(TeacherSettings, "teacher_steps", 5)  # n_T
+    student_steps: int = entry(1, at_least=1)  # n_S, of the student per step
     inverse_noise: float | None = flag(
         1.0,
         "lambda: counts get Laplace noise of scale 1 / lambda; unset is no noise; set "
@@ -90,20 +88,19 @@ class Settings(TeacherSettings):
 class Judge(nn.Module):
     """Teacher and student: one hidden layer of ReLU on the image and its label."""
 
-    def __init__(self, config: ResolvedConfig, hidden_dim: int) -> None:
+    def __init__(self, config: ResolvedConfig) -> None:
         """Makes two linear layers."""
         super().__init__()
-        self.num_labels = config.num_classes if config.conditional else 0
+        self.num_labels = config.num_classes
         pixels = config.image_channels * config.image_size**2
-        self.hidden = nn.Linear(pixels + self.num_labels, hidden_dim)
-        self.output = nn.Linear(hidden_dim, 1)
+        self.hidden = nn.Linear(pixels + self.num_labels, HIDDEN_DIM)
+        self.output = nn.Linear(HIDDEN_DIM, 1)
 
     def forward(self, images: Images, labels: Labels) -> Scores:
         """Returns the logit of "real" of each image, shape (B,)."""
         inputs = images.flatten(1)
-        if self.num_labels:
-            one_hot = torch.eye(self.num_labels, device=inputs.device)[labels]
-            inputs = torch.cat([inputs, one_hot], dim=1)
+        one_hot = torch.eye(self.num_labels, device=inputs.device)[labels]
+        inputs = torch.cat([inputs, one_hot], dim=1)
         return self.output(F.relu(self.hidden(inputs))).squeeze(1)
 
 
@@ -120,13 +117,13 @@ class PateGanTrainer(VoteTraining[Settings]):
         """Builds teachers, student and generator."""
 
         def judge(own_seed: int) -> Judge:
-            return build(lambda c: Judge(c, settings.hidden_dim), config, own_seed)
+            return build(Judge, config, own_seed)
 
         super().__init__(settings, config, data, judge, seed)
         self.student = Single(
             lambda: judge(derived_seed(seed, "student")),
             settings.learning_rate,
-            (settings.beta1, BETA2),
+            BETAS,
             config.device,
         )
         self.stacks["student"] = self.student.stack
@@ -162,7 +159,7 @@ class PateGanTrainer(VoteTraining[Settings]):
     ) -> npt.NDArray[np.float64]:
         """Returns the noisy labels of fakes, 0 or 1."""
         config = self.config
-        source = NoiseStream(config.noise_seed, 0, step, config.secure_noise)
+        source = NoiseStream(config.noise_seed, 0, step)
         noise = laplace(source.normal((2, 4, *ones.shape), 1.0))
         zeros = len(self.teachers.records) - ones
         return label(zeros, ones, noise, _scale(self.settings)).astype(np.float64)

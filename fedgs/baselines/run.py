@@ -456,7 +456,7 @@ def train(run: BaselineRun, data: FederatedImages, report: Report, stop: Stop) -
         RunStopped: the run ended early with a checkpoint.
         UserError: another process trains in this folder, or it is corrupted.
     """
-    torch.set_num_threads(run.config.num_threads)
+    torch.set_num_threads(1)
     with run.folder.locked():
         trainer = run.method.trainer(run.settings, run.config, data, run.config.seed)
         with closing(run.folder.ledger(ReleaseLedger)) as ledger:
@@ -687,7 +687,7 @@ class Session:
 
     def _is_picture_due(self) -> bool:
         last = self.trainer.num_steps
-        every = self.config.sample_every or max(1, last // 10)
+        every = max(1, last // 10)
         return self.done % every == 0 or self.done == last
 
     def _write_picture(self) -> None:

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedgs.baselines.contract import SECRET, Facts, Guarantee
-from fedgs.config.fields import flag
+from fedgs.config.fields import entry, flag
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
 from fedgs.gan.client_training import draw_matching
-from fedgs.gan.discriminators import ModuleStack
+from fedgs.gan.discriminators import CHUNK_SIZE, ModuleStack
 from fedgs.gan.models import (
     Generator,
     build_generator,
@@ -40,7 +40,7 @@ REVEALING = (
     "neither the ledger is published, which reveals sums of votes without noise, nor "
     "the figures that are computed from them"
 )
-BETA2 = 0.999  # Adam's default, as the reference's
+BETAS = (0.5, 0.999)  # of Adam, for all networks; the references'
 NOISE_AT_ONCE = 2_000_000  # numbers; an audit draws them in chunks
 MOST_NOISE = 30_000_000  # and so many in all, for each of its two arrays: half a minute
 FIRST = torch.zeros(1, dtype=torch.int64)  # the position of a stack's only module
@@ -58,15 +58,10 @@ class TeacherSettings:
         None, "Teachers; one for each client when unset.", at_least=2
     )
     steps: int = flag(100, "Steps of the generator.", at_least=1)
-    teacher_steps: int = flag(1, "Steps of each teacher per step.", at_least=1)
-    teacher_batch_size: int = flag(
-        64, "Real and fake images of a teacher's step.", at_least=1
-    )
-    fakes_per_step: int = flag(
-        256, "Fakes of a step that teachers learn from.", at_least=1
-    )
-    learning_rate: float = flag(1e-3, "Adam's step size of all networks.", above=0.0)
-    beta1: float = flag(0.5, "Adam's beta1 of all networks.", at_least=0.0, below=1.0)
+    teacher_steps: int = entry(1, at_least=1)  # of each teacher per step
+    teacher_batch_size: int = entry(64, at_least=1)  # its real and fake images
+    fakes_per_step: int = entry(256, at_least=1)  # that teachers learn from
+    learning_rate: float = entry(1e-3, above=0)  # of Adam, for all networks
     batch_size: int = flag(64, "B, fakes that teachers vote on.", at_least=1)
     reveal_votes: bool = flag(
         False,
@@ -183,7 +178,7 @@ class Teachers:
             lambda teacher: build(derived_seed(seed, "teacher", teacher)),
             num_teachers,
             training.learning_rate,
-            (training.beta1, BETA2),
+            BETAS,
             config.stacked,
             config.device,
         )
@@ -255,9 +250,9 @@ class Teachers:
         return F.softplus(-on_real).mean() + F.softplus(on_fake).mean()
 
     def chunks(self) -> Iterator[Positions]:
-        """Splits the teachers into chunks of at most `chunk_size`, in order."""
+        """Splits the teachers into chunks of at most CHUNK_SIZE, in order."""
         everyone = torch.arange(len(self.records), device=self.config.device)
-        yield from everyone.split(self.config.chunk_size)
+        yield from everyone.split(CHUNK_SIZE)
 
 
 class Single:
@@ -311,7 +306,7 @@ class Student(Single):
         super().__init__(
             lambda: build_generator(config, derived_seed(seed, "generator")),
             training.learning_rate,
-            (training.beta1, BETA2),
+            BETAS,
             config.device,
         )
 

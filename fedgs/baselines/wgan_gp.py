@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from fedgs.baselines.contract import SECRET, Event, Facts, Guarantee
-from fedgs.config.fields import Scalar, flag
+from fedgs.config.fields import Scalar, entry, flag
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
@@ -36,6 +36,7 @@ from fedgs.federation.round import jacobian_step
 from fedgs.gan.client_training import Draws, train_discriminators
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.models import (
+    ADAM_BETAS,
     Generator,
     advance_in_place,
     build_discriminator,
@@ -61,19 +62,11 @@ class Settings:
         choices=("central", "per-client"),
     )
     steps: int = flag(20_000, "Updates of the generator.", at_least=1)
-    discriminator_steps: int = flag(
-        5, "n_dis, discriminator steps for each of them.", at_least=1
-    )
+    discriminator_steps: int = entry(5, at_least=1)  # n_dis, for each of them
     batch_size: int = flag(
         50, "Real and fake images of a discriminator step, and of a query.", at_least=1
     )
     learning_rate: float = flag(1e-4, "Adam's step size of both networks.", above=0)
-    beta1: float = flag(0.5, "Adam's beta1.", at_least=0, below=1)
-    beta2: float = flag(0.9, "Adam's beta2.", at_least=0, below=1)
-    gradient_penalty_weight: float = flag(
-        10.0, "Weight of the gradient penalty.", at_least=0
-    )
-    drift_weight: float = flag(1e-3, "Weight of mean(D(real)^2).", at_least=0)
     ema_decay: float = flag(
         0.999, "Decay of the averaged generator.", at_least=0, below=1
     )
@@ -109,7 +102,7 @@ class Wgan:
         self.optimizer = torch.optim.Adam(
             self._generator.parameters(),
             lr=config.generator_learning_rate,
-            betas=(config.generator_beta1, config.generator_beta2),
+            betas=ADAM_BETAS,
         )
 
     @property
@@ -182,19 +175,12 @@ def pooled(data: FederatedImages) -> FederatedImages:
 
 def _training_config(config: ResolvedConfig, settings: Settings) -> ResolvedConfig:
     """Returns the configuration with what discriminators and generator train by."""
-    rate, beta1, beta2 = settings.learning_rate, settings.beta1, settings.beta2
     return dataclasses.replace(
         config,
         discriminator_steps=settings.discriminator_steps,
         discriminator_batch_size=settings.batch_size,
-        gradient_penalty_weight=settings.gradient_penalty_weight,
-        drift_weight=settings.drift_weight,
-        generator_learning_rate=rate,
-        generator_beta1=beta1,
-        generator_beta2=beta2,
-        discriminator_learning_rate=rate,
-        discriminator_beta1=beta1,
-        discriminator_beta2=beta2,
+        generator_learning_rate=settings.learning_rate,
+        discriminator_learning_rate=settings.learning_rate,
     )
 
 

@@ -4,7 +4,7 @@ A cohort file has one client name a line. Lines that begin with `#` are comments
 them may say how the clients were selected (`fedgs cohorts` writes it):
 
     # selection: not private
-    # selection: private {"noise_multiplier": ..., ...}
+    # selection: private {"noise_per_clip": ..., ...}
 
 Without such a line the cohort is the user's own, and costs nothing as long as nobody
 looked at private data to make it. This module imports neither torch nor the data.

@@ -172,7 +172,7 @@ def _conditions(cost: SelectionCost) -> tuple[str, ...]:
     return (
         f"a client takes part in at most {cost.num_releases} rounds of a public "
         "schedule; no amplification by sampling is claimed",
-        f"updates are clipped to C; noise {cost.noise_multiplier:g} C on their sum, "
+        f"updates are clipped to C; noise {cost.noise_per_clip:g} C on their sum, "
         "fixed in advance and drawn by Flower from numpy's generator in float "
         "arithmetic: not hardened against floating-point attacks",
         f"{cost.num_counts} counts with noise {cost.count_noise_std:g}; one randomised "

@@ -45,7 +45,7 @@ class Selection:
         held_out_fraction: share of a client's images that it evaluates itself on.
         train_corrupted: train on corrupted images as well; else the bug is planted
             after the training, as in the paper.
-        noise_multiplier: Flower's z, noise_std of the sum / clip_bound; None: not
+        noise_per_clip: Flower's z, noise_std of the sum / clip_bound; None: not
             private.
         clip_bound: C, the largest L2 norm of a client's update, in private mode.
         membership_epsilon: epsilon of the randomised response, in private mode.
@@ -77,10 +77,10 @@ class Selection:
     train_corrupted: bool = flag(
         False, "The planted bug is there in training, not only afterwards."
     )
-    noise_multiplier: float | None = flag(
+    noise_per_clip: float | None = flag(
         None,
         "Select privately: noise on a sum of updates / clip bound.",
-        names=("--selection-noise-multiplier",),
+        names=("--noise-per-clip",),
         above=0,
     )
     clip_bound: float = flag(1.0, "Largest norm of an update, if private.", above=0)
@@ -124,7 +124,7 @@ class Selection:
     @property
     def is_private(self) -> bool:
         """Whether the classifier and all answers carry noise."""
-        return self.noise_multiplier is not None
+        return self.noise_per_clip is not None
 
     @property
     def cohorts(self) -> tuple[str, ...]:
@@ -150,7 +150,7 @@ class Selection:
         The noise of a count is sqrt(K) / 2, as much as the number of clients below a
         median varies by chance.
         """
-        if self.noise_multiplier is None:
+        if self.noise_per_clip is None:
             return None
         # Here, because it imports scipy.
         from fedgs.privacy.selection_cost import SelectionCost
@@ -158,7 +158,7 @@ class Selection:
         per_round = min(self.clients_per_round, num_clients)
         counts = SEARCH_STEPS * len(self.percentiles)
         return SelectionCost(
-            self.noise_multiplier,
+            self.noise_per_clip,
             math.ceil(self.num_rounds * per_round / num_clients),
             counts,
             math.sqrt(num_clients) / 2 if counts else 0.0,
@@ -172,10 +172,10 @@ def selection_of(given: Mapping[str, Any]) -> Selection:
     Raises:
         UserError: as of `Selection`, or settings of privacy without the noise.
     """
-    if "noise_multiplier" not in given:
+    if "noise_per_clip" not in given:
         refuse(
             {name: given.get(name) for name in OF_PRIVACY},
             "is for a private selection, this one is not; give "
-            "--selection-noise-multiplier, or leave out",
+            "--noise-per-clip, or leave out",
         )
     return Selection(**given)

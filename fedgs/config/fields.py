@@ -5,7 +5,6 @@ beside them is declared the same way. This module imports no tensor library.
 """
 
 import dataclasses
-import enum
 import math
 import operator
 import types
@@ -14,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import Field, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedgs.errors import UserError
 
@@ -28,55 +27,42 @@ MOST_CHARACTERS = 200  # of a value that may be the name of a file
 NOISE: Any = {"zero_or_at_least": 1e-100, "at_most": 1e100}
 
 
-class Trait(enum.Flag):
-    """What hangs on a setting; every setting has one group and one effect."""
-
-    # Its group, in the order of the help:
-    DATA = enum.auto()
-    FEDERATION = enum.auto()
-    PRIVACY = enum.auto()
-    TRAINING = enum.auto()
-    MODEL = enum.auto()
-    RUNTIME = enum.auto()
-    # What a change of it does:
-    RESULT = enum.auto()  # changes what is learned, released or stated
-    ROUNDING = enum.auto()  # changes the last bits only
-    NO_RESULT = enum.auto()  # changes neither
-    # What else hangs on it:
-    IMAGES = enum.auto()  # which images and labels there are, and how they look
-    OWNERS = enum.auto()  # which images an owner has, and which of them are held out
-    CLIENTS = enum.auto()  # who the clients are, as far as settings tell
-    READING = enum.auto()  # where real data are and how to read them
-    BUG = enum.auto()  # a bug planted in the data
-    MECHANISM = enum.auto()  # decides the epsilons in advance: part of a `Plan`
-    SEED = enum.auto()  # tells who was selected, or which noise was drawn
-    OF_CLIENT = enum.auto()  # a deployed client's own, which no server sets
-    STAYS = enum.auto()  # never leaves a server: a place on it, or a secret
-    FREE = enum.auto()  # may change when a deployed run is submitted again
-    PATH = enum.auto()  # names a file or folder
-    MACHINE = enum.auto()  # where a run lies and what computes it
+# What hangs on a setting.
+Trait = Literal[
+    "images",  # which images and labels there are, and how they look
+    "owners",  # which images an owner has, and which of them are held out
+    "clients",  # who the clients are, as far as settings tell
+    "reading",  # where real data are and how to read them
+    "mechanism",  # decides the epsilons in advance: part of a `Plan`
+    "of_client",  # a deployed client's own, which no server sets
+    "stays",  # never leaves a server: a place on it, or a secret
+    "free",  # may change when a deployed run is submitted again
+    "path",  # names a file or folder
+    "machine",  # where a run lies and what computes it
+]
 
 
 def option(
     default: Any,
-    traits: Trait,
+    group: str,
     text: str,
     *,
+    traits: tuple[Trait, ...] = (),
     choices: tuple[str, ...] = (),
     **limits: float,
 ) -> Any:
-    """Declares a field of `RunConfig`: its traits, its help text, its valid range.
+    """Declares a setting: a field of `RunConfig` that people set.
 
     Args:
         default: of the setting.
-        traits: its group, its effect, and what else hangs on it.
+        group: of the help.
         text: its help.
+        traits: what hangs on it.
         choices: of a text.
         **limits: of a number: at_least, at_most, above, below, zero_or_at_least.
     """
-    group = next(trait for trait in Trait if trait in traits).name
-    own = {"group": str(group).title(), "traits": traits, "help": text}
-    return field(default=default, metadata=own | {"choices": choices} | limits)
+    own = {"group": group, "traits": traits, "help": text, "choices": choices}
+    return field(default=default, metadata=own | limits)
 
 
 def flag(
@@ -105,9 +91,21 @@ def entry(default: Any = dataclasses.MISSING, **limits: Any) -> Any:
 
     Args:
         default: of the field; left out where it must be given.
-        **limits: as of `option`.
+        **limits: as of `option`, traits and choices too.
     """
     return field(default=default, metadata={"is_entry": True} | limits)
+
+
+def again(of: Any, name: str, *default: Any) -> Any:
+    """Declares an inherited field again, with another default or type.
+
+    Args:
+        of: the class that has it.
+        name: of the field.
+        *default: in place of the field's own.
+    """
+    spec = next(spec for spec in dataclasses.fields(of) if spec.name == name)
+    return field(default=(*default, spec.default)[0], metadata=spec.metadata)
 
 
 def scalar_type(annotation: Any) -> tuple[type, bool]:

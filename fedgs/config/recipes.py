@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import RunConfig, check_names
 from fedgs.config.settings import (
     REFERENCE_NOISE_MULTIPLIER,
     REFERENCE_NUM_CLIENTS,
     REFERENCE_NUM_ROUNDS,
+    settings_of,
 )
 from fedgs.errors import UserError, explained
 
@@ -58,13 +59,11 @@ def full_participation() -> RunConfig:
         clients_per_node=49,
         target_epsilon=10.0,
         relation="zero-out",
-        gradient_basis="dct",
         dct_size=14,
         num_rounds=320,
         discriminator_steps=1,
         discriminator_batch_size=16,
         fakes_per_round=256,
-        warm_start="public",
         warm_start_rounds=20,
         generator="upsample",
         generator_dim=16,
@@ -72,7 +71,6 @@ def full_participation() -> RunConfig:
         discriminator_dim=8,
         discriminator_learning_rate=2e-3,
         spectral_norm=False,
-        discriminator_activation="leaky_relu",
         latent="normal",
         ema_decay=0.98,
     )
@@ -100,8 +98,7 @@ def staged() -> RunConfig:
     return dataclasses.replace(
         full_participation(),
         num_rounds=3,
-        stages="means,scatter,moments",
-        stage_weights="0.25,0.25,0.5",
+        stages="means:0.25,scatter:0.25,moments:0.5",
         generator="gaussian",
         latent_dim=30,
     )
@@ -115,8 +112,7 @@ def staged_parts() -> RunConfig:
     return dataclasses.replace(
         staged(),
         num_rounds=4,
-        stages="means,scatter,moments,parts",
-        stage_weights="0.1,0.2,0.2,0.5",
+        stages="means:0.1,scatter:0.2,moments:0.2,parts:0.5",
         moment_size=12,
         latent_dim=40,
     )
@@ -125,15 +121,13 @@ def staged_parts() -> RunConfig:
 def staged_fonts() -> RunConfig:
     """One release: what the moments of public digits, drawn from fonts, lack."""
     return dataclasses.replace(
-        staged(), public_data="fonts", num_rounds=1, stages="moments", stage_weights="1"
+        staged(), public_data="fonts", num_rounds=1, stages="moments"
     )
 
 
 def class_means() -> RunConfig:
     """One release of class means, which tell cohorts apart at a small epsilon."""
-    return dataclasses.replace(
-        staged(), num_rounds=1, stages="means", stage_weights="1", moment_size=6
-    )
+    return dataclasses.replace(staged(), num_rounds=1, stages="means", moment_size=6)
 
 
 def demo() -> RunConfig:
@@ -143,10 +137,10 @@ def demo() -> RunConfig:
 
 CLASS_MEANS = "class-means"
 # What `fedgs train` without a recipe leaves to the user, and what decides a method.
-OF_STAGED = {"moment_size", "latent_dim", "stage_weights"}
+OF_STAGED = {"moment_size", "latent_dim"}
 OF_METHOD = {"client_selection", "clients_per_round", "discriminator_training"}
 OF_METHOD |= {"noise_multiplier", "clip_bound", "batch_size"}
-OF_METHOD |= {"gradient_basis", "dct_size", "amplification"}
+OF_METHOD |= {"dct_size", "amplification"}
 HELD_OUT = 0.1  # of every owner's images, where the data have no test split
 # Least `signal_of`, and what it pays for: the side of the low frequencies, and the axes
 # along which parts of classes are measured; 0: no parts, whose moments would have more
@@ -164,9 +158,8 @@ def is_left_open(given: Mapping[str, Any]) -> bool:
     >>> is_left_open({"target_epsilon": 10.0, "num_rounds": 500})
     False
     """
-    groups = {s.name: s.metadata["group"] for s in dataclasses.fields(RunConfig)}
-    chosen = {name for name in given if groups.get(name) in ("Training", "Model")}
-    chosen |= OF_METHOD & given.keys()
+    of_method = {spec.name for spec in settings_of("Training", "Model")} | OF_METHOD
+    chosen = of_method & given.keys()
     return "target_epsilon" in given and chosen <= OF_STAGED
 
 
@@ -186,8 +179,8 @@ def moments_for(config: RunConfig) -> dict[str, Any]:
     side, axes = next(paid for least, *paid in MOMENTS if signal >= least)
     found: dict[str, Any] = {"latent_dim": axes} if axes else {}
     if axes:
-        changed = ("num_rounds", "stages", "stage_weights")
-        found |= {name: getattr(staged_parts(), name) for name in changed}
+        parts = staged_parts()
+        found |= {"num_rounds": parts.num_rounds, "stages": parts.stages}
     # As many coordinates with every number of channels.
     size = max(2, round(side / config.image_channels**0.5))
     return found | {"moment_size": size}
@@ -280,13 +273,14 @@ def settings_in(config_file: Path | None) -> dict[str, Any]:
     """Returns the settings that a TOML file names; none without a file.
 
     Raises:
-        UserError: an unreadable file, or a table in it.
+        UserError: an unreadable file, an unknown setting, or a table in it.
     """
     if config_file is None:
         return {}
     problem = f"config = {config_file}: cannot be read"
     with explained((OSError, ValueError), problem, "give --config a TOML file"):
         settings = tomllib.loads(config_file.read_text())
+    check_names(settings)
     for name, value in settings.items():
         if isinstance(value, dict):
             raise UserError(

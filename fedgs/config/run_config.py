@@ -5,14 +5,14 @@ This module imports no tensor library.
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from fedgs.config.checks import CHECKS
-from fedgs.config.fields import Scalar, Trait, option, refuse, shortened
-from fedgs.config.settings import Settings
+from fedgs.config.fields import Scalar, again, entry, refuse, shortened
+from fedgs.config.settings import Settings, settings_of
 from fedgs.errors import UserError
 
 
@@ -64,13 +64,7 @@ class RunConfig(Settings):
             UserError: an unknown name, or a value outside its range.
         """
         known = {spec.name for spec in dataclasses.fields(cls)}
-        for name in values:
-            if name not in known:
-                nearest = difflib.get_close_matches(shortened(name), known, 1, 0.0)
-                raise UserError(
-                    f"{name}: unknown setting; the nearest is {nearest[0]}, and `fedgs "
-                    "train --help-all` lists them all"
-                )
+        check_names(values, known)
         inherited: dict[str, Any] = {} if base is None else dict(base.to_flat())
         inherited = {
             n: v for n, v in inherited.items() if n in known
@@ -78,10 +72,24 @@ class RunConfig(Settings):
         return cls(**inherited | dict(values))
 
 
-def _settled(name: str) -> Any:
-    """Declares a setting of `RunConfig` again, for a type that may not be unset."""
-    spec = RunConfig.__dataclass_fields__[name]
-    return field(default=spec.default, metadata=spec.metadata)
+def check_names(names: Iterable[str], known: Collection[str] = ()) -> None:
+    """Refuses names that are none of a setting.
+
+    Args:
+        names: to check.
+        known: all settings that people set when empty.
+
+    Raises:
+        UserError: the first unknown one, and what is nearest.
+    """
+    known = known or [spec.name for spec in settings_of()]
+    for name in names:
+        if name not in known:
+            nearest = difflib.get_close_matches(shortened(name), known, 1, 0.0)
+            raise UserError(
+                f"{name}: unknown setting; the nearest is {nearest[0]}, and `fedgs "
+                "train --help-all` lists them all"
+            )
 
 
 @dataclass(frozen=True)
@@ -95,15 +103,13 @@ class ResolvedConfig(RunConfig):
         UserError: a setting is unset.
     """
 
-    num_classes: int = _settled("num_classes")
-    num_clients: int = _settled("num_clients")
-    clients_per_round: int = _settled("clients_per_round")
-    noise_multiplier: float = _settled("noise_multiplier")
-    seed: int = _settled("seed")
+    num_classes: int = again(RunConfig, "num_classes")
+    num_clients: int = again(RunConfig, "num_clients")
+    clients_per_round: int = again(RunConfig, "clients_per_round")
+    noise_multiplier: float = again(RunConfig, "noise_multiplier")
+    seed: int = again(RunConfig, "seed")
     # No setting, so not in `to_flat`: config.json has it beside them.
-    counted: str = option(
-        "", Trait.DATA | Trait.RESULT, "Settings that private data decided."
-    )
+    counted: str = entry("")  # settings that private data decided
 
     @property
     def public_conditions(self) -> tuple[str, ...]:

@@ -14,8 +14,17 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Any
 
-from fedgs.config.fields import NOISE, Trait, check_range, coerced, option, scalar_type
+from fedgs.config.fields import (
+    NOISE,
+    Trait,
+    check_range,
+    coerced,
+    entry,
+    option,
+    scalar_type,
+)
 from fedgs.config.hosting import Hosting, hosting, read_sizes
+from fedgs.config.hub import HubSource, read_hub
 from fedgs.config.integers import clip_units
 from fedgs.config.stages import FEATURES, PARTS, Stage, Terms, read_stages
 from fedgs.errors import UserError
@@ -28,9 +37,7 @@ REFERENCE_WARM_START_ROUNDS = 2_000
 
 GIVEN = "given"  # the setting `data` where a program gave the images itself
 GROUPS = ("Data", "Federation", "Privacy", "Training", "Model", "Runtime")
-DATA, FEDERATION, PRIVACY, TRAINING, MODEL, RUNTIME, *_traits = Trait
-RESULT, ROUNDING, NO_RESULT, IMAGES, OWNERS, CLIENTS, READING, BUG, *_traits = _traits
-MECHANISM, SEED, OF_CLIENT, STAYS, FREE, PATH, MACHINE = _traits
+STACKED_UP_TO = 32  # width of discriminators, on a CPU: there the loop wins above it
 
 # The names of `fedgs.data.transformations`, which loads what this module must not.
 CORRUPTIONS = (
@@ -52,279 +59,217 @@ class Settings:
     # Data
     data: str = option(
         "digits",
-        DATA | RESULT | IMAGES | OWNERS | CLIENTS | READING | OF_CLIENT | STAYS,
+        "Data",
         "digits, fonts, mnist, fashion-mnist, mnist-by-writer, femnist, "
-        "femnist:PATH, folder:PATH, npz:PATH or hf:NAME.",
+        "femnist:PATH, folder:PATH, npz:PATH or hf:NAME, as hf:NAME?label=fine_label.",
+        traits=("images", "owners", "clients", "reading", "of_client", "stays"),
     )
     data_dir: str | None = option(
         None,
-        DATA | NO_RESULT | CLIENTS | READING | OF_CLIENT | STAYS | PATH | MACHINE,
+        "Data",
         "Folder in torchvision's layout, for example with MNIST/raw; for femnist and "
         "hf:NAME the Hugging Face cache.",
+        traits=("clients", "reading", "of_client", "stays", "path", "machine"),
     )
     download: bool = option(
         False,
-        DATA | NO_RESULT | READING | OF_CLIENT | MACHINE,
+        "Data",
         "Download a missing data set into data_dir.",
+        traits=("reading", "of_client", "machine"),
     )
     polarity: str = option(
         "auto",
-        DATA | RESULT | IMAGES | READING | OF_CLIENT,
+        "Data",
         "What the source's background is; light is inverted. auto is light for "
         "femnist, else dark.",
+        traits=("images", "reading", "of_client"),
         choices=("auto", "dark-background", "light-background"),
     )
     classes: str = option(
         "all",
-        DATA | RESULT | IMAGES | OWNERS | CLIENTS | READING | OF_CLIENT,
+        "Data",
         "Classes of femnist: all (62), merged (36, one case), digits (10), letters "
         "(52) or merged-letters (26). Of folder:PATH and hf:NAME: the names of the "
         "classes in the order of their labels. Example: cat,dog.",
+        traits=("images", "owners", "clients", "reading", "of_client"),
     )
     test_fraction: float = option(
         0.0,
-        DATA | RESULT | OWNERS | CLIENTS | READING | OF_CLIENT,
+        "Data",
         "Share of every owner's images held out of training, the same in every run. "
         "Unless set, train and baseline hold out 0.1 of data without a test split.",
+        traits=("owners", "clients", "reading", "of_client"),
         at_least=0,
         below=1,
     )
-    hf_options: str | None = option(
-        None,
-        DATA | RESULT | IMAGES | OWNERS | CLIENTS | READING | OF_CLIENT | STAYS,
-        "Of hf:NAME, in TOML: image, label and client (columns), split, test_split, "
-        "subset. Example: label='fine_label'.",
-    )
-    partitioner: str | None = option(
-        None,
-        DATA | RESULT | CLIENTS | OF_CLIENT,
-        "Class of flwr_datasets.partitioner that makes the clients of hf:NAME.",
-    )
-    partitioner_options: str | None = option(
-        None,
-        DATA | RESULT | CLIENTS | OF_CLIENT,
-        "Its arguments, in TOML. Example: num_partitions=10, alpha=0.5.",
-    )
     partition: str = option(
         "auto",
-        DATA | RESULT | CLIENTS | OF_CLIENT,
+        "Data",
         "How records become clients; auto is by-client where the data has clients.",
+        traits=("clients", "of_client"),
         choices=("auto", "iid", "by-client", "dirichlet"),
-    )
-    dirichlet_alpha: float = option(
-        0.5,
-        DATA | RESULT | CLIENTS | OF_CLIENT,
-        "Label skew of the dirichlet partition; smaller is more.",
-        above=0,
     )
     image_size: int = option(
         28,
-        DATA | RESULT | IMAGES,
+        "Data",
         "Side of the square images: 16, 28, 32 or 64.",
+        traits=("images",),
         at_least=16,
     )
     image_channels: int = option(
-        1, DATA | RESULT | IMAGES, "1 for grey, 3 for RGB.", at_least=1, at_most=3
+        1, "Data", "1 for grey, 3 for RGB.", traits=("images",), at_least=1, at_most=3
     )
     num_classes: int | None = option(
         None,
-        DATA | RESULT | IMAGES | READING,
+        "Data",
         "Number of labels; taken from the data when unset.",
+        traits=("images", "reading"),
         at_least=1,
-    )
-    corruption: str = option(
-        "none",
-        DATA | RESULT | BUG,
-        "A bug in the data, for experiments, as invert, rotate or blur.",
-        choices=CORRUPTIONS,
-    )
-    corruption_unit: str = option(
-        "client",
-        DATA | RESULT | BUG,
-        "What is corrupted at random: all images of a client, or single images.",
-        choices=("client", "image"),
-    )
-    corruption_fraction: float = option(
-        0.5,
-        DATA | RESULT | BUG,
-        "Probability that a client, or an image, is corrupted.",
-        at_least=0,
-        at_most=1,
-    )
-    corruption_seed: int | None = option(
-        None,
-        DATA | RESULT | BUG,
-        "Decides what is corrupted; seed when unset.",
-        at_least=0,
     )
     cohort: str | None = option(
         None,
-        DATA | RESULT | OF_CLIENT | STAYS | PATH,
+        "Data",
         "Use only the clients that this text file names, one a line; num_clients "
         "counts them.",
+        traits=("of_client", "stays", "path"),
     )
 
     # Federation
     num_clients: int | None = option(
         None,
-        FEDERATION | RESULT | CLIENTS | MECHANISM,
+        "Federation",
         "K, the units of privacy; all clients of the data when unset.",
+        traits=("clients", "mechanism"),
         at_least=1,
     )
     clients_per_round: int | None = option(
         1,
-        FEDERATION | RESULT | MECHANISM,
+        "Federation",
         "m, participants of a round, 1 to K.",
+        traits=("mechanism",),
         at_least=1,
     )
     client_selection: str = option(
         "uniform",
-        FEDERATION | RESULT | MECHANISM,
+        "Federation",
         "Who participates: uniform (the paper), balanced (equally often) or all.",
+        traits=("mechanism",),
         choices=("uniform", "balanced", "all"),
-    )
-    selection_seed: int | None = option(
-        None,
-        FEDERATION | RESULT | SEED | STAYS,
-        "Seed of who participates; seed when unset. In a deployment the server draws "
-        "it and tells no client.",
-        at_least=0,
     )
     discriminator_training: str = option(
         "selected",
-        FEDERATION | RESULT | MECHANISM,
+        "Federation",
         "Whose discriminators train in a round: selected (the paper), "
         "every_round (all clients) or frozen (none after the warm start).",
+        traits=("mechanism",),
         choices=("selected", "every_round", "frozen"),
     )
     clients_per_node: int = option(
         1,
-        FEDERATION | RESULT | MECHANISM,
+        "Federation",
         "P, clients hosted by one node; the node adds noise once to their sum.",
+        traits=("mechanism",),
         at_least=1,
     )
     node_sizes: str | None = option(
         None,
-        FEDERATION | RESULT | MECHANISM,
+        "Federation",
         "Clients of each node, comma-separated, where nodes differ: 120,45,300. "
         "Replaces clients_per_node; num_clients is their sum.",
+        traits=("mechanism",),
     )
     privacy_unit: str = option(
         "client",
-        FEDERATION | RESULT | MECHANISM,
+        "Federation",
         "What one client stands for in the guarantee.",
+        traits=("mechanism",),
         choices=("client", "record"),
     )
     min_nodes: int | None = option(
         None,
-        FEDERATION | RESULT | MECHANISM,
+        "Federation",
         "A round counts when this many of its nodes answered; all when unset.",
+        traits=("mechanism",),
         at_least=1,
     )
     round_timeout: float = option(
-        600.0, FEDERATION | RESULT, "Seconds to wait for the nodes of a round.", above=0
+        600.0, "Federation", "Seconds to wait for the nodes of a round.", above=0
     )
     transport: str = option(
         "exact",
-        FEDERATION | RESULT,
+        "Federation",
         "How tensors travel: exact (float32), or compact: fakes in 8 bits, sanitized "
         "gradients in eighths of the noise, compressed. Changes the result.",
         choices=("exact", "compact"),
-    )
-    nodes: str | None = option(
-        None,
-        FEDERATION | NO_RESULT,
-        "Names of the nodes of a deployment, comma-separated, in the order of their "
-        "clients; unset in a simulation.",
     )
 
     # Privacy
     noise_multiplier: float | None = option(
         None,
-        PRIVACY | RESULT | MECHANISM,
+        "Privacy",
         "Noise per node and release: noise_std = 2 * clip_bound * noise_multiplier.",
+        traits=("mechanism",),
         **NOISE,
     )
     target_epsilon: float | None = option(
         None,
-        PRIVACY | RESULT,
+        "Privacy",
         "Find the smallest noise for this epsilon over all rounds.",
         above=0,
     )
     adversary: str = option(
         "release",
-        PRIVACY | RESULT,
+        "Privacy",
         "Against whom target_epsilon holds.",
         choices=("release", "server", "secagg", "unmasked"),
     )
     relation: str = option(
         "replace-one",
-        PRIVACY | RESULT,
+        "Privacy",
         "Neighbouring relation of target_epsilon.",
         choices=("replace-one", "zero-out"),
     )
     delta: float = option(
-        1e-5, PRIVACY | RESULT, "delta of every epsilon.", at_least=1e-300, below=1
+        1e-5, "Privacy", "delta of every epsilon.", at_least=1e-300, below=1
     )
     clip_bound: float = option(
         1.0,
-        PRIVACY | RESULT | MECHANISM,
+        "Privacy",
         "C, the largest L2 norm of one fake's gradient, or of one client's embedding.",
+        traits=("mechanism",),
         above=0,
     )
     batch_size: int = option(
-        32, PRIVACY | RESULT | MECHANISM, "B, fakes answered by a release.", at_least=1
+        32,
+        "Privacy",
+        "B, fakes answered by a release.",
+        traits=("mechanism",),
+        at_least=1,
     )
-    gradient_basis: str = option(
-        "pixels",
-        PRIVACY | RESULT,
-        "Clip and noise pixels (the paper) or a low-frequency DCT block.",
-        choices=("pixels", "dct"),
-    )
-    dct_size: int = option(
-        14,
-        PRIVACY | RESULT,
-        "Side k of the k x k DCT block; never tuned on private data.",
+    dct_size: int | None = option(
+        None,
+        "Privacy",
+        "Clip and noise the k x k low frequencies (DCT) of a gradient, not its pixels "
+        "(the paper); never tuned on private data.",
         at_least=1,
     )
     amplification: bool = option(
         False,
-        PRIVACY | RESULT | MECHANISM,
+        "Privacy",
         "Count the random selection as protection (release adversary only): promises "
         "that nobody outside the server learns who was selected.",
-    )
-    colluding_nodes: int = option(
-        0,
-        PRIVACY | RESULT,
-        "Nodes of a round whose noise the secagg adversary knows.",
-        at_least=0,
-    )
-    client_epsilon: float | None = option(
-        None,
-        PRIVACY | RESULT,
-        "A client refuses releases beyond this epsilon, by its own count (server "
-        "adversary, relation and delta as above).",
-        above=0,
-    )
-    client_limits: str | None = option(
-        None,
-        PRIVACY | RESULT | STAYS | PATH,
-        "TOML file of what a client agrees to, checked by the client itself.",
+        traits=("mechanism",),
     )
     secure_aggregation: bool = option(
         False,
-        PRIVACY | RESULT | MECHANISM,
+        "Privacy",
         "The server learns only the sum over a round's nodes: integers, discrete noise "
         "and masks.",
-    )
-    secure_noise: bool = option(
-        True,
-        PRIVACY | RESULT,
-        "Draw unseeded noise by the sampler against floating-point attacks.",
+        traits=("mechanism",),
     )
     noise_seed: int | None = option(
         None,
-        PRIVACY | RESULT | SEED,
+        "Privacy",
         "Seed of the noise, for reproduction only: a seeded run is not private.",
         at_least=0,
     )
@@ -332,107 +277,64 @@ class Settings:
     # Training
     num_rounds: int = option(
         REFERENCE_NUM_ROUNDS,
-        TRAINING | RESULT | MECHANISM,
+        "Training",
         "T, rounds: one for each stage, then one generator update each.",
+        traits=("mechanism",),
         at_least=1,
     )
     stages: str | None = option(
         None,
-        TRAINING | RESULT | MECHANISM,
-        "Kinds of features whose class means the first rounds release, one each, "
-        "comma-separated: means,scatter,moments,... for a Gaussian of each class, "
-        "...,parts for four.",
-    )
-    stage_weights: str | None = option(
-        None,
-        TRAINING | RESULT | MECHANISM,
-        "Each stage's share of the privacy spent, in units of one fake's gradient: "
-        "noise_std = 2 * clip_bound * noise_multiplier / sqrt(weight). "
-        "Unset: equal, sum 1.",
+        "Training",
+        "What the first rounds release, one each, and its share of the privacy spent: "
+        "means:0.25,scatter:0.25,moments:0.5 for a Gaussian of each class, ...,parts "
+        "for four. Of a stage of weight w, noise_std = 2 * clip_bound * "
+        "noise_multiplier / sqrt(w); without weights equal, sum 1.",
+        traits=("mechanism",),
     )
     moment_size: int = option(
         10,
-        TRAINING | RESULT,
+        "Training",
         "Side k of the k x k low frequencies (DCT) whose moments stages release.",
         at_least=1,
     )
     public_data: str | None = option(
         None,
-        TRAINING | RESULT,
+        "Training",
         "Public images that stages start from, with the run's labels: a "
         "value of data, such as fonts. The server reads them, clients do not.",
     )
     discriminator_steps: int = option(
-        5, TRAINING | RESULT, "n_dis, discriminator steps of a round.", at_least=1
+        5, "Training", "n_dis, discriminator steps of a round.", at_least=1
     )
     discriminator_batch_size: int = option(
         32,
-        TRAINING | RESULT,
+        "Training",
         "Real and fake images of a discriminator step; drawn with replacement.",
         at_least=1,
     )
     fakes_per_round: int | None = option(
         None,
-        TRAINING | RESULT,
-        "Size of the one set of fakes that a round's steps draw from; "
-        "unset: n_dis fresh batches, the last one answered (the paper).",
+        "Training",
+        "Size of the one set of fakes that a round's steps draw from, and those of the "
+        "warm start; unset: n_dis fresh batches, the last one answered, and a warm "
+        "start against an own generator that is thrown away (the paper).",
         at_least=1,
-    )
-    warm_start: str = option(
-        "local",
-        TRAINING | RESULT,
-        "Warm start against an own generator that is thrown away (local) or "
-        "against the server's first fakes (public).",
-        choices=("local", "public"),
     )
     warm_start_rounds: int = option(
         REFERENCE_WARM_START_ROUNDS,
-        TRAINING | RESULT,
+        "Training",
         "T_w, warm-start rounds of n_dis discriminator steps.",
         at_least=0,
     )
     generator_learning_rate: float = option(
-        1e-4, TRAINING | RESULT, "Adam's step size for the generator.", above=0
-    )
-    generator_beta1: float = option(
-        0.5, TRAINING | RESULT, "Adam's beta1 for the generator.", at_least=0, below=1
-    )
-    generator_beta2: float = option(
-        0.9, TRAINING | RESULT, "Adam's beta2 for the generator.", at_least=0, below=1
+        1e-4, "Training", "Adam's step size for the generator.", above=0
     )
     discriminator_learning_rate: float = option(
-        1e-4, TRAINING | RESULT, "Adam's step size for the discriminators.", above=0
-    )
-    discriminator_beta1: float = option(
-        0.5,
-        TRAINING | RESULT,
-        "Adam's beta1 for the discriminators.",
-        at_least=0,
-        below=1,
-    )
-    discriminator_beta2: float = option(
-        0.9,
-        TRAINING | RESULT,
-        "Adam's beta2 for the discriminators.",
-        at_least=0,
-        below=1,
-    )
-    gradient_penalty_weight: float = option(
-        10.0, TRAINING | RESULT, "Weight of the WGAN gradient penalty.", at_least=0
-    )
-    gradient_penalty_every: int = option(
-        1,
-        TRAINING | RESULT,
-        "Discriminator steps from one gradient penalty to the next (lazy above 1); "
-        "it then has as many times the weight.",
-        at_least=1,
-    )
-    drift_weight: float = option(
-        1e-3, TRAINING | RESULT, "Weight of mean(D(real)^2).", at_least=0
+        1e-4, "Training", "Adam's step size for the discriminators.", above=0
     )
     ema_decay: float = option(
         0.999,
-        TRAINING | RESULT,
+        "Training",
         "Decay of the averaged generator, min(1 - 1/(t+1), ema_decay).",
         at_least=0,
         below=1,
@@ -441,115 +343,77 @@ class Settings:
     # Model
     generator: str = option(
         "resnet",
-        MODEL | RESULT,
+        "Model",
         "Generator: resnet or dcgan (the paper), the light upsample, gaussian: one "
-        "Gaussian for each class, which stages determine, or coded: linear "
-        "layers through a short code.",
+        "Gaussian for each class, which stages determine, or coded: linear layers "
+        "through a short code.",
         choices=("resnet", "dcgan", "upsample", "gaussian", "coded"),
     )
-    generator_dim: int = option(
-        64, MODEL | RESULT, "Width of the generator.", at_least=1
-    )
+    generator_dim: int = option(64, "Model", "Width of the generator.", at_least=1)
     discriminator_dim: int = option(
-        64,
-        MODEL | RESULT,
-        "Width d of the discriminator: channels d, 2d, 4d.",
-        at_least=1,
+        64, "Model", "Width d of the discriminator: channels d, 2d, 4d.", at_least=1
     )
     spectral_norm: bool = option(
-        True, MODEL | RESULT, "Spectral normalisation of the discriminator."
-    )
-    discriminator_activation: str = option(
-        "relu",
-        MODEL | RESULT,
-        "Activation of the discriminator.",
-        choices=("relu", "leaky_relu"),
-    )
-    conditional: bool = option(
-        True, MODEL | RESULT, "Generator and discriminator see the label."
+        True,
+        "Model",
+        "Spectral normalisation of the discriminator, and ReLU; else leaky ReLU.",
     )
     latent: str = option(
         "bernoulli",
-        MODEL | RESULT,
+        "Model",
         "Latent z: bernoulli bits (the paper; 10 bits and 10 labels give at most "
         "10,240 distinct images), normal, or uniform on [0, 1) (PATE-GAN).",
         choices=("bernoulli", "normal", "uniform"),
     )
-    latent_dim: int = option(10, MODEL | RESULT, "Length of z.", at_least=1)
+    latent_dim: int = option(10, "Model", "Length of z.", at_least=1)
 
     # Runtime
     engine: str = option(
         "local",
-        RUNTIME | NO_RESULT | MECHANISM | MACHINE,
+        "Runtime",
         "local (one process) or flower (a simulation on Ray).",
+        traits=("mechanism", "machine"),
         choices=("local", "flower"),
     )
     output: str = option(
-        "", RUNTIME | NO_RESULT | STAYS | PATH | MACHINE, "The run folder to create."
+        "", "Runtime", "The run folder to create.", traits=("stays", "path", "machine")
     )
     seed: int | None = option(
         None,
-        RUNTIME | RESULT | SEED,
+        "Runtime",
         "Seed of initialisation, latents, data order and selection; "
         "drawn and recorded when unset.",
         at_least=0,
     )
     device: str = option(
         "cpu",
-        RUNTIME | ROUNDING | OF_CLIENT | MACHINE,
+        "Runtime",
         "cpu or cuda, for discriminators and generator.",
+        traits=("of_client", "machine"),
     )
     num_workers: int = option(
         2,
-        RUNTIME | NO_RESULT | FREE | MACHINE,
+        "Runtime",
         "Threads (local) or Ray actors (flower) that nodes are spread over; "
         "does not change the result.",
-        at_least=1,
-    )
-    num_threads: int = option(
-        1,
-        RUNTIME | ROUNDING | MACHINE,
-        "torch threads of one worker; bit-for-bit promises hold for one value.",
-        at_least=1,
-    )
-    fast_messages: bool = option(
-        True,
-        RUNTIME | NO_RESULT | FREE | MACHINE,
-        "Hand messages to Flower's simulated nodes at once instead of ten times a "
-        "second; off for a Flower version that is not known.",
-    )
-    gpu_fraction: float = option(
-        0.0,
-        RUNTIME | NO_RESULT | MACHINE,
-        "GPU share of one Ray actor.",
-        at_least=0,
-        at_most=1,
-    )
-    stacking: str = option(
-        "auto",
-        RUNTIME | ROUNDING,
-        "Many discriminators in one batched call (stacked) or in turn (loop); "
-        "auto is stacked up to width 32 and on a GPU.",
-        choices=("auto", "stacked", "loop"),
-    )
-    chunk_size: int = option(
-        64,
-        RUNTIME | ROUNDING,
-        "Clients of a node in one batched call; changes the last bits.",
+        traits=("free", "machine"),
         at_least=1,
     )
     checkpoint_every: int | None = option(
         None,
-        RUNTIME | NO_RESULT | FREE,
+        "Runtime",
         "Rounds between checkpoints; unset: as often as costs under 5 % of the time.",
+        traits=("free",),
         at_least=1,
     )
-    sample_every: int | None = option(
-        None,
-        RUNTIME | NO_RESULT | FREE,
-        "Rounds between sample grids; unset: ten over the run.",
-        at_least=1,
-    )
+
+    # Set by commands, and never by people
+    nodes: str | None = entry(None)  # names of a deployment's, in their clients' order
+    selection_seed: int | None = entry(None, traits=("stays",), at_least=0)
+    corruption: str = entry("none", choices=CORRUPTIONS)  # a planted bug
+    corruption_unit: str = entry("client", choices=("client", "image"))
+    corruption_fraction: float = entry(0.5, at_least=0, at_most=1)  # of these units
+    corruption_seed: int | None = entry(None, at_least=0)  # `seed` when unset
 
     def __post_init__(self) -> None:
         """Coerces and checks every field by itself; `node_sizes` implies `num_clients`.
@@ -575,10 +439,23 @@ class Settings:
 
     @property
     def stacked(self) -> bool:
-        """Whether discriminators train in batched calls (see `stacking`)."""
-        if self.stacking == "auto":
-            return self.device != "cpu" or self.discriminator_dim <= 32
-        return self.stacking == "stacked"
+        """Whether many discriminators train in one batched call, or in turn."""
+        return self.device != "cpu" or self.discriminator_dim <= STACKED_UP_TO
+
+    @property
+    def is_warm_start_public(self) -> bool:
+        """Whether the warm start is on the server's first fakes."""
+        return self.fakes_per_round is not None
+
+    @property
+    def hub(self) -> HubSource | None:
+        """The Hugging Face data set that `data` names, None if it names none."""
+        return read_hub(self.data)
+
+    @property
+    def partitioner(self) -> str | None:
+        """The partitioner of flwr-datasets that makes the clients of a `hub` source."""
+        return self.hub.partitioner if self.hub else None
 
     @property
     def fakes_sent(self) -> int:
@@ -638,7 +515,7 @@ class Settings:
     @property
     def release_shape(self) -> tuple[int, int, int, int]:
         """Shape (B, channels, side, side) of B gradients in their basis."""
-        side = self.dct_size if self.gradient_basis == "dct" else self.image_size
+        side = self.dct_size or self.image_size
         return (self.batch_size, self.image_channels, side, side)
 
     @property
@@ -662,7 +539,7 @@ class Settings:
     @property
     def stage_list(self) -> tuple[Stage, ...]:
         """The stages that the run begins with, one round each; empty without."""
-        return read_stages(self.stages, self.stage_weights)
+        return read_stages(self.stages)
 
     @property
     def moment_features(self) -> int:
@@ -714,10 +591,21 @@ def _known(num_clients: int | None) -> int:
     return num_clients
 
 
-def settings_with(traits: Trait) -> tuple[str, ...]:
-    """Returns the names of the settings that have all these traits, in their order."""
+def settings_with(trait: Trait) -> tuple[str, ...]:
+    """Returns the names of the fields that have a trait, in their order."""
     specs = dataclasses.fields(Settings)
-    return tuple(spec.name for spec in specs if traits in spec.metadata["traits"])
+    return tuple(s.name for s in specs if trait in s.metadata.get("traits", ()))
+
+
+def settings_of(*chosen: str) -> "list[dataclasses.Field[Any]]":
+    """Returns the fields that people set, in their order.
+
+    Args:
+        *chosen: groups, and names; all when empty.
+    """
+    specs = [s for s in dataclasses.fields(Settings) if "group" in s.metadata]
+    names = {*(chosen or GROUPS)}
+    return [s for s in specs if {s.name, s.metadata["group"]} & names]
 
 
 def field_type(name: str) -> tuple[type, bool]:

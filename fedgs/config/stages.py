@@ -3,24 +3,25 @@
 A run begins with one embedding round per stage; all other rounds are gradient rounds.
 What both have in common is `Terms`: what a round's release is agreed to be.
 
->>> read_stages("means,scatter", "0.75,0.25")[1]
+>>> read_stages("means:0.75,scatter:0.25")[1]
 Stage(kind='scatter', weight=0.25)
 
 This module imports no tensor library.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
 from fedgs.config.fields import shortened
-from fedgs.errors import UserError
+from fedgs.errors import UserError, explained
 
 # Of an image in each network of a stage: the feature that its number is released by. No
 # client's embedding is shorter, so none is shorter than a clip bound of at most this.
 MASS = 2.0
 MOST_STAGES = 100
+WEIGHTED = "give --stages a positive number for each, as means:0.5,scatter:0.5"
 MOST_FEATURES = 1_000_000  # of one image
 MOST_CHARACTERS = 10_000  # of a text that may come from a hostile server
 
@@ -103,32 +104,30 @@ class Terms:
 
 
 @lru_cache(maxsize=16)
-def read_stages(stages: str | None, weights: str | None) -> tuple[Stage, ...]:
-    """Returns the stages of a run; settings as in `RunConfig`, empty when unset.
+def read_stages(stages: str | None) -> tuple[Stage, ...]:
+    """Returns the stages of a run; the setting as in `RunConfig`, empty when unset.
 
     Raises:
-        UserError: unknown kinds, other weights than there are stages, or weights out of
-            range.
+        UserError: unknown kinds, too many, or weights of some only or out of range.
     """
     if stages is None:
         return ()
-    kinds = [kind.strip() for kind in stages[: MOST_CHARACTERS + 1].split(",")]
+    parts = [part.partition(":") for part in stages[: MOST_CHARACTERS + 1].split(",")]
+    kinds = [kind.strip() for kind, _, _ in parts]
     if not set(kinds) <= FEATURES.keys() or len(kinds) > MOST_STAGES:
         raise UserError(
             f"stages = {shortened(stages)!r}: give --stages at most {MOST_STAGES} of "
             f"{', '.join(FEATURES)}, comma-separated"
         )
-    count = len(kinds)
-    of_weight = [1 / count] * count
-    if weights is not None:
-        try:
-            parts = weights[: MOST_CHARACTERS + 1].split(",")
-            of_weight = [float(part) for part in parts]
-        except ValueError:
-            of_weight = []
-    if len(of_weight) != count or not all(1e-6 <= w <= 1e6 for w in of_weight):
-        raise UserError(
-            f"stage_weights = {shortened(weights or '')!r}: give --stage-weights one "
-            f"positive number for each of the {count} stages, comma-separated"
-        )
-    return tuple(map(Stage, kinds, of_weight))
+    weights = [1 / len(kinds)] * len(kinds)
+    if any(colon for _, colon, _ in parts):
+        with explained(ValueError, f"stages = {shortened(stages)!r}", WEIGHTED):
+            weights = [float(weight) for _, _, weight in parts]
+            if not all(1e-6 <= weight <= 1e6 for weight in weights):
+                raise ValueError("a weight that is not from 1e-6 to 1e6")
+    return tuple(map(Stage, kinds, weights))
+
+
+def written(stages: Sequence[Stage]) -> str | None:
+    """Returns the setting that `read_stages` reads as these stages."""
+    return ",".join(f"{stage.kind}:{stage.weight!r}" for stage in stages) or None

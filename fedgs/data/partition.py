@@ -25,6 +25,7 @@ from fedgs.randomness import stream
 
 DIGITS_NUM_CLIENTS = 180  # about 10 images each: noise on the average falls as 1/K
 # Above it a Dirichlet draw is uniform to float precision of a record count.
+DIRICHLET_ALPHA = 0.5  # label skew of `dirichlet`; smaller is more
 LARGEST_ALPHA = 1e9
 HELD_OUT_SEED = 0  # one for all runs
 NOBODY = ""  # the owner of all records of a source that names none
@@ -43,7 +44,7 @@ def split(
     Privacy: reads private data; output private. `iid` depends on N alone.
 
     Args:
-        config: with `seed`; uses `partition`, `num_clients` and `dirichlet_alpha`.
+        config: with `seed`; uses `partition` and `num_clients`.
         labels: shape (N,), int64, in [0, num_classes).
         num_classes: number of labels, at least 1.
         clients: owner of each record, shape (N,), integers or strings; None without.
@@ -65,8 +66,7 @@ def split(
     if chosen == "iid":
         groups = iid(len(labels), num_clients, rng)
     else:
-        alpha = config.dirichlet_alpha
-        groups = dirichlet(labels, num_classes, num_clients, alpha, rng)
+        groups = dirichlet(labels, num_classes, num_clients, DIRICHLET_ALPHA, rng)
     return groups, tuple(str(client_id) for client_id in range(num_clients))
 
 
@@ -136,7 +136,7 @@ def dirichlet(
         labels: shape (N,), int64, in [0, num_classes), N at least num_clients.
         num_classes: number of labels; each has its own draw, used or not.
         num_clients: K, at least 1.
-        alpha: dirichlet_alpha > 0; small means few labels per client, large uniform.
+        alpha: above 0; small means few labels per client, large uniform.
         rng: the stream of the partition.
     """
     owner = np.zeros(len(labels), np.int64)

@@ -125,9 +125,12 @@ def with_absolute_path(data: str) -> str:
     ('mnist', 'npz:/data/a.npz')
     """
     kind, _, where = data.partition(":")
+    mark = query = ""
+    if kind == "hf":
+        where, mark, query = where.partition("?")
     path = Path(where).expanduser()
     is_path = kind in READERS and where and (kind != "hf" or path.is_dir())
-    return f"{kind}:{path.absolute()}" if is_path else data
+    return f"{kind}:{path.absolute()}{mark}{query}" if is_path else data
 
 
 def read_idx(path: Path, dtype: str, num_dims: int) -> NDArray[Any]:

@@ -1,6 +1,6 @@
 """The local engine: one process, no Flower; the nodes are spread over threads.
 
-Each thread computes whole nodes with `num_threads` torch threads of its own, so the
+Each thread computes whole nodes with one torch thread of its own, so the
 number of workers does not change a bit of the result.
 
 With secure aggregation the nodes' integers are added up without masks, which would
@@ -40,7 +40,7 @@ def train(folder: RunFolder, data: FederatedImages, report: Report, stop: Stop) 
         RunStopped: the run ended early with a checkpoint.
         UserError: another process trains in this folder, or it is corrupted.
     """
-    torch.set_num_threads(folder.config.num_threads)
+    torch.set_num_threads(1)
     keep_freed_memory()
     with folder.locked(), LocalNodes(folder.config, data, folder.private) as nodes:
         train_nodes(folder, nodes, report, stop)
@@ -80,7 +80,7 @@ class LocalNodes:
             config.num_workers if config.device == "cpu" else 1,
             # OpenMP keeps this number for each of the threads by itself.
             initializer=torch.set_num_threads,
-            initargs=(config.num_threads,),
+            initargs=(1,),
         )
 
     def __enter__(self) -> Self:

@@ -21,7 +21,7 @@ from pathlib import Path
 from torch import Tensor
 
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.config.settings import OF_CLIENT, settings_with
+from fedgs.config.settings import settings_with
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
 from fedgs.federation.messages import (
@@ -52,7 +52,7 @@ from fedgs.mechanism.masks import (
 from fedgs.mechanism.peers import Peers
 from fedgs.mechanism.sanitizer import SanitizedGradients, received
 from fedgs.privacy.client_count import Mark, ReleaseCount, release_event
-from fedgs.privacy.client_limits import ClientRefused, Limits
+from fedgs.privacy.client_limits import ALLOW_ALL, ClientRefused, Limits
 from fedgs.privacy.ledger import Event
 from fedgs.runs.run_folder import (
     forget_aside,
@@ -113,16 +113,13 @@ class Node:
             limits: of the hosted clients; those of the run's settings when None.
             source: of the releases, as the clients' count is to say; see `source_of`.
             peers: whose masking keys are taken; None in a simulation: those of all.
-
-        Raises:
-            UserError: the clients' limits cannot be read.
         """
         self.config = config
         self.node_id = node_id
         self.hosted = config.hosting.hosted(node_id)
         self.data = data
         self.folder = node_folder(private, node_id)
-        self.limits = limits or Limits.of_run(config)
+        self.limits = limits or ALLOW_ALL
         self.source, self.peers = source, peers
         names = [data.client_names[client] for client in self.hosted]
         self.count = ReleaseCount(self.limits.state_dir or self.folder, names)
@@ -315,7 +312,7 @@ class Node:
         The settings too: a server that asks the others for less noise than this node
         counts would open a sum with less.
         """
-        own = settings_with(OF_CLIENT)
+        own = settings_with("of_client")
         flat = self.config.to_flat()
         settings = {name: value for name, value in flat.items() if name not in own}
         text = json.dumps([settings, request.common_digest()])
@@ -474,7 +471,7 @@ class Node:
             return
         self._check(request)
         self._discriminators = Discriminators(self.config, self.hosted)
-        is_public = self.config.warm_start == "public"
+        is_public = self.config.is_warm_start_public
         warm_start(
             self.config,
             self._discriminators,

@@ -17,10 +17,9 @@ import psutil
 import torch
 
 from fedgs.cohorts.files import selection_costs
-from fedgs.config.checks import check_submitted
 from fedgs.config.recipes import HELD_OUT, moments_for
 from fedgs.config.run_config import ResolvedConfig, RunConfig
-from fedgs.config.settings import GIVEN, PATH, settings_with
+from fedgs.config.settings import GIVEN, settings_with
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import federate, load_data
 from fedgs.data.records import fit
@@ -35,7 +34,6 @@ from fedgs.federation.round import digests, public_start
 from fedgs.gan.models import build_discriminator
 from fedgs.privacy.accounting import Plan
 from fedgs.privacy.budget import calibrate_noise
-from fedgs.privacy.client_count import check_start
 from fedgs.privacy.selection_cost import Target
 from fedgs.runs.run_folder import RunFolder, check_free
 
@@ -107,7 +105,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Returns settings whose paths hold from any working directory."""
     found = {
         name: str(Path(path).expanduser().absolute())
-        for name in settings_with(PATH)
+        for name in settings_with("path")
         if (path := getattr(config, name))
     }
     if config.public_data is not None:
@@ -139,7 +137,6 @@ def resolve(
     config = _with_participants(config, data.num_clients)
     config = dataclasses.replace(config, num_classes=data.num_classes).validate()
     resolved = dataclasses.replace(with_noise(config), counted=counted)
-    check_start(resolved, data.client_names)
     _check_public(resolved, data)
     return resolved, data
 
@@ -189,7 +186,6 @@ def resolve_deployed(config: RunConfig) -> ResolvedConfig:
     if num_clients is None:
         num_clients = len(config.node_names) * config.clients_per_node
     config = _with_seed(_with_participants(config, num_clients))
-    check_submitted(config)
     # Clients get the run's seed and could draw the schedule: this one stays here.
     config = dataclasses.replace(config, selection_seed=secrets.randbits(63))
     resolved = with_noise(config.validate())
@@ -233,8 +229,6 @@ def fitted_to_data(
     resolved, data = resolve(config, load=load)
     data = with_counted(data, given)
     own = moments_for(resolved)
-    if "stage_weights" in given:  # of three stages
-        own = {"moment_size": own["moment_size"]}
     return dataclasses.replace(config, **own | _those(given, own)), data
 
 
@@ -322,8 +316,7 @@ def with_noise(config: RunConfig) -> ResolvedConfig:
         config.delta,
         config.adversary,
         config.relation,
-        config.colluding_nodes,
-        selections,
+        selections=selections,
     )
     own = {"noise_multiplier": noise_multiplier}
     return ResolvedConfig.from_flat(own, config).validate()
@@ -385,7 +378,7 @@ def clients_needed(config: ResolvedConfig) -> int:
     """Returns how many clients' discriminators the run makes at most."""
     if config.num_rounds <= config.num_stages:
         return 0  # no gradient round
-    if config.discriminator_training == "every_round" or config.warm_start == "public":
+    if config.discriminator_training == "every_round" or config.is_warm_start_public:
         return config.num_clients
     nodes = min(config.num_nodes, config.clients_per_round * config.num_rounds)
     return config.hosting.most_clients(nodes)

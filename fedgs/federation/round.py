@@ -46,6 +46,7 @@ from fedgs.gan.client_training import Draws, train_discriminators
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.features import StageRelease, embedding
 from fedgs.gan.models import (
+    ADAM_BETAS,
     Generator,
     advance_in_place,
     build_generator,
@@ -102,7 +103,7 @@ def new_server(config: ResolvedConfig) -> ServerState:
     optimizer = torch.optim.Adam(
         generator.parameters(),
         lr=config.generator_learning_rate,
-        betas=(config.generator_beta1, config.generator_beta2),
+        betas=ADAM_BETAS,
     )
     average = copy.deepcopy(generator).eval().requires_grad_(False)
     start, _ = public_start(config)
@@ -122,7 +123,7 @@ def public_start(config: ResolvedConfig) -> tuple[Model | None, frozenset[bytes]
     if public is None:
         return None, frozenset()
     # How the private data are read says nothing about these.
-    own = {"data": public, "num_classes": "", "classes": "all", "hf_options": ""}
+    own = {"data": public, "num_classes": "", "classes": "all"}
     try:
         records = load_records(
             RunConfig.from_flat(own | {"polarity": "auto"}, base=config)
@@ -257,7 +258,7 @@ def public_fakes(config: ResolvedConfig, average: Generator | None = None) -> Fa
     rng = stream(config.seed, "latent", 0)
     z = sample_latents(config, rng, config.fakes_sent).to(config.device)
     labels = sample_labels(config, rng, config.fakes_sent)
-    if config.warm_start == "public":
+    if config.is_warm_start_public:
         generator = average or new_server(config).generator.eval()
         with torch.no_grad():
             images = generator(z, labels.to(config.device)).cpu()
@@ -293,7 +294,7 @@ def server_round(
     for answer in sorted(answers, key=lambda answer: answer.node_id):
         total += answer.values.double()
     average = total / (config.clients_per_round * config.batch_size)
-    if config.gradient_basis == "dct":
+    if config.dct_size is not None:
         average = from_dct(average, config.image_size)
     # 11: theta_G <- Adam(theta_G, average * J_theta G(z)).
     jacobian_step(server.optimizer, answered, average.to(answered))
@@ -444,7 +445,7 @@ def release(
         round: the round.
         node_id: the node's index.
     """
-    noise = NoiseStream(config.noise_seed, node_id, round, config.secure_noise)
+    noise = NoiseStream(config.noise_seed, node_id, round)
     place = (terms.noise_std, noise, round, node_id)
     if units := config.units(terms):
         return sanitize_integers(parts, units, *place)
@@ -512,6 +513,6 @@ def query(
     Privacy: reads private data; output private.
     """
     grads = discriminators.query(chunk, fakes, labels)
-    if config.gradient_basis == "dct":
+    if config.dct_size is not None:
         grads = to_dct(grads, config.dct_size)
     return PerSampleGradients(grads)

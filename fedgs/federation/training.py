@@ -353,7 +353,7 @@ class Training:
 
     def _write_samples(self, is_last: bool = False) -> None:
         number, last = self.server.round, self.config.num_rounds
-        every = self.config.sample_every or max(1, last // 10)
+        every = max(1, last // 10)
         if number % every == 0 or number == last or is_last:
             samples = self.folder.path / "samples"
             with _dispensable(samples):

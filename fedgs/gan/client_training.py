@@ -13,7 +13,6 @@ import torch
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.discriminators import Discriminators
-from fedgs.gan.losses import penalty_weight
 from fedgs.randomness import stream
 from fedgs.shapes import Images, Labels, Positions
 
@@ -146,5 +145,4 @@ def train_discriminators(
             fakes[rows, index],
             labels[rows, index],
             torch.from_numpy(draws.mix[:, step].copy()).to(device),
-            penalty_weight(config, draws.round, step),
         )

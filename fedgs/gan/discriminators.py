@@ -7,12 +7,11 @@ call. On a GPU and for narrow discriminators on a CPU this beats a Python loop; 
 width 32 on a CPU the loop wins (`fedgs bench`), and `config.stacked` decides.
 
 Memory: the state is 3x the parameters (two moments). A call adds the gradients and
-activations of one chunk, that is at most chunk_size / n of the state plus activations.
+activations of one chunk, that is at most CHUNK_SIZE / n of the state plus activations.
 """
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +20,11 @@ from torch.func import functional_call, grad, vmap
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.gan.losses import discriminator_loss, generator_image_grads
-from fedgs.gan.models import advance_spectral_vectors, build_discriminator
+from fedgs.gan.models import (
+    ADAM_BETAS,
+    advance_spectral_vectors,
+    build_discriminator,
+)
 from fedgs.randomness import derived_seed
 from fedgs.shapes import (
     ImageGrads,
@@ -34,6 +37,7 @@ from fedgs.shapes import (
 )
 
 ADAM_EPSILON = 1e-8  # torch.optim.Adam's default
+CHUNK_SIZE = 64  # clients of a node in one batched call; changes the last bits
 Function = Callable[..., Any]  # of (params, buffers, *batch), pure
 
 
@@ -178,12 +182,18 @@ class Discriminators(ModuleStack):
     Privacy: trained on private data; everything in here is private.
     """
 
-    def __init__(self, config: ResolvedConfig, client_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        client_ids: Sequence[int],
+        is_stacked: bool | None = None,
+    ) -> None:
         """Initialises one discriminator for each client from (seed, client).
 
         Args:
             config: a resolved configuration (seed and num_classes set).
             client_ids: the clients, in order.
+            is_stacked: train many in one batched call; `config.stacked` when None.
         """
         self.config = config
         super().__init__(
@@ -192,14 +202,14 @@ class Discriminators(ModuleStack):
             ),
             len(client_ids),
             config.discriminator_learning_rate,
-            (config.discriminator_beta1, config.discriminator_beta2),
-            config.stacked,
+            ADAM_BETAS,
+            config.stacked if is_stacked is None else is_stacked,
             config.device,
         )
 
     def chunks(self, indices: Sequence[int]) -> Iterator[Positions]:
-        """Splits client positions into chunks of at most `chunk_size`, in order."""
-        size = self.config.chunk_size if self.is_stacked else 1
+        """Splits client positions into chunks of at most CHUNK_SIZE, in order."""
+        size = CHUNK_SIZE if self.is_stacked else 1
         for chunk in torch.tensor(list(indices), dtype=torch.int64).split(size):
             if len(chunk):  # no indices split into one empty chunk
                 yield chunk.to(self.steps.device)
@@ -212,7 +222,6 @@ class Discriminators(ModuleStack):
         fake: Images,
         fake_labels: Labels,
         mix_weight: MixWeights,
-        penalty_weight: float | None = None,
     ) -> None:
         """Takes one discriminator step for each listed client.
 
@@ -225,12 +234,8 @@ class Discriminators(ModuleStack):
             fake: (n, b, C, S, S).
             fake_labels: (n, b).
             mix_weight: (n, b) in [0, 1).
-            penalty_weight: of this step; `config.gradient_penalty_weight` when None.
         """
-        if penalty_weight is None:
-            penalty_weight = self.config.gradient_penalty_weight
-        loss = partial(self._loss, penalty_weight)
-        self.step(loss, indices, real, real_labels, fake, fake_labels, mix_weight)
+        self.step(self._loss, indices, real, real_labels, fake, fake_labels, mix_weight)
 
     def query(
         self, indices: Positions, images: Images, labels: Labels
@@ -272,13 +277,7 @@ class Discriminators(ModuleStack):
             self.template, tensors, (images, labels)
         )
 
-    def _loss(
-        self,
-        penalty_weight: float,
-        params: TensorDict,
-        buffers: TensorDict,
-        *batch: Tensor,
-    ) -> Tensor:
+    def _loss(self, params: TensorDict, buffers: TensorDict, *batch: Tensor) -> Tensor:
         real, real_labels, fake, fake_labels, mix_weight = batch
         return discriminator_loss(
             self.score(params, buffers),
@@ -287,8 +286,6 @@ class Discriminators(ModuleStack):
             fake,
             fake_labels,
             mix_weight,
-            penalty_weight,
-            self.config.drift_weight,
         )
 
     def _image_grads(

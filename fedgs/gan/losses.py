@@ -18,24 +18,12 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.func import grad
 
-from fedgs.config.run_config import ResolvedConfig
 from fedgs.shapes import ImageGrads, Images, Labels, MixWeights, Scores
 
+PENALTY_WEIGHT = 10.0  # lambda; WGAN-GP, Algorithm 1, and GS-WGAN, appendix C.1
+DRIFT_WEIGHT = 1e-3  # Karras et al., appendix A.1
+
 Score = Callable[[Images, Labels], Scores]
-
-
-def penalty_weight(config: ResolvedConfig, round: int, step: int) -> float:
-    """Returns the weight of the gradient penalty in a step of a round.
-
-    With `gradient_penalty_every` = k it is k lambda in every k-th step, counted over
-    the rounds, and 0 between: what a client pays depends on no data.
-
-    Source: Karras et al., "Analyzing and improving the image quality of StyleGAN",
-    CVPR 2020, section 3.1 (lazy regularisation), without its change of Adam's rates.
-    """
-    every = config.gradient_penalty_every
-    is_due = (round * config.discriminator_steps + step) % every == 0
-    return config.gradient_penalty_weight * every if is_due else 0.0
 
 
 def discriminator_loss(
@@ -45,8 +33,7 @@ def discriminator_loss(
     fake: Images,
     fake_labels: Labels,
     mix_weight: MixWeights,
-    gradient_penalty_weight: float,
-    drift_weight: float,
+    drift_weight: float = DRIFT_WEIGHT,
 ) -> Tensor:
     """Returns the WGAN-GP loss with drift of one discriminator, a scalar.
 
@@ -59,7 +46,6 @@ def discriminator_loss(
         fake: generated images, same shape as `real`.
         fake_labels: shape (B,); drawn by whoever made the fakes.
         mix_weight: a ~ U(0, 1) per sample, shape (B,).
-        gradient_penalty_weight: lambda, at least 0; 0 skips the penalty.
         drift_weight: weight of mean D(real)^2, at least 0.
 
     Differs from the reference: fakes carry labels of their own, because a server does
@@ -68,13 +54,11 @@ def discriminator_loss(
     real_scores = score(real, real_labels)
     loss = score(fake, fake_labels).mean() - real_scores.mean()
     loss = loss + drift_weight * real_scores.square().mean()
-    if gradient_penalty_weight == 0:
-        return loss
     weight = mix_weight.view(-1, 1, 1, 1)
     mix = weight * real + (1 - weight) * fake
     image_grads = grad(lambda images: score(images, real_labels).sum())(mix)
     penalty = (_norms(image_grads) - 1).square().mean()
-    return loss + gradient_penalty_weight * penalty
+    return loss + PENALTY_WEIGHT * penalty
 
 
 def generator_image_grads(score: Score, fake: Images, labels: Labels) -> ImageGrads:

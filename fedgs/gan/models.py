@@ -41,6 +41,7 @@ from fedgs.shapes import Images, Labels, Latents, Scores, TensorDict
 
 NORM_EPSILON = 1e-10  # GS-WGAN source/ops.py, pixel_norm and l2_norm
 LEAKY_SLOPE = 0.2
+ADAM_BETAS = (0.5, 0.9)  # of both networks; GS-WGAN source/main.py
 CODE_DIM = 10  # of the coded generator
 
 LayerT = TypeVar("LayerT", nn.Conv2d, nn.Linear, nn.Embedding)
@@ -117,7 +118,7 @@ class Generator(nn.Module):
         """Reads the sizes of the input and the output from the configuration."""
         super().__init__()
         self.side = config.image_size
-        self.num_labels = config.num_classes if config.conditional else 0
+        self.num_labels = config.num_classes
         self.input_dim = config.latent_dim + self.num_labels
 
     def forward(self, z: Latents, labels: Labels) -> Images:
@@ -127,13 +128,11 @@ class Generator(nn.Module):
 
         Args:
             z: shape (B, latent_dim), float32, from `sample_latents`.
-            labels: shape (B,), int64; ignored when not conditional.
+            labels: shape (B,), int64.
         """
         return torch.sigmoid(self._logits(self._inputs(z, labels)))
 
     def _inputs(self, z: Latents, labels: Labels) -> Tensor:
-        if not self.num_labels:
-            return z
         one_hot = torch.eye(self.num_labels, device=z.device)[labels]
         return torch.cat([z, one_hot], dim=1)  # (B, latent_dim + num_classes)
 
@@ -355,24 +354,20 @@ class Discriminator(nn.Module):
         """Makes the layers, normalised if `config.spectral_norm`."""
         super().__init__()
         d = config.discriminator_dim
-        is_leaky = config.discriminator_activation == "leaky_relu"
-        self.slope = LEAKY_SLOPE if is_leaky else 0.0
+        self.slope = 0.0 if config.spectral_norm else LEAKY_SLOPE
         self.conv1 = nn.Conv2d(config.image_channels, d, 5, stride=2, padding=2)
         self.conv2 = nn.Conv2d(d, 2 * d, 5, stride=2, padding=2)
         self.conv3 = nn.Conv2d(2 * d, 4 * d, 5, stride=2, padding=2)
         size = 4 * d * math.ceil(config.image_size / 8) ** 2
         self.linear = nn.Linear(size, 1)
-        self.embedding = None
-        if config.conditional:
-            self.embedding = nn.Embedding(config.num_classes, size)
-            if not config.spectral_norm:  # nothing would scale N(0, 1) entries down
-                nn.init.zeros_(self.embedding.weight)
+        self.embedding = nn.Embedding(config.num_classes, size)
         if config.spectral_norm:
             for conv in (self.conv1, self.conv2, self.conv3):
                 _normalise(conv)
             _normalise(self.linear)
-            if self.embedding is not None:
-                _normalise(self.embedding)
+            _normalise(self.embedding)
+        else:  # nothing would scale N(0, 1) entries down
+            nn.init.zeros_(self.embedding.weight)
 
     def forward(self, images: Images, labels: Labels) -> Scores:
         """Returns scores (B,), any real; higher is more real. Changes no state.
@@ -381,7 +376,7 @@ class Discriminator(nn.Module):
 
         Args:
             images: shape (B, C, S, S) in [0, 1], 0 = background.
-            labels: shape (B,), int64; ignored when not conditional.
+            labels: shape (B,), int64.
         """
         h = images
         for conv in (self.conv1, self.conv2, self.conv3):  # 28 -> 14 -> 7 -> 4
@@ -391,8 +386,6 @@ class Discriminator(nn.Module):
             h = h * torch.full_like(h, self.slope).masked_fill(h > 0, 1.0)
         h = h.flatten(1)  # (B, 4d * s * s)
         scores = F.linear(h, _weight(self.linear), self.linear.bias).squeeze(1)
-        if self.embedding is None:
-            return scores
         return scores + (F.embedding(labels, _weight(self.embedding)) * h).sum(1)
 
 
@@ -411,9 +404,6 @@ def build_generator(config: ResolvedConfig, rng_seed: int) -> Generator:
 
     The weights are a function of `rng_seed`, an integer in [0, 2**63). torch's global
     random state is the same before and after.
-
-    Raises:
-        UserError: conditional, but num_classes is unset.
     """
     return build(GENERATORS[config.generator], config, rng_seed)
 
@@ -489,8 +479,5 @@ def sample_labels(
     """Draws labels uniformly from [0, num_classes): shape (count,), int64.
 
     Privacy: public; the class frequencies of private data are not used.
-
-    Raises:
-        UserError: conditional, but num_classes is unset.
     """
     return torch.from_numpy(rng.integers(0, config.num_classes, count))

@@ -15,7 +15,12 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.client_training import Draws, train_discriminators
 from fedgs.gan.discriminators import Discriminators, ModuleStack
-from fedgs.gan.models import build_generator, sample_labels, sample_latents
+from fedgs.gan.models import (
+    ADAM_BETAS,
+    build_generator,
+    sample_labels,
+    sample_latents,
+)
 from fedgs.randomness import derived_seed, stream
 from fedgs.shapes import Images, Labels, Latents, Positions, TensorDict
 
@@ -82,7 +87,7 @@ class LocalGenerators:
             ),
             len(clients),
             config.generator_learning_rate,
-            (config.generator_beta1, config.generator_beta2),
+            ADAM_BETAS,
             config.stacked,
             config.device,
         )

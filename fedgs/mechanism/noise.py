@@ -34,7 +34,6 @@ Source:
 
 import math
 import os
-import secrets
 
 import numpy as np
 import numpy.typing as npt
@@ -52,23 +51,13 @@ class NoiseStream:
         noise_seed: seed for reproduction, or None for the operating system's entropy.
         node_id: the node that adds the noise.
         round: the round of the release.
-        is_secure: unseeded noise resists floating-point attacks; see the module.
     """
 
-    def __init__(
-        self,
-        noise_seed: int | None,
-        node_id: int,
-        round: int,
-        is_secure: bool = True,
-    ) -> None:
+    def __init__(self, noise_seed: int | None, node_id: int, round: int) -> None:
         """Chooses the source."""
         self._rng: np.random.Generator | None = None
         if noise_seed is not None:
             self._rng = stream(noise_seed, "noise", node_id, round)
-        elif not is_secure:
-            key = int.from_bytes(secrets.token_bytes(16), "little")
-            self._rng = np.random.Generator(np.random.Philox(key=key))
         self._is_used = False
 
     def normal(

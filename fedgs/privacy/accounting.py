@@ -33,7 +33,6 @@ from fedgs.privacy.amplification import (
     SampledBound,
 )
 from fedgs.privacy.budget import is_spent
-from fedgs.privacy.client_limits import why_limits_refuse
 from fedgs.privacy.exposure import Exposure
 from fedgs.privacy.gaussian import LEAST_DELTA, check_numbers
 from fedgs.privacy.ledger import Event
@@ -392,10 +391,10 @@ def statements_from_ledger(
         privacy_unit=privacy_unit,
         num_rounds=num_rounds or max((event.round for event in events), default=1),
         clients_per_round=clients_per_round,
-        colluding_nodes=colluding,
         amplification=amplification,
     )
-    return statements_of_runs([Run(config, events)], delta, at_epsilon)
+    run = Run(config, events)
+    return statements_of_runs([run], delta, at_epsilon, colluding=colluding)
 
 
 def statements_of_runs(
@@ -404,7 +403,7 @@ def statements_of_runs(
     at_epsilon: float | None = None,
     is_reshuffled: bool = False,
     selections: Sequence[SelectionCost] = (),
-    colluding: int | None = None,
+    colluding: int = 0,
 ) -> tuple[Statement, ...]:
     """Returns the guarantee of several runs on the same clients, all of them together.
 
@@ -418,7 +417,7 @@ def statements_of_runs(
         is_reshuffled: whether the unit is a record, in another shard in every run.
         selections: private ones of all the runs' cohorts, each once; see
             `fedgs.cohorts.files`.
-        colluding: in place of the runs' own colluding_nodes.
+        colluding: nodes that take their noise out of secagg's sum, at least 0.
 
     Raises:
         UserError: an argument is out of range, or the runs differ in what one client
@@ -429,8 +428,6 @@ def statements_of_runs(
     units = sorted({run.config.privacy_unit for run in runs})
     if len(units) != 1:
         raise UserError(f"privacy_unit = {' and '.join(units)}: account the runs apart")
-    if colluding is None:
-        colluding = max(run.config.colluding_nodes for run in runs)
     question = _Question(delta, at_epsilon, colluding, tuple(selections))
     question.check()
     return tuple(question.rows(_released(runs, units[0], colluding, is_reshuffled)))
@@ -443,9 +440,6 @@ def _released(
     together = Together(exposures, is_reshuffled)
     is_deployed = any(run.config.node_names for run in runs)
     no_amplification = DEPLOYED if is_deployed else together.why_not_amplified()
-    # Of stored runs too: a client that may have refused showed that it was asked.
-    for run in runs:
-        no_amplification = no_amplification or why_limits_refuse(run.config)
     if no_amplification:
         no_amplification = f"refused: {no_amplification}"
     elif not all(run.config.amplification for run in runs):

@@ -341,8 +341,7 @@ def budget_of(
         config.adversary,
         config.relation,
         events,
-        config.colluding_nodes,
-        selections,
+        selections=selections,
     )
 
 

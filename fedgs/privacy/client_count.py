@@ -427,22 +427,3 @@ def release_event(
         counted_nodes=shares,
         **agreed_values(config, round),
     )
-
-
-def check_start(config: ResolvedConfig, clients: Sequence[str]) -> None:
-    """Refuses a run that its clients would refuse at once; no run folder is needed.
-
-    Args:
-        config: resolved.
-        clients: the names of all K clients.
-
-    Raises:
-        UserError: the limits cannot be read, are outside the run's settings, or a
-            client's count in `state_dir` leaves no room for one release.
-    """
-    limits = Limits.of_run(config)
-    limits.check_run(config)
-    if limits.state_dir is not None:
-        everyone = range(len(clients))
-        event = release_event(config, 1, everyone, len(clients), limits.shares(config))
-        ReleaseCount(limits.state_dir, clients).check(event, limits)

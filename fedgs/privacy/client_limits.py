@@ -1,6 +1,7 @@
 """What a client agrees to, whatever a server asks; the client itself checks it.
 
-A TOML file on the client's side. Every key may be left out; an unknown one is an error:
+A TOML file on the client's side; simulated clients, all of one machine, have none.
+Every key may be left out; an unknown one is an error:
 
     client_epsilon = 10.0         # no release beyond this, over all runs in state_dir;
     delta = 1e-5                  #   needs delta and relation
@@ -31,7 +32,7 @@ Source: docs/privacy.md, "A client that limits itself".
 
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from typing import Any
 from fedgs.config.conditions import REFUSAL_TELLS
 from fedgs.config.fields import coerce_fields, entry
 from fedgs.config.integers import proven_multiplier
-from fedgs.config.run_config import ResolvedConfig, RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
 from fedgs.errors import UserError
 from fedgs.privacy.amplification import LEAST_RATIO
@@ -118,7 +119,7 @@ class Limits:
                 value, or `state_dir` is no folder.
         """
         path = Path(path).expanduser().absolute()
-        where = f"client_limits = {path}"
+        where = f"limits = {path}"
         try:
             values: dict[str, Any] = tomllib.loads(path.read_text())
         except (OSError, ValueError) as error:
@@ -143,32 +144,6 @@ class Limits:
         if limits.state_dir is not None and not limits.state_dir.is_dir():
             raise UserError(f"{where}: state_dir = {folder!r}: no such folder; make it")
         return limits
-
-    @classmethod
-    def of_run(cls, config: RunConfig) -> "Limits":
-        """Returns what the simulated clients of a run agree to, all the same.
-
-        Raises:
-            UserError: as `read`; or client_epsilon is given in two places.
-        """
-        # One machine has all simulated clients: without a file they allow everything.
-        limits = cls(
-            allow_seeded_noise=True,
-            allow_embeddings=True,
-            allow_updates=True,
-            min_noise_multiplier=0,
-        )
-        if config.client_limits is not None:
-            limits = cls.read(config.client_limits)
-        if config.client_epsilon is None:
-            return limits
-        if limits.client_epsilon is not None:
-            raise UserError(
-                f"client_epsilon = {config.client_epsilon:g}: client_limits = "
-                f"{config.client_limits} has one too; leave one of them out"
-            )
-        own = {"delta": config.delta, "relation": config.relation}
-        return replace(limits, client_epsilon=config.client_epsilon, **own)
 
     @property
     def most_mu_squared(self) -> float:
@@ -232,7 +207,7 @@ class Limits:
             lowest = min(terms.noise_multiplier for terms in _all_terms(config))
             holds, remedy = lowest >= least, f"at least {least}"
             if lowest < config.noise_multiplier:
-                remedy += f" / sqrt(stage_weights): a stage has {lowest:.4g}"
+                remedy += f" / sqrt(weight): a stage has {lowest:.4g}"
         yield "min_noise_multiplier", "noise_multiplier", holds, remedy
         for name in ("clip_bound", "image_size", "image_channels", "num_classes"):
             if (only := getattr(self, name)) is not None:
@@ -291,23 +266,6 @@ class Limits:
             raise ClientRefused("num_classes", text)
 
 
-def why_limits_refuse(config: RunConfig) -> str:
-    """Returns why the simulated clients' limits rule out amplification, or "".
-
-    Args:
-        config: a run's that claims it; of others "" is returned.
-    """
-    if not config.amplification:
-        return ""
-    try:
-        limits = Limits.of_run(config)
-    except UserError as error:
-        return f"{error} (a client_epsilon there would rule it out)"
-    if limits.client_epsilon is None:
-        return ""
-    return f"client_epsilon: {REFUSAL_TELLS}"
-
-
 def release_cost(noise_multiplier: float, batch_size: int, shares: int = 1) -> float:
     """Returns mu^2 = 1 / z^2 of one release, with replace-one.
 
@@ -336,6 +294,13 @@ def _most_mu_squared(epsilon: float, delta: float, relation: str) -> float:
     return (mu_from_epsilon(epsilon, delta) * scale) ** 2
 
 
+# One machine has all simulated clients: they allow everything.
+ALLOW_ALL = Limits(
+    allow_seeded_noise=True,
+    allow_embeddings=True,
+    allow_updates=True,
+    min_noise_multiplier=0,
+)
 _FILE = "in the client's limits file"
 _ALLOW_NO_NOISE = f"set min_noise_multiplier = 0 {_FILE} to allow less"
 _ALLOW_SEEDED = f"set allow_seeded_noise = true {_FILE} to allow it"

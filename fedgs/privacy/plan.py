@@ -20,8 +20,8 @@ from fedgs.config.conditions import why_not_amplified
 from fedgs.config.hosting import Hosting, hosting
 from fedgs.config.integers import proven_multiplier
 from fedgs.config.run_config import RunConfig
-from fedgs.config.settings import MECHANISM, settings_with
-from fedgs.config.stages import read_stages
+from fedgs.config.settings import settings_with
+from fedgs.config.stages import read_stages, written
 from fedgs.errors import UserError
 from fedgs.privacy.amplification import Sampled
 from fedgs.privacy.gaussian import Law, fixed_law
@@ -135,7 +135,6 @@ class Plan:
     privacy_unit: str = "client"
     amplification: bool = False
     stages: str | None = None
-    stage_weights: str | None = None
     secure_aggregation: bool = False
     noise_source: str = "os"
     public_conditions: tuple[str, ...] = ()
@@ -164,7 +163,7 @@ class Plan:
         """
         if config.num_clients is None:
             raise UserError("num_clients is unset: give --num-clients")
-        values = {name: getattr(config, name) for name in settings_with(MECHANISM)}
+        values = {name: getattr(config, name) for name in settings_with("mechanism")}
         if config.client_selection == "all":
             values["clients_per_round"] = config.num_clients
         return cls(
@@ -203,7 +202,7 @@ class Plan:
 
         Source: docs/privacy.md, "Embedding releases".
         """
-        stages = read_stages(self.stages, self.stage_weights)
+        stages = read_stages(self.stages)
         if not stages:
             clients = (self.num_clients, self.clients_per_round)
             return planned_law(selection, num_rounds, *clients)
@@ -218,15 +217,14 @@ class Plan:
 
     def ended_after(self, num_rounds: int) -> "Plan":
         """Returns the plan of the first rounds only, at least one, stages first."""
-        stages = read_stages(self.stages, self.stage_weights)
+        stages = read_stages(self.stages)
         if num_rounds >= len(stages):
             return replace(self, num_rounds=num_rounds)
         kept = stages[:num_rounds]
         return replace(
             self,
             num_rounds=num_rounds,
-            stages=",".join(stage.kind for stage in kept),
-            stage_weights=",".join(repr(stage.weight) for stage in kept),
+            stages=written(kept),
         )
 
     def why_not_amplified(self, selection: str) -> str:

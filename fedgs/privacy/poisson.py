@@ -51,12 +51,12 @@ class Releases(NamedTuple):
 
     Attributes:
         rate: q, chance of a record to be in a batch, above 0; 1: no sampling.
-        noise_multiplier: z, noise / norm of one record; 0 is no noise.
+        noise_per_clip: z, noise / norm of one record; 0 is no noise.
         times: how many, at least 1.
     """
 
     rate: float
-    noise_multiplier: float
+    noise_per_clip: float
     times: int
 
 
@@ -76,7 +76,7 @@ def epsilon(releases: Sequence[Releases], delta: float, group: int = 1) -> float
     check_numbers(delta=delta)
     counts: dict[tuple[float, float], int] = {}
     for rate, multiplier, count in releases:
-        check_numbers(rate=rate, noise_multiplier=multiplier)
+        check_numbers(rate=rate, noise_per_clip=multiplier)
         counts[rate, multiplier] = counts.get((rate, multiplier), 0) + count
     if not counts:
         return 0.0

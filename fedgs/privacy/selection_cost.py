@@ -77,7 +77,7 @@ class SelectionCost:
     """What decides the epsilon of a private selection.
 
     Attributes:
-        noise_multiplier: z, noise_std of the sum of updates over C, above 0. This is
+        noise_per_clip: z, noise_std of the sum of updates over C, above 0. This is
             Flower's; `RunConfig.noise_multiplier` divides by 2C.
         num_releases: n, the most rounds of the classifier that a client takes part in.
         num_counts: how often a noisy number of clients below a threshold was taken.
@@ -88,7 +88,7 @@ class SelectionCost:
         UserError: a value is out of its range.
     """
 
-    noise_multiplier: float = entry(above=0)
+    noise_per_clip: float = entry(above=0)
     num_releases: int = entry(above=0)
     num_counts: int = entry(at_least=0)
     count_noise_std: float = entry(at_least=0)
@@ -112,7 +112,7 @@ class SelectionCost:
         if adversary != "release":
             return math.inf
         factor = RELATIONS[relation]
-        training = self.num_releases * (factor / self.noise_multiplier) ** 2
+        training = self.num_releases * (factor / self.noise_per_clip) ** 2
         counts = self.num_counts / self.count_noise_std**2 if self.num_counts else 0.0
         return math.sqrt(training + counts)
 
@@ -136,7 +136,7 @@ class SelectionCost:
             return (_UNBOUNDED,)
         included = _INCLUDED.format(
             self.num_releases,
-            self.noise_multiplier,
+            self.noise_per_clip,
             self.num_counts,
             self.count_noise_std,
             self.membership_epsilon,
@@ -156,7 +156,7 @@ class SelectionCost:
         """
         try:
             return cls(
-                float(values["noise_multiplier"]),
+                float(values["noise_per_clip"]),
                 int(values["num_releases"]),
                 int(values["num_counts"]),
                 float(values["count_noise_std"]),

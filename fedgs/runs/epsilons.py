@@ -12,7 +12,7 @@ from fedgs.cohorts.files import (
     selection_costs,
 )
 from fedgs.config.run_config import RunConfig
-from fedgs.config.settings import CLIENTS, GIVEN, settings_with
+from fedgs.config.settings import GIVEN, settings_with
 from fedgs.errors import UserError
 from fedgs.privacy.accounting import Run, Statement, statements_of_runs
 from fedgs.runs.run_folder import RunFolder
@@ -46,15 +46,17 @@ def of_runs(
     settings: dict[str, Any],
     at_epsilon: float | None = None,
     same_clients: bool = False,
+    colluding: int = 0,
 ) -> list[Statement]:
     """Returns the statements of what runs on the same clients released together.
 
     Args:
         paths: run folders, each once.
-        settings: delta or colluding_nodes, in place of the runs' own.
+        settings: delta, in place of the runs' own.
         at_epsilon: state delta at this epsilon.
         same_clients: the user's word that the clients are the same, where the folders
             do not show it.
+        colluding: nodes of a round whose noise the secagg adversary knows.
 
     Raises:
         UserError: no run folder, a broken ledger, or runs that do not belong together.
@@ -85,7 +87,6 @@ def of_runs(
         _check_same_clients(configs, is_reshuffled)
     delta = configs[str(paths[0])].delta
     costs = selection_costs(configs.values())
-    colluding = max(config.colluding_nodes for config in configs.values())
     found = statements_of_runs(runs, delta, at_epsilon, is_reshuffled, costs, colluding)
     return with_cohort_condition(found, configs.values())
 
@@ -114,9 +115,7 @@ _WITH_OWNERS = ("fonts", "mnist-by-writer", "femnist", "folder:")
 
 def _check_same_clients(configs: dict[str, RunConfig], is_reshuffled: bool) -> None:
     (first, known), *others = configs.items()
-    names = [*settings_with(CLIENTS)]
-    if known.partition != "dirichlet":
-        names.remove("dirichlet_alpha")  # has no effect
+    names = [*settings_with("clients")]
     has_owners = known.partition == "by-client" or (
         known.partition == "auto" and known.data.startswith(_WITH_OWNERS)
     )

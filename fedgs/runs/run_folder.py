@@ -192,7 +192,10 @@ class RunFolder:
                 f"{path}: run folder of format {found}, this fedgs reads "
                 f"{FORMAT_VERSION}; use the version in its versions.json"
             )
-        config = ResolvedConfig.from_flat(read_json(path / "config.json"))
+        flat = read_json(path / "config.json")
+        remedy = "use the version in its versions.json"
+        with explained(UserError, f"{path / 'config.json'}: cannot be read", remedy):
+            config = ResolvedConfig.from_flat(flat)
         # The folder may have been moved since it was written.
         if config.cohort is not None:
             config = dataclasses.replace(config, cohort=str(path / COHORT))

@@ -290,10 +290,10 @@ def draw_samples(
     if labels is None:
         wanted = uniform_labels(config, count, seed)
     else:
-        last = config.num_classes - 1 if config.conditional else 0
+        last = config.num_classes - 1
         given = np.atleast_1d(np.array(labels, dtype=np.int64))
         is_known = len(given) > 0 and all(0 <= label <= last for label in given)
-        if not (config.conditional and is_known):
+        if not is_known:
             knows = f"this generator knows labels 0 to {last}"
             raise UserError(f"labels = {','.join(map(str, given))}: {knows}")
         wanted = np.resize(given, count)
@@ -313,9 +313,8 @@ def write_grid(path: Path, config: ResolvedConfig, generator: nn.Module) -> None
 
     Privacy: post-processing of DP output.
     """
-    classes = config.num_classes
-    columns = classes if config.conditional else 10
-    labels = np.tile(np.arange(columns) % classes, GRID_ROWS)
+    columns = config.num_classes
+    labels = np.tile(np.arange(columns), GRID_ROWS)
     images = draw(config, generator, labels.astype(np.int64), seed=0)
     save_images(path, images, columns)
 

@@ -125,7 +125,7 @@ def _superlink(folder: RunFolder, token: str) -> Iterator[str]:
         **QUIET_RAY,
         "FLWR_HOME": str(home / "flwr"),
         "RAY_TMPDIR": str(home),
-        process.FAST_VARIABLE: "1" if folder.config.fast_messages else "0",
+        process.FAST_VARIABLE: "1",
         process.TOKEN_VARIABLE: token,
         process.LOCK_VARIABLE: str(folder.path / ".flower" / "launcher.lock"),
     }
@@ -166,8 +166,8 @@ def _submit(control: Control, folder: RunFolder, components: tuple[str, str]) ->
         "client_resources_num_cpus": 1,
         "init_args_num_cpus": config.num_workers,
     }
-    if config.gpu_fraction:
-        simulation["client_resources_num_gpus"] = config.gpu_fraction
+    if config.device != "cpu":  # the actors share the card
+        simulation["client_resources_num_gpus"] = 1 / config.num_workers
     return control.start(project, **simulation)
 
 

@@ -13,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedgs.config.checks import check_submitted
 from fedgs.config.fields import flag
 from fedgs.config.run_config import RunConfig
 from fedgs.deployment import Access, check_name, file_of, toml_value
@@ -105,7 +104,6 @@ def run_settings(config: RunConfig, clients: Sequence[str]) -> dict[str, Any]:
     if not clients:
         raise UserError("client is unset: give --client NAME=KEY.pub for every client")
     check_run_name("output", config.output)
-    check_submitted(config)
     flat = config.to_flat()
     return {**flat, "engine": "flower", "nodes": ",".join(clients)}
 

@@ -31,7 +31,7 @@ def trainer(folder, **settings) -> BdpGanTrainer:
 
 def test_settings_are_the_papers():
     settings = Settings()
-    noise_on_mean = settings.noise_multiplier * settings.clip / settings.expected_batch
+    noise_on_mean = settings.noise_per_clip * settings.clip / settings.expected_batch
     assert noise_on_mean == pytest.approx(0.01)
     assert settings.clip == 0.5
     assert settings.steps == pytest.approx(400 * 60_000 / 1024, abs=1)
@@ -140,7 +140,7 @@ def test_a_repeated_step_counts_with_the_costs_of_each_attempt(tmp_path, monkeyp
 
 
 def test_smaller_gradients_lower_the_bayesian_epsilon_and_not_the_classical(tmp_path):
-    training = trainer(tmp_path, noise_multiplier=0.5)
+    training = trainer(tmp_path, noise_per_clip=0.5)
     event = training.step(0)
     loose = dataclasses.replace(training.settings, clip=5.0)
     training.settings = loose  # the same gradients are a smaller part of the bound
@@ -154,7 +154,7 @@ def test_smaller_gradients_lower_the_bayesian_epsilon_and_not_the_classical(tmp_
 
 
 def test_without_noise_no_line_is_bounded(tmp_path):
-    training = trainer(tmp_path, noise_multiplier=0.0)
+    training = trainer(tmp_path, noise_per_clip=0.0)
     event = training.step(0)
     rows = METHOD.guarantees(training.settings, FACTS, [event], DELTA)
     assert {row.epsilon for row in rows} == {None}

@@ -47,7 +47,7 @@ from tiny import NUM_CLASSES, SIDE, write_tiny_npz
 
 pytestmark = pytest.mark.usefixtures("server_process", "clock")
 
-OWN: dict[str, Any] = {"steps": 4, "batch_size": 4, "noise_multiplier": 2.0}
+OWN: dict[str, Any] = {"steps": 4, "batch_size": 4, "noise_per_clip": 2.0}
 OWN |= {"discriminator_steps": 1, "generator_steps": 1}
 SETTINGS: dict[str, Any] = {
     "image_size": SIDE,
@@ -61,7 +61,6 @@ SETTINGS: dict[str, Any] = {
     "noise_seed": 7,
     "round_timeout": 60.0,
     "checkpoint_every": 2,
-    "sample_every": 9,
 }
 HISTORY = [("a" * 16, 0)]
 ALLOWED = LIMITS + "allow_updates = true\n"
@@ -231,7 +230,7 @@ def test_a_restored_server_adds_what_its_clients_released_since(
     run.start(accept_restore=True)
     assert run.product() == in_process(run)
     assert run.attempts() == [(1, 1), (2, 1), (3, 1), (4, 1), (3, 2), (4, 2)]
-    mu = 4 / OWN["noise_multiplier"]  # of four rounds: 2 C sqrt(4) / noise
+    mu = 4 / OWN["noise_per_clip"]  # of four rounds: 2 C sqrt(4) / noise
     assert f"is {epsilon_from_mu(mu, 1e-5):.4g} with these" in str(stopped.value)
 
 
@@ -268,7 +267,7 @@ def test_a_clients_log_names_the_method_its_settings_and_its_cost(updates, log):
     assert "discriminator_steps = 1" in text
     assert "allow_updates = True" in text
     # Two of four rounds are a client's; a round of three nodes adds least to one.
-    mu = [2 * 3**0.5 * n**0.5 / OWN["noise_multiplier"] for n in (2, 4)]
+    mu = [2 * 3**0.5 * n**0.5 / OWN["noise_per_clip"] for n in (2, 4)]
     planned, most = (f"{epsilon_from_mu(each, 1e-5):.4g}" for each in mu)
     assert f"epsilon {planned} (replace-one" in text
     assert f"{most} if the server asks it in each" in text
@@ -280,7 +279,7 @@ def test_a_clients_log_names_the_method_its_settings_and_its_cost(updates, log):
         (LIMITS, {}, "allow_updates"),
         slow("allow_updates = true\n", {}, "allow_seeded_noise"),
         slow(ALLOWED + "clip_bound = 1.0\n", {}, "clip_bound"),
-        slow(ALLOWED, {"noise_multiplier": 0.0}, "min_noise_multiplier"),
+        slow(ALLOWED, {"noise_per_clip": 0.0}, "min_noise_multiplier"),
         # Of one of three nodes: 0.577 of 2 C.
         (ALLOWED + "min_noise_multiplier = 0.6\n", {}, "min_noise_multiplier"),
         (ALLOWED + EPSILON % 0.5, {}, "client_epsilon"),
@@ -356,7 +355,7 @@ def test_a_request_outside_the_schedule_is_refused_uncounted(updates):
 def test_a_run_is_continued_with_the_same_settings_only(updates):
     run = updates(steps=4)
     assert open_folder(submitted(run.told)).path == run.path
-    for change in ({"steps": 5}, {"noise_multiplier": 1.0}, {"target_epsilon": 1.0}):
+    for change in ({"steps": 5}, {"noise_per_clip": 1.0}, {"target_epsilon": 1.0}):
         (name,) = change
         again = submitted(run.told | change, num_rounds=4)
         again["num_rounds"] = 4

@@ -166,7 +166,7 @@ def test_the_row_of_the_autoencoder_comes_from_its_call():
 
 
 def test_a_federated_release_is_of_users_and_needs_no_cap():
-    settings = Settings(federated=True, noise_multiplier=0.5)
+    settings = Settings(federated=True, noise_multiplier=0.25)
     assert (settings.unit, settings.central) == ("user", False)
     uncapped = dataclasses.replace(FACTS, max_images_per_user=None)
     event = dp_sgd.event(1.0, settings.noise_std)
@@ -175,7 +175,7 @@ def test_a_federated_release_is_of_users_and_needs_no_cap():
         ("user", "zero-out"),
         ("user", "replace-one"),
     ]
-    assert rows[0].epsilon == pytest.approx(10.0, abs=0.05)  # sigma .50, sensitivity 1
+    assert rows[0].epsilon == pytest.approx(10.0, abs=0.05)  # noise .50, sensitivity 1
     assert (rows[1].epsilon or 0) > 20
 
 
@@ -204,7 +204,7 @@ def test_the_autoencoder_gets_its_share_of_the_budget(release):
 
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
 def test_an_audit_plays_the_release_along_the_units_embedding(relation):
-    settings = Settings(noise_multiplier=0.5, federated=True)
+    settings = Settings(noise_multiplier=0.25, federated=True)
     event = dp_sgd.event(1.0, settings.noise_std)
     outside, inside = dp_merf.audit_scores(settings, FACTS, event, relation, 400)
     distance = (inside.mean() - outside.mean()) / outside.std()

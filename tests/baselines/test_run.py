@@ -69,7 +69,7 @@ def test_with_a_target_the_last_checkpoint_is_the_product(tmp_path, monkeypatch)
 
 
 def test_what_a_killed_process_computed_is_not_counted(tmp_path):
-    run, data = small_run(STEPS, tmp_path / "run", checkpoint_every=9, sample_every=9)
+    run, data = small_run(STEPS, tmp_path / "run", checkpoint_every=9)
     with pytest.raises(KeyboardInterrupt):
         train(run, data, interrupt_at(3))
     assert attempts(run) == []

@@ -216,7 +216,7 @@ def test_a_client_with_peers_releases_under_masks_only_and_without_them_never(
 
 Keys = dict[int, Announced]
 Lie = Callable[[dict], dict]  # what a request has -> what it has instead
-ONE_STAGE = {"stages": "means", "stage_weights": "1", "num_rounds": 1}
+ONE_STAGE = {"stages": "means", "num_rounds": 1}
 A, B, C = range(3)  # the first one is lied to
 
 

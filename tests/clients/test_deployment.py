@@ -77,7 +77,7 @@ def test_no_path_of_the_server_reaches_a_client_and_none_of_a_client_the_server(
     deploy, tmp_path
 ):
     public = write_tiny_npz(tmp_path / "public.npz")
-    start = {"public_data": public, "stages": "moments", "stage_weights": "1"}
+    start = {"public_data": public, "stages": "moments"}
     run = deploy(**MOMENTS | start, num_rounds=1)
     requests, root = recorded(run), str(tmp_path)
     assert str(run.root).startswith(root)

@@ -95,9 +95,9 @@ def test_a_second_warm_start_changes_nothing(tmp_path):
     assert _kept(node) == before
 
 
-@pytest.mark.parametrize("kind", ["local", "public"])
-def test_a_round_without_a_warm_start_is_refused(tmp_path, kind):
-    node = _node(tmp_path, warm_start=kind)
+@pytest.mark.parametrize("fakes", [None, 8])
+def test_a_round_without_a_warm_start_is_refused(tmp_path, fakes):
+    node = _node(tmp_path, fakes_per_round=fakes)
     assert_refused("its state is missing", node.answer, _request(node.config, 1))
     assert not node.folder.exists()
 

@@ -82,7 +82,7 @@ def test_users_own_file_may_have_comments_and_empty_lines(tmp_path):
         (b"a\nb\na\nc\nc\n", "'a', 'c' twice"),
         (b"# selection: perhaps\na\n", "line 1: unknown selection"),
         (b"# selection: private {\na\n", "line 1: unknown selection"),
-        (b'# selection: private {"noise_multiplier": 1}\na\n', "unknown selection"),
+        (b'# selection: private {"noise_per_clip": 1}\na\n', "unknown selection"),
         (b"# selection: not private\n# selection: not private\na\n", "line 2: a sec"),
         (b"\xff\xfea", "one client name a line"),
     ],
@@ -259,7 +259,7 @@ def test_randomised_answers_have_the_probabilities_of_their_epsilon(cohorts):
         ({"percentile_above": 100}, "percentile_above = 100"),
         ({"percentile_below": 75, "percentile_above": 25}, "percentile_below = 75: ex"),
         ({"below": 0.5, "percentile_below": 25}, "below = 0.5: percentile_below = 25"),
-        ({"below": 0.5, "noise_multiplier": 0}, "selection_noise_multiplier = 0"),
+        ({"below": 0.5, "noise_per_clip": 0}, "noise_per_clip = 0"),
         ({"below": 0.5, "membership_epsilon": 0}, "membership_epsilon = 0"),
         ({"below": 0.5, "clip_bound": math.inf}, "clip_bound = inf"),
         ({"below": 0.5, "delta": 1}, "delta = 1"),
@@ -280,7 +280,7 @@ def test_possible_cohorts_follow_the_thresholds():
 
 
 def test_plan_keeps_settings(tmp_path):
-    config, selection = tiny_config(), Selection(below=0.25, noise_multiplier=2.0)
+    config, selection = tiny_config(), Selection(below=0.25, noise_per_clip=2.0)
     write_plan(tmp_path, config, selection)
     assert read_plan(tmp_path) == (config, selection)
 
@@ -288,16 +288,16 @@ def test_plan_keeps_settings(tmp_path):
 def test_cost_counts_rounds_counts_and_the_answer():
     """539 clients, 50 a round: 40 rounds are 3.7 laps, so a client has at most 4."""
     percentiles = {"percentile_below": 25, "percentile_above": 75}
-    selection = Selection(**percentiles, noise_multiplier=1.5)
+    selection = Selection(**percentiles, noise_per_clip=1.5)
     expected = SelectionCost(1.5, 4, 16, math.sqrt(539) / 2, 3.0)
     assert selection.cost(539) == expected
-    few = Selection(below=0.5, noise_multiplier=1.0).cost(20)
+    few = Selection(below=0.5, noise_per_clip=1.0).cost(20)
     assert few == SelectionCost(1.0, 40, 0, 0.0, 3.0)
     assert Selection(below=0.5).cost(539) is None
 
 
 def test_statements_say_all_that_they_depend_on():
-    selection = Selection(below=0.5, noise_multiplier=4.0, delta=1e-6)
+    selection = Selection(below=0.5, noise_per_clip=4.0, delta=1e-6)
     found = {(s.adversary, s.relation): s for s in statements(selection, 539)}
     cost = SelectionCost(4.0, 4, 0, 0.0, 3.0)
     for relation in ("replace-one", "zero-out"):
@@ -314,7 +314,7 @@ def test_statements_say_all_that_they_depend_on():
 
 @pytest.mark.parametrize("thresholds", [{"below": 0.3}, {"percentile_below": 30.0}])
 def test_the_statement_says_what_the_server_learns_of_the_membership(thresholds):
-    found = statements(Selection(noise_multiplier=2.0, **thresholds), 100)
+    found = statements(Selection(noise_per_clip=2.0, **thresholds), 100)
     words = {row.adversary: " ".join(row.conditions) for row in found}
     told = "tell it every cohort that a percentile bounds, exactly"
     is_told = told in words["server"]

@@ -49,7 +49,7 @@ def select(fedgs, tmp_path):
 
 
 def test_selection_writes_cohorts_and_says_that_it_is_not_private(select):
-    code, out, err, path = select(below=0.3, above=0.4, corruption="invert")
+    code, out, err, path = select(below=0.3, above=0.4, bug="flip")
     assert (code, err) == (0, "")
     text = " ".join(out.split())
     assert "round 4 of 4" in text
@@ -75,7 +75,7 @@ def test_selection_writes_cohorts_and_says_that_it_is_not_private(select):
 
 
 def test_confusion_with_the_planted_bug_is_counted(select):
-    _, out, _, path = select(percentile_below=40, corruption="invert", as_json=None)
+    _, out, _, path = select(percentile_below=40, bug="flip", as_json=None)
     summary = json.loads((path / "cohorts.json").read_text())
     names = [str(client) for client in range(K)]
     truth = dict(zip(names, corrupted_clients(read_plan(path)[0], names), strict=True))
@@ -91,13 +91,13 @@ def test_confusion_with_the_planted_bug_is_counted(select):
 
 
 def test_private_selection_states_its_epsilon_and_cost(select):
-    settings = {"below": 0.5, "selection_noise_multiplier": 2.0, "delta": 1e-4}
+    settings = {"below": 0.5, "noise_per_clip": 2.0, "delta": 1e-4}
     code, out, err, path = select(membership_epsilon=2.0, json=True, **settings)
     assert (code, err) == (0, "")
     summary = json.loads(out)
     assert summary == json.loads((path / "cohorts.json").read_text())
     rounds = {"num_rounds": 2, "clients_per_round": 4}
-    noise = {"noise_multiplier": 2.0, "membership_epsilon": 2.0}
+    noise = {"noise_per_clip": 2.0, "membership_epsilon": 2.0}
     selection = Selection(below=0.5, delta=1e-4, **noise, **rounds)
     expected = statements(selection, K)
     assert summary["statements"] == [s.to_json() for s in expected]
@@ -110,7 +110,7 @@ def test_private_selection_states_its_epsilon_and_cost(select):
 
 
 def test_private_selection_prints_what_its_epsilon_depends_on(select):
-    code, out, _, _ = select(below=0.5, selection_noise_multiplier=2.0)
+    code, out, _, _ = select(below=0.5, noise_per_clip=2.0)
     text = " ".join(out.split())
     assert code == 0
     for word in ("replace-one", "zero-out", "unbounded", "1e-05", "includes cohort"):
@@ -138,9 +138,7 @@ def test_same_seed_selects_the_same_and_the_run_takes_the_cohort(select, fedgs):
 
 
 def test_diagnostics_are_private_marked_and_drawn(select):
-    code, _, _, path = select(
-        percentile_below=50, corruption="invert", private_diagnostics=True
-    )
+    code, _, _, path = select(percentile_below=50, bug="flip", private_diagnostics=True)
     assert code == 0
     assert stat.S_IMODE((path / "private").stat().st_mode) == 0o700
     made = sorted(file.name for file in (path / "private").iterdir())
@@ -169,7 +167,7 @@ def test_histogram_shows_every_group_and_threshold():
     ("settings", "named"),
     [
         ({}, "below is unset: give --below or --above"),
-        ({"below": 0.5, "selection_noise_multiplier": 0}, "selection_noise_multiplier"),
+        ({"below": 0.5, "noise_per_clip": 0}, "noise_per_clip"),
         ({"below": 0.5, "engine": "ray"}, "engine = 'ray': give --engine one of"),
         ({"below": 0.5, "output": "/"}, "output = /: exists already; choose another"),
         ({"below": 0.5, "output": "/proc/x"}, "output = /proc/x: "),
@@ -233,7 +231,7 @@ def test_flower_selects_what_the_local_engine_selects(select, monkeypatch):
     python_path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
     monkeypatch.setenv("PYTHONPATH", python_path.rstrip(os.pathsep))
     settings = {"percentile_below": 40, "percentile_above": 60, "num_rounds": 3}
-    settings |= {"corruption": "invert", "private_diagnostics": True}
+    settings |= {"bug": "flip", "private_diagnostics": True}
     tokens = []
     original = flower_engine.end_processes
 

@@ -232,7 +232,7 @@ def test_failure_is_reported_by_its_type_alone(make):
 
 def test_client_states_its_cohort_once(make):
     """With noise, the same question again must not get a second answer."""
-    selecting = make(noise_multiplier=1.0, membership_epsilon=0.01)
+    selecting = make(noise_per_clip=1.0, membership_epsilon=0.01)
     selecting.run()
     limits = [{"low": 0.5, "high": 2.0}] * 8
     first = [r["cohort"] for r in selecting._ask("query.join", limits[0])]
@@ -245,7 +245,7 @@ def test_client_states_its_cohort_once(make):
 
 def test_client_measures_no_more_once_it_stated_its_cohort(make):
     """A second measurement would draw the noise of its answer again."""
-    selecting = make(noise_multiplier=1.0, membership_epsilon=0.01)
+    selecting = make(noise_per_clip=1.0, membership_epsilon=0.01)
     arrays = ArrayRecord(classifier.build_classifier(selecting.config).state_dict())
     first = selecting.run()["cohorts"]
     for _ in range(4):
@@ -285,7 +285,7 @@ def test_no_client_takes_part_more_often_than_is_accounted_for(make):
     selecting = make(num_rounds=7)
     selecting.run()
     trained = Counter(c for kind, c, *_ in selecting.grid.exchanged if kind == "train")
-    private = dataclasses.replace(selecting.selection, noise_multiplier=1.0)
+    private = dataclasses.replace(selecting.selection, noise_per_clip=1.0)
     assert max(trained.values()) == private.cost(K).num_releases == 5
 
 
@@ -315,7 +315,7 @@ def test_bug_is_planted_after_the_training_unless_asked_for(make, train_corrupte
 
 def test_noise_on_the_sum_is_the_multiplier_times_the_bound(make, monkeypatch):
     monkeypatch.setattr(classifier, "train", lambda *_, **__: None)
-    noise = movement(make(noise_multiplier=3.0, clip_bound=0.5, clients_per_round=5))
+    noise = movement(make(noise_per_clip=3.0, clip_bound=0.5, clients_per_round=5))
     expected = 3.0 * 0.5 / 5
     # The deviation of an estimated deviation of N numbers is 1 / sqrt(2 N) of it.
     tolerance = 5 / math.sqrt(2 * len(noise))
@@ -327,7 +327,7 @@ def test_noise_on_the_sum_is_the_multiplier_times_the_bound(make, monkeypatch):
 @pytest.mark.parametrize("learning_rate", [1e-4, 10.0])
 def test_update_that_leaves_a_client_is_within_the_bound(make, learning_rate):
     """The sum then moves by at most C if one becomes zero, 2C if it is replaced."""
-    selecting = make(noise_multiplier=1.0, clip_bound=0.05, learning_rate=learning_rate)
+    selecting = make(noise_per_clip=1.0, clip_bound=0.05, learning_rate=learning_rate)
     before, replies, _ = one_round(selecting)
     sent = [weights(reply.content.array_records[ARRAYS]) for reply in replies]
     norms = [float((values - weights(before)).norm()) for values in sent]
@@ -348,7 +348,7 @@ def test_round_without_all_answers_leaves_the_classifier(make, noise, is_kept):
         lost = (about.message_type, about.dst_node_id) == ("train", 2)
         return Message(FlowerError(0, "gone"), reply_to=message) if lost else reply
 
-    selecting = make(noise_multiplier=noise, clients_per_round=K)
+    selecting = make(noise_per_clip=noise, clients_per_round=K)
     selecting.grid.spoil = lose
     _, replies, chosen = one_round(selecting)
     some = [reply for reply in replies if not reply.has_error()]
@@ -361,7 +361,7 @@ def test_memberships_are_noisy_in_private_mode(make):
     """With epsilon 0.01 an answer is next to a fair coin: none of 25 is one in 3e7."""
     answers = Counter()
     for _ in range(5):
-        noise = {"noise_multiplier": 1.0, "membership_epsilon": 0.01}
+        noise = {"noise_per_clip": 1.0, "membership_epsilon": 0.01}
         cohorts = make(below=1.0, num_rounds=1, **noise).run()["cohorts"]
         del cohorts[SINGLE_IMAGE_CLIENT]  # it alone is not in `selected`
         answers.update(cohorts)
@@ -369,7 +369,7 @@ def test_memberships_are_noisy_in_private_mode(make):
 
 
 def test_counts_are_noisy_in_private_mode(make):
-    selecting = make(**HALF, noise_multiplier=1.0, num_rounds=1)
+    selecting = make(**HALF, noise_per_clip=1.0, num_rounds=1)
     selecting.run()
     counts = [selecting._counts([1.0])[0] for _ in range(200)]
     expected = selecting.selection.cost(K).count_noise_std

@@ -4,45 +4,59 @@ import dataclasses
 import math
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from fedgs.config.fields import Trait
-from fedgs.config.recipes import configure
-from fedgs.config.run_config import ResolvedConfig, RunConfig
-from fedgs.config.settings import (
-    FREE,
-    GROUPS,
-    IMAGES,
-    MACHINE,
-    MECHANISM,
-    NO_RESULT,
-    OF_CLIENT,
-    OWNERS,
-    PATH,
-    RESULT,
-    ROUNDING,
-    SEED,
-    STAYS,
-    field_type,
-    settings_with,
-)
+from fedgs.config.recipes import RECIPES, configure, recipe
+from fedgs.config.run_config import ResolvedConfig, RunConfig, check_names
+from fedgs.config.settings import GROUPS, field_type, settings_of, settings_with
 from fedgs.errors import UserError
 from fedgs.privacy.plan import Plan
 from refusals import assert_refused
 from tiny import tiny_config
 
 FIELDS = {spec.name: spec for spec in dataclasses.fields(RunConfig)}
+SETTINGS = [spec.name for spec in settings_of()]
+INSIDE: dict[str, st.SearchStrategy[object]] = {
+    "data": st.sampled_from(
+        ["digits", "fonts", "npz:a.npz", "hf:x?label=y", "femnist"]
+    ),
+    "classes": st.sampled_from(["all", "digits", "cat,dog"]),
+    "node_sizes": st.sampled_from(["2,3", "1,1,1,1,1"]),
+    "stages": st.sampled_from(["means", "means:1,scatter:2", "means,scatter,parts"]),
+    "public_data": st.just("fonts"),
+    "device": st.sampled_from(["cpu", "cuda"]),
+    "nodes": st.sampled_from(["a,b", "a"]),
+    "image_size": st.sampled_from([16, 28]),
+}
+WRONG = st.sampled_from([True, -1, 0, 1.5, math.nan, 2**70, "", "x", ",", "9" * 300])
 
 
-def message(settings: dict[str, object]) -> str:
-    with pytest.raises(UserError) as caught:
-        RunConfig(**settings).validate()
-    return str(caught.value)
+def inside(spec) -> st.SearchStrategy[object]:
+    """Values that a field takes by itself."""
+    kind, optional = field_type(spec.name)
+    limits, choices = spec.metadata, spec.metadata.get("choices")
+    unset = st.just("") if optional else st.nothing()
+    if spec.name in INSIDE:
+        return INSIDE[spec.name] | unset
+    if choices:
+        return st.sampled_from(choices) | unset
+    if kind is bool:
+        return st.booleans() | unset
+    if kind is str:
+        return st.just("text") | unset
+    least = limits.get("at_least", limits.get("above", 0))
+    most = min(limits.get("at_most", 9), limits.get("below", 9))
+    if kind is int:
+        return st.integers(int(least), max(int(least), int(most))) | unset
+    is_open = "above" in limits or "zero_or_at_least" in limits
+    return st.floats(least, most, exclude_min=is_open, exclude_max=most < 9) | unset
 
 
 def outside(spec) -> list[object]:
     """Values just outside each limit that a field declares."""
     limits, kind = spec.metadata, field_type(spec.name)[0]
-    values: list[object] = ["no such choice"] if limits["choices"] else []
+    values: list[object] = ["no such choice"] if limits.get("choices") else []
     values += [kind(limits[key]) for key in ("above", "below") if key in limits]
     if "at_least" in limits:
         values.append(kind(limits["at_least"] - 1))
@@ -57,109 +71,145 @@ def outside(spec) -> list[object]:
 OUTSIDE = [(name, value) for name in FIELDS for value in outside(FIELDS[name])]
 
 
-def test_every_setting_has_a_group_and_a_help_text():
-    assert {spec.metadata["group"] for spec in FIELDS.values()} == set(GROUPS)
-    assert all(spec.metadata["help"].endswith(".") for spec in FIELDS.values())
+def message(given: dict[str, object]) -> str:
+    with pytest.raises(UserError) as caught:
+        RunConfig(**given).validate()
+    return str(caught.value)
 
 
-def test_every_setting_is_classified():
-    groups = {Trait[group.upper()] for group in GROUPS}
-    for spec in FIELDS.values():
-        traits = set(spec.metadata["traits"])
-        assert len(traits & groups) == 1
-        assert len(traits & {RESULT, ROUNDING, NO_RESULT}) == 1
+# ------------------------------------------------------------------ any settings
 
 
-def test_what_decides_the_epsilons_is_a_plan():
-    told = {"noise_source", "public_conditions"}
-    of_plan = {spec.name for spec in dataclasses.fields(Plan)} - told
-    assert set(settings_with(MECHANISM)) == of_plan
-
-
-# What old clients, old stored runs and old submissions rely on.
-@pytest.mark.parametrize(
-    ("traits", "names"),
-    [
-        (STAYS, "client_limits cohort data data_dir hf_options output selection_seed"),
-        (FREE, "checkpoint_every fast_messages num_workers sample_every"),
-        (SEED, "noise_seed seed selection_seed"),
-        (PATH, "client_limits cohort data_dir output"),
-        (OWNERS, "classes data hf_options test_fraction"),
-        (
-            MACHINE,
-            "data_dir device download engine fast_messages gpu_fraction num_threads "
-            "num_workers output",
-        ),
-        (
-            OF_CLIENT,
-            "classes cohort data data_dir device dirichlet_alpha download hf_options "
-            "partition partitioner partitioner_options polarity test_fraction",
-        ),
-        (
-            IMAGES,
-            "classes data hf_options image_channels image_size num_classes polarity",
-        ),
-    ],
+@given(
+    st.sampled_from([None, *RECIPES]),
+    st.fixed_dictionaries({}, optional={n: inside(s) for n, s in FIELDS.items()}),
+    st.dictionaries(st.sampled_from([*FIELDS]), WRONG, max_size=1),
 )
-def test_settings_with_a_trait(traits, names):
-    assert sorted(settings_with(traits)) == names.split()
+@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+def test_any_settings_are_a_configuration_or_refused_by_name(name, chosen, wrong):
+    base = None if name is None else recipe(name)
+    try:
+        config = RunConfig.from_flat(chosen | wrong, base).validate()
+    except UserError as error:
+        text = str(error)
+        assert text.split()[0].rstrip(":") in FIELDS
+        assert "\n" not in text
+        assert len(text) < 1000
+        return
+    flat = config.to_flat()
+    assert list(flat) == list(FIELDS)
+    assert all(isinstance(value, str | int | float | bool) for value in flat.values())
+    assert RunConfig.from_flat(flat) == config
+    assert config.fakes_sent >= config.batch_size
+    assert config.num_stages <= config.num_rounds
 
 
-def test_number_of_declared_limits():
-    assert len(OUTSIDE) > 60  # the next test's cases come from the declarations
+@given(st.sampled_from(SETTINGS).flatmap(lambda n: st.tuples(st.just(n), WRONG)))
+def test_a_wrong_value_is_refused_by_its_setting_alone(pair):
+    name, value = pair
+    kind, optional = field_type(name)
+    try:
+        found = getattr(RunConfig.from_flat({name: value}), name)
+    except UserError as error:
+        text = str(error)
+    else:
+        is_kind = isinstance(found, kind) or (found is None and optional)
+        text = f"{name} " if is_kind else ""
+    assert text.startswith(f"{name} ")
 
 
 @pytest.mark.parametrize(("name", "value"), OUTSIDE)
 def test_value_outside_its_range_is_refused_by_name_value_and_remedy(name, value):
     text = message({name: value})
     assert text.startswith(f"{name} = {value!r}")
-    assert f"give --{name.replace('_', '-')}" in text
+    assert "give " in text
+    assert (f"give --{name.replace('_', '-')}" in text) == (name in SETTINGS)
     assert "\n" not in text
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("given", "named"),
     [
-        ("num_rounds", 0),
-        ("clip_bound", 0.0),
-        ("delta", 1.0),
-        ("delta", 0.0),
-        ("generator_beta1", 1.0),
-        ("gpu_fraction", 1.5),
-        ("noise_multiplier", -0.1),
-        ("target_epsilon", 0.0),
+        ({"num_rounds": 0}, "num_rounds = 0: give --num-rounds at least 1"),
+        ({"clip_bound": 0.0}, "clip_bound = 0.0: give --clip-bound a number above 0"),
+        ({"delta": 1.0}, "delta = 1.0: give --delta a number below 1"),
+        ({"delta": 0.0}, "delta = 0.0: give --delta"),
+        ({"noise_multiplier": -0.1}, "noise_multiplier = -0.1: give"),
+        ({"target_epsilon": 0.0}, "target_epsilon = 0.0: give"),
+        ({"num_rounds": 1.0}, "num_rounds = 1.0: must be of type int"),
+        ({"num_rounds": "10"}, "num_rounds = '10': must be of type int"),
+        ({"num_rounds": True}, "num_rounds = True: must be of type int"),
+        ({"clip_bound": "1"}, "clip_bound = '1': must be of type float"),
+        ({"spectral_norm": 1}, "spectral_norm = 1: must be of type bool"),
+        ({"data": 3}, "data = 3: must be of type str"),
+        ({"num_rounds": 2**63}, "num_rounds = 9223372036.*give at most 2\\^63 - 1"),
+        ({"num_rounds": None}, "num_rounds is unset: give --num-rounds"),
+        ({"num_rounds": ""}, "num_rounds is unset: give --num-rounds"),
+        ({"image_size": 20}, "image_size = 20: .*--image-size 16, 28, 32 or 64"),
+        ({"image_channels": 2}, "image_channels = 2: .*--image-channels 1 or 3"),
+        ({"device": "tpu"}, "device = 'tpu': give --device cpu or cuda"),
+        ({"download": True}, "download = True: give --data-dir"),
+        (
+            {"client_selection": "all", "num_clients": 5},
+            "clients_per_round = 1: .* all 5 clients; leave --clients-per-round out",
+        ),
+        ({"clients_per_round": None}, "clients_per_round is unset: .*--clients-per-r"),
+        (
+            {"clients_per_round": 7, "num_clients": 6},
+            "clients_per_round = 7: give .* at most num_clients = 6",
+        ),
+        (
+            {"min_nodes": 4, "num_clients": 6, "clients_per_node": 2},
+            "min_nodes = 4: give --min-nodes at most the 3 nodes",
+        ),
+        (
+            {"privacy_unit": "record", "partition": "dirichlet"},
+            "privacy_unit = 'record': partition = dirichlet .*--partition iid",
+        ),
+        (
+            {"target_epsilon": 1.0, "noise_multiplier": 0.0},
+            "noise_multiplier = 0.0: no finite target_epsilon can hold; leave one",
+        ),
+        ({"dct_size": 29}, "dct_size = 29: give --dct-size at most image_size = 28"),
+        ({"fakes_per_round": 31}, "fakes_per_round = 31: give .*batch_size = 32"),
     ],
 )
-def test_limits_of_what_decides_an_epsilon_are_as_stated(name, value):
-    assert f"{name} = {value}" in message({name: value})
+def test_what_cannot_be_is_refused_by_name_value_and_remedy(given, named):
+    assert_refused(f"^{named}", lambda: RunConfig(**given).validate())
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("num_rounds", 1.0),
-        ("num_rounds", "10"),
-        ("num_rounds", True),
-        ("clip_bound", "1"),
-        ("clip_bound", True),
-        ("conditional", 1),
-        ("data", 3),
-    ],
-)
-def test_value_of_another_type_is_refused(name, value):
-    kind = field_type(name)[0].__name__
-    assert message({name: value}) == f"{name} = {value!r}: must be of type {kind}"
+# ------------------------------------------------------------------ what hangs on them
 
 
-def test_whole_numbers_have_64_bits():
-    most = 2**63 - 1
-    assert RunConfig(gradient_penalty_every=most).gradient_penalty_every == most
-    assert "give at most 2^63 - 1" in message({"gradient_penalty_every": most + 1})
+def test_every_setting_has_a_group_and_a_help_text():
+    specs = settings_of()
+    assert {spec.metadata["group"] for spec in specs} == set(GROUPS)
+    assert all(spec.metadata["help"].endswith(".") for spec in specs)
+    assert len(specs) <= 55
 
 
-@pytest.mark.parametrize("value", [None, ""])
-def test_a_setting_that_is_never_unset_needs_a_value(value):
-    assert message({"num_rounds": value}) == "num_rounds is unset: give --num-rounds"
+def test_what_decides_the_epsilons_is_a_plan():
+    told = {"noise_source", "public_conditions"}
+    of_plan = {spec.name for spec in dataclasses.fields(Plan)} - told
+    assert set(settings_with("mechanism")) == of_plan
+
+
+def test_no_server_learns_a_place_or_a_secret_and_no_client_is_told_its_data():
+    assert {"data", "output", "cohort", "selection_seed"} <= {*settings_with("stays")}
+    assert "data_dir" in settings_with("stays")
+    own = {*settings_with("reading"), *settings_with("owners")} - {"num_classes"}
+    assert own <= {*settings_with("of_client")}
+
+
+@pytest.mark.parametrize("name", sorted({*FIELDS} - {*SETTINGS}))
+def test_what_commands_set_is_no_setting_of_a_file(tmp_path, name):
+    file = tmp_path / "run.toml"
+    file.write_text(f"{name} = 1")
+    assert_refused(f"^{name}: unknown setting", configure, None, file, {})
+    assert_refused(f"^{name}: unknown setting", check_names, [name])
+
+
+# ------------------------------------------------------------------ sources
 
 
 def test_whole_numbers_serve_as_floats():
@@ -168,76 +218,10 @@ def test_whole_numbers_serve_as_floats():
     assert config.clip_bound == 2.0
 
 
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"image_size": 20}, ["image_size = 20", "--image-size"]),
-        ({"image_channels": 2}, ["image_channels = 2", "--image-channels"]),
-        ({"device": "tpu"}, ["device = 'tpu'", "--device"]),
-        ({"download": True}, ["download = True", "--data-dir"]),
-        (
-            {"client_selection": "all", "num_clients": 5},
-            ["clients_per_round = 1", "5", "--clients-per-round"],
-        ),
-        ({"clients_per_round": None}, ["clients_per_round", "--clients-per-round"]),
-        (
-            {"clients_per_round": 7, "num_clients": 6},
-            ["clients_per_round = 7", "num_clients = 6", "--clients-per-round"],
-        ),
-        (
-            {"min_nodes": 4, "num_clients": 6, "clients_per_node": 2},
-            ["min_nodes = 4", "3 nodes", "--min-nodes"],
-        ),
-        (
-            {"privacy_unit": "record", "partition": "dirichlet"},
-            ["privacy_unit = 'record'", "partition = dirichlet", "--partition"],
-        ),
-        (
-            {"privacy_unit": "record", "partition": "by-client"},
-            ["privacy_unit = 'record'", "partition = by-client", "--privacy-unit"],
-        ),
-        (
-            {"target_epsilon": 1.0, "noise_multiplier": 0.0},
-            ["noise_multiplier = 0", "target_epsilon", "leave one"],
-        ),
-        (
-            {"gradient_basis": "dct", "dct_size": 29},
-            ["dct_size = 29", "image_size = 28", "--dct-size"],
-        ),
-        (
-            {"fakes_per_round": 31},
-            ["fakes_per_round = 31", "batch_size = 32", "--fakes-per-round"],
-        ),
-        ({"gpu_fraction": 0.5}, ["gpu_fraction = 0.5", "--device cuda"]),
-    ],
-)
-def test_contradiction_names_both_settings_and_the_remedy(settings, named):
-    text = message(settings)
-    assert all(part in text for part in named), text
-
-
-def test_defaults_are_valid():
-    assert RunConfig().validate() == RunConfig()
-
-
-def test_flat_form_is_scalars_and_comes_back_equal():
-    config = tiny_config(clients_per_round=3, target_epsilon=2.5)
-    flat = config.to_flat()
-    assert list(flat) == list(FIELDS)
-    assert all(isinstance(value, str | int | float | bool) for value in flat.values())
-    assert flat["min_nodes"] == ""  # TOML has no null
-    assert ResolvedConfig.from_flat(flat) == config
-
-
 def test_empty_string_unsets_an_optional_setting_of_the_base():
     base = RunConfig(noise_multiplier=1.0, seed=3)
     config = RunConfig.from_flat({"noise_multiplier": ""}, base)
     assert (config.noise_multiplier, config.seed) == (None, 3)
-
-
-def test_unknown_key_is_refused_by_name():
-    with pytest.raises(UserError, match=r"^learning_rate: unknown .*train --help"):
-        RunConfig.from_flat({"learning_rate": 0.1})
 
 
 def test_flags_override_the_file_which_overrides_the_recipe(tmp_path):
@@ -258,9 +242,9 @@ def test_noise_and_target_of_a_later_source_replace_each_other(tmp_path, name):
     assert (getattr(config, name), getattr(config, other)) == (3.0, None)
 
 
-def test_noise_beside_a_target_in_one_source_is_a_budget(tmp_path):
-    given = {"noise_multiplier": 1.0, "target_epsilon": 3.0}
-    config = configure("algorithm-1", None, given)
+def test_noise_beside_a_target_in_one_source_is_a_budget():
+    both = {"noise_multiplier": 1.0, "target_epsilon": 3.0}
+    config = configure("algorithm-1", None, both)
     assert (config.noise_multiplier, config.target_epsilon) == (1.0, 3.0)
 
 
@@ -270,46 +254,43 @@ def test_noise_beside_a_target_in_one_source_is_a_budget(tmp_path):
         ("num_rounds = ", "config = "),
         ("rounds = 3", "rounds: unknown setting; the nearest is num_rounds, and"),
         ("num_rounds = '3'", "num_rounds = '3'"),
-        ("[train]\nnum_rounds = 3", r"config = .*: \[train\] is a table; give its"),
+        ("[seed]\nnum_rounds = 3", r"config = .*: \[seed\] is a table; give its"),
+        (None, r"config = .*: cannot be read \(No such file.*--config"),
     ],
 )
 def test_bad_file_is_refused(tmp_path, content, named):
     file = tmp_path / "run.toml"
-    file.write_text(content)
+    if content is not None:
+        file.write_text(content)
     assert_refused(named, configure, None, file, {})
 
 
-def test_missing_file_is_refused(tmp_path):
-    with pytest.raises(
-        UserError, match=r"config = .*no\.toml: cannot be read \(No such file.*--config"
-    ):
-        configure(None, tmp_path / "no.toml", {})
+# ------------------------------------------------------------------ what follows
 
 
 @pytest.mark.parametrize(
-    ("settings", "stacked"),
+    ("given", "stacked"),
     [
         ({"discriminator_dim": 32}, True),
         ({"discriminator_dim": 33}, False),
         ({"discriminator_dim": 64, "device": "cuda"}, True),
-        ({"discriminator_dim": 8, "stacking": "loop"}, False),
-        ({"discriminator_dim": 64, "stacking": "stacked"}, True),
     ],
 )
-def test_discriminators_are_stacked_where_that_is_faster(settings, stacked):
-    assert RunConfig(**settings).stacked is stacked
+def test_discriminators_are_stacked_where_that_is_faster(given, stacked):
+    assert RunConfig(**given).stacked is stacked
 
 
 @pytest.mark.parametrize(
-    ("settings", "sent"),
+    ("given", "sent", "is_public"),
     [
-        ({}, 160),  # n_dis * B, the paper's five batches of 32
-        ({"discriminator_steps": 1, "discriminator_batch_size": 8}, 32),
-        ({"fakes_per_round": 512}, 512),
+        ({}, 160, False),  # n_dis * B, the paper's five batches of 32
+        ({"discriminator_steps": 1, "discriminator_batch_size": 8}, 32, False),
+        ({"fakes_per_round": 512}, 512, True),
     ],
 )
-def test_number_of_fakes_sent(settings, sent):
-    assert RunConfig(**settings).fakes_sent == sent
+def test_number_of_fakes_sent_and_what_the_warm_start_uses(given, sent, is_public):
+    config = RunConfig(**given)
+    assert (config.fakes_sent, config.is_warm_start_public) == (sent, is_public)
 
 
 def test_nodes_are_the_clients_divided_upwards():
@@ -325,9 +306,9 @@ def test_noise_follows_the_published_code():
         _ = RunConfig().noise_std
 
 
-def test_release_has_the_shape_of_the_gradient_basis():
+def test_release_has_the_shape_of_the_gradients_basis():
     assert RunConfig().release_shape == (32, 1, 28, 28)
-    assert RunConfig(gradient_basis="dct").release_shape == (32, 1, 14, 14)
+    assert RunConfig(dct_size=14).release_shape == (32, 1, 14, 14)
 
 
 # ------------------------------------------------------------------ resolved
@@ -348,6 +329,8 @@ def test_a_resolved_configuration_is_written_and_read_like_any_other():
     assert [*config.to_flat().items()] == [*flat.items()]
     assert ResolvedConfig.from_flat(flat) == config
     assert ResolvedConfig.from_flat({}, RunConfig(**RESOLVED)) == config
+    tiny = tiny_config(clients_per_round=3, target_epsilon=2.5)
+    assert ResolvedConfig.from_flat(tiny.to_flat()) == tiny
 
 
 @pytest.mark.parametrize("name", RESOLVED)

@@ -99,7 +99,7 @@ def test_data_without_owners_is_held_out_as_a_whole():
         *[({"data": data}, (), 0) for data in ("mnist", "fonts", "femnist:a", "hf:a")],
         ({"data": "given"}, (), 0),
         ({"data": "npz:a.npz", "privacy_unit": "record"}, (), 0),
-        ({"data": "hf:a", "partitioner": "IidPartitioner"}, (), 0),
+        ({"data": "hf:a?partitioner=IidPartitioner"}, (), 0),
     ],
 )
 def test_every_recipe_holds_out_one_share_where_scores_need_it(settings, given, share):

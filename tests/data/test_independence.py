@@ -102,7 +102,7 @@ def _rows(root: Path, is_changed: bool) -> dict[str, object]:
     features = datasets.Features(**kinds, label=datasets.Value("int64"))
     table = datasets.Dataset.from_dict(values, features=features)
     table.to_parquet(root / "train.parquet")
-    return {"data": f"hf:{root}", "hf_options": "client='owner', label='label'"}
+    return {"data": f"hf:{root}?client=owner&label=label"}
 
 
 def _writers(root: Path, is_changed: bool) -> dict[str, object]:

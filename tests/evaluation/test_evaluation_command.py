@@ -416,7 +416,6 @@ def test_line_says_how_the_data_was_read_and_by_which_network(fedgs, tmp_path):
         "polarity": "auto",
         "classes": "all",
         "test_fraction": 0.0,
-        "hf_options": None,
         "num_classes": None,
         "image_channels": 1,
         "image_size": 28,
@@ -450,7 +449,6 @@ def test_colour_data_has_yardsticks_too(fedgs, tmp_path, real):
     [
         (0.0, ("--test-fraction", "0.3"), "test_fraction = 0.3: the run held out 0.0"),
         (0.2, ("--test-fraction", "0.3"), "test_fraction = 0.3: the run held out 0.2"),
-        (0.2, ("--hf-options", "client='b'"), "hf_options = .*, other images would be"),
         (0.0, (), "data = 'digits': has no test split, and nothing was held out"),
     ],
 )
@@ -534,7 +532,6 @@ def test_test_images_that_do_not_fit_are_refused_in_one_line(
         (["--data", "nope"], "data = 'nope': give --data one of"),
         (["--data", "npz:no.npz"], r"data = 'npz:no.npz': no.npz does not exist"),
         (["--classes", "digits"], "classes = 'digits': only femnist, folder:PATH and"),
-        (["--hf-options", "split='x'"], "hf_options = .*: is for --data hf:NAME"),
         (["--seed", "-1"], "seed = -1: give --seed at least 0"),
         (["--seed", "4294967296"], "seed = 4294967296: give --seed at most 4294967295"),
         (["--device", "cuda"], "device = 'cuda': no GPU is available"),

@@ -268,7 +268,7 @@ def test_stored_lines_have_no_figure_that_the_guarantee_keeps_back():
 def test_the_noise_of_bdp_gan_is_that_of_the_epsilon_asked(is_full):
     of_epsilon = grid.others(BenchmarkRequest(full=is_full))["bdp-gan"].of_epsilon
     steps, batch = (23_437, 1024) if is_full else (700, 64)
-    noise = of_epsilon[3.0]["noise_multiplier"]
+    noise = of_epsilon[3.0]["noise_per_clip"]
     found = [
         epsilon([Releases(batch / 52_000, z, steps)], grid.DELTA)
         for z in (noise, noise * 0.995)

@@ -420,7 +420,6 @@ def test_the_engine_is_flower_unless_a_file_has_one(debug, files, tmp_path, cont
         ({"bug": "flip", "samples_per_group": 5000}, "at most 1000"),
         ({"bug": "flip", "clients_per_group": 0}, "give --clients-per-group at least"),
         ({"bug": "flip", "cohort": "c.txt"}, "leave out --cohort"),
-        ({"corruption": "invert"}, "leave out --corruption"),
         ({"suspect": "melt"}, "give --suspect MODULE:FUNCTION"),
         ({"bug": "flip", "output": None}, "give --output"),
         ({"bug": "flip", "noise_multiplier": None, "target_epsilon": -1}, "above 0"),

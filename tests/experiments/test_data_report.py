@@ -65,12 +65,10 @@ def test_table_shows_the_same(inspect, source):
 
 def test_flags_of_the_data_apply(inspect, source):
     given = {"classes": "merged", "test_fraction": 0.4, "image_size": 32}
-    given |= {"corruption": "invert", "corruption_fraction": 1}
     report = json.loads(inspect(source, *flags(**given), "--json")[1])
     assert report["classes"] == 36
     assert report["image_shape"] == [1, 32, 32]
     assert (report["images"], report["held_out"]) == (8, 6)
-    assert report["corrupted_images"] == 14
 
 
 def test_a_cohort_is_inspected_alone(inspect, source, tmp_path):
@@ -138,7 +136,6 @@ def test_a_run_keeps_the_absolute_path(fedgs, monkeypatch, source, tmp_path):
     settings = {name: TINY[name] for name in OF_MODELS} | {
         "data": "femnist:fed_emnist_train.h5",
         "classes": "merged",
-        "corruption": "rotate",
         "test_fraction": 0.2,
         "num_rounds": 1,
         "warm_start_rounds": 0,

@@ -205,7 +205,7 @@ def test_spent_budget_is_a_success_with_pictures(fedgs, own, tmp_path):
     given = {"data": own, "num_rounds": 9, "target_epsilon": 6, "noise_multiplier": 1.5}
     given |= {"client_selection": "all", "batch_size": 4, "discriminator_steps": 1}
     given |= {"warm_start_rounds": 1, "generator": "upsample", "generator_dim": 4}
-    given |= {"discriminator_dim": 4, "clients_per_node": 30, "sample_every": 9}
+    given |= {"discriminator_dim": 4, "clients_per_node": 30}
     given |= {"relation": "zero-out", "clip_bound": 1, "fakes_per_round": 32}
     config = RunConfig(**given, clients_per_round=None, num_clients=OWNERS, seed=0)
     plan = Plan.from_config(config)
@@ -333,9 +333,9 @@ ROUNDS |= {"clients_per_round": 10, "warm_start_rounds": 3, "seed": 0, "num_work
         # 100 rounds of a server's part (2 s) and 10 clients' (0.1 s); a warm start of
         # 40 clients in 3 rounds, with generators of their own.
         ({}, 100 * (2 + 10 * 0.1) + 40 * 3 * (0.1 + 2)),
-        ({"warm_start": "public"}, 100 * (2 + 10 * 0.1) + 40 * 3 * 0.1),
+        ({"fakes_per_round": 32}, 100 * (2 + 10 * 0.1) + 40 * 3 * 0.1),
         (
-            {"warm_start": "public", "discriminator_training": "every_round"},
+            {"fakes_per_round": 32, "discriminator_training": "every_round"},
             100 * (2 + 40 * 0.1) + 40 * 3 * 0.1,
         ),
         ({"clients_per_round": 1}, 100 * (2 + 0.1) + 40 * 3 * (0.1 + 2)),

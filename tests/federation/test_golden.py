@@ -23,7 +23,6 @@ TRAJECTORIES = {
     "full-participation": {
         **FULL_PARTICIPATION,
         "spectral_norm": False,
-        "discriminator_activation": "leaky_relu",
         "latent": "normal",
         "noise_multiplier": 0.0,  # so that the norms are the signal's, not the noise's
     },

@@ -22,7 +22,7 @@ from fedgs.privacy.participation import COUNT_THEOREM
 from fedgs.runs import epsilons, run_folder
 from fedgs.runs.run_folder import RunFolder, node_folder, state_rounds
 from refusals import assert_refused
-from runs import attempts, events, generator
+from runs import attempts, events, generator, limit_clients
 from tiny import FULL_PARTICIPATION, MOMENTS, STAGED, tiny_config, tiny_data
 
 ROUNDS = 6
@@ -48,7 +48,7 @@ class CrashError(Exception):
 
 
 def create(path: Path, **settings: object) -> RunFolder:
-    defaults = {"num_rounds": ROUNDS, "checkpoint_every": 2, "sample_every": ROUNDS}
+    defaults = {"num_rounds": ROUNDS, "checkpoint_every": 2}
     return RunFolder.create(tiny_config(output=str(path), **defaults | settings))
 
 
@@ -364,10 +364,12 @@ def room_for(releases: int) -> float:
 
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_run_that_a_client_refuses_stops_with_a_checkpoint_and_can_go_on(
-    tmp_path, uninterrupted, num_workers
+    tmp_path, uninterrupted, num_workers, monkeypatch
 ):
     mode = MODES["full participation"] | {"num_workers": num_workers}
-    folder = create(tmp_path / "run", **mode, client_epsilon=room_for(3))
+    folder = create(tmp_path / "run", **mode)
+    whole = uninterrupted("full participation")
+    limit_clients(monkeypatch, room_for(3))
     reason = r"round 4: 0 of 3 nodes answered .*\nnode 0: client_epsilon = .* client 0 "
     for _ in range(2):  # also after a restart
         with pytest.raises(RunStopped, match=reason):
@@ -377,16 +379,17 @@ def test_run_that_a_client_refuses_stops_with_a_checkpoint_and_can_go_on(
     assert counted(folder) == dict.fromkeys(range(6), 3)
     for node in folder.private.iterdir():
         assert state_rounds(node)[-1] == 3
-    config = dataclasses.replace(folder.config, client_epsilon=room_for(6))
-    train(RunFolder(folder.path, config))
-    assert product(folder) == uninterrupted("full participation")
+    limit_clients(monkeypatch, room_for(6))
+    train(folder)
+    assert product(folder) == whole
     assert counted(folder) == dict.fromkeys(range(6), 6)
 
 
-def test_run_that_a_client_refuses_is_charged_the_count(tmp_path):
+def test_run_that_a_client_refuses_is_charged_the_count(tmp_path, monkeypatch):
     """Its end depends on who was drawn: the mixture of its rounds does not hold."""
     settings = MODES["selected"] | {"num_rounds": 40, "num_clients": 3}
-    folder = create(tmp_path / "run", **settings, client_epsilon=room_for(2))
+    folder = create(tmp_path / "run", **settings)
+    limit_clients(monkeypatch, room_for(2))
     with pytest.raises(RunStopped, match="client_epsilon"):
         train(folder)
     assert len(sent := rounds_sent(folder)) < 8

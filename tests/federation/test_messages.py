@@ -82,7 +82,7 @@ def test_an_answer_survives_the_way_to_the_server():
 
 
 def test_an_answer_in_the_dct_basis_survives():
-    config = tiny_config(gradient_basis="dct", dct_size=5)
+    config = tiny_config(dct_size=5)
     sent = _release(torch.ones(4, 1, 5, 5))
     assert torch.equal(_decode(_encode(sent), config).values, sent.values)
 

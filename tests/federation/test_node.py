@@ -21,6 +21,7 @@ from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import node_folder, state_path, state_rounds
 from refusals import assert_refused
+from runs import limit_clients
 from tiny import SIZES, digest, request_of, tiny_config, tiny_data
 
 
@@ -119,7 +120,7 @@ def test_a_node_that_another_process_hosted_since_catches_up(tmp_path, work):
 @pytest.mark.parametrize("stacking", ["stacked", "loop"])
 @pytest.mark.parametrize("training", ["selected", "every_round"])
 def test_a_restored_node_goes_on_bit_for_bit(tmp_path, stacking, training):
-    config = _config(noise_seed=7, stacking=stacking, discriminator_training=training)
+    config = _config(noise_seed=7, discriminator_training=training)
     steady = _node(config, tmp_path / "steady")
     for round in (1, 2, 3, 4):
         expected = steady.answer(request_of(config, round))
@@ -246,7 +247,7 @@ def _counted(private: Path, node_id: int = 0) -> list[tuple[int, int]]:
 
 def _room_for(config: RunConfig, releases: int) -> dict[str, float]:
     z = config.noise_multiplier / config.batch_size**0.5
-    return {"client_epsilon": epsilon_from_mu((releases + 0.5) ** 0.5 / z, 1e-5)}
+    return {"epsilon": epsilon_from_mu((releases + 0.5) ** 0.5 / z, 1e-5)}
 
 
 def test_a_release_is_counted_on_the_disk_before_anything_is_computed(
@@ -336,9 +337,11 @@ def test_the_count_names_the_participants_and_the_nodes_own_noise(tmp_path):
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_a_node_refuses_beyond_its_clients_epsilon(tmp_path, work, is_restarted):
+def test_a_node_refuses_beyond_its_clients_epsilon(
+    tmp_path, work, is_restarted, monkeypatch
+):
     config = _config()
-    config = dataclasses.replace(config, **_room_for(config, 2))
+    limit_clients(monkeypatch, **_room_for(config, 2))
     node = _node(config, tmp_path)
     for round in (1, 2):
         answer = node.answer(request_of(config, round, participants=(0, 5)))
@@ -360,18 +363,18 @@ def test_a_node_refuses_beyond_its_clients_epsilon(tmp_path, work, is_restarted)
     assert torch.equal(node.answer(last).values, answer.values)
 
 
-def test_lost_answers_use_up_epsilon(tmp_path):
+def test_lost_answers_use_up_epsilon(tmp_path, monkeypatch):
     config = _config()
-    config = dataclasses.replace(config, **_room_for(config, 2))
+    limit_clients(monkeypatch, **_room_for(config, 2))
     for _ in range(2):
         _node(config, tmp_path).answer(request_of(config))
     with pytest.raises(ClientRefused, match="client_epsilon"):
         _node(config, tmp_path).answer(request_of(config))
 
 
-def test_checking_changes_nothing(tmp_path, work):
+def test_checking_changes_nothing(tmp_path, work, monkeypatch):
     config = _config()
-    config = dataclasses.replace(config, **_room_for(config, 2))
+    limit_clients(monkeypatch, **_room_for(config, 2))
     node = _node(config, tmp_path)
     before, done = _digest(node), dict(work)
     node.check(request_of(config))
@@ -397,7 +400,7 @@ def test_a_count_in_state_dir_goes_on_over_runs_and_packings(tmp_path):
     counts = tmp_path / "counts"
     counts.mkdir()
     first, second = _config(clients_per_node=6), _config(clients_per_node=2)
-    limits = Limits(state_dir=counts, **_room_for(first, 3))
+    limits = Limits(state_dir=counts, client_epsilon=_room_for(first, 3)["epsilon"])
 
     def node(config: RunConfig, run: str, node_id: int) -> Node:
         data = tiny_data(config)
@@ -438,9 +441,9 @@ def test_a_node_without_participants_trains_but_answers_nothing(tmp_path, work):
     assert work == {"train": 2, "normal": 0}
 
 
-@pytest.mark.parametrize("kind", ["local", "public"])
-def test_a_node_warm_starts_once_when_it_is_first_asked(tmp_path, work, kind):
-    config = _config(warm_start=kind)  # T_w = 2 rounds of n_dis = 2 steps
+@pytest.mark.parametrize("fakes", [None, 8])
+def test_a_node_warm_starts_once_when_it_is_first_asked(tmp_path, work, fakes):
+    config = _config(fakes_per_round=fakes)  # T_w = 2 rounds of n_dis = 2 steps
     node = _new_node(config, tmp_path)
     assert work["train"] == 0
     for _ in range(2):

@@ -18,7 +18,7 @@ from refusals import assert_refused
 from runs import ignore
 from tiny import MOMENTS, tiny_config, tiny_data, write_tiny_npz
 
-PUBLIC = MOMENTS | {"stages": "moments,moments", "stage_weights": None}
+PUBLIC = MOMENTS | {"stages": "moments,moments"}
 PUBLIC |= {"num_rounds": 2, "public_data": "fonts"}
 
 SAME_PEOPLE = [

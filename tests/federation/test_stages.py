@@ -344,7 +344,7 @@ def test_discriminators_that_another_process_made_after_the_stages_are_found(tmp
 def test_a_client_that_agreed_to_no_embeddings_refuses_them(tmp_path):
     node = a_node(tmp_path, Limits(allow_seeded_noise=True))
     request = stage_request(node.config, new_server(node.config))
-    with pytest.raises(ClientRefused, match=r"stages = means,.*allow_embeddings"):
+    with pytest.raises(ClientRefused, match=r"stages = means:0.5,.*allow_embeddings"):
         node.answer(request)
     assert not list(tmp_path.rglob("releases-*"))
 
@@ -381,20 +381,18 @@ def test_a_clients_epsilon_counts_embeddings_and_gradients_alike(tmp_path):
     ("settings", "named"),
     [
         ({"stages": "means,magic"}, "stages = 'means,magic': give --stages at most"),
-        ({"stages": "means"}, "stage_weights = '0.5,2': .* each of the 1 stages"),
-        ({"stage_weights": "20,-4"}, "stage_weights = '20,-4': .* one positive number"),
-        ({"stage_weights": "20,nan"}, "stage_weights = '20,nan'"),
+        (
+            {"stages": "means:1,scatter"},
+            "stages = .*: give --stages a positive number|",
+        ),
+        ({"stages": "means:20,scatter:-4"}, "stages = .* give --stages a positive"),
+        ({"stages": "means:20,scatter:nan"}, "stages = .* give --stages a positive"),
         ({"clip_bound": 2.5}, "clip_bound = 2.5: .*; give --clip-bound at most 2"),
         ({"num_rounds": 1}, "num_rounds = 1: give --num-rounds at least one for each"),
         (
-            {"conditional": False},
-            "conditional = False: a stage releases means by class",
-        ),
-        (
             {"client_selection": "balanced", "clients_per_round": 2},
-            "stages = 'means,scatter': every client takes part in a stage",
+            "stages = 'means:0.5,scatter:2': every client takes part in a stage",
         ),
-        ({"stages": None}, "stage_weights = '0.5,2': there are no stages"),
     ],
 )
 def test_stages_that_cannot_be_are_refused_with_a_remedy(settings, named):
@@ -419,7 +417,7 @@ def test_stages_that_cannot_be_are_refused_with_a_remedy(settings, named):
     ],
 )
 def test_moments_that_cannot_be_are_refused_with_a_remedy(settings, named):
-    more = {"num_rounds": 4, "stage_weights": None}
+    more = {"num_rounds": 4}
     assert_refused(named, tiny_config, **MOMENTS | more | settings)
 
 
@@ -427,13 +425,13 @@ def test_moments_that_cannot_be_are_refused_with_a_remedy(settings, named):
     "stages", ["means", "means,scatter", "means,scatter,moments,parts"]
 )
 def test_moments_may_end_early(stages):
-    settings = {"stages": stages, "stage_weights": None, "num_rounds": 4}
+    settings = {"stages": stages, "num_rounds": 4}
     tiny_config(**MOMENTS | settings)
 
 
 # ------------------------------------------------------------------ public data
 
-PUBLIC = MOMENTS | {"stages": "moments,moments", "stage_weights": None}
+PUBLIC = MOMENTS | {"stages": "moments,moments"}
 PUBLIC |= {"num_rounds": 2, "public_data": "fonts"}
 
 

@@ -75,7 +75,7 @@ class Nodes:
 
 
 def create(path: Path, **settings: object) -> RunFolder:
-    defaults = {"num_rounds": 5, "sample_every": 99, "checkpoint_every": 2}
+    defaults = {"num_rounds": 5, "checkpoint_every": 2}
     return RunFolder.create(tiny_config(output=str(path), **defaults | settings))
 
 
@@ -419,11 +419,11 @@ def test_nodes_are_told_which_state_to_keep(tmp_path):
     assert kept == [0, 0, 2, 2, 4]
 
 
-def test_sample_grids_are_as_often_as_asked(tmp_path):
-    folder = create(tmp_path / "run", sample_every=2)
+def test_sample_grids_are_ten_over_the_run(tmp_path):
+    folder = create(tmp_path / "run", num_rounds=25)
     run(folder, Nodes(folder))
-    names = sorted(path.name for path in (folder.path / "samples").iterdir())
-    assert names == ["round-0000002.png", "round-0000004.png", "round-0000005.png"]
+    names = sorted(path.stem for path in (folder.path / "samples").iterdir())
+    assert [int(name[-7:]) for name in names] == [*range(2, 25, 2), 25]
 
 
 @pytest.mark.parametrize(
@@ -453,7 +453,7 @@ def test_what_is_only_looked_at_ends_no_round_where_it_cannot_be_written(
     tmp_path, monkeypatch, full
 ):
     whole = create(tmp_path / "whole", num_rounds=3)
-    folder = create(tmp_path / "run", num_rounds=3, sample_every=1)
+    folder = create(tmp_path / "run", num_rounds=3)
     run(whole, Nodes(whole))
 
     def no_room(*_: object) -> None:
@@ -546,7 +546,7 @@ def test_number_of_discriminators_that_a_run_makes():
     assert preparation.clients_needed(packed) == 4
     for setting in (
         {"discriminator_training": "every_round"},
-        {"warm_start": "public"},
+        {"fakes_per_round": 32},
     ):
         assert preparation.clients_needed(dataclasses.replace(few, **setting)) == 6
 

@@ -23,7 +23,7 @@ from fedgs.gan.moments import (
     start_of,
     symmetric,
 )
-from fedgs.gan.stages import fit, released
+from fedgs.gan.stages import released
 from fedgs.runs.run_folder import RunFolder
 from runs import ignore
 from tiny import MOMENTS, tiny_config, tiny_data
@@ -31,7 +31,6 @@ from tiny import MOMENTS, tiny_config, tiny_data
 CLASSES, FREQUENCIES, AXES = 3, 16, 4  # 4 x 4 low frequencies, latent_dim
 ALL_AXES = MOMENTS | {"latent_dim": FREQUENCIES, "noise_multiplier": 0.0}
 TWICE = ALL_AXES | {"stages": "means,scatter,moments,moments", "num_rounds": 4}
-TWICE |= {"stage_weights": None}
 
 
 def images_of(seed: int = 0, count: int = 60):
@@ -112,7 +111,8 @@ def test_the_generator_draws_the_models_means_and_covariances():
     config = tiny_config(**ALL_AXES)
     images, labels = images_of()
     server = staged(config, [(images, labels)])
-    assert fit(config, server.generator, server.ema, server.optimizer, server.stages)
+    model = model_of(config, server.stages)
+    set_generator(config, model, server.generator, server.ema)
     label = 1
     own = low(images[labels == label])
     mean, factor = server.ema.mean[label], server.ema.factor[label]
@@ -221,7 +221,7 @@ def test_fewer_axes_are_the_longest_ones():
 
 # ------------------------------------------------------------------ public images
 
-PUBLIC = ALL_AXES | {"stages": "moments", "num_rounds": 1, "stage_weights": None}
+PUBLIC = ALL_AXES | {"stages": "moments", "num_rounds": 1}
 PUBLIC |= {"public_data": "fonts"}
 
 
@@ -374,7 +374,8 @@ def test_noise_of_any_size_leaves_finite_pictures(seed, noise_std, is_parted):
     config = tiny_config(**MOMENTS | {"stages": f"means,scatter,{last}"})
     server = staged(config, [images_of()], noisy(noise_std, seed))
     assert all(release.target.isfinite().all() for release in server.stages)
-    fit(config, server.generator, server.ema, server.optimizer, server.stages)
+    model = model_of(config, server.stages)
+    set_generator(config, model, server.generator, server.ema)
     pictures = server.ema(torch.randn(9, AXES), torch.arange(9) % CLASSES)
     assert pictures.isfinite().all()
     assert 0 <= pictures.min() <= pictures.max() <= 1

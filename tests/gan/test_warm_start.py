@@ -12,7 +12,7 @@ from fedgs.config.run_config import RunConfig
 from fedgs.federation.messages import EVERYONE
 from fedgs.federation.round import draw_fakes, new_server, public_fakes
 from fedgs.gan.discriminators import Discriminators
-from fedgs.gan.models import build_generator
+from fedgs.gan.models import ADAM_BETAS, build_generator
 from fedgs.gan.warm_start import LocalGenerators, warm_start
 from fedgs.randomness import derived_seed
 from oracles import PLAIN, PLAIN_TOLERANCE, PlainGan, adam, latents
@@ -23,7 +23,7 @@ ALL = range(len(tiny.SIZES))
 def _warm(config: RunConfig, hosted: Sequence[int] = ALL) -> Discriminators:
     discriminators = Discriminators(config, hosted)
     public = None
-    if config.warm_start == "public":
+    if config.is_warm_start_public:
         request = public_fakes(config)
         public = request.images, request.labels
     warm_start(config, discriminators, tiny.tiny_data(config), hosted, public)
@@ -33,12 +33,11 @@ def _warm(config: RunConfig, hosted: Sequence[int] = ALL) -> Discriminators:
 def test_the_local_warm_start_is_a_plain_wgan_gp_of_each_client():
     config = tiny.tiny_config(warm_start_rounds=3, **PLAIN)
     data, discriminators = tiny.tiny_data(config), _warm(config)
-    betas = (config.generator_beta1, config.generator_beta2)
     for client in (1, tiny.SINGLE_IMAGE_CLIENT):
         plain = PlainGan(config, data, client)
         seed = derived_seed(config.seed, "warm-start-generator", client)
         generator = build_generator(config, seed)
-        optimizer = adam(generator, config.generator_learning_rate, betas)
+        optimizer = adam(generator, config.generator_learning_rate, ADAM_BETAS)
         for round in (1, 2, 3):
             z, labels = latents(config, 8, "warm-start-latent", client, round)
             fakes = generator(z, labels).detach()
@@ -50,26 +49,28 @@ def test_the_local_warm_start_is_a_plain_wgan_gp_of_each_client():
             torch.testing.assert_close(ours, value.data, **PLAIN_TOLERANCE, msg=name)
 
 
-@pytest.mark.parametrize("kind", ["local", "public"])
+@pytest.mark.parametrize("fakes", [None, 8])
 @pytest.mark.parametrize("warm_start_rounds", [0, 3])
-def test_the_warm_start_has_a_fixed_length_for_every_client(kind, warm_start_rounds):
-    config = tiny.tiny_config(warm_start=kind, warm_start_rounds=warm_start_rounds)
+def test_the_warm_start_has_a_fixed_length_for_every_client(fakes, warm_start_rounds):
+    config = tiny.tiny_config(
+        fakes_per_round=fakes, warm_start_rounds=warm_start_rounds
+    )
     # T_w rounds of n_dis = 2 steps, whatever a client owns.
     assert _warm(config).steps.tolist() == [2 * warm_start_rounds] * 6
 
 
-@pytest.mark.parametrize("kind", ["local", "public"])
-def test_the_warm_start_is_deterministic(kind):
-    config = tiny.tiny_config(warm_start=kind)
+@pytest.mark.parametrize("fakes", [None, 8])
+def test_the_warm_start_is_deterministic(fakes):
+    config = tiny.tiny_config(fakes_per_round=fakes)
     first, again = _warm(config), _warm(config)
     assert tiny.digest(first.state()) == tiny.digest(again.state())
     other = _warm(dataclasses.replace(config, seed=6))
     assert tiny.digest(first.state()) != tiny.digest(other.state())
 
 
-@pytest.mark.parametrize("kind", ["local", "public"])
-def test_the_warm_start_of_a_client_does_not_depend_on_its_node(kind):
-    config = tiny.tiny_config(warm_start=kind, discriminator_learning_rate=1e-3)
+@pytest.mark.parametrize("fakes", [None, 8])
+def test_the_warm_start_of_a_client_does_not_depend_on_its_node(fakes):
+    config = tiny.tiny_config(fakes_per_round=fakes, discriminator_learning_rate=1e-3)
     together, alone = _warm(config), _warm(config, hosted=[4])
     for name, value in together.params.items():
         # 4 steps of 1e-3; see test_discriminators for the tolerance.
@@ -77,7 +78,7 @@ def test_the_warm_start_of_a_client_does_not_depend_on_its_node(kind):
 
 
 def test_the_public_warm_start_uses_the_servers_fakes_only(monkeypatch):
-    config = tiny.tiny_config(warm_start="public", fakes_per_round=5)
+    config = tiny.tiny_config(fakes_per_round=5)
     public = public_fakes(config)
     assert public.round == 0
     assert public.participants == ()
@@ -96,10 +97,8 @@ def test_the_public_warm_start_uses_the_servers_fakes_only(monkeypatch):
 
 def test_public_fakes_come_from_the_untrained_generator():
     settings = {"generator": "resnet", "generator_dim": 2}
-    assert not public_fakes(
-        tiny.tiny_config(**settings, warm_start="local")
-    ).images.any()
-    config = tiny.tiny_config(**settings, warm_start="public")
+    assert not public_fakes(tiny.tiny_config(**settings)).images.any()
+    config = tiny.tiny_config(**settings, fakes_per_round=8)
     public = public_fakes(config)
     z, labels = latents(config, 8, "latent", 0)
     with torch.no_grad():

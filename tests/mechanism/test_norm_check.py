@@ -23,7 +23,7 @@ SETTINGS = {
     "no noise": {"noise_multiplier": 0.0},
     "little noise": {"noise_multiplier": 1e-3},
     "three clients": {"clients_per_node": 3},
-    "dct": {"gradient_basis": "dct", "dct_size": 5},
+    "dct": {"dct_size": 5},
     "compact": {"transport": "compact"},
     "compact, no noise": {"transport": "compact", "noise_multiplier": 0.0},
     "compact, three clients": {"transport": "compact", "clients_per_node": 3},

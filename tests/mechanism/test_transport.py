@@ -107,7 +107,7 @@ def test_fakes_that_were_not_rounded_are_not_encoded():
         ({}, math.sqrt(1 + 1 / 256) / 8),
         ({"noise_multiplier": 0.0}, (1 / 16) / 8),
         ({"noise_multiplier": 0.0, "clip_bound": 3.0}, (3 / 16) / 8),
-        ({"gradient_basis": "dct", "dct_size": 5}, math.sqrt(1 + 1 / 25) / 8),
+        ({"dct_size": 5}, math.sqrt(1 + 1 / 25) / 8),
     ],
 )
 def test_the_step_is_an_eighth_of_a_coordinate(settings, step):
@@ -158,7 +158,7 @@ def test_requests_and_answers_survive_both_transports(config):
 
 
 def test_fakes_are_rounded_before_anybody_sees_them():
-    config = tiny_config(transport="compact", warm_start="public")
+    config = tiny_config(transport="compact", fakes_per_round=8)
     drawn, answered = draw_fakes(config, new_server(config))
     for request in (drawn, public_fakes(config)):
         codec.pack_fakes(request.images, request.labels, config)  # or it would raise

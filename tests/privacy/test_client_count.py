@@ -17,7 +17,6 @@ from fedgs.errors import UserError
 from fedgs.privacy.client_count import (
     WHOLE,
     ReleaseCount,
-    check_start,
     release_event,
     source_of,
 )
@@ -275,25 +274,3 @@ def test_a_count_that_cannot_be_written_refuses_and_forgets_nothing(
     count.charge(_event(3), NONE)
     assert len(_lines(counted)) == 3
     assert count.mu_squared.tolist() == pytest.approx([3 * COST] * 3, rel=1e-12)
-
-
-# ------------------------------------------------------------------ at the start
-
-
-def test_a_spent_client_refuses_the_next_run_at_its_start(tmp_path):
-    counts, path = tmp_path / "counts", tmp_path / "limits.toml"
-    counts.mkdir()
-    limits = _room_for(2)
-    path.write_text(
-        f"client_epsilon = {limits.client_epsilon}\ndelta = 1e-5\n"
-        'relation = "replace-one"\nallow_seeded_noise = true\nstate_dir = "counts"\n'
-    )
-    config = tiny_config(client_limits=str(path))
-    count = ReleaseCount(counts, ("bob",))
-    for round in (1, 2):
-        check_start(config, NAMES)
-        count.charge(_event(round, (0,), 1), limits)
-    with pytest.raises(ClientRefused, match="client bob has released"):
-        check_start(config, NAMES)
-    check_start(config, ("ann", "cy"))
-    assert len(_lines(counts)) == 2

@@ -25,6 +25,7 @@ import torch
 import tiny
 from command_line import flags
 from fedgs import gs_wgan, process
+from fedgs.config.recipes import recipe
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.load import load_data
 from fedgs.errors import UserError
@@ -197,7 +198,7 @@ from fedgs.process import hold_lock
 
 place = Path(sys.argv[1])
 lock = hold_lock(place / ".flower" / "launcher.lock", "")
-folder = SimpleNamespace(path=place, config=SimpleNamespace(fast_messages=True))
+folder = SimpleNamespace(path=place)
 with _superlink(folder, sys.argv[2]):
     pass
 """
@@ -414,8 +415,10 @@ def private_flower(tmp_path) -> Iterator[dict[str, str]]:
 @pytest.mark.flower
 @pytest.mark.slow
 def test_plain_flwr_run_trains_with_the_settings_of_pyproject(tmp_path, private_flower):
-    overrides = {"num_clients": 6, "clients_per_node": 3, "generator_dim": 4}
-    overrides |= {"image_size": 16, "dct_size": 8, "noise_seed": 1}
+    file = tmp_path / "more.toml"
+    file.write_text("generator_dim = 4\nnum_rounds = 9\nnoise_seed = 1\n")
+    overrides = {"num_clients": 6, "clients_per_node": 3, "image_size": 16}
+    overrides |= {"num_rounds": 3, "config": f"'{file}'"}
     pairs = [f"{name}={value}" for name, value in overrides.items()]
     command = ["flwr", "run", ".", "--stream", "--run-config"]
     command.append(" ".join([*pairs, "output='plain'"]))
@@ -434,6 +437,7 @@ def test_plain_flwr_run_trains_with_the_settings_of_pyproject(tmp_path, private_
     assert result == {"status": "completed", "message": ""}
     config = RunFolder.open(folder).config
     assert (config.data, config.num_nodes, config.engine) == ("digits", 2, "flower")
+    assert (config.generator_dim, config.stages) == (4, recipe("demo").stages)
     assert Ledger.read(folder / "ledger.jsonl").length == config.num_rounds == 3
     twin = {"engine": "local", "num_workers": 1, "output": str(tmp_path / "local")}
     alone = RunFolder.create(ResolvedConfig.from_flat(twin, config))

@@ -30,7 +30,7 @@ from fedgs.mechanism.masks import (
 from fedgs.mechanism.sanitizer import received
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.runs.run_folder import RunFolder
-from runs import attempts, events, interrupt_at, num_answers, train
+from runs import attempts, events, interrupt_at, limit_clients, num_answers, train
 from simulated_grid import MODES, FakeGrid, product, round_of, start
 
 MODES = MODES | {"compact": MODES["full participation"] | {"transport": "compact"}}
@@ -132,11 +132,14 @@ def test_too_few_nodes_end_the_run_and_their_attempt_counts(create):
     assert attempts(folder) == [(1, 1), (2, 1), (2, 2), (3, 1)]
 
 
-def test_clients_whose_limit_is_reached_say_so_before_anybody_releases_in_vain(create):
+def test_clients_whose_limit_is_reached_say_so_before_anybody_releases_in_vain(
+    create, monkeypatch
+):
     # Room for two and a half stages of weight 1, which cost 1 / sigma^2 each.
     limit = epsilon_from_mu((2.5 / 0.5**2) ** 0.5, 1e-5)
-    mode = MODES["moments"] | {"stage_weights": "1,1,1", "batch_size": 1}
-    folder = create("run", **mode, **MASKED, client_epsilon=limit)
+    mode = MODES["moments"] | {"stages": "means:1,scatter:1,moments:1", "batch_size": 1}
+    folder = create("run", **mode, **MASKED)
+    limit_clients(monkeypatch, limit)
     reason = "refused by its clients' limit: client_epsilon"
     with pytest.raises(RunStopped, match=rf"before round 3: 0 nodes .*\n.*{reason}"):
         start(folder, FakeGrid(3))

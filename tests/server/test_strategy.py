@@ -23,13 +23,11 @@ from fedgs.federation.codec import most_answer_bytes
 from fedgs.federation.messages import EVERYONE, FakeBatch, encode_batch
 from fedgs.federation.training import RunStopped
 from fedgs.files import read_tensors
-from fedgs.privacy.client_count import ReleaseCount, release_event
-from fedgs.privacy.client_limits import Limits
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder, node_folder, state_rounds
 from refusals import assert_refused
-from runs import attempts, events, interrupt_at, num_answers, train
+from runs import attempts, events, interrupt_at, limit_clients, num_answers, train
 from server import server_app, strategy
 from server.strategy import GsWgan
 from simulated_grid import MODES, FakeGrid, Spoil, product, round_of, spoil_at, start
@@ -181,10 +179,11 @@ def test_node_that_fails_once_is_asked_again(create, monkeypatch, log):
     ]
 
 
-def test_the_server_learns_which_limit_of_a_client_refused(create, log):
+def test_the_server_learns_which_limit_of_a_client_refused(create, log, monkeypatch):
     # Room for two and a half releases: B = 4, sigma = 0.5, replace-one.
     limit = epsilon_from_mu(2.5**0.5 * 4**0.5 / 0.5, 1e-5)
-    folder = create("run", **MODES["full participation"], client_epsilon=limit)
+    folder = create("run", **MODES["full participation"])
+    limit_clients(monkeypatch, limit)
     grid = FakeGrid(folder.config.num_nodes)
     reason = "refused by its clients' limit: client_epsilon"
     with pytest.raises(RunStopped, match=rf"round 3: 0 of 3 .*\n.*node 0 {reason}"):
@@ -197,24 +196,6 @@ def test_the_server_learns_which_limit_of_a_client_refused(create, log):
     for path in folder.private.iterdir():
         assert Ledger.read(path / "releases-00000.jsonl").length == 2
         assert state_rounds(path)[-1] == 2
-
-
-def test_a_run_goes_on_without_a_node_that_refuses(create, tmp_path):
-    (tmp_path / "counts").mkdir()
-    limits = tmp_path / "limits.toml"
-    limits.write_text(
-        f"client_epsilon = {epsilon_from_mu(3.5**0.5 * 4**0.5 / 0.5, 1e-5)}\n"
-        'delta = 1e-5\nrelation = "replace-one"\n'
-        'allow_seeded_noise = true\nstate_dir = "counts"\n'
-    )
-    mode = MODES["full participation"] | {"client_limits": str(limits)}
-    folder = create("run", **mode, min_nodes=2)
-    count = ReleaseCount(tmp_path / "counts", ("5",))  # in an earlier run
-    for round in (1, 2):
-        event = release_event(folder.config, round, (0,), 1)
-        count.charge(event, Limits())
-    start(folder, FakeGrid(folder.config.num_nodes))
-    assert num_answers(folder) == [3, 2, 2]
 
 
 def test_round_without_answers_is_counted_and_resumed(create, monkeypatch):

@@ -19,7 +19,7 @@ from runs import Report, ignore
 
 # One line for each method and each kind of training of it that differs: seconds each.
 FEW_FEATURES = {"noise_multiplier": 1.0, "num_features": 64, "fakes_per_step": 20}
-FEW_BATCHES = {"noise_multiplier": 1.0, "expected_batch": 12, "steps": 6}
+FEW_BATCHES = {"noise_per_clip": 1.0, "expected_batch": 12, "steps": 6}
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "bdp-gan": ("bdp-gan", FEW_BATCHES | {"steps": 4}),
     "dp-merf": ("dp-merf", FEW_FEATURES | {"generator_steps": 45}),
@@ -103,7 +103,7 @@ class Steps:
     def step(self, index: int) -> dict[str, Any]:
         noise = NoiseStream(self.config.noise_seed, 0, index)
         self.released += torch.from_numpy(noise.normal((2,), 1.0)).float()
-        return {"kind": "vector", "noise_multiplier": 1.0}
+        return {"kind": "vector", "noise_per_clip": 1.0}
 
     def state(self) -> dict[str, torch.Tensor]:
         return {"released": self.released}

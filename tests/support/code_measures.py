@@ -1,4 +1,4 @@
-"""Measures the code: `python tests/support/code_measures.py [FOLDER]` prints a table.
+"""Measures the code: `python tests/support/code_measures.py [FOLDER]`, two tables.
 
 Code lines are lines with a token that is no comment and no docstring. A circle is a
 set of modules that import each other, imports inside functions and for types included.
@@ -8,6 +8,7 @@ import ast
 import io
 import sys
 import tokenize
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,13 +131,47 @@ def rows(root: Path) -> Iterator[tuple[object, ...]]:
         )
 
 
+def figures(root: Path) -> Iterator[tuple[str, object]]:
+    """Yields what a newcomer has to hold: lines, settings, flags, names, prose.
+
+    A knob is a setting, a `flag` of a request or a method, or an option of a command.
+    """
+    paths = [p for name in PACKAGES[:-1] for p in sorted((root / name).rglob("*.py"))]
+    modules = [read(path) for path in paths]
+    calls = Counter(
+        node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+        for module in modules
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute | ast.Name)
+    )
+    yield "product code lines", sum(len(module.code) for module in modules)
+    for folder in ("tests", "tests/support"):
+        found = [read(path) for path in (root / folder).rglob("*.py")]
+        yield f"{folder} code lines", sum(len(module.code) for module in found)
+    yield "settings", calls["option"]
+    yield "knobs", sum(calls[n] for n in ("option", "flag", "Option", "Argument"))
+    names = Counter(path.stem for path in paths if path.stem != "__init__")
+    often = sorted(f"{name} {count}" for name, count in names.items() if count > 2)
+    yield "module names used more than twice", ", ".join(often) or "none"
+    pages = [path.read_text() for path in (root / "docs").rglob("*.md")]
+    yield "pages of docs", len(pages)
+    yield "words of docs", sum(len(page.split()) for page in pages)
+    readme = (root / "README.md").read_text()
+    yield "README: lines, words", f"{readme.count(chr(10))}, {len(readme.split())}"
+
+
 def main() -> None:
-    """Prints the table in Markdown."""
+    """Prints both tables in Markdown."""
+    root = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
     print("| package | code lines | modules | flat | largest room | circles |", end="")
     print(" comments per 100 | longest function |")
     print("|---" * 8 + "|")
-    for row in rows(Path(sys.argv[1] if len(sys.argv) > 1 else ".")):
+    for row in rows(root):
         print("|", " | ".join(map(str, row)), "|")
+    print("\n| figure | |\n|---|---|")
+    for name, value in figures(root):
+        print(f"| {name} | {value} |")
 
 
 if __name__ == "__main__":

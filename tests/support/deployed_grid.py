@@ -170,7 +170,7 @@ class Deployment:
         self.root = folder / name
         self.root.mkdir()
         names = NAMES[: tiny_config(**settings).num_nodes]
-        defaults = {"num_rounds": 4, "sample_every": 9, "checkpoint_every": 2}
+        defaults = {"num_rounds": 4, "checkpoint_every": 2}
         defaults |= {"round_timeout": 60.0, "engine": "flower", "data": "digits"}
         defaults |= {"warm_start_rounds": 1, "discriminator_steps": 1}
         defaults |= {"output": str(self.root / "run"), "nodes": ",".join(names)}

@@ -36,7 +36,7 @@ from tiny import MOMENTS, tiny_config
 ROUND, NODE = 3, 2
 EXACT = tiny_config(num_rounds=9)
 COMPACT = tiny_config(num_rounds=9, transport="compact")
-STAGE = tiny_config(**MOMENTS | {"num_rounds": 9, "stage_weights": None})
+STAGE = tiny_config(**MOMENTS | {"num_rounds": 9})
 SECRET = 4711  # in what is sent wherever it can be; must not be in a log line
 
 Payload = dict[str, Any]

@@ -6,7 +6,12 @@ from torch import Tensor, nn
 
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
-from fedgs.gan.models import build_discriminator, sample_labels, sample_latents
+from fedgs.gan.models import (
+    ADAM_BETAS,
+    build_discriminator,
+    sample_labels,
+    sample_latents,
+)
 from fedgs.randomness import derived_seed, stream
 
 PLAIN = {
@@ -46,7 +51,7 @@ class PlainGan:
         self.adam = adam(
             self.discriminator,
             config.discriminator_learning_rate,
-            (config.discriminator_beta1, config.discriminator_beta2),
+            ADAM_BETAS,
         )
 
     def discriminator_steps(

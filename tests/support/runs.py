@@ -1,12 +1,14 @@
 """Runs: trained, interrupted, and what they leave in their folders."""
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save
 
@@ -14,6 +16,7 @@ from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.federation import local
 from fedgs.files import read_tensors
+from fedgs.privacy.client_limits import ALLOW_ALL
 from fedgs.privacy.ledger import Event, Ledger
 from fedgs.runs.run_folder import RunFolder
 from plans import event
@@ -106,3 +109,9 @@ def keep_lines(path: Path, count: int) -> None:
     if count >= 0:
         count += lines[0].startswith(b'{"bound"')
     path.write_bytes(b"".join(lines[:count]))
+
+
+def limit_clients(monkeypatch: pytest.MonkeyPatch, epsilon: float) -> None:
+    """Has simulated clients refuse releases beyond an epsilon, by their own count."""
+    limits = dataclasses.replace(ALLOW_ALL, client_epsilon=epsilon)
+    monkeypatch.setattr("fedgs.federation.node.ALLOW_ALL", limits)

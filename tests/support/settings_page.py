@@ -1,27 +1,31 @@
-"""The page of all settings: `python tests/support/settings_page.py > docs/settings.md`.
+"""The page of all settings, made when the docs are built: a hook of mkdocs.yml."""
 
-A test compares it with what is committed.
-"""
-
-import dataclasses
+from typing import Any
 
 from fedgs.config.recipes import recipe
 from fedgs.config.run_config import RunConfig
-from fedgs.config.settings import GROUPS
+from fedgs.config.settings import GROUPS, settings_of
 
+PAGE = "settings.md"
 HEAD = """\
 # All settings
 
-Every setting of a run is a flag of `fedgs train`, a key of a TOML file (`--config`), a
-key of `flwr run . --run-config` and a keyword of `fedgs.train`: `--batch-size 16`,
-`batch_size = 16`. A flag overrides the file, and the file the recipe. This page is made
-by `tests/support/settings_page.py`.
+Every setting of a run is a flag of `fedgs train`, a key of a TOML file (`--config`) and
+a keyword of `fedgs.train`: `--batch-size 16`, `batch_size = 16`. A flag overrides the
+file, and the file the recipe. `fedgs train --help-all` prints them, too.
 
 The default is that without a recipe. `staged` is the recipe of a target epsilon alone,
 which also takes size and channels of the images, low frequencies by the number of
 clients, and holds out a tenth of every owner's images; `full-participation` is GS-WGAN
 with every client in every round. Where they say nothing, the default holds.
 """
+
+
+def on_files(files: Any, config: Any) -> None:
+    """Adds the page to those of the site."""
+    from mkdocs.structure.files import File
+
+    files.append(File.generated(config, PAGE, content=page()))
 
 
 def page() -> str:
@@ -31,9 +35,7 @@ def page() -> str:
     for group in GROUPS:
         parts.append(f"\n## {group}\n\n| setting | what it is | default | `staged` |")
         parts[-1] += " `full-participation` |\n|---|---|---|---|---|\n"
-        for spec in dataclasses.fields(RunConfig):
-            if spec.metadata["group"] != group:
-                continue
+        for spec in settings_of(group):
             default, *others = (getattr(config, spec.name) for config in configs)
             cells = [_word(default)]
             cells += ["" if other == default else _word(other) for other in others]
@@ -50,7 +52,3 @@ def _word(value: object) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;")
-
-
-if __name__ == "__main__":
-    print(page(), end="")

@@ -47,23 +47,20 @@ FULL_PARTICIPATION = {
     "client_selection": "all",
     "discriminator_training": "every_round",
     "clients_per_node": 2,
-    "warm_start": "public",
     "fakes_per_round": 8,
-    "gradient_basis": "dct",
     "dct_size": 8,
 }
 
 # Two stages, then gradients.
 STAGED = FULL_PARTICIPATION | {
-    "stages": "means,scatter",
-    "stage_weights": "0.5,2",
+    "stages": "means:0.5,scatter:2",
     "moment_size": 4,
     "generator": "gaussian",
     "latent": "normal",
 }
 
 # Three stages, and nothing else.
-MOMENTS = STAGED | {"stages": "means,scatter,moments", "stage_weights": "0.5,1,2"}
+MOMENTS = STAGED | {"stages": "means:0.5,scatter:1,moments:2"}
 
 
 def tiny_config(**overrides: object) -> ResolvedConfig:

@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedgs.config.hub import HubSource
 from fedgs.config.run_config import RunConfig
 from fedgs.data.readers import hugging_face
-from fedgs.data.readers.hugging_face import Options, Reading
+from fedgs.data.readers.hugging_face import Reading
 from fedgs.data.records import LIGHT, Records, gathered
 from fedgs.errors import UserError, explained, imported, raise_first, some
 
@@ -272,8 +273,8 @@ def _gathered(config: RunConfig, parts: dict[str, Part]) -> Records:
 
 def _from_hub(config: RunConfig, name: str) -> Records:
     """Reads the hub's data set, or a copy of its files, by flwr-datasets."""
-    options = Options(image="image", label="character", client="writer_id")
-    dataset = hugging_face.load_split(config, name, options, options.split)
+    source = HubSource(name, image="image", label="character", client="writer_id")
+    dataset = hugging_face.load_split(config, source, source.split)
     missing = {"image", "character", "writer_id"} - set(dataset.features)
     if missing:
         raise UserError(
@@ -281,4 +282,4 @@ def _from_hub(config: RunConfig, name: str) -> Records:
             f"the files of {HUB_NAME}, or read others by --data hf:FOLDER"
         )
     reading = Reading(SIDE, 1, resizes=False, class_map=class_map(config.classes))
-    return hugging_face.read_dataset(config, dataset, options, reading, LIGHT)
+    return hugging_face.read_dataset(config, dataset, source, reading, LIGHT)

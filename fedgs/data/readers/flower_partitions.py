@@ -1,18 +1,18 @@
-"""The partitioners of flwr-datasets, as settings: who owns which rows.
+"""The partitioners of flwr-datasets: who owns which rows.
 
-`partitioner` names a class of `flwr_datasets.partitioner`, `partitioner_options` its
-arguments in TOML. What is not given is the run's: its seed and the column of labels.
+`hf:NAME?partitioner=CLASS&...` names a class of `flwr_datasets.partitioner` and its
+arguments. What is not given is the run's: its seed and the column of labels.
 """
 
 import contextlib
 import inspect
 import io
-import tomllib
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from fedgs.config.hub import HubSource
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError, explained
 
@@ -20,16 +20,16 @@ UNSUITED = ("Partitioner", "IdToSizeFncPartitioner")  # abstract; takes a functi
 
 
 def partitions(
-    config: RunConfig, dataset: Any, client: str | None, label: str | None
+    config: RunConfig, dataset: Any, source: HubSource, label: str | None
 ) -> Iterator[tuple[str | int, Any]]:
     """Yields every client and its rows.
 
     Privacy: reads private data; output private.
 
     Args:
-        config: uses the partitioner's settings and `seed`.
+        config: uses `data` and `seed`.
         dataset: a `datasets.Dataset`.
-        client: the column of clients, which needs no partitioner.
+        source: whose `client` is a column, or else its partitioner's arguments.
         label: the column that partitioners of labels use unless told otherwise.
 
     Yields:
@@ -42,18 +42,16 @@ def partitions(
     """
     from flwr_datasets import partitioner as partitioners
 
-    shown = f"partitioner = {config.partitioner!r}"
-    if client is not None:
-        partitioner = partitioners.NaturalIdPartitioner(client)
-        shown = f"hf_options = {config.hf_options!r}"
-    elif config.partitioner is not None:
-        partitioner = _partitioner(config, label)
+    if source.client is not None:
+        partitioner = partitioners.NaturalIdPartitioner(source.client)
+    elif source.partitioner is not None:
+        partitioner = _partitioner(config, source, label)
         dataset = dataset.shuffle(seed=config.seed)  # as FederatedDataset does
     else:
         partitioner = partitioners.IidPartitioner(1)
     errors = (ValueError, TypeError, KeyError, IndexError)
     remedy = "give options and columns that fit it"
-    with explained(errors, f"{shown}: does not suit the data", remedy):
+    with explained(errors, f"data = {config.data!r}: does not suit the data", remedy):
         partitioner.dataset = dataset
         for index in range(partitioner.num_partitions):
             with contextlib.redirect_stderr(io.StringIO()):  # its progress bar
@@ -62,8 +60,8 @@ def partitions(
             yield names.get(index, index), rows
 
 
-def _partitioner(config: RunConfig, label: str | None) -> Any:
-    """Makes `config.partitioner`, which is set, from its options."""
+def _partitioner(config: RunConfig, source: HubSource, label: str | None) -> Any:
+    """Makes the partitioner, which is set, from its arguments."""
     from flwr_datasets import partitioner as partitioners
 
     known = [
@@ -71,30 +69,19 @@ def _partitioner(config: RunConfig, label: str | None) -> Any:
         for name in partitioners.__all__
         if name not in UNSUITED and not name.startswith("Vertical")
     ]
-    if config.partitioner not in known:
+    if (name := source.partitioner or "") not in known:
         raise UserError(
-            f"partitioner = {config.partitioner!r}: give --partitioner one of "
+            f"data = {config.data!r}: partitioner {name!r}; give one of "
             f"{', '.join(known)}"
         )
-    maker = getattr(partitioners, config.partitioner)
+    maker = getattr(partitioners, name)
     wanted = inspect.signature(maker).parameters
-    given = parse_toml("partitioner_options", config.partitioner_options)
+    given = source.arguments
     defaults = {"seed": config.seed, "partition_by": label}
-    arguments = {name: defaults[name] for name in defaults if name in wanted} | given
+    arguments = {key: defaults[key] for key in defaults if key in wanted} | {**given}
     if "distribution_array" in given:
         arguments["distribution_array"] = np.array(given["distribution_array"])
-    problem = f"partitioner_options = {config.partitioner_options!r}: do not suit"
-    remedy = f"{config.partitioner} takes {', '.join(wanted)}"
+    problem = f"data = {config.data!r}: the partitioner's arguments do not suit"
+    remedy = f"{name} takes {', '.join(wanted)}"
     with explained((TypeError, ValueError), problem, remedy):
         return maker(**arguments)
-
-
-def parse_toml(name: str, text: str | None) -> dict[str, Any]:
-    """Parses `a = 1, b = 'c'`, the value of a setting.
-
-    Raises:
-        UserError: not TOML.
-    """
-    remedy = "write it as in TOML, for example num_partitions=10, partition_by='label'"
-    with explained(tomllib.TOMLDecodeError, f"{name} = {text!r}: no TOML", remedy):
-        return tomllib.loads(f"options = {{{text or ''}}}")["options"]

@@ -11,15 +11,16 @@ Source: Caldas et al., "LEAF", arXiv:1812.01097 (flwrlabs/femnist follows it).
 import contextlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedgs.config.hub import HubSource
 from fedgs.config.run_config import RunConfig
-from fedgs.data.readers.flower_partitions import parse_toml, partitions
+from fedgs.data.readers.flower_partitions import partitions
 from fedgs.data.readers.labels import number_of_classes, numbered
 from fedgs.data.readers.pictures import read_picture
 from fedgs.data.records import DARK, Records, gathered, resize
@@ -34,27 +35,6 @@ BATCH = 256  # rows decoded at a time
 
 class SplitMissing(UserError):
     """The data set is there, without a split of the name asked for."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """The setting `hf_options`; unset columns are found by their type.
-
-    Attributes:
-        image: column of pictures.
-        label: column of class labels or integers.
-        client: column whose values are the clients.
-        split: the split to train on.
-        test_split: the split to test on.
-        subset: the data set's configuration.
-    """
-
-    image: str | None = None
-    label: str | None = None
-    client: str | None = None
-    split: str = "train"
-    test_split: str = "test"
-    subset: str | None = None
 
 
 @dataclass(frozen=True)
@@ -83,9 +63,8 @@ def read(config: RunConfig) -> Records:
         UserError: packages or data are missing, options do not suit the data, or a
             picture is damaged, named by client and index.
     """
-    options = options_of(config)
-    dataset = load_split(config, config.data[3:], options, options.split)
-    return read_dataset(config, dataset, options)
+    source = _source(config)
+    return read_dataset(config, load_split(config, source, source.split), source)
 
 
 def read_test(config: RunConfig) -> Records | None:
@@ -96,48 +75,30 @@ def read_test(config: RunConfig) -> Records | None:
     Raises:
         UserError: as `read`, or the option test_split names none.
     """
-    options = options_of(config)
+    source = _source(config)
     try:
-        dataset = load_split(config, config.data[3:], options, options.test_split)
+        dataset = load_split(config, source, source.test_split)
     except SplitMissing:
-        if options.test_split == Options.test_split:
+        if source.test_split == HubSource.test_split:
             return None
         raise
-    config = replace(config, partitioner=None, partitioner_options=None)
-    return read_dataset(config, dataset, replace(options, client=None))
+    return read_dataset(config, dataset, replace(source, client=None, partitioner=None))
 
 
-def options_of(config: RunConfig) -> Options:
-    """Parses `config.hf_options`.
-
-    Raises:
-        UserError: not TOML, or an unknown option.
-    """
-    found = parse_toml("hf_options", config.hf_options)
-    known = [spec.name for spec in fields(Options)]
-    for name, value in found.items():
-        if name not in known or not isinstance(value, str):
-            raise UserError(
-                f"hf_options = {config.hf_options!r}: {name} = {value!r} is unknown; "
-                f"give strings for {', '.join(known)}"
-            )
-    if config.partitioner is not None and "client" in found:
-        raise UserError(
-            f"partitioner = {config.partitioner!r}: hf_options names the clients by a "
-            "column; leave one of the two out"
-        )
-    return Options(**found)
+def _source(config: RunConfig) -> HubSource:
+    source = config.hub
+    assert source is not None  # noqa: S101 - the reader of `hf:NAME` alone
+    return source
 
 
-def load_split(config: RunConfig, name: str, options: Options, split: str) -> Any:
+def load_split(config: RunConfig, source: HubSource, split: str) -> Any:
     """Loads one split through `flwr_datasets.FederatedDataset`.
 
     Privacy: reads private data; output private.
 
     Args:
         config: uses `data`, `data_dir` and `download`.
-        name: on the hub, or a local folder.
-        options: uses `subset`.
+        source: uses `name` and `subset`.
         split: its name.
 
     Returns:
@@ -156,10 +117,11 @@ def load_split(config: RunConfig, name: str, options: Options, split: str) -> An
         splits.extend(found)
         return found
 
+    name = source.name
     path = Path(name).expanduser()
     federated = FederatedDataset(
         dataset=str(path.absolute()) if path.is_dir() else name,
-        subset=options.subset,
+        subset=source.subset,
         partitioners={split: 1},
         preprocessor=note_splits,
         shuffle=False,
@@ -173,7 +135,7 @@ def load_split(config: RunConfig, name: str, options: Options, split: str) -> An
         if splits:
             raise SplitMissing(
                 f"data = {config.data!r}: has no split {split!r}, it has "
-                f"{some(splits)}; give --hf-options, for example split='train'"
+                f"{some(splits)}; give --data hf:NAME?split=SPLIT"
             ) from error
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(_problem(config, name, reason)) from error
@@ -215,7 +177,7 @@ def _offline() -> Iterator[None]:
 def read_dataset(
     config: RunConfig,
     dataset: Any,
-    options: Options,
+    source: HubSource,
     reading: Reading | None = None,
     polarity: str = DARK,
 ) -> Records:
@@ -224,9 +186,9 @@ def read_dataset(
     Privacy: reads private data; output private.
 
     Args:
-        config: uses the partitioner's settings, `seed` and the image's.
+        config: uses `seed` and the image's settings.
         dataset: a `datasets.Dataset`.
-        options: the columns.
+        source: the columns, and who owns what.
         reading: how pictures become images; fitted to the run by default.
         polarity: what the data set's format declares.
 
@@ -236,8 +198,8 @@ def read_dataset(
     import datasets
 
     reading = reading or Reading(config.image_size, config.image_channels)
-    image = _image_column(config, dataset, options)
-    label, num_classes = _label_column(config, dataset, options)
+    image = _image_column(config, dataset, source)
+    label, num_classes = _label_column(config, dataset, source)
     if reading.class_map is not None:
         num_classes = int(reading.class_map.max()) + 1
     elif label and (class_map := _class_map(config, dataset, label)) is not None:
@@ -245,10 +207,10 @@ def read_dataset(
         num_classes = number_of_classes(config, class_map.tolist())
     dataset = dataset.cast_column(image, datasets.Image(decode=False))
     shape = (reading.channels, reading.side, reading.side)
-    has_clients = config.partitioner is not None or options.client is not None
+    has_clients = source.partitioner is not None or source.client is not None
 
     def parts() -> Iterator[tuple[str | int, NDArray[np.uint8], int]]:
-        for client, rows in partitions(config, dataset, options.client, label):
+        for client, rows in partitions(config, dataset, source, label):
             yield client, np.empty((0, *shape), np.uint8), 0
             who = f"client {client}: " if has_clients else ""
             for index, row in enumerate(_rows(rows)):
@@ -299,15 +261,15 @@ def _label(value: Any, reading: Reading, where: str) -> int | None:
 # ------------------------------------------------------------------ columns
 
 
-def _image_column(config: RunConfig, dataset: Any, options: Options) -> str:
+def _image_column(config: RunConfig, dataset: Any, source: HubSource) -> str:
     import datasets
 
     columns = _columns(dataset, datasets.Image)
-    fitting = [name for name in columns if options.image in (None, name)]
+    fitting = [name for name in columns if source.image in (None, name)]
     if len(fitting) != 1:
         raise UserError(
             f"data = {config.data!r}: {len(fitting)} columns of pictures fit, among "
-            f"{some(dataset.features, 9)}; give --hf-options, for example image='img'"
+            f"{some(dataset.features, 9)}; give --data hf:NAME?image=COLUMN"
         )
     return fitting[0]
 
@@ -317,13 +279,13 @@ def _columns(dataset: Any, kind: type) -> list[str]:
 
 
 def _label_column(
-    config: RunConfig, dataset: Any, options: Options
+    config: RunConfig, dataset: Any, source: HubSource
 ) -> tuple[str | None, int]:
     """Returns the column of labels, if any, and their number."""
     import datasets
 
     classes = _columns(dataset, datasets.ClassLabel)
-    labels = classes if options.label is None else [options.label]
+    labels = classes if source.label is None else [source.label]
     if not labels:
         return None, 1
     label, kind = labels[0], dataset.features.get(labels[0])
@@ -331,7 +293,7 @@ def _label_column(
     if len(labels) > 1 or not is_number:
         raise UserError(
             f"data = {config.data!r}: {some(labels)} cannot be the label, of columns "
-            f"{some(dataset.features, 9)}; give --hf-options label='NAME' of one "
+            f"{some(dataset.features, 9)}; give --data hf:NAME?label=COLUMN of one "
             "column of class labels or integers"
         )
     if label in classes:
