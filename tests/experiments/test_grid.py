@@ -1,23 +1,21 @@
-"""Tables of cells: every cell is a valid run, made once, and printed again."""
+"""Tables of cells: every cell is a valid run, made once, stored, and printed again."""
 
 import dataclasses
 import json
 import re
-from pathlib import Path
 
 import pytest
-import torch
 
-from experiments.paper import cells, pictures
-from experiments.paper.cell_list import NO_NOISE, Cell, Cells, Method, Request, Source
+from experiments.grid import lines, runs
+from experiments.grid.cells import NO_NOISE, Cell, Cells, Method, Request, Source
+from experiments.paper import pictures
 from experiments.paper.pictures import PICTURES
 from experiments.paper.study import STUDY
+from experiments.store import Store
 from fedgs.config.recipes import overridden, recipe
 from fedgs.config.run_config import RunConfig
-from fedgs.evaluation.images import read_npz
-from fedgs.federation.checkpoint import restore
 from fedgs.federation.preparation import with_noise
-from fedgs.federation.round import new_server
+from fedgs.files import read_json_lines
 from fedgs.privacy.accounting import Plan, statements
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
@@ -37,7 +35,8 @@ def flags(monkeypatch, tmp_path) -> list[str]:
     }
     known = Cells("Tiny", {"digits": Source(few, {10.0: 0.93})}, methods)
     monkeypatch.setattr(pictures, "PICTURES", known)
-    monkeypatch.setattr(cells, "NUM_SAMPLES", 200)
+    monkeypatch.setattr(runs, "NUM_SAMPLES", 200)
+    monkeypatch.setattr(lines, "TRIALS", 2000)
     monkeypatch.setenv("FEDGS_CACHE_DIR", str(tmp_path / "cache"))
     return ["--seeds=0", f"--output={tmp_path / 'out'}"]
 
@@ -48,18 +47,17 @@ def table_of(tmp_path) -> dict[str, list[str]]:
     return {" ".join(row[1:3]): row[3:] for row in rows}
 
 
-def test_cells_are_made_once_and_printed_from_their_folders(
-    flags, tmp_path, monkeypatch
-):
+def test_cells_are_made_once_and_printed_from_their_lines(flags, tmp_path, monkeypatch):
     assert pictures.main([*flags, "--only=tiny"]) == 0
     out = tmp_path / "out"
     run = RunFolder.open(out / CELL)
     assert run.config.noise_seed is None
     assert run.config.engine == "local"
     assert run.config.target_epsilon == 10
-    lines = (out / CELL / "evaluations.jsonl").read_text().splitlines()
-    scored = json.loads(lines[-1])
+    scored = read_json_lines(out / CELL / "evaluations.jsonl")[-1]
     assert scored["num_synthetic"] == 200
+    stored = Store(out / "cells.jsonl").lines[CELL]
+    assert stored["audit"]["lower_bound"] <= stored["audit"]["claimed"]
     found = table_of(tmp_path)
     private, noise_free = found.values()
     assert re.fullmatch(r"tiny 10 \(2\d\.\d\)", next(iter(found)))
@@ -69,44 +67,54 @@ def test_cells_are_made_once_and_printed_from_their_folders(
     assert noise_free[2] == "–"
     assert private[3].isdigit()
     assert private[-1] == "3"
-    assert {path.stem for path in out.glob("*.png")} == {
-        "digits-tiny-eps10",
-        "digits-tiny-epsinf",
-    }
-    (out / "table.md").unlink()
-    for name in ("new_run", "train_from_checkpoint", "evaluate"):
-        monkeypatch.setattr(cells, name, refuse)
+    grids = {"digits-tiny-eps10", "digits-tiny-epsinf"}
+    assert {path.stem for path in out.glob("*.png")} == grids
+    for path in out.iterdir():
+        if path.name != "cells.jsonl":
+            path.rename(tmp_path / path.name)
+    monkeypatch.setattr(runs, "_compute", refuse)
+    kept = (out / "cells.jsonl").read_bytes()
     for more in ([], ["--print"]):
         assert pictures.main([*flags, "--only=tiny", *more]) == 0
         assert table_of(tmp_path) == found
+    assert (out / "cells.jsonl").read_bytes() == kept
 
 
-def test_a_failed_cell_costs_no_other(flags, tmp_path, capsys):
-    assert pictures.main([*flags, "--only=eps10"]) == 2
-    assert [name.split()[0] for name in table_of(tmp_path)] == ["tiny"]
-    error = capsys.readouterr().err
-    assert "generator" in error
-    assert "digits-broken-eps10-seed0: failed" in error
+def test_a_failed_cell_costs_no_other_and_is_tried_again(flags, tmp_path, capsys):
+    for _ in range(2):
+        assert pictures.main([*flags, "--only=eps10"]) == 2
+        assert [name.split()[0] for name in table_of(tmp_path)] == ["tiny"]
+        error = capsys.readouterr().err
+        assert "generator" in error
+        assert "digits-broken-eps10-seed0: failed" in error
+    cells = [line["cell"] for line in read_json_lines(tmp_path / "out" / "cells.jsonl")]
+    assert sorted(cells) == [*["digits-broken-eps10-seed0"] * 2, CELL]
 
 
-def test_an_interrupted_cell_goes_on_and_its_cost_is_unknown(
-    flags, tmp_path, monkeypatch
-):
-    def crash(*_: object) -> None:
-        raise MemoryError
+@pytest.mark.parametrize(
+    ("place", "cost"), [("train_from_checkpoint", "–"), ("evaluate", r"\d+")]
+)
+def test_an_interrupted_cell_goes_on(flags, tmp_path, monkeypatch, place, cost):
+    """What the first part of a training took is not known any more."""
+
+    def crash(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
 
     only = [*flags, "--only=tiny-eps10"]
     with monkeypatch.context() as patched:
-        patched.setattr(cells, "train_from_checkpoint", crash)
-        assert pictures.main(only) == 2
-    assert table_of(tmp_path) == {}
+        patched.setattr(runs, place, crash)
+        assert pictures.main(only) == 130
+    assert not (tmp_path / "out" / "cells.jsonl").exists()
+    if place == "evaluate":
+        monkeypatch.setattr(runs, "_train", refuse)
     assert pictures.main(only) == 0
-    ((*_, cost, rounds),) = table_of(tmp_path).values()
-    assert (cost, rounds) == ("–", "3")
+    ((*_, seconds, rounds),) = table_of(tmp_path).values()
+    assert re.fullmatch(cost, seconds)
+    assert rounds == "3"
 
 
 def config_of(cell: Cell) -> RunConfig:
-    return overridden(recipe(cell.how.recipe), cell.settings()).validate()
+    return overridden(recipe(cell.how.recipe), cell.settings).validate()
 
 
 @pytest.mark.parametrize("known", [PICTURES, STUDY], ids=lambda known: known.caption)
@@ -158,40 +166,27 @@ def test_a_published_noise_costs_the_epsilon_that_its_row_is_called_by():
     assert stated == pytest.approx(cell.epsilon, rel=5e-3)
 
 
-def score_of(samples: Path) -> float:
-    folder = RunFolder.open(samples.parent)
-    restore(folder, server := new_server(folder.config))
-    found = map(torch.from_numpy, read_npz(samples))
-    with torch.no_grad():
-        return float(server.surrogate.network(*found).mean())
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (Request(only="no-such"), "give --only a part of"),
+        (Request(only="("), "regular expression"),
+        (Request(seeds=("one",)), "give --seeds"),
+    ],
+)
+def test_unknown_cells_and_seeds_are_refused(request_, said):
+    assert_refused(said, request_.of, PICTURES)
 
 
-def test_of_several_draws_the_surrogate_keeps_the_best_of_each_label(
-    flags, tmp_path, monkeypatch
-):
-    tiny = {"image_size": 16, "generator_dim": 4, "discriminator_dim": 4}
-    tiny |= {"num_rounds": 2, "warm_start_rounds": 1, "batch_size": 4, "dct_size": 8}
-    tiny |= {"surrogate_steps": 1, "fakes_per_round": 16}
-    method = Method("full-participation", tiny, {10.0: {}})
-    known = pictures.PICTURES._replace(methods={"best": method._replace(draws=3)})
-    monkeypatch.setattr(pictures, "PICTURES", known)
-    assert pictures.main(flags) == 0
-    run = tmp_path / "out" / "digits-best-eps10-seed0"
-    (line,) = (run / "evaluations.jsonl").read_text().splitlines()
-    assert json.loads(line)["num_synthetic"] == 200
-    one, best = [score_of(cells.write_best(run, draws)) for draws in (1, 3)]
-    assert best > one
-
-
-def test_nothing_is_printed_of_a_folder_that_is_not_there(tmp_path):
-    asked = Request(output=tmp_path / "none", printed=True)
-    assert_refused("output = .*none: no such folder", cells.fill, PICTURES, asked)
-
-
-def test_unknown_cells_and_seeds_are_refused():
-    for asked, part in {
-        "give --only a part of": Request(only="no-such"),
-        "regular expression": Request(only="("),
-        "give --seeds": Request(seeds=("one",)),
-    }.items():
-        assert_refused(asked, lambda part=part: part.of(PICTURES))
+def test_stored_lines_survive_a_torn_one(tmp_path):
+    path = tmp_path / "out" / "cells.jsonl"
+    Store(path).add("a", {"value": 1})
+    path.write_bytes(path.read_bytes() + b'{"cell": "b", "val')
+    store = Store(path)
+    assert "b" not in store.lines
+    store.add("b", {"value": 2})
+    store.add("a", {"value": 3})
+    assert Store(path).lines == store.lines
+    assert [line["value"] for line in store.lines.values()] == [3, 2]
+    path.write_text(json.dumps({"a": 1}) + "\n")
+    assert_refused("restore the file", Store, path)
