@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import io
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,6 @@ from experiments.evaluation import evaluate as evaluation
 from experiments.evaluation.request import EvaluationRequest
 from experiments.paper.stored_runs import generator_of
 from experiments.store import Line, Store
-from fedgs.baselines.fedavg_gan import FedAvgGanMethod
-from fedgs.baselines.run import BaselineRun
 from fedgs.cohorts.files import selection_costs
 from fedgs.privacy.accounting import Run, statements_of_runs
 from fedgs.runs import sample
@@ -32,7 +31,7 @@ def score(
     round: int,
     protocol: EvaluationRequest,
     store: Store,
-    baseline: BaselineRun | None = None,
+    stated: Sequence[Line] | None = None,
 ) -> Line:
     """Returns the numbers of a run after a round, from the store or computed.
 
@@ -43,7 +42,7 @@ def score(
         round: one of its `snapshot_rounds`.
         protocol: how to compare its images.
         store: where the numbers are kept.
-        baseline: what the folder is a run of, if not of GS-WGAN.
+        stated: the run's epsilons, if it is not of GS-WGAN.
 
     Raises:
         UserError: the real data is missing or malformed.
@@ -59,15 +58,13 @@ def score(
         "round": round,
         "seed": folder.config.seed,
         "noise_multiplier": folder.config.noise_multiplier,
-        "epsilons": (
-            epsilons(folder, round) if baseline is None else user_epsilons(baseline)
-        ),
+        "epsilons": epsilons(folder, round) if stated is None else stated,
         "scores": _quality(folder, round, protocol),
     }
     return store.add(name, line)
 
 
-def epsilons(folder: RunFolder, round: int) -> list[dict[str, Any]]:
+def epsilons(folder: RunFolder, round: int) -> list[Line]:
     """Returns what a run released up to a round, for every adversary and relation.
 
     The round is one of `snapshot_rounds`: fixed in advance, as if no more were planned.
@@ -78,20 +75,6 @@ def epsilons(folder: RunFolder, round: int) -> list[dict[str, Any]]:
     run = Run(config, done, selection_costs([config]))
     stated = [row.to_json() for row in statements_of_runs([run], config.delta)]
     return [{name: row[name] for name in KEPT} for row in stated]
-
-
-def user_epsilons(run: BaselineRun) -> list[dict[str, Any]]:
-    """Returns the epsilons of a user of all that a run of Fed-Avg GAN released."""
-    rows: list[dict[str, Any]] = []
-    for adversary in FedAvgGanMethod.adversaries:
-        events = [{**release.event, "adversary": adversary} for release in run.releases]
-        asked = run.settings, run.facts, events, run.config.delta
-        for row in run.method.guarantees(*asked):
-            if (row.label, row.unit) == ("valid", "user"):
-                known = dataclasses.asdict(row) | {"adversary": adversary}
-                known |= {"unit": "client", "guarantee": True}
-                rows.append({name: known[name] for name in KEPT})
-    return rows
 
 
 def epsilon_of(line: Line, adversary: str, relation: str) -> float | None:

@@ -10,7 +10,6 @@ nothing twice. Other settings make other runs: `--set SETTING=VALUE`.
 Source: Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020, Table 2 and section 5.4.
 """
 
-import dataclasses
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from typing import Any
 from experiments.flags import request_flags, run_command
 from experiments.launch.measuring_grid import communication
 from experiments.paper import table2_report
-from experiments.paper.communication import fed_avg_run, update_communication
+from experiments.paper.fed_avg_gan import fed_avg_gan_lines
 from experiments.paper.scales import Experiment, configured, label
 from experiments.paper.scores import score
 from experiments.paper.stored_runs import (
@@ -32,7 +31,6 @@ from experiments.paper.stored_runs import (
     train,
 )
 from experiments.store import Line, Store
-from fedgs.baselines.run import is_finished
 from fedgs.config.fields import flag
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError, explained
@@ -115,31 +113,13 @@ def fill(request: Request, stop: Stop) -> list[Line]:
             lines.append(line | table2_report.about(folder))
         if row == FED_AVG_GAN:
             known = {"row": row, "title": title}
-            lines += [known | line for line in _fed_avg_gan(request, store)]
+            lines += [
+                known | line
+                for line in fed_avg_gan_lines(
+                    request.fed_avg_gan or (), request.protocol, store
+                )
+            ]
     return lines
-
-
-def _fed_avg_gan(request: Request, store: Store) -> list[Line]:
-    """Returns the lines of the runs of `fedgs baseline` that are given."""
-    lines: list[Line] = []
-    for path in request.fed_avg_gan or ():
-        run = fed_avg_run(path)
-        if not is_finished(run):
-            raise UserError(
-                f"fed_avg_gan = {path}: is not finished; `fedgs resume {path}`"
-            )
-        line = score(run.folder, last_round(run.folder), request.protocol, store, run)
-        settings, known = map(dataclasses.asdict, (run.settings, type(run.settings)()))
-        scale = [
-            f"{name} {value} (default: {known[name]})"
-            for name, value in settings.items()
-            if value != known[name]
-        ]
-        line = line | table2_report.about(run.folder)
-        line["is_private"] &= settings["noise_multiplier"] > 0
-        sent = {"communication": update_communication(run)}
-        lines.append(line | sent | {"scale": ", ".join(scale)})
-    return lines or [{"missing": "fedgs baseline"}]
 
 
 def main(words: Sequence[str] | None = None) -> int:
