@@ -14,10 +14,10 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments.benchmark.request import OF_DATA, BenchmarkRequest
 from experiments.cli import baseline, deploy
 from experiments.commands.audit_request import AuditRequest
 from experiments.commands.sample_request import SampleRequest
+from experiments.comparison.options import OF_DATA, BenchmarkRequest
 from experiments.debug.request import (
     DebugRequest,
     ExistingRuns,
@@ -288,9 +288,9 @@ def benchmark(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
     --data, and how it is read, is for a data set of your own in place of the three.
     """
     request = BenchmarkRequest(**given)
-    from experiments.benchmark import command
+    from experiments.comparison import compare
 
-    command.benchmark(request, settings)
+    compare.benchmark(request, settings)
 
 
 @app.command()

@@ -12,9 +12,8 @@ experiments/debug/power.json.
 """
 
 import dataclasses
-import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 from experiments.debug.bug_detection import outcome
 from experiments.debug.power import STORED
 from experiments.flags import request_flags, run_command
+from experiments.store import Store
 from fedgs.config.fields import flag
 from fedgs.config.recipes import CLASS_MEANS, configure
 from fedgs.config.run_config import ResolvedConfig
@@ -36,7 +36,7 @@ from fedgs.diagnosis.diagnosis import verdict
 from fedgs.evaluation.images import LabelledImages
 from fedgs.federation import round as rounds
 from fedgs.federation.preparation import resolve
-from fedgs.files import append_whole, read_json_lines, write_json
+from fedgs.files import write_json
 from fedgs.mechanism.sanitizer import SanitizedGradients
 from fedgs.randomness import derived_seed, stream
 from fedgs.runs import sample
@@ -56,31 +56,27 @@ class Request:
     store: bool = flag(False, "Add up the output for `fedgs debug`; no trial.")
 
 
+BUGS = {"none": None, **{entry.name: entry for entry in TRANSFORMATIONS}}
+
+
 @request_flags(Request)
 def main(*, given: dict[str, Any]) -> None:
     """Fill the table, or store it."""
     asked = Request(**given)
-    rows = read_json_lines(asked.output)
+    store = Store(asked.output)
     if asked.store:
-        write_json(STORED, added_up(rows))
+        write_json(STORED, added_up([*store.lines.values()]))
         return
-    done = {(row["trial"], row["bug"], row["share"]) for row in rows}
     config, data = _setting()
-    with open(asked.output, "ab", buffering=0) as file:
-        for trial in range(asked.trials):
-            cells = [(bug, share) for bug in BUGS for share in _shares(bug)]
-            cells = [cell for cell in cells if (trial, *cell) not in done]
-            for bug, share, verdicts in _trial(config, data, trial, cells):
-                line = {"trial": trial, "bug": bug, "share": share}
-                line["verdicts"] = verdicts
-                append_whole(file, (json.dumps(line) + "\n").encode())
-
-
-BUGS = {"none": None, **{entry.name: entry for entry in TRANSFORMATIONS}}
-
-
-def _shares(bug: str) -> tuple[float, ...]:
-    return (ALL, HALF) if BUGS[bug] else (ALL,)
+    for trial in range(asked.trials):
+        cells = {
+            f"{trial}-{bug}-{share:g}": {"trial": trial, "bug": bug, "share": share}
+            for bug in BUGS
+            for share in ((ALL, HALF) if BUGS[bug] else (ALL,))
+        }
+        missing = {n: cell for n, cell in cells.items() if n not in store.lines}
+        for name, verdicts in _trial(config, data, trial, missing):
+            store.add(name, missing[name] | {"verdicts": verdicts})
 
 
 def added_up(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -116,9 +112,9 @@ def _trial(
     config: ResolvedConfig,
     data: FederatedImages,
     trial: int,
-    cells: Sequence[tuple[str, float]],
-) -> Iterator[tuple[str, float, list[str]]]:
-    """Yields every bug and share with its verdicts at all levels of noise."""
+    cells: Mapping[str, Mapping[str, Any]],
+) -> Iterator[tuple[str, list[str]]]:
+    """Yields every cell with its verdicts at all levels of noise."""
     order = stream(trial, "power-table").permutation(data.num_clients)
     groups = order[: 2 * GROUPS * CLIENTS].reshape(2 * GROUPS, CLIENTS)
 
@@ -129,19 +125,14 @@ def _trial(
         ]
 
     healthy = [drawn(data, signal, 0) for signal in SIGNALS] if cells else []
-    for bug, share in cells:
-        chosen = groups[GROUPS:, : round(share * CLIENTS)]
-        other = spoilt(data, BUGS[bug], chosen.ravel())
+    sizes: dict[str, Any] = {"frequencies": config.moment_size}
+    for name, cell in cells.items():
+        chosen = groups[GROUPS:, : round(cell["share"] * CLIENTS)]
+        other = spoilt(data, BUGS[cell["bug"]], chosen.ravel())
         yield (
-            bug,
-            share,
+            name,
             [
-                verdict(
-                    own,
-                    drawn(other, signal, GROUPS),
-                    data.num_classes,
-                    frequencies=config.moment_size,
-                )
+                verdict(own, drawn(other, signal, GROUPS), data.num_classes, **sizes)
                 for own, signal in zip(healthy, SIGNALS, strict=True)
             ],
         )

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.commands.progress import say
+from experiments.debug.diagnosis_tables import diagnosis_tables
 from experiments.debug.plan import BY_ACCURACY
-from experiments.debug.tables import diagnosis_tables
 from experiments.evaluation.report import rows_by_class
 from fedgs.data.transformations import TRANSFORMATIONS
 from fedgs.diagnosis.diagnosis import (

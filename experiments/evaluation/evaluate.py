@@ -5,6 +5,7 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,8 +39,11 @@ FULL = Sizes()
 FAST = Sizes(2_000, 10_000, 2_000, 2_000, (10, 100, 1000), 60)
 
 
-def evaluate(request: EvaluationRequest, as_json: bool) -> None:
+def evaluate(request: EvaluationRequest, as_json: bool) -> dict[str, Any]:
     """Evaluates, appends one line of results, prints a table and writes pictures.
+
+    Returns:
+        The line.
 
     Raises:
         UserError: bad input; nothing was written.
@@ -63,6 +67,7 @@ def evaluate(request: EvaluationRequest, as_json: bool) -> None:
     result = without_nan(result)
     evaluation_report.write(request, result, real, synthetic)
     evaluation_report.show(request, result, as_json)
+    return result
 
 
 def check(request: EvaluationRequest) -> None:

@@ -18,20 +18,18 @@ Source: Triastcyn, Faltings, "Generating higher-fidelity synthetic datasets with
 guarantees", Algorithms 15, 2022, sections 2.4 and 3.1.
 """
 
-import json
 import math
 import sys
-from dataclasses import asdict, dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from experiments.flags import JsonOption, request_flags, run_command
+from experiments.flags import run_command
 from experiments.tables import Table
 from fedgs.audit.bounds import best_threshold, epsilon_at_least, error_rates
 from fedgs.baselines import bayesian_accounting as bayesian
-from fedgs.config.fields import coerce_fields, flag
 from fedgs.config.run_config import RunConfig
 from fedgs.data.load import load_data
 from fedgs.privacy.gaussian import epsilon_from_mu
@@ -44,31 +42,14 @@ RECORDS = 400  # digits that are trained on
 PUBLIC = 2000  # digits from fonts that the critic starts from
 LEARNING_RATE = 0.2  # of the mean gradient
 ALPHA = 0.05  # the chance that an attack's bound is wrong
+STEPS, NOISE = 10, 1.0  # of DP-SGD on all images; noise of a sum / clip bound
+DRAWN = 64  # images, to estimate the Bayesian cost
+TRIALS = 10_000  # trainings of the attack, of each kind
+DELTA, SEED = 1e-5, 0
 
 
-@dataclass(frozen=True)
-class Request:
-    """What is asked for.
-
-    Raises:
-        UserError: a value outside its range.
-    """
-
-    steps: int = flag(10, "Steps of DP-SGD, each on all images.", at_least=1)
-    noise: float = flag(1.0, "Noise of a sum / clip bound.", above=0.0)
-    records: int = flag(64, "Images drawn to estimate the Bayesian cost.", at_least=28)
-    trials: int = flag(10_000, "Trainings of the attack, of each kind.", at_least=100)
-    delta: float = flag(1e-5, "Of every epsilon.", above=0.0, below=1.0)
-    seed: int = flag(0, "Of everything.", at_least=0)
-
-    def __post_init__(self) -> None:
-        """Checks every field."""
-        coerce_fields(self)
-
-
-@dataclass(frozen=True)
-class Result:
-    """The epsilons of one mechanism; the fields of `--json`.
+class Result(NamedTuple):
+    """The epsilons of one mechanism.
 
     Attributes:
         bayesian: of digits as they are.
@@ -103,33 +84,33 @@ class Critic:
         return released
 
 
-def measure(request: Request) -> Result:
+def measure() -> Result:
     """Computes the three epsilons."""
-    digits = vectors("digits", RECORDS, request.seed)
-    start = public_start(request.seed)
-    cost = bayesian_cost(digits, start, request)
-    of_digits = bayesian.bayesian_epsilon(cost, request.steps, request.delta)
-    classical = epsilon_from_mu(math.sqrt(request.steps) / request.noise, request.delta)
+    digits = vectors("digits", RECORDS)
+    start = public_start()
+    cost = bayesian_cost(digits, start)
+    of_digits = bayesian.bayesian_epsilon(cost, STEPS, DELTA)
+    classical = epsilon_from_mu(math.sqrt(STEPS) / NOISE, DELTA)
     white = np.ones(digits.shape[1])
-    found = attained(digits, white, start, request)
+    found = attained(digits, white, start)
     return Result(of_digits, classical, found)
 
 
-def bayesian_cost(images: Floats, start: Floats, request: Request) -> Floats:
+def bayesian_cost(images: Floats, start: Floats) -> Floats:
     """Returns the summed costs of one training, from records drawn in every step."""
     critic = Critic(images, start, 1)
     total = np.zeros(len(bayesian.ORDERS))
-    for step in range(request.steps):
-        rng = stream(request.seed, "bayesian-records", step)
-        drawn = images[rng.choice(len(images), request.records, replace=False)]
-        distances = gradient_norms(critic.weights[0], drawn) / request.noise
+    for step in range(STEPS):
+        rng = stream(SEED, "bayesian-records", step)
+        drawn = images[rng.choice(len(images), DRAWN, replace=False)]
+        distances = gradient_norms(critic.weights[0], drawn) / NOISE
         moments = bayesian.log_moments(distances, rate=1.0)
-        total += bayesian.step_cost(moments, request.steps)
-        critic.step(noise_of(request, "training", step, 1))
+        total += bayesian.step_cost(moments, STEPS)
+        critic.step(noise_of("training", step, 1))
     return total
 
 
-def attained(images: Floats, target: Floats, start: Floats, request: Request) -> float:
+def attained(images: Floats, target: Floats, start: Floats) -> float:
     """Returns the epsilon that the best test for an image among others proves.
 
     The test knows all of them: it adds up how much of each release, less the others'
@@ -139,14 +120,13 @@ def attained(images: Floats, target: Floats, start: Floats, request: Request) ->
         images: the others, (n, pixels + 1).
         target: the image, (pixels + 1,).
         start: weights of the critic.
-        request: steps, noise, trials, delta.
     """
     scores: list[Floats] = []
     with_it = np.vstack([images, target])
     for name, present in (("outside", images), ("inside", with_it)):
-        critic = Critic(present, start, request.trials)
-        score = np.zeros(request.trials)
-        for step in range(request.steps):
+        critic = Critic(present, start, TRIALS)
+        score = np.zeros(TRIALS)
+        for step in range(STEPS):
             before = critic.weights
             known = Critic(images, start, 1)
             known.weights = before
@@ -154,20 +134,20 @@ def attained(images: Floats, target: Floats, start: Floats, request: Request) ->
             size = 1 - chance_of_digit(before @ target)
             size = np.minimum(size, 1 / np.linalg.norm(target))
             direction = size[:, None] * target
-            released = critic.step(noise_of(request, name, step, request.trials))
+            released = critic.step(noise_of(name, step, TRIALS))
             score += ((released - expected) * direction).sum(1)
         scores.append(score)
-    half = request.trials // 2
-    value = partial(epsilon_at_least, delta=request.delta)
+    half = TRIALS // 2
+    value = partial(epsilon_at_least, delta=DELTA)
     threshold = best_threshold(scores[0][:half], scores[1][:half], value, ALPHA)
     rates = error_rates(scores[0][half:], scores[1][half:], threshold, ALPHA)
     return float(value(rates))
 
 
-def noise_of(request: Request, name: str, step: int, trainings: int) -> Floats:
+def noise_of(name: str, step: int, trainings: int) -> Floats:
     """Draws the noise of one step: seeded, because nothing here is released."""
-    rng = stream(request.seed, f"outlier-noise-{name}", step)
-    return request.noise * rng.standard_normal((trainings, SIDE**2 + 1))
+    rng = stream(SEED, f"outlier-noise-{name}", step)
+    return NOISE * rng.standard_normal((trainings, SIDE**2 + 1))
 
 
 def gradient_norms(weights: Floats, images: Floats) -> Floats:
@@ -181,10 +161,10 @@ def chance_of_digit(scores: Floats) -> Floats:
     return 0.5 * (1 + np.tanh(scores / 2))
 
 
-def vectors(data: str, count: int, seed: int) -> Floats:
+def vectors(data: str, count: int) -> Floats:
     """Returns images and a constant 1, shape (count, pixels + 1), in [0, 1]."""
     images = load_data(RunConfig(data=data, image_size=SIDE, seed=0)).images
-    chosen = stream(seed, "outlier-images").choice(len(images), count, replace=False)
+    chosen = stream(SEED, "outlier-images").choice(len(images), count, replace=False)
     return with_constant(images[chosen].reshape(count, -1) / 255.0)
 
 
@@ -193,10 +173,10 @@ def with_constant(pixels: Floats) -> Floats:
     return np.hstack([pixels, np.ones((len(pixels), 1))])
 
 
-def public_start(seed: int) -> Floats:
+def public_start() -> Floats:
     """Fits the critic to digits from fonts against uniform noise; both are public."""
-    real = vectors("fonts", PUBLIC, seed)
-    fake = with_constant(stream(seed, "outlier-fakes").random((PUBLIC, SIDE**2)))
+    real = vectors("fonts", PUBLIC)
+    fake = with_constant(stream(SEED, "outlier-fakes").random((PUBLIC, SIDE**2)))
     weights = np.zeros(real.shape[1])
     for _ in range(300):
         toward = (1 - chance_of_digit(real @ weights)) @ real
@@ -205,25 +185,16 @@ def public_start(seed: int) -> Floats:
     return weights
 
 
-@request_flags(Request)
-def command(given: dict[str, object], as_json: JsonOption = False) -> None:
+def command() -> None:
     """Prints the Bayesian, the classical and the attained epsilon of one mechanism."""
-    request = Request(**given)  # type: ignore[arg-type]
-    result = measure(request)
-    if as_json:
-        print(json.dumps(asdict(result)))
-        return
-    rows = (
-        ("Bayesian", result.bayesian, "a digit drawn at random"),
-        ("classical", result.classical, "any image"),
-        ("attained by the attack", result.attained, "a white image"),
-    )
-    Table(
-        f"{request.steps} steps, noise {request.noise:g}, delta {request.delta:g}",
-        ("epsilon", "value", "of whom"),
-        [(name, f"{value:.2f}", of_whom) for name, value, of_whom in rows],
-        numeric=False,
-    ).show()
+    whose = ("a digit drawn at random", "any image", "a white image")
+    names = ("Bayesian", "classical", "attained by the attack")
+    rows = [
+        (name, f"{value:.2f}", of_whom)
+        for name, value, of_whom in zip(names, measure(), whose, strict=True)
+    ]
+    caption = f"{STEPS} steps, noise {NOISE:g}, delta {DELTA:g}"
+    Table(caption, ("epsilon", "value", "of whom"), rows, numeric=False).show()
 
 
 if __name__ == "__main__":

@@ -16,13 +16,12 @@ Source: Triastcyn, Faltings, "Generating higher-fidelity synthetic datasets with
 guarantees", Algorithms 15, 2022, sections 3.1 and 3.2, Figures 1 and 3.
 """
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,14 +29,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from experiments.baselines import command as baselines
-from experiments.flags import JsonOption, request_flags, run_command
+from experiments.flags import request_flags, run_command
+from experiments.grid.cells import Cells, Method, Source
+from experiments.grid.runs import trained
 from experiments.paper import figure_drawing
 from experiments.tables import Table
 from fedgs.baselines import bayesian_accounting as bayesian
 from fedgs.baselines import dp_sgd
 from fedgs.baselines.run import BaselineRun, open_run
-from fedgs.config.fields import coerce_fields, flag
+from fedgs.config.fields import flag
 from fedgs.config.run_config import RunConfig
 from fedgs.evaluation.downstream import cnn_accuracy, predict
 from fedgs.evaluation.images import LabelledImages, RealImages, draw_from_run, load_real
@@ -52,69 +52,31 @@ NUM_LABELS = (100, 1000, 10_000)
 GRID_ROWS = 8
 DELTA = RunConfig().delta
 CLIP = 0.5  # the paper's
+STEPS, BATCH = 500, 64  # of each discriminator, and of the annotator
+SEED, SAMPLES = 0, 10_000
 MODEL = {"generator": "upsample", "generator_dim": 8, "discriminator_dim": 8}
 MODEL |= {"image_size": 16, "num_clients": 100}  # clients do not matter here
-SHARE = 0.5  # of images that are turned
-
-
-class Made(NamedTuple):
-    """One training: are images turned, and noise / clip bound."""
-
-    is_rotated: bool
-    noise: float
-
-
-RUNS = {  # noise: of an epsilon near 10 by the accountant that the run is named after
-    "upright": Made(False, 0.43),
-    "bayesian": Made(True, 0.43),
-    "classical": Made(True, 0.347),
+MODEL |= {"steps": STEPS, "expected_batch": BATCH, "clip": CLIP}
+TURNED = {"corruption": "rotate", "corruption_unit": "image"}
+TURNED |= {"corruption_fraction": 0.5}  # of all images
+NOISE = 0.43  # noise / clip bound, of a Bayesian epsilon near 10
+METHODS = {  # noise: of an epsilon near 10, by whose accountant the run is named
+    name: Method("", MODEL | bug, {10.0: {"noise_multiplier": z}}, baseline="bdp-gan")
+    for name, bug, z in (
+        ("upright", {}, NOISE),
+        ("bayesian", TURNED, NOISE),
+        ("classical", TURNED, 0.347),
+    )
 }
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for; each flag's help says what it is.
-
-    Raises:
-        UserError: a value outside its range.
-    """
+    """What is asked for; each flag's help says what it is."""
 
     data: str = flag("mnist", "Private digits with a test split.")
     data_dir: str | None = flag(None, "As of fedgs train.")
     output: Path = flag(Path("runs/bayesian"), "Its folder.")
-    steps: int = flag(500, "Of each discriminator, and of the annotator.", at_least=1)
-    batch: int = flag(64, "Images of a Poisson batch on average.", at_least=1)
-    samples: int = flag(10_000, "Pictures of a generator.", at_least=100)
-    seed: int = flag(0, "Of everything but the noise.", at_least=0)
-
-    def __post_init__(self) -> None:
-        """Checks every field."""
-        coerce_fields(self)
-
-
-def trained(name: str, request: Request) -> BaselineRun:
-    """Trains one of `RUNS`, as far as it is not there.
-
-    Privacy: releases (epsilon, delta)-DP output; events: in the run's ledger, whose
-    Bayesian costs are private.
-    """
-    path, made = request.output / name, RUNS[name]
-    if not (path / "config.json").exists():
-        own = {
-            "noise_per_clip": made.noise,
-            "clip": CLIP,
-            "steps": request.steps,
-        }
-        own |= {"expected_batch": request.batch}
-        data = {"data": request.data, "data_dir": request.data_dir or ""}
-        if made.is_rotated:
-            data |= {"corruption": "rotate", "corruption_unit": "image"}
-            data |= {"corruption_fraction": SHARE}
-        place = {"output": str(path.absolute()), "seed": request.seed}
-        baselines.train("bdp-gan", own, data | place | MODEL)
-    elif not (path / "generator.safetensors").exists():
-        baselines.resume(path)
-    return open_run(path)
 
 
 def epsilons(run: BaselineRun) -> dict[str, float | None]:
@@ -128,9 +90,9 @@ def epsilons(run: BaselineRun) -> dict[str, float | None]:
 
 
 def annotator(
-    train: LabelledImages, num_classes: int, request: Request
+    train: LabelledImages, num_classes: int, noise: float = NOISE, steps: int = STEPS
 ) -> tuple[nn.Module, dict[str, float]]:
-    """Trains a classifier by DP-SGD, clipped and with noise as run `bayesian`.
+    """Trains a classifier by DP-SGD, clipped and by default with noise as the runs.
 
     Privacy: releases a (epsilon, delta)-DP network; events: none, the epsilons are
     returned, and the Bayesian one reads the gradients of private images.
@@ -138,33 +100,32 @@ def annotator(
     Returns:
         The network, and its Bayesian and classical epsilon of one image.
     """
-    noise = RUNS["bayesian"].noise
     images, labels = map(torch.from_numpy, train)
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(request.seed)
+        torch.default_generator.manual_seed(SEED)
         plain = narrow_cnn(images.shape[1], images.shape[2], num_classes)
     network = dp_sgd.per_sample(plain)
     optimizer = torch.optim.Adam(network.parameters(), 2e-3)
-    rate, costs = request.batch / len(labels), np.zeros(len(bayesian.ORDERS))
+    rate, costs = BATCH / len(labels), np.zeros(len(bayesian.ORDERS))
 
     def losses(rows: Tensor) -> Tensor:
         scores = network(images[rows])
         return functional.cross_entropy(scores, labels[rows], reduction="none")
 
-    for step in range(request.steps):
-        drawn = stream(request.seed, "annotator-records", step)
+    for step in range(steps):
+        drawn = stream(SEED, "annotator-records", step)
         drawn = torch.from_numpy(drawn.choice(len(labels), 32, replace=False))
         found = norms(network, losses, drawn) / noise
-        costs += bayesian.step_cost(bayesian.log_moments(found, rate), request.steps)
+        costs += bayesian.step_cost(bayesian.log_moments(found, rate), steps)
         batch = dp_sgd.poisson_batch(None, step, len(labels), rate)
         of_batch = partial(losses_at, losses, batch)
         total = dp_sgd.clipped_sum(network, of_batch, len(batch), CLIP)
         release = dp_sgd.noisy(total, noise * CLIP, NoiseStream(None, 0, step))
-        dp_sgd.set_grads(network, release / request.batch)
+        dp_sgd.set_grads(network, release / BATCH)
         optimizer.step()
     network.disable_hooks()
-    made = (Releases(rate, noise, request.steps),)
-    total_cost = bayesian.bayesian_epsilon(costs, request.steps, DELTA)
+    made = (Releases(rate, noise, steps),)
+    total_cost = bayesian.bayesian_epsilon(costs, steps, DELTA)
     return network.eval(), {"bayesian": total_cost, "classical": epsilon(made, DELTA)}
 
 
@@ -204,45 +165,49 @@ def measure(request: Request) -> dict[str, Any]:
     Privacy: scores and Bayesian epsilons are computed from private images: private.
 
     Returns:
-        `runs`: for each of `RUNS` its epsilons; `annotator`: its epsilons and accuracy;
-        `labels`: accuracies by number of labels, of each way to label.
+        `runs`: for each of `METHODS` its epsilons; `annotator`: its epsilons and
+        accuracy; `labels`: accuracies by number of labels, of each way to label.
     """
-    runs = {name: trained(name, request) for name in RUNS}
+    cells = Cells("", {request.data: Source({}, {})}, METHODS).of_seeds([SEED])
+    runs = {
+        cell.method: open_run(trained(cell, request.output, request.data_dir))
+        for cell in cells
+    }
     upright = runs["upright"]
     draw_rotation(runs, request.output / "rotation.png")
     real = load_real(upright.config)
-    made, cost = annotator(real.train, real.num_classes, request)
+    made, cost = annotator(real.train, real.num_classes)
     accuracy = float((predict(made, real.test.images) == real.test.labels).mean())
-    drawn = draw_from_run(upright.folder, request.samples, request.seed)
+    drawn = draw_from_run(upright.folder, SAMPLES, SEED)
     return {
         "runs": {name: epsilons(run) for name, run in runs.items()},
         "annotator": cost | {"accuracy": accuracy},
-        "labels": label_curves(drawn, made, real, request),
+        "labels": label_curves(drawn, made, real),
     }
 
 
 def label_curves(
-    pictures: LabelledImages, made: nn.Module, real: RealImages, request: Request
+    pictures: LabelledImages, made: nn.Module, real: RealImages
 ) -> dict[str, dict[str, float]]:
     """Returns accuracies of students, for pictures by both labels and for real ones."""
     sizes = [size for size in NUM_LABELS if size <= len(pictures.labels)]
-    asked = (real.test, real.num_classes, request.seed)
+    asked = (real.test, real.num_classes, SEED)
     curves = label_efficiency(
-        pictures, predict(made, pictures.images), *asked, say_nothing, sizes
+        pictures,
+        predict(made, pictures.images),
+        *asked,
+        lambda done, total: None,
+        sizes,
     )
     students = {
         str(size): cnn_accuracy(
-            real.train.subset(size, request.seed, "labels"),
+            real.train.subset(size, SEED, "labels"),
             *asked,
             num_epochs=num_epochs(size, NUM_STEPS),
         )
         for size in sizes
     }
     return curves | {"real": students}
-
-
-def say_nothing(done: int, total: int) -> None:
-    """Takes the progress of a stage of seconds."""
 
 
 def draw_rotation(runs: Mapping[str, BaselineRun], path: Path) -> None:
@@ -292,14 +257,12 @@ def _number(value: float | None) -> str:
 
 
 @request_flags(Request)
-def command(given: dict[str, object], as_json: JsonOption = False) -> None:
+def command(given: dict[str, Any]) -> None:
     """Trains three small BDP-GANs and prints what their pictures are good for."""
-    request = Request(**given)  # type: ignore[arg-type]
+    request = Request(**given)
     found = measure(request)
     write_json(request.output / "pictures.json", found)
-    if as_json:
-        print(json.dumps(found))
-    for table in () if as_json else tables(found):
+    for table in tables(found):
         table.show()
 
 

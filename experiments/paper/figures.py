@@ -17,6 +17,7 @@ Source: Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020.
 import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,9 @@ from experiments.flags import request_flags, run_command
 from experiments.paper import figure_drawing
 from experiments.paper.gradient_norms import probe, read_norms, unprotected
 from experiments.paper.privacy_utility import KINDS, curves, parse_values, variations
-from experiments.paper.scales import Experiment, configured, label, parse_settings
-from experiments.paper.scores import ResultLines
-from experiments.paper.stored_runs import stopped_by_signal, stored, trained
+from experiments.paper.scales import Experiment, configured, label
+from experiments.paper.stored_runs import stopped_by_signal, stored, train
+from experiments.store import Store
 from fedgs.config.fields import flag
 from fedgs.config.recipes import RECIPES
 from fedgs.config.run_config import ResolvedConfig, RunConfig
@@ -52,9 +53,6 @@ class Request(Experiment):
     output: Path = flag(Path("runs/figures"), "Its folder.")
     recipe: str = flag("full-participation", f"Of {', '.join(RECIPES)}.")
     seed: int = flag(0, "Of the runs.")
-    changes: list[str] | None = flag(
-        None, "SETTING=VALUE of the runs; again for more.", names=("--set",)
-    )
     values: str | None = flag(None, "What the curve varies, as 1,3,10; 0 is no noise.")
     adversary: str = flag("release", "Of epsilon.", choices=ADVERSARIES)
     relation: str = flag("replace-one", "Of epsilon.", choices=tuple(RELATIONS))
@@ -74,9 +72,7 @@ class Request(Experiment):
     @property
     def settings(self) -> dict[str, Any]:
         """The settings of the runs over their recipe."""
-        texts = [f"run.{text}" for text in self.changes or ()]
-        changes = parse_settings(texts, ["run"])["run"]
-        return {**self.data_settings, "seed": self.seed, **changes}
+        return {"seed": self.seed, "engine": "flower", **super().settings}
 
 
 def draw(request: Request, stop: Stop) -> list[Path]:
@@ -99,8 +95,8 @@ def draw(request: Request, stop: Stop) -> list[Path]:
 def _draw_norms(request: Request, stop: Stop) -> list[Path]:
     config = configured(request.recipe, request.scale, request.settings)
     config = unprotected(config)
-    place = (request.output / "probes", request.recipe, config)
-    folder = stored(*place) if request.redraw else probe(*place, stop)
+    train_probe = None if request.redraw else partial(probe, stop=stop)
+    folder = stored(request.output / "probes", request.recipe, config, train_probe)
     norms, scale = read_norms(folder), _scale(folder, config, request.recipe)
     figures = {
         request.output / "norm-dynamics.png": figure_drawing.norm_dynamics,
@@ -112,25 +108,24 @@ def _draw_norms(request: Request, stop: Stop) -> list[Path]:
 
 
 def _draw_curves(request: Request, stop: Stop) -> Path:
-    values = parse_values(request.figure, request.values, request.scale)
-    choice = (request.recipe, request.scale, values, request.settings)
-    configs = variations(request.figure, *choice)
-    root, recipe = request.output / "runs", request.recipe
+    kind, recipe = request.figure, request.recipe
+    values = parse_values(kind, request.values, request.scale)
+    configs = variations(kind, recipe, request.scale, values, request.settings)
+    training = None if request.redraw else partial(train, stop=stop)
     runs = {
-        title: stored(root, recipe, config)
-        if request.redraw
-        else trained(root, recipe, config, stop)
+        title: stored(request.output / "runs", recipe, config, training)
         for title, config in configs.items()
     }
-    results = ResultLines(request.output / "scores.jsonl")
+    store = Store(request.output / "scores.jsonl")
     asked = (request.adversary, request.relation)
-    found, names = curves(request.figure, runs, request.protocol, results, *asked)
+    found, names = curves(kind, runs, request.protocol, store, *asked)
     config = configured(recipe, request.scale, request.settings)
     scale = _scale(next(iter(runs.values())), config, recipe)
     words = ", ".join([*asked, f"delta {config.delta:g}"])
-    figure = figure_drawing.privacy_utility(found, names, words, scale)
-    path = request.output / f"{request.figure}.png"
-    figure_drawing.save(path, figure)
+    path = request.output / f"{kind}.png"
+    figure_drawing.save(
+        path, figure_drawing.privacy_utility(found, names, words, scale)
+    )
     points = {name: [p._asdict() for p in curve] for name, curve in found.items()}
     write_json(path.with_suffix(".json"), {"scores": names, "curves": points})
     return path

@@ -11,7 +11,6 @@ Source: Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020, Fig. 2 and A1.
 import dataclasses
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from experiments.paper.stored_runs import trained
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
@@ -93,7 +91,7 @@ class ProbedNodes(LocalNodes):
     """
 
     def __init__(self, folder: RunFolder, data: FederatedImages) -> None:
-        """See the class."""
+        """Makes no node yet."""
         super().__init__(folder.config, data, folder.private)
         self.path = folder.path / FILE
 
@@ -121,26 +119,14 @@ class ProbedNodes(LocalNodes):
         return self.nodes[node_id]
 
 
-def probe(root: Path, title: str, config: RunConfig, stop: Stop) -> RunFolder:
-    """Returns the folder of a probe, trained first where it is missing or unfinished.
+def probe(folder: RunFolder, stop: Stop) -> None:
+    """Trains an `unprotected` run from its last checkpoint on, and keeps its norms.
 
     Privacy: reads private data; output private.
 
-    Args:
-        root: the folder of all probes.
-        title: what the probe is called there.
-        config: with a seed; noise is absent, or gets a seed here.
-        stop: when set, the probe checkpoints after the current round and stops.
-
     Raises:
         RunStopped: `stop` was set.
-        UserError: bad settings or data; nothing was written.
     """
-    config = unprotected(config)
-    return trained(root, title, config, stop, engine="local", train_folder=_train)
-
-
-def _train(folder: RunFolder, stop: Stop) -> None:
     data = load_data(folder.config)
     write_atomically(folder.path / WARNING_FILE, WARNING.encode())
     (folder.path / FILE).touch(mode=0o600)

@@ -6,20 +6,15 @@ sampling-rate  one run for each number of clients (recipes that draw one of K), 
                for each number of participants, at several rounds
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experiments.evaluation.request import EvaluationRequest
 from experiments.paper.figure_drawing import Point
 from experiments.paper.scales import configured
-from experiments.paper.scores import (
-    Line,
-    Protocol,
-    ResultLines,
-    epsilon_of,
-    metric,
-    score,
-)
+from experiments.paper.scores import epsilon_of, metric, score
 from experiments.paper.stored_runs import last_round, snapshot_rounds
+from experiments.store import Line, Store
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError, explained
 from fedgs.runs.run_folder import RunFolder
@@ -33,7 +28,6 @@ VALUES = {  # kind: scale: what is varied; ours, for the paper's text names no v
     "sampling-rate": {"paper": (500, 1000, 2000), "small": (50, 100, 200)},
 }
 KINDS = tuple(VALUES)
-Settings = dict[str, Any]
 
 
 def parse_values(kind: str, text: str | None, scale: str) -> tuple[float, ...]:
@@ -48,13 +42,17 @@ def parse_values(kind: str, text: str | None, scale: str) -> tuple[float, ...]:
         raise UserError("values: iterations varies nothing; leave out --values")
     with explained(ValueError, f"values = {text!r}", "give --values like 1,3,10"):
         values = tuple(float(value) for value in text.split(","))
-    if min(values) < 0 or (kind == "sampling-rate" and min(values) < 1):
+    if min(values) < (kind == "sampling-rate"):
         raise UserError(f"values = {text}: give numbers that {kind} can have")
     return values
 
 
 def variations(
-    kind: str, recipe: str, scale: str, values: Sequence[float], settings: Settings
+    kind: str,
+    recipe: str,
+    scale: str,
+    values: Sequence[float],
+    settings: Mapping[str, Any],
 ) -> dict[str, RunConfig]:
     """Returns the configurations of a curve's runs by title.
 
@@ -67,23 +65,23 @@ def variations(
     found: dict[str, RunConfig] = {}
     for value in values:
         if kind == "noise-scale":
-            noise = {"target_epsilon": value} if value else {"noise_multiplier": 0.0}
+            change = {"target_epsilon": value} if value else {"noise_multiplier": 0.0}
             title = f"epsilon {value:g}" if value else "no noise"
         elif base.client_selection == "all" or (base.clients_per_round or 1) > 1:
-            noise = {"clients_per_round": int(value), "client_selection": "uniform"}
+            change = {"clients_per_round": int(value), "client_selection": "uniform"}
             title = f"{value:g} clients in a round"
         else:
-            noise = {"num_clients": int(value)}
+            change = {"num_clients": int(value)}
             title = f"sampling rate 1/{value:g}"
-        found[title] = configured(recipe, scale, {**settings, **noise})
+        found[title] = configured(recipe, scale, settings, change)
     return found
 
 
 def curves(
     kind: str,
-    runs: dict[str, RunFolder],
-    protocol: Protocol,
-    results: ResultLines,
+    runs: Mapping[str, RunFolder],
+    protocol: EvaluationRequest,
+    store: Store,
     adversary: str,
     relation: str,
 ) -> tuple[dict[str, list[Point]], tuple[str, str]]:
@@ -96,20 +94,16 @@ def curves(
     """
     found: dict[str, list[Point]] = {}
     names = ("", "")
+    is_last_only = kind == "noise-scale"
     for title, folder in runs.items():
-        is_last_only = kind == "noise-scale"
-        rounds = [last_round(folder)] if is_last_only else snapshot_rounds(folder)
-        lines = [score(folder, round, protocol, results) for round in rounds]
-        names = (metric(lines[0], "is_")[0], metric(lines[0], "fid_")[0])
-        asked = (adversary, relation)
-        if is_last_only and folder.config.noise_multiplier:
-            curve = found.setdefault("fedgs", [])
-            note = f"noise {folder.config.noise_multiplier:g}"
-            curve.append(_point(lines[0], note, *asked))
-        else:
-            notes = [f"round {line['round']}" for line in lines]
-            points = [_point(*both, *asked) for both in zip(lines, notes, strict=True)]
-            found[title] = points
+        noise = folder.config.noise_multiplier
+        for round in [last_round(folder)] if is_last_only else snapshot_rounds(folder):
+            line = score(folder, round, protocol, store)
+            names = (metric(line, "is_")[0], metric(line, "fid_")[0])
+            is_varied = is_last_only and noise
+            note = f"noise {noise:g}" if is_varied else f"round {round}"
+            curve = found.setdefault("fedgs" if is_varied else title, [])
+            curve.append(_point(line, note, adversary, relation))
     for points in found.values():
         points.sort(key=lambda point: point.epsilon or 0.0)
     return found, names

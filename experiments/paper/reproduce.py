@@ -3,30 +3,53 @@
 Every row has a reference value, as printed by its source with all its digits, and our
 own computation of the same quantity. Where the reference is a figure that is no bound
 (the larger of the two directions of a subsampled round), the row also has what the
-dominating pair gives. Nothing is copied from one column to the other; the rows are in
-`experiments.paper.reproduced_numbers`.
+dominating pair gives. Nothing is copied from one column to the other. The rows are in
+`reproduce.json`: each names its computation here, in `NUMBERS` or `PAIRS`, and the
+arguments.
+
+Source: GS-WGAN, Tables 1 and 2, and its reference `privacy_analysis.py`;
+docs/privacy.md, "Which theorem may be used when" and "Why 'as published' is not a
+bound".
 """
 
 import json
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import typer
+from scipy import optimize
 
 from experiments.commands.progress import Progress
-from experiments.paper.reproduced_numbers import Row, rows
 from experiments.tables import Table
+from fedgs.files import read_json
+from fedgs.privacy.amplification import (
+    AttainedBound,
+    RenyiBound,
+    Sampled,
+    SampledBound,
+    naive_epsilon,
+)
+from fedgs.privacy.gaussian import binomial_epsilon, epsilon_from_mu, mu_from_epsilon
+from fedgs.privacy.oracle import autodp_epsilon, poisson_rdp_epsilon
 
+SIGMA, B = 1.07, 32
+ROOT = math.sqrt(B)
+STORED = Path(__file__).with_suffix(".json")
 MOST_DEVIATION = 0.01  # relative, of a number whose difference is explained
 ROUNDING = 1e-13
+Epsilon = Callable[[Any, float], float]  # of sampled rounds at a delta
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """One reproduced number; the fields of `--json`.
 
     Attributes:
+        what: the quantity.
+        reference: as its source prints it; its digits are the tolerance. ">= x" and
+            "<= x" are bounds.
         ours: the same quantity, computed.
         dominating: the valid bound, where the reference is none; else None.
         agrees: whether `ours` is the reference to the digits that it has.
@@ -39,6 +62,28 @@ class Result:
     dominating: float | None
     agrees: bool
     note: str
+
+
+class Setting(NamedTuple):
+    """One of the paper's two runs: K clients, T rounds, a delta."""
+
+    clients: int
+    rounds: int
+    delta: float
+
+    def draws(self, ratio: float, clients: int = 1, shared: int = B) -> Any:
+        """Returns the draws of all rounds.
+
+        Args:
+            ratio: noise of the sum of a draw, over its sensitivity.
+            clients: of a draw.
+            shared: fakes of a draw; all B of them is the algorithm.
+        """
+        return (Sampled(self.clients, clients, ratio, self.rounds * (B // shared)),)
+
+    def fakes(self, shared: int = B, noise: float = SIGMA) -> Any:
+        """Returns the draws of one client, by the noise of one fake."""
+        return self.draws(noise / math.sqrt(shared), shared=shared)
 
 
 def agrees(reference: str, ours: float) -> bool:
@@ -67,18 +112,95 @@ def is_close(reference: str, ours: float) -> bool:
     return abs(ours - value) <= max(MOST_DEVIATION * value, ROUNDING)
 
 
-def results(found: Iterable[Row]) -> Iterator[Result]:
-    """Computes rows, one after the other."""
-    for row in found:
-        ours = _number(row.compute())
-        dominating = None if row.dominating is None else _number(row.dominating())
-        same = agrees(row.reference, ours)
-        note = "" if same or not is_close(row.reference, ours) else row.differs
-        yield Result(row.what, row.reference, ours, dominating, same, note)
+def results(numbers: Iterable[Mapping[str, Any]]) -> Iterator[Result]:
+    """Computes rows of `reproduce.json`, one after the other."""
+    known = read_json(STORED)["settings"]
+    settings = {name: Setting(**values) for name, values in known.items()}
+    for number in numbers:
+        values = dict(number)
+        what, reference = values.pop("what"), values.pop("reference")
+        quantity, differs = values.pop("quantity"), values.pop("differs", "")
+        where = [settings[values.pop("setting")]] if "setting" in values else []
+        dominating = None
+        if quantity in NUMBERS:
+            found = NUMBERS[quantity](*where, **values)
+        else:
+            found, dominating = (
+                float(PAIRS[quantity](epsilon, *where, **values))
+                for epsilon in (naive_epsilon, _valid_epsilon)
+            )
+        ours = math.inf if found is None else float(found)
+        same = agrees(reference, ours)
+        note = "" if same or not is_close(reference, ours) else differs
+        yield Result(what, reference, ours, dominating, same, note)
 
 
-def _number(value: float | None) -> float:
-    return math.inf if value is None else float(value)
+def _valid_epsilon(draws: Any, delta: float) -> float:
+    return SampledBound(draws).epsilon(delta)
+
+
+def _releases(setting: Setting, count: float, sensitivity: float) -> float:
+    """Returns epsilon of `count` releases of one fake each, without amplification."""
+    mu = math.sqrt(count) / SIGMA * sensitivity / 2
+    return epsilon_from_mu(mu, setting.delta)
+
+
+def _uniform_selection(setting: Setting, sensitivity: float) -> float:
+    ratio = SIGMA / ROOT * 2 / sensitivity
+    return binomial_epsilon(setting.rounds, 1 / setting.clients, ratio, setting.delta)
+
+
+def _noise_of_all_clients(setting: Setting, target: float) -> float:
+    mu = mu_from_epsilon(target, setting.delta)
+    return 2 * math.sqrt(setting.rounds) / mu * ROOT / setting.clients
+
+
+def _server_of_full_participation() -> float:
+    mu = mu_from_epsilon(10, 1 / 539) * math.sqrt(539)
+    return epsilon_from_mu(mu, 1 / 539)
+
+
+@lru_cache(maxsize=256)
+def _ratio(
+    epsilon: Epsilon, setting: Setting, target: float, clients: int, shared: int
+) -> float:
+    """Returns the least ratio of a draw that reaches a target."""
+
+    def excess(log_ratio: float) -> float:
+        draws = setting.draws(math.exp(log_ratio), clients, shared)
+        return epsilon(draws, setting.delta) - target
+
+    found: Any = optimize
+    return math.exp(float(found.brentq(excess, -2.0, 5.0, xtol=2e-5)))
+
+
+NUMBERS: dict[str, Callable[..., float | None]] = {
+    "mu": mu_from_epsilon,
+    "epsilon of mu": epsilon_from_mu,
+    "epsilon of the server": _server_of_full_participation,
+    "epsilon by autodp": autodp_epsilon,
+    "epsilon by RDP, Poisson": poisson_rdp_epsilon,
+    "epsilon by RDP": lambda s, noise: RenyiBound(s.fakes(1, noise)).epsilon(s.delta),
+    "epsilon of releases": _releases,
+    "epsilon of uniform selection": _uniform_selection,
+    "epsilon": lambda s, shared: _valid_epsilon(s.fakes(shared), s.delta),
+    "delta": lambda s, shared, epsilon: SampledBound(s.fakes(shared)).delta(epsilon),
+    "attained epsilon": lambda s: AttainedBound(*s.fakes()).epsilon(s.delta),
+    "attained delta": lambda s, epsilon: AttainedBound(*s.fakes()).delta(epsilon),
+    "noise of all clients": _noise_of_all_clients,
+}
+# Each by naive PLD, which is no bound, and by the dominating pair.
+PAIRS: dict[str, Callable[..., float]] = {
+    "both epsilons": lambda e, s, **fakes: e(s.fakes(**fakes), s.delta),
+    "ratio": lambda e, s, target, clients: _ratio(e, s, target, clients, B),
+    "sigma": lambda e, s, target, shared: (
+        math.sqrt(shared) * _ratio(e, s, target, 1, shared)
+    ),
+    # Of one fake with C = 1; the ratio is of a round, replace-one.
+    "noise of the average": lambda e, s, target, clients: (
+        2 * ROOT / clients * _ratio(e, s, target, clients, B)
+    ),
+}
 
 
 def main(as_json: bool) -> None:
@@ -87,18 +209,17 @@ def main(as_json: bool) -> None:
     Raises:
         typer.Exit: a number that should agree does not (code 1).
     """
-    all_rows, done = rows(), list[Result]()
+    numbers, done = read_json(STORED)["numbers"], list[Result]()
     with Progress() as progress:
         stage = progress.stage("number")
-        for result in results(all_rows):
+        for result in results(numbers):
             done.append(result)
-            stage(len(done), len(all_rows), result.what)
-    wrong = [result for result in done if not result.agrees and not result.note]
+            stage(len(done), len(numbers), result.what)
     if as_json:
-        print(json.dumps([asdict(result) for result in done], indent=2))
+        print(json.dumps([result._asdict() for result in done], indent=2))
     else:
         _show(done)
-    if wrong:
+    if any(not result.agrees and not result.note for result in done):
         raise typer.Exit(1)
 
 

@@ -5,22 +5,25 @@ numbers, which need a GPU and days. `small` is for two CPU cores and about an ho
 its numbers say nothing about the published ones, and every label says so.
 """
 
+import contextlib
 import dataclasses
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.paper.scores import SAME_IMAGES, Protocol
+from experiments.evaluation.evaluate import FAST, FULL
+from experiments.evaluation.request import EvaluationRequest
 from fedgs.config.fields import check_ranges, flag
 from fedgs.config.recipes import overridden, recipe
 from fedgs.config.run_config import RunConfig
-from fedgs.config.settings import field_type, settings_of
 from fedgs.data.sources import with_absolute_path
-from fedgs.errors import UserError, explained
+from fedgs.errors import UserError
 from fedgs.evaluation.quality import NUM_SPLITS
 
 Settings = Mapping[str, Any]
+SAME_IMAGES = {"mnist-by-writer": "mnist"}  # one network for both
 SMALL_PAPER_MODE = {
     "num_clients": 100,
     "num_rounds": 100,
@@ -41,7 +44,6 @@ SCALES: dict[str, dict[str, Settings]] = {  # scale: recipe: settings
         },
     },
 }
-TRUE_FALSE = {"true": True, "false": False}
 
 
 def configured(recipe_name: str, scale: str, *overrides: Settings) -> RunConfig:
@@ -66,11 +68,14 @@ def differences(config: RunConfig, recipe_name: str) -> dict[str, tuple[Any, Any
     Data, seed and what changes no result are left out.
     """
     own, known = config.to_flat(), recipe(recipe_name).to_flat()
-    specs = settings_of("Federation", "Privacy", "Training", "Model")
-    names = [spec.name for spec in specs]
+    specs = {spec.name: spec.metadata["group"] for spec in dataclasses.fields(config)}
     if config.node_sizes is not None:
-        names.remove("clients_per_node")  # has no effect
-    return {n: (own[n], known[n]) for n in names if own[n] != known[n]}
+        del specs["clients_per_node"]  # has no effect
+    return {
+        name: (own[name], known[name])
+        for name, group in specs.items()
+        if group not in ("Data", "Runtime") and own[name] != known[name]
+    }
 
 
 def label(config: RunConfig, recipe_name: str) -> str:
@@ -93,49 +98,24 @@ def _word(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def parse_settings(
-    texts: Sequence[str], targets: Sequence[str]
-) -> dict[str, dict[str, Any]]:
-    """Returns the settings of `TARGET.SETTING=VALUE`, by target.
+def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
+    """Returns settings from texts SETTING=VALUE; a setting without a value is unset.
 
-    Args:
-        texts: as given on the command line; the target `all` stands for every one.
-        targets: what may stand before the point.
+    >>> parse_settings(["num_rounds=3", "generator=dcgan", "num_clients="])
+    {'num_rounds': 3, 'generator': 'dcgan', 'num_clients': ''}
 
     Raises:
-        UserError: another form, or an unknown target, setting or value.
+        UserError: a text of another form.
     """
-    found: dict[str, dict[str, Any]] = {target: {} for target in targets}
+    settings: dict[str, Any] = {}
     for text in texts:
-        left, equals, value = text.partition("=")
-        target, point, name = left.partition(".")
-        if not equals or not point or target not in ("all", *targets):
-            raise UserError(
-                f"set = {text!r}: give --set TARGET.SETTING=VALUE with the target all, "
-                f"{', '.join(targets)}"
-            )
-        parsed = parse_value(name, value)
-        for one in targets if target == "all" else (target,):
-            found[one][name] = parsed
-    return found
-
-
-def parse_value(name: str, text: str) -> Any:
-    """Returns the text of a setting's value in its type; "" where it is to be unset.
-
-    Raises:
-        UserError: an unknown setting, or a text that is no such value.
-    """
-    if name not in {spec.name for spec in dataclasses.fields(RunConfig)}:
-        raise UserError(
-            f"{name}: unknown setting; `fedgs train --help-all` lists them all"
-        )
-    kind, is_optional = field_type(name)
-    if text == "" and is_optional:
-        return ""
-    remedy = f"must be of type {kind.__name__}"
-    with explained((KeyError, ValueError), f"{name} = {text!r}", remedy):
-        return TRUE_FALSE[text] if kind is bool else kind(text)
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"set = {text!r}: give --set SETTING=VALUE")
+        settings[name] = value
+        with contextlib.suppress(tomllib.TOMLDecodeError):  # else it is a text
+            settings[name] = tomllib.loads(f"value = {value}")["value"]
+    return settings
 
 
 # ------------------------------------------------------------------ the command line
@@ -152,11 +132,14 @@ class Experiment:
     data: str = flag("mnist-by-writer", "As of fedgs train.")
     data_dir: str | None = flag(None, "As of fedgs train.")
     test_fraction: float = flag(0.0, "Of data without a test split.")
-    scale: str = flag("small", "See docs/evaluation.md.", choices=tuple(SCALES))
+    scale: str = flag("small", "See docs/figures.md.", choices=tuple(SCALES))
     count: int | None = flag(
         None, "Synthetic images that are compared.", at_least=NUM_SPLITS
     )
     full_evaluation: bool = flag(False, "Not fedgs evaluate --fast.")
+    changes: list[str] | None = flag(
+        None, "SETTING=VALUE of all runs; again for more.", names=("--set",)
+    )
 
     def __post_init__(self) -> None:
         """Checks every field by itself."""
@@ -171,13 +154,21 @@ class Experiment:
         return reading
 
     @property
-    def data_settings(self) -> dict[str, Any]:
-        """The settings of the data that the runs train on."""
-        return {"data": with_absolute_path(self.data), **self.reading}
+    def settings(self) -> dict[str, Any]:
+        """The settings of all runs over their recipe."""
+        changes = parse_settings(self.changes or ())
+        return {"data": with_absolute_path(self.data), **self.reading, **changes}
 
     @property
-    def protocol(self) -> Protocol:
-        """How images are compared with the real ones."""
+    def protocol(self) -> EvaluationRequest:
+        """How images are compared with the real ones; the images are still missing."""
         data = with_absolute_path(self.data)
-        fast = not self.full_evaluation
-        return Protocol(SAME_IMAGES.get(data, data), self.reading, self.count, fast)
+        sizes = FULL if self.full_evaluation else FAST
+        return EvaluationRequest(
+            source="",
+            data=SAME_IMAGES.get(data, data),
+            reading=self.reading,
+            count=self.count or sizes.synthetic,
+            metrics=("images", "cnn"),
+            fast=not self.full_evaluation,
+        )

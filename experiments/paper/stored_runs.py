@@ -2,8 +2,8 @@
 
 A run is named by its settings, so another scale is another run. It trains through the
 Flower strategy and ClientApp in this process, with every message counted
-(`experiments.paper.communication`), and leaves the averaged generator of some rounds in
-`snapshots/`, for curves over the iterations.
+(`server.launch.measuring_grid`), and leaves the averaged generator of some rounds
+in `snapshots/`, for curves over the iterations.
 """
 
 import contextlib
@@ -20,7 +20,6 @@ from torch import nn
 from clients.client_app import app as client_app
 from experiments.commands.endings import exit_if_stopped
 from experiments.commands.progress import Progress, say
-from experiments.paper.communication import FILE, MeasuringGrid
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import settings_with
 from fedgs.errors import UserError
@@ -29,12 +28,13 @@ from fedgs.federation.training import BudgetSpent, Report, Stop, stop_on_signal
 from fedgs.files import read_json, read_tensors, write_tensors
 from fedgs.runs.run_folder import RunFolder
 from fedgs.runs.sample import load_generator
+from server.launch.measuring_grid import FILE, MeasuringGrid
 from server.strategy import GsWgan
 
 # What names no other run. A checkpoint is a snapshot, so its rounds make another one.
 NAMELESS = {*settings_with("machine")}
 NUM_SNAPSHOTS = 4  # the last one is the run's generator
-Train = Callable[[RunFolder, Stop], None]
+Train = Callable[[RunFolder], None]
 
 
 class NotStored(UserError):
@@ -63,36 +63,8 @@ def run_name(title: str, config: RunConfig) -> str:
     return f"{title}-seed{config.seed}-{content.hexdigest()[:8]}"
 
 
-def find(root: Path, title: str, config: RunConfig) -> RunFolder | None:
-    """Returns a stored run that is finished, None if it has to be trained (further)."""
-    path = root / run_name(title, config)
-    if not (path / "generator.safetensors").exists():
-        return None
-    return RunFolder.open(path)
-
-
-def stored(root: Path, title: str, config: RunConfig) -> RunFolder:
-    """Returns a stored run.
-
-    Raises:
-        NotStored: it was not trained to its end.
-    """
-    folder = find(root, title, config)
-    if folder is None:
-        raise NotStored(
-            f"{root / run_name(title, config)}: is not trained to its end; run the "
-            "command without --redraw"
-        )
-    return folder
-
-
-def trained(
-    root: Path,
-    title: str,
-    config: RunConfig,
-    stop: Stop,
-    engine: str = "flower",
-    train_folder: Train | None = None,
+def stored(
+    root: Path, title: str, config: RunConfig, train: Train | None = None
 ) -> RunFolder:
     """Returns a stored run, trained first where it is missing or unfinished.
 
@@ -102,24 +74,25 @@ def trained(
         root: the folder of all runs of an experiment.
         title: what the run is called there.
         config: with a seed, so that it is the same run when called again.
-        stop: when set, the run checkpoints after the current round and stops.
-        engine: of a run that is made here.
-        train_folder: trains a folder from its last checkpoint on; `train` when None.
+        train: trains a folder from its last checkpoint on; None trains nothing.
 
     Raises:
-        RunStopped: `stop` was set, or too few nodes answered.
+        NotStored: it was not trained to its end, and is not to be.
+        RunStopped: too few nodes answered, or it was told to stop.
         UserError: bad settings or data; nothing was written.
     """
-    if (folder := find(root, title, config)) is not None:
-        return folder
     path = root / run_name(title, config)
-    if (path / "config.json").exists():
-        folder = RunFolder.open(path)
-    else:
-        folder = _create(path, dataclasses.replace(config, engine=engine))
+    if (path / "generator.safetensors").exists():
+        return RunFolder.open(path)
+    if train is None:
+        raise NotStored(
+            f"{path}: is not trained to its end; run the command without --redraw"
+        )
+    is_new = not (path / "config.json").exists()
+    folder = _create(path, config) if is_new else RunFolder.open(path)
     say(f"{path.name}: training {folder.config.num_rounds} rounds", is_error=True)
     with contextlib.suppress(BudgetSpent):  # is finished, a little earlier
-        (train_folder or train)(folder, stop)
+        train(folder)
     return folder
 
 

@@ -5,62 +5,46 @@
 
 One row for each way to train. Runs lie in `OUTPUT/runs`, their numbers in
 `OUTPUT/scores.jsonl`; called again, the command goes on where it was stopped and trains
-nothing twice. Other settings make other runs: `--set ROW.SETTING=VALUE`.
+nothing twice. Other settings make other runs: `--set SETTING=VALUE`.
 
 Source: Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020, Table 2 and section 5.4.
 """
 
-import dataclasses
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from experiments.flags import request_flags, run_command
 from experiments.paper import table2_report
-from experiments.paper.communication import (
-    communication,
-    fed_avg_run,
-    update_communication,
+from experiments.paper.fed_avg_gan import fed_avg_gan_lines
+from experiments.paper.scales import Experiment, configured, label
+from experiments.paper.scores import score
+from experiments.paper.stored_runs import (
+    NotStored,
+    last_round,
+    stopped_by_signal,
+    stored,
+    train,
 )
-from experiments.paper.scales import (
-    Experiment,
-    Settings,
-    configured,
-    label,
-    parse_settings,
-)
-from experiments.paper.scores import Line, ResultLines, score
-from experiments.paper.stored_runs import find, last_round, stopped_by_signal, trained
-from fedgs.baselines.run import is_finished
+from experiments.store import Line, Store
 from fedgs.config.fields import flag
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError, explained
 from fedgs.federation.training import Stop
+from server.launch.measuring_grid import communication
 
-
-@dataclass(frozen=True)
-class Row:
-    """One way to train; `recipe` is None for what this command does not train."""
-
-    title: str
-    recipe: str | None
-    settings: Settings
-
-
-ROWS = {
-    "paper-mode": Row("Algorithm 2 (paper mode)", "algorithm-2", {}),
-    "paper-mode-compact": Row(
-        "Algorithm 2, compact messages", "algorithm-2", {"transport": "compact"}
-    ),
-    "full-participation": Row("full participation", "full-participation", {}),
-    "full-participation-compact": Row(
-        "full participation, compact messages",
-        "full-participation",
-        {"transport": "compact"},
-    ),
-    "fed-avg-gan": Row("Fed-Avg GAN", None, {}),
+ALGORITHM_2, FULL = "algorithm-2", "full-participation"
+COMPACT = {"transport": "compact"}
+FED_AVG_GAN = "fed-avg-gan"  # is trained by `fedgs baseline`
+ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {  # row: title, recipe, settings
+    "paper-mode": ("Algorithm 2 (paper mode)", ALGORITHM_2, {}),
+    "paper-mode-compact": ("Algorithm 2, compact messages", ALGORITHM_2, COMPACT),
+    FULL: ("full participation", FULL, {}),
+    f"{FULL}-compact": ("full participation, compact messages", FULL, COMPACT),
+    FED_AVG_GAN: ("Fed-Avg GAN", "", {}),
 }
 
 
@@ -71,9 +55,6 @@ class Request(Experiment):
     output: Path = flag(Path("runs/table2"), "Its folder.")
     rows: tuple[str, ...] = flag(tuple(ROWS), f"Of {', '.join(ROWS)}.")
     seeds: tuple[str, ...] = flag(("0",), "One run of every row for each, as 0,1,2.")
-    changes: list[str] | None = flag(
-        None, "ROW.SETTING=VALUE; again for more.", names=("--set",)
-    )
     no_training: bool = flag(False, "Print what is there.")
     fed_avg_gan: list[Path] | None = flag(
         None, "A run of fedgs baseline fedavg-gan, for its row; again for more."
@@ -90,12 +71,10 @@ class Request(Experiment):
 
     def config(self, row: str, seed: str) -> RunConfig:
         """Returns the configuration of a row's run."""
-        name = ROWS[row].recipe
-        assert name is not None
+        _, recipe, settings = ROWS[row]
         with explained(ValueError, f"seeds = {seed!r}", "give --seeds like 0,1"):
-            settings = {**ROWS[row].settings, **self.data_settings, "seed": int(seed)}
-        changes = parse_settings(self.changes or (), list(ROWS))[row]
-        return configured(name, self.scale, settings, changes)
+            own = {"seed": int(seed), "engine": "flower"}
+        return configured(recipe, self.scale, settings, self.settings, own)
 
 
 def fill(request: Request, stop: Stop) -> list[Line]:
@@ -111,59 +90,36 @@ def fill(request: Request, stop: Stop) -> list[Line]:
         RunStopped: `stop` was set; call again to continue.
         UserError: bad settings or data.
     """
-    existing = [row for row in request.rows if ROWS[row].recipe is not None]
     configs = {
-        (row, seed): request.config(row, seed)  # all checked before anything trains
-        for row in existing
-        for seed in request.seeds
+        row: [request.config(row, seed) for seed in request.seeds]
+        for row in request.rows  # all checked before anything trains
+        if row != FED_AVG_GAN
     }
-    results = ResultLines(request.output / "scores.jsonl")
+    store = Store(request.output / "scores.jsonl")
+    training = None if request.no_training else partial(train, stop=stop)
     lines: list[Line] = []
-    for name in request.rows:
-        row = ROWS[name]
-        if row.recipe is None:
-            lines += _fed_avg_gan(name, request, results)
-            continue
-        for seed in request.seeds:
-            config = configs[name, seed]
-            line: Line = {"row": name, "title": row.title, "seed": config.seed}
-            line["scale"] = ""
-            place = (request.output / "runs", row.recipe, config)
-            folder = find(*place) if request.no_training else trained(*place, stop)
-            if folder is None:
-                lines.append({**line, "missing": "not run yet"})
+    for row in request.rows:
+        title, recipe, _ = ROWS[row]
+        for config in configs.get(row, ()):
+            line: Line = {"row": row, "title": title, "seed": config.seed}
+            try:
+                folder = stored(request.output / "runs", recipe, config, training)
+            except NotStored:
+                lines.append({**line, "scale": "", "missing": "not run yet"})
                 continue
-            line["scale"] = label(config, row.recipe)
-            line |= score(folder, last_round(folder), request.protocol, results)
+            line["scale"] = label(config, recipe)
+            line |= score(folder, last_round(folder), request.protocol, store)
             line |= {"communication": communication(folder)}
             lines.append(line | table2_report.about(folder))
+        if row == FED_AVG_GAN:
+            known = {"row": row, "title": title}
+            lines += [
+                known | line
+                for line in fed_avg_gan_lines(
+                    request.fed_avg_gan or (), request.protocol, store
+                )
+            ]
     return lines
-
-
-def _fed_avg_gan(name: str, request: Request, results: ResultLines) -> list[Line]:
-    """Returns the lines of the runs of `fedgs baseline` that are given."""
-    row: Line = {"row": name, "title": ROWS[name].title}
-    lines: list[Line] = []
-    for path in request.fed_avg_gan or ():
-        run = fed_avg_run(path)
-        if not is_finished(run):
-            raise UserError(
-                f"fed_avg_gan = {path}: is not finished; `fedgs resume {path}`"
-            )
-        found = score(
-            run.folder, last_round(run.folder), request.protocol, results, run
-        )
-        own, known = map(dataclasses.asdict, (run.settings, type(run.settings)()))
-        changed = [f"{k} {v} (default: {known[k]})" for k, v in own.items()]
-        scale = [
-            text for text, k in zip(changed, own, strict=True) if own[k] != known[k]
-        ]
-        seeded = run.config.noise_seed is not None
-        about = table2_report.about(run.folder)
-        about["is_private"] = own["noise_per_clip"] > 0 and not seeded
-        sent = {"communication": update_communication(run)}
-        lines.append(row | {"scale": ", ".join(scale)} | found | sent | about)
-    return lines or [row | {"missing": "fedgs baseline"}]
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -177,7 +133,6 @@ def table2(*, given: dict[str, Any]) -> None:
     request = Request(**given)
     with stopped_by_signal() as stop:
         lines = fill(request, stop)
-    table2_report.write(request.output, lines)
     table2_report.show(request.output, lines)
 
 

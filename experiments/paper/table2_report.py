@@ -5,25 +5,20 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from experiments.paper.scores import Line, epsilon_of, metric
+from experiments.paper.scores import epsilon_of, metric
+from experiments.store import Line
 from experiments.tables import Table
 from fedgs.files import write_atomically
 from fedgs.privacy.plan import ADVERSARIES, RELATIONS
 from fedgs.runs.run_folder import RunFolder
 
-TARGET_BYTES = 50_000  # of compact messages: one client, one generator update
 PUBLISHED = (  # the paper's Table 2: Federated EMNIST, 866 users; its own networks
     ("Fed-Avg GAN, as published", "10.88", "218.24"),
     ("GS-WGAN, as published", "11.25", "60.76"),
 )
 PUBLISHED_NOTE = (
-    "The two rows as published are of other data, networks and scale (Federated "
-    "EMNIST, 866 users, 30,000 rounds), and their IS and FID are by other networks: "
-    "not to be compared with the rows above. GS-WGAN's epsilon can be computed again "
-    "(598.6 at delta 1.15e-3, no bound: docs/privacy.md), and its communication is "
-    "6 x 32 x 784 = 150,528 values."
+    "as published: other data, networks, scale and scores, not to be compared with the "
+    "rows above (docs/figures.md)"
 )
 
 
@@ -40,29 +35,20 @@ def about(folder: RunFolder) -> Line:
     }
 
 
-def write(output: Path, lines: list[Line]) -> None:
-    """Writes `table2.jsonl`, every number, and `table2.md`, the table."""
-    output.mkdir(parents=True, exist_ok=True)
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    write_atomically(output / "table2.jsonl", text.encode())
-    write_atomically(output / "table2.md", markdown(lines).encode())
-
-
 def show(output: Path, lines: list[Line]) -> None:
-    """Prints the table and its notes."""
+    """Prints and writes the table: `table2.jsonl`, every number, and `table2.md`."""
     head, rows = cells(lines)
+    marks = [f"- {note}" for note in notes(lines)]
+    output.mkdir(parents=True, exist_ok=True)
+    table, numbers = output / "table2.md", output / "table2.jsonl"
+    text = "\n".join([Table("Table 2", head, rows).markdown(), *marks, ""])
+    write_atomically(table, text.encode())
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    write_atomically(numbers, text.encode())
     for part in (slice(1, 4), slice(4, 7), slice(7, None)):  # a terminal is narrow
         narrow = [[row[0], *row[part]] for row in rows]
         Table("Table 2", [head[0], *head[part]], narrow).show()
-    where = f"table  {output / 'table2.md'}\nnumbers  {output / 'table2.jsonl'}"
-    texts = [*(f"- {note}" for note in notes(lines)), where]
-    Console().print(*texts, sep="\n", highlight=False, soft_wrap=True)
-
-
-def markdown(lines: list[Line]) -> str:
-    """Returns the table and its notes as Markdown."""
-    table = Table("Table 2", *cells(lines)).markdown()
-    return "\n".join([table, *(f"- {note}" for note in notes(lines)), ""])
+    print(*marks, f"table  {table}\nnumbers  {numbers}", sep="\n")
 
 
 def cells(lines: list[Line]) -> tuple[list[str], list[list[str]]]:
@@ -129,23 +115,16 @@ def _mean(values: list[float]) -> str:
 
 
 def notes(lines: list[Line]) -> list[str]:
-    """Returns what has to be said with the table."""
+    """Returns what has to be said with the table; docs/figures.md has the rest."""
     done = [line for line in lines if "missing" not in line]
     found: list[str] = []
     for name in dict.fromkeys(line["row"] for line in done):
-        same = [line for line in done if line["row"] == name]
-        found.append(_about_row(same))
+        found.append(_about_row([line for line in done if line["row"] == name]))
     if done:
         deltas = {row["delta"] for line in done for row in line["epsilons"]}
         found.append(
             f"epsilon: replace-one / zero-out, delta {_join(deltas)}, unit: one client,"
             " nobody colludes; conditions: `fedgs privacy RUN`"
-        )
-        found.append(
-            "bytes per client: all messages of a round in both directions, as Flower "
-            "serialises them, divided by its participants; mean of all rounds, and the "
-            f"largest one. Target of the compact rows of Algorithm 2: {TARGET_BYTES:,}."
-            " Values per node: the paper's unit, without labels"
         )
     if any(not line["is_private"] for line in done):
         found.append("* no guarantee: the noise was seeded, or there was none")

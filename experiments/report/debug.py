@@ -7,8 +7,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from experiments.debug.diagnosis_tables import diagnosis_tables
 from experiments.debug.plan import read_debug
-from experiments.debug.tables import diagnosis_tables
 from experiments.report import words
 from experiments.report.cards import Card
 from experiments.report.pictures import Picture, picture_of

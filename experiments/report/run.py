@@ -64,7 +64,7 @@ class RunFacts:
         baseline: the run as one of `fedgs baseline`, which has no events and no
             statements here; None of `fedgs train`.
         measured: bytes of its messages, where they were counted; see
-            `experiments.paper.communication`.
+            `server.launch.measuring_grid`.
     """
 
     name: str
@@ -131,7 +131,7 @@ def _measured(folder: RunFolder) -> dict[str, Any] | None:
     """Returns what the run's messages weighed, None where nobody counted."""
     if not (folder.path / "communication.jsonl").exists():
         return None
-    from experiments.paper.communication import communication  # imports Flower
+    from server.launch.measuring_grid import communication  # imports Flower
 
     return communication(folder)
 

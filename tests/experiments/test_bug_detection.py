@@ -18,6 +18,7 @@ from experiments.debug import plan as debug_plan
 from experiments.debug.bug_table import Cell, cells, is_done, table
 from experiments.debug.plan import change_rule, read_debug
 from experiments.debug.request import DebugRequest
+from experiments.store import Store
 from fedgs.cohorts.files import (
     EXCLUDED,
     Cohort,
@@ -665,8 +666,9 @@ def test_outcome_of_an_experiment(verdict, bug, wanted):
 # ------------------------------------------------------------------ the table
 
 
-def test_cells_of_the_table_come_seed_by_seed():
-    found = [cell.name for cell in cells(["flip", "none"], [None, 1.0], 1, 2)]
+def test_cells_of_the_table_come_seed_by_seed(monkeypatch):
+    monkeypatch.setattr(bug_table, "NONE_SEEDS", 2)
+    found = [cell.name for cell in cells(["flip", "none"], [None, 1.0], 1)]
     wanted = [("flip", 0), ("none", 0), ("none", 1)]
     noise = ("noise-free", "epsilon-1")
     assert found == [f"{bug}-{seed}-{level}" for bug, seed in wanted for level in noise]
@@ -707,13 +709,13 @@ def test_table_counts_outcomes():
 
 
 def test_a_cell_is_computed_again_for_another_rule_only(tmp_path):
-    cell, request = Cell(0, "flip", 3.0), DebugRequest()
-    assert not is_done(tmp_path, cell, request)
-    row = {"cell": "flip-0-epsilon-3", **dataclasses.asdict(Rule())}
-    (tmp_path / "table.jsonl").write_text(json.dumps(row) + "\n")
-    assert is_done(tmp_path, cell, request)
-    assert not is_done(tmp_path, Cell(1, "flip", 3.0), request)
-    assert not is_done(tmp_path, cell, DebugRequest(rule=Rule(min_effect=0.3)))
+    cell, store = Cell(0, "flip", 3.0), Store(tmp_path / "table.jsonl")
+    assert not is_done(store, cell)
+    store.add(cell.name, dataclasses.asdict(Rule(min_effect=0.3)))
+    assert not is_done(store, cell)
+    store.add(cell.name, dataclasses.asdict(Rule()))
+    assert is_done(store, cell)
+    assert not is_done(store, Cell(1, "flip", 3.0))
 
 
 def test_another_rule_keeps_the_generators(done):

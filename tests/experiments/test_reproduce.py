@@ -3,7 +3,7 @@
 import pytest
 
 from experiments.paper import reproduce
-from experiments.paper.reproduced_numbers import Row, rows
+from fedgs.files import read_json
 
 pytest.importorskip("autodp")
 
@@ -15,6 +15,9 @@ FAST = (
 )
 
 
+NUMBERS = read_json(reproduce.STORED)["numbers"]
+
+
 def check(found):
     for result in reproduce.results(found):
         assert result.agrees or result.note, result
@@ -24,16 +27,15 @@ def check(found):
 
 
 def test_quick_numbers_agree():
-    chosen = [row for row in rows() if row.what.startswith(FAST)]
+    chosen = [number for number in NUMBERS if number["what"].startswith(FAST)]
     assert len(chosen) == 31
     check(chosen)
 
 
 @pytest.mark.slow
 def test_all_numbers_agree():
-    found = rows()
-    assert len({row.what for row in found}) == len(found) == 98
-    check(found)
+    assert len({number["what"] for number in NUMBERS}) == len(NUMBERS) == 98
+    check(NUMBERS)
 
 
 @pytest.mark.parametrize(
@@ -56,24 +58,25 @@ def test_digits_of_the_reference_are_the_tolerance(reference, ours, same):
     assert reproduce.agrees(reference, ours) == same
 
 
-def test_a_wrong_number_is_exit_code_1(monkeypatch, capsys):
-    wrong = [Row("a number", "3.0", lambda: 3.2), Row("another", "3.0", lambda: 3.0)]
-    monkeypatch.setattr(reproduce, "rows", lambda: wrong)
-    with pytest.raises(reproduce.typer.Exit) as stopped:
-        reproduce.main(as_json=False)
-    assert stopped.value.exit_code == 1
-    out, err = capsys.readouterr()
-    assert "NOT EXPLAINED" in out
-    assert "2 of 2" in err
-
-
-def test_an_explanation_covers_a_small_difference_only(monkeypatch, capsys):
-    for ours, code in ((3.02, 0), (3.2, 1)):
-        explained = [Row("a number", "3.00", lambda n=ours: n, differs="a grid")]
-        monkeypatch.setattr(reproduce, "rows", lambda found=explained: found)
+@pytest.mark.parametrize(
+    ("ours", "differs", "code"),
+    [(3.0, "", 0), (3.2, "", 1), (3.02, "a grid", 0), (3.2, "a grid", 1)],
+)
+def test_what_is_wrong_and_not_explained_is_exit_code_1(
+    monkeypatch, capsys, ours, differs, code
+):
+    monkeypatch.setitem(reproduce.NUMBERS, "fixed", lambda: ours)
+    row = {"what": "a number", "reference": "3.00", "quantity": "fixed"}
+    stored = {"settings": {}, "numbers": [row | {"differs": differs}]}
+    monkeypatch.setattr(reproduce, "read_json", lambda path: stored)
+    for as_json in (False, True):
         if code:
-            with pytest.raises(reproduce.typer.Exit):
-                reproduce.main(as_json=True)
+            with pytest.raises(reproduce.typer.Exit) as stopped:
+                reproduce.main(as_json)
+            assert stopped.value.exit_code == code
         else:
-            reproduce.main(as_json=True)
-    assert '"note": "a grid"' in capsys.readouterr().out
+            reproduce.main(as_json)
+    out, err = capsys.readouterr()
+    assert ("NOT EXPLAINED" in out) == bool(code)
+    assert ('"note": "a grid"' in out) == (ours == 3.02)
+    assert "1 of 1" in err

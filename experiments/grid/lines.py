@@ -1,20 +1,14 @@
-"""One JSON line of a cell: what its run folder says, and nothing that needs it again.
+"""The line of a cell: what its run folder says, and nothing that needs it again."""
 
-Lines are appended to cells.jsonl, each in one write; of a cell's lines the last counts.
-"""
-
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from experiments.baselines.audit import attack, distinct_events
-from experiments.benchmark.grid import reduced
-from experiments.paper.cell_list import NO_NOISE, Cell
-from experiments.paper.cells import COST, stated_of
+from experiments.grid.cells import Cell
 from experiments.report.communication import communication
 from experiments.report.run import read_run
+from experiments.store import Line
 from fedgs.audit.finding import REFUTED, Finding
 from fedgs.audit.mechanism import (
     audit_round,
@@ -23,30 +17,19 @@ from fedgs.audit.mechanism import (
     weakest_rounds,
 )
 from fedgs.baselines.run import BaselineRun, open_run
-from fedgs.errors import UserError, explained
-from fedgs.files import append_whole, read_json, read_json_lines
+from fedgs.files import read_json
 from fedgs.runs.run_folder import RunFolder, is_baseline, versions
 
-CELLS = "cells.jsonl"
+NUM_SAMPLES = 10_000
+COST = "cpu-seconds.json"  # in the run folder: of training, all threads
+COSTS = ("cpu_seconds", "wall_seconds", "peak_memory_bytes")
 TRIALS, MAX_DRAWS = 50_000, 1e7  # of the audit: seconds
 NODES = "no curator: nodes add noise; --adversary server covers the server as well"
-Line = dict[str, Any]
+OTHER_CLAIMS = ("amplification", "as published")  # theorems of rows that are not shown
 
 
-def identity(cell: Cell) -> Line:
-    """Returns what a cell is called by."""
-    asked = None if cell.epsilon == NO_NOISE else cell.epsilon
-    return {
-        "cell": cell.name,
-        "data": cell.data,
-        "method": cell.method,
-        "asked_epsilon": asked,
-        "seed": cell.seed,
-    }
-
-
-def line_of(cell: Cell, run: Path, scores: Line, is_full: bool) -> Line:
-    """Returns the line of a finished run.
+def line_of(cell: Cell, run: Path, scores: Line) -> Line:
+    """Returns what is kept of a finished run.
 
     Privacy: epsilons, counts and costs are public; the scores were computed from real
     data, and no epsilon covers them.
@@ -55,7 +38,6 @@ def line_of(cell: Cell, run: Path, scores: Line, is_full: bool) -> Line:
         cell: of the run.
         run: its folder.
         scores: of `fedgs evaluate`.
-        is_full: no setting was reduced.
 
     Raises:
         UserError: a broken run folder.
@@ -65,7 +47,7 @@ def line_of(cell: Cell, run: Path, scores: Line, is_full: bool) -> Line:
     cost = read_json(run / COST) if (run / COST).exists() else {}
     fids = [value for name, value in scores.items() if name.startswith("fid_lenet")]
     return {
-        **identity(cell),
+        **cell.identity,
         **facts,
         "accuracy_cnn": scores.get("downstream_cnn_accuracy"),
         "accuracy_mean_of_13": scores.get("classifiers", {}).get("average"),
@@ -74,12 +56,9 @@ def line_of(cell: Cell, run: Path, scores: Line, is_full: bool) -> Line:
         "fid_network": scores.get("network"),
         "num_synthetic": scores.get("num_synthetic"),
         **{name: cost.get(name) for name in COSTS},
-        "reduced": reduced(cell.method, opened, is_full),
+        "reduced": dict(cell.how.reduced),
         "versions": versions(),
     }
-
-
-COSTS = ("cpu_seconds", "wall_seconds", "peak_memory_bytes")
 
 
 def _of_baseline(run: BaselineRun) -> Line:
@@ -107,7 +86,6 @@ def _of_baseline(run: BaselineRun) -> Line:
 def _of_own(run: Path) -> Line:
     facts = read_run(run)
     config, weight = facts.config, communication(facts)
-    rows = [row for row in stated_of(run) if row.epsilon is not None]
     stated = [
         {
             "label": "valid",
@@ -117,7 +95,10 @@ def _of_own(run: Path) -> Line:
             "delta": row.delta,
             "theorem": row.theorem,
         }
-        for row in rows
+        for row in facts.statements
+        if row.adversary == "release"
+        and row.epsilon is not None
+        and not row.theorem.startswith(OTHER_CLAIMS)
     ]
     # Of a client that is a node of its own, asked in every round.
     sent = (weight.request + weight.reply) * weight.rounds
@@ -174,32 +155,3 @@ def _strongest(found: Sequence[Finding]) -> Line | None:
         "relation": best.relation,
         "refuted": any(finding.verdict == REFUTED for finding in found),
     }
-
-
-# ------------------------------------------------------------------ the file
-
-
-def read_lines(output: Path) -> dict[str, Line]:
-    """Returns the last line of each cell, by the cell's name.
-
-    Raises:
-        UserError: the file cannot be read, or is no file of cells.
-    """
-    path = output / CELLS
-    lines = read_json_lines(path)
-    if wrong := [line for line in lines if not {"cell", "data", "method"} <= {*line}]:
-        raise UserError(f"{path}: no line of a cell: {wrong[0]}; restore the file")
-    return {line["cell"]: line for line in lines}
-
-
-def append_line(output: Path, line: Line) -> None:
-    """Appends a cell's line, whole or not at all.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    path = output / CELLS
-    with explained(OSError, f"output = {output}: cannot be written", "free the disk"):
-        output.mkdir(parents=True, exist_ok=True)
-        with path.open("ab", buffering=0) as file:
-            append_whole(file, f"{json.dumps(line)}\n".encode())

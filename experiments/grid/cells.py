@@ -5,9 +5,11 @@ Imports no tensor library: the command line reads the flags from here at every s
 
 import math
 import re
+import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fedgs.baselines.asked import NOISES
@@ -16,6 +18,7 @@ from fedgs.errors import UserError, explained
 
 Settings = dict[str, Any]
 NO_NOISE = math.inf
+NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 
 class Source(NamedTuple):
@@ -24,23 +27,25 @@ class Source(NamedTuple):
     `cap` is the most images of a user that methods of record level train on.
     """
 
-    settings: Settings
-    targets: Mapping[float, float]
+    settings: Mapping[str, Any] = NOTHING
+    targets: Mapping[float, float] = NOTHING
     cap: int | None = None
 
 
 class Method(NamedTuple):
     """One way to train: settings over a recipe, and more of them by epsilon.
 
-    A method of others has the name of its `baseline` in place of a recipe; its settings
+    `reduced` are settings below the published ones, for 15 minutes on two cores. A
+    method of others has the name of its `baseline` in place of a recipe; its settings
     are those of the method and of the run.
     """
 
-    recipe: str
-    settings: Settings
-    of_epsilon: Mapping[float, Settings]
+    recipe: str = ""
+    settings: Mapping[str, Any] = NOTHING
+    epsilons: Mapping[float, Mapping[str, Any]] = NOTHING
     data: Collection[str] = ()  # all where empty
     seeds: Collection[int] = range(1000)  # of those that are asked for
+    reduced: Mapping[str, Any] = NOTHING
     baseline: str = ""
     is_capped: bool = False
 
@@ -62,21 +67,30 @@ class Cell(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of the run folder."""
+        """Of the run folder and of the line."""
         return f"{self.row}-seed{self.seed}"
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What its line says that it is."""
+        asked = None if self.epsilon == NO_NOISE else self.epsilon
+        known = {"data": self.data, "method": self.method}
+        return known | {"asked_epsilon": asked, "seed": self.seed}
+
+    @property
     def settings(self) -> Settings:
-        """Returns its settings over the method's recipe; the noise has no seed."""
-        more = self.how.settings | self.how.of_epsilon[self.epsilon]
+        """Its settings over the method's recipe; the noise has no seed."""
+        how = self.how
+        more = {**how.settings, **how.reduced, **how.epsilons[self.epsilon]}
         noise: Settings = {"target_epsilon": self.epsilon}
         if self.epsilon == NO_NOISE:
-            noise = {} if self.how.baseline else {"noise_multiplier": 0.0}
+            noise = {} if how.baseline else {"noise_multiplier": 0.0}
         elif NOISES & more.keys():  # its epsilon is what that costs
             noise = {}
-        own: Settings = {"seed": self.seed, "num_workers": 1}
-        if self.how.is_capped:
-            own["max_images_per_user"] = self.source.cap
-        return {"data": self.data} | self.source.settings | more | noise | own
+        of_run: Settings = {"seed": self.seed, "num_workers": 1}
+        if how.is_capped:
+            of_run["max_images_per_user"] = self.source.cap
+        return {"data": self.data, **self.source.settings, **more, **noise, **of_run}
 
 
 class Cells(NamedTuple):
@@ -86,13 +100,33 @@ class Cells(NamedTuple):
     data: Mapping[str, Source]
     methods: Mapping[str, Method]
 
+    @classmethod
+    def read(cls, path: Path) -> "Cells":
+        """Reads a TOML file: tables of `Source` and of `Method`, by name.
+
+        Epsilons are keys; `none` is without noise. Each of `changes` is the method
+        `base` with other settings, and is called by them.
+        """
+        known = tomllib.loads(path.read_text())
+        for values in (*known["data"].values(), *known["methods"].values()):
+            for name in {"targets", "epsilons"} & values.keys():
+                found = values[name].items()
+                values[name] = {float(e.replace("none", "inf")): v for e, v in found}
+        data = {name: Source(**values) for name, values in known["data"].items()}
+        methods = {name: Method(**values) for name, values in known["methods"].items()}
+        for change in known.get("changes", ()):
+            settings = {**methods["base"].settings, **change}
+            name = ",".join(f"{key}={value}" for key, value in change.items())
+            methods[name] = methods["base"]._replace(settings=settings)
+        return cls(known["caption"], data, methods)
+
     def of_seeds(self, seeds: Sequence[int]) -> list[Cell]:
         """Returns the cells in the order of the table."""
         return [
             Cell(data, name, epsilon, seed, self.data[data], method)
             for data in self.data
             for name, method in self.methods.items()
-            for epsilon in method.of_epsilon
+            for epsilon in method.epsilons
             for seed in seeds
             if data in (method.data or self.data) and seed in method.seeds
         ]
@@ -107,6 +141,7 @@ class Request:
     output: Path = flag(Path("runs/pictures"), "Its folder.")
     data_dir: str | None = flag(None, "As of fedgs train.")
     printed: bool = flag(False, "Compute nothing.", names=("--print",))
+    metrics: tuple[str, ...] = ("cnn",)
 
     def of(self, cells: Cells) -> list[Cell]:
         """Returns the cells that are asked for, in the order of the table.
@@ -119,10 +154,10 @@ class Request:
         with explained(re.error, f"only = {self.only!r}", "give a regular expression"):
             asked = re.compile(self.only)
         known = cells.of_seeds(seeds)
-        if not (found := [cell for cell in known if asked.search(cell.name)]):
+        if not (chosen := [cell for cell in known if asked.search(cell.name)]):
             data, methods = ", ".join(cells.data), ", ".join(cells.methods)
             raise UserError(
                 f"only = {self.only!r}: give --only a part of DATA-METHOD-epsE-seedS, "
                 f"with DATA of {data}, and METHOD of {methods}"
             )
-        return found
+        return chosen

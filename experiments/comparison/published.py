@@ -7,11 +7,10 @@ Source: Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020, Tables 1, A1, A2 (averag
     five runs).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import mean
 
-from experiments.benchmark.lines import Line
-from experiments.benchmark.tables import NOT_RUN, Row
+from experiments.comparison.rows import NOT_RUN, Row
 from experiments.evaluation.paper_tables import PUBLISHED
 from experiments.tables import Table
 from fedgs.evaluation.classifiers import NAMES
@@ -34,25 +33,20 @@ OURS = {  # our row of the same method, and its epsilon
     "GS-WGAN": ("gs-wgan", 10.0),
 }
 IMAGES = {"mnist": 0, "mnist-by-writer": 0, "fashion-mnist": 1}
-NOTE = (
-    "Published: Tables 1, A1 and A2 of GS-WGAN's paper, whose epsilon of 10 is of one "
-    "record and by a bound that does not hold; another CNN, and full scale. Ours: the "
-    "unit of the tables above, reduced settings. So the two cannot be compared number "
-    "by number."
-)
 
 
 def beside_the_paper(data: str, rows: Sequence[Row]) -> Table | None:
     """Returns the paper's rows beside ours; None for other data than the paper's."""
     if data not in IMAGES:
         return None
-    place, own = IMAGES[data], {(r.method, r.asked): r for r in rows if r.data == data}
+    place, ours = IMAGES[data], {(r.method, r.asked): r for r in rows if r.data == data}
     cells: list[list[str]] = []
     for title, (name, epsilon) in OURS.items():
-        row = own.get((name, epsilon))
-        unit = row.done[0]["unit"] if row and row.done else "–"
-        shown = row.shown if row else NOT_RUN
-        cells.append([title, *TABLE_1[title][place], name, unit, shown, _thirteen(row)])
+        row = ours.get((name, epsilon)) or Row(data, name, epsilon, "–")
+        unit = row.done[0]["unit"] if row.done else "–"
+        thirteen = row.mean("accuracy_mean_of_13")
+        shown = NOT_RUN if thirteen is None else f"{thirteen:.3f}"
+        cells.append([title, *TABLE_1[title][place], name, unit, row.shown, shown])
     head = ["Table 1", "published CNN", "published 13", "our row", "unit", "CNN", "13"]
     caption = f"{data}: beside the paper's Tables 1, A1 and A2, epsilon 10"
     return Table(caption, head, cells, numeric=False)
@@ -64,43 +58,31 @@ def by_classifier(data: str, rows: Sequence[Row]) -> Table | None:
     Returns:
         None for other data than the paper's, or where no row was judged by them.
     """
-    ours = {(row.method, row.asked): row for row in rows if row.data == data}
-    ours = {key: row for key, row in ours.items() if _columns(row)}
+    ours = {(r.method, r.asked): r for r in rows if r.data == data and _judged(r)}
     if data not in PUBLISHED or not ours:
         return None
     cells: list[list[str]] = []
     for title, column in PUBLISHED[data].items():
         cells.append([f"{title}, published", *_means([column], 2)])
         if title in OURS and (row := ours.pop(OURS[title], None)) is not None:
-            cells.append([_called(row), *_means(_columns(row), 3)])
-    cells += [[_called(row), *_means(_columns(row), 3)] for row in ours.values()]
+            cells.append(_own(row))
+    cells += [_own(row) for row in ours.values()]
     head = ["trained on", *(name.replace("_", " ") for name in NAMES), "mean"]
     table = "A2" if IMAGES[data] else "A1"
     return Table(f"{data}: the paper's Table {table} beside our rows", head, cells)
 
 
-def _columns(row: Row) -> list[Mapping[str, float]]:
-    """Returns the accuracies by classifier, of each seed where all are known."""
-    return [line["accuracy_by_classifier"] for line in row.done if is_judged(line)]
+def _judged(row: Row) -> list[dict[str, float]]:
+    """Returns the accuracies by classifier of each seed that has all thirteen."""
+    known = [line.get("accuracy_by_classifier") or {} for line in row.done]
+    return [column for column in known if {*NAMES} == {*column}]
 
 
-def is_judged(line: Line) -> bool:
-    """Returns whether a line has all thirteen; older lines have the mean alone."""
-    return {*NAMES} == {*(line.get("accuracy_by_classifier") or {})}
+def _own(row: Row) -> list[str]:
+    noise = f"epsilon {row.asked:g} of one {row.unit}" if row.asked else "no noise"
+    return [f"{row.method}, {noise}", *_means(_judged(row), 3)]
 
 
-def _means(columns: Sequence[Mapping[str, float]], digits: int) -> list[str]:
+def _means(columns: Sequence[dict[str, float]], digits: int) -> list[str]:
     means = [mean(column[name] for column in columns) for name in NAMES]
     return [f"{value:.{digits}f}" for value in (*means, mean(means))]
-
-
-def _called(row: Row) -> str:
-    if row.asked is None:
-        return f"{row.method}, no noise"
-    return f"{row.method}, epsilon {row.asked:g} of one {row.unit}"
-
-
-def _thirteen(row: Row | None) -> str:
-    known = [line["accuracy_mean_of_13"] for line in row.done] if row else []
-    known = [value for value in known if value is not None]
-    return f"{sum(known) / len(known):.3f}" if known else NOT_RUN

@@ -6,7 +6,7 @@ Imports no tensor library: the command line reads the flags from here at every s
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.paper.cell_list import Request
+from experiments.grid.cells import Request
 from fedgs.config.fields import flag
 from fedgs.config.settings import settings_of
 from fedgs.errors import UserError

@@ -1,0 +1,136 @@
+"""The grid of the benchmark: which methods, at which epsilons, on which data.
+
+A method of somebody else joins by its registration in `fedgs.baselines.METHODS`, or by
+--method module:object; without an entry here it has its own defaults.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from experiments.comparison.options import BenchmarkRequest
+from experiments.grid.cells import NO_NOISE, Cells, Method, Settings, Source
+from fedgs.baselines import METHODS as REGISTERED
+from fedgs.baselines import find
+from fedgs.baselines.pate_accounting import confident_gnmax_mu, pure_per_query
+from fedgs.baselines.run import made_settings, unit_of
+from fedgs.config.run_config import RunConfig
+from fedgs.privacy.gaussian import mu_from_epsilon
+
+EPSILONS = (10.0, 3.0, 1.0)
+DELTA = RunConfig().delta  # of all cells
+KNOWN = Cells.read(Path(__file__).with_suffix(".toml"))
+# Methods whose settings were chosen with test accuracies on these data in view.
+IN_VIEW = {"fashion-mnist": ["staged", "staged-parts"]}
+IN_VIEW["mnist"] = IN_VIEW["mnist-by-writer"] = [
+    *(name for name, how in KNOWN.methods.items() if not how.baseline),
+    *("wgan-gp", "fedavg-gan"),
+]
+
+
+def _answer_noise(settings: Any, epsilon: float) -> Settings:
+    """Returns G-PATE's noise where a teacher that casts no vote is hidden."""
+    queries = settings.steps * settings.batch_size * settings.projection_dim
+    mu = confident_gnmax_mu(queries, settings.threshold_ratio, 1.0, 1.0)
+    return {"answer_noise": mu / mu_from_epsilon(epsilon, DELTA)}
+
+
+def _inverse_noise(settings: Any, epsilon: float) -> Settings:
+    """Returns PATE-GAN's noise where a teacher that casts no vote is hidden."""
+    queries = settings.steps * settings.student_steps * settings.batch_size
+    return {"inverse_noise": pure_per_query(epsilon, queries, DELTA)}
+
+
+# BDP-GAN's noise by steps, reduced and published, and by epsilon: that of
+# `fedgs.privacy.poisson.smallest_noise` for 52,000 records. With more of them, as in
+# the benchmark's own data, the epsilon is smaller, and every row says its own.
+CLASSICAL_NOISE: Mapping[int, Mapping[float, float]] = {
+    700: {10.0: 0.361, 3.0: 0.516, 1.0: 0.653},
+    23_437: {10.0: 1.663, 3.0: 4.263, 1.0: 11.29},
+}
+
+
+def _classical_noise(settings: Any, epsilon: float) -> Settings:
+    """Returns BDP-GAN's noise, whose own epsilon is no target: at the classical one."""
+    return {"noise_multiplier": CLASSICAL_NOISE[settings.steps][epsilon]}
+
+
+# Of an epsilon of zero-out, which all user-level rows have, where the method's own
+# target is about replace-one, or no target is its own.
+NOISE: Mapping[str, Callable[[Any, float], Settings]] = {
+    "g-pate": _answer_noise,
+    "pate-gan": _inverse_noise,
+    "bdp-gan": _classical_noise,
+}
+
+
+def grid(request: BenchmarkRequest, settings: Settings) -> Cells:
+    """Returns all cells that a call knows.
+
+    Args:
+        request: of the call.
+        settings: of `OF_DATA`; with `data` the user's data set takes the place of the
+            benchmark's three.
+
+    Raises:
+        UserError: an unknown method, or a setting out of range.
+    """
+    if "data" in settings:
+        source = Source(settings, cap=request.max_images_per_user)
+        data = {re.sub(r"\W+", "-", settings["data"]).strip("-"): source}
+    else:
+        data = {
+            name: source._replace(settings={**source.settings, **settings})
+            for name, source in KNOWN.data.items()
+        }
+    methods = {
+        name: how._replace(reduced={}) if request.full else how
+        for name, how in KNOWN.methods.items()
+        if how.baseline in ("", *REGISTERED) and {*how.data} <= {*data}
+    }
+    listed = {how.baseline for how in methods.values()}
+    for name in (*REGISTERED, *request.method):
+        if name not in listed:
+            row = re.sub(r"\W+", "-", find(name, is_typed=True).name)
+            methods[row] = Method(baseline=name)
+    methods = {n: _of_others(h) if h.baseline else h for n, h in methods.items()}
+    if settings.keys() - {"device"} and "bdp-gan" in methods:
+        # How many images there are is not known, and its noise depends on it.
+        bdp_gan = methods["bdp-gan"]
+        free = {NO_NOISE: bdp_gan.epsilons[NO_NOISE]}
+        methods["bdp-gan"] = bdp_gan._replace(epsilons=free)
+    return Cells(KNOWN.caption, data, methods)
+
+
+def _of_others(method: Method) -> Method:
+    """Returns a method of others with its noise by epsilon, and its cap."""
+    whose = unit(method)
+    epsilons: dict[float, Mapping[str, Any]] = {NO_NOISE: {}}
+    if whose != "none":
+        made = _made(method.baseline, {**method.settings, **method.reduced})
+        noise = NOISE.get(method.baseline, lambda settings, epsilon: {})
+        epsilons = {epsilon: noise(made, epsilon) for epsilon in EPSILONS}
+    epsilons |= method.epsilons
+    return method._replace(epsilons=epsilons, is_capped=whose == "record")
+
+
+def unit(method: Method) -> str:
+    """Returns whom a row's guarantee is about: "user", "record" or "none".
+
+    Raises:
+        UserError: a setting out of range.
+    """
+    if not method.baseline:
+        return "user"
+    found = find(method.baseline, is_typed=True)
+    return unit_of(found, _made(method.baseline, method.settings))
+
+
+def _made(baseline: str, settings: Mapping[str, Any]) -> Any:
+    """Returns a method's own settings, without those of the run."""
+    found = find(baseline, is_typed=True)
+    known = {spec.name for spec in fields(found.Settings)}
+    own = {name: value for name, value in settings.items() if name in known}
+    return made_settings(found, own)

@@ -1,0 +1,98 @@
+"""Rows of the comparison: a method at an epsilon on one data set, with its seeds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import mean
+from typing import Any
+
+from experiments.comparison.methods import IN_VIEW, unit
+from experiments.grid.cells import Cell
+from experiments.store import Line
+from fedgs.errors import UserError
+
+NOT_RUN, FAILED = "not run", "failed"
+ALIKE = ("num_clients", "rounds", "reduced")  # in all seeds of a row
+
+
+@dataclass(eq=False)
+class Row:
+    """A method at an epsilon on one data set; lines are those of its seeds."""
+
+    data: str
+    method: str
+    asked: float | None
+    unit: str
+    lines: list[Line] = field(default_factory=list[Line])
+
+    @property
+    def done(self) -> list[Line]:
+        """Lines of the cells that were judged."""
+        return [line for line in self.lines if "failed" not in line]
+
+    @property
+    def accuracy(self) -> float:
+        """Mean accuracy of the CNN; -1 where nothing is done."""
+        found = self.mean("accuracy_cnn")
+        return -1.0 if found is None else found
+
+    def mean(self, name: str) -> float | None:
+        """Returns the mean of a number over the seeds that have it; None if none."""
+        known = [line[name] for line in self.done if line[name] is not None]
+        return mean(known) if known else None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the method is fedgs' own."""
+        return bool(self.done) and self.done[0]["own"]
+
+    @property
+    def marked(self) -> str:
+        """The method, with a mark if its settings were chosen with scores in view."""
+        return self.method + " ‡" * (self.method in IN_VIEW.get(self.data, ()))
+
+    @property
+    def shown(self) -> str:
+        """Accuracy and number of seeds, or why there is none."""
+        if self.done:
+            count = len(self.done)
+            return f"{self.accuracy:.3f}" + (f" ({count})" if count > 1 else "")
+        return FAILED if self.lines else NOT_RUN
+
+    @property
+    def name(self) -> str:
+        """What its cells' names begin with."""
+        epsilon = "inf" if self.asked is None else f"{self.asked:g}"
+        return f"{self.data}-{self.method}-eps{epsilon}"
+
+
+def rows_of(cells: Sequence[Cell], lines: Mapping[str, Line]) -> list[Row]:
+    """Returns a row for every method, epsilon and data: of the grid, then of lines.
+
+    Raises:
+        UserError: a row whose seeds were not run alike.
+    """
+    rows: dict[tuple[Any, ...], Row] = {}
+
+    def row_of(identity: Line, unit: str) -> Row:
+        key = (identity["data"], identity["method"], identity["asked_epsilon"])
+        return rows.setdefault(key, Row(*key, unit))
+
+    for cell in cells:
+        row_of(cell.identity, unit(cell.how))
+    for line in lines.values():
+        row_of(line, line.get("unit", "none")).lines.append(line)
+    for row in rows.values():
+        _check_alike(row.done)
+    return list(rows.values())
+
+
+def _check_alike(lines: Sequence[Line]) -> None:
+    """Refuses to take the mean of runs with different settings."""
+    for line in lines:
+        if other := [n for n in ALIKE if line.get(n) != lines[0].get(n)]:
+            raise UserError(
+                f"{line['cell']}: differs from {lines[0]['cell']} in "
+                f"{', '.join(other)}; "
+                "remove the older one, its line of cells.jsonl and its run folder, "
+                "and call again"
+            )

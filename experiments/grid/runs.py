@@ -1,0 +1,204 @@
+"""Fills tables of cells: each run is trained, judged, and kept as one line.
+
+A run lies in `OUTPUT/<data>-<method>-eps<epsilon>-seed<seed>`; its generator is judged
+by `fedgs evaluate` on 10,000 samples. What is there is not computed again, and an
+interrupted run is resumed. `OUTPUT/cells.jsonl` has all that a table needs.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+
+import typer
+
+from experiments.baselines import command as baselines
+from experiments.commands.progress import say
+from experiments.commands.train import resume, train_from_checkpoint
+from experiments.evaluation.evaluate import evaluate
+from experiments.evaluation.request import EvaluationRequest
+from experiments.grid.cells import Cell, Cells, Request
+from experiments.grid.lines import COST, NUM_SAMPLES, line_of
+from experiments.store import Line, Store, each, end
+from experiments.tables import Table
+from fedgs.baselines import find
+from fedgs.baselines.asked import Asked
+from fedgs.config.recipes import overridden, recipe
+from fedgs.config.run_config import RunConfig
+from fedgs.data.sources import load_records
+from fedgs.errors import UserError
+from fedgs.federation.preparation import check_device, new_run
+from fedgs.files import read_json_lines, write_atomically, write_json
+from fedgs.process import forget_peak_memory, peak_memory
+from fedgs.runs import sample
+from fedgs.runs.run_folder import RunFolder, is_baseline
+
+METRICS = {  # of `fedgs evaluate`: a score that only it has, and what a line calls it
+    "cnn": ("downstream_cnn_accuracy", "accuracy_cnn"),
+    "images": ("num_neighbour_images", "fid"),
+    "classifiers": ("classifiers", "accuracy_mean_of_13"),
+}
+Lines = dict[str, Line]
+
+
+def fill(
+    cells: Cells,
+    request: Request,
+    page_of: Callable[[Lines], str],
+    tables_of: Callable[[Lines], Sequence[Table]],
+) -> None:
+    """Trains and evaluates what is missing, unless only printed; prints the tables.
+
+    Args:
+        cells: all of the table.
+        request: which of them, and where.
+        page_of: the Markdown page of the stored lines.
+        tables_of: what is printed of them.
+
+    Raises:
+        UserError: no such cell or folder, lines that make no table, or cells that
+            failed; a failed cell costs no other.
+        typer.Exit: stopped by the user; the same command goes on.
+    """
+    chosen, store = request.of(cells), Store(request.output / "cells.jsonl")
+    if request.printed and not store.lines:
+        raise UserError(
+            f"output = {request.output}: no cells are stored there; give --output the "
+            "folder of an earlier call, or leave out --print"
+        )
+    page_of(store.lines)  # refuses what it cannot show before work starts
+    failed: dict[str, str] = {}
+    if not request.printed:
+        lines, metrics = store.lines, request.metrics
+        missing = [c for c in chosen if not is_done(lines.get(c.name), metrics)]
+        check_data(missing, request.data_dir)
+        failed = each({c.name: partial(_compute, c, request, store) for c in missing})
+        for cell in missing:
+            if cell.name in failed:
+                store.add(cell.name, cell.identity | {"failed": failed[cell.name]})
+    request.output.mkdir(parents=True, exist_ok=True)
+    for cell in chosen:
+        run, picture = request.output / cell.name, request.output / f"{cell.row}.png"
+        if (run / "generator.safetensors").exists() and not picture.exists():
+            draw_grid(run, picture)
+    page = request.output / "table.md"
+    write_atomically(page, page_of(store.lines).encode())
+    for table in tables_of(store.lines):
+        table.show()
+    say(f"page  {page}")
+    end(failed)
+
+
+def check_data(cells: Sequence[Cell], data_dir: str | None) -> None:
+    """Refuses what every cell of a data set would fail by, before one is trained.
+
+    Privacy: reads private data; output nothing.
+
+    Raises:
+        UserError: data that cannot be read, or no such device.
+    """
+    for name, source in {cell.data: cell.source for cell in cells}.items():
+        places = {"data": name, "data_dir": data_dir or ""}
+        config = overridden(RunConfig(), {**places, **source.settings})
+        check_device(config)
+        load_records(config)
+
+
+def is_done(line: Line | None, metrics: Sequence[str]) -> bool:
+    """Returns whether a stored line has all that is asked for."""
+    if line is None or "failed" in line:
+        return False
+    return all(line[METRICS[name][1]] is not None for name in metrics)
+
+
+def _compute(cell: Cell, request: Request, store: Store) -> None:
+    """Trains and evaluates a cell, as far as it is not there, and keeps its line.
+
+    Privacy: releases (epsilon, delta)-DP output; events: in the run's ledger. The
+    scores are computed from real data: output private.
+    """
+    path = trained(cell, request.output, request.data_dir)
+    known = _scores(path)
+    missing = tuple(name for name in request.metrics if METRICS[name][0] not in known)
+    if missing:
+        # Calibration trains the thirteen on 60,000 real images: no column shows it.
+        asked = EvaluationRequest(
+            str(path), count=NUM_SAMPLES, metrics=missing, calibrate=False
+        )
+        evaluate(asked, as_json=True)
+    store.add(cell.name, line_of(cell, path, _scores(path)))
+    say(f"{cell.name}: stored")
+
+
+def trained(cell: Cell, output: Path, data_dir: str | None) -> Path:
+    """Returns the folder of a cell's run, which is trained as far as it is not there.
+
+    Privacy: releases (epsilon, delta)-DP output; events: in the run's ledger.
+
+    Raises:
+        UserError: bad settings or data.
+        typer.Exit: the run stopped early (code 1).
+    """
+    path = output.expanduser().absolute() / cell.name
+    if not (path / "generator.safetensors").exists():
+        say(f"{cell.name}: training")
+        _train(cell, path, data_dir)
+    return path
+
+
+def _scores(run: Path) -> Line:
+    """Returns all that evaluations of a run found; of the same score the last."""
+    found: Line = {}
+    for line in read_json_lines(run / "evaluations.jsonl"):
+        found |= line
+    return found
+
+
+def _train(cell: Cell, path: Path, data_dir: str | None) -> None:
+    name = cell.how.baseline
+    if is_baseline(path):
+        return baselines.resume(path, typed=name)
+    if (path / "config.json").exists():
+        return resume(path)  # nobody knows what its first part took
+    values = cell.settings
+    places = {"data_dir": data_dir or "", "output": str(path)}
+    if name:
+        kinds = (find(name, is_typed=True).Settings, Asked)
+        names = {spec.name for kind in kinds for spec in fields(kind)}
+        of_method = {key: value for key, value in values.items() if key in names}
+        of_run = {key: value for key, value in values.items() if key not in names}
+        with _measured(path):
+            baselines.train(name, of_method, of_run | places)
+        return None
+    config = overridden(recipe(cell.how.recipe), values)
+    folder, data = new_run(overridden(config, places))
+    with _measured(path):
+        is_told_to_stop = train_from_checkpoint(folder, data)
+    if is_told_to_stop:
+        raise typer.Exit(1)
+    return None
+
+
+@contextmanager
+def _measured(run: Path) -> Iterator[None]:
+    """Writes what a training took: seconds, and the most memory of this process."""
+    forget_peak_memory()
+    started, began = time.process_time(), time.monotonic()
+    yield
+    cost = {
+        "cpu_seconds": time.process_time() - started,
+        "wall_seconds": time.monotonic() - began,
+        "peak_memory_bytes": peak_memory(),
+    }
+    write_json(run / COST, cost)
+
+
+def draw_grid(run: Path, picture: Path) -> None:
+    """Draws a finished run's sample grid, of the first latents.
+
+    Privacy: post-processing of DP output.
+    """
+    folder = RunFolder.open(run)
+    sample.write_grid(picture, folder.config, sample.load_generator(folder))

@@ -1,0 +1,88 @@
+"""Cells of an experiment: computed once, kept as JSON lines, found again.
+
+A cell has a name. Its line is appended to one file, whole or not at all, so that
+several processes can fill the same file; of a cell's lines the last counts.
+"""
+
+import json
+import os
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from experiments.commands.endings import exit_if_stopped
+from experiments.commands.progress import say
+from fedgs.errors import UserError, explained, some
+from fedgs.files import append_whole, read_json_lines
+
+Line = dict[str, Any]
+
+
+class Store:
+    """A file of lines, each found by the name of its cell.
+
+    Attributes:
+        path: of the file; made with the first line.
+        lines: the last one of each cell, by its name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Reads what is there.
+
+        Raises:
+            UserError: the file cannot be read, or is no file of cells.
+        """
+        known = read_json_lines(path)
+        if wrong := [line for line in known if "cell" not in line]:
+            raise UserError(f"{path}: no line of a cell: {wrong[0]}; restore the file")
+        self.path = path
+        self.lines = {str(line["cell"]): line for line in known}
+
+    def add(self, name: str, content: Line) -> Line:
+        """Keeps what was found of a cell, and returns its line.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        line = {"cell": name, **content}
+        problem = f"output = {self.path.parent}: cannot be written"
+        with explained(OSError, problem, "free the disk"):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab", buffering=0) as file:
+                kept = self.path.read_bytes()
+                if kept and not kept.endswith(b"\n"):  # torn by a power cut
+                    os.truncate(file.fileno(), kept.rfind(b"\n") + 1)
+                append_whole(file, f"{json.dumps(line)}\n".encode())
+        self.lines[name] = line
+        return line
+
+
+def each(work: Mapping[str, Callable[[], object]]) -> dict[str, str]:
+    """Does the work of every cell; returns the cells that failed, by name, and why.
+
+    Raises:
+        typer.Exit: stopped by the user; the same command goes on.
+    """
+    failed = dict[str, str]()
+    for name, work_of_cell in work.items():
+        try:
+            with exit_if_stopped("continue with the same command"):
+                work_of_cell()
+        except typer.Exit:
+            raise
+        except Exception as error:
+            say(f"{name}: {error!r}", is_error=True)
+            failed[name] = str(error) or repr(error)
+    return failed
+
+
+def end(failed: Collection[str]) -> None:
+    """Ends a command with the names of what failed.
+
+    Raises:
+        UserError: if anything did.
+    """
+    if failed:
+        raise UserError(f"{some(failed)}: failed; call again for these alone")

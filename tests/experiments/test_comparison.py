@@ -1,0 +1,278 @@
+"""`fedgs benchmark`: which cells there are, and the page that their lines make."""
+
+from pathlib import Path
+
+import pytest
+
+from command_line import refused
+from experiments.comparison import methods
+from experiments.comparison.options import METRICS, BenchmarkRequest
+from experiments.comparison.published import by_classifier
+from experiments.comparison.results import details, losses, overview, page
+from experiments.comparison.rows import rows_of
+from experiments.grid import lines, runs
+from experiments.grid.cells import Method
+from experiments.store import Store
+from fedgs.baselines import METHODS, dp_merf
+from fedgs.baselines.contract import Facts
+from fedgs.evaluation.classifiers import NAMES
+from fedgs.privacy.poisson import Releases, epsilon
+from refusals import assert_refused
+
+DOCS = Path(__file__).parents[2] / "docs"
+STORED = DOCS / "benchmark" / "cells.jsonl"
+SMALL = ("--num-clients=12", "--clients-per-node=6", "--test-fraction=0.25")
+SMALL += ("--image-size=16", "--data=digits", "--seeds=0")
+
+
+@pytest.fixture
+def call(fedgs, monkeypatch, tmp_path):
+    """Calls the command on a few digits, with tiny rows; returns exit code and text."""
+    votes = {"steps": 2, "batch_size": 4, "teacher_batch_size": 4}
+    embedding = {"num_features": 50, "generator_steps": 2}
+    few = {"discriminator_dim": 4, "generator_dim": 4}
+    of_others = {
+        "pate-gan": Method(baseline="pate-gan", reduced=votes),
+        "wgan-gp": Method(baseline="wgan-gp", settings=few, reduced={"steps": 2}),
+        "dp-merf": Method(baseline="dp-merf", reduced=embedding),
+    }
+    own = {n: how for n, how in methods.KNOWN.methods.items() if not how.baseline}
+    tiny = methods.KNOWN._replace(methods=own | of_others)
+    known = dict.fromkeys(of_others, "")
+    monkeypatch.setattr(methods, "KNOWN", tiny)
+    monkeypatch.setattr(methods, "REGISTERED", known)
+    monkeypatch.setattr(runs, "NUM_SAMPLES", 200)
+    monkeypatch.setattr(lines, "TRIALS", 2000)
+    monkeypatch.setenv("FEDGS_CACHE_DIR", str(tmp_path / "cache"))
+
+    def run(*words: str) -> tuple[int, str, str]:
+        return fedgs("benchmark", *SMALL, f"--output={tmp_path / 'out'}", *words)
+
+    return run
+
+
+def tables(tmp_path) -> dict[str, dict[str, list[str]]]:
+    """Returns the Markdown tables by caption, their rows by the first cell."""
+    found: dict[str, dict[str, list[str]]] = {}
+    caption = ""
+    for text in (tmp_path / "out" / "table.md").read_text().splitlines():
+        if text.startswith("**"):
+            caption = text.strip("*")
+        elif text.startswith("| ") and caption:
+            row = [cell.strip() for cell in text.strip("|").split("|")]
+            found.setdefault(caption, {})[row[0].removesuffix(" *")] = row[1:]
+    return found
+
+
+def test_rows_of_users_of_records_and_without_privacy_stand_apart(call, tmp_path):
+    only = "--only=pate-gan-eps10|wgan-gp|dp-merf-eps10|steps-eps3"
+    code, shown, _ = call(only, "--method=baselines:STEPS")  # of somebody else
+    assert code == 0
+    found = tables(tmp_path)
+    titles = (
+        "accuracy of the CNN by epsilon of one user (a client with all its images)",
+        "epsilon of one user (a client with all its images), what was run",
+        "epsilon of one record (one image), what was run",
+        "nobody: no guarantee, what was run",
+    )
+    by_epsilon, users, records, nobody = (found[title] for title in titles)
+    assert by_epsilon["staged"] == ["not run"] * 4
+    assert by_epsilon["pate-gan"][1:] == ["not run"] * 2 + ["–"]
+    assert [{*rows} - {"method"} for rows in (users, records, nobody)] == [
+        {"pate-gan"},
+        {"dp-merf", "steps"},
+        {"wgan-gp"},
+    ]
+    # PATE-GAN's own target is of replace-one; here all users' rows are of zero-out.
+    assert users["pate-gan"][1].startswith("10 zero-out")
+    assert users["method"][1] == "epsilon of one user"
+    assert records["dp-merf"][1].startswith("10 replace-one")
+    assert records["dp-merf"][2].endswith("(cap 100)")
+    assert "pate-gan" in shown
+    stored = Store(tmp_path / "out" / "cells.jsonl").lines
+    line = stored["digits-dp-merf-eps10-seed0"]
+    by_unit = {r["unit"]: r["epsilon"] for r in line["guarantees"]}
+    assert by_unit["user"] is None or by_unit["user"] > by_unit["record"]
+    assert line["cap"] == 100
+    assert line["peak_memory_bytes"] > 1e8
+    assert line["cpu_seconds"] > 0
+    assert line["audit"]["lower_bound"] <= line["audit"]["claimed"]
+    assert line["reduced"] == {"num_features": 50, "generator_steps": 2}
+    assert stored["digits-steps-eps3-seed0"]["releases"] == 4
+
+
+def test_every_registered_method_has_rows():
+    asked = BenchmarkRequest(method=("baselines:STEPS",))
+    known = methods.grid(asked, {})
+    names = {m.baseline for m in known.methods.values() if m.baseline}
+    assert names == {*METHODS, "baselines:STEPS"}
+    assert methods.unit(known.methods["steps"]) == "record"
+    cells = [cell.name for cell in known.of_seeds([0])]
+    assert len(cells) == len({*cells})
+    assert {"mnist-by-writer-staged-eps10-seed0", "mnist-gs-wgan-epsinf-seed0"} <= {
+        *cells
+    }
+    assert [name for name in cells if name.startswith("mnist-steps")] == [
+        f"mnist-steps-eps{epsilon}-seed0" for epsilon in (10, 3, 1)
+    ]
+
+
+def line(method: str, accuracy: float, own: bool, unit: str = "user") -> dict:
+    return {
+        "cell": f"x-{method}",
+        "data": "x",
+        "method": method,
+        "asked_epsilon": 10.0,
+        "unit": unit,
+        "own": own,
+        "accuracy_cnn": accuracy,
+    }
+
+
+def test_the_page_says_where_own_methods_lose():
+    known = {
+        name: line(name, *rest)
+        for name, rest in {
+            "ours": (0.5, True),
+            "best": (0.9, True),
+            "theirs": (0.7, False),
+            "curator": (0.95, False, "record"),
+        }.items()
+    }
+    first, second = losses(rows_of([], known))
+    assert first == "x, epsilon 10 of one user: ours (0.500) is below theirs (0.700)"
+    assert "curator has 0.950, more than all of fedgs' (0.900)" in second
+    known["theirs"]["accuracy_cnn"] = 0.4
+    assert len(losses(rows_of([], known))) == 1
+
+
+def test_a_failed_cell_stands_on_the_page_with_its_reason():
+    failed = line("theirs", 0.0, False) | {"failed": "too much"}
+    text = page(rows_of([], {"theirs": failed}))
+    assert "x-theirs: too much" in text
+    assert "| theirs | failed |" in text
+
+
+def test_thirteen_classifiers_stand_below_the_papers():
+    ours = line("staged", 0.9, True) | {"data": "mnist"}
+    ours["accuracy_by_classifier"] = dict.fromkeys(NAMES, 0.75)
+    gan = ours | {"cell": "gan", "method": "wgan-gp", "asked_epsilon": None}
+    older = line("dp-merf", 0.8, False, "record") | {"data": "mnist"}
+    rows = rows_of([], {each["cell"]: each for each in (ours, gan, older)})
+    table = by_classifier("mnist", rows)
+    assert table is not None
+    names = [row[0] for row in table.rows]
+    place = names.index("GAN (non-private), published")
+    assert names[place + 1] == "wgan-gp, no noise"
+    assert names[-1] == "staged, epsilon 10 of one user"
+    assert not any(name.startswith("dp-merf") for name in names)
+    assert table.rows[place][-1] == "0.63"
+    assert table.rows[-1][1:] == ["0.750"] * 14
+    assert by_classifier("x", rows) is None
+
+
+def test_a_line_has_the_fid_of_its_scores(monkeypatch, tmp_path):
+    monkeypatch.setattr(lines, "_of_own", lambda run: {})
+    cell = methods.grid(BenchmarkRequest(), {}).of_seeds([0])[0]
+    found = {"fid_lenet_mnist_by_writer": 7.5, "network": "lenet-35af6d"}
+    made = lines.line_of(cell, tmp_path, found)
+    assert (made["fid"], made["fid_network"]) == (7.5, "lenet-35af6d")
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_the_noise_of_bdp_gan_is_that_of_the_epsilon_asked(is_full):
+    epsilons = (
+        methods.grid(BenchmarkRequest(full=is_full), {}).methods["bdp-gan"].epsilons
+    )
+    steps, batch = (23_437, 1024) if is_full else (700, 64)
+    noise = epsilons[3.0]["noise_multiplier"]
+    found = [
+        epsilon([Releases(batch / 52_000, z, steps)], methods.DELTA)
+        for z in (noise, noise * 0.995)
+    ]
+    assert found[0] <= 3.0 < found[1]
+
+
+def test_bdp_gan_has_no_epsilon_where_the_number_of_images_is_not_known():
+    known = methods.grid(BenchmarkRequest(), {"data": "npz:own.npz"}).of_seeds([0])
+    asked = [cell.epsilon for cell in known if cell.method == "bdp-gan"]
+    assert asked == [methods.NO_NOISE]
+
+
+def test_a_client_of_a_federated_method_sends_what_its_messages_hold():
+    facts = Facts(12, 100, None, 10, (1, 16, 16))
+    settings = dp_merf.dp_merf.Settings(federated=True, num_features=50)
+    sent = dp_merf.dp_merf.bytes_per_client
+    assert sent(settings, None, facts) == 4 * 50 * 10
+    assert sent(dp_merf.dp_merf.Settings(), None, facts) is None
+
+
+def test_at_full_scale_no_setting_is_below_its_method():
+    full, small = (
+        {cell.method: cell for cell in methods.grid(asked, {}).of_seeds([0])}
+        for asked in (BenchmarkRequest(full=True), BenchmarkRequest())
+    )
+    assert small["gs-wgan"].settings["num_rounds"] == 50
+    assert "num_rounds" not in full["gs-wgan"].settings
+    assert small["wgan-gp"].settings["steps"] == 700
+    assert not any(cell.how.reduced for cell in full.values())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--print"], "output = .*out: no cells are stored there; give --output"),
+        (["--only=nope"], "only = 'nope': .* METHOD of staged, .*, dp-merf"),
+        (["--device=cuda"], "device = cuda: no GPU is here"),
+        (["--data=npz:/no.npz"], "data = 'npz:/no.npz': .* does not exist"),
+        (["--metrics=fid"], "metrics = 'fid': give --metrics"),
+    ],
+)
+def test_what_would_fail_every_cell_is_refused_and_stores_nothing(
+    call, tmp_path, monkeypatch, words, said
+):
+    assert {*METRICS} == {*runs.METRICS}
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    refused(call(*words), said)
+    assert not (tmp_path / "out").exists()
+
+
+# ------------------------------------------------------------------ what is stored
+
+
+@pytest.fixture
+def stored() -> dict[str, dict]:
+    return Store(STORED).lines
+
+
+@pytest.fixture
+def rows(stored):
+    return rows_of(methods.grid(BenchmarkRequest(), {}).of_seeds([0]), stored)
+
+
+def test_stored_lines_have_no_figure_that_the_guarantee_keeps_back(stored):
+    for known in stored.values():
+        assert {row["label"] for row in known["guarantees"]} <= {"valid"}
+
+
+def test_seeds_that_were_not_run_alike_have_no_mean(stored):
+    stored["mnist-by-writer-wgan-gp-epsinf-seed2"]["reduced"] = {"steps": 120}
+    assert_refused("seed2: differs from .*seed0 in reduced;", rows_of, [], stored)
+
+
+def test_the_documentation_ends_with_the_page_of_the_stored_lines(rows):
+    # Else: fedgs benchmark --print --output docs/benchmark, and move its table.md.
+    text = (DOCS / "benchmark.md").read_text()
+    assert text.partition("docs/benchmark -->\n\n")[2] == page(rows)
+
+
+def test_rows_that_were_tuned_on_what_they_are_scored_on_are_marked(rows):
+    digits = {"staged", "staged-parts", "staged-fonts", "mean-embedding"}
+    digits |= {"gs-wgan", "gs-wgan-surrogate", "fedavg-gan"}
+    expected = dict.fromkeys(methods.KNOWN.data, digits)
+    expected["fashion-mnist"] = {"staged", "staged-parts"}
+    for data, names in expected.items():
+        for table in (overview(data, "user", rows), details(data, "user", rows)):
+            first = [row[0].split(" ") for row in table.rows]
+            marked = {name for name, *marks in first if "‡" in marks}
+            assert marked == names & {name for name, *_ in first}
