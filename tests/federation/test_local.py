@@ -86,28 +86,6 @@ def test_repeated_rounds_count_again_as_further_attempts(tmp_path):
     assert attempts(folder) == [*first, (3, 2), (3, 3), (4, 1)]
 
 
-def test_rounds_repeated_after_crashes_cannot_be_cut_off_the_ledger(tmp_path):
-    """Before the first checkpoint, and right after a start that asked nothing yet."""
-    folder = create(tmp_path / "run", checkpoint_every=100)
-    for _ in range(3):
-        kill_after(folder, 2)
-    path = folder.path / "ledger.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True)
-    assert len(lines) == 1 + 6
-
-    def check() -> None:
-        for kept in range(1, 7):
-            path.write_bytes(b"".join(lines[:kept]))
-            assert_refused(r" is the last, .* saw ", folder.read_ledger)
-        path.write_bytes(b"".join(lines))
-        assert folder.read_ledger().length == 6
-
-    check()
-    folder.ledger().close()
-    folder.truncate_metrics(0)  # as a resumption does
-    check()
-
-
 def test_unseeded_noise_is_drawn_anew_for_a_repeated_round(tmp_path):
     folder = create(tmp_path / "run", noise_seed=None, clients_per_round=1)
     norms: list[float] = []

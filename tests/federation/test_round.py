@@ -5,7 +5,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -66,14 +65,6 @@ def _answer(
     return answer, discriminators
 
 
-def _with_images_of(data: FederatedImages, client: int, seed: int) -> FederatedImages:
-    """The neighbouring data: all images of one client are replaced."""
-    images, records = data.images.copy(), data.client_records[client]
-    shape = images[records].shape
-    images[records] = np.random.default_rng(seed).integers(256, size=shape)
-    return dataclasses.replace(data, images=images)
-
-
 # ------------------------------------------------------------------------ selection
 
 FEDERATIONS = st.integers(1, 13).flatmap(
@@ -125,15 +116,6 @@ def test_balanced_selection_can_start_at_a_late_round():
     assert len(set(select(config, 1990))) == 1999
 
 
-def test_balanced_selection_is_random_within_a_lap():
-    config = tiny_config(clients_per_round=1, client_selection="balanced")
-    laps = [
-        tuple(select(config, 6 * lap + i)[0] for i in range(1, 7)) for lap in range(20)
-    ]
-    assert all(sorted(lap) == list(ALL) for lap in laps)
-    assert len(set(laps)) > 15  # 20 of 720 orders collide once with probability 0.23
-
-
 @pytest.mark.parametrize("count", [1, 4])
 def test_uniform_selection_draws_every_client_equally_often(count):
     config = tiny_config(clients_per_round=count, client_selection="uniform")
@@ -145,6 +127,10 @@ def test_uniform_selection_draws_every_client_equally_often(count):
     share = count / 6
     slack = 6 * (6000 * share * (1 - share)) ** 0.5
     assert all(abs(visits[client] - 6000 * share) < slack for client in ALL)
+    balanced = dataclasses.replace(config, client_selection="balanced")
+    laps = range(1, 6 * 40 + 1, 6)  # of its laps few repeat another one's order
+    orders = [tuple(select(balanced, lap + i) for i in range(6)) for lap in laps]
+    assert len(set(orders)) > 30
 
 
 # ------------------------------------------------------------ limits: plain WGAN-GP
@@ -215,30 +201,28 @@ def test_paper_mode_sends_every_steps_fakes_and_answers_the_last_batch(
     torch.testing.assert_close(answer.values, expected, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("discriminator_steps", [1, 2, 7])
-def test_a_round_is_one_release_however_many_steps_it_takes(
-    monkeypatch, discriminator_steps
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"discriminator_steps": 1},
+        {"discriminator_steps": 7},
+        {"chunk_size": 1},
+        {"chunk_size": 4, "client_selection": "all"},
+    ],
+)
+def test_a_round_is_one_release_however_many_steps_and_chunks_it_takes(
+    monkeypatch, settings
 ):
-    config = tiny_config(discriminator_steps=discriminator_steps)
+    config = tiny_config(**settings)
     released = record_calls(monkeypatch, fedgs.federation.round, "sanitize")
     drawn = record_calls(monkeypatch, NoiseStream, "normal")
-    queried = record_calls(monkeypatch, Discriminators, "query")
     request = request_of(config)
     answer, discriminators = _answer(config, request)
     assert type(answer) is sanitizer.SanitizedGradients
-    assert (len(released), len(drawn), len(queried)) == (1, 1, 1)
-    expected = [
-        discriminator_steps if client in request.participants else 0 for client in ALL
-    ]
-    assert discriminators.steps.tolist() == expected
-
-
-@pytest.mark.parametrize("chunk_size", [1, 4])
-def test_a_node_that_works_in_chunks_releases_once(monkeypatch, chunk_size):
-    config = tiny_config(client_selection="all", chunk_size=chunk_size)
-    drawn = record_calls(monkeypatch, NoiseStream, "normal")
-    answer, _ = _answer(config)
-    assert len(drawn) == 1
+    assert (len(released), len(drawn)) == (1, 1)
+    steps, asked = config.discriminator_steps, request.participants
+    taken = [steps if asked == EVERYONE or c in asked else 0 for c in ALL]
+    assert discriminators.steps.tolist() == taken
     whole, _ = _answer(dataclasses.replace(config, chunk_size=64))
     torch.testing.assert_close(answer.values, whole.values, rtol=1e-4, atol=1e-4)
 
@@ -290,28 +274,6 @@ def test_a_release_is_the_clipped_sum_and_one_draw_of_noise(noise_multiplier):
     torch.testing.assert_close(answer.values, expected.values, rtol=1e-5, atol=1e-9)
     assert (answer.round, answer.node_id) == (1, 3)
     assert answer.noise_std == pytest.approx(2e-3 * noise_multiplier)
-
-
-@pytest.mark.parametrize("gradient_basis", ["pixels", "dct"])
-def test_replacing_all_data_of_a_client_moves_a_release_by_the_sensitivity_at_most(
-    gradient_basis,
-):
-    config = tiny_config(
-        clip_bound=1e-3,
-        noise_multiplier=0.0,
-        client_selection="all",
-        gradient_basis=gradient_basis,
-        dct_size=5,
-        discriminator_learning_rate=0.01,
-    )
-    data, request = tiny_data(config), request_of(config)
-    ours, _ = _answer(config, request, data=data)
-    for seed in range(3):
-        theirs, _ = _answer(config, request, data=_with_images_of(data, 2, seed))
-        moved = (ours.values - theirs.values).double()
-        # 2C per fake and 2C sqrt(B) in all, float32 rounding of the sums aside.
-        assert 0 < moved.norm() <= 2e-3 * math.sqrt(4) * (1 + 1e-5)
-        assert (moved.flatten(1).norm(dim=1) <= 2e-3 * (1 + 1e-5)).all()
 
 
 def test_a_broken_discriminator_answers_noise_alone():

@@ -9,9 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 
 from fedgs.config.run_config import RunConfig
-from fedgs.gan.losses import generator_image_grads
 from fedgs.gan.models import (
-    Discriminator,
     Generator,
     advance_in_place,
     advance_spectral_vectors,
@@ -120,13 +118,6 @@ def test_weights_are_counted_with_biases(build, settings, weights):
     assert sum(param.numel() for param in network.parameters()) == weights
 
 
-def test_untrained_upsample_generator_is_near_the_background():
-    config = _config(generator="upsample", generator_dim=16)
-    images = [build_generator(config, seed)(*_inputs(config)) for seed in range(8)]
-    # Logits are about N(-2, 1/3), so the mean is near sigmoid(-2) = 0.12; else 0.5.
-    assert torch.stack(images).mean() < 0.2
-
-
 @pytest.mark.parametrize("kind", GENERATORS)
 def test_label_matters_only_if_conditional(kind):
     for conditional in (True, False):
@@ -221,39 +212,6 @@ def test_upsample_forward_is_the_documented_one():
 
 
 # Spectral norm
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_forward_and_backward_change_no_bit_of_state(training):
-    config = _config()
-    generator = build_generator(config, 0).train(training)
-    discriminator = build_discriminator(config, 0).train(training)
-    before = [digest(m.state_dict()) for m in (generator, discriminator)]
-    z, labels = _inputs(config)
-    images = generator(z, labels)
-    generator_image_grads(discriminator, images.detach(), labels)
-    discriminator(images, labels).sum().backward()
-    after = [digest(m.state_dict()) for m in (generator, discriminator)]
-    assert after == before
-
-
-@pytest.mark.parametrize("build", [build_generator, build_discriminator])
-def test_sigma_approaches_the_largest_singular_value(build):
-    module = build(_config(discriminator_dim=4), 0)
-    params, buffers = _tensors(module)
-    for _ in range(300):
-        buffers = advance_spectral_vectors(params, buffers)
-    layers = _normalised_layers(module)
-    # Discriminator: 3 convolutions, linear, embedding. ResNet at 28: linear, 3 blocks
-    # of 3 convolutions, output.
-    assert len(layers) == (5 if isinstance(module, Discriminator) else 11)
-    for name in layers:
-        weight = params[f"{name}.weight"].flatten(1)
-        u, v = buffers[f"{name}.u"], buffers[f"{name}.v"]
-        largest = torch.linalg.svdvals(weight)[0]
-        # The error of sigma falls as (second / first singular value)^(4 * 300).
-        torch.testing.assert_close(u @ weight @ v, largest, rtol=1e-3, atol=0.0)
-        torch.testing.assert_close(u.norm(), torch.tensor(1.0), rtol=1e-5, atol=0.0)
 
 
 def test_one_power_iteration_is_the_published_one():
