@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from baselines import DIGITS, FEW_FEATURES, small_run, train
+from baselines import DIGITS, FEW_FEATURES
 from command_line import flags, printed, refused
 from experiments.baselines.command import to_quote
 from fedgs.baselines import METHODS
@@ -29,89 +29,84 @@ def run(tmp_path_factory, exit_code):
     return path
 
 
-def test_the_list_names_every_method_with_its_unit(fedgs, monkeypatch):
+def test_the_list_names_every_method_and_the_help_its_settings(fedgs, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     out = printed(fedgs("baseline", "--list"))
     assert all(name in out for name in METHODS)
     assert "who runs it sees all images" in out
-
-
-@pytest.mark.parametrize("name", sorted(METHODS))
-def test_the_help_of_a_method_has_its_settings_and_those_of_a_run(fedgs, name):
-    out = printed(fedgs("baseline", name, "--help"))
+    out = printed(fedgs("baseline", "dp-merf", "--help"))
     for flag in ("--target-epsilon", "--max-images-per-user", "--data", "--seed"):
         assert flag in out
-
-
-def test_privacy_of_a_run_without_noise_says_none(fedgs, run):
-    assert "epsilon: none" in printed(fedgs("privacy", run))
-    found = json.loads(printed(fedgs("privacy", run, "--json")))
-    assert (found["method"], found["unit"], found["guarantees"]) == (
-        "wgan-gp",
-        "none",
-        [],
-    )
 
 
 def test_a_seeded_run_has_a_label_of_its_own_and_guarantees_nothing(fedgs, tmp_path):
     given = DIGITS | FEW_FEATURES | {"generator_steps": 2, "output": tmp_path / "run"}
     out = printed(fedgs("baseline", "dp-merf", *flags(**given)))
     assert "none to quote: seeded: not private" in out
-    found = json.loads(printed(fedgs("privacy", tmp_path / "run", "--json")))
-    rows = found["guarantees"]
+    rows = privacy_of(fedgs, tmp_path / "run")["guarantees"]
     assert rows
     assert not any(row["guarantee"] for row in rows)
     labels = {row["label"] for row in rows}
     assert labels - {"as published"} == {"seeded: not private"}
+    label = privacy_label(tmp_path / "run")
+    assert label["guarantee"] == f"{NO_GUARANTEE}; noise seeded: not private"
+    assert label["epsilon"] is None
 
 
-def test_a_delta_is_large_by_the_unit_of_each_line(fedgs, class_means, tmp_path):
-    found = json.loads(printed(fedgs("privacy", class_means, "--json", "--delta", 0.1)))
+def privacy_of(fedgs, run, *more):
+    return json.loads(printed(fedgs("privacy", run, "--json", *more)))
+
+
+def test_privacy_is_of_the_method_and_a_delta_large_by_the_unit_of_a_line(
+    fedgs, run, class_means
+):
+    none = privacy_of(fedgs, run)
+    said = none["method"], none["unit"], none["guarantees"]
+    assert said == ("wgan-gp", "none", [])
+    found = privacy_of(fedgs, class_means)
     (row,) = found["guarantees"]
+    said = found["num_releases"], row["unit"], row["relation"]
+    assert said == (1, "user", "zero-out")
+    assert 7.99 < row["epsilon"] <= 8
+    assert "who adds up the clients' answers" in printed(fedgs("privacy", class_means))
+    (row,) = privacy_of(fedgs, class_means, "--delta", 0.1)["guarantees"]
     assert row["guarantee"]
     assert row["conditions"][0].startswith("delta is too large to read: 0.1")
     assert "K = 12;" in row["conditions"][0]
-    run = open_run(class_means)
-    assert run.num_units("record") == run.facts.num_records > 12
-    (strict,) = run.guarantees(1 / 121)
+    opened = open_run(class_means)
+    assert opened.num_units("record") == opened.facts.num_records > 12
+    (strict,) = opened.guarantees(1 / 121)
     assert not strict.conditions[0].startswith("delta")
 
 
-def test_samples_and_a_finished_run(fedgs, run, tmp_path):
-    out = printed(fedgs("sample", run, "-n", 5, "-o", tmp_path / "five.npz"))
-    assert out.startswith("5 images in")
-    assert "is finished" in printed(fedgs("resume", run))
-
-
-def test_what_a_baselines_run_does_not_take_is_refused(fedgs, run):
-    refused(fedgs("audit", run), "RUN = .*: wgan-gp claims no epsilon")
-    refused(fedgs("privacy", run, run), "RUN = .*: a baseline's run is accounted alone")
-    refused(fedgs("privacy", run, "--at-epsilon", 1), "at_epsilon = 1.0: RUN is of")
-    refused(fedgs("privacy", run, "--num-rounds", 1), "num_rounds = 1: RUN is of")
-    refused(fedgs("privacy", run, "--delta", 2), "delta = 2.0: give --delta")
+A_RUN = "a run"
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("wgan",), "NAME = 'wgan': give one of"),
-        (("wgan-gp", "--target-epsilon", 3), "target_epsilon = 3: wgan-gp adds no"),
+        (("baseline", "wgan"), "NAME = 'wgan': give one of"),
         (
-            ("dp-merf", "--target-epsilon", 3, "--noise-multiplier", 1),
+            ("baseline", "dp-merf", "--target-epsilon", 3, "--noise-multiplier", 1),
             r"noise_multiplier = 1\.0: --target-epsilon finds the noise; leave out",
         ),
-        (("wgan-gp", "--unit", "record"), "unit = record: wgan-gp guarantees nothing"),
-        (("wgan-gp", "--adversary", "server"), "adversary = server: .* is central"),
-        (("wgan-gp", "--discriminators", "two"), "discriminators = 'two': give"),
+        (("baseline", "wgan-gp", "--discriminators", "two"), "= 'two': give"),
         (
-            ("dp-merf", "--noise-multiplier", 1e-300),
+            ("baseline", "dp-merf", "--noise-multiplier", 1e-300),
             "noise_multiplier = 1e-300: give --noise-multiplier 0, or at least 1e-100",
         ),
-        (("wgan-gp", "--ema-decay", 1), r"ema_decay = 1\.0: give --ema-decay a number"),
+        (("baseline", "dp-merf", "--kernel-variance", 1e-300), "= 1e-300: give"),
+        (("baseline", "dp-merf", "--kernel-variance", 1e300), "= 1e.300: give"),
+        (("baseline", "wgan-gp", "--beta1", 1), r"beta1 = 1\.0: give .* below 1"),
+        (("audit", A_RUN), "RUN = .*: wgan-gp claims no epsilon"),
+        (("privacy", A_RUN, A_RUN), "RUN = .*: a baseline's run is accounted alone"),
+        (("privacy", A_RUN, "--at-epsilon", 1), "at_epsilon = 1.0: RUN is of"),
+        (("privacy", A_RUN, "--num-rounds", 1), "num_rounds = 1: RUN is of"),
+        (("privacy", A_RUN, "--delta", 2), "delta = 2.0: give --delta"),
     ],
 )
-def test_bad_input_is_one_line(fedgs, words, message):
-    refused(fedgs("baseline", *words), message)
+def test_bad_input_is_one_line(fedgs, run, words, message):
+    refused(fedgs(*(run if word is A_RUN else word for word in words)), message)
 
 
 def test_the_command_line_starts_without_a_tensor_library():
@@ -136,28 +131,7 @@ def class_means(tmp_path_factory, exit_code):
         yield folder / "run"
 
 
-def test_the_method_of_the_docs_meets_its_target(fedgs, class_means):
-    found = json.loads(printed(fedgs("privacy", class_means, "--json")))
-    (row,) = found["guarantees"]
-    assert (found["num_releases"], row["unit"], row["relation"]) == (
-        1,
-        "user",
-        "zero-out",
-    )
-    assert 7.99 < row["epsilon"] <= 8
-    assert "who adds up the clients' answers" in printed(fedgs("privacy", class_means))
-
-
-def test_the_one_epsilon_to_quote_is_the_valid_one(run, class_means):
-    assert to_quote(open_run(run)) == "none to quote: wgan-gp guarantees nothing"
-    said = to_quote(open_run(class_means, "class_means:METHOD"))
-    assert re.match(r"(8|7\.99\d) \(adversary release, zero-out, delta 1e-05, ", said)
-    assert (
-        "unit: one user): whether one user contributes or contributes nothing" in said
-    )
-
-
-def test_the_label_is_that_of_the_valid_line(run, class_means):
+def test_the_label_and_the_epsilon_to_quote_are_of_the_valid_line(run, class_means):
     label, (row,) = privacy_label(class_means), open_run(class_means).guarantees()
     assert label["guarantee"] == HOLDS
     assert (label["epsilon"], label["relation"]) == (row.epsilon, "zero-out")
@@ -167,6 +141,9 @@ def test_the_label_is_that_of_the_valid_line(run, class_means):
     none = privacy_label(run)
     assert none["guarantee"] == f"{NO_GUARANTEE}; the method claims none"
     assert (none["epsilon"], none["who_sees_what"]) == (None, [])
+    assert to_quote(open_run(run)) == "none to quote: wgan-gp guarantees nothing"
+    said = to_quote(open_run(class_means, "class_means:METHOD"))
+    assert re.match(r"(8|7\.99\d) \(adversary release, zero-out, delta 1e-05, ", said)
 
 
 def test_the_audit_of_the_methods_release_holds_and_comes_near(fedgs, class_means):
@@ -195,53 +172,27 @@ def test_an_audit_finds_noise_that_is_not_there(fedgs, class_means, monkeypatch)
     shutil.rmtree(class_means / "audit")  # the other tests' run is not at fault
 
 
-def test_the_report_shows_guarantees_pictures_and_the_command(
-    fedgs, class_means, tmp_path
-):
-    printed(fedgs("report", class_means, "-o", tmp_path / "page.html"))
-    page = (tmp_path / "page.html").read_text()
-    assert "class-means: epsilon of one user" in page
-    assert f"ε = {privacy_label(class_means)['epsilon']:.4g} at" in page
-    assert "<dd>one client with all its images; where" in page
-    assert "fedgs baseline class_means:METHOD" in page.replace("</span> <span>", " ")
-    assert page.count("data:image/png") >= 1
-    assert "noise_per_clip" in page
-    assert "GS-WGAN" not in page
-
-
-def test_a_baseline_with_seeded_noise_has_a_label_that_says_so(tmp_path):
-    started = small_run("dp-merf", tmp_path / "run")
-    train(*started)
-    label = privacy_label(tmp_path / "run")
-    assert label["guarantee"] == f"{NO_GUARANTEE}; noise seeded: not private"
-    assert label["epsilon"] is None
-
-
-def test_the_report_of_a_run_without_a_guarantee_says_so(fedgs, run, tmp_path):
-    printed(fedgs("report", run, "-o", tmp_path / "page.html"))
-    page = (tmp_path / "page.html").read_text()
-    assert "NO GUARANTEE; the method claims none</span>" in page
-    assert "guarantees nothing" in page
-    assert "costs at most the sum of their epsilons" in page
-    assert "No epsilon: wgan-gp" in page
-
-
 def test_a_baseline_stands_beside_a_run_of_gs_wgan(fedgs, run, tmp_path):
     config = open_run(run).config
     images = {name: getattr(config, name) for name in settings_with("images")}
     other = make_run(tmp_path / "other", **images)
     printed(fedgs("report", run, other, "-o", tmp_path / "page.html"))
     page = (tmp_path / "page.html").read_text()
-    assert "2 runs compared" in page
-    assert "Not added up" in page
+    for words in ("2 runs compared", "Not added up", "Privacy spent"):
+        assert words in page
+    assert "NO GUARANTEE; the method claims none</span>" in page
     assert "No epsilon: wgan-gp" in page
-    assert "Privacy spent" in page
     commands = re.sub(r"<[^>]*>", "", page)
     assert "fedgs baseline wgan-gp --" in commands
     assert "fedgs train --" in commands
 
 
-def test_a_baselines_run_is_evaluated_like_any_run(fedgs, run, monkeypatch, tmp_path):
+def test_a_baselines_run_is_sampled_and_evaluated_like_any_run(
+    fedgs, run, monkeypatch, tmp_path
+):
+    out = printed(fedgs("sample", run, "-n", 5, "-o", tmp_path / "five.npz"))
+    assert out.startswith("5 images in")
+    assert "is finished" in printed(fedgs("resume", run))
     for name in ("FEDGS_CACHE_DIR", "TORCH_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
     words = ("--fast", "-n", 60, "--metrics", "cnn", "--no-calibrate", "--json")

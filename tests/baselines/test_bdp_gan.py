@@ -11,10 +11,10 @@ import torch.nn.functional as F
 
 from baselines import small_run, train
 from fedgs.baselines import bayesian_accounting as bayesian
-from fedgs.baselines.bdp_gan import COSTS, METHOD, BdpGanTrainer, Settings
+from fedgs.baselines.bdp_gan import COSTS, METHOD, BdpGanTrainer
 from fedgs.baselines.contract import Facts
 from fedgs.baselines.dp_sgd_gan import LayeredDiscriminator
-from fedgs.baselines.run import Asked, Session, open_run
+from fedgs.baselines.run import Session, open_run
 from fedgs.errors import UserError
 from fedgs.files import read_json_lines
 from fedgs.gan.models import build
@@ -27,22 +27,6 @@ def trainer(folder, **settings) -> BdpGanTrainer:
     run, data = small_run("bdp-gan", folder / "run")
     own = dataclasses.replace(run.settings, **settings)
     return METHOD.trainer(own, run.config, data, 3)
-
-
-def test_settings_are_the_papers():
-    settings = Settings()
-    noise_on_mean = settings.noise_per_clip * settings.clip / settings.expected_batch
-    assert noise_on_mean == pytest.approx(0.01)
-    assert settings.clip == 0.5
-    assert settings.steps == pytest.approx(400 * 60_000 / 1024, abs=1)
-
-
-def test_a_bayesian_epsilon_is_no_target(tmp_path):
-    with pytest.raises(UserError, match=r"target_epsilon = 1: .* use dp-sgd-gan"):
-        METHOD.calibrated(Settings(), FACTS, 1.0, DELTA)
-    with pytest.raises(UserError, match="is Bayesian"):
-        small_run("bdp-gan", tmp_path / "run", Asked(target_epsilon=1.0))
-    assert not (tmp_path / "run").exists()
 
 
 def test_distances_are_the_norms_of_single_clipped_gradients(tmp_path):
@@ -137,20 +121,6 @@ def test_a_repeated_step_counts_with_the_costs_of_each_attempt(tmp_path, monkeyp
     costs = np.sum([line[COSTS] for line in lines], axis=0)
     stated = run.guarantees(with_private=True)[0].epsilon
     assert stated == bayesian.bayesian_epsilon(costs, len(lines), run.config.delta)
-
-
-def test_smaller_gradients_lower_the_bayesian_epsilon_and_not_the_classical(tmp_path):
-    training = trainer(tmp_path, noise_per_clip=0.5)
-    event = training.step(0)
-    loose = dataclasses.replace(training.settings, clip=5.0)
-    training.settings = loose  # the same gradients are a smaller part of the bound
-    costs = training._costs(0)
-    rows = [
-        METHOD.guarantees(Settings(), FACTS, [event | {COSTS: each}] * 4, DELTA)
-        for each in (event[COSTS], costs)
-    ]
-    assert rows[1][0].epsilon < rows[0][0].epsilon
-    assert rows[1][1].epsilon == rows[0][1].epsilon
 
 
 def test_without_noise_no_line_is_bounded(tmp_path):

@@ -10,17 +10,15 @@ from baselines import small_run
 from fedgs.baselines import dp_sgd
 from fedgs.baselines.contract import Facts
 from fedgs.baselines.dp_sgd_gan import (
+    GRACE_STEPS,
     LayeredDiscriminator,
     Settings,
-    StrongSettings,
     dp_sgd_gan,
     dp_sgd_gan_strong,
 )
-from fedgs.baselines.run import Asked
 from fedgs.config.run_config import RunConfig
-from fedgs.errors import UserError
 from fedgs.gan.models import Discriminator, build
-from fedgs.mechanism.noise import NoiseStream
+from refusals import assert_refused
 
 CONFIG = RunConfig(
     num_classes=3,
@@ -66,20 +64,15 @@ def by_loop(images, labels, clip):
 
 
 @pytest.mark.parametrize("clip", [1e-3, 1e3])
-def test_a_clipped_sum_is_that_of_a_plain_loop(network, clip):
-    images, labels = records(7)
-    found = dp_sgd.clipped_sum(network, losses_of(network, images, labels), 7, clip)
-    torch.testing.assert_close(
-        found, by_loop(images, labels, clip), rtol=1e-4, atol=1e-7
-    )
-
-
-def test_chunks_of_a_batch_add_up(network, monkeypatch):
+@pytest.mark.parametrize("at_once", [100, 3])
+def test_a_clipped_sum_is_that_of_a_plain_loop(network, monkeypatch, at_once, clip):
+    monkeypatch.setattr(dp_sgd, "SAMPLES_AT_ONCE", at_once)
     images, labels = records(7)
     losses = losses_of(network, images, labels)
-    whole = dp_sgd.clipped_sum(network, losses, 7, 0.1)
-    monkeypatch.setattr(dp_sgd, "SAMPLES_AT_ONCE", 3)
-    torch.testing.assert_close(dp_sgd.clipped_sum(network, losses, 7, 0.1), whole)
+    found = dp_sgd.clipped_sum(network, losses, 7, clip)
+    expected = by_loop(images, labels, clip)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
+    assert not dp_sgd.clipped_sum(network, losses, 0, clip).any()
 
 
 def test_one_record_more_moves_the_sum_by_the_clip_bound_at_most(network):
@@ -91,12 +84,6 @@ def test_one_record_more_moves_the_sum_by_the_clip_bound_at_most(network):
     assert 0.49 < float((more - less).norm()) <= 0.5
 
 
-def test_an_empty_batch_has_no_gradient(network):
-    images, labels = records(1)
-    found = dp_sgd.clipped_sum(network, losses_of(network, images, labels), 0, 1.0)
-    assert not found.any()
-
-
 def test_a_gradient_that_is_not_finite_counts_as_none():
     grads = torch.tensor([[float("nan"), 1.0], [float("inf"), 0.0], [0.3, 0.4]])
     assert dp_sgd.clipped(grads, 1.0).tolist() == [
@@ -106,11 +93,6 @@ def test_a_gradient_that_is_not_finite_counts_as_none():
     ]
 
 
-def test_no_row_is_clipped_above_the_bound():
-    rows = torch.randn(1000, 50, generator=torch.Generator().manual_seed(1)) * 100
-    assert float(dp_sgd.clipped(rows, 0.7).double().norm(dim=1).max()) <= 0.7
-
-
 def test_records_join_a_poisson_batch_each_by_itself():
     batches = [dp_sgd.poisson_batch(None, 0, 200, 0.3) for _ in range(500)]
     sizes = np.array([len(batch) for batch in batches])
@@ -118,17 +100,9 @@ def test_records_join_a_poisson_batch_each_by_itself():
     assert 30 < sizes.var() < 56  # 200 * 0.3 * 0.7 = 42; a fixed size has 0
     assert len({tuple(batch.tolist()) for batch in batches}) == 500
     assert len(dp_sgd.poisson_batch(None, 0, 200, 1.0)) == 200
-
-
-def test_only_the_noises_seed_repeats_a_batch():
-    first, again = (dp_sgd.poisson_batch(4, 2, 100, 0.5) for _ in range(2))
-    assert first.equal(again)
-    assert not first.equal(dp_sgd.poisson_batch(4, 3, 100, 0.5))
-
-
-def test_noise_has_the_spread_that_was_asked_for():
-    noisy = dp_sgd.noisy(torch.zeros(20_000), 3.0, NoiseStream(None, 0, 0))
-    assert float(noisy.std()) == pytest.approx(3.0, rel=0.03)
+    first, again, other = (dp_sgd.poisson_batch(4, n, 100, 0.5) for n in (2, 2, 3))
+    assert first.equal(again)  # the seed of the noise repeats a step's batch
+    assert not first.equal(other)
 
 
 def test_an_audit_plays_a_sampled_release_of_norm_one():
@@ -140,13 +114,6 @@ def test_an_audit_plays_a_sampled_release_of_norm_one():
 
 
 # ------------------------------------------------------------------ the GANs
-
-
-def test_the_watched_discriminator_is_the_projects():
-    images, labels = records(5)
-    watched = build(LayeredDiscriminator, CONFIG, 0)
-    plain = build(Discriminator, CONFIG, 0)
-    torch.testing.assert_close(watched(images, labels), plain(images, labels))
 
 
 def lines(method, settings, times, facts=FACTS):
@@ -177,37 +144,6 @@ def test_a_user_of_111_images_is_another_matter_and_none_without_a_cap():
     assert {row.unit for row in rows} == {"record"}
 
 
-def test_the_strong_recipe_is_the_one_of_later_work():
-    settings, recipe = StrongSettings(), dp_sgd_gan_strong.recipe
-    assert settings.steps_per_generator_step == 5
-    assert (settings.expected_batch, settings.clip) == (4096, 1e-3)
-    assert (settings.beta1, recipe["ema_decay"]) == (0, 0.999)
-    assert recipe["discriminator_learning_rate"] == 5e-4
-    assert recipe["generator_learning_rate"] == 2e-4
-
-
-def test_one_image_moves_the_discriminators_gradient_by_the_clip_bound(tmp_path):
-    moved = []
-    for is_changed in (False, True):
-        folder = tmp_path / str(is_changed)
-        run, data = small_run("dp-sgd-gan", folder, noise_seed=5)
-        settings = Settings(
-            noise_per_clip=0.0, expected_batch=run.facts.num_records, clip=0.25
-        )
-        if is_changed:  # the first client loses an image
-            owned = (data.client_records[0][1:], *data.client_records[1:])
-            data = dataclasses.replace(data, client_records=owned)
-            settings = dataclasses.replace(
-                settings, expected_batch=run.facts.num_records - 1
-            )
-        trainer = dp_sgd_gan.trainer(settings, run.config, data, 3)
-        images, labels = trainer.images, trainer.labels
-        network = trainer.discriminator
-        losses = losses_of(network, images, labels)
-        moved.append(dp_sgd.clipped_sum(network, losses, len(labels), 0.25).double())
-    assert 0 < float((moved[0] - moved[1]).norm()) <= 0.25 * (1 + 1e-4)
-
-
 def test_without_noise_the_discriminator_learns_to_tell_fakes(tmp_path):
     run, data = small_run("dp-sgd-gan-strong", tmp_path / "run")
     settings = dataclasses.replace(
@@ -228,34 +164,40 @@ def test_without_noise_the_discriminator_learns_to_tell_fakes(tmp_path):
     assert gap() > before + 0.1
 
 
-@pytest.mark.parametrize(
-    ("asked", "given", "message"),
-    [
-        (
-            {"unit": "user"},
-            {},
-            "unit = user: dp-sgd-gan guarantees epsilons of one rec",
-        ),
-        ({}, {"adversary": "server"}, "adversary = server: dp-sgd-gan: is central"),
-    ],
-)
-def test_what_a_record_level_method_cannot_give_is_refused(
-    tmp_path, asked, given, message
-):
-    with pytest.raises(UserError, match=message):
-        small_run("dp-sgd-gan", tmp_path / "run", Asked(**asked), **given)
-    assert not (tmp_path / "run").exists()
+def test_the_ladder_is_climbed_when_fakes_are_not_told_after_a_grace():
+    schedule = Schedule(Settings(adaptive=True))
+    for _ in range(GRACE_STEPS - 1):
+        schedule.observe(0.5)
+    assert schedule.wait == 1
+    schedule.observe(0.5)
+    assert schedule.wait == 2
+    for _ in range(2 * GRACE_STEPS):
+        schedule.observe(0.5)
+    assert schedule.wait == 10
+    for settings, accuracy in ((Settings(adaptive=True), 0.9), (Settings(), 0.5)):
+        schedule = Schedule(settings)  # fakes are told, or it is off
+        for _ in range(3 * GRACE_STEPS):
+            schedule.observe(accuracy)
+        assert schedule.wait == 1
+    schedule = Schedule(Settings(steps_per_generator_step=3))
+    assert [schedule.is_due() for _ in range(6)] == [False, False, True] * 2
 
 
-def test_a_batch_larger_than_the_data_is_refused():
+def test_a_schedule_goes_on_from_its_state():
+    first, second = Schedule(Settings(adaptive=True)), Schedule(Settings(adaptive=True))
+    for _ in range(GRACE_STEPS):
+        first.observe(0.3)
+    first.is_due()
+    second.load(first.state())
+    assert [second.is_due() for _ in range(3)] == [first.is_due() for _ in range(3)]
+    assert vars(second) | {"settings": 0} == vars(first) | {"settings": 0}
+
+
+def test_what_cannot_be_trained_is_refused(tmp_path):
+    named = r"expected_batch = 70000: give .* at most 60000"
     settings = Settings(expected_batch=70_000)
-    with pytest.raises(
-        UserError, match=r"expected_batch = 70000: give .* at most 60000"
-    ):
-        dp_sgd_gan.calibrated(settings, FACTS, 10.0, DELTA)
-
-
-def test_a_training_without_noise_or_target_is_refused(tmp_path):
+    assert_refused(named, dp_sgd_gan.calibrated, settings, FACTS, 10.0, DELTA)
     run, data = small_run("dp-sgd-gan", tmp_path / "run")
-    with pytest.raises(UserError, match=r"noise_per_clip is unset: give .*--target"):
-        dp_sgd_gan.trainer(Settings(expected_batch=9), run.config, data, 0)
+    named, settings = "noise_multiplier is unset: give .*--target", Settings()
+    small = dataclasses.replace(settings, expected_batch=9)
+    assert_refused(named, dp_sgd_gan.trainer, small, run.config, data, 0)

@@ -1,6 +1,7 @@
 """Fed-Avg GAN: what one client can change, what it costs, and both engines' bits."""
 
 import dataclasses
+import functools
 import math
 import threading
 from typing import Any
@@ -26,7 +27,6 @@ from fedgs.baselines.fedavg_messages import decode_request, encode_request, weig
 from fedgs.baselines.releases import ReleaseLedger
 from fedgs.baselines.run import Asked, open_run
 from fedgs.errors import UserError
-from fedgs.federation.messages import RECORD
 from fedgs.federation.training import RunStopped
 from fedgs.gan.losses import discriminator_loss
 from fedgs.privacy.gaussian import epsilon_from_mu
@@ -43,16 +43,11 @@ MODES = {
 
 def run_in(folder, **given: Any):
     """A small run on three nodes of four clients."""
-    own = {"steps": 4, "batch_size": 4, "clients_per_node": 4}
-    return _run(folder, own | given)
-
-
-def _run(folder, given):
+    own = {"steps": 4, "batch_size": 4, "clients_per_node": 4} | given
     names = {spec.name for spec in dataclasses.fields(Settings)}
-    own = {name: value for name, value in given.items() if name in names}
-    settings = {name: value for name, value in given.items() if name not in own}
-    run, data = small_run("fedavg-gan", folder, **settings)
-    return dataclasses.replace(run, settings=METHOD.Settings(**own)), data
+    settings = {name: own.pop(name) for name in list(own) if name in names}
+    run, data = small_run("fedavg-gan", folder, **own)
+    return dataclasses.replace(run, settings=METHOD.Settings(**settings)), data
 
 
 def made(folder, **given: Any):
@@ -225,27 +220,20 @@ def test_the_noise_that_counts_is_that_of_all_nodes_or_of_one():
         assert "node" in zero_out.conditions[1]
 
 
-def test_no_noise_is_unbounded_and_nothing_released_costs_nothing():
-    for row in METHOD.guarantees(Settings(), facts(4), events(1, noise_std=0.0), DELTA):
-        assert row.epsilon is None
-    for row in METHOD.guarantees(Settings(), facts(4), [], DELTA):
-        assert row.epsilon == 0
-
-
-@pytest.mark.parametrize("relation", ["replace-one", "zero-out"])
-@pytest.mark.parametrize("clients_per_round", [None, 5])
-@pytest.mark.parametrize("adversary", ["release", "server"])
+@pytest.mark.parametrize(
+    ("relation", "clients_per_round", "adversary"),
+    [
+        ("replace-one", None, "release"),
+        ("zero-out", 5, "release"),
+        ("replace-one", 5, "server"),
+    ],
+)
 def test_a_target_is_met_by_what_the_ledger_then_says(
     tmp_path, relation, clients_per_round, adversary
 ):
-    run, data = new_run(
-        tmp_path / "run",
-        relation=relation,
-        clients_per_round=clients_per_round,
-        adversary=adversary,
-        target_epsilon=4.0,
-    )
-    train(run, data)
+    settings = {"relation": relation, "clients_per_round": clients_per_round}
+    settings |= {"adversary": adversary, "target_epsilon": 4.0, "steps": 2}
+    train(*new_run(tmp_path / "run", **settings))
     first = open_run(tmp_path / "run").guarantees()[0]
     assert (first.unit, first.relation) == ("user", relation)
     assert first.epsilon == pytest.approx(4.0, rel=1e-6)
@@ -274,29 +262,26 @@ def test_the_published_accounting_agrees_with_dp_accounting_at_moderate_noise():
 def test_the_audit_finds_no_more_than_is_claimed_and_less_without_noise():
     (event,) = events(1, noise_std=2.0)
     outside, inside = METHOD.audit_scores(
-        Settings(), facts(4), event, "replace-one", 4000
+        Settings(), facts(4), event, "replace-one", 1000
     )
-    assert np.mean(inside) - np.mean(outside) == pytest.approx(2.0, abs=0.2)
-    assert np.std(inside) == pytest.approx(2.0, rel=0.05)
+    assert np.mean(inside) - np.mean(outside) == pytest.approx(2.0, abs=0.4)
+    assert np.std(inside) == pytest.approx(2.0, rel=0.1)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("name", "given", "message"),
     [
-        ({"clients_per_round": 13}, "clients_per_round = 13: there are 12 clients"),
-        ({"spectral_norm": True}, "spectral_norm = True: .* --no-spectral-norm"),
-        ({"adversary": "secagg"}, "adversary = secagg"),
+        ("fedavg-gan", {"clients_per_round": 13}, "= 13: there are 12 clients"),
+        ("fedavg-gan", {"spectral_norm": True}, "spectral_norm = True: .* --no-spec"),
+        ("fedavg-gan", {"adversary": "secagg"}, "adversary = secagg"),
+        ("wgan-gp", {"engine": "flower"}, "engine = flower: wgan-gp trains in one"),
     ],
 )
-def test_what_it_cannot_do_is_refused_before_any_work(tmp_path, given, message):
+def test_what_it_cannot_do_is_refused_before_any_work(tmp_path, name, given, message):
+    make = functools.partial(small_run, name) if name == "wgan-gp" else new_run
     with pytest.raises(UserError, match=message):
-        new_run(tmp_path / "run", **given)
+        make(tmp_path / "run", **given)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_method_without_flower_refuses_the_engine(tmp_path):
-    with pytest.raises(UserError, match="engine = flower: wgan-gp trains in one"):
-        small_run("wgan-gp", tmp_path / "run", engine="flower")
 
 
 # ------------------------------------------------------------------ Flower
@@ -318,98 +303,50 @@ def ledger(folder):
     return ReleaseLedger.read(folder / "ledger.jsonl").events
 
 
-@pytest.mark.parametrize(
-    "mode",
-    ["sampled", *(pytest.param(m, marks=pytest.mark.slow) for m in ("all", "server"))],
-)
-def test_flower_gives_the_local_engines_bytes(tmp_path, mode):
-    local, data = new_run(tmp_path / "local", **MODES[mode])
-    train(local, data)
-    flower, _ = new_run(tmp_path / "flower", engine="flower", **MODES[mode])
-    on_flower(flower)
-    assert product(flower.folder) == product(local.folder)
-    assert ledger(tmp_path / "flower") == ledger(tmp_path / "local")
-
-
-def test_a_stopped_run_on_flower_resumes_to_the_same_bytes(tmp_path):
-    whole, _ = new_run(tmp_path / "whole", engine="flower")
-    on_flower(whole)
-    parts, _ = new_run(tmp_path / "parts", engine="flower")
+def stopped(folder) -> None:
     stop = threading.Event()
     with pytest.raises(RunStopped, match="stopped after step 1"):
-        on_flower(parts, stop=stop, report=lambda metrics: stop.set())
-    on_flower(open_run(tmp_path / "parts"))
-    assert product(parts.folder) == product(whole.folder)
-    assert ledger(tmp_path / "parts") == ledger(tmp_path / "whole")
+        on_flower(open_run(folder), stop=stop, report=lambda metrics: stop.set())
 
 
-def test_a_round_is_on_the_disk_before_it_is_sent_and_a_lost_one_is_counted_again(
-    tmp_path,
-):
-    run, _ = new_run(tmp_path / "run", engine="flower")
+def killed(folder) -> None:
     lengths = {}
 
     def lose(who, request: Message, reply: Message):
-        number = round_of(request)
-        if number is not None:
-            lengths.setdefault(number, len(ledger(tmp_path / "run")))
+        if (number := round_of(request)) is not None:
+            lengths.setdefault(number, len(ledger(folder)))
         if number == 3 and who == 1:
             raise KeyboardInterrupt  # the server is killed
         return reply
 
     with pytest.raises(KeyboardInterrupt):
-        on_flower(run, lose)
-    assert lengths == {1: 1, 2: 2, 3: 3}
-    on_flower(open_run(tmp_path / "run"))
-    tries = [(release.step, release.attempt) for release in ledger(tmp_path / "run")]
-    assert tries[:3] == [(1, 1), (2, 1), (3, 1)]
-    assert tries[-2:] == [(3, 2), (4, 1)]
-    whole, _ = new_run(tmp_path / "whole", engine="flower")
-    on_flower(whole)
-    assert product(run.folder) == product(whole.folder)
+        on_flower(open_run(folder), lose)
+    assert lengths == {1: 1, 2: 2, 3: 3}  # on the disk before it is sent
 
 
-def test_a_node_that_fails_twice_stops_the_run_with_a_checkpoint(tmp_path, monkeypatch):
-    run, _ = new_run(tmp_path / "run", engine="flower", checkpoint_every=1)
-    work = node_update
-
-    def failing(config, data, request, node_id):
-        if (request.round, node_id) == (2, 1):
-            raise ValueError("private text")
-        return work(config, data, request, node_id)
-
-    monkeypatch.setattr(deployed, "node_update", failing)
-    with pytest.raises(
-        RunStopped, match=r"1 of 3 nodes gave no valid answer: .*node 1"
-    ):
-        on_flower(run)
-    assert len(ledger(tmp_path / "run")) == 2
-    assert "private text" in next((tmp_path / "run").rglob("error.log")).read_text()
-    monkeypatch.setattr(deployed, "node_update", work)
-    on_flower(open_run(tmp_path / "run"))
-    assert len(open_run(tmp_path / "run").releases) == 5
-
-
-def test_a_repeated_request_gets_the_same_bytes_without_a_seed(tmp_path):
-    run, _ = new_run(tmp_path / "run", engine="flower", noise_seed=None)
-    seen: list[Message] = []
-
-    def keep(who, request, reply):
-        seen.append(request)
-        return reply
-
-    network = on_flower(run, keep)
-    last = seen[-1]
-    again = network.app(
-        message=last, context=network.contexts[last.metadata.dst_node_id]
+@pytest.mark.parametrize(
+    ("mode", "fault", "attempts"),
+    [
+        ("sampled", None, [1, 1, 1, 1]),
+        pytest.param("all", None, [1, 1, 1, 1], marks=pytest.mark.slow),
+        pytest.param("server", None, [1, 1, 1, 1], marks=pytest.mark.slow),
+        ("all", stopped, [1, 1, 1, 1]),
+        ("all", killed, [1, 1, 1, 2, 1]),  # the lost round is counted again
+    ],
+)
+def test_flower_gives_the_local_engines_bytes(tmp_path, mode, fault, attempts):
+    local, data = new_run(tmp_path / "local", **MODES[mode])
+    train(local, data)
+    flower, _ = new_run(
+        tmp_path / "flower", engine="flower", checkpoint_every=1, **MODES[mode]
     )
-    first = network.replies[-1][2]
-    assert dict(again.content[RECORD]) == dict(first.content[RECORD])
-    assert len(first.content) == 1
-    assert {*first.content[RECORD]} == {
-        *("is_empty", "round", "node_id", "request"),
-        *("noise_std", "clip_bound", "tensors"),
-    }
+    if fault is not None:
+        fault(tmp_path / "flower")
+    on_flower(open_run(tmp_path / "flower"))
+    assert product(flower.folder) == product(local.folder)
+    found = ledger(tmp_path / "flower")
+    assert [release.attempt for release in found] == attempts
+    assert fault or found == ledger(tmp_path / "local")
 
 
 def test_a_request_crosses_the_network_whole_and_a_wrong_one_is_refused(tmp_path):

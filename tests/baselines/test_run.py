@@ -11,7 +11,7 @@ from fedgs.baselines.run import Asked, RunStopped, is_finished, open_run
 from fedgs.errors import UserError
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.runs.run_folder import RunFolder
-from runs import at_round, interrupt_at, keep_lines
+from runs import at_round, keep_lines
 
 STEPS = "baselines:STEPS"
 
@@ -66,15 +66,6 @@ def test_with_a_target_the_last_checkpoint_is_the_product(tmp_path, monkeypatch)
         train(run, data)
     assert is_finished(run)
     assert len(attempts(run)) == len(set(attempts(run))) >= 3
-
-
-def test_what_a_killed_process_computed_is_not_counted(tmp_path):
-    run, data = small_run(STEPS, tmp_path / "run", checkpoint_every=9)
-    with pytest.raises(KeyboardInterrupt):
-        train(run, data, interrupt_at(3))
-    assert attempts(run) == []
-    train(run, data)
-    assert attempts(run) == [(1, 1), (2, 1), (3, 1), (4, 1)]
 
 
 def test_a_ledger_that_lost_lines_is_refused(tmp_path):

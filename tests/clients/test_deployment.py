@@ -1,4 +1,4 @@
-"""A deployment without a network: bits, who may join, and what leaves a client.
+"""A deployment without a network: who may join, and what leaves a client.
 
 Faults are in test_deployment_faults.py; real processes, TLS and authentication in
 test_resident.py and test_multihost.py.
@@ -15,7 +15,7 @@ from flwr.app import Message
 from clients import site as deployment
 from clients.history import read_history
 from clients.site import Site
-from deployed_grid import LIMITS, MODES, NAMES, Deployment, place_of
+from deployed_grid import LIMITS, NAMES, Deployment, place_of
 from fedgs.errors import UserError
 from fedgs.federation.codec import stated_release_bytes
 from fedgs.federation.preparation import clients_needed
@@ -29,17 +29,7 @@ from tiny import MOMENTS, write_tiny_npz
 
 HISTORY = [("a" * 16, 0)]
 
-# ------------------------------------------------------------------ bits and words
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_deployment_gives_the_local_engines_bytes(deploy, undisturbed, mode):
-    run = deploy(mode=mode)
-    run.start()
-    assert run.product() == undisturbed(run)
-    assert run.attempts() == [(1, 1), (2, 1), (3, 1), (4, 1)]
-    content = run.progress()
-    assert all(node["joined"] for node in content["nodes"].values())
+# ------------------------------------------------------------------ words
 
 
 def test_only_public_words_and_sanitized_gradients_leave_a_client(deploy):

@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.app import Error as FlowerError
 
 from clients.failures import log_privately
-from deployed_grid import EPOCH, MODES, NAMES, Deployment, kill_after_count
+from deployed_grid import EPOCH, NAMES, Deployment, kill_after_count
 from events import read_events
 from fedgs import event_log
 from fedgs.errors import UserError
@@ -25,22 +25,6 @@ from server import progress
 from simulated_grid import round_of, spoil_at
 
 # ------------------------------------------------------------------ faults
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("round", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_a_killed_server_resumes_to_the_same_bytes(deploy, undisturbed, mode, round):
-    run = deploy(mode=mode)
-    with pytest.raises(KeyboardInterrupt):
-        run.start(interrupt_at(round))
-    for client in run.clients:
-        client.restart()
-    run.start()
-    assert run.product() == undisturbed(run)
-    repeated = [event for event in run.attempts() if event[1] > 1]
-    assert repeated == [(round, 2)]
-    if mode == "full participation":
-        assert run.counted(0).count(round) == 2  # it left, and leaves again
 
 
 ONCE = [(1, 1), (2, 1), (3, 1), (4, 1)]

@@ -1,6 +1,5 @@
 """Cohort files, a run's clients, thresholds and answers."""
 
-import dataclasses
 import json
 import math
 import random
@@ -19,14 +18,10 @@ from fedgs.cohorts.selection import (
     find_thresholds,
     membership,
     randomise,
-    read_plan,
     statements,
-    write_plan,
 )
 from fedgs.config.run_config import RunConfig
-from fedgs.data.cohort import keep_cohort
 from fedgs.data.load import load_data
-from fedgs.errors import UserError
 from fedgs.federation.preparation import resolve
 from fedgs.federation.training import RunStopped
 from fedgs.privacy.selection_cost import SelectionCost
@@ -46,8 +41,8 @@ def config(tmp_path):
     def config(text: str, **settings: object) -> RunConfig:
         path = tmp_path / "cohort.txt"
         path.write_text(text)
-        settings = {"num_clients": None} | settings
-        return open_config(data=data, cohort=str(path), **settings)
+        settings = {"num_clients": None, "data": data} | settings
+        return open_config(cohort=str(path), **settings)
 
     return config
 
@@ -65,13 +60,12 @@ def config(tmp_path):
     ],
 )
 def test_written_cohort_is_read_as_it_was(tmp_path, cohort):
-    files.write_cohort(tmp_path / "c.txt", cohort, "title")
-    assert files.read_cohort(tmp_path / "c.txt") == cohort
-
-
-def test_users_own_file_may_have_comments_and_empty_lines(tmp_path):
-    (tmp_path / "c.txt").write_text("# mine\n\n  ann \nbob\n# selection was by hand\n")
-    assert files.read_cohort(tmp_path / "c.txt") == files.Cohort(("ann", "bob"))
+    path = tmp_path / "c.txt"
+    files.write_cohort(path, cohort, "title")
+    assert files.read_cohort(path) == cohort
+    path.write_text("# a user's\n\n  ann \nbob\n# selection was by hand\n")
+    assert files.read_cohort(path) == files.Cohort(("ann", "bob"))
+    assert_refused(r"no.txt: .*No such file", files.read_cohort, tmp_path / "no.txt")
 
 
 @pytest.mark.parametrize(
@@ -90,18 +84,9 @@ def test_users_own_file_may_have_comments_and_empty_lines(tmp_path):
 def test_bad_files_are_refused(tmp_path, text, named):
     path = tmp_path / "c.txt"
     path.write_bytes(text)
-    with pytest.raises(UserError, match=named) as error:
-        files.read_cohort(path)
-    assert str(path) in str(error.value)
-
-
-def test_missing_file_is_refused(tmp_path):
-    assert_refused(r"no.txt: .*No such file", files.read_cohort, tmp_path / "no.txt")
-
-
-@pytest.mark.parametrize("name", ["#1", " a", "a\nb", "", "a\u2028b"])
-def test_names_that_no_file_can_hold_are_refused(name):
-    assert_refused("rename the client", files.check_names, ["fine", name])
+    assert_refused(rf"{path}.*{named}", files.read_cohort, path)
+    for name in ("#1", " a", "a\nb", "", "a\u2028b"):  # nor can a file hold these
+        assert_refused("rename the client", files.check_names, ["fine", name])
 
 
 # ------------------------------------------------------------------ a run's cohort
@@ -111,21 +96,17 @@ def test_run_uses_the_clients_of_its_cohort_only(config):
     found = load_data(config("4\n1\n"))
     everybody = tiny_data(tiny_config())
     assert found.client_names == ("1", "4")
+    assert load_data(config("5\n4\n2\n", num_clients=2)).client_names == ("2", "4")
     for new, old in enumerate((1, 4)):
         for got, expected in zip(found.client(new), everybody.client(old), strict=True):
             np.testing.assert_array_equal(got, expected)
 
 
-def test_resolved_run_loads_the_same_clients_again(config):
-    """A worker loads the data from the resolved settings, whose num_clients is set."""
-    resolved, data = resolve(config("5\n4\n2\n"))
-    assert resolved.num_clients == 3
-    assert load_data(resolved).client_names == data.client_names == ("2", "4", "5")
-
-
 def test_stopped_run_resumes_without_the_users_file(config, tmp_path):
     given = {"warm_start_rounds": 1, "output": str(tmp_path / "run")}
     resolved, data = resolve(config("5\n4\n2\n", **given))
+    assert resolved.num_clients == 3  # a worker loads its data with this
+    assert load_data(resolved).client_names == data.client_names == ("2", "4", "5")
     folder, stop = RunFolder.create(resolved), threading.Event()
     stop.set()
     with pytest.raises(RunStopped):
@@ -135,10 +116,27 @@ def test_stopped_run_resumes_without_the_users_file(config, tmp_path):
     assert (folder.path / "generator.safetensors").exists()
 
 
-def test_num_clients_counts_the_cohort(config):
-    assert load_data(config("5\n4\n2\n", num_clients=2)).client_names == ("2", "4")
-    words = r"num_clients = 4: cohort = .* has 3 clients"
-    assert_refused(words, load_data, config("5\n4\n2\n", num_clients=4))
+@pytest.mark.parametrize(
+    ("text", "settings", "named"),
+    [
+        ("x\n1\n9\n", {}, r"has no client '9', 'x' \(2 of 3 names\)"),
+        ("5\n4\n2\n", {"num_clients": 4}, "num_clients = 4: cohort = .* has 3 cli"),
+        ("1\n", {"data": "nobody", "num_classes": None}, "names no clients"),
+        (
+            "1\n",
+            {"partition": "iid", "num_clients": 2},
+            "cohort = .*: partition = iid makes clients",
+        ),
+    ],
+)
+def test_cohorts_that_the_data_do_not_have_are_refused(
+    config, tmp_path, text, settings, named
+):
+    images = np.zeros((6, 16, 16), np.uint8)
+    np.savez(tmp_path / "nobody.npz", images=images, labels=np.arange(6) % 3)
+    if "data" in settings:
+        settings = settings | {"data": f"npz:{tmp_path / 'nobody.npz'}"}
+    assert_refused(named, lambda: load_data(config(text, **settings)))
 
 
 def test_held_out_images_follow_their_clients(config):
@@ -149,29 +147,6 @@ def test_held_out_images_follow_their_clients(config):
     for name, records in zip(reversed(names), found.client_test_records, strict=True):
         start = sum(SIZES[: int(name)])
         assert set(records) <= set(range(start, start + SIZES[int(name)]))
-
-
-def test_unknown_names_are_refused(config):
-    named = r"has no client '9', 'x' \(2 of 3 names\)"
-    assert_refused(named, load_data, config("x\n1\n9\n"))
-
-
-def test_data_without_owners_has_no_cohorts(config, tmp_path):
-    images = np.zeros((6, 16, 16), np.uint8)
-    np.savez(tmp_path / "nobody.npz", images=images, labels=np.arange(6) % 3)
-    settings = {"data": f"npz:{tmp_path / 'nobody.npz'}", "num_classes": None}
-    nobody = dataclasses.replace(config("1\n"), **settings)
-    assert_refused("names no clients", load_data, nobody)
-    words = "cohort = .*: partition = iid makes clients"
-    assert_refused(words, config, "1\n", partition="iid", num_clients=2)
-
-
-def test_run_without_cohort_is_as_before():
-    config = tiny_config()
-    data = tiny_data(config)
-    assert keep_cohort(config, data) is data
-    assert files.selection_condition(config) is None
-    assert files.selection_costs([config]) == ()
 
 
 @pytest.mark.parametrize(
@@ -199,6 +174,11 @@ def test_membership_at_the_thresholds():
     assert membership(0.0, NOBODY_BELOW, 0.5) == "rest"
     assert membership(1.0, 0.5, NOBODY_ABOVE) == "rest"
     assert membership(math.nan, 1.0, 1.0) == "rest"
+    assert Selection(below=0.5).cohorts == ("selected", "rest")
+    assert Selection(percentile_above=75).cohorts == ("above", "rest")
+    both = Selection(below=0.5, percentile_above=75)
+    assert both.cohorts == ("selected", "above", "rest")
+    assert both.percentiles == (75,)
 
 
 @pytest.mark.parametrize("percentile", [5, 25, 50, 74.5, 99])
@@ -214,16 +194,6 @@ def test_threshold_of_a_percentile_is_near_numpys(percentile):
     expected = np.percentile(accuracies, [percentile, 90])
     np.testing.assert_allclose(found, expected, atol=1 / 256)
     assert [len(thresholds) for thresholds in asked] == [2] * 8
-
-
-def test_threshold_of_few_distinct_accuracies_takes_the_nearest_count():
-    accuracies = [0.0] * 40 + [1.0] * 60
-
-    def count(thresholds: list[float]) -> list[int]:
-        return [sum(a <= limit for a in accuracies) for limit in thresholds]
-
-    (found,) = find_thresholds([25], 100, count)
-    assert count([found]) == [40]
 
 
 @pytest.mark.parametrize(
@@ -271,20 +241,6 @@ def test_bad_settings_are_refused(settings, named):
     assert_refused(named, Selection, **settings)
 
 
-def test_possible_cohorts_follow_the_thresholds():
-    assert Selection(below=0.5).cohorts == ("selected", "rest")
-    assert Selection(percentile_above=75).cohorts == ("above", "rest")
-    both = Selection(below=0.5, percentile_above=75)
-    assert both.cohorts == ("selected", "above", "rest")
-    assert both.percentiles == (75,)
-
-
-def test_plan_keeps_settings(tmp_path):
-    config, selection = tiny_config(), Selection(below=0.25, noise_per_clip=2.0)
-    write_plan(tmp_path, config, selection)
-    assert read_plan(tmp_path) == (config, selection)
-
-
 def test_cost_counts_rounds_counts_and_the_answer():
     """539 clients, 50 a round: 40 rounds are 3.7 laps, so a client has at most 4."""
     percentiles = {"percentile_below": 25, "percentile_above": 75}
@@ -296,42 +252,23 @@ def test_cost_counts_rounds_counts_and_the_answer():
     assert Selection(below=0.5).cost(539) is None
 
 
-def test_statements_say_all_that_they_depend_on():
-    selection = Selection(below=0.5, noise_per_clip=4.0, delta=1e-6)
+@pytest.mark.parametrize("thresholds", [{"below": 0.5}, {"percentile_below": 50.0}])
+def test_statements_say_all_that_they_depend_on(thresholds):
+    selection = Selection(noise_multiplier=4.0, delta=1e-6, **thresholds)
     found = {(s.adversary, s.relation): s for s in statements(selection, 539)}
-    cost = SelectionCost(4.0, 4, 0, 0.0, 3.0)
+    told = "tell it every cohort that a percentile bounds, exactly"
     for relation in ("replace-one", "zero-out"):
         release, server = found["release", relation], found["server", relation]
-        composed = cost.composed("release", relation)
+        composed = selection.cost(539).composed("release", relation)
         assert release.epsilon == composed.epsilon(1e-6)
         assert (release.guarantee, release.delta) == (True, 1e-6)
         assert (server.epsilon, server.guarantee) == (None, False)
         text = " ".join(release.conditions)
         for word in ("at most 4 rounds", "no amplification", "epsilon 3", "hardened"):
             assert word in text
-    assert statements(Selection(below=0.5), 539) == ()
-
-
-@pytest.mark.parametrize("thresholds", [{"below": 0.3}, {"percentile_below": 30.0}])
-def test_the_statement_says_what_the_server_learns_of_the_membership(thresholds):
-    found = statements(Selection(noise_per_clip=2.0, **thresholds), 100)
-    words = {row.adversary: " ".join(row.conditions) for row in found}
-    told = "tell it every cohort that a percentile bounds, exactly"
-    is_told = told in words["server"]
-    is_hidden = "only the membership" in words["server"]
-    assert (is_told, is_hidden) == ("percentile_below" in thresholds, not is_told)
-    assert "membership" not in words["release"]
-
-
-def test_the_comparisons_of_a_percentile_answer_the_membership_itself():
-    """Why the statement says so: the threshold that is chosen was asked about."""
-    accuracies = np.random.default_rng(0).random(50)
-    answers = {}
-
-    def count(limits):
-        answers.update({limit: accuracies <= limit for limit in limits})
-        return [answers[limit].sum() for limit in limits]
-
-    low, high = find_thresholds([25, 75], 50, count)
-    told = np.where(answers[low], "selected", np.where(answers[high], "rest", "above"))
-    assert told.tolist() == [membership(own, low, high) for own in accuracies]
+        # The server is told by a percentile's comparisons, else by the answer alone.
+        text = " ".join(server.conditions)
+        is_percentile = "percentile_below" in thresholds
+        assert (told in text) == is_percentile
+        assert ("only the membership" in text) != is_percentile
+    assert statements(Selection(**thresholds), 539) == ()

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import stat
 import tempfile
 from pathlib import Path
@@ -54,8 +53,6 @@ def test_selection_writes_cohorts_and_says_that_it_is_not_private(select):
     text = " ".join(out.split())
     assert "round 4 of 4" in text
     assert "NOT PRIVATE" in text
-    assert "excludes cohort selection" in text
-    assert f"cohorts {path}" in text
     summary = json.loads((path / "cohorts.json").read_text())
     assert summary["selection"] == "not private"
     assert summary["condition_of_runs"].startswith("excludes cohort selection")
@@ -63,31 +60,21 @@ def test_selection_writes_cohorts_and_says_that_it_is_not_private(select):
     assert summary["thresholds"] == {"below": 0.3, "above": 0.4}
     assert sum(summary["cohorts"].values()) == K
     assert list((path / "private").iterdir()) == []
-    names = []
+    names = [str(client) for client in range(K)]
+    truth = dict(zip(names, corrupted_clients(read_plan(path)[0], names), strict=True))
+    assert 0 < sum(truth.values()) < K
+    seen = []
     for cohort, count in summary["cohorts"].items():
         file = path / f"{cohort}.txt"
         assert file.exists() == (count > 0)
         if count:
             found = read_cohort(file)
             assert (found.selection, len(found.names)) == ("not private", count)
-            names += found.names
-    assert sorted(names) == [str(client) for client in range(K)]
-
-
-def test_confusion_with_the_planted_bug_is_counted(select):
-    _, out, _, path = select(percentile_below=40, bug="flip", as_json=None)
-    summary = json.loads((path / "cohorts.json").read_text())
-    names = [str(client) for client in range(K)]
-    truth = dict(zip(names, corrupted_clients(read_plan(path)[0], names), strict=True))
-    for cohort, counts in summary["planted"].items():
-        members = read_cohort(path / f"{cohort}.txt").names
-        corrupted = sum(truth[name] for name in members)
-        expected = {"corrupted": corrupted, "intact": len(members) - corrupted}
-        assert counts == expected
-        intact = len(members) - corrupted
-        row = rf"{cohort} .* {len(members)} .* {corrupted} .* {intact} "
-        assert re.search(row, out)
-    assert 0 < sum(truth.values()) < K
+            seen += found.names
+            bad = sum(truth[name] for name in found.names)  # the planted bug
+            expected = {"corrupted": bad, "intact": count - bad}
+            assert summary["planted"][cohort] == expected
+    assert sorted(seen) == names
 
 
 def test_private_selection_states_its_epsilon_and_cost(select):
@@ -107,15 +94,6 @@ def test_private_selection_states_its_epsilon_and_cost(select):
             found = read_cohort(path / f"{cohort}.txt")
             assert (found.selection, found.cost) == ("private", selection.cost(K))
             assert found.selection_id == summary["id"] != ""
-
-
-def test_private_selection_prints_what_its_epsilon_depends_on(select):
-    code, out, _, _ = select(below=0.5, noise_per_clip=2.0)
-    text = " ".join(out.split())
-    assert code == 0
-    for word in ("replace-one", "zero-out", "unbounded", "1e-05", "includes cohort"):
-        assert word in text
-    assert "NOT PRIVATE" not in text
 
 
 def test_same_seed_selects_the_same_and_the_run_takes_the_cohort(select, fedgs):
@@ -152,22 +130,9 @@ def test_diagnostics_are_private_marked_and_drawn(select):
     assert len(np.unique(picture.reshape(-1, picture.shape[-1]), axis=0)) > 20
 
 
-def test_histogram_shows_every_group_and_threshold():
-    groups = {"intact": np.array([0.9, 0.91, np.nan]), "inverted": np.array([0.1])}
-    (axes,) = cohorts.histogram(groups, [0.25, 0.75]).axes
-    heights = [[bar.get_height() for bar in bars] for bars in axes.containers]
-    assert [sum(found) for found in heights] == [2, 1]
-    assert [line.get_xdata()[0] for line in axes.lines] == [0.25, 0.75]
-    labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert {"intact (2)", "inverted (1)", "thresholds"} == set(labels)
-    assert "not private" in axes.get_title()
-
-
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({}, "below is unset: give --below or --above"),
-        ({"below": 0.5, "noise_per_clip": 0}, "noise_per_clip"),
         ({"below": 0.5, "engine": "ray"}, "engine = 'ray': give --engine one of"),
         ({"below": 0.5, "output": "/"}, "output = /: exists already; choose another"),
         ({"below": 0.5, "output": "/proc/x"}, "output = /proc/x: "),
@@ -176,7 +141,6 @@ def test_histogram_shows_every_group_and_threshold():
         ({"below": 0.5, "data": "npz:no"}, "data = 'npz:.*/no': .* does not exist"),
         ({"below": 0.5, "num_clients": 7}, "num_clients = 7"),
         ({"below": 0.5, "cohort": "c.txt"}, "cohort = c.txt: cohorts are selected am"),
-        ({"below": 0.5, "clients_per_round": 0}, "clients_per_round = 0"),
         ({"below": 0.5, "clip_bound": 5}, "clip_bound = 5.0: is for a private sel"),
         ({"below": 0.5, "membership_epsilon": 2}, "membership_epsilon = 2.0: is for"),
         ({"below": 0.5, "delta": 1e-6}, "delta = 1e-06: is for a private selection"),
@@ -205,22 +169,22 @@ def test_data_that_no_cohort_can_be_of_is_refused(select, tmp_path, arrays, name
     assert not path.exists()
 
 
-def test_stopped_selection_exits_with_1(select, monkeypatch):
-    def stop(*arguments: object) -> None:
-        raise RunStopped("stopped after round 1; nothing was selected")
-
-    monkeypatch.setattr(cohorts, "_locally", stop)
-    code, _, err, path = select(below=0.5)
-    assert code == 1
-    assert err.startswith("stopped after round 1; nothing was selected\nselect again")
-    assert not (path / "cohorts.json").exists()
-
-
-def test_empty_cohort_has_no_file_and_is_named(select):
+def test_empty_cohort_has_no_file_and_a_stopped_selection_no_cohort(
+    select, monkeypatch
+):
     code, out, _, path = select(below=0.0, above=1.0)
     assert code == 0
     assert "above is empty: no file; give another threshold" in out
     assert not (path / "above.txt").exists()
+
+    def stop(*arguments: object) -> None:
+        raise RunStopped("stopped after round 1; nothing was selected")
+
+    monkeypatch.setattr(cohorts, "_locally", stop)
+    code, _, err, path = select("stopped", below=0.5)
+    assert code == 1
+    assert err.startswith("stopped after round 1; nothing was selected\nselect again")
+    assert not (path / "cohorts.json").exists()
 
 
 @pytest.mark.flower

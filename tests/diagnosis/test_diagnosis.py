@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.ndimage import rotate as turn
 from scipy.ndimage import zoom
 
 from experiments.debug import report
@@ -90,14 +89,15 @@ def test_alike_cohorts_show_no_bug(digits):
 
 
 @pytest.mark.parametrize(("bug", "change"), [(INVERT, invert), (ROTATE, rotate)])
-@pytest.mark.parametrize("share", [pytest.param(1.0, marks=pytest.mark.slow), 0.75])
-def test_a_planted_bug_is_named_with_its_share(digits, bug, change, share):
-    found = diagnose(digits[:G], each(change, digits[G:], share), 10)
+@pytest.mark.parametrize("has_labels", [True, False])
+def test_a_planted_bug_is_named_with_its_share(digits, bug, change, has_labels):
+    own = digits if has_labels else [g._replace(labels=g.labels * 0) for g in digits]
+    found = diagnose(own[:G], each(change, own[G:], 0.75), 10 if has_labels else 1)
     assert (found.verdict, found.bugs) == (bug, (bug,))
     first = found.ranking[0]
     assert first.bug == bug
     assert first.adjusted_p == pytest.approx(1 / 35)
-    assert first.effect == pytest.approx(share, abs=0.06)
+    assert first.effect == pytest.approx(0.75, abs=0.06)
     assert first.interval[0] >= 0.5
     assert first.fit > 0.9
     assert first.fit > suspect(found, ROTATE if bug == INVERT else INVERT).fit + 0.1
@@ -123,21 +123,9 @@ def test_a_turned_healthy_cohort_is_a_cohort_turned_back(digits):
     assert (found.verdict, found.ranking[0].spoilt) == ("rotate-270", None)
 
 
-@pytest.mark.slow
-def test_which_cohort_is_spoilt_is_said_of_a_bug_that_nothing_undoes(digits):
-    dark = with_images(lambda x: 0.4 * x, digits[:G])
-    found = diagnose(dark, digits[G:], 10)
-    assert (found.verdict, found.ranking[0].spoilt) == ("brightness", "healthy")
-    found = diagnose(digits[G:], dark, 10)
-    assert (found.verdict, found.ranking[0].spoilt) == ("brightness", "suspicious")
-
-
 @pytest.mark.parametrize(("change", "bug"), [(invert, INVERT), (rotate, ROTATE)])
-@pytest.mark.parametrize("share", [0.3, 0.4])
-def test_a_turn_in_part_of_the_healthy_cohort_is_not_excluded(
-    digits, change, bug, share
-):
-    found = diagnose(each(change, digits[:G], share), digits[G:], 10)
+def test_a_turn_in_part_of_the_healthy_cohort_is_not_excluded(digits, change, bug):
+    found = diagnose(each(change, digits[:G], 0.4), digits[G:], 10)
     assert suspect(found, bug).decision != diagnosis.EXCLUDED
     assert found.verdict not in ("none", diagnosis.OTHER)
 
@@ -166,14 +154,6 @@ def test_a_verdict_on_averages_is_about_clients_and_strength_as_drawn(digits):
     assert "each in 25% of the images or more" in report.sentence(none)
 
 
-@pytest.mark.slow
-def test_both_bugs_at_once_are_more_than_one(digits):
-    found = diagnose(digits[:G], each(invert, each(rotate, digits[G:])), 10)
-    assert found.verdict == diagnosis.MORE_THAN_ONE
-    parts = {s.bug for s in found.ranking if s.decision == diagnosis.PART}
-    assert parts in ({INVERT, ROTATE}, {INVERT, "rotate-270"})
-
-
 def test_a_small_share_is_significant_and_not_named(digits):
     spoilt = each(invert, digits[G:], 0.1)
     found = diagnose(digits[:G], spoilt, 10)
@@ -187,14 +167,6 @@ def test_a_small_share_is_significant_and_not_named(digits):
 def smaller(images):
     small = zoom(images, (1, 1, 0.75, 0.75), order=1)
     return np.pad(small, ((0, 0), (0, 0), (3, 3), (3, 3)))
-
-
-def test_none_is_never_said_where_any_difference_is_significant(digits):
-    half = digits[0].images.shape[-1] // 2
-    blanked = with_images(lambda x: x * (np.arange(2 * half) < half), digits[G:])
-    found = diagnose(digits[:G], blanked, 10)
-    assert suspect(found, OTHER).p == pytest.approx(1 / 35)
-    assert found.verdict in (OTHER, diagnosis.UNDECIDED)
 
 
 def test_differences_name_the_class_and_the_feature_that_differ(digits):
@@ -212,12 +184,7 @@ def test_differences_name_the_class_and_the_feature_that_differ(digits):
     assert max(d.distance for d in alike) < 0.5 * found[0].distance
 
 
-STYLES = {
-    "bolder": lambda images: np.clip(images * 1.6, 0, 1),
-    "slanted": lambda x: turn(x, 12, (2, 3), reshape=False, order=1).clip(0, 1),
-    "smaller": smaller,
-    "paler": lambda images: images * 0.7,
-}
+STYLES = {"smaller": smaller, "paler": lambda images: images * 0.7}
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -241,12 +208,9 @@ def test_a_mean_pixel_on_either_side_of_the_middle_is_no_inversion(digits):
     assert found.verdict != "none"
 
 
-@pytest.mark.parametrize(
-    "strength", [0.6, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.3, 0.1))]
-)
-def test_less_structure_is_no_bug(digits, strength):
+def test_less_structure_is_no_bug(digits):
     """Blur by grey shrinks both vectors to 0, never beyond."""
-    own = with_images(lambda x: 0.5 + strength * (x - 0.5), digits[G:])
+    own = with_images(lambda x: 0.5 + 0.6 * (x - 0.5), digits[G:])
     assert not {INVERT, ROTATE} & set(diagnose(digits[:G], own, 10).bugs)
     is_kept = np.arange(120)[:, None, None, None] % 2  # no direction is left
     half = with_images(
@@ -256,10 +220,8 @@ def test_less_structure_is_no_bug(digits, strength):
     assert suspect(found, ROTATE).effect == pytest.approx(0.5, abs=0.1)
 
 
-@pytest.mark.parametrize("is_spoilt", [False, True])
-def test_alpha_below_the_attainable_p_is_undecided(digits, is_spoilt):
-    own = each(invert, digits[G:]) if is_spoilt else digits[G:]
-    found = diagnose(digits[:G], own, 10, Rule(alpha=0.02))
+def test_alpha_below_the_attainable_p_is_undecided(digits):
+    found = diagnose(digits[:G], each(invert, digits[G:]), 10, Rule(alpha=0.02))
     assert (found.verdict, found.bugs) == ("undecided", ())
     assert found.false_positive_rate == 0
     assert found.to_json()["attainable_p"] == pytest.approx(1 / 35)
@@ -284,7 +246,7 @@ def noise_groups(seed, count=2 * G):
 
 
 def test_generators_that_learned_nothing_are_undecided_and_not_cleared():
-    for seed in range(10):
+    for seed in range(3):
         own = noise_groups(seed)
         found = diagnose(own[:G], own[G:], 3)
         assert not found.has_learned
@@ -292,63 +254,28 @@ def test_generators_that_learned_nothing_are_undecided_and_not_cleared():
         assert found.verdict == "undecided"
 
 
-@pytest.mark.slow
-def test_false_positives_stay_below_the_stated_rate_without_a_minimum_effect():
-    """Exchangeable groups, and no help from the second check: its limit is ~0."""
-    rng, count, named = np.random.default_rng(1), 150, 0
-    rule = Rule(alpha=0.1, min_effect=1e-9, confidence=0.01)
-    rate = 3 / 35
-    for _ in range(count):
-        values = rng.normal(0.3, 0.1, 2 * G)
-        labels = np.zeros(4, np.int64)
-        own = [
-            LabelledImages(
-                np.clip(rng.normal(m, 0.1, (4, 1, 6, 6)), 0, 1).astype(np.float32),
-                labels,
-            )
-            for m in values
-        ]
-        found = diagnose(own[:G], own[G:], 1, rule)
-        assert found.false_positive_rate == pytest.approx(rate)
-        named += bool(found.bugs)
-    assert named / count <= rate + 3 * math.sqrt(rate / count)
-    assert named > 0  # the rate is used, so the test could fail
-
-
 # ------------------------------------------------------------------ features
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**31), st.integers(1, 3))
-def test_rotation_flips_orientation_and_leaves_intensity(seed, channels):
+def test_a_turn_flips_orientation_and_an_inversion_intensity(seed, channels):
     rng = np.random.default_rng(seed)
     images = rng.random((6, channels, 9, 9)).astype(np.float32)
     labels = rng.integers(0, 3, 6)
-    turned = np.rot90(images, axes=(2, 3))
     own = group_features.orientation(images, labels, 4)
+    bright = group_features.intensity(images)
     assert own.shape == (8,)
     assert np.linalg.norm(own) <= 1
-    flipped = group_features.orientation(turned, labels, 4)
-    assert flipped == pytest.approx(-own, abs=1e-9)
-    back = group_features.orientation(np.rot90(images, -1, axes=(2, 3)), labels, 4)
-    assert back == pytest.approx(-own, abs=1e-9)
-    assert group_features.intensity(turned) == pytest.approx(
-        group_features.intensity(images)
-    )
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.integers(0, 2**31))
-def test_inversion_flips_intensity_and_leaves_orientation(seed):
-    rng = np.random.default_rng(seed)
-    images = rng.random((5, 1, 8, 8)).astype(np.float32)
-    labels = rng.integers(0, 2, 5)
-    assert group_features.orientation(1 - images, labels, 2) == pytest.approx(
-        group_features.orientation(images, labels, 2), abs=1e-5
-    )
-    assert group_features.intensity(1 - images) == pytest.approx(
-        -group_features.intensity(images), abs=1e-6
-    )
+    for turns in (1, -1):
+        turned = np.rot90(images, turns, axes=(2, 3))
+        flipped = group_features.orientation(turned, labels, 4)
+        assert flipped == pytest.approx(-own, abs=1e-9)
+        assert group_features.intensity(turned) == pytest.approx(bright)
+    kept = group_features.orientation(1 - images, labels, 4)
+    assert kept == pytest.approx(own, abs=1e-5)
+    inverted = group_features.intensity(1 - images)
+    assert inverted == pytest.approx(-bright, abs=1e-6)
 
 
 def test_orientation_of_bars():
@@ -434,12 +361,6 @@ def test_json_has_no_nan_and_all_of_the_rule(digits):
     assert found["alpha"] == 0.05
     assert found["num_splits"] == 35
     assert found["bugs"] == []
-
-
-def test_generators_without_labels_are_compared_too(digits):
-    own = [g._replace(labels=g.labels * 0) for g in digits]
-    assert diagnose(own[:G], own[G:], 1).effects[2].difference == 0
-    assert diagnose(own[:G], each(rotate, own[G:]), 1).verdict == ROTATE
 
 
 # ------------------------------------------------------------------ bad input

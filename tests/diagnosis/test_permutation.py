@@ -50,27 +50,8 @@ def test_distances_are_those_of_a_loop(count):
         brute_force_distance(gram, np.flatnonzero(~row), np.flatnonzero(row))
         for row in rows
     ]
-    assert distances(gram, rows) == pytest.approx(wanted, abs=1e-12)
-
-
-def test_the_diagonal_is_not_read():
-    x = np.random.default_rng(1).normal(size=(8, 2))
-    gram, rows = x @ x.T, splits(4)
-    assert distances(gram + np.diag(np.full(8, 99.0)), rows) == pytest.approx(
-        distances(gram, rows)
-    )
-
-
-def test_the_distance_of_means_is_unbiased():
-    """Groups vary by 1 around means that are 3 apart: the square estimates 9."""
-    rng = np.random.default_rng(2)
-    squares = []
-    for _ in range(2000):
-        x = np.concatenate([rng.normal(0, 1, 4), rng.normal(3, 1, 4)])[:, None]
-        signed = distances(x @ x.T, splits(4)[:1])[0] ** 2
-        squares.append(signed)
-    # Var(square) is about (2 * 3)^2 * 0.5 = 18: 4 standard errors are 0.38.
-    assert np.mean(squares) == pytest.approx(9, abs=0.4)
+    unread = np.diag(np.full(2 * count, 99.0))  # a group's own product
+    assert distances(gram + unread, rows) == pytest.approx(wanted, abs=1e-12)
 
 
 @given(
@@ -118,13 +99,6 @@ def test_closed_test_equals_all_subsets_by_hand():
         assert found[name] == worst
 
 
-def test_a_clear_difference_reaches_the_attainable_p_of_four_groups():
-    x = np.repeat([0.0, 1.0], 4)[:, None] + np.arange(8)[:, None] / 1000
-    weak = np.random.default_rng(5).random(35) / 10
-    found = closed_test({"a": distances(x @ x.T, splits(4)), "b": weak})
-    assert found["a"] == pytest.approx(1 / 35)
-
-
 @pytest.mark.parametrize("effect", [0.0, 3.0])
 def test_closed_test_keeps_the_familywise_rate_with_one_bug_planted(effect):
     """Naming one of two hypotheses that are true: at most alpha, with a third false."""
@@ -148,6 +122,9 @@ def test_jackknife_of_a_mean_is_welchs_interval():
     welch = stats.ttest_ind(x[5:], x[:5], equal_var=False).confidence_interval(0.9)
     assert estimate == pytest.approx(x[5:].mean() - x[:5].mean())
     assert interval == pytest.approx((welch.low, welch.high))
+    # A statistic that is undefined somewhere has none.
+    found = jackknife(lambda h, s: math.nan if len(h) < 4 else 1.0, 4, 0.95)
+    assert found == (1.0, None)
 
 
 def test_jackknife_interval_covers():
@@ -160,8 +137,3 @@ def test_jackknife_interval_covers():
         assert interval is not None
         hits += interval[0] <= 0.7 <= interval[1]
     assert hits / count >= 0.95 - 3 * math.sqrt(0.05 * 0.95 / count)
-
-
-def test_a_statistic_that_is_undefined_somewhere_has_no_interval():
-    found = jackknife(lambda h, s: math.nan if len(h) < 4 else 1.0, 4, 0.95)
-    assert found == (1.0, None)

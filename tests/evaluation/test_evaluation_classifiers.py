@@ -9,7 +9,6 @@ from fedgs.evaluation import classifiers
 from fedgs.evaluation.classifiers import NAMES, Task, build, run_classifiers
 from fedgs.evaluation.images import LabelledImages
 from refusals import assert_refused
-from tiny import record_calls
 
 QUICK = ("bernoulli_nb", "gaussian_nb", "lda")
 
@@ -33,14 +32,6 @@ def run(task: Task, names: tuple[str, ...] = QUICK) -> dict[str, dict]:
 
 
 # ------------------------------------------------------------------ protocols
-
-
-def test_the_thirteen_are_those_of_the_papers_tables():
-    assert len(NAMES) == len(set(NAMES)) == 13
-    assert set(classifiers.LONGEST_FIRST) == set(NAMES)
-    assert {*classifiers.SKLEARN, "cnn", "xgboost"} == set(NAMES)
-    for settings in classifiers.SETTINGS.values():
-        assert set(settings) <= set(NAMES)
 
 
 # As read in the reference's evaluation/eval_sklearn.py; restated ones are marked.
@@ -110,15 +101,6 @@ def test_all_classifiers_learn_the_strokes(protocol):
         assert result["seconds"] > 0
 
 
-def test_accuracy_is_on_the_test_labels():
-    right, test = run(task()), labelled(60, 1)
-    turned = LabelledImages(test.images, (test.labels + 1) % NUM_CLASSES)
-    wrong = run(task(test=turned))
-    for name in QUICK:
-        assert right[name]["accuracy"] > 0.8
-        assert wrong[name]["accuracy"] < 0.2
-
-
 def test_a_class_that_is_not_generated_costs_its_images_only():
     train = labelled(60, 0)
     kept = train.labels != 1
@@ -126,11 +108,8 @@ def test_a_class_that_is_not_generated_costs_its_images_only():
     for result in run(task(train=some), ("lda", "xgboost", "cnn")).values():
         assert result["per_class"][1] == 0
         assert result["accuracy"] <= 2 / 3
-
-
-def test_class_that_is_not_tested_has_no_accuracy():
     (result,) = run(task(num_classes=4), ("lda",)).values()
-    assert result["per_class"][3] is None
+    assert result["per_class"][3] is None  # it is not tested
 
 
 def test_calibrated_is_the_papers_ratio():
@@ -159,28 +138,6 @@ def test_published_columns_have_their_printed_averages(data, averages):
 
 
 # ------------------------------------------------------------------ cache
-
-
-def test_interrupted_evaluation_continues_with_the_next_classifier(monkeypatch):
-    original = classifiers.train_and_test
-
-    def fail_on_lda(task: Task, name: str) -> dict:
-        if name == "lda":
-            raise KeyboardInterrupt
-        return original(task, name)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(classifiers, "train_and_test", fail_on_lda)
-        patch.setattr(classifiers, "LONGEST_FIRST", ("gaussian_nb", "lda"))
-        with pytest.raises(KeyboardInterrupt):
-            run_classifiers(task(), ("gaussian_nb", "lda"), 1, lambda *report: None)
-    assert list(classifiers.cached_results(task(), QUICK)) == ["gaussian_nb"]
-    calls = record_calls(monkeypatch, classifiers, "train_and_test")
-    cached = []
-    run_classifiers(task(), QUICK, 2, lambda *report: cached.append(report[::2]))
-    assert {name for _, name in calls} == {"bernoulli_nb", "lda"}
-    assert dict(cached) == {"gaussian_nb": True, "bernoulli_nb": False, "lda": False}
-    assert list(run(task())) == list(QUICK)
 
 
 CHANGES = {
@@ -228,9 +185,3 @@ def test_classifier_that_cannot_be_trained_is_named_and_costs_no_other():
     assert failed["lda"].startswith("classifiers = lda: cannot be trained on 2 images")
     assert ("lda", None) in reports
     assert not classifiers.cached_results(few, ("lda",))
-
-
-def test_missing_package_is_named(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "xgboost", None)
-    given = ("xgboost", "library-defaults", (1, 16, 16), 3, 0)
-    assert_refused("classifiers = xgboost: needs xgboost; run", build, *given)

@@ -5,10 +5,7 @@ import dataclasses
 import json
 import re
 import signal
-import subprocess
-import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +15,8 @@ from PIL import Image
 from command_line import printed, refused
 from evaluation_data import labelled, write_mnist
 from experiments.evaluation import evaluate as evaluation
-from experiments.evaluation import paper_tables
 from experiments.evaluation import report as evaluation_report
-from experiments.evaluation.request import EvaluationRequest
-from fedgs.evaluation import classifiers, downstream, lenet, quality
-from fedgs.evaluation.label_efficiency import NUM_LABELS
+from fedgs.evaluation import classifiers, lenet, quality
 from fedgs.gan.models import build_generator
 from fedgs.runs import sample
 from fedgs.runs.run_folder import RunFolder
@@ -132,20 +126,9 @@ def test_file_of_samples_gives_the_numbers_of_its_run(fedgs, run, tmp_path):
     assert (tmp_path / "s.evaluation" / "samples.png").exists()
 
 
-def test_cnn_of_the_first_release_is_unchanged_in_meaning(fedgs, run, real):
-    chosen = ("-n", 50, "--seed", 3, "--metrics", "cnn", "--json")
-    result = result_of(fedgs(run.path, *chosen))
-    labels = sample.uniform_labels(run.config, 50, 3)
-    images = sample.draw(run.config, sample.load_generator(run), labels, 3)
-    config = tiny_config(data="mnist", data_dir=str(real), num_classes=10)
-    train = evaluation.images.LabelledImages(images, labels)
-    test = evaluation.images.load_real(config).test
-    expected = downstream.cnn_accuracy(train, test, 10, 3)
-    assert result["downstream_cnn_accuracy"] == expected
-    assert (downstream.CNN.num_epochs, downstream.NUM_IMAGES) == (3, 10_000)
-
-
-def test_good_images_score_better_than_noise(fedgs, tmp_path):
+def test_good_images_score_better_than_noise_and_the_real_ones_are_copies(
+    fedgs, tmp_path
+):
     chosen = ("--metrics", "images,classifiers", *SMALL)
     good, noise = (
         result_of(fedgs(source, "-n", 60, *chosen, "--json"))
@@ -160,9 +143,6 @@ def test_good_images_score_better_than_noise(fedgs, tmp_path):
     assert good["classifiers"]["average"] > noise["classifiers"]["average"] + 0.3
     assert 0.7 < good["memorisation_ratio"] < noise["memorisation_ratio"]
     assert (tmp_path / "noise-mnist.evaluations.jsonl").exists()
-
-
-def test_training_split_is_its_own_copy(fedgs, tmp_path):
     chosen = ("--metrics", "images", "--output", tmp_path / "here", "--json")
     found = result_of(fedgs("real", *chosen))
     assert found["fid_lenet_mnist"] == pytest.approx(0, abs=1e-3)
@@ -227,69 +207,29 @@ def test_interrupted_command_continues_by_classifier(fedgs, tmp_path, monkeypatc
     assert re.search(r"2 of 2, lda .* s\)", err)
 
 
-SLOW_LDA = """
-import os, signal, sys, threading, time
-from experiments.cli.main import main
-from fedgs.evaluation import classifiers
-original = classifiers.train_and_test
-def slow(task, name):
-    if name == "lda":
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(900)
-    return original(task, name)
-classifiers.train_and_test = slow
-main()
-"""
-
-
-@pytest.mark.slow  # a process of its own imports everything again
-def test_interrupted_process_ends_at_once(tmp_path, real):
-    path = npz(tmp_path / "s.npz", count=63)
-    command = ["evaluate", path, "--data", "mnist", "--data-dir", real, *INTERRUPTED]
-    started = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", SLOW_LDA, *map(str, command), "--num-workers", "1"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
-    assert time.monotonic() - started < 300
-    assert done.returncode == 1
-    assert done.stderr.endswith("stopped; continue with the same command\n")
-    assert not (tmp_path / "s.evaluations.jsonl").exists()
-
-
 def test_calibrated_divides_by_the_real_column(fedgs, tmp_path):
     path = npz(tmp_path / "s.npz")
     chosen = ["--metrics", "classifiers", "--classifiers", "lda,bernoulli_nb"]
     chosen += ["--seed", "9"]  # so that no other test has trained these
-    plain = fedgs(path, *chosen, "--no-calibrate")
-    assert "add --calibrate" in plain[1]
-    assert "real images" not in plain[2]
-    none = result_of(fedgs(path, *chosen, "--no-calibrate", "--json"))["classifiers"]
+
+    def classifiers_of(source, *more):
+        return result_of(fedgs(source, *chosen, *more, "--json"))["classifiers"]
+
+    none = classifiers_of(path, "--no-calibrate")
     assert none["calibrated"] == none["real_accuracy"] == {}
-    found = fedgs(path, *chosen, "--json")
-    assert "classifiers on real images: 2 of 2" in found[2]
-    after = result_of(found)["classifiers"]
-    real = result_of(fedgs("real", *chosen, "--json"))["classifiers"]
+    after, real = classifiers_of(path), classifiers_of("real")
     assert after["real_accuracy"] == real["accuracy"]
     ratios = {n: after["accuracy"][n] / real["accuracy"][n] for n in real["accuracy"]}
     assert after["calibrated"] == pytest.approx(ratios)
     assert after["calibrated_average"] == pytest.approx(np.mean([*ratios.values()]))
     assert real["calibrated_average"] == 1
     # Cached from now on: used even where it would not be trained.
-    again = result_of(fedgs(path, *chosen, "--no-calibrate", "--json"))["classifiers"]
+    again = classifiers_of(path, "--no-calibrate")
     assert again["calibrated"] == after["calibrated"]
-
-
-def test_library_defaults_are_calibrated_only_on_demand(fedgs, tmp_path):
-    path = npz(tmp_path / "s.npz")
-    chosen = ["--metrics", "classifiers", "--classifiers", "lda,bernoulli_nb"]
-    chosen += ["--protocol", "library-defaults"]
-    found = result_of(fedgs(path, *chosen, "--json"))["classifiers"]
+    defaults = ("--protocol", "library-defaults")  # only on demand
+    found = classifiers_of(path, *defaults)
     assert (found["protocol"], found["calibrated"]) == ("library-defaults", {})
-    found = result_of(fedgs(path, *chosen, "--calibrate", "--json"))["classifiers"]
+    found = classifiers_of(path, *defaults, "--calibrate")
     assert list(found["calibrated"]) == ["lda", "bernoulli_nb"]
 
 
@@ -317,14 +257,6 @@ def test_fast_uses_fewer_images_and_other_names(fedgs, tmp_path, monkeypatch):
     assert found["classifiers"]["calibrated_average"] > 0  # without being asked
 
 
-def test_sizes_are_the_documented_ones():
-    full = evaluation.Sizes(60_000, 60_000, None, 10_000, NUM_LABELS, 300)
-    assert full == evaluation.FULL
-    fast = evaluation.FAST
-    assert (fast.synthetic, fast.real, fast.test) == (2_000, 10_000, 2_000)
-    assert set(paper_tables.PUBLISHED["mnist"]["Real"]) == set(evaluation.ALL)
-
-
 def test_a_run_is_compared_with_its_own_data_by_default(fedgs, tmp_path, real):
     run = finished_run(tmp_path / "run", data_dir=str(real))
     chosen = ("-n", 40, "--metrics", "classifiers", *SMALL, "--no-calibrate", "--json")
@@ -337,11 +269,6 @@ def test_a_run_is_compared_with_its_own_data_by_default(fedgs, tmp_path, real):
     moved = finished_run(tmp_path / "moved", data_dir=str(tmp_path / "gone")).path
     refused(fedgs(moved, *chosen, names_data=False), str(tmp_path / "gone"))
     assert fedgs(moved, *chosen, "--data-dir", real, names_data=False)[0] == 0
-
-
-@pytest.mark.parametrize("source", ["noise", "real", "samples.npz"])
-def test_only_a_run_says_which_data_it_is_of(fedgs, source):
-    refused(fedgs(source, names_data=False), "data is unset: give --data")
 
 
 def test_a_run_is_compared_with_its_data_as_it_reads_them(tmp_path, monkeypatch):
@@ -368,37 +295,8 @@ def test_samples_stand_in_columns_by_class(tmp_path):
     assert rows[3::4].max() == 0  # no image of that class
 
 
-def test_one_classifier_that_fails_costs_no_other_result(fedgs, tmp_path, monkeypatch):
-    original = classifiers.build
-
-    class Singular:
-        def fit(self, x, y):
-            raise ValueError("the covariance\nis singular")
-
-    def build(name, protocol, shape, *more):
-        if name == "gaussian_nb" and shape:  # not where imports are tried
-            return Singular()
-        return original(name, protocol, shape, *more)
-
-    monkeypatch.setattr(classifiers, "build", build)
-    path = npz(tmp_path / "s.npz", count=64)  # no other test has trained on these
-    chosen = ("--metrics", "images,classifiers", "--classifiers", "gaussian_nb,lda")
-    _, out, err = fedgs(path, *chosen)
-    assert "1 of 2, gaussian_nb cannot be trained" in err
-    assert "classifiers = gaussian_nb: cannot be trained on 64 images (the cov" in out
-    assert "average" not in out
-    found = json.loads((tmp_path / "s.evaluations.jsonl").read_text())
-    assert found["fid_lenet_mnist"] > 0
-    found = found["classifiers"]
-    assert list(found["failed"]) == ["gaussian_nb"]
-    assert list(found["accuracy"]) == ["lda"]
-    assert found["average"] is None
-    assert "calibrated_average" not in found
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_undefined_scores_are_null_in_the_json(fedgs, tmp_path, monkeypatch, value):
-    scores = {"memorisation_ratio": float(value), "memorised_share": 1.0}
+def test_undefined_scores_are_null_in_the_json(fedgs, tmp_path, monkeypatch):
+    scores = {"memorisation_ratio": np.inf, "memorised_share": np.nan}
     monkeypatch.setattr(quality, "memorisation", lambda *images: scores)
     chosen = ("--metrics", "images")
     out = fedgs(npz(tmp_path / "s.npz"), *chosen)[1]
@@ -407,11 +305,7 @@ def test_undefined_scores_are_null_in_the_json(fedgs, tmp_path, monkeypatch, val
     printed = fedgs(tmp_path / "s.npz", *chosen, "--json")[1]
     for text in (line, printed):
         found = json.loads(text, parse_constant=pytest.fail)
-        assert found["memorisation_ratio"] is None
-
-
-def test_line_says_how_the_data_was_read_and_by_which_network(fedgs, tmp_path):
-    found = result_of(fedgs(npz(tmp_path / "s.npz"), "--metrics", "images", "--json"))
+        assert found["memorisation_ratio"] is found["memorised_share"] is None
     assert found["reading"] == {
         "polarity": "auto",
         "classes": "all",
@@ -422,23 +316,6 @@ def test_line_says_how_the_data_was_read_and_by_which_network(fedgs, tmp_path):
     }
     assert re.fullmatch("lenet-[0-9a-f]{24}", found["network"])
     assert found["versions"]["torch"]
-
-
-def test_classes_of_femnist_are_in_the_names_of_metrics():
-    request = EvaluationRequest("s.npz", "femnist:a.h5", {"classes": "merged-letters"})
-    assert request.network == "lenet_femnist_merged_letters"
-    fast = dataclasses.replace(request, fast=True, reading={"classes": "all"})
-    assert fast.network == "lenet_femnist_fast"
-
-
-def test_colour_data_has_yardsticks_too(fedgs, tmp_path, real):
-    images, labels = labelled(60, 0)
-    content = {"images": np.repeat(images, 3, axis=1), "labels": labels}
-    np.savez(tmp_path / "colour.npz", **content)
-    arguments = ("--data", f"npz:{tmp_path}/colour.npz", "--test-fraction", "0.3")
-    arguments += ("--metrics", "images", "--image-size", "16", "-n", "40")
-    refused(fedgs("noise", *arguments), "give --image-channels 3")
-    assert fedgs("noise", *arguments, "--image-channels", "3")[0] == 0
 
 
 # ------------------------------------------------------------------ bad input
@@ -524,19 +401,15 @@ def test_test_images_that_do_not_fit_are_refused_in_one_line(
         (["--metrics", ""], "metrics = '': give --metrics of images, cnn, class"),
         (["--protocol", "paper"], "protocol = 'paper': give --protocol of reference"),
         (["--classifiers", "svm"], "classifiers = 'svm': give --classifiers of mlp"),
-        (["--device", "tpu"], "device = 'tpu': give --device one of cpu, cuda"),
         (["--num-workers", "0"], "num_workers = 0: give --num-workers at least 1"),
         (["--inception-weights", "no.pth"], "inception_weights = no.pth: does not"),
         (["--data", "digits"], "data = 'digits': .*test split"),
         (["--data", "mnist"], "data_dir is unset: data = mnist needs --data-dir"),
-        (["--data", "nope"], "data = 'nope': give --data one of"),
         (["--data", "npz:no.npz"], r"data = 'npz:no.npz': no.npz does not exist"),
         (["--classes", "digits"], "classes = 'digits': only femnist, folder:PATH and"),
-        (["--seed", "-1"], "seed = -1: give --seed at least 0"),
         (["--seed", "4294967296"], "seed = 4294967296: give --seed at most 4294967295"),
         (["--device", "cuda"], "device = 'cuda': no GPU is available"),
         (["--classifiers", "lda,mlp,lda"], "classifiers = lda,mlp,lda: give each"),
-        (["--image-size", "8"], "image_size = 8: give --image-size at least 16"),
         (["--inception-weights", __file__], "inception_weights = .*: is not weights-"),
         (["--output", __file__, "-n", "20"], "output = .*; give --output a fold"),
     ],
@@ -548,6 +421,26 @@ def test_bad_argument_is_refused_before_anything_is_written(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (None, "s.npz does not exist"),
+        ((9, 28, 3), "s.npz = 9 images: fewer than the 10 splits"),
+        ((20, 28, 1), "s.npz: one class only .label 0.*--metrics images"),
+        ((20, 28, 11), "s.npz: label 10, the real labels are 0 to 9"),
+    ],
+)
+def test_bad_source_is_refused(fedgs, content, named):
+    if content:
+        count, side, classes = content
+        images = np.full((count, side, side), 0.5, np.float32)
+        np.savez("s.npz", images=images, labels=np.arange(count) % classes)
+    refused(fedgs("s.npz"), named)
+    refused(fedgs("s.npz", names_data=False), "data is unset: give --data")
+    if content == (20, 28, 1):  # as images they can be scored
+        assert fedgs("s.npz", "--metrics", "images")[0] == 0
+
+
 @pytest.mark.parametrize(("name", "value"), [("image_size", 32), ("image_channels", 3)])
 def test_real_images_of_another_shape_than_the_synthetic_are_refused(
     fedgs, tmp_path, run, name, value
@@ -555,31 +448,6 @@ def test_real_images_of_another_shape_than_the_synthetic_are_refused(
     for source in (npz(tmp_path / "s.npz"), run.path):
         done = fedgs(source, f"--{name.replace('_', '-')}", value)
         refused(done, rf"{name} = {value}: .* has \d+, and real images")
-
-
-SOURCES = {
-    "missing": (None, "s.npz does not exist"),
-    "too few": ((9, 28, 3), "s.npz = 9 images: fewer than the 10 splits"),
-    "one class": ((20, 28, 1), "s.npz: one class only .label 0.*--metrics images"),
-    "size": ((20, 8, 3), "s.npz: images of 8 pixels; give at least 16 on each side"),
-    "label": ((20, 28, 11), "s.npz: label 10, the real labels are 0 to 9"),
-}
-
-
-@pytest.mark.parametrize("wrong", SOURCES)
-def test_bad_source_is_refused(fedgs, tmp_path, wrong):
-    content, named = SOURCES[wrong]
-    if content:
-        count, side, classes = content
-        images = np.full((count, side, side), 0.5, np.float32)
-        np.savez("s.npz", images=images, labels=np.arange(count) % classes)
-    refused(fedgs("s.npz"), named)
-
-
-def test_one_class_can_be_scored_as_images(fedgs, tmp_path):
-    images = labelled(20, 0, side=28).images
-    np.savez("s.npz", images=images, labels=np.zeros(20, int))
-    assert fedgs("s.npz", "--metrics", "images")[0] == 0
 
 
 def test_missing_package_is_named_at_once(fedgs, monkeypatch):

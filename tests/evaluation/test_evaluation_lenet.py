@@ -36,14 +36,6 @@ def test_classifier_learns_and_its_outputs_have_documented_shapes():
     assert lenet.test_accuracy(found, wrong) < 0.1
 
 
-def test_second_call_trains_nothing_and_gives_the_same_bits(monkeypatch):
-    train = labelled(60, 0)
-    calls = record_calls(monkeypatch, lenet, "train_lenet")
-    first, second = (lenet.outputs(get(train), train.images) for _ in range(2))
-    assert len(calls) == 1
-    assert (first.logits == second.logits).all()
-
-
 def test_training_is_the_same_whatever_was_drawn_before():
     train = labelled(60, 0)
     states = []
@@ -70,20 +62,19 @@ def test_other_images_have_another_classifier(cache, change):
     assert len(list(cache.glob("lenet-*.safetensors"))) == 2
 
 
-def test_cache_is_private_and_holds_safetensors_and_json_only(cache):
-    get(labelled(60, 0))
-    assert cache.stat().st_mode & 0o777 == 0o700
-    (tensors,) = cache.glob("*.safetensors")
-    assert "conv1.weight" in load_file(tensors)
-    about = json.loads(tensors.with_suffix(".json").read_text())
-    assert about["num_images"] == 60
-    assert {path.suffix for path in cache.iterdir()} == {".safetensors", ".json"}
-
-
-def test_damaged_classifier_is_trained_again(cache):
+def test_classifier_is_cached_without_pickle_and_trained_again_if_damaged(
+    cache, monkeypatch
+):
     train = labelled(60, 0)
-    get(train)
+    calls = record_calls(monkeypatch, lenet, "train_lenet")
+    first, second = (lenet.outputs(get(train), train.images) for _ in range(2))
+    assert len(calls) == 1
+    assert (first.logits == second.logits).all()
+    assert cache.stat().st_mode & 0o777 == 0o700
     (path,) = cache.glob("*.safetensors")
+    assert "conv1.weight" in load_file(path)
+    assert json.loads(path.with_suffix(".json").read_text())["num_images"] == 60
+    assert {each.suffix for each in cache.iterdir()} == {".safetensors", ".json"}
     content = path.read_bytes()
     path.write_bytes(content[:100])
     get(train)

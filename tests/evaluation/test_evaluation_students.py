@@ -25,15 +25,6 @@ def test_student_learns_more_from_more_labels_and_from_right_ones():
     assert found["annotator"]["150"] < 0.1  # it was taught wrong labels
 
 
-def test_equal_labels_give_equal_curves_and_every_student_is_reported():
-    reports = []
-    labels = labelled(150, 0).labels
-    settings = {"num_steps": 5, "report": lambda *steps: reports.append(steps)}
-    found = curves(labels, **settings)
-    assert found["generator"] == found["annotator"]
-    assert reports == [(1, 4), (2, 4), (3, 4), (4, 4)]
-
-
 def test_student_of_few_labels_takes_many_passes(monkeypatch):
     passes = []
     monkeypatch.setattr(

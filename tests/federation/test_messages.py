@@ -1,7 +1,5 @@
 """Messages: only what is sanitized leaves a node, only what is well-formed enters."""
 
-import dataclasses
-
 import pytest
 import torch
 from safetensors.torch import load
@@ -17,7 +15,7 @@ from fedgs.mechanism.sanitizer import (
     clip,
     sanitize,
 )
-from hostile import NODE, ROUND, a_release, a_request, header_of
+from hostile import NODE, ROUND, a_release, a_request
 from refusals import assert_refused
 from tiny import tiny_config
 
@@ -52,17 +50,17 @@ def _encode(answer: object, config: RunConfig = CONFIG) -> dict:
         (0, (), messages.EVERYONE),
         (1, (0, 5), (0, 5)),
         (ROUND, (5,), (0, 1, 2, 3, 4, 5)),
+        (ROUND, messages.EVERYONE, messages.EVERYONE),
     ],
 )
 def test_a_request_survives_the_way_to_a_node(round, participants, trainees):
-    keep_round = max(round - 1, 0)
-    sent = _batch(
-        round=round,
-        participants=participants,
-        trainees=trainees,
-        keep_round=keep_round,
-    )
-    got = messages.decode_batch(messages.encode_batch(sent, CONFIG), CONFIG)
+    everyone = participants == messages.EVERYONE
+    config = tiny_config(client_selection="all") if everyone else CONFIG
+    asked = {"participants": participants, "trainees": trainees}
+    sent = _batch(round=round, keep_round=max(round - 1, 0), **asked)
+    payload = messages.encode_batch(sent, config)
+    assert {type(value) for value in payload.values()} <= {str, int, float, bytes}
+    got = messages.decode_batch(payload | {"run_folder": "/elsewhere"}, config)
     for field in ("round", "participants", "trainees", "keep_round"):
         assert getattr(got, field) == getattr(sent, field)
     assert torch.equal(got.images, sent.images)
@@ -70,28 +68,24 @@ def test_a_request_survives_the_way_to_a_node(round, participants, trainees):
     assert got.digest() == sent.digest()
 
 
-def test_an_answer_survives_the_way_to_the_server():
-    clipped = clip(PerSampleGradients(torch.ones(2, *RELEASE)), CONFIG.clip_bound)
+@pytest.mark.parametrize("settings", [{}, {"gradient_basis": "dct", "dct_size": 5}])
+def test_an_answer_survives_the_way_to_the_server(settings):
+    config = tiny_config(**settings)
+    grads = torch.ones(2, *config.release_shape)
+    clipped = clip(PerSampleGradients(grads), config.clip_bound)
     noise = NoiseStream(7, NODE, ROUND)
-    sent = sanitize([clipped], CONFIG.noise_std, noise, ROUND, NODE)
-    got = _decode(_encode(sent))
+    sent = sanitize([clipped], config.noise_std, noise, ROUND, NODE)
+    payload = _encode(sent, config)
+    # privacy.md section 5: no loss, no norm, no number of examples, no duration.
+    public = {"is_empty", "round", "node_id", "noise_std", "clip_bound", "request"}
+    assert set(payload) == public | {"tensors"}
+    assert set(load(payload["tensors"])) == {"gradients"}
+    assert {type(value) for value in payload.values()} <= {str, int, float, bytes}
+    got = _decode(payload, config)
     assert type(got) is SanitizedGradients
     assert torch.equal(got.values, sent.values)
     assert (got.round, got.node_id) == (ROUND, NODE)
     assert (got.noise_std, got.clip_bound) == (1.0, 1.0)  # 2 * C * sigma = 2 * 1 * 0.5
-
-
-def test_an_answer_in_the_dct_basis_survives():
-    config = tiny_config(dct_size=5)
-    sent = _release(torch.ones(4, 1, 5, 5))
-    assert torch.equal(_decode(_encode(sent), config).values, sent.values)
-
-
-def test_a_request_for_everyone_survives():
-    config = tiny_config(client_selection="all")
-    sent = _batch(participants=messages.EVERYONE)
-    got = messages.decode_batch(messages.encode_batch(sent, config), config)
-    assert got.participants == messages.EVERYONE
 
 
 def test_a_node_without_participants_answers_nothing():
@@ -113,26 +107,6 @@ def test_an_answer_names_the_request_that_it_answers():
     assert (
         messages.decode_answer(answer, CONFIG, _batch(keep_round=0), NODE) is not None
     )
-
-
-def test_a_reply_carries_the_release_and_public_identifiers_only():
-    # privacy.md section 5: no loss, no norm, no number of examples, no duration.
-    payload = _encode(_release())
-    assert set(payload) == {
-        "is_empty",
-        "round",
-        "node_id",
-        "noise_std",
-        "clip_bound",
-        "request",
-        "tensors",
-    }
-    assert set(load(payload["tensors"])) == {"gradients"}
-
-
-def test_messages_hold_scalars_and_bytes_only():
-    for payload in (messages.encode_batch(_batch(), CONFIG), _encode(_release())):
-        assert {type(value) for value in payload.values()} <= {str, int, float, bytes}
 
 
 # ------------------------------------------------------------ what cannot be encoded
@@ -167,11 +141,6 @@ def test_what_is_not_sanitized_cannot_be_encoded(unsanitized):
 # More of it is in tests/support/hostile_requests.py and hostile_answers.py.
 
 
-def test_a_request_may_name_the_run_folder():
-    payload = messages.encode_batch(_batch(), CONFIG) | {"run_folder": "/elsewhere"}
-    assert messages.decode_batch(payload, CONFIG) is not None
-
-
 @pytest.mark.parametrize("field", ["participants", "trainees"])
 @pytest.mark.parametrize(
     "clients",
@@ -187,25 +156,7 @@ def test_a_request_for_malformed_clients_is_refused(field, clients):
         messages.decode_batch(payload, CONFIG)
 
 
-@pytest.mark.parametrize(
-    "dtype", ["F4", "F6_E2M3", "F6_E3M2", "F8_E8M0", "F8_E4M3", "C64", "U16", "?"]
-)
-def test_a_tensor_of_an_exotic_type_is_refused(dtype):
-    tensor = {"dtype": dtype, "shape": [64], "data_offsets": [0, 64]}
-    for size in (32, 48, 64, 128, 512):
-        tensor["data_offsets"] = [0, size]
-        content = header_of(gradients=tensor) + b"\x01" * size
-        with pytest.raises(UserError):
-            _decode(_encode(_release()) | {"tensors": content})
-
-
 # --------------------------------------------------------------------------- digest
-
-
-def test_the_digest_is_a_function_of_what_is_asked():
-    assert _batch().digest() == _batch().digest()
-    # The bookkeeping may differ between two copies of one request.
-    assert _batch(keep_round=0).digest() == _batch().digest()
 
 
 @pytest.mark.parametrize(
@@ -218,16 +169,13 @@ def test_the_digest_is_a_function_of_what_is_asked():
         {"trainees": (2, 4)},
         {"labels": (torch.arange(8) + 1) % 3},
         {"images": _batch().images.roll(1, 0)},
+        {"images": torch.nextafter(_batch().images, torch.tensor(2.0))},
     ],
 )
 def test_another_request_has_another_digest(changes):
     assert _batch(**changes).digest() != _batch().digest()
-
-
-def test_one_bit_of_one_pixel_changes_the_digest():
-    images = _batch().images.clone()
-    images[7, 0, 15, 15] = torch.nextafter(images[7, 0, 15, 15], torch.tensor(2.0))
-    assert _batch(images=images).digest() != _batch().digest()
+    # The bookkeeping may differ between two copies of one request.
+    assert _batch(keep_round=0).digest() == _batch().digest()
 
 
 # -------------------------------------------------------------------------- clients
@@ -238,8 +186,3 @@ def test_a_node_finds_its_clients_in_its_own_order():
     assert messages.clients_of((5, 0, 3), range(3, 6)) == [3, 5]
     assert messages.clients_of((0, 99, -1), range(3, 6)) == []
     assert messages.clients_of((), range(3, 6)) == []
-
-
-def test_a_request_cannot_be_changed_after_it_was_hashed():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        _batch().round = 9

@@ -21,8 +21,7 @@ from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import node_folder, state_path, state_rounds
 from refusals import assert_refused
-from runs import limit_clients
-from tiny import SIZES, digest, request_of, tiny_config, tiny_data
+from tiny import digest, request_of, tiny_config, tiny_data
 
 
 def _config(**overrides: object) -> RunConfig:
@@ -67,108 +66,61 @@ def work(monkeypatch) -> dict[str, int]:
 # -------------------------------------------------------------------- repeated requests
 
 
-def test_a_repeated_request_gets_the_same_bytes_without_any_work(tmp_path, work):
+def test_a_repeated_request_gets_the_same_bytes_after_a_restart(tmp_path, work):
     config = _config()
     node, request = _node(config, tmp_path), request_of(config)
     first, state, done = node.answer(request), _digest(node), dict(work)
     assert done["normal"] == 1
+    assert (first.round, first.node_id) == (1, 0)
+    assert (first.noise_std, first.clip_bound) == (1.0, 1.0)  # 2 * C * sigma, C
     again = node.answer(dataclasses.replace(request, keep_round=1))
-    assert torch.equal(again.values, first.values)
-    assert work == done
-    assert _digest(node) == state
-
-
-def test_a_repeated_request_gets_the_same_bytes_after_a_restart(tmp_path, work):
-    config = _config()
-    node, request = _node(config, tmp_path), request_of(config)
-    first, done = node.answer(request), dict(work)
     node.save(keep_round=0)
     restarted = _node(config, tmp_path)
-    again = restarted.answer(request)
-    assert torch.equal(again.values, first.values)
-    assert (again.round, again.node_id) == (1, 0)
-    assert (again.noise_std, again.clip_bound) == (1.0, 1.0)  # 2 * C * sigma, C
+    for answer in (again, restarted.answer(request)):
+        assert torch.equal(answer.values, first.values)
     assert work == done
-    assert _digest(restarted) == _digest(node)
+    assert _digest(node) == _digest(restarted) == state
+    other = dataclasses.replace(request, labels=(request.labels + 1) % 3)
+    assert_refused("has already answered round 1", restarted.answer, other)
+    assert _counted(tmp_path) == [(1, 1)]
 
 
 def test_an_answer_that_was_lost_is_a_new_attempt_with_new_noise(tmp_path, work):
     config = _config()
+    config = dataclasses.replace(config, **_room_for(config, 2))
     request = request_of(config)
-    first = _node(config, tmp_path).answer(request)  # killed before `save`
-    second = _node(config, tmp_path).answer(request)
-    assert work["normal"] == 2
+    first, second = (_node(config, tmp_path).answer(request) for _ in range(2))
+    assert work["normal"] == 2  # each was killed before `save`
     assert not torch.isclose(first.values, second.values).all(dim=-1).any()
-
-
-def test_a_node_that_another_process_hosted_since_catches_up(tmp_path, work):
-    config = _config()
-    first, second = (_node(config, tmp_path) for _ in range(2))
-    first.answer(request_of(config, 1))
-    first.save(keep_round=0)
-    answer = second.answer(request_of(config, 2))
-    second.save(keep_round=0)
-    done = dict(work)
-    assert torch.equal(first.answer(request_of(config, 2)).values, answer.values)
-    assert work == done
-    assert _digest(first) == _digest(second)
+    assert _counted(tmp_path) == [(1, 1), (1, 2)]
+    with pytest.raises(ClientRefused, match="client_epsilon"):  # both are spent
+        _node(config, tmp_path).answer(request)
 
 
 # ---------------------------------------------------------------------- restored state
 
 
-@pytest.mark.parametrize("stacking", ["stacked", "loop"])
-@pytest.mark.parametrize("training", ["selected", "every_round"])
-def test_a_restored_node_goes_on_bit_for_bit(tmp_path, stacking, training):
-    config = _config(noise_seed=7, discriminator_training=training)
-    steady = _node(config, tmp_path / "steady")
-    for round in (1, 2, 3, 4):
-        expected = steady.answer(request_of(config, round))
-    for round in (1, 2, 3, 4):
-        restarted = _node(config, tmp_path / "restarted")
-        answer = restarted.answer(request_of(config, round))
-        restarted.save(keep_round=0)
-    assert torch.equal(answer.values, expected.values)
-    assert _digest(restarted) == _digest(steady)
+# (round, committed round) of every save, and the states that then are there: the
+# committed round's, or the newest before it, and the two newest.
+KEPT = {
+    "often": [
+        *((1, 0, [1]), (2, 0, [1, 2]), (3, 2, [2, 3]), (4, 2, [2, 3, 4])),
+        # Of round 6 on the file of round 2 stays until round 7 overwrites it.
+        *((5, 2, [2, 4, 5]), (6, 5, [2, 5, 6]), (7, 5, [5, 6, 7])),
+    ],
+    # At round 5 the state was that of 1.
+    "rarely": [(1, 0, [1]), (7, 5, [1, 7]), (8, 5, [1, 7, 8]), (9, 5, [1, 8, 9])],
+}
 
 
-def test_going_back_to_the_committed_state_repeats_the_rounds_bit_for_bit(tmp_path):
-    config = _config(noise_seed=7)
-    node = _node(config, tmp_path)
-    answers = {}
-    for round in (1, 2, 3, 4):
-        answers[round] = node.answer(request_of(config, round))
-        node.save(keep_round=2)
-    for round in (3, 4):  # what a resumed run does with rounds that did not commit
-        state_path(node_folder(tmp_path, 0), round).unlink()
-    resumed = _node(config, tmp_path)
-    for round in (3, 4):
-        again = resumed.answer(request_of(config, round))
-        assert torch.equal(again.values, answers[round].values)
-    assert _digest(resumed) == _digest(node)
-
-
-def test_old_states_are_removed_and_the_committed_one_is_kept(tmp_path):
+@pytest.mark.parametrize("takes_part", KEPT)
+def test_old_states_are_removed_and_the_committed_one_is_kept(tmp_path, takes_part):
     config = _config()
     node, folder = _node(config, tmp_path), node_folder(tmp_path, 0)
-    kept = []
-    for round, committed in ((1, 0), (2, 0), (3, 2), (4, 2), (5, 2), (6, 5), (7, 5)):
+    for round, committed, kept in KEPT[takes_part]:
         node.answer(request_of(config, round))
         node.save(committed)
-        kept.append(state_rounds(folder))
-    # The committed round, or the newest one before it, and the two newest; of round 6
-    # on the file of round 2 stays until round 7 overwrites it.
-    before, after = [[1], [1, 2], [2, 3], [2, 3, 4], [2, 4, 5]], [[2, 5, 6], [5, 6, 7]]
-    assert kept == before + after
-
-
-def test_the_committed_state_of_a_node_that_rarely_takes_part_is_kept(tmp_path):
-    config = _config()
-    node, folder = _node(config, tmp_path), node_folder(tmp_path, 0)
-    for round, committed in ((1, 0), (7, 5), (8, 5), (9, 5)):
-        node.answer(request_of(config, round))
-        node.save(committed)
-    assert state_rounds(folder) == [1, 8, 9]  # at round 5 the state was that of 1
+        assert state_rounds(folder) == kept
 
 
 def test_an_unchanged_node_writes_nothing(tmp_path):
@@ -213,25 +165,29 @@ def test_what_a_node_stores_is_its_discriminators_and_its_answer(tmp_path, sourc
         assert (mark.length, mark.head) == (1, count.head)
 
 
-def test_the_state_of_another_architecture_is_refused(tmp_path, saved):
-    other = _config(discriminator_dim=2)
-    with pytest.raises(UserError, match="another architecture"):
-        _node(other, tmp_path).answer(request_of(other, 2))
-
-
-def test_a_corrupted_state_is_refused(tmp_path, saved):
-    saved.write_bytes(saved.read_bytes()[:-1])
-    with pytest.raises(UserError, match="cannot be read"):
-        _node(_config(), tmp_path).answer(request_of(_config(), 2))
-
-
-def test_a_state_with_one_flipped_bit_is_refused(tmp_path, saved):
-    content = bytearray(saved.read_bytes())
-    content[-len(content) // 3] ^= 1  # of some weight
-    saved.write_bytes(content)
-    words = f"^{re.escape(str(saved))}: corrupted state, of another hash; restore it"
-    with pytest.raises(UserError, match=words):
-        _node(_config(), tmp_path).answer(request_of(_config(), 2))
+@pytest.mark.parametrize(
+    ("damage", "settings", "message"),
+    [
+        (lambda content: content, {"discriminator_dim": 2}, "another architecture"),
+        (lambda content: content[:-1], {}, "cannot be read"),
+        (  # one bit of some weight
+            lambda content: (
+                content[: (at := 2 * len(content) // 3)]
+                + bytes([content[at] ^ 1])
+                + content[at + 1 :]
+            ),
+            {},
+            "corrupted state, of another hash; restore it",
+        ),
+    ],
+)
+def test_a_state_that_is_not_the_nodes_is_refused(
+    tmp_path, saved, damage, settings, message
+):
+    saved.write_bytes(damage(saved.read_bytes()))
+    config = _config(**settings)
+    with pytest.raises(UserError, match=f"^{re.escape(str(saved.parent))}.*{message}"):
+        _node(config, tmp_path).answer(request_of(config, 2))
 
 
 # --------------------------------------------------------------- the clients' own count
@@ -266,23 +222,6 @@ def test_a_release_is_counted_on_the_disk_before_anything_is_computed(
     assert seen == [[(1, 1)], [(1, 1), (2, 1)]]
 
 
-def test_a_repeated_request_counts_once_also_after_a_restart(tmp_path):
-    config = _config()
-    node, request = _node(config, tmp_path), request_of(config)
-    for _ in range(2):
-        node.answer(request)
-    node.save(keep_round=0)
-    _node(config, tmp_path).answer(request)
-    assert _counted(tmp_path) == [(1, 1)]
-
-
-def test_an_answer_whose_bytes_are_gone_counts_again(tmp_path):
-    config, request = _config(), request_of(_config())
-    for _ in range(3):
-        _node(config, tmp_path).answer(request)  # killed before `save`
-    assert _counted(tmp_path) == [(1, 1), (1, 2), (1, 3)]
-
-
 def test_a_release_that_failed_half_way_stays_counted_and_leaves_no_answer(
     tmp_path, monkeypatch
 ):
@@ -311,13 +250,6 @@ def test_a_count_that_cannot_be_written_stops_the_release(tmp_path, monkeypatch,
     monkeypatch.setattr(Ledger, "append", full)
     assert_refused("no space left", node.answer, request)
     assert work == {"train": 0, "normal": 0}
-
-
-def test_training_without_a_release_is_not_counted(tmp_path):
-    config = _config(clients_per_node=3, discriminator_training="every_round")
-    node = _node(config, tmp_path, node_id=1)
-    assert node.answer(request_of(config, participants=(0, 2))) is None
-    assert _counted(tmp_path, node_id=1) == []
 
 
 def test_the_count_names_the_participants_and_the_nodes_own_noise(tmp_path):
@@ -363,16 +295,7 @@ def test_a_node_refuses_beyond_its_clients_epsilon(
     assert torch.equal(node.answer(last).values, answer.values)
 
 
-def test_lost_answers_use_up_epsilon(tmp_path, monkeypatch):
-    config = _config()
-    limit_clients(monkeypatch, **_room_for(config, 2))
-    for _ in range(2):
-        _node(config, tmp_path).answer(request_of(config))
-    with pytest.raises(ClientRefused, match="client_epsilon"):
-        _node(config, tmp_path).answer(request_of(config))
-
-
-def test_checking_changes_nothing(tmp_path, work, monkeypatch):
+def test_checking_changes_nothing(tmp_path, work):
     config = _config()
     limit_clients(monkeypatch, **_room_for(config, 2))
     node = _node(config, tmp_path)
@@ -430,15 +353,14 @@ def test_a_node_without_participants_trains_but_answers_nothing(tmp_path, work):
     config = _config(
         clients_per_node=3, discriminator_training="every_round", warm_start_rounds=0
     )
-    node = _node(config, tmp_path, node_id=1)
     request = request_of(config, participants=(0, 2))
-    assert node.answer(request) is None
-    assert node._discriminators.steps.tolist() == [2, 2, 2]
-    assert work == {"train": 2, "normal": 0}
-    node.save(keep_round=0)
-    restarted = _node(config, tmp_path, node_id=1)
-    assert restarted.answer(request) is None
-    assert work == {"train": 2, "normal": 0}
+    node = _node(config, tmp_path, node_id=1)
+    for asked in (node, _node(config, tmp_path, node_id=1)):
+        assert asked.answer(request) is None
+        asked.save(keep_round=0)
+        assert node._discriminators.steps.tolist() == [2, 2, 2]
+        assert work == {"train": 2, "normal": 0}
+    assert _counted(tmp_path, node_id=1) == []
 
 
 @pytest.mark.parametrize("fakes", [None, 8])
@@ -459,12 +381,6 @@ def test_a_node_warm_starts_once_when_it_is_first_asked(tmp_path, work, fakes):
     assert digest(restarted._discriminators.state()) == _digest(node)
 
 
-def test_clients_are_dealt_to_nodes_in_order(tmp_path):
-    config = _config(clients_per_node=4)
-    hosted = [list(_node(config, tmp_path, node).hosted) for node in (0, 1)]
-    assert hosted == [[0, 1, 2, 3], [4, 5]]
-
-
 @pytest.mark.parametrize("clients_per_node", [1, 4])
 def test_the_sum_of_all_nodes_does_not_depend_on_the_packing(
     tmp_path, clients_per_node
@@ -479,23 +395,6 @@ def test_the_sum_of_all_nodes_does_not_depend_on_the_packing(
         total += _node(config, tmp_path / "many", node_id).answer(request).values
     # Adam turns rounding near a zero gradient into steps: see test_discriminators.
     assert (total - expected).norm() < 1e-3 * expected.norm()
-
-
-def test_every_node_adds_noise_of_its_own(tmp_path):
-    settings = {"noise_seed": 7, "client_selection": "all", "clip_bound": 1e-9}
-    config = _config(clients_per_node=1, noise_multiplier=1e9, **settings)
-    request = request_of(config)
-    answers = [_node(config, tmp_path, node_id).answer(request) for node_id in range(6)]
-    for node_id, answer in enumerate(answers):
-        # noise_std = 2 * C * sigma = 2; the gradients of norm 1e-9 drown.
-        noise = NoiseStream(7, node_id, 1).normal((4, 1, 16, 16), 2.0)
-        expected = torch.from_numpy(noise).float()
-        torch.testing.assert_close(answer.values, expected, rtol=0, atol=1e-6)
-
-
-def test_the_tiny_problem_has_the_clients_that_the_tests_assume():
-    assert tiny_data(tiny_config()).sizes.tolist() == list(SIZES)
-    assert tiny_config().num_nodes == 6
 
 
 def test_only_a_sanitized_answer_is_kept(tmp_path, monkeypatch):

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import threading
-from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -114,24 +113,6 @@ def test_event_is_on_the_disk_before_the_round_is_sent(tmp_path, monkeypatch):
     assert order == expected
 
 
-@pytest.mark.parametrize("round", [1, 2, 3, 5])
-def test_ledger_counts_every_request_that_was_sent(tmp_path, round):
-    folder = create(tmp_path / "run")
-
-    class Crashing(Nodes):
-        def answers(self, request: FakeBatch):
-            found = super().answers(request)
-            if request.round == round:
-                raise KeyboardInterrupt
-            return found
-
-    crashing, nodes = Crashing(folder), Nodes(folder)
-    with pytest.raises(KeyboardInterrupt):
-        run(folder, crashing)
-    run(folder, nodes)
-    assert [event.round for event in events(folder)] == crashing.sent + nodes.sent
-
-
 def test_failed_append_sends_nothing(tmp_path, monkeypatch):
     folder = create(tmp_path / "run")
     nodes, append = Nodes(folder), Ledger.append
@@ -178,19 +159,6 @@ def test_nodes_prepare_once_when_first_needed_and_that_is_no_event(
     assert len(nodes.prepared) == len(set(nodes.prepared))
     assert set(nodes.prepared) == set(needed)
     assert nodes.sent == [event.round for event in events(folder)] == [1, 2, 3, 4, 5]
-
-
-def test_resumed_run_prepares_only_who_has_not_taken_part(tmp_path):
-    folder = create(tmp_path / "run", clients_per_round=1)
-    with pytest.raises(KeyboardInterrupt):
-        train_nodes(folder, Nodes(folder), interrupt_at(3), threading.Event())
-    before = {events(folder)[0].participants[0], events(folder)[1].participants[0]}
-    nodes = Nodes(folder)
-    run(folder, nodes)
-    needed = {event.participants[0] for event in events(folder)}
-    assert set(nodes.prepared) == needed - before
-    assert needed - before
-    assert before
 
 
 # ------------------------------------------------------------------ budget
@@ -257,35 +225,18 @@ def test_repeated_rounds_use_up_the_budget(tmp_path):
     assert committed(again) == whole - 2
 
 
-def test_calibrated_noise_lasts_for_all_rounds(tmp_path):
-    plan = open_config(noise_multiplier=None, target_epsilon=2.0, **BUDGETS["full"])
-    config = preparation.with_noise(plan)
-    folder = create(
-        tmp_path / "run",
-        num_rounds=3,
-        noise_multiplier=config.noise_multiplier,
-        target_epsilon=2.0,
-        **BUDGETS["full"],
-    )
-    run(folder, Nodes(folder))
-    assert 1.9 < spent(folder, events(folder)) <= 2.0
-
-
-def test_run_without_noise_or_target_is_refused():
-    with pytest.raises(UserError, match=r"noise_multiplier is unset: give --noise"):
-        preparation.with_noise(open_config(noise_multiplier=None))
-
-
 @pytest.mark.parametrize("noise", [{"noise_multiplier": 1.0}, {"target_epsilon": 9.0}])
 def test_one_owner_alone_is_refused_where_the_owner_is_the_unit(noise):
     alone = {"num_clients": 1, "clients_per_round": 1, "noise_multiplier": None}
     words = "num_clients = 1: .*; give data of more owners, or --privacy-unit record"
-    with pytest.raises(UserError, match=words):
-        preparation.with_noise(open_config(**alone | noise))
+    refused = preparation.with_noise
+    assert_refused(words, refused, open_config(**alone | noise))
     record = {"privacy_unit": "record", "partition": "iid"}
     for allowed in (record | noise, {"noise_multiplier": 0.0}):
         resolved = preparation.with_noise(open_config(**alone | allowed))
         assert resolved.num_clients == 1
+    words = "noise_multiplier is unset: give --noise"
+    assert_refused(words, refused, open_config(noise_multiplier=None))
 
 
 # ------------------------------------------------------------------ lost nodes
@@ -298,13 +249,17 @@ def test_too_few_answers_are_counted_and_discarded_and_the_run_resumes(tmp_path)
     whole = create(tmp_path / "whole", generator="resnet", **LOST)
     run(whole, Nodes(whole))
     folder = create(tmp_path / "run", generator="resnet", **LOST)
-    with pytest.raises(
-        RunStopped, match=r"round 3: 2 of 3 nodes .*min_nodes asks for 3"
-    ):
+    words = r"round 3: 2 of 3 nodes .*min_nodes asks for 3"
+    with pytest.raises(RunStopped, match=words):
         run(folder, Nodes(folder, lost={3: 1}))
     assert [event.round for event in events(folder)] == [1, 2, 3]
     assert committed(folder) == 2
     assert not (folder.path / "generator.safetensors").exists()
+    # Its release has no metrics, but it cannot be cut off.
+    ledger = (folder.path / "ledger.jsonl").read_bytes()
+    keep_lines(folder.path / "ledger.jsonl", 2)
+    assert_refused(r"line 2 is the last, .* saw 3", folder.read_ledger)
+    (folder.path / "ledger.jsonl").write_bytes(ledger)
     run(folder, Nodes(folder))
     assert attempts(folder) == [(1, 1), (2, 1), (3, 1), (3, 2), (4, 1)]
     assert generator(folder.path) == generator(whole.path)
@@ -318,43 +273,22 @@ def test_round_goes_on_with_min_nodes_and_counts_their_noise_only(tmp_path):
     assert num_answers(folder) == [3, 3, 2, 3]
 
 
-def test_round_below_min_nodes_stops_the_run(tmp_path):
-    folder = create(tmp_path / "run", min_nodes=2, **LOST)
-    with pytest.raises(RunStopped, match=r"1 of 3 nodes .*min_nodes asks for 2"):
-        run(folder, Nodes(folder, lost={2: 2}))
-    assert committed(folder) == 1
-
-
-def test_discarded_round_cannot_be_cut_off_the_ledger(tmp_path):
-    """Its release has no metrics, and no checkpoint where one was just committed."""
-    folder = create(tmp_path / "run", **LOST | {"checkpoint_every": 1})
-    with pytest.raises(RunStopped, match=r"round 3: 2 of 3 nodes"):
-        run(folder, Nodes(folder, lost={3: 1}))
-    keep_lines(folder.path / "ledger.jsonl", 2)
-    assert_refused(r"line 2 is the last, ledger.json saw 3", folder.read_ledger)
-
-
 # ------------------------------------------------------------------ stopping
 
 
-def test_stop_commits_a_checkpoint_and_the_run_resumes(tmp_path):
-    whole, folder = create(tmp_path / "whole"), create(tmp_path / "run")
-    run(whole, Nodes(whole))
-    stop = threading.Event()
+@pytest.mark.parametrize("num_rounds", [1, 5])
+def test_stop_commits_a_checkpoint_and_in_the_last_round_the_run(tmp_path, num_rounds):
+    folder, stop = create(tmp_path / "run", num_rounds=num_rounds), threading.Event()
     stop.set()
-    with pytest.raises(RunStopped, match="stopped after round 1"):
+    if num_rounds > 1:
+        with pytest.raises(RunStopped, match="stopped after round 1"):
+            run(folder, Nodes(folder), stop)
+        assert committed(folder) == 1
+        nodes = Nodes(folder)
+        run(folder, nodes)
+        assert nodes.sent == [2, 3, 4, 5]
+    else:
         run(folder, Nodes(folder), stop)
-    assert committed(folder) == 1
-    nodes = Nodes(folder)
-    run(folder, nodes)
-    assert nodes.sent == [2, 3, 4, 5]
-    assert generator(folder.path) == generator(whole.path)
-
-
-def test_stop_in_the_last_round_is_a_complete_run(tmp_path):
-    folder, stop = create(tmp_path / "run", num_rounds=1), threading.Event()
-    stop.set()
-    run(folder, Nodes(folder), stop)
     assert generator(folder.path)
 
 
@@ -373,12 +307,21 @@ def test_first_signal_asks_to_stop_and_the_second_one_ends(number):
 # ------------------------------------------------------------------ checkpoints
 
 
-def test_checkpoints_are_as_often_as_asked(tmp_path):
-    folder = create(tmp_path / "run", checkpoint_every=2)
-    nodes = Nodes(folder)
+def test_checkpoints_and_sample_grids_are_as_often_as_asked(tmp_path):
+    folder, kept = create(tmp_path / "run", checkpoint_every=2, sample_every=2), []
+
+    class Watched(Nodes):
+        def answers(self, request: FakeBatch):
+            kept.append(request.keep_round)
+            return super().answers(request)
+
+    nodes = Watched(folder)
     run(folder, nodes)
     assert nodes.saved == [0, 2, 4]  # before the commits of rounds 2, 4 and 5
+    assert kept == [0, 0, 2, 2, 4]  # nodes are told which state to keep
     assert committed(folder) == 5
+    names = sorted(path.name for path in (folder.path / "samples").iterdir())
+    assert names == ["round-0000002.png", "round-0000004.png", "round-0000005.png"]
 
 
 # 600 rounds of 3 s: at most every 10 s (4 rounds), then every 20 times the cost.
@@ -405,25 +348,6 @@ def test_automatic_checkpoints_cost_under_5_percent_of_the_time(
     assert len(saved) == number
     first = cost  # was not known before it was paid
     assert number * cost - first <= 0.05 * (clock.now - first)
-
-
-def test_nodes_are_told_which_state_to_keep(tmp_path):
-    folder, kept = create(tmp_path / "run"), []
-
-    class Watched(Nodes):
-        def answers(self, request: FakeBatch):
-            kept.append(request.keep_round)
-            return super().answers(request)
-
-    run(folder, Watched(folder))
-    assert kept == [0, 0, 2, 2, 4]
-
-
-def test_sample_grids_are_ten_over_the_run(tmp_path):
-    folder = create(tmp_path / "run", num_rounds=25)
-    run(folder, Nodes(folder))
-    names = sorted(path.stem for path in (folder.path / "samples").iterdir())
-    assert [int(name[-7:]) for name in names] == [*range(2, 25, 2), 25]
 
 
 @pytest.mark.parametrize(
@@ -477,21 +401,6 @@ def test_what_is_only_looked_at_ends_no_round_where_it_cannot_be_written(
     assert len(events(folder)) == 3
 
 
-def test_restored_server_is_bit_for_bit_the_saved_one(tmp_path):
-    folder = create(tmp_path / "run", generator="resnet")
-    run(folder, Nodes(folder))
-    one, other = (training.new_server(folder.config) for _ in range(2))
-    with closing(folder.ledger()) as ledger:
-        checkpoint.restore(folder, one)
-        folder.save_checkpoint(5, checkpoint.server_tensors(one), ledger)
-        checkpoint.restore(folder, other)
-    assert one.round == other.round == 5
-    saved, found = checkpoint.server_tensors(one), checkpoint.server_tensors(other)
-    assert saved.keys() == found.keys()
-    assert {name.split(".")[0] for name in saved} == {"generator", "ema", "adam"}
-    assert all(torch.equal(saved[name], found[name]) for name in saved)
-
-
 # ------------------------------------------------------------------ resolve
 
 
@@ -529,13 +438,6 @@ def test_settings_that_the_data_contradicts_are_refused(tiny_npz, settings, name
     assert_refused(named, preparation.resolve, RunConfig(**base | settings))
 
 
-def test_nodes_host_consecutive_clients():
-    config = tiny_config(clients_per_node=4)
-    assert nodes_of(config, (0, 3)) == [0]
-    assert nodes_of(config, (3, 4)) == [0, 1]
-    assert nodes_of(config, "all") == [0, 1]
-
-
 # ------------------------------------------------------------------ capacity
 
 
@@ -551,45 +453,29 @@ def test_number_of_discriminators_that_a_run_makes():
         assert preparation.clients_needed(dataclasses.replace(few, **setting)) == 6
 
 
-def test_state_of_a_published_discriminator():
-    """1,071,105 weights (methods.md 1), two Adam moments, 4 bytes each."""
-    paper = RunConfig(num_clients=1000, num_classes=10, num_rounds=20_000)
-    assert preparation.state_bytes(paper) == 1000 * 3 * 4 * 1_071_105
+STATE = 1000 * 3 * 4 * 1_071_105  # weights (methods.md 1), two Adam moments, 4 bytes
 
 
-def test_run_that_fits_is_let_through(tmp_path, monkeypatch):
-    state = preparation.state_bytes(tiny_config())
-    monkeypatch.setattr(preparation, "available_memory", lambda: state)
-    free = SimpleNamespace(free=3 * state)
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: free)
-    preparation.check_capacity(tiny_config(), tmp_path / "not" / "there")
-
-
-@pytest.mark.parametrize("what", ["memory", "disk"])
+@pytest.mark.parametrize(
+    ("settings", "memory", "disk", "needed"),
+    [
+        ({}, 2 * GIGABYTE, 3 * STATE, r"about 12.9 GB of memory, 2.0 GB are free"),
+        ({}, STATE, 2 * GIGABYTE, r"about 38.6 GB of disk, 2.0 GB are free"),
+        ({"device": "cuda"}, STATE, 3 * STATE, "device = cuda: no GPU .*--device cpu"),
+        ({}, STATE, 3 * STATE, None),
+    ],
+)
 def test_run_that_does_not_fit_is_refused_with_the_estimate(
-    tmp_path, monkeypatch, what
+    tmp_path, monkeypatch, settings, memory, disk, needed
 ):
-    paper = RunConfig(num_clients=1000, num_classes=10)
-    memory = 2 * GIGABYTE if what == "memory" else 99 * GIGABYTE
-    monkeypatch.setattr(preparation, "available_memory", lambda: memory)
-    free = SimpleNamespace(free=2 * GIGABYTE if what == "disk" else 99 * GIGABYTE)
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: free)
-    needed = "12.9" if what == "memory" else "38.6"
-    with pytest.raises(UserError) as caught:
-        preparation.check_capacity(paper, tmp_path)
-    text = str(caught.value)
-    assert text.startswith("discriminator_dim = 64: the discriminators of 1000 clients")
-    assert f"about {needed} GB of {what}, 2.0 GB are free; give a smaller" in text
-
-
-def test_available_memory_is_a_plausible_number():
-    assert 10**7 < preparation.available_memory() < 10**14
-
-
-def test_missing_gpu_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match=r"device = cuda: no GPU .*--device cpu"):
-        preparation.check_capacity(tiny_config(device="cuda"), tmp_path)
+    monkeypatch.setattr(preparation, "available_memory", lambda: memory)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=disk))
+    paper = RunConfig(num_clients=1000, num_classes=10, **settings)
+    if needed is None:
+        preparation.check_capacity(paper, tmp_path / "not" / "there")
+    else:
+        assert_refused(needed, preparation.check_capacity, paper, tmp_path)
 
 
 def test_an_attempt_counts_all_its_nodes_unless_they_follow_from_a_draw():

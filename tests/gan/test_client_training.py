@@ -17,7 +17,7 @@ from fedgs.federation.round import client_round, draw_fakes, new_server
 from fedgs.gan.client_training import Draws, draw_matching
 from fedgs.gan.discriminators import Discriminators
 from fedgs.mechanism.sanitizer import SanitizedGradients
-from tiny import SINGLE_IMAGE_CLIENT, SIZES, record_calls, tiny_config, tiny_data
+from tiny import SIZES, record_calls, tiny_config, tiny_data
 
 ALL = range(len(SIZES))
 FEW_LABELS = st.integers(0, 4)
@@ -40,17 +40,6 @@ def _draws(clients: Sequence[int], round: int = 1, **overrides: object) -> Draws
 
 
 # ---------------------------------------------------------------------------- records
-
-
-def test_the_single_image_of_a_client_is_every_real_image(monkeypatch):
-    config = tiny_config()
-    trained = record_calls(monkeypatch, Discriminators, "train")
-    only = (SINGLE_IMAGE_CLIENT,)
-    answer = _answer(config, _request(config, participants=only, trainees=only))
-    image = torch.from_numpy(tiny_data(config).client(SINGLE_IMAGE_CLIENT)[0])
-    for args in trained:
-        assert torch.equal(args[2], image.expand(1, 4, 1, 16, 16))
-    assert answer.values.isfinite().all()
 
 
 def test_clients_see_their_own_images_and_labels_only(monkeypatch):
@@ -88,12 +77,6 @@ def test_what_a_client_draws_depends_on_itself_and_the_round_only():
 
 
 # ------------------------------------------------------------------------------ fakes
-
-
-def test_the_steps_of_a_paper_round_take_fresh_batches_in_order():
-    # n_dis = 2 steps of 4 of the 8 fakes.
-    expected = [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert _draws([1, 3]).fakes.tolist() == [expected, expected]
 
 
 def test_a_round_can_reuse_one_set_of_fakes(monkeypatch):

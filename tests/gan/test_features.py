@@ -38,12 +38,19 @@ def sized(side: int, channels: int):
     return tiny_config(**STAGED | sizes)
 
 
-def test_every_kind_of_the_settings_has_a_network():
-    assert KINDS.keys() == FEATURES.keys()
+def zeros(kind: str):
+    shapes = KINDS[kind].shapes(tiny_config(**STAGED)).items()
+    return {name: torch.zeros(shape) for name, shape in shapes}
+
+
+@pytest.fixture(autouse=True)
+def _few_samples(monkeypatch):
+    monkeypatch.setattr(features, "CLASSIFIER_SAMPLES", 90)
+    monkeypatch.setattr(features, "SCALING_SAMPLES", 30)
 
 
 @pytest.mark.parametrize(("side", "channels"), [(16, 1), (28, 3), (32, 1)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FEATURES)
 def test_tensors_and_features_have_the_shapes_that_the_settings_say(
     kind, side, channels
 ):
@@ -53,38 +60,63 @@ def test_tensors_and_features_have_the_shapes_that_the_settings_say(
     assert shapes == KINDS[kind].shapes(config)
     assert {value.dtype for value in net.values()} == {torch.float32}
     assert all(value.isfinite().all() for value in net.values())
-    found = KINDS[kind].features(net, *fakes(side, channels)(6))
+    images, labels = fakes(side, channels)(6)
+    found = KINDS[kind].features(net, images, labels)
     assert found.shape == (6, FEATURES[kind](config))
+    # Those of an image do not depend on the others.
+    alone = [KINDS[kind].features(net, images[[i]], labels[[i]]) for i in range(6)]
+    assert torch.allclose(found, torch.cat(alone), atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_features_of_an_image_do_not_depend_on_the_others(kind):
-    net, (images, labels) = made(kind), fakes()(6)
-    together = KINDS[kind].features(net, images, labels)
-    alone = [KINDS[kind].features(net, images[[i]], labels[[i]]) for i in range(6)]
-    alone = torch.cat(alone)
-    assert torch.allclose(together, alone, atol=1e-5)
+def test_a_network_is_a_function_of_its_stream_and_leaves_no_trace(kind):
+    before = global_state()
+    assert digest(made(kind)) == digest(made(kind))
+    assert digest(made(kind)) != digest(made(kind, seed=1))
+    assert global_state() == before
+
+
+def test_a_classifier_tells_classes_apart_after_training():
+    """Its features: means of classes that differ by brightness lie apart."""
+
+    def sample(count: int):
+        labels = torch.arange(3).repeat(count // 3)
+        rng = np.random.default_rng(0)
+        images = rng.random((len(labels), 1, 16, 16), dtype=np.float32) / 4
+        return torch.from_numpy(images) + labels.view(-1, 1, 1, 1) / 4, labels
+
+    net = KINDS["classifier"].make(tiny_config(**STAGED), stream(0, "test"), sample)
+    images, labels = sample(90)
+    found = KINDS["classifier"].features(net, images, labels)
+    means = torch.stack([found[labels == label].mean(0) for label in range(3)])
+    within = (found - means[labels]).norm(dim=1).mean()
+    assert (means[0] - means[1]).norm() > within
+    assert (means[1] - means[2]).norm() > within
 
 
 # ------------------------------------------------------------------ the embedding
 
 
-def test_an_embedding_is_its_definition_image_by_image(monkeypatch):
+@pytest.mark.parametrize(("kind", "groups"), [("random", 3), ("scatter", 1)])
+def test_an_embedding_is_its_definition_image_by_image(monkeypatch, kind, groups):
     monkeypatch.setattr(features, "IMAGES_AT_ONCE", 2)
-    networks = [made("means", seed) for seed in (0, 1)]
+    networks = [made(kind, seed) for seed in (0, 1)]
     rng = torch.Generator().manual_seed(0)
     images = torch.rand(5, 1, 16, 16, generator=rng)
     labels = torch.tensor([2, 0, 0, 2, 2])  # no image of class 1
-    centre = torch.rand(2, 3, 16, generator=rng)
-    found = embedding("means", networks, centre, images, labels)
-    expected = torch.zeros(2, 3, 17, dtype=torch.float64)
+    size = FEATURES[kind](sized(16, 1))
+    centre = torch.rand(2, groups, size, generator=rng)
+    found = embedding(kind, networks, centre, images, labels)
+    expected = torch.zeros(2, groups, 1 + size, dtype=torch.float64)
     for index, net in enumerate(networks):
         for image, label in zip(images, labels, strict=True):
-            own = KINDS["means"].features(net, image[None], label[None])[0]
-            expected[index, label, 0] += 3 / 5 * 2  # MASS
-            expected[index, label, 1:] += 3 / 5 * (own - centre[index, label]).double()
-    assert torch.allclose(found, expected, atol=1e-5)
-    assert not found[:, 1].any()
+            group = int(label) if groups == 3 else 0
+            own = KINDS[kind].features(net, image[None], label[None])[0]
+            expected[index, group, 0] += groups / 5 * 2  # MASS
+            difference = (own - centre[index, group]).double()
+            expected[index, group, 1:] += groups / 5 * difference
+    assert torch.allclose(found, expected, atol=1e-4)
+    assert not found[:, 1:2].any()
     assert found.dtype == torch.float64
 
 
@@ -95,15 +127,6 @@ def test_a_client_without_images_has_the_embedding_zero(kind):
     nothing = (torch.zeros(0, 1, 16, 16), torch.zeros(0, dtype=torch.int64))
     values = embedding(kind, [made(kind)], centre, *nothing)
     assert torch.equal(values, torch.zeros(1, groups, centre.shape[2] + 1).double())
-
-
-def test_a_single_group_has_the_mean_over_all_images():
-    net, (images, labels) = made("scatter"), fakes()(9)
-    found = embedding("scatter", [net], torch.ones(1, 1, 136), images, labels)
-    mean = KINDS["scatter"].features(net, images, labels).double().mean(0) - 1
-    assert torch.allclose(
-        found[0, 0], torch.cat([torch.tensor([2.0]), mean]), atol=1e-4
-    )
 
 
 @given(
@@ -126,14 +149,3 @@ def test_no_embedding_is_shorter_than_any_clip_bound_that_is_allowed(
     for clip_bound in (1e-3, 1.0, 2.0):
         clipped = clip(PerSampleGradients(values[None, None]), clip_bound).values
         assert float(clipped.norm()) == pytest.approx(clip_bound, rel=1e-9)
-
-
-def test_with_all_classes_alike_it_is_the_difference_of_class_means():
-    net, images = made("means"), fakes()(9)[0]
-    labels = torch.arange(3).repeat(3)
-    centre = torch.rand(1, 3, 16)
-    found = KINDS["means"].features(net, images, labels).double()
-    means = torch.stack([found[labels == label].mean(0) for label in range(3)])
-    own = embedding("means", [net], centre, images, labels)
-    assert torch.allclose(own[:, :, 1:], means - centre.double(), atol=1e-5)
-    assert torch.equal(own[:, :, 0], torch.full((1, 3), 2.0, dtype=torch.float64))

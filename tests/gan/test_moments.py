@@ -1,7 +1,6 @@
 """Moments: a Gaussian for each class, against numpy's means and covariances."""
 
 import dataclasses
-import threading
 
 import numpy as np
 import pytest
@@ -10,23 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.fft import dctn, idctn
 
-from fedgs.federation import local
 from fedgs.federation.round import new_server, stage_request
-from fedgs.files import read_tensors
 from fedgs.gan import moments
 from fedgs.gan.features import QUADRATIC_WEIGHT, StageRelease, embedding, products
 from fedgs.gan.models import build_generator
 from fedgs.gan.moments import (
     expected,
     model_of,
-    set_generator,
     start_of,
     symmetric,
 )
-from fedgs.gan.stages import released
-from fedgs.runs.run_folder import RunFolder
-from runs import ignore
-from tiny import MOMENTS, tiny_config, tiny_data
+from fedgs.gan.stages import fit, released
+from tiny import MOMENTS, tiny_config
 
 CLASSES, FREQUENCIES, AXES = 3, 16, 4  # 4 x 4 low frequencies, latent_dim
 ALL_AXES = MOMENTS | {"latent_dim": FREQUENCIES, "noise_multiplier": 0.0}
@@ -47,10 +41,29 @@ def images_of(seed: int = 0, count: int = 60):
     return torch.from_numpy(images).float(), torch.from_numpy(labels)
 
 
+PUBLIC = ALL_AXES | {"stages": "moments", "num_rounds": 1, "stage_weights": None}
+PUBLIC |= {"public_data": "fonts"}
+
+
+def in_bytes(images):
+    """Returns images of `images_of` as a source has them, which has no fractions."""
+    return (images * 255).round().clamp(0, 255).byte()
+
+
 def low(images) -> np.ndarray:
     """Low frequencies by scipy, (n, 16)."""
     block = dctn(images.numpy(), axes=(2, 3), norm="ortho")[:, :, :4, :4]
     return block.reshape(len(images), -1).astype(np.float64)
+
+
+def assert_moments(model, images, labels, mean_atol, covariance_atol):
+    """A model's means and covariances, in frequencies, are numpy's of the images."""
+    for label in range(CLASSES):
+        own = low(images[labels == label])
+        assert np.allclose(model.mean[label], own.mean(0), atol=mean_atol)
+        covariance = model.back.T @ model.covariance[label] @ model.back
+        expected = np.cov(own.T, bias=True)
+        assert np.allclose(covariance, expected, atol=covariance_atol)
 
 
 def staged(config, clients, answer=None):
@@ -91,20 +104,15 @@ def test_symmetric_inverts_products(size, seed):
 # ------------------------------------------------------------------ without noise
 
 
-@pytest.mark.parametrize("more", [0, 1])
-def test_without_noise_the_model_is_numpys_means_and_covariances(more):
+@pytest.mark.parametrize("settings", [ALL_AXES, TWICE])
+def test_without_noise_the_model_is_numpys_means_and_covariances(settings):
     """Of all images pooled: the clients have as many images and weigh the same."""
-    config = tiny_config(**(TWICE if more else ALL_AXES))
+    config = tiny_config(**settings)
     images, labels = images_of()
     halves = (slice(0, 60, 2), slice(1, 60, 2))
     clients = [(images[half], labels[half]) for half in halves]
     model = model_of(config, staged(config, clients).stages)
-    frequencies = low(images)
-    for label in range(CLASSES):
-        own = frequencies[labels.numpy() == label]
-        assert np.allclose(model.mean[label], own.mean(0), atol=1e-4)
-        covariance = model.back.T @ model.covariance[label] @ model.back
-        assert np.allclose(covariance, np.cov(own.T, bias=True), atol=2e-3)
+    assert_moments(model, images, labels, 1e-4, 2e-3)
 
 
 def test_the_generator_draws_the_models_means_and_covariances():
@@ -124,22 +132,25 @@ def test_the_generator_draws_the_models_means_and_covariances():
     assert torch.equal(picture, mean[None].clamp(0, 1))
 
 
-def test_a_second_stage_of_moments_adds_what_the_model_does_not_explain():
-    """The first three releases are of other images; the fourth corrects them all."""
-    config, (images, labels) = tiny_config(**TWICE), images_of(1)
-    others = staged(config, [images_of(0)]).stages[:3]
-    before = model_of(config, others)
+@pytest.mark.parametrize("is_public", [False, True])
+def test_a_stage_of_moments_adds_what_the_model_does_not_explain(is_public):
+    """Of other images, three releases or a public start: the next one corrects all."""
+    config = tiny_config(**(PUBLIC if is_public else TWICE))
+    (images, labels), (others, their_labels) = images_of(1), images_of(0)
+    if is_public:
+        stages, start = [], start_of(config, in_bytes(others), their_labels)
+    else:
+        stages, start = staged(config, [(others, their_labels)]).stages[:3], None
+    before = start or model_of(config, stages)
     asked = ("moments", (before.network,), expected(before, "moments", CLASSES, 152))
     total = embedding(*asked, images, labels)
     wide = dataclasses.replace(config, num_clients=1, clip_bound=2 * CLASSES**0.5)
-    last = released(wide, 4, *asked[1:], total, 0.0)
-    after = model_of(config, [*others, last])
+    last = released(wide, len(stages) + 1, *asked[1:], total, 0.0)
+    after = model_of(config, [*stages, last], *([start] if start else []))
+    assert_moments(after, images, labels, 1e-3, 5e-3)
     for label in range(CLASSES):
         own = low(images[labels == label])
         assert not np.allclose(before.mean[label], own.mean(0), atol=0.02)
-        assert np.allclose(after.mean[label], own.mean(0), atol=1e-3)
-        covariance = after.back.T @ after.covariance[label] @ after.back
-        assert np.allclose(covariance, np.cov(own.T, bias=True), atol=5e-3)
 
 
 PARTED = TWICE | {"stages": "means,scatter,moments,parts"}
@@ -221,30 +232,12 @@ def test_fewer_axes_are_the_longest_ones():
 
 # ------------------------------------------------------------------ public images
 
-PUBLIC = ALL_AXES | {"stages": "moments", "num_rounds": 1}
-PUBLIC |= {"public_data": "fonts"}
 
-
-def in_bytes(images):
-    """Returns images of `images_of` as a source has them, which has no fractions."""
-    return (images * 255).round().clamp(0, 255).byte()
-
-
-def test_the_start_is_numpys_means_and_covariances_of_the_public_images():
+def test_a_public_start_has_numpys_moments_and_the_longest_axes_lengthened():
     images, labels = images_of()
     public = in_bytes(images)
-    start = start_of(tiny_config(**PUBLIC), public, labels)
-    frequencies = low(public / 255)
-    for label in range(CLASSES):
-        own = frequencies[labels.numpy() == label]
-        assert np.allclose(start.mean[label], own.mean(0), atol=1e-5)
-        covariance = start.back.T @ start.covariance[label] @ start.back
-        assert np.allclose(covariance, np.cov(own.T, bias=True), atol=1e-5)
-
-
-def test_the_starts_axes_are_the_longest_of_all_public_images_and_lengthened():
-    images, labels = images_of()
-    public = in_bytes(images)
+    whole = start_of(tiny_config(**PUBLIC), public, labels)
+    assert_moments(whole, public / 255, labels, 1e-5, 1e-5)
     start = start_of(tiny_config(**PUBLIC | {"latent_dim": AXES}), public, labels)
     lengths, axes = np.linalg.eigh(np.cov(low(public / 255).T, bias=True))
     lengths, axes = lengths[::-1][:AXES], axes[:, ::-1][:, :AXES]
@@ -253,23 +246,6 @@ def test_the_starts_axes_are_the_longest_of_all_public_images_and_lengthened():
     longer = lengths + lengths.mean()
     assert np.allclose(start.back.square().sum(1), longer, rtol=1e-4)
     assert np.allclose((start.back @ start.axes).numpy(), np.eye(AXES), atol=1e-6)
-
-
-def test_one_stage_of_moments_corrects_a_start_from_other_images():
-    config, (images, labels) = tiny_config(**PUBLIC), images_of(1)
-    others, other_labels = images_of(0)
-    start = start_of(config, in_bytes(others), other_labels)
-    asked = ("moments", (start.network,), expected(start, "moments", CLASSES, 152))
-    total = embedding(*asked, images, labels)
-    wide = dataclasses.replace(config, num_clients=1, clip_bound=2 * CLASSES**0.5)
-    release = released(wide, 1, *asked[1:], total, 0.0)
-    after = model_of(config, [release], start)
-    for label in range(CLASSES):
-        own = low(images[labels == label])
-        assert not np.allclose(start.mean[label], own.mean(0), atol=0.02)
-        assert np.allclose(after.mean[label], own.mean(0), atol=1e-3)
-        covariance = after.back.T @ after.covariance[label] @ after.back
-        assert np.allclose(covariance, np.cov(own.T, bias=True), atol=5e-3)
 
 
 def test_a_release_that_is_all_noise_leaves_what_makes_the_public_classes_differ():
@@ -335,35 +311,10 @@ def test_an_eigenvalue_is_corrected_for_what_noise_adds_to_it():
     assert np.mean(found) == pytest.approx(1, abs=0.02)  # uncorrected: 1.02
 
 
-@given(
-    st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20),
-    st.floats(0, 1e12),
-)
-def test_belief_lies_between_0_and_1(values, variance):
-    belief = moments._belief(torch.tensor(values), torch.tensor(variance))
-    assert 0 <= belief <= 1
-    assert variance > 0 or belief in (0, 1)
-
-
 def test_belief_is_the_share_that_is_not_noise():
     values = torch.tensor([3.0, 4.0])
     assert moments._belief(values, torch.tensor(2.5)) == pytest.approx(0.8)
     assert moments._belief(values, torch.tensor(12.5)) == 0
-
-
-def test_without_signal_nothing_is_believed_of_what_makes_classes_differ():
-    config = tiny_config(**ALL_AXES)
-    model = model_of(config, staged(config, [images_of()]).stages[:2])
-    blank = expected(model, "moments", CLASSES, 152)
-    rng = np.random.default_rng(0)
-    noise = torch.from_numpy(rng.normal(0, 1.0, blank.shape)).float()
-    release = StageRelease("moments", (), blank + noise, torch.full((CLASSES,), 3.0))
-    after = moments._with_moments(
-        model, release.target[0].double(), release.noise_std.double()
-    )
-    assert torch.equal(after.mean, model.mean)
-    spread = after.covariance - after.covariance.mean(0)
-    assert spread.abs().max() < 1e-9  # one for all classes, as before
 
 
 @settings(max_examples=20)
@@ -397,28 +348,3 @@ def test_the_expected_features_of_a_model_are_those_of_its_samples():
     assert torch.allclose(second, model.covariance, atol=1e-6)
     for kind, features in (("means", 16), ("scatter", 136)):
         assert not expected(model, kind, CLASSES, features).any()
-
-
-def test_other_generators_are_not_set():
-    config = tiny_config(latent_dim=AXES)
-    other = build_generator(config, 0)
-    with pytest.raises(TypeError, match="no other generator"):
-        set_generator(
-            tiny_config(**MOMENTS), model_of(tiny_config(**MOMENTS), []), other
-        )
-
-
-def test_gradient_rounds_change_the_gaussian_a_little(tmp_path):
-    """Two Adam steps move no weight by much more than two learning rates."""
-    tensors = []
-    for rounds in (3, 5):
-        path = str(tmp_path / str(rounds))
-        config = tiny_config(output=path, **MOMENTS | {"num_rounds": rounds})
-        config = dataclasses.replace(config, noise_multiplier=0.02)
-        folder = RunFolder.create(config)
-        local.train(folder, tiny_data(config), ignore, threading.Event())
-        tensors.append(read_tensors(folder.path / "generator.safetensors")[0])
-    for name in ("mean", "factor"):
-        moved = (tensors[0][name] - tensors[1][name]).abs()
-        assert 0 < moved.max() < 4 * config.generator_learning_rate
-        assert tensors[0][name].std() > 20 * moved.max()

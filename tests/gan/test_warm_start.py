@@ -49,32 +49,17 @@ def test_the_local_warm_start_is_a_plain_wgan_gp_of_each_client():
             torch.testing.assert_close(ours, value.data, **PLAIN_TOLERANCE, msg=name)
 
 
-@pytest.mark.parametrize("fakes", [None, 8])
-@pytest.mark.parametrize("warm_start_rounds", [0, 3])
-def test_the_warm_start_has_a_fixed_length_for_every_client(fakes, warm_start_rounds):
-    config = tiny.tiny_config(
-        fakes_per_round=fakes, warm_start_rounds=warm_start_rounds
-    )
-    # T_w rounds of n_dis = 2 steps, whatever a client owns.
-    assert _warm(config).steps.tolist() == [2 * warm_start_rounds] * 6
-
-
-@pytest.mark.parametrize("fakes", [None, 8])
-def test_the_warm_start_is_deterministic(fakes):
-    config = tiny.tiny_config(fakes_per_round=fakes)
-    first, again = _warm(config), _warm(config)
-    assert tiny.digest(first.state()) == tiny.digest(again.state())
-    other = _warm(dataclasses.replace(config, seed=6))
-    assert tiny.digest(first.state()) != tiny.digest(other.state())
-
-
-@pytest.mark.parametrize("fakes", [None, 8])
-def test_the_warm_start_of_a_client_does_not_depend_on_its_node(fakes):
-    config = tiny.tiny_config(fakes_per_round=fakes, discriminator_learning_rate=1e-3)
+@pytest.mark.parametrize("kind", ["local", "public"])
+def test_the_warm_start_of_a_client_does_not_depend_on_its_node(kind):
+    config = tiny.tiny_config(warm_start=kind, discriminator_learning_rate=1e-3)
     together, alone = _warm(config), _warm(config, hosted=[4])
     for name, value in together.params.items():
         # 4 steps of 1e-3; see test_discriminators for the tolerance.
         torch.testing.assert_close(value[4], alone.params[name][0], rtol=0, atol=2e-5)
+    # T_w = 2 rounds of n_dis = 2 steps, whatever a client owns; or none.
+    assert together.steps.tolist() == [4] * 6
+    none = dataclasses.replace(config, warm_start_rounds=0)
+    assert _warm(none).steps.tolist() == [0] * 6
 
 
 def test_the_public_warm_start_uses_the_servers_fakes_only(monkeypatch):

@@ -1,4 +1,4 @@
-"""Flower's two sides without Ray: bits, failures, and what a reply may hold.
+"""Flower's two sides without Ray: workers, failures, and what a reply may hold.
 
 The nodes are in this process, see `simulated_grid`.
 """
@@ -27,7 +27,7 @@ from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder, node_folder, state_rounds
 from refusals import assert_refused
-from runs import attempts, events, interrupt_at, limit_clients, num_answers, train
+from runs import attempts, num_answers, train
 from server import server_app, strategy
 from server.strategy import GsWgan
 from simulated_grid import MODES, FakeGrid, Spoil, product, round_of, spoil_at, start
@@ -39,30 +39,7 @@ def node_state(folder: RunFolder, node: int) -> dict[str, list]:
     return {name: value.tolist() for name, value in read_tensors(last)[0].items()}
 
 
-# ------------------------------------------------------------------ bit for bit
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_flower_trains_bit_for_bit_as_the_local_engine(create, mode):
-    flower, alone = (create(name, **MODES[mode]) for name in ("flower", "local"))
-    start(flower, FakeGrid(flower.config.num_nodes))
-    train(alone)
-    assert product(flower) == product(alone)
-    assert events(flower) == events(alone)
-    made = sorted(path.name for path in alone.private.iterdir())
-    assert sorted(path.name for path in flower.private.iterdir()) == made
-    for name in made:
-        node = int(name[-5:])
-        assert node_state(flower, node) == node_state(alone, node)
-
-
-@pytest.mark.parametrize("mode", ["selected", "full participation"])
-def test_nodes_may_hop_between_workers(create, mode):
-    """Three workers that keep few nodes: most messages find an old state, or none."""
-    flower, alone = (create(name, **MODES[mode]) for name in ("flower", "local"))
-    start(flower, FakeGrid(flower.config.num_nodes, num_workers=3))
-    train(alone)
-    assert product(flower) == product(alone)
+# ------------------------------------------------------------------ workers
 
 
 def test_worker_keeps_its_share_of_the_nodes_only(create):
@@ -71,19 +48,6 @@ def test_worker_keeps_its_share_of_the_nodes_only(create):
     start(folder, grid)
     (worker,) = grid.workers[0].values()
     assert len(worker.nodes) == 3  # 6 nodes by 3 workers, and one
-
-
-@pytest.mark.parametrize(
-    ("mode", "round"), [("selected", 3), ("full participation", 1)]
-)
-def test_resumed_simulation_equals_the_uninterrupted_one(create, mode, round):
-    whole, folder = (create(name, **MODES[mode]) for name in ("whole", "run"))
-    start(whole, FakeGrid(whole.config.num_nodes))
-    with pytest.raises(KeyboardInterrupt):
-        start(folder, FakeGrid(folder.config.num_nodes), interrupt_at(round))
-    start(RunFolder.open(folder.path), FakeGrid(folder.config.num_nodes))
-    assert product(folder) == product(whole)
-    assert len(attempts(folder)) > 3
 
 
 # ------------------------------------------------------------------ what leaves a node
