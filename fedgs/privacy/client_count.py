@@ -20,13 +20,11 @@ Source: docs/privacy.md, "A client that limits itself".
 """
 
 import contextlib
-import hashlib
-import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,21 +43,6 @@ COUNT_REMEDY = "restore it from a copy: it is the record of the privacy spent"
 Received = tuple[str, int, str] | None
 LOCK_POLL_SECONDS = 0.01  # other nodes hold the count for one fsync
 _VERSION = "format"  # key of clients.json: from 2 on, `WHOLE` stands for all shards
-
-
-class Mark(NamedTuple):
-    """Where a count was when a release was in it; it never gets shorter.
-
-    Attributes:
-        ledger: name of the file.
-        length, head: of the ledger.
-        owner: hash of the clients that it counts.
-    """
-
-    ledger: str
-    length: int
-    head: str
-    owner: str
 
 
 class ReleaseCount:
@@ -129,16 +112,13 @@ class ReleaseCount:
             with self._held():
                 self._check(event, limits)
 
-    def charge(self, event: Event, limits: Limits) -> Mark:
+    def charge(self, event: Event, limits: Limits) -> None:
         """Counts a release; once this returns the count is on the disk.
 
         Args:
             event: its participants are positions in the clients given, shards too; its
                 attempt is set here.
             limits: of these clients.
-
-        Returns:
-            Where the count is now.
 
         Raises:
             ClientRefused: a participant would exceed its client_epsilon; nothing is
@@ -158,37 +138,6 @@ class ReleaseCount:
             attempt = self._attempts[event.round] + 1
             ledger.append(replace(self._own_event(event), attempt=attempt))
             self._add_new()
-            name, owner = ledger.path.name, _owner(self.clients)
-            return Mark(name, ledger.length, ledger.head, owner)
-
-    def check_history(self, marks: Iterable[Mark]) -> None:
-        """Refuses a count that is shorter than it once was, or another one.
-
-        Args:
-            marks: of `charge`, at earlier times, also of other clients' ledgers.
-
-        Raises:
-            UserError: names the file, and says what it must hold.
-        """
-        index = self._read_index()
-        ledgers: dict[str, Ledger | None] = {}
-        for name, length, head, owner in marks:
-            path = self.folder / name
-            if name not in ledgers:
-                ledgers[name] = Ledger.read(path) if path.exists() else None
-            found = ledgers[name]
-            if found is None or found.head_at(length) != head:
-                raise UserError(
-                    f"{path}: this client's own count was rolled back, deleted or "
-                    f"exchanged: it has {found.length if found else 0} releases, and "
-                    f"must begin with {length}, the last one with the hash {head}; "
-                    + COUNT_REMEDY
-                )
-            if _owner(index.get(name)) != owner:
-                raise UserError(
-                    f"{self.folder / 'clients.json'}: was deleted or exchanged: {name} "
-                    f"counts the releases of other clients than it says; {COUNT_REMEDY}"
-                )
 
     def is_masked_under(self, context: str) -> bool:
         """Tells whether something was already masked under this key.
@@ -368,10 +317,6 @@ class ReleaseCount:
         self._ledgers[name] = ledger, places
         self._own = ledger
         return ledger
-
-
-def _owner(clients: list[str] | None) -> str:
-    return hashlib.sha256(json.dumps(clients).encode()).hexdigest()
 
 
 @contextlib.contextmanager

@@ -74,7 +74,7 @@ def _node(site: Site, num_clients: int, **settings: object) -> Node:
         | settings
     )
     place = DeployedPlace(site, f"{next(RUNS):016x}")
-    joined = place.join(public_settings(config), [("a" * 16, 0)])
+    joined = place.join(public_settings(config))
     if joined.refusal is not None:
         raise joined.refusal
     return place.worker().node(0)
@@ -305,7 +305,7 @@ def test_amplification_is_refused_where_nodes_are_deployed(tmp_path):
         assert_refused(REFUSED, attempt)
     settings = public_settings(config)
     place = DeployedPlace(_site(tmp_path, 3), "0" * 16)
-    assert_refused(REFUSED, place.join, settings, [("a" * 16, 0)])
+    assert_refused(REFUSED, place.join, settings)
 
 
 def test_an_older_deployed_run_with_amplification_gets_none(tmp_path, monkeypatch):

@@ -146,6 +146,8 @@ def released(start: str, round: str, key: str = "") -> dict[str, str]:
         {"start": "0" * 16},
         UNTOLD | {"start": "../.."},
         UNTOLD | {"start": 3},
+        UNTOLD | {"since": -1},
+        UNTOLD | {"since": "0"},
         UNTOLD | {"answered": 3},
         UNTOLD | {"answered": "null"},
         released("../../etc/passwd", "1"),
@@ -160,8 +162,8 @@ def test_a_server_that_does_not_say_what_it_has_is_refused(told):
 
 
 def test_what_a_server_has_is_read_as_it_is_written():
-    assert told_of(UNTOLD) == ("0" * 16, None)
-    assert told_of(released("1" * 16, "12", "f" * 64))[1] == ("1" * 16, 12, "f" * 64)
+    assert told_of(UNTOLD) == ("0" * 16, 0, None)
+    assert told_of(released("1" * 16, "12", "f" * 64))[2] == ("1" * 16, 12, "f" * 64)
 
 
 def test_a_client_refuses_a_request_that_says_nothing_of_its_answers(deploy):

@@ -173,7 +173,7 @@ def test_a_false_key_with_an_answer_is_not_listed(masked):
 
 
 def test_a_client_says_that_it_released_in_every_attempt(masked):
-    """A server whose ledger is restored from a backup hears of each of them."""
+    """A server of an older backup hears of each of them."""
     run = masked(min_nodes=2)
     lost: list[Message] = []
 
@@ -187,7 +187,7 @@ def test_a_client_says_that_it_released_in_every_attempt(masked):
         run.start(interrupt_at(2))
     (path,) = run.clients[0].state_dir.glob("*/run.json")
     place = place_of(run, run_id=path.parent.name)
-    assert place.join(read_json(path), [("f" * 16, 0)]).released == [1, 2]
+    assert place.join(read_json(path)).released == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_client_with_peers_releases_under_masks_only_and_without_them_never(
         for name in ("peers", "key", "min-peers"):
             del config[name]
     settings = run.folder.config.to_flat()
-    joined = place_of(run).join(settings, [("0" * 16, 0)])
+    joined = place_of(run).join(settings)
     assert isinstance(joined.refusal, ClientRefused)
     assert problem in str(joined.refusal)
     assert reason_of("a", joined.refusal) == "a refused by its clients' limit: peers"
@@ -361,9 +361,9 @@ def test_a_client_joins_no_run_of_invented_nodes_or_too_few(masked, names, probl
     settings |= dict.fromkeys(("num_clients", "clients_per_round"), 2 * len(names))
     place = place_of(run)
     if len(names) > 1:
-        refusal = place.join(settings, [("0" * 16, 0)]).refusal
+        refusal = place.join(settings).refusal
     else:
         with pytest.raises(UserError) as raised:
-            place.join(settings, [("0" * 16, 0)])
+            place.join(settings)
         refusal = raised.value
     assert problem in str(refusal)

@@ -198,10 +198,10 @@ class Deployment:
         self.grid.on_push = lambda name, request: True
         self.grid.on_look = lambda: None
 
-    def start(self, report: runs.Report = runs.ignore, **how: bool) -> None:
+    def start(self, report: runs.Report = runs.ignore) -> None:
         """Starts the server, from its checkpoint on."""
         self.folder = RunFolder.open(self.folder.path)
-        GsWgan(self.folder, report, self.stop, **how).start(self.grid)
+        GsWgan(self.folder, report, self.stop).start(self.grid)
 
     def attempts(self) -> list[tuple[int, int]]:
         return runs.attempts(self.folder)
@@ -279,11 +279,10 @@ def kill_after_count(
     killed: list[int] = []
     save = ReleaseCount.charge
 
-    def charge(self: ReleaseCount, event: Any, limits: Any) -> Any:
-        mark = save(self, event, limits)
+    def charge(self: ReleaseCount, event: Any, limits: Any) -> None:
+        save(self, event, limits)
         if event.round == round and not killed:
             killed.append(1)
             end()
-        return mark
 
     monkeypatch.setattr(ReleaseCount, "charge", charge)
