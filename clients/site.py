@@ -364,7 +364,6 @@ class DeployedPlace:
         data = own_images(config, hosted)
         names = [data.client_names[client] for client in hosted]
         count = ReleaseCount(counts, names)
-        count.upgrade()
         everyone = range(len(hosted))
         event = release_event(config, 1, everyone, len(hosted), limits.shares(config))
         count.check(event, limits)
@@ -495,7 +494,10 @@ def told_of(payload: Mapping[str, object]) -> tuple[str, int, Received]:
     start, since = str(payload.get("start")), payload.get("since")
     answered = payload.get("answered")
     last = RELEASE.fullmatch(str(answered))
-    is_place = NAME.fullmatch(start) and type(since) is int and since >= 0
-    if not is_place or not (last or answered == ""):
+    if (
+        type(since) is not int
+        or since < 0
+        or not (NAME.fullmatch(start) and (last or answered == ""))
+    ):
         raise UserError("request without what the server has of this node: refused")
     return start, since, last and (last[1], int(last[2]), last[3])

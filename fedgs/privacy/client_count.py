@@ -42,7 +42,7 @@ COUNT_REMEDY = "restore it from a copy: it is the record of the privacy spent"
 # where the answer came late. None: the server has nothing.
 Received = tuple[str, int, str] | None
 LOCK_POLL_SECONDS = 0.01  # other nodes hold the count for one fsync
-_VERSION = "format"  # key of clients.json: from 2 on, `WHOLE` stands for all shards
+FORMAT = 2  # of clients.json
 
 
 class ReleaseCount:
@@ -229,20 +229,6 @@ class ReleaseCount:
 
     # -------------------------------------------------------------- files
 
-    def upgrade(self) -> None:
-        """Has releases of an older version, counted by shard, count for all; once.
-
-        Names like those of shards may have been the data's own: then more counts than
-        was released, never less.
-        """
-        with _locked(self.folder):
-            index = self._read_index()
-            if _VERSION not in index:
-                for name, clients in index.items():
-                    if clients == [str(shard) for shard in range(len(clients))]:
-                        index[name] = [WHOLE]
-                write_json(self.folder / "clients.json", {**index, _VERSION: 2})
-
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
         """Holds the folder against other nodes and runs, with the count up to date."""
@@ -258,12 +244,19 @@ class ReleaseCount:
 
     def _read_index(self) -> dict[str, Any]:
         path = self.folder / "clients.json"
-        return read_json(path) if path.exists() else {}
+        if not path.exists():
+            return {}
+        index = read_json(path)
+        if index.pop("format", None) != FORMAT:
+            raise UserError(
+                f"{path}: of another format; use the version of fedgs that wrote it"
+            )
+        return index
 
     def _catch_up(self) -> None:
         """Adds what was released since the last look, by whichever process."""
         for name, clients in self._read_index().items():
-            if name not in self._ledgers and name != _VERSION:
+            if name not in self._ledgers:
                 self._add_ledger(name, clients)
         for ledger, _ in self._ledgers.values():
             ledger.reopen()
@@ -302,7 +295,7 @@ class ReleaseCount:
     def _new_ledger(self) -> Ledger:
         """Makes these clients' ledger, then names it in the index."""
         index = self._read_index()
-        name = f"releases-{len(index.keys() - {_VERSION}):05d}.jsonl"
+        name = f"releases-{len(index):05d}.jsonl"
         # The file comes first: empty after a crash here, it is taken again.
         ledger = Ledger.open(self.folder / name)
         # Its clients are not known, so their spending could not be charged to anybody.
@@ -312,7 +305,8 @@ class ReleaseCount:
                 f"{self.folder / name}: clients.json does not say whose releases these "
                 "are; restore it from a copy"
             )
-        write_json(self.folder / "clients.json", {**index, name: self.clients})
+        content = {**index, name: self.clients, "format": FORMAT}
+        write_json(self.folder / "clients.json", content)
         places = None if self.is_whole else np.arange(len(self.clients))
         self._ledgers[name] = ledger, places
         self._own = ledger

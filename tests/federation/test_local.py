@@ -344,7 +344,7 @@ def counted(folder: RunFolder) -> Counter[int]:
     """How often each client has released, by its own node's count."""
     found: Counter[int] = Counter()
     for path in folder.private.glob("node-*/releases-*.jsonl"):
-        (names,) = json.loads((path.parent / "clients.json").read_text()).values()
+        names = json.loads((path.parent / "clients.json").read_text())[path.name]
         for event in Ledger.read(path).events:
             asked = event.participants
             positions = range(len(names)) if asked == "all" else asked

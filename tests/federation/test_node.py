@@ -321,7 +321,7 @@ def test_the_count_names_the_participants_and_the_nodes_own_noise(tmp_path):
     assert (event.noise_std, event.clip_bound, event.batch_size) == (2.0, 0.5, 4)
     assert (event.planned_nodes, event.counted_nodes) == (1, 1)
     names = json.loads((folder / "clients.json").read_text())
-    assert names == {"releases-00000.jsonl": ["3", "4", "5"]}
+    assert names["releases-00000.jsonl"] == ["3", "4", "5"]
 
 
 # ------------------------------------------------------------------- refused by a limit

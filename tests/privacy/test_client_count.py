@@ -67,7 +67,8 @@ def test_a_charge_is_one_line_on_the_disk_when_it_returns(tmp_path, monkeypatch)
     assert (second["round"], second["participants"]) == (2, [0, 2])
     assert first["planned_nodes"] == first["counted_nodes"] == 1
     assert json.loads((tmp_path / "clients.json").read_text()) == {
-        "releases-00000.jsonl": list(NAMES)
+        "releases-00000.jsonl": list(NAMES),
+        "format": 2,
     }
 
 
@@ -300,6 +301,12 @@ def test_lines_that_vanish_while_the_node_runs_are_noticed(counted):
 def test_a_count_without_its_names_is_refused(counted):
     (counted / "clients.json").unlink()
     _charge_refused(ReleaseCount(counted, NAMES), "does not say whose releases")
+
+
+def test_a_count_of_another_format_is_refused(counted):
+    """Before format 2 shards were counted by their names."""
+    (counted / "clients.json").write_text('{"releases-00000.jsonl": ["0", "1"]}')
+    _charge_refused(ReleaseCount(counted, NAMES), "clients.json: of another format")
 
 
 @pytest.mark.parametrize("is_known", [False, True])
