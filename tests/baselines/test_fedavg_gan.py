@@ -404,7 +404,7 @@ def test_a_repeated_request_gets_the_same_bytes_without_a_seed(tmp_path):
 
     network = on_flower(run, keep)
     last = seen[-1]
-    again = network.app(
+    again = network.client_app(
         message=last, context=network.contexts[last.metadata.dst_node_id]
     )
     first = network.replies[-1][2]

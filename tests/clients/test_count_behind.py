@@ -3,8 +3,6 @@
 Of Fed-Avg GAN's updates: tests/baselines/test_deployed.py.
 """
 
-import shutil
-
 import pytest
 from flwr.app import ConfigRecord, Message
 
@@ -179,27 +177,3 @@ def test_a_client_refuses_a_request_that_says_nothing_of_its_answers(deploy):
     with pytest.raises(RunStopped, match="0 of 3 nodes"):
         run.start()
     assert not list(run.root.glob("state-*/releases/*.jsonl"))
-
-
-@pytest.mark.slow
-def test_a_killed_client_with_an_older_state_answers_no_more(deployment):
-    """Real processes; the run goes on meanwhile, without it."""
-    live = deployment
-    server, clients = live.serve(), {name: live.join(name) for name in live.names}
-    submitted = live.start_run(num_rounds=200, min_nodes=1, round_timeout=15)
-    state, backup = live.folder / "fedgs-client-b", live.folder / "backup"
-    count = state / "releases" / "releases-00000.jsonl"
-    live.until_round(3, server, submitted, *clients.values())
-    shutil.copytree(state, backup)
-    live.until_round(6, server, submitted, *clients.values())
-    live.machines.kill(clients["b"])
-    shutil.rmtree(state)
-    shutil.copytree(backup, state)
-    before = count.read_bytes()
-    client = live.join("b")
-    log = state / "error.log"
-    live.until(log.exists, server, submitted, client)
-    live.until_next_round(server, submitted, client)
-    live.until_next_round(server, submitted, client)
-    assert BEHIND in log.read_text()
-    assert count.read_bytes() == before

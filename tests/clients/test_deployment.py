@@ -14,7 +14,7 @@ from flwr.app import Message
 
 from clients import site as deployment
 from clients.site import Site
-from deployed_grid import LIMITS, MODES, NAMES, Deployment, place_of
+from deployed_grid import LIMITS, NAMES, Deployment, place_of
 from fedgs.errors import UserError
 from fedgs.federation.preparation import clients_needed
 from fedgs.federation.training import RunStopped
@@ -23,7 +23,7 @@ from fedgs.runs.run_folder import state_rounds
 from refusals import assert_refused
 from server import roll_call
 from server.progress import Progress
-from simulated_grid import round_of
+from simulated_grid import MODES, round_of
 from tiny import MOMENTS, write_tiny_npz
 
 # ------------------------------------------------------------------ bits and words
@@ -233,14 +233,6 @@ def test_another_run_under_a_known_id_is_refused(deploy):
     place.join(settings)
     words = "other settings under the same run"
     assert_refused(words, place.join, settings | {"batch_size": 2})
-
-
-def test_settings_of_an_older_version_are_the_same_run(deploy):
-    """A state without a setting that came later, and whose default is meant."""
-    run = deploy()
-    settings, place = roll_call.public_settings(run.folder.config), place_of(run)
-    place.join({k: v for k, v in settings.items() if k != "node_sizes"})
-    place.join(settings)
 
 
 def test_pinned_numbers_are_compared_before_the_data_are_read(deploy):

@@ -23,16 +23,12 @@ from fedgs.federation.messages import (
 from fedgs.gan.features import KINDS
 from fedgs.mechanism.quantization import release_step, to_grid
 from fedgs.mechanism.sanitizer import SanitizedGradients, received
-from tiny import STAGED, tiny_config
+from tiny import MOMENTS, tiny_config
 
 ROUND, NODE = 3, 2
 EXACT = tiny_config(num_rounds=9)
 COMPACT = tiny_config(num_rounds=9, transport="compact")
-STAGE = tiny_config(
-    **STAGED
-    | {"num_rounds": 9, "stages": "classifier,random,random"}
-    | {"stage_weights": None, "stage_steps": None}
-)
+STAGE = tiny_config(**MOMENTS | {"num_rounds": 9})
 SIDES = ("server", "client")  # whose messages are hostile
 
 Payload = dict[str, Any]
@@ -56,14 +52,11 @@ def a_request(config: RunConfig, **changes: object) -> FakeBatch:
 def a_stage(config: RunConfig) -> StageRequest:
     """An honest request of stage 3."""
     rng = torch.Generator().manual_seed(0)
-    shapes = KINDS["random"].shapes(config)
-    networks = tuple(
-        {name: torch.rand(shape, generator=rng) for name, shape in shapes.items()}
-        for _ in range(config.stage_networks)
-    )
+    shapes = KINDS["moments"].shapes(config)
+    network = {name: torch.rand(shape, generator=rng) for name, shape in shapes.items()}
     count, groups, columns = config.terms(ROUND).shape[1:]
     centre = torch.rand(count, groups, columns - 1, generator=rng)
-    return StageRequest(ROUND, networks, centre, keep_round=2)
+    return StageRequest(ROUND, (network,), centre, keep_round=2)
 
 
 def a_release(config: RunConfig, values: Tensor | None = None) -> SanitizedGradients:
