@@ -68,7 +68,7 @@ def join(message: Message, context: Context) -> Message:
         site = Site.read(context.node_config)
         payload = message.content.config_records[RECORD]
         place = DeployedPlace(site, str(payload["run_id"]), payload)
-        joined = place.join(*settings_of(payload))
+        joined = place.join(settings_of(payload))
         refused = ""
         if joined.refusal is not None:
             refused = joined.refusal.setting
@@ -76,8 +76,7 @@ def join(message: Message, context: Context) -> Message:
         outcome = outcome_of(joined.refusal)
         log_event("joined", node=site.name, round=joined.round, outcome=outcome)
         content = {"released": joined.released, "refused": refused}
-        content |= {"round": joined.round, "newest": joined.newest}
-        return _reply(content, message)
+        return _reply(content | {"round": joined.round}, message)
     except Exception as error:
         title = site.name if site else "a node"
         log_event("joined", node=title, outcome=outcome_of(error))

@@ -5,7 +5,7 @@
       error.log                  texts of failures; they never leave
       releases/                  the clients' own count, over all runs
       RUN_ID/run.json            the run's settings as the server sent them
-      RUN_ID/history.json        which starts of the server made its rounds
+      RUN_ID/start.json          which start of the server asked for an answer last
       RUN_ID/node-*/             discriminators, their moments, the stored answer
 
 The data, the folder, the limits and the device are the client's own, from its
@@ -13,6 +13,7 @@ The data, the folder, the limits and the device are the client's own, from its
 when the node joins, checked, and never changed afterwards.
 """
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -29,9 +30,7 @@ import numpy as np
 from filelock import AcquireReturnProxy
 from flwr.common.logger import log
 
-from clients import history as histories
 from clients.agreement import agreement
-from clients.history import START, History
 from clients.workers import Worker, cached_worker, drop_worker, forget
 from fedgs.baselines.deployed import read_config
 from fedgs.config.checks import same_source_problems
@@ -55,8 +54,8 @@ from fedgs.privacy.client_count import (
     source_of,
 )
 from fedgs.privacy.client_limits import ClientRefused, Limits
-from fedgs.process import UNNAMED, check_protocol, hold_lock, make_private
-from fedgs.runs.run_folder import node_folder, state_rounds
+from fedgs.process import check_protocol, hold_lock, make_private
+from fedgs.runs.run_folder import node_folder, remove_states_after, state_rounds
 
 OWN_SETTINGS = frozenset(settings_with("of_client"))
 # What a server may not choose for a client beyond these: see `agreed`.
@@ -65,9 +64,9 @@ NEUTRAL: dict[str, Any] = {
     "output": "",
     "num_workers": 1,
 }
-RUN_ID = re.compile(r"[0-9a-f]{16}")
+NAME = re.compile(r"[0-9a-f]{16}")  # of a run, or of a start of its server
 RELEASE = re.compile(r"([0-9a-f]{16})/([0-9]{1,9})/([0-9a-f]{64}|)")  # see `Received`
-UNTOLD = {"start": UNNAMED, "answered": ""}  # by a server that has nothing
+UNTOLD = {"start": "0" * 16, "since": 0, "answered": ""}  # by a server that has nothing
 LOCK_SECONDS = 10.0  # for the client process before, which may be ending
 
 
@@ -201,14 +200,13 @@ class Joined:
     Attributes:
         released: how often it has released each round, from round 1 on, asked by
             earlier starts of the server.
-        round: of its newest state in the run's history, -1 without one.
-        newest: of its newest state in any history of this run, -1 without one.
+        round: of its newest state that the server has committed, or that this start
+            of it has made; -1 without one.
         refusal: why it does not take part after all; None if it does.
     """
 
     released: list[int]
     round: int = -1
-    newest: int = -1
     refusal: ClientRefused | None = None
 
 
@@ -229,7 +227,7 @@ class DeployedPlace:
 
     def __post_init__(self) -> None:
         """Checks the name that comes from the server."""
-        if not RUN_ID.fullmatch(self.run_id):
+        if not NAME.fullmatch(self.run_id):
             raise UserError("run_id of the server: not 16 hexadecimal digits; refused")
 
     @property
@@ -263,36 +261,49 @@ class DeployedPlace:
         Raises:
             UserError: also where the server has a release that the count does not have.
         """
-        start, received = told_of(self.told)
+        start, since, received = told_of(self.told)
         worker = cached_worker(str(self.folder), lambda: self._make(start))
         count = worker.node(self.node_id).count
         count.check_received(self.run_id, self.title, received)
+        self._enter(start, since)
         return worker
 
     def forget(self) -> None:
         """Drops the node from memory; its last whole state is on disk."""
         forget(str(self.folder), self.node_id)
 
-    def join(self, settings: Mapping[str, Any], history: History) -> Joined:
+    def _has_asked(self, start: str) -> bool:
+        path = self.folder / "start.json"
+        return path.exists() and read_json(path).get("start") == start
+
+    def _enter(self, start: str, since: int) -> None:
+        """Deletes states of rounds that the starts before did not commit; once.
+
+        Not at joining: a server asks nothing before its ledger has what was released in
+        these rounds. One that was restored from an older backup ends the run instead.
+        """
+        if not self._has_asked(start):
+            remove_states_after(self.folder, since)
+            write_json(self.folder / "start.json", {"start": start})
+
+    def join(self, settings: Mapping[str, Any]) -> Joined:
         """Takes part in a run from now on, or again after the server's restart.
 
-        Nothing is deleted: states of rounds that the run's history has not are set
-        aside. From now on the limits file counts as it is now. What is agreed is in
-        this client's own log.
+        No state is deleted. From now on the limits file counts as it is now. What is
+        agreed is in this client's own log.
 
         Privacy: reads private data; the result is public: rounds and participation,
-            which a server that was not restored from a backup knows.
+            which the server knows.
 
         Args:
             settings: the run's, flat.
-            history: which starts of the server made the run's rounds.
 
         Returns:
             What the node has released, also where its clients' limits refuse the run.
 
         Raises:
             UserError: other settings than before, unsuitable data, no room, or a count
-                that was rolled back.
+                that lacks what the server has.
         """
         self.site.open()
         agreed(self.site, settings)
@@ -305,8 +316,8 @@ class DeployedPlace:
                 "start a new run folder"
             )
         drop_worker(str(self.folder))  # its limits may be older than the file
-        start, _ = history[-1]
-        released = self._released(start)
+        start, since, received = told_of(self.told)
+        released = self._released(start, received)
         try:
             worker = self._make_from(settings, start)
         except ClientRefused as refusal:
@@ -314,14 +325,14 @@ class DeployedPlace:
         if not path.exists():
             make_folder(self.folder, 0o700)
             write_json(path, dict(settings))
-        states = node_folder(self.folder, self.node_id)
-        histories.enter(self.folder, states, history)
         cached_worker(str(self.folder), lambda: worker)
         log(INFO, "%s", agreement(self.title, worker.node(self.node_id)))
-        newest = histories.newest_state(states)
-        return Joined(released, max(state_rounds(states), default=-1), newest)
+        rounds = state_rounds(node_folder(self.folder, self.node_id))
+        if not self._has_asked(start):
+            rounds = [round for round in rounds if round <= since]
+        return Joined(released, max(rounds, default=-1))
 
-    def _released(self, start: str) -> list[int]:
+    def _released(self, start: str, received: Received) -> list[int]:
         """Returns `Joined.released`, from the clients' count, wherever that lies.
 
         Raises:
@@ -329,7 +340,7 @@ class DeployedPlace:
         """
         limits = self.site.own_limits()
         count = ReleaseCount(limits.state_dir or self.folder, [])
-        count.check_received(self.run_id, self.title, told_of(self.told)[1])
+        count.check_received(self.run_id, self.title, received)
         # This start has its own events already; what it asked is no loss.
         times: Counter[int] = Counter()
         for (other, round), number in count.released(self.run_id, self.title).items():
@@ -343,8 +354,6 @@ class DeployedPlace:
     def _make_from(self, settings: Mapping[str, Any], start: str) -> Worker:
         config, limits = agreed(self.site, settings), self.site.own_limits()
         counts = limits.state_dir or self.folder
-        # First: a refusal by a limit still tells what the count has.
-        histories.check_count(self.site.state_dir, ReleaseCount(counts, []))
         limits.check_run(config)
         self.site.check_peers(config)
         hosted = config.hosting.hosted(_position(self.site, config))
@@ -353,7 +362,6 @@ class DeployedPlace:
         data = own_images(config, hosted)
         names = [data.client_names[client] for client in hosted]
         count = ReleaseCount(counts, names)
-        count.upgrade()
         everyone = range(len(hosted))
         event = release_event(config, 1, everyone, len(hosted), limits.shares(config))
         count.check(event, limits)
@@ -456,36 +464,38 @@ def own_images(config: ResolvedConfig, hosted: range) -> FederatedImages:
     return cast(FederatedImages, HostedImages(data, names, hosted))
 
 
-def settings_of(
-    payload: Mapping[str, object],
-) -> tuple[dict[str, Any], History]:
-    """Decodes a request to join: the run's settings and its history.
+def settings_of(payload: Mapping[str, object]) -> dict[str, Any]:
+    """Decodes a request to join: the run's settings.
 
     Raises:
         UserError: malformed, or of another protocol.
     """
     check_protocol("the server", payload.get("protocol"), "this client")
-    texts = [payload.get(name) for name in ("settings", "history")]
-    try:
-        settings, history = (json.loads(t) for t in texts)  # type: ignore
-    except (TypeError, ValueError):
-        raise UserError("request to join that cannot be decoded: refused") from None
+    settings: Any = None
+    with contextlib.suppress(TypeError, ValueError):
+        settings = json.loads(payload.get("settings"))  # type: ignore
     if not isinstance(settings, dict):
         raise UserError("request to join that cannot be decoded: refused")
-    return settings, histories.check_history(history)
+    return settings
 
 
-def told_of(payload: Mapping[str, object]) -> tuple[str, Received]:
+def told_of(payload: Mapping[str, object]) -> tuple[str, int, Received]:
     """Decodes what a server tells a node with every request.
 
     Returns:
-        The server's start, and this node's last release that it has.
+        The server's start, the round that it goes on from, and this node's last release
+        that it has.
 
     Raises:
         UserError: malformed.
     """
-    start, answered = str(payload.get("start")), payload.get("answered")
+    start, since = str(payload.get("start")), payload.get("since")
+    answered = payload.get("answered")
     last = RELEASE.fullmatch(str(answered))
-    if not START.fullmatch(start) or not (last or answered == ""):
+    if (
+        type(since) is not int
+        or since < 0
+        or not (NAME.fullmatch(start) and (last or answered == ""))
+    ):
         raise UserError("request without what the server has of this node: refused")
-    return start, last and (last[1], int(last[2]), last[3])
+    return start, since, last and (last[1], int(last[2]), last[3])

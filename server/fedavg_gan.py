@@ -6,11 +6,10 @@ is that of `fedgs.baselines.run`, with run folder, ledger and checkpoints: a rou
 event is on the disk before its messages are sent.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from logging import INFO
-from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
@@ -26,7 +25,6 @@ from fedgs.federation.messages import Request
 from fedgs.federation.training import Report, RunStopped, Stop, nodes_of
 from fedgs.mechanism.sanitizer import SanitizedGradients
 from server.federation import Federation
-from server.restored import lost_text
 
 
 class FedAvgGanStrategy(Federation):
@@ -34,7 +32,7 @@ class FedAvgGanStrategy(Federation):
 
     Args:
         run: its folder is locked by the caller.
-        report, stop, accept_restore: as of `Federation`.
+        report, stop: as of `Federation`.
 
     Attributes:
         training: both networks.
@@ -45,18 +43,11 @@ class FedAvgGanStrategy(Federation):
     ledger_kind = ReleaseLedger
     session: Session
 
-    def __init__(
-        self,
-        run: BaselineRun,
-        report: Report,
-        stop: Stop,
-        accept_restore: bool = False,
-    ) -> None:
+    def __init__(self, run: BaselineRun, report: Report, stop: Stop) -> None:
         """Builds the networks; sends nothing yet."""
         self.run = run
         self.training = FedAvgGan(run.settings, run.config, self._ask, is_ahead=True)
-        own = (run.folder, self.training.config, report, stop, accept_restore)
-        super().__init__(*own)
+        super().__init__(run.folder, self.training.config, report, stop)
         self.answers: Sequence[SanitizedGradients] = []
 
     def start(self, grid: Grid, *_: object, **__: object) -> Result:
@@ -69,8 +60,7 @@ class FedAvgGanStrategy(Federation):
         with closing(self.folder.ledger(ReleaseLedger)) as ledger:
             self.session = Session(self.run, self.training, ledger, save_nodes)
             if self.roll is not None:
-                self._wait_for_nodes(self.roll)
-                self._add_lost_releases()
+                self.roll.wait(self.stop)
             self.session.train(self.report, self.stop)
         return Result(ArrayRecord(self.training.generator.state_dict()))
 
@@ -84,7 +74,6 @@ class FedAvgGanStrategy(Federation):
         empty, none = ArrayRecord(), ConfigRecord()
         messages = self.configure_train(request.round, empty, none, self.exchange.grid)
         self.aggregate_train(request.round, self._replies(messages))
-        self._add_lost_releases()
         return self.answers
 
     # -------------------------------------------------------------- Flower's verbs
@@ -127,25 +116,3 @@ class FedAvgGanStrategy(Federation):
         if not isinstance(request, UpdateRequest):
             raise UserError(f"round {request.round}: no request of Fed-Avg GAN")
         return pack_networks(request)
-
-    # -------------------------------------------------------------- a restored server
-
-    def _lost_text(self, lost: Mapping[int, int]) -> str:
-        known = [release.event for release in self.session.ledger.events]
-        events = [event for _, event in self._missing(lost)]
-        shown = [self._epsilon(some) for some in (known, [*known, *events])]
-        return lost_text(self.config, lost, *shown)
-
-    def _add_events(self, lost: Mapping[int, int]) -> None:
-        self.session.add_lost(self._missing(lost))
-
-    def _missing(self, lost: Mapping[int, int]) -> list[tuple[int, dict[str, Any]]]:
-        return [
-            (round, self.training.event(round))
-            for round, times in sorted(lost.items())
-            for _ in range(times)
-        ]
-
-    def _epsilon(self, events: Sequence[Mapping[str, Any]]) -> float | None:
-        asked = (self.run.settings, self.run.facts, events, self.config.delta)
-        return self.run.method.guarantees(*asked)[0].epsilon

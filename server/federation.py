@@ -7,12 +7,10 @@ finds the nodes, `server.exchange` sends and receives.
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from logging import WARNING
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
@@ -29,11 +27,11 @@ from fedgs.federation.messages import (
     one_line,
     pack_request,
 )
-from fedgs.federation.training import Report, RunStopped, Stop
+from fedgs.federation.training import Report, Stop
 from fedgs.privacy.ledger import Chain, Ledger
 from fedgs.runs.run_folder import RunFolder
 from server.exchange import IN_MEMORY, OVER_HTTP, Exchange, SilentStrategy
-from server.kept import history_of, kept_of
+from server.kept import kept_of
 from server.progress import Progress
 from server.roll_call import RollCall, roll_call
 
@@ -48,8 +46,6 @@ class Federation(SilentStrategy):
         config: as the run's nodes compute with it.
         report: called with the public metrics of each round.
         stop: when set, the run checkpoints after the current round and stops.
-        accept_restore: go on where clients of a deployment have released more than the
-            ledger says, and add it.
 
     Attributes:
         ledger_kind: of the run's ledger.
@@ -67,12 +63,10 @@ class Federation(SilentStrategy):
         config: ResolvedConfig,
         report: Report,
         stop: Stop,
-        accept_restore: bool = False,
     ) -> None:
         """Touches nothing yet."""
         self.folder, self.config = folder, config
         self.report, self.stop = report, stop
-        self.accept_restore = accept_restore
         self.roll: RollCall | None = None
         self.progress = Progress(None, self.config, "", 0)
         self.requests: dict[int, Request] = {}
@@ -96,18 +90,6 @@ class Federation(SilentStrategy):
             RunStopped: the run ended early with a checkpoint.
         """
 
-    @abstractmethod
-    def _lost_text(self, lost: Mapping[int, int]) -> str:
-        """Returns what a restored ledger lacks and what it costs, as sentences.
-
-        Args:
-            lost: round -> how many of its releases are missing.
-        """
-
-    @abstractmethod
-    def _add_events(self, lost: Mapping[int, int]) -> None:
-        """Adds the missing releases to the ledger."""
-
     # -------------------------------------------------------------- nodes
 
     def _find_nodes(self, grid: Grid) -> Callable[[int], None]:
@@ -122,64 +104,15 @@ class Federation(SilentStrategy):
             addresses = roll_call(grid, self.config.num_nodes, self.stop)
             self.exchange = Exchange(grid, addresses, IN_MEMORY, self.progress)
             return _saved
-        self.folder.history = history_of(self.folder)
-        _, committed = self.folder.history[-1]
         flower, run_id = self.folder.path / ".flower", kept_of(self.folder)["run_id"]
         flower.mkdir(exist_ok=True)
         file = flower / "nodes.json"
-        self.progress = Progress(file, self.config, str(run_id), committed)
+        self.progress = Progress(file, self.config, str(run_id), self.folder.last_round)
         events = self.folder.read_ledger(self.ledger_kind).events
         self.roll = RollCall(grid, self.folder, self.config, events, self.progress)
         addresses = self.roll.addresses
         self.exchange = Exchange(grid, addresses, OVER_HTTP, self.progress, self.roll)
         return _saved
-
-    def _wait_for_nodes(self, roll: RollCall) -> None:
-        """Waits for the nodes of a deployment.
-
-        Raises:
-            RunStopped: not enough of them joined.
-        """
-        try:
-            roll.wait(self.stop)
-        except RunStopped as error:
-            try:
-                self._add_lost_releases()  # what is known by now counts all the same
-            except RunStopped as other:
-                raise RunStopped(f"{error}\n{other}") from error
-            raise
-
-    def _add_lost_releases(self) -> None:
-        """Adds to a restored ledger what nodes say that they released; each once.
-
-        Whoever has not said it yet is kept on the disk, until the ledger has what the
-        others say: a start that does not hear of the restore must not go on.
-
-        Raises:
-            RunStopped: there is something, and nobody accepted the restore; or a node
-                has not said what it has released since the server was restored.
-        """
-        if self.roll is None:
-            return
-        if lost := self.roll.take_lost():
-            self.roll.set_unheard({*self.config.node_names})
-            text = self._lost_text(lost)
-            if not self.accept_restore:
-                raise RunStopped(
-                    f"{text}. Put the newest server state back, or go on from here and "
-                    "add them to the ledger: submit with --resume and --accept-restore"
-                )
-            log(WARNING, "%s; they are added to the ledger", text)
-            log_event("restored", added=lost.total(), outcome=text)
-            self._add_events(lost)
-        self.roll.set_unheard(self.roll.unheard - self.roll.heard)
-        if self.roll.unheard:
-            raise RunStopped(
-                "this server was restored from a backup, and its ledger lacks what "
-                f"{', '.join(sorted(self.roll.unheard))} may have released since: "
-                "start these clients with their newest releases/, and resume; "
-                "the run does not go on without them"
-            )
 
     # -------------------------------------------------------------- messages
 

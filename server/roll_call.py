@@ -1,12 +1,14 @@
 """Who is there: Flower's address of each node of a run.
 
 A simulated node says its index. A deployed node says its name and joins the run: it
-gets the run's settings and history, checks them, and says which round its state has
-seen and what it has released in the run. With SuperNode authentication the name is the
-one that its key was registered under.
+gets the run's settings, checks them, and says which round its state has seen and what
+it has released in the run: where that is more than the ledger has, this server was
+restored from an older backup, and the run ends. With SuperNode authentication the name
+is the one that its key was registered under.
 """
 
 import json
+import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,7 +26,6 @@ from fedgs.errors import UserError, some
 from fedgs.event_log import log_event
 from fedgs.federation.checkpoint import indispensable
 from fedgs.federation.messages import RECORD, Request, one_line
-from fedgs.federation.round import select
 from fedgs.federation.training import Asking, RunStopped, Stop, last_rounds, nodes_of
 from fedgs.mechanism.masks import Announced
 from fedgs.mechanism.peers import is_signed
@@ -32,7 +33,6 @@ from fedgs.process import PROTOCOL, check_protocol
 from fedgs.runs.run_folder import RunFolder
 from server.kept import keep, kept_of
 from server.progress import Progress
-from server.restored import lost_rounds, ranges
 
 POLL_SECONDS = 0.1
 TIMEOUT = 600.0
@@ -95,24 +95,22 @@ class RollCall:
 
     Args:
         grid: of the Flower run.
-        folder: of the run; its `history` says which starts of the server made the
-            run's rounds, the last one being this start, with the round it begins at.
+        folder: of the run.
         config: of the run, as its nodes are to compute with it.
         events: of the run's ledger.
         progress: is told who is there.
 
     Attributes:
         run_id: under which clients keep their state of the run.
+        start: name of this start of the server.
+        since: the committed round that this start goes on from.
         addresses: node -> Flower's address, of the nodes that have joined.
         active_since: address -> when it was last activated, by Flower's clock.
         round: the last round that was asked for, or that the run goes on from.
         counted: node -> round -> its events in the ledger, without those of this start;
             a masked attempt asks some of a round's nodes.
-        lost: round -> how many more there must be, by what nodes say.
         answered: name -> start, round and masking key of the last release that came, in
             time or late, valid or not; "" for a key that is not known.
-        heard: names of the nodes that have said what they released.
-        unheard: names of those that have not, since the server was restored.
     """
 
     def __init__(
@@ -130,15 +128,13 @@ class RollCall:
         self.answered: dict[str, tuple[str, int, str]] = {}
         for name, (start, round, *key) in kept.get("answered", {}).items():
             self.answered[name] = start, round, "".join(key)
-        self.unheard = set(kept.get("unheard", ()))
-        self.heard: set[str] = set()
-        self.start, self.round = folder.history[-1]
+        self.start = secrets.token_hex(8)
+        self.round = self.since = folder.last_round
         self.seen = last_rounds(self.config, events, self.round)
         self.counted = [Counter[int]() for _ in config.node_names]
         for event in events:
             for node in nodes_of(config, event.participants):
                 self.counted[node][event.round] += 1
-        self.lost: Counter[int] = Counter()
         self.addresses: dict[int, int] = {}
         self.active_since: Mapping[int, str] = {}
         self._registered: dict[int, str] = {}  # address -> name of its key
@@ -190,13 +186,9 @@ class RollCall:
         )
 
     def _is_enough(self) -> bool:
-        """A run that has begun goes on with `min_nodes`; its start needs all.
-
-        After a restore every node must have said once what it has released.
-        """
+        """A run that has begun goes on with `min_nodes`; its start needs all."""
         least = self.config.min_nodes or self.config.num_nodes
-        is_heard = self.unheard <= self.heard
-        return self.round > 0 and len(self.addresses) >= least and is_heard
+        return self.round > 0 and len(self.addresses) >= least
 
     def step(self) -> None:
         """Looks for new nodes and for answers of those that were asked; never waits."""
@@ -233,20 +225,6 @@ class RollCall:
         gone = set(self.addresses.values()) - self.active_since.keys()
         return bool(self.missing or gone)
 
-    def take_lost(self) -> Counter[int]:
-        """Returns `lost`, which is from now on the ledger's.
-
-        Who released a round shows that all rounds before were asked too, of others.
-        """
-        before = range(1, max(self.lost, default=0))
-        known = set().union(*self.counted)
-        lost = self.lost | Counter(r for r in before if r not in known)
-        self.lost = Counter()
-        for round, times in lost.items():
-            for node in nodes_of(self.config, select(self.config, round)):
-                self.counted[node][round] += times
-        return lost
-
     def add_answer(self, node: int, round: int, seconds: float) -> None:
         """Notes a node's valid answer; round 0 is its preparation."""
         name = self.config.node_names[node]
@@ -279,7 +257,8 @@ class RollCall:
     def told(self, node: int) -> dict[str, Any]:
         """Returns what a node is told with every request: which answer it must know."""
         answered = self.answered.get(self.config.node_names[node], ())
-        return {"start": self.start, "answered": "/".join(map(str, answered))}
+        place = {"start": self.start, "since": self.since}
+        return place | {"answered": "/".join(map(str, answered))}
 
     def save(self) -> None:
         """Keeps who has answered, before anything follows from it."""
@@ -292,12 +271,6 @@ class RollCall:
         key: Any = public and load_pem_public_key(public)
         run, name = self.run_id, self.config.node_names[node]
         return not key or is_signed(key, run, name, announced)
-
-    def set_unheard(self, names: set[str]) -> None:
-        """Keeps who must still say what it released, for the starts to come."""
-        if names != self.unheard:
-            keep(self.folder, unheard=sorted(names))
-            self.unheard = names
 
     def _push(self, to: dict[int, int | None], kind: str, payload: Any) -> None:
         record = RecordDict({RECORD: ConfigRecord(payload)})
@@ -352,7 +325,6 @@ class RollCall:
         payload = {
             "protocol": PROTOCOL,
             "run_id": self.run_id,
-            "history": json.dumps(self.folder.history),
             **self.told(node),
             "settings": json.dumps(public_settings(self.config), sort_keys=True),
         }
@@ -360,44 +332,58 @@ class RollCall:
 
     def _admit(self, address: int, node: int, record: Mapping[str, Any]) -> None:
         """Takes a node in, if its state is that of its last answered round."""
-        seen, newest = record.get("round"), record.get("newest")
-        name = self.config.node_names[node]
-        if type(seen) is not int or type(newest) is not int:
+        seen, name = record.get("round"), self.config.node_names[node]
+        if type(seen) is not int:
             raise UserError("joined without saying which round it has seen")
         # What it has released counts, also where it is refused.
-        # The largest number that any node says: all of them speak of the same rounds.
-        released, counted = record.get("released"), self.counted[node]
-        if lost := lost_rounds(self.config, node, released, counted):
-            text = "roll call: %s has released %s more often than the ledger says"
-            log(WARNING, text, name, ranges(sorted(lost)))
-            self.lost |= lost
-        self.heard.add(name)
+        self._check_ledger(node, record.get("released"))
         if limit := record.get("refused"):
             raise UserError(f"refused by its clients' limit: {one_line(limit)}")
         # An older state would answer with discriminators that have missed rounds.
         expected = self.seen.get(node, 0)
         if expected > 0 and seen < expected:
             text = f"its state is of round {seen}, it took part until round {expected}"
-            remedy = f"restore its {self.run_id}/ only, never an older releases/"
             if seen < 0:
                 text = f"its state is lost; it took part until round {expected}"
-            if newest > self.round:
-                text = (
-                    f"its state is of round {newest}, this server goes on from round "
-                    f"{self.round}"
-                )
-                remedy = (
-                    "put the newest server state back, or restore the client's "
-                    f"{self.run_id}/ of round {expected} only, never an older releases/"
-                )
             needs_all = self.config.min_nodes in (None, self.config.num_nodes)
             if needs_all or seen < 0:
+                remedy = f"restore its {self.run_id}/ only, never an older releases/"
                 raise UserError(f"{text}; {remedy}")
             log(WARNING, "roll call: %s: %s", name, text)
         self.addresses[node] = address
         self.progress.set_joined(node)
         log(INFO, "roll call: %s has joined", name)
         log_event("joined", node=name, round=seen)
+
+    def _check_ledger(self, node: int, released: object) -> None:
+        """Ends the run where a node has released more than the ledger has.
+
+        Args:
+            node: who says so.
+            released: how often it released round 1, 2, ..., asked by earlier starts of
+                the server; anything may come.
+
+        Raises:
+            RunStopped: it has, and no epsilon of this folder is stated any more.
+            UserError: malformed.
+        """
+        if (
+            not isinstance(released, list)
+            or len(released) > self.config.num_rounds
+            or not all(type(times) is int for times in released)
+        ):
+            raise UserError("joined without saying what it has released")
+        counted = self.counted[node]
+        lost = [r for r, times in enumerate(released, start=1) if times > counted[r]]
+        if lost:
+            text = (
+                f"{self.config.node_names[node]} has released more than this run's "
+                f"ledger says (rounds {some(lost, most=10)}): this server was restored "
+                "from an older backup. The run has ended; put the newest copy of the "
+                "whole run folder back, or start a new run"
+            )
+            self.folder.mark_behind(text)
+            raise RunStopped(text)
 
 
 def public_settings(config: RunConfig) -> dict[str, Any]:

@@ -113,8 +113,6 @@ def main(grid: Grid, context: Context) -> None:
     Privacy: releases (epsilon, delta)-DP output; events: in the folder's ledger.
     """
     settings = dict(context.run_config)
-    # Of this start alone: it is no setting of the run.
-    accept_restore = bool(settings.pop("accept_restore", False))
     is_plain = not (settings.get("run_folder") or settings.get("nodes"))
     try:
         folder = open_folder(settings)
@@ -135,7 +133,7 @@ def main(grid: Grid, context: Context) -> None:
         log_event("round", **metrics)
 
     stop = StopFile(flower / "stop")
-    strategy = strategy_of(folder, report, stop, accept_restore)
+    strategy = strategy_of(folder, report, stop)
     if is_deployed:
         _hasten(grid, strategy.config)
 
@@ -153,20 +151,18 @@ def main(grid: Grid, context: Context) -> None:
             strategy.start(grid)
 
 
-def strategy_of(
-    folder: RunFolder, report: Report, stop: Stop, accept_restore: bool
-) -> Federation:
+def strategy_of(folder: RunFolder, report: Report, stop: Stop) -> Federation:
     """Returns what trains a run folder: GS-WGAN, or the baseline that it is of.
 
     Raises:
         UserError: a baseline that does not train on Flower.
     """
     if not folder.is_baseline:
-        return GsWgan(folder, report, stop, accept_restore)
+        return GsWgan(folder, report, stop)
     run = open_run(folder.path)
     if run.method is not METHOD:
         raise UserError(f"{folder.path}: {run.method.name} does not train on Flower")
-    return FedAvgGanStrategy(run, report, stop, accept_restore)
+    return FedAvgGanStrategy(run, report, stop)
 
 
 @contextlib.contextmanager

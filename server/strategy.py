@@ -6,7 +6,7 @@ that are needed (`configure_train`) and steps on their answers (`aggregate_train
 trainings is in `server.federation`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from logging import INFO, WARNING
 
@@ -21,10 +21,8 @@ from fedgs.federation.messages import Answer, decode_key
 from fedgs.federation.round import select
 from fedgs.federation.training import Report, RunStopped, Stop, Training, nodes_of
 from fedgs.mechanism.masks import Announced, MaskedSum
-from fedgs.privacy.ledger import Event
 from fedgs.runs.run_folder import RunFolder
 from server.federation import Federation
-from server.restored import cost_text, missing_events
 
 KEY_SECONDS = 10.0  # for a node without a key, where a round can do without it
 
@@ -36,8 +34,6 @@ class GsWgan(Federation):
         folder: the run folder, locked by the caller; its configuration is resolved.
         report: called with the public metrics of each round.
         stop: when set, the run checkpoints after the current round and stops.
-        accept_restore: go on where clients of a deployment have released more than the
-            ledger says, and add it.
 
     Attributes:
         training: the run in progress, while it is `opened`: generator, accountant,
@@ -49,15 +45,9 @@ class GsWgan(Federation):
 
     training: Training
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        report: Report,
-        stop: Stop,
-        accept_restore: bool = False,
-    ) -> None:
+    def __init__(self, folder: RunFolder, report: Report, stop: Stop) -> None:
         """Touches nothing yet."""
-        super().__init__(folder, folder.config, report, stop, accept_restore)
+        super().__init__(folder, folder.config, report, stop)
         self.keys: dict[int, Announced] = {}
         self.left_out: set[int] = set()
 
@@ -73,8 +63,6 @@ class GsWgan(Federation):
                     number, ArrayRecord(), ConfigRecord(), grid
                 )
                 self.aggregate_train(number, self._replies(messages))
-                # A node that joined meanwhile may know of more than the ledger has.
-                self._add_lost_releases()
             return Result(ArrayRecord(self.training.server.ema.state_dict()))
 
     @contextmanager
@@ -88,8 +76,7 @@ class GsWgan(Federation):
         save_nodes = self._find_nodes(grid)
         with Training.opened(self.folder, self.report, save_nodes) as self.training:
             if self.roll is not None:
-                self._wait_for_nodes(self.roll)
-                self._add_lost_releases()
+                self.roll.wait(self.stop)
             yield
 
     # -------------------------------------------------------------- Flower's verbs
@@ -149,16 +136,6 @@ class GsWgan(Federation):
         return None, MetricRecord(metrics)
 
     # -------------------------------------------------------------- nodes
-
-    def _lost_text(self, lost: Mapping[int, int]) -> str:
-        events = self.training.ledger.events
-        return cost_text(self.config, events, self._missing(lost))
-
-    def _add_events(self, lost: Mapping[int, int]) -> None:
-        self.training.add_events(self._missing(lost))
-
-    def _missing(self, lost: Mapping[int, int]) -> list[Event]:
-        return missing_events(self.config, self.training.ledger.events, lost)
 
     def _prepare_nodes(self) -> None:
         """Has nodes make their discriminators, without a time limit.

@@ -184,7 +184,8 @@ def create(tmp_path: Path, server_process: None, clock: object) -> Callable[...,
 @pytest.fixture
 def deploy(tmp_path: Path, server_process: None, clock: object) -> Callable[..., Any]:
     """Makes deployments without a network, by name, mode and settings."""
-    from deployed_grid import MODES, Deployment
+    from deployed_grid import Deployment
+    from simulated_grid import MODES
 
     def deploy(name: str = "run", mode: str = "full participation", **settings: object):
         return Deployment(tmp_path, name, **MODES[mode] | settings)

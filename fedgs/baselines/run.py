@@ -520,17 +520,6 @@ class Session:
             raise
         self.finish()
 
-    def add_lost(self, events: Sequence[tuple[int, dict[str, Any]]]) -> None:
-        """Adds releases that a ledger which was restored from a backup lacks.
-
-        Args:
-            events: the step of each, and what `announced` says of it.
-        """
-        for step, event in events:
-            self.ledger.append(self._release(step, event))
-        with indispensable(self.folder, "the ledger's length"):
-            self.folder.record(self.ledger)
-
     def _restore(self, tensors: TensorDict) -> None:
         state = under("trainer.", tensors)
         path = state_path(self.folder.private / "node-00000", self.done)

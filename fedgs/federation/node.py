@@ -51,11 +51,10 @@ from fedgs.mechanism.masks import (
 )
 from fedgs.mechanism.peers import Peers
 from fedgs.mechanism.sanitizer import SanitizedGradients, received
-from fedgs.privacy.client_count import Mark, ReleaseCount, release_event
+from fedgs.privacy.client_count import ReleaseCount, release_event
 from fedgs.privacy.client_limits import ALLOW_ALL, ClientRefused, Limits
 from fedgs.privacy.ledger import Event
 from fedgs.runs.run_folder import (
-    forget_aside,
     node_folder,
     old_states,
     read_state,
@@ -65,22 +64,7 @@ from fedgs.runs.run_folder import (
 )
 from fedgs.shapes import TensorDict
 
-MARK = "count"  # in a state's metadata: where the clients' count was with it
 ASKED = "asked"  # in a state's metadata: what its round's attempts all ask
-
-
-def mark_of(metadata: Mapping[str, str]) -> Mark | None:
-    """Returns where the clients' count was; None for a state without a release.
-
-    Raises:
-        UserError: malformed.
-    """
-    if MARK not in metadata:
-        return None
-    try:
-        return Mark(*json.loads(metadata[MARK]))
-    except (TypeError, ValueError) as error:
-        raise UserError(f"a node's state: its {MARK} cannot be read") from error
 
 
 class Node:
@@ -129,7 +113,6 @@ class Node:
         self._discriminators: Discriminators | None = None
         self._digest = ""
         self._asked: str | None = None  # by every attempt of the round, with masks
-        self._mark: Mark | None = None  # a deployed node's count, with its last release
         self._answer: Release | None = None
 
     def decode(self, payload: Mapping[str, object]) -> Request:
@@ -173,9 +156,7 @@ class Node:
             key = self._key_for(request)
             event = dataclasses.replace(event, context=key.public.hex())
         if event is not None:
-            mark = self.count.charge(event, self.limits)
-            # A simulated node's state has the same bytes however often it was tried.
-            self._mark = mark if self.source else None
+            self.count.charge(event, self.limits)
         answer = self._release(request, is_again)
         if key is not None:
             answer = self._masked(answer, key, request)
@@ -378,8 +359,6 @@ class Node:
         tensors = {} if made is None else made.state()
         is_kept = not isinstance(self._answer, IntegerSum)  # of the local engine
         metadata = {"digest": self._digest if is_kept else ""}
-        if self._mark is not None:
-            metadata[MARK] = json.dumps(self._mark)
         if is_kept and self._answer is not None:
             tensors["answer"] = self._answer.values
         if isinstance(self._answer, MaskedSum):
@@ -392,7 +371,6 @@ class Node:
         write_tensors(path, sealed(tensors, metadata), metadata, spare, is_durable)
         for file in old[:-1]:  # one stays, for the next save to overwrite
             file.unlink(missing_ok=True)
-        forget_aside(self.folder, keep_round)
         self.is_saved = True
 
     def _check_run(self) -> None:
@@ -441,7 +419,7 @@ class Node:
             self._load(tensors)
         self.round, self._digest = newer[-1], metadata["digest"]
         self._asked = metadata.get(ASKED)
-        self._mark, self._answer = mark_of(metadata), None
+        self._answer = None
         if values is not None:
             self._answer = self._stored_answer(values, metadata)
         self.is_saved = True

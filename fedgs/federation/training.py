@@ -316,13 +316,6 @@ class Training:
         elif isinstance(request, StageRequest):
             stage_round(self.config, self.server, request, answers)
 
-    def add_events(self, events: Sequence[Event]) -> None:
-        """Adds releases that a ledger which was restored from a backup lacks."""
-        for event in events:
-            self._append(event)
-        with indispensable(self.folder, "the ledger's length"):
-            self.folder.record(self.ledger)
-
     def _append(self, event: Event) -> None:
         """Writes an event durably, then counts it."""
         self.ledger.append(event)

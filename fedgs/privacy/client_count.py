@@ -20,13 +20,11 @@ Source: docs/privacy.md, "A client that limits itself".
 """
 
 import contextlib
-import hashlib
-import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,22 +42,7 @@ COUNT_REMEDY = "restore it from a copy: it is the record of the privacy spent"
 # where the answer came late. None: the server has nothing.
 Received = tuple[str, int, str] | None
 LOCK_POLL_SECONDS = 0.01  # other nodes hold the count for one fsync
-_VERSION = "format"  # key of clients.json: from 2 on, `WHOLE` stands for all shards
-
-
-class Mark(NamedTuple):
-    """Where a count was when a release was in it; it never gets shorter.
-
-    Attributes:
-        ledger: name of the file.
-        length, head: of the ledger.
-        owner: hash of the clients that it counts.
-    """
-
-    ledger: str
-    length: int
-    head: str
-    owner: str
+FORMAT = 2  # of clients.json
 
 
 class ReleaseCount:
@@ -129,16 +112,13 @@ class ReleaseCount:
             with self._held():
                 self._check(event, limits)
 
-    def charge(self, event: Event, limits: Limits) -> Mark:
+    def charge(self, event: Event, limits: Limits) -> None:
         """Counts a release; once this returns the count is on the disk.
 
         Args:
             event: its participants are positions in the clients given, shards too; its
                 attempt is set here.
             limits: of these clients.
-
-        Returns:
-            Where the count is now.
 
         Raises:
             ClientRefused: a participant would exceed its client_epsilon; nothing is
@@ -158,37 +138,6 @@ class ReleaseCount:
             attempt = self._attempts[event.round] + 1
             ledger.append(replace(self._own_event(event), attempt=attempt))
             self._add_new()
-            name, owner = ledger.path.name, _owner(self.clients)
-            return Mark(name, ledger.length, ledger.head, owner)
-
-    def check_history(self, marks: Iterable[Mark]) -> None:
-        """Refuses a count that is shorter than it once was, or another one.
-
-        Args:
-            marks: of `charge`, at earlier times, also of other clients' ledgers.
-
-        Raises:
-            UserError: names the file, and says what it must hold.
-        """
-        index = self._read_index()
-        ledgers: dict[str, Ledger | None] = {}
-        for name, length, head, owner in marks:
-            path = self.folder / name
-            if name not in ledgers:
-                ledgers[name] = Ledger.read(path) if path.exists() else None
-            found = ledgers[name]
-            if found is None or found.head_at(length) != head:
-                raise UserError(
-                    f"{path}: this client's own count was rolled back, deleted or "
-                    f"exchanged: it has {found.length if found else 0} releases, and "
-                    f"must begin with {length}, the last one with the hash {head}; "
-                    + COUNT_REMEDY
-                )
-            if _owner(index.get(name)) != owner:
-                raise UserError(
-                    f"{self.folder / 'clients.json'}: was deleted or exchanged: {name} "
-                    f"counts the releases of other clients than it says; {COUNT_REMEDY}"
-                )
 
     def is_masked_under(self, context: str) -> bool:
         """Tells whether something was already masked under this key.
@@ -280,20 +229,6 @@ class ReleaseCount:
 
     # -------------------------------------------------------------- files
 
-    def upgrade(self) -> None:
-        """Has releases of an older version, counted by shard, count for all; once.
-
-        Names like those of shards may have been the data's own: then more counts than
-        was released, never less.
-        """
-        with _locked(self.folder):
-            index = self._read_index()
-            if _VERSION not in index:
-                for name, clients in index.items():
-                    if clients == [str(shard) for shard in range(len(clients))]:
-                        index[name] = [WHOLE]
-                write_json(self.folder / "clients.json", {**index, _VERSION: 2})
-
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
         """Holds the folder against other nodes and runs, with the count up to date."""
@@ -309,12 +244,19 @@ class ReleaseCount:
 
     def _read_index(self) -> dict[str, Any]:
         path = self.folder / "clients.json"
-        return read_json(path) if path.exists() else {}
+        if not path.exists():
+            return {}
+        index = read_json(path)
+        if index.pop("format", None) != FORMAT:
+            raise UserError(
+                f"{path}: of another format; use the version of fedgs that wrote it"
+            )
+        return index
 
     def _catch_up(self) -> None:
         """Adds what was released since the last look, by whichever process."""
         for name, clients in self._read_index().items():
-            if name not in self._ledgers and name != _VERSION:
+            if name not in self._ledgers:
                 self._add_ledger(name, clients)
         for ledger, _ in self._ledgers.values():
             ledger.reopen()
@@ -353,7 +295,7 @@ class ReleaseCount:
     def _new_ledger(self) -> Ledger:
         """Makes these clients' ledger, then names it in the index."""
         index = self._read_index()
-        name = f"releases-{len(index.keys() - {_VERSION}):05d}.jsonl"
+        name = f"releases-{len(index):05d}.jsonl"
         # The file comes first: empty after a crash here, it is taken again.
         ledger = Ledger.open(self.folder / name)
         # Its clients are not known, so their spending could not be charged to anybody.
@@ -363,15 +305,12 @@ class ReleaseCount:
                 f"{self.folder / name}: clients.json does not say whose releases these "
                 "are; restore it from a copy"
             )
-        write_json(self.folder / "clients.json", {**index, name: self.clients})
+        content = {**index, name: self.clients, "format": FORMAT}
+        write_json(self.folder / "clients.json", content)
         places = None if self.is_whole else np.arange(len(self.clients))
         self._ledgers[name] = ledger, places
         self._own = ledger
         return ledger
-
-
-def _owner(clients: list[str] | None) -> str:
-    return hashlib.sha256(json.dumps(clients).encode()).hexdigest()
 
 
 @contextlib.contextmanager

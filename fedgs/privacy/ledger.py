@@ -319,10 +319,6 @@ class Chain(Generic[EventT]):
         """Hash of the last line, 64 hexadecimal digits; `GENESIS` without one."""
         return self._hashes[-1]
 
-    def head_at(self, length: int) -> str | None:
-        """Returns the head of the first so many events; None if there are fewer."""
-        return self._hashes[length] if 0 <= length <= self.length else None
-
     def append(self, *events: EventT) -> None:
         """Writes events; once this returns they are on the disk, and may be sent.
 
@@ -372,7 +368,7 @@ class Chain(Generic[EventT]):
         problem = ""
         if not 0 <= length <= self.length:
             problem = f"line {self.length} is the last, {witness} saw {length}"
-        elif head is not None and self.head_at(length) != head:
+        elif head is not None and self._hashes[length] != head:
             problem = f"line {length} is not the one that {witness} saw"
         if problem:
             raise UserError(f"{self.path}: {problem}; {LEDGER_REMEDY}")

@@ -5,6 +5,7 @@
     generator.safetensors  generator_ema.safetensors  samples/
     checkpoint/   server state by round; checkpoint.json commits last
     ledger.json   how long the ledger is, and its head; see `RunFolder.record`
+    ledger-behind.txt  of a deployed run whose ledger lacks what its clients released
     private/      mode 0700: the simulated clients' discriminators, by node and round
     baseline.json    of a run of `fedgs.baselines`: the method and its settings
 
@@ -58,6 +59,7 @@ COHORT = "cohort.txt"
 CHECKPOINT = "checkpoint/checkpoint.json"
 RECORD = "ledger.json"
 BASELINE = "baseline.json"
+BEHIND = "ledger-behind.txt"
 GENERATOR = "generator.safetensors"
 AVERAGE = "generator_ema.safetensors"
 METRICS = "metrics.jsonl"
@@ -65,7 +67,7 @@ METRICS = "metrics.jsonl"
 BOUND = ("config.json", BASELINE, COHORT)
 STATE_HASH = "sha256"  # in a node's state: of all else in it
 # What a training process alone writes, in folders where others write too.
-OWN_FILES = (RECORD, GENERATOR, AVERAGE, METRICS)
+OWN_FILES = (RECORD, BEHIND, GENERATOR, AVERAGE, METRICS)
 OWN_FILES += ("deployment.json", "nodes.json", "result.json")
 ChainT = TypeVar("ChainT", bound=Chain[Any])
 PACKAGES = ("torch", "torchvision", "flwr", "ray", "numpy", "autodp", "safetensors")
@@ -112,15 +114,12 @@ class RunFolder:
     Attributes:
         path: the folder, absolute.
         config: the run's resolved configuration.
-        history: of a deployed run: which starts of the server made its rounds, as
-            pairs of a start's name and the round that it went on from.
     """
 
     def __init__(self, path: Path, config: ResolvedConfig) -> None:
         """Is called by `create` and `open`."""
         self.path = path
         self.config = config
-        self.history: list[tuple[str, int]] = []
 
     @classmethod
     def create(
@@ -250,6 +249,14 @@ class RunFolder:
         content = {"length": length, "head": head, "round": self.last_round}
         write_json(self.path / RECORD, content)
 
+    def mark_behind(self, reason: str) -> None:
+        """Has nobody go on with the run or state an epsilon: its ledger lacks releases.
+
+        Args:
+            reason: what is known of them, and what to do.
+        """
+        write_atomically(self.path / BEHIND, reason.encode())
+
     def read_ledger(self, kind: type[ChainT] = Ledger) -> ChainT:
         """Opens the ledger to look at it, checked against the rest of the folder.
 
@@ -289,8 +296,10 @@ class RunFolder:
         """Reads what the other files say of the releases.
 
         Raises:
-            UserError: one of them is malformed.
+            UserError: one of them is malformed, or `mark_behind` was called.
         """
+        if (path := self.path / BEHIND).exists():
+            raise UserError(f"{path}: {path.read_text()}")
         found = [w for name in (CHECKPOINT, RECORD) if (w := self._seen_by(name))]
         found += [w for name in (GENERATOR, AVERAGE) if (w := self._bound_to(name))]
         lines = self.metrics()
@@ -420,8 +429,6 @@ class RunFolder:
             "ledger_length": ledger.length,
             "ledger_head": ledger.head,
         }
-        if self.history:
-            commit["history"] = self.history
         # The commit: until this name is on the disk, the last checkpoint counts.
         write_json(self.path / CHECKPOINT, commit)
         self.record(ledger)
@@ -556,19 +563,6 @@ def remove_states_after(private: Path, round: int) -> None:
         for later in state_rounds(folder):
             if later > round:
                 state_path(folder, later).unlink()
-
-
-def forget_aside(folder: Path, keep_round: int) -> None:
-    """Deletes states of abandoned histories, once newer ones are committed.
-
-    Args:
-        folder: of one node's states; those set aside are in folders of it.
-        keep_round: the last committed checkpoint.
-    """
-    for aside in folder.glob("aside-*"):
-        for round in state_rounds(aside):
-            if round <= keep_round:
-                state_path(aside, round).unlink(missing_ok=True)
 
 
 def old_states(folder: Path, keep_round: int) -> list[Path]:

@@ -50,30 +50,20 @@ class Submission(NewRun):
     """What `fedgs deploy submit` is asked for.
 
     Attributes:
-        accept_restore: add to the ledger what clients have released since the backup.
         settings: the run's settings as flat scalars; empty with `resume`.
     """
 
     resume: str | None = flag(None, "Continue this run of the server instead.")
-    accept_restore: bool = flag(
-        False,
-        "With --resume: the server was restored from a backup; add what the clients "
-        "have released since to the ledger.",
-    )
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Checks what goes together.
+        """Checks the name.
 
         Raises:
-            UserError: a restored server without a run to resume, or no name of a run.
+            UserError: no name of a run.
         """
         if self.resume is not None:
             check_run_name("resume", self.resume)
-        elif self.accept_restore:
-            raise UserError(
-                "accept_restore: is for a run that goes on; give --resume NAME"
-            )
 
     @cached_property
     def clients(self) -> tuple[tuple[str, Path | None], ...]:
@@ -126,8 +116,6 @@ def _project(submission: Submission) -> str:
     known: dict[str, Any] = {"run_folder": "", **RunConfig().to_flat()}
     known |= dict.fromkeys(known, "") if submission.resume else submission.settings
     known["run_folder"] = submission.resume or ""
-    if submission.accept_restore:
-        known["accept_restore"] = True
     config = "".join(f"{key} = {toml_value(key, known[key])}\n" for key in known)
     return app_project("fedgs deploy submit", config)
 

@@ -63,7 +63,6 @@ SETTINGS: dict[str, Any] = {
     "round_timeout": 60.0,
     "checkpoint_every": 2,
 }
-HISTORY = [("a" * 16, 0)]
 ALLOWED = LIMITS + "allow_updates = true\n"
 EPSILON = 'client_epsilon = %s\ndelta = 1e-5\nrelation = "replace-one"\n'
 
@@ -90,10 +89,9 @@ class Updates(Deployment):
         self.grid = DeployedGrid(self.clients)
         self.stop = threading.Event()
 
-    def start(self, report: runs.Report = runs.ignore, **how: bool) -> None:
+    def start(self, report: runs.Report = runs.ignore) -> None:
         self.folder = RunFolder.open(self.folder.path)
-        accepted = how.get("accept_restore", False)
-        strategy_of(self.folder, report, self.stop, accepted).start(self.grid)
+        strategy_of(self.folder, report, self.stop).start(self.grid)
 
     def attempts(self) -> list[tuple[int, int]]:
         return [(each.step, each.attempt) for each in open_run(self.path).releases]
@@ -209,10 +207,31 @@ def test_a_client_restarted_after_a_lost_reply_sends_the_stored_bytes(updates):
 
 
 @pytest.mark.slow
-def test_a_restored_server_adds_what_its_clients_released_since(
-    updates, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(roll_call, "TIMEOUT", 5.0)
+def test_a_client_killed_at_work_has_counted_and_counts_again(updates, monkeypatch):
+    run = updates()
+    kill_after_count(monkeypatch, 3)
+    run.restart_killed()
+    run.start()
+    assert run.product() == in_process(run)
+    assert sorted(len(run.counted(i)) for i in range(3)) == [4, 4, 5]
+
+
+@pytest.mark.slow
+def test_a_target_pays_for_a_repeated_round_with_the_last_one(updates):
+    run = updates(target_epsilon=5.0)
+    with pytest.raises(KeyboardInterrupt):
+        run.start(interrupt_at(3))
+    with pytest.raises(
+        BudgetSpent, match=r"before step 4: .* exceed target_epsilon = 5"
+    ):
+        run.start()
+    opened = open_run(run.path)
+    assert opened.guarantees()[0].epsilon == pytest.approx(5.0)
+    assert frame.is_finished(opened)
+
+
+@pytest.mark.slow
+def test_a_server_of_an_older_backup_ends_the_run(updates, tmp_path):
     run = updates()
     with pytest.raises(RunStopped):
         run.start(at_round(2, run.stop.set))
@@ -222,14 +241,9 @@ def test_a_restored_server_adds_what_its_clients_released_since(
         run.start(interrupt_at(4))
     shutil.rmtree(run.path)
     shutil.copytree(tmp_path / "backup", run.path)
-    words = r"released 2 times more than the ledger says \(rounds 3 to 4\)"
-    with pytest.raises(RunStopped, match=words) as stopped:
+    with pytest.raises(RunStopped, match=r"this run's ledger says \(rounds 3, 4\)"):
         run.start()
-    run.start(accept_restore=True)
-    assert run.product() == in_process(run)
-    assert run.attempts() == [(1, 1), (2, 1), (3, 1), (4, 1), (3, 2), (4, 2)]
-    mu = 4 / OWN["noise_per_clip"]  # of four rounds: 2 C sqrt(4) / noise
-    assert f"is {epsilon_from_mu(mu, 1e-5):.4g} with these" in str(stopped.value)
+    assert_refused("has released more than", open_run(run.path).guarantees)
 
 
 def test_a_client_whose_count_went_back_releases_no_update(updates):
@@ -259,7 +273,7 @@ def joining(run: Updates) -> tuple[dict[str, Any], DeployedPlace]:
 
 def test_a_clients_log_names_the_method_its_settings_and_its_cost(updates, log):
     told, place = joining(updates(clients_per_round=3))
-    place.join(told, HISTORY)
+    place.join(told)
     (text,) = [line for line in log if "what is agreed" in line]
     assert "fedavg-gan, a round releases one update: steps = 4, clients_per_" in text
     assert "discriminator_steps = 1" in text
@@ -318,7 +332,7 @@ def test_a_hostile_servers_settings_are_refused_before_joining(
     updates, change, problem
 ):
     told, place = joining(updates())
-    assert_refused(problem, place.join, told | change, HISTORY)
+    assert_refused(problem, place.join, told | change)
     assert not place.folder.exists()
 
 

@@ -20,13 +20,8 @@ from fedgs.federation.preparation import resolve_deployed
 from fedgs.federation.round import draw_fakes, new_server, select
 from fedgs.federation.training import new_event
 from fedgs.privacy.accounting import Run, statements_of_runs
-from fedgs.privacy.client_count import WHOLE, ReleaseCount, release_event
-from fedgs.privacy.client_limits import (
-    ALLOW_ALL,
-    ClientRefused,
-    Limits,
-    release_cost,
-)
+from fedgs.privacy.client_count import WHOLE, release_event
+from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
 from fedgs.process import RUNS_VARIABLE
@@ -78,7 +73,7 @@ def _node(site: Site, num_clients: int, **settings: object) -> Node:
         | settings
     )
     place = DeployedPlace(site, f"{next(RUNS):016x}")
-    joined = place.join(public_settings(config), [("a" * 16, 0)])
+    joined = place.join(public_settings(config))
     if joined.refusal is not None:
         raise joined.refusal
     return place.worker().node(0)
@@ -113,14 +108,6 @@ def test_a_record_is_safe_from_servers_that_cut_the_data_anew(tmp_path, partitio
     assert released == 3
     with pytest.raises(ClientRefused, match="the data set has released"):
         _node(site, 2)
-
-
-def test_whoever_is_asked_a_release_of_shards_counts_for_all(tmp_path):
-    node = _node(_site(tmp_path, 3, partition="iid"), 4)
-    for shards in ([0], [3], [0, 1, 2, 3]):
-        _release(node, shards)
-    with pytest.raises(ClientRefused):
-        _release(node, [2])
 
 
 def test_a_partitioner_not_by_natural_names_makes_shards(tmp_path, monkeypatch):
@@ -160,48 +147,6 @@ def test_data_without_clients_is_one_client_and_the_whole_data_set(tmp_path):
     _release(_node(_site(tmp_path, 2, partition="iid"), 4), [2])
     with pytest.raises(ClientRefused):
         _node(_site(tmp_path, 2), 1)
-
-
-def _old_count(site: Site, names: list[str], releases: int) -> None:
-    """Writes the count of a version that charged shards by their names."""
-    site.open()
-    count = ReleaseCount(site.state_dir / "releases", names)
-    for number in range(releases):
-        event = release_event(tiny_config(), 1, [number % len(names)], len(names))
-        count.charge(event, Limits())
-
-
-@pytest.mark.parametrize(
-    "own", [{"partition": "iid"}, {"clients": PEOPLE}], ids=["shards", "named"]
-)
-def test_what_shards_released_under_an_older_version_counts_in_full(tmp_path, own):
-    site = _site(tmp_path, 4, **own)
-    _old_count(site, ["0", "1", "2"], releases=3)
-    node = _node(site, 2)
-    _release(node, [0])
-    with pytest.raises(ClientRefused):
-        _release(node, [0])
-
-
-def test_what_named_clients_released_under_an_older_version_is_theirs(tmp_path):
-    site = _site(tmp_path, 4, PEOPLE)
-    _old_count(site, ["ann", "bob"], releases=6)
-    node = _node(site, 2)
-    _release(node, [0])
-    with pytest.raises(ClientRefused, match="client ann"):
-        _release(node, [0])
-    _release(node, [1])
-
-
-def test_clients_that_the_data_calls_0_and_1_keep_their_own_counts(tmp_path):
-    site = _site(tmp_path, 2, [0, 1] * (NUM_RECORDS // 2))
-    for client in (0, 1):
-        _release(_node(site, 2), [client])
-    node = _node(site, 2)
-    for client in (0, 1):
-        _release(node, [client])
-        with pytest.raises(ClientRefused, match=f"client {client}"):
-            _release(node, [client])
 
 
 # ------------------------------------------------------------------ who takes part
@@ -268,21 +213,11 @@ def test_the_server_of_a_deployment_draws_the_selection_itself():
     assert settings["seed"] == 5
 
 
-def test_a_run_without_a_seed_of_its_own_for_the_selection_keeps_its_schedule(tmp_path):
-    """Simulations, and deployed run folders of older versions."""
-    config = tiny_config(output=str(tmp_path / "run"))
-    path = RunFolder.create(config).path / "config.json"
-    flat = json.loads(path.read_text())
-    del flat["selection_seed"]
-    path.write_text(json.dumps(flat))
-    found = RunFolder.open(path.parent).config
-    explicit = dataclasses.replace(config, selection_seed=config.seed)
-    for rule in ("uniform", "balanced"):
-        drawn = [
-            [select(dataclasses.replace(c, client_selection=rule), r) for r in range(9)]
-            for c in (found, explicit)
-        ]
-        assert drawn[0] == drawn[1]
+def test_a_selection_that_flower_would_tell_everybody_is_refused():
+    given = {"nodes": "a,b", "engine": "flower", "num_clients": 2}
+    wanted = tiny_config(**given, selection_seed=3, output="run")
+    for attempt in (resolve_deployed, lambda config: run_settings(config, ["a", "b"])):
+        assert_refused(r"selection_seed = 3: .*leave out", attempt, wanted)
 
 
 # ------------------------------------------------------------------ no amplification
@@ -303,7 +238,7 @@ def test_amplification_is_refused_where_nodes_are_deployed(tmp_path):
         assert_refused(REFUSED, attempt)
     settings = public_settings(config)
     place = DeployedPlace(_site(tmp_path, 3), "0" * 16)
-    assert_refused(REFUSED, place.join, settings, [("a" * 16, 0)])
+    assert_refused(REFUSED, place.join, settings)
 
 
 def test_an_older_deployed_run_with_amplification_gets_none(tmp_path, monkeypatch):

@@ -13,7 +13,6 @@ import pytest
 from flwr.app import Message
 
 from clients import site as deployment
-from clients.history import read_history
 from clients.site import Site
 from deployed_grid import LIMITS, NAMES, Deployment, place_of
 from fedgs.errors import UserError
@@ -24,12 +23,21 @@ from fedgs.privacy.client_limits import ClientRefused
 from fedgs.runs.run_folder import state_rounds
 from refusals import assert_refused
 from server import roll_call
-from simulated_grid import round_of
+from server.progress import Progress
+from simulated_grid import MODES, round_of
 from tiny import MOMENTS, write_tiny_npz
 
-HISTORY = [("a" * 16, 0)]
+# ------------------------------------------------------------------ bits and words
 
-# ------------------------------------------------------------------ words
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_deployment_gives_the_local_engines_bytes(deploy, undisturbed, mode):
+    run = deploy(mode=mode)
+    run.start()
+    assert run.product() == undisturbed(run)
+    assert run.attempts() == [(1, 1), (2, 1), (3, 1), (4, 1)]
+    content = run.progress()
+    assert all(node["joined"] for node in content["nodes"].values())
 
 
 def test_only_public_words_and_sanitized_gradients_leave_a_client(deploy):
@@ -42,7 +50,7 @@ def test_only_public_words_and_sanitized_gradients_leave_a_client(deploy):
         if kind == "query":
             assert record == {"name": name, "protocol": roll_call.PROTOCOL}
         elif kind == "query.join":
-            nothing = {"round": -1, "newest": -1, "released": [], "refused": ""}
+            nothing = {"round": -1, "released": [], "refused": ""}
             assert record == nothing
         else:
             allowed = {"is_empty", "round", "node_id", "noise_std", "clip_bound"}
@@ -204,7 +212,7 @@ def test_room_is_needed_for_all_discriminators_that_a_client_may_make(
         needed.append(clients_needed(config))
 
     monkeypatch.setattr(deployment, "check_capacity", noted)
-    place_of(run).join(roll_call.public_settings(run.folder.config), HISTORY)
+    place_of(run).join(roll_call.public_settings(run.folder.config))
     assert needed == [2]
 
 
@@ -219,18 +227,9 @@ def test_another_run_under_a_known_id_is_refused(deploy):
     settings = roll_call.public_settings(run.folder.config)
     run_id = json.loads((run.folder.path / "deployment.json").read_text())["run_id"]
     place = place_of(run, run_id=run_id)
-    known = read_history(place.folder)
-    assert place.join(settings, known).round == 4
+    place.join(settings)
     words = "other settings under the same run"
-    assert_refused(words, place.join, settings | {"batch_size": 2}, known)
-
-
-def test_settings_of_an_older_version_are_the_same_run(deploy):
-    """A state without a setting that came later, and whose default is meant."""
-    run = deploy()
-    settings, place = roll_call.public_settings(run.folder.config), place_of(run)
-    place.join({k: v for k, v in settings.items() if k != "node_sizes"}, HISTORY)
-    place.join(settings, HISTORY)
+    assert_refused(words, place.join, settings | {"batch_size": 2})
 
 
 def test_pinned_numbers_are_compared_before_the_data_are_read(deploy):
@@ -243,10 +242,10 @@ def test_pinned_numbers_are_compared_before_the_data_are_read(deploy):
     )
     Path(run.clients[0].node_config["data"].partition(":")[2]).write_bytes(b"")
     for name, value in (("num_classes", 1), ("node_sizes", "3,1,2")):
-        refusal = place.join(settings | {name: value}, HISTORY).refusal
+        refusal = place.join(settings | {name: value}).refusal
         assert refusal.setting == name.replace("node_sizes", "num_clients")
     with pytest.raises(UserError, match="npz"):
-        place.join(settings, HISTORY)
+        place.join(settings)
 
 
 @pytest.mark.parametrize("sizes", ["2,2,2," * 300_000, "9,1", "2,2,-2", "x\n"])
@@ -254,7 +253,7 @@ def test_sizes_of_nodes_that_cannot_be_are_refused_in_few_words(deploy, sizes):
     run = deploy()
     settings, place = roll_call.public_settings(run.folder.config), place_of(run)
     with pytest.raises(UserError, match="node_sizes = ") as refused:
-        place.join(settings | {"node_sizes": sizes}, HISTORY)
+        place.join(settings | {"node_sizes": sizes})
     assert len(str(refused.value)) < 300
     assert str(refused.value).isprintable()  # one line of a log
     assert not place.folder.exists()
@@ -266,11 +265,11 @@ def test_joining_again_takes_the_limits_as_they_are_now(deploy):
     limits = Path(run.clients[0].node_config["limits"])
     for most in (8, 64):
         limits.write_text(f"{LIMITS}max_batch_size = {most}\n")
-        place.join(settings, HISTORY)
+        place.join(settings)
         assert place.worker().limits.max_batch_size == most
         assert place.worker().node(0).limits.max_batch_size == most
     limits.write_text(f"{LIMITS}max_batch_size = 1\n")
-    assert "max_batch_size = 1" in str(place.join(settings, HISTORY).refusal)
+    assert "max_batch_size = 1" in str(place.join(settings).refusal)
     with pytest.raises(ClientRefused, match="max_batch_size = 1"):
         place.worker()
 

@@ -15,14 +15,14 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.app import Error as FlowerError
 
 from clients.failures import log_privately
-from deployed_grid import EPOCH, NAMES, Deployment, kill_after_count
+from deployed_grid import EPOCH, NAMES, Backup, Deployment, kill_after_count
 from events import read_events
 from fedgs import event_log
 from fedgs.errors import UserError
 from fedgs.federation.training import RunStopped
 from runs import at_round, interrupt_at, num_answers
 from server import progress
-from simulated_grid import round_of, spoil_at
+from simulated_grid import MODES, round_of, spoil_at
 
 # ------------------------------------------------------------------ faults
 
@@ -59,23 +59,17 @@ def test_a_lost_reply_is_asked_for_and_counted_once(
     assert clock.now < 20 if restart else 60 <= clock.now < 120
 
 
-def test_a_client_killed_at_work_gives_the_same_bytes(deploy, undisturbed, monkeypatch):
-    """It had counted its release, nothing had left: the new one counts again."""
-    run = deploy(round_timeout=600.0)
-    kill_after_count(monkeypatch, 3)
-    run.restart_killed()
-    run.start()
-    assert run.product() == undisturbed(run)
-    assert sorted(len(run.counted(i)) for i in range(3)) == [4, 4, 5]
-
-
-@pytest.mark.parametrize(("times", "most"), [(1, 3), (2, 4)])
-def test_sigterm_waits_for_the_answer_that_is_counted_and_a_second_one_does_not(
-    deploy, undisturbed, monkeypatch, capfd, times, most
+@pytest.mark.parametrize(("signals", "most"), [(0, 4), (1, 3), (2, 4)])
+def test_a_client_killed_at_work_gives_the_same_bytes_and_sigterm_waits_for_them(
+    deploy, undisturbed, monkeypatch, capfd, signals, most
 ):
+    """Killed, or at a second SIGTERM: nothing had left, the new answer counts too."""
+
     def end() -> None:
-        for _ in range(times):
+        for _ in range(signals):
             signal.raise_signal(signal.SIGTERM)
+        if not signals:
+            raise SystemExit
 
     def leave(number: int, frame: object) -> None:
         raise SystemExit  # as Flower's
@@ -92,7 +86,8 @@ def test_sigterm_waits_for_the_answer_that_is_counted_and_a_second_one_does_not(
     assert sorted(client.starts for client in run.clients) == [1, 1, 2]
     assert run.product() == undisturbed(run)
     assert sorted(len(run.counted(i)) for i in range(3)) == [3, 3, most]
-    assert "to end now: SIGTERM (or Ctrl-C) again" in capfd.readouterr().err
+    said = "to end now: SIGTERM (or Ctrl-C) again" in capfd.readouterr().err
+    assert said == (signals > 0)
 
 
 def go_away(run: Deployment, index: int, round: int) -> None:
@@ -182,31 +177,37 @@ def test_a_client_that_lost_its_state_is_refused_and_the_run_says_so(deploy):
     assert len(run.attempts()) == 3  # nothing more was asked
 
 
-@pytest.mark.parametrize("when", ["before a restart of the server", "in a run"])
-def test_a_client_with_an_old_state_is_refused(deploy, tmp_path, when):
-    run, node, backup = deploy(checkpoint_every=1), {}, tmp_path / "backup"
+@pytest.mark.parametrize(
+    ("is_killed", "min_nodes"), [(True, None), (False, None), (True, 2)]
+)
+def test_a_client_with_an_old_state_is_refused(deploy, log, is_killed, min_nodes):
+    """By the server that starts again, or by itself; where all are needed."""
+    run = deploy(checkpoint_every=1, min_nodes=min_nodes)
+    backup = Backup(run, 1)
 
     def restore(metrics: dict) -> None:
         if metrics["round"] == 1:
-            node["folder"] = run.states(1)
-            shutil.copytree(node["folder"], backup)
+            backup.take()
         if metrics["round"] == 3:
-            shutil.rmtree(node["folder"])
-            shutil.copytree(backup, node["folder"])
-            run.clients[1].restart()
-            if when != "in a run":
+            backup.put_back(only=run.states(1).parent.name)
+            if is_killed:
                 raise KeyboardInterrupt
 
-    if when == "in a run":
+    if is_killed:
+        with pytest.raises(KeyboardInterrupt):
+            run.start(restore)
+        words = "its state is of round 1, it took part until round 2"
+        if min_nodes is None:
+            with pytest.raises(RunStopped, match=rf"b-clinic \({words}"):
+                run.start()
+        else:
+            run.start()
+            assert f"roll call: b-clinic: {words}" in log
+    else:
         with pytest.raises(RunStopped, match="round 4: 2 of 3"):
             run.start(restore)
-        log = (run.clients[1].state_dir / "error.log").read_text()
-        assert "its state is of round 1, not of the one before round 4" in log
-        return
-    with pytest.raises(KeyboardInterrupt):
-        run.start(restore)
-    with pytest.raises(RunStopped, match=r"b-clinic \(its state is of round 1, it t"):
-        run.start()
+        words = "its state is of round 1, not of the one before round 4"
+        assert words in backup.refusals()
 
 
 def test_a_slow_client_is_not_waited_for_beyond_the_limit(deploy, clock):

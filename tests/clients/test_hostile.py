@@ -1,51 +1,188 @@
-"""Hostile messages, one by one: refused with one line, little memory, no data."""
+"""Hostile messages: refused in one line without data and with little memory.
 
+Named attacks, and a grammar of changes to an honest message: only `UserError` may come
+out, and what is accepted is within the run's limits and encodes to itself. Attacks on a
+whole run: test_hostile_run.py.
+"""
+
+import math
 import re
+import struct
 import tracemalloc
+import zlib
+from typing import Any
 
 import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load, save
 
+from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
-from fedgs.federation.messages import one_line
-from hostile import COMPACT, EXACT, STAGE, Case
-from hostile_answers import ANSWERS
-from hostile_requests import REQUESTS
+from fedgs.federation.messages import EVERYONE, FakeBatch, one_line
+from fedgs.mechanism.norm_check import largest_norm
+from fedgs.mechanism.quantization import release_step
+from hostile import (
+    COMPACT,
+    EXACT,
+    SIDES,
+    STAGE,
+    Change,
+    Payload,
+    a_release,
+    a_request,
+    bomb,
+    content,
+    decoded,
+    encoded,
+    fields,
+    header_of,
+    honest,
+    inflated,
+)
 
-CASES = REQUESTS + ANSWERS
+SECRET = 4711  # in what is sent wherever it can be; must not be in a log line
 MOST_MEMORY = 100_000  # bytes beside the message; an honest one takes half of that
+MILLION = ",".join(str(number) for number in range(10**6))
+AXES = "0.axes"  # of a network of the stage
 
 
-@pytest.mark.parametrize("config", [EXACT, COMPACT, STAGE])
-@pytest.mark.parametrize("peer", ["server", "client"])
-def test_the_honest_message_passes(peer, config):
-    case = Case("", peer, "", config, lambda payload: payload)
-    assert case.decode(case.payload()) is not None
+def values(**named: Any) -> Change:
+    """Sends other tensors, or other ones beside; None leaves one out."""
+
+    def change(packed: bytes) -> bytes:
+        tensors = load(packed) | named
+        return save({n: v.contiguous() for n, v in tensors.items() if v is not None})
+
+    return content(change)
 
 
-@pytest.mark.parametrize("case", CASES, ids=[f"{c.peer}: {c.what}" for c in CASES])
-def test_a_hostile_message_is_refused_in_one_line_without_data(case):
-    payload = case.payload()
-    honest = Case("", case.peer, "", case.config, lambda honest: honest).payload()
-    assert _typed(payload) != _typed(honest)
+def spoilt(name: str, value: float) -> Change:
+    """Replaces the last number of a tensor."""
+
+    def change(packed: bytes) -> bytes:
+        tensors = load(packed)
+        tensors[name].view(-1)[-1] = value
+        return save(tensors)
+
+    return content(change)
+
+
+OLD = bytes.fromhex(a_request(EXACT, images=torch.zeros(8, 1, 16, 16)).digest())
+CODE = b"cos\nsystem\n(S'echo 4711'\ntR."
+LONG = 1e3 * a_release(STAGE).values
+
+# (who sends it, in which run) -> the refusal -> what meets it.
+ATTACKS: dict[tuple[str, RunConfig], dict[str, list[Change]]] = {
+    ("server", EXACT): {
+        "round is no integer from 0 to 9": [fields(round=SECRET**272)],
+        "keep_round is no integer from 0 to 2": [fields(keep_round=SECRET)],
+        "without tensors": [fields(tensors="4711")],
+        "with other fields than": [fields(send_me_client_4711=1)],
+        "participants is no list of clients below 6": [
+            *(fields(participants=sent) for sent in (MILLION, "2,4711", "2,2", [2, 4]))
+        ],
+        "trainees is no list of clients": [fields(trainees="\u0664")],
+        "more than 2 participants": [fields(participants=EVERYONE)],
+        "more than 0 participants": [fields(round=0, keep_round=0)],  # the warm start
+        r"fakes outside \[0, 1\]": [
+            *(spoilt("images", value) for value in (SECRET, -1e-6, math.nan, math.inf))
+        ],
+        r"labels outside \[0, 3\)": [spoilt("labels", SECRET)],
+        "fakes of shape": [values(images=torch.zeros(7, 1, 16, 16))],
+        "labels of shape": [values(labels=torch.zeros(7).long())],
+        "with other tensors than": [values(secret_4711=torch.zeros(1))],
+        "bytes: at most 9280": [
+            values(images=torch.zeros(8, 1, 28, 28)),
+            content(lambda packed: bytes(1 << 26)),
+        ],
+        "cannot be decoded": [content(lambda packed: bomb(1 << 22))],
+    },
+    ("server", COMPACT): {
+        "exactly 2113": [
+            content(lambda packed: bomb(1 << 21)),  # small enough for the first look
+            content(lambda packed: packed + b"4711"),
+        ],
+        "bytes: at most 2441": [content(lambda packed: bomb(1 << 26))],
+        "cannot be decoded": [
+            content(lambda packed: packed[:-1] + bytes([packed[-1] ^ 1]))  # checksum
+        ],
+        "of other levels than": [inflated(lambda data: b"\x01" + data[1:])],
+        "fakes outside": [inflated(lambda data: b"\x02\x04" + data[2:])],
+        "labels outside": [
+            inflated(lambda data: data[:-8] + struct.pack("<q", SECRET))
+        ],
+    },
+    ("server", STAGE): {
+        "other tensors than those of this stage": [values(centre=None)],
+        "a stage's tensor of shape": [values(**{AXES: torch.zeros(1, 4)})],
+        "non-finite values in a stage's tensors": [spoilt(AXES, math.nan)],
+        "67108864 bytes: at most": [content(lambda packed: bytes(1 << 26))],
+        "cannot be decoded": [fields(tensors=CODE)],
+        "not to everyone": [fields(participants="2"), fields(trainees="2")],
+    },
+    ("client", EXACT): {
+        "non-finite values": [spoilt("gradients", math.nan)],
+        "1 of 4 gradients with a norm above 22.33": [spoilt("gradients", 47.11)],
+        "gradients of shape": [values(gradients=torch.zeros(3, 1, 16, 16))],
+        "bytes: at most 5120": [values(gradients=torch.zeros(2, 4, 1, 16, 16))],
+        "cannot be decoded": [
+            fields(tensors=struct.pack("<Q", 2**40) + b"{}4711"),
+            fields(tensors=b""),
+        ],
+        "with other tensors than": [values(loss=torch.tensor(47.11))],
+        "with other fields than": [
+            fields(num_examples=SECRET),
+            lambda payload: {"is_empty": 1, "loss": 47.11},
+        ],
+        "another node_id than": [fields(node_id=4)],
+        "another round than": [fields(round=2)],
+        "another request than": [fields(request=OLD)],  # under the new round's number
+        "another noise_std than": [fields(noise_std=0.4711)],
+        "another clip_bound than": [fields(clip_bound=47.11), fields(clip_bound=True)],
+        "empty, though its clients take part": [lambda payload: {"is_empty": 1}],
+        "is_empty is no integer": [fields(is_empty=SECRET), lambda payload: {}],
+    },
+    ("client", COMPACT): {
+        "4 of 4 gradients with a norm": [inflated(lambda data: b"\xff" * len(data))],
+        "exactly 2048": [content(lambda packed: bomb(1 << 21))],
+    },
+    ("client", STAGE): {
+        "1 of 1 embeddings with a norm above .*, which 2 clients": [
+            values(gradients=LONG)
+        ],
+    },
+}
+CASES = [
+    pytest.param(*where, change, words, id=f"{where[0]}: {words}")
+    for where, refusals in ATTACKS.items()
+    for words, changes in refusals.items()
+    for change in changes
+]
+RUNS = [(side, config) for side in SIDES for config in (EXACT, COMPACT, STAGE)]
+
+
+@pytest.mark.parametrize(("side", "config", "change", "words"), CASES)
+def test_a_named_attack_is_refused_in_one_line_without_data(
+    side, config, change, words
+):
+    sound = honest(side, config)
+    assert decoded(side, config, sound) is not None  # imports what it needs, too
+    payload = change(sound)
     tracemalloc.start()
     try:
-        with pytest.raises(UserError) as caught:
-            case.decode(payload)
+        with pytest.raises(UserError, match=words) as caught:
+            decoded(side, config, payload)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert str(caught.value) == case.outcome
-    assert peak < max(MOST_MEMORY, 2 * len(honest["tensors"]))
-    assert "\n" not in case.outcome
-    assert not re.search(r"4\.?711|4\.711", case.outcome)
+    assert peak < max(MOST_MEMORY, 2 * len(sound["tensors"]))
+    assert str(caught.value).isprintable()
+    assert not re.search(r"4\.?711", str(caught.value))
     # The traceback that a client keeps quotes no cause either.
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
-
-
-def _typed(payload: dict) -> dict:
-    """The fields with their types, for 1, 1.0 and True are equal."""
-    return {name: (type(value), value) for name, value in payload.items()}
 
 
 def test_foreign_text_is_cut_to_one_line():
@@ -55,8 +192,143 @@ def test_foreign_text_is_cut_to_one_line():
     assert len(one_line("x" * 10**7)) == 200
 
 
-def test_there_are_many_and_no_two_are_the_same():
-    assert len(CASES) >= 30
-    for peer in ("server", "client"):
-        names = [(case.what, case.config) for case in CASES if case.peer == peer]
-        assert len(set(names)) == len(names)
+# ------------------------------------------------------------------ a grammar
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(-2, 10),
+    st.floats(),
+    st.sampled_from([0.5, 1.0, 2.0]),
+    st.text(max_size=20),
+    st.binary(max_size=40),
+    st.lists(st.integers(0, 6), max_size=4),
+    # Clients, as participants and trainees are written.
+    st.just(EVERYONE),
+    st.lists(st.integers(-1, 7), max_size=4).map(lambda c: ",".join(map(str, c))),
+    st.text(alphabet="0123456,+-_ \u0664al", max_size=8),
+)
+HUGE = {"dtype": "F32", "shape": [0, 2**64 - 1], "data_offsets": [0, 0]}
+HEADERS = st.dictionaries(
+    st.sampled_from(["gradients", "images", "labels", "__metadata__", "x"]),
+    st.fixed_dictionaries(
+        {
+            "dtype": st.sampled_from(["F64", "F32", "F16", "F4", "I64", "BOOL", ""]),
+            "shape": st.lists(
+                st.sampled_from([0, 1, 4, 8, 16, 2**40, 2**64 - 1, -1]), max_size=4
+            ),
+            "data_offsets": st.lists(st.sampled_from([0, 4, 64, 8192]), max_size=3),
+        }
+    ),
+    max_size=3,
+).map(lambda header: header_of(**header))
+
+
+@st.composite
+def _edited(draw: st.DrawFn, sound: bytes) -> bytes:
+    """Bytes of which some are others, are missing or too many."""
+    at = draw(st.integers(0, min(300, len(sound) - 1)) | st.integers(0, len(sound) - 1))
+    return (
+        sound[:at] + draw(st.binary(max_size=8)) + sound[at + draw(st.integers(0, 8)) :]
+    )
+
+
+@st.composite
+def _renumbered(draw: st.DrawFn, sound: bytes) -> bytes:
+    """The right tensors with some other numbers in them."""
+    tensors = {name: value.clone() for name, value in load(sound).items()}
+    tensor = tensors[draw(st.sampled_from(sorted(tensors)))]
+    at = draw(st.integers(0, tensor.numel() - 1))
+    is_float = tensor.is_floating_point()
+    numbers = st.floats(width=32) | st.floats(0, 1, width=32)
+    tensor.view(-1)[at] = draw(numbers if is_float else st.integers(-1, 4))
+    return save(tensors)
+
+
+def _messages(sound: Payload, config: RunConfig) -> st.SearchStrategy[Payload]:
+    """An honest message with one to three changes."""
+    packed = sound["tensors"]
+    if config.transport == "compact":
+        inside = _edited(zlib.decompress(packed)).map(zlib.compress)
+    else:
+        inside = _renumbered(packed)
+    tensors = inside | _edited(packed) | st.builds(bytes.__add__, HEADERS, st.binary())
+    names = st.sampled_from(sorted(sound))
+    changes = st.one_of(
+        tensors.map(lambda packed: {"tensors": packed}),
+        st.builds(lambda name, value: {name: value}, names, SCALARS),
+        st.builds(lambda name: {name: ...}, names),  # left out
+        st.dictionaries(st.text(max_size=8), SCALARS, max_size=1),
+    )
+
+    def changed(changes: list[Payload]) -> Payload:
+        payload = dict(sound)
+        for change in changes:
+            payload |= change
+        return {name: value for name, value in payload.items() if value is not ...}
+
+    return st.lists(changes, min_size=1, max_size=3).map(changed)
+
+
+def check_accepted(side: str, config: RunConfig, payload: Payload) -> bool:
+    """Decodes a message; returns whether it was accepted, rightly."""
+    text = ""
+    try:
+        found = decoded(side, config, payload)
+    except UserError as error:
+        found, text = None, str(error)
+    assert text.isprintable()
+    if text:
+        return False
+    again = encoded(side, config, found)
+    public = again.keys() - {"tensors"}
+    assert payload.keys() - {"run_folder", "run_id"} == again.keys()
+    assert [(type(payload[n]), payload[n]) for n in public] == [
+        (type(again[n]), again[n]) for n in public
+    ]
+    sent = decoded(side, config, again)
+    if side == "client":
+        assert torch.equal(found.values, sent.values)
+        assert found.values.shape == config.terms(found.round).shape
+        norms = found.values.double().flatten(1).norm(dim=1)
+        terms, hosted = config.terms(found.round), 2 if config.stages else 1
+        assert (norms <= largest_norm(config, hosted, terms=terms)).all()  # nor a NaN
+        if step := release_step(config):
+            whole = found.values.double() / step
+            assert torch.allclose(whole, whole.round(), atol=1e-2)
+        return True
+    assert found.digest() == sent.digest()
+    assert 0 <= found.keep_round <= found.round <= config.num_rounds
+    if isinstance(found, FakeBatch):
+        assert found.images.shape == (8, 1, 16, 16)
+        assert 0 <= found.images.min() <= found.images.max() <= 1  # False with a NaN
+        assert 0 <= found.labels.min() <= found.labels.max() < 3
+        assert len(found.participants) <= 2
+        for clients in (found.participants, found.trainees):
+            assert clients == EVERYONE or set(clients) <= set(range(6))
+    return True
+
+
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")
+@pytest.mark.parametrize(
+    "count", [300, pytest.param(3_000, marks=pytest.mark.slow)]
+)  # messages of each kind, in each run
+@pytest.mark.parametrize(("side", "config"), RUNS)
+def test_no_message_is_accepted_wrongly(side, config, count):
+    sound = honest(side, config)
+    assert check_accepted(side, config, sound)
+    outcomes: list[bool] = []
+    slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+    @settings(
+        max_examples=count, deadline=None, database=None, suppress_health_check=slow
+    )
+    @given(payload=_messages(sound, config))
+    @example(payload=sound | {"tensors": header_of(gradients={"dtype": "F4"})})
+    @example(payload=sound | {"tensors": header_of(gradients=HUGE, images=HUGE)})
+    def tried(payload: Payload) -> None:
+        outcomes.append(check_accepted(side, config, payload))
+
+    tried()
+    assert {*outcomes} == {True, False}  # both kinds were among them

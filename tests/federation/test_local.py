@@ -103,7 +103,28 @@ def test_unseeded_noise_is_drawn_anew_for_a_repeated_round(tmp_path):
     assert {event.noise_source for event in events(folder)} == {"os"}
 
 
-# ------------------------------------------------------------------ the clients' limits
+def counted(folder: RunFolder) -> Counter[int]:
+    """How often each client has released, by its own node's count."""
+    found: Counter[int] = Counter()
+    for path in folder.private.glob("node-*/releases-*.jsonl"):
+        names = json.loads((path.parent / "clients.json").read_text())[path.name]
+        for event in Ledger.read(path).events:
+            asked = event.participants
+            positions = range(len(names)) if asked == "all" else asked
+            found.update(int(names[position]) for position in positions)
+    return found
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_clients_count_what_the_ledger_says_and_never_less(tmp_path, mode):
+    folder = create(tmp_path / "run", **MODES[mode])
+    crash(folder, after_the_answers, 3)
+    train(folder)
+    asked: Counter[int] = Counter()
+    for event in events(folder):
+        everyone = range(event.num_clients)
+        asked.update(everyone if event.participants == "all" else event.participants)
+    assert counted(folder) == asked
 
 
 def room_for(releases: int) -> float:

@@ -11,7 +11,7 @@ import torch
 import fedgs.federation.node
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
-from fedgs.federation.node import Node, mark_of
+from fedgs.federation.node import Node
 from fedgs.federation.round import public_fakes
 from fedgs.files import read_tensors
 from fedgs.gan.discriminators import Discriminators
@@ -144,11 +144,9 @@ def saved(tmp_path) -> Path:
     return state_path(node_folder(tmp_path, 0), 1)
 
 
-@pytest.mark.parametrize("source", ["", "run/start/a-clinic"])
-def test_what_a_node_stores_is_its_discriminators_and_its_answer(tmp_path, source):
+def test_what_a_node_stores_is_its_discriminators_and_its_answer(tmp_path):
     config = _config()
     node = _node(config, tmp_path)
-    node.source = source
     answer = node.answer(request_of(config))
     node.save(keep_round=0)
     tensors, metadata = read_tensors(state_path(node_folder(tmp_path, 0), 1))
@@ -156,13 +154,7 @@ def test_what_a_node_stores_is_its_discriminators_and_its_answer(tmp_path, sourc
     # No local generator of the warm start, no noise and no raw gradient.
     assert set(tensors) == {*fresh, "answer", "sha256"}
     assert torch.equal(tensors["answer"], answer.values)
-    assert metadata["digest"] == request_of(config).digest()
-    assert metadata.keys() == ({"digest", "count"} if source else {"digest"})
-    if source:  # a deployed node's, which witnesses its clients' count
-        count = Ledger.read(node.count.folder / "releases-00000.jsonl")
-        mark = mark_of(metadata)
-        assert mark is not None
-        assert (mark.length, mark.head) == (1, count.head)
+    assert metadata == {"digest": request_of(config).digest()}
 
 
 @pytest.mark.parametrize(
@@ -262,7 +254,7 @@ def test_the_count_names_the_participants_and_the_nodes_own_noise(tmp_path):
     assert (event.noise_std, event.clip_bound, event.batch_size) == (2.0, 0.5, 4)
     assert (event.planned_nodes, event.counted_nodes) == (1, 1)
     names = json.loads((folder / "clients.json").read_text())
-    assert names == {"releases-00000.jsonl": ["3", "4", "5"]}
+    assert names["releases-00000.jsonl"] == ["3", "4", "5"]
 
 
 # ------------------------------------------------------------------- refused by a limit

@@ -66,7 +66,8 @@ def test_a_charge_is_one_line_on_the_disk_when_it_returns(tmp_path, monkeypatch)
     assert (second["round"], second["participants"]) == (2, [0, 2])
     assert first["planned_nodes"] == first["counted_nodes"] == 1
     assert json.loads((tmp_path / "clients.json").read_text()) == {
-        "releases-00000.jsonl": list(NAMES)
+        "releases-00000.jsonl": list(NAMES),
+        "format": 2,
     }
 
 
@@ -258,6 +259,13 @@ def test_a_count_without_its_names_is_refused(counted):
     assert_refused("does not say whose releases", count.charge, _event(3), NONE)
 
 
+def test_a_count_of_another_format_is_refused(counted):
+    """Before format 2 shards were counted by their names."""
+    (counted / "clients.json").write_text('{"releases-00000.jsonl": ["0", "1"]}')
+    _charge_refused(ReleaseCount(counted, NAMES), "clients.json: of another format")
+
+
+@pytest.mark.parametrize("is_known", [False, True])
 def test_a_count_that_cannot_be_written_refuses_and_forgets_nothing(
     counted, monkeypatch
 ):

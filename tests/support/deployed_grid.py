@@ -26,29 +26,10 @@ from fedgs.runs.run_folder import RunFolder
 from server import exchange, federation, progress, roll_call
 from server.strategy import GsWgan
 from simulated_grid import InProcessGrid, Spoil
-from tiny import (
-    FULL_PARTICIPATION,
-    MOMENTS,
-    STAGED,
-    tiny_config,
-    tiny_data,
-    write_tiny_npz,
-)
+from tiny import tiny_config, tiny_data, write_tiny_npz
 
 NODE_UNAVAILABLE = 5
 EPOCH = 1.8e9  # Unix time of the start of the clock
-MODES = {
-    "full participation": FULL_PARTICIPATION,
-    "silos that differ": {**FULL_PARTICIPATION, "node_sizes": "1,3,2"},
-    "staged": STAGED,
-    "moments": MOMENTS,
-    "selected": {"clients_per_round": 2, "clients_per_node": 1},
-    "trains without answering": {
-        "clients_per_round": 1,
-        "discriminator_training": "every_round",
-        "clients_per_node": 3,
-    },
-}
 NAMES = ["a-clinic", "b-clinic", "c-clinic", "d-clinic", "e-clinic", "f-clinic"]
 LIMITS = "allow_seeded_noise = true\nallow_embeddings = true\n"
 
@@ -86,7 +67,7 @@ class DeployedGrid(InProcessGrid):
     """
 
     def __init__(self, clients: list[Client], spoil: Spoil | None = None) -> None:
-        super().__init__(spoil)
+        super().__init__(spoil=spoil)
         self.clients = {client.address: client for client in clients}
         self.on_push: Callable[[str, Message], bool] = lambda name, request: True
         self.on_look: Callable[[], object] = lambda: None
@@ -197,10 +178,10 @@ class Deployment:
         self.grid.on_push = lambda name, request: True
         self.grid.on_look = lambda: None
 
-    def start(self, report: runs.Report = runs.ignore, **how: bool) -> None:
+    def start(self, report: runs.Report = runs.ignore) -> None:
         """Starts the server, from its checkpoint on."""
         self.folder = RunFolder.open(self.folder.path)
-        GsWgan(self.folder, report, self.stop, **how).start(self.grid)
+        GsWgan(self.folder, report, self.stop).start(self.grid)
 
     def attempts(self) -> list[tuple[int, int]]:
         return runs.attempts(self.folder)
@@ -278,11 +259,10 @@ def kill_after_count(
     killed: list[int] = []
     save = ReleaseCount.charge
 
-    def charge(self: ReleaseCount, event: Any, limits: Any) -> Any:
-        mark = save(self, event, limits)
+    def charge(self: ReleaseCount, event: Any, limits: Any) -> None:
+        save(self, event, limits)
         if event.round == round and not killed:
             killed.append(1)
             end()
-        return mark
 
     monkeypatch.setattr(ReleaseCount, "charge", charge)

@@ -4,18 +4,17 @@ A grid of this process calls the ClientApp directly; every message goes through 
 own serialisation, as it would on a network.
 """
 
-import itertools
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.serverapp import Grid
 
 from clients import workers as state
 from clients.client_app import app as client_app
+from experiments.launch.local_grid import LocalGrid
 from fedgs.runs.run_folder import RunFolder
 from runs import Report, generator, ignore
 from server.strategy import GsWgan
@@ -37,10 +36,11 @@ Spoil = Callable[[Any, Message, Message], Message | None]
 Make = Callable[[Message, Message], Message | None]
 
 
-class InProcessGrid(Grid):
+class InProcessGrid(LocalGrid):
     """Nodes or clients in this process.
 
     Args:
+        num_nodes: of a simulation.
         spoil: what the network makes of a reply: (who, request, reply) -> reply, or
             None for no reply at all.
         app: the nodes' ClientApp.
@@ -50,12 +50,16 @@ class InProcessGrid(Grid):
         waiting: replies that nobody has pulled yet, by the request's id.
     """
 
-    def __init__(self, spoil: Spoil | None = None, app: ClientApp = client_app) -> None:
-        self.app = app
+    def __init__(
+        self,
+        num_nodes: int = 0,
+        spoil: Spoil | None = None,
+        app: ClientApp = client_app,
+    ) -> None:
+        super().__init__(app, num_nodes, num_workers=1)
         self.spoil = spoil or (lambda who, request, reply: reply)
         self.replies: list[tuple[str, Any, Message]] = []
         self.waiting: dict[str, Message] = {}
-        self.numbers = itertools.count(1)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         return [self._deliver(message) for message in messages]
@@ -63,9 +67,6 @@ class InProcessGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         ready = [name for name in message_ids if name in self.waiting]
         return [self.waiting.pop(name) for name in ready]
-
-    def send_and_receive(self, messages, *, timeout=None) -> Iterable[Message]:
-        return self.pull_messages(self.push_messages(messages))
 
     def _deliver(self, message: Message) -> str:
         name = f"message-{next(self.numbers)}"
@@ -84,15 +85,11 @@ class InProcessGrid(Grid):
         """Has a process with some memory answer a request."""
         state._workers.clear()
         state._workers.update(memory)
-        reply = self.app(message=request, context=context)
+        reply = self.client_app(message=request, context=context)
         memory.update(state._workers)
         state._workers.clear()
         self.replies.append((request.metadata.message_type, who, reply))
         return self.spoil(who, request, reply)
-
-    # What our tests do not use of Flower's interface.
-    run = property(lambda self: None)
-    set_run = create_message = None  # type: ignore[assignment]
 
 
 def as_on_a_network(message: Message) -> Message:
@@ -119,19 +116,11 @@ class FakeGrid(InProcessGrid):
         num_workers: int = 1,
         app: ClientApp = client_app,
     ) -> None:
-        super().__init__(spoil, app)
+        super().__init__(num_nodes, spoil, app)
         # Flower's ids are random, and not in the order of the nodes.
-        self.indices = {(7919 * (i + 1)) % 1009: i for i in range(num_nodes)}
-        self.contexts = {
-            address: Context(
-                run_id=1,
-                node_id=address,
-                node_config={"partition-id": index, "num-partitions": num_nodes},
-                state=RecordDict(),
-                run_config={},
-            )
-            for address, index in self.indices.items()
-        }
+        contexts = enumerate(self.contexts.values())
+        self.contexts = {(7919 * (i + 1)) % 1009: each for i, each in contexts}
+        self.indices = {address: i for i, address in enumerate(self.contexts)}
         self.workers: list[dict] = [{} for _ in range(num_workers)]
 
     def get_node_ids(self) -> list[int]:
