@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from experiments.launch.certs import make_certificates
+from experiments.launch.submit import _public_key
 from flwr.app import ConfigRecord, Message
 
 from clients.failures import reason_of
 from deployed_grid import NAMES, Backup, Deployment, place_of
-from experiments.launch.certs import make_certificates
-from experiments.launch.submit import _public_key
 from fedgs.federation.training import RunStopped
 from fedgs.files import read_json
 from fedgs.mechanism.masks import Announced, Attempt, MaskingKey

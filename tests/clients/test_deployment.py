@@ -23,7 +23,6 @@ from fedgs.privacy.client_limits import ClientRefused
 from fedgs.runs.run_folder import state_rounds
 from refusals import assert_refused
 from server import roll_call
-from server.progress import Progress
 from simulated_grid import MODES, round_of
 from tiny import MOMENTS, write_tiny_npz
 

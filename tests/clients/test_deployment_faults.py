@@ -22,7 +22,7 @@ from fedgs.errors import UserError
 from fedgs.federation.training import RunStopped
 from runs import at_round, interrupt_at, num_answers
 from server import progress
-from simulated_grid import MODES, round_of, spoil_at
+from simulated_grid import round_of, spoil_at
 
 # ------------------------------------------------------------------ faults
 

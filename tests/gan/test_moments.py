@@ -19,7 +19,7 @@ from fedgs.gan.moments import (
     start_of,
     symmetric,
 )
-from fedgs.gan.stages import fit, released
+from fedgs.gan.stages import released
 from tiny import MOMENTS, tiny_config
 
 CLASSES, FREQUENCIES, AXES = 3, 16, 4  # 4 x 4 low frequencies, latent_dim
