@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from experiments.launch.flower_app import REMEDY
 from fedgs.errors import explained
 
 KNOWN_KEY = 23  # Flower's ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE
@@ -161,8 +162,7 @@ def control_of(
     Raises:
         UserError: another Flower, or no certificate.
     """
-    remedy = "install flwr 1.41, or type the commands of --print-only"
-    with explained(ImportError, "this Flower is not known", remedy):
+    with explained(ImportError, "this Flower is not known", REMEDY):
         from flwr.supercore.control import ControlHttpClient
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
     problem = f"ca = {authority}: is no certificate in PEM form"

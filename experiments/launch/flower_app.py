@@ -14,6 +14,7 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
+REMEDY = "install the flwr that fedgs' constraints.txt names"
 _APP = """\
 [project]
 name = "fedgs-run"

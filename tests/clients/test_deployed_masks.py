@@ -55,7 +55,7 @@ def test_deployment_under_masks_gives_the_bytes_of_the_local_engine(
 
 @pytest.mark.slow
 def test_a_process_for_each_message_changes_no_bit(masked, undisturbed):
-    """As of `--stock`, Flower's own SuperNode; real ones take minutes."""
+    """As with FEDGS_FAST_MESSAGES=0, Flower's own SuperNode; real ones take minutes."""
     run = masked(mode="full participation")
 
     def forget(name: str, request: Message) -> bool:

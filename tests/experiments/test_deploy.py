@@ -1,11 +1,10 @@
 """`fedgs deploy`: what it refuses, the commands it prints, the keys it makes."""
 
-import contextlib
+import asyncio
 import hashlib
 import io
 import re
 import socket
-import sqlite3
 import stat
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import tomllib
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -35,7 +35,7 @@ from experiments.launch import commands as deploy_commands
 from experiments.launch import control as deploy_control
 from experiments.launch import submit as deploy_submit
 from experiments.launch.flower_app import free_port
-from experiments.launch.superlink import Guard, networks_of
+from experiments.launch.superlink import MOST_BYTES, Guard, networks_of
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.files import read_json
@@ -122,7 +122,6 @@ def server_of(tmp_path: Path, **given: object) -> deploy_commands.Server:
 
 def test_server_that_would_start_is_not_refused(certs, tmp_path):
     server_of(tmp_path, certs=certs).check()
-    server_of(tmp_path, certs=certs).check()  # the file that it made is a database
 
 
 @pytest.mark.parametrize("broken", ["ca.crt", "server.crt", "server.key"])
@@ -135,21 +134,6 @@ def test_server_whose_certificate_is_of_another_key_is_refused(certs, tmp_path):
     deploy_certs.make_certificates(tmp_path / "others", ["10.1.2.3"], [])
     (certs / "server.key").write_bytes((tmp_path / "others/server.key").read_bytes())
     assert_refused("certs = .*mismatch", server_of(tmp_path, certs=certs).check)
-
-
-@pytest.mark.parametrize("where", ["all of it", "its end"])
-def test_server_with_a_broken_database_is_refused(tmp_path, where):
-    path = tmp_path / "superlink.db"
-    with contextlib.closing(sqlite3.connect(path)) as database:
-        database.execute("CREATE TABLE keys (name)")
-        rows = [("x" * 500,) for _ in range(100)]
-        database.executemany("INSERT INTO keys VALUES (?)", rows)
-        database.commit()
-    size = path.stat().st_size
-    start = 0 if where == "all of it" else size - 9000
-    path.write_bytes(path.read_bytes()[:start] + b"?" * (size - start))
-    server = server_of(tmp_path, insecure=True)
-    assert_refused(r"superlink\.db: .*restore it", server.check)
 
 
 def test_server_without_its_port_ends_with_code_2_and_one_sentence(tmp_path):
@@ -284,11 +268,10 @@ def test_server_prints_flowers_command_with_tls_and_authentication(certs, tmp_pa
         f"-m experiments.launch.superlink --ssl-ca-certfile {certs}/ca.crt "
         f"--ssl-certfile {certs}/server.crt --ssl-keyfile {certs}/server.key "
         "--enable-supernode-auth --host 0.0.0.0 --port 8443 "
-        f"--database {state}/superlink.db --isolation process "
-        "--disable-runtime-dependency-installation\n"
+        "--isolation process --disable-runtime-dependency-installation\n"
     ) in out
     runs = f"--root-certificates {certs}/ca.crt --runtime-api-address 127.0.0.1:8443"
-    assert f" experiments.launch.superexec {runs}\n" in out
+    assert f"/flower-superexec {runs}\n" in out
     assert "--insecure" not in out
     assert not state.exists()  # --print-only writes nothing
 
@@ -367,12 +350,9 @@ def test_insecure_client_on_a_network_needs_a_second_flag():
     assert "--superlink 10.1.2.3:8000 --insecure " in out
 
 
-@pytest.mark.parametrize(
-    ("flag", "value", "remedy"),
-    [("--port", 65536, "at most 65535"), ("--min-peers", 1, "at least 2")],
-)
-def test_a_clients_numbers_are_in_their_range(flag, value, remedy):
-    refused(f"= {value}: give {flag} {remedy}", *CLIENT, *LOCAL, flag, value)
+def test_a_clients_numbers_are_in_their_range():
+    given = [*CLIENT, *LOCAL, "--min-peers", 1]
+    refused("= 1: give --min-peers at least 2", *given)
 
 
 @pytest.mark.parametrize("server", ["10.1.2.3", ":8000", "host:port", "host:99999"])
@@ -727,6 +707,26 @@ def test_guard_knows_the_networks_of_users():
     assert guard.may_pass(scope("/v1/control/start-run", "2001:db8::1"))
     assert not guard.may_pass(scope("/v1/control/start-run", "10.6.1.1"))
     assert_refused(r"control_from = .*give 10\.0\.0\.0/24", networks_of, "10.5.0.1/16")
+
+
+@pytest.mark.parametrize("size", [None, 0, MOST_BYTES, MOST_BYTES + 1])
+@pytest.mark.parametrize("path", ["/v1/fleet/push-object", "/v1/control/start-run"])
+def test_what_weighs_more_than_an_answer_is_not_read(path, size):
+    """What is read is held several times before its size could be looked at."""
+    passed, sent = list[Any](), list[Any]()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        passed.append(scope)
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    headers = [] if size is None else [(b"content-length", b"%d" % size)]
+    asked = scope(path, "127.0.0.1") | {"method": "POST", "headers": headers}
+    asyncio.run(Guard(app)(asked, None, send))
+    is_refused = "fleet" in path and size in (None, MOST_BYTES + 1)
+    assert len(passed) == (not is_refused)
+    assert [event.get("status", 413) for event in sent] == 2 * is_refused * [413]
 
 
 def test_printed_server_is_the_one_that_is_guarded(certs, tmp_path):

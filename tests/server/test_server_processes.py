@@ -280,7 +280,7 @@ def test_run_whose_superexec_is_killed_stops_with_a_checkpoint(deployment):
     assert submitted.wait(120) == 1, machines.logs()
     machines.until(lambda: start_of(pids["serverapp"]) is None, server)
     must_have_stopped(deployment)
-    deployment.until_next_round(server, deployment.submit("--resume", "digits"))
+    deployment.until_next_round(server, deployment.resume())
 
 
 @pytest.mark.slow
@@ -294,7 +294,7 @@ def test_sigterm_commits_the_run_and_ends_within_30_s(deployment):
     must_have_stopped(deployment)
     assert deployment.told()["state"] == "ended"
     server = deployment.serve()
-    deployment.until_next_round(server, deployment.submit("--resume", "digits"))
+    deployment.until_next_round(server, deployment.resume())
 
 
 @pytest.mark.slow
@@ -317,7 +317,7 @@ def test_nothing_is_left_of_a_process_that_was_killed(deployment, victim):
     if victim == "serverapp":  # the server goes on, and so can the run
         assert overview_of(deployment.state).server.state == "running"
         assert submitted.wait(600) == 1, machines.logs()
-        deployment.until_next_round(server, deployment.submit("--resume", "digits"))
+        deployment.until_next_round(server, deployment.resume())
         return
     code = server.wait(60)
     machines.until(lambda: deployment.left() == [])

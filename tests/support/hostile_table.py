@@ -180,10 +180,17 @@ _ELSEWHERE: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "test_a_false_masking_key_names_its_sender_and_stops_nobody_else",
         ),
     },
-    ("client", "experiments/test_post_office.py"): {
-        "a request that weighs more than an answer can, or does not say": (
+    ("client", "experiments/test_deploy.py"): {
+        "a request of more than 256 MiB, or that does not say": (
             "status 413, and nothing of it is read",
-            "test_what_weighs_more_than_an_answer_can_is_not_read",
+            "test_what_weighs_more_than_an_answer_is_not_read",
+        ),
+    },
+    ("client", "server/test_exchange.py"): {
+        "a reply that Flower cannot read": (
+            "the client is asked again until the round's limit; the others' replies "
+            "are taken",
+            "test_a_reply_that_cannot_be_read_is_its_senders_trouble",
         ),
     },
     ("client", "clients/test_deployment_restored.py"): {

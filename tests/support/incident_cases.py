@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.launch import certs as deploy_certs
 from experiments.launch.certs import make_certificates
 from experiments.launch.flower_app import QUIET
 from incident_site import (
@@ -35,10 +34,9 @@ from incident_site import (
 from runs import keep_lines
 
 SUPERLINK = "experiments.launch.superlink"
-SUPEREXEC = "experiments.launch.superexec"
+SUPEREXEC = "flower-superexec"
 SERVERAPP = "flwr-serverapp"
 LONG_STOP = 60.0  # seconds
-CLOCK_STEP = 600.0
 LINK_DOWN = 6.0
 
 
@@ -424,38 +422,6 @@ def read_only_state(site: Site) -> None:
     restart(site, "a")
 
 
-# ------------------------------------------------------------------ clocks
-
-
-def step(site: Site, run: Run, host: str, seconds: float) -> None:
-    site.set_clock(host, seconds)
-    try:
-        settle(site, run)
-        run.finish()
-    finally:
-        site.set_clock(host, 0)
-
-
-@incident("server's clock steps 10 minutes ahead", f"{RESUME} if it failed")
-def server_clock_ahead(site: Site, run: Run) -> None:
-    step(site, run, "server", CLOCK_STEP)
-
-
-@incident("server's clock steps 10 minutes back", f"{RESUME} if it failed")
-def server_clock_back(site: Site, run: Run) -> None:
-    step(site, run, "server", -CLOCK_STEP)
-
-
-@incident("client's clock steps 10 minutes ahead", NOTHING)
-def client_clock_ahead(site: Site, run: Run) -> None:
-    step(site, run, "a", CLOCK_STEP)
-
-
-@incident("client's clock steps 10 minutes back", NOTHING)
-def client_clock_back(site: Site, run: Run) -> None:
-    step(site, run, "a", -CLOCK_STEP)
-
-
 # ------------------------------------------------------------------ keys, certificates
 
 
@@ -464,8 +430,9 @@ def wrong_key(site: Site, run: Run) -> None:
     site.kill("a")
     make_certificates(site.folder / "others", [], ["a"])
     process = site.client("a", key="others/clients/a.key")
+    said = "is the key of this client registered?"
     try:
-        site.until(lambda: site.logs_have("not registered yet", process))
+        site.until(lambda: site.logs_have(said, process))
     finally:
         process.kill()
         process.wait()
@@ -481,7 +448,7 @@ def key_rotated(site: Site, run: Run) -> None:
     run.halt()
     site.stop("a")
     make_certificates(site.folder / "certs", [], ["a"], replace=True)
-    run.resume("--client", "a=certs/clients/a.pub")
+    run.resume()
     restart(site, "a")
     run.recover()
     run.finish()
@@ -533,23 +500,6 @@ def authority_replaced(site: Site, run: Run) -> None:
 
 @incident("server's certificate replaced, same authority", SERVER_AGAIN)
 def certificate_replaced(site: Site, run: Run) -> None:
-    site.stop("server")
-    make_certificates(site.folder / "certs", [site.address], [], replace=True)
-    serve_again(site, run)
-
-
-@incident(
-    "server's certificate expired",
-    "`certs --replace`, " + SERVER_AGAIN,
-)
-def certificate_expired(site: Site, run: Run) -> None:
-    site.stop("server")
-    hosts = [deploy_certs._host(h) for h in (site.address, *deploy_certs.LOOPBACK)]
-    deploy_certs._server(site.folder / "certs", hosts, -0.5, True)  # type: ignore
-    site.start_server()
-    clients = [site.processes[name] for name in CLIENTS]
-    said = "no valid certificate of the server yet"
-    site.until(lambda: all(site.logs_have(said, client) for client in clients))
     site.stop("server")
     make_certificates(site.folder / "certs", [site.address], [], replace=True)
     serve_again(site, run)
@@ -701,35 +651,6 @@ def put_back(site: Site, run: Run, copy: Path) -> None:
     settle(site, run)
 
 
-@incident(
-    "SuperLink's database lost",
-    "server started again, `submit --resume --client NAME=KEY.pub` for every client",
-)
-def database_lost(site: Site, run: Run) -> None:
-    site.kill("server")
-    for path in site.state("server").glob("superlink.db*"):
-        path.unlink()
-    site.start_server()
-    run.resume(*site.members(with_keys=True))
-    site.until(lambda: run.has_moved() or any(map(site.is_gone, CLIENTS)))
-    restart(site, *filter(site.is_gone, CLIENTS))
-    run.recover()
-
-
-@incident("SuperLink's database restored from an older copy", SERVER_AGAIN)
-def database_restored(site: Site, run: Run) -> None:
-    run.at(2)
-    backup = site.snapshot("server")
-    run.at(6)
-    run.strike()
-    site.kill("server")
-    for path in site.state("server").glob("superlink.db*"):
-        path.unlink()
-    for path in backup.glob("superlink.db*"):
-        shutil.copy2(path, site.state("server"))
-    serve_again(site, run)
-
-
 # ------------------------------------------------------------------ files
 
 
@@ -821,7 +742,7 @@ def stop_file(site: Site, run: Run) -> None:
     at=2,
 )
 def resumed_twice(site: Site, run: Run) -> None:
-    second = site.submit("--resume", run.name)
+    second = site.submit("--resume", run.name, *site.members(with_keys=True))
     run.finish()
     run.recover(run.rounds())
     ends_with(second, site, 0, "is completed")

@@ -1,15 +1,14 @@
-"""A deployment that incidents happen to: machines, clocks, disks, and one run each.
+"""A deployment that incidents happen to: machines, disks, and one run each.
 
 Three hosts in network namespaces (`hosts.Network`). Each has a disk of its own, a small
-tmpfs, so that it can be full, and a clock of its own, so that it can step. Everything
-lies in one folder; `close` ends, unmounts and removes all of it.
+tmpfs, so that it can be full. Everything lies in one folder; `close` ends, unmounts and
+removes all of it.
 """
 
 import contextlib
 import os
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -36,53 +35,6 @@ SHORT_ROUND = 15.0  # seconds: round_timeout of the runs that must exceed it
 RUN_SETTINGS = SETTINGS | {"num_rounds": ROUNDS, "checkpoint_every": 2}
 LIMITS = "allow_seeded_noise = true\n"
 
-# CLOCK_REALTIME plus what the file says, for a process and its children.
-CLOCK_SOURCE = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <fcntl.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/time.h>
-#include <time.h>
-#include <unistd.h>
-
-static volatile double *offset;
-
-__attribute__((constructor)) static void open_offset(void) {
-    const char *path = getenv("INCIDENT_CLOCK");
-    int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-    if (file < 0) return;
-    void *found = mmap(0, sizeof(double), PROT_READ, MAP_SHARED, file, 0);
-    close(file);
-    if (found != MAP_FAILED) offset = found;
-}
-
-int clock_gettime(clockid_t which, struct timespec *now) {
-    static int (*real)(clockid_t, struct timespec *);
-    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
-    int result = real(which, now);
-    if (offset && (which == CLOCK_REALTIME || which == CLOCK_REALTIME_COARSE))
-        now->tv_sec += (time_t)*offset;
-    return result;
-}
-
-time_t time(time_t *to) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    if (to) *to = now.tv_sec;
-    return now.tv_sec;
-}
-
-int gettimeofday(struct timeval *now, void *zone) {
-    struct timespec found;
-    int result = clock_gettime(CLOCK_REALTIME, &found);
-    now->tv_sec = found.tv_sec;
-    now->tv_usec = found.tv_nsec / 1000;
-    return result;
-}
-"""
-
 # A client's upload waits while the file HOLD is there; HOLD.reached says that it does.
 UPLOAD_SOURCE = """
 import os
@@ -95,7 +47,7 @@ if hold:
     send = httpx.Client.send
 
     def held_send(client, request, **more):
-        if b"push-messages" in request.content and os.path.exists(hold):
+        if request.url.path.endswith("/push-object") and os.path.exists(hold):
             open(hold + ".reached", "w").close()
             while os.path.exists(hold):
                 time.sleep(0.05)
@@ -142,19 +94,12 @@ class Site:
         (folder / "tmp").mkdir()
         (folder / "shims").mkdir()
         (folder / "shims" / "sitecustomize.py").write_text(UPLOAD_SOURCE)
-        (folder / "clock.c").write_text(CLOCK_SOURCE)
-        clock = folder / "shims" / "clock.so"
-        compile = ["cc", "-shared", "-fPIC", "-O1", "-o", clock, folder / "clock.c"]
-        subprocess.run([*map(str, compile), "-ldl"], check=True)
         for host in HOSTS:
             disk = self.disk(host)
             disk.mkdir()
             _mount("-t", "tmpfs", "-o", f"size={DISK},mode=0700", "incidents", disk)
-            self.set_clock(host, 0)
             self.machines.environments[host] = {
                 "TMPDIR": str(folder / "tmp"),
-                "LD_PRELOAD": str(clock),
-                "INCIDENT_CLOCK": str(folder / f"clock-{host}"),
             }
         self.machines.environments["a"] |= {
             "INCIDENT_HOLD": str(folder / "hold"),
@@ -282,11 +227,6 @@ class Site:
 
     # ------------------------------------------------------------ faults
 
-    def set_clock(self, host: str, seconds: float) -> None:
-        path = self.folder / f"clock-{host}"
-        with open(path, "r+b" if path.exists() else "w+b") as file:  # it is mapped
-            file.write(struct.pack("d", seconds))
-
     def fill(self, host: str) -> None:
         """Fills a host's disk to the last byte."""
         with open(self.disk(host) / "ballast", "wb", buffering=0) as file:
@@ -305,11 +245,7 @@ class Site:
         copy, state = self.folder / name, self.state("server")
         shutil.rmtree(copy, ignore_errors=True)
         copy.mkdir(mode=0o700)
-        for command in (
-            ["sqlite3", state / "superlink.db", f".backup {copy / 'superlink.db'}"],
-            ["cp", "-a", state / "runs", copy],
-        ):
-            subprocess.run(command, check=True)
+        subprocess.run(["cp", "-a", state / "runs", copy], check=True)
         return copy
 
     def snapshot(self, host: str, name: str = "backup") -> Path:
@@ -406,8 +342,9 @@ class Run:
         self.submitter = site.submit(*members, *self.flags)
 
     def resume(self, *more: object) -> "subprocess.Popen[bytes]":
-        """Continues the run by the documented command."""
-        self.submitter = self.site.submit("--resume", self.name, *more)
+        """Continues the run by the documented command; it registers the keys again."""
+        keys = self.site.members(with_keys=True)
+        self.submitter = self.site.submit("--resume", self.name, *keys, *more)
         return self.submitter
 
     def refused(self, text: str, *more: object) -> None:
