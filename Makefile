@@ -6,17 +6,23 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
+NEWEST := .venv-flower-newest
 WORKERS := 2
 CANDIDATES := python3.11 python3.12 python3 python
 
 # `make test` leaves out what is slow or needs a GPU, the network or hours.
 ORDINARY := not slow and not gpu and not network and not paper and not browser and not multihost and not tutorial
 
+# What uses Flower's own functions, and a deployment and a simulation on it.
+FLOWER_TESTS := tests/clients/test_flower_speed.py tests/clients/test_resident.py \
+  tests/clients/test_deployment.py tests/server/test_exchange.py tests/server/test_flower.py
+PURELIB := python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check docs test test-all browser tutorials multihost incidents golden bench clean
+.PHONY: help setup demo check check-flower docs test test-all browser tutorials multihost incidents golden bench clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Create .venv with Python 3.11 or 3.12 and the pinned packages
 
@@ -29,6 +35,14 @@ check: $(STAMP) docs ## Lint, formatting, types, the import rule, the documentat
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/python -m pyright
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_repository.py
+
+check-flower: $(STAMP) ## The tests that touch Flower, on the pinned one and on its newest release
+	$(BIN)/python -m pytest -m "$(ORDINARY)" $(FLOWER_TESTS) $(PYTEST_ARGS)
+	$(BIN)/python -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --upgrade "flwr[simulation]"
+	@# All other packages are those of the pinned environment.
+	echo "import site; site.addsitedir('$$($(BIN)/$(PURELIB))')" > "$$($(NEWEST)/bin/$(PURELIB))/pinned.pth"
+	$(NEWEST)/bin/python -m pytest -m "$(ORDINARY)" $(FLOWER_TESTS) $(PYTEST_ARGS)
 
 docs: $(STAMP) ## The documentation as a site, in site/: pages, reference, tutorials
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

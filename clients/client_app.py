@@ -24,7 +24,7 @@ from flwr.clientapp import ClientApp
 
 from clients import CLIENT_APP_RAISED
 from clients.failures import log_privately, outcome_of, reason_of
-from clients.flower_1_41 import hasten_simulation
+from clients.flower_speed import hasten_simulation
 from clients.site import DeployedPlace, Site, settings_of
 from clients.workers import SimulatedPlace
 from fedgs.errors import UserError

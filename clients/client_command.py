@@ -56,10 +56,6 @@ class Client(Access):
         "this one when unset.",
         at_least=2,
     )
-    stock: bool = flag(False, "Flower's own SuperNode: slow, runs sent code.")
-    port: int | None = flag(
-        None, "With --stock: of its local interface.", at_least=1, at_most=65535
-    )
     log_json: Path | None = flag(None, LOG_JSON)
     settings: Mapping[str, str | int | float | bool] = field(default_factory=dict)
 
@@ -89,10 +85,6 @@ class Client(Access):
         else:
             command += ["--root-certificates", file_of("ca", self.ca)]
             command += ["--auth-supernode-private-key", file_of("key", self.key)]
-        if self.stock:
-            command.append("--stock")
-        if self.port is not None:
-            command += ["--port", str(self.port)]
         command += ["--node-config", self._node_config()]
         environment = {**QUIET, "FLWR_HOME": str(self.folder / "flwr")}
         return command, environment | event_log_variable(self.log_json)

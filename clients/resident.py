@@ -7,15 +7,16 @@ The options are those of `flower-supernode`. The stock SuperNode starts an opera
 system process per message, which imports torch and reads every state again, and sleeps
 for seconds between looks. Here the models stay loaded; no port is opened, because
 nobody else answers; only the installed fedgs is run, never code that a server sends;
-and it connects again for as long as it is asked to run. For that a handful of functions
-of one known Flower version are replaced (`clients.flower_1_41`); another version, or
-`--stock`, gets Flower's own path.
+and it connects again for as long as it is asked to run. For that a handful of Flower's
+functions are replaced (`clients.flower_speed`); a Flower without them, or
+`FEDGS_FAST_MESSAGES=0`, gets Flower's own path.
 
 Exit codes: 0 after SIGTERM or Ctrl-C, 2 for bad input, 1 for any other end.
 """
 
 import argparse
 import os
+import socket
 import ssl
 import sys
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from fedgs.process import end_on_signals, notify
 if __name__ == "__main__":  # before what takes seconds to be imported
     end_on_signals()
 
-from clients.flower_1_41 import is_known, make_resident
+from clients.flower_speed import RESIDENT, is_possible, make_resident
 from clients.site import Site
 from fedgs.config.run_config import RunConfig
 from fedgs.data import sources
@@ -40,15 +41,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _options(given)
-    given = [argument for argument in given if argument != "--stock"]
-    without = "a process is started for each message"
     try:
         site = _site(options.node_config)
         _check_files(options.root_certificates, options.auth_supernode_private_key)
         # Kept by nobody: before systemd is told, it must be clear that they are there.
         sources.read_records(RunConfig.from_flat(site.settings))
-        if not is_known("clients.resident", without) or options.stock:
+        if not is_possible("the client in one process", RESIDENT):
             command = str(Path(sys.executable).with_name("flower-supernode"))
+            with socket.socket() as probe:  # several clients may be on one machine
+                probe.bind(("127.0.0.1", 0))
+                given += ["--port", str(probe.getsockname()[1])]
             notify("READY=1")
             # Becomes Flower's process: one pid, its signals and its exit code.
             os.execv(command, [command, *given])
@@ -70,7 +72,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _options(given: Sequence[str]) -> argparse.Namespace:
     """Reads the options that are looked at here; Flower reads the others."""
     parser = argparse.ArgumentParser("resident", add_help=False, allow_abbrev=False)
-    parser.add_argument("--stock", action="store_true")
     for name in ("node-config", "root-certificates", "auth-supernode-private-key"):
         parser.add_argument(f"--{name}")
     return parser.parse_known_args(given)[0]

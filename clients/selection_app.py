@@ -34,7 +34,7 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from clients import CLIENT_APP_RAISED
-from clients.flower_1_41 import hasten_simulation
+from clients.flower_speed import hasten_simulation
 from fedgs.cohorts import classifier
 from fedgs.cohorts.selection import (
     ARRAYS,

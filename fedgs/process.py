@@ -4,8 +4,7 @@ Flower and Ray start daemons in sessions of their own, which outlive a killed la
 All of them inherit the environment, so a token in it tells whose they are.
 
 Here too is what different processes must write alike: names of environment variables,
-the Flower version whose functions `server` and `clients` replace, and what joining a
-deployed run is agreed on.
+and what joining a deployed run is agreed on.
 """
 
 import contextlib
@@ -30,12 +29,10 @@ from fedgs.files import make_folder
 TOKEN_VARIABLE = "FEDGS_RUN_TOKEN"
 LOCK_VARIABLE = "FEDGS_LAUNCHER_LOCK"
 SERVER_VARIABLE = "FEDGS_SERVER"  # the state directory of a deployed server
-FAST_VARIABLE = "FEDGS_FAST_MESSAGES"  # "1": see clients.flower_1_41
+FAST_VARIABLE = "FEDGS_FAST_MESSAGES"  # "0": off; see clients.flower_speed
 RUNS_VARIABLE = "FEDGS_RUNS"  # the folder of all run folders; a deployed server has one
-KNOWN_VERSION = "1.41."  # of Flower, whose functions are replaced in no other one
 REFUSED = "the settings of this run are refused"  # what a server says of a submission
 PROTOCOL = 4  # of joining and answering a deployed run
-OBJECT_SECONDS = 0.01  # first pause for an object that is announced and not there yet
 WATCH_SECONDS = 0.5
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 STOP_SECONDS = 15.0  # that a deployed run has for its round and its checkpoint

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 
+import httpx
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
@@ -116,7 +117,8 @@ class Exchange:
     _pending: dict[int, Pending] = field(default_factory=dict)
     _awaited: dict[str, int] = field(default_factory=dict)  # message -> node
     _replied: dict[str, int] = field(default_factory=dict)  # message -> node
-    _late: set[str] = field(default_factory=set)  # messages of earlier requests
+    _late: dict[str, int] = field(default_factory=dict)  # of earlier requests
+    _is_wary: bool = False  # since a reply that cannot be read
 
     def send_and_receive(
         self,
@@ -141,7 +143,7 @@ class Exchange:
         deadline = started + timeout
         self.reasons.clear()
         # Whoever answers them now answers a question that is over.
-        self._late.update(self._awaited)
+        self._late |= self._awaited
         self._awaited, self._replied = {}, {}
         self._pending = {n: Pending(m, send_at=started) for n, m in requests.items()}
         while self._pending and time.monotonic() < deadline:
@@ -209,7 +211,7 @@ class Exchange:
     def _sleep(self, started: float, deadline: float) -> None:
         now = time.monotonic()
         pause = min(self.polling.pause(now - started), max(deadline - now, 0.001))
-        # Only the grid of `clients.flower_1_41` has it.
+        # Only a grid with `clients.flower_speed` has it.
         getattr(self.grid, "wait_for_reply", time.sleep)(pause)
 
     def _send_due(self, deadline: float) -> None:
@@ -259,17 +261,36 @@ class Exchange:
         """Returns replies to the last requests; throws away those to earlier ones."""
         # Late ones too: Flower keeps a reply until it is pulled.
         names = [*self._awaited, *self._late]
-        pulled: Iterable[Message] = self.grid.pull_messages(names) if names else []
         replies: list[Message] = []
-        for reply in pulled:
+        for reply in self._pull_readable(names):
             name = reply.metadata.reply_to_message_id
             if name in self._awaited:
                 self._replied[name] = self._awaited.pop(name)
                 replies.append(reply)
             elif self.roll is not None:
-                self.roll.add_late(self.node_of(reply), reply)
-            self._late.discard(name)
+                self.roll.add_late(self._late.get(name), reply)
+            self._late.pop(name, None)
         return replies
+
+    def _pull_readable(self, names: list[str]) -> Iterator[Message]:
+        """Yields replies; a node whose reply Flower cannot read is asked again later.
+
+        A client may send anything, and Flower then raises instead of giving the others'
+        replies: these are asked for again, and from then on each by itself.
+        """
+        for batch in [[name] for name in names] if self._is_wary else [names]:
+            try:
+                yield from self.grid.pull_messages(batch) if batch else ()
+            except httpx.HTTPError:
+                raise
+            except Exception as error:
+                log(WARNING, "a reply that cannot be read: %s", type(error).__name__)
+                self._is_wary = True
+                for name in batch:
+                    self._late.pop(name, None)
+                    node = self._awaited.pop(name, None)
+                    if node is not None and (pending := self._pending.get(node)):
+                        self._send_again(node, pending, "a reply that cannot be read")
 
     def _send_again(self, node: int, pending: Pending, reason: str) -> None:
         """Has a lost request sent again after a pause."""

@@ -12,32 +12,30 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from logging import ERROR, INFO, WARNING
+from logging import ERROR, INFO
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import flwr
 import torch
 from filelock import AcquireReturnProxy
 from flwr.app import Context
 from flwr.common.logger import FLOWER_LOGGER, log
 from flwr.serverapp import Grid, ServerApp
 
+from clients.flower_speed import hasten_pulls
 from fedgs.baselines import deployed
 from fedgs.baselines.fedavg_gan import METHOD
 from fedgs.baselines.run import open_run
 from fedgs.config.recipes import configure
-from fedgs.config.run_config import ResolvedConfig, RunConfig
+from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import settings_with
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
-from fedgs.federation.codec import most_answer_bytes
 from fedgs.federation.preparation import check_capacity, resolve, resolve_deployed
 from fedgs.federation.training import Report, RunStopped, Stop
 from fedgs.files import make_folder, write_json
 from fedgs.process import (
-    KNOWN_VERSION,
     REFUSED,
     RUNS_VARIABLE,
     STOP_SECONDS,
@@ -135,7 +133,7 @@ def main(grid: Grid, context: Context) -> None:
     stop = StopFile(flower / "stop")
     strategy = strategy_of(folder, report, stop)
     if is_deployed:
-        _hasten(grid, strategy.config)
+        hasten_pulls(folder.config.round_timeout)
 
     def ended(status: str, reason: str) -> None:
         strategy.progress.close(status)
@@ -291,23 +289,3 @@ def _continued(path: Path, wanted: RunConfig, told: dict[str, Any]) -> RunFolder
                 "with the same settings, or choose another output"
             )
     return folder
-
-
-def _hasten(grid: Grid, config: ResolvedConfig) -> None:
-    """Has replies taken as they arrive, where Flower waits for each one's parts.
-
-    None is taken that weighs more than an answer of the run can.
-    """
-    if not flwr.__version__.startswith(KNOWN_VERSION):
-        text = "a faster path is written for Flower %sx, this is %s; rounds take longer"
-        text += ", and a client that ends in its upload is waited for beyond the limit"
-        log(WARNING, text, KNOWN_VERSION, flwr.__version__)
-        return
-    from flwr.superlink.grid import HttpGrid
-
-    from server.arrivals import Arrivals
-
-    if isinstance(grid, HttpGrid):
-        arrivals = Arrivals(grid, most_answer_bytes(config))
-        grid.push_messages = arrivals.push_messages  # type: ignore
-        grid.pull_messages = arrivals.pull_messages  # type: ignore

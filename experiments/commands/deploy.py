@@ -128,7 +128,8 @@ def _submit(submission: Submission) -> None:
     try:
         submitting.submit(submission)
     except FlowerFailed as error:
-        again = f"fedgs deploy submit --server {submission.server} ... --resume {run}"
+        again = f"fedgs deploy submit --server {submission.server} ... --resume {run} "
+        again += "--client NAME=KEY.pub ..."
         begun = "where the run has begun; else submit it again"
         print(f"{error}\ncontinue with: {again} ({begun})", file=sys.stderr)
         raise typer.Exit(1) from error

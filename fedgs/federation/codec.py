@@ -230,15 +230,6 @@ def stated_release_bytes(config: ResolvedConfig, terms: Terms | None = None) -> 
     return len(pack_release(rounded.float(), config, terms))
 
 
-def most_answer_bytes(config: ResolvedConfig) -> int:
-    """Returns what the tensors of a valid answer, in any round of a run, weigh at most.
-
-    Privacy: public; a function of the run's settings.
-    """
-    shapes = (config.terms(round).shape for round in range(config.num_stages + 1))
-    return 4 * max(map(math.prod, shapes))
-
-
 def unpack_release(
     content: object, config: ResolvedConfig, terms: Terms | None = None
 ) -> Release:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgs.errors import explained
+from server.launch.flower_app import REMEDY
 
 KNOWN_KEY = 23  # Flower's ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE
 UNKNOWN_RUN = 16  # and RUN_ID_NOT_FOUND
@@ -161,8 +162,7 @@ def control_of(
     Raises:
         UserError: another Flower, or no certificate.
     """
-    remedy = "install flwr 1.41"
-    with explained(ImportError, "this Flower is not known", remedy):
+    with explained(ImportError, "this Flower is not known", REMEDY):
         from flwr.supercore.control import ControlHttpClient
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
     problem = f"ca = {authority}: is no certificate in PEM form"

@@ -1,7 +1,6 @@
 """The processes of Flower on a server machine, as argument lists; starts nothing."""
 
 import socket
-import sqlite3
 import ssl
 import sys
 from dataclasses import dataclass
@@ -34,14 +33,12 @@ class Server:
     """What `fedgs deploy server` is asked for.
 
     Attributes:
-        state: directory: Flower's database, run folders.
+        state: directory of the run folders.
         certs: not looked at if insecure.
         control_from: networks that may submit runs beside this machine.
     """
 
-    state: Path = flag(
-        Path("fedgs-server"), "Database and run folders.", names=("--state-dir",)
-    )
+    state: Path = flag(Path("fedgs-server"), "Run folders.", names=("--state-dir",))
     host: str = flag("127.0.0.1", "Address to listen on; 0.0.0.0 is all.")
     port: int = flag(8000, "The only port.", at_least=1, at_most=65535)
     certs: Path = flag(Path("certs"), "Of `fedgs deploy certs`.")
@@ -71,7 +68,6 @@ class Server:
                 command += [flag, file_of("certs", self.certs / name)]
             command.append("--enable-supernode-auth")
         command += ["--host", self.host, "--port", str(self.port)]
-        command += ["--database", str(self.state / "superlink.db")]
         command += ["--isolation", "process"]
         command.append("--disable-runtime-dependency-installation")
         environment = {
@@ -88,7 +84,7 @@ class Server:
         access = ["--insecure"]
         if not self.insecure:
             access = ["--root-certificates", file_of("certs", self.certs / "ca.crt")]
-        command = [sys.executable, "-m", "server.launch.superexec", *access]
+        command = [str(Path(sys.executable).with_name("flower-superexec")), *access]
         return [*command, "--runtime-api-address", self._own_address]
 
     def check(self) -> None:
@@ -97,16 +93,13 @@ class Server:
         Only for who holds the state directory.
 
         Raises:
-            UserError: no certificates, a broken database, or a port that is taken.
+            UserError: no certificates, or a port that is taken.
         """
         if not self.insecure:
             files = [file_of("certs", self.certs / name) for name in CERTIFICATES]
             with explained(OSError, f"certs = {self.certs}: broken", "make them anew"):
                 context = ssl.create_default_context(cafile=files[0])
                 context.load_cert_chain(*files[1:], password="")  # it asks nobody
-        keys = self.state / "superlink.db"
-        with explained(sqlite3.Error, f"{keys}: broken", "restore it, or move it away"):
-            list(sqlite3.connect(keys).iterdump())  # reads all of it
         with explained(OSError, f"port = {self.port} on {self.host}", "give another"):
             family, *_, where = socket.getaddrinfo(self.host, self.port)[0]
             socket.create_server(where[:2], family=family).close()

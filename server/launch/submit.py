@@ -39,8 +39,8 @@ class NewRun(Access):
 
     client: list[str] | None = flag(
         None,
-        "NAME=KEY.pub of a client, or NAME if registered; one for each, in the order "
-        "of the clients of the data.",
+        "NAME=KEY.pub of a client, or NAME if registered since the server's start; "
+        "one for each, in the order of the clients of the data.",
     )
     follow: bool = flag(True, "Wait for the run's end.")
 

@@ -7,12 +7,10 @@ key of his own and starts code of his own. Here, requests to anything but Fleet 
 Flower's health check are refused unless they come from this machine or from a network
 in $FEDGS_CONTROL_FROM. Users of other machines reach it by `ssh -L`.
 
-Around the same application lies a post office (`server.launch.post_office`): a
-message takes one request where Flower takes eight. Its state is in memory but for the
-clients' keys (`server.launch.link_state`).
+Requests of clients that weigh more than any answer does are not read.
 
 Takes the arguments of flower-superlink; replaces nothing but the application that it
-hands to uvicorn, and what makes its state.
+hands to uvicorn.
 """
 
 import ipaddress
@@ -24,11 +22,13 @@ from importlib import import_module
 from typing import Any
 
 from fedgs.errors import explained
+from server.launch.flower_app import REMEDY
 
 HEALTH_PATH = "/health"
 CONTROL_VARIABLE = "FEDGS_CONTROL_FROM"  # networks, separated by commas
-STATE_MAKER = "get_objectstore_linkstate_factories"  # of flwr.superlink.main
-OPEN_PATHS = ("/v1/fleet/", HEALTH_PATH)
+FLEET = "/v1/fleet/"
+OPEN_PATHS = (FLEET, HEALTH_PATH)
+MOST_BYTES = 2**28  # of a client's request; what is read is held several times
 GRACE_SECONDS = 3  # for open connections; clients keep theirs, and ask again elsewhere
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -50,16 +50,15 @@ class Guard:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Passes a request on or answers 403."""
-        if scope["type"] == "lifespan" or self.may_pass(scope):
+        if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
-            return
-        log.warning("refused %s from %s", scope.get("path"), scope.get("client"))
-        if scope["type"] == "http":
-            headers = [(b"content-type", b"text/plain")]
-            start = {"type": "http.response.start", "status": 403, "headers": headers}
-            await send(start)
+        elif not self.may_pass(scope):
             text = b"for the server's own machine only: fedgs docs/deployment.md\n"
-            await send({"type": "http.response.body", "body": text})
+            await _refuse(scope, send, 403, text)
+        elif is_too_large(scope):
+            await _refuse(scope, send, 413, b"more than an answer weighs\n")
+        else:
+            await self.app(scope, receive, send)
 
     def may_pass(self, scope: Any) -> bool:
         """Tells whether a request is for a client, or comes from where users are."""
@@ -76,6 +75,23 @@ class Guard:
         if peer.is_loopback or peer == own:  # no other machine can have our address
             return True
         return any(peer in network for network in self.networks)
+
+
+def is_too_large(scope: Any) -> bool:
+    """Tells whether a client's request weighs too much, or does not say what."""
+    if scope["type"] != "http" or scope["method"] != "POST":
+        return False
+    size = dict(scope.get("headers", ())).get(b"content-length", MOST_BYTES + 1)
+    return str(scope["path"]).startswith(FLEET) and int(size) > MOST_BYTES
+
+
+async def _refuse(scope: Any, send: Any, status: int, text: bytes) -> None:
+    log.warning("%d: %s from %s", status, scope.get("path"), scope.get("client"))
+    if scope["type"] == "http":
+        headers = [(b"content-type", b"text/plain")]
+        start = {"type": "http.response.start", "status": status, "headers": headers}
+        await send(start)
+        await send({"type": "http.response.body", "body": text})
 
 
 def networks_of(text: str) -> tuple[Network, ...]:
@@ -104,38 +120,20 @@ def main() -> None:
     try:
         import uvicorn
 
-        from server.launch.link_state import factories
-        from server.launch.post_office import ROUTES, PostOffice
-
         # Its package has a function of the same name.
         flower = import_module("flwr.superlink.cli.flower_superlink")
         serve = flower.uvicorn.run
         if flower.uvicorn is not uvicorn:
             raise AttributeError("flower_superlink.uvicorn")
-        api: Any = import_module("flwr.superlink.main")
-        if not hasattr(api, STATE_MAKER):
-            raise AttributeError(STATE_MAKER)
-        setattr(api, STATE_MAKER, factories)
-        logs: Any = import_module("flwr.supercore.http_logging")
-        logs.ROUTINE_ACCESS_PATHS |= ROUTES  # no line in the log for each
     except (ImportError, AttributeError) as error:
-        sys.exit(f"this Flower is not known ({error}); install flwr 1.41")
+        sys.exit(f"this Flower is not known ({error}); {REMEDY}")
 
     def run(app: App, **settings: Any) -> None:
         own = {
             "proxy_headers": False,  # no proxy may say where a request comes from
             "timeout_graceful_shutdown": GRACE_SECONDS,
         }
-        post_office = PostOffice(app)
-        server: Any = uvicorn.Server
-        stock_exit = server.handle_exit
-
-        def handle_exit(*signal: Any) -> None:
-            post_office.waiting.end()  # who waits would hold up the end
-            stock_exit(*signal)
-
-        server.handle_exit = handle_exit
-        serve(Guard(post_office, networks), **settings | own)
+        serve(Guard(app, networks), **settings | own)
 
     flower.uvicorn.run = run
     flower.flower_superlink()

@@ -1,12 +1,10 @@
 """`fedgs deploy`: the keys it makes, what it starts, what it submits and refuses."""
 
-import contextlib
 import hashlib
 import io
 import re
 import shlex
 import socket
-import sqlite3
 import stat
 import subprocess
 import sys

@@ -120,15 +120,14 @@ def test_fed_avg_gan_survives_a_killed_server_and_client(folder):
         live.certify()
         server = live.serve()
         clients = {name: live.join(name) for name in live.names}
-        keys = [f"--client={n}=certs/clients/{n}.pub" for n in live.names]
-        told = [*live.ca, *keys, *flags(**UPDATES | OF_UPDATES, output="digits")]
+        told = [*live.ca, *live.keys, *flags(**UPDATES | OF_UPDATES, output="digits")]
         words = ("deploy", "baseline", "fedavg-gan", *told)
         submitted = live.machines.start("server", *words)
         live.until_round(4, server, submitted, *clients.values())
         live.machines.kill(server)
         server = live.serve()
         assert submitted.wait(PATIENCE) == 1, live.machines.logs()
-        submitted = live.submit("--resume", "digits")
+        submitted = live.resume()
         live.until_round(9, server, submitted, *clients.values())
         live.machines.kill(clients["b"])
         live.join("b")

@@ -147,9 +147,17 @@ class Live:
         words = ["deploy", "submit", *self.ca, *arguments]
         return self.machines.start("server", *words)
 
+    @property
+    def keys(self) -> list[str]:
+        """The flags that register the clients: a server that starts knows none."""
+        return [f"--client={n}=certs/clients/{n}.pub" for n in self.names]
+
     def start_run(self, **settings: object) -> "subprocess.Popen[bytes]":
-        keys = [f"--client={n}=certs/clients/{n}.pub" for n in self.names]
-        return self.submit(*keys, *flags(**SETTINGS | settings))
+        return self.submit(*self.keys, *flags(**SETTINGS | settings))
+
+    def resume(self) -> "subprocess.Popen[bytes]":
+        """Continues the run."""
+        return self.submit("--resume", "digits", *self.keys)
 
     def running(self, rounds: int, *more: object, **settings: object):
         """Starts everything and waits for some rounds: the server, the submitter."""

@@ -1,4 +1,4 @@
-"""Fast messages: when they are installed, and that every message still arrives.
+"""What makes Flower faster: when it is installed, and that every message still arrives.
 
 That results are those of the stock path is tested by test_flower.py: its runs use
 either path and all equal the local engine.
@@ -6,28 +6,100 @@ either path and all equal the local engine.
 
 import threading
 import time
+from importlib import import_module
 from queue import Queue
 from types import SimpleNamespace
 
-import flwr
 import pytest
+from flwr.common.logger import FLOWER_LOGGER
 from flwr.server.superlink.fleet.vce import vce_api
 from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
 from flwr.server.superlink.linkstate import InMemoryLinkState
+from flwr.supercore.inflatable import inflatable_utils
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
-from clients import flower_1_41
+from clients import flower_speed
+from clients.flower_speed import PULLS, RESIDENT, SIMULATION, is_possible
 from fedgs.process import FAST_VARIABLE
+
+# ------------------------------------------------------------------ by feature
+
+
+@pytest.mark.parametrize("needed", [SIMULATION, RESIDENT, PULLS])
+def test_this_flower_has_what_is_replaced(needed):
+    """Run with the pinned Flower and with the newest one: `make check-flower`."""
+    assert is_possible("it", needed)
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        {"flwr.no_such_module:f": None},
+        {"flwr.supercore.inflatable.inflatable_utils:no_such_function": None},
+        {"flwr.supercore.inflatable.inflatable_utils:pull_objects": "object_ids"},
+        {"flwr.supercore.inflatable.inflatable_utils:PULL_MAX_TIME": "not a function"},
+    ],
+)
+def test_what_another_flower_has_not_is_left_out_with_a_warning(
+    monkeypatch, caplog, missing
+):
+    monkeypatch.setattr(FLOWER_LOGGER, "propagate", True)
+    assert not is_possible("it", PULLS | missing)
+    (place,) = missing
+    assert f"it: this Flower has no {place}(" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("variable", "is_simulation_fast", "is_rest_fast"),
+    [("1", True, True), (None, False, True), ("0", False, False)],
+)
+def test_one_switch_is_for_all(monkeypatch, variable, is_simulation_fast, is_rest_fast):
+    """The launcher of a simulation sets it, by the setting `fast_messages`."""
+    monkeypatch.delenv(FAST_VARIABLE, raising=False)
+    if variable is not None:
+        monkeypatch.setenv(FAST_VARIABLE, variable)
+    installed: list[bool] = []
+    monkeypatch.setattr(
+        flower_speed, "install_fast_messages", lambda: installed.append(True)
+    )
+    flower_speed.hasten_simulation()
+    assert bool(installed) is is_simulation_fast
+    assert is_possible("it", RESIDENT) is is_rest_fast
+
+
+def test_parts_on_their_way_are_looked_for_soon_and_not_for_ever(monkeypatch):
+    defaults = dict(inflatable_utils.pull_objects.__kwdefaults__)
+    monkeypatch.setattr(inflatable_utils.pull_objects, "__kwdefaults__", defaults)
+    flower_speed.hasten_pulls(0.2)
+    looks: list[str] = []
+
+    def not_yet(name: str) -> bytes:
+        looks.append(name)
+        if len(looks) < 3:
+            raise inflatable_utils.ObjectUnavailableError(name)
+        return b"there"
+
+    def never(name: str) -> bytes:
+        raise inflatable_utils.ObjectUnavailableError(name)
+
+    started = time.monotonic()
+    assert inflatable_utils.pull_objects(["a"], not_yet) == {"a": b"there"}
+    with pytest.raises(inflatable_utils.ObjectPullError):
+        inflatable_utils.pull_objects(["a"], never)
+    assert time.monotonic() - started < 1  # Flower's first pause alone
+
+
+# ------------------------------------------------------------------ simulation
 
 
 @pytest.fixture
 def installed(monkeypatch):
     """Installs the fast path on a grid that only names its messages; then undoes it."""
-    names = {vce_api: "add_messages_to_queue", InMemoryGrid: "push_messages"}
-    for owner, name in names.items():
+    for place in SIMULATION:
+        module, _, name = place.partition(":")
+        owner, _, name = name.rpartition(".")
+        owner = getattr(import_module(module), owner) if owner else vce_api
         monkeypatch.setattr(owner, name, getattr(owner, name))
-    for name in ("process_message", "num_workers"):
-        monkeypatch.setattr(RayBackend, name, getattr(RayBackend, name))
     monkeypatch.setattr(
         InMemoryGrid, "push_messages", lambda self, sent: [str(m) for m in sent]
     )
@@ -35,7 +107,7 @@ def installed(monkeypatch):
     monkeypatch.setattr(
         InMemoryLinkState, "store_message_res", lambda self, reply: f"stored {reply}"
     )
-    flower_1_41.install_fast_messages()
+    flower_speed.install_fast_messages()
 
 
 def message(node):
@@ -74,37 +146,6 @@ def extract():
         assert not thread.is_alive()
 
 
-@pytest.mark.parametrize(
-    ("variable", "version", "expected"),
-    [
-        ("1", f"{flower_1_41.KNOWN_VERSION}0", True),
-        ("1", "1.42.0", False),
-        ("0", f"{flower_1_41.KNOWN_VERSION}0", False),
-        (None, f"{flower_1_41.KNOWN_VERSION}0", False),
-    ],
-)
-def test_wanted_only_when_asked_for_and_only_in_a_known_version(
-    monkeypatch, caplog, variable, version, expected
-):
-    monkeypatch.setattr(flwr, "__version__", version)
-    monkeypatch.delenv(FAST_VARIABLE, raising=False)
-    if variable is not None:
-        monkeypatch.setenv(FAST_VARIABLE, variable)
-    monkeypatch.setattr(flwr.common.logger.FLOWER_LOGGER, "propagate", True)
-    installed: list[bool] = []
-    monkeypatch.setattr(
-        flower_1_41, "install_fast_messages", lambda: installed.append(True)
-    )
-    flower_1_41.hasten_simulation()
-    assert bool(installed) is expected
-    warned = "fast_messages" in caplog.text
-    assert warned is (version == "1.42.0")
-
-
-def test_the_pinned_flower_is_the_known_version():
-    assert flwr.__version__.startswith(flower_1_41.KNOWN_VERSION)
-
-
 @pytest.mark.usefixtures("installed")
 def test_a_pushed_message_is_handed_over_at_once(extract):
     state = State()
@@ -114,7 +155,7 @@ def test_a_pushed_message_is_handed_over_at_once(extract):
     started = time.monotonic()
     assert InMemoryGrid.push_messages(None, [message(2)])
     assert queue.get(timeout=5) == "a"
-    assert time.monotonic() - started < flower_1_41.SCAN_SECONDS / 2
+    assert time.monotonic() - started < flower_speed.SCAN_SECONDS / 2
 
 
 @pytest.mark.usefixtures("installed")
@@ -135,15 +176,11 @@ def test_a_reply_wakes_the_server(is_early):
 
 
 @pytest.mark.usefixtures("installed")
-def test_several_messages_of_one_node_all_arrive(extract):
-    queue = extract(State(n1="abc", n2="d"), [1, 2])
+def test_several_messages_of_one_node_all_arrive_also_those_from_before(extract):
+    queue = extract(State(n1="abc", n2="d", n7="z"), [1, 2, 7])
     InMemoryGrid.push_messages(None, [message(n) for n in (1, 2, 1, 1)])
-    assert sorted(queue.get(timeout=5) for _ in range(4)) == ["a", "b", "c", "d"]
-
-
-@pytest.mark.usefixtures("installed")
-def test_messages_from_before_are_found_by_the_scan(extract):
-    assert extract(State(n7="z"), [7]).get(timeout=5) == "z"
+    found = sorted(queue.get(timeout=5) for _ in range(5))
+    assert found == ["a", "b", "c", "d", "z"]
 
 
 @pytest.mark.usefixtures("installed")
