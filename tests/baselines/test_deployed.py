@@ -207,30 +207,6 @@ def test_a_client_restarted_after_a_lost_reply_sends_the_stored_bytes(updates):
 
 
 @pytest.mark.slow
-def test_a_client_killed_at_work_has_counted_and_counts_again(updates, monkeypatch):
-    run = updates()
-    kill_after_count(monkeypatch, 3)
-    run.restart_killed()
-    run.start()
-    assert run.product() == in_process(run)
-    assert sorted(len(run.counted(i)) for i in range(3)) == [4, 4, 5]
-
-
-@pytest.mark.slow
-def test_a_target_pays_for_a_repeated_round_with_the_last_one(updates):
-    run = updates(target_epsilon=5.0)
-    with pytest.raises(KeyboardInterrupt):
-        run.start(interrupt_at(3))
-    with pytest.raises(
-        BudgetSpent, match=r"before step 4: .* exceed target_epsilon = 5"
-    ):
-        run.start()
-    opened = open_run(run.path)
-    assert opened.guarantees()[0].epsilon == pytest.approx(5.0)
-    assert frame.is_finished(opened)
-
-
-@pytest.mark.slow
 def test_a_server_of_an_older_backup_ends_the_run(updates, tmp_path):
     run = updates()
     with pytest.raises(RunStopped):

@@ -10,7 +10,6 @@ from baselines import small_run
 from fedgs.baselines import dp_sgd
 from fedgs.baselines.contract import Facts
 from fedgs.baselines.dp_sgd_gan import (
-    GRACE_STEPS,
     LayeredDiscriminator,
     Settings,
     dp_sgd_gan,
@@ -164,40 +163,11 @@ def test_without_noise_the_discriminator_learns_to_tell_fakes(tmp_path):
     assert gap() > before + 0.1
 
 
-def test_the_ladder_is_climbed_when_fakes_are_not_told_after_a_grace():
-    schedule = Schedule(Settings(adaptive=True))
-    for _ in range(GRACE_STEPS - 1):
-        schedule.observe(0.5)
-    assert schedule.wait == 1
-    schedule.observe(0.5)
-    assert schedule.wait == 2
-    for _ in range(2 * GRACE_STEPS):
-        schedule.observe(0.5)
-    assert schedule.wait == 10
-    for settings, accuracy in ((Settings(adaptive=True), 0.9), (Settings(), 0.5)):
-        schedule = Schedule(settings)  # fakes are told, or it is off
-        for _ in range(3 * GRACE_STEPS):
-            schedule.observe(accuracy)
-        assert schedule.wait == 1
-    schedule = Schedule(Settings(steps_per_generator_step=3))
-    assert [schedule.is_due() for _ in range(6)] == [False, False, True] * 2
-
-
-def test_a_schedule_goes_on_from_its_state():
-    first, second = Schedule(Settings(adaptive=True)), Schedule(Settings(adaptive=True))
-    for _ in range(GRACE_STEPS):
-        first.observe(0.3)
-    first.is_due()
-    second.load(first.state())
-    assert [second.is_due() for _ in range(3)] == [first.is_due() for _ in range(3)]
-    assert vars(second) | {"settings": 0} == vars(first) | {"settings": 0}
-
-
 def test_what_cannot_be_trained_is_refused(tmp_path):
     named = r"expected_batch = 70000: give .* at most 60000"
     settings = Settings(expected_batch=70_000)
     assert_refused(named, dp_sgd_gan.calibrated, settings, FACTS, 10.0, DELTA)
     run, data = small_run("dp-sgd-gan", tmp_path / "run")
-    named, settings = "noise_multiplier is unset: give .*--target", Settings()
+    named, settings = "noise_per_clip is unset: give .*--target", Settings()
     small = dataclasses.replace(settings, expected_batch=9)
     assert_refused(named, dp_sgd_gan.trainer, small, run.config, data, 0)

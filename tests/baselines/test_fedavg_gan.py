@@ -324,39 +324,21 @@ def killed(folder) -> None:
     assert lengths == {1: 1, 2: 2, 3: 3}  # on the disk before it is sent
 
 
-def test_a_node_that_fails_twice_stops_the_run_with_a_checkpoint(tmp_path, monkeypatch):
-    run, _ = new_run(tmp_path / "run", engine="flower", checkpoint_every=1)
-    work = node_update
-
-    def failing(config, data, request, node_id):
-        if (request.round, node_id) == (2, 1):
-            raise ValueError("private text")
-        return work(config, data, request, node_id)
-
-    monkeypatch.setattr(deployed, "node_update", failing)
-    with pytest.raises(
-        RunStopped, match=r"1 of 3 nodes gave no valid answer: .*node 1"
-    ):
-        on_flower(run)
-    assert len(ledger(tmp_path / "run")) == 2
-    assert "private text" in next((tmp_path / "run").rglob("error.log")).read_text()
-    monkeypatch.setattr(deployed, "node_update", work)
-    on_flower(open_run(tmp_path / "run"))
-    assert len(open_run(tmp_path / "run").releases) == 5
-
-
-def test_a_repeated_request_gets_the_same_bytes_without_a_seed(tmp_path):
-    run, _ = new_run(tmp_path / "run", engine="flower", noise_seed=None)
-    seen: list[Message] = []
-
-    def keep(who, request, reply):
-        seen.append(request)
-        return reply
-
-    network = on_flower(run, keep)
-    last = seen[-1]
-    again = network.client_app(
-        message=last, context=network.contexts[last.metadata.dst_node_id]
+@pytest.mark.parametrize(
+    ("mode", "fault", "attempts"),
+    [
+        ("sampled", None, [1, 1, 1, 1]),
+        pytest.param("all", None, [1, 1, 1, 1], marks=pytest.mark.slow),
+        pytest.param("server", None, [1, 1, 1, 1], marks=pytest.mark.slow),
+        ("all", stopped, [1, 1, 1, 1]),
+        ("all", killed, [1, 1, 1, 2, 1]),  # the lost round is counted again
+    ],
+)
+def test_flower_gives_the_local_engines_bytes(tmp_path, mode, fault, attempts):
+    local, data = new_run(tmp_path / "local", **MODES[mode])
+    train(local, data)
+    flower, _ = new_run(
+        tmp_path / "flower", engine="flower", checkpoint_every=1, **MODES[mode]
     )
     if fault is not None:
         fault(tmp_path / "flower")

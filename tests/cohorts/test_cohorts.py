@@ -254,7 +254,7 @@ def test_cost_counts_rounds_counts_and_the_answer():
 
 @pytest.mark.parametrize("thresholds", [{"below": 0.5}, {"percentile_below": 50.0}])
 def test_statements_say_all_that_they_depend_on(thresholds):
-    selection = Selection(noise_multiplier=4.0, delta=1e-6, **thresholds)
+    selection = Selection(noise_per_clip=4.0, delta=1e-6, **thresholds)
     found = {(s.adversary, s.relation): s for s in statements(selection, 539)}
     told = "tell it every cohort that a percentile bounds, exactly"
     for relation in ("replace-one", "zero-out"):

@@ -12,13 +12,12 @@ from PIL import Image
 
 from command_line import flags, printed, refused
 from experiments.commands import cohorts
+from fedgs import process
 from fedgs.cohorts.files import EXCLUDED, read_cohort
 from fedgs.cohorts.selection import Selection, read_plan, statements
 from fedgs.data.corruption import corrupted_clients
 from fedgs.federation.training import RunStopped
-from fedgs.process import processes_of
 from server import roll_call
-from server.launch import flower_engine
 from tiny import SIZES, write_tiny_npz
 
 K = len(SIZES)
@@ -197,13 +196,13 @@ def test_flower_selects_what_the_local_engine_selects(select, monkeypatch):
     settings = {"percentile_below": 40, "percentile_above": 60, "num_rounds": 3}
     settings |= {"bug": "flip", "private_diagnostics": True}
     tokens = []
-    original = flower_engine.end_processes
+    original = process.end_simulation
 
     def remember(token, **more):
         tokens.append(token)
         original(token, **more)
 
-    monkeypatch.setattr(flower_engine, "end_processes", remember)
+    monkeypatch.setattr(process, "end_simulation", remember)
     code, out, err, flower = select("flower", engine="flower", **settings)
     assert (code, err) == (0, ""), (flower / "flower.log").read_text()
     assert "round 13 of 13" in out
@@ -217,5 +216,5 @@ def test_flower_selects_what_the_local_engine_selects(select, monkeypatch):
         for path in (local, flower)
     ]
     assert accuracies[0] == accuracies[1]
-    assert processes_of(tokens[-1]) == []
+    assert process.processes_of(tokens[-1]) == []
     assert not (Path(tempfile.gettempdir()) / f"fedgs-{tokens[-1][:8]}").exists()

@@ -224,7 +224,7 @@ def test_failure_is_reported_by_its_type_alone(make):
 
 def test_client_states_its_cohort_once_and_measures_no_more(make):
     """With noise, another answer or measurement would draw its noise again."""
-    selecting = make(noise_multiplier=1.0, membership_epsilon=0.01)
+    selecting = make(noise_per_clip=1.0, membership_epsilon=0.01)
     arrays = ArrayRecord(classifier.build_classifier(selecting.config).state_dict())
     first = selecting.run()["cohorts"]
     for _ in range(8):

@@ -54,14 +54,13 @@ def images_of(data):
     ]
 
 
-def by(partitioner, options):
-    name = f"{partitioner}Partitioner"
-    return {"partitioner": name, "partitioner_options": options}
+def by(source, partitioner, options):
+    return f"{source}?partitioner={partitioner}Partitioner&{options}"
 
 
-PATHOLOGICAL = "num_partitions=4, num_classes_per_partition=1, "
-PATHOLOGICAL += "class_assignment_mode='deterministic'"
-DIRICHLET = "num_partitions=3, alpha=0.5, min_partition_size=2"
+PATHOLOGICAL = "num_partitions=4&num_classes_per_partition=1"
+PATHOLOGICAL += "&class_assignment_mode=deterministic"
+DIRICHLET = "num_partitions=3&alpha=0.5&min_partition_size=2"
 
 
 # ------------------------------------------------------------------ columns and splits
@@ -80,20 +79,20 @@ def test_columns_are_found_by_type_and_clients_need_a_number(source, tmp_path):
 
 
 def test_columns_split_and_classes_are_taken_by_name(source):
-    data = load(source, hf_options="client='owner'", classes="d,c,b,a,e")
+    data = load(f"{source}?client=owner", classes="d,c,b,a,e")
     assert data.client_names == ("owner 0", "owner 1", "owner 2")
     assert images_of(data)[1] == list(range(1, 40, 3))
     assert data.num_classes == 5
     first = data.client_records[0]
     assert data.labels[first].tolist() == [3 - LABELS[n] for n in range(0, 40, 3)]
-    options = {"num_clients": 2, "hf_options": "label='number', split='test'"}
-    assert load(source, **options).labels.tolist() == list(range(8))
-    refused("the column number of .* has numbers", source, classes="a,b", **options)
+    numbers, given = f"{source}?label=number&split=test", {"num_clients": 2}
+    assert load(numbers, **given).labels.tolist() == list(range(8))
+    refused("the column number of .* has numbers", numbers, classes="a,b", **given)
 
 
 def test_split_test_is_the_test_split_and_is_not_partitioned(source):
-    for settings in ({}, by("Size", "partition_sizes=[30, 10]")):
-        images, labels = load_test_data(configured(source, **settings))
+    for name in (source, by(source, "Size", "partition_sizes=[30,10]")):
+        images, labels = load_test_data(configured(name))
         assert labels.tolist() == LABELS[:8]
         assert (np.rint(images[:, 0] * 255) == PIXELS[:8]).all()
 
@@ -132,15 +131,14 @@ def test_pictures_are_resized_and_colour_is_kept(tmp_path):
 @pytest.mark.parametrize(
     ("partitioner", "options", "sizes"),
     [
-        ("Size", "partition_sizes=[1, 30, 9]", [1, 30, 9]),
+        ("Size", "partition_sizes=[1,30,9]", [1, 30, 9]),
         ("Pathological", PATHOLOGICAL, [10] * 4),
         ("Dirichlet", DIRICHLET, None),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")
 def test_every_image_goes_to_one_client(source, partitioner, options, sizes):
-    settings = by(partitioner, options)
-    data = load(source, **settings)
+    data = load(by(source, partitioner, options))
     if sizes:
         assert data.sizes.tolist() == sizes
     assert data.client_names[0] in ("0", "owner 0")
@@ -151,51 +149,51 @@ def test_every_image_goes_to_one_client(source, partitioner, options, sizes):
 
 
 def test_partitioners_draw_by_the_runs_seed_unless_another_is_given(source):
-    options = "num_partitions=4, alpha=1, min_partition_size=1"
+    options = "num_partitions=4&alpha=1&min_partition_size=1"
     unset, same, other = (
-        images_of(load(source, **by("Dirichlet", options + seed)))
-        for seed in ("", ", seed=0", ", seed=1")
+        images_of(load(by(source, "Dirichlet", options + seed)))
+        for seed in ("", "&seed=0", "&seed=1")
     )
     assert unset == same
     assert unset != other
-    twelve = by("Iid", "num_partitions=12")  # rows are shuffled before they are dealt
-    first, second = (load(source, seed=seed, **twelve) for seed in (0, 1))
+    twelve = by(
+        source, "Iid", "num_partitions=12"
+    )  # rows are shuffled before they are dealt
+    first, second = (load(twelve, seed=seed) for seed in (0, 1))
     assert images_of(first) != images_of(second)
     assert first.client_names == tuple(map(str, range(12)))
 
 
 # ------------------------------------------------------------------ refused
 
-IID = {"partitioner": "IidPartitioner"}
-
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("query", "message"),
     [
-        ({"hf_options": "image='no'"}, "0 columns of pictures fit, among img, fine"),
-        ({"hf_options": "label='owner'"}, "owner cannot be the label"),
-        ({"hf_options": "client='no'"}, "client='no'\".*: does not suit the data"),
-        ({"hf_options": "split='no'"}, "has no split 'no', it has train, test"),
-        ({"hf_options": "image=1"}, "image = 1 is unknown"),
-        ({"hf_options": "image=img"}, "hf_options = 'image=img': .*as in TOML"),
-        ({"hf_options": "client='owner'", **IID}, "leave one of the two out"),
-        ({"partitioner": "No"}, "partitioner = 'No': give --partitioner one of Cont"),
-        (IID, "partitioner_options = None: .*num_partitions.*takes num_partitions"),
-        ({**IID, "partitioner_options": "n=3"}, "'n'.; IidPartitioner takes num_part"),
-        (by("Size", "partition_sizes=[50]"), "Partitioner'?: does not suit the data"),
+        ("image=no", "0 columns of pictures fit, among img, fine"),
+        ("label=owner", "owner cannot be the label"),
+        ("client=no", r"client=no': does not suit the data"),
+        ("split=no", "has no split 'no', it has train, test"),
+        ("columns=a", "columns is unknown; give image, label, client, split"),
+        ("image", "bad query field: 'image'; write it as in hf:NAME"),
+        ("client=owner&partitioner=IidPartitioner", "leave one of the two out"),
+        ("partitioner=No", "partitioner 'No'; give one of Cont"),
+        ("partitioner=IidPartitioner", "num_partitions.*takes num_partitions"),
+        ("partitioner=IidPartitioner&n=3", "'n'.; IidPartitioner takes num_part"),
+        ("partitioner=SizePartitioner&partition_sizes=[50]", "does not suit the data"),
     ],
 )
-def test_options_that_do_not_suit_are_refused(source, settings, message):
-    refused(message, source, num_clients=1, **settings)
+def test_options_that_do_not_suit_are_refused(source, query, message):
+    refused(message, f"{source}?{query}", num_clients=1)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"data": "mnist", "hf_options": "image='a'"}, "is for --data hf:NAME"),
-        ({"data": "mnist", "partitioner": "IidPartitioner"}, "leave out --partitioner"),
-        ({"data": "hf:x", "partitioner_options": "a=1"}, "give --partitioner"),
-        ({"data": "hf:x", "partition": "iid", **IID}, "partition = iid would replace"),
+        (
+            {"data": "hf:x?partitioner=IidPartitioner", "partition": "iid"},
+            "partition = 'iid': would replace",
+        ),
         ({"data": "mnist", "download": True}, "give --data-dir, the folder"),
     ],
 )
@@ -218,5 +216,4 @@ def test_missing_data_set_is_not_looked_for_on_the_network(tmp_path, monkeypatch
 
 def test_negative_label_is_named(tmp_path):
     source = write(tmp_path, count=3, number=[0, -1, 1])
-    settings = {"num_clients": 1, "hf_options": "label='number'"}
-    refused("image 1: has the label -1", source, **settings)
+    refused("image 1: has the label -1", f"{source}?label=number", num_clients=1)
