@@ -213,13 +213,6 @@ def test_the_server_of_a_deployment_draws_the_selection_itself():
     assert settings["seed"] == 5
 
 
-def test_a_selection_that_flower_would_tell_everybody_is_refused():
-    given = {"nodes": "a,b", "engine": "flower", "num_clients": 2}
-    wanted = tiny_config(**given, selection_seed=3, output="run")
-    for attempt in (resolve_deployed, lambda config: run_settings(config, ["a", "b"])):
-        assert_refused(r"selection_seed = 3: .*leave out", attempt, wanted)
-
-
 # ------------------------------------------------------------------ no amplification
 
 AMPLIFIED = {
@@ -286,11 +279,6 @@ def test_a_client_that_says_nothing_answers_neither_without_noise_nor_with_seede
     allowed = "min_noise_multiplier = 0\nallow_seeded_noise = true\n"
     (tmp_path / "limits.toml").write_text(allowed)
     _node(dataclasses.replace(site, limits=tmp_path / "limits.toml"), 1, **settings)
-
-
-def test_simulated_clients_without_a_file_take_any_noise():
-    for settings in ({"noise_multiplier": 0.0}, {"noise_seed": 7}):
-        ALLOW_ALL.check_run(tiny_config(**settings))
 
 
 # ------------------------------------------------------------------ joining

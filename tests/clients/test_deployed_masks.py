@@ -5,8 +5,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from experiments.launch.certs import make_certificates
-from experiments.launch.submit import _public_key
 from flwr.app import ConfigRecord, Message
 
 from clients.failures import reason_of

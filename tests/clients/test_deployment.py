@@ -23,20 +23,10 @@ from fedgs.privacy.client_limits import ClientRefused
 from fedgs.runs.run_folder import state_rounds
 from refusals import assert_refused
 from server import roll_call
-from simulated_grid import MODES, round_of
+from simulated_grid import round_of
 from tiny import MOMENTS, write_tiny_npz
 
-# ------------------------------------------------------------------ bits and words
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_deployment_gives_the_local_engines_bytes(deploy, undisturbed, mode):
-    run = deploy(mode=mode)
-    run.start()
-    assert run.product() == undisturbed(run)
-    assert run.attempts() == [(1, 1), (2, 1), (3, 1), (4, 1)]
-    content = run.progress()
-    assert all(node["joined"] for node in content["nodes"].values())
+# ------------------------------------------------------------------ words
 
 
 def test_only_public_words_and_sanitized_gradients_leave_a_client(deploy):

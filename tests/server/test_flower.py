@@ -48,7 +48,6 @@ from tiny import tiny_config, write_tiny_npz
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 240.0  # seconds, on a loaded machine
 FULL = tiny.FULL_PARTICIPATION | {"discriminator_training": "every_round"}
-FULL |= {"sample_every": 1000}
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -189,7 +188,7 @@ def test_process_ends_with_its_launcher(tmp_path):
         assert child.wait(timeout=PATIENCE) == 1
 
 
-def test_gpu_fraction_says_how_many_workers_share_a_gpu(tmp_path, monkeypatch):
+def test_workers_share_a_gpu(tmp_path, monkeypatch):
     """Flower's own arithmetic, on a machine that says it has a GPU."""
     from flwr.simulation.ray_transport import ray_actor
 
@@ -197,21 +196,18 @@ def test_gpu_fraction_says_how_many_workers_share_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(ray_actor.ray, "nodes", lambda: machine)
     asked: list[dict[str, float]] = []
     control = SimpleNamespace(start=lambda _, **fields: asked.append(fields))
-    for fraction in (0.0, 0.5, 1.0):
-        settings = {"device": "cuda", "gpu_fraction": fraction, "num_workers": 4}
+    for num_workers in (1, 2, 4):
+        settings = {"device": "cuda", "num_workers": num_workers}
         config = tiny_config(engine="flower", output="unused", **settings)
         folder = SimpleNamespace(config=config, path=tmp_path)
         flower_engine._submit(control, folder, ("module:app", "module:app"))
     of_a_client = [
         {"num_cpus": each["client_resources_num_cpus"]}
-        | {"num_gpus": each.get("client_resources_num_gpus", 0.0)}
+        | {"num_gpus": each["client_resources_num_gpus"]}
         for each in asked
     ]
-    assert [ray_actor.pool_size_from_resources(each) for each in of_a_client] == [
-        4,
-        2,
-        1,
-    ]
+    pools = [ray_actor.pool_size_from_resources(each) for each in of_a_client]
+    assert pools == [1, 2, 4]
     machine[0]["Resources"].pop("GPU")
     with pytest.raises(ValueError, match="ActorPool is empty"):
         ray_actor.pool_size_from_resources(of_a_client[1])
@@ -225,11 +221,11 @@ def test_gpu_fraction_says_how_many_workers_share_a_gpu(tmp_path, monkeypatch):
 def test_two_workers_that_share_a_gpu_give_what_one_process_gives_there(
     tmp_path, settings, fedgs, cuda
 ):
-    settings |= {"device": cuda, "num_workers": 2, "gpu_fraction": 0.5}
+    settings |= {"device": cuda, "num_workers": 2}
     output = tmp_path / "run"
     code, _, err = fedgs("train", *flags(output=output, **settings)).wait()
     assert (code, err) == (0, ""), (output / "flower.log").read_text()
-    settings |= {"engine": "local", "gpu_fraction": 0.0}
+    settings |= {"engine": "local"}
     assert fedgs("train", *flags(output=tmp_path / "local", **settings)).wait()[0] == 0
     found, expected = (
         read_tensors(folder / "generator.safetensors")[0]

@@ -24,7 +24,7 @@ from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder, node_folder, state_rounds
 from refusals import assert_refused
-from runs import attempts, train
+from runs import attempts, limit_clients, train
 from server import server_app, strategy
 from server.strategy import GsWgan
 from simulated_grid import MODES, FakeGrid, product, round_of, spoil_at, start
@@ -36,37 +36,30 @@ def node_state(folder: RunFolder, node: int) -> dict[str, list]:
     return {name: value.tolist() for name, value in read_tensors(last)[0].items()}
 
 
-# ------------------------------------------------------------------ bit for bit
+# ------------------------------------------------------------------ workers
 
 
-# Three workers that keep few nodes: most messages find an old state, or none.
-@pytest.mark.parametrize(
-    ("mode", "num_workers"),
-    [*((mode, 1) for mode in MODES), ("selected", 3), ("full participation", 3)],
-)
-def test_flower_trains_bit_for_bit_and_only_what_is_public_leaves_a_node(
-    create, mode, num_workers
-):
-    flower, alone = (create(name, **MODES[mode]) for name in ("flower", "local"))
-    grid = FakeGrid(flower.config.num_nodes, num_workers=num_workers)
-    start(flower, grid)
-    train(alone)
-    assert product(flower) == product(alone)
-    assert events(flower) == events(alone)
-    made = sorted(path.name for path in alone.private.iterdir())
-    assert sorted(path.name for path in flower.private.iterdir()) == made
-    for name in made:
-        node = int(name[-5:])
-        assert node_state(flower, node) == node_state(alone, node)
-    check_replies(grid, flower)
+def test_worker_keeps_its_share_of_the_nodes_only(create):
+    folder = create("run", client_selection="all", num_workers=3)
+    grid = FakeGrid(6)
+    start(folder, grid)
+    (worker,) = grid.workers[0].values()
+    assert len(worker.nodes) == 3  # 6 nodes by 3 workers, and one
+
+
+# ------------------------------------------------------------------ what leaves a node
 
 
 ANSWER = {"is_empty", "round", "node_id", "noise_std", "clip_bound", "tensors"}
 ANSWER |= {"request"}  # its hash
 
 
-def check_replies(grid: FakeGrid, folder: RunFolder) -> None:
-    """Sanitized gradients and public identifiers; see also test_nothing_else_leaves."""
+@pytest.mark.parametrize("mode", MODES)
+def test_only_sanitized_gradients_and_public_identifiers_leave_a_node(create, mode):
+    """See also test_nothing_else_leaves.py."""
+    folder = create("run", **MODES[mode])
+    grid = FakeGrid(folder.config.num_nodes)
+    start(folder, grid)
     sizes: dict[int, set[int]] = {}
     for kind, index, reply in grid.replies:
         assert not reply.has_error()
@@ -91,27 +84,6 @@ def check_replies(grid: FakeGrid, folder: RunFolder) -> None:
     assert {len(found) for found in sizes.values()} == {1}
     # Nor does anything travel in what Flower would carry from message to message.
     assert all(not context.state for context in grid.contexts.values())
-
-
-def test_worker_keeps_its_share_of_the_nodes_only(create):
-    folder = create("run", client_selection="all", num_workers=3)
-    grid = FakeGrid(6)
-    start(folder, grid)
-    (worker,) = grid.workers[0].values()
-    assert len(worker.nodes) == 3  # 6 nodes by 3 workers, and one
-
-
-@pytest.mark.parametrize(
-    ("mode", "round"), [("selected", 3), ("full participation", 1)]
-)
-def test_resumed_simulation_equals_the_uninterrupted_one(create, mode, round):
-    whole, folder = (create(name, **MODES[mode]) for name in ("whole", "run"))
-    start(whole, FakeGrid(whole.config.num_nodes))
-    with pytest.raises(KeyboardInterrupt):
-        start(folder, FakeGrid(folder.config.num_nodes), interrupt_at(round))
-    start(RunFolder.open(folder.path), FakeGrid(folder.config.num_nodes))
-    assert product(folder) == product(whole)
-    assert len(attempts(folder)) > 3
 
 
 def test_request_holds_fakes_and_public_settings_only(create):
