@@ -1,7 +1,7 @@
 """The Flower ClientApp: decodes a request, asks the node, encodes the answer.
 
     query         the roll call: the node says which one it is
-    query.join    a deployed node takes part in a run (`clients.site`)
+    query.join    a deployed node takes part in a run (`clients.deployed_client`)
     query.key     the node announces a masking key, where no answer has brought one
     train         trains, and returns a sanitized release
 
@@ -23,10 +23,10 @@ from flwr.app import Error as FlowerError
 from flwr.clientapp import ClientApp
 
 from clients import CLIENT_APP_RAISED
+from clients.deployed_client import DeployedClient, DeploymentConfig, settings_of
 from clients.failures import log_privately, outcome_of, reason_of
 from clients.flower_speed import hasten_simulation
-from clients.site import DeployedPlace, Site, settings_of
-from clients.workers import SimulatedPlace
+from clients.node_cache import SimulatedClient
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
 from fedgs.federation.messages import (
@@ -54,7 +54,7 @@ def roll_call(message: Message, context: Context) -> Message:
     if PARTITION in context.node_config:
         return _reply({"node_id": int(context.node_config[PARTITION])}, message)
     try:
-        name = Site.read(context.node_config).name
+        name = DeploymentConfig.read(context.node_config).name
         return _reply({"name": name, "protocol": PROTOCOL}, message)
     except Exception:
         return _failed("a node with a wrong --node-config", message)
@@ -65,9 +65,9 @@ def join(message: Message, context: Context) -> Message:
     """Takes part in a run of a deployment; says what the node has seen and released."""
     site = None
     try:
-        site = Site.read(context.node_config)
+        site = DeploymentConfig.read(context.node_config)
         payload = message.content.config_records[RECORD]
-        place = DeployedPlace(site, str(payload["run_id"]), payload)
+        place = DeployedClient(site, str(payload["run_id"]), payload)
         joined = place.join(settings_of(payload))
         refused = ""
         if joined.refusal is not None:
@@ -101,7 +101,7 @@ def announce(message: Message, context: Context) -> Message:
     except Exception as error:
         if place is None:
             return _failed("a node", message, error)
-        log_privately(place.private, error, isinstance(place, DeployedPlace))
+        log_privately(place.private, error, isinstance(place, DeployedClient))
         return _failed(place.title, message, error)
 
 
@@ -135,7 +135,7 @@ def answer(message: Message, context: Context) -> Message:
         with contextlib.suppress(Exception):
             # It may have trained without an answer: the state on disk is whole.
             place.forget()
-        log_privately(place.private, error, isinstance(place, DeployedPlace))
+        log_privately(place.private, error, isinstance(place, DeployedClient))
         _log_answer(place.title, started, outcome_of(error))
         return _failed(place.title, message, error)
 
@@ -166,15 +166,17 @@ def _finished() -> Iterator[None]:
             signal.raise_signal(heard[0])
 
 
-def _place(message: Message, context: Context) -> SimulatedPlace | DeployedPlace:
+def _place(message: Message, context: Context) -> SimulatedClient | DeployedClient:
     """Returns where to answer; the client's own configuration decides, no message."""
     records = message.content.config_records
     request = records[RECORD]
     if PARTITION in context.node_config:
         node_id = int(context.node_config[PARTITION])
-        return SimulatedPlace(str(request["run_folder"]), node_id)
+        return SimulatedClient(str(request["run_folder"]), node_id)
     told = records.get(TOLD) or {}
-    return DeployedPlace(Site.read(context.node_config), str(request["run_id"]), told)
+    return DeployedClient(
+        DeploymentConfig.read(context.node_config), str(request["run_id"]), told
+    )
 
 
 def _log_answer(title: str, started: float, outcome: str, **values: int) -> None:

@@ -27,11 +27,11 @@ from fedgs.process import end_on_signals, notify
 if __name__ == "__main__":  # before what takes seconds to be imported
     end_on_signals()
 
+from clients.deployed_client import DeploymentConfig
 from clients.flower_speed import RESIDENT, is_possible, make_resident
-from clients.site import Site
 from fedgs.config.run_config import RunConfig
 from fedgs.data import sources
-from fedgs.errors import UserError, explained
+from fedgs.errors import UserError, wrap_error
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -77,15 +77,15 @@ def _options(given: Sequence[str]) -> argparse.Namespace:
     return parser.parse_known_args(given)[0]
 
 
-def _site(text: str | None) -> Site:
+def _site(text: str | None) -> DeploymentConfig:
     """Reads `--node-config` as Flower does, to refuse a wrong one at once."""
     from flwr.common.config import parse_config_args
 
     if text is None:
         raise UserError("--node-config is missing: give name, data and state-dir")
     problem = f"--node-config {text}: cannot be read"
-    with explained(Exception, problem, 'give name="..." data="..." ...'):
-        return Site.read(parse_config_args([text]))
+    with wrap_error(Exception, problem, 'give name="..." data="..." ...'):
+        return DeploymentConfig.read(parse_config_args([text]))
 
 
 def _check_files(ca: str | None, key: str | None) -> None:

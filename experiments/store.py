@@ -10,11 +10,9 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from experiments.commands.endings import exit_if_stopped
-from experiments.commands.progress import say
-from fedgs.errors import UserError, explained, some
+from fedgs.app.commands.endings import Exit, exit_if_stopped
+from fedgs.app.commands.progress import say
+from fedgs.errors import UserError, first_n, wrap_error
 from fedgs.files import append_whole, read_json_lines
 
 Line = dict[str, Any]
@@ -48,7 +46,7 @@ class Store:
         """
         line = {"cell": name, **content}
         problem = f"output = {self.path.parent}: cannot be written"
-        with explained(OSError, problem, "free the disk"):
+        with wrap_error(OSError, problem, "free the disk"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab", buffering=0) as file:
                 kept = self.path.read_bytes()
@@ -63,14 +61,14 @@ def each(work: Mapping[str, Callable[[], object]]) -> dict[str, str]:
     """Does the work of every cell; returns the cells that failed, by name, and why.
 
     Raises:
-        typer.Exit: stopped by the user; the same command goes on.
+        Exit: stopped by the user; the same command goes on.
     """
     failed = dict[str, str]()
     for name, work_of_cell in work.items():
         try:
             with exit_if_stopped("continue with the same command"):
                 work_of_cell()
-        except typer.Exit:
+        except Exit:
             raise
         except Exception as error:
             say(f"{name}: {error!r}", is_error=True)
@@ -85,4 +83,4 @@ def end(failed: Collection[str]) -> None:
         UserError: if anything did.
     """
     if failed:
-        raise UserError(f"{some(failed)}: failed; call again for these alone")
+        raise UserError(f"{first_n(failed)}: failed; call again for these alone")

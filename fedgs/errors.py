@@ -13,13 +13,13 @@ class UserError(ValueError):
     """
 
 
-def some(names: Iterable[object], most: int = 3) -> str:
+def first_n(names: Iterable[object], most: int = 3) -> str:
     """Lists the first names of possibly many."""
     listed = [str(name) for name in names]
     return ", ".join(listed[:most] + ["..."] * (len(listed) > most))
 
 
-def refuse(given: Mapping[str, object], why: str) -> None:
+def reject(given: Mapping[str, object], why: str) -> None:
     """Refuses settings that a command cannot take beside others."""
     for name, value in given.items():
         if value is not None:
@@ -27,7 +27,7 @@ def refuse(given: Mapping[str, object], why: str) -> None:
             raise UserError(f"{name} = {value}: {why} {flag}")
 
 
-def raise_first(where: str, problems: Iterable[str]) -> None:
+def raise_if_any(where: str, problems: Iterable[str]) -> None:
     """Refuses what a check found: its first problem, with the remedy; nothing else.
 
     A check is a generator: what follows the first problem is not computed any more.
@@ -44,7 +44,7 @@ def raise_first(where: str, problems: Iterable[str]) -> None:
 
 
 @contextlib.contextmanager
-def explained(
+def wrap_error(
     errors: type[Exception] | tuple[type[Exception], ...], problem: str, remedy: str
 ) -> Iterator[None]:
     """Makes a library's errors in a `with` block one for people.

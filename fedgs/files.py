@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from safetensors import SafetensorError, safe_open
 
-from fedgs.errors import UserError, explained
+from fedgs.errors import UserError, wrap_error
 
 if TYPE_CHECKING:  # torch is imported where tensors are: `fedgs privacy` needs none
     from fedgs.shapes import TensorDict
@@ -169,7 +169,7 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         UserError: missing or malformed.
     """
-    with explained((OSError, ValueError), f"{path}: cannot be read", REMEDY):
+    with wrap_error((OSError, ValueError), f"{path}: cannot be read", REMEDY):
         content = json.loads(path.read_text())
     if not isinstance(content, dict):
         raise UserError(f"{path}: is not a JSON object; {REMEDY}")
@@ -187,12 +187,12 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     remedy = "move it away"
-    with explained((OSError, ValueError), f"{path}: cannot be read", remedy):
+    with wrap_error((OSError, ValueError), f"{path}: cannot be read", remedy):
         texts = path.read_text().split("\n")
     lines: list[dict[str, Any]] = []
     for number, text in enumerate(texts[:-1], start=1):  # behind the last "\n": torn
         problem = f"{path}: line {number} is no JSON object"
-        with explained(ValueError, problem, remedy):
+        with wrap_error(ValueError, problem, remedy):
             line = json.loads(text)
         if not isinstance(line, dict):
             raise UserError(f"{problem}; {remedy}")
@@ -254,7 +254,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 def _opened_tensors(path: Path, framework: str = "pt") -> Iterator[Any]:
     errors = (OSError, SafetensorError)
     with (
-        explained(errors, f"{path}: cannot be read", REMEDY),
+        wrap_error(errors, f"{path}: cannot be read", REMEDY),
         safe_open(path, framework=framework) as file,
     ):
         yield file

@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 from filelock import AcquireReturnProxy, FileLock, Timeout
 
-from fedgs.errors import UserError, explained
+from fedgs.errors import UserError, wrap_error
 from fedgs.files import make_folder
 
 TOKEN_VARIABLE = "FEDGS_RUN_TOKEN"
@@ -57,7 +57,7 @@ def make_private(setting: str, folder: Path) -> None:
         UserError: it cannot be made, or others can look into it.
     """
     where = f"{setting} = {folder}"
-    with explained(OSError, f"{where}: cannot be made", f"choose another {setting}"):
+    with wrap_error(OSError, f"{where}: cannot be made", f"choose another {setting}"):
         make_folder(folder, 0o700)
         mode = folder.stat().st_mode & 0o777
     if mode & 0o077:

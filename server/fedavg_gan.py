@@ -24,15 +24,15 @@ from fedgs.errors import UserError
 from fedgs.federation.messages import Request
 from fedgs.federation.training import Report, RunStopped, Stop, nodes_of
 from fedgs.mechanism.sanitizer import SanitizedGradients
-from server.federation import Federation
+from server.strategy_base import FlowerStrategy
 
 
-class FedAvgGanStrategy(Federation):
+class FedAvgGanStrategy(FlowerStrategy):
     """Fed-Avg GAN as a Flower strategy; one instance trains one run folder.
 
     Args:
         run: its folder is locked by the caller.
-        report, stop: as of `Federation`.
+        report, stop: as of `FlowerStrategy`.
 
     Attributes:
         training: both networks.
@@ -51,7 +51,7 @@ class FedAvgGanStrategy(Federation):
         self.answers: Sequence[SanitizedGradients] = []
 
     def start(self, grid: Grid, *_: object, **__: object) -> Result:
-        """Trains as `Federation.start` says.
+        """Trains as `FlowerStrategy.start` says.
 
         Privacy: releases (epsilon, delta)-DP output; events: in the folder's ledger.
         """

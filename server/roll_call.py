@@ -22,7 +22,7 @@ from flwr.serverapp import Grid
 
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.settings import settings_with
-from fedgs.errors import UserError, some
+from fedgs.errors import UserError, first_n
 from fedgs.event_log import log_event
 from fedgs.federation.checkpoint import indispensable
 from fedgs.federation.messages import RECORD, Request, one_line
@@ -31,7 +31,7 @@ from fedgs.mechanism.masks import Announced
 from fedgs.mechanism.peers import is_signed
 from fedgs.process import PROTOCOL, check_protocol
 from fedgs.runs.run_folder import RunFolder
-from server.kept import keep, kept_of
+from server.deployment_record import keep, kept_of
 from server.progress import Progress
 
 POLL_SECONDS = 0.1
@@ -80,7 +80,7 @@ def roll_call(grid: Grid, expected: int, stop: Stop | None = None) -> dict[int, 
         missing = sorted(set(range(expected)) - set(addresses))
         raise UserError(
             f"roll call: {len(addresses)} of {expected} nodes answered; missing: "
-            f"{some(missing, most=10)}"
+            f"{first_n(missing, most=10)}"
         )
     return addresses
 
@@ -378,7 +378,7 @@ class RollCall:
         if lost:
             text = (
                 f"{self.config.node_names[node]} has released more than this run's "
-                f"ledger says (rounds {some(lost, most=10)}): this server was restored "
+                f"ledger says (rounds {first_n(lost, 10)}): this server was restored "
                 "from an older backup. The run has ended; put the newest copy of the "
                 "whole run folder back, or start a new run"
             )

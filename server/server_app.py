@@ -44,8 +44,8 @@ from fedgs.process import (
 )
 from fedgs.runs.run_folder import RunFolder
 from server.fedavg_gan import FedAvgGanStrategy
-from server.federation import Federation
 from server.strategy import GsWgan
+from server.strategy_base import FlowerStrategy
 
 # What a remedy lacks for `flwr run`, where no flag can be given.
 PLAIN = "; --a-flag is the key a_flag of --run-config"
@@ -149,7 +149,7 @@ def main(grid: Grid, context: Context) -> None:
             strategy.start(grid)
 
 
-def strategy_of(folder: RunFolder, report: Report, stop: Stop) -> Federation:
+def strategy_of(folder: RunFolder, report: Report, stop: Stop) -> FlowerStrategy:
     """Returns what trains a run folder: GS-WGAN, or the baseline that it is of.
 
     Raises:

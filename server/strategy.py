@@ -1,9 +1,9 @@
 """GS-WGAN as a Flower Strategy: the server of Algorithm 2.
 
-It owns the generator (`fedgs.federation.training.Training`), sends fakes to the nodes
+It owns the generator (`fedgs.federation.training.RunSession`), sends fakes to the nodes
 that are needed (`configure_train`) and steps on their answers (`aggregate_train`).
 `start` is Flower's loop with checkpoints, retries and a stop. What it shares with other
-trainings is in `server.federation`.
+trainings is in `server.strategy_base`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,15 +19,15 @@ from fedgs.errors import UserError
 from fedgs.event_log import log_event
 from fedgs.federation.messages import Answer, decode_key
 from fedgs.federation.round import select
-from fedgs.federation.training import Report, RunStopped, Stop, Training, nodes_of
+from fedgs.federation.training import Report, RunSession, RunStopped, Stop, nodes_of
 from fedgs.mechanism.masks import Announced, MaskedSum
 from fedgs.runs.run_folder import RunFolder
-from server.federation import Federation
+from server.strategy_base import FlowerStrategy
 
 KEY_SECONDS = 10.0  # for a node without a key, where a round can do without it
 
 
-class GsWgan(Federation):
+class GsWgan(FlowerStrategy):
     """GS-WGAN as a Flower strategy; one instance trains one run folder.
 
     Args:
@@ -43,7 +43,7 @@ class GsWgan(Federation):
             or they announce no key.
     """
 
-    training: Training
+    training: RunSession
 
     def __init__(self, folder: RunFolder, report: Report, stop: Stop) -> None:
         """Touches nothing yet."""
@@ -52,7 +52,7 @@ class GsWgan(Federation):
         self.left_out: set[int] = set()
 
     def start(self, grid: Grid, *_: object, **__: object) -> Result:
-        """Trains as `Federation.start` says, and returns the averaged generator.
+        """Trains as `FlowerStrategy.start` says, and returns the averaged generator.
 
         Privacy: releases (epsilon, delta)-DP output; events: in the folder's ledger.
         """
@@ -74,7 +74,7 @@ class GsWgan(Federation):
             UserError: nodes are wrong or missing, or the folder is corrupted.
         """
         save_nodes = self._find_nodes(grid)
-        with Training.opened(self.folder, self.report, save_nodes) as self.training:
+        with RunSession.opened(self.folder, self.report, save_nodes) as self.training:
             if self.roll is not None:
                 self.roll.wait(self.stop)
             yield

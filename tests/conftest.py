@@ -80,7 +80,7 @@ def global_state_is_kept() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def exit_code() -> Callable[..., int]:
     """Runs the command line in this process and returns its exit code."""
-    from experiments.cli.main import main
+    from fedgs.app.cli.main import main
 
     def exit_code(*arguments: object) -> int:
         with pytest.MonkeyPatch.context() as patch:
@@ -135,13 +135,13 @@ def server_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process as one that Flower has started, with no worker of another test."""
     from flwr.supercore.task_identity import TaskIdentity
 
-    from clients import workers
+    from clients import node_cache
 
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    workers._workers.clear()
+    node_cache._workers.clear()
     yield
-    workers._workers.clear()
+    node_cache._workers.clear()
 
 
 @pytest.fixture

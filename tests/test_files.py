@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedgs.files import write_tensors
-from fedgs.privacy.client_count import ReleaseCount
+from fedgs.privacy.client_ledger import ClientLedger
 from fedgs.privacy.client_limits import Limits
 from fedgs.process import make_private
 from fedgs.runs.run_folder import RunFolder, node_folder, state_path
@@ -143,7 +143,7 @@ def test_a_nodes_state_survives_before_its_answer_leaves(tmp_path, disk):
 
 def test_a_clients_count_survives_its_first_release(tmp_path, disk):
     folder = tmp_path / "far" / "releases"
-    ReleaseCount(folder, ["a", "b", "c", "d", "e", "f"]).charge(tiny_event(1), Limits())
+    ClientLedger(folder, ["a", "b", "c", "d", "e", "f"]).charge(tiny_event(1), Limits())
     for name in ("clients.json", "releases-00000.jsonl"):
         assert disk.lost(folder / name) == []
 

@@ -18,7 +18,7 @@ from torchvision.datasets import ImageFolder
 
 import fedgs
 import runs
-from experiments.commands import train as command
+from fedgs.app.commands import train as command
 from fedgs.config.recipes import configure
 from fedgs.federation.training import RunStopped
 from fedgs.runs import epsilons

@@ -5,7 +5,7 @@ import torch
 from jaxtyping import TypeCheckError
 
 from fedgs.gan.discriminators import Discriminators
-from fedgs.mechanism.norm_check import check_norms
+from fedgs.mechanism.answer_bounds import check_norms
 from fedgs.mechanism.sanitizer import PerSampleGradients, from_dct
 from tiny import tiny_config
 

@@ -7,7 +7,7 @@ from experiments.comparison.options import BenchmarkRequest
 from experiments.comparison.results import UNITS, overview, page
 from experiments.comparison.rows import Row, rows_of
 from experiments.grid.runs import Lines, fill
-from experiments.tables import Table
+from fedgs.app.tables import Table
 
 
 def benchmark(request: BenchmarkRequest, settings: dict[str, Any]) -> None:
@@ -16,7 +16,7 @@ def benchmark(request: BenchmarkRequest, settings: dict[str, Any]) -> None:
     Raises:
         UserError: no such cell, bad settings, seeds of a row that were not run alike,
             or cells that failed; a failed cell costs no other.
-        typer.Exit: stopped by the user; the same command goes on.
+        Exit: stopped by the user; the same command goes on.
     """
     cells = grid(request, settings)
     names = {cell.row for cell in request.of(cells)}

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from statistics import mean
 
 from experiments.comparison.rows import NOT_RUN, Row
-from experiments.evaluation.paper_tables import PUBLISHED
-from experiments.tables import Table
+from fedgs.app.evaluation.paper_tables import PUBLISHED
+from fedgs.app.tables import Table
 from fedgs.evaluation.classifiers import NAMES
 
 # Row of the paper: CNN and mean of 13, on MNIST and on Fashion-MNIST.

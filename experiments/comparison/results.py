@@ -7,14 +7,14 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from experiments.baselines.command import epsilon_text
 from experiments.comparison.methods import EPSILONS
 from experiments.comparison.published import beside_the_paper, by_classifier
 from experiments.comparison.rows import Row
 from experiments.grid.lines import NUM_SAMPLES
-from experiments.report.words import num_bytes
 from experiments.store import Line
-from experiments.tables import Table
+from fedgs.app.baselines.command import epsilon_text
+from fedgs.app.report.words import num_bytes
+from fedgs.app.tables import Table
 from fedgs.baselines.contract import RELATIONS, Guarantee
 
 CANNOT = "–"

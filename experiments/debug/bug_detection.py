@@ -22,16 +22,16 @@ from typing import Any
 
 import numpy as np
 
-from experiments.commands import privacy as privacy_report
-from experiments.commands.cohorts import planted_counts, refuse_cohort, split_selectable
-from experiments.commands.endings import exit_if_stopped, make_output, new_output
-from experiments.commands.progress import say
-from experiments.commands.train import go_back, train_from_checkpoint
 from experiments.debug import cohorts as debug_cohorts
 from experiments.debug import power
 from experiments.debug import report as debug_report
 from experiments.debug.plan import FORMAT, config_of, read_debug, request_of, write_plan
 from experiments.debug.request import COHORTS, DebugRequest
+from fedgs.app.commands import privacy as privacy_report
+from fedgs.app.commands.cohorts import planted_counts, refuse_cohort, split_selectable
+from fedgs.app.commands.endings import exit_if_stopped, make_output, new_output
+from fedgs.app.commands.progress import say
+from fedgs.app.commands.train import go_back, train_from_checkpoint
 from fedgs.cohorts.files import read_cohort
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data import sources
@@ -81,7 +81,7 @@ def debug(
 
     Raises:
         UserError: bad input, or no bug can be found; nothing was trained.
-        typer.Exit: a run stopped early or failed (code 1); the same command with
+        Exit: a run stopped early or failed (code 1); the same command with
             --output alone continues.
     """
     path = new_output(config.output)
@@ -118,7 +118,7 @@ def resume(
 
     Raises:
         UserError: no such folder, or another process trains in it.
-        typer.Exit: a run stopped early or failed (code 1).
+        Exit: a run stopped early or failed (code 1).
     """
     path = path.expanduser().absolute()
     plan, _ = read_debug(path)

@@ -19,18 +19,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.commands.progress import say
 from experiments.debug import bug_detection
 from experiments.debug import cohorts as debug_cohorts
 from experiments.debug import plan as debug_plan
 from experiments.debug.request import BUGS, DebugRequest
-from experiments.flags import request_flags, run_command
 from experiments.store import Line, Store, each, end
-from experiments.tables import Table
+from fedgs.app.commands.progress import say
+from fedgs.app.flags import request_flags, run_command
+from fedgs.app.tables import Table
 from fedgs.config.fields import flag
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
-from fedgs.errors import UserError, explained
+from fedgs.errors import UserError, wrap_error
 from fedgs.files import write_atomically
 
 SETTINGS = Path(__file__).with_suffix(".toml")  # over full-participation
@@ -115,7 +115,7 @@ def main(*, given: dict[str, Any]) -> None:
 
 def _epsilon(text: str) -> float | None:
     remedy = "give --epsilons like none,10,3,1"
-    with explained(ValueError, f"epsilons = {text!r}", remedy):
+    with wrap_error(ValueError, f"epsilons = {text!r}", remedy):
         return None if text == "none" else float(text)
 
 

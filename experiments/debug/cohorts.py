@@ -6,15 +6,15 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiments.commands import cohorts as selecting
 from experiments.debug.plan import Groups
 from experiments.debug.request import DebugRequest
+from fedgs.app.commands import cohorts as selecting
 from fedgs.cohorts.files import Cohort, read_cohort
 from fedgs.cohorts.selection import ABOVE, SELECTED, Selection
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import settings_of, settings_with
 from fedgs.data.federated import FederatedImages
-from fedgs.errors import UserError, some
+from fedgs.errors import UserError, first_n
 from fedgs.files import read_json
 from fedgs.randomness import derived_seed, stream
 from fedgs.runs.run_folder import RunFolder
@@ -133,7 +133,7 @@ def select(folder: Path, config: RunConfig, request: DebugRequest) -> None:
 
     Raises:
         UserError: bad input.
-        typer.Exit: the selection stopped early or failed (code 1).
+        Exit: the selection stopped early or failed (code 1).
     """
     names = [spec.name for spec in settings_of("Data", "seed", "engine", "num_workers")]
     names += [name for name in config.to_flat() if name.startswith("corruption")]
@@ -177,14 +177,15 @@ def make_groups(
         if unknown := sorted(set(members.names) - known):
             raise UserError(
                 f"{cohort} = {files[cohort]}: data = {config.data} has no client "
-                f"{some(map(repr, unknown))} ({len(unknown)} of {len(members.names)} "
-                f"names); give --{cohort} a file of this data's clients"
+                f"{first_n(map(repr, unknown))} ({len(unknown)} of "
+                f"{len(members.names)} names); give --{cohort} a file of this data's "
+                "clients"
             )
     check_selection({f"{c} = {files[c]}": members for c, members in cohorts.items()})
     healthy, suspicious = cohorts["healthy"], cohorts["suspicious"]
     if both := sorted(set(healthy.names) & set(suspicious.names)):
         raise UserError(
-            f"healthy = {files['healthy']}: {some(map(repr, both))} ({len(both)} "
+            f"healthy = {files['healthy']}: {first_n(map(repr, both))} ({len(both)} "
             f"clients) is in suspicious = {files['suspicious']} too; a client belongs "
             "to one cohort"
         )

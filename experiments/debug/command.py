@@ -10,7 +10,7 @@ from experiments.debug.request import COHORTS, DebugRequest, planted
 from experiments.debug.suspects import load_suspect
 from fedgs.config.recipes import CLASS_MEANS, configure, is_left_open
 from fedgs.diagnosis.rule import FEWEST_GROUPS, Rule
-from fedgs.errors import UserError, refuse
+from fedgs.errors import UserError, reject
 
 RULE = ("alpha", "min_effect")
 SELECTION = ("percentile_below", "percentile_above", "selection_rounds")
@@ -48,14 +48,14 @@ def debug(
     # A folder that is given alone is to go on with, so it has to be there.
     if is_alone or (settings.get("output") and (output / "debug.json").is_file()):
         why = f"{output} exists and goes on as it was started; choose another --output"
-        refuse({**given, **of_runs}, f"{why}, or leave out")
+        reject({**given, **of_runs}, f"{why}, or leave out")
         bug_detection.resume(output, as_json, suspects)
         return
     why = "fedgs debug sets it by --healthy and --suspicious; leave out"
-    refuse({"cohort": settings.get("cohort")}, why)
+    reject({"cohort": settings.get("cohort")}, why)
     request = request_of(given)
     if request.runs is not None:
-        refuse(of_runs, "the runs exist and have their settings; leave out")
+        reject(of_runs, "the runs exist and have their settings; leave out")
     if request.cohorts is not None and given.get("bug", "none") != "none":
         raise UserError(
             f"bug = {given['bug']}: the folder of --cohorts says what was planted; "
@@ -79,18 +79,18 @@ def request_of(given: Mapping[str, Any]) -> DebugRequest:
     runs = _runs(given)
     if runs is not None:
         values["groups"] = len(runs["healthy"])
-        refuse(
+        reject(
             {"clients_per_group": given.get("clients_per_group")},
             "the runs have their groups; leave out",
         )
     has_cohorts = runs is not None or "healthy" in given or "suspicious" in given
     if has_cohorts:
-        refuse(
+        reject(
             {name: given.get(name) for name in ("bug", "fraction", *SELECTION)},
             "your own cohorts are compared as they are; leave out",
         )
     if "cohorts" in given:
-        refuse(
+        reject(
             {name: given.get(name) for name in ("fraction", *SELECTION)},
             "the folder of --cohorts has its own; leave out",
         )

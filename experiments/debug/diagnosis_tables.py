@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.tables import Table, cell
+from fedgs.app.tables import Table, cell
 
 MOST_SHOWN = 6  # of some twenty suspects
 

@@ -16,8 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from experiments.commands.forecast import target
-from experiments.commands.progress import say
+from fedgs.app.commands.forecast import target
+from fedgs.app.commands.progress import say
 from fedgs.config.recipes import CLASS_MEANS, signal_of
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.transformations import TRANSFORMATIONS

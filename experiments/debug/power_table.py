@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from experiments.debug.bug_detection import outcome
 from experiments.debug.power import STORED
-from experiments.flags import request_flags, run_command
 from experiments.store import Store
+from fedgs.app.flags import request_flags, run_command
 from fedgs.config.fields import flag
 from fedgs.config.recipes import CLASS_MEANS, configure
 from fedgs.config.run_config import ResolvedConfig

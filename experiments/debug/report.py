@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.commands.progress import say
 from experiments.debug.diagnosis_tables import diagnosis_tables
 from experiments.debug.plan import BY_ACCURACY
-from experiments.evaluation.report import rows_by_class
+from fedgs.app.commands.progress import say
+from fedgs.app.evaluation.report import rows_by_class
 from fedgs.data.transformations import TRANSFORMATIONS
 from fedgs.diagnosis.diagnosis import (
     DIFFERS,

@@ -11,7 +11,7 @@ from typing import Any
 from fedgs.config.fields import check_ranges, flag
 from fedgs.config.settings import CORRUPTIONS
 from fedgs.diagnosis.rule import FEWEST_GROUPS, MOST_GROUPS, Rule
-from fedgs.errors import UserError, refuse
+from fedgs.errors import UserError, reject
 
 COHORTS = ("healthy", "suspicious")
 # flip, as Augenstein et al. call it, is inversion.
@@ -41,7 +41,7 @@ def planted(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     bug, fraction = given.get("bug"), given.get("fraction")
     if bug is None:
-        refuse({"fraction": fraction}, "needs --bug; give it or leave out")
+        reject({"fraction": fraction}, "needs --bug; give it or leave out")
         return {}
     if bug not in BUGS:
         raise UserError(f"bug = {bug!r}: give --bug one of {', '.join(BUGS)}")

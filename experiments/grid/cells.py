@@ -12,9 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from fedgs.baselines.asked import NOISES
+from fedgs.baselines.target import NOISES
 from fedgs.config.fields import flag
-from fedgs.errors import UserError, explained
+from fedgs.errors import UserError, wrap_error
 
 Settings = dict[str, Any]
 NO_NOISE = math.inf
@@ -149,9 +149,9 @@ class Request:
         Raises:
             UserError: no such cell, a bad expression or bad seeds.
         """
-        with explained(ValueError, f"seeds = {self.seeds}", "give --seeds like 0,1"):
+        with wrap_error(ValueError, f"seeds = {self.seeds}", "give --seeds like 0,1"):
             seeds = [int(seed) for seed in self.seeds]
-        with explained(re.error, f"only = {self.only!r}", "give a regular expression"):
+        with wrap_error(re.error, f"only = {self.only!r}", "give a regular expression"):
             asked = re.compile(self.only)
         known = cells.of_seeds(seeds)
         if not (chosen := [cell for cell in known if asked.search(cell.name)]):

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from experiments.baselines.audit import attack, distinct_events
 from experiments.grid.cells import Cell
-from experiments.report.communication import communication
-from experiments.report.run import read_run
 from experiments.store import Line
+from fedgs.app.baselines.audit import attack, distinct_events
+from fedgs.app.report.communication import communication
+from fedgs.app.report.run import read_run
 from fedgs.audit.finding import REFUTED, Finding
 from fedgs.audit.mechanism import (
     audit_round,

@@ -12,19 +12,18 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
-import typer
-
-from experiments.baselines import command as baselines
-from experiments.commands.progress import say
-from experiments.commands.train import resume, train_from_checkpoint
-from experiments.evaluation.evaluate import evaluate
-from experiments.evaluation.request import EvaluationRequest
 from experiments.grid.cells import Cell, Cells, Request
 from experiments.grid.lines import COST, NUM_SAMPLES, line_of
 from experiments.store import Line, Store, each, end
-from experiments.tables import Table
+from fedgs.app.baselines import command as baselines
+from fedgs.app.commands.endings import Exit
+from fedgs.app.commands.progress import say
+from fedgs.app.commands.train import resume, train_from_checkpoint
+from fedgs.app.evaluation.evaluate import evaluate
+from fedgs.app.evaluation.request import EvaluationRequest
+from fedgs.app.tables import Table
 from fedgs.baselines import find
-from fedgs.baselines.asked import Asked
+from fedgs.baselines.target import Asked
 from fedgs.config.recipes import overridden, recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.data.sources import load_records
@@ -60,7 +59,7 @@ def fill(
     Raises:
         UserError: no such cell or folder, lines that make no table, or cells that
             failed; a failed cell costs no other.
-        typer.Exit: stopped by the user; the same command goes on.
+        Exit: stopped by the user; the same command goes on.
     """
     chosen, store = request.of(cells), Store(request.output / "cells.jsonl")
     if request.printed and not store.lines:
@@ -139,7 +138,7 @@ def trained(cell: Cell, output: Path, data_dir: str | None) -> Path:
 
     Raises:
         UserError: bad settings or data.
-        typer.Exit: the run stopped early (code 1).
+        Exit: the run stopped early (code 1).
     """
     path = output.expanduser().absolute() / cell.name
     if not (path / "generator.safetensors").exists():
@@ -177,7 +176,7 @@ def _train(cell: Cell, path: Path, data_dir: str | None) -> None:
     with _measured(path):
         is_told_to_stop = train_from_checkpoint(folder, data)
     if is_told_to_stop:
-        raise typer.Exit(1)
+        raise Exit(1)
     return None
 
 

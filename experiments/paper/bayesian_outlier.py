@@ -26,8 +26,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from experiments.flags import run_command
-from experiments.tables import Table
+from fedgs.app.flags import run_command
+from fedgs.app.tables import Table
 from fedgs.audit.bounds import best_threshold, epsilon_at_least, error_rates
 from fedgs.baselines import bayesian_accounting as bayesian
 from fedgs.config.run_config import RunConfig

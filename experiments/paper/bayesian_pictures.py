@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from experiments.flags import request_flags, run_command
 from experiments.grid.cells import Cells, Method, Source
 from experiments.grid.runs import trained
 from experiments.paper import figure_drawing
-from experiments.tables import Table
+from fedgs.app.flags import request_flags, run_command
+from fedgs.app.tables import Table
 from fedgs.baselines import bayesian_accounting as bayesian
 from fedgs.baselines import dp_sgd
 from fedgs.baselines.run import BaselineRun, open_run

@@ -9,11 +9,11 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from experiments.evaluation.request import EvaluationRequest
 from experiments.paper.scores import KEPT, score
 from experiments.paper.stored_runs import last_round
 from experiments.paper.table2_report import about
 from experiments.store import Line, Store
+from fedgs.app.evaluation.request import EvaluationRequest
 from fedgs.baselines.fedavg_gan import FedAvgGan, FedAvgGanMethod, run_config
 from fedgs.baselines.fedavg_messages import encode_request, new_networks, weights_of
 from fedgs.baselines.run import BaselineRun, is_finished, open_run

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 from numpy.typing import NDArray
 
-from experiments.commands.drawing import new_figure, to_png
 from experiments.paper.gradient_norms import Norms
+from fedgs.app.commands.drawing import new_figure, to_png
 from fedgs.files import write_atomically
 
 Images = NDArray[np.float32]

@@ -23,13 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from experiments.flags import request_flags, run_command
 from experiments.paper import figure_drawing
 from experiments.paper.gradient_norms import probe, read_norms, unprotected
 from experiments.paper.privacy_utility import KINDS, curves, parse_values, variations
 from experiments.paper.scales import Experiment, configured, label
 from experiments.paper.stored_runs import stopped_by_signal, stored, train
 from experiments.store import Store
+from fedgs.app.flags import request_flags, run_command
 from fedgs.config.fields import flag
 from fedgs.config.recipes import RECIPES
 from fedgs.config.run_config import ResolvedConfig, RunConfig

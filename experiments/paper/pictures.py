@@ -14,10 +14,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from experiments.flags import request_flags, run_command
 from experiments.grid.cells import Cell, Cells, Request
 from experiments.store import Line
-from experiments.tables import Table
+from fedgs.app.flags import request_flags, run_command
+from fedgs.app.tables import Table
 
 PICTURES = Cells.read(Path(__file__).with_suffix(".toml"))
 

@@ -9,14 +9,14 @@ sampling-rate  one run for each number of clients (recipes that draw one of K), 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.evaluation.request import EvaluationRequest
 from experiments.paper.figure_drawing import Point
 from experiments.paper.scales import configured
 from experiments.paper.scores import epsilon_of, metric, score
 from experiments.paper.stored_runs import last_round, snapshot_rounds
 from experiments.store import Line, Store
+from fedgs.app.evaluation.request import EvaluationRequest
 from fedgs.config.run_config import RunConfig
-from fedgs.errors import UserError, explained
+from fedgs.errors import UserError, wrap_error
 from fedgs.runs.run_folder import RunFolder
 
 VALUES = {  # kind: scale: what is varied; ours, for the paper's text names no values
@@ -40,7 +40,7 @@ def parse_values(kind: str, text: str | None, scale: str) -> tuple[float, ...]:
         return VALUES[kind][scale]
     if kind == "iterations":
         raise UserError("values: iterations varies nothing; leave out --values")
-    with explained(ValueError, f"values = {text!r}", "give --values like 1,3,10"):
+    with wrap_error(ValueError, f"values = {text!r}", "give --values like 1,3,10"):
         values = tuple(float(value) for value in text.split(","))
     if min(values) < (kind == "sampling-rate"):
         raise UserError(f"values = {text}: give numbers that {kind} can have")

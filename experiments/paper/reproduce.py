@@ -19,11 +19,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import typer
 from scipy import optimize
 
-from experiments.commands.progress import Progress
-from experiments.tables import Table
+from fedgs.app.commands.endings import Exit
+from fedgs.app.commands.progress import Progress
+from fedgs.app.tables import Table
 from fedgs.files import read_json
 from fedgs.privacy.amplification import (
     AttainedBound,
@@ -207,7 +207,7 @@ def main(as_json: bool) -> None:
     """Recomputes all numbers and prints them; progress goes to standard error.
 
     Raises:
-        typer.Exit: a number that should agree does not (code 1).
+        Exit: a number that should agree does not (code 1).
     """
     numbers, done = read_json(STORED)["numbers"], list[Result]()
     with Progress() as progress:
@@ -220,7 +220,7 @@ def main(as_json: bool) -> None:
     else:
         _show(done)
     if any(not result.agrees and not result.note for result in done):
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def _show(done: list[Result]) -> None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.evaluation.evaluate import FAST, FULL
-from experiments.evaluation.request import EvaluationRequest
+from fedgs.app.evaluation.evaluate import FAST, FULL
+from fedgs.app.evaluation.request import EvaluationRequest
 from fedgs.config.fields import check_ranges, flag
 from fedgs.config.recipes import overridden, recipe
 from fedgs.config.run_config import RunConfig

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments.evaluation import evaluate as evaluation
-from experiments.evaluation.request import EvaluationRequest
 from experiments.paper.stored_runs import generator_of
 from experiments.store import Line, Store
+from fedgs.app.evaluation import evaluate as evaluation
+from fedgs.app.evaluation.request import EvaluationRequest
 from fedgs.cohorts.files import selection_costs
 from fedgs.privacy.accounting import Run, statements_of_runs
 from fedgs.runs import sample

@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.flags import request_flags, run_command
 from experiments.paper import table2_report
 from experiments.paper.fed_avg_gan import fed_avg_gan_lines
 from experiments.paper.scales import Experiment, configured, label
@@ -30,9 +29,10 @@ from experiments.paper.stored_runs import (
     train,
 )
 from experiments.store import Line, Store
+from fedgs.app.flags import request_flags, run_command
 from fedgs.config.fields import flag
 from fedgs.config.run_config import RunConfig
-from fedgs.errors import UserError, explained
+from fedgs.errors import UserError, wrap_error
 from fedgs.federation.training import Stop
 from server.launch.measuring_grid import communication
 
@@ -72,7 +72,7 @@ class Request(Experiment):
     def config(self, row: str, seed: str) -> RunConfig:
         """Returns the configuration of a row's run."""
         _, recipe, settings = ROWS[row]
-        with explained(ValueError, f"seeds = {seed!r}", "give --seeds like 0,1"):
+        with wrap_error(ValueError, f"seeds = {seed!r}", "give --seeds like 0,1"):
             own = {"seed": int(seed), "engine": "flower"}
         return configured(recipe, self.scale, settings, self.settings, own)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments.paper.scores import epsilon_of, metric
 from experiments.store import Line
-from experiments.tables import Table
+from fedgs.app.tables import Table
 from fedgs.files import write_atomically
 from fedgs.privacy.plan import ADVERSARIES, RELATIONS
 from fedgs.runs.run_folder import RunFolder

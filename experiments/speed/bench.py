@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from experiments.speed.deployment import deployed_seconds
-from experiments.tables import Table
+from fedgs.app.tables import Table
 from fedgs.config.recipes import full_participation
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.federation.preparation import check_device

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedgs.baselines import METHODS, find
-from fedgs.baselines.asked import Asked, Target
 from fedgs.baselines.contract import Facts
 from fedgs.baselines.fedavg_gan import (
     METHOD,
@@ -27,6 +26,7 @@ from fedgs.baselines.run import (
     folder_content,
     made_settings,
 )
+from fedgs.baselines.target import Asked, Target
 from fedgs.config.fields import Scalar, shortened
 from fedgs.config.recipes import overridden
 from fedgs.config.run_config import ResolvedConfig, RunConfig

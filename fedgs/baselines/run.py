@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 
 from fedgs.baselines import find
-from fedgs.baselines.asked import Asked
 from fedgs.baselines.contract import SECRET, Baseline, Facts, Guarantee, Trainer
 from fedgs.baselines.releases import Release, ReleaseLedger
+from fedgs.baselines.target import Asked
 from fedgs.cohorts.files import selection_costs
 from fedgs.config.fields import coerce_fields
 from fedgs.config.recipes import overridden

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedgs.config.run_config import RunConfig
-from fedgs.errors import UserError, explained, some
+from fedgs.errors import UserError, first_n, wrap_error
 from fedgs.files import write_atomically
 from fedgs.privacy.selection_cost import SelectionCost
 
@@ -100,7 +100,7 @@ def read_cohort(path: Path, setting: str = "cohort") -> Cohort:
     """
     where = f"{setting} = {path}"
     remedy = f"give --{setting} a text file with one client name a line"
-    with explained((OSError, ValueError), f"{where}: cannot be read", remedy):
+    with wrap_error((OSError, ValueError), f"{where}: cannot be read", remedy):
         text = path.read_text(encoding="utf-8")
     cohort, names = Cohort(()), list[str]()
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):
@@ -115,7 +115,7 @@ def read_cohort(path: Path, setting: str = "cohort") -> Cohort:
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
         raise UserError(
-            f"{where}: {some(map(repr, twice))} twice; name every client once"
+            f"{where}: {first_n(map(repr, twice))} twice; name every client once"
         )
     return dataclasses.replace(cohort, names=tuple(names))
 
@@ -126,7 +126,7 @@ def _selection(where: str, words: str) -> Cohort:
         return Cohort((), "not private")
     unknown = f"{where}: unknown selection"
     remedy = "select the cohort again with `fedgs cohorts`"
-    with explained((ValueError, UserError), unknown, remedy):
+    with wrap_error((ValueError, UserError), unknown, remedy):
         # Words of another kind are no JSON.
         values = json.loads(words.removeprefix(PRIVATE))
         cost = SelectionCost.from_json(values)

@@ -17,7 +17,7 @@ from typing import Any
 
 from fedgs.cohorts.settings import ABOVE, REST, SEARCH_STEPS, SELECTED, Selection
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.errors import explained
+from fedgs.errors import wrap_error
 from fedgs.files import read_json, write_json
 from fedgs.privacy.accounting import Statement
 from fedgs.privacy.selection_cost import SelectionCost
@@ -199,6 +199,6 @@ def read_plan(folder: Path) -> tuple[ResolvedConfig, Selection]:
     """
     values: dict[str, Any] = read_json(folder / PLAN)
     problem = f"{folder / PLAN}: cannot be read"
-    with explained((KeyError, TypeError), problem, "select the cohorts again"):
+    with wrap_error((KeyError, TypeError), problem, "select the cohorts again"):
         config = ResolvedConfig.from_flat(values["config"])
         return config, Selection(**values["selection"])

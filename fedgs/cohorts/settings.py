@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fedgs.config.fields import check_ranges, flag
-from fedgs.errors import UserError, refuse
+from fedgs.errors import UserError, reject
 
 if TYPE_CHECKING:
     from fedgs.privacy.selection_cost import SelectionCost
@@ -173,7 +173,7 @@ def selection_of(given: Mapping[str, Any]) -> Selection:
         UserError: as of `Selection`, or settings of privacy without the noise.
     """
     if "noise_per_clip" not in given:
-        refuse(
+        reject(
             {name: given.get(name) for name in OF_PRIVACY},
             "is for a private selection, this one is not; give "
             "--noise-per-clip, or leave out",

@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedgs.config.conditions import DEPLOYED, why_not_amplified
+from fedgs.config.amplification_rules import DEPLOYED, why_not_amplified
 from fedgs.config.fields import Problem, refuse, shortened
-from fedgs.config.hosting import read_sizes
 from fedgs.config.integers import why_too_coarse
+from fedgs.config.placement import read_sizes
 from fedgs.config.settings import Settings
 from fedgs.config.stages import FEATURES, MASS, MOST_FEATURES
 

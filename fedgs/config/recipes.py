@@ -21,7 +21,7 @@ from fedgs.config.settings import (
     REFERENCE_NUM_ROUNDS,
     settings_of,
 )
-from fedgs.errors import UserError, explained
+from fedgs.errors import UserError, wrap_error
 
 
 def algorithm_1() -> RunConfig:
@@ -278,7 +278,7 @@ def settings_in(config_file: Path | None) -> dict[str, Any]:
     if config_file is None:
         return {}
     problem = f"config = {config_file}: cannot be read"
-    with explained((OSError, ValueError), problem, "give --config a TOML file"):
+    with wrap_error((OSError, ValueError), problem, "give --config a TOML file"):
         settings = tomllib.loads(config_file.read_text())
     check_names(settings)
     for name, value in settings.items():

@@ -23,9 +23,9 @@ from fedgs.config.fields import (
     option,
     scalar_type,
 )
-from fedgs.config.hosting import Hosting, hosting, read_sizes
 from fedgs.config.hub import HubSource, read_hub
 from fedgs.config.integers import clip_units
+from fedgs.config.placement import Placement, hosting, read_sizes
 from fedgs.config.stages import FEATURES, PARTS, Stage, Terms, read_stages
 from fedgs.errors import UserError
 
@@ -471,7 +471,7 @@ class Settings:
         return self.hosting.num_nodes
 
     @property
-    def hosting(self) -> Hosting:
+    def hosting(self) -> Placement:
         """Which of the `num_clients` clients live on which node."""
         num_clients = _known(self.num_clients)
         return hosting(num_clients, self.clients_per_node, self.node_sizes)

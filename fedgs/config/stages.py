@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from fedgs.config.fields import shortened
-from fedgs.errors import UserError, explained
+from fedgs.errors import UserError, wrap_error
 
 # Of an image in each network of a stage: the feature that its number is released by. No
 # client's embedding is shorter, so none is shorter than a clip bound of at most this.
@@ -121,7 +121,7 @@ def read_stages(stages: str | None) -> tuple[Stage, ...]:
         )
     weights = [1 / len(kinds)] * len(kinds)
     if any(colon for _, colon, _ in parts):
-        with explained(ValueError, f"stages = {shortened(stages)!r}", WEIGHTED):
+        with wrap_error(ValueError, f"stages = {shortened(stages)!r}", WEIGHTED):
             weights = [float(weight) for _, _, weight in parts]
             if not all(1e-6 <= weight <= 1e6 for weight in weights):
                 raise ValueError("a weight that is not from 1e-6 to 1e6")

@@ -7,7 +7,7 @@ from fedgs.cohorts.files import read_cohort
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.partition import check_num_clients
-from fedgs.errors import UserError, some
+from fedgs.errors import UserError, first_n
 
 
 def for_all_clients(config: RunConfig) -> RunConfig:
@@ -41,8 +41,8 @@ def keep_cohort(config: RunConfig, data: FederatedImages) -> FederatedImages:
     if unknown := sorted(wanted - set(data.client_names)):
         raise UserError(
             f"cohort = {config.cohort}: data = {config.data} has no client "
-            f"{some(map(repr, unknown))} ({len(unknown)} of {len(wanted)} names); give "
-            "--cohort a file of this data's clients"
+            f"{first_n(map(repr, unknown))} ({len(unknown)} of {len(wanted)} names); "
+            "give --cohort a file of this data's clients"
         )
     check_num_clients(config, len(wanted), f"cohort = {config.cohort} has", "clients")
     kept = [i for i, name in enumerate(data.client_names) if name in wanted]

@@ -13,7 +13,7 @@ from fedgs.config.run_config import RunConfig
 from fedgs.data.readers.arrays import from_arrays
 from fedgs.data.readers.pictures import pixels_of
 from fedgs.data.records import Records
-from fedgs.errors import UserError, some
+from fedgs.errors import UserError, first_n
 
 Column = ArrayLike | str | None  # a value for each image, or a column's name
 
@@ -87,9 +87,9 @@ def _of_hugging_face(
         columns = {"labels": classes[0], **columns}
     named = {name: value for name, value in columns.items() if isinstance(value, str)}
     if len(pictures) != 1 or not {*named.values()} <= kinds.keys():
-        shown = some(map(repr, named.values())) or None
+        shown = first_n(map(repr, named.values())) or None
         raise UserError(
-            f"data = {config.data!r}: has the columns {some(kinds, 9)}, of which "
+            f"data = {config.data!r}: has the columns {first_n(kinds, 9)}, of which "
             f"{len(pictures)} hold pictures; keep one of these, and give labels and "
             f"clients names of columns, not {shown}"
         )
@@ -113,7 +113,7 @@ def _pictures(config: RunConfig, items: Iterable[Any]) -> NDArray[Any]:
     side = next(iter(shapes), ())[1:]
     if len(shapes) != 1 and shapes != {(1, *side), (3, *side)}:
         raise UserError(
-            f"data = {config.data!r}: images have the shapes {some(sorted(shapes))}; "
+            f"data = {config.data!r}: images have shapes {first_n(sorted(shapes))}; "
             "give at least one, and all of one shape"
         )
     if len(shapes) == 2:

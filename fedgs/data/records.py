@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedgs.config.fields import Problem, refuse
 from fedgs.config.run_config import RunConfig
-from fedgs.errors import UserError, some
+from fedgs.errors import UserError, first_n
 
 DARK, LIGHT, UNCLEAR = "dark-background", "light-background", "unclear"
 CLEAR_SHARE = 0.75  # of the border pixels that must agree for a guess
@@ -92,7 +92,7 @@ def gathered(
     if empty := [user for user in sizes if user not in used]:
         warnings.warn(
             f"data = {data!r}: {len(empty)} of {len(sizes)} users have no images and "
-            f"are left out ({some(empty)})",
+            f"are left out ({first_n(empty)})",
             DataWarning,
             stacklevel=2,
         )

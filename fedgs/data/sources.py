@@ -21,7 +21,7 @@ from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import GIVEN
 from fedgs.data.readers import arrays, femnist, folder, fonts, hugging_face
 from fedgs.data.records import Records, fit
-from fedgs.errors import UserError, explained, imported
+from fedgs.errors import UserError, imported, wrap_error
 
 FOLDERS = {
     "mnist": "MNIST",
@@ -227,7 +227,7 @@ def _download(config: RunConfig, root: Path, missing: list[str]) -> None:
     for family in sorted({name.split("/")[0] for name in missing}):
         where = f"download = True: {family} for data_dir = {config.data_dir!r} failed"
         remedy = f"put {_list(missing)} there by hand"
-        with explained((OSError, RuntimeError), where, remedy):
+        with wrap_error((OSError, RuntimeError), where, remedy):
             getattr(torchvision.datasets, family)(root, download=True)
 
 

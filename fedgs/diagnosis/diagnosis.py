@@ -63,7 +63,7 @@ from fedgs.diagnosis.effects import (
     two_sample,
 )
 from fedgs.diagnosis.rule import FEWEST_GROUPS, MOST_GROUPS, Rule
-from fedgs.errors import raise_first
+from fedgs.errors import raise_if_any
 from fedgs.evaluation.images import LabelledImages
 from fedgs.files import without_nan
 
@@ -266,7 +266,7 @@ def _decided(
 ) -> _Decided:
     groups = [*healthy, *suspicious]
     sizes = len(healthy), len(suspicious)
-    raise_first("samples", _problems(*sizes, groups, num_classes))
+    raise_if_any("samples", _problems(*sizes, groups, num_classes))
     samples = Samples(groups, num_classes, frequencies)
     rows = permutation.splits(len(healthy))
     images = [group.images for group in groups]

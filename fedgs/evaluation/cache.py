@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgs.errors import explained
+from fedgs.errors import wrap_error
 from fedgs.files import write_json
 
 HASH_LENGTH = 24  # hexadecimal digits of SHA-256 in a file name
@@ -29,7 +29,7 @@ def cache_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     folder = Path(os.environ.get("FEDGS_CACHE_DIR") or f"{base}/fedgs").expanduser()
     remedy = "set it to a folder that can be written"
-    with explained(OSError, f"FEDGS_CACHE_DIR = {folder}: cannot be made", remedy):
+    with wrap_error(OSError, f"FEDGS_CACHE_DIR = {folder}: cannot be made", remedy):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
 

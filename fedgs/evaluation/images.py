@@ -17,7 +17,7 @@ from fedgs.data.federated import to_float
 from fedgs.data.load import load_data, load_test_data
 from fedgs.data.readers.arrays import from_arrays, read_arrays
 from fedgs.data.sources import load_records, with_absolute_path
-from fedgs.errors import UserError, explained
+from fedgs.errors import UserError, wrap_error
 from fedgs.runs import sample
 from fedgs.runs.run_folder import RunFolder
 
@@ -101,7 +101,7 @@ def _test_of(config: RunConfig, source: str | None, classes: int) -> LabelledIma
     is_own = with_absolute_path(source) == with_absolute_path(config.data)
     if is_own or source.partition(":")[0] not in ("npz", "folder"):
         raise UserError(f"{where}: {remedy}, of images that no run was trained on")
-    with explained(UserError, f"{where}: cannot be used", remedy):
+    with wrap_error(UserError, f"{where}: cannot be used", remedy):
         own = dataclasses.replace(config, data=source, num_classes=None)
         records = load_records(own)
     found = LabelledImages(to_float(records.images), records.labels)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedgs.errors import UserError, explained
+from fedgs.errors import UserError, wrap_error
 
 # The 2015 Inception network of TensorFlow, as torch-fidelity and pytorch-fid host it.
 WEIGHTS_NAME = "weights-inception-2015-12-05-6726825d.pth"
@@ -91,7 +91,7 @@ def fid_inception_v3_pool3(
         "inception_weights: needs torch-fidelity",
         "run `pip install torch-fidelity`",
     )
-    with explained(ModuleNotFoundError, needs, remedy):
+    with wrap_error(ModuleNotFoundError, needs, remedy):
         metric = FrechetInceptionDistance(
             feature=NUM_FEATURES,
             feature_extractor_weights_path=str(weights),

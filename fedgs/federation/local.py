@@ -19,7 +19,7 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.federation.messages import Release, Request
 from fedgs.federation.node import Node
-from fedgs.federation.training import Report, Stop, Training, nodes_of
+from fedgs.federation.training import Report, RunSession, Stop, nodes_of
 from fedgs.privacy.client_limits import ClientRefused
 from fedgs.process import keep_freed_memory
 from fedgs.runs.run_folder import RunFolder
@@ -53,7 +53,7 @@ def train_nodes(
 
     Privacy: as `train`.
     """
-    with Training.opened(folder, report, nodes.save) as training:
+    with RunSession.opened(folder, report, nodes.save) as training:
         for _ in training.rounds(stop):
             if new := training.unprepared():
                 nodes.prepare(training.preparation, new)

@@ -21,8 +21,8 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from fedgs.config.hosting import Hosting
 from fedgs.config.integers import noise_units
+from fedgs.config.placement import Placement
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.federation.codec import (
@@ -35,6 +35,7 @@ from fedgs.federation.codec import (
     unpack_release,
     unpack_stage,
 )
+from fedgs.mechanism.answer_bounds import check_norms
 from fedgs.mechanism.integers import IntegerSum, from_integers
 from fedgs.mechanism.masks import (
     Announced,
@@ -43,7 +44,6 @@ from fedgs.mechanism.masks import (
     received_masked,
     unmask,
 )
-from fedgs.mechanism.norm_check import check_norms
 from fedgs.mechanism.sanitizer import SanitizedGradients, received
 from fedgs.shapes import Images, Labels, TensorDict
 
@@ -109,7 +109,7 @@ class Request:
         own: Any = self  # a dataclass
         return replace(own, attempt=attempt)
 
-    def per_node(self, hosting: Hosting, nodes: Iterable[int]) -> dict[int, Self]:
+    def per_node(self, hosting: Placement, nodes: Iterable[int]) -> dict[int, Self]:
         """Returns each node's request, in the given order; it names no other's clients.
 
         "all" stays, for the run's settings say that everybody is meant. Nodes with the

@@ -51,7 +51,7 @@ from fedgs.mechanism.masks import (
 )
 from fedgs.mechanism.peers import Peers
 from fedgs.mechanism.sanitizer import SanitizedGradients, received
-from fedgs.privacy.client_count import ReleaseCount, release_event
+from fedgs.privacy.client_ledger import ClientLedger, release_event
 from fedgs.privacy.client_limits import ALLOW_ALL, ClientRefused, Limits
 from fedgs.privacy.ledger import Event
 from fedgs.runs.run_folder import (
@@ -106,7 +106,7 @@ class Node:
         self.limits = limits or ALLOW_ALL
         self.source, self.peers = source, peers
         names = [data.client_names[client] for client in self.hosted]
-        self.count = ReleaseCount(self.limits.state_dir or self.folder, names)
+        self.count = ClientLedger(self.limits.state_dir or self.folder, names)
         self.round = -1
         self.is_saved = True
         self._is_agreed = False  # whether the limits allow the run; neither changes

@@ -77,10 +77,10 @@ class BudgetSpent(RunStopped):
     """The next release would exceed target_epsilon; the run ends before it."""
 
 
-class Training:
+class RunSession:
     """One run in progress.
 
-        with Training.opened(folder, report, save_nodes) as training:
+        with RunSession.opened(folder, report, save_nodes) as training:
             for _ in training.rounds(stop):
                 ...  # `preparation` to the nodes of `unprepared`, and wait
                 request = training.begin()
@@ -115,7 +115,7 @@ class Training:
     @contextmanager
     def opened(
         cls, folder: RunFolder, report: Report, save_nodes: SaveNodes
-    ) -> Iterator["Training"]:
+    ) -> Iterator["RunSession"]:
         """Holds the run's ledger open; a `RunStopped` inside commits a checkpoint.
 
         The round that it interrupts is discarded: its event stays counted, and a

@@ -15,7 +15,7 @@ uint32:
 where request is the SHA-256 of the run's settings and of what is asked, key list that
 of all keys. The X25519 keys are drawn anew for each attempt from the operating system,
 signed by who made them (`fedgs.mechanism.peers`), and mask one sum: the clients' own
-durable count refuses a second one (`fedgs.privacy.client_count`). There are no shares
+durable count refuses a second one (`fedgs.privacy.client_ledger`). There are no shares
 of a key: where one node is missing, nobody can open the sum, and the attempt is void.
 
 Source:

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
-from fedgs.config.conditions import DEPLOYED
+from fedgs.config.amplification_rules import DEPLOYED
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.privacy.amplification import (
@@ -33,12 +33,12 @@ from fedgs.privacy.amplification import (
     SampledBound,
 )
 from fedgs.privacy.budget import is_spent
-from fedgs.privacy.exposure import Exposure
 from fedgs.privacy.gaussian import LEAST_DELTA, check_numbers
 from fedgs.privacy.ledger import Event
-from fedgs.privacy.participation import Releases, Together
+from fedgs.privacy.participation import Releases, RunsOnSameClients
 from fedgs.privacy.plan import ADVERSARIES, COLUMNS, RELATIONS, Plan, costs_of
 from fedgs.privacy.selection_cost import NOT_IN_RDP, SelectionCost, with_selections
+from fedgs.privacy.spending import Spending
 
 SEEDED = "seeded: not private"
 # Begin conditions that stand beside a figure wherever it is quoted.
@@ -437,7 +437,7 @@ def _released(
     runs: Sequence[Run], unit: str, colluding: int, is_reshuffled: bool
 ) -> _Rounds:
     exposures = [_exposure(run, colluding) for run in _numbered_alike(runs)]
-    together = Together(exposures, is_reshuffled)
+    together = RunsOnSameClients(exposures, is_reshuffled)
     is_deployed = any(run.config.node_names for run in runs)
     no_amplification = DEPLOYED if is_deployed else together.why_not_amplified()
     if no_amplification:
@@ -467,10 +467,10 @@ def _released(
     )
 
 
-def _exposure(run: Run, colluding: int) -> Exposure:
+def _exposure(run: Run, colluding: int) -> Spending:
     config = run.config
     cohort = config.clients_per_round or 0
-    exposure = Exposure(config.schedule_seed, config.largest_node, cohort)
+    exposure = Spending(config.schedule_seed, config.largest_node, cohort)
     for event in run.events:
         exposure.add(event, costs_of(event, colluding))
     ended_early = _why_ended_early(run, exposure)
@@ -480,7 +480,7 @@ def _exposure(run: Run, colluding: int) -> Exposure:
     return exposure
 
 
-def _why_ended_early(run: Run, exposure: Exposure) -> str:
+def _why_ended_early(run: Run, exposure: Spending) -> str:
     """Returns why the number of a run's rounds is not one that was fixed in advance.
 
     The mixture and amplification are of T draws. A run that was stopped, or is going

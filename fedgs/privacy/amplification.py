@@ -12,7 +12,7 @@ replace-one
 whatever the relation: in the draws without the client, somebody else answers in its
 place. (1) bounds one direction of a round; the larger of the two directions is no bound
 after composition, the dominating pair (2) is. All of it needs
-`fedgs.config.conditions.why_not_amplified` to find nothing.
+`fedgs.config.amplification_rules.why_not_amplified` to find nothing.
 
 Numerics: h is rounded up to a grid by "connect the dots", so (3) is an upper bound on
 any grid; `_grid_step` makes it exact to about 1e-4 of epsilon. The Fourier transform

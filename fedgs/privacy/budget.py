@@ -23,7 +23,6 @@ from decimal import ROUND_CEILING, Decimal
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.privacy.amplification import MOST_KINDS, SampledBound
-from fedgs.privacy.exposure import Exposure, Kind, columns_of
 from fedgs.privacy.gaussian import check_numbers, fixed_law
 from fedgs.privacy.ledger import Event
 from fedgs.privacy.participation import Releases, mixture_of, sampled_of
@@ -34,6 +33,7 @@ from fedgs.privacy.plan import (
     costs_of,
 )
 from fedgs.privacy.selection_cost import SelectionCost, Target
+from fedgs.privacy.spending import Kind, Spending, columns_of
 
 Kinds = Mapping[Kind, int]
 _MOST_ROUNDS = 10**9
@@ -234,7 +234,7 @@ class Budget:
         # The cap on a client's sum of costs: what the selections leave of the target.
         self._most = (mu * self._scale) ** 2
         self._is_amplified = plan.amplification
-        self._exposure = Exposure(
+        self._exposure = Spending(
             largest_node=plan.hosting.largest, cohort=plan.clients_per_round
         )
         self._caps: dict[str, tuple[Kind, Kinds, int]] = {}

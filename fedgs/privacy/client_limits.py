@@ -25,7 +25,7 @@ Every key may be left out; an unknown one is an error:
                                   #   relative to this file; unset: in the run's folder
 
 The numbers come from this file and from what the client is about to compute, never from
-what a request claims. `fedgs.privacy.client_count` keeps the count.
+what a request claims. `fedgs.privacy.client_ledger` keeps the count.
 
 Source: docs/privacy.md, "A client that limits itself".
 """
@@ -37,7 +37,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fedgs.config.conditions import REFUSAL_TELLS
+from fedgs.config.amplification_rules import REFUSAL_TELLS
 from fedgs.config.fields import coerce_fields, entry
 from fedgs.config.integers import proven_multiplier
 from fedgs.config.run_config import ResolvedConfig

@@ -3,7 +3,7 @@
 - Participation count: the count of the busiest client decides. Always valid.
 - Binomial mixture: under uniform selection a client's count is random, Eqs. 3 and 4 of
   `fedgs.privacy.gaussian`. Valid while all events of a run are alike; see
-  `Exposure.why_count`.
+  `Spending.why_count`.
 - Amplification by sampling, only if asked for; see `fedgs.privacy.amplification`.
 
 Several runs on the same clients: mu^2 adds up. A draw of one run is independent of the
@@ -22,8 +22,8 @@ import numpy as np
 
 from fedgs.errors import UserError
 from fedgs.privacy.amplification import MOST_KINDS, Sampled
-from fedgs.privacy.exposure import Draw, Exposure, Kind
 from fedgs.privacy.gaussian import Law, binomial_law, fixed_law
+from fedgs.privacy.spending import Draw, Kind, Spending
 
 COUNT_THEOREM = "no amplification: participation count"
 MIXTURE_THEOREM = "no amplification: Binomial mixture of participation counts"
@@ -150,7 +150,7 @@ def sampled_of(kinds: Mapping[Kind, int], row: int) -> tuple[Sampled, ...]:
     )
 
 
-class Together:
+class RunsOnSameClients:
     """One or several runs on the same clients, ready to be charged.
 
     Args:
@@ -162,7 +162,7 @@ class Together:
         UserError: the runs have different numbers of clients.
     """
 
-    def __init__(self, runs: Sequence[Exposure], is_reshuffled: bool = False) -> None:
+    def __init__(self, runs: Sequence[Spending], is_reshuffled: bool = False) -> None:
         self.runs = [run for run in runs if run.first is not None]
         self.is_reshuffled = is_reshuffled
         sizes = {run.mu_squared.shape[1] for run in self.runs}
@@ -183,7 +183,7 @@ class Together:
         """Returns what the events cost a client, without amplification.
 
         Args:
-            row: of `Exposure.mu_squared`, hence the adversary.
+            row: of `Spending.mu_squared`, hence the adversary.
 
         Returns:
             The law, the name of the theorem, and the condition under which it applies.
@@ -220,7 +220,7 @@ class Together:
         return sampled_of(_joined(self.runs)[0], row)
 
 
-def _joined(runs: Sequence[Exposure]) -> tuple[Counter[Kind], str]:
+def _joined(runs: Sequence[Spending]) -> tuple[Counter[Kind], str]:
     """Returns the draws of runs by kind, or why they are not independent draws."""
     if len(runs) == 1:
         return +runs[0].kinds, ""
@@ -238,14 +238,14 @@ def _joined(runs: Sequence[Exposure]) -> tuple[Counter[Kind], str]:
     return Counter(draw.kind for draw in draws.values()), ""
 
 
-def _why_counted(runs: Sequence[Exposure], conflict: str) -> str:
+def _why_counted(runs: Sequence[Spending], conflict: str) -> str:
     reasons = sorted({run.no_mixture or conflict for run in runs})
     because = f" because {' and '.join(reasons)}" if reasons else ""
     why = f"count: the client with the largest realised mu^2 decides{because}"
     return why + "; schedule, noise and end were not chosen after seeing answers"
 
 
-def _why_mixed(runs: Sequence[Exposure], draws: Mapping[Kind, int]) -> str:
+def _why_mixed(runs: Sequence[Spending], draws: Mapping[Kind, int]) -> str:
     cohorts = sorted({cohort for cohort, _ in draws})
     clients = " or ".join(str(clients) for _, clients in cohorts)
     events = f"{sum(run.num_events for run in runs)} events in {sum(draws.values())} "

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from fedgs.config.conditions import why_not_amplified
-from fedgs.config.hosting import Hosting, hosting
+from fedgs.config.amplification_rules import why_not_amplified
 from fedgs.config.integers import proven_multiplier
+from fedgs.config.placement import Placement, hosting
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import settings_with
 from fedgs.config.stages import read_stages, written
@@ -180,7 +180,7 @@ class Plan:
         return COLUMNS if self.secure_aggregation else ADVERSARIES
 
     @property
-    def hosting(self) -> Hosting:
+    def hosting(self) -> Placement:
         """Which clients live on which node."""
         return hosting(self.num_clients, self.clients_per_node, self.node_sizes)
 
@@ -228,7 +228,7 @@ class Plan:
         )
 
     def why_not_amplified(self, selection: str) -> str:
-        """Returns what `fedgs.config.conditions` says of a client_selection."""
+        """Returns what `amplification_rules` says of a client_selection."""
         return why_not_amplified(
             selection,
             self.discriminator_training,

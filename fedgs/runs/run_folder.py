@@ -32,7 +32,7 @@ import psutil
 from filelock import AcquireReturnProxy
 
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.errors import UserError, explained
+from fedgs.errors import UserError, wrap_error
 from fedgs.files import (
     REMEDY,
     TEMPORARY,
@@ -142,7 +142,7 @@ class RunFolder:
         _remove_killed_creations(path)
         problem = f"output = {config.output}: cannot be made"
         with contextlib.ExitStack() as stack:
-            stack.enter_context(explained(OSError, problem, "choose another --output"))
+            stack.enter_context(wrap_error(OSError, problem, "choose another --output"))
             # After the rename there is nothing to remove.
             stack.callback(shutil.rmtree, staging, ignore_errors=True)
             for name in ("samples", "checkpoint", "private"):
@@ -150,7 +150,7 @@ class RunFolder:
             (staging / "private").chmod(0o700)
             if config.cohort is not None:
                 remedy = "give --cohort a file that can be read"
-                with explained(
+                with wrap_error(
                     OSError, f"cohort = {config.cohort}: unreadable", remedy
                 ):
                     content = Path(config.cohort).read_bytes()
@@ -193,7 +193,7 @@ class RunFolder:
             )
         flat = read_json(path / "config.json")
         remedy = "use the version in its versions.json"
-        with explained(UserError, f"{path / 'config.json'}: cannot be read", remedy):
+        with wrap_error(UserError, f"{path / 'config.json'}: cannot be read", remedy):
             config = ResolvedConfig.from_flat(flat)
         # The folder may have been moved since it was written.
         if config.cohort is not None:
@@ -232,7 +232,9 @@ class RunFolder:
         remedy = "free the disk, then resume the run"
         try:
             self._verify(ledger, witnesses)
-            with explained(OSError, f"{self.path / RECORD}: cannot be written", remedy):
+            with wrap_error(
+                OSError, f"{self.path / RECORD}: cannot be written", remedy
+            ):
                 self.record(ledger)  # the rounds that are repeated leave metrics.jsonl
         except BaseException:
             ledger.close()
@@ -457,7 +459,7 @@ class RunFolder:
         commit = read_json(self.path / CHECKPOINT)
         path = folder / str(commit.get("file"))
         broken = f"{path}: corrupted checkpoint"
-        with explained((OSError, KeyError, TypeError, ValueError), broken, REMEDY):
+        with wrap_error((OSError, KeyError, TypeError, ValueError), broken, REMEDY):
             if hashlib.sha256(path.read_bytes()).hexdigest() != commit["sha256"]:
                 raise ValueError("of another hash")
             tensors, round = read_tensors(path)[0], int(commit["round"])

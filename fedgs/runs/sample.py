@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.errors import UserError, imported, raise_first
+from fedgs.errors import UserError, imported, raise_if_any
 from fedgs.files import (
     read_json,
     read_tensors,
@@ -221,7 +221,7 @@ def check_output(
     if has_card and where.form != "hf":
         remedy = "is for Hugging Face; give a new folder, or hf:PATH"
         raise UserError(f"output = {output}: a data card {remedy}")
-    raise_first(f"output = {output}", _output_problems(where, overwrite))
+    raise_if_any(f"output = {output}", _output_problems(where, overwrite))
     return where
 
 

@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedgs.deployment import check_name
-from fedgs.errors import UserError, explained
+from fedgs.errors import UserError, wrap_error
 from fedgs.files import make_folder, sync
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")  # for `submit` on the server or by tunnel
@@ -76,7 +76,7 @@ def make_certificates(
         raise UserError(f"days = {days}: give --days from 1 to {AUTHORITY_DAYS}")
     names = [_host(host) for host in dict.fromkeys([*hosts, *LOOPBACK])]
     remedy = "choose another folder for the certificates"
-    with explained(OSError, f"{folder}: cannot be written", remedy):
+    with wrap_error(OSError, f"{folder}: cannot be written", remedy):
         make_folder(folder, 0o700)
         written = []
         if hosts:
@@ -166,7 +166,7 @@ def _key(
 
 
 def _certificate(path: Path, remedy: str) -> x509.Certificate:
-    with explained(ValueError, f"{path}: is no certificate in PEM form", remedy):
+    with wrap_error(ValueError, f"{path}: is no certificate in PEM form", remedy):
         return x509.load_pem_x509_certificate(path.read_bytes())
 
 
@@ -175,7 +175,7 @@ def _hosts_of(path: Path) -> x509.SubjectAlternativeName:
     remedy, kind = "add --replace to make it anew", x509.SubjectAlternativeName
     certificate = _certificate(path, remedy)
     problem = f"{path}: names no host as SubjectAltName, which Flower's clients ask for"
-    with explained((x509.ExtensionNotFound, ValueError), problem, remedy):
+    with wrap_error((x509.ExtensionNotFound, ValueError), problem, remedy):
         return certificate.extensions.get_extension_for_class(kind).value
 
 
@@ -183,7 +183,7 @@ def _load_key(path: Path) -> ec.EllipticCurvePrivateKey:
     content = path.read_bytes()
     load = load_ssh_private_key if b"OPENSSH" in content else load_pem_private_key
     problem = f"{path}: is no private key without a password"
-    with explained((TypeError, ValueError), problem, "put the right file back"):
+    with wrap_error((TypeError, ValueError), problem, "put the right file back"):
         key = load(content, None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise UserError(f"{path}: is no elliptic-curve key; give one of `fedgs deploy`")

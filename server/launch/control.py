@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedgs.errors import explained
+from fedgs.errors import wrap_error
 from server.launch.flower_app import REMEDY
 
 KNOWN_KEY = 23  # Flower's ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE
@@ -162,11 +162,11 @@ def control_of(
     Raises:
         UserError: another Flower, or no certificate.
     """
-    with explained(ImportError, "this Flower is not known", REMEDY):
+    with wrap_error(ImportError, "this Flower is not known", REMEDY):
         from flwr.supercore.control import ControlHttpClient
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
     problem = f"ca = {authority}: is no certificate in PEM form"
-    with explained((OSError, ValueError), problem, "give the server's ca.crt"):
+    with wrap_error((OSError, ValueError), problem, "give the server's ca.crt"):
         client = ControlHttpClient.from_server_address(
             server,
             authority is None,

@@ -17,7 +17,7 @@ from fedgs.deployment import (
     event_log_variable,
     file_of,
 )
-from fedgs.errors import explained
+from fedgs.errors import wrap_error
 from fedgs.process import RUNS_VARIABLE
 from server.launch.superlink import CONTROL_VARIABLE, networks_of
 
@@ -97,10 +97,10 @@ class Server:
         """
         if not self.insecure:
             files = [file_of("certs", self.certs / name) for name in CERTIFICATES]
-            with explained(OSError, f"certs = {self.certs}: broken", "make them anew"):
+            with wrap_error(OSError, f"certs = {self.certs}: broken", "make them anew"):
                 context = ssl.create_default_context(cafile=files[0])
                 context.load_cert_chain(*files[1:], password="")  # it asks nobody
-        with explained(OSError, f"port = {self.port} on {self.host}", "give another"):
+        with wrap_error(OSError, f"port = {self.port} on {self.host}", "give another"):
             family, *_, where = socket.getaddrinfo(self.host, self.port)[0]
             socket.create_server(where[:2], family=family).close()
 

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 from importlib import import_module
 from typing import Any
 
-from fedgs.errors import explained
+from fedgs.errors import wrap_error
 from server.launch.flower_app import REMEDY
 
 HEALTH_PATH = "/health"
@@ -101,7 +101,7 @@ def networks_of(text: str) -> tuple[Network, ...]:
         UserError: no network.
     """
     parts = [part.strip() for part in text.split(",") if part.strip()]
-    with explained(ValueError, f"control_from = {text!r}", "give 10.0.0.0/24"):
+    with wrap_error(ValueError, f"control_from = {text!r}", "give 10.0.0.0/24"):
         return tuple(ipaddress.ip_network(part) for part in parts)
 
 

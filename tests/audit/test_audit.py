@@ -12,7 +12,7 @@ from PIL import Image
 import runs
 import tiny
 from command_line import refused
-from experiments.commands import audit
+from fedgs.app.commands import audit
 from fedgs.audit import mechanism, one_run
 from fedgs.audit.finding import CONFIDENCE
 from fedgs.config.run_config import RunConfig

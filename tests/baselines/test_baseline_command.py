@@ -11,7 +11,7 @@ import pytest
 
 from baselines import DIGITS, FEW_FEATURES
 from command_line import flags, printed, refused
-from experiments.baselines.command import to_quote
+from fedgs.app.baselines.command import to_quote
 from fedgs.baselines import METHODS
 from fedgs.baselines.run import open_run
 from fedgs.config.settings import settings_with
@@ -108,7 +108,7 @@ def test_bad_input_is_one_line(fedgs, run, words, message):
 
 
 def test_the_command_line_starts_without_a_tensor_library():
-    code = "import sys, experiments.cli.main; print('torch' in sys.modules)"
+    code = "import sys, fedgs.app.cli.main; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr
 

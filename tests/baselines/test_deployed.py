@@ -16,7 +16,7 @@ import pytest
 from flwr.app import Message
 
 import runs
-from clients.site import DeployedPlace, Site
+from clients.deployed_client import DeployedClient, DeploymentConfig
 from deployed_grid import (
     LIMITS,
     NAMES,
@@ -26,7 +26,7 @@ from deployed_grid import (
     kill_after_count,
     tiny_clients,
 )
-from experiments.commands import deploy_status
+from fedgs.app.commands import deploy_status
 from fedgs.baselines import deployed
 from fedgs.baselines import run as frame
 from fedgs.baselines.fedavg_gan import run_config
@@ -240,10 +240,10 @@ def events(run: Updates, index: int):
     return Ledger.read(path).events
 
 
-def joining(run: Updates) -> tuple[dict[str, Any], DeployedPlace]:
+def joining(run: Updates) -> tuple[dict[str, Any], DeployedClient]:
     """What a server tells a client that joins, and the client's place."""
     config = run_config(open_run(run.path).settings, run.folder.config)
-    place = DeployedPlace(Site.read(run.clients[0].node_config), "0" * 16)
+    place = DeployedClient(DeploymentConfig.read(run.clients[0].node_config), "0" * 16)
     return public_settings(config), place
 
 

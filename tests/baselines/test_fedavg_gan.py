@@ -401,7 +401,7 @@ def test_a_round_weighs_both_networks_down_and_one_discriminator_up(tmp_path):
 @pytest.mark.slow
 @pytest.mark.flower
 def test_flowers_simulation_gives_the_local_engines_bytes(tmp_path):
-    from experiments.baselines import command
+    from fedgs.app.baselines import command
 
     local, data = new_run(tmp_path / "local", clients_per_round=7)
     train(local, data)

@@ -11,7 +11,7 @@ import pytest
 from flwr.app import Message
 
 from clients import agreement
-from clients.site import DeployedPlace, Site, agreed
+from clients.deployed_client import DeployedClient, DeploymentConfig, agreed
 from fedgs.config.run_config import RunConfig
 from fedgs.data import sources
 from fedgs.federation.messages import EVERYONE, clients_of
@@ -20,7 +20,7 @@ from fedgs.federation.preparation import resolve_deployed
 from fedgs.federation.round import draw_fakes, new_server, select
 from fedgs.federation.training import new_event
 from fedgs.privacy.accounting import Run, statements_of_runs
-from fedgs.privacy.client_count import WHOLE, release_event
+from fedgs.privacy.client_ledger import SHARDED_DATASET, release_event
 from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
@@ -28,7 +28,7 @@ from fedgs.process import RUNS_VARIABLE
 from fedgs.runs.epsilons import of_run
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
-from server import federation
+from server import strategy_base
 from server.roll_call import public_settings
 from server.server_app import open_folder
 from tiny import NUM_CLASSES, SIDE, record_calls, tiny_config
@@ -53,7 +53,7 @@ def _write_data(folder: Path, clients: list[object] | None = None) -> str:
 
 def _site(
     folder: Path, room: int, clients: list[object] | None = None, **own: object
-) -> Site:
+) -> DeploymentConfig:
     """A client whose limits have room for so many releases of one record."""
     limits, data = folder / "limits.toml", _write_data(folder, clients)
     epsilon = epsilon_from_mu(((room + 0.5) * COST) ** 0.5, 1e-5)
@@ -61,10 +61,10 @@ def _site(
         f'client_epsilon = {epsilon}\ndelta = 1e-5\nrelation = "replace-one"\n'
     )
     values = {"name": "a", "data": data, "state_dir": str(folder / "s")}
-    return Site.read(values | {"limits": str(limits)} | own)
+    return DeploymentConfig.read(values | {"limits": str(limits)} | own)
 
 
-def _node(site: Site, num_clients: int, **settings: object) -> Node:
+def _node(site: DeploymentConfig, num_clients: int, **settings: object) -> Node:
     """Joins a run of its own in which the client hosts so many."""
     config = tiny_config(
         **{"num_clients": num_clients, "node_sizes": str(num_clients)}
@@ -72,7 +72,7 @@ def _node(site: Site, num_clients: int, **settings: object) -> Node:
         | {"noise_seed": None, "data": "digits"}
         | settings
     )
-    place = DeployedPlace(site, f"{next(RUNS):016x}")
+    place = DeployedClient(site, f"{next(RUNS):016x}")
     joined = place.join(public_settings(config))
     if joined.refusal is not None:
         raise joined.refusal
@@ -117,8 +117,11 @@ def test_a_partitioner_not_by_natural_names_makes_shards(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(sources, "load_records", lambda config: records)
     for partitioner, counted in (
-        ("DirichletPartitioner", [WHOLE]),
-        ("GroupedNaturalIdPartitioner", [WHOLE]),  # groups follow the server's seed
+        ("DirichletPartitioner", [SHARDED_DATASET]),
+        (
+            "GroupedNaturalIdPartitioner",
+            [SHARDED_DATASET],
+        ),  # groups follow the server's seed
         ("NaturalIdPartitioner", ["ann", "bob"]),
         (None, ["ann", "bob"]),
     ):
@@ -230,7 +233,7 @@ def test_amplification_is_refused_where_nodes_are_deployed(tmp_path):
     for attempt in (config.validate, lambda: resolve_deployed(config)):
         assert_refused(REFUSED, attempt)
     settings = public_settings(config)
-    place = DeployedPlace(_site(tmp_path, 3), "0" * 16)
+    place = DeployedClient(_site(tmp_path, 3), "0" * 16)
     assert_refused(REFUSED, place.join, settings)
 
 
@@ -350,5 +353,5 @@ def test_a_client_refuses_public_data_of_the_family_of_its_own(tmp_path):
     start = {"stages": "moments", "generator": "gaussian"}
     start |= {"latent": "normal", "client_selection": "all", "clients_per_node": 2}
     settings = public_settings(tiny_config(**start | names, moment_size=4))
-    site = Site("a", tmp_path, {"data": "hf:ylecun/mnist"})
+    site = DeploymentConfig("a", tmp_path, {"data": "hf:ylecun/mnist"})
     assert_refused("public_data = 'mnist': has images of data", agreed, site, settings)

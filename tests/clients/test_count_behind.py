@@ -6,7 +6,7 @@ Of Fed-Avg GAN's updates: tests/baselines/test_deployed.py.
 import pytest
 from flwr.app import ConfigRecord, Message
 
-from clients.site import UNTOLD, told_of
+from clients.deployed_client import UNTOLD, told_of
 from deployed_grid import NAMES, Backup
 from fedgs.federation.training import RunStopped
 from refusals import assert_refused

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from clients import site as deployment
-from clients.site import Site
+from clients import deployed_client as deployment
+from clients.deployed_client import DeploymentConfig
 from deployed_grid import LIMITS, NAMES, Deployment, place_of
 from fedgs.errors import UserError
 from fedgs.federation.codec import stated_release_bytes
@@ -285,10 +285,10 @@ def test_a_run_id_that_is_no_id_becomes_no_folder(deploy, run_id):
 def test_a_wrong_node_config_is_refused_with_its_key(deploy, change, words):
     given = deploy().clients[0].node_config | change
     given = {key: value for key, value in given.items() if value is not None}
-    assert_refused(words, Site.read, given)
+    assert_refused(words, DeploymentConfig.read, given)
 
 
 def test_state_directory_that_others_can_read_is_refused(deploy):
-    site = Site.read(deploy().clients[0].node_config)
-    site.state_dir.mkdir(mode=0o755)
-    assert_refused("chmod 700", site.open)
+    site = DeploymentConfig.read(deploy().clients[0].node_config)
+    deployed_client.state_dir.mkdir(mode=0o755)
+    assert_refused("chmod 700", deployed_client.open)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from flwr.app import Message
 
-from clients.site import DeployedPlace, Site, settings_of
+from clients.deployed_client import DeployedClient, DeploymentConfig, settings_of
 from deployed_grid import LIMITS, NAMES, Client, Deployment, kill_after_count, place_of
 from fedgs.errors import UserError
 from fedgs.federation.training import RunStopped, new_event
@@ -183,12 +183,12 @@ def test_uncommitted_states_go_with_the_first_request_of_a_new_start(deploy):
     """Not at joining, which a server of an older backup gets to; and once."""
     run = deploy()
     stop_after(run, 2)
-    site, states = Site.read(run.clients[0].node_config), run.states(0)
+    site, states = DeploymentConfig.read(run.clients[0].node_config), run.states(0)
     run_id, settings = states.parent.name, public_settings(run.folder.config)
 
-    def place(start: str) -> DeployedPlace:
+    def place(start: str) -> DeployedClient:
         told = {"start": start * 16, "since": 2, "answered": ""}
-        return DeployedPlace(site, run_id, told)
+        return DeployedClient(site, run_id, told)
 
     for start in ("a", "b"):
         before = [*state_rounds(states), 3]

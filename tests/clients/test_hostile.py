@@ -21,7 +21,7 @@ from safetensors.torch import load, save
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.federation.messages import EVERYONE, FakeBatch, one_line
-from fedgs.mechanism.norm_check import largest_norm
+from fedgs.mechanism.answer_bounds import largest_norm
 from fedgs.mechanism.quantization import release_step
 from hostile import (
     COMPACT,

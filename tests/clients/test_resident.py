@@ -189,14 +189,14 @@ def test_a_file_that_is_no_certificate_or_key_ends_with_exit_code_2(
 
 def test_a_second_client_on_a_state_directory_is_refused(tmp_path):
     node = f'name="a" data="digits" state-dir="{tmp_path}/state"'
-    code = "import sys; from clients.site import Site; from pathlib import Path; "
-    code += "Site('a', Path(sys.argv[1]), {}).open(); "
+    code = "import sys; from clients.deployed_client import DeploymentConfig; from pathlib import Path; "
+    code += "DeploymentConfig('a', Path(sys.argv[1]), {}).open(); "
     code += "print(1, flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", code, str(tmp_path / "state")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    impatient = "import sys; from clients import resident, site; "
-    impatient += "site.LOCK_SECONDS = 0.2; resident.main(sys.argv[1:])"
+    impatient = "import sys; from clients import resident, deployed_client; "
+    impatient += "deployed_client.LOCK_SECONDS = 0.2; resident.main(sys.argv[1:])"
     with subprocess.Popen(command, env=env, **pipes) as first:
         assert first.stdout.readline() == b"1\n"
         second = subprocess.run(
@@ -335,7 +335,7 @@ def not_registered() -> None:
 def signature_refused() -> None:
     """As its server was restarted, and knows its key no more."""
 
-    def refuse() -> None:
+    def reject() -> None:
         raise http_error(401)
 
     RETRY.make_simple_http_retry_invoker().invoke(refuse)

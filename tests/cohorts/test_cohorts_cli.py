@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from command_line import flags, printed, refused
-from experiments.commands import cohorts
+from fedgs.app.commands import cohorts
 from fedgs import process
 from fedgs.cohorts.files import EXCLUDED, read_cohort
 from fedgs.cohorts.selection import Selection, read_plan, statements

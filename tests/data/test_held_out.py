@@ -5,7 +5,7 @@ import pytest
 
 from fedgs import library
 from fedgs.baselines import run as baselines
-from fedgs.baselines.asked import Asked
+from fedgs.baselines.target import Asked
 from fedgs.config.recipes import HELD_OUT, overridden, recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.data.corruption import corrupt, corrupted, corrupted_clients

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from evaluation_data import NUM_CLASSES, labelled
-from experiments.evaluation import paper_tables
+from fedgs.app.evaluation import paper_tables
 from fedgs.evaluation import classifiers
 from fedgs.evaluation.classifiers import NAMES, Task, build, run_classifiers
 from fedgs.evaluation.images import LabelledImages

@@ -14,8 +14,8 @@ from PIL import Image
 
 from command_line import printed, refused
 from evaluation_data import labelled, write_mnist
-from experiments.evaluation import evaluate as evaluation
-from experiments.evaluation import report as evaluation_report
+from fedgs.app.evaluation import evaluate as evaluation
+from fedgs.app.evaluation import report as evaluation_report
 from fedgs.evaluation import classifiers, lenet, quality
 from fedgs.gan.models import build_generator
 from fedgs.runs import sample

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.flags import run_command
+from fedgs.app.flags import run_command
 from experiments.paper import bayesian_outlier as outlier
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments.flags import run_command
+from fedgs.app.flags import run_command
 from experiments.paper import bayesian_pictures as pictures
 from fedgs.config.run_config import RunConfig
 from fedgs.evaluation.downstream import predict

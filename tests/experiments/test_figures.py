@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import small_scale
-from experiments.evaluation import evaluate as evaluation
+from fedgs.app.evaluation import evaluate as evaluation
 from experiments.paper import figures, gradient_norms, scores
 from experiments.paper.figure_drawing import Point, privacy_utility, sample_grids
 from experiments.paper.gradient_norms import Norms, probe, read_norms, unprotected

@@ -71,7 +71,7 @@ def test_what_is_wrong_and_not_explained_is_exit_code_1(
     monkeypatch.setattr(reproduce, "read_json", lambda path: stored)
     for as_json in (False, True):
         if code:
-            with pytest.raises(reproduce.typer.Exit) as stopped:
+            with pytest.raises(reproduce.Exit) as stopped:
                 reproduce.main(as_json)
             assert stopped.value.exit_code == code
         else:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from command_line import refused
-from experiments.commands import train as running
+from fedgs.app.commands import train as running
 from fedgs.config.run_config import RunConfig
 from fedgs.federation.round import draw_fakes, new_server
 from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost

@@ -15,7 +15,7 @@ import pytest
 from fedgs.config.integers import LEAST_NOISE, PROVEN, clip_units, noise_units
 from fedgs.config.run_config import RunConfig
 from fedgs.privacy.accounting import statements, statements_from_ledger
-from fedgs.privacy.client_count import ReleaseCount, release_event
+from fedgs.privacy.client_ledger import ClientLedger, release_event
 from fedgs.privacy.client_limits import ClientRefused, Limits
 from fedgs.privacy.gaussian import delta_from_mu, epsilon_from_mu
 from fedgs.privacy.plan import Plan
@@ -182,10 +182,10 @@ def test_a_count_keeps_the_own_noise_unless_its_limits_trust(tmp_path, trusted, 
     few = replace(limits, min_honest_nodes=config.num_clients + 1)
     with pytest.raises(ClientRefused, match="min_honest_nodes"):
         few.check_run(config)
-    count = ReleaseCount(tmp_path, ("ann",))
+    count = ClientLedger(tmp_path, ("ann",))
     count.charge(release_event(config, 1, (0,), 1, shares), limits)
     z = config.noise_multiplier * PROVEN * math.sqrt(shares / config.batch_size)
-    assert ReleaseCount(tmp_path, ("ann",)).largest() == pytest.approx(z**-2)
+    assert ClientLedger(tmp_path, ("ann",)).largest() == pytest.approx(z**-2)
 
 
 # ------------------------------------------------------------------ settings

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import runs
-from experiments.commands import privacy as privacy_report
+from fedgs.app.commands import privacy as privacy_report
 from fedgs.cohorts.files import EXCLUDED, GIVEN, Cohort, selection_costs, write_cohort
 from fedgs.federation.preparation import resolve, with_noise
 from fedgs.federation.training import BudgetSpent

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from server.exchange import OVER_HTTP, Exchange
+from server.messenger import OVER_HTTP, Messenger
 from server.progress import Progress
 from tiny import tiny_config
 
@@ -49,7 +49,7 @@ class Grid:
 def test_a_reply_that_cannot_be_read_is_its_senders_trouble(log):
     roll = SimpleNamespace(active_since={70: "1", 71: "1"}, step=lambda: None)
     progress = Progress(None, tiny_config(), "", 0)
-    exchange = Exchange(Grid(70), ADDRESSES, OVER_HTTP, progress, roll)
+    exchange = Messenger(Grid(70), ADDRESSES, OVER_HTTP, progress, roll)
     empty = RecordDict({"fedgs": ConfigRecord({})})
     for _ in range(2):  # in the next round as well
         requests = {n: Message(empty, to, "train") for n, to in ADDRESSES.items()}

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from clients import site as deployment
-from clients.site import Site
+from clients import deployed_client as deployment
+from clients.deployed_client import DeploymentConfig
 from fedgs.files import remove_temporaries, write_atomically, write_tensors
-from fedgs.privacy.client_count import ReleaseCount
+from fedgs.privacy.client_ledger import ClientLedger
 from fedgs.privacy.client_limits import Limits
 from fedgs.process import TOKEN_VARIABLE, hold_lock, processes_of
 from fedgs.runs.run_folder import RunFolder, node_folder, state_path
@@ -121,9 +121,11 @@ def test_a_client_that_starts_again_removes_what_its_killed_process_wrote(
     write_tensors(own, TENSORS)
     monkeypatch.setattr(deployment, "LOCK_SECONDS", 0.0)
     with hold_lock(state / ".client.lock", ""):
-        assert_refused("another client process", Site("ann", state, {}).open)
+        assert_refused(
+            "another client process", DeploymentConfig("ann", state, {}).open
+        )
     assert all(path.exists() for path in left)
-    Site("ann", state, {}).open()
+    DeploymentConfig("ann", state, {}).open()
     assert not any(path.exists() for path in left)
     assert own.exists()
 
@@ -131,7 +133,7 @@ def test_a_client_that_starts_again_removes_what_its_killed_process_wrote(
 def test_a_count_removes_what_a_killed_charge_wrote(tmp_path):
     left = killed_save(tmp_path / "clients.json")
     state = killed_save(tmp_path / "round-0000001.safetensors")  # another owner's
-    ReleaseCount(tmp_path, ["a", "b", "c", "d", "e", "f"]).charge(
+    ClientLedger(tmp_path, ["a", "b", "c", "d", "e", "f"]).charge(
         tiny_event(1), Limits()
     )
     assert not left.exists()

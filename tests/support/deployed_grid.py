@@ -18,12 +18,12 @@ from flwr.app import Context, Message, RecordDict
 from flwr.app import Error as FlowerError
 
 import runs
-from clients.site import DeployedPlace, Site
+from clients.deployed_client import DeployedClient, DeploymentConfig
 from fedgs.config.run_config import RunConfig
-from fedgs.privacy.client_count import ReleaseCount
+from fedgs.privacy.client_ledger import ClientLedger
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder
-from server import exchange, federation, progress, roll_call
+from server import messenger, strategy_base, progress, roll_call
 from server.strategy import GsWgan
 from simulated_grid import InProcessGrid, Spoil
 from tiny import tiny_config, tiny_data, write_tiny_npz
@@ -236,9 +236,9 @@ class Backup:
         return (self.client.state_dir / "error.log").read_text()
 
 
-def place_of(run: Deployment, index: int = 0, run_id: str = "0" * 16) -> DeployedPlace:
+def place_of(run: Deployment, index: int = 0, run_id: str = "0" * 16) -> DeployedClient:
     """A client's place in a run, as its process opens it."""
-    return DeployedPlace(Site.read(run.clients[index].node_config), run_id)
+    return DeployedClient(DeploymentConfig.read(run.clients[index].node_config), run_id)
 
 
 def undisturbed(run: Deployment, place: Path) -> bytes:
@@ -257,12 +257,12 @@ def kill_after_count(
 ) -> None:
     """Ends the first client that counted its release of a round, before it answers."""
     killed: list[int] = []
-    save = ReleaseCount.charge
+    save = ClientLedger.charge
 
-    def charge(self: ReleaseCount, event: Any, limits: Any) -> None:
+    def charge(self: ClientLedger, event: Any, limits: Any) -> None:
         save(self, event, limits)
         if event.round == round and not killed:
             killed.append(1)
             end()
 
-    monkeypatch.setattr(ReleaseCount, "charge", charge)
+    monkeypatch.setattr(ClientLedger, "charge", charge)

@@ -12,7 +12,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common.serde import message_from_proto, message_to_proto
 
-from clients import workers as state
+from clients import node_cache as state
 from clients.client_app import app as client_app
 from fedgs.runs.run_folder import RunFolder
 from runs import Report, generator, ignore

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clients import workers
-from experiments.evaluation import evaluate as evaluation
-from experiments.evaluation.request import EvaluationRequest
+from clients import node_cache
+from fedgs.app.evaluation import evaluate as evaluation
+from fedgs.app.evaluation.request import EvaluationRequest
 from experiments.paper import scales
 from server import roll_call
 from tiny import write_tiny_npz
@@ -64,7 +64,7 @@ def prepare(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv("FEDGS_CACHE_DIR", str(folder / "cache"))
     monkeypatch.setattr(roll_call, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(evaluation, "evaluate", quick_evaluate)
-    workers._workers.clear()
+    node_cache._workers.clear()
 
 
 def refuse(*_: object, **__: object) -> None:

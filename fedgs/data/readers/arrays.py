@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedgs.config.run_config import RunConfig
 from fedgs.data.records import Records
-from fedgs.errors import UserError, explained, raise_first
+from fedgs.errors import UserError, raise_if_any, wrap_error
 
 ERRORS = (  # what numpy and zipfile raise on damaged or hostile files
     *(OSError, ValueError, EOFError, RuntimeError, MemoryError),
@@ -75,7 +75,7 @@ def read_arrays(
         raise UserError(f"{where}: {path} {problem}; write it with {writer}")
     remedy = "write plain numeric or string arrays with np.savez, no objects"
     with (
-        explained(ERRORS, f"{where}: cannot be read", remedy),
+        wrap_error(ERRORS, f"{where}: cannot be read", remedy),
         np.load(path, allow_pickle=False) as archive,
     ):
         names = archive.files
@@ -110,15 +110,15 @@ def from_arrays(
         UserError: arrays that contradict each other.
     """
     images = _channels_first(arrays["images"])
-    raise_first(where, _shape_problems(arrays["images"].shape, images.shape))
+    raise_if_any(where, _shape_problems(arrays["images"].shape, images.shape))
     # A float image with a fraction is in [0, 1], and rounded to steps of 1/255; one
     # with a value above 1 has whole numbers in [0, 255]. What one image becomes, no
     # other one decides.
     is_unit = np.full(len(images), in_unit_range)
     if (is_float := images.dtype.kind == "f") and not in_unit_range:
         is_unit = (images != np.rint(images)).any(axis=PIXELS)
-    raise_first(where, _pixel_problems(images, is_unit & is_float))
-    raise_first(where, _column_problems(arrays, num_classes))
+    raise_if_any(where, _pixel_problems(images, is_unit & is_float))
+    raise_if_any(where, _column_problems(arrays, num_classes))
     if is_float:
         scale = np.float32(255 if is_unit.any() else 1)
         images = np.rint(images.astype(np.float32) * scale)

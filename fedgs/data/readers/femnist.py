@@ -25,7 +25,7 @@ from fedgs.config.run_config import RunConfig
 from fedgs.data.readers import hugging_face
 from fedgs.data.readers.hugging_face import Reading
 from fedgs.data.records import LIGHT, Records, gathered
-from fedgs.errors import UserError, explained, imported, raise_first, some
+from fedgs.errors import UserError, first_n, imported, raise_if_any, wrap_error
 
 SIDE = 28
 NUM_CLASSES = 62
@@ -116,12 +116,12 @@ def _hdf5(config: RunConfig, path: Path) -> Records:
     h5py = imported("h5py", f"data = {config.data!r}", "h5py")
     remedy = "give TFF's file, whole and unpacked"
     with (
-        explained(HDF5_ERRORS, f"{path}: cannot be read as HDF5", remedy),
+        wrap_error(HDF5_ERRORS, f"{path}: cannot be read as HDF5", remedy),
         h5py.File(path, "r") as file,
     ):
         examples = file.get("examples")
         if not hasattr(examples, "keys") or not len(examples):
-            raise UserError(f"{path}: holds {some(file) or 'nothing'}; {TFF_LAYOUT}")
+            raise UserError(f"{path}: holds {first_n(file) or 'nothing'}; {TFF_LAYOUT}")
         parts = {user: _hdf5_user(config, path, examples, user) for user in examples}
     return _gathered(config, parts)
 
@@ -131,8 +131,8 @@ def _hdf5_user(config: RunConfig, path: Path, examples: Any, user: str) -> Part:
     arrays: list[NDArray[Any]] = []
     for name in ("pixels", "label"):
         with (
-            explained(HDF5_ERRORS, f"{where} has no {name}", TFF_LAYOUT),
-            explained(OSError, f"{where}: is damaged", "get it again"),
+            wrap_error(HDF5_ERRORS, f"{where} has no {name}", TFF_LAYOUT),
+            wrap_error(OSError, f"{where}: is damaged", "get it again"),
         ):
             arrays.append(np.asarray(examples[user][name][()]))
     pixels, labels = arrays
@@ -156,7 +156,7 @@ def _leaf(config: RunConfig, files: Iterable[Path]) -> Records:
     origin: dict[str, Path] = {}
     not_leaf = "is not of LEAF's layout"
     for file in files:
-        with explained(
+        with wrap_error(
             (OSError, ValueError, RecursionError),
             f"{file}: cannot be read as JSON",
             "get it again",
@@ -165,7 +165,7 @@ def _leaf(config: RunConfig, files: Iterable[Path]) -> Records:
             content = json.loads(
                 text, parse_float=floats.__getitem__, object_hook=_compact
             )
-        with explained(LEAF_ERRORS, f"{file}: {not_leaf}", LEAF_LAYOUT):
+        with wrap_error(LEAF_ERRORS, f"{file}: {not_leaf}", LEAF_LAYOUT):
             counts = zip(content["users"], content["num_samples"], strict=True)
             users = [(str(u), content["user_data"][u], count) for u, count in counts]
         for user, values, count in users:
@@ -176,9 +176,9 @@ def _leaf(config: RunConfig, files: Iterable[Path]) -> Records:
                     "user is in one file, once"
                 )
             origin[user] = file
-            with explained(LEAF_ERRORS, f"{where} {not_leaf}", LEAF_LAYOUT):
+            with wrap_error(LEAF_ERRORS, f"{where} {not_leaf}", LEAF_LAYOUT):
                 images, labels = list(values["x"]), list(values["y"])
-            raise_first(where, _leaf_problems(images, labels, count))
+            raise_if_any(where, _leaf_problems(images, labels, count))
             pixels = np.reshape(images, (-1, SIDE, SIDE))
             parts[user] = _checked(config, pixels, np.array(labels, np.int64), where)
     return _gathered(config, parts)
@@ -255,7 +255,7 @@ def _checked(
     config: RunConfig, pixels: NDArray[Any], labels: NDArray[Any], where: str
 ) -> Part:
     """Returns one user's images and labels of the chosen classes."""
-    raise_first(where, _problems(pixels, labels))
+    raise_if_any(where, _problems(pixels, labels))
     labels = class_map(config.classes)[labels.astype(np.int64)]
     is_kept = labels >= 0
     images = np.rint(pixels[is_kept] * 255).astype(np.uint8)

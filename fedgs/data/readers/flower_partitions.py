@@ -14,7 +14,7 @@ import numpy as np
 
 from fedgs.config.hub import HubSource
 from fedgs.config.run_config import RunConfig
-from fedgs.errors import UserError, explained
+from fedgs.errors import UserError, wrap_error
 
 UNSUITED = ("Partitioner", "IdToSizeFncPartitioner")  # abstract; takes a function
 
@@ -51,7 +51,7 @@ def partitions(
         partitioner = partitioners.IidPartitioner(1)
     errors = (ValueError, TypeError, KeyError, IndexError)
     remedy = "give options and columns that fit it"
-    with explained(errors, f"data = {config.data!r}: does not suit the data", remedy):
+    with wrap_error(errors, f"data = {config.data!r}: does not suit the data", remedy):
         partitioner.dataset = dataset
         for index in range(partitioner.num_partitions):
             with contextlib.redirect_stderr(io.StringIO()):  # its progress bar
@@ -83,5 +83,5 @@ def _partitioner(config: RunConfig, source: HubSource, label: str | None) -> Any
         arguments["distribution_array"] = np.array(given["distribution_array"])
     problem = f"data = {config.data!r}: the partitioner's arguments do not suit"
     remedy = f"{name} takes {', '.join(wanted)}"
-    with explained((TypeError, ValueError), problem, remedy):
+    with wrap_error((TypeError, ValueError), problem, remedy):
         return maker(**arguments)

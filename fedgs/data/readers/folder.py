@@ -14,7 +14,7 @@ from fedgs.config.run_config import RunConfig
 from fedgs.data.readers.labels import number_of_classes, numbered
 from fedgs.data.readers.pictures import read_picture
 from fedgs.data.records import DARK, Records, gathered, resize
-from fedgs.errors import raise_first, some
+from fedgs.errors import first_n, raise_if_any
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 LAYOUT = "give CLIENT/LABEL/*.png, or CLIENT/*.png without labels"
@@ -33,9 +33,9 @@ def read(config: RunConfig) -> Records:
     """
     root = Path(config.data.removeprefix("folder:")).expanduser()
     where = f"data = {config.data!r}"
-    raise_first(where, _layout_problems(root))
+    raise_if_any(where, _layout_problems(root))
     files = {client: _files(client) for client in _visible(root)}
-    raise_first(where, _file_problems(files, bool(config.class_names)))
+    raise_if_any(where, _file_problems(files, bool(config.class_names)))
     names = {label for pictures in files.values() for label, _ in pictures if label}
     numbers = numbered(config, sorted(names))
     shape = (config.image_channels, config.image_size, config.image_size)
@@ -62,7 +62,7 @@ def _layout_problems(root: Path) -> Iterator[str]:
     if not root.is_dir():
         yield f"{root} is no folder; {LAYOUT}"
     if stray := [entry.name for entry in _visible(root) if not entry.is_dir()]:
-        yield f"{some(stray)} is in no client's folder; {LAYOUT}"
+        yield f"{first_n(stray)} is in no client's folder; {LAYOUT}"
     if not _visible(root):
         yield f"{root} is empty; {LAYOUT}"
 

@@ -24,7 +24,7 @@ from fedgs.data.readers.flower_partitions import partitions
 from fedgs.data.readers.labels import number_of_classes, numbered
 from fedgs.data.readers.pictures import read_picture
 from fedgs.data.records import DARK, Records, gathered, resize
-from fedgs.errors import UserError, explained, some
+from fedgs.errors import UserError, first_n, wrap_error
 
 INSTALL = (
     "run `pip install datasets matplotlib seaborn` and then "
@@ -108,7 +108,7 @@ def load_split(config: RunConfig, source: HubSource, split: str) -> Any:
         SplitMissing: the data has other splits.
         UserError: packages or the data are missing.
     """
-    with explained(ImportError, f"data = {config.data!r}: needs a package", INSTALL):
+    with wrap_error(ImportError, f"data = {config.data!r}: needs a package", INSTALL):
         from datasets.exceptions import DatasetsError
         from flwr_datasets import FederatedDataset
     splits: list[str] = []
@@ -135,7 +135,7 @@ def load_split(config: RunConfig, source: HubSource, split: str) -> Any:
         if splits:
             raise SplitMissing(
                 f"data = {config.data!r}: has no split {split!r}, it has "
-                f"{some(splits)}; give --data hf:NAME?split=SPLIT"
+                f"{first_n(splits)}; give --data hf:NAME?split=SPLIT"
             ) from error
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(_problem(config, name, reason)) from error
@@ -269,7 +269,7 @@ def _image_column(config: RunConfig, dataset: Any, source: HubSource) -> str:
     if len(fitting) != 1:
         raise UserError(
             f"data = {config.data!r}: {len(fitting)} columns of pictures fit, among "
-            f"{some(dataset.features, 9)}; give --data hf:NAME?image=COLUMN"
+            f"{first_n(dataset.features, 9)}; give --data hf:NAME?image=COLUMN"
         )
     return fitting[0]
 
@@ -292,9 +292,9 @@ def _label_column(
     is_number = label in classes or "int" in getattr(kind, "dtype", "")
     if len(labels) > 1 or not is_number:
         raise UserError(
-            f"data = {config.data!r}: {some(labels)} cannot be the label, of columns "
-            f"{some(dataset.features, 9)}; give --data hf:NAME?label=COLUMN of one "
-            "column of class labels or integers"
+            f"data = {config.data!r}: {first_n(labels)} cannot be the label, of "
+            f"columns {first_n(dataset.features, 9)}; give --data "
+            "hf:NAME?label=COLUMN of one column of class labels or integers"
         )
     if label in classes:
         return label, len(kind.names)

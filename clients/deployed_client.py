@@ -1,0 +1,501 @@
+"""A deployed node: its own settings, its state directory, and joining a run.
+
+    STATE_DIR/                   mode 0700
+      .client.lock               held by the one process that answers for this node
+      error.log                  texts of failures; they never leave
+      releases/                  the clients' own count, over all runs
+      RUN_ID/run.json            the run's settings as the server sent them
+      RUN_ID/start.json          which start of the server asked for an answer last
+      RUN_ID/node-*/             discriminators, their moments, the stored answer
+
+The data, the folder, the limits and the device are the client's own, from its
+`--node-config`; a server can set none of them. Everything else is the run's, sent once
+when the node joins, checked, and never changed afterwards.
+"""
+
+import contextlib
+import dataclasses
+import json
+import re
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from logging import INFO
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from filelock import AcquireReturnProxy
+from flwr.common.logger import log
+
+from clients.agreement import agreement
+from clients.node_cache import NodeCache, cached_worker, drop_worker, forget
+from fedgs.baselines.deployed import read_config
+from fedgs.config.checks import same_source_problems
+from fedgs.config.fields import refuse
+from fedgs.config.run_config import ResolvedConfig, RunConfig
+from fedgs.config.settings import settings_with
+from fedgs.data import partition, sources
+from fedgs.data.cohort import for_all_clients, keep_cohort
+from fedgs.data.federated import FederatedImages
+from fedgs.data.load import split_records
+from fedgs.data.records import DataWarning
+from fedgs.errors import UserError, wrap_error
+from fedgs.federation.preparation import check_capacity
+from fedgs.files import make_folder, read_json, remove_temporaries, write_json
+from fedgs.mechanism.peers import Peers
+from fedgs.privacy.client_ledger import (
+    SHARDED_DATASET,
+    ClientLedger,
+    Received,
+    release_event,
+    source_of,
+)
+from fedgs.privacy.client_limits import ClientRefused, Limits
+from fedgs.process import check_protocol, hold_lock, make_private
+from fedgs.runs.run_folder import node_folder, remove_states_after, state_rounds
+
+OWN_SETTINGS = frozenset(settings_with("of_client"))
+# What a server may not choose for a client beyond these: see `agreed`.
+NEUTRAL: dict[str, Any] = {
+    "corruption": "none",
+    "output": "",
+    "num_workers": 1,
+}
+NAME = re.compile(r"[0-9a-f]{16}")  # of a run, or of a start of its server
+RELEASE = re.compile(r"([0-9a-f]{16})/([0-9]{1,9})/([0-9a-f]{64}|)")  # see `Received`
+UNTOLD = {"start": "0" * 16, "since": 0, "answered": ""}  # by a server that has nothing
+LOCK_SECONDS = 10.0  # for the client process before, which may be ending
+
+
+@dataclass(frozen=True)
+class DeploymentConfig:
+    """What a node knows of itself: the values of its `--node-config`.
+
+    Attributes:
+        name: by which the server knows the node.
+        state_dir: absolute.
+        settings: the node's own of the run's settings (`OWN_SETTINGS`).
+        limits: path of its limits file, None without one.
+        peers: its key and those of the nodes that it knows; None without `peers`.
+    """
+
+    name: str
+    state_dir: Path
+    settings: Mapping[str, Any]
+    limits: Path | None = None
+    peers: Peers | None = None
+
+    @classmethod
+    def read(cls, node_config: Mapping[str, Any]) -> "DeploymentConfig":
+        """Reads Flower's node configuration; `-` and `_` in a key are the same.
+
+        Raises:
+            UserError: a key is missing, unknown or has a wrong value.
+        """
+        values = {key.replace("-", "_"): value for key, value in node_config.items()}
+        for key in ("name", "data", "state_dir"):
+            if not isinstance(values.get(key), str) or not values[key]:
+                raise UserError(
+                    f"{key} is missing: give --node-config '{key.replace('_', '-')}="
+                    '"..."\' with name, data and state-dir'
+                )
+        name, state_dir = values.pop("name"), Path(values.pop("state_dir"))
+        limits, peers = values.pop("limits", None), _peers(name, values)
+        if unknown := sorted(values.keys() - OWN_SETTINGS):
+            others = {"name", "state_dir", "limits", "key", "peers", "min_peers"}
+            known = ", ".join(sorted(OWN_SETTINGS | others))
+            raise UserError(f"{unknown[0]}: unknown in --node-config; give {known}")
+        values["data"] = sources.with_absolute_path(values["data"])
+        RunConfig.from_flat(values)  # checks each value
+        path = None if limits is None else Path(str(limits)).expanduser().absolute()
+        site = cls(name, state_dir.expanduser().absolute(), values, path, peers)
+        site.own_limits()
+        return site
+
+    def own_limits(self) -> Limits:
+        """Returns what the hosted clients agree to, with a count over all runs.
+
+        Raises:
+            UserError: the file cannot be read.
+        """
+        limits = Limits() if self.limits is None else Limits.read(self.limits)
+        if limits.state_dir is None:
+            limits = dataclasses.replace(limits, state_dir=self.state_dir / "releases")
+        return limits
+
+    def check_peers(self, config: RunConfig) -> None:
+        """Refuses masks without pinned peers, and peers without masks.
+
+        Raises:
+            ClientRefused: names the setting and the remedy.
+        """
+        if config.secure_aggregation and self.peers is None:
+            raise ClientRefused(
+                "peers",
+                "secure_aggregation = true: give peers, a folder with NAME.pub of the "
+                "other nodes, and key, the file NAME.key of this one",
+            )
+        if self.peers is None:
+            return
+        if not config.secure_aggregation:
+            raise ClientRefused(
+                "peers",
+                "secure_aggregation = false: this node has peers, so it answers under "
+                "masks only; leave out peers to take part without",
+            )
+        self.peers.check_names(config.node_names)
+
+    def open(self) -> None:
+        """Makes the state directory, and holds it as long as this process lives.
+
+        Raises:
+            UserError: it cannot be made, others can read it, or another process holds
+                it.
+        """
+        make_private("state-dir", self.state_dir)
+        problem = f"state-dir = {self.state_dir}: cannot be locked"
+        with wrap_error(OSError, problem, "give one that this user can write to"):
+            _hold(self.state_dir / ".client.lock")
+
+
+def _peers(name: str, values: dict[str, Any]) -> Peers | None:
+    """Takes what a node knows of its peers out of its configuration.
+
+    Raises:
+        UserError: something is missing or wrong.
+    """
+    key, folder = values.pop("key", None), values.pop("peers", None)
+    least = values.pop("min_peers", None)
+    if folder is None:
+        if least is not None:
+            raise UserError(f"min_peers = {least}: give peers, a folder of NAME.pub")
+        return None  # a key alone is Flower's
+    if not isinstance(key, str) or not isinstance(folder, str):
+        raise UserError(f"peers = {folder}: give key, the file NAME.key, as well")
+    if least is not None and type(least) is not int:
+        raise UserError(f"min_peers = {least!r}: give a whole number")
+    own, others = (Path(path).expanduser().absolute() for path in (key, folder))
+    return Peers.read(name, own, others, least)
+
+
+@lru_cache  # keeps the lock until this process ends
+def _hold(path: Path) -> AcquireReturnProxy:
+    """Locks a file, and removes what a killed process before this one was writing."""
+    refusal = f"{path.parent}: another client process uses it; give each client its own"
+    lock = hold_lock(path, f"state-dir = {refusal}", LOCK_SECONDS)
+    for pattern in ("*", "*/node-*"):  # the count and the runs; their nodes
+        for folder in path.parent.glob(pattern):
+            if folder.is_dir():
+                remove_temporaries(folder)
+    return lock
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What a node says when it joins.
+
+    Attributes:
+        released: how often it has released each round, from round 1 on, asked by
+            earlier starts of the server.
+        round: of its newest state that the server has committed, or that this start
+            of it has made; -1 without one.
+        refusal: why it does not take part after all; None if it does.
+    """
+
+    released: list[int]
+    round: int = -1
+    refusal: ClientRefused | None = None
+
+
+@dataclass(frozen=True)
+class DeployedClient:
+    """A deployed node in one run.
+
+    Attributes:
+        site: the node's own settings.
+        run_id: of the server, 16 hexadecimal digits: it becomes a folder's name.
+        told: what the server tells this node with every request; see `told_of`.
+    """
+
+    site: DeploymentConfig
+    run_id: str
+    told: Mapping[str, object] = field(default_factory=lambda: UNTOLD)
+    is_durable: bool = True
+
+    def __post_init__(self) -> None:
+        """Checks the name that comes from the server."""
+        if not NAME.fullmatch(self.run_id):
+            raise UserError("run_id of the server: not 16 hexadecimal digits; refused")
+
+    @property
+    def title(self) -> str:
+        """The node's public name."""
+        return self.site.name
+
+    @cached_property
+    def node_id(self) -> int:
+        """The node's index, by the names in the run's settings."""
+        return _position(self.site, agreed(self.site, self._settings()))
+
+    @property
+    def private(self) -> Path:
+        """The state directory."""
+        return self.site.state_dir
+
+    @property
+    def folder(self) -> Path:
+        """This run's folder."""
+        return self.site.state_dir / self.run_id
+
+    def worker(self) -> NodeCache:
+        """Returns this process's worker, made on the first message.
+
+        The count is looked at for every message: a client that was started again gets
+        the request that is waited for, and does not join.
+
+        Privacy: reads private data; output private.
+
+        Raises:
+            UserError: also where the server has a release that the count does not have.
+        """
+        start, since, received = told_of(self.told)
+        worker = cached_worker(str(self.folder), lambda: self._make(start))
+        count = worker.node(self.node_id).count
+        count.check_received(self.run_id, self.title, received)
+        self._enter(start, since)
+        return worker
+
+    def forget(self) -> None:
+        """Drops the node from memory; its last whole state is on disk."""
+        forget(str(self.folder), self.node_id)
+
+    def _has_asked(self, start: str) -> bool:
+        path = self.folder / "start.json"
+        return path.exists() and read_json(path).get("start") == start
+
+    def _enter(self, start: str, since: int) -> None:
+        """Deletes states of rounds that the starts before did not commit; once.
+
+        Not at joining: a server asks nothing before its ledger has what was released in
+        these rounds. One that was restored from an older backup ends the run instead.
+        """
+        if not self._has_asked(start):
+            remove_states_after(self.folder, since)
+            write_json(self.folder / "start.json", {"start": start})
+
+    def join(self, settings: Mapping[str, Any]) -> Joined:
+        """Takes part in a run from now on, or again after the server's restart.
+
+        No state is deleted. From now on the limits file counts as it is now. What is
+        agreed is in this client's own log.
+
+        Privacy: reads private data; the result is public: rounds and participation,
+            which the server knows.
+
+        Args:
+            settings: the run's, flat.
+
+        Returns:
+            What the node has released, also where its clients' limits refuse the run.
+
+        Raises:
+            UserError: other settings than before, unsuitable data, no room, or a count
+                that lacks what the server has.
+        """
+        self.site.open()
+        agreed(self.site, settings)
+        path = self.folder / "run.json"
+        known = read_json(path) if path.exists() else settings
+        # Settings that are left out have their default.
+        if read_config(known) != read_config(settings):
+            raise UserError(
+                f"{path}: the server sends other settings under the same run; it must "
+                "start a new run folder"
+            )
+        drop_worker(str(self.folder))  # its limits may be older than the file
+        start, since, received = told_of(self.told)
+        released = self._released(start, received)
+        try:
+            worker = self._make_from(settings, start)
+        except ClientRefused as refusal:
+            return Joined(released, refusal=refusal)
+        if not path.exists():
+            make_folder(self.folder, 0o700)
+            write_json(path, dict(settings))
+        cached_worker(str(self.folder), lambda: worker)
+        log(INFO, "%s", agreement(self.title, worker.node(self.node_id)))
+        rounds = state_rounds(node_folder(self.folder, self.node_id))
+        if not self._has_asked(start):
+            rounds = [round for round in rounds if round <= since]
+        return Joined(released, max(rounds, default=-1))
+
+    def _released(self, start: str, received: Received) -> list[int]:
+        """Returns `Joined.released`, from the clients' count, wherever that lies.
+
+        Raises:
+            UserError: the server has an answer that the count does not have.
+        """
+        limits = self.site.own_limits()
+        count = ClientLedger(limits.state_dir or self.folder, [])
+        count.check_received(self.run_id, self.title, received)
+        # This start has its own events already; what it asked is no loss.
+        times: Counter[int] = Counter()
+        for (other, round), number in count.released(self.run_id, self.title).items():
+            times[round] += number if other != start else 0
+        return [times[round] for round in range(1, max(times, default=0) + 1)]
+
+    def _make(self, start: str) -> NodeCache:
+        self.site.open()
+        return self._make_from(self._settings(), start)
+
+    def _make_from(self, settings: Mapping[str, Any], start: str) -> NodeCache:
+        config, limits = agreed(self.site, settings), self.site.own_limits()
+        counts = limits.state_dir or self.folder
+        limits.check_run(config)
+        self.site.check_peers(config)
+        hosted = config.hosting.hosted(_position(self.site, config))
+        # Before the data are read: whether they fit would tell of them.
+        limits.check_num_clients(len(hosted))
+        data = own_images(config, hosted)
+        names = [data.client_names[client] for client in hosted]
+        count = ClientLedger(counts, names)
+        everyone = range(len(hosted))
+        event = release_event(config, 1, everyone, len(hosted), limits.shares(config))
+        count.check(event, limits)
+        # As a run of this node alone: who is not asked yet is asked in a later round.
+        own = dataclasses.replace(
+            config,
+            num_clients=len(hosted),
+            clients_per_node=len(hosted),
+            node_sizes=None,
+        )
+        check_capacity(own, self.site.state_dir)
+        source = source_of(self.run_id, start, self.title)
+        return NodeCache(config, data, self.folder, limits, source, self.site.peers)
+
+    def _settings(self) -> dict[str, Any]:
+        if not (self.folder / "run.json").exists():
+            raise UserError(
+                f"{self.folder}: this node has not joined the run, or its state is "
+                "lost; restore the state-dir"
+            )
+        return read_json(self.folder / "run.json")
+
+
+def agreed(site: DeploymentConfig, settings: Mapping[str, Any]) -> ResolvedConfig:
+    """Returns a run's configuration as a node computes with it.
+
+    Raises:
+        UserError: unknown or contradictory settings, or the node is not in the run.
+    """
+    # The later one counts: what is the client's own is never the server's to set.
+    imposed = {**settings, **NEUTRAL, **_own(site)}
+    config = read_config(imposed).validate()
+    refuse(config, same_source_problems(config))
+    _position(site, config)
+    return config
+
+
+def _own(site: DeploymentConfig) -> dict[str, Any]:
+    defaults = RunConfig().to_flat()
+    return {name: defaults[name] for name in OWN_SETTINGS} | dict(site.settings)
+
+
+def _position(site: DeploymentConfig, config: RunConfig) -> int:
+    names = config.node_names
+    if site.name not in names:
+        raise UserError(f"name = {site.name}: the run has {', '.join(names)} only")
+    return names.index(site.name)
+
+
+class HostedImages:
+    """A node's own images under the run's numbers of its clients.
+
+    It has the part of `FederatedImages` that training reads, and no other clients.
+    The names are those by which releases are counted: `SHARDED_DATASET` of every shard.
+
+    Privacy: reads private data; output private.
+    """
+
+    def __init__(self, data: FederatedImages, names: list[str], hosted: range) -> None:
+        """Takes the data of the clients, their names and their numbers."""
+        self.images, self.labels = data.images, data.labels
+        self.client_records = dict(zip(hosted, data.client_records, strict=True))
+        self.client_names = dict(zip(hosted, names, strict=True))
+
+
+def own_images(config: ResolvedConfig, hosted: range) -> FederatedImages:
+    """Loads a node's data: exactly the clients that it hosts, in the data's order.
+
+    Data that names no clients is one client, unless `partition` says how to cut it.
+
+    Privacy: reads private data; output private.
+
+    Args:
+        config: of `agreed`.
+        hosted: the run's numbers of this node's clients.
+
+    Raises:
+        UserError: the data is missing, malformed or of another number of clients.
+    """
+    unset = {"num_clients": "", "node_sizes": "", "clients_per_round": ""}
+    own = RunConfig.from_flat(unset, config)
+    with warnings.catch_warnings(action="ignore", category=DataWarning):
+        records = sources.load_records(own)
+    # Other partitioners cut by the run's seed, as iid and dirichlet do.
+    are_named = own.partitioner in (None, "NaturalIdPartitioner")
+    if own.partition == "auto" and records.clients is None:
+        owner = np.zeros(len(records.labels), np.int64)
+        records, are_named = dataclasses.replace(records, clients=owner), False
+    if partition.rule(own, records.clients) != "by-client":
+        own, are_named = dataclasses.replace(own, num_clients=len(hosted)), False
+    data = keep_cohort(own, split_records(for_all_clients(own), records))
+    if data.num_clients != len(hosted):
+        raise UserError(
+            f"data = {own.data}: has {data.num_clients} clients, the run gives this "
+            f"node {len(hosted)}; give data of that many, or have the server set "
+            "num_clients and clients_per_node or node_sizes"
+        )
+    # Training reads client_records and client_names by the run's numbers only.
+    names = list(data.client_names) if are_named else [SHARDED_DATASET] * len(hosted)
+    return cast(FederatedImages, HostedImages(data, names, hosted))
+
+
+def settings_of(payload: Mapping[str, object]) -> dict[str, Any]:
+    """Decodes a request to join: the run's settings.
+
+    Raises:
+        UserError: malformed, or of another protocol.
+    """
+    check_protocol("the server", payload.get("protocol"), "this client")
+    settings: Any = None
+    with contextlib.suppress(TypeError, ValueError):
+        settings = json.loads(payload.get("settings"))  # type: ignore
+    if not isinstance(settings, dict):
+        raise UserError("request to join that cannot be decoded: refused")
+    return settings
+
+
+def told_of(payload: Mapping[str, object]) -> tuple[str, int, Received]:
+    """Decodes what a server tells a node with every request.
+
+    Returns:
+        The server's start, the round that it goes on from, and this node's last release
+        that it has.
+
+    Raises:
+        UserError: malformed.
+    """
+    start, since = str(payload.get("start")), payload.get("since")
+    answered = payload.get("answered")
+    last = RELEASE.fullmatch(str(answered))
+    if (
+        type(since) is not int
+        or since < 0
+        or not (NAME.fullmatch(start) and (last or answered == ""))
+    ):
+        raise UserError("request without what the server has of this node: refused")
+    return start, since, last and (last[1], int(last[2]), last[3])

@@ -1,0 +1,147 @@
+"""Where discriminators live between messages: the one module-level cache.
+
+A worker process lives as long as the simulation, or the deployed client, so its nodes
+stay in memory; each state is also on disk after every round, because the next message
+for a node may reach another process. Nothing is put into Flower's `Context.state`,
+which would travel.
+"""
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fedgs.baselines.deployed import UpdateNode
+from fedgs.baselines.fedavg_gan import UpdateConfig, run_config
+from fedgs.baselines.run import load_run_data, open_run
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.data.federated import FederatedImages
+from fedgs.data.load import load_data
+from fedgs.data.records import DataWarning
+from fedgs.federation.node import Node
+from fedgs.federation.preparation import nodes_in_memory
+from fedgs.mechanism.peers import Peers
+from fedgs.privacy.client_limits import Limits
+from fedgs.process import keep_freed_memory
+from fedgs.runs.run_folder import RunFolder, node_folder
+
+_workers: dict[str, "NodeCache"] = {}
+
+
+class NodeCache:
+    """One worker process of a run: its data and its most recent nodes.
+
+    Args:
+        config: the resolved configuration.
+        data: all data that the nodes of this process can see.
+        private: the folder of the nodes' states.
+        limits: of the hosted clients; those of the run's settings when None.
+        source: of the releases; see `fedgs.federation.node.Node`.
+        peers: whose masking keys are taken; see there.
+    """
+
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        data: FederatedImages,
+        private: Path,
+        limits: Limits | None = None,
+        source: str = "",
+        peers: Peers | None = None,
+    ) -> None:
+        """Starts without nodes."""
+        self.config, self.data, self.private = config, data, private
+        self.limits, self.source, self.peers = limits, source, peers
+        self.nodes: OrderedDict[int, Node] = OrderedDict()
+        # Workers share the nodes; the least recent one is dropped, not lost.
+        self.capacity = nodes_in_memory(config)
+        torch.set_num_threads(1)
+        keep_freed_memory()
+
+    def node(self, node_id: int) -> Node:
+        """Returns a node, from memory or new (its state then comes from disk)."""
+        if node_id not in self.nodes:
+            where = (self.private, self.limits, self.source, self.peers)
+            kind = UpdateNode if isinstance(self.config, UpdateConfig) else Node
+            self.nodes[node_id] = kind(self.config, node_id, self.data, *where)
+        self.nodes.move_to_end(node_id)
+        while len(self.nodes) > self.capacity:
+            self.nodes.popitem(last=False)
+        return self.nodes[node_id]
+
+
+@dataclass(frozen=True)
+class SimulatedClient:
+    """A node of a simulation: the run folder is shared with the server.
+
+    Attributes:
+        run_folder: absolute path.
+        node_id: Flower's partition-id.
+        is_durable: whether a state must be on the disk before an answer leaves.
+    """
+
+    run_folder: str
+    node_id: int
+    is_durable: bool = False  # the server syncs all states at its checkpoints
+
+    @property
+    def title(self) -> str:
+        """The node's public name."""
+        return f"node {self.node_id}"
+
+    @property
+    def private(self) -> Path:
+        """The folder of the node's states; its `error.log` tells of failures."""
+        return node_folder(Path(self.run_folder) / "private", self.node_id)
+
+    def worker(self) -> NodeCache:
+        """Returns this process's worker for the run, made on the first message.
+
+        Privacy: reads private data; output private.
+        """
+        return cached_worker(self.run_folder, self._make)
+
+    def forget(self) -> None:
+        """Drops a node that failed half-way."""
+        forget(self.run_folder, self.node_id)
+
+    def _make(self) -> NodeCache:
+        folder = RunFolder.open(self.run_folder)
+        # Ray prints what a worker prints at the server.
+        with warnings.catch_warnings(action="ignore", category=DataWarning):
+            if not folder.is_baseline:
+                data = load_data(folder.config)
+                return NodeCache(folder.config, data, folder.private)
+            run = open_run(self.run_folder)
+            config = run_config(run.settings, run.config)
+            return NodeCache(config, load_run_data(run), folder.private)
+
+
+def forget(run: str, node_id: int) -> None:
+    """Drops a node that failed half-way; its last whole state is on disk."""
+    if run in _workers:
+        _workers[run].nodes.pop(node_id, None)
+
+
+def cached_worker(run: str, make: Callable[[], NodeCache]) -> NodeCache:
+    """Returns this process's worker for a run, made on the first message.
+
+    Privacy: reads private data; output private.
+
+    Args:
+        run: what the worker is known by; the worker of another run is dropped.
+        make: makes it.
+    """
+    if run not in _workers:
+        # First: memory may not hold the discriminators of two runs.
+        _workers.clear()
+        _workers[run] = make()
+    return _workers[run]
+
+
+def drop_worker(run: str) -> None:
+    """Drops this process's worker for a run, with its limits and its nodes."""
+    _workers.pop(run, None)

@@ -1,0 +1,1 @@
+"""What people see: command line, report, evaluation; alone in knowing a terminal."""

@@ -1,0 +1,151 @@
+"""`fedgs baseline NAME`: one command for each method, made of the method's settings."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from fedgs.app.flags import request_flags, settings_flags
+from fedgs.baselines import METHODS, find
+from fedgs.baselines.target import SHARED_SETTINGS, Asked, Target, check_noise
+from fedgs.config import settings
+from fedgs.config.recipes import HELD_OUT
+from fedgs.config.settings import settings_with
+from fedgs.errors import UserError
+from server.launch.submit import NewRun, Submission
+
+if TYPE_CHECKING:
+    from fedgs.baselines.contract import Baseline
+
+# What images a client has and how, and what it computes with, are its own affair.
+NO_SERVERS = {*settings_with("of_client"), "engine", "num_workers"} - {"device"}
+
+
+class Methods(TyperGroup):
+    """The methods as commands; a method is imported when its command is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Returns the names of all methods of fedgs."""
+        return list(METHODS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        """Returns the command of a method, by its name or by module:object.
+
+        Raises:
+            UserError: there is no such method.
+        """
+        return command_of(cmd_name)
+
+
+app = typer.Typer(
+    cls=Methods,
+    no_args_is_help=True,
+    help="Train a method that others published, on the same data, in the same folders.",
+)
+
+
+def _list_methods(is_asked: bool) -> None:
+    if is_asked:
+        from fedgs.app.baselines.command import list_methods
+
+        list_methods()
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    list_all: Annotated[
+        bool,
+        typer.Option(
+            "--list",
+            help="Print the methods: unit, who is trusted, title.",
+            callback=_list_methods,
+            is_eager=True,
+        ),
+    ] = False,
+) -> None:
+    """Holds the options of `fedgs baseline` itself; the help text is the app's."""
+
+
+class DeployedMethods(TyperGroup):
+    """The methods that clients of a deployment answer, as commands."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Returns their names."""
+        return ["fedavg-gan"]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        """Returns the command that submits a run of a method.
+
+        Raises:
+            UserError: no client of a deployment answers it.
+        """
+        from fedgs.baselines.deployed import check_name
+
+        check_name(cmd_name)
+        return deployed_command_of(cmd_name)
+
+
+def command_of(name: str) -> click.Command:
+    """Returns the command that trains a method: its settings and the run's as flags.
+
+    Raises:
+        UserError: there is no such method.
+    """
+    method = find(name, is_typed=True)
+
+    def train(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
+        check_noise(given)
+        from fedgs.app.baselines import command
+
+        command.train(name, given, settings)
+
+    chosen = settings_of(method)
+    shown = dict(method.recipe) | {"test_fraction": HELD_OUT}
+    flagged = settings_flags(*chosen, defaults=shown)(train)
+    flagged = request_flags(method.Settings, Asked, has_defaults=False)(flagged)
+    return _command(method, method.recipe, flagged)
+
+
+def deployed_command_of(name: str) -> click.Command:
+    """Returns the command that submits a method: as `command_of`, with a server."""
+    method = find(name)
+
+    def submit(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
+        from fedgs.app.commands import deploy
+
+        check_noise(given)
+        names = {spec.name for spec in dataclasses.fields(NewRun)}
+        how = {key: given.pop(key) for key in names & given.keys()}
+        if "server" not in how:
+            raise UserError("server is unset: give --server HOST:PORT")
+        deploy.submit_baseline(Submission(**how), name, given, settings)
+
+    chosen = [n for n in settings_of(method) if n not in NO_SERVERS]
+    defaults = dict(method.recipe) | {"clients_per_node": 1}
+    flagged = settings_flags(*chosen, "node_sizes", defaults=defaults)(submit)
+    requests = (method.Settings, Target, NewRun)
+    flagged = request_flags(*requests, has_defaults=False)(flagged)
+    return _command(method, defaults, flagged)
+
+
+def settings_of(method: "Baseline") -> list[str]:
+    """Returns the settings of a run that a method reads and does not have itself."""
+    own = {spec.name for spec in dataclasses.fields(method.Settings)}
+    read = settings.settings_of(*SHARED_SETTINGS, *getattr(method, "more_settings", ()))
+    return [spec.name for spec in read if spec.name not in own]
+
+
+def _command(
+    method: "Baseline", defaults: Mapping[str, Any], flagged: Callable[..., None]
+) -> click.Command:
+    recipe = ", ".join(f"{key} = {value}" for key, value in defaults.items())
+    flagged.__doc__ = f"{method.title}. Guarantee: {method.unit}."
+    if recipe:
+        flagged.__doc__ += f" Recipe: {recipe}."
+    single = typer.Typer(add_completion=False)
+    single.command(method.name)(flagged)
+    return typer.main.get_command(single)

@@ -1,0 +1,112 @@
+"""`fedgs deploy`: server and clients on different machines; docs/deployment.md."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from clients.client_command import Client
+from fedgs.app.cli.baseline import DeployedMethods
+from fedgs.app.flags import (
+    ConfigOption,
+    JsonOption,
+    RecipeOption,
+    request_flags,
+    settings_flags,
+)
+from fedgs.config.settings import settings_with
+from server.launch.server_command import Server
+from server.launch.submit import Submission
+
+app = typer.Typer(
+    no_args_is_help=True, help="Train with server and clients on different machines."
+)
+
+app.add_typer(
+    typer.Typer(
+        cls=DeployedMethods,
+        no_args_is_help=True,
+        help="Register clients and start a run of a method that others published.",
+    ),
+    name="baseline",
+)
+
+# How a client reads its own data; beside `data`.
+CLIENT_DATA = tuple(name for name in settings_with("of_client") if name != "data")
+
+
+@app.command()
+def certs(
+    folder: Annotated[Path, typer.Argument(help="Where to.")] = Path("certs"),
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name or address of the server; again for more."),
+    ] = None,
+    client: Annotated[
+        list[str] | None, typer.Option(help="Name of a client; again for more.")
+    ] = None,
+    days: Annotated[int, typer.Option(help="The server certificate's life.")] = 365,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Make these anew; never the authority.")
+    ] = False,
+) -> None:
+    """Make the authority and the server's certificate, and clients' key pairs."""
+    from server.launch.certs import make_certificates
+
+    for path in make_certificates(folder, host or [], client or [], days, replace):
+        print(f"{path.stat().st_mode & 0o777:o} {path}")
+
+
+@app.command()
+@request_flags(Server)
+def server(*, given: dict[str, Any]) -> None:
+    """Run the server (a Flower SuperLink and SuperExec) in the foreground.
+
+    SIGTERM ends it within 30 seconds, runs at their next round. If one of its processes
+    ends, all end with exit code 1: let systemd or Docker start it again.
+    """
+    from fedgs.app.commands import deploy
+
+    deploy.serve(Server(**given))
+
+
+@app.command()
+@settings_flags(*CLIENT_DATA)
+@request_flags(Client)
+def client(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
+    """Run a client (a Flower SuperNode) in the foreground."""
+    from fedgs.app.commands import deploy
+
+    deploy.join(Client(**given, settings=settings))
+
+
+@app.command()
+@settings_flags()
+@request_flags(Submission)
+def submit(
+    recipe: RecipeOption = None,
+    config: ConfigOption = None,
+    *,
+    given: dict[str, Any],
+    settings: dict[str, Any],
+) -> None:
+    """Register clients and start a run; exit code 1 unless it completes."""
+    from fedgs.app.commands import deploy
+
+    deploy.submit(Submission(**given), recipe, config, settings)
+
+
+@app.command()
+def status(
+    run: Annotated[
+        Path, typer.Argument(help="A run folder, or a folder of them, on the server.")
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Print round, releases, epsilon and the nodes' last answers of a server's runs.
+
+    The exit code is 1 if a run cannot be read.
+    """
+    from fedgs.app.commands import deploy
+
+    deploy.status(run, as_json)

@@ -1,0 +1,380 @@
+"""The command line: `fedgs train`, `resume`, `sample`, `privacy`, `audit`, ...
+
+The flags of settings are made in `fedgs.app.flags`. Bad input is one line and
+exit code 2; a run that stopped early or failed is exit code 1 and can be resumed.
+"""
+
+import dataclasses
+import json
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from experiments.comparison.options import OF_DATA, BenchmarkRequest
+from experiments.debug.request import (
+    DebugRequest,
+    ExistingRuns,
+    OwnSuspects,
+    PlantedBug,
+    planted,
+)
+from fedgs import __version__
+from fedgs.app.cli import baseline, deploy
+from fedgs.app.commands.audit_request import AuditRequest
+from fedgs.app.commands.sample_request import SampleRequest
+from fedgs.app.evaluation.request import READING, SHAPE, EvaluationRequest
+from fedgs.app.flags import (
+    ConfigOption,
+    HelpAllOption,
+    JsonOption,
+    OfRecipe,
+    RecipeOption,
+    RunArgument,
+    request_flags,
+    run_app,
+    settings_flags,
+)
+from fedgs.app.tables import folded
+from fedgs.cohorts.settings import Selection, selection_of
+from fedgs.config.recipes import configure, is_left_open, settings_in
+from fedgs.config.run_config import RunConfig
+from fedgs.diagnosis.rule import Rule
+from fedgs.errors import reject
+from fedgs.runs.run_folder import is_baseline
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Trains a generator on images that never leave their owners.",
+)
+data_app = typer.Typer(no_args_is_help=True, help="Look at private images you own.")
+app.add_typer(data_app, name="data")
+app.add_typer(deploy.app, name="deploy")
+app.add_typer(baseline.app, name="baseline")
+# Of `fedgs train`: what `--help` shows, in two screens.
+MOST_USED = ("data", "test_fraction", "num_clients", "target_epsilon")
+MOST_USED += ("noise_multiplier", "relation", "num_rounds", "engine", "output", "seed")
+MOST_USED_TO_DEBUG = ("data", "data_dir", "target_epsilon", "engine", "output", "seed")
+FORMAT_WARNING = warnings.formatwarning
+OF_BASELINE = "RUN is of `fedgs baseline`; leave out"
+
+
+def main() -> None:
+    """Runs the command line; the console script `fedgs`."""
+    warnings.formatwarning = _format_warning
+    sys.exit(run_app(app))
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"fedgs {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Print the version.",
+            callback=_print_version,
+            is_eager=True,
+        ),
+    ] = False,
+) -> None:
+    """Holds the options of `fedgs` itself; the help text is the app's."""
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], *where: Any, **line: Any
+) -> str:
+    """Prints what concerns the user's data in one line, other warnings as usual."""
+    if issubclass(category, UserWarning):
+        return folded(f"Warning: {message}\n", sys.stderr)
+    return FORMAT_WARNING(message, category, *where, **line)
+
+
+@app.command(cls=OfRecipe)
+@settings_flags(shown=MOST_USED)
+def train(
+    recipe: RecipeOption = None,
+    config: ConfigOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what a run does and costs; no run.")
+    ] = False,
+    help_all: HelpAllOption = False,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Train a generator. Settings: recipe, then TOML file, then flags.
+
+    With --target-epsilon and no method: `staged`, fitted to the clients.
+    """
+    is_open = recipe is None and config is None and is_left_open(settings)
+    # Fails before torch is imported.
+    configured = configure("staged" if is_open else recipe, config, settings)
+    from fedgs.app.commands import train as running
+    from fedgs.federation.preparation import with_held_out
+
+    configured = with_held_out(configured, settings_in(config) | settings)
+    name = recipe or ("staged" if is_open else "run")
+    running.train(configured, name, settings if is_open else None, dry_run)
+
+
+@app.command()
+def resume(run: RunArgument) -> None:
+    """Continue an interrupted run from its last checkpoint."""
+    if is_baseline(run):
+        from fedgs.app.baselines import command
+
+        command.resume(run)
+        return
+    from fedgs.app.commands import train as running
+
+    running.resume(run)
+
+
+@app.command()
+def demo(
+    output: Annotated[Path | None, typer.Option(help="Folder for both runs.")] = None,
+) -> None:
+    """Train two generators on handwritten digits at one epsilon, in minutes."""
+    from fedgs.app.commands import train as running
+
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    running.demo(output or Path("runs") / f"demo-{stamp}")
+
+
+@app.command()
+@request_flags(SampleRequest)
+def sample(*, given: dict[str, Any]) -> None:
+    """Draw images from a run's generator; costs no privacy."""
+    request = SampleRequest(**given)
+    from fedgs.app.commands import train as running
+
+    running.sample(request)
+
+
+@app.command()
+@settings_flags(*READING, *SHAPE)
+@request_flags(EvaluationRequest)
+def evaluate(
+    as_json: JsonOption = False, *, given: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    """Compare synthetic images with real ones, and train classifiers on them.
+
+    The numbers are computed from real images: no epsilon covers them.
+    """
+    request = EvaluationRequest(
+        **given, data=settings.pop("data", ""), reading=settings
+    )
+    from fedgs.app.evaluation import evaluate as evaluation
+
+    evaluation.evaluate(request, as_json)
+
+
+@app.command()
+@settings_flags("Federation", "Privacy", "Training", "Runtime")
+def privacy(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Run folders, on the same clients.")
+    ] = None,
+    recipe: RecipeOption = None,
+    config: ConfigOption = None,
+    at_epsilon: Annotated[
+        float | None, typer.Option(help="Print delta at this epsilon instead.")
+    ] = None,
+    colluding_nodes: Annotated[
+        int, typer.Option(help="Whose noise the secagg adversary knows.", min=0)
+    ] = 0,
+    same_clients: Annotated[
+        bool, typer.Option("--same-clients", help="RUNs that differ have them too.")
+    ] = False,
+    reproduce: Annotated[
+        bool, typer.Option("--reproduce", help="Recompute the analysis' numbers.")
+    ] = False,
+    label: Annotated[
+        bool, typer.Option("--label", help="Write RUN/privacy_label.json instead.")
+    ] = False,
+    as_json: JsonOption = False,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Print the epsilons of runs, or of planned settings without a run.
+
+    With --noise-multiplier and --target-epsilon: of the largest number of rounds.
+    """
+    from fedgs.app.commands import privacy as privacy_report
+    from fedgs.runs import epsilons
+
+    given = {"recipe": recipe, "config": config, "at_epsilon": at_epsilon, **settings}
+    if label:
+        more = {"json": as_json or None, "reproduce": reproduce or None}
+        reject(given | more, "--label states RUN as it is; leave out")
+        privacy_report.write_labels(runs or [])
+        return
+    if reproduce:
+        reject({"RUN": runs or None, **given}, "--reproduce stands alone; leave out")
+        from experiments.paper import reproduce as reproduction
+
+        reproduction.main(as_json)
+        return
+    if runs and any(map(is_baseline, runs)):
+        reject({k: given[k] for k in ("recipe", "config", "at_epsilon")}, OF_BASELINE)
+        from fedgs.app.baselines import command
+
+        command.privacy(runs, settings, as_json)
+        return
+    if not runs:
+        statements = privacy_report.of_settings(
+            recipe, config, settings, at_epsilon, colluding_nodes
+        )
+    else:
+        kept = ("delta", "at_epsilon")
+        others = {name: value for name, value in given.items() if name not in kept}
+        reject(others, "RUN has its own; leave out RUN or")
+        statements = epsilons.of_runs(
+            runs, settings, at_epsilon, same_clients, colluding_nodes
+        )
+    if as_json:
+        print(json.dumps([s.to_json() for s in statements], indent=2))
+    else:
+        privacy_report.show(statements)
+
+
+@app.command()
+@request_flags(AuditRequest)
+def audit(as_json: JsonOption = False, *, given: dict[str, Any]) -> None:
+    """Attack a run's guarantee; exit code 1 if a lower bound exceeds its epsilon."""
+    request = AuditRequest(**given)
+    if is_baseline(request.run):
+        from fedgs.app.baselines import audit as attacks
+    else:
+        from fedgs.app.commands import audit as attacks
+
+    if not attacks.audit(request, as_json):
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Run folders or folders of `debug`."),
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="FILE.html; grids beside it.")
+    ] = Path("report.html"),
+) -> None:
+    """Write one page about runs: pictures, curves, privacy, settings."""
+    from fedgs.app.report import page as reporting
+
+    reporting.report(folders, output)
+
+
+@app.command()
+@settings_flags(*OF_DATA)
+@request_flags(BenchmarkRequest)
+def benchmark(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
+    """Train and compare all methods at every epsilon; what is stored is printed.
+
+    --data, and how it is read, is for a data set of your own in place of the three.
+    """
+    request = BenchmarkRequest(**given)
+    from experiments.comparison import compare
+
+    compare.benchmark(request, settings)
+
+
+@app.command()
+def bench(
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    nodes: Annotated[
+        int, typer.Option(help="Clients of the deployment; 0: none.", min=0)
+    ] = 2,
+    rounds: Annotated[int, typer.Option(help="Rounds of it.", min=1)] = 20,
+) -> None:
+    """Measure speed and memory of this machine; nothing is kept."""
+    from experiments.speed.bench import bench as measure
+
+    measure(device, nodes, rounds)
+
+
+@data_app.command("inspect")
+@settings_flags("Data", "num_clients", "seed")
+def inspect_data(
+    source: Annotated[str, typer.Argument(help="What --data of train takes.")],
+    sheet: Annotated[
+        Path, typer.Option(help="PNG to write, of private images.")
+    ] = Path("contact-sheet.png"),
+    as_json: JsonOption = False,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Print what a source holds and write a contact sheet; for its owner's eyes."""
+    reject({"data": settings.pop("data", None)}, "SOURCE says it; leave out")
+    config = RunConfig(data=source, **settings)
+    from fedgs.app.commands import data as data_report
+
+    data_report.inspect(config, sheet, as_json)
+
+
+@app.command()
+@settings_flags(
+    *("Data", "Privacy", "Training", "Model", "Runtime"),
+    shown=MOST_USED_TO_DEBUG,
+    defaults={"engine": "flower"},
+)
+@request_flags(
+    PlantedBug, OwnSuspects, ExistingRuns, DebugRequest, Rule, has_defaults=False
+)
+def debug(
+    recipe: RecipeOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+    help_all: HelpAllOption = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what can be found at all; no run.")
+    ] = False,
+    *,
+    given: dict[str, Any],
+    settings: dict[str, Any],
+) -> None:
+    """Compare two cohorts' generators: which bug explains how they differ?
+
+    With --output of an earlier call alone: go on. The recipe is class-means with
+    --target-epsilon and no method, else full-participation; the engine is Flower.
+    """
+    from experiments.debug import command
+
+    command.debug(given, recipe, config, settings, as_json, dry_run)
+
+
+@app.command()
+@settings_flags("Data", "output", "engine", "seed", "num_clients", "num_workers")
+@request_flags(PlantedBug, Selection, has_defaults=False)
+def cohorts(
+    as_json: JsonOption = False,
+    *,
+    given: dict[str, Any],
+    settings: dict[str, Any],
+) -> None:
+    """Select clients by the accuracy of a federated classifier on their images.
+
+    --output is the folder to create. The engine is Flower, with 2 workers, unless
+    given.
+    """
+    own = {"engine": "flower", "num_workers": 2} | planted(given)
+    config = RunConfig(**own | settings)
+    bug = {spec.name for spec in dataclasses.fields(PlantedBug)}
+    selection = selection_of({n: v for n, v in given.items() if n not in bug})
+    from fedgs.app.commands import cohorts as selecting
+
+    selecting.cohorts(config, selection, as_json)

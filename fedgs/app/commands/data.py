@@ -1,0 +1,142 @@
+"""`fedgs data inspect`: what a source holds, as a table or JSON, and a contact sheet.
+
+Everything here describes private images. It is for the people who own them: none of it
+may leave the machine in a run that claims privacy.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedgs.app.commands.progress import say
+from fedgs.app.tables import Table
+from fedgs.config.run_config import RunConfig
+from fedgs.data import sources
+from fedgs.data.cohort import for_all_clients, keep_cohort
+from fedgs.data.federated import FederatedImages, to_float
+from fedgs.data.load import split_records
+from fedgs.data.records import Records
+from fedgs.errors import UserError, wrap_error
+from fedgs.runs.sample import save_images
+
+BINS = 8  # of the histogram
+BAR = 30  # its width
+SHEET_CLIENTS, SHEET_IMAGES = 12, 10  # rows and columns of the contact sheet
+
+
+def inspect(config: RunConfig, sheet: Path, as_json: bool) -> None:
+    """Loads the data, writes the contact sheet and prints what is there.
+
+    Data without clients of its own counts as one client unless `num_clients` is set.
+
+    Privacy: reads private data; output private.
+
+    Raises:
+        UserError: the data is missing or malformed, or the sheet cannot be written.
+    """
+    if sheet.suffix != ".png":
+        raise UserError(f"sheet = {sheet}: give a name that ends in .png")
+    if config.seed is None:
+        config = dataclasses.replace(config, seed=0)
+    records = sources.load_records(config.validate())
+    is_cut = config.num_clients is not None or config.data == "digits"
+    if records.clients is None and not is_cut:
+        config = dataclasses.replace(config, num_clients=1)
+    data = keep_cohort(config, split_records(for_all_clients(config), records))
+    problem = f"sheet = {sheet}: cannot be written"
+    with wrap_error(OSError, problem, "give another --sheet"):
+        write_contact_sheet(sheet, data)
+    report = describe(config, records, data) | {"contact_sheet": str(sheet)}
+    if as_json:
+        print(json.dumps(report))
+    else:
+        _show(report, data.sizes)
+
+
+def describe(
+    config: RunConfig, records: Records, data: FederatedImages
+) -> dict[str, Any]:
+    """Returns the numbers of the report.
+
+    Privacy: reads private data; output private.
+    """
+    sizes = data.sizes
+    own = np.concatenate(data.client_records)
+    per_class = np.bincount(data.labels[own], minlength=data.num_classes)
+    tests = [len(held) for held in data.client_test_records] or [0] * len(sizes)
+    return {
+        "data": config.data,
+        "clients": data.num_clients,
+        "images": int(sizes.sum()),
+        "held_out": sum(tests),
+        "without_client": len(data.images) - int(sizes.sum()) - sum(tests),
+        "images_per_client": {
+            "min": int(sizes.min()),
+            "median": float(np.median(sizes)),
+            "max": int(sizes.max()),
+        },
+        "classes": data.num_classes,
+        "images_per_class": per_class.tolist(),
+        "image_shape": list(data.images.shape[1:]),
+        "polarity": records.polarity,
+        "polarity_guess": records.guess,
+        "memory_bytes": data.images.nbytes + data.labels.nbytes,
+    }
+
+
+def write_contact_sheet(path: Path, data: FederatedImages) -> None:
+    """Writes the first images of the first clients, a row for each, as a PNG.
+
+    Privacy: reads private data; output private.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    rows = []
+    for records in data.client_records[:SHEET_CLIENTS]:
+        images = to_float(data.images[records[:SHEET_IMAGES]])
+        blank = np.zeros((SHEET_IMAGES - len(images), *images.shape[1:]), np.float32)
+        rows.append(np.concatenate([images, blank]))
+    save_images(path, np.concatenate(rows), SHEET_IMAGES)
+
+
+def _show(report: dict[str, Any], sizes: NDArray[np.int64]) -> None:
+    per_client = report["images_per_client"]
+    least, median, most = (per_client[name] for name in ("min", "median", "max"))
+    shape, per_class = report["image_shape"], report["images_per_class"]
+    shown = {
+        "clients": report["clients"],
+        "images": f"{report['images']}, each {' x '.join(map(str, shape))}",
+        "held out": report["held_out"],
+        "of no client": report["without_client"],
+        "per client": f"{least} to {most}, median {median:g}",
+        "classes": report["classes"],
+        "per class": f"{min(per_class)} to {max(per_class)} images",
+        "source is": f"{report['polarity']}, looks {report['polarity_guess']}",
+        "memory": f"{report['memory_bytes'] / 2**20:.0f} MiB",
+    }
+    rows = [[name, str(value)] for name, value in shown.items()]
+    Table(report["data"], ["what", "now"], rows, numeric=False).show()
+    say(f"images per client\n{_histogram(sizes)}")
+    say(f"contact sheet  {report['contact_sheet']} (private images: a row per client)")
+
+
+def _histogram(sizes: NDArray[np.int64]) -> str:
+    """Returns one line for each of at most `BINS` ranges of as many whole sizes."""
+    low, high = int(sizes.min()), int(sizes.max())
+    step = -(-(high - low + 1) // BINS)
+    starts = np.arange(low, high + 1, step)
+    counts = np.bincount((sizes - low) // step, minlength=len(starts))
+    width = len(str(starts[-1] + step - 1))
+    lines = []
+    for count, start in zip(counts, starts, strict=True):
+        bar = "█" * int(np.ceil(BAR * count / counts.max()))
+        sizes_of = f"{start:{width}d}"
+        if step > 1:
+            sizes_of += f" to {start + step - 1:{width}d}"
+        lines.append(f"{sizes_of}  {bar} {count}")
+    return "\n".join(lines)

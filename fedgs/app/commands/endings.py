@@ -1,0 +1,156 @@
+"""How commands that work for long begin and end: a new folder, and what continues."""
+
+import math
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from typer import Exit as Exit  # experiments end with it, too
+
+from fedgs.app.commands.progress import say
+from fedgs.app.tables import folded
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.errors import UserError, wrap_error
+from fedgs.federation.training import RunStopped
+from fedgs.privacy.accounting import CAVEATS, SEEDED, Statement
+from server.launch.control import FlowerFailed
+
+INTERRUPTED = 130  # exit code of a shell after Ctrl-C
+MOST_EXPONENT = 100.0  # beyond it a factor is no number to print
+SEEN_BY = {
+    "release": "is computed from the published generators",
+    "server": "the server computes from all that it receives",
+    "secagg": "the server computes from the sums that it receives",
+    "unmasked": "the server computes if the masks fail",
+}
+
+
+def new_output(output: str) -> Path:
+    """Returns the absolute path of a folder that a command is to create.
+
+    Args:
+        output: as of --output.
+
+    Raises:
+        UserError: unset, there is something already, or it cannot be there.
+    """
+    if not output:
+        raise UserError("output is unset: give --output, the folder to create")
+    path = Path(output).expanduser().absolute()
+    if path.exists():
+        raise UserError(f"output = {path}: exists already; choose another --output")
+    parent = next(above for above in path.parents if above.exists())
+    if not parent.is_dir():
+        raise UserError(f"output = {path}: {parent} is a file; choose another --output")
+    return path
+
+
+def make_output(path: Path) -> None:
+    """Creates it.
+
+    Raises:
+        UserError: it cannot be created.
+    """
+    problem = f"output = {path}: cannot be made"
+    with wrap_error(OSError, problem, "choose another --output"):
+        path.mkdir(parents=True)
+
+
+@contextmanager
+def exit_if_stopped(advice: str) -> Iterator[None]:
+    """Turns a run that stopped early or failed into two lines and exit code 1.
+
+    Args:
+        advice: what continues it.
+
+    Raises:
+        Exit: code 1.
+    """
+    try:
+        yield
+    except (RunStopped, FlowerFailed) as error:
+        print(folded(f"{error}\n{advice}", sys.stderr), file=sys.stderr)
+        raise Exit(1) from error
+
+
+@contextmanager
+def end_when_hurried() -> Iterator[None]:
+    """Ends this process at once on an interrupt: its threads may compute for long.
+
+    A run folder outlives that as it outlives a power cut.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.stdout.flush()
+        os._exit(INTERRUPTED)
+
+
+def near(path: Path) -> Path:
+    """Returns a path as short as it can be typed from here."""
+    is_below = path.is_relative_to(Path.cwd()) and path != Path.cwd()
+    return path.relative_to(Path.cwd()) if is_below else path
+
+
+def show_end(path: Path, epsilon: str) -> None:
+    """Prints how a training ends: the picture, the one epsilon, where the rest is.
+
+    Args:
+        path: of the run folder.
+        epsilon: of `to_quote`, or why there is none.
+    """
+    grids = sorted((path / "samples").glob("*.png"))
+    for grid in grids[-1:]:  # none where the disk was full
+        say(f"sample grid  {grid}")
+    say(f"epsilon      {epsilon}")
+    say(f"run folder   {path}")
+    say(f"conditions   fedgs privacy {path}")
+    say(f"all of it    fedgs report {path} -o report.html")
+
+
+def to_quote(config: ResolvedConfig, stated: Sequence[Statement]) -> str:
+    """Returns the one epsilon to quote of a run, and what it means in a sentence.
+
+    It is that of the run's own adversary and relation.
+
+    Args:
+        config: of the run.
+        stated: every epsilon of it.
+    """
+    if config.noise_seed is not None:
+        return f"none to quote: {SEEDED}"
+    wanted = config.adversary, config.relation
+    rows = [s for s in stated if s.guarantee and (s.adversary, s.relation) == wanted]
+    known = [(row.epsilon, row) for row in rows if row.epsilon is not None]
+    if not known:
+        return "none to quote: nothing is guaranteed"
+    epsilon, row = min(known, key=lambda pair: pair[0])
+    text = in_words(epsilon, *wanted, config.delta, f"one {config.privacy_unit}")
+    return "; ".join([text, *(c for c in row.conditions if c.startswith(CAVEATS))])
+
+
+def in_words(
+    epsilon: float, adversary: str, relation: str, delta: float, one: str
+) -> str:
+    """Returns an epsilon with all that it depends on, and what it means.
+
+    Args:
+        epsilon: at least 0.
+        adversary: a key of `SEEN_BY`.
+        relation: "zero-out", "replace-one" or "add-or-remove".
+        delta: from 0 to 1.
+        one: of the unit, in words.
+    """
+    change = {
+        "zero-out": f"{one} contributes or contributes nothing",
+        "replace-one": f"{one} has these data or any other",
+        "add-or-remove": f"{one} is there or not",
+    }[relation]
+    factor = f"{math.exp(epsilon):.3g}" if epsilon < MOST_EXPONENT else "e^epsilon"
+    return (
+        f"{epsilon:.4g} (adversary {adversary}, {relation}, delta {delta:g}, unit: "
+        f"{one}): whether {change} changes the probability of anything that "
+        f"{SEEN_BY[adversary]} at most by a factor of {factor}, plus {delta:g}"
+    )

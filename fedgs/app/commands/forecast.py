@@ -1,0 +1,259 @@
+"""What a run would do and cost, said before it spends an epsilon: `train --dry-run`."""
+
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedgs.app.commands.endings import near
+from fedgs.app.commands.progress import say
+from fedgs.app.tables import Table
+from fedgs.cohorts.files import selection_costs
+from fedgs.config.recipes import OF_STAGED, moments_for, recipe, signal_of
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.data.federated import FederatedImages
+from fedgs.data.sources import has_test_split
+from fedgs.errors import first_n
+from fedgs.federation.messages import EVERYONE
+from fedgs.federation.preparation import clients_needed, copies_in_memory, state_bytes
+from fedgs.federation.round import client_round, draw_fakes, new_server, server_round
+from fedgs.gan.discriminators import CHUNK_SIZE, Discriminators
+from fedgs.mechanism.sanitizer import SanitizedGradients
+from fedgs.privacy.accounting import large_delta, statements
+from fedgs.privacy.plan import Plan
+from fedgs.process import keep_freed_memory
+
+PROCESS_BYTES = 5e8  # a process with torch
+FEW_SECONDS, FLOWER_SECONDS = 5.0, 20.0  # start and end of a run, by engine
+TIMED_SECONDS = 1.0  # of a few clients' rounds, by which all rounds are estimated
+# 60,000 images, 100 low frequencies: 4 CPU seconds (docs/benchmark.md).
+SECONDS_OF_PRODUCT = 4 / (60_000 * 100**2)
+# docs/benchmark.md, "The forecast of a dry run": lowest and highest accuracy of runs
+# around each `signal_of`, in hundredths; FITTED is staged with `moments_for`.
+SIGNALS = (260, 420, 650, 1700, 4000)
+FITTED = "none named"
+MEASURED = {
+    FITTED: ((27, 69), (51, 75), (59, 81), (71, 87), (74, 89)),
+    "staged": ((35, 62), (58, 73), (63, 83), (69, 87), (71, 88)),
+    "staged-parts": ((12, 20), (33, 58), (54, 79), (71, 87), (74, 89)),
+    "staged-fonts": ((72, 78), (75, 81), (80, 83), (84, 85), (83, 83)),
+}
+OF_RECIPE = OF_STAGED | {"num_rounds", "stages", "public_data", "clip_bound"}
+ABSURD_EPSILON = 100.0
+OUTSIDE = "scores on private data lie outside every epsilon"
+
+
+def choice(config: ResolvedConfig, data: FederatedImages) -> str:
+    """Returns the line that says which recipe was chosen, by what, and how long."""
+    name = "staged" if config.num_parts == 1 else "staged-parts"
+    return (
+        f"recipe {name} (none was given): {config.num_rounds} releases of means and "
+        f"covariances, moment_size {config.moment_size} by {config.num_clients} "
+        f"clients and {target(config)}; {duration(config, data)}"
+    )
+
+
+def target(config: ResolvedConfig) -> str:
+    """Returns the target epsilon with all that it depends on."""
+    return (
+        f"epsilon {config.target_epsilon:g} ({config.adversary}, {config.relation}, "
+        f"delta {config.delta:g}, unit: one {config.privacy_unit})"
+    )
+
+
+def evaluation_note(config: ResolvedConfig, data: FederatedImages) -> str:
+    """Returns what a run can be evaluated on, or what to do so that it can."""
+    if has_test_split(config.data):
+        return "possible, on the data's own test images"
+    if not config.test_fraction:
+        return (
+            "nothing is held out: give --test-fraction, or have other images for "
+            f"fedgs evaluate RUN --test npz:FILE ({OUTSIDE})"
+        )
+    if (own := data.client_test_records) and not sum(map(len, own)):
+        return (
+            f"evaluation will not be possible: test_fraction {config.test_fraction:g} "
+            f"of so few images is none; give a larger --test-fraction ({OUTSIDE})"
+        )
+    whose = "every owner's" if own else "the"
+    return (
+        f"possible, on {config.test_fraction:g} of {whose} images: {OUTSIDE}; "
+        "--test-fraction 0 trains on all"
+    )
+
+
+def warnings_of(
+    config: ResolvedConfig, data: FederatedImages, target: float | None = None
+) -> Iterator[str]:
+    """Yields what is allowed, but hardly what was meant.
+
+    Privacy: reads labels; for their owner's eyes.
+
+    Args:
+        config: of the run.
+        data: of the run.
+        target: the epsilon that was asked for, where `config` does not say it.
+    """
+    yield from large_delta(config.delta, config.num_clients)
+    if (epsilon := target or config.target_epsilon or 0.0) > ABSURD_EPSILON:
+        yield f"target_epsilon = {epsilon:g} protects nobody; 1 to 10 are usual"
+    if config.num_clients == 1:
+        yield "num_clients = 1: one owner alone, among no others to be hidden by"
+    if config.num_classes == 1:
+        yield (
+            "num_classes = 1: there are no labels; of a folder, the outer names are "
+            "owners and the inner ones labels"
+        )
+    owned = data.labels[np.concatenate(data.client_records)]
+    is_used = np.bincount(owned, minlength=config.num_classes) > 0
+    empty = np.flatnonzero(~is_used)
+    if len(empty) and empty[0] == 0 and is_used[1:].all():
+        yield "no image has label 0: labels count from 0; subtract 1 if yours do not"
+    elif len(empty):
+        yield f"no image has label {first_n(empty)}: such a class is drawn from noise"
+
+
+def duration(config: ResolvedConfig, data: FederatedImages) -> str:
+    """Returns about how long a run takes on idle cores, in words.
+
+    Privacy: reads images and their number; for their owner's eyes.
+    """
+    seconds, by = FEW_SECONDS if config.engine == "local" else FLOWER_SECONDS, ""
+    if config.num_stages:
+        seconds += SECONDS_OF_PRODUCT * len(data.images) * config.moment_features**2
+    if config.num_rounds > config.num_stages:
+        seconds += seconds_of_gradients(config, data)
+        by = ", by rounds of a few clients timed here, if the cores are idle"
+    for unit, size in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+        if seconds > 2 * size:
+            return f"about {math.ceil(seconds / size)} {unit}{by}"
+    return f"about {math.ceil(seconds / 10) * 10} seconds{by}"
+
+
+def seconds_of_gradients(config: ResolvedConfig, data: FederatedImages) -> float:
+    """Returns about how long the warm start and all gradient rounds take.
+
+    A round is the server's part, and a client's for each client that trains. A round of
+    the warm start is a client's part; a local one, with its own generator, is both.
+    Discriminators that are frozen or do not answer are taken for ones that do.
+
+    Privacy: reads private data; tells a time, for their owner's eyes.
+    """
+    trains_all = config.discriminator_training == "every_round"
+    clients = config.num_clients if trains_all else config.clients_per_round
+    nodes = min(config.num_nodes, clients)
+    of_server, of_client = _timed_round(config, data, clients // nodes)
+    workers = min(config.num_workers, nodes, os.cpu_count() or 1)
+    if config.device != "cpu":
+        workers = 1  # they share the card
+    warm = of_client + (of_server if not config.is_warm_start_public else 0.0)
+    warm *= clients_needed(config) * config.warm_start_rounds
+    rounds = config.num_rounds - config.num_stages
+    return rounds * of_server + (rounds * clients * of_client + warm) / workers
+
+
+def _timed_round(
+    config: ResolvedConfig, data: FederatedImages, on_node: int
+) -> tuple[float, float]:
+    """Returns seconds of the server's part of a round, and of each of a few clients."""
+    torch.set_num_threads(1)
+    keep_freed_memory()  # as a run does
+    clock = time.process_time  # does not grow with other work here
+    own = {"discriminator_training": "selected", "secure_aggregation": False}
+    config = dataclasses.replace(config, **own)
+    hosted = range(min(on_node, CHUNK_SIZE if config.stacked else 1))
+    server, nets = new_server(config), Discriminators(config, hosted)
+    server.round = config.num_stages
+    times: list[tuple[float, float]] = []
+    while sum(map(sum, times)) < TIMED_SECONDS:
+        started = clock()
+        request, images = draw_fakes(config, server)
+        asked = dataclasses.replace(request, participants=EVERYONE, trainees=EVERYONE)
+        asked_at = clock()
+        answer = client_round(config, nets, data, hosted, asked, 0)
+        of_clients = clock() - asked_at
+        assert isinstance(answer, SanitizedGradients)
+        server_round(config, server, images, [answer])
+        times.append((clock() - started - of_clients, of_clients / len(hosted)))
+    of_server, of_client = (min(part) for part in zip(*times, strict=True))
+    return of_server, of_client
+
+
+def quality(config: ResolvedConfig) -> dict[str, str]:
+    """Returns the accuracy of a CNN in our runs near this one, and the recipes' order.
+
+    No run is near of other images than grey ones of 28 pixels and ten classes, of other
+    methods, and of less signal. More of it changes little: noise is no limit any more.
+    """
+    signal, shape = signal_of(config), (config.image_size, config.image_channels)
+    is_alike = (config.num_classes, *shape) == (10, 28, 1) and config.num_stages > 0
+    if not is_alike or signal < SIGNALS[0] / 1.3:
+        return {"quality": "no run of ours is near (docs/benchmark.md)"}
+    ranges = {name: _range(name, signal) for name in MEASURED}
+    best = sorted(ranges, key=lambda name: ranges[name][1], reverse=True)
+    shown = {name: "{:.2f} to {:.2f}".format(*ranges[name]) for name in best}
+    own = next((shown[n] for n in best if _is_of(config, n)), "settings not measured")
+    of_all = ", ".join(f"{name} {shown[name]}" for name in best)
+    return {
+        "quality": f"{own}: accuracy of a CNN of 2,000 samples (of 10,000: up to 0.1 "
+        "more); handwriting near the upper end, clothes and fonts near the lower one",
+        "recipes": f"best first: {of_all}; staged-fonts of digits only",
+    }
+
+
+def _range(name: str, signal: float) -> tuple[float, float]:
+    """Returns both ends, between the signals of our runs on a line in its logarithm."""
+    at, x = np.log(signal), np.log(SIGNALS)
+    low, high = (float(np.interp(at, x, y)) for y in np.transpose(MEASURED[name]))
+    return (low - 2) / 100, (high + 2) / 100  # another seed of the CNN changes 0.02
+
+
+def _is_of(config: ResolvedConfig, name: str) -> bool:
+    """Tells whether a run has the settings of a row of `MEASURED`."""
+    known = recipe("staged" if name == FITTED else name)
+    if name == FITTED:
+        known = dataclasses.replace(known, **moments_for(config))
+    return all(getattr(config, key) == getattr(known, key) for key in OF_RECIPE)
+
+
+def show(config: ResolvedConfig, data: FederatedImages) -> None:
+    """Prints what a run would do; nothing is written, nothing is spent."""
+    for name, value in _lines(config, data).items():
+        say(f"{name + ':':12}{value}")
+    plan, costs = Plan.from_config(config), selection_costs([config])
+    found = statements(plan, config.delta, selections=costs)
+    rows = [
+        [row.adversary, row.relation, f"{row.epsilon:.4g}" if row.epsilon else "none"]
+        for row in found
+        if row.guarantee
+    ]
+    caption = f"epsilon at delta {config.delta:g}, unit: one {config.privacy_unit}"
+    Table(caption, ["adversary", "relation", "epsilon"], rows).show()
+    say("no run: --dry-run writes nothing and spends no epsilon")
+
+
+def _lines(config: ResolvedConfig, data: FederatedImages) -> dict[str, str]:
+    state = state_bytes(config)
+    processes = 1 if config.engine == "local" else config.num_workers + 3
+    copies = 1 if config.engine == "local" else config.num_workers + 1
+    held = processes * PROCESS_BYTES + copies * data.images.nbytes
+    held += state * copies_in_memory(config)
+    shape = " x ".join(map(str, data.images.shape[1:]))
+    folder = near(Path(config.output))
+    return {
+        "does": (
+            f"{config.num_rounds} rounds, {config.clients_per_round} of "
+            f"{config.num_clients} clients each, engine {config.engine}"
+        ),
+        "images": f"{shape}, {config.num_classes} classes",
+        "time": duration(config, data),
+        "memory": f"about {held / 1e9:.1f} GB",
+        "disk": f"about {math.ceil(3 * state / 1e6) + 10} MB in {folder}",
+        **quality(config),
+        "scores": evaluation_note(config, data),
+    }

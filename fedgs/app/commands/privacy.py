@@ -1,0 +1,194 @@
+"""What `fedgs privacy` prints: every epsilon with all that it depends on."""
+
+import dataclasses
+import string
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fedgs.app.commands.progress import say
+from fedgs.app.tables import Table
+from fedgs.cohorts.files import selection_costs
+from fedgs.config.recipes import configure
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError, wrap_error
+from fedgs.files import write_json
+from fedgs.privacy.accounting import Statement, statements
+from fedgs.privacy.budget import calibrate_noise, largest_num_rounds
+from fedgs.privacy.gaussian import LEAST_DELTA
+from fedgs.privacy.oracle import as_published
+from fedgs.privacy.plan import Plan
+from fedgs.privacy_label import privacy_label
+from fedgs.runs.data_card import LABEL
+from fedgs.runs.epsilons import with_cohort_condition
+
+LAST_COLUMNS = ("guarantee", "theorem")
+
+# ------------------------------------------------------------------ a plan
+
+
+def of_settings(
+    recipe: str | None,
+    config_file: Path | None,
+    settings: dict[str, Any],
+    at_epsilon: float | None = None,
+    colluding: int = 0,
+) -> list[Statement]:
+    """Returns the statements of a planned run, with the paper's figures beside.
+
+    Without a selection among the settings or in a recipe, all selections are stated.
+    With a target, the noise is calibrated; with noise and target, the statements are of
+    the largest number of rounds within it, at most the given one.
+
+    Args:
+        recipe: name of a recipe; None starts from the defaults.
+        config_file: TOML file of settings over the recipe.
+        settings: of the command line, over both.
+        at_epsilon: state delta at this epsilon; the paper's figures are then left out.
+        colluding: nodes of a round whose noise the secagg adversary knows.
+
+    Raises:
+        UserError: settings that decide an epsilon are missing or invalid.
+    """
+    is_open = recipe is None and config_file is None
+    config = configure(recipe, config_file, settings, engine="flower")
+    noise, target = config.noise_multiplier, config.target_epsilon
+    is_limited = noise is not None and target is not None
+    needed = ["num_clients", "num_rounds", "batch_size"] if is_open else ["num_clients"]
+    for name in needed:
+        if is_limited and name == "num_rounds":
+            continue  # is what the two decide
+        if name not in settings and (is_open or getattr(config, name) is None):
+            raise UserError(f"{name} is unset: give --{name.replace('_', '-')}")
+    if at_epsilon is not None and "delta" in settings and target is None:
+        raise UserError("delta: --at-epsilon computes it; leave out one of the two")
+    plan = Plan.from_config(dataclasses.replace(config, noise_multiplier=noise or 0.0))
+    if is_limited:
+        most = _largest(config, plan, colluding)
+        is_given = not is_open or "num_rounds" in settings
+        rounds = min(most, config.num_rounds) if is_given else most
+        plan = plan.ended_after(rounds)
+    elif target is not None:
+        plan = dataclasses.replace(
+            plan, noise_multiplier=_calibrated(config, plan, colluding)
+        )
+    elif noise is None:
+        raise UserError(
+            "noise_multiplier is unset: give --noise-multiplier or --target-epsilon"
+        )
+    if is_open and "client_selection" not in settings and not is_limited:
+        plan = dataclasses.replace(plan, client_selection=None)
+    costs = selection_costs([config])
+    stated = statements(plan, config.delta, colluding, at_epsilon, costs)
+    stated = with_cohort_condition(stated, [config])
+    if at_epsilon is not None:
+        return stated
+    return [*stated, *as_published(plan, config.delta)]
+
+
+def _calibrated(config: RunConfig, plan: Plan, colluding: int) -> float:
+    """Returns the noise for the target and says so."""
+    noise_multiplier = calibrate_noise(plan, *_target(config, colluding))
+    text = f"noise_multiplier {noise_multiplier:g} for {_target_text(config)}"
+    say(text, is_error=True)
+    return noise_multiplier
+
+
+def _largest(config: RunConfig, plan: Plan, colluding: int) -> int:
+    """Returns the largest number of rounds within the target and says so."""
+    most = largest_num_rounds(plan, *_target(config, colluding))
+    noise, target = f"{config.noise_multiplier:g}", _target_text(config)
+    if most == 0:
+        raise UserError(
+            f"noise_multiplier = {noise}: one round alone exceeds {target}; give a "
+            "larger --noise-multiplier"
+        )
+    say(
+        f"num_rounds {most} is the largest with noise_multiplier {noise} for {target}",
+        is_error=True,
+    )
+    return most
+
+
+def _target(config: RunConfig, colluding: int) -> Any:
+    assert config.target_epsilon is not None
+    asked = (config.target_epsilon, config.delta, config.adversary, config.relation)
+    return (*asked, colluding, selection_costs([config]))
+
+
+def _target_text(config: RunConfig) -> str:
+    amplified = ", amplified" if config.amplification else ""
+    return (
+        f"target_epsilon {config.target_epsilon:g} ({config.adversary}, "
+        f"{config.relation}, delta {config.delta:g}{amplified})"
+    )
+
+
+# ------------------------------------------------------------------ the label
+
+
+def write_labels(runs: Sequence[Path]) -> None:
+    """Writes the privacy label of each run into its folder.
+
+    Raises:
+        UserError: no run, a broken one, or a folder that cannot be written.
+    """
+    if not runs:
+        raise UserError("RUN is unset: --label is about run folders; give one")
+    for path, label in [(run / LABEL, privacy_label(run)) for run in runs]:
+        with wrap_error(OSError, f"{path}: cannot be written", "make it writable"):
+            write_json(path, label)
+        say(f"{path}: {label['guarantee']}")
+
+
+# ------------------------------------------------------------------ the table
+
+
+def show(statements: Sequence[Statement]) -> None:
+    """Prints a table and below it the theorems and conditions of its rows."""
+    console = Console()
+    theorems = list(dict.fromkeys(row.theorem for row in statements))
+    letters = dict(zip(theorems, string.ascii_lowercase, strict=False))
+    titles: dict[str, list[Statement]] = {}
+    for row in statements:
+        titles.setdefault(_title(row), []).append(row)
+    for title, rows in titles.items():
+        cells: list[list[str]] = []
+        for row in rows:
+            where = (row.adversary, row.relation, row.client_selection)
+            holds = "yes" if row.guarantee else "NO"
+            cells.append([*where, _number(row), holds, letters[row.theorem]])
+        head = ["adversary", "relation", "selection", rows[0].asked, *LAST_COLUMNS]
+        Table(title, head, cells, numeric=False).show()
+    for theorem, letter in letters.items():
+        console.print(f"theorem {letter}: {theorem}", highlight=False)
+    console.print("No row holds without its conditions:")
+    conditions: dict[str, list[str]] = {}
+    for row in statements:
+        amplified = " amplified" if row.theorem.startswith("amplification") else ""
+        for condition in row.conditions:
+            where = conditions.setdefault(condition, [])
+            if row.adversary + amplified not in where:
+                where.append(row.adversary + amplified)
+    for condition, where in conditions.items():
+        console.print(f"- {condition} ({', '.join(where)})", highlight=False)
+
+
+def _title(row: Statement) -> str:
+    rounds = f"{row.num_rounds} round{'' if row.num_rounds == 1 else 's'}"
+    at = f"epsilon at delta {row.delta:g}"
+    if row.asked == "delta":
+        at = f"delta at epsilon {row.epsilon:g}"
+    return f"{at}, unit: one {row.unit}, {rounds}"
+
+
+def _number(row: Statement) -> str:
+    if row.asked == "delta":
+        below = "< " if row.delta <= LEAST_DELTA else ""
+        return f"{below}{row.delta:.4g}"
+    if row.epsilon is None:
+        return "unbounded"
+    digits = 2 if row.guarantee else 3
+    return f"{row.epsilon:.{digits}f}" if row.epsilon >= 100 else f"{row.epsilon:.4g}"

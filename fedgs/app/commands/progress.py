@@ -1,0 +1,107 @@
+"""How far a command is: bars with an estimate on a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+from fedgs.app.tables import folded
+
+PLAIN_SECONDS = 10.0  # between the lines of a stage where there is no terminal
+
+
+def say(text: str, is_error: bool = False) -> None:
+    """Prints a line without colour; off a terminal as it is, for a program to read."""
+    stream = sys.stderr if is_error else sys.stdout
+    print(folded(text, stream), file=stream, flush=True)
+
+
+class Progress:
+    """Shows the stages of a command while it is entered.
+
+    Args:
+        console: where; standard error when None.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        """Shows nothing yet."""
+        self.console = console or Console(stderr=True)
+        self.printed = time.monotonic()
+        self.bars = Bars(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[pace]}"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self._doing = self.bars.add_task("", total=None, visible=False, pace="")
+
+    def __enter__(self) -> "Progress":
+        """Shows the bars."""
+        self.bars.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Leaves the bars as they are."""
+        self.bars.stop()
+
+    def say(self, text: str) -> None:
+        """Prints a line that stays."""
+        text = folded(text, self.console.file)
+        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    def doing(self, text: str) -> None:
+        """Says what is being done now; on a terminal in place of what was before."""
+        if self.console.is_terminal:
+            self.bars.update(self._doing, description=text, visible=True)
+        else:
+            self.say(text)
+
+    def stage(self, title: str, unit: str = "step") -> "Stage":
+        """Returns what a stage calls with its steps done and all its steps."""
+        return Stage(self, title, unit)
+
+    def rounds(self, total: int, title: str = "round") -> Callable[[Any], None]:
+        """Returns what a run of so many rounds calls with each round's metrics."""
+        stage = self.stage(title, title.split()[-1])
+        return lambda metrics: stage(metrics["round"], total)
+
+
+class Stage:
+    """One bar, or its lines; made by `Progress.stage`."""
+
+    def __init__(self, progress: Progress, title: str, unit: str) -> None:
+        """Shows nothing before the first call."""
+        self.progress, self.title, self.unit = progress, title, unit
+        self.task = progress.bars.add_task(title, total=None, visible=False, pace="")
+        self.first: int | None = None
+        self.started = time.monotonic()
+
+    def __call__(self, done: int, total: int, note: str = "") -> None:
+        """Shows how many steps are done; a note is a result, and its line stays."""
+        now = time.monotonic()
+        if self.first is None:  # what came before the first report is no step's time
+            self.first, self.started = done, now
+        title, pace, left = f"{self.title} {done} of {total}", "", ""
+        if steps := done - self.first:
+            seconds = (now - self.started) / steps
+            pace = f"{seconds:.2f} s/{self.unit}"
+            left = f"about {seconds * (total - done) / 60:.1f} min left"
+        self.progress.bars.update(
+            self.task,
+            description=title,
+            completed=done,
+            total=total,
+            pace=pace,
+            visible=True,
+        )
+        is_due = done == total or now - self.progress.printed > PLAIN_SECONDS
+        if note or (is_due and not self.progress.console.is_terminal):
+            self.progress.printed = now
+            words = (title, note) if note else (title, pace, left)
+            self.progress.say(", ".join(word for word in words if word))

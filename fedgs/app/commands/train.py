@@ -1,0 +1,222 @@
+"""What `fedgs train`, `resume`, `sample` and `demo` do."""
+
+import dataclasses
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fedgs.app.commands import forecast
+from fedgs.app.commands.endings import (
+    end_when_hurried,
+    exit_if_stopped,
+    near,
+    show_end,
+    to_quote,
+)
+from fedgs.app.commands.progress import Progress, say
+from fedgs.app.commands.sample_request import DEFAULT_COUNT, SampleRequest
+from fedgs.config.recipes import recipe
+from fedgs.config.run_config import RunConfig
+from fedgs.data.federated import FederatedImages
+from fedgs.data.load import load_data
+from fedgs.errors import UserError, wrap_error
+from fedgs.federation import local
+from fedgs.federation.preparation import (
+    fitted_to_data,
+    free_output,
+    new_run,
+    planned_run,
+)
+from fedgs.federation.training import RunStopped, stop_on_signal
+from fedgs.privacy.accounting import SEEDED
+from fedgs.privacy_label import privacy_label
+from fedgs.runs import epsilons
+from fedgs.runs.run_folder import GENERATOR, RunFolder
+from fedgs.runs.sample import Output, check_output, draw_samples
+from server.launch import flower_engine
+
+console = Console()
+
+
+def train(
+    config: RunConfig,
+    name: str,
+    given: Mapping[str, Any] | None = None,
+    is_dry: bool = False,
+) -> None:
+    """Creates a run folder and trains in it.
+
+    Args:
+        config: the settings.
+        name: begins the name of a folder in `runs/`.
+        given: the user's own settings, where the recipe is to be fitted to the data.
+        is_dry: only says what a run would do and cost.
+
+    Raises:
+        UserError: bad input; nothing was written.
+        typer.Exit: the run stopped early or failed (code 1).
+    """
+    if planned := _planned(config, name, given, is_dry):
+        _run(*planned)
+
+
+def _planned(
+    config: RunConfig, name: str, given: Mapping[str, Any] | None, is_dry: bool
+) -> tuple[RunFolder, FederatedImages | None] | None:
+    """Returns a new run folder and what the local engine trains on; None of a dry run.
+
+    Flower's workers read the data themselves, so this process does not keep them.
+    """
+    load = load_data
+    if given is not None:
+        config, loaded = fitted_to_data(free_output(config, name), given)
+        load = lambda config: loaded  # noqa: E731
+    resolved, data = planned_run(config, load, name)
+    folder = None if is_dry else RunFolder.create(resolved)
+    if given is not None:
+        say(forecast.choice(resolved, data))
+    for warning in forecast.warnings_of(resolved, data):
+        say(f"Warning: {warning}", is_error=True)
+    if folder is None:
+        forecast.show(resolved, data)
+        return None
+    say(f"scores: {forecast.evaluation_note(resolved, data)}")
+    return folder, data if resolved.engine == "local" else None
+
+
+def resume(run: Path) -> None:
+    """Continues a run folder.
+
+    Raises:
+        UserError: not a run folder, or a corrupted one.
+        typer.Exit: the run stopped early or failed (code 1).
+    """
+    folder = RunFolder.open(run)
+    if (folder.path / GENERATOR).exists():
+        say(f"{run}: is finished, its generator is written")
+        return
+    go_back(folder)
+    data = load_data(folder.config) if folder.config.engine == "local" else None
+    _run(folder, data)
+
+
+def go_back(folder: RunFolder) -> None:
+    """Takes an interrupted run back to its last checkpoint.
+
+    The checkpoint is checked here, where errors are plain.
+
+    Raises:
+        UserError: a corrupted run, or another process trains in it.
+    """
+    flower_engine.end_previous(folder)
+    with folder.locked(), closing(folder.ledger()):
+        checkpoint = folder.load_checkpoint()
+        folder.truncate_metrics(checkpoint[0] if checkpoint else 0)
+
+
+def train_from_checkpoint(folder: RunFolder, data: FederatedImages | None) -> bool:
+    """Trains a run folder from its last checkpoint on, through its engine.
+
+    Privacy: releases (epsilon, delta)-DP output; events: in the folder's ledger.
+
+    Args:
+        folder: new, or of `go_back`.
+        data: what the local engine trains on; the Flower engine loads its own.
+
+    Returns:
+        Whether the run is complete although it was told to stop, in its last round:
+        whoever trains more after it stops now.
+
+    Raises:
+        RunStopped: the run ended early with a checkpoint.
+        FlowerFailed: the run failed; it can be resumed.
+    """
+    go_on = f"fedgs resume {near(folder.path)}"
+    with (
+        end_when_hurried(),
+        stop_on_signal(go_on) as stop,
+        Progress(console) as progress,
+    ):
+        report = progress.rounds(folder.config.num_rounds)
+        if folder.config.engine == "local":
+            assert data is not None
+            local.train(folder, data, report, stop)
+        else:
+            flower_engine.train(folder, report, stop)
+        return stop.is_set()
+
+
+def _run(folder: RunFolder, data: FederatedImages | None) -> None:
+    path = near(folder.path)
+    say(_description(folder.config))
+    with exit_if_stopped(f"continue with: fedgs resume {path}"):
+        try:
+            train_from_checkpoint(folder, data)
+        except RunStopped as end:
+            if not (folder.path / GENERATOR).exists():
+                raise
+            say(f"the budget is spent, so the run is complete: {end}")
+    show_end(path, to_quote(folder.config, epsilons.of_run(folder.path)))
+
+
+def _description(config: RunConfig) -> str:
+    noise = f"noise_multiplier {config.noise_multiplier:g}"
+    if config.noise_multiplier == 0:
+        noise += ": NOT PRIVATE"
+    elif config.noise_seed is not None:
+        noise += f" ({SEEDED})"
+    return (
+        f"{config.num_clients} clients on {config.num_nodes} nodes, "
+        f"{config.clients_per_round} per round, {config.num_rounds} rounds, {noise}, "
+        f"engine {config.engine}"
+    )
+
+
+def sample(asked: SampleRequest) -> None:
+    """Draws images into a file or a folder; see `Samples.write`.
+
+    Raises:
+        UserError: invalid labels, count or output, or no generator yet.
+    """
+    check_output(asked.output, asked.overwrite, asked.card)
+    wanted, labels = None, asked.labels
+    if labels is not None:
+        with wrap_error(ValueError, f"labels = {labels!r}", "give numbers like 3,7"):
+            wanted = [int(label) for label in labels.split(",")]
+    folder, count = RunFolder.open(asked.run), asked.count or DEFAULT_COUNT
+    if asked.per_class is not None:
+        wanted = wanted or [*range(folder.config.num_classes)]
+        count = asked.per_class * len(wanted)
+    drawn = draw_samples(folder, count, wanted, asked.seed)
+    label = privacy_label(folder.path) if asked.card else None
+    drawn.write(asked.output, asked.overwrite, label)
+    say(f"{count} images in {Output.of(asked.output).path}")
+
+
+def demo(output: Path) -> None:
+    """Trains the demo's two recipes at one epsilon, and says where to look.
+
+    Raises:
+        UserError: the output exists.
+        typer.Exit: a run stopped early or failed.
+    """
+    if output.exists():
+        raise UserError(f"output = {output}: exists already; choose another --output")
+    configs = [
+        dataclasses.replace(recipe(name), engine="flower", output=str(output / name))
+        for name in ("demo", "gs-wgan-demo")
+    ]
+    for title, config in zip(("stages", "GS-WGAN"), configs, strict=True):
+        console.rule(f"demo: {title}")
+        _run(*new_run(config))
+    first = configs[0]
+    console.rule("demo: compare the pictures, one column per digit")
+    say(
+        f"both: epsilon {first.target_epsilon:g} ({first.adversary}, {first.relation}, "
+        f"delta {first.delta:g}, unit: one {first.privacy_unit})"
+    )
+    for title, config in zip(("stages", "GS-WGAN"), configs, strict=True):
+        say(f"{config.output}/samples/round-{config.num_rounds:07d}.png  {title}")

@@ -1,0 +1,217 @@
+"""What an evaluation shows: progress, one line of JSON, a table and pictures."""
+
+import errno
+import itertools
+import json
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+
+from fedgs.app.commands.drawing import new_figure, to_png
+from fedgs.app.commands.progress import Progress, say
+from fedgs.app.evaluation.request import EvaluationRequest
+from fedgs.app.evaluation.tables import classifier_table, label_table
+from fedgs.app.tables import Table, is_number
+from fedgs.errors import wrap_error
+from fedgs.evaluation.images import YARDSTICKS, LabelledImages, RealImages
+from fedgs.files import write_atomically
+from fedgs.runs import sample
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+GRID_ROWS = 8
+console = Console()
+
+
+def classifier_stage(
+    progress: Progress, title: str, total: int
+) -> Callable[[str, dict[str, Any] | None, bool], None]:
+    """Returns what the classifiers call with each result."""
+    stage, numbers = progress.stage(title), itertools.count(1)
+
+    def report(name: str, result: dict[str, Any] | None, is_cached: bool) -> None:
+        shown = "cannot be trained"
+        if result is not None:
+            how = "cached" if is_cached else f"{result['seconds']:.1f} s"
+            shown = f"{result['accuracy']:.4f} ({how})"
+        stage(next(numbers), total, f"{name} {shown}")
+
+    return report
+
+
+# ------------------------------------------------------------------ files
+
+
+def places(request: EvaluationRequest) -> tuple[Path, Path]:
+    """Returns the file of result lines and the folder of pictures.
+
+    In the run folder; for FILE.npz and the yardsticks beside it and in the working
+    directory, with its name in front; both in --output where that is given.
+    """
+    path = Path(request.source)
+    if request.output is not None:
+        base, prefix = request.output, ""
+    elif request.source in YARDSTICKS:
+        base, prefix = Path(), f"{request.source}-{request.data.split(':')[0]}."
+    elif path.suffix == ".npz":
+        base, prefix = path.parent, f"{path.stem}."
+    else:
+        base, prefix = path, ""
+    return base / f"{prefix}evaluations.jsonl", base / f"{prefix}evaluation"
+
+
+def check_writable(request: EvaluationRequest) -> None:
+    """Makes the folder of pictures, before the work of which it is to show the result.
+
+    Raises:
+        UserError: the output cannot be written.
+    """
+    lines, folder = places(request)
+    with _writing(lines):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(lines if lines.exists() else folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if lines.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+
+
+def _writing(lines: Path) -> AbstractContextManager[None]:
+    """Explains why results cannot be written."""
+    problem = f"output = {lines.parent}: {lines.name} cannot be written"
+    return wrap_error(OSError, problem, "give --output a folder that can be written")
+
+
+def write(
+    request: EvaluationRequest,
+    result: dict[str, Any],
+    real: RealImages,
+    synthetic: LabelledImages,
+) -> None:
+    """Appends the result and writes the pictures.
+
+    Raises:
+        UserError: the output cannot be written.
+    """
+    lines, folder = places(request)
+    with _writing(lines):
+        _write_samples(folder / "samples.png", real, synthetic)
+        if "label_efficiency" in result:
+            figure = label_efficiency_figure(result["label_efficiency"])
+            write_atomically(folder / "label-efficiency.png", to_png(figure))
+        if "classifiers" in result:
+            figure = per_class_figure(result["classifiers"]["per_class"])
+            write_atomically(folder / "per-class-accuracy.png", to_png(figure))
+        with open(lines, "a") as file:
+            file.write(json.dumps(result, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _write_samples(path: Path, real: RealImages, synthetic: LabelledImages) -> None:
+    """Writes synthetic images above real test images, one column per class."""
+    both = [
+        rows_by_class(part, real.num_classes, GRID_ROWS)
+        for part in (synthetic, real.test)
+    ]
+    images = np.concatenate(both).reshape(-1, *synthetic.images.shape[1:])
+    sample.save_images(path, images, columns=real.num_classes)
+
+
+def rows_by_class(
+    part: LabelledImages, num_classes: int, rows: int
+) -> NDArray[np.float32]:
+    """Returns images of shape (rows, num_classes, C, S, S), one class a column.
+
+    Privacy: as private as the images.
+
+    Args:
+        part: the images; where a class has too few of them, the column ends in black.
+        num_classes: columns.
+        rows: of each class.
+    """
+    grid = np.zeros((rows, num_classes, *part.images.shape[1:]), np.float32)
+    for label in range(num_classes):
+        shown = part.images[np.flatnonzero(part.labels == label)[:rows]]
+        grid[: len(shown), label] = shown
+    return grid
+
+
+def label_efficiency_figure(curves: dict[str, dict[str, float]]) -> "Figure":
+    """Returns accuracy against the number of labels, one curve per teacher."""
+    figure = new_figure(6, 4)
+    axes = figure.subplots()
+    for teacher, curve in curves.items():
+        sizes = [int(size) for size in curve]
+        axes.plot(sizes, list(curve.values()), marker="o", label=f"labels: {teacher}")
+    axes.set(xlabel="labelled synthetic images", ylabel="accuracy on real test images")
+    axes.set(xscale="log", ylim=(0, 1))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return figure
+
+
+def per_class_figure(per_class: dict[str, list[float | None]]) -> "Figure":
+    """Returns a map of accuracies, one row per classifier, one column per class."""
+    table = np.array(list(per_class.values()), dtype=float)
+    figure = new_figure(2.5 + 0.5 * table.shape[1], 1.5 + 0.32 * len(table))
+    axes = figure.subplots()
+    image = axes.imshow(table, vmin=0, vmax=1, cmap="viridis", aspect="auto")
+    axes.set_xticks(range(table.shape[1]))
+    axes.set_yticks(range(len(table)), list(per_class))
+    axes.set(xlabel="class", title="accuracy on real test images")
+    if table.shape[1] <= 20:
+        for (row, column), value in np.ndenumerate(table):
+            colour = "black" if value > 0.6 else "white"
+            text = f"{value:.2f}"
+            axes.text(column, row, text, ha="center", va="center", color=colour, size=7)
+    figure.colorbar(image)
+    return figure
+
+
+# ------------------------------------------------------------------ terminal
+
+
+def show(request: EvaluationRequest, result: dict[str, Any], as_json: bool) -> None:
+    """Prints the result as one JSON object, or as tables."""
+    if as_json:
+        print(json.dumps(result, allow_nan=False))
+        return
+    rows: list[list[str]] = []
+    for name, value in result.items():
+        if is_number(value):
+            is_float = isinstance(value, float)
+            rows.append([name, f"{value:.4f}" if is_float else str(value)])
+        elif value is None:
+            rows.append([name, "undefined"])
+    caption = f"{request.source} against {request.data}"
+    Table(caption, ["metric", "value"], rows).show()
+    if "fid_inception_v3_pool3" not in result and "images" in request.metrics:
+        say("fid_inception_v3_pool3: not computed, needs --inception-weights")
+    if "classifiers" in result:
+        found = result["classifiers"]
+        classifier_table("classifiers", request.data, found).show()
+        _show_notes(found)
+    if "label_efficiency" in result:
+        label_table("label efficiency", result["label_efficiency"]).show()
+    lines, folder = places(request)
+    say(f"results   {lines}\npictures  {folder}")
+    say("privacy   computed from real images: no epsilon covers these scores")
+
+
+def _show_notes(result: dict[str, Any]) -> None:
+    if len(result["calibrated"]) < len(result["accuracy"]):
+        say(
+            "calibrated: needs the same classifiers trained on the real images; add "
+            "--calibrate (trained once, then cached)"
+        )
+    for reason in result["failed"].values():
+        say(reason)
+    if result["unconverged"]:
+        say(f"stopped at their limit of iterations: {', '.join(result['unconverged'])}")

@@ -1,0 +1,242 @@
+"""All metrics of one source of images against real ones, by their names."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedgs.app.commands.progress import Progress
+from fedgs.app.evaluation.report import classifier_stage
+from fedgs.app.evaluation.request import EvaluationRequest
+from fedgs.evaluation import classifiers, downstream, inception, quality
+from fedgs.evaluation.images import LabelledImages, RealImages
+from fedgs.evaluation.label_efficiency import NUM_LABELS, NUM_STEPS, label_efficiency
+from fedgs.evaluation.lenet import (
+    PAPER_TEST_ACCURACY,
+    Outputs,
+    cached_lenet,
+    outputs,
+    test_accuracy,
+)
+from fedgs.runs.run_folder import versions
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many images each part of an evaluation uses, at most.
+
+    Attributes:
+        synthetic: images drawn, unless the user gives a number.
+        real: real training images.
+        test: real test images; None is all.
+        neighbours: images on each side of precision and recall, and synthetic and test
+            images whose nearest training image is searched.
+        num_labels: of the label efficiency.
+        num_steps: of a student in it, at least.
+    """
+
+    synthetic: int = 60_000
+    real: int = 60_000
+    test: int | None = None
+    neighbours: int = 10_000
+    num_labels: tuple[int, ...] = NUM_LABELS
+    num_steps: int = NUM_STEPS
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """One evaluation at work.
+
+    Attributes:
+        request: with all settings of the data.
+        sizes: how many images to use.
+        real: the real images.
+        synthetic: the synthetic ones.
+        progress: of the stages.
+    """
+
+    request: EvaluationRequest
+    sizes: Sizes
+    real: RealImages
+    synthetic: LabelledImages
+    progress: Progress
+
+    def result(self) -> dict[str, Any]:
+        """Returns the metrics that are asked for, and what they are of.
+
+        Privacy: reads private data; output private.
+        """
+        request = self.request
+        reading = {
+            name: value
+            for name, value in request.reading.items()
+            if name not in ("data_dir", "download")
+        }
+        result: dict[str, Any] = {
+            "source": request.source,
+            "data": request.data,
+            "test": request.test or request.data,
+            "reading": reading,
+            "versions": versions(),
+            "seed": request.seed,
+            "fast": request.fast,
+            "num_synthetic": len(self.synthetic.labels),
+            "num_real": len(self.real.train.labels),
+            "num_test": len(self.real.test.labels),
+            "privacy": "computed from real images: not covered by the epsilon of a run",
+        }
+        if {"images", "label-efficiency"} & set(request.metrics):
+            result |= self._network_metrics()
+        if "cnn" in request.metrics:
+            result |= self._cnn()
+        if "classifiers" in request.metrics:
+            result["classifiers"] = self._classifiers()
+        return result
+
+    def _network_metrics(self) -> dict[str, Any]:
+        """Returns what needs a classifier of the real data."""
+        request, real = self.request, self.real
+        stage = self.progress.stage(f"training {request.network}:")
+        network, model = cached_lenet(
+            real.train, real.num_classes, request.device, stage
+        )
+        accuracy = test_accuracy(outputs(model, real.test.images), real)
+        result: dict[str, Any] = {
+            "network": network,
+            f"{request.network}_test_accuracy": accuracy,
+        }
+        kind = request.data.split(":")[0]
+        if kind in PAPER_TEST_ACCURACY:
+            result["paper_classifier_test_accuracy"] = PAPER_TEST_ACCURACY[kind]
+        synthetic_outputs = outputs(model, self.synthetic.images)
+        if "images" in request.metrics:
+            real_features = outputs(model, real.train.images).features
+            result |= self._image_metrics(synthetic_outputs, real_features)
+        if "label-efficiency" in request.metrics:
+            result["label_efficiency"] = label_efficiency(
+                self.synthetic,
+                synthetic_outputs.logits.argmax(1),
+                real.test,
+                real.num_classes,
+                request.seed,
+                self.progress.stage("label efficiency:"),
+                self.sizes.num_labels,
+                self.sizes.num_steps,
+                request.device,
+            )
+        return result
+
+    def _image_metrics(
+        self, synthetic_outputs: Outputs, real_features: NDArray[np.float32]
+    ) -> dict[str, Any]:
+        """Returns IS, FID, precision and recall, and memorisation."""
+        name, seed = self.request.network, self.request.seed
+        real, synthetic = self.real, self.synthetic
+        features = synthetic_outputs.features
+        mean, std = quality.inception_score(synthetic_outputs.logits, seed)
+        result: dict[str, Any] = {
+            f"is_{name}_{quality.NUM_SPLITS}_splits": mean,
+            f"is_{name}_{quality.NUM_SPLITS}_splits_std": std,
+            f"fid_{name}": quality.fid(real_features, features),
+        }
+        self.progress.say(
+            "precision, recall, density, coverage, nearest training images"
+        )
+        rows, real_rows, test_rows = (
+            np.random.default_rng(seed).permutation(len(part.labels))[
+                : self.sizes.neighbours
+            ]
+            for part in (synthetic, real.train, real.test)
+        )
+        scores = quality.manifold_scores(real_features[real_rows], features[rows])
+        k = quality.NUM_NEIGHBOURS
+        result |= {f"{score}_{name}_k{k}": value for score, value in scores.items()}
+        compared = (
+            real.train.images,
+            real.test.images[test_rows],
+            synthetic.images[rows],
+        )
+        result |= quality.memorisation(*(x.reshape(len(x), -1) for x in compared))
+        result["num_neighbour_images"] = min(len(rows), len(real_rows), len(test_rows))
+        return result | self._inception_fid()
+
+    def _inception_fid(self) -> dict[str, Any]:
+        """Returns the FID by the user's own download of weights, if there is one."""
+        weights = inception.find_weights(self.request.inception_weights)
+        if weights is None:
+            return {}
+        seed, stage = self.request.seed, self.progress.stage("Inception-v3:")
+        drawn = self.synthetic.subset(inception.NUM_SYNTHETIC, seed, "inception")
+        fid = inception.fid_inception_v3_pool3(
+            self.real.train.images, drawn.images, weights, self.request.device, stage
+        )
+        return {
+            "fid_inception_v3_pool3": fid,
+            "fid_inception_v3_pool3_num_synthetic": len(drawn.labels),
+        }
+
+    def _cnn(self) -> dict[str, Any]:
+        seed, real = self.request.seed, self.real
+        train = self.synthetic.subset(downstream.NUM_IMAGES, seed, "cnn")
+        accuracy = downstream.cnn_accuracy(
+            train, real.test, real.num_classes, seed, self.request.device
+        )
+        return {
+            "downstream_cnn_accuracy": accuracy,
+            "downstream_cnn_num_synthetic": len(train.labels),
+        }
+
+    def _classifiers(self) -> dict[str, Any]:
+        """Returns the column of the table, calibrated where the real one is known."""
+        request, real = self.request, self.real
+        task = classifiers.Task(
+            self.synthetic, real.test, real.num_classes, request.protocol, request.seed
+        )
+        names = request.classifiers or classifiers.NAMES
+        results, failed = self._train(task, names, "synthetic")
+        names = tuple(name for name in names if name not in failed)
+        real_results = self._real_classifiers(task, names)
+        ratios = classifiers.calibrated(results, real_results)
+        accuracy = {name: results[name]["accuracy"] for name in names}
+        trained = {name: results[name] for name in names}
+        content = {
+            "protocol": request.protocol,
+            "failed": failed,
+            "accuracy": accuracy,
+            "average": None if failed else float(np.mean([*accuracy.values()])),
+            "per_class": {name: r["per_class"] for name, r in trained.items()},
+            "unconverged": [n for n, r in trained.items() if r["converged"] is False],
+            "seconds": {n: round(r["seconds"], 1) for n, r in trained.items()},
+            "cpu_seconds": {n: round(r["cpu_seconds"], 1) for n, r in trained.items()},
+            "real_accuracy": {n: r["accuracy"] for n, r in real_results.items()},
+            "calibrated": ratios,
+        }
+        if len(ratios) == len(names) and not failed:
+            content["calibrated_average"] = float(np.mean([*ratios.values()]))
+        return content
+
+    def _real_classifiers(
+        self, task: classifiers.Task, names: tuple[str, ...]
+    ) -> dict[str, Any]:
+        """Returns results of training on real images, as far as they are known."""
+        request, train = self.request, self.real.train
+        # As many as the synthetic ones in --fast, else all real images.
+        if request.fast:
+            train = train.subset(self.sizes.synthetic, request.seed, "calibration")
+        task = task._replace(train=train)
+        results = classifiers.cached_results(task, names)
+        calibrate = request.calibrate
+        if calibrate is None:  # the defaults of the libraries would take hours twice
+            calibrate = request.fast or request.protocol == "reference-settings"
+        if calibrate and len(results) < len(names):
+            results, _ = self._train(task, names, "real")
+        return {name: results[name] for name in names if name in results}
+
+    def _train(
+        self, task: classifiers.Task, names: tuple[str, ...], images: str
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Returns the results by name, and why others failed."""
+        title = f"classifiers on {images} images:"
+        stage = classifier_stage(self.progress, title, len(names))
+        return classifiers.run_classifiers(task, names, self.request.num_workers, stage)

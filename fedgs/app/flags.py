@@ -1,0 +1,254 @@
+"""Flags that are made from dataclasses, those that commands share, and their errors.
+
+`settings_flags` makes one flag for each setting of a run, `request_flags` one for each
+field that `fedgs.config.fields.flag` declares of what a command is asked for.
+`run_app` ends a command line: bad input is one line and exit code 2.
+"""
+
+import dataclasses
+import inspect
+import sys
+import typing
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from typer.core import TyperCommand
+
+from fedgs.app.tables import folded
+from fedgs.config.recipes import HELD_OUT, RECIPES, recipe
+from fedgs.config.run_config import RunConfig
+from fedgs.config.settings import field_type, settings_of
+from fedgs.errors import UserError
+
+RecipeOption = Annotated[
+    str | None,
+    typer.Option(help=f"Start from a recipe: {', '.join(RECIPES)}.", is_eager=True),
+]
+ConfigOption = Annotated[
+    Path | None, typer.Option(help="A TOML file of settings, over the recipe.")
+]
+RunArgument = Annotated[Path, typer.Argument(help="The run folder.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print JSON instead of a table.")
+]
+OF_TARGET = "`staged`, which --target-epsilon without a method chooses"
+Command = Callable[..., None]
+NAMES = tuple[str, ...]  # on the command line one text, comma-separated
+
+
+def help_all(context: typer.Context, is_asked: bool) -> None:
+    """Prints the help with the flags that `--help` hides; the flag's callback."""
+    if not is_asked:
+        return
+    for parameter in context.command.params:
+        if isinstance(parameter, click.Option):
+            parameter.hidden = False
+    print(context.get_help(), end="")  # rich has printed it already, and returns ""
+    raise typer.Exit
+
+
+HelpAllOption = Annotated[
+    bool,
+    typer.Option(
+        "--help-all",
+        help="Show the flags of all settings.",
+        callback=help_all,
+        is_eager=True,
+    ),
+]
+
+
+def run_app(app: typer.Typer, words: Sequence[str] | None = None) -> int:
+    """Runs a command line and returns its exit code.
+
+    Args:
+        app: its commands.
+        words: of the command line; this process's own when None.
+    """
+    try:
+        return app(words, standalone_mode=False) or 0
+    except click.UsageError as error:
+        if text := error.format_message():  # empty where the help was printed
+            where = error.ctx.command_path if error.ctx else "fedgs"
+            text = f"Error: {text} See `{where} --help`."
+            print(folded(text, sys.stderr), file=sys.stderr)
+    except UserError as error:
+        print(folded(f"Error: {error}", sys.stderr), file=sys.stderr)
+    except click.Abort:  # Ctrl-C where nothing was begun that could go on
+        print("Interrupted.", file=sys.stderr)
+        return 130
+    return 2
+
+
+def run_command(command: Command, words: Sequence[str] | None = None) -> int:
+    """Runs a module's one command, with a flag for each parameter; see `run_app`."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(command)
+    return run_app(app, words)
+
+
+def settings_flags(
+    *chosen: str, shown: Collection[str] = (), defaults: Mapping[str, Any] | None = None
+) -> Callable[[Command], Command]:
+    """Adds one flag per setting to a command, which gets those given as `settings`.
+
+    Args:
+        *chosen: groups and names of RunConfig's fields; all fields when empty.
+        shown: names that `--help` shows; all when empty. `help_all` shows all.
+        defaults: that the help says in place of RunConfig's.
+    """
+    known = defaults or {}
+    flags = [
+        _setting_flag(
+            spec,
+            known.get(spec.name, spec.default),
+            is_hidden=bool(shown) and spec.name not in shown,
+        )
+        for spec in settings_of(*chosen)
+    ]
+    return lambda command: _with_flags(command, flags, "settings")
+
+
+def request_flags(
+    *requests: type[Any], has_defaults: bool = True
+) -> Callable[[Command], Command]:
+    """Adds the flags of dataclasses to a command, which gets their values as `given`.
+
+    Args:
+        *requests: the dataclasses; of fields with the same name the first one counts.
+        has_defaults: whether a flag that is not given has its field's default, and the
+            help shows it; else it is missing in `given`.
+    """
+    flags = {
+        spec.name: _request_flag(
+            spec, typing.get_type_hints(request)[spec.name], has_defaults
+        )
+        for request in reversed(requests)
+        for spec in dataclasses.fields(request)
+        if "help" in spec.metadata
+    }
+    order = [s.name for r in requests for s in dataclasses.fields(r) if s.name in flags]
+    chosen = [flags[name] for name in dict.fromkeys(order)]
+    return lambda command: _with_flags(command, chosen, "given")
+
+
+def _with_flags(
+    command: Command, flags: Sequence[inspect.Parameter], receiver: str
+) -> Command:
+    """Returns a command with more flags, which gets all that are set as one argument.
+
+    Args:
+        command: has a parameter `receiver`.
+        flags: None means: not given.
+        receiver: gets the flags' values by name, without those that are not given.
+    """
+    names = {flag.name for flag in flags}
+
+    def run(**arguments: Any) -> None:
+        own = {n: value for n, value in arguments.items() if n not in names}
+        given = {n: arguments[n] for n in names if arguments[n] not in (None, [])}
+        command(**own, **{receiver: given})
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    own = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in inspect.signature(command).parameters.items()
+        if name != receiver
+    ]
+    run.__signature__ = inspect.Signature([*flags, *own])  # type: ignore[attr-defined]
+    return run
+
+
+def _parameter(name: str, kind: Any, default: Any, flag: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind, flag],
+    )
+
+
+class OfRecipe(TyperCommand):
+    """A command whose help shows the defaults of a recipe, named before `--help`."""
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Prints the help, of the recipe that a target epsilon alone chooses if none.
+
+        Raises:
+            UserError: there is no such recipe.
+        """
+        name = ctx.params.get("recipe")
+        config = dataclasses.replace(recipe(name or "staged"), test_fraction=HELD_OUT)
+        if name is None:
+            config = dataclasses.replace(config, target_epsilon=None)
+        specs = RunConfig.__dataclass_fields__
+        for parameter in self.params:
+            if isinstance(parameter, click.Option) and parameter.name in specs:
+                default = getattr(config, parameter.name)
+                parameter.help = _setting_help(specs[parameter.name], default)
+        of = OF_TARGET if name is None else f"recipe {name}"
+        self.epilog = f"Defaults: {of}. All flags: {ctx.command_path} --help-all"
+        super().format_help(ctx, formatter)
+
+
+def _setting_flag(
+    spec: "dataclasses.Field[Any]", default: Any, is_hidden: bool = False
+) -> inspect.Parameter:
+    """Returns one setting as a typer option; unset means: not given."""
+    flag = f"--{spec.name.replace('_', '-')}"
+    kind, _ = field_type(spec.name)
+    option = typer.Option(
+        f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
+        help=_setting_help(spec, default),
+        hidden=is_hidden,
+        rich_help_panel=spec.metadata["group"],
+        show_default=False,
+    )
+    return _parameter(spec.name, kind | None, None, option)
+
+
+def _setting_help(spec: "dataclasses.Field[Any]", default: Any) -> str:
+    shown = "" if default in (None, "") else f" \\[default: {default}]"
+    return _help_of(spec) + shown
+
+
+def _help_of(spec: "dataclasses.Field[Any]") -> str:
+    choices = spec.metadata.get("choices")
+    listed = f" \\[{'|'.join(choices)}]" if choices else ""
+    return spec.metadata["help"] + listed
+
+
+def _request_flag(
+    spec: "dataclasses.Field[Any]", kind: Any, has_default: bool
+) -> inspect.Parameter:
+    """Returns one field of a request as a typer option, or argument."""
+    text, metavar = _help_of(spec), spec.metadata["metavar"]
+    default: Any = spec.default if has_default else None
+    split = None
+    if kind == NAMES:
+        kind, split = str | None, _split
+        default = ",".join(default) or None
+    elif not has_default:
+        kind = kind | None
+    if default is dataclasses.MISSING:
+        default = inspect.Parameter.empty
+    if metavar is not None:
+        argument = typer.Argument(help=text, metavar=metavar or None)
+        return _parameter(spec.name, kind, default, argument)
+    flag = f"--{spec.name.replace('_', '-')}"
+    # A flag that is off by itself needs no second name to switch it off.
+    if bool in (kind, *typing.get_args(kind)) and spec.default is not False:
+        flag += f"/--no-{flag[2:]}"
+    names = spec.metadata["names"] or (flag,)
+    # What is not given is left out, and the field's default holds all the same.
+    if not has_default and spec.default not in (None, (), False, dataclasses.MISSING):
+        text += f" \\[default: {spec.default}]"
+    option = typer.Option(*names, help=text, callback=split, show_default=has_default)
+    return _parameter(spec.name, kind, default, option)
+
+
+def _split(text: str | None) -> NAMES | None:
+    return tuple(text.split(",")) if text is not None else None

@@ -1,0 +1,151 @@
+"""Bytes between server and nodes: measured where a run counted them, else computed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedgs.app.report import words
+from fedgs.app.report.curves import grid_images
+from fedgs.app.report.run import RunFacts
+from fedgs.app.tables import Table
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.federation.codec import (
+    pack_fakes,
+    pack_stage,
+    round_fakes,
+    stated_release_bytes,
+)
+from fedgs.gan.features import KINDS
+
+MEASURED_REQUESTS = "measured, releases estimated"
+
+
+@dataclass(frozen=True)
+class Communication:
+    """What the messages of a run weigh.
+
+    Attributes:
+        how: measured (of a compact run the requests), computed or estimated.
+        request: bytes of one request to one node.
+        reply: bytes of one reply.
+        requests, replies: messages of one round.
+        rounds: rounds attempted, repeats included, without stages.
+        stages: bytes of all stages attempted, both directions, all nodes.
+        is_remote: False in the local engine, where nothing crosses a network.
+    """
+
+    how: str
+    request: int
+    reply: int
+    requests: int
+    replies: int
+    rounds: int
+    stages: int
+    is_remote: bool
+
+    @property
+    def per_round(self) -> int:
+        """Bytes of one round, both directions, all nodes."""
+        return self.request * self.requests + self.reply * self.replies
+
+    @property
+    def total(self) -> int:
+        """Bytes of all rounds, without the warm start."""
+        return self.per_round * self.rounds + self.stages
+
+
+def communication(facts: RunFacts) -> Communication:
+    """Returns the size of a run's messages.
+
+    Measured: Flower's serialised messages, with an estimate for a compact release,
+    whose own size would tell of that release. Computed: the tensors in the run's own
+    encoding, whose size is that of any others of their shape. Estimated: with the
+    compact transport it depends on the content, so fakes are those of the last sample
+    grid and releases are noise.
+
+    Privacy: post-processing of DP output.
+    """
+    config, events = facts.config, facts.events
+    planned = max((event.planned_nodes for event in events), default=config.num_nodes)
+    trains_all = config.discriminator_training == "every_round"
+    how, request, reply = _sizes(facts)
+    return Communication(
+        how=how,
+        request=request,
+        reply=reply,
+        requests=config.num_nodes if trains_all else planned,
+        replies=planned,
+        rounds=sum(event.release == "gradient" for event in events),
+        stages=sum(
+            stage_bytes(config, event.round) * event.planned_nodes
+            for event in events
+            if event.release == "embedding"
+        ),
+        is_remote=config.engine != "local",
+    )
+
+
+def _sizes(facts: RunFacts) -> tuple[str, int, int]:
+    """Returns how the sizes were found, and those of a request and of a reply."""
+    config = facts.config
+    if (sent := facts.measured) is not None:
+        how = "measured" if config.transport == "exact" else MEASURED_REQUESTS
+        return how, sent["bytes_down"], sent["bytes_up"]
+    how = "computed" if config.transport == "exact" else "estimated"
+    return how, len(_fakes(facts)), stated_release_bytes(config)
+
+
+def _fakes(facts: RunFacts) -> bytes:
+    """Returns a request's tensors, with images of the last grid, repeated."""
+    config, count = facts.config, facts.config.fakes_sent
+    shape = (config.image_size, config.image_size, config.image_channels)
+    drawn = grid_images(facts.grids[-1], facts).reshape(-1, *shape)
+    tiled = drawn[np.arange(count) % len(drawn)].transpose(0, 3, 1, 2)
+    images = torch.tensor(tiled, dtype=torch.float32).contiguous()
+    labels = torch.arange(count) % config.num_classes
+    return pack_fakes(round_fakes(images, config), labels, config)
+
+
+def stage_bytes(config: ResolvedConfig, round: int) -> int:
+    """Returns the bytes of a stage's request to one node and of its reply.
+
+    Privacy: public; a function of the run's settings.
+    """
+    terms = config.terms(round)
+    shapes = KINDS[config.stage_list[round - 1].kind].shapes(config)
+    networks = [
+        {name: torch.zeros(shape) for name, shape in shapes.items()}
+        for _ in range(terms.shape[1])
+    ]
+    centre = torch.zeros(*terms.shape[1:3], terms.shape[3] - 1)  # none of the mass
+    request = pack_stage(networks, centre)
+    return len(request) + stated_release_bytes(config, terms)
+
+
+def communication_table(runs: Sequence[RunFacts]) -> Table:
+    """Returns the bytes of one round and of the run."""
+    columns: dict[Communication, list[str]] = {}
+    for facts in runs:
+        columns.setdefault(communication(facts), []).append(facts.name)
+    rows = {
+        "request to a node": [words.num_bytes(run.request) for run in columns],
+        "reply of a node": [words.num_bytes(run.reply) for run in columns],
+        "one round, all nodes": [words.num_bytes(run.per_round) for run in columns],
+        "all stages, all nodes": [words.num_bytes(run.stages) for run in columns],
+        "whole run": [words.num_bytes(run.total) for run in columns],
+        "over a network": ["yes" if run.is_remote else "no" for run in columns],
+        "how it was found": [run.how for run in columns],
+    }
+    note = (
+        "A request holds the fakes, or the feature networks of a stage; a reply the "
+        "node's release. Measured: Flower's "
+        "serialised messages; a compact release counts as one of noise, for its own "
+        "size would tell of this one release. Computed: the tensors in the run's own "
+        "encoding, without the frames of Flower and gRPC. Estimated: the same for a "
+        "transport that compresses. The whole run counts repeated rounds, not the warm "
+        "start."
+    )
+    head = ["", *(", ".join(names) for names in columns.values())]
+    return Table("Bytes", head, [[name, *cells] for name, cells in rows.items()], note)

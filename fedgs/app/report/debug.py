@@ -1,0 +1,222 @@
+"""What the report knows of a `fedgs debug` folder: verdict, cohorts and their runs."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from experiments.debug.diagnosis_tables import diagnosis_tables
+from experiments.debug.plan import read_debug
+from fedgs.app.report import words
+from fedgs.app.report.cards import Card
+from fedgs.app.report.embedded import Picture, picture_of
+from fedgs.app.report.run import RunFacts, read_run
+from fedgs.app.report.settings_tables import train_command
+from fedgs.diagnosis.diagnosis import ONE_OF
+from fedgs.errors import UserError
+from fedgs.privacy.accounting import Statement
+
+VERDICTS = {
+    "none": ("No bug of the kinds tested", "good"),
+    "other": ("Different, but not by a known bug", "unsure"),
+    "undecided": ("Undecided", "unsure"),
+    "more than one": ("More than one bug", "bad"),
+}
+
+
+@dataclass(frozen=True)
+class DebugFacts:
+    """A debug folder, as far as it got.
+
+    Attributes:
+        name: of the folder, without the path.
+        cohorts: cohort to the runs of its groups that have samples.
+        missing: groups that have none yet.
+        debug: content of debug.json.
+        diagnosis: content of diagnosis.json; None before the verdict.
+    """
+
+    name: str
+    cohorts: Mapping[str, Sequence[RunFacts]]
+    missing: Sequence[str]
+    debug: Mapping[str, Any]
+    diagnosis: Mapping[str, Any] | None
+
+    @property
+    def runs(self) -> list[RunFacts]:
+        """The runs of all groups."""
+        return [facts for runs in self.cohorts.values() for facts in runs]
+
+    @property
+    def statements(self) -> list[Statement]:
+        """What all groups released; a client is in one group, so the largest counts."""
+        rows = self.diagnosis["privacy"] if self.diagnosis else []
+        return [
+            Statement(**{**row, "conditions": tuple(row["conditions"])}) for row in rows
+        ]
+
+    @property
+    def headline(self) -> Statement:
+        """The largest epsilon of the runs' own adversary and relation."""
+        config = self.runs[0].config
+        own = (config.adversary, config.relation)
+        rows = self.statements or [facts.headline for facts in self.runs]
+        rows = [row for row in rows if (row.adversary, row.relation) == own] or rows
+        return max(rows, key=lambda row: (row.epsilon is None, row.epsilon or 0.0))
+
+    @property
+    def command(self) -> str:
+        """The command that made the folder; paths without their folders."""
+        command = without_folders(str(self.debug["command"]))
+        if any(facts.config.amplification for facts in self.runs):
+            return re.sub(r" --(noise-)?seed[ =]\S+", "", command)
+        return command
+
+    @property
+    def commands(self) -> list[str]:
+        """What trains the runs that were given to that command, and the command."""
+        were_given = self.debug["request"]["runs"] is not None
+        return [*map(train_command, self.runs if were_given else ()), self.command]
+
+    @property
+    def outcome(self) -> str:
+        """How the verdict compares with a planted bug; "" without one."""
+        planted = (self.diagnosis or {}).get("planted")
+        if not planted:
+            return ""
+        what = "no bug was planted"
+        if planted["bug"] != "none":
+            what = f"{planted['bug']} was planted in {planted['fraction']:g} of the "
+            is_by_client = self.runs[0].config.corruption_unit == "client"
+            what += "clients" if is_by_client else "images"
+        outcome = self.diagnosis["outcome"] if self.diagnosis else None
+        return f"{what}; the verdict is {outcome}." if outcome else f"{what}."
+
+    @property
+    def verdict(self) -> tuple[str, str]:
+        """The answer in a few words, and what kind it is: good, bad or unsure."""
+        if self.diagnosis is None:
+            return "Not diagnosed yet", "unsure"
+        verdict = str(self.diagnosis["verdict"])
+        titles = {row["bug"]: str(row["title"]) for row in self.diagnosis["ranking"]}
+        bugs = verdict.removeprefix(ONE_OF).split(", ")
+        named = " or ".join(titles.get(bug, bug) for bug in bugs)
+        return VERDICTS.get(verdict, (f"Bug: {named}", "bad"))
+
+
+def glance_cards(debug: DebugFacts) -> list[Card]:
+    """Returns the verdict, and both cohorts beside each other."""
+    answer, kind = debug.verdict
+    if debug.diagnosis is not None:
+        texts = [debug.diagnosis["sentence"]]
+    else:
+        there, missing = len(debug.runs), ", ".join(debug.missing)
+        text = f"{there} of {there + len(debug.missing)} generators have samples"
+        text += f"; missing: {missing}" if missing else ""
+        texts = [f"{text}. Continue with the same fedgs debug."]
+    texts += [f"This was a test: {debug.outcome}"] if debug.outcome else []
+    row, content = debug.headline, debug.debug
+    bound = row.epsilon if row.guarantee else None
+    worth = words.reading(bound, row.conditions)[0]
+    counts = (content.get("clients") or {}).items()
+    counts = [f"{cohort}: {count} clients" for cohort, count in counts]
+    clients = content.get("clients_per_group")
+    facts = {
+        "privacy": f"{words.stated(row.epsilon)} at δ = {row.delta:g}, {worth} "
+        f"({row.adversary}, {row.relation})",
+        "cohorts": "; ".join([*counts, str(content["source"])]),
+        "generators": f"{content['groups']} for each cohort"
+        + (f", {clients} clients each" if clients else ""),
+    }
+    groups = zip_longest(*debug.cohorts.values())
+    pictures = [_pictures(debug, group) for group in groups]
+    more = [picture for group in pictures[1:] for picture in group]
+    return [
+        Card(answer=answer, texts=texts, kind=kind),
+        Card(debug.name, pictures=pictures[0], facts=facts),
+        *([Card("The other groups", pictures=more, is_folded=True)] if more else []),
+    ]
+
+
+def _pictures(debug: DebugFacts, group: Sequence[RunFacts | None]) -> list[Picture]:
+    """Returns the last grids of one group of each cohort that has it."""
+    return [
+        picture_of(run, run.grids[-1], f"{cohort}, {run.name}, after")
+        for cohort, run in zip(debug.cohorts, group, strict=True)
+        if run is not None
+    ]
+
+
+def diagnosis_cards(debug: DebugFacts) -> list[Card]:
+    """Returns the diagnosis in numbers, and what it rests on."""
+    if debug.diagnosis is None:
+        return [Card(debug.name, texts=["Not diagnosed yet."])]
+    conditions = debug.diagnosis["conditions"]
+    return [
+        Card(debug.name, tables=diagnosis_tables(debug.diagnosis)),
+        Card("What the verdict rests on", items=conditions),
+    ]
+
+
+def is_debug(path: Path) -> bool:
+    """Tells whether a folder is one of `fedgs debug`."""
+    return (path / "debug.json").is_file()
+
+
+def read_debug_folder(path: Path) -> DebugFacts:
+    """Reads a debug folder and the runs of its groups.
+
+    Privacy: post-processing of DP output, or public; reads nothing private.
+
+    Raises:
+        UserError: a broken folder, or no group has samples yet.
+    """
+    debug, diagnosis = read_debug(path)
+    if not isinstance(debug.get("runs"), dict):
+        raise UserError(
+            f"{path}: a broken debug.json (no runs); restore it from a backup"
+        )
+    cohorts: dict[str, list[RunFacts]] = {}
+    missing: list[str] = []
+    for cohort, groups in debug["runs"].items():
+        for group in groups:
+            if any((path / group / "samples").glob("round-*.png")):
+                cohorts.setdefault(cohort, []).append(read_run(path / group))
+            else:
+                missing.append(Path(group).name)
+    if not cohorts:
+        raise UserError(
+            f"{path}: no samples yet; continue it with the same `fedgs debug`, then "
+            "ask for the report again"
+        )
+    facts = DebugFacts(
+        name=path.absolute().name,
+        cohorts=cohorts,
+        missing=missing,
+        debug=debug,
+        diagnosis=diagnosis,
+    )
+    _check(path, facts)
+    return facts
+
+
+def _check(path: Path, facts: DebugFacts) -> None:
+    """Refuses files of which the page cannot be made."""
+    try:
+        _ = (glance_cards(facts), diagnosis_cards(facts), facts.commands)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{path}: a broken debug.json or diagnosis.json ({error!r}); restore it "
+            "from a backup"
+        ) from error
+
+
+def without_folders(command: str) -> str:
+    """Returns a command whose absolute paths have lost their folders.
+
+    >>> without_folders("fedgs debug --data-dir /home/ada/data --output=/tmp/x/out")
+    'fedgs debug --data-dir data --output=out'
+    """
+    return re.sub(r"(?<![^\s=:'\"])/(?:[^\s'\"/]+/)*", "", command)

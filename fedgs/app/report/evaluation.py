@@ -1,0 +1,61 @@
+"""Results of `fedgs evaluate` as tables: on the report's page."""
+
+from collections.abc import Sequence
+
+from fedgs.app.evaluation.tables import LABELS, classifier_table, label_table
+from fedgs.app.report.run import RunFacts
+from fedgs.app.report.settings_tables import shown_data
+from fedgs.app.tables import Table, cell, is_number
+
+METRICS = {  # beginnings of a metric's name, in the order of the table
+    "downstream_cnn_accuracy": "a CNN trained on the synthetic images, tested on real",
+    "is_": "Inception Score: higher is sharper and more varied",
+    "fid_": "Frechet distance to the real images: lower is nearer",
+    "precision_": "share of synthetic images that look like real ones",
+    "recall_": "share of real images that the synthetic ones cover",
+    "density_": "how densely real images surround the synthetic ones",
+    "coverage_": "share of real images with a synthetic neighbour",
+    "memorisation_ratio": "1: as fresh images; 0: copies of the training images",
+    "memorised_share": "share of synthetic images suspiciously near one real image",
+}
+# Last in the table.
+BOOKKEEPING = ("seed", "seconds", "round", "num_", "downstream_cnn_num")
+
+
+def evaluation_tables(runs: Sequence[RunFacts]) -> list[Table]:
+    """Returns the results of `fedgs evaluate`, none where it was not run.
+
+    Privacy: the numbers were computed from real images; no epsilon covers them.
+    """
+    evaluated = [facts for facts in runs if facts.evaluation]
+    if not evaluated:
+        return []
+    results = [facts.evaluation for facts in evaluated]
+    names = {name for found in results for name in found if is_number(found[name])}
+    rows = [
+        [name, *(cell(found.get(name)) for found in results), _meaning(name)]
+        for name in sorted(names, key=_rank)
+    ]
+    data = sorted({shown_data(str(found.get("data", "?"))) for found in results})
+    head = ["metric", *(facts.name for facts in evaluated), "what it says"]
+    tables = [Table(f"Against {', '.join(data)}", head, rows)]
+    for facts, found in zip(evaluated, results, strict=True):
+        if accuracies := found.get("classifiers"):
+            caption = f"{facts.name}: classifiers tested on real images"
+            tables.append(classifier_table(caption, str(found.get("data")), accuracies))
+        if curves := found.get("label_efficiency"):
+            tables.append(label_table(f"{facts.name}: {LABELS}", curves))
+    return tables
+
+
+def _rank(name: str) -> tuple[int, str]:
+    if name.startswith(BOOKKEEPING):
+        return len(METRICS) + 1, name
+    places = (place for place, start in enumerate(METRICS) if name.startswith(start))
+    return next(places, len(METRICS)), name
+
+
+def _meaning(name: str) -> str:
+    if name.endswith("_std") or name.startswith(BOOKKEEPING):
+        return ""
+    return next((text for start, text in METRICS.items() if name.startswith(start)), "")

@@ -1,0 +1,160 @@
+"""What `fedgs report` does: one self-contained page about runs and debug folders.
+
+The page needs no network and no script. It shows public files only: configuration,
+ledger, metrics, sample grids, evaluations, and the diagnosis of a debug folder. The
+same folders give the same bytes.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeVar
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from rich.console import Console
+
+from fedgs.app.report import words
+from fedgs.app.report.debug import DebugFacts, is_debug, read_debug_folder
+from fedgs.app.report.run import RunFacts, read_run
+from fedgs.app.report.sections import Page
+from fedgs.config.settings import settings_with
+from fedgs.errors import UserError, wrap_error
+from fedgs.files import write_atomically
+from fedgs.privacy.accounting import Statement
+from fedgs.runs import epsilons
+
+FAILED = "cannot be written"
+Facts = TypeVar("Facts", DebugFacts, RunFacts)
+console = Console()
+
+
+def report(paths: Sequence[Path], output: Path) -> None:
+    """Writes the page.
+
+    Privacy: post-processing of DP output, or public; evaluations are neither, and the
+    page says so.
+
+    Raises:
+        UserError: an output that exists or cannot be written, a path that is no run or
+            debug folder, a run without samples, runs of different data, a package that
+            is missing. Nothing is then written.
+    """
+    _check(output)
+    content = render(read_page(paths)).encode()
+    with wrap_error(OSError, f"output = {output}: {FAILED}", "choose another --output"):
+        write_atomically(output, content)
+    size = words.num_bytes(len(content))
+    console.print(f"report  {output}  ({size})", highlight=False, soft_wrap=True)
+
+
+def _check(output: Path) -> None:
+    """Checks that the page can be written, before the work."""
+    if output.suffix not in (".html", ".htm"):
+        raise UserError(f"output = {output}: give a name that ends in .html")
+    if output.exists() or output.is_symlink():
+        raise UserError(
+            f"output = {output}: exists already; choose another --output or remove it"
+        )
+    parent = output.absolute().parent
+    if not parent.is_dir():
+        raise UserError(f"output = {output}: its folder does not exist; make it first")
+    remedy = "choose a folder that can be written"
+    with (
+        wrap_error(OSError, f"output = {output}: {FAILED}", remedy),
+        tempfile.TemporaryFile(dir=parent),
+    ):
+        pass
+
+
+# ------------------------------------------------------------------ reading
+
+
+def read_page(paths: Sequence[Path]) -> Page:
+    """Reads run folders and debug folders.
+
+    Raises:
+        UserError: as `report`.
+    """
+    places = [str(path.resolve()) for path in paths]
+    for path, place in zip(paths, places, strict=True):
+        if places.count(place) > 1:
+            raise UserError(f"{path}: given twice; name every folder once")
+    debugs = [read_debug_folder(path) for path in paths if is_debug(path)]
+    plain = [path for path in paths if not is_debug(path)]
+    singles = [read_run(path) for path in plain]
+    debugs, singles = _with_unique_names(debugs, singles)
+    page = Page(debugs, singles, _together(plain))
+    _check_same_data(page.runs)
+    return page
+
+
+def _with_unique_names(
+    debugs: Sequence[DebugFacts], singles: Sequence[RunFacts]
+) -> tuple[list[DebugFacts], list[RunFacts]]:
+    """Returns the folders with names that tell them apart."""
+    names: set[str] = set()
+
+    def named(facts: Facts, prefix: str = "") -> Facts:
+        name, number = prefix + facts.name, 1
+        while name in names:
+            number += 1
+            name = f"{prefix}{facts.name} ({number})"
+        names.add(name)
+        return replace(facts, name=name)
+
+    found = []
+    for debug in map(named, debugs):
+        prefix = f"{debug.name}/" if len(debugs) > 1 or singles else ""
+        cohorts = {
+            cohort: [named(run, prefix) for run in runs]
+            for cohort, runs in debug.cohorts.items()
+        }
+        found.append(replace(debug, cohorts=cohorts))
+    return found, [named(run) for run in singles]
+
+
+def _together(paths: Sequence[Path]) -> Sequence[Statement] | None:
+    """Returns what runs on the same clients released together, where that is known."""
+    if len(paths) < 2:
+        return None
+    try:
+        return epsilons.of_runs(paths, {})
+    except UserError:  # other clients, units or deltas; the page says so
+        return None
+
+
+def _check_same_data(runs: Sequence[RunFacts]) -> None:
+    for run in runs[1:]:
+        for name in settings_with("images"):
+            one, other = (getattr(r.config, name) for r in (runs[0], run))
+            if one != other:
+                raise UserError(
+                    f"{name} = {one} in {runs[0].name}, {other} in {run.name}: runs of "
+                    "different data cannot be compared; make a report of each"
+                )
+
+
+# ------------------------------------------------------------------ the template
+
+
+def render(page: Page) -> str:
+    """Returns the page as HTML.
+
+    Raises:
+        UserError: matplotlib is missing.
+    """
+    return environment().get_template("page.html").render(page=page)
+
+
+@lru_cache(maxsize=1)
+def environment() -> Environment:
+    """Returns the templates of pages."""
+    return Environment(
+        loader=PackageLoader("fedgs.app.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

@@ -1,0 +1,106 @@
+"""The report's cards about privacy: every statement with all of its conditions."""
+
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from fedgs.app.baselines.command import tables
+from fedgs.app.report import words
+from fedgs.app.report.cards import Card
+from fedgs.app.report.run import RunFacts
+from fedgs.app.tables import Table
+from fedgs.config.run_config import RunConfig
+from fedgs.privacy.accounting import Statement
+from fedgs.privacy_label import unit_in_words
+from fedgs.runs.data_card import NO_GUARANTEE, in_words
+
+LABEL_NOTE = (
+    "After NIST SP 800-226 and arXiv:2507.15997. Conditions and versions stand on this "
+    "page; fedgs privacy RUN --label writes all of it as JSON."
+)
+ELSEWHERE = ("conditions", "versions")  # fields of the label with a table of their own
+
+
+def cards_of_run(facts: RunFacts) -> list[Card]:
+    """Returns what one run guarantees; of a baseline one table for each unit."""
+    if facts.baseline is None:
+        return cards_of_statements(facts.name, facts.statements, facts.config)
+    found = tables(facts.baseline, facts.baseline.guarantees())
+    name = facts.baseline.method.name
+    nothing = [] if found else [f"No epsilon: {name} guarantees nothing."]
+    return [Card(facts.name, texts=nothing, tables=found)]
+
+
+def cards_of_statements(
+    caption: str, statements: Sequence[Statement], config: RunConfig
+) -> list[Card]:
+    """Returns statements by their theorems, and every condition with its rows.
+
+    Args:
+        caption: of which runs.
+        statements: at least one.
+        config: of the first of these runs.
+    """
+    theorems: dict[tuple[str, str], list[Statement]] = {}
+    conditions: dict[str, list[str]] = {}
+    for row in statements:
+        theorems.setdefault((row.theorem, row.client_selection), []).append(row)
+        for condition in row.conditions:
+            conditions.setdefault(condition, []).append(_place(row))
+    everyone = {_place(row) for row in statements}
+    where = {
+        condition: "all" if {*rows} == everyone else "; ".join(dict.fromkeys(rows))
+        for condition, rows in conditions.items()
+    }
+    items = [f"{condition} ({rows})" for condition, rows in where.items()]
+    unit = unit_in_words(config, statements[0].unit)
+    text = f"Unit: {unit}. Nobody is protected against the node that hosts the data."
+    fold = f"Conditions of {caption}: no number holds without its own ({len(items)})"
+    return [
+        Card(caption, texts=[text], tables=[_table(r) for r in theorems.values()]),
+        Card(fold, items=items, is_folded=True),
+    ]
+
+
+def _place(row: Statement) -> str:
+    return f"{row.adversary}, {row.relation}"
+
+
+def _table(rows: Sequence[Statement]) -> Table:
+    """Returns the statements of one theorem, by adversary and relation."""
+    first, cells = rows[0], {_place(row): _cell(row) for row in rows}
+    relations = dict.fromkeys(row.relation for row in rows)
+    adversaries = dict.fromkeys(row.adversary for row in rows)
+    named = [f"{name}: {words.RELATIONS[name]}" for name in relations]
+    lines = [
+        [
+            f"{name}: {words.ADVERSARIES[name]}",
+            *(cells.get(f"{name}, {relation}", "–") for relation in relations),
+        ]
+        for name in adversaries
+    ]
+    note = f"Theorem: {first.theorem}. Clients: {first.client_selection}."
+    caption = f"ε at δ = {first.delta:g}"
+    return Table(caption, ["against whom", *named], lines, note, numeric=False)
+
+
+def _cell(row: Statement) -> str:
+    """Returns an epsilon and what it is worth."""
+    bound = row.epsilon if row.guarantee else None
+    worth = words.badge(*words.reading(bound, row.conditions))
+    return Markup("<strong>{}</strong> {}").format(words.epsilon(row.epsilon), worth)
+
+
+def label_card(facts: RunFacts) -> Card:
+    """Returns a run's privacy label."""
+    rows = []
+    for name, value in facts.label.items():
+        items = value if isinstance(value, list) else [value]
+        text = "\n".join(map(in_words, items)) or "none"
+        if text.startswith(NO_GUARANTEE):
+            text = words.badge(text, "bad")
+        if name not in ELSEWHERE:
+            rows.append([name.replace("_", " "), text])
+    caption = f"Privacy label of {facts.name}"
+    head = ["field", "content"]
+    return Card(tables=[Table(caption, head, rows, LABEL_NOTE, numeric=False)])

@@ -1,0 +1,225 @@
+"""The sections of a page: what each of them tells of runs and debug folders."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from fedgs.app.report import words
+from fedgs.app.report.cards import Card, Section
+from fedgs.app.report.communication import communication_table
+from fedgs.app.report.curves import curves
+from fedgs.app.report.debug import DebugFacts, diagnosis_cards, glance_cards
+from fedgs.app.report.drawing import draw
+from fedgs.app.report.embedded import Picture, picture_of
+from fedgs.app.report.evaluation import evaluation_tables
+from fedgs.app.report.privacy import cards_of_run, cards_of_statements, label_card
+from fedgs.app.report.run import RunFacts
+from fedgs.app.report.settings_tables import (
+    settings_tables,
+    shown_data,
+    train_command,
+    versions_table,
+)
+from fedgs.app.report.stage_tables import stages_tables
+from fedgs.privacy.accounting import Statement
+
+
+@dataclass(frozen=True)
+class Page:
+    """All that a page is about.
+
+    Attributes:
+        debugs: debug folders, in the order given.
+        singles: run folders, in the order given.
+        together: what all singles released together; None if that cannot be stated.
+    """
+
+    debugs: Sequence[DebugFacts]
+    singles: Sequence[RunFacts]
+    together: Sequence[Statement] | None
+
+    @cached_property
+    def runs(self) -> list[RunFacts]:
+        """Every run, those of debug folders first."""
+        return [run for debug in self.debugs for run in debug.runs] + [*self.singles]
+
+    @cached_property
+    def trained(self) -> list[RunFacts]:
+        """The runs of `fedgs train`: rounds, a ledger of events, messages."""
+        return [facts for facts in self.runs if facts.baseline is None]
+
+    @property
+    def title(self) -> str:
+        """The page's name."""
+        names = [found.name for found in (*self.debugs, *self.singles)]
+        if len(names) > 1:
+            return f"{len(names)} {'results' if self.debugs else 'runs'} compared"
+        return names[0] + ": suspicious against healthy clients" * bool(self.debugs)
+
+    @property
+    def data(self) -> str:
+        """The data that all runs trained on."""
+        return shown_data(self.runs[0].config.data)
+
+    @cached_property
+    def sections(self) -> list[Section]:
+        """The parts that have something to show."""
+        parts = (_glance, _diagnosis, _training, _privacy, _communication)
+        found = [part(self) for part in (*parts, _evaluation, _reproduce)]
+        return [section for section in found if section.cards]
+
+
+def _glance(page: Page) -> Section:
+    cards = [card for debug in page.debugs for card in glance_cards(debug)]
+    cards += [_card_of_run(facts) for facts in page.singles]
+    return Section("glance", "At a glance", cards)
+
+
+def _card_of_run(facts: RunFacts) -> Card:
+    """Returns the last picture of a run, its epsilon and what that is worth."""
+    label, epsilon = facts.label, facts.label["epsilon"]
+    answer, texts = "no epsilon", [words.badge(label["guarantee"], "bad")]
+    if epsilon is not None:
+        answer = f"{words.stated(epsilon)} at δ = {label['delta']:g}"
+        # In words for epsilons of clients; a baseline's may be of a record.
+        reading = words.reading(epsilon, [label["guarantee"]])
+        texts = [words.badge(*reading)] if facts.baseline is None else []
+    picture = picture_of(facts, facts.grids[-1], "After")
+    about = _guaranteed(facts) if epsilon is not None else {}
+    about |= _trained(facts)
+    return Card(facts.name, answer, [picture], texts, about)
+
+
+def _guaranteed(facts: RunFacts) -> dict[str, str]:
+    """Returns against whom the epsilon holds, and the others that the run states."""
+    label = facts.label
+    adversary, relation = label["adversary"], label["relation"]
+    about = {
+        "against": f"{words.ADVERSARIES[adversary]} ({adversary})",
+        "neighbours": relation,
+        "unit": label["unit_of_privacy"],
+    }
+    if facts.baseline is None:
+        about["neighbours"] = f"{words.RELATIONS[relation]} ({relation})"
+    for entry in label["who_sees_what"]:
+        for name, number in entry["epsilon"].items():
+            if (entry["adversary"], name) != (adversary, relation):
+                about[f"{entry['adversary']}, {name}"] = words.stated(number)
+    return about
+
+
+def _trained(facts: RunFacts) -> dict[str, str]:
+    """Returns what was trained, on what, how far, and how useful the samples are."""
+    config, baseline = facts.config, facts.baseline
+    done = f"{facts.round} of {config.num_rounds}"
+    done += f", {facts.repeats} repeated" if facts.repeats else ""
+    done += "" if facts.is_finished else " · not finished"
+    clients = f"{config.num_clients} on {config.num_nodes} nodes"
+    about = {"clients": f"{clients}, {config.clients_per_round} in a round"}
+    if baseline is not None:
+        data = f"{baseline.facts.num_records} images of {config.num_clients} clients"
+        about = {"method": baseline.method.title, "data": data}
+    about |= {f"{facts.unit_of_time}s": done, "trust": facts.label["trust_model"]}
+    if (accuracy := facts.evaluation.get("downstream_cnn_accuracy")) is not None:
+        text = f"{words.number(accuracy)} accuracy of a CNN trained on the samples"
+        about["usefulness"] = text
+    return about
+
+
+def _diagnosis(page: Page) -> Section:
+    cards = [card for debug in page.debugs for card in diagnosis_cards(debug)]
+    text = "From generated samples alone, so it costs no privacy."
+    return Section("diagnosis", "Diagnosis", cards, [text])
+
+
+def _training(page: Page) -> Section:
+    cards = [Card(tables=[table]) for table in stages_tables(page.trained)]
+    for curve in curves(page.trained) if page.trained else []:
+        pictures = [Picture(draw(curve), curve.description)] if curve.lines else []
+        texts = [text for text in (curve.note, curve.text) if text]
+        cards.append(Card(curve.title, pictures=pictures, texts=texts))
+    for facts in page.runs:
+        if len(facts.grids) > 1:
+            title = f"Samples of {facts.name} during training, same latents"
+            strip = [picture_of(facts, grid, "After") for grid in facts.grids]
+            cards.append(Card(title, pictures=strip, is_folded=len(page.runs) > 1))
+    text = "All of this is computed from what was released: ledger, sums, sample grids."
+    return Section("training", "Training", cards, [text])
+
+
+def _privacy(page: Page) -> Section:
+    texts = [
+        "An epsilon holds against one adversary, for one relation and one unit, under "
+        "its conditions; without them it says nothing. Whatever an adversary knows "
+        "already, the odds of telling two neighbouring data sets apart change by at "
+        "most a factor exp(ε), but for a probability δ."
+    ]
+    if len(page.trained) < len(page.runs):
+        texts.append(
+            "Of a baseline, nobody is protected against who runs a central method. A "
+            "figure as published is what the published code would print: it is no "
+            "claim. One epsilon of a record and one of a user are different things. "
+            "What runs on the same data released together costs at most the sum of "
+            "their epsilons at the sum of their deltas, of one unit and relation."
+        )
+    if len([*page.debugs, *page.singles]) > 1 and (page.debugs or not page.together):
+        texts.append(
+            "Not added up: every table is of its own folder. Where folders have "
+            "clients in common, all that they released together has a larger epsilon "
+            "than any of them; fedgs privacy RUN RUN --same-clients states it for runs "
+            "of fedgs train."
+        )
+    cards: list[Card] = []
+    for debug in page.debugs:
+        if debug.statements:
+            caption = f"{debug.name}: all groups, each client in one of them"
+            config = debug.runs[0].config
+            cards += cards_of_statements(caption, debug.statements, config)
+        else:
+            cards += [card for facts in debug.runs for card in cards_of_run(facts)]
+    cards += [card for facts in page.singles for card in cards_of_run(facts)]
+    if page.together:
+        caption = "All of these runs together, on the same clients"
+        config = page.singles[0].config
+        cards += cards_of_statements(caption, page.together, config)
+    cards += [label_card(facts) for facts in page.singles]
+    return Section("privacy", "Privacy", cards, texts)
+
+
+def _communication(page: Page) -> Section:
+    trained = page.trained
+    cards = [Card(tables=[communication_table(trained)])] if trained else []
+    return Section("communication", "Communication", cards)
+
+
+def _evaluation(page: Page) -> Section:
+    first, *others = evaluation_tables(page.runs) or [None]
+    cards = [Card(tables=[first])] if first else []
+    cards += [Card(t.caption, tables=[t], is_folded=True) for t in others if t]
+    badge = words.badge("no epsilon covers these numbers", "unsure")
+    text = (
+        "They were computed from real images. Publish this section only if the real "
+        "data are public, or after deciding that you may."
+    )
+    return Section("evaluation", "Evaluation", cards, [badge, text])
+
+
+def _reproduce(page: Page) -> Section:
+    texts = [
+        "Paths are shown without their folders. Noise without a seed is fresh in every "
+        "run, so the images differ in detail."
+    ]
+    if any(facts.config.amplification for facts in page.runs):
+        texts.append(
+            "Seeds are left out: a run here counts sampling as protection, and its "
+            "seed tells who was selected."
+        )
+    commands = [command for debug in page.debugs for command in debug.commands]
+    commands += [train_command(facts) for facts in page.singles]
+    cards = [Card("Train again", commands=commands)]
+    shared, differing = settings_tables(page.runs)
+    if len(page.runs) > 1:
+        cards.append(Card(tables=[differing]))
+    for table in (shared, versions_table(page.runs)):
+        cards.append(Card(table.caption, tables=[table], is_folded=True))
+    return Section("reproduce", "Settings and commands", cards, texts)

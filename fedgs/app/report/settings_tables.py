@@ -1,0 +1,125 @@
+"""A run's settings as the report shows them, and the command that trains it again.
+
+Paths are shown without their folders. Seeds of a run that claims amplification are left
+out: they tell who was selected.
+"""
+
+import dataclasses
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedgs.app.report.run import RunFacts
+from fedgs.app.tables import Table
+from fedgs.baselines.run import more_settings
+from fedgs.baselines.target import SHARED_SETTINGS
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.settings import settings_of, settings_with
+
+HIDDEN = ("seed", "selection_seed", "noise_seed")  # tell who was selected
+
+
+def settings_tables(runs: Sequence[RunFacts]) -> list[Table]:
+    """Returns settings of one value in all runs that have them, then the others."""
+    shown = [shown_settings(facts) for facts in runs]
+    names = dict.fromkeys(name for settings in shown for name in settings)
+    values = {n: list(dict.fromkeys(s[n] for s in shown if n in s)) for n in names}
+    shared = [[n, *found] for n, found in values.items() if len(found) == 1]
+    differing = [
+        [name, *(settings.get(name, "–") for settings in shown)]
+        for name, found in values.items()
+        if len(found) > 1
+    ]
+    head = ["setting", *(facts.name for facts in runs)]
+    return [
+        Table("All settings", ["setting", "value"], shared, numeric=False),
+        Table("What differs", head, differing, numeric=False),
+    ]
+
+
+def versions_table(runs: Sequence[RunFacts]) -> Table:
+    """Returns the versions of every run's software, and its machine."""
+    names = dict.fromkeys(name for facts in runs for name in facts.versions)
+    rows = [[n, *(str(f.versions.get(n, "–")) for f in runs)] for n in names]
+    head = ["package", *(facts.name for facts in runs)]
+    return Table("Versions", head, rows, numeric=False)
+
+
+def shown_settings(facts: RunFacts) -> dict[str, str]:
+    """Returns all settings; of a baseline its own, and those that it changed."""
+    config = facts.config
+    names = [spec.name for spec in dataclasses.fields(config)]
+    shown: dict[str, str] = {}
+    if facts.baseline is not None:
+        names = [*_changed(facts)]
+        own = dataclasses.asdict(facts.baseline.settings)
+        shown = {name: str(value) for name, value in own.items()}
+    return shown | {name: _shown(config, name, getattr(config, name)) for name in names}
+
+
+def shown_data(data: str) -> str:
+    """Returns the name of a source of data, a file or folder without where it lies."""
+    kind, colon, place = data.partition(":")
+    return f"{kind}:{Path(place).name}" if colon and kind != "hf" else data
+
+
+def _shown(config: ResolvedConfig, name: str, value: Any) -> str:
+    if value is None or value == "":
+        return "unset"
+    if name in HIDDEN and config.amplification:
+        return "not shown: tells who was selected"
+    if name in settings_with("path"):
+        return Path(str(value)).name
+    if name == "data":
+        return shown_data(str(value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _changed(facts: RunFacts) -> dict[str, Any]:
+    """Returns the run's settings that are not the defaults, if it reads them."""
+    config, baseline = facts.config, facts.baseline
+    specs = settings_of()
+    if baseline is not None:
+        read = {*SHARED_SETTINGS, *more_settings(baseline.method), "node_sizes"}
+        specs = settings_of(*read - ({"engine"} if config.node_names else set()))
+    values = {spec.name: getattr(config, spec.name) for spec in specs}
+    defaults = {spec.name: (spec.default, None) for spec in specs}
+    return {name: v for name, v in values.items() if v not in defaults[name]}
+
+
+def train_command(facts: RunFacts) -> str:
+    """Returns the command that trains this run again."""
+    config, baseline, words = facts.config, facts.baseline, ["fedgs", "train"]
+    if baseline is not None:
+        words = ["fedgs", "baseline", baseline.name]
+        if names := config.node_names:
+            words = ["fedgs", "deploy", "baseline", baseline.name]
+            words += ["--server", "HOST:PORT", *(f"--client={n}" for n in names)]
+        own = {
+            spec.name: getattr(baseline.settings, spec.name)
+            for spec in dataclasses.fields(baseline.settings)
+            if "help" in spec.metadata  # others have no flag
+        }
+        default = baseline.method.Settings()
+        words += _flags({n: v for n, v in own.items() if v != getattr(default, n)})
+    changed = _changed(facts)
+    if config.amplification:
+        changed = {name: v for name, v in changed.items() if name not in HIDDEN}
+    for name, value in changed.items():
+        if isinstance(value, str):
+            changed[name] = _shown(config, name, value)
+        if name == "data_dir":
+            changed[name] = "DATA"
+    return shlex.join([*words, *_flags(changed)])
+
+
+def _flags(settings: Mapping[str, Any]) -> list[str]:
+    words = []
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", str(value)]
+    return words

@@ -1,0 +1,59 @@
+"""What a baseline's run is asked for, beside the settings of its method.
+
+Imports no tensor library: the command line reads the flags from here at every start.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedgs.config.fields import coerce_fields, flag
+from fedgs.errors import reject
+
+# Groups and names of the settings of `RunConfig` that a baseline's run has as well.
+SHARED_SETTINGS = ("Data", "Model", "num_clients", "delta", "adversary")
+SHARED_SETTINGS += ("noise_seed", "output", "seed", "device", "checkpoint_every")
+
+
+# Settings of a method that say its noise: a target finds it.
+NOISES = {"noise_multiplier", "noise_per_clip", "inverse_noise", "answer_noise"}
+
+
+def check_noise(given: Mapping[str, object]) -> None:
+    """Refuses noise beside a target, which would silently replace it.
+
+    Raises:
+        UserError: both are given.
+    """
+    if "target_epsilon" in given:
+        noises = {name: given[name] for name in NOISES & given.keys()}
+        reject(noises, "--target-epsilon finds the noise; leave out")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a baseline's run is to guarantee."""
+
+    target_epsilon: float | None = flag(
+        None, "Find the noise for this epsilon, in the method's own unit.", above=0
+    )
+    unit: str | None = flag(
+        None,
+        "What target_epsilon is about; refused where the method cannot give it.",
+        choices=("record", "user"),
+    )
+
+
+@dataclass(frozen=True)
+class Asked(Target):
+    """What a baseline's run is asked for, beside the settings of the method."""
+
+    max_images_per_user: int | None = flag(
+        None,
+        "Drop images of a user over this public number, so that a record-level method "
+        "can state an epsilon of users, by group privacy.",
+        at_least=1,
+    )
+
+    def __post_init__(self) -> None:
+        """Checks every field."""
+        coerce_fields(self)

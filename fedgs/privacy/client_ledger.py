@@ -1,0 +1,373 @@
+"""A client's own count of its releases: durable, and ahead of every release.
+
+    FOLDER/clients.json           which clients each ledger counts, by their names
+    FOLDER/releases-00000.jsonl   a write-ahead ledger, one line per attempt
+    FOLDER/.lock                  held while the count is read and charged
+
+FOLDER is a node's own in the run's private folder, or the client's `state_dir`, where
+the count goes on over runs. There is one ledger per group of clients that releases
+together, so a release costs one fsync however many clients a node has. A client that
+was packed differently before is in several ledgers, and its count is the sum of them:
+what it spent follows its name. In a ledger here, `participants` are positions in the
+ledger's list of clients, and the round is that of whichever run asked. A deployed
+client writes into the same line who that was (`source_of`).
+
+Names of shards say nothing: a server's settings decide which records are in which. So
+the shards of a deployed node are counted as one client, `SHARDED_DATASET`: every
+release of any of them is charged to the data set, and counts for each of its named
+clients as well.
+
+Source: docs/privacy.md, "A client that limits itself".
+"""
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from filelock import FileLock
+
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.errors import UserError
+from fedgs.files import make_folder, read_json, remove_temporaries, write_json
+from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
+from fedgs.privacy.ledger import Event, Ledger, agreed_values
+
+SHARDED_DATASET = (
+    "*"  # the name of every client that is a shard: their data set as a whole
+)
+COUNT_REMEDY = "restore it from a copy: it is the record of the privacy spent"
+# Start of the server, round, and the key that it was masked under: "" without masks, or
+# where the answer came late. None: the server has nothing.
+Received = tuple[str, int, str] | None
+LOCK_POLL_SECONDS = 0.01  # other nodes hold the count for one fsync
+FORMAT = 2  # of clients.json
+
+
+class ClientLedger:
+    """What some clients have released, and the one place that adds to it.
+
+    Privacy: public; participation and noise, no data.
+
+    Args:
+        folder: see the module; made by the first charge if it is missing.
+        clients: the stable names of the clients that release together;
+            `SHARDED_DATASET` for shards.
+    """
+
+    def __init__(self, folder: Path, clients: Sequence[str]) -> None:
+        """Touches no file yet.
+
+        Raises:
+            UserError: a name stands for two clients.
+        """
+        self.folder = folder
+        self.clients = (
+            [SHARDED_DATASET] if SHARDED_DATASET in clients else list(clients)
+        )
+        self._position = {name: place for place, name in enumerate(self.clients)}
+        if len(self._position) < len(self.clients):
+            raise UserError("two clients have the same name; give each its own")
+        self._by_name = np.zeros(len(self.clients))  # mu^2 by position
+        self._of_all = 0.0  # mu^2 of the data set as a whole
+        self._ledgers: dict[str, tuple[Ledger, npt.NDArray[np.int64] | None]] = {}
+        self._added: Counter[str] = Counter()  # events of each ledger
+        self._own: Ledger | None = None
+        self._attempts: Counter[int] = Counter()
+        self._contexts: set[str] = set()
+        self._released: dict[str, dict[int, set[str]]] = {}  # source, round, contexts
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the clients are shards, which are charged as one."""
+        return self.clients == [SHARDED_DATASET]
+
+    @property
+    def mu_squared(self) -> npt.NDArray[np.float64]:
+        """What each of `clients` has spent as of the last look, shape (clients,).
+
+        A record of the data set is of one named client: the largest of them counts.
+        """
+        own = self._by_name[: len(self.clients)]
+        if self.is_whole:
+            own = self._by_name.max(keepdims=True)
+        return own + self._of_all
+
+    def largest(self) -> float:
+        """Returns the mu^2 of the client that has spent most, as of now.
+
+        Raises:
+            UserError: the count is broken.
+        """
+        with self._held():
+            return float(self.mu_squared.max())
+
+    def check(self, event: Event, limits: Limits) -> None:
+        """Refuses a release that `charge` would refuse now; counts nothing.
+
+        Raises:
+            ClientRefused: a participant would exceed its client_epsilon.
+            UserError: the count is broken.
+        """
+        if limits.client_epsilon is not None:
+            with self._held():
+                self._check(event, limits)
+
+    def charge(self, event: Event, limits: Limits) -> None:
+        """Counts a release; once this returns the count is on the disk.
+
+        Args:
+            event: its participants are positions in the clients given, shards too; its
+                attempt is set here.
+            limits: of these clients.
+
+        Raises:
+            ClientRefused: a participant would exceed its client_epsilon; nothing is
+                counted, and nothing may be released.
+            UserError: the count is broken or cannot be written; or something was
+                already masked under the event's context.
+        """
+        with self._held():
+            self._check(event, limits)
+            # Under the lock, so that no two processes mask with the same key.
+            if event.context in self._contexts:
+                raise UserError(
+                    f"round {event.round}: something was already masked under this "
+                    "node's key: a second release under it is refused"
+                )
+            ledger = self._own or self._new_ledger()
+            attempt = self._attempts[event.round] + 1
+            ledger.append(replace(self._own_event(event), attempt=attempt))
+            self._add_new()
+
+    def is_masked_under(self, context: str) -> bool:
+        """Tells whether something was already masked under this key.
+
+        Raises:
+            UserError: the count is broken.
+        """
+        with self._held():
+            return context in self._contexts
+
+    def released(self, run_id: str, node: str) -> Counter[tuple[str, int]]:
+        """Returns what a node has released in a run, whichever clients it has.
+
+        A start of the server asks for a round once. So an answer that was computed
+        again, because its first bytes were lost before they left, is the same. With
+        secure aggregation it may ask in several attempts, each under another key.
+
+        Args:
+            run_id: of the run.
+            node: name of the node.
+
+        Returns:
+            How often, by the server's start and the round. Lines of versions that named
+            no source are of no run.
+
+        Raises:
+            UserError: the count is broken.
+        """
+        times: Counter[tuple[str, int]] = Counter()
+        with self._held():
+            for source, rounds in self._released.items():
+                run, start, who = (*source.split("/", 2), "", "")[:3]
+                if (run, who) == (run_id, node):
+                    times.update({(start, r): len(rounds[r]) for r in rounds})
+        return times
+
+    def check_received(self, run_id: str, node: str, received: Received) -> None:
+        """Refuses a count that lacks a release which the server has: it went back.
+
+        What was released before is in the lines before. A count that is ahead is right:
+        what it has left no client, or got lost.
+
+        Args:
+            run_id: of the run.
+            node: name of the node.
+            received: the last release that the server has of the node.
+
+        Raises:
+            UserError: it is not in the count.
+        """
+        if received is None:
+            return
+        start, round, context = received
+        with self._held():
+            rounds = self._released.get(source_of(run_id, start, node), {})
+        contexts = rounds.get(round)
+        if not contexts or (context and context not in contexts):
+            raise UserError(
+                f"{self.folder}: this client's own count was rolled back or deleted: "
+                f"it has no release of round {round} of run {run_id}, which the server "
+                f"has; nothing was computed; {COUNT_REMEDY}. Never put an older one "
+                f"over it: of a client's backup, restore {run_id}/ only. If there is "
+                "no copy, what these clients have spent is unknown: they must not go on"
+            )
+
+    def _own_event(self, event: Event) -> Event:
+        """Returns a release as these clients count it: shards are all of the data."""
+        if not self.is_whole:
+            return event
+        return replace(event, participants="all", num_clients=1)
+
+    def _check(self, event: Event, limits: Limits) -> None:
+        if limits.client_epsilon is None:
+            return
+        cost = _cost(event)
+        positions = np.arange(len(self.clients))[_positions(self._own_event(event))]
+        mu_squared = self.mu_squared
+        worst = int(positions[mu_squared[positions].argmax()])
+        if mu_squared[worst] + cost <= limits.most_mu_squared:
+            return
+        spent = limits.epsilon_of(mu_squared[worst])
+        who = "the data set" if self.is_whole else f"client {self.clients[worst]}"
+        raise ClientRefused(
+            "client_epsilon",
+            f"client_epsilon = {limits.client_epsilon:g} ({limits.relation}, delta "
+            f"{limits.delta:g}, server adversary): {who} has released {spent:.4g}, the "
+            "next release would exceed it; leave it out, or agree on a larger limit",
+        )
+
+    # -------------------------------------------------------------- files
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        """Holds the folder against other nodes and runs, with the count up to date."""
+        with _locked(self.folder):
+            try:
+                self._catch_up()
+                yield
+            finally:
+                # An open ledger is locked, and other nodes of the folder append to it
+                # as well.
+                for ledger, _ in self._ledgers.values():
+                    ledger.close()
+
+    def _read_index(self) -> dict[str, Any]:
+        path = self.folder / "clients.json"
+        if not path.exists():
+            return {}
+        index = read_json(path)
+        if index.pop("format", None) != FORMAT:
+            raise UserError(
+                f"{path}: of another format; use the version of fedgs that wrote it"
+            )
+        return index
+
+    def _catch_up(self) -> None:
+        """Adds what was released since the last look, by whichever process."""
+        for name, clients in self._read_index().items():
+            if name not in self._ledgers:
+                self._add_ledger(name, clients)
+        for ledger, _ in self._ledgers.values():
+            ledger.reopen()
+        self._add_new()
+
+    def _add_ledger(self, name: str, clients: list[str]) -> None:
+        """Takes a ledger in; of one of other clients only what was masked under."""
+        places = None
+        if clients != [SHARDED_DATASET]:
+            if self.is_whole:  # of everybody: whose record it is nobody knows
+                for client in clients:
+                    self._position.setdefault(client, len(self._position))
+                missing = len(self._position) - len(self._by_name)
+                self._by_name = np.pad(self._by_name, (0, missing))
+            places = np.array([self._position.get(client, -1) for client in clients])
+        self._ledgers[name] = Ledger(self.folder / name), places
+        if clients == self.clients:
+            self._own = self._ledgers[name][0]
+
+    def _add_new(self) -> None:
+        """Adds the events that are not in the count yet."""
+        for name, (ledger, places) in self._ledgers.items():
+            for event in ledger.events[self._added[name] :]:
+                cost = _cost(event)
+                if places is None:
+                    self._of_all += cost
+                else:
+                    concerned = places[_positions(event)]
+                    self._by_name[concerned[concerned >= 0]] += cost
+                self._attempts[event.round] += ledger is self._own
+                self._contexts |= {event.context} - {""}
+                rounds = self._released.setdefault(event.source, {})
+                rounds.setdefault(event.round, set()).add(event.context)
+            self._added[name] = ledger.length
+
+    def _new_ledger(self) -> Ledger:
+        """Makes these clients' ledger, then names it in the index."""
+        index = self._read_index()
+        name = f"releases-{len(index):05d}.jsonl"
+        # The file comes first: empty after a crash here, it is taken again.
+        ledger = Ledger.open(self.folder / name)
+        # Its clients are not known, so their spending could not be charged to anybody.
+        if ledger.length:
+            ledger.close()
+            raise UserError(
+                f"{self.folder / name}: clients.json does not say whose releases these "
+                "are; restore it from a copy"
+            )
+        content = {**index, name: self.clients, "format": FORMAT}
+        write_json(self.folder / "clients.json", content)
+        places = None if self.is_whole else np.arange(len(self.clients))
+        self._ledgers[name] = ledger, places
+        self._own = ledger
+        return ledger
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    make_folder(folder)
+    with FileLock(folder / ".lock", poll_interval=LOCK_POLL_SECONDS):
+        # Only what this lock is about: others may be writing other files here.
+        remove_temporaries(folder, "clients.json")
+        yield
+
+
+def _positions(event: Event) -> slice | list[int]:
+    clients = event.participants
+    return slice(None) if clients == "all" else list(clients)
+
+
+def _cost(event: Event) -> float:
+    nodes = event.counted_nodes  # 1, or those that the client's limits trust
+    return release_cost(event.proven_multiplier, event.batch_size, nodes)
+
+
+def source_of(run_id: str, start: str, node: str) -> str:
+    """Returns what a line says of who asked: run, start of its server, own name."""
+    return f"{run_id}/{start}/{node}"
+
+
+def release_event(
+    config: ResolvedConfig,
+    round: int,
+    positions: Sequence[int],
+    num_clients: int,
+    shares: int = 1,
+) -> Event:
+    """Returns what a node is about to release, as its clients count it.
+
+    Only the node's own noise counts, for a server may drop or know that of all others,
+    unless the clients trust a secure aggregation.
+
+    Args:
+        config: what the node computes with.
+        round: the round that is answered.
+        positions: the participants among the node's clients, increasing, not empty.
+        num_clients: the node's clients.
+        shares: of `Limits.shares`.
+    """
+    is_all = len(positions) == num_clients
+    return Event(
+        round=round,
+        attempt=1,
+        participants="all" if is_all else tuple(positions),
+        num_clients=num_clients,
+        planned_nodes=shares,
+        counted_nodes=shares,
+        **agreed_values(config, round),
+    )

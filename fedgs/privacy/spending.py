@@ -1,0 +1,188 @@
+"""What the events of one run have cost each client, and why a theorem fails for them.
+
+`fedgs.privacy.participation` turns exposures into laws; `fedgs.privacy.budget` asks
+them ahead of an event.
+
+Source: docs/privacy.md, "Which theorem may be used when".
+"""
+
+from collections import Counter
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgs.config.amplification_rules import why_not_amplified
+from fedgs.errors import UserError
+from fedgs.privacy.ledger import Event
+
+
+class Draw(NamedTuple):
+    """One draw of participants and what it cost each of them.
+
+    Attributes:
+        participants: as in `Event`.
+        cohort: K and m.
+        costs: the sum of 1 / z^2 over all attempts of the round, one for each
+            adversary.
+    """
+
+    participants: tuple[int, ...] | Literal["all"]
+    cohort: tuple[int, int]
+    costs: tuple[float, ...]
+
+    def plus(self, costs: tuple[float, ...]) -> "Draw":
+        """Returns the draw with more costs for the same participants."""
+        total = (a + b for a, b in zip(self.costs, costs, strict=True))
+        return self._replace(costs=tuple(total))
+
+    @property
+    def kind(self) -> "Kind":
+        """What draws are counted by."""
+        return self.cohort, self.costs
+
+
+Kind = tuple[tuple[int, int], tuple[float, ...]]
+
+
+class Spending:
+    """What the events of one run have cost each client, and how often it was asked.
+
+    Args:
+        seed: of the run's selection; matters beside other runs only.
+        largest_node: most clients on one node; matters for amplification only.
+        cohort: m, the clients that a draw has; 0 if only the events say it.
+
+    Attributes:
+        mu_squared: the sum of 1 / z^2 over a client's releases, float64 of shape
+            (costs, clients); one row for each cost that `add` is given.
+        first: the first event, None before it.
+        selections: every client_selection seen.
+        is_seeded: whether any noise was seeded, hence not private.
+        nodes: the fewest nodes of an event whose noise counts.
+        no_mixture: why the Binomial mixture does not hold, "" while it does.
+        no_amplification: why amplification does not hold, "" while it does.
+        draws: the draw of each round.
+        kinds: how many draws there are of each kind.
+        num_events: all attempts of all rounds.
+        last_round: of the last event, 0 before it.
+    """
+
+    def __init__(
+        self, seed: int | None = None, largest_node: int = 1, cohort: int = 0
+    ) -> None:
+        """Starts without events."""
+        self.seed, self.largest_node, self.cohort = seed, largest_node, cohort
+        self.mu_squared: npt.NDArray[np.float64] = np.zeros((0, 0))
+        self.first: Event | None = None
+        self.selections: set[str] = set()
+        self.is_seeded, self.nodes = False, 0
+        self.num_events = self.last_round = 0
+        self.no_mixture = self.no_amplification = ""
+        self.draws: dict[int, Draw] = {}
+        self.kinds: Counter[Kind] = Counter()
+
+    def why_count(self, event: Event) -> str:
+        """Returns why the mixture does not hold with this event; "" if it does.
+
+        It needs uniform selection, the same noise, C, B, cohort and nodes throughout,
+        all clients of a draw, and the same ones in all attempts of a round. A round
+        that is tried again before any other one may have failed because of who was
+        drawn: a node was away, or a client refused. One that is repeated from a
+        checkpoint did not.
+        """
+        if self.no_mixture:
+            return self.no_mixture
+        if event.client_selection != "uniform":
+            return f"the selection is {event.client_selection}"
+        if constants_of(self.first or event) != constants_of(event):
+            return "noise, C, B, the cohort or the nodes changed"
+        if event.round == self.last_round:
+            return "a round was asked again at once, maybe because of who was drawn"
+        return self._why_not_one_draw(event)
+
+    def why_not_amplified(self, event: Event) -> str:
+        """Returns why amplification does not hold with this event; "" if it does.
+
+        Noise, C, B and cohort may change from round to round, if that was fixed in
+        advance.
+        """
+        return (
+            self.no_amplification
+            or why_not_amplified(
+                event.client_selection,
+                event.discriminator_training,
+                self.largest_node,
+                event.num_participants,
+                event.num_clients,
+            )
+            or self._why_not_one_draw(event)
+        )
+
+    def _why_not_one_draw(self, event: Event) -> str:
+        # Masked, it asks nodes that are there: who is left was not drawn at m / K.
+        if event.num_participants < self.cohort:
+            return "a round was asked of fewer clients than were drawn"
+        known = self.draws.get(event.round)
+        if known is None or known.participants == event.participants:
+            return ""
+        return "a repeated round asked others"
+
+    def draw_with(self, event: Event, costs: tuple[float, ...]) -> Draw:
+        """Returns what the draw of the event's round is after the event."""
+        if known := self.draws.get(event.round):
+            return known.plus(costs)
+        cohort = (event.num_clients, event.num_participants)
+        return Draw(event.participants, cohort, costs)
+
+    def kinds_with(self, event: Event, draw: Draw) -> Counter[Kind]:
+        """Returns `kinds` after an event whose round's draw becomes `draw`."""
+        kinds = self.kinds.copy()
+        if known := self.draws.get(event.round):
+            kinds[known.kind] -= 1
+        kinds[draw.kind] += 1
+        # The plus drops kinds of which no draw is left.
+        return +kinds
+
+    def add(self, event: Event, costs: tuple[float, ...]) -> None:
+        """Counts one event.
+
+        Args:
+            event: the releases of one attempt of a round.
+            costs: 1 / z^2 of it for each adversary, at least 0; inf is no noise.
+
+        Raises:
+            UserError: the number of clients differs from that of earlier events.
+        """
+        # Before the event counts: both compare it with what was there.
+        self.no_mixture = self.why_count(event)
+        self.no_amplification = self.why_not_amplified(event)
+        if self.first is None:
+            self.first, self.nodes = event, event.counted_nodes
+            self.mu_squared = np.zeros((len(costs), event.num_clients))
+        if event.num_clients != self.first.num_clients:
+            problem = f"earlier events have {self.first.num_clients}; account apart"
+            raise UserError(f"num_clients = {event.num_clients}: {problem}")
+        self.mu_squared[:, columns_of(event)] += np.array(costs)[:, None]
+        self.nodes = min(self.nodes, event.counted_nodes)
+        self.selections.add(event.client_selection)
+        self.is_seeded |= event.noise_source == "seeded"
+        self.num_events += 1
+        self.last_round = event.round
+        draw = self.draw_with(event, costs)
+        if known := self.draws.get(event.round):
+            self.kinds[known.kind] -= 1
+        self.kinds[draw.kind] += 1
+        self.draws[event.round] = draw
+
+
+def columns_of(event: Event) -> Any:
+    """Returns which columns of `Spending.mu_squared` an event adds to."""
+    return slice(None) if event.participants == "all" else list(event.participants)
+
+
+def constants_of(event: Event) -> tuple[float, ...]:
+    """Returns the numbers that must not change while the Binomial mixture holds."""
+    cohort = (event.num_participants, event.num_clients, event.counted_nodes)
+    noise = (event.noise_std, event.is_discrete)
+    return (*noise, event.clip_bound, event.batch_size, *cohort)

@@ -1,0 +1,240 @@
+"""The nodes of a run, whatever it trains: who is there, requests out, answers in.
+
+A Flower strategy of the project is one of these with a training of its own:
+`server.strategy.GsWgan`, `server.fedavg_gan.FedAvgGanStrategy`. `server.roll_call`
+finds the nodes, `server.messenger` sends and receives.
+"""
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.errors import UserError
+from fedgs.event_log import log_event
+from fedgs.federation.messages import (
+    RECORD,
+    TOLD,
+    Answer,
+    Request,
+    decode_answer,
+    encode_batch,
+    one_line,
+    pack_request,
+)
+from fedgs.federation.training import Report, Stop
+from fedgs.privacy.ledger import Chain, Ledger
+from fedgs.runs.run_folder import RunFolder
+from server.deployment_record import kept_of
+from server.messenger import IN_MEMORY, OVER_HTTP, Messenger, SilentStrategy
+from server.progress import Progress
+from server.roll_call import RollCall, roll_call
+
+NOT_JOINED = 0  # in place of an address, which the exchange looks up when it sends
+
+
+class FlowerStrategy(SilentStrategy):
+    """A strategy without what it trains; one instance trains one run folder.
+
+    Args:
+        folder: the run folder, locked by the caller.
+        config: as the run's nodes compute with it.
+        report: called with the public metrics of each round.
+        stop: when set, the run checkpoints after the current round and stops.
+
+    Attributes:
+        ledger_kind: of the run's ledger.
+        exchange: messages to the nodes and back, while the run is on.
+        roll: who is there; None in a simulation, whose nodes are all there.
+        requests: node -> what the messages made last ask of it.
+    """
+
+    ledger_kind: type[Chain[Any]] = Ledger
+    exchange: Messenger
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: ResolvedConfig,
+        report: Report,
+        stop: Stop,
+    ) -> None:
+        """Touches nothing yet."""
+        self.folder, self.config = folder, config
+        self.report, self.stop = report, stop
+        self.roll: RollCall | None = None
+        self.progress = Progress(None, self.config, "", 0)
+        self.requests: dict[int, Request] = {}
+
+    @abstractmethod
+    def start(  # type: ignore[override]
+        self, grid: Grid, *_: object, **__: object
+    ) -> Result:
+        """Trains from the last checkpoint to the last round of the configuration.
+
+        The arguments after `grid` are Flower's and are not used: the run folder's
+        configuration decides. Flower's own loop would log and poll in each round, and
+        knows neither checkpoints nor a stop.
+
+        Privacy: releases (epsilon, delta)-DP output; events: in the folder's ledger.
+
+        Returns:
+            Flower's record of the run, with the generator as `arrays`.
+
+        Raises:
+            RunStopped: the run ended early with a checkpoint.
+        """
+
+    # -------------------------------------------------------------- nodes
+
+    def _find_nodes(self, grid: Grid) -> Callable[[int], None]:
+        """Calls the roll of a simulation, or gets ready for that of a deployment.
+
+        Returns:
+            What has the nodes' states on the disk: nothing, they save their own.
+        """
+        if hasattr(grid, "pull_interval"):  # the simulation's in-memory grid
+            grid.pull_interval = IN_MEMORY.least  # pyright: ignore
+        if not self.config.node_names:
+            addresses = roll_call(grid, self.config.num_nodes, self.stop)
+            self.exchange = Messenger(grid, addresses, IN_MEMORY, self.progress)
+            return _saved
+        flower, run_id = self.folder.path / ".flower", kept_of(self.folder)["run_id"]
+        flower.mkdir(exist_ok=True)
+        file = flower / "nodes.json"
+        self.progress = Progress(file, self.config, str(run_id), self.folder.last_round)
+        events = self.folder.read_ledger(self.ledger_kind).events
+        self.roll = RollCall(grid, self.folder, self.config, events, self.progress)
+        addresses = self.roll.addresses
+        self.exchange = Messenger(grid, addresses, OVER_HTTP, self.progress, self.roll)
+        return _saved
+
+    # -------------------------------------------------------------- messages
+
+    @property
+    def _place(self) -> dict[str, str]:
+        """What tells a node which run a message is of."""
+        if self.roll is None:
+            return {"run_folder": str(self.folder.path)}
+        return {"run_id": self.roll.run_id}
+
+    def _pack(self, request: Request) -> bytes:
+        """Returns the tensors of a request as bytes; the same for every node."""
+        return pack_request(request, self.config)
+
+    def _encode(self, request: Request, nodes: Sequence[int]) -> list[Message]:
+        """Returns a request as one message for each node; nothing else makes one."""
+        self.requests = request.per_node(self.config.hosting, nodes)
+        # Packed once: all nodes get the same bytes.
+        tensors = self._pack(request)
+        if self.roll is not None:
+            self.roll.round = max(self.roll.round, request.round)
+        # Nodes share requests, and so they share records.
+        distinct = {id(each): each for each in self.requests.values()}
+        records = {
+            key: ConfigRecord(
+                {**encode_batch(each, self.config, tensors), **self._place}
+            )
+            for key, each in distinct.items()
+        }
+        return [
+            self._message(records[id(each)], node, "train")
+            for node, each in self.requests.items()
+        ]
+
+    def _message(self, record: ConfigRecord, node: int, kind: str) -> Message:
+        """Returns a message to a node; beside what nodes share lies what is its own."""
+        content = RecordDict({RECORD: record})
+        if self.roll is not None:
+            content[TOLD] = ConfigRecord(self.roll.told(node))
+        return Message(content, self.exchange.addresses.get(node, NOT_JOINED), kind)
+
+    def _replies(self, messages: Iterable[Message]) -> Iterator[Message]:
+        """Sends a round's messages, and yields the replies as they come in time."""
+        return self.exchange.send_and_receive(
+            self._by_node(messages),
+            timeout=self.config.round_timeout,
+            patience=self.config.round_timeout,
+        )
+
+    def _by_node(self, messages: Iterable[Message]) -> dict[int, Message]:
+        return dict(zip(self.requests, messages, strict=True))
+
+    def _decode(self, replies: Iterable[Message]) -> tuple[list[Answer], list[int]]:
+        """Returns the releases in valid replies, and which nodes gave no valid reply.
+
+        While the exchange goes on, a node that is refused gets its request once more;
+        the same request gets the same bytes.
+        """
+        started = time.monotonic()
+        answers: list[Answer] = []
+        missing, refused = {*self.requests}, set[int]()
+        for reply in replies:
+            node = self.exchange.node_of(reply)
+            # Of nobody who was asked, or the second answer to one request.
+            if node is None or node not in missing:
+                continue
+            try:
+                answer = self._checked(reply, node)
+            except UserError as error:
+                refused.add(node)
+                self.exchange.refuse(node, str(error))
+                continue
+            missing.remove(node)
+            if answer is not None:
+                answers.append(answer)
+            self._note(node, answer)
+            if self.roll is not None:
+                seconds = round(time.monotonic() - started, 3)
+                self.roll.add_answer(node, self.requests[node].round, seconds)
+        if self.roll is not None:
+            self.roll.save()
+        for node in sorted(missing):
+            reason = self.exchange.reasons.get(node, "no reply")
+            name, number = self.config.node_title(node), self.requests[node].round
+            log_event("missing", node=name, round=number, outcome=reason)
+            # A refusal was counted when it was refused.
+            if node not in refused:
+                self.progress.add_failure(node, reason)
+        return answers, sorted(missing)
+
+    def _note(self, node: int, answer: Answer | None) -> None:
+        """Takes what else a valid answer brings."""
+
+    def _checked(self, reply: Message, node: int) -> Answer | None:
+        """Checks a reply; raises `UserError` with one line that quotes no data."""
+        request = self.requests[node]
+        where = f"round {request.round}: {self.config.node_title(node)}"
+        record = self._record(reply, node, where)
+        if self.roll is not None and record.get("is_empty") == 0:
+            self.roll.add_release(node, request)
+        return decode_answer(record, self.config, request, node)
+
+    def _record(self, reply: Message, node: int, where: str) -> ConfigRecord:
+        """Returns what a reply of a node carries; raises as `_checked`."""
+        if reply.has_error():
+            raise UserError(f"{where} says: {one_line(reply.error.reason)}")
+        if reply.metadata.src_node_id != self.exchange.addresses.get(node):
+            raise UserError(f"{where}: a reply of another sender")
+        record = reply.content.config_records.get(RECORD)
+        if record is None:
+            raise UserError(f"{where} answered without a record")
+        if len(reply.content) > 1:
+            raise UserError(f"{where} answered with other records too")
+        return record
+
+    def _failures(self) -> list[str]:
+        """Returns why nodes did not answer the last request; public texts."""
+        return [reason for _, reason in sorted(self.exchange.reasons.items())]
+
+    def _titles(self, nodes: Sequence[int]) -> str:
+        return ", ".join(map(self.config.node_title, nodes))
+
+
+def _saved(keep_round: int) -> None:
+    """Nodes have written their states before they answer."""

@@ -1,0 +1,870 @@
+"""The command line: commands, the frozen flags, the issue's numbers and bad input."""
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import settings_page
+import tiny
+from command_line import flags, printed, refused
+from fedgs.app.cli import main as cli
+from fedgs.app.commands import train as running
+from experiments.paper import scores
+from fedgs.config.settings import settings_of
+from fedgs.errors import UserError
+from fedgs.federation import preparation
+from fedgs.files import write_json
+from fedgs.privacy.ledger import Ledger
+from fedgs.privacy_label import privacy_label
+from fedgs.runs.run_folder import RunFolder
+from refusals import assert_refused
+from runs import generator, keep_lines, rewrite
+from tiny import NUM_CLASSES, SIDE, write_tiny_npz
+
+OF_DATA = ("data", "num_clients", "num_classes")
+TINY = {n: v for n, v in tiny.SETTINGS.items() if n not in OF_DATA}
+TINY |= {"discriminator_steps": 1, "warm_start_rounds": 1}
+# privacy.md, "The paper's federated figure".
+PAPER = {
+    "num_clients": 866,
+    "clients_per_round": 1,
+    "num_rounds": 30_000,
+    "batch_size": 32,
+    "noise_multiplier": 1.07,
+    "delta": "1.15e-3",
+}
+FEW = {"num_clients": 10, "num_rounds": 5, "batch_size": 4}
+STATEMENT_KEYS = {"adversary", "relation", "unit", "delta", "epsilon", "theorem"}
+STATEMENT_KEYS |= {"conditions", "guarantee"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> str:
+    return write_tiny_npz(tmp_path_factory.mktemp("data") / "tiny.npz")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, data, exit_code) -> Path:
+    """A finished run, made by the command line."""
+    path = tmp_path_factory.mktemp("trained") / "run"
+    assert exit_code("train", *flags(data=data, output=path, **TINY)) == 0
+    return path
+
+
+def tree(path: Path) -> dict[str, bytes]:
+    return {
+        str(entry.relative_to(path)): entry.read_bytes() if entry.is_file() else b""
+        for entry in path.rglob("*")
+    }
+
+
+# ------------------------------------------------------------------ flags
+
+
+def test_train_has_a_flag_for_every_setting_and_no_others():
+    command = cli.typer.main.get_command(cli.app).commands["train"]
+    names = {spec.name for spec in settings_of()}
+    names |= {"recipe", "config", "dry_run", "help_all"}
+    flags = {f"--{name.replace('_', '-')}" for name in names}
+    assert {flag for param in command.params for flag in param.opts} == flags
+    page = settings_page.page()
+    assert all(f"| `{spec.name}` |" in page for spec in settings_of())
+
+
+def test_commands_are_the_frozen_list():
+    commands = set(cli.typer.main.get_command(cli.app).commands)
+    assert {"train", "resume", "sample", "privacy", "evaluate", "demo"} <= commands
+
+
+def test_help_groups_the_flags(fedgs):
+    out = printed(fedgs("train", "--help-all"))
+    for group in ("Data", "Federation", "Privacy", "Training", "Model", "Runtime"):
+        assert re.search(rf"─ {group} ─", out)
+
+
+def test_help_fits_two_screens_and_its_flags_are_the_most_used(fedgs, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    out = printed(fedgs("train", "--help"))
+    assert out.count("\n") < 56
+    for flag in (
+        "--data ",
+        "--target-epsilon ",
+        "--dry-run ",
+        "--output ",
+        "--help-all",
+    ):
+        assert flag in out
+    assert "--ema-decay" not in out
+    assert "--ema-decay" in printed(fedgs("train", "--help-all"))
+
+
+def test_version_is_that_of_the_package(fedgs):
+    pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    version = tomllib.loads(pyproject)["project"]["version"]
+    assert fedgs("--version") == (0, f"fedgs {version}\n", "")
+
+
+def test_python_m_fedgs_is_the_same_program():
+    command = [sys.executable, "-m", "fedgs", "train", "--recipe", "nope"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: recipe = 'nope': give --recipe one of demo")
+
+
+# ------------------------------------------------------------------ train and resume
+
+
+def test_trained_run_names_epsilons_folder_and_grid(trained, fedgs, tmp_path, data):
+    output = tmp_path / "new" / "run"
+    out = printed(fedgs("train", *flags(data=data, output=output, **TINY)), "")
+    assert "6 clients on 6 nodes, 2 per round, 3 rounds" in out
+    assert "seeded: not private" in out
+    assert "round 3 of 3" in out
+    assert f"run folder   {output}" in out
+    assert f"sample grid  {output}/samples/round-0000003.png" in out
+    assert "epsilon      none to quote: seeded: not private" in out
+    assert f"conditions   fedgs privacy {output}" in out
+    assert generator(output) == generator(trained)
+
+
+def test_settings_come_from_recipe_file_and_flags(trained, tmp_path, data, fedgs):
+    file = tmp_path / "run.toml"
+    small = {name: value for name, value in TINY.items() if name != "clients_per_round"}
+    lines = [f"{name} = {json.dumps(value)}" for name, value in small.items()]
+    file.write_text("\n".join([*lines, "fakes_per_round = 8", "dct_size = 8"]))
+    output = tmp_path / "run"
+    arguments = flags(data=data, output=output, num_rounds=1, config=file)
+    printed(fedgs("train", "--recipe", "full-participation", *arguments), "")
+    config = RunFolder.open(output).config
+    assert (config.client_selection, config.clients_per_round) == ("all", 6)
+    assert (config.num_rounds, config.batch_size) == (1, 4)
+
+
+def test_output_is_named_by_recipe_data_and_time_when_unset(
+    monkeypatch, tmp_path, data, fedgs
+):
+    monkeypatch.chdir(tmp_path)
+    assert fedgs("train", *flags(data=data, **TINY | {"num_rounds": 1}))[0] == 0
+    (path,) = (tmp_path / "runs").iterdir()
+    assert re.fullmatch(r"run-npz-\d{8}T\d{6}Z", path.name)
+
+
+def test_privacy_reads_the_engine_of_a_config_file(tmp_path, fedgs):
+    plan = flags(**FEW, noise_multiplier=1.0)
+    seen = []
+    for content in ("", 'engine = "local"\n'):
+        (tmp_path / "own.toml").write_text(content)
+        given = ["privacy", "--config", tmp_path / "own.toml", *plan, "--json"]
+        out = printed(fedgs(*given))
+        seen.append({row["adversary"] for row in json.loads(out)})
+    assert {"server", "release"} <= seen[0]
+    assert seen[1] == {"release"}
+
+
+def test_relative_paths_hold_from_any_working_directory(monkeypatch, tmp_path, fedgs):
+    write_tiny_npz(tmp_path / "tiny.npz")
+    monkeypatch.chdir(tmp_path)
+    arguments = flags(data="npz:tiny.npz", output="run", **TINY | {"num_rounds": 1})
+    assert fedgs("train", *arguments)[0] == 0
+    config = RunFolder.open(tmp_path / "run").config
+    assert config.data == f"npz:{tmp_path}/tiny.npz"
+    assert config.output == str(tmp_path / "run")
+
+
+def test_interrupted_run_exits_and_resumes(monkeypatch, tmp_path, data, fedgs, trained):
+    def stopping(metrics: dict) -> None:
+        if metrics["round"] == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    output = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(running.Progress, "rounds", lambda *arguments: stopping)
+        code, _, err = fedgs("train", *flags(data=data, output=output, **TINY))
+    assert code == 1
+    assert err == f"stopped after round 1\ncontinue with: fedgs resume {output}\n"
+    out = printed(fedgs("resume", output), "")
+    assert "round 3 of 3" in out
+    assert generator(output) == generator(trained)
+
+
+def test_resuming_a_finished_run_says_so_and_changes_nothing(trained, fedgs):
+    before = tree(trained)
+    out = printed(fedgs("resume", trained))
+    assert "is finished" in out
+    assert tree(trained) == before
+
+
+# ------------------------------------------------------------------ sample
+
+
+def test_sampled_npz_holds_images_and_labels(trained, fedgs, tmp_path):
+    before = tree(trained)
+    out = printed(fedgs("sample", trained, "-n", 300, "-o", tmp_path / "s.npz"))
+    assert f"300 images in {tmp_path}/s.npz" in out
+    with np.load(tmp_path / "s.npz", allow_pickle=False) as found:
+        images, labels = found["images"], found["labels"]
+    assert (images.shape, images.dtype) == ((300, 1, SIDE, SIDE), np.float32)
+    assert 0 <= images.min() < images.max() <= 1
+    assert labels.dtype == np.int64
+    counts = np.bincount(labels, minlength=NUM_CLASSES)
+    assert len(counts) == NUM_CLASSES
+    assert counts.min() > 60  # 100 expected, standard deviation 8.2
+    fedgs("sample", trained, "-n", 5, "--labels", "2,0", "-o", tmp_path / "t.npz")
+    assert np.load(tmp_path / "t.npz")["labels"].tolist() == [2, 0, 2, 0, 2]
+    assert tree(trained) == before  # sampling changes nothing in the run
+
+
+def test_samples_of_a_seed_are_the_same_and_of_another_differ(trained, fedgs, tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        fedgs("sample", trained, "-o", tmp_path / f"{name}.npz", "--seed", seed)
+    a, b, c = (np.load(tmp_path / f"{name}.npz")["images"] for name in "abc")
+    assert len(a) == 80
+    assert (a == b).all()
+    assert (a != c).any()
+
+
+@pytest.mark.parametrize("labels", [[], ["--labels", "1"]])
+def test_sampled_png_is_a_grid(trained, fedgs, tmp_path, labels):
+    fedgs("sample", trained, "-n", 20, "-o", tmp_path / "s.png", *labels)
+    picture = np.asarray(Image.open(tmp_path / "s.png"))
+    assert picture.shape[:2] == (2 * (SIDE + 2) + 2, 10 * (SIDE + 2) + 2)
+
+
+@pytest.mark.parametrize("form", ["npz", "png", "folder", "hf"])
+def test_sample_replaces_nothing_silently(trained, fedgs, tmp_path, form):
+    given = ["sample", trained, "-n", 4, "-o", f"{form}:{tmp_path}/out"]
+    printed(fedgs(*given))  # datasets shows a bar
+    before = tree(tmp_path)
+    refused(fedgs(*given, "--seed", 1), "output = .*out: exists .* --overwrite")
+    assert tree(tmp_path) == before
+    printed(fedgs(*given, "--seed", 1, "--overwrite"))
+    assert tree(tmp_path) != before
+
+
+def test_overwriting_never_removes_a_folder_of_other_files(trained, fedgs, tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.png").touch()
+    given = ["-o", f"folder:{tmp_path}/home", "--overwrite"]
+    refused(fedgs("sample", trained, *given), "output = .*home: holds other files")
+    assert (tmp_path / "home" / "thesis.png").exists()
+
+
+def test_per_class_draws_as_many_of_every_class(trained, fedgs, tmp_path):
+    path = tmp_path / "s.npz"
+    printed(fedgs("sample", trained, "--per-class", 5, "-o", path), "")
+    assert np.bincount(np.load(path)["labels"]).tolist() == [5] * NUM_CLASSES
+    given = ["--per-class", 2, "--labels", "2,0", "--overwrite"]
+    printed(fedgs("sample", trained, *given, "-o", path), "")
+    assert np.bincount(np.load(path)["labels"]).tolist() == [2, 0, 2]
+
+
+def test_hugging_face_reads_sampled_folders(trained, fedgs, tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    printed(fedgs("sample", trained, "-n", 6, "-o", f"hf:{tmp_path}/drawn"))
+    printed(fedgs("sample", trained, "-n", 6, "-o", tmp_path / "s.npz"), "")
+    cache = str(tmp_path / "cache")
+    found = datasets.load_dataset(f"{tmp_path}/drawn", split="train", cache_dir=cache)
+    assert found["label"] == np.load(tmp_path / "s.npz")["labels"].tolist()
+    assert np.asarray(found[0]["image"]).shape == (SIDE, SIDE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["-o", "s.jpg"], "output = s.jpg: give a name that ends in .npz or .png"),
+        (["-o", "no/s.png"], "output = no/s.png: its folder does not exist; make it"),
+        (["-o", "s.png", "-n", "0"], "count = 0: give --count at least 1"),
+        (["-o", "s.png", "--labels", "3"], "labels = 3: .* knows labels 0 to 2"),
+        (["-o", "s.png", "--labels", "a"], "labels = 'a' .*; give numbers like 3,7"),
+        (["-o", "s.png", "-n", 3, "--per-class", 3], "per_class = 3: --count says how"),
+        ([], "Missing option '-o' / '--output'"),
+    ],
+)
+def test_bad_sampling_is_refused(
+    trained, fedgs, monkeypatch, tmp_path, arguments, named
+):
+    monkeypatch.chdir(tmp_path)
+    refused(fedgs("sample", trained, *arguments), named)
+    assert tree(tmp_path) == {}
+
+
+# ------------------------------------------------------------------ privacy
+
+
+def statements(done: tuple[int, str, str]) -> list[dict]:
+    """What a command with --json printed, with all that a statement must say."""
+    rows = json.loads(printed(done))
+    for row in rows:
+        assert set(row) >= STATEMENT_KEYS
+        assert isinstance(row["conditions"], list)
+    return rows
+
+
+def test_paper_figures_of_the_federated_setting(fedgs, monkeypatch):
+    rows = {
+        (s["adversary"], s["relation"], s["client_selection"], s["guarantee"]): s
+        for s in statements(fedgs("privacy", *flags(**PAPER), "--json"))
+    }
+    targets = {
+        ("server", "replace-one", "uniform", True): "774.31",
+        ("server", "zero-out", "uniform", True): "206.70",
+        ("server", "replace-one", "balanced", True): "583.52",
+        ("server", "zero-out", "balanced", True): "169.04",
+        ("server", "replace-one", "uniform", False): "598.605",
+    }
+    monkeypatch.setenv("COLUMNS", "200")
+    table = printed(fedgs("privacy", *flags(**PAPER)))
+    for key, epsilon in targets.items():
+        digits = len(epsilon.partition(".")[2])
+        assert f"{rows[key]['epsilon']:.{digits}f}" == epsilon
+        assert (rows[key]["delta"], rows[key]["unit"]) == (1.15e-3, "client")
+        assert epsilon[:6].rstrip("0") in table
+    assert "as published" in rows["server", "replace-one", "uniform", False]["theorem"]
+    assert all(words in table for words in ("0.00115", "NO", "not a bound"))
+
+
+def test_selection_among_the_flags_leaves_the_others_out(fedgs):
+    arguments = [*flags(**PAPER), "--client-selection", "balanced", "--json"]
+    rows = statements(fedgs("privacy", *arguments))
+    assert {s["client_selection"] for s in rows} == {"balanced"}
+    assert all(s["guarantee"] for s in rows)
+
+
+def test_secure_aggregation_gives_the_server_the_epsilon_of_the_release(fedgs):
+    """The table of docs/privacy.md, "What the 539 writers' run costs"."""
+    run = ["privacy", "--recipe", "full-participation", "--engine", "flower", "--json"]
+    run += ["--target-epsilon", 10, "--num-clients", 539, "--clients-per-node", 49]
+    release, masked, bare = [24.385, 9.998], [30.299, 12.187], [143.735, 49.526]
+    for more, expected in (
+        ([], (release, bare, release)),
+        (["--secure-aggregation"], (release, release, release, bare)),
+        (
+            ["--secure-aggregation", "--colluding-nodes", 3],
+            (release, masked, masked, bare),
+        ),
+    ):
+        found = [row["epsilon"] for row in statements(fedgs(*run, *more))]
+        assert found == pytest.approx([e for row in expected for e in row], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        (["train", "--recipe", "algorithm-1"], "a round may be of one node"),
+        (["train", "--recipe", "algorithm-2"], "a round may be of one node"),
+        (["cohorts"], "No such option '--secure-aggregation'"),
+        (["baseline", "dp-merf"], "No such option '--secure-aggregation'"),
+    ],
+)
+def test_what_masks_do_not_cover_is_refused_before_any_work(
+    fedgs, tmp_path, command, problem
+):
+    given = ["--data", "digits", "--engine", "flower", "--output", tmp_path / "run"]
+    if command[0] == "train":
+        given += ["--num-clients", 9, "--partition", "iid"]
+    refused(fedgs(*command, "--secure-aggregation", *given), problem)
+    assert not (tmp_path / "run").exists()
+
+
+def test_privacy_of_a_run_is_that_of_its_ledger(trained, fedgs):
+    found = statements(fedgs("privacy", trained, "--json"))
+    assert [(s["adversary"], s["relation"]) for s in found] == [
+        ("release", "replace-one"),  # local: one curator, no other column
+        ("release", "zero-out"),
+    ]
+    assert found[0]["epsilon"] > found[1]["epsilon"] > 0
+    assert any("seeded" in condition for condition in found[0]["conditions"])
+    assert "release" in fedgs("privacy", trained)[1]
+
+
+def test_the_label_of_a_run_is_written_into_its_folder(trained, fedgs, tmp_path):
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    out = printed(fedgs("privacy", run, "--label"))
+    assert out == f"{run}/privacy_label.json: NO GUARANTEE; noise seeded: not private\n"
+    assert json.loads((run / "privacy_label.json").read_text()) == privacy_label(run)
+    for flag in ("--delta=1e-3", "--json", "--reproduce", "--at-epsilon=1"):
+        name = flag.strip("-").partition("=")[0].replace("-", "_")
+        refused(fedgs("privacy", run, "--label", flag), f"{name} = .*: --label states")
+    refused(fedgs("privacy", "--label"), "RUN is unset: --label is about run folders")
+
+
+def test_a_card_is_written_beside_the_samples(trained, fedgs, tmp_path):
+    pytest.importorskip("datasets")
+    given = ["sample", trained, "-n", 4, "--card", "-o"]
+    refused(
+        fedgs(*given, tmp_path / "s.png"), "output = .*: a data card is for Hugging"
+    )
+    printed(fedgs(*given, tmp_path / "set"))  # datasets shows a bar
+    names = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")}
+    parquet = "set/data/train-00000-of-00001.parquet"
+    assert names == {"set/README.md", "set/privacy_label.json", parquet}
+
+
+def test_delta_of_a_run_can_be_asked_for(trained, fedgs):
+    loose, strict = (
+        statements(fedgs("privacy", trained, "--delta", delta, "--json"))
+        for delta in (1e-3, 1e-6)
+    )
+    assert loose[0]["delta"] == 1e-3
+    assert loose[0]["epsilon"] < strict[0]["epsilon"]
+
+
+def test_unbounded_epsilon_is_null(fedgs):
+    rows = statements(fedgs("privacy", *flags(**FEW, noise_multiplier=0), "--json"))
+    assert {s["epsilon"] for s in rows} == {None}
+
+
+def test_target_is_met_by_the_noise_that_is_printed(fedgs):
+    flag = ["--num-clients", 539, "--recipe", "full-participation", "--json"]
+    done = fedgs("privacy", *flag)
+    words = r"noise_multiplier [\d.]+ for target_epsilon 10 \(release,"
+    assert re.match(words, done[2])
+    release = row_of(statements(done), "release", "zero-out")
+    assert 9.9 < release["epsilon"] <= 10
+
+
+# A run that may be amplified, and its 8 release rows of uniform selection.
+FROZEN = {
+    "num_clients": 1000,
+    "clients_per_round": 1,
+    "num_rounds": 20_000,
+    "batch_size": 32,
+    "noise_multiplier": 1.07,
+    "client_selection": "uniform",
+    "discriminator_training": "frozen",
+}
+
+
+def rows_of(found, adversary, theorem):
+    return [s for s in found if s["adversary"] == adversary and theorem in s["theorem"]]
+
+
+def row_of(found, adversary, relation, theorem=""):
+    rows = rows_of(found, adversary, theorem)
+    (row,) = [s for s in rows if s["relation"] == relation and s["guarantee"]]
+    return row
+
+
+def test_amplification_on_request(fedgs):
+    rows = statements(fedgs("privacy", *flags(**FROZEN), "--amplification", "--json"))
+    pld = rows_of(rows, "release", "amplification by sampling: dominating")
+    assert [round(s["epsilon"], 2) for s in pld] == [346.66, 346.66]
+    assert [s["relation"] for s in pld] == ["replace-one", "zero-out"]
+    assert len(rows_of(rows, "release", "second opinion")) == 2
+    assert rows_of(rows, "server", "amplification by") == []
+
+
+def test_reason_why_nothing_is_amplified_is_printed(fedgs, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    assert "sampling: not requested" in fedgs("privacy", *flags(**FROZEN))[1]
+    _, out, _ = fedgs("privacy", *flags(**PAPER))
+    assert "refused: discriminator_training = selected: only the selected" in out
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"discriminator_training": "selected"}, "discriminator_training = selected"),
+        ({"client_selection": "all", "clients_per_round": None}, "every client takes"),
+        ({"adversary": "server"}, "adversary = server sees who takes part"),
+        ({"client_epsilon": 3}, "client_epsilon: a client's refusal tells"),
+    ],
+)
+def test_amplification_whose_conditions_fail_is_refused(fedgs, changes, named):
+    done = fedgs("privacy", *flags(**FROZEN | changes), "--amplification")
+    refused(done, f"amplification = True: refused: {named}")
+
+
+def test_refused_amplification_writes_nothing(fedgs, tmp_path, data):
+    given = flags(data=data, output=tmp_path / "run", **TINY)
+    done = fedgs("train", *given, "--amplification")
+    refused(done, "amplification = True: refused: discriminator_training = sel")
+    everyone = [*given, "--discriminator-training", "frozen", "--amplification"]
+    clients = len(np.unique(np.load(data.removeprefix("npz:"))["clients"]))
+    done = fedgs("train", *everyone, "--clients-per-round", clients)
+    refused(done, "amplification = True: refused: every client takes part")
+    assert tree(tmp_path) == {}
+
+
+def test_delta_at_an_epsilon(fedgs, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    given = flags(**{n: v for n, v in PAPER.items() if n != "delta"})
+    rows = statements(fedgs("privacy", *given, "--at-epsilon", 774.31, "--json"))
+    found = row_of(rows, "server", "replace-one", "mixture")
+    assert (found["asked"], found["epsilon"]) == ("delta", 774.31)
+    assert found["delta"] == pytest.approx(1.15e-3, rel=1e-3)
+    table = fedgs("privacy", *given, "--at-epsilon", 774.31)[1]
+    assert "delta at epsilon 774.31" in table
+    assert "0.00115" in table
+
+
+def test_an_underflown_delta_is_printed_as_a_bound(fedgs):
+    given = flags(num_clients=20, num_rounds=3, batch_size=32, noise_multiplier=100)
+    rows = statements(fedgs("privacy", *given, "--at-epsilon", 50, "--json"))
+    assert {row["delta"] for row in rows} == {1e-300}
+    assert "< 1e-300" in printed(fedgs("privacy", *given, "--at-epsilon", 50))
+
+
+def test_a_large_delta_is_said_by_train_privacy_and_the_dry_run(fedgs, tmp_path, data):
+    said = "delta is too large to read: 0.3 is 1 / (10 K) or more for K = 6"
+    unseeded = {n: v for n, v in TINY.items() if n != "noise_seed"}
+    given = flags(data=data, output=tmp_path / "run", delta=0.3, **unseeded)
+    for words in (["--dry-run"], []):
+        code, out, error = fedgs("train", *given, *words)
+        assert code == 0
+        assert f"Warning: {said}" in " ".join(error.split())
+    assert f"plus 0.3; {said}" in out  # beside the epsilon to quote
+    assert said in " ".join(printed(fedgs("privacy", tmp_path / "run")).split())
+
+
+@pytest.mark.parametrize("of", ["settings", "a run"])
+def test_delta_is_given_or_asked_for(fedgs, trained, of):
+    arguments = flags(**PAPER) if of == "settings" else [trained, "--delta", 1e-3]
+    done = fedgs("privacy", *arguments, "--at-epsilon", 3)
+    refused(done, "delta: --at-epsilon computes it")
+    refused(fedgs("privacy", trained, "--at-epsilon", -1), "-1.0: give a finite")
+
+
+def test_noise_and_target_give_the_largest_number_of_rounds(fedgs):
+    given = {n: v for n, v in FROZEN.items() if n != "num_rounds"}
+    arguments = [*flags(**given), "--target-epsilon", 100, "--adversary", "server"]
+    done = fedgs("privacy", *arguments, "--json")
+    most = int(re.match(r"num_rounds (\d+) is the largest with", done[2])[1])
+    found = statements(done)
+    assert {s["num_rounds"] for s in found} == {most}
+    assert 99 < row_of(found, "server", "replace-one")["epsilon"] <= 100
+    fewer = statements(fedgs("privacy", *arguments, "--num-rounds", 7, "--json"))
+    assert {s["num_rounds"] for s in fewer} == {7}
+    quiet = ["--noise-multiplier", 0.01, "--target-epsilon", 1]
+    done = fedgs("privacy", *flags(**given), *quiet)
+    refused(done, "noise_multiplier = 0.01: one round alone exceeds")
+
+
+def test_colluding_nodes_reach_the_statements(fedgs):
+    given = [*flags(**{**FROZEN, "clients_per_round": 10, "num_rounds": 50}), "--json"]
+    alone, colluding = (
+        rows_of(statements(fedgs("privacy", *given, *more)), "secagg", "mixture")
+        for more in ([], ["--colluding-nodes", 7])
+    )
+    assert colluding[0]["epsilon"] > alone[0]["epsilon"]
+    assert "7 colluding" in " ".join(colluding[0]["conditions"])
+    everybody = statements(fedgs("privacy", *given, "--colluding-nodes", 10))
+    assert rows_of(everybody, "secagg", "mixture")[0]["epsilon"] is None
+    refused(fedgs("privacy", *given, "--colluding-nodes", -1), "--colluding-nodes")
+
+
+def test_colluding_nodes_reach_the_calibration(fedgs):
+    given = {**FROZEN, "clients_per_round": 10, "num_rounds": 50, "adversary": "secagg"}
+    del given["noise_multiplier"]
+    arguments = [*flags(**given), "--target-epsilon", 3]
+    alone, colluding = (
+        float(re.match(r"noise_multiplier ([\d.]+)", fedgs("privacy", *a)[2])[1])
+        for a in (arguments, [*arguments, "--colluding-nodes", 7])
+    )
+    assert colluding == pytest.approx(alone * (10 / 3) ** 0.5, rel=1e-3)
+
+
+def copy_of(run: Path, target: Path, **changes: object) -> Path:
+    """A run folder with the ledger of another one and changed settings."""
+    target.mkdir()
+    (target / "versions.json").write_bytes((run / "versions.json").read_bytes())
+    config = json.loads((run / "config.json").read_text()) | changes
+    write_json(target / "config.json", config)
+    source = "os" if config["noise_seed"] == "" else "seeded"
+    events = Ledger.read(run / "ledger.jsonl").events
+    rewrite(target, [dataclasses.replace(e, noise_source=source) for e in events])
+    return target
+
+
+def test_runs_on_the_same_clients_add_up(fedgs, trained, tmp_path):
+    other = copy_of(trained, tmp_path / "other", seed=6)
+    one, both = (
+        statements(fedgs("privacy", *runs, "--same-clients", "--json"))
+        for runs in ([trained], [trained, other])
+    )
+    assert both[0]["epsilon"] > 1.2 * one[0]["epsilon"]
+    assert both[0]["num_rounds"] == 2 * one[0]["num_rounds"]
+    assert "2 runs on the same clients" in " ".join(both[0]["conditions"])
+
+
+def test_run_that_has_not_ended_is_charged_the_count(fedgs, trained, tmp_path):
+    going = copy_of(trained, tmp_path / "going", num_rounds=5)
+    for run, theorem in ((trained, "mixture"), (going, "participation count")):
+        found = statements(fedgs("privacy", run, "--json"))
+        assert all(theorem in row["theorem"] for row in found)
+    assert "the events end after 3 of 5 planned rounds" in found[0]["conditions"][0]
+
+
+def test_deployed_runs_are_matched_by_node(fedgs, trained, tmp_path):
+    deployed = {"engine": "flower", "noise_seed": ""}
+    one, two, three = (
+        copy_of(trained, tmp_path / nodes, **deployed, nodes=nodes, node_sizes=sizes)
+        for nodes, sizes in (("a,b", "2,4"), ("b,a", "4,2"), ("a,c", "2,4"))
+    )
+    rows = statements(fedgs("privacy", one, two, "--json"))
+    assert "by the name of its node" in " ".join(rows[0]["conditions"])
+    for flag in ([], ["--same-clients"]):
+        done = fedgs("privacy", one, three, *flag)
+        refused(done, r"nodes = a \(2\), b \(4\) and a \(2\), c \(4\): ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        (None, ".*: given twice; every run"),
+        ({"data": "digits"}, "data = .*: other clients.*--same-clients"),
+        ({"partition": "iid"}, "partition = auto in .*, iid in"),
+        ({"seed": 6}, "seed = 5 in .*, 6 in"),
+        ({"privacy_unit": "record", "partition": "iid"}, "partition = "),
+        ({"delta": 0.1}, "delta = .*: give --delta"),
+    ],
+)
+def test_runs_on_other_clients_are_refused(fedgs, trained, tmp_path, changes, named):
+    is_other = changes is not None
+    other = copy_of(trained, tmp_path / "other", **changes) if is_other else trained
+    refused(fedgs("privacy", trained, other), named)
+
+
+@pytest.mark.parametrize("arguments", [["RUN"], ["--delta", 0.1], ["--at-epsilon", 1]])
+def test_reproduce_stands_alone(fedgs, trained, arguments):
+    arguments = [trained if a == "RUN" else a for a in arguments]
+    done = fedgs("privacy", "--reproduce", *arguments)
+    refused(done, r".*--reproduce stands alone; leave out")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--delta", 0], "delta = 0.0: give --delta at least 1e-300"),
+        (["--delta", 1], "delta = 1.0: give --delta a number below 1"),
+        (["--target-epsilon", 0], "target_epsilon = 0.0: give --target-epsilon a numb"),
+        (["--noise-multiplier", "nan"], "noise_multiplier = nan: .* a finite number"),
+    ],
+)
+def test_impossible_privacy_settings_are_refused(fedgs, arguments, named):
+    refused(fedgs("privacy", *flags(**PAPER), *arguments), named)
+
+
+WITHOUT_TORCH = """
+import sys
+from fedgs.app.cli.main import main
+try:
+    main()
+finally:
+    print(sorted({"torch", "flwr", "ray"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("of", ["settings", "a run"])
+def test_privacy_loads_no_torch(trained, of):
+    arguments = flags(**PAPER) if of == "settings" else [str(trained)]
+    command = [sys.executable, "-c", WITHOUT_TORCH, "privacy", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "release" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("missing", ["num_clients", "num_rounds", "batch_size"])
+def test_privacy_without_a_needed_setting_is_refused(fedgs, missing):
+    given = FEW | {"noise_multiplier": 1}
+    del given[missing]
+    flag = missing.replace("_", "-")
+    refused(fedgs("privacy", *flags(**given)), f"{missing} is unset: give --{flag}\n")
+
+
+def test_broken_ledger_is_refused(trained, fedgs, tmp_path):
+    run = copy_of(trained, tmp_path / "run")
+    text = (run / "ledger.jsonl").read_text()
+    changed = text.replace('"noise_std":1.0', '"noise_std":9.0', 1)
+    assert changed != text
+    (run / "ledger.jsonl").write_text(changed)
+    refused(fedgs("privacy", run), "ledger.jsonl: line 1: .*altered.*restore")
+
+
+@pytest.mark.parametrize("without", [(), ("checkpoint",)], ids=["whole", "published"])
+@pytest.mark.parametrize("kept", [1, 0])
+@pytest.mark.parametrize("reader", ["privacy", "report", "audit", "status", "scores"])
+def test_no_reader_states_an_epsilon_of_a_shortened_ledger(
+    trained, fedgs, tmp_path, monkeypatch, reader, kept, without
+):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    shutil.copytree(trained, run, ignore=shutil.ignore_patterns("private", *without))
+    keep_lines(run / "ledger.jsonl", kept)
+    said = r".*ledger.jsonl: line \d is the last, .* saw 3; restore the file"
+    if reader == "scores":
+        assert_refused(said, scores.epsilons, RunFolder.open(run), 1)
+        return
+    if reader == "status":
+        code, out, _ = fedgs("deploy", "status", run, "--json")
+        (found,) = json.loads(out)["runs"]
+        assert (code, found["state"]) == (1, "unreadable")
+        assert re.match(said, found["message"])
+        return
+    before = tree(run)
+    refused(fedgs(reader, run), said)
+    assert tree(run) == before
+
+
+# ------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"recipe": "nope"}, "recipe = 'nope': give --recipe one of demo, "),
+        ({"num_rounds": 0}, "num_rounds = 0: give --num-rounds at least 1"),
+        ({"ema_decay": "nan"}, "ema_decay = nan: give --ema-decay a finite number"),
+        ({"num_rounds": "ten"}, "Invalid value for '--num-rounds': 'ten' is not a"),
+        ({"rounds": 3}, r"No such option '?--rounds'?"),
+        ({"num_clients": 7}, "num_clients = 7: .* has 6 clients; give --num-clients"),
+        ({"clients_per_round": 9}, "clients_per_round = 9: give --clients-per-round"),
+        ({"data": "cifar"}, "data = 'cifar': give --data one of digits, "),
+        ({"data": "npz:no.npz"}, "data = 'npz:.*no.npz': .* does not exist; write it"),
+        ({"data": str(Path(__file__).parent)}, "data = .*: give --data folder:/"),
+        ({"data": __file__}, r"data = .*: give --data npz:/.*test_cli\.py"),
+        ({"data": "npz:/"}, "data = 'npz:/': is a folder; give --data folder:/"),
+        ({"data": "mnist"}, "data_dir is unset: data = mnist needs --data-dir"),
+        (
+            {"data": "hf:x", "partitioner": "IidPartitioner", "test_fraction": 0.2},
+            "test_fraction = 0.2: partitioner = 'IidPartitioner' shuffles who has",
+        ),
+        (
+            {"target_epsilon": 1, "noise_multiplier": 0},
+            r"noise_multiplier = 0\.0: no finite target_epsilon",
+        ),
+        (
+            {"noise_multiplier": 1e-300},
+            "noise_multiplier = 1e-300: give --noise-multiplier 0, or at least 1e-100",
+        ),
+        ({"delta": 1e-301}, "delta = 1e-301: give --delta at least 1e-300"),
+        ({"noise_multiplier": None}, "noise_multiplier is unset: give --noise-multip"),
+        ({"config": "no.toml"}, "config = no.toml: .*; give --config a TOML file"),
+    ],
+)
+def test_bad_setting_is_refused_before_anything_is_written(
+    fedgs, monkeypatch, tmp_path, data, settings, named
+):
+    monkeypatch.chdir(tmp_path)
+    given = {"data": data, "output": "new/run", **TINY} | settings
+    refused(fedgs("train", *flags(**given)), named)
+    assert tree(tmp_path) == {}
+
+
+def test_existing_run_folder_is_refused_and_kept(fedgs, trained, data):
+    before = tree(trained)
+    done = fedgs("train", *flags(data=data, output=trained, **TINY))
+    named = rf"output = {trained}: exists already; choose another --output, or"
+    refused(done, named, f"fedgs resume {trained}")
+    assert tree(trained) == before
+
+
+@pytest.mark.parametrize("make", ["mkdir", "touch"])
+def test_what_is_no_run_cannot_be_continued(fedgs, tmp_path, data, make):
+    getattr(tmp_path / "mine", make)()
+    done = fedgs("train", *flags(data=data, output=tmp_path / "mine", **TINY))
+    refused(done, r"output = .*/mine: exists already; choose another --output\n")
+
+
+def test_output_below_a_file_is_refused(fedgs, tmp_path, data):
+    (tmp_path / "file").touch()
+    done = fedgs("train", *flags(data=data, output=tmp_path / "file" / "run", **TINY))
+    refused(done, r"output = .*file/run: .*Not a directory.; choose another")
+
+
+COMMANDS = {
+    "resume": [],
+    "sample": ["-o", "s.npz"],
+    "privacy": [],
+    "evaluate": ["--data", "mnist", "--data-dir", "no"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_run_or_another_version_is_refused(
+    fedgs, tmp_path, trained, command, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    write_json(copy_of(trained, tmp_path / "run") / "versions.json", {"format": 99})
+    (tmp_path / "verdict").mkdir()
+    (tmp_path / "verdict" / "debug.json").touch()
+    before = tree(tmp_path)
+    for run, named in (
+        ("run", r".*/run: run folder of format 99, .*reads 2; use the version"),
+        ("nowhere", r".*/nowhere: no run folder .*; give the --output of"),
+        ("verdict", r".*/verdict: .*; go on by `fedgs debug --output /.*/verdict`"),
+    ):
+        refused(fedgs(command, run, *COMMANDS[command]), named)
+    assert tree(tmp_path) == before
+
+
+@pytest.fixture
+def interrupted(tmp_path, data, fedgs, monkeypatch) -> Path:
+    """A run with a checkpoint and without its generator."""
+    output = tmp_path / "run"
+
+    def stop(*args: object) -> None:
+        raise UserError("stopped by the test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "save_generator", stop)
+        assert fedgs("train", *flags(data=data, output=output, **TINY))[0] == 2
+    return output
+
+
+@pytest.mark.parametrize("damaged", ["checkpoint/*.safetensors", "ledger.jsonl"])
+def test_corrupted_checkpoint_is_refused(fedgs, interrupted, damaged):
+    (path,) = interrupted.glob(damaged)
+    if path.suffix == ".jsonl":
+        keep_lines(path, -1)
+    else:
+        path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    before = tree(interrupted)
+    refused(fedgs("resume", interrupted), r"restore (it|the file) from")
+    assert tree(interrupted) | {".lock": b""} == before | {".lock": b""}
+
+
+def test_run_is_sampled_from_its_checkpoint_if_it_has_one(fedgs, interrupted, tmp_path):
+    assert fedgs("sample", interrupted, "-o", tmp_path / "s.npz")[0] == 0
+    assert (tmp_path / "s.npz").exists()
+    shutil.rmtree(interrupted / "checkpoint")
+    done = fedgs("sample", interrupted, "-o", tmp_path / "t.npz")
+    refused(done, r".*/run: no generator yet; run `fedgs resume")
+
+
+def test_run_that_is_in_use_is_refused(fedgs, interrupted):
+    with RunFolder.open(interrupted).locked():
+        done = fedgs("resume", interrupted)
+    refused(done, r".*/run: another process trains in this folder; wait")
+
+
+def test_run_that_does_not_fit_is_not_written(fedgs, tmp_path, data, monkeypatch):
+    monkeypatch.setattr(preparation, "available_memory", lambda: 1000)
+    done = fedgs("train", *flags(data=data, output=tmp_path / "run", **TINY))
+    refused(done, r"discriminator_dim = 4: .* GB of memory.*--discriminator-dim")
+    assert tree(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--noise-multiplier", 9], "noise_multiplier = 9.0: .*--noise-multiplier"),
+        (["--num-rounds", 5, "--delta", 1e-6], "num_rounds = 5: .*--num-rounds"),
+        (["--recipe", "demo"], "recipe = demo: .*--recipe"),
+        (["--config", "settings.toml"], "config = settings.toml: .*--config"),
+    ],
+)
+def test_privacy_of_a_run_takes_no_other_settings(fedgs, trained, arguments, named):
+    refused(fedgs("privacy", trained, *arguments), named)

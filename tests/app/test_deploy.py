@@ -1,0 +1,610 @@
+"""`fedgs deploy`: the keys it makes, what it starts, what it submits and refuses."""
+
+import hashlib
+import io
+import re
+import shlex
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import tomllib
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    load_pem_private_key,
+    load_pem_public_key,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+
+from clients import client_command
+from clients.client_command import Client
+from clients.deployed_client import OWN_SETTINGS
+from command_line import flags
+from fedgs.app.cli.deploy import CLIENT_DATA
+from fedgs.config.run_config import RunConfig
+from fedgs.deployment import check_name
+from fedgs.process import make_private
+from refusals import assert_refused
+from server.launch import certs as deploy_certs
+from server.launch import control as deploy_control
+from server.launch import server_command, supervisor
+from server.launch import submit as deploy_submit
+from server.launch.certs import make_certificates
+from server.launch.flower_app import free_port
+from server.launch.server_command import Server
+from server.launch.superlink import Guard, networks_of
+
+PLAN = {
+    "num_clients": 2,
+    "num_classes": 10,
+    "client_selection": "all",
+    "noise_multiplier": 1.0,
+    "num_rounds": 20,
+}
+SUBMIT = ("deploy", "submit", "--server", "127.0.0.1:8000", "--insecure")
+
+
+@pytest.fixture
+def certs(tmp_path) -> Path:
+    folder = tmp_path / "certs"
+    make_certificates(folder, ["10.1.2.3", "gs.example.org"], ["a", "b"])
+    return folder
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+# ------------------------------------------------------------------ certificates
+
+
+def test_command_makes_private_keys_for_their_owner_alone(tmp_path, fedgs):
+    folder = tmp_path / "c"
+    words = ("deploy", "certs", folder, "--host", "10.0.0.1", "--client", "a")
+    _, out, _ = fedgs(*words)
+    assert f"600 {folder}/clients/a.key\n" in out
+    assert f"644 {folder}/server.crt\n" in out
+    for name in ("ca.key", "server.key", "clients/a.key"):
+        assert mode(folder / name) == 0o600, name
+    assert mode(folder) == mode(folder / "clients") == 0o700
+    assert not list(folder.rglob(".*"))  # no temporary file is left
+    assert fedgs(*words) == (0, "", "")  # all is there
+
+
+def test_server_certificate_names_the_hosts_and_the_loopback(certs):
+    certificate = x509.load_pem_x509_certificate((certs / "server.crt").read_bytes())
+    names = certificate.extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    ).value
+    assert names.get_values_for_type(x509.DNSName) == ["gs.example.org", "localhost"]
+    addresses = [str(a) for a in names.get_values_for_type(x509.IPAddress)]
+    assert addresses == ["10.1.2.3", "127.0.0.1", "::1"]
+    authority = x509.load_pem_x509_certificate((certs / "ca.crt").read_bytes())
+    certificate.verify_directly_issued_by(authority)
+    key = load_pem_private_key((certs / "server.key").read_bytes(), None)
+    assert key.public_key() == certificate.public_key()
+
+
+def test_client_keys_are_p384_pairs_in_the_form_that_flower_reads(certs):
+    private = load_ssh_private_key((certs / "clients/a.key").read_bytes(), None)
+    public = load_ssh_public_key((certs / "clients/a.pub").read_bytes())
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    assert private.curve.name == "secp384r1"
+    assert private.public_key() == public
+
+
+def test_what_exists_is_kept_and_what_is_missing_is_added(certs):
+    before = content(certs)
+    make_certificates(certs, ["10.1.2.3"], ["a", "c"])
+    after = content(certs)
+    assert {name: after[name] for name in before} == before
+    assert set(after) - set(before) == {"clients/c.key", "clients/c.pub"}
+
+
+def test_replace_makes_the_named_ones_anew_but_never_the_authority(certs):
+    before = content(certs)
+    make_certificates(certs, ["10.9.9.9"], ["a"], replace=True)
+    changed = {name for name, old in before.items() if content(certs)[name] != old}
+    expected = {"server.crt", "server.key", "clients/a.key", "clients/a.pub"}
+    assert changed == expected
+    assert mode(certs / "server.key") == mode(certs / "clients/a.key") == 0o600
+
+
+def test_client_makes_its_own_key_without_an_authority(tmp_path):
+    make_certificates(tmp_path / "own", [], ["a"])
+    assert sorted(content(tmp_path / "own")) == ["clients/a.key", "clients/a.pub"]
+
+
+def without_hosts(certs: Path) -> None:
+    key, name = ec.generate_private_key(ec.SECP384R1()), deploy_certs._name("own")
+    (certs / "server.crt").unlink()
+    deploy_certs._certify(certs / "server.crt", name, key, name, key, 30, ())
+
+
+def garbage(name: str):
+    return lambda certs: (certs / name).write_text("no PEM\n")
+
+
+def missing(name: str):
+    return lambda certs: (certs / name).unlink()
+
+
+HERE = ["10.1.2.3"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "hosts", "clients", "how", "words"),
+    [
+        (None, ["10.9.9.9"], [], {}, r"is not for 10\.9\.9\.9; add --replace"),
+        (None, ["10.0.0.1:8000"], [], {}, r"host = '10\.0\.0\.1:8000': .* no port"),
+        (None, [], [], {}, "give --host of the server"),
+        (None, HERE, [], {"days": 0}, "days = 0: give --days from 1"),
+        (garbage("server.crt"), HERE, [], {}, "server.crt: is no certificate in PEM"),
+        (garbage("ca.crt"), HERE, [], {"replace": True}, "ca.crt: is no certificate"),
+        (garbage("ca.key"), HERE, [], {"replace": True}, "ca.key: is no private key"),
+        (missing("ca.key"), HERE, [], {"replace": True}, "ca.key: is not here"),
+        (without_hosts, HERE, [], {}, r"names no host .* add --replace"),
+        (missing("clients/a.key"), [], ["a"], {}, "is not here; add --replace"),
+    ],
+)
+def test_certificates_that_cannot_be_made_are_refused_and_nothing_is_written(
+    certs, spoil, hosts, clients, how, words
+):
+    if spoil is not None:
+        spoil(certs)
+    before = content(certs)
+    assert_refused(words, make_certificates, certs, hosts, clients, **how)
+    assert content(certs) == before
+
+
+def test_file_that_appears_meanwhile_is_not_overwritten(tmp_path):
+    (tmp_path / "ca.key").write_bytes(b"the other one's")
+    with pytest.raises(FileExistsError):
+        deploy_certs._write(tmp_path / "ca.key", b"ours", 0o600)
+    assert content(tmp_path) == {"ca.key": b"the other one's"}
+
+
+@pytest.mark.parametrize(
+    ("name", "is_valid"),
+    [("a" * 63, True), ("A.b-c_1", True), ("a" * 64, False), ("_a", False)]
+    + [(name, False) for name in ("../a", "a/b", "a b", ".a", 'a"')],
+)
+def test_a_run_accepts_the_names_that_have_keys(name, is_valid):
+    run = RunConfig(engine="flower", nodes=name, client_selection="all")
+    for check in (run.validate, lambda: check_name(name)):
+        if is_valid:
+            check()
+        else:
+            assert_refused("at most 63, a letter or digit first", check)
+
+
+# ------------------------------------------------------------------ server
+
+
+def test_server_starts_flowers_with_tls_authentication_and_the_guard(certs, tmp_path):
+    server = Server(state=tmp_path / "state", host="0.0.0.0", port=8443, certs=certs)
+    command, environment = server.command()
+    assert command[:3] == [sys.executable, "-m", "server.launch.superlink"]
+    words = " ".join(command)
+    for given in (
+        f"--ssl-ca-certfile {certs}/ca.crt --ssl-certfile {certs}/server.crt "
+        f"--ssl-keyfile {certs}/server.key --enable-supernode-auth",
+        "--host 0.0.0.0 --port 8443",
+        "--isolation process --disable-runtime-dependency-installation",
+    ):
+        assert given in words
+    assert environment["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert environment["FLWR_HOME"] == f"{tmp_path}/state/flwr"
+    runs = f"--root-certificates {certs}/ca.crt --runtime-api-address 127.0.0.1:8443"
+    assert " ".join(server.superexec()).endswith(runs)
+    assert "--insecure" not in [*command, *server.superexec()]
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("host", "how"),
+    [(host, {}) for host in ("127.0.0.1", "localhost", "::1", "127.8.9.1")]
+    + [("0.0.0.0", {"insecure_network": True})],
+)
+def test_insecure_server_is_asked_for_once_on_the_loopback_alone(host, how):
+    server = Server(host=host, insecure=True, **how)
+    assert "--insecure" in server.command()[0]
+    assert "--insecure" in server.superexec()
+
+
+def checked(tmp_path: Path, **given: object) -> None:
+    """Checks a server on a port that is free."""
+    Server(state=tmp_path, port=free_port(), **given).check()
+
+
+def with_the_key_of_another(certs: Path) -> None:
+    make_certificates(certs.parent / "others", HERE, [])
+    (certs.parent / "others/server.key").replace(certs / "server.key")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [(garbage(name), "broken.*anew") for name in ("ca.crt", "server.crt", "server.key")]
+    + [(with_the_key_of_another, "mismatch")],
+)
+def test_server_with_a_broken_certificate_is_refused(certs, tmp_path, spoil, words):
+    for _ in range(2):  # what the first one made is a database
+        checked(tmp_path, certs=certs)
+    spoil(certs)
+    assert_refused(f"certs = {certs}: .*{words}", checked, tmp_path, certs=certs)
+
+
+def test_server_with_a_broken_database_is_refused(tmp_path):
+    path = tmp_path / "superlink.db"
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE keys (name)")
+        rows = [("x" * 500,) for _ in range(100)]
+        database.executemany("INSERT INTO keys VALUES (?)", rows)
+        database.commit()
+    path.write_bytes(path.read_bytes()[:-9000] + b"?" * 9000)
+    assert_refused(r"superlink\.db: .*restore it", checked, tmp_path, insecure=True)
+
+
+def test_server_without_its_port_ends_with_code_2_and_one_sentence(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        command = [sys.executable, "-m", "fedgs", "deploy", "server", "--insecure"]
+        done = subprocess.run(
+            [*command, "--port", port, "--state-dir", str(tmp_path / "state")],
+            cwd=Path(__file__).resolve().parents[2],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert re.fullmatch(rf"Error: port = {port} .*in use.*another\n", done.stderr)
+
+
+# ------------------------------------------------------------------ client
+
+
+def test_client_becomes_flowers_with_its_own_data(certs, tmp_path):
+    command, _ = Client(
+        name="a",
+        server="10.1.2.3:8000",
+        state=tmp_path / "state",
+        ca=certs / "ca.crt",
+        key=certs / "clients/a.key",
+        data="npz:/data/a.npz",
+        peers=certs / "clients",
+        min_peers=2,
+        settings={"test_fraction": 0.2, "download": True},
+    ).command()
+    *words, config = command
+    assert " ".join(words[1:]) == (
+        f"-m clients.resident --superlink 10.1.2.3:8000 "
+        f"--root-certificates {certs}/ca.crt "
+        f"--auth-supernode-private-key {certs}/clients/a.key --node-config"
+    )
+    assert dict(part.split("=") for part in config.split()) == {
+        "name": '"a"',
+        "data": '"npz:/data/a.npz"',
+        "state-dir": f'"{tmp_path}/state"',
+        "test-fraction": "0.2",
+        "download": "true",
+        "peers": f'"{certs}/clients"',
+        "key": f'"{certs}/clients/a.key"',
+        "min-peers": "2",
+    }
+    assert not (tmp_path / "state").exists()
+    assert {"data", *CLIENT_DATA} == OWN_SETTINGS  # each has a flag
+
+
+def test_state_directory_is_private(tmp_path):
+    make_private("state_dir", tmp_path / "new")
+    assert mode(tmp_path / "new") == 0o700
+    (tmp_path / "open").mkdir(mode=0o755)
+    words = r"state_dir = .* has mode 755, .* chmod 700"
+    assert_refused(words, make_private, "state_dir", tmp_path / "open")
+
+
+# ------------------------------------------------------------------ refused
+
+SECOND_FLAG = r"insecure = True: .* add --insecure-network"
+CLIENT = "client a --data digits --server"
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("server --certs /nowhere", r"certs = .*ca\.crt: no such file"),
+        ("server --insecure-network", "goes with --insecure"),
+        ("server --insecure --host 0.0.0.0", SECOND_FLAG),
+        ("server --insecure --host ::", SECOND_FLAG),
+        ("server --insecure --host 10.0.0.1", SECOND_FLAG),
+        ("server --insecure --host gs.example.org", SECOND_FLAG),
+        (
+            "server --insecure --control-from 10.5.0.1/16",
+            "control_from = .*give 10",
+        ),
+        (f"{CLIENT} a:1 --insecure", SECOND_FLAG),
+        (f"{CLIENT} a:1", "ca is unset: give --ca"),
+        (f"{CLIENT} a:1 --ca {__file__}", "key is unset: give --key"),
+        (f"{CLIENT} ::1:1 --insecure --peers .", "key is unset: give --key, by which"),
+        (f"{CLIENT} ::1:1 --insecure --limits no.toml", "limits = .*: no such file"),
+        (f"{CLIENT} ::1:1 --port 65536", "give --port at most 65535"),
+        (f"{CLIENT} ::1:1 --min-peers 1", "give --min-peers at least 2"),
+        (f"{CLIENT} 10.1.2.3", "server = .*: give HOST:PORT"),
+        (f"{CLIENT} host:port", "server = .*: give HOST:PORT"),
+        (f"{CLIENT} :8000", "server = .*: give HOST:PORT"),
+        (f"{CLIENT} host:99999", "server = .*: give HOST:PORT"),
+        (f"{CLIENT} ::1:1 --insecure --data 'npz:\"x'", "data = .* double quotes"),
+        ("submit --server ::1:1 --client a=no", "client = .*no: no such file"),
+        ("submit --server ::1:1 --client a --client a", "a: given twice"),
+        ("submit --server ::1:1 --num-rounds 3", "client is unset"),
+        ("submit --server ::1:1 --accept-restore", "accept_restore: .*--resume NAME"),
+        ("submit --server ::1:1 --resume x", "ca is unset: give --ca"),
+        (f"submit --server ::1:1 --resume x --ca {__file__}", "is no certificate"),
+        ("submit --server ::1:1 --resume x --num-rounds 3", "the run's own settings"),
+        ("submit --server ::1:1 --resume ../up", "resume = .* name of a run folder"),
+        ("submit --server ::1:1 --resume /etc", "resume = .* name of a run folder"),
+        ("submit --server ::1:1 --resume ''", "resume = .* name of a run folder"),
+        ("submit --server ::1:1 --resume .a", "resume = .* name of a run folder"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_started(words, problem, fedgs):
+    code, _, error = fedgs("deploy", *shlex.split(words))
+    assert code == 2
+    assert re.search(problem, " ".join(error.split()))
+
+
+# ------------------------------------------------------------------ submit
+
+
+def test_commands_start_without_torch():
+    """Its import alone would be half of the time that they take."""
+    modules = (client_command, server_command, deploy_submit, supervisor)
+    imports = "".join(f"import {module.__name__}\n" for module in modules)
+    check = "import sys; assert not {'torch', 'flwr'} & set(sys.modules), 'slow'"
+    subprocess.run([sys.executable, "-c", imports + check], check=True)
+
+
+class Control:
+    """Flower's control interface, with runs that end as they are told to."""
+
+    def __init__(self, status: str = "completed", details: str = "") -> None:
+        self.status, self.details = status, details
+        self.keys: dict[str, bytes] = {}
+        self.apps: list[bytes] = []
+        self.asked_after: list[float] = []
+
+    def RegisterNode(self, request):
+        if request.public_key in self.keys.values():
+            raise refusal(400, '{"code": 23, "detail": "Public key is in use."}')
+        self.keys[request.name] = request.public_key
+
+    def StartRun(self, request):
+        from flwr.proto.control_pb2 import StartRunResponse
+
+        assert request.fab.hash_str == hashlib.sha256(request.fab.content).hexdigest()
+        self.apps.append(request.fab.content)
+        return StartRunResponse(run_id=17)
+
+    def StreamLogs(self, request):
+        self.asked_after.append(request.after_timestamp)
+        if len(self.asked_after) == 1:
+            yield SimpleNamespace(log_output="round 1\n", latest_timestamp=5.0)
+            raise httpx.ReadError("the server was restarted")
+        yield SimpleNamespace(log_output="round 2\n", latest_timestamp=9.0)
+
+    def ListRuns(self, request):
+        if len(self.asked_after) == 1:
+            raise httpx.ConnectError("refused")
+        status = {"status": "finished", "sub_status": self.status}
+        found = SimpleNamespace(**status, details=self.details)
+        return SimpleNamespace(run_dict={17: SimpleNamespace(status=found)})
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def app(self) -> dict:
+        """What the server was told of the last submitted app."""
+        with zipfile.ZipFile(io.BytesIO(self.apps[-1])) as fab:
+            project = tomllib.loads(fab.read("pyproject.toml").decode())
+        return project["tool"]["flwr"]["app"]
+
+
+def refusal(code: int, text: str) -> httpx.HTTPStatusError:
+    request = httpx.Request("POST", "http://127.0.0.1:8000/v1/control/x")
+    response = httpx.Response(code, text=text, request=request)
+    return httpx.HTTPStatusError(f"{code}", request=request, response=response)
+
+
+UNKNOWN = refusal(404, '{"code": 16, "detail": "Run ID not found."}')
+
+
+@pytest.fixture
+def control(monkeypatch) -> Control:
+    from flwr.supercore.control import ControlHttpClient
+
+    found = Control()
+    monkeypatch.setattr(
+        ControlHttpClient, "from_server_address", lambda *given, **named: found
+    )
+    monkeypatch.setattr(deploy_submit, "STATUS_SECONDS", 0.0)
+    return found
+
+
+def client(certs: Path, name: str) -> str:
+    return f"--client={name}={certs}/clients/{name}.pub"
+
+
+def test_submit_registers_starts_and_follows_a_run(certs, control, fedgs, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", None)  # no process per question
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")  # and no file
+    clients = [client(certs, name) for name in ("b", "a")]
+    code, out, _ = fedgs(*SUBMIT, *clients, *flags(**PLAN))
+    assert code == 0
+    assert list(control.keys) == ["b", "a"]
+    public = load_ssh_public_key((certs / "clients/a.pub").read_bytes())
+    assert load_pem_public_key(control.keys["a"]) == public
+    assert control.app["components"] == {
+        "serverapp": "server.server_app:app",
+        "clientapp": "clients.client_app:app",
+    }
+    settings = control.app["config"]
+    assert settings.pop("run_folder") == ""
+    assert settings["nodes"] == "b,a"  # the order of the flags
+    assert RunConfig.from_flat(settings).num_rounds == 20
+    assert control.asked_after == [0.0, 5.0]  # no line twice after a restart
+    lines = ("a is registered", "run 17 is submitted", "round 1", "round 2")
+    places = [out.index(line) for line in (*lines, "run 17 is completed")]
+    assert places == sorted(places)
+    _, out, _ = fedgs(*SUBMIT, *clients, "--resume", "digits-1")
+    assert out.count("was registered before") == 2
+    assert control.app["config"]["run_folder"] == "digits-1"
+
+
+@pytest.mark.parametrize(
+    ("plan", "flag", "name"),
+    [
+        ("", (), r"run-\d{8}T\d{6}Z"),
+        ('output = "from-file"', (), "from-file"),
+        ('output = "from-file"', ("--output", "from-flag"), "from-flag"),
+    ],
+)
+def test_a_run_has_the_name_that_was_chosen_or_the_time(
+    control, fedgs, tmp_path, plan, flag, name
+):
+    (tmp_path / "plan.toml").write_text(plan)
+    words = ("--client", "a", "--client", "b", *flags(**PLAN), *flag)
+    fedgs(*SUBMIT, *words, "--config", tmp_path / "plan.toml")
+    assert re.fullmatch(name, control.app["config"]["output"])
+
+
+REFUSED = "ServerApp failed with exception: the settings of this run are refused: "
+OTHER_AUTHORITY = httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed")
+
+
+@pytest.mark.parametrize(
+    ("details", "code", "error"),
+    [
+        ("why", 1, "^run 17: finished:failed. why\n.* --resume digits-1"),
+        # Systemd and scripts repeat a 1; there is no such run however often one asks.
+        (f"{REFUSED}/runs/x: no run folder", 2, "^Error: /runs/x: no run folder\n$"),
+    ],
+)
+def test_a_run_that_failed_or_is_refused_ends_the_command(
+    control, fedgs, details, code, error
+):
+    control.status, control.details = "failed", details
+    found, _, err = fedgs(*SUBMIT, "--resume", "digits-1")
+    assert found == code
+    assert re.search(error, err)
+
+
+@pytest.mark.parametrize(
+    ("verb", "error", "code", "line"),
+    [
+        ("RegisterNode", refusal(403, "for itself"), 1, "a cannot.*: 403 for itself"),
+        ("RegisterNode", refusal(400, '{"code": 22, "detail": "No."}'), 1, "says: No."),
+        ("RegisterNode", OTHER_AUTHORITY, 1, "CERTIFICATE_VERIFY_FAILED"),
+        ("ListRuns", OTHER_AUTHORITY, 1, "CERTIFICATE_VERIFY_FAILED"),
+        ("ListRuns", httpx.ConnectError("refused"), 1, "run 17: refused"),
+        ("ListRuns", UNKNOWN, 1, "Run ID not found.: the server was restarted"),
+        ("ListRuns", KeyboardInterrupt(), 130, "run 17 goes on without this command"),
+    ],
+)
+def test_what_waiting_does_not_mend_ends_the_command(
+    certs, control, fedgs, monkeypatch, verb, error, code, line
+):
+    def fail(request):
+        raise error
+
+    def sleep(seconds):
+        raise AssertionError("waited")
+
+    monkeypatch.setattr(control, verb, fail)
+    monkeypatch.setattr(deploy_submit, "PATIENCE", 0.0)
+    for module in (deploy_submit, deploy_control):
+        monkeypatch.setattr(module.time, "sleep", sleep)
+    found, _, err = fedgs(*SUBMIT, client(certs, "a"), "--resume", "x")
+    assert found == code
+    assert re.search(line, err)
+
+
+def test_server_that_is_starting_is_waited_for(certs, control, fedgs, monkeypatch):
+    """So that all commands of a deployment can be started at once."""
+    monkeypatch.setattr(deploy_control, "RETRY_SECONDS", 0.0)
+    errors = 3 * [httpx.ConnectError("[Errno 111] Connection refused")]
+    stock = control.RegisterNode
+
+    def register(request):
+        if errors:
+            raise errors.pop()
+        return stock(request)
+
+    monkeypatch.setattr(control, "RegisterNode", register)
+    code, out, _ = fedgs(*SUBMIT, client(certs, "a"), "--resume", "x")
+    assert code == 0
+    assert out.count("Connection refused; trying again for 30 s") == 1
+    assert list(control.keys) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("key", "problem"),
+    [
+        ("a.key", "is no public key"),
+        ("no key", "is no public key"),
+        ("a.pub", "has the key of a;"),
+    ],
+)
+def test_a_wrong_key_is_refused_before_any_work(certs, control, fedgs, key, problem):
+    path = certs / "clients" / key
+    path.touch()
+    words = (client(certs, "a"), f"--client=b={path}", "--resume", "digits-1")
+    code, _, err = fedgs(*SUBMIT, *words)
+    assert code == 2
+    assert re.search(f"client = b.*{problem}", err)
+    assert control.keys == {}
+
+
+# ------------------------------------------------------------------ the guard
+
+
+def scope(path: str, client: str | None, server: str = "10.0.0.1") -> dict:
+    peer = None if client is None else (client, 12345)
+    return {"type": "http", "path": path, "client": peer, "server": (server, 8000)}
+
+
+@pytest.mark.parametrize(
+    ("path", "is_open"),
+    [
+        ("/v1/fleet/pull-messages", True),
+        ("/health", True),
+        ("/v1/control/start-run", False),
+        ("/v1/control/register-node", False),
+        ("/v1/runtime/acquire-task", False),
+        ("/v1/fleet/../control/start-run", False),
+        ("/docs", False),
+        ("/", False),
+    ],
+)
+def test_guard_lets_only_this_machine_and_networks_of_users_control(path, is_open):
+    guard = Guard(None, networks_of("10.5.0.0/16, 2001:db8::/32"))
+    for own in ("127.0.0.1", "::1", "10.0.0.1", "::ffff:127.0.0.1"):
+        assert guard.may_pass(scope(path, own)), own
+    for user in ("10.5.1.1", "2001:db8::1"):
+        assert guard.may_pass(scope(path, user)), user
+    for other in ("10.0.0.2", "::ffff:10.0.0.2", "2001:db9::1", "unix", None):
+        assert guard.may_pass(scope(path, other)) == is_open, other

@@ -1,0 +1,107 @@
+"""docs/deployment.md and the systemd units: every command exists."""
+
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+import typer
+
+from fedgs.app.cli.deploy import app
+from fedgs.process import STOP_SECONDS
+from server.launch.superlink import GRACE_SECONDS
+from server.launch.supervisor import LEAVE_SECONDS
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = (DOCS / "deployment.md").read_text()
+UNITS = sorted((DOCS / "systemd").glob("*.service"))
+
+
+def documented() -> list[str]:
+    """Returns the `fedgs deploy` lines of the page and of the units."""
+    text = PAGE.replace("\\\n", " ")
+    lines = [line.partition("  #")[0].strip() for line in text.splitlines()]
+    found = [line for line in lines if line.startswith("fedgs deploy ")]
+    for unit in UNITS:
+        for line in unit.read_text().splitlines():
+            if line.startswith("ExecStart="):
+                found.append(line[line.index("fedgs deploy ") :].replace("%i", "a"))
+    return found
+
+
+@pytest.mark.parametrize("line", documented())
+def test_documented_command_is_understood(line):
+    _, _, name, *arguments = shlex.split(line)
+    group = typer.main.get_command(app)
+    command = group.get_command(None, name)  # type: ignore[attr-defined]
+    assert command is not None, name
+    if isinstance(command, click.Group):  # of methods
+        name, *arguments = arguments
+        command = command.get_command(click.Context(command), name)
+    context = command.make_context(name, arguments)  # raises for an unknown flag
+    assert context.command is command
+
+
+def test_page_shows_every_command():
+    names = {line.split()[2] for line in documented()}
+    assert names == {"certs", "server", "client", "submit", "baseline", "status"}
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_unit_is_valid(unit, tmp_path):
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("needs systemd-analyze")
+    program = tmp_path / "fedgs"  # the documented place is not on this machine
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    text = unit.read_text().replace("/opt/fedgs/.venv/bin/fedgs", str(program))
+    (tmp_path / unit.name).write_text(text)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(tmp_path / unit.name)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    own = [line for line in done.stderr.splitlines() if "fedgs" in line]
+    assert (done.returncode, own) == (0, []), done.stderr
+
+
+def settings_of(unit: Path) -> dict[str, list[str]]:
+    """Returns the settings of a unit; one may be given more than once."""
+    found: dict[str, list[str]] = {}
+    for line in unit.read_text().splitlines():
+        name, separator, value = line.partition("=")
+        if separator and not line.startswith("#"):
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def test_server_unit_waits_for_runs_that_commit():
+    unit = settings_of(DOCS / "systemd" / "fedgs-server.service")
+    assert STOP_SECONDS + LEAVE_SECONDS < 30 < float(*unit["TimeoutStopSec"])
+    assert GRACE_SECONDS < LEAVE_SECONDS
+    assert unit["KillMode"] == ["mixed"]  # runs commit before they are signalled
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_unit_restarts_unless_the_input_is_bad_and_keeps_its_state_private(unit):
+    found = settings_of(unit)
+    assert found["Restart"] == ["always"]
+    assert found["RestartPreventExitStatus"] == ["2"]
+    assert found["StateDirectoryMode"] == ["0700"]
+    assert f"--state-dir /var/lib/{found['StateDirectory'][0]}" in unit.read_text()
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_unit_is_little_exposed(unit):
+    # PyTorch compiles its convolutions in memory.
+    assert "MemoryDenyWriteExecute" not in settings_of(unit)
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("needs systemd-analyze")
+    command = ["systemd-analyze", "security", "--offline=true", "--threshold=20"]
+    done = subprocess.run(
+        [*command, str(unit)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr  # 2.0 of 10, or less

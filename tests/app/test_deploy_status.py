@@ -1,0 +1,112 @@
+"""`fedgs deploy status`: how a run stands, by the files of its folder."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import runs
+from fedgs.app.commands.deploy_status import status_of, statuses_in
+from fedgs.files import write_json
+from fedgs.runs import epsilons
+from fedgs.runs.run_folder import RunFolder
+from refusals import assert_refused
+from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
+
+# What a run writes down of its nodes; files of an older version lack some fields.
+SAID = {
+    "phase": "training",
+    "time": 1.8e9,
+    "waiting_for": ["hospital-b"],
+    "nodes": {
+        "hospital-a": {"online": True, "last_answer": 3, "reason": ""},
+        "hospital-b": {
+            "online": False,
+            "last_answer": 2,
+            "last_answer_time": 1799999999,
+            "resends": 4,
+            "failures": 1,
+            "last_failure": "hospital-b: no answer in time",
+            "reason": "hospital-b: has not joined",
+        },
+    },
+}
+
+
+@pytest.fixture
+def trained(tmp_path) -> RunFolder:
+    config = tiny_config(**FULL_PARTICIPATION, output=str(tmp_path / "run"))
+    folder = RunFolder.create(config)
+    runs.train(folder, data=tiny_data(config))
+    return folder
+
+
+@pytest.fixture
+def broken(tmp_path) -> RunFolder:
+    folder = RunFolder.create(tiny_config(output=str(tmp_path / "broken")))
+    (folder.path / "ledger.jsonl").write_text("[torn]\n")
+    return folder
+
+
+def test_status_has_the_numbers_that_other_commands_print(trained):
+    status = status_of(trained.path)
+    found = (status["run"], status["round"], status["num_rounds"], status["released"])
+    assert found == ("run", 3, 3, 3)
+    stated = epsilons.of_run(trained.path)
+    shown = [(e["adversary"], e["relation"], e["epsilon"]) for e in status["epsilons"]]
+    assert shown == [(s.adversary, s.relation, s.epsilon) for s in stated]
+    assert not any(e["guarantee"] for e in status["epsilons"])  # the noise is seeded
+    assert (status["phase"], status["nodes"]) == (None, None)  # it was not deployed
+
+
+def test_status_of_a_run_that_has_not_begun(tmp_path):
+    folder = RunFolder.create(tiny_config(output=str(tmp_path / "run")))
+    status = status_of(folder.path)
+    found = (status["round"], status["released"], status["epsilons"])
+    assert found == (0, 0, [])
+
+
+def test_round_is_that_of_the_checkpoint_where_metrics_were_lost(trained):
+    (trained.path / "metrics.jsonl").write_text('{"round": 2}\n{"round": 3, "sec')
+    assert status_of(trained.path)["round"] == 3
+    shutil.rmtree(trained.path / "checkpoint")
+    assert status_of(trained.path)["round"] == 2
+
+
+def test_broken_ledger_is_an_error_not_a_number(trained):
+    ledger = trained.path / "ledger.jsonl"
+    ledger.write_bytes(ledger.read_bytes().replace(b'"attempt":1', b'"attempt":2', 1))
+    assert_refused("ledger", status_of, trained.path)
+
+
+def test_command_shows_nodes_and_a_broken_run_beside_others(trained, broken, fedgs):
+    (trained.path / ".flower").mkdir()
+    write_json(trained.path / ".flower" / "nodes.json", SAID)
+    code, out, _ = fedgs("deploy", "status", trained.path.parent, "--json")
+    assert code == 1
+    first, second = json.loads(out)
+    assert sorted(first) == ["error", "run"]
+    assert "ledger.jsonl: line 1" in first["error"]
+    assert second["nodes"] == SAID["nodes"]
+    code, out, _ = fedgs("deploy", "status", trained.path.parent)
+    assert code == 1
+    words = " ".join(out.split())
+    assert "cannot be read" in words
+    assert "training, said 2027-01-15 08:00:00 UTC" in words
+    assert "waiting for │ hospital-b" in words
+    assert "3 of 3" in words
+    assert "(NO guarantee)" in words
+    assert "07:59:59" in words
+
+
+def test_runs_of_a_server_are_found_by_its_state_directory(trained, tmp_path):
+    def names(place: Path) -> list[str]:
+        return [status["run"] for status in statuses_in(place)]
+
+    state = tmp_path / "state"
+    (state / "runs").mkdir(parents=True)
+    assert_refused("no run folder here yet", statuses_in, state)
+    shutil.copytree(trained.path, state / "runs" / "digits")
+    assert names(state) == names(state / "runs") == ["digits"]
+    assert names(trained.path) == ["run"]

@@ -1,0 +1,70 @@
+"""Progress on a terminal and elsewhere."""
+
+import io
+import re
+
+from rich.console import Console
+
+from fedgs.app.commands import progress as module
+from fedgs.app.commands.progress import Progress
+
+
+def lines_of(monkeypatch, seconds: float) -> list[str]:
+    """What four rounds show, the first of which follows a warm start of 100 s."""
+    times = iter([0.0, 0.0, *(100 + seconds * i for i in range(4))])
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(times, 200.0))
+    out = io.StringIO()
+    with Progress(Console(file=out)) as progress:
+        report = progress.rounds(4)
+        for number in range(1, 5):
+            report({"round": number})
+    return out.getvalue().splitlines()
+
+
+def test_lines_have_the_pace_of_the_rounds_alone(monkeypatch):
+    assert lines_of(monkeypatch, 30.0) == [
+        "round 1 of 4",
+        "round 2 of 4, 30.00 s/round, about 1.0 min left",
+        "round 3 of 4, 30.00 s/round, about 0.5 min left",
+        "round 4 of 4, 30.00 s/round, about 0.0 min left",
+    ]
+
+
+def test_pace_of_a_baseline_is_that_of_its_steps(monkeypatch):
+    monkeypatch.setattr(module, "PLAIN_SECONDS", -1.0)
+    out = io.StringIO()
+    with Progress(Console(file=out)) as progress:
+        report = progress.rounds(2, "step")
+        report({"round": 1})
+        report({"round": 2})
+    assert re.search(r"step 2 of 2, .* s/step, about", out.getvalue())
+
+
+def test_lines_are_far_apart_but_the_last_one_comes(monkeypatch):
+    lines = lines_of(monkeypatch, 2.0)
+    assert [line.partition(",")[0] for line in lines] == [
+        "round 1 of 4",
+        "round 4 of 4",
+    ]
+
+
+def test_a_terminal_gets_a_bar_and_no_lines():
+    out = io.StringIO()
+    with Progress(Console(file=out, force_terminal=True, width=200)) as progress:
+        report = progress.rounds(2)
+        report({"round": 1})
+        report({"round": 2})
+    assert "round 2 of 2" in out.getvalue()
+    assert "min left" not in out.getvalue()
+
+
+def test_a_note_is_a_line_at_every_step():
+    out = io.StringIO()
+    with Progress(Console(file=out)) as progress:
+        stage = progress.stage("classifiers:")
+        stage(1, 2, "lda [0.9]")
+        stage(2, 2, "mlp 0.8")
+    assert (
+        out.getvalue()
+        == "classifiers: 1 of 2, lda [0.9]\nclassifiers: 2 of 2, mlp 0.8\n"
+    )

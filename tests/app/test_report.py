@@ -1,0 +1,346 @@
+"""`fedgs report`: what is on the page, what is not, and bad input."""
+
+import json
+import re
+import shutil
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from command_line import refused as command_refused
+from fedgs.app.report.page import read_page, render, report
+from fedgs.errors import UserError
+from fedgs.privacy_label import privacy_label
+from fedgs.runs import epsilons
+from fedgs.runs.data_card import in_words
+from report_folders import make_debug, make_run
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> Path:
+    """A private run, one without noise, one with seeded noise, and a debug folder."""
+    root = tmp_path_factory.mktemp("report")
+    make_run(root / "private")
+    make_run(root / "noise-free", noise_multiplier=0.0)
+    make_run(root / "seeded", noise_seed=7)
+    make_debug(root / "debug")
+    return root
+
+
+@pytest.fixture
+def run(folders, tmp_path) -> Path:
+    """A private run that a test may break."""
+    return Path(shutil.copytree(folders / "private", tmp_path / "private"))
+
+
+@pytest.fixture
+def debug(folders, tmp_path) -> Path:
+    """A debug folder that a test may break."""
+    return Path(shutil.copytree(folders / "debug", tmp_path / "debug"))
+
+
+@lru_cache
+def page_of(*paths: Path) -> str:
+    """The page of folders that no test changes."""
+    return fresh_page_of(*paths)
+
+
+def fresh_page_of(*paths: Path) -> str:
+    return render(read_page(paths))
+
+
+def text_of(page: str) -> str:
+    """The words of a page's content without markup and spaces in a row."""
+    page = page[page.index("<main") :] if "<main" in page else page
+    return " ".join(re.sub(r"<[^>]*>", " ", page).split())
+
+
+# ------------------------------------------------------------------ content
+
+
+def test_one_run_shows_picture_and_epsilon_first(folders):
+    page = page_of(folders / "private")
+    (stated,) = [
+        row.epsilon
+        for row in epsilons.of_run(folders / "private")
+        if row.relation == "replace-one"
+    ]
+    glance = page[: page.index('id="training"')]
+    assert f"= {stated:.4g}" in glance or f"= {stated:.2f}" in glance
+    assert "weak" in text_of(glance)  # between 10 and 100
+    noise_free = text_of(page_of(folders / "noise-free"))
+    assert "no epsilon NO GUARANTEE; epsilon is unbounded" in noise_free
+    seeded = text_of(page_of(folders / "seeded"))
+    assert "no epsilon NO GUARANTEE; noise seeded: not private" in seeded
+    assert "data:image/png;base64," in glance
+
+
+def test_every_statement_of_every_run_is_in_the_privacy_table(folders):
+    page = page_of(folders / "private", folders / "noise-free")
+    privacy = text_of(page[page.index('id="privacy"') :])
+    for name in ("private", "noise-free"):
+        for row in epsilons.of_run(folders / name):
+            assert row.theorem in privacy
+            for condition in row.conditions:
+                assert text_of(str(condition)).replace("'", "&#39;") in privacy
+
+
+def test_every_run_shows_its_label_as_one_block(folders):
+    page = page_of(folders / "private", folders / "seeded")
+    for name, value in privacy_label(folders / "private").items():
+        if name not in ("conditions", "versions"):
+            assert f">{name.replace('_', ' ')}</th>" in page
+            for item in value if isinstance(value, list) else [value]:
+                assert text_of(in_words(item)).replace("'", "&#39;") in text_of(page)
+    for name in ("private", "seeded"):
+        assert text_of(page).count(f"Privacy label of {name}") == 1
+
+
+def test_runs_on_the_same_clients_are_also_stated_together(folders):
+    paths = [folders / "private", folders / "seeded"]
+    (stated, *_) = epsilons.of_runs(paths, {})
+    assert stated.epsilon is not None
+    page = page_of(*paths)
+    assert "All of these runs together" in page
+    assert f"{stated.epsilon:.2f}" in page or f"{stated.epsilon:.4g}" in page
+
+
+def test_runs_on_other_clients_are_not_added_up(folders, tmp_path):
+    other = make_run(tmp_path / "other", num_clients=5)
+    page = page_of(folders / "private", other)
+    assert "All of these runs together" not in page
+    assert "Not added up" in page
+
+
+def test_debug_folder_answers_first(folders):
+    page = text_of(page_of(folders / "debug"))
+    assert page.startswith("Bug: inverted The")
+    assert "The suspicious images are inverted &lt;b&gt;&amp; more&lt;/b&gt;." in page
+    assert "invert was planted in 0.5 of the clients; the verdict is right." in page
+    assert "0.96 [0.9, 1]" in page
+    assert "= 41.5 at" in page
+    assert page.count("any difference no difference seen – – –") == 1
+
+
+def test_a_bug_that_is_one_of_several_has_their_titles(debug):
+    content = json.loads((debug / "diagnosis.json").read_text())
+    content["verdict"] = "one of invert, my_module:blur"
+    (debug / "diagnosis.json").write_text(json.dumps(content))
+    page = text_of(page_of(debug))
+    assert page.startswith("Bug: inverted or my_module:blur The")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [
+        ("undecided", "Undecided"),
+        ("none", "No bug of the kinds tested"),
+        ("other", "Different, but not by a known bug"),
+    ],
+)
+def test_other_verdicts_name_no_bug(debug, verdict, words):
+    found = json.loads((debug / "diagnosis.json").read_text())
+    found |= {"verdict": verdict, "bugs": []}
+    (debug / "diagnosis.json").write_text(json.dumps(found))
+    page = text_of(page_of(debug))
+    assert words in page
+    assert "Bug:" not in page
+
+
+def test_debug_folders_are_not_added_up(folders, tmp_path):
+    other = make_debug(tmp_path / "other")
+    for paths in ((folders / "debug", other), (folders / "debug", folders / "private")):
+        assert "Not added up" in page_of(*paths)
+    assert "Not added up" not in page_of(folders / "debug")
+
+
+def test_runs_given_to_debug_have_their_own_commands(folders, debug):
+    assert "fedgs train" not in page_of(folders / "debug")
+    plan = json.loads((debug / "debug.json").read_text()) | {"request": {"runs": {}}}
+    (debug / "debug.json").write_text(json.dumps(plan))
+    assert fresh_page_of(debug).count("fedgs train") == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("debug.json", b'{"format": 1}', "broken debug.json"),
+        ("debug.json", b'{"format": 1, "runs": {}}', "no samples yet"),
+        ("diagnosis.json", b'{"format": 1, "verdict": "none"}', "broken debug.json"),
+        ("diagnosis.json", b"[]", "is not a JSON object"),
+        ("*/samples/*.png", None, "no samples yet"),
+    ],
+)
+def test_a_broken_debug_folder_is_refused(debug, name, content, message):
+    for path in debug.glob(name):
+        path.unlink() if content is None else path.write_bytes(content)
+    assert message in refused([debug], debug.parent / "page.html")
+
+
+def test_unfinished_debug_folder_says_so(debug):
+    (debug / "diagnosis.json").unlink()
+    (debug / "diagnosis.png").unlink()
+    shutil.rmtree(debug / "suspicious-1")
+    page = text_of(page_of(debug))
+    assert "Not diagnosed yet" in page
+    assert "3 of 4 generators have samples; missing: suspicious-1" in page
+
+
+def test_evaluations_are_shown_as_not_covered(run, folders):
+    assert 'id="evaluation"' not in page_of(folders / "private")
+    lines = [
+        {"data": "other", "fast": False, "fid_lenet_mnist": 1.0},
+        {"data": "npz:/home/ada/x.npz", "fast": False, "recall_lenet_k5": 0.25},
+        {
+            "data": "npz:/home/ada/x.npz",
+            "fast": False,
+            "downstream_cnn_accuracy": 0.5,
+            "classifiers": {
+                "protocol": "reference-settings",
+                "accuracy": {"mlp": 0.25, "cnn": 0.75},
+                "real_accuracy": {"mlp": 0.5},
+                "calibrated": {},
+            },
+            "label_efficiency": {"generator": {"10": 0.125}},
+        },
+    ]
+    (run / "evaluations.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    page = text_of(page_of(run))
+    assert "no epsilon covers these numbers" in page
+    assert "downstream_cnn_accuracy 0.5" in page
+    assert "recall_lenet_k5 0.25" in page  # of the same data, so it belongs together
+    assert "fid_lenet_mnist" not in page  # of other data
+    assert "average 0.500 –" in page
+    assert "labels: generator 0.125" in page
+
+
+# ------------------------------------------------------------------ what is not there
+
+
+def test_page_names_no_folder_of_the_machine(folders):
+    page = page_of(folders / "private") + page_of(folders / "debug")
+    without_pictures = re.sub(r"data:image/png;base64,[^\"]*", "", page)
+    assert str(folders) not in without_pictures
+    assert not re.search(r"/(home|tmp|root|work)/", without_pictures)
+
+
+def test_private_files_are_not_read(run):
+    expected = fresh_page_of(run)
+    shutil.rmtree(run / "private")
+    (run / "flower.log").write_text("secret")
+    (run / "evaluation").mkdir()
+    (run / "evaluation" / "samples.png").write_bytes(b"real images")
+    assert fresh_page_of(run) == expected
+
+
+def test_page_asks_for_nothing_and_runs_nothing(folders):
+    page = page_of(folders / "private", folders / "noise-free")
+    links = set(re.findall(r'(?:src|href|action)="([^"#]{0,5})', page)) - {""}
+    assert links == {"data:"}
+    assert "<script" not in page
+    assert "@import" not in page
+    assert set(re.findall(r"url\((.)", page)) <= {"#"}
+    assert "default-src 'none'" in page
+
+
+def test_every_link_of_the_page_leads_to_one_place(folders):
+    page = page_of(folders / "private")
+    found = re.findall(r'\bid="([^"]*)"', page)
+    assert len(found) == len(set(found))
+    links = set(re.findall(r'href="#([^"]*)"', page))
+    assert len(links) > 4
+    assert links <= set(found)
+
+
+def test_seeds_of_an_amplified_run_are_left_out(tmp_path):
+    amplified = make_run(
+        tmp_path / "run",
+        seed=918273,
+        amplification=True,
+        discriminator_training="every_round",
+    )
+    page = page_of(amplified)
+    assert "918273" not in page
+    assert "Seeds are left out" in page
+    assert "918273" in page_of(make_run(tmp_path / "other", seed=918273))
+
+
+def test_the_same_folders_give_the_same_page(folders):
+    paths = [folders / "private", folders / "noise-free"]
+    assert fresh_page_of(*paths) == page_of(*paths)
+
+
+# ------------------------------------------------------------------ files and bad input
+
+
+def test_page_is_written(folders, tmp_path, capsys):
+    paths = [folders / "private", folders / "noise-free"]
+    report(paths, tmp_path / "out.html")
+    assert (tmp_path / "out.html").read_text() == page_of(*paths)
+    assert "out.html" in capsys.readouterr().out
+
+
+def test_runs_of_one_name_are_told_apart(folders, run):
+    runs = read_page([folders / "private", run]).runs
+    assert [facts.name for facts in runs] == ["private", "private (2)"]
+
+
+def refused(paths: list[Path], output: Path) -> str:
+    before = sorted(output.parent.iterdir()) if output.parent.is_dir() else []
+    with pytest.raises(UserError) as error:
+        report(paths, output)
+    if output.parent.is_dir():
+        assert sorted(output.parent.iterdir()) == before
+    return str(error.value)
+
+
+def test_the_command_refuses_a_folder_that_is_no_run(fedgs, tmp_path):
+    command_refused(fedgs("report", tmp_path, "-o", tmp_path / "x.html"), "no run fold")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("samples/round-0000003.png", b"no picture", "no readable PNG"),
+        ("metrics.jsonl", b"{broken\n", "is no JSON object"),
+        ("evaluations.jsonl", b"3\n", "is no JSON object"),
+        ("ledger.jsonl", b"{}\n", "altered, deleted or moved"),
+        ("config.json", None, "no run folder"),
+        ("samples/*.png", None, "no samples yet"),
+    ],
+)
+def test_a_broken_run_is_refused(run, tmp_path, name, content, message):
+    for path in [*run.glob(name)] or [run / name]:
+        path.unlink() if content is None else path.write_bytes(content)
+    assert message in refused([run], tmp_path / "x.html")
+
+
+def test_a_grid_of_other_images_is_refused(run, tmp_path):
+    Image.new("RGB", (30, 31)).save(run / "samples" / "round-0000002.png")
+    assert "no grid of 16 x 16 images" in refused([run], tmp_path / "x.html")
+
+
+def test_runs_of_different_data_are_refused(folders, tmp_path):
+    other = make_run(tmp_path / "other", data="tiny2")
+    message = refused([folders / "private", other], tmp_path / "x.html")
+    assert message.startswith("data = tiny in private, tiny2 in other")
+
+
+def test_a_run_given_twice_is_refused(folders, tmp_path):
+    again = folders / "debug" / ".." / "private"
+    assert "given twice" in refused([folders / "private", again], tmp_path / "x.html")
+
+
+def test_an_output_that_exists_is_refused_before_any_reading(tmp_path):
+    (tmp_path / "out.html").mkdir()
+    message = refused([tmp_path / "no run"], tmp_path / "out.html")
+    assert "out.html: exists already" in message
+
+
+@pytest.mark.parametrize("output", ["out.pdf", "missing/out.html", "/proc/out.html"])
+def test_an_output_that_cannot_be_written_is_refused_first(tmp_path, output):
+    with pytest.raises(UserError, match=r"^output = .*out\.(pdf|html): "):
+        report([tmp_path / "no run"], tmp_path / output)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,250 @@
+"""The numbers of `fedgs report`: curves, bytes on the wire, the command."""
+
+import dataclasses
+import json
+import shlex
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedgs.app.report import curves as report_curves
+from fedgs.app.report import words as report_words
+from fedgs.app.report.communication import communication, stage_bytes
+from fedgs.app.report.drawing import draw
+from fedgs.app.report.run import epsilon_by_round, read_run
+from fedgs.app.report.settings_tables import shown_data, train_command
+from fedgs.app.report.stage_tables import stages_tables
+from fedgs.cohorts.files import EXCLUDED
+from fedgs.config.recipes import configure
+from fedgs.federation.messages import encode_answer, encode_batch
+from fedgs.federation.round import embedding_round, new_server, stage_request
+from fedgs.federation.training import new_event
+from fedgs.privacy.accounting import statements
+from fedgs.privacy.gaussian import fixed_law
+from fedgs.privacy.participation import Releases
+from fedgs.privacy.plan import Plan
+from report_folders import make_run
+from tiny import (
+    MOMENTS,
+    NUM_CLASSES,
+    SIDE,
+    STAGED,
+    tiny_config,
+    tiny_data,
+)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> Path:
+    """A private run and one without noise."""
+    root = tmp_path_factory.mktemp("report")
+    make_run(root / "private")
+    make_run(root / "noise-free", noise_multiplier=0.0)
+    return root
+
+
+@pytest.fixture
+def run(folders, tmp_path) -> Path:
+    """A private run that a test may change."""
+    return Path(shutil.copytree(folders / "private", tmp_path / "private"))
+
+
+# ------------------------------------------------------------------ curves
+
+
+@pytest.mark.parametrize("repeated", [(), (8,)])
+def test_every_point_of_a_run_by_count_is_by_count(repeated):
+    """One client is in 6 of the 8 rounds: the mixture states less than that costs.
+
+    The counts decide for the run because it ended early, or because its last round was
+    repeated at once.
+    """
+    chosen = (0, 0, 0, 0, 0, 1, 0, 1, *[1] * len(repeated))
+    noise = {"noise_seed": None, "noise_multiplier": 4.0, "adversary": "release"}
+    rounds = 8 if repeated else 20
+    config = tiny_config(num_rounds=rounds, clients_per_round=1, **noise)
+    rounds = (*range(1, 9), *repeated)
+    events = [
+        new_event(config, round, [client], attempt=1 + (place >= 8))
+        for place, (round, client) in enumerate(zip(rounds, chosen, strict=True))
+    ]
+    facts = SimpleNamespace(config=config, events=events)
+    (points,) = epsilon_by_round(facts).values()
+    ratio = Plan.from_config(config).ratio("release", config.relation, 0)
+    for (_, epsilon), end in zip(points, range(1, len(events) + 1), strict=True):
+        most = max(chosen[:end].count(0), chosen[:end].count(1))
+        counted = Releases(fixed_law(most), ratio).epsilon(config.delta)
+        assert epsilon == pytest.approx(counted)
+
+
+def test_curve_of_epsilon_ends_at_the_stated_one(folders):
+    facts = read_run(folders / "private")
+    curve = report_curves.curves([facts])[0]
+    (line,) = curve.lines
+    assert [x for x, _ in line.points] == [1, 2, 3]
+    assert line.points[-1][1] == pytest.approx(facts.headline.epsilon)
+    assert f"{line.points[-1][1]:.1f}"[:3] in curve.description
+
+
+def test_the_same_curve_is_drawn_as_the_same_bytes(folders):
+    curve = report_curves.curves([read_run(folders / "private")])[0]
+    assert draw(curve) == draw(curve)
+
+
+def test_grid_images_are_the_cells(folders):
+    facts = read_run(folders / "private")
+    images = report_curves.grid_images(facts.grids[-1], facts)
+    assert images.shape == (8 * NUM_CLASSES, SIDE * SIDE)
+    with Image.open(folders / "private" / "samples" / "round-0000003.png") as png:
+        pixels = np.asarray(png)
+    second = pixels[2 : 2 + SIDE, SIDE + 4 : 2 * SIDE + 4, 0] / 255
+    assert np.array_equal(images[1].reshape(SIDE, SIDE), second)
+
+
+def test_movement_is_the_mean_distance_for_100_rounds(folders):
+    facts = read_run(folders / "private")
+    grids = [report_curves.grid_images(grid, facts) for grid in facts.grids]
+    distance = np.sqrt(((grids[2] - grids[1]) ** 2).sum(1)).mean()
+    assert report_curves.movement(facts)[-1] == (3, pytest.approx(100 * distance))
+    assert distance > 0
+
+
+# ------------------------------------------------------------------ other numbers
+
+
+def test_headline_is_the_best_guarantee_for_the_run_s_own_adversary(folders):
+    facts = read_run(folders / "private")
+    (own, other) = facts.statements
+    rows = [
+        dataclasses.replace(own, epsilon=1.0, guarantee=False),
+        dataclasses.replace(own, adversary="server", epsilon=2.0),
+        dataclasses.replace(own, epsilon=3.0),
+        dataclasses.replace(own, epsilon=4.0),
+        dataclasses.replace(other, epsilon=0.5),
+    ]
+    assert (own.relation, own.guarantee) == (facts.config.relation, True)
+    assert dataclasses.replace(facts, statements=rows).headline is rows[2]
+
+
+def test_communication_of_exact_messages_follows_from_shapes(folders):
+    found = communication(read_run(folders / "private"))
+    pixels = SIDE * SIDE
+    fakes = 2 * 4  # n_dis batches; float32 images and int64 labels, and a header
+    assert found.request - fakes * (4 * pixels + 8) in range(8, 300)
+    assert found.reply - 4 * 4 * pixels in range(8, 300)  # B = 4
+    assert (found.requests, found.replies, found.rounds) == (2, 2, 3)
+    assert found.total == 3 * 2 * (found.request + found.reply)
+    assert (found.how, found.is_remote) == ("computed", False)
+
+
+def test_compact_messages_are_estimated(tmp_path):
+    found = communication(read_run(make_run(tmp_path / "run", transport="compact")))
+    assert found.how == "estimated"
+    assert found.reply in range(1, 2 * 4 * SIDE * SIDE)
+
+
+def test_measured_messages_are_preferred(run):
+    lines = [
+        {"round": 1, "node": node, "bytes_down": 5000, "bytes_up": 700}
+        for node in range(2)
+    ]
+    (run / "communication.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    found = communication(read_run(run))
+    assert (found.how, found.request, found.reply) == ("measured", 5000, 700)
+
+
+def test_train_command_makes_the_same_configuration(folders):
+    facts = read_run(folders / "private")
+    config = facts.config
+    words = shlex.split(train_command(facts))[2:]
+    given: dict[str, object] = {}
+    while words:
+        flag = words.pop(0).removeprefix("--")
+        name = flag.removeprefix("no-").replace("-", "_")
+        assert name not in given
+        assert flag != "secure-noise"  # is the default
+        kind = type(getattr(config, name))
+        given[name] = False if flag.startswith("no-") else kind(words.pop(0))
+    again = configure(None, None, given)
+    expected = dataclasses.replace(config, output=Path(config.output).name)
+    assert again.to_flat() == expected.to_flat()
+
+
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        ("mnist", "mnist"),
+        ("npz:/home/ada/x.npz", "npz:x.npz"),
+        ("folder:/home/ada/scans", "folder:scans"),
+        ("hf:ylecun/mnist", "hf:ylecun/mnist"),
+    ],
+)
+def test_data_is_shown_without_its_folder(data, shown):
+    assert shown_data(data) == shown
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "text", "kind", "kind_excluded"),
+    [
+        (9.9, "limits a typical attack", "good", "unsure"),
+        (None, "no guarantee", "bad", "bad"),
+    ],
+)
+def test_an_epsilon_says_at_a_glance_that_it_excludes_the_selection(
+    epsilon, text, kind, kind_excluded
+):
+    config = tiny_config(num_clients=3, clients_per_round=3, noise_multiplier=1.0)
+    conditions = statements(Plan.from_config(config), 1e-5)[0].conditions
+    assert report_words.reading(epsilon, conditions) == (text, kind)
+    words = f"{text}; excludes cohort selection"
+    found = report_words.reading(epsilon, (*conditions, EXCLUDED))
+    assert found == (words, kind_excluded)
+
+
+def test_a_delta_too_large_and_a_hypothetical_row_have_no_good_badge():
+    settings = {"engine": "flower", "noise_multiplier": 200.0, "noise_seed": None}
+    plan = Plan.from_config(tiny_config(**settings))
+    for delta, adversary, words in (
+        (1e-5, "release", ("strong", "good")),
+        (0.3, "release", ("strong; delta is too large to read", "unsure")),
+        (1e-5, "secagg", ("strong; hypothetical", "unsure")),
+    ):
+        rows = statements(plan, delta)
+        row = next(row for row in rows if row.adversary == adversary)
+        assert report_words.reading(row.epsilon, row.conditions) == words
+
+
+def test_stages_are_told_apart_from_gradients(tmp_path):
+    """Norms of the releases are 3, 2 and 1; the first two rounds are stages."""
+    settings = STAGED | {"noise_multiplier": 0.0}
+    facts = read_run(make_run(tmp_path / "staged", **settings))
+    (table,) = stages_tables([facts])
+    assert [row[0] for row in table.rows] == ["1 (means)", "2 (scatter)"]
+    assert [row[1] for row in table.rows] == [str(3 * 17), str(137)]
+    assert [row[4:] for row in table.rows] == [["0.5", "0"], ["0.3333", "0"]]
+    found = communication(facts)
+    assert found.rounds == 1
+    assert found.stages == 3 * (
+        stage_bytes(facts.config, 1) + stage_bytes(facts.config, 2)
+    )
+
+
+@pytest.mark.parametrize("settings", [STAGED, MOMENTS])
+@pytest.mark.parametrize("round", [1, 2])
+def test_the_bytes_of_a_stage_are_those_of_its_messages(settings, round):
+    config = tiny_config(**settings)
+    server = new_server(config)
+    server.round = round - 1
+    request = stage_request(config, server)
+    sent = encode_batch(request, config)["tensors"]
+    reply = embedding_round(config, tiny_data(config), range(2), request, 0)
+    answered = encode_answer(reply, config, request)["tensors"]
+    assert stage_bytes(config, round) == len(sent) + len(answered)
+
+
+def test_a_run_without_stages_has_no_table_of_stages(folders):
+    assert stages_tables([read_run(folders / "private")]) == []

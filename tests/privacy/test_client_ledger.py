@@ -1,0 +1,284 @@
+"""The clients' own count: ahead of the release, durable, by name, never beyond."""
+
+import itertools
+import json
+import os
+import threading
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedgs.errors import UserError
+from fedgs.privacy.client_ledger import (
+    SHARDED_DATASET,
+    ClientLedger,
+    release_event,
+    source_of,
+)
+from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
+from fedgs.privacy.gaussian import epsilon_from_mu
+from fedgs.privacy.ledger import Event
+from refusals import assert_refused
+from runs import keep_lines
+from tiny import tiny_config
+
+NAMES = ("ann", "bob", "cy")
+NONE = Limits()
+COST = release_cost(0.5, 4)  # of every event here
+
+
+def _event(round: int = 1, positions=(0, 1, 2), num_clients: int = 3) -> Event:
+    return release_event(tiny_config(), round, positions, num_clients)
+
+
+def _room_for(releases: int) -> Limits:
+    """Limits with room for so many releases, and a half more."""
+    epsilon = epsilon_from_mu(((releases + 0.5) * COST) ** 0.5, 1e-5)
+    return Limits(client_epsilon=epsilon)
+
+
+def _lines(folder: Path) -> list[dict]:
+    text = "".join(p.read_text() for p in sorted(folder.glob("releases-*.jsonl")))
+    return [json.loads(line) for line in text.splitlines()]
+
+
+# ------------------------------------------------------------------ counting
+
+
+def test_a_charge_is_one_line_on_the_disk_when_it_returns(tmp_path, monkeypatch):
+    count, order, fsync = ClientLedger(tmp_path, NAMES), [], os.fsync
+    count.charge(_event(1), NONE)
+
+    def watched(descriptor: int) -> None:
+        fsync(descriptor)
+        order.append(len(_lines(tmp_path)))
+
+    monkeypatch.setattr(os, "fsync", watched)
+    count.charge(_event(2, positions=(0, 2)), NONE)
+    assert order == [2]
+    first, second = _lines(tmp_path)
+    assert (first["round"], first["participants"]) == (1, "all")
+    assert (second["round"], second["participants"]) == (2, [0, 2])
+    assert first["planned_nodes"] == first["counted_nodes"] == 1
+    assert json.loads((tmp_path / "clients.json").read_text()) == {
+        "releases-00000.jsonl": list(NAMES),
+        "format": 2,
+    }
+
+
+def test_a_key_is_used_once_whoever_the_clients_are_by_then(tmp_path):
+    """A data file of which all names changed, and an older masking.key."""
+    masked = replace(_event(1), context="ab" * 32)
+    ClientLedger(tmp_path, NAMES).charge(masked, NONE)
+    for names in (NAMES[1:], ["others"], [SHARDED_DATASET]):
+        count = ClientLedger(tmp_path, names)
+        assert count.is_masked_under("ab" * 32)
+        event = replace(masked, num_clients=len(names))
+        assert_refused("already masked under", count.charge, event, NONE)
+    assert ClientLedger(tmp_path, ["others"]).largest() == 0.0
+
+
+RELEASES = st.lists(
+    st.tuples(
+        st.sampled_from(["a" * 16, "b" * 16]),  # start of the server
+        st.integers(1, 3),  # round
+        st.booleans(),  # masked
+        st.booleans(),  # arrived
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=40)
+@given(releases=RELEASES, kept=st.integers(0, 6), is_known=st.booleans())
+def test_a_count_is_refused_unless_it_has_all_up_to_the_last_that_arrived(
+    tmp_path_factory, releases, kept, is_known
+):
+    """Each is charged, lost or not; then the file goes back to an earlier length."""
+    folder, received, last = tmp_path_factory.mktemp("count"), None, 0
+    for number, (start, round, is_masked, arrived) in enumerate(releases, start=1):
+        key = f"{number:064x}" if is_masked else ""
+        source = source_of("run", start, "a-clinic")
+        asked = replace(_event(round), source=source, context=key)
+        ClientLedger(folder, NAMES).charge(asked, NONE)
+        if arrived:
+            received, last = (start, round, key if is_known else ""), number
+    keep_lines(folder / "releases-00000.jsonl", kept)
+    count = ClientLedger(folder, NAMES)
+    charged = [
+        (s, r, f"{n:064x}" if m else "") for n, (s, r, m, _) in enumerate(releases, 1)
+    ]
+    has_it = received is None or any(
+        (start, round) == received[:2] and received[2] in ("", key)
+        for start, round, key in charged[:kept]
+    )
+    if has_it:
+        count.check_received("run", "a-clinic", received)
+    else:
+        words = "has no release of round"
+        assert_refused(words, count.check_received, "run", "a-clinic", received)
+    if kept >= last:
+        assert has_it  # a count that is ahead is right
+    elif is_known and len({(s, r) for s, r, *_ in releases}) == len(releases):
+        assert not has_it
+    for run, node in (("other", "a-clinic"), ("run", "b-clinic")):
+        if received is not None:
+            assert_refused("has no release", count.check_received, run, node, received)
+
+
+def test_repeated_rounds_count_as_further_attempts_also_after_a_restart(tmp_path):
+    for round in (1, 2, 2):
+        ClientLedger(tmp_path, NAMES).charge(_event(round), NONE)
+    count = ClientLedger(tmp_path, NAMES)
+    for round in (2, 3):
+        count.charge(_event(round), NONE)
+    tries = [(line["round"], line["attempt"]) for line in _lines(tmp_path)]
+    assert tries == [(1, 1), (2, 1), (2, 2), (2, 3), (3, 1)]
+    assert count.mu_squared.tolist() == pytest.approx([5 * COST] * 3, rel=1e-12)
+
+
+@pytest.mark.parametrize("relation", ["replace-one", "zero-out"])
+def test_the_release_that_would_exceed_epsilon_is_refused(tmp_path, relation):
+    limits = Limits(client_epsilon=60.0, delta=1e-5, relation=relation)
+    done = 0
+    for round in itertools.count(1):
+        count = ClientLedger(tmp_path, NAMES)  # as after a restart
+        try:
+            count.check(_event(round), limits)
+        except ClientRefused:
+            break
+        count.check(_event(round), limits)  # which counts nothing
+        count.charge(_event(round), limits)
+        done += 1
+    with pytest.raises(ClientRefused, match=r"client_epsilon = 60 .*, delta 1e-05"):
+        count.charge(_event(done + 1), limits)
+    assert len(_lines(tmp_path)) == done
+    # The oracle: one release has mu = 2 C sqrt(B) / s, and half of it with zero-out.
+    mu = 2 * 4**0.5 / 1.0 / (2 if relation == "zero-out" else 1)
+    within, beyond = (epsilon_from_mu(mu * n**0.5, 1e-5) for n in (done, done + 1))
+    assert within <= 60 < beyond
+    assert done >= 1
+
+
+def test_only_participants_are_charged_and_only_they_are_refused(tmp_path):
+    count, limits = ClientLedger(tmp_path, NAMES), _room_for(2)
+    for round in (1, 2):  # without a limit, which counts once there is one
+        count.charge(_event(round, positions=(1,)), NONE)
+    assert count.mu_squared.tolist() == [0, 2 * COST, 0]
+    with pytest.raises(ClientRefused, match="client bob has released"):
+        count.charge(_event(3), limits)
+    count.charge(_event(3, positions=(0, 2)), limits)
+    assert count.mu_squared.tolist() == [COST, 2 * COST, COST]
+
+
+# ------------------------------------------------------------------ other packings
+
+
+def test_any_history_of_packings_adds_up_by_name(tmp_path):
+    """Against a plain dictionary, with nodes that stay open beside each other."""
+    rng, oracle = np.random.default_rng(3), Counter()
+    groups = [("a", "b", "c"), ("c", "b"), ("d",), ("a", "d"), ("b", "a", "c", "d")]
+    open_counts = [ClientLedger(tmp_path, group) for group in groups]
+    for round in range(1, 60):
+        number = int(rng.integers(len(groups)))
+        group = groups[number]
+        if rng.random() < 0.3:
+            open_counts[number] = ClientLedger(tmp_path, group)
+        size = int(rng.integers(1, len(group) + 1))
+        asked = sorted(rng.choice(len(group), size, replace=False).tolist())
+        count = open_counts[number]
+        count.charge(_event(round, asked, len(group)), NONE)
+        oracle.update(group[position] for position in asked)
+        expected = [oracle[name] * COST for name in group]
+        assert count.mu_squared.tolist() == pytest.approx(expected, rel=1e-12)
+    assert len(_lines(tmp_path)) == 59
+
+
+def test_nodes_that_charge_at_once_never_pass_the_limit(tmp_path):
+    limits, refused = _room_for(10), []
+    groups = [("ann",), ("bob", "ann"), ("ann", "cy")]
+
+    def charge(group: tuple[str, ...]) -> None:
+        count = ClientLedger(tmp_path, group)
+        for round in range(1, 9):
+            try:
+                count.charge(_event(round, range(len(group)), len(group)), limits)
+            except ClientRefused:
+                refused.append(group)
+
+    threads = [threading.Thread(target=charge, args=(group,)) for group in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(_lines(tmp_path)) == 10  # of 24 that were asked for, all with ann
+    assert len(refused) == 14
+
+
+def test_clients_with_the_same_name_are_refused(tmp_path):
+    assert_refused("same name", ClientLedger, tmp_path, ("ann", "ann"))
+
+
+# ------------------------------------------------------------------ broken files
+
+
+@pytest.fixture
+def counted(tmp_path) -> Path:
+    """A folder with two counted rounds."""
+    count = ClientLedger(tmp_path, NAMES)
+    for round in (1, 2):
+        count.charge(_event(round), NONE)
+    return tmp_path
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_damaged_files_are_refused_every_time(counted, is_open):
+    path, count = counted / "releases-00000.jsonl", ClientLedger(counted, NAMES)
+    if is_open:
+        count.charge(_event(3), NONE)
+        keep_lines(path, 2)
+        words = "lost lines"
+    else:
+        path.write_bytes(path.read_bytes().replace(b'"round":1', b'"round":7'))
+        words = "was altered"
+    before = path.read_bytes()
+    for _ in range(2):
+        assert_refused(words, count.charge, _event(3), NONE)
+    assert path.read_bytes() == before
+
+
+def test_a_count_without_its_names_is_refused(counted):
+    (counted / "clients.json").unlink()
+    count = ClientLedger(counted, NAMES)
+    assert_refused("does not say whose releases", count.charge, _event(3), NONE)
+
+
+def test_a_count_of_another_format_is_refused(counted):
+    """Before format 2 shards were counted by their names."""
+    (counted / "clients.json").write_text('{"releases-00000.jsonl": ["0", "1"]}')
+    _charge_refused(ClientLedger(counted, NAMES), "clients.json: of another format")
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_count_that_cannot_be_written_refuses_and_forgets_nothing(
+    counted, monkeypatch
+):
+    count = ClientLedger(counted, NAMES)
+
+    def full(descriptor: int) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises((UserError, OSError), match="no space left"):
+            count.charge(_event(3), NONE)
+    assert len(_lines(counted)) == 2
+    count.charge(_event(3), NONE)
+    assert len(_lines(counted)) == 3
+    assert count.mu_squared.tolist() == pytest.approx([3 * COST] * 3, rel=1e-12)
