@@ -262,10 +262,10 @@ def test_a_count_without_its_names_is_refused(counted):
 def test_a_count_of_another_format_is_refused(counted):
     """Before format 2 shards were counted by their names."""
     (counted / "clients.json").write_text('{"releases-00000.jsonl": ["0", "1"]}')
-    _charge_refused(ReleaseCount(counted, NAMES), "clients.json: of another format")
+    count = ReleaseCount(counted, NAMES)
+    assert_refused("clients.json: of another format", count.charge, _event(3), NONE)
 
 
-@pytest.mark.parametrize("is_known", [False, True])
 def test_a_count_that_cannot_be_written_refuses_and_forgets_nothing(
     counted, monkeypatch
 ):

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from experiments.launch.local_grid import LocalGrid
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common.serde import message_from_proto, message_to_proto
@@ -17,6 +16,7 @@ from clients import workers as state
 from clients.client_app import app as client_app
 from fedgs.runs.run_folder import RunFolder
 from runs import Report, generator, ignore
+from server.launch.local_grid import LocalGrid
 from server.strategy import GsWgan
 from tiny import FULL_PARTICIPATION, MOMENTS, STAGED
 
