@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -198,15 +197,3 @@ def embedding(
     counts, sums = torch.stack(sums).split([1, centre.shape[2]], dim=2)
     sums = sums - counts * centre.double()
     return torch.cat([MASS * counts, sums], dim=2) * (num_groups / len(labels))
-
-
-def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
-    return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
-
-
-def _initial(rng: np.random.Generator, shapes: Shapes, name: str) -> Tensor:
-    """Returns an initial weight or bias by PyTorch's rule, to be trained."""
-    weight = shapes[name.split(".")[0] + ".weight"]
-    bound = 1 / math.sqrt(math.prod(weight[1:]))
-    values = rng.uniform(-bound, bound, shapes[name]).astype(np.float32)
-    return torch.from_numpy(values).requires_grad_()

@@ -18,9 +18,9 @@ This mitigates known attacks and proves nothing: the theorems are about real num
 Gradients and noise are summed in float64 and released as float32; that rounding is
 post-processing. u_i >= 2^-64, so no coordinate exceeds 18.9 standard deviations.
 
-`is_secure=False` is numpy's Philox generator, keyed once with 128 bits of the operating
-system. With a seed, it is keyed with (noise_seed, node, round): reproducible, so every
-output of the run says "seeded: not private". No stream is stored, forked or copied.
+With a seed, numpy's Philox generator is keyed with (noise_seed, node, round):
+reproducible, so every output of the run says "seeded: not private". No stream is
+stored, forked or copied.
 
 Source:
     Mironov, "On significance of the least significant bits for differential privacy",

@@ -236,7 +236,6 @@ def test_one_round_refutes_the_published_composition():
         num_classes=10,
         noise_multiplier=noise_multiplier,
         batch_size=batch_size,
-        secure_noise=False,  # as in the paper's code
         seed=0,
     )
     total = int(trials * (1 + CHOICE_SHARE))
@@ -276,7 +275,7 @@ def test_the_claims_of_an_embedding_hold_and_are_nearly_met(request):
         mu = factor * 2**0.5 / 0.5 / nodes**0.5  # weight 2, noise_multiplier 0.5
         assert finding.details["mu"] == pytest.approx(mu)
         assert 0.75 * mu < finding.details["mu_lower_bound"] < mu
-    louder = dataclasses.replace(staged_config(), stage_weights="0.5,8")
+    louder = dataclasses.replace(staged_config(), stages="means:0.5,scatter:8")
     assert REFUTED in verdicts(staged_findings(louder, 2, recorded=staged_config()))
     request.getfixturevalue("no_clipping")
     assert REFUTED in verdicts(staged_findings(staged_config(), round=1))

@@ -24,7 +24,15 @@ from fedgs.privacy.participation import COUNT_THEOREM
 from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder, node_folder, state_rounds
 from refusals import assert_refused
-from runs import at_round, attempts, events, generator, ignore, interrupt
+from runs import (
+    attempts,
+    events,
+    generator,
+    ignore,
+    interrupt,
+    interrupt_at,
+    limit_clients,
+)
 from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
 
 ROUNDS = 4
@@ -43,7 +51,7 @@ def train(folder: RunFolder, report: Callable[[dict], None] = ignore) -> None:
 
 def kill_after(folder: RunFolder, round: int) -> None:
     with pytest.raises(KeyboardInterrupt):
-        train(folder, at_round(round, interrupt))
+        train(folder, interrupt_at(round))
 
 
 def rounds_sent(folder: RunFolder) -> list[int]:
@@ -103,28 +111,7 @@ def test_unseeded_noise_is_drawn_anew_for_a_repeated_round(tmp_path):
     assert {event.noise_source for event in events(folder)} == {"os"}
 
 
-def counted(folder: RunFolder) -> Counter[int]:
-    """How often each client has released, by its own node's count."""
-    found: Counter[int] = Counter()
-    for path in folder.private.glob("node-*/releases-*.jsonl"):
-        names = json.loads((path.parent / "clients.json").read_text())[path.name]
-        for event in Ledger.read(path).events:
-            asked = event.participants
-            positions = range(len(names)) if asked == "all" else asked
-            found.update(int(names[position]) for position in positions)
-    return found
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_clients_count_what_the_ledger_says_and_never_less(tmp_path, mode):
-    folder = create(tmp_path / "run", **MODES[mode])
-    crash(folder, after_the_answers, 3)
-    train(folder)
-    asked: Counter[int] = Counter()
-    for event in events(folder):
-        everyone = range(event.num_clients)
-        asked.update(everyone if event.participants == "all" else event.participants)
-    assert counted(folder) == asked
+# ------------------------------------------------------------------ the clients' limits
 
 
 def room_for(releases: int) -> float:
@@ -132,9 +119,12 @@ def room_for(releases: int) -> float:
     return epsilon_from_mu((releases + 0.5) ** 0.5 * 4**0.5 / 0.5, 1e-5)
 
 
-def test_run_that_a_client_refuses_stops_with_a_checkpoint_and_can_go_on(tmp_path):
+def test_run_that_a_client_refuses_stops_with_a_checkpoint_and_can_go_on(
+    tmp_path, monkeypatch
+):
     settings = FULL_PARTICIPATION | {"num_workers": 3}
-    folder = create(tmp_path / "run", **settings, client_epsilon=room_for(2))
+    folder = create(tmp_path / "run", **settings)
+    limit_clients(monkeypatch, room_for(2))
     reason = r"round 3: 0 of 3 nodes answered .*\nnode 0: client_epsilon = .* client 0 "
     for _ in range(2):  # also after a restart
         with pytest.raises(RunStopped, match=reason):
@@ -143,8 +133,8 @@ def test_run_that_a_client_refuses_stops_with_a_checkpoint_and_can_go_on(tmp_pat
     assert rounds_sent(folder) == [1, 2, 3, 3]
     for node in folder.private.iterdir():
         assert state_rounds(node)[-1] == 2
-    config = dataclasses.replace(folder.config, client_epsilon=room_for(ROUNDS))
-    train(RunFolder(folder.path, config))
+    limit_clients(monkeypatch, room_for(ROUNDS))
+    train(folder)
     whole = create(tmp_path / "whole", **settings)
     train(whole)
     assert generator(folder.path) == generator(whole.path)
@@ -153,7 +143,8 @@ def test_run_that_a_client_refuses_stops_with_a_checkpoint_and_can_go_on(tmp_pat
 def test_run_that_a_client_refuses_is_charged_the_count(tmp_path, monkeypatch):
     """Its end depends on who was drawn: the mixture of its rounds does not hold."""
     settings = {"clients_per_round": 1, "num_rounds": 40, "num_clients": 3}
-    folder = create(tmp_path / "run", **settings, client_epsilon=room_for(2))
+    folder = create(tmp_path / "run", **settings)
+    limit_clients(monkeypatch, room_for(2))
     with pytest.raises(RunStopped, match="client_epsilon"):
         train(folder)
     assert len(sent := rounds_sent(folder)) < 8

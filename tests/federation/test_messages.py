@@ -68,7 +68,7 @@ def test_a_request_survives_the_way_to_a_node(round, participants, trainees):
     assert got.digest() == sent.digest()
 
 
-@pytest.mark.parametrize("settings", [{}, {"gradient_basis": "dct", "dct_size": 5}])
+@pytest.mark.parametrize("settings", [{}, {"dct_size": 5}])
 def test_an_answer_survives_the_way_to_the_server(settings):
     config = tiny_config(**settings)
     grads = torch.ones(2, *config.release_shape)

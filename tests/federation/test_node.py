@@ -21,6 +21,7 @@ from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import node_folder, state_path, state_rounds
 from refusals import assert_refused
+from runs import limit_clients
 from tiny import digest, request_of, tiny_config, tiny_data
 
 
@@ -85,9 +86,11 @@ def test_a_repeated_request_gets_the_same_bytes_after_a_restart(tmp_path, work):
     assert _counted(tmp_path) == [(1, 1)]
 
 
-def test_an_answer_that_was_lost_is_a_new_attempt_with_new_noise(tmp_path, work):
+def test_an_answer_that_was_lost_is_a_new_attempt_with_new_noise(
+    tmp_path, work, monkeypatch
+):
     config = _config()
-    config = dataclasses.replace(config, **_room_for(config, 2))
+    limit_clients(monkeypatch, _room_for(config, 2))
     request = request_of(config)
     first, second = (_node(config, tmp_path).answer(request) for _ in range(2))
     assert work["normal"] == 2  # each was killed before `save`
@@ -193,9 +196,9 @@ def _counted(private: Path, node_id: int = 0) -> list[tuple[int, int]]:
     return [(event.round, event.attempt) for event in Ledger.read(path).events]
 
 
-def _room_for(config: RunConfig, releases: int) -> dict[str, float]:
+def _room_for(config: RunConfig, releases: int) -> float:
     z = config.noise_multiplier / config.batch_size**0.5
-    return {"epsilon": epsilon_from_mu((releases + 0.5) ** 0.5 / z, 1e-5)}
+    return epsilon_from_mu((releases + 0.5) ** 0.5 / z, 1e-5)
 
 
 def test_a_release_is_counted_on_the_disk_before_anything_is_computed(
@@ -265,7 +268,7 @@ def test_a_node_refuses_beyond_its_clients_epsilon(
     tmp_path, work, is_restarted, monkeypatch
 ):
     config = _config()
-    limit_clients(monkeypatch, **_room_for(config, 2))
+    limit_clients(monkeypatch, _room_for(config, 2))
     node = _node(config, tmp_path)
     for round in (1, 2):
         answer = node.answer(request_of(config, round, participants=(0, 5)))
@@ -287,9 +290,9 @@ def test_a_node_refuses_beyond_its_clients_epsilon(
     assert torch.equal(node.answer(last).values, answer.values)
 
 
-def test_checking_changes_nothing(tmp_path, work):
+def test_checking_changes_nothing(tmp_path, work, monkeypatch):
     config = _config()
-    limit_clients(monkeypatch, **_room_for(config, 2))
+    limit_clients(monkeypatch, _room_for(config, 2))
     node = _node(config, tmp_path)
     before, done = _digest(node), dict(work)
     node.check(request_of(config))
@@ -315,7 +318,7 @@ def test_a_count_in_state_dir_goes_on_over_runs_and_packings(tmp_path):
     counts = tmp_path / "counts"
     counts.mkdir()
     first, second = _config(clients_per_node=6), _config(clients_per_node=2)
-    limits = Limits(state_dir=counts, client_epsilon=_room_for(first, 3)["epsilon"])
+    limits = Limits(state_dir=counts, client_epsilon=_room_for(first, 3))
 
     def node(config: RunConfig, run: str, node_id: int) -> Node:
         data = tiny_data(config)

@@ -28,14 +28,13 @@ from fedgs.federation.round import (
     stage_request,
     stage_round,
 )
-from fedgs.federation.training import RunStopped
 from fedgs.gan.features import KINDS, embedding
 from fedgs.gan.stages import released
 from fedgs.mechanism.quantization import release_step
 from fedgs.privacy.client_limits import ClientRefused, Limits
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
-from runs import events, generator, ignore
+from runs import events, ignore
 from tiny import MOMENTS, STAGED, tiny_config, tiny_data, write_tiny_npz
 
 ONLY_STAGES = STAGED | {"num_rounds": 2}
@@ -206,44 +205,7 @@ def test_no_noise_gives_clients_more_weight_than_clipping_can_leave_them():
     assert noise[1:].tolist() == pytest.approx([1 / (0.2 * most)] * (groups - 1))
 
 
-def test_a_fit_comes_nearer_to_the_target_and_is_repeated_bit_for_bit():
-    config = quiet(clients_per_node=2, stage_steps="40,2", generator_learning_rate=5e-3)
-    bits, distances = [], []
-    for _ in range(2):
-        server = staged_server(config)
-        models = (server.generator, server.ema, server.optimizer)
-        before = distance(config, server)
-        assert fit(config, *models, server.stages)
-        distances.append(distance(config, server) / before)
-        bits.append(digest(server.generator.state_dict() | server.ema.state_dict()))
-    assert bits[0] == bits[1]
-    assert distances[0] < 0.7
-
-
-def distance(config, server: ServerState) -> float:
-    """From the class means of the averaged generator's features to the target."""
-    labels = torch.arange(3).repeat_interleave(100)
-    z = sample_latents(config, np.random.default_rng(0), 300)
-    images = server.ema(z, labels)
-    (release,) = server.stages
-    means = [
-        KINDS["random"].features(net, images, labels).view(3, 100, -1).mean(1)
-        for net in release.networks
-    ]
-    return float((torch.stack(means) - release.target).norm())
-
-
-def test_the_learning_rate_falls_linearly_to_a_tenth_over_all_stages():
-    config = tiny_config(**STAGED | {"stage_steps": "30,10"})
-    rates = [learning_rate(config, step) for step in (0, 20, 40, 1000)]
-    first = config.generator_learning_rate
-    assert rates == pytest.approx([first, 0.55 * first, 0.1 * first, 0.1 * first])
-    moments = tiny_config(**MOMENTS, stage_steps="30,10,7")  # take no steps
-    assert [stage.steps for stage in moments.stage_list] == [0, 0, 0]
-    assert learning_rate(moments, 3) == moments.generator_learning_rate
-
-
-def test_later_networks_depend_on_what_the_generator_has_become():
+def test_later_networks_depend_on_what_was_released():
     config = tiny_config(**STAGED)
     server, changed = staged_server(config), staged_server(config)
     (release,) = changed.stages
@@ -256,31 +218,12 @@ def test_later_networks_depend_on_what_the_generator_has_become():
 # ------------------------------------------------------------------ interruptions
 
 
-def test_a_fit_reports_its_steps_and_a_stop_throws_it_away(tmp_path, monkeypatch):
-    folder, told, stop = create(tmp_path / "run", **ONLY_STAGES), [], threading.Event()
-    monkeypatch.setattr(training, "REPORTED_STEPS", 2)
-    with monkeypatch.context() as patch:  # in its first step
-        patch.setattr("fedgs.gan.stages.update_ema", lambda *args: stop.set())
-        with pytest.raises(RunStopped, match="after round 1, while the generator was"):
-            train(folder, stop)
-    local.train(folder, tiny_data(folder.config), told.append, threading.Event())
-    steps = [(m["round"], m.get("fit_step"), m.get("fit_steps")) for m in told]
-    assert steps == [(1, 2, 3), (2, None, None)]
-    assert attempts(folder) == [(1, 1), (2, 1)]
-
-
-def test_a_finished_run_of_stages_has_no_discriminators_and_is_not_fitted_again(
-    tmp_path, monkeypatch
-):
+def test_a_run_of_stages_only_makes_no_discriminators(tmp_path, monkeypatch):
     folder = create(tmp_path / "run", **ONLY_STAGES)
     monkeypatch.setattr("fedgs.federation.node.Discriminators", None)
     train(folder)
     assert [event.release for event in events(folder)] == ["embedding"] * 2
     assert {event.batch_size for event in events(folder)} == {1}
-    before = generator(folder.path)
-    monkeypatch.setattr(training, "fit", None)
-    train(folder)
-    assert generator(folder.path) == before
 
 
 def test_discriminators_start_on_fakes_of_the_staged_generator(tmp_path):
@@ -310,7 +253,7 @@ def a_node(path, limits: Limits | None = None, **settings: object) -> Node:
 @pytest.mark.parametrize(
     ("agreed", "named"),
     [
-        ({}, r"stages = random,.*allow_embeddings"),
+        ({}, r"stages = means:0.5,.*allow_embeddings"),
         # 0.5, but 0.5 / sqrt(2) in stage 2
         (
             {"allow_embeddings": True, "min_noise_multiplier": 0.4},
@@ -344,32 +287,28 @@ def test_a_clients_epsilon_counts_embeddings_and_gradients_alike(tmp_path):
 # ------------------------------------------------------------------ settings
 
 
-LONGER = MOMENTS | {"num_rounds": 4, "stage_weights": None}
-PUBLIC = MOMENTS | {"stages": "moments,moments", "stage_weights": None}
+LONGER = MOMENTS | {"num_rounds": 4}
+PUBLIC = MOMENTS | {"stages": "moments,moments"}
 PUBLIC |= {"num_rounds": 2, "public_data": "fonts"}
 
 
 @pytest.mark.parametrize(
     ("base", "settings", "named"),
     [
-        (STAGED, {"stages": "random,magic"}, "stages = 'random,magic': give --stages"),
-        (STAGED, {"stages": "random"}, "stage_weights = '0.5,2': .* each of the 1"),
-        (STAGED, {"stage_weights": "20,-4"}, "= '20,-4': .* one positive number"),
-        (STAGED, {"stage_weights": "20,nan"}, "stage_weights = '20,nan'"),
+        (STAGED, {"stages": "means,magic"}, "stages = 'means,magic': give --stages"),
+        (STAGED, {"stages": "means:1,scatter"}, "= 'means:1,scatter'.* a positive"),
+        (STAGED, {"stages": "means:20,scatter:-4"}, "stages = .* a positive number"),
+        (STAGED, {"stages": "means:20,scatter:nan"}, "stages = .* a positive number"),
         (STAGED, {"clip_bound": 2.5}, "clip_bound = 2.5: .*; give --clip-bound at mo"),
-        (STAGED, {"stage_steps": "3,2.5"}, "stage_steps = '3,2.5': .* whole numbers"),
         (STAGED, {"num_rounds": 1}, "num_rounds = 1: give --num-rounds at least one "),
-        (STAGED, {"conditional": False}, "conditional = False: a stage releases mean"),
         (
             STAGED,
             {"client_selection": "balanced", "clients_per_round": 2},
             "stages = 'means:0.5,scatter:2': every client takes part in a stage",
         ),
-        (STAGED, {"stages": None}, "stage_weights = '0.5,2': there are no stages"),
         (LONGER, {"stages": "scatter,means,moments"}, "in the order means, scatter"),
         (LONGER, {"stages": "means,moments,moments"}, "moments come in the order"),
         (LONGER, {"stages": "means,scatter,parts,moments"}, "moments come in the ord"),
-        (LONGER, {"stages": "random,means,scatter"}, "moments come in the order"),
         (LONGER, {"stages": "means,scatter,means"}, "moments come in the order"),
         (LONGER, {"generator": "upsample"}, "= 'upsample': .*--generator gaussian"),
         (LONGER, {"latent": "bernoulli"}, "latent = 'bernoulli': .* --latent normal"),
@@ -382,8 +321,7 @@ PUBLIC |= {"num_rounds": 2, "public_data": "fonts"}
         (LONGER, {"latent_dim": 2000}, "latent_dim = 2000: .* smaller --latent-dim"),
         (PUBLIC, {"public_data": None}, "in the order means, scatter, any number"),
         (PUBLIC, {"stages": "means,scatter"}, "moments come in the order any number"),
-        (PUBLIC, {"stages": "random,random"}, "= 'fonts': only stages of moments"),
-        (PUBLIC, {"stages": None}, "public_data = 'fonts': only stages of moments"),
+        (PUBLIC, {"stages": None}, "public_data = 'fonts': there are no stages"),
         (PUBLIC, {"data": "fonts"}, "= 'fonts': has images of data = 'fonts'"),
         (PUBLIC, {"latent_dim": 17}, "latent_dim = 17: give .* at most the 16 low"),
     ],

@@ -307,8 +307,8 @@ def test_first_signal_asks_to_stop_and_the_second_one_ends(number):
 # ------------------------------------------------------------------ checkpoints
 
 
-def test_checkpoints_and_sample_grids_are_as_often_as_asked(tmp_path):
-    folder, kept = create(tmp_path / "run", checkpoint_every=2, sample_every=2), []
+def test_checkpoints_are_as_often_as_asked_and_ten_sample_grids_over_the_run(tmp_path):
+    folder, kept = create(tmp_path / "run", num_rounds=25, checkpoint_every=8), []
 
     class Watched(Nodes):
         def answers(self, request: FakeBatch):
@@ -317,11 +317,12 @@ def test_checkpoints_and_sample_grids_are_as_often_as_asked(tmp_path):
 
     nodes = Watched(folder)
     run(folder, nodes)
-    assert nodes.saved == [0, 2, 4]  # before the commits of rounds 2, 4 and 5
-    assert kept == [0, 0, 2, 2, 4]  # nodes are told which state to keep
-    assert committed(folder) == 5
-    names = sorted(path.name for path in (folder.path / "samples").iterdir())
-    assert names == ["round-0000002.png", "round-0000004.png", "round-0000005.png"]
+    assert nodes.saved == [0, 8, 16, 24]  # before the commits of 8, 16, 24 and 25
+    # Nodes are told which state to keep.
+    assert kept == [*[0] * 8, *[8] * 8, *[16] * 8, 24]
+    assert committed(folder) == 25
+    names = sorted(path.stem for path in (folder.path / "samples").iterdir())
+    assert [int(name[-7:]) for name in names] == [*range(2, 25, 2), 25]
 
 
 # 600 rounds of 3 s: at most every 10 s (4 rounds), then every 20 times the cost.

@@ -20,8 +20,6 @@ LEARNING_RATE = 1e-3
 # Adam divides a gradient by its own size, so rounding of a gradient near 0 may move a
 # weight by a share of the learning rate; a wrong step moves most by about one.
 TOLERANCE = {"rtol": 0.0, "atol": 0.02 * LEARNING_RATE}
-
-
 EVERYONE = tuple(range(6))
 
 # Training and queries leave the random states of the process alone.
@@ -106,7 +104,7 @@ def _plain_steps(config: RunConfig, client: int) -> nn.Module:
 @both_ways
 @pytest.mark.parametrize("subset", [EVERYONE, (1, 2, 3), (0, 2, 5)])
 def test_training_equals_plain_torch(stacking, spectral_norm, subset):
-    config = _config(spectral_norm=spectral_norm, stacking=stacking)
+    config = _config(spectral_norm=spectral_norm)
     before = Discriminators(config, range(6))
     stack = _train(Discriminators(config, range(6)), subset)
     for client in range(6):
@@ -147,7 +145,7 @@ def test_training_moves_every_weight_by_about_the_learning_rate(spectral_norm):
 
 @both_ways
 def test_answers_are_the_gradients_of_minus_the_score(stacking):
-    stack = _trained(stacking=stacking)
+    stack = _trained()
     for clients in (EVERYONE, (0, 3), (4,)):
         answers = stack.query(torch.tensor(clients), *_question())
         assert answers.shape == (len(clients), BATCH, 1, 16, 16)

@@ -16,6 +16,7 @@ from fedgs.gan.models import build_generator
 from fedgs.gan.moments import (
     expected,
     model_of,
+    set_generator,
     start_of,
     symmetric,
 )
@@ -41,7 +42,7 @@ def images_of(seed: int = 0, count: int = 60):
     return torch.from_numpy(images).float(), torch.from_numpy(labels)
 
 
-PUBLIC = ALL_AXES | {"stages": "moments", "num_rounds": 1, "stage_weights": None}
+PUBLIC = ALL_AXES | {"stages": "moments", "num_rounds": 1}
 PUBLIC |= {"public_data": "fonts"}
 
 

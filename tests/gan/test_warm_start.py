@@ -49,9 +49,9 @@ def test_the_local_warm_start_is_a_plain_wgan_gp_of_each_client():
             torch.testing.assert_close(ours, value.data, **PLAIN_TOLERANCE, msg=name)
 
 
-@pytest.mark.parametrize("kind", ["local", "public"])
-def test_the_warm_start_of_a_client_does_not_depend_on_its_node(kind):
-    config = tiny.tiny_config(warm_start=kind, discriminator_learning_rate=1e-3)
+@pytest.mark.parametrize("fakes", [None, 8])
+def test_the_warm_start_of_a_client_does_not_depend_on_its_node(fakes):
+    config = tiny.tiny_config(fakes_per_round=fakes, discriminator_learning_rate=1e-3)
     together, alone = _warm(config), _warm(config, hosted=[4])
     for name, value in together.params.items():
         # 4 steps of 1e-3; see test_discriminators for the tolerance.

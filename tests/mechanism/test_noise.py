@@ -21,12 +21,7 @@ SIX_SIGMA = 6.0
 KS_BOUND = 3.5
 
 
-SOURCES = {  # noise_seed, is_secure
-    "seeded": (7, True),
-    "Philox": (None, False),
-    "secure": (None, True),
-}
-FRESH = ("Philox", "secure")
+SOURCES = {"seeded": 7, "secure": None}
 every_source = pytest.mark.parametrize("source", SOURCES)
 
 
@@ -35,8 +30,7 @@ def _draw(noise_seed=7, node_id=0, round=1, noise_std=1.0, num=NUM_DRAWS):
 
 
 def _stream(source: str) -> NoiseStream:
-    noise_seed, is_secure = SOURCES[source]
-    return NoiseStream(noise_seed, 0, 1, is_secure)
+    return NoiseStream(SOURCES[source], 0, 1)
 
 
 def _record_bytes(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
@@ -124,7 +118,6 @@ def test_too_few_bytes_of_the_system_make_no_noise(monkeypatch, missing):
     ("settings", "is_secure"),
     [
         ({"noise_seed": None}, True),
-        ({"noise_seed": None, "secure_noise": False}, False),
         ({"noise_seed": 7}, False),
     ],
 )
@@ -160,9 +153,7 @@ def test_seeded_noise_never_changes():
 def test_noise_differs_and_is_uncorrelated_between_nodes_rounds_seeds_and_draws():
     keys = [(7, 0, 1), (7, 1, 1), (7, 0, 2), (8, 0, 1)]
     draws = [_draw(*key) for key in keys]
-    draws += [
-        _stream(source).normal((NUM_DRAWS,), 1.0) for source in FRESH for _ in "ab"
-    ]
+    draws += [_stream("secure").normal((NUM_DRAWS,), 1.0) for _ in "ab"]
     for first, second in itertools.combinations(draws, 2):
         assert not np.isin(first[:1000], second).any()
         correlation = np.corrcoef(first, second)[0, 1]

@@ -18,7 +18,7 @@ from refusals import assert_refused
 
 DELTA = 1e-5
 COST = SelectionCost(
-    noise_multiplier=2.0,
+    noise_per_clip=2.0,
     num_releases=3,
     num_counts=8,
     count_noise_std=4.0,
@@ -43,8 +43,7 @@ STAGED = ResolvedConfig(
     num_classes=10,
     clients_per_node=49,
     num_rounds=6,
-    stages="random,classifier",
-    stage_weights="0.5,2",
+    stages="means:0.5,scatter:2",
     batch_size=4,
     noise_multiplier=0.7,
     engine="flower",
@@ -286,7 +285,7 @@ def test_a_budget_that_earlier_events_exceed_allows_nothing():
     assert not budget.allows(event(200))
 
 
-@pytest.mark.parametrize("changes", [{}, {"stages": None, "stage_weights": None}])
+@pytest.mark.parametrize("changes", [{}, {"stages": None}])
 def test_a_calibrated_run_uses_its_whole_budget(changes):
     asked = (10.0, DELTA, "release", "zero-out")
     config = replace(STAGED, **changes)
@@ -304,5 +303,5 @@ def test_a_budget_that_ends_before_a_stage_is_spent_before_it():
     """The next event is another kind of release than the last one."""
     config = replace(STAGED, target_epsilon=1.0, relation="zero-out")
     assert is_spent(config, [new_event(config, 1, "all", 1)])
-    cheap = replace(config, stage_weights="0.5,0.01")
+    cheap = replace(config, stages="means:0.5,scatter:0.01")
     assert not is_spent(cheap, [new_event(cheap, 1, "all", 1)])

@@ -6,17 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from command_line import refused
-from fedgs.app.commands import train as running
 from fedgs.config.run_config import RunConfig
 from fedgs.federation.round import draw_fakes, new_server
 from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
 from fedgs.privacy.gaussian import epsilon_from_mu
-from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
-from tiny import tiny_config, write_tiny_npz
-
-EPSILON = 'client_epsilon = {}\ndelta = 1e-5\nrelation = "replace-one"\n'
+from tiny import tiny_config
 
 
 def _write(folder: Path, text: str) -> Path:
@@ -90,22 +85,6 @@ def test_a_wrong_file_is_refused_by_its_name(tmp_path, text, problem):
     if text:
         path.write_text(text)
     assert_refused(f"limits.toml: .*{problem}", Limits.read, path)
-
-
-def test_the_epsilon_of_a_run_comes_with_its_delta_and_relation(tmp_path):
-    settings = {"client_epsilon": 3.0, "delta": 1e-6, "relation": "zero-out"}
-    limits = Limits.of_run(RunConfig(**settings))
-    anything = {"allow_seeded_noise": True, "allow_embeddings": True}
-    anything |= {"allow_updates": True, "min_noise_multiplier": 0}
-    assert limits == Limits(**anything, **settings)
-    path = str(_write(tmp_path, "max_batch_size = 8"))
-    limits = Limits.of_run(RunConfig(client_limits=path, **settings))
-    assert limits == Limits(max_batch_size=8, **settings)
-    assert Limits.of_run(RunConfig()) == Limits(**anything)
-    _write(tmp_path, EPSILON.format(10))
-    twice = RunConfig(client_limits=path, **settings)
-    words = r"client_epsilon = 3: .* leave one of them"
-    assert_refused(words, Limits.of_run, twice)
 
 
 # ------------------------------------------------------------------ what is refused
@@ -189,41 +168,3 @@ def test_an_epsilon_without_room_for_one_release_refuses_the_run():
         config = _config(noise_multiplier=noise)
         words = f"noise_multiplier = {noise:g}"
         assert_refused(words, Limits(client_epsilon=room).check_run, config)
-
-
-# ------------------------------------------------------------------ before the start
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("", "noise_seed = 7: outside the client's limit"),
-        (
-            EPSILON.format(1e-3) + "allow_seeded_noise = true",
-            "noise_multiplier = 0.5: outside the client's limit client_epsilon",
-        ),
-    ],
-)
-def test_a_run_that_its_clients_refuse_writes_nothing(
-    tmp_path, monkeypatch, fedgs, text, problem
-):
-    data, output = write_tiny_npz(tmp_path / "tiny.npz"), tmp_path / "run"
-    limits = _write(tmp_path, text)
-    before = sorted(tmp_path.iterdir())
-    flags = {"data": data, "image_size": 16, "batch_size": 4, "noise_seed": 7}
-    flags |= {"noise_multiplier": 0.5, "output": output, "client_limits": limits.name}
-    words = [w for k, v in flags.items() for w in (f"--{k.replace('_', '-')}", v)]
-    monkeypatch.chdir(tmp_path)  # the path of the limits is relative to it
-    refused(fedgs("train", *words), problem)
-    assert sorted(tmp_path.iterdir()) == before
-
-
-@pytest.mark.parametrize("text", [None, "max_batch_size = 3"])
-def test_limits_that_vanished_or_shrank_refuse_to_resume_a_run(tmp_path, text):
-    path = _write(tmp_path, "max_batch_size = 4\nallow_seeded_noise = true")
-    settings = {"output": str(tmp_path / "run"), "client_limits": str(path)}
-    folder = RunFolder.create(tiny_config(**settings))
-    path.unlink()
-    if text is not None:
-        _write(tmp_path, text)
-    assert_refused(text or "No such file", running.resume, folder.path)

@@ -28,7 +28,7 @@ from tiny import open_config, tiny_config, write_tiny_npz
 
 DELTA = 1e-5
 COST = SelectionCost(
-    noise_multiplier=2.0,
+    noise_per_clip=2.0,
     num_releases=3,
     num_counts=8,
     count_noise_std=4.0,
@@ -133,8 +133,8 @@ def test_random_number_of_releases_is_averaged():
 @pytest.mark.parametrize(
     "change",
     [
-        {"noise_multiplier": 0.0},
-        {"noise_multiplier": math.nan},
+        {"noise_per_clip": 0.0},
+        {"noise_per_clip": math.nan},
         {"num_releases": 0},
         {"num_counts": -1},
         {"count_noise_std": 0.0},
