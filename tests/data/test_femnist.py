@@ -10,7 +10,7 @@ import femnist_files as files
 from fedgs.data.load import load_test_data
 from fedgs.data.readers.femnist import class_map
 from fedgs.data.records import DataWarning
-from loading import configured, load
+from loading import configured, load, refused
 from refusals import assert_refused
 
 pytestmark = pytest.mark.usefixtures("hub_cache")
@@ -81,6 +81,8 @@ def test_hub_data_set_is_read_from_the_cache_without_network(
     (downloaded / "hub-train.arrow").rename(downloaded / "femnist-train.arrow")
     data = load("femnist", data_dir=str(tmp_path / "cache"))
     assert (data.images == load(sources["hub"]).images).all()
+    copy = load("femnist", data_dir=sources["hub"].removeprefix("femnist:"))
+    assert (data.images == copy.images).all()  # of the hub's repository
 
 
 # ------------------------------------------------------------------ polarity
@@ -121,6 +123,11 @@ def test_users_without_images_of_the_classes_are_left_out(sources, name):
     assert data.num_classes == 10
     assert data.labels.tolist() == [0, 9, 3, 3, 3, 5, 7]
     assert (data.images[2:, 0] == 255 - files.paper("f0010_07")[[0, 1, 2, 5, 6]]).all()
+
+
+def test_nobody_with_an_image_is_an_error(tmp_path):
+    data = files.write_hdf5(tmp_path / "x", writers={"f0002_30": [50]})
+    refused("none of its 1 users has an image", data, classes="digits")
 
 
 def test_classes_of_other_data_are_refused():

@@ -118,6 +118,7 @@ LEAF_USER = r"all_data_0\.json: user f0010_07"
 LAYOUT = f"{LEAF_USER} is not of LEAF's layout"
 BAD = [
     (lambda root: f"femnist:{root}/no.h5", "no.h5 does not exist"),
+    (put_hdf5("examples", None), "TFF's layout is examples/USER/pixels"),
     (put_hdf5(f"{OWN}/pixels", None), "user f0001_41 has no pixels"),
     (put_hdf5(f"{OWN}/label", None), "user f0001_41 has no label"),
     (put_hdf5(f"{OWN}/pixels", np.ones((2, 784))), r"shape \(2, 784\); give"),
@@ -141,7 +142,13 @@ BAD = [
     (put_leaf(x=3), LAYOUT),
     *[
         (put_leaf(x=with_one(2, image)), f"{LEAF_USER}: image 2 is no list of 784")
-        for image in ([1.0] * 783, None, ["1.0"] * 784, [1.0] * 783 + [None], [[1.0]])
+        for image in (
+            [1.0] * 783,
+            None,
+            ["1.0"] * 784,
+            [1.0] * 783 + [None],
+            [[], [1.0]],
+        )
     ],
     (put_leaf(x=with_one(2, [np.nan] * 784)), f"{LEAF_USER}: image 2 has values"),
     *[
@@ -219,3 +226,10 @@ def test_unreadable_hub_picture_is_named(tmp_path, picture, message):
     rows = files.hub_rows()
     rows["image"][5] = None if picture is None else {"bytes": picture, "path": None}
     refused(message, files.write_hub(tmp_path, rows))
+
+
+def test_hub_picture_of_another_size_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "paper", lambda user: np.full((7, 30, 30), 9, np.uint8))
+    monkeypatch.setattr(files, "WRITERS", {"a": [1] * 7})
+    data = files.write_hub(tmp_path, files.hub_rows(files.WRITERS))
+    refused("client a: image 0: has 30 x 30 pixels", data)

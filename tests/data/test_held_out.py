@@ -13,7 +13,7 @@ from fedgs.data.load import load_data, load_test_data
 from fedgs.data.records import Records
 from fedgs.errors import UserError
 from fedgs.federation.preparation import with_held_out
-from loading import configured, load
+from loading import configured, load, refused
 from refusals import assert_refused
 
 SIZES = {"ann": 20, "bob": 11, "cleo": 1, "dora": 40}
@@ -124,6 +124,12 @@ def test_baselines_and_programs_hold_out_the_same(source, monkeypatch, given, sh
     assert_refused("stop", baselines.new_run, "dp-merf", {}, Asked(), given)
     assert_refused("stop", library.train, recipe="staged", **given)
     assert shares == [share, share]
+
+
+def test_records_as_units_of_owned_data_are_refused(source):
+    settings = {"privacy_unit": "record", "partition": "iid", "num_clients": 3}
+    words = r"test_fraction = 0\.1: privacy_unit = record"
+    refused(words, source, **settings, test_fraction=0.1)
 
 
 # ------------------------------------------------------------------ corruption

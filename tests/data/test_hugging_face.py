@@ -214,6 +214,15 @@ def test_missing_data_set_is_not_looked_for_on_the_network(tmp_path, monkeypatch
     assert not asked
 
 
+def test_failed_download_is_a_user_error(tmp_path, monkeypatch):
+    def load_dataset(**_):
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    settings = {"download": True, "data_dir": str(tmp_path)}
+    refused(r"download = True: no/such .*no route", "hf:no/such", **settings)
+
+
 def test_negative_label_is_named(tmp_path):
     source = write(tmp_path, count=3, number=[0, -1, 1])
     refused("image 1: has the label -1", f"{source}?label=number", num_clients=1)

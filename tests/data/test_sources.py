@@ -135,6 +135,9 @@ def test_writers_are_clients_in_name_order(tmp_path):
     assert data.client_names == ("4", "7", "30")
     assert data.sizes.tolist() == [5, 3, 4]
     assert data.client_records[1].tolist() == [0, 1, 2]
+    write_writers(tmp_path, LABELS[::-1])
+    place = {"data": "mnist-by-writer", "data_dir": str(tmp_path)}
+    refused("does not describe the 12 images of MNIST", **place)
 
 
 @pytest.mark.parametrize("name", ["mnist", "mnist-by-writer"])
