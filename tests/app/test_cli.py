@@ -18,9 +18,9 @@ from PIL import Image
 import settings_page
 import tiny
 from command_line import flags, printed, refused
+from experiments.paper import scores
 from fedgs.app.cli import main as cli
 from fedgs.app.commands import train as running
-from experiments.paper import scores
 from fedgs.config.settings import settings_of
 from fedgs.errors import UserError
 from fedgs.federation import preparation

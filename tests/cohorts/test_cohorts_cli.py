@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from command_line import flags, printed, refused
-from fedgs.app.commands import cohorts
 from fedgs import process
+from fedgs.app.commands import cohorts
 from fedgs.cohorts.files import EXCLUDED, read_cohort
 from fedgs.cohorts.selection import Selection, read_plan, statements
 from fedgs.data.corruption import corrupted_clients

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fedgs.app.flags import run_command
 from experiments.paper import bayesian_outlier as outlier
+from fedgs.app.flags import run_command
 
 
 @pytest.fixture(autouse=True)

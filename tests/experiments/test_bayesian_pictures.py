@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from fedgs.app.flags import run_command
 from experiments.paper import bayesian_pictures as pictures
+from fedgs.app.flags import run_command
 from fedgs.config.run_config import RunConfig
 from fedgs.evaluation.downstream import predict
 from fedgs.evaluation.images import load_real

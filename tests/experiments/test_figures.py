@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import small_scale
-from fedgs.app.evaluation import evaluate as evaluation
 from experiments.paper import figures, gradient_norms, scores
 from experiments.paper.figure_drawing import Point, privacy_utility, sample_grids
 from experiments.paper.gradient_norms import Norms, probe, read_norms, unprotected
 from experiments.paper.privacy_utility import parse_values, variations
 from experiments.paper.stored_runs import generator_of, snapshot_rounds, stored
+from fedgs.app.evaluation import evaluate as evaluation
 from fedgs.config.run_config import RunConfig
 from fedgs.federation import local
 from fedgs.privacy.ledger import Ledger

@@ -14,12 +14,12 @@ from flwr.supercore.task_identity import TaskIdentity
 import small_scale
 from baselines import DIGITS
 from clients.client_app import app as client_app
-from fedgs.app.evaluation import evaluate as evaluation
 from experiments.paper import scores, stored_runs, table2, table2_report
 from experiments.paper.fed_avg_gan import update_bytes
 from experiments.paper.scales import configured, label
-from fedgs.baselines.target import Asked
+from fedgs.app.evaluation import evaluate as evaluation
 from fedgs.baselines.run import new_run, train
+from fedgs.baselines.target import Asked
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.federation.codec import pack_release, round_fakes
 from fedgs.federation.messages import RECORD, FakeBatch, encode_answer, encode_batch

@@ -11,8 +11,8 @@ from torch import Tensor
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.federation.round import draw_fakes, new_server, server_round
-from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.answer_bounds import FALSE_REJECTIONS, check_norms, largest_norm
+from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.quantization import release_step
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip, received, sanitize
 from tiny import tiny_config

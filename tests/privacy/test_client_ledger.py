@@ -10,16 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fedgs.privacy.client_count import (
+    SHARDED_DATASET,
+    ClientLedger,
+    release_event,
+    source_of,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgs.errors import UserError
-from fedgs.privacy.client_count import (
-    WHOLE,
-    ReleaseCount,
-    release_event,
-    source_of,
-)
 from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Event
@@ -51,7 +51,7 @@ def _lines(folder: Path) -> list[dict]:
 
 
 def test_a_charge_is_one_line_on_the_disk_when_it_returns(tmp_path, monkeypatch):
-    count, order, fsync = ReleaseCount(tmp_path, NAMES), [], os.fsync
+    count, order, fsync = ClientLedger(tmp_path, NAMES), [], os.fsync
     count.charge(_event(1), NONE)
 
     def watched(descriptor: int) -> None:
@@ -74,13 +74,13 @@ def test_a_charge_is_one_line_on_the_disk_when_it_returns(tmp_path, monkeypatch)
 def test_a_key_is_used_once_whoever_the_clients_are_by_then(tmp_path):
     """A data file of which all names changed, and an older masking.key."""
     masked = replace(_event(1), context="ab" * 32)
-    ReleaseCount(tmp_path, NAMES).charge(masked, NONE)
-    for names in (NAMES[1:], ["others"], [WHOLE]):
-        count = ReleaseCount(tmp_path, names)
+    ClientLedger(tmp_path, NAMES).charge(masked, NONE)
+    for names in (NAMES[1:], ["others"], [SHARDED_DATASET]):
+        count = ClientLedger(tmp_path, names)
         assert count.is_masked_under("ab" * 32)
         event = replace(masked, num_clients=len(names))
         assert_refused("already masked under", count.charge, event, NONE)
-    assert ReleaseCount(tmp_path, ["others"]).largest() == 0.0
+    assert ClientLedger(tmp_path, ["others"]).largest() == 0.0
 
 
 RELEASES = st.lists(
@@ -106,11 +106,11 @@ def test_a_count_is_refused_unless_it_has_all_up_to_the_last_that_arrived(
         key = f"{number:064x}" if is_masked else ""
         source = source_of("run", start, "a-clinic")
         asked = replace(_event(round), source=source, context=key)
-        ReleaseCount(folder, NAMES).charge(asked, NONE)
+        ClientLedger(folder, NAMES).charge(asked, NONE)
         if arrived:
             received, last = (start, round, key if is_known else ""), number
     keep_lines(folder / "releases-00000.jsonl", kept)
-    count = ReleaseCount(folder, NAMES)
+    count = ClientLedger(folder, NAMES)
     charged = [
         (s, r, f"{n:064x}" if m else "") for n, (s, r, m, _) in enumerate(releases, 1)
     ]
@@ -134,8 +134,8 @@ def test_a_count_is_refused_unless_it_has_all_up_to_the_last_that_arrived(
 
 def test_repeated_rounds_count_as_further_attempts_also_after_a_restart(tmp_path):
     for round in (1, 2, 2):
-        ReleaseCount(tmp_path, NAMES).charge(_event(round), NONE)
-    count = ReleaseCount(tmp_path, NAMES)
+        ClientLedger(tmp_path, NAMES).charge(_event(round), NONE)
+    count = ClientLedger(tmp_path, NAMES)
     for round in (2, 3):
         count.charge(_event(round), NONE)
     tries = [(line["round"], line["attempt"]) for line in _lines(tmp_path)]
@@ -148,7 +148,7 @@ def test_the_release_that_would_exceed_epsilon_is_refused(tmp_path, relation):
     limits = Limits(client_epsilon=60.0, delta=1e-5, relation=relation)
     done = 0
     for round in itertools.count(1):
-        count = ReleaseCount(tmp_path, NAMES)  # as after a restart
+        count = ClientLedger(tmp_path, NAMES)  # as after a restart
         try:
             count.check(_event(round), limits)
         except ClientRefused:
@@ -167,7 +167,7 @@ def test_the_release_that_would_exceed_epsilon_is_refused(tmp_path, relation):
 
 
 def test_only_participants_are_charged_and_only_they_are_refused(tmp_path):
-    count, limits = ReleaseCount(tmp_path, NAMES), _room_for(2)
+    count, limits = ClientLedger(tmp_path, NAMES), _room_for(2)
     for round in (1, 2):  # without a limit, which counts once there is one
         count.charge(_event(round, positions=(1,)), NONE)
     assert count.mu_squared.tolist() == [0, 2 * COST, 0]
@@ -184,12 +184,12 @@ def test_any_history_of_packings_adds_up_by_name(tmp_path):
     """Against a plain dictionary, with nodes that stay open beside each other."""
     rng, oracle = np.random.default_rng(3), Counter()
     groups = [("a", "b", "c"), ("c", "b"), ("d",), ("a", "d"), ("b", "a", "c", "d")]
-    open_counts = [ReleaseCount(tmp_path, group) for group in groups]
+    open_counts = [ClientLedger(tmp_path, group) for group in groups]
     for round in range(1, 60):
         number = int(rng.integers(len(groups)))
         group = groups[number]
         if rng.random() < 0.3:
-            open_counts[number] = ReleaseCount(tmp_path, group)
+            open_counts[number] = ClientLedger(tmp_path, group)
         size = int(rng.integers(1, len(group) + 1))
         asked = sorted(rng.choice(len(group), size, replace=False).tolist())
         count = open_counts[number]
@@ -205,7 +205,7 @@ def test_nodes_that_charge_at_once_never_pass_the_limit(tmp_path):
     groups = [("ann",), ("bob", "ann"), ("ann", "cy")]
 
     def charge(group: tuple[str, ...]) -> None:
-        count = ReleaseCount(tmp_path, group)
+        count = ClientLedger(tmp_path, group)
         for round in range(1, 9):
             try:
                 count.charge(_event(round, range(len(group)), len(group)), limits)
@@ -222,7 +222,7 @@ def test_nodes_that_charge_at_once_never_pass_the_limit(tmp_path):
 
 
 def test_clients_with_the_same_name_are_refused(tmp_path):
-    assert_refused("same name", ReleaseCount, tmp_path, ("ann", "ann"))
+    assert_refused("same name", ClientLedger, tmp_path, ("ann", "ann"))
 
 
 # ------------------------------------------------------------------ broken files
@@ -231,7 +231,7 @@ def test_clients_with_the_same_name_are_refused(tmp_path):
 @pytest.fixture
 def counted(tmp_path) -> Path:
     """A folder with two counted rounds."""
-    count = ReleaseCount(tmp_path, NAMES)
+    count = ClientLedger(tmp_path, NAMES)
     for round in (1, 2):
         count.charge(_event(round), NONE)
     return tmp_path
@@ -239,7 +239,7 @@ def counted(tmp_path) -> Path:
 
 @pytest.mark.parametrize("is_open", [False, True])
 def test_damaged_files_are_refused_every_time(counted, is_open):
-    path, count = counted / "releases-00000.jsonl", ReleaseCount(counted, NAMES)
+    path, count = counted / "releases-00000.jsonl", ClientLedger(counted, NAMES)
     if is_open:
         count.charge(_event(3), NONE)
         keep_lines(path, 2)
@@ -255,21 +255,21 @@ def test_damaged_files_are_refused_every_time(counted, is_open):
 
 def test_a_count_without_its_names_is_refused(counted):
     (counted / "clients.json").unlink()
-    count = ReleaseCount(counted, NAMES)
+    count = ClientLedger(counted, NAMES)
     assert_refused("does not say whose releases", count.charge, _event(3), NONE)
 
 
 def test_a_count_of_another_format_is_refused(counted):
     """Before format 2 shards were counted by their names."""
     (counted / "clients.json").write_text('{"releases-00000.jsonl": ["0", "1"]}')
-    count = ReleaseCount(counted, NAMES)
+    count = ClientLedger(counted, NAMES)
     assert_refused("clients.json: of another format", count.charge, _event(3), NONE)
 
 
 def test_a_count_that_cannot_be_written_refuses_and_forgets_nothing(
     counted, monkeypatch
 ):
-    count = ReleaseCount(counted, NAMES)
+    count = ClientLedger(counted, NAMES)
 
     def full(descriptor: int) -> None:
         raise OSError("no space left")

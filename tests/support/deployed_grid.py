@@ -23,7 +23,7 @@ from fedgs.config.run_config import RunConfig
 from fedgs.privacy.client_ledger import ClientLedger
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder
-from server import messenger, strategy_base, progress, roll_call
+from server import progress, roll_call
 from server.strategy import GsWgan
 from simulated_grid import InProcessGrid, Spoil
 from tiny import tiny_config, tiny_data, write_tiny_npz

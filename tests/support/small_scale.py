@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from clients import node_cache
+from experiments.paper import scales
 from fedgs.app.evaluation import evaluate as evaluation
 from fedgs.app.evaluation.request import EvaluationRequest
-from experiments.paper import scales
 from server import roll_call
 from tiny import write_tiny_npz
 
