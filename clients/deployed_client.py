@@ -34,6 +34,7 @@ from clients.agreement import agreement
 from clients.node_cache import NodeCache, cached_worker, drop_worker, forget
 from fedgs.baselines.deployed import read_config
 from fedgs.config.checks import same_source_problems
+from fedgs.config.fields import refuse
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.settings import settings_with
 from fedgs.data import partition, sources
@@ -393,7 +394,7 @@ def agreed(site: DeploymentConfig, settings: Mapping[str, Any]) -> ResolvedConfi
     # The later one counts: what is the client's own is never the server's to set.
     imposed = {**settings, **NEUTRAL, **_own(site)}
     config = read_config(imposed).validate()
-    reject(config, same_source_problems(config))
+    refuse(config, same_source_problems(config))
     _position(site, config)
     return config
 

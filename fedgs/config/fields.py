@@ -174,7 +174,7 @@ def check_ranges(values: Any) -> None:
             check_range(spec, value)
 
 
-def reject(values: Any, problems: Iterable[Problem]) -> None:
+def refuse(values: Any, problems: Iterable[Problem]) -> None:
     """Refuses fields that contradict each other: with the first problem, if any.
 
     Args:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedgs.config.checks import CHECKS
-from fedgs.config.fields import Scalar, again, entry, shortened
+from fedgs.config.fields import Scalar, again, entry, refuse, shortened
 from fedgs.config.settings import Settings, settings_of
 from fedgs.errors import UserError
 
@@ -30,7 +30,7 @@ class RunConfig(Settings):
             UserError: two settings contradict each other.
         """
         for problems in CHECKS:
-            reject(self, problems(self))
+            refuse(self, problems(self))
         return self
 
     def to_flat(self) -> dict[str, Scalar]:

@@ -16,6 +16,7 @@ Source:
 import numpy as np
 from numpy.typing import NDArray
 
+from fedgs.config.fields import refuse
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import GIVEN
 from fedgs.data.records import Records
@@ -203,7 +204,7 @@ def check_num_clients(config: RunConfig, most: int, who_has: str, what: str) -> 
     """
     if config.num_clients is not None and config.num_clients > most:
         remedy = f"give --num-clients at most {most}"
-        reject(config, [("num_clients", f"{who_has} {most} {what}; {remedy}")])
+        refuse(config, [("num_clients", f"{who_has} {most} {what}; {remedy}")])
 
 
 def held_out(config: RunConfig, records: Records) -> NDArray[np.bool_]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgs.config.fields import Problem
+from fedgs.config.fields import Problem, refuse
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError, first_n
 
@@ -135,7 +135,7 @@ def fit(config: RunConfig, records: Records) -> Records:
     num_classes = config.num_classes or records.num_classes
     images = records.images
     channels = images.shape[1]
-    reject(config, _problems(config, records.labels, num_classes, channels))
+    refuse(config, _problems(config, records.labels, num_classes, channels))
     if images.shape[2:] != (config.image_size, config.image_size):
         images = resize(images, config.image_size)
     if channels < config.image_channels:
