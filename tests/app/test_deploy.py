@@ -242,21 +242,9 @@ def with_the_key_of_another(certs: Path) -> None:
     + [(with_the_key_of_another, "mismatch")],
 )
 def test_server_with_a_broken_certificate_is_refused(certs, tmp_path, spoil, words):
-    for _ in range(2):  # what the first one made is a database
-        checked(tmp_path, certs=certs)
+    checked(tmp_path, certs=certs)
     spoil(certs)
     assert_refused(f"certs = {certs}: .*{words}", checked, tmp_path, certs=certs)
-
-
-def test_server_with_a_broken_database_is_refused(tmp_path):
-    path = tmp_path / "superlink.db"
-    with contextlib.closing(sqlite3.connect(path)) as database:
-        database.execute("CREATE TABLE keys (name)")
-        rows = [("x" * 500,) for _ in range(100)]
-        database.executemany("INSERT INTO keys VALUES (?)", rows)
-        database.commit()
-    path.write_bytes(path.read_bytes()[:-9000] + b"?" * 9000)
-    assert_refused(r"superlink\.db: .*restore it", checked, tmp_path, insecure=True)
 
 
 def test_server_without_its_port_ends_with_code_2_and_one_sentence(tmp_path):

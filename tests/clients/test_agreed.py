@@ -164,7 +164,7 @@ def test_a_client_learns_of_no_other_who_takes_part(deploy, training, monkeypatc
     settings = {"clients_per_round": 3, "clients_per_node": 2, "num_rounds": 3}
     settings |= {"discriminator_training": training, "selection_seed": 987654321}
     run = deploy(mode="selected", **settings)
-    packed = record_calls(monkeypatch, federation, "pack_request")
+    packed = record_calls(monkeypatch, strategy_base, "pack_request")
     told: list[tuple[str, Message]] = []
     run.grid.on_push = lambda name, request: told.append((name, request)) or True
     run.start()

@@ -290,5 +290,5 @@ def test_a_wrong_node_config_is_refused_with_its_key(deploy, change, words):
 
 def test_state_directory_that_others_can_read_is_refused(deploy):
     site = DeploymentConfig.read(deploy().clients[0].node_config)
-    deployed_client.state_dir.mkdir(mode=0o755)
-    assert_refused("chmod 700", deployed_client.open)
+    site.state_dir.mkdir(mode=0o755)
+    assert_refused("chmod 700", site.open)

@@ -189,7 +189,9 @@ def test_a_file_that_is_no_certificate_or_key_ends_with_exit_code_2(
 
 def test_a_second_client_on_a_state_directory_is_refused(tmp_path):
     node = f'name="a" data="digits" state-dir="{tmp_path}/state"'
-    code = "import sys; from clients.deployed_client import DeploymentConfig; from pathlib import Path; "
+    code = (
+        "import sys; from clients.deployed_client import *; from pathlib import Path; "
+    )
     code += "DeploymentConfig('a', Path(sys.argv[1]), {}).open(); "
     code += "print(1, flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", code, str(tmp_path / "state")]
@@ -338,7 +340,7 @@ def signature_refused() -> None:
     def reject() -> None:
         raise http_error(401)
 
-    RETRY.make_simple_http_retry_invoker().invoke(refuse)
+    RETRY.make_simple_http_retry_invoker().invoke(reject)
 
 
 @pytest.mark.usefixtures("installed")

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fedgs.privacy.client_count import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedgs.errors import UserError
+from fedgs.privacy.client_ledger import (
     SHARDED_DATASET,
     ClientLedger,
     release_event,
     source_of,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from fedgs.errors import UserError
 from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Event

@@ -23,7 +23,7 @@ from fedgs.config.run_config import RunConfig
 from fedgs.privacy.client_ledger import ClientLedger
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder
-from server import progress, roll_call
+from server import messenger, progress, roll_call, strategy_base
 from server.strategy import GsWgan
 from simulated_grid import InProcessGrid, Spoil
 from tiny import tiny_config, tiny_data, write_tiny_npz
@@ -139,7 +139,7 @@ def install_clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         clock.now += seconds
 
     clock.sleep = sleep
-    for module in (exchange, federation, progress, roll_call):
+    for module in (messenger, strategy_base, progress, roll_call):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
