@@ -28,6 +28,7 @@ from fedgs.process import RUNS_VARIABLE
 from fedgs.runs.epsilons import of_run
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
+from server import strategy_base
 from server.roll_call import public_settings
 from server.server_app import open_folder
 from tiny import NUM_CLASSES, SIDE, record_calls, tiny_config
