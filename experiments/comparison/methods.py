@@ -54,7 +54,7 @@ CLASSICAL_NOISE: Mapping[int, Mapping[float, float]] = {
 
 def _classical_noise(settings: Any, epsilon: float) -> Settings:
     """Returns BDP-GAN's noise, whose own epsilon is no target: at the classical one."""
-    return {"noise_multiplier": CLASSICAL_NOISE[settings.steps][epsilon]}
+    return {"noise_per_clip": CLASSICAL_NOISE[settings.steps][epsilon]}
 
 
 # Of an epsilon of zero-out, which all user-level rows have, where the method's own

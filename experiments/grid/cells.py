@@ -104,8 +104,7 @@ class Cells(NamedTuple):
     def read(cls, path: Path) -> "Cells":
         """Reads a TOML file: tables of `Source` and of `Method`, by name.
 
-        Epsilons are keys; `none` is without noise. Each of `changes` is the method
-        `base` with other settings, and is called by them.
+        Epsilons are keys; `none` is without noise.
         """
         known = tomllib.loads(path.read_text())
         for values in (*known["data"].values(), *known["methods"].values()):
@@ -114,10 +113,6 @@ class Cells(NamedTuple):
                 values[name] = {float(e.replace("none", "inf")): v for e, v in found}
         data = {name: Source(**values) for name, values in known["data"].items()}
         methods = {name: Method(**values) for name, values in known["methods"].items()}
-        for change in known.get("changes", ()):
-            settings = {**methods["base"].settings, **change}
-            name = ",".join(f"{key}={value}" for key, value in change.items())
-            methods[name] = methods["base"]._replace(settings=settings)
         return cls(known["caption"], data, methods)
 
     def of_seeds(self, seeds: Sequence[int]) -> list[Cell]:

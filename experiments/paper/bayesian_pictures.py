@@ -61,7 +61,7 @@ TURNED = {"corruption": "rotate", "corruption_unit": "image"}
 TURNED |= {"corruption_fraction": 0.5}  # of all images
 NOISE = 0.43  # noise / clip bound, of a Bayesian epsilon near 10
 METHODS = {  # noise: of an epsilon near 10, by whose accountant the run is named
-    name: Method("", MODEL | bug, {10.0: {"noise_multiplier": z}}, baseline="bdp-gan")
+    name: Method("", MODEL | bug, {10.0: {"noise_per_clip": z}}, baseline="bdp-gan")
     for name, bug, z in (
         ("upright", {}, NOISE),
         ("bayesian", TURNED, NOISE),

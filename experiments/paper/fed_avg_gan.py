@@ -51,7 +51,7 @@ def fed_avg_gan_lines(
             if value != known[name]
         ]
         line = line | about(run.folder)
-        line["is_private"] &= settings["noise_multiplier"] > 0
+        line["is_private"] &= settings["noise_per_clip"] > 0
         sent = {"communication": update_communication(run)}
         lines.append(line | sent | {"scale": ", ".join(scale)})
     return lines or [{"missing": "fedgs baseline"}]

@@ -6,7 +6,6 @@ its numbers say nothing about the published ones, and every label says so.
 """
 
 import contextlib
-import dataclasses
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from fedgs.app.evaluation.request import EvaluationRequest
 from fedgs.config.fields import check_ranges, flag
 from fedgs.config.recipes import overridden, recipe
 from fedgs.config.run_config import RunConfig
+from fedgs.config.settings import settings_of
 from fedgs.data.sources import with_absolute_path
 from fedgs.errors import UserError
 from fedgs.evaluation.quality import NUM_SPLITS
@@ -68,14 +68,11 @@ def differences(config: RunConfig, recipe_name: str) -> dict[str, tuple[Any, Any
     Data, seed and what changes no result are left out.
     """
     own, known = config.to_flat(), recipe(recipe_name).to_flat()
-    specs = {spec.name: spec.metadata["group"] for spec in dataclasses.fields(config)}
+    specs = settings_of("Federation", "Privacy", "Training", "Model")
+    names = [spec.name for spec in specs]
     if config.node_sizes is not None:
-        del specs["clients_per_node"]  # has no effect
-    return {
-        name: (own[name], known[name])
-        for name, group in specs.items()
-        if group not in ("Data", "Runtime") and own[name] != known[name]
-    }
+        names.remove("clients_per_node")  # has no effect
+    return {n: (own[n], known[n]) for n in names if own[n] != known[n]}
 
 
 def label(config: RunConfig, recipe_name: str) -> str:

@@ -339,7 +339,6 @@ CLIENT = "client a --data digits --server"
         ("submit --server ::1:1 --client a=no", "client = .*no: no such file"),
         ("submit --server ::1:1 --client a --client a", "a: given twice"),
         ("submit --server ::1:1 --num-rounds 3", "client is unset"),
-        ("submit --server ::1:1 --accept-restore", "accept_restore: .*--resume NAME"),
         ("submit --server ::1:1 --resume x", "ca is unset: give --ca"),
         (f"submit --server ::1:1 --resume x --ca {__file__}", "is no certificate"),
         ("submit --server ::1:1 --resume x --num-rounds 3", "the run's own settings"),

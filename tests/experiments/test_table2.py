@@ -195,7 +195,7 @@ def round_bytes(
     images = round_fakes(images, config)
     request = FakeBatch(1, images, labels, participants=client, trainees=client)
     nothing = PerSampleGradients(torch.zeros(1, *config.release_shape))
-    noise = NoiseStream(None, node_id=0, round=1, is_secure=True)
+    noise = NoiseStream(None, node_id=0, round=1)
     parts, step = [clip(nothing, config.clip_bound)], release_step(config)
     release = sanitize(parts, config.noise_std, noise, 1, 0, step)
     down, up = encode_batch(request, config), encode_answer(release, config, request)
