@@ -29,8 +29,8 @@ from experiments.debug.plan import FORMAT, config_of, read_debug, request_of, wr
 from experiments.debug.request import COHORTS, DebugRequest
 from fedgs.app.commands import privacy as privacy_report
 from fedgs.app.commands.cohorts import planted_counts, refuse_cohort, split_selectable
-from fedgs.app.commands.endings import exit_if_stopped, make_output, new_output
 from fedgs.app.commands.progress import say
+from fedgs.app.commands.run_outcome import exit_if_stopped, make_output, new_output
 from fedgs.app.commands.train import go_back, train_from_checkpoint
 from fedgs.cohorts.files import read_cohort
 from fedgs.config.run_config import ResolvedConfig, RunConfig

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from clients.client_app import app as client_app
-from fedgs.app.commands.endings import exit_if_stopped
 from fedgs.app.commands.progress import Progress, say
+from fedgs.app.commands.run_outcome import exit_if_stopped
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import settings_with
 from fedgs.errors import UserError

@@ -484,7 +484,7 @@ class Session:
             run: with its folder.
             trainer: made, and at its start.
             ledger: of the folder, open.
-            save_nodes: of `fedgs.federation.training.Training.opened`.
+            save_nodes: of `fedgs.federation.training.RunSession.opened`.
         """
         self.run, self.trainer, self.ledger = run, trainer, ledger
         self.folder, self.config = run.folder, run.config

@@ -3,7 +3,7 @@
     server                                        node, for its clients
     1-3   prepare ------------------------------> warm_start (fedgs/gan/warm_start.py)
     4     new_server
-    5     for each round (Training.rounds)
+    5     for each round (RunSession.rounds)
     6       select
     8       draw_fakes -------------------------> client_round
                                            7, 9     n_dis discriminator steps

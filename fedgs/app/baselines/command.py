@@ -9,14 +9,14 @@ from typing import Any
 from rich.console import Console
 
 from fedgs.app.commands import forecast
-from fedgs.app.commands.endings import (
+from fedgs.app.commands.progress import Progress, say
+from fedgs.app.commands.run_outcome import (
     end_when_hurried,
     exit_if_stopped,
     in_words,
     near,
     show_end,
 )
-from fedgs.app.commands.progress import Progress, say
 from fedgs.app.tables import Table
 from fedgs.baselines import METHODS, find
 from fedgs.baselines.contract import Guarantee

@@ -24,8 +24,8 @@ from rich.console import Console
 from clients import selection_app as classifier_app
 from fedgs.app.commands import privacy as privacy_report
 from fedgs.app.commands.drawing import new_figure, to_png
-from fedgs.app.commands.endings import exit_if_stopped, make_output, new_output
 from fedgs.app.commands.progress import Progress, say
+from fedgs.app.commands.run_outcome import exit_if_stopped, make_output, new_output
 from fedgs.app.tables import Table
 from fedgs.cohorts.files import EXCLUDED, INCLUDED, NOT_PRIVATE, Cohort, check_names
 from fedgs.cohorts.files import write_cohort as write_cohort

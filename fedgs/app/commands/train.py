@@ -9,14 +9,14 @@ from typing import Any
 from rich.console import Console
 
 from fedgs.app.commands import forecast
-from fedgs.app.commands.endings import (
+from fedgs.app.commands.progress import Progress, say
+from fedgs.app.commands.run_outcome import (
     end_when_hurried,
     exit_if_stopped,
     near,
     show_end,
     to_quote,
 )
-from fedgs.app.commands.progress import Progress, say
 from fedgs.app.commands.sample_request import DEFAULT_COUNT, SampleRequest
 from fedgs.config.recipes import recipe
 from fedgs.config.run_config import RunConfig
