@@ -6,7 +6,7 @@ whichever worker is idle, which then reads the node's state from disk. Here push
 message wakes the loop that looks for it, a node always gets the same worker, the next
 message is already there when a worker has answered one, and a reply wakes the server.
 Results do not change, for a node's state is on disk after every answer either way
-(`clients.workers`). The launcher asks for it (setting `fast_messages`) by an
+(`clients.workers`). The launcher asks for it by an
 environment variable, because the functions are in use before a run's settings are
 known.
 

@@ -48,7 +48,6 @@ from tiny import tiny_config, write_tiny_npz
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 240.0  # seconds, on a loaded machine
 FULL = tiny.FULL_PARTICIPATION | {"discriminator_training": "every_round"}
-FULL |= {"sample_every": 1000}
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -221,7 +220,7 @@ def test_superlink_of_a_simulation_ends_with_its_launcher_from_the_first_moment(
         end_simulation(token, patience=0)
 
 
-def test_gpu_fraction_says_how_many_workers_share_a_gpu(tmp_path, monkeypatch):
+def test_all_workers_share_a_gpu(tmp_path, monkeypatch):
     """Flower's own arithmetic, on a machine that says it has a GPU."""
     from flwr.simulation.ray_transport import ray_actor
 
@@ -229,8 +228,8 @@ def test_gpu_fraction_says_how_many_workers_share_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(ray_actor.ray, "nodes", lambda: machine)
     asked: list[dict[str, float]] = []
     control = SimpleNamespace(start=lambda _, **fields: asked.append(fields))
-    for fraction in (0.0, 0.5, 1.0):
-        settings = {"device": "cuda", "gpu_fraction": fraction, "num_workers": 4}
+    for device, workers in (("cpu", 4), ("cuda", 4), ("cuda", 1)):
+        settings = {"device": device, "num_workers": workers}
         config = tiny_config(engine="flower", output="unused", **settings)
         folder = SimpleNamespace(config=config, path=tmp_path)
         flower_engine._submit(control, folder, ("module:app", "module:app"))
@@ -241,7 +240,7 @@ def test_gpu_fraction_says_how_many_workers_share_a_gpu(tmp_path, monkeypatch):
     ]
     assert [ray_actor.pool_size_from_resources(each) for each in of_a_client] == [
         4,
-        2,
+        4,
         1,
     ]
     machine[0]["Resources"].pop("GPU")

@@ -162,7 +162,7 @@ _COMPACT: Refusals = {
 _WHERE = f"answer of node {NODE} to round {ROUND}: "
 _EMBEDDING = a_release(STAGE).values
 _STAGE: Refusals = {
-    "1 of 1 embeddings with a norm above 22.99, which 2 clients with clip_bound = 1 "
+    "1 of 1 embeddings with a norm above 10.57, which 2 clients with clip_bound = 1 "
     "and the run's noise do not reach": {
         "an embedding a thousand times too long": (tensors(gradients=1e3 * _EMBEDDING)),
     },
