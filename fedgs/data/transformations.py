@@ -27,7 +27,7 @@ class Transformation:
     """One bug.
 
     Attributes:
-        name: as of `--bug`, `--corruption` and verdicts.
+        name: as of `--bug` and verdicts.
         words: what images of which it is true are.
         degrees: from the one that is planted.
         images: (images, degree) to images; shape (n, C, S, S), float32 in [0, 1].

@@ -351,6 +351,7 @@ def test_the_cause_of_a_failure_is_in_the_clients_own_journal(
     assert "label 7 of writer 4" in log.read_text()
 
 
+@pytest.mark.filterwarnings("ignore:.*samples.*cannot be written")
 def test_the_servers_full_disk_sends_nothing_uncounted(
     deploy, undisturbed, monkeypatch
 ):

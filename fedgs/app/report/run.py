@@ -157,7 +157,7 @@ def _grids(run: Path) -> list[Grid]:
     if not paths:
         raise UserError(
             f"{run}: no samples yet (samples/ has no round-*.png); train on with "
-            f"`fedgs resume {run}` and a smaller --sample-every next time"
+            f"`fedgs resume {run}`"
         )
     return [_grid(paths[place]) for place in _spread(len(paths), MOST_GRIDS)]
 
