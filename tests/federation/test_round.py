@@ -22,6 +22,7 @@ from fedgs.federation.round import (
     select,
     server_round,
 )
+from fedgs.gan import discriminators
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.models import ADAM_BETAS, advance_spectral_vectors, build_generator
 from fedgs.mechanism import sanitizer
@@ -201,28 +202,29 @@ def test_paper_mode_sends_every_steps_fakes_and_answers_the_last_batch(
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "size"),
     [
-        {"discriminator_steps": 1},
-        {"discriminator_steps": 7},
-        {"chunk_size": 1},
-        {"chunk_size": 4, "client_selection": "all"},
+        ({"discriminator_steps": 1}, 64),
+        ({"discriminator_steps": 7}, 64),
+        ({}, 1),
+        ({"client_selection": "all"}, 4),
     ],
 )
 def test_a_round_is_one_release_however_many_steps_and_chunks_it_takes(
-    monkeypatch, settings
+    monkeypatch, settings, size
 ):
     config = tiny_config(**settings)
+    whole, _ = _answer(config)
+    monkeypatch.setattr(discriminators, "CHUNK_SIZE", size)
     released = record_calls(monkeypatch, fedgs.federation.round, "sanitize")
     drawn = record_calls(monkeypatch, NoiseStream, "normal")
     request = request_of(config)
-    answer, discriminators = _answer(config, request)
+    answer, made = _answer(config, request)
     assert type(answer) is sanitizer.SanitizedGradients
     assert (len(released), len(drawn)) == (1, 1)
     steps, asked = config.discriminator_steps, request.participants
     taken = [steps if asked == EVERYONE or c in asked else 0 for c in ALL]
-    assert discriminators.steps.tolist() == taken
-    whole, _ = _answer(dataclasses.replace(config, chunk_size=64))
+    assert made.steps.tolist() == taken
     torch.testing.assert_close(answer.values, whole.values, rtol=1e-4, atol=1e-4)
 
 
