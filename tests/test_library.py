@@ -197,7 +197,7 @@ def test_spent_budget_ends_a_run_as_planned(tmp_path):
 
 
 def test_run_that_clients_refuse_is_no_success(tmp_path, monkeypatch):
-    limit_clients(monkeypatch, 1.1 * ONE_ROUND)
+    limit_clients(monkeypatch, 1.1 * ONE_ROUND, "zero-out")
     settings = {"warm_start_rounds": 0}
     with pytest.raises(RunStopped, match="client_epsilon"):
         train(tmp_path / "run", IMAGES, LABELS, OWNERS, **settings)

@@ -111,7 +111,10 @@ def keep_lines(path: Path, count: int) -> None:
     path.write_bytes(b"".join(lines[:count]))
 
 
-def limit_clients(monkeypatch: pytest.MonkeyPatch, epsilon: float) -> None:
+def limit_clients(
+    monkeypatch: pytest.MonkeyPatch, epsilon: float, relation: str = "replace-one"
+) -> None:
     """Has simulated clients refuse releases beyond an epsilon, by their own count."""
-    limits = dataclasses.replace(ALLOW_ALL, client_epsilon=epsilon)
+    own = {"client_epsilon": epsilon, "relation": relation}
+    limits = dataclasses.replace(ALLOW_ALL, **own)
     monkeypatch.setattr("fedgs.federation.node.ALLOW_ALL", limits)
