@@ -149,7 +149,7 @@ def test_local_steps_lower_the_clients_loss_and_the_server_raises_the_score(tmp_
         drawn = fedavg_gan._draw(config, data, training.generator, 0, 99)
         real, labels, fakes, mix = (part[0] for part in drawn)
         seen = (real, labels, fakes, labels, mix)
-        return float(discriminator_loss(module, *seen, 10.0, 0.0).detach())
+        return float(discriminator_loss(module, *seen, 0.0).detach())
 
     before = loss()
     training._average(training.ask(request))

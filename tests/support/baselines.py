@@ -18,7 +18,7 @@ from fedgs.privacy.gaussian import epsilon_from_mu
 from runs import Report, ignore
 
 # One line for each method and each kind of training of it that differs: seconds each.
-FEW_FEATURES = {"noise_multiplier": 1.0, "num_features": 64, "fakes_per_step": 20}
+FEW_FEATURES = {"noise_multiplier": 1.0, "num_features": 64}
 FEW_BATCHES = {"noise_per_clip": 1.0, "expected_batch": 12, "steps": 6}
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "bdp-gan": ("bdp-gan", FEW_BATCHES | {"steps": 4}),
