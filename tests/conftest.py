@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import hypothesis
 import pytest
 from jaxtyping import install_import_hook
 
@@ -20,6 +21,9 @@ CHECKED += [
     f"fedgs.federation.{name}" for name in ("local", "node", "round", "training")
 ]
 install_import_hook(CHECKED, "shape_checks.check_shapes")
+# The same examples in every run: a change that breaks a property fails where it is made.
+hypothesis.settings.register_profile("same", derandomize=True, database=None)
+hypothesis.settings.load_profile("same")
 
 ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",

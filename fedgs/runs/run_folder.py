@@ -463,6 +463,8 @@ class RunFolder:
             if hashlib.sha256(path.read_bytes()).hexdigest() != commit["sha256"]:
                 raise ValueError("of another hash")
             tensors, round = read_tensors(path)[0], int(commit["round"])
+            if path != state_path(folder, round):
+                raise ValueError("of another round")
         remove_states_after(self.private, round)
         return round, tensors
 
