@@ -21,7 +21,7 @@ CHECKED += [
     f"fedgs.federation.{name}" for name in ("local", "node", "round", "training")
 ]
 install_import_hook(CHECKED, "shape_checks.check_shapes")
-# The same examples in every run: a change that breaks a property fails where it is made.
+# The same examples in every run: what breaks a property fails where it was changed.
 hypothesis.settings.register_profile("same", derandomize=True, database=None)
 hypothesis.settings.load_profile("same")
 
