@@ -129,7 +129,7 @@ class Experiment:
     data: str = flag("mnist-by-writer", "As of fedgs train.")
     data_dir: str | None = flag(None, "As of fedgs train.")
     test_fraction: float = flag(0.0, "Of data without a test split.")
-    scale: str = flag("small", "See docs/figures.md.", choices=tuple(SCALES))
+    scale: str = flag("small", "See docs/evaluation.md.", choices=tuple(SCALES))
     count: int | None = flag(
         None, "Synthetic images that are compared.", at_least=NUM_SPLITS
     )

@@ -18,7 +18,7 @@ PUBLISHED = (  # the paper's Table 2: Federated EMNIST, 866 users; its own netwo
 )
 PUBLISHED_NOTE = (
     "as published: other data, networks, scale and scores, not to be compared with the "
-    "rows above (docs/figures.md)"
+    "rows above (docs/evaluation.md)"
 )
 
 
@@ -115,7 +115,7 @@ def _mean(values: list[float]) -> str:
 
 
 def notes(lines: list[Line]) -> list[str]:
-    """Returns what has to be said with the table; docs/figures.md has the rest."""
+    """Returns what has to be said with the table; docs/evaluation.md has the rest."""
     done = [line for line in lines if "missing" not in line]
     found: list[str] = []
     for name in dict.fromkeys(line["row"] for line in done):
