@@ -222,6 +222,9 @@ def test_the_noise_that_counts_is_that_of_all_nodes_or_of_one():
         )[0]
         assert zero_out.epsilon == pytest.approx(epsilon_from_mu(mu, DELTA))
         assert "node" in zero_out.conditions[1]
+    for released, epsilon in ((events(1, noise_std=0.0), None), ([], 0)):
+        rows = METHOD.guarantees(Settings(), facts(4), released, DELTA)
+        assert {row.epsilon for row in rows} == {epsilon}
 
 
 @pytest.mark.parametrize(
