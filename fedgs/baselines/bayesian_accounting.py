@@ -163,18 +163,3 @@ def published_delta(costs: Floats, epsilon: float, orders: Floats = ORDERS) -> f
     Source: `BayesianPrivacyAccountant.get_privacy`.
     """
     return float(np.exp(costs - orders * epsilon).min())
-
-
-def published_classical_epsilon(
-    distance: float,
-    rate: float,
-    num_steps: int,
-    delta: float,
-    orders: Floats = ORDERS,
-) -> float:
-    """Returns the reference's epsilon with `bayesianDP=False`: of one worst distance.
-
-    Source: `BayesianPrivacyAccountant._compute_bdp`.
-    """
-    costs = num_steps * log_moments(np.array([distance]), rate, orders)[:, 0]
-    return float(((costs - math.log(delta)) / orders).min())

@@ -63,6 +63,7 @@ def test_privacy_is_of_the_method_and_a_delta_large_by_the_unit_of_a_line(
     none = privacy_of(fedgs, run)
     said = none["method"], none["unit"], none["guarantees"]
     assert said == ("wgan-gp", "none", [])
+    assert "epsilon: none" in printed(fedgs("privacy", run))
     found = privacy_of(fedgs, class_means)
     (row,) = found["guarantees"]
     said = found["num_releases"], row["unit"], row["relation"]

@@ -356,6 +356,8 @@ THREE = (*LOCAL, "--num-classes", 3)
         (("g-pate", *LOCAL), "has no deployment; use `fedgs baseline g-pate`"),
         (("nothing", *LOCAL), "NAME = 'nothing': give fedavg-gan"),
         (("fedavg-gan", *LOCAL), "num_classes is unset"),
+        (("fedavg-gan", "--num-classes", 3), "server is unset"),
+        (("fedavg-gan", *LOCAL[:3], "--num-classes", 3), "client is unset"),
         (("fedavg-gan", *THREE, "--steps", 0), "steps = 0"),
         (("fedavg-gan", *THREE, "--unit", "record"), "unit = record: .* of one user"),
         (("fedavg-gan", *THREE, "--clients-per-round", 3), "= 3: there are 2 clients"),

@@ -19,6 +19,7 @@ from fedgs.baselines.dp_merf import (
     dp_merf_ae,
 )
 from fedgs.errors import UserError
+from refusals import assert_refused
 
 FACTS = Facts(540, 60_000, 111, 10, (1, 28, 28))
 DELTA = 1e-5
@@ -39,6 +40,11 @@ def by_hand(vectors, labels, frequencies, classes):
         features = np.concatenate([np.cos(phase), np.sin(phase)])
         total[y] += features / np.sqrt(len(frequencies))
     return total
+
+
+def test_no_noise_of_the_autoencoder_is_not_another_noise_beside_a_target():
+    given = AutoencoderSettings(autoencoder_noise=0.0)
+    assert_refused("no noise is enough", dp_merf_ae.calibrated, given, FACTS, 5, DELTA)
 
 
 def test_an_audit_attacks_autoencoder_and_embeddings(monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from flwr.app import Message
 
-from baselines import DIGITS, small_run, train
+from baselines import DIGITS, FEW_STEPS, small_run, train
 from experiments.paper.fed_avg_gan import update_bytes
 from fedgs.baselines import deployed, fedavg_gan
 from fedgs.baselines import run as frame
@@ -59,7 +59,7 @@ def made(folder, **given: Any):
 
 def new_run(folder, **given: Any):
     """As `run_in`, but made by the frame, so that the folder holds the settings."""
-    own = {"steps": 4, "batch_size": 4} | given
+    own = FEW_STEPS | given
     names = {spec.name for spec in dataclasses.fields(Settings)}
     settings = {name: own.pop(name) for name in list(own) if name in names}
     target = own.pop("target_epsilon", None)
@@ -218,6 +218,9 @@ def test_the_noise_that_counts_is_that_of_all_nodes_or_of_one():
         )[0]
         assert zero_out.epsilon == pytest.approx(epsilon_from_mu(mu, DELTA))
         assert "node" in zero_out.conditions[1]
+    for released, epsilon in ((events(1, noise_std=0.0), None), ([], 0)):
+        rows = METHOD.guarantees(Settings(), facts(4), released, DELTA)
+        assert {row.epsilon for row in rows} == {epsilon}
 
 
 @pytest.mark.parametrize(

@@ -90,8 +90,9 @@ def test_some_settings_promise_less_or_nothing():
     rows = METHOD.guarantees(fewer, FACTS, events(fewer), DELTA)
     assert "zero-out" not in {row.relation for row in rows}
     silent = Settings(answer_noise=0.0)
-    rows = METHOD.guarantees(silent, FACTS, events(silent), DELTA)
-    assert {row.epsilon for row in rows} == {None}
+    for released, epsilon in ((events(silent), None), ([], 0)):
+        rows = METHOD.guarantees(silent, FACTS, released, DELTA)
+        assert {row.epsilon for row in rows} == {epsilon}
 
 
 @pytest.mark.parametrize(

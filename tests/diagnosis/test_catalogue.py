@@ -18,7 +18,7 @@ from fedgs.data.load import load_data
 from fedgs.data.transformations import TRANSFORMATIONS
 from fedgs.diagnosis import diagnosis, group_features
 from fedgs.diagnosis.catalogue import Samples, low_pass, mixture, of_groups
-from fedgs.diagnosis.diagnosis import MORE_THAN_ONE, ONE_OF, diagnose
+from fedgs.diagnosis.diagnosis import MORE_THAN_ONE, ONE_OF, diagnose, verdict
 from fedgs.diagnosis.rule import Rule
 from fedgs.evaluation.images import LabelledImages
 from fedgs.randomness import stream
@@ -188,7 +188,18 @@ OF_MEANS = ("invert", "border", "crop", "blank", "brightness", "gamma", "scale")
     ],
 )
 def test_a_bug_is_looked_for_as_the_generators_would_draw_it(released, bug, said):
-    assert of_averages(released, bug, 1.0).verdict == said
+    entries = [BY_NAME[n] for n in OF_MEANS]
+    groups = [*released()[:G], *released(bug)[G:]]
+    found = verdict(groups[:G], groups[G:], 10, None, entries, frequencies=6)
+    assert found == said
+
+
+def test_averages_of_two_bugs_are_undecided_for_one_in_a_part_looks_like_two(released):
+    rotated = BY_NAME["rotate"].images
+    groups = [g._replace(images=rotated(g.images, None)) for g in released("blank")]
+    entries = [BY_NAME[name] for name in ("invert", "rotate", "blank", "shift")]
+    found = verdict([*released()[:G]], groups[G:], 10, None, entries, frequencies=6)
+    assert found == "undecided"
 
 
 def of_averages(released, name, share, bugs=OF_MEANS, changed=lambda group: group):
@@ -343,7 +354,7 @@ def test_a_suspect_that_cannot_be_used_is_refused(tmp_path, body, words):
 
     def look():
         own = suspects.load_suspect(f"{tmp_path / 'own.py'}:x")
-        own.images(np.zeros((2, 1, 16, 16), np.float32), None)
+        own.images(np.full((2, 1, 16, 16), 0.5, np.float32), None)
 
     assert_refused(words, look)
     assert_refused("MODULE:FUNCTION", suspects.load_suspect, "json")

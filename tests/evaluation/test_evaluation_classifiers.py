@@ -140,6 +140,21 @@ def test_published_columns_have_their_printed_averages(data, averages):
 # ------------------------------------------------------------------ cache
 
 
+def test_interrupted_evaluation_keeps_what_it_has_trained(monkeypatch):
+    original = classifiers.train_and_test
+
+    def fail_on_lda(task: Task, name: str) -> dict:
+        if name == "lda":
+            raise KeyboardInterrupt
+        return original(task, name)
+
+    monkeypatch.setattr(classifiers, "train_and_test", fail_on_lda)
+    monkeypatch.setattr(classifiers, "LONGEST_FIRST", ("gaussian_nb", "lda"))
+    with pytest.raises(KeyboardInterrupt):
+        run_classifiers(task(), ("gaussian_nb", "lda"), 1, lambda *report: None)
+    assert list(classifiers.cached_results(task(), QUICK)) == ["gaussian_nb"]
+
+
 CHANGES = {
     "seed": {"seed": 1},
     "protocol": {"protocol": "library-defaults"},

@@ -16,6 +16,7 @@ from command_line import printed, refused
 from evaluation_data import labelled, write_mnist
 from fedgs.app.evaluation import evaluate as evaluation
 from fedgs.app.evaluation import report as evaluation_report
+from fedgs.errors import UserError
 from fedgs.evaluation import classifiers, lenet, quality
 from fedgs.gan.models import build_generator
 from fedgs.runs import sample
@@ -293,6 +294,28 @@ def test_samples_stand_in_columns_by_class(tmp_path):
     assert (rows[1] == images[labels == 1][0]).all()
     assert (rows[4 * 7 + 2] == images[labels == 2][7]).all()
     assert rows[3::4].max() == 0  # no image of that class
+
+
+def test_one_classifier_that_fails_costs_no_other_result(fedgs, tmp_path, monkeypatch):
+    original = classifiers.train_and_test
+
+    def train(task: classifiers.Task, name: str) -> classifiers.Result:
+        if name == "gaussian_nb":
+            raise UserError("classifiers = gaussian_nb: cannot be trained")
+        return original(task, name)
+
+    monkeypatch.setattr(classifiers, "train_and_test", train)
+    path = npz(tmp_path / "s.npz", count=64)  # no other test has trained on these
+    chosen = ("--metrics", "images,classifiers", "--classifiers", "gaussian_nb,lda")
+    out = fedgs(path, *chosen)[1]
+    assert "classifiers = gaussian_nb: cannot be trained" in out
+    found = json.loads((tmp_path / "s.evaluations.jsonl").read_text())
+    assert found["fid_lenet_mnist"] > 0
+    found = found["classifiers"]
+    assert list(found["failed"]) == ["gaussian_nb"]
+    assert list(found["accuracy"]) == ["lda"]
+    assert found["average"] is None
+    assert "calibrated_average" not in found
 
 
 def test_undefined_scores_are_null_in_the_json(fedgs, tmp_path, monkeypatch):

@@ -19,6 +19,9 @@ from runs import Report, ignore
 
 # One line for each method and each kind of training of it that differs: seconds each.
 FEW_FEATURES = {"noise_multiplier": 1.0, "num_features": 64}
+FEW_STEPS = {"steps": 4, "batch_size": 4}
+FEW_STEPS |= {"discriminator_steps": 2, "generator_steps": 2}
+ONE_BATCH = {"steps": 4, "batch_size": 4, "discriminator_steps": 1}
 FEW_BATCHES = {"noise_per_clip": 1.0, "expected_batch": 12, "steps": 6}
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "bdp-gan": ("bdp-gan", FEW_BATCHES | {"steps": 4}),
@@ -45,18 +48,15 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
         "dp-sgd-gan-strong",
         FEW_BATCHES | {"steps_per_generator_step": 2},
     ),
-    "fedavg-gan": ("fedavg-gan", {"steps": 4, "batch_size": 4}),
+    "fedavg-gan": ("fedavg-gan", FEW_STEPS),
     "fedavg-gan sampled": (
         "fedavg-gan",
-        {"steps": 4, "batch_size": 4, "clients_per_round": 5, "relation": "zero-out"},
+        FEW_STEPS | {"clients_per_round": 5, "relation": "zero-out"},
     ),
     "g-pate": ("g-pate", {"steps": 4, "batch_size": 4, "teacher_batch_size": 4}),
     "pate-gan": ("pate-gan", {"steps": 4, "batch_size": 4, "teacher_batch_size": 4}),
-    "wgan-gp": ("wgan-gp", {"steps": 6, "batch_size": 4}),
-    "wgan-gp per client": (
-        "wgan-gp",
-        {"steps": 6, "batch_size": 4, "discriminators": "per-client"},
-    ),
+    "wgan-gp": ("wgan-gp", ONE_BATCH),
+    "wgan-gp per client": ("wgan-gp", ONE_BATCH | {"discriminators": "per-client"}),
 }
 DIGITS: dict[str, Any] = {
     "data": "digits",
