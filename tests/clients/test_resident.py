@@ -152,19 +152,20 @@ def ended_at(moment: str, number: int, command: list[str]) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("moment", ["typer", "clients.resident", "torch"])
+@pytest.mark.parametrize("moment", ["typer", "clients.client_command", "torch"])
 def test_a_client_that_is_told_to_end_while_it_starts_ends_with_0(
     tmp_path, moment, number
 ):
     """While its command is imported, as it becomes another, while that is imported."""
     given = ["--server", "127.0.0.1:1", "--insecure", "--data", "digits"]
     given += ["--state-dir", f"{tmp_path}/state"]
-    options = ["-X", "importtime"] if moment == "typer" else []
-    command = [sys.executable, *options, "-m", "fedgs", "deploy", "client", "a", *given]
+    command = [sys.executable, "-X", "importtime", "-m"]
     if moment == "torch":
         node = f'name="a" data="digits" state-dir="{tmp_path}/state"'
-        command = [sys.executable, "-X", "importtime", "-m", "clients.resident"]
-        command += ["--superlink", "127.0.0.1:1", "--insecure", "--node-config", node]
+        command += ["clients.resident", "--superlink", "127.0.0.1:1", "--insecure"]
+        command += ["--node-config", node]
+    else:
+        command += ["fedgs", "deploy", "client", "a", *given]
     assert ended_at(moment, number, command) == 0
 
 
