@@ -5,7 +5,7 @@
       error.log                  texts of failures; they never leave
       releases/                  the clients' own count, over all runs
       RUN_ID/run.json            the run's settings as the server sent them
-      RUN_ID/start.json          which start of the server asked for an answer last
+      RUN_ID/start.json          which start of the server was joined last
       RUN_ID/node-*/             discriminators, their moments, the stored answer
 
 The data, the folder, the limits and the device are the client's own, from its
@@ -272,9 +272,14 @@ class DeployedClient:
         """Drops the node from memory; its last whole state is on disk."""
         forget(str(self.folder), self.node_id)
 
-    def _has_asked(self, start: str) -> bool:
+    @property
+    def _start(self) -> dict[str, Any]:
+        """The start of the server that was joined last, and whether it has asked."""
         path = self.folder / "start.json"
-        return path.exists() and read_json(path).get("start") == start
+        return read_json(path) if path.exists() else {}
+
+    def _keep_start(self, start: str, has_asked: bool) -> None:
+        write_json(self.folder / "start.json", {"start": start, "has_asked": has_asked})
 
     def _enter(self, start: str, since: int) -> None:
         """Deletes states of rounds that the starts before did not commit; once.
@@ -282,9 +287,11 @@ class DeployedClient:
         Not at joining: a server asks nothing before its ledger has what was released in
         these rounds. One that was restored from an older backup ends the run instead.
         """
-        if not self._has_asked(start):
+        # A request of a start before, which arrives late, changes nothing.
+        if self._start == {"start": start, "has_asked": False}:
             remove_states_after(self.folder, since)
-            write_json(self.folder / "start.json", {"start": start})
+            self.forget()
+            self._keep_start(start, has_asked=True)
 
     def join(self, settings: Mapping[str, Any]) -> Joined:
         """Takes part in a run from now on, or again after the server's restart.
@@ -327,8 +334,10 @@ class DeployedClient:
             write_json(path, dict(settings))
         cached_worker(str(self.folder), lambda: worker)
         log(INFO, "%s", agreement(self.title, worker.node(self.node_id)))
+        if self._start.get("start") != start:
+            self._keep_start(start, has_asked=False)
         rounds = state_rounds(node_folder(self.folder, self.node_id))
-        if not self._has_asked(start):
+        if not self._start["has_asked"]:
             rounds = [round for round in rounds if round <= since]
         return Joined(released, max(rounds, default=-1))
 

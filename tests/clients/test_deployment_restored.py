@@ -198,7 +198,8 @@ def test_uncommitted_states_go_with_the_first_request_of_a_new_start(deploy):
         place(start).worker()
         assert state_rounds(states)[-1] == 2
     shutil.copyfile(state_path(states, 2), state_path(states, 3))
-    place("b").worker()  # this start's own
+    for start in ("b", "a"):  # its own; and a late request of the start before
+        place(start).worker()
     assert place("b").join(settings).round == 3
 
 
