@@ -93,7 +93,7 @@ def test_private_selection_states_its_epsilon_and_cost(select):
             found = read_cohort(path / f"{cohort}.txt")
             assert (found.selection, found.cost) == ("private", selection.cost(K))
             assert found.selection_id == summary["id"] != ""
-    out = select("shown", below=0.5, selection_noise_multiplier=2.0)[1]
+    out = select("shown", below=0.5, noise_per_clip=2.0)[1]
     assert "unbounded" in out  # for the server
     assert "NOT PRIVATE" not in out
 
