@@ -24,7 +24,7 @@ from server.launch.certs import make_certificates
 
 pytestmark = [pytest.mark.multihost, pytest.mark.slow]
 
-UPDATES = {"steps": 16, "batch_size": 8, "noise_multiplier": 1.0}
+UPDATES = {"steps": 16, "noise_per_clip": 1.0}
 OF_UPDATES = {
     "node_sizes": "2,1,1",
     "num_classes": 10,
@@ -188,5 +188,5 @@ def test_server_of_another_authority_is_refused(folder, deployment):
 
 def test_server_under_another_name_is_refused(deployment):
     """A valid certificate of the same authority, but of another host."""
-    deployment.host = deployment.address = "127.0.0.2"
+    deployment.host, deployment.address = "0.0.0.0", "127.0.0.2"
     check_the_server_is_refused(deployment)
