@@ -41,7 +41,6 @@ from fedgs.runs import sample
 from fedgs.runs.run_folder import RunFolder
 
 NAMES = ("norms", *KINDS, "samples")
-GRID_COLUMNS = 10  # of a generator without labels
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,7 +80,6 @@ class Selection:
     noise_per_clip: float | None = flag(
         None,
         "Select privately: noise on a sum of updates / clip bound.",
-        names=("--noise-per-clip",),
         above=0,
     )
     clip_bound: float = flag(1.0, "Largest norm of an update, if private.", above=0)

@@ -116,13 +116,13 @@ def node_problems(config: Settings) -> Iterator[Problem]:
         return
     for name in names:
         if not re.fullmatch(NODE_NAME, name):
-            remedy = f"give --nodes names of {NODE_NAME_RULE}"
+            remedy = f"give --client names of {NODE_NAME_RULE}"
             yield "nodes", f"{name!r} is no name of a node; {remedy}"
     if len(set(names)) < len(names):
         yield "nodes", "give each node its own name"
     if config.engine != "flower":
         why = f"engine = {config.engine} has no deployed nodes"
-        yield "nodes", f"{why}; leave out --nodes, or use `fedgs deploy submit`"
+        yield "nodes", f"{why}; use `fedgs deploy submit`, which names them"
     if config.num_clients is not None and config.num_nodes != len(names):
         yield (
             "nodes",

@@ -18,14 +18,12 @@ from typing import Any, Literal
 from fedgs.errors import UserError
 
 Scalar = str | int | float | bool
-Problem = tuple[
-    str, str
-]  # a field's name; what is wrong with its value, and what to do
+# A field's name; what is wrong with its value, and what to do.
+Problem = tuple[str, str]
 SHOWN_CHARACTERS = 60
 MOST_CHARACTERS = 200  # of a value that may be the name of a file
 # Limits of a noise: its square is a number.
 NOISE: Any = {"zero_or_at_least": 1e-100, "at_most": 1e100}
-
 
 # What hangs on a setting.
 Trait = Literal[

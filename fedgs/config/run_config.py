@@ -65,10 +65,9 @@ class RunConfig(Settings):
         """
         known = {spec.name for spec in dataclasses.fields(cls)}
         check_names(values, known)
-        inherited: dict[str, Any] = {} if base is None else dict(base.to_flat())
-        inherited = {
-            n: v for n, v in inherited.items() if n in known
-        }  # base may be more
+        inherited: dict[str, Any] = {} if base is None else base.to_flat()
+        # A base may be of a class with more settings.
+        inherited = {name: inherited[name] for name in inherited if name in known}
         return cls(**inherited | dict(values))
 
 

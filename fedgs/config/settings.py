@@ -506,11 +506,15 @@ class Settings:
     @property
     def noise_std(self) -> float:
         """Standard deviation of one node's noise, 2 * clip_bound * noise_multiplier."""
+        return 2.0 * self.clip_bound * self._known_noise
+
+    @property
+    def _known_noise(self) -> float:
         if self.noise_multiplier is None:
             raise UserError(
                 "noise_multiplier is unset: give --noise-multiplier or --target-epsilon"
             )
-        return 2.0 * self.clip_bound * self.noise_multiplier
+        return self.noise_multiplier
 
     @property
     def release_shape(self) -> tuple[int, int, int, int]:
@@ -564,11 +568,7 @@ class Settings:
 
         Source: docs/privacy.md, "Embedding releases".
         """
-        multiplier = self.noise_multiplier
-        if multiplier is None:
-            raise UserError(
-                "noise_multiplier is unset: give --noise-multiplier or --target-epsilon"
-            )
+        multiplier = self._known_noise
         if not 1 <= round <= self.num_stages:
             return Terms("gradient", multiplier, self.clip_bound, self.release_shape)
         stage = self.stage_list[round - 1]

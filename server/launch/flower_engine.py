@@ -7,6 +7,7 @@ packages. Success is the run's own status, not an exit code.
 
 import contextlib
 import json
+import os
 import secrets
 import subprocess
 import sys
@@ -125,7 +126,7 @@ def _superlink(folder: RunFolder, token: str) -> Iterator[str]:
         **QUIET_RAY,
         "FLWR_HOME": str(home / "flwr"),
         "RAY_TMPDIR": str(home),
-        process.FAST_VARIABLE: "1",
+        process.FAST_VARIABLE: os.environ.get(process.FAST_VARIABLE, "1"),
         process.TOKEN_VARIABLE: token,
         process.LOCK_VARIABLE: str(folder.path / ".flower" / "launcher.lock"),
     }

@@ -69,7 +69,7 @@ def supervise(
 
     refusal = f"state_dir = {state}: another server uses it; stop that one, or give "
     with hold_lock(state / LOCK_FILE, refusal + "another --state-dir", LOCK_SECONDS):
-        # What outlived a server that was killed would use the same database.
+        # What outlived a server that was killed would use the same port and folders.
         end_processes(str(state), 0.0, SERVER_VARIABLE)
         remove_temporaries(state / "runs")
         check()

@@ -636,7 +636,10 @@ def test_runs_on_other_clients_are_refused(fedgs, trained, tmp_path, changes, na
     refused(fedgs("privacy", trained, other), named)
 
 
-@pytest.mark.parametrize("arguments", [["RUN"], ["--delta", 0.1], ["--at-epsilon", 1]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["RUN"], ["--delta", 0.1], ["--at-epsilon", 1], ["--colluding-nodes", 3]],
+)
 def test_reproduce_stands_alone(fedgs, trained, arguments):
     arguments = [trained if a == "RUN" else a for a in arguments]
     done = fedgs("privacy", "--reproduce", *arguments)

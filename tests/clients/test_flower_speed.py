@@ -54,7 +54,7 @@ def test_what_another_flower_has_not_is_left_out_with_a_warning(
     [("1", True, True), (None, False, True), ("0", False, False)],
 )
 def test_one_switch_is_for_all(monkeypatch, variable, is_simulation_fast, is_rest_fast):
-    """The launcher of a simulation sets it, by the setting `fast_messages`."""
+    """The launcher of a simulation sets it to 1, unless it is set already."""
     monkeypatch.delenv(FAST_VARIABLE, raising=False)
     if variable is not None:
         monkeypatch.setenv(FAST_VARIABLE, variable)

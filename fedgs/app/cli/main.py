@@ -215,6 +215,7 @@ def privacy(
     from fedgs.runs import epsilons
 
     given = {"recipe": recipe, "config": config, "at_epsilon": at_epsilon, **settings}
+    given["colluding_nodes"] = colluding_nodes or None
     if label:
         more = {"json": as_json or None, "reproduce": reproduce or None}
         reject(given | more, "--label states RUN as it is; leave out")
@@ -227,7 +228,8 @@ def privacy(
         reproduction.main(as_json)
         return
     if runs and any(map(is_baseline, runs)):
-        reject({k: given[k] for k in ("recipe", "config", "at_epsilon")}, OF_BASELINE)
+        plans = ("recipe", "config", "at_epsilon", "colluding_nodes")
+        reject({name: given[name] for name in plans}, OF_BASELINE)
         from fedgs.app.baselines import command
 
         command.privacy(runs, settings, as_json)
@@ -237,7 +239,7 @@ def privacy(
             recipe, config, settings, at_epsilon, colluding_nodes
         )
     else:
-        kept = ("delta", "at_epsilon")
+        kept = ("delta", "at_epsilon", "colluding_nodes")
         others = {name: value for name, value in given.items() if name not in kept}
         reject(others, "RUN has its own; leave out RUN or")
         statements = epsilons.of_runs(
@@ -270,7 +272,7 @@ def report(
         typer.Argument(metavar="RUN...", help="Run folders or folders of `debug`."),
     ],
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="FILE.html; grids beside it.")
+        Path, typer.Option("-o", "--output", help="FILE.html, one file.")
     ] = Path("report.html"),
 ) -> None:
     """Write one page about runs: pictures, curves, privacy, settings."""
