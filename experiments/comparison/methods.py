@@ -13,11 +13,9 @@ from typing import Any
 from experiments.comparison.options import BenchmarkRequest
 from experiments.grid.cells import NO_NOISE, Cells, Method, Settings, Source
 from fedgs.baselines import METHODS as REGISTERED
-from fedgs.baselines import find
-from fedgs.baselines.pate_accounting import confident_gnmax_mu, pure_per_query
+from fedgs.baselines import find, g_pate, pate_gan
 from fedgs.baselines.run import made_settings, unit_of
 from fedgs.config.run_config import RunConfig
-from fedgs.privacy.gaussian import mu_from_epsilon
 
 EPSILONS = (10.0, 3.0, 1.0)
 DELTA = RunConfig().delta  # of all cells
@@ -32,15 +30,13 @@ IN_VIEW["mnist"] = IN_VIEW["mnist-by-writer"] = [
 
 def _answer_noise(settings: Any, epsilon: float) -> Settings:
     """Returns G-PATE's noise where a teacher that casts no vote is hidden."""
-    queries = settings.steps * settings.batch_size * settings.projection_dim
-    mu = confident_gnmax_mu(queries, settings.threshold_ratio, 1.0, 1.0)
-    return {"answer_noise": mu / mu_from_epsilon(epsilon, DELTA)}
+    return {"answer_noise": g_pate.smallest_noise(settings, 1.0, epsilon, DELTA)}
 
 
 def _inverse_noise(settings: Any, epsilon: float) -> Settings:
     """Returns PATE-GAN's noise where a teacher that casts no vote is hidden."""
-    queries = settings.steps * settings.student_steps * settings.batch_size
-    return {"inverse_noise": pure_per_query(epsilon, queries, DELTA)}
+    inverse = pate_gan.largest_inverse_noise(settings, 1.0, epsilon, DELTA)
+    return {"inverse_noise": inverse}
 
 
 # BDP-GAN's noise by steps, reduced and published, and by epsilon: that of

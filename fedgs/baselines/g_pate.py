@@ -186,11 +186,7 @@ class GPate:
     ) -> Settings:
         """Returns settings with the noise for replace-one of a user's data set."""
         num_teachers(settings, facts.num_clients)  # refuses what cannot vote
-        queries = settings.steps * settings.batch_size * settings.projection_dim
-        mu = accounting.confident_gnmax_mu(
-            queries, settings.threshold_ratio, 1.0, REPLACED
-        )
-        noise = mu / mu_from_epsilon(target_epsilon, delta)
+        noise = smallest_noise(settings, REPLACED, target_epsilon, delta)
         return dataclasses.replace(settings, answer_noise=noise)
 
     def guarantees(
@@ -292,6 +288,24 @@ def aggregate(
     """
     is_answered = counts.max(axis=1) + threshold_std * noise[:, 0] >= threshold
     return is_answered, (counts + answer_std * noise[:, 1:]).argmax(axis=1)
+
+
+def smallest_noise(
+    settings: Settings, distance: float, epsilon: float, delta: float
+) -> float:
+    """Returns the noise of a count with which all queries stay within epsilon.
+
+    Args:
+        settings: of the run.
+        distance: how far one teacher moves a histogram: `REPLACED`, or 1 where it casts
+            no vote.
+        epsilon: above 0.
+        delta: above 0 and below 1.
+    """
+    queries = settings.steps * settings.batch_size * settings.projection_dim
+    ratio = settings.threshold_ratio
+    mu = accounting.confident_gnmax_mu(queries, ratio, 1.0, distance)
+    return mu / mu_from_epsilon(epsilon, delta)
 
 
 def _distance(generator: Any, z: Tensor, labels: Labels, target: Images) -> Tensor:

@@ -204,10 +204,8 @@ class PateGan:
     ) -> Settings:
         """Returns settings with the noise for replace-one of a user's data set."""
         num_teachers(settings, facts.num_clients)  # refuses what cannot vote
-        per_step = settings.student_steps * settings.batch_size
-        queries = settings.steps * per_step
-        pure = accounting.pure_per_query(target_epsilon, queries, delta)
-        return dataclasses.replace(settings, inverse_noise=pure / 2)
+        inverse = largest_inverse_noise(settings, 2.0, target_epsilon, delta)
+        return dataclasses.replace(settings, inverse_noise=inverse)
 
     def guarantees(
         self, settings: Settings, facts: Facts, events: Sequence[Event], delta: float
@@ -254,6 +252,21 @@ class PateGan:
 
         outside = scores(others + (relation == "replace-one"), others)
         return outside, scores(others, others + 1)
+
+
+def largest_inverse_noise(
+    settings: Settings, moved: float, epsilon: float, delta: float
+) -> float:
+    """Returns the lambda with which all labels stay within epsilon.
+
+    Args:
+        settings: of the run.
+        moved: by how much one client moves both counts: 2, or 1 where it casts no vote.
+        epsilon: above 0.
+        delta: above 0 and below 1.
+    """
+    queries = settings.steps * settings.student_steps * settings.batch_size
+    return accounting.pure_per_query(epsilon, queries, delta) / moved
 
 
 def _calls_real(teacher: Any, images: Images, labels: Labels) -> Tensor:

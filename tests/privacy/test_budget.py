@@ -6,24 +6,26 @@ from itertools import count
 
 import pytest
 
-from fedgs.config.run_config import ResolvedConfig, RunConfig
+from fedgs.config.run_config import RunConfig
 from fedgs.federation.training import new_event
 from fedgs.privacy.accounting import Run, statements, statements_of_runs
 from fedgs.privacy.budget import Budget, calibrate_noise, is_spent, largest_num_rounds
 from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
 from fedgs.privacy.plan import RELATIONS, Plan
-from fedgs.privacy.selection_cost import SelectionCost
-from plans import FULL, TABLE_1, TABLE_2, epsilon, event, everybody, frozen
+from plans import (
+    COST,
+    FULL,
+    STAGED,
+    TABLE_1,
+    TABLE_2,
+    epsilon,
+    event,
+    everybody,
+    frozen,
+)
 from refusals import assert_refused
 
 DELTA = 1e-5
-COST = SelectionCost(
-    noise_per_clip=2.0,
-    num_releases=3,
-    num_counts=8,
-    count_noise_std=4.0,
-    membership_epsilon=1.0,
-)
 UNIFORM = replace(
     FULL, client_selection="uniform", clients_per_round=20, noise_multiplier=12.0
 )
@@ -36,19 +38,6 @@ SMALL = Plan(
     discriminator_training="frozen",
 )
 AMPLIFIED = replace(SMALL, amplification=True)
-STAGED = ResolvedConfig(
-    client_selection="all",
-    clients_per_round=539,
-    num_clients=539,
-    num_classes=10,
-    clients_per_node=49,
-    num_rounds=6,
-    stages="means:0.5,scatter:2",
-    batch_size=4,
-    noise_multiplier=0.7,
-    engine="flower",
-    seed=0,
-)
 SILOS = replace(FULL, clients_per_node=49)
 MASKED = replace(SILOS, noise_multiplier=4.0, secure_aggregation=True)
 

@@ -22,18 +22,11 @@ from fedgs.privacy.plan import Plan
 from fedgs.privacy.selection_cost import Composed, SelectionCost
 from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder
-from plans import everybody
+from plans import COST, everybody
 from refusals import assert_refused
 from tiny import open_config, tiny_config, write_tiny_npz
 
 DELTA = 1e-5
-COST = SelectionCost(
-    noise_per_clip=2.0,
-    num_releases=3,
-    num_counts=8,
-    count_noise_std=4.0,
-    membership_epsilon=1.0,
-)
 # mu^2 of the selection: 3 (f / 2)^2 + 8 / 4^2, f = 2 replace-one, 1 zero-out.
 SELECTION = {"replace-one": 3 + 0.5, "zero-out": 0.75 + 0.5}
 # All 10 clients in all 4 rounds. z^2 = sigma^2 n / B (2 / f)^2 for the sum of 10 nodes.

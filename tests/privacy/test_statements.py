@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 from scipy.stats import binom
 
-from fedgs.config.run_config import ResolvedConfig, RunConfig
+from fedgs.config.run_config import RunConfig
 from fedgs.federation.training import new_event
 from fedgs.privacy.accounting import Run, statements, statements_of_runs
 from fedgs.privacy.amplification import PLD_THEOREM, Sampled, SampledBound
@@ -16,7 +16,7 @@ from fedgs.privacy.budget import Budget
 from fedgs.privacy.gaussian import LEAST_DELTA, delta_from_mu, epsilon_from_mu
 from fedgs.privacy.participation import COUNT_THEOREM, MIXTURE_THEOREM
 from fedgs.privacy.plan import Plan
-from plans import epsilons, event, everybody, frozen, server_epsilon, theorems
+from plans import STAGED, epsilons, event, everybody, frozen, server_epsilon, theorems
 from refusals import assert_refused
 
 AT = 1.0  # epsilon
@@ -273,20 +273,6 @@ def test_release_rows_say_why_events_are_not_amplified(coarse_grid, reason):
 
 
 # ------------------------------------------------------------------------------- stages
-
-STAGED = ResolvedConfig(
-    client_selection="all",
-    clients_per_round=539,
-    num_clients=539,
-    num_classes=10,
-    clients_per_node=49,
-    num_rounds=6,
-    stages="means:0.5,scatter:2",
-    batch_size=4,
-    noise_multiplier=0.7,
-    engine="flower",
-    seed=0,
-)
 
 
 @pytest.mark.parametrize("stages", [STAGED.stages, "means,scatter"])

@@ -1,9 +1,11 @@
-"""The plans and the event that tests of accounting and budget share."""
+"""The plans, the run and the event that tests of accounting and budget share."""
 
 from dataclasses import replace
 
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.privacy.ledger import Event
 from fedgs.privacy.plan import Plan
+from fedgs.privacy.selection_cost import SelectionCost
 
 # The paper's federated run (Table 2), and its central run (Table 1).
 TABLE_2 = Plan(
@@ -24,6 +26,28 @@ FULL = Plan(
     batch_size=32,
     noise_multiplier=1.2,
     client_selection="all",
+)
+# Two releases of embeddings, then four of gradients.
+STAGED = ResolvedConfig(
+    client_selection="all",
+    clients_per_round=539,
+    num_clients=539,
+    num_classes=10,
+    clients_per_node=49,
+    num_rounds=6,
+    stages="means:0.5,scatter:2",
+    batch_size=4,
+    noise_multiplier=0.7,
+    engine="flower",
+    seed=0,
+)
+# A private selection of the cohort.
+COST = SelectionCost(
+    noise_per_clip=2.0,
+    num_releases=3,
+    num_counts=8,
+    count_noise_std=4.0,
+    membership_epsilon=1.0,
 )
 
 
