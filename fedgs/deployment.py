@@ -23,6 +23,9 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
+# Of a deployed client: a server reads no request that weighs more than it and a frame,
+# for what it reads is held twice before anybody can look at it.
+MOST_ANSWER_BYTES = 2**26
 INSECURE = "No TLS, no authentication; on one machine only."
 INSECURE_NETWORK = "With --insecure: on a network too."
 LOG_JSON = "Append events as JSON lines: who, round, outcome, duration."

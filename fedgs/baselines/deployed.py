@@ -33,7 +33,7 @@ from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.errors import UserError
 from fedgs.federation.messages import Request
 from fedgs.federation.node import Node
-from fedgs.federation.preparation import resolve_deployed
+from fedgs.federation.preparation import check_answer, resolve_deployed
 from fedgs.files import read_json
 from fedgs.mechanism.integers import IntegerSum
 from fedgs.mechanism.sanitizer import SanitizedGradients
@@ -106,7 +106,7 @@ def planned(
     if asked.target_epsilon is not None:
         target = (asked.target_epsilon, resolved.delta)
         settings = METHOD.calibrated(settings, facts, *target)
-    run_config(settings, resolved)
+    check_answer(run_config(settings, resolved))
     resolved = dataclasses.replace(resolved, num_rounds=settings.steps)
     known = (METHOD.name, METHOD, settings, facts, asked.target_epsilon)
     return resolved, folder_content(*known)

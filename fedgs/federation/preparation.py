@@ -29,6 +29,7 @@ from fedgs.data.sources import (
     read_records,
     with_absolute_path,
 )
+from fedgs.deployment import MOST_ANSWER_BYTES
 from fedgs.errors import UserError
 from fedgs.federation.round import digests, public_start
 from fedgs.gan.models import build_discriminator
@@ -189,8 +190,25 @@ def resolve_deployed(config: RunConfig) -> ResolvedConfig:
     # Clients get the run's seed and could draw the schedule: this one stays here.
     config = dataclasses.replace(config, selection_seed=secrets.randbits(63))
     resolved = with_noise(config.validate())
+    check_answer(resolved)
     public_start(resolved)
     return resolved
+
+
+def check_answer(config: ResolvedConfig) -> None:
+    """Refuses a deployed run whose answers weigh more than its server reads.
+
+    Raises:
+        UserError: with both weights.
+    """
+    shapes = [config.terms(round).shape for round in range(config.num_stages + 1)]
+    weight = 4 * max(map(math.prod, shapes))  # numbers of 32 bits
+    if weight > MOST_ANSWER_BYTES:
+        raise UserError(
+            f"batch_size = {config.batch_size}: an answer of this run weighs "
+            f"{weight / 2**20:.0f} MiB, a server reads at most "
+            f"{MOST_ANSWER_BYTES / 2**20:.0f}; give smaller batches, images or networks"
+        )
 
 
 def fitted_to_data(

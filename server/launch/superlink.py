@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable
 from importlib import import_module
 from typing import Any
 
+from fedgs.deployment import MOST_ANSWER_BYTES
 from fedgs.errors import wrap_error
 from server.launch.flower_app import REMEDY
 
@@ -28,7 +29,7 @@ HEALTH_PATH = "/health"
 CONTROL_VARIABLE = "FEDGS_CONTROL_FROM"  # networks, separated by commas
 FLEET = "/v1/fleet/"
 OPEN_PATHS = (FLEET, HEALTH_PATH)
-MOST_BYTES = 2**28  # of a client's request; what is read is held several times
+MOST_BYTES = MOST_ANSWER_BYTES + 2**20  # of a client's request, with its frame
 GRACE_SECONDS = 3  # for open connections; clients keep theirs, and ask again elsewhere
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network

@@ -1,5 +1,6 @@
 """`fedgs deploy`: the keys it makes, what it starts, what it submits and refuses."""
 
+import asyncio
 import hashlib
 import io
 import re
@@ -13,6 +14,7 @@ import tomllib
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -41,7 +43,7 @@ from server.launch import submit as deploy_submit
 from server.launch.certs import make_certificates
 from server.launch.flower_app import free_port
 from server.launch.server_command import Server
-from server.launch.superlink import Guard, networks_of
+from server.launch.superlink import MOST_BYTES, Guard, networks_of
 
 PLAN = {
     "num_clients": 2,
@@ -594,3 +596,23 @@ def test_guard_lets_only_this_machine_and_networks_of_users_control(path, is_ope
         assert guard.may_pass(scope(path, user)), user
     for other in ("10.0.0.2", "::ffff:10.0.0.2", "2001:db9::1", "unix", None):
         assert guard.may_pass(scope(path, other)) == is_open, other
+
+
+@pytest.mark.parametrize("size", [None, 0, MOST_BYTES, MOST_BYTES + 1])
+@pytest.mark.parametrize("path", ["/v1/fleet/push-object", "/v1/control/start-run"])
+def test_what_weighs_more_than_an_answer_is_not_read(path, size):
+    """What is read is held twice before its size could be looked at."""
+    passed, sent = list[Any](), list[Any]()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        passed.append(scope)
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    headers = [] if size is None else [(b"content-length", b"%d" % size)]
+    asked = scope(path, "127.0.0.1") | {"method": "POST", "headers": headers}
+    asyncio.run(Guard(app)(asked, None, send))
+    is_refused = "fleet" in path and size in (None, MOST_BYTES + 1)
+    assert len(passed) == (not is_refused)
+    assert [event.get("status", 413) for event in sent] == 2 * is_refused * [413]

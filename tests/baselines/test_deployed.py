@@ -31,6 +31,8 @@ from fedgs.baselines import deployed
 from fedgs.baselines import run as frame
 from fedgs.baselines.fedavg_gan import run_config
 from fedgs.baselines.run import Asked, open_run
+from fedgs.config.run_config import RunConfig
+from fedgs.federation import preparation
 from fedgs.federation.training import RunStopped
 from fedgs.privacy.accounting import SEEDED
 from fedgs.privacy.gaussian import epsilon_from_mu
@@ -120,6 +122,17 @@ def in_process(run: Updates) -> bytes:
     made, data = frame.new_run("fedavg-gan", run.told, Asked(), SETTINGS | local)
     frame.train(made, data, runs.ignore, threading.Event())
     return runs.generator(made.folder.path)
+
+
+def test_updates_that_no_server_reads_are_refused(monkeypatch):
+    monkeypatch.setattr(preparation, "MOST_ANSWER_BYTES", 40_000)
+    narrow, wide = (
+        deployed.split(submitted(OWN, discriminator_dim=width)) for width in (4, 16)
+    )
+    deployed.planned(RunConfig.from_flat(narrow[0]), narrow[1])
+    asked = RunConfig.from_flat(wide[0]), wide[1]
+    problem = "an answer of this run weighs .* a server reads at most"
+    assert_refused(problem, deployed.planned, *asked)
 
 
 # ------------------------------------------------------------------ bits and faults

@@ -14,6 +14,7 @@ from clients import agreement
 from clients.deployed_client import DeployedClient, DeploymentConfig, agreed
 from fedgs.config.run_config import RunConfig
 from fedgs.data import sources
+from fedgs.deployment import MOST_ANSWER_BYTES
 from fedgs.federation.messages import EVERYONE, clients_of
 from fedgs.federation.node import Node
 from fedgs.federation.preparation import resolve_deployed
@@ -214,6 +215,15 @@ def test_the_server_of_a_deployment_draws_the_selection_itself():
     settings = public_settings(resolve_deployed(wanted))
     assert settings["selection_seed"] == ""
     assert settings["seed"] == 5
+
+
+def test_a_run_whose_answers_no_server_reads_is_refused():
+    given = {"nodes": "a,b", "engine": "flower", "num_clients": 2, "seed": 5}
+    heaviest = tiny_config(**given, batch_size=MOST_ANSWER_BYTES // (4 * 16 * 16))
+    resolve_deployed(heaviest)
+    heavier = dataclasses.replace(heaviest, batch_size=heaviest.batch_size + 1)
+    problem = "batch_size = 65537: an answer of this run weighs 64 MiB, a server reads"
+    assert_refused(problem, resolve_deployed, heavier)
 
 
 # ------------------------------------------------------------------ no amplification
