@@ -33,7 +33,7 @@ class Client(Access):
         state: directory: discriminators, the client's own count.
         key: not used if insecure, except for masks.
         peers: folder of the public keys of other clients.
-        settings: more of its data: data_dir, polarity, device, ...
+        settings: more of its data: data_dir, background, device, ...
     """
 
     name: str = flag(MISSING, "As registered at the server.", metavar="")

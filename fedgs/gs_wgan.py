@@ -8,7 +8,7 @@ Every engine is tested against this page (tests/test_gs_wgan.py). It draws from 
 random streams, so its results are theirs but for rounding. To train, use `fedgs.train`:
 this page has no ledger, no checkpoint, no second attempt of a round, no budget that
 ends a run and no limits of the clients' own. It leaves out three settings:
-client_selection = balanced, transport = compact and stages.
+client_selection = balanced, message_precision = compact and stages.
 
 Source: Chen, Orekondy, Fritz, "GS-WGAN: a gradient-sanitized approach for learning
 differentially private generators", NeurIPS 2020, appendix B; reference source/main.py,
@@ -65,8 +65,10 @@ def train(config: ResolvedConfig, data: FederatedImages) -> Trained:
     Raises:
         ValueError: one of the three settings that this page leaves out.
     """
-    if config.client_selection == "balanced" or config.transport == "compact":
-        raise ValueError("client_selection = balanced, transport = compact: left out")
+    if config.client_selection == "balanced" or config.message_precision == "compact":
+        raise ValueError(
+            "client_selection = balanced, message_precision = compact: left out"
+        )
     if config.stages:
         raise ValueError("stages: left out, the paper has none")
     seed = derived_seed(config.seed, "generator")

@@ -84,7 +84,7 @@ def train(
     >>> labels, owners = np.arange(60) % 2, np.repeat(["ann", "bob", "eve"], 20)
     >>> run = train(images, labels, owners, target_epsilon=10.0, num_rounds=2,
     ...             generator_dim=4, discriminator_dim=4, warm_start_rounds=1,
-    ...             polarity="dark-background", output=tempfile.mkdtemp() + "/run")
+    ...             background="dark", output=tempfile.mkdtemp() + "/run")
     >>> run.sample(5, labels=1).images.shape, run.epsilon() <= 10
     ((5, 1, 16, 16), True)
     """

@@ -186,8 +186,8 @@ class RollCall:
         )
 
     def _is_enough(self) -> bool:
-        """A run that has begun goes on with `min_nodes`; its start needs all."""
-        least = self.config.min_nodes or self.config.num_nodes
+        """A run that has begun goes on with `min_answers`; its start needs all."""
+        least = self.config.min_answers or self.config.num_nodes
         return self.round > 0 and len(self.addresses) >= least
 
     def step(self) -> None:
@@ -345,7 +345,7 @@ class RollCall:
             text = f"its state is of round {seen}, it took part until round {expected}"
             if seen < 0:
                 text = f"its state is lost; it took part until round {expected}"
-            needs_all = self.config.min_nodes in (None, self.config.num_nodes)
+            needs_all = self.config.min_answers in (None, self.config.num_nodes)
             if needs_all or seen < 0:
                 remedy = f"restore its {self.run_id}/ only, never an older releases/"
                 raise UserError(f"{text}; {remedy}")

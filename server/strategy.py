@@ -119,7 +119,7 @@ class GsWgan(FlowerStrategy):
             No arrays, for the generator stays here; the public metrics of the round.
 
         Raises:
-            RunStopped: fewer than `min_nodes` nodes answered.
+            RunStopped: fewer than `min_answers` nodes answered.
         """
         answers, missing = self._decode(replies)
         if missing:

@@ -150,7 +150,7 @@ def test_cost_of_the_page_is_that_of_the_engines_ledger(tmp_path):
     "settings",
     [
         {"client_selection": "balanced"},
-        {"transport": "compact"},
+        {"message_precision": "compact"},
     ],
 )
 def test_page_refuses_what_it_leaves_out(settings):

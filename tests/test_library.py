@@ -123,7 +123,7 @@ def test_light_background_is_inverted_and_the_callers_array_is_not_touched(
     tmp_path, short
 ):
     light = 255 - IMAGES
-    given = {"polarity": "light-background"} | SHORT
+    given = {"background": "light"} | SHORT
     assert generator(train(tmp_path / "a", light, LABELS, OWNERS, **given)) == short
     assert (light == 255 - IMAGES).all()
 

@@ -37,7 +37,7 @@ from fedgs.federation.training import Stop
 from server.launch.measuring_grid import communication
 
 ALGORITHM_2, FULL = "algorithm-2", "full-participation"
-COMPACT = {"transport": "compact"}
+COMPACT = {"message_precision": "compact"}
 FED_AVG_GAN = "fed-avg-gan"  # is trained by `fedgs baseline`
 ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {  # row: title, recipe, settings
     "paper-mode": ("Algorithm 2 (paper mode)", ALGORITHM_2, {}),

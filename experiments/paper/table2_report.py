@@ -30,7 +30,7 @@ def about(folder: RunFolder) -> Line:
         "num_clients": config.num_clients,
         "clients_per_node": config.node_sizes or config.clients_per_node,
         "num_rounds": config.num_rounds,
-        "transport": config.transport,
+        "message_precision": config.message_precision,
         "is_private": config.noise_multiplier != 0 and config.noise_seed is None,
     }
 

@@ -109,7 +109,7 @@ def as_audited(config: ResolvedConfig) -> ResolvedConfig:
         config,
         engine="local",
         target_epsilon=None,
-        min_nodes=None,
+        min_answers=None,
         noise_seed=None,
         checkpoint_every=config.num_rounds,
     )

@@ -94,10 +94,10 @@ def federation_problems(config: Settings) -> Iterator[Problem]:
     elif num_clients is not None and per_round > num_clients:
         most = f"num_clients = {num_clients}"
         yield "clients_per_round", f"give --clients-per-round at most {most}"
-    min_nodes = config.min_nodes or 0
-    if num_clients is not None and min_nodes > config.num_nodes:
+    min_answers = config.min_answers or 0
+    if num_clients is not None and min_answers > config.num_nodes:
         most = f"the {config.num_nodes} nodes of this run"
-        yield "min_nodes", f"give --min-nodes at most {most}"
+        yield "min_answers", f"give --min-answers at most {most}"
     if config.privacy_unit == "record" and config.partition in (
         "by-client",
         "dirichlet",
@@ -185,7 +185,7 @@ def _aggregation_problems(config: Settings) -> Iterator[Problem]:
     if clients is None or config.num_clients is None:
         return
     fewest = config.hosting.fewest_nodes(clients)
-    if config.engine != "local" and min(fewest, config.min_nodes or fewest) < 2:
+    if config.engine != "local" and min(fewest, config.min_answers or fewest) < 2:
         why = "a round may be of one node, whose release no other one hides"
         yield "secure_aggregation", f"{why}; {remedy}"
     if config.noise_multiplier is None:

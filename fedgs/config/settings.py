@@ -77,13 +77,13 @@ class Settings:
         "Download a missing data set into data_dir.",
         traits=("reading", "of_client", "machine"),
     )
-    polarity: str = option(
+    background: str = option(
         "auto",
         "Data",
         "What the source's background is; light is inverted. auto is light for "
         "femnist, else dark.",
         traits=("images", "reading", "of_client"),
-        choices=("auto", "dark-background", "light-background"),
+        choices=("auto", "dark", "light"),
     )
     classes: str = option(
         "all",
@@ -185,7 +185,7 @@ class Settings:
         traits=("mechanism",),
         choices=("client", "record"),
     )
-    min_nodes: int | None = option(
+    min_answers: int | None = option(
         None,
         "Federation",
         "A round counts when this many of its nodes answered; all when unset.",
@@ -195,7 +195,7 @@ class Settings:
     round_timeout: float = option(
         600.0, "Federation", "Seconds to wait for the nodes of a round.", above=0
     )
-    transport: str = option(
+    message_precision: str = option(
         "exact",
         "Federation",
         "How tensors travel: exact (float32), or compact: fakes in 8 bits, sanitized "

@@ -17,7 +17,7 @@ from fedgs.config.fields import Problem, refuse
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError, first_n
 
-DARK, LIGHT, UNCLEAR = "dark-background", "light-background", "unclear"
+DARK, LIGHT, UNCLEAR = "dark", "light", "unclear"
 CLEAR_SHARE = 0.75  # of the border pixels that must agree for a guess
 GUESSED_FROM = 4096  # images, evenly spread
 MOST_CLASSES = 1000  # a larger label is no class but a mistake
@@ -37,7 +37,7 @@ class Records:
         labels: shape (N,), int64, in [0, num_classes).
         num_classes: number of labels, at least 1.
         clients: owner of each record, shape (N,), integers or strings; None without.
-        polarity: what the source's format declares, dark- or light-background.
+        background: what the source's format declares, dark- or light.
         guess: what the pixels look like, as `guess_polarity` of the source's pixels.
     """
 
@@ -45,7 +45,7 @@ class Records:
     labels: NDArray[np.int64]
     num_classes: int
     clients: NDArray[np.generic] | None = None
-    polarity: str = DARK
+    background: str = DARK
     guess: str = UNCLEAR
 
 
@@ -55,7 +55,7 @@ def gathered(
     capacity: int,
     shape: tuple[int, int, int],
     num_classes: int,
-    polarity: str,
+    background: str,
 ) -> Records:
     """Collects users' images; warns about users without any and leaves them out.
 
@@ -70,7 +70,7 @@ def gathered(
         capacity: the largest number of records.
         shape: (channel, height, width) of an image.
         num_classes: number of labels.
-        polarity: what the data's format declares.
+        background: what the data's format declares.
 
     Raises:
         UserError: nobody has an image.
@@ -97,7 +97,7 @@ def gathered(
             stacklevel=2,
         )
     owners = np.repeat(np.array([*used]), [*used.values()])
-    return Records(images[:end], labels[:end], num_classes, owners, polarity)
+    return Records(images[:end], labels[:end], num_classes, owners, background)
 
 
 def guess_polarity(images: NDArray[np.uint8]) -> str:
@@ -109,11 +109,11 @@ def guess_polarity(images: NDArray[np.uint8]) -> str:
         images: shape (N, C, H, W), uint8.
 
     Returns:
-        dark-background, light-background, or unclear where fewer than three quarters
+        dark, light, or unclear where fewer than three quarters
         of the border pixels are on one side of 127.5.
 
     >>> guess_polarity(np.full((1, 1, 4, 4), 255, np.uint8))
-    'light-background'
+    'light'
     """
     part = images[:: -(-len(images) // GUESSED_FROM)] > 127
     middle = part[:, :, 1:-1]
@@ -125,7 +125,7 @@ def guess_polarity(images: NDArray[np.uint8]) -> str:
 
 
 def fit(config: RunConfig, records: Records) -> Records:
-    """Checks labels against `num_classes`; fits size, channels and polarity.
+    """Checks labels against `num_classes`; fits size, channels and background.
 
     Privacy: reads private data; output private.
 
@@ -141,12 +141,12 @@ def fit(config: RunConfig, records: Records) -> Records:
     if channels < config.image_channels:
         images = np.repeat(images, config.image_channels, axis=1)
     guess = guess_polarity(images)
-    declared = records.polarity if config.polarity == "auto" else config.polarity
+    declared = records.background if config.background == "auto" else config.background
     if guess not in (declared, UNCLEAR):
         warnings.warn(
-            f"polarity = {config.polarity}: data = {config.data!r} is read as "
+            f"background = {config.background}: data = {config.data!r} is read as "
             f"{declared}, but its border pixels look like {guess}; look at `fedgs data "
-            f"inspect {config.data}` and give --polarity {guess} if that is right",
+            f"inspect {config.data}` and give --background {guess} if that is right",
             DataWarning,
             stacklevel=2,
         )
@@ -154,7 +154,11 @@ def fit(config: RunConfig, records: Records) -> Records:
         target = images if images.flags.writeable else None
         images = np.subtract(np.uint8(255), images, out=target)
     return dataclasses.replace(
-        records, images=images, num_classes=num_classes, polarity=declared, guess=guess
+        records,
+        images=images,
+        num_classes=num_classes,
+        background=declared,
+        guess=guess,
     )
 
 

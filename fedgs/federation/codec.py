@@ -1,4 +1,4 @@
-"""How tensors become bytes: `transport = exact` or `compact`, the same on both sides.
+"""How tensors become bytes, by `message_precision`, the same on both sides.
 
     exact     fakes and releases as float32, in safetensors; nothing is rounded
     both      feature networks and centre of a stage as float32, in safetensors
@@ -18,7 +18,7 @@ A release v is sent as the integers q = round(v / step). Each is written as the 
 2q or -2q - 1 of 16 bits; all low bytes come first, then all high bytes.
 
 With secure aggregation a masked sum is sent, of integers modulo 2^32: four bytes each,
-little-endian, under either transport; they are uniform, so nothing compresses them.
+little-endian, in either precision; they are uniform, so nothing compresses them.
 
 The paper's round (5 batches of 32 fakes of 28 x 28 down, 32 gradients up) takes at most
 50,000 bytes: 33,000 down, 16,500 up with the other fields of both.
@@ -70,9 +70,9 @@ def round_fakes(images: Images, config: ResolvedConfig) -> Images:
 
     Args:
         images: on the CPU, in [0, 1].
-        config: its `transport`.
+        config: its `message_precision`.
     """
-    if config.transport == "exact":
+    if config.message_precision == "exact":
         return images
     levels = next((n for n in PIXEL_LEVELS[:-1] if _fits(images, n)), PIXEL_LEVELS[-1])
     return _images(_pixels(images, levels), levels)
@@ -93,7 +93,7 @@ def _images(pixels: Tensor, levels: int) -> Images:
 
 def pack_fakes(images: Images, labels: Labels, config: ResolvedConfig) -> bytes:
     """Encodes fakes that `round_fakes` has seen, and their labels."""
-    if config.transport == "exact":
+    if config.message_precision == "exact":
         return save({"images": images, "labels": labels})
     # The values tell an L that loses nothing, so that no request has to carry it.
     for levels in PIXEL_LEVELS:
@@ -111,7 +111,7 @@ def unpack_fakes(content: object, config: ResolvedConfig) -> tuple[Images, Label
     """
     shape = fakes_shape(config)
     pixels = math.prod(shape)
-    if config.transport == "exact":
+    if config.message_precision == "exact":
         size = 4 * pixels + LABEL_BYTES * shape[0]
         tensors = _load(content, size, {"images", "labels"})
         images, labels = tensors["images"], tensors["labels"]

@@ -326,7 +326,7 @@ class Node:
     @property
     def _must_see_every_round(self) -> bool:
         """Whether no round counts without this node, so that an old state is wrong."""
-        needs_all = self.config.min_nodes in (None, self.config.num_nodes)
+        needs_all = self.config.min_answers in (None, self.config.num_nodes)
         return needs_all and self.config.discriminator_training == "every_round"
 
     def check(self, request: Request) -> None:

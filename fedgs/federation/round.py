@@ -126,7 +126,7 @@ def public_start(config: ResolvedConfig) -> tuple[Model | None, frozenset[bytes]
     own = {"data": public, "num_classes": "", "classes": "all"}
     try:
         records = load_records(
-            RunConfig.from_flat(own | {"polarity": "auto"}, base=config)
+            RunConfig.from_flat(own | {"background": "auto"}, base=config)
         )
     except UserError as error:
         raise UserError(f"public_data = {public!r}: {error}") from error
@@ -212,7 +212,7 @@ def draw_fakes(config: ResolvedConfig, server: ServerState) -> tuple[FakeBatch, 
     Returns:
         The request with F = `config.fakes_sent` images, and the last B of them,
         attached to the generator's graph; only the request's are rounded by the
-        `compact` transport.
+        compact precision.
 
     Source: Algorithm 2, lines 6 and 8.
     """

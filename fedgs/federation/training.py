@@ -196,7 +196,7 @@ class RunSession:
 
         Raises:
             BudgetSpent: the release would exceed `target_epsilon`.
-            RunStopped: fewer nodes are listed than `min_nodes`.
+            RunStopped: fewer nodes are listed than `min_answers`.
         """
         # Kept before a refusal below, which puts back what was drawn.
         self._round = asked = self._round or self._draw()
@@ -221,9 +221,9 @@ class RunSession:
         return request
 
     def required(self, participants: Clients) -> int:
-        """Returns how many nodes of a round must answer, by `min_nodes`."""
+        """Returns how many nodes of a round must answer, by `min_answers`."""
         planned = len(nodes_of(self.config, participants))
-        return min(self.config.min_nodes or planned, planned)
+        return min(self.config.min_answers or planned, planned)
 
     def _check_listed(
         self, request: Request, count: int, failures: Sequence[str]
@@ -232,7 +232,7 @@ class RunSession:
         if count < least:
             raise RunStopped(
                 f"stopped before round {request.round}: {count} nodes can be asked, "
-                f"its secure aggregation needs {least}, by min_nodes"
+                f"its secure aggregation needs {least}, by min_answers"
                 + _reasons(failures)
             )
 
@@ -267,7 +267,7 @@ class RunSession:
             The public metrics of the round; nothing of a voided attempt.
 
         Raises:
-            RunStopped: fewer than `min_nodes` answered.
+            RunStopped: fewer than `min_answers` answered.
         """
         if self._round is None or self._round.event is None:
             raise RuntimeError("finish without begin")
@@ -279,7 +279,7 @@ class RunSession:
             raise RunStopped(
                 f"round {event.round}: {num_answers} of {event.planned_nodes} nodes "
                 f"answered within round_timeout = {self.config.round_timeout:g} s, "
-                f"min_nodes asks for {required}; the round is counted and discarded"
+                f"min_answers asks for {required}; the round is counted and discarded"
                 + _reasons(failures)
             )
         if self.config.secure_aggregation:

@@ -40,7 +40,7 @@ def largest_norm(
     """Returns the norm that no row of an honest answer exceeds, but for chance.
 
     Args:
-        config: the run's; its B, C, noise, gradient basis and transport count.
+        config: the run's; its B, C, noise, gradient basis and precision count.
         num_clients: n, the participants whose gradients the node sums.
         rate: probability that a row of an honest answer is larger.
         terms: of the round; None: of the run's gradient rounds.

@@ -1,4 +1,4 @@
-"""The grid that `transport = compact` rounds releases to, after the noise.
+"""The grid that `message_precision = compact` rounds releases to, after the noise.
 
 The step is computed from the run's settings alone:
 
@@ -34,7 +34,7 @@ def release_step(config: ResolvedConfig, terms: Terms | None = None) -> float | 
         config: the run's.
         terms: of the round; None: of its gradient rounds.
     """
-    if config.transport == "exact":
+    if config.message_precision == "exact":
         return None
     terms = terms or config.terms(0)
     bound, noise_std = terms.clip_bound, terms.noise_std

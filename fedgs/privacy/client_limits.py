@@ -222,7 +222,7 @@ class Limits:
         # A round of fewer nodes than are trusted would bear less noise than is counted.
         nodes = Plan.from_config(config).counted_nodes
         holds, remedy = self.shares(config) <= nodes, f"more, a round may be of {nodes}"
-        yield "min_honest_nodes", "min_nodes", holds, remedy
+        yield "min_honest_nodes", "min_answers", holds, remedy
         holds = self.client_epsilon is None or not config.amplification
         yield "client_epsilon", "amplification", holds, f"False: {REFUSAL_TELLS}"
         holds = cost <= self.most_mu_squared

@@ -130,7 +130,7 @@ class Plan:
     node_sizes: str | None = None
     client_selection: str | None = "uniform"
     discriminator_training: str = "selected"
-    min_nodes: int | None = None
+    min_answers: int | None = None
     engine: str = "flower"
     privacy_unit: str = "client"
     amplification: bool = False
@@ -188,7 +188,7 @@ class Plan:
     def counted_nodes(self) -> int:
         """Nodes of any round whose noise counts: the fewest that m clients live on."""
         fewest = self.hosting.fewest_nodes(self.clients_per_round)
-        return min(fewest, self.min_nodes or fewest)
+        return min(fewest, self.min_answers or fewest)
 
     def law(self, selection: str) -> tuple[Law, str, str]:
         """Returns `fedgs.privacy.participation.planned_law` for a client_selection.

@@ -40,7 +40,7 @@ def test_json_counts_clients_images_and_classes(inspect, source, tmp_path):
     assert report["images_per_client"] == {"min": 1, "median": 3.0, "max": 7}
     assert report["images_per_class"][3] == 3
     assert report["image_shape"] == [1, 28, 28]
-    assert report["polarity"] == report["polarity_guess"] == "light-background"
+    assert report["background"] == report["background_guess"] == "light"
     assert report["memory_bytes"] == 14 * (28 * 28 + 8)
     assert report["contact_sheet"] == "contact-sheet.png"
     assert (tmp_path / "contact-sheet.png").exists()
@@ -92,10 +92,10 @@ def test_warnings_are_one_line_on_standard_error(inspect, source):
         warnings.showwarning = lambda *parts: print(
             warnings.formatwarning(*parts[:4]), end="", file=sys.stderr
         )
-        code, out, err = inspect(source, "--json", "--polarity", "dark-background")
+        code, out, err = inspect(source, "--json", "--background", "dark")
     assert code == 0
-    assert json.loads(out)["polarity"] == "dark-background"
-    assert err.startswith("Warning: polarity = dark-background: data = 'femnist:")
+    assert json.loads(out)["background"] == "dark"
+    assert err.startswith("Warning: background = dark: data = 'femnist:")
     assert err.count("\n") == 1
 
 

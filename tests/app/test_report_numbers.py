@@ -142,7 +142,9 @@ def test_communication_of_exact_messages_follows_from_shapes(folders):
 
 
 def test_compact_messages_are_estimated(tmp_path):
-    found = communication(read_run(make_run(tmp_path / "run", transport="compact")))
+    found = communication(
+        read_run(make_run(tmp_path / "run", message_precision="compact"))
+    )
     assert found.how == "estimated"
     assert found.reply in range(1, 2 * 4 * SIDE * SIDE)
 

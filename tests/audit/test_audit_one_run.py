@@ -120,7 +120,7 @@ def test_missing_noise_is_caught(tmp_path, monkeypatch):
 
 def test_audited_noise_is_never_seeded_and_no_budget_stops_it(tmp_path):
     settings = {"target_epsilon": 0.001, "noise_multiplier": 1.0, "noise_seed": 3}
-    config = config_of(**settings, min_nodes=1)
+    config = config_of(**settings, min_answers=1)
     audited(tmp_path, config)
     again = RunFolder.open(tmp_path / "again")
     events = Ledger.read(again.path / "ledger.jsonl").events

@@ -20,15 +20,15 @@ BEHIND = "own count was rolled back or deleted: it has no release of round"
 @pytest.mark.parametrize(
     ("mode", "settings"),
     [
-        ("full participation", {"min_nodes": 2}),
+        ("full participation", {"min_answers": 2}),
         ("moments", {"num_rounds": 3}),
-        ("moments", {"num_rounds": 3, "min_nodes": 2}),
+        ("moments", {"num_rounds": 3, "min_answers": 2}),
     ],
 )
 def test_a_count_that_goes_back_while_a_run_goes_on_is_refused(deploy, mode, settings):
     run = deploy(mode=mode, **settings)
     backup = Backup(run, 1)
-    if "min_nodes" in settings:
+    if "min_answers" in settings:
         run.start(backup.between(1, 2))
         assert num_answers(run.folder)[:3] == [3, 3, 2]
     else:
@@ -42,7 +42,7 @@ def test_a_server_that_is_killed_before_its_checkpoint_knows_what_it_had(
     deploy, monkeypatch
 ):
     monkeypatch.setattr(roll_call, "TIMEOUT", 5.0)
-    run = deploy(min_nodes=2, checkpoint_every=100)
+    run = deploy(min_answers=2, checkpoint_every=100)
     backup = Backup(run, 1)
     with pytest.raises(KeyboardInterrupt):
         run.start(
@@ -55,7 +55,7 @@ def test_a_server_that_is_killed_before_its_checkpoint_knows_what_it_had(
 
 
 def test_an_answer_that_the_server_refused_has_left_its_client_all_the_same(deploy):
-    run = deploy(min_nodes=2)
+    run = deploy(min_answers=2)
     backup = Backup(run, 1)
 
     def spoil(request: Message, reply: Message) -> Message:
@@ -70,7 +70,7 @@ def test_an_answer_that_the_server_refused_has_left_its_client_all_the_same(depl
 
 
 def test_an_answer_that_came_too_late_has_left_its_client_all_the_same(deploy):
-    run = deploy(min_nodes=2)
+    run = deploy(min_answers=2)
     backup, late = Backup(run, 0), []
 
     def hold(request: Message, reply: Message) -> None:
@@ -91,7 +91,7 @@ def test_an_answer_that_came_too_late_has_left_its_client_all_the_same(deploy):
 
 def test_a_count_that_is_ahead_is_right(deploy):
     """Its answers got lost on the way; then the server is restored, and says less."""
-    run = deploy(min_nodes=2)
+    run = deploy(min_answers=2)
     lose = {(NAMES[1], 2): lambda request, reply: None}
     run.grid.spoil = spoil_at(lose)
     kept = run.folder.path / "deployment.json"
@@ -113,7 +113,7 @@ def test_a_count_that_is_ahead_is_right(deploy):
 
 def test_an_older_state_with_the_newest_count_goes_on_whichever_start_it_is_of(deploy):
     """As docs/deployment.md says: only RUN_ID/ is restored, never releases/."""
-    run = deploy(min_nodes=2, num_rounds=6, checkpoint_every=1)
+    run = deploy(min_answers=2, num_rounds=6, checkpoint_every=1)
     backup = Backup(run, 1)
 
     def first(metrics: dict) -> None:

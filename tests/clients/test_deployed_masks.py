@@ -67,7 +67,7 @@ def test_a_killed_server_and_restarted_clients_resume_to_the_same_bytes(
 
 
 def test_a_killed_client_voids_its_round_and_no_later_one_and_may_come_back(masked):
-    run = masked(num_rounds=3, min_nodes=2)
+    run = masked(num_rounds=3, min_answers=2)
     gone = run.clients[1]
 
     def kill(name: str, request: Message) -> bool:
@@ -88,7 +88,7 @@ def test_a_killed_client_voids_its_round_and_no_later_one_and_may_come_back(mask
 
 
 def test_a_count_that_goes_back_between_two_attempts_of_a_round_is_refused(masked):
-    run = masked(num_rounds=3, min_nodes=2)
+    run = masked(num_rounds=3, min_answers=2)
     backup = Backup(run, 0)
 
     def lose(who: str, request: Message, reply: Message) -> Message | None:
@@ -126,7 +126,7 @@ def test_a_false_masking_key_names_its_sender_and_stops_nobody_else(
 ):
     """Listed, it would have every other client refuse the round."""
     make_certificates(tmp_path / "others", [], NAMES[1:2])
-    run = masked(min_nodes=2)
+    run = masked(min_answers=2)
     run.clients[1].node_config["key"] = str(tmp_path / "others/clients/b-clinic.key")
     run.start()
     assert run.attempts() == [(1, 1), (2, 1), (3, 1)]
@@ -157,7 +157,7 @@ def test_a_false_key_with_an_answer_is_not_listed(masked):
 
 def test_a_client_says_that_it_released_in_every_attempt(masked):
     """A server of an older backup hears of each of them."""
-    run = masked(min_nodes=2)
+    run = masked(min_answers=2)
     lost: list[Message] = []
 
     def lose(who: str, request: Message, reply: Message) -> Message | None:

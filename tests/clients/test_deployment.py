@@ -46,18 +46,18 @@ def test_only_public_words_and_sanitized_gradients_leave_a_client(deploy):
             assert set(record) <= allowed | {"tensors", "request"}
 
 
-@pytest.mark.parametrize("transport", ["exact", "compact"])
+@pytest.mark.parametrize("precision", ["exact", "compact"])
 def test_stated_bytes_are_about_those_of_releases_and_of_no_single_one(
-    deploy, transport
+    deploy, precision
 ):
     """A compact release weighs what is in it, which who sees the sum must not see."""
-    run = deploy(transport=transport)
+    run = deploy(message_precision=precision)
     run.start()
     records = [reply.content["fedgs"] for _, _, reply in run.grid.replies]
     sizes = [len(record["tensors"]) for record in records if "tensors" in record]
     stated = stated_release_bytes(run.folder.config)
     assert stated == pytest.approx(np.mean(sizes), rel=0.1)
-    assert (len(set(sizes)) > 1) == (transport == "compact")
+    assert (len(set(sizes)) > 1) == (precision == "compact")
 
 
 def test_no_path_of_the_server_reaches_a_client_and_none_of_a_client_the_server(
@@ -278,7 +278,7 @@ def test_a_run_id_that_is_no_id_becomes_no_folder(deploy, run_id):
         ({"state-dir": None}, "state-dir="),
         ({"noise-seed": 3}, "noise_seed: unknown"),
         ({"num_rounds": 3}, "num_rounds: unknown"),
-        ({"polarity": "grey"}, "polarity = 'grey'"),
+        ({"background": "grey"}, "background = 'grey'"),
         ({"limits": "/no/limits.toml"}, "no/limits.toml"),
     ],
 )

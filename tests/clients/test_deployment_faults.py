@@ -1,6 +1,6 @@
 """A deployment without a network: crashes, lost messages, full disks, waiting.
 
-`round_timeout` and `min_nodes` decide; a node that is back in time gives identical
+`round_timeout` and `min_answers` decide; a node that is back in time gives identical
 bytes, and no count is below what left a client.
 """
 
@@ -103,7 +103,7 @@ def go_away(run: Deployment, index: int, round: int) -> None:
 
 
 def test_a_run_goes_on_without_a_client_that_is_gone_for_good(deploy):
-    run = deploy(min_nodes=2)
+    run = deploy(min_answers=2)
     go_away(run, 2, 3)
     run.start()
     assert num_answers(run.folder) == [3, 3, 2, 2]
@@ -144,7 +144,7 @@ def test_a_cut_network_that_heals_in_time_changes_nothing(deploy, undisturbed, c
 
 def test_late_and_repeated_replies_are_thrown_away(deploy, undisturbed):
     """A reply of round 2 arrives in round 3, twice; its bytes are of an old round."""
-    run = deploy(min_nodes=2)
+    run = deploy(min_answers=2)
     kept: list[tuple[str, Message]] = []
 
     def hold(request: Message, reply: Message) -> None:
@@ -178,11 +178,11 @@ def test_a_client_that_lost_its_state_is_refused_and_the_run_says_so(deploy):
 
 
 @pytest.mark.parametrize(
-    ("is_killed", "min_nodes"), [(True, None), (False, None), (True, 2)]
+    ("is_killed", "min_answers"), [(True, None), (False, None), (True, 2)]
 )
-def test_a_client_with_an_old_state_is_refused(deploy, log, is_killed, min_nodes):
+def test_a_client_with_an_old_state_is_refused(deploy, log, is_killed, min_answers):
     """By the server that starts again, or by itself; where all are needed."""
-    run = deploy(checkpoint_every=1, min_nodes=min_nodes)
+    run = deploy(checkpoint_every=1, min_answers=min_answers)
     backup = Backup(run, 1)
 
     def restore(metrics: dict) -> None:
@@ -197,7 +197,7 @@ def test_a_client_with_an_old_state_is_refused(deploy, log, is_killed, min_nodes
         with pytest.raises(KeyboardInterrupt):
             run.start(restore)
         words = "its state is of round 1, it took part until round 2"
-        if min_nodes is None:
+        if min_answers is None:
             with pytest.raises(RunStopped, match=rf"b-clinic \({words}"):
                 run.start()
         else:
@@ -211,7 +211,7 @@ def test_a_client_with_an_old_state_is_refused(deploy, log, is_killed, min_nodes
 
 
 def test_a_slow_client_is_not_waited_for_beyond_the_limit(deploy, clock):
-    run = deploy(min_nodes=2, round_timeout=30.0)
+    run = deploy(min_answers=2, round_timeout=30.0)
     lose_once(run, NAMES[2], 2, restart=False)
     run.start()
     assert num_answers(run.folder) == [3, 2, 3, 3]
@@ -220,7 +220,7 @@ def test_a_slow_client_is_not_waited_for_beyond_the_limit(deploy, clock):
 
 def test_the_servers_events_say_who_has_answered(deploy, monkeypatch, tmp_path):
     monkeypatch.setenv(event_log.EVENT_LOG_VARIABLE, str(tmp_path / "events"))
-    run = deploy(min_nodes=2, round_timeout=30.0)
+    run = deploy(min_answers=2, round_timeout=30.0)
     lose_once(run, NAMES[2], 2, restart=False)
     run.start()
     events = read_events(tmp_path / "events")
@@ -256,7 +256,7 @@ def test_progress_says_of_each_node_when_it_answered_and_what_went_wrong(
     deploy, clock, monkeypatch
 ):
     monkeypatch.setattr(progress, "WRITE_SECONDS", 0.0)
-    run, wrong = deploy(min_nodes=2, round_timeout=30.0), []
+    run, wrong = deploy(min_answers=2, round_timeout=30.0), []
 
     def fail_once(request: Message, reply: Message) -> Message:
         wrong.append(reply)
@@ -424,7 +424,7 @@ def test_a_stop_before_a_later_warm_start_repeats_no_round(deploy, undisturbed, 
 
 
 def test_a_late_client_joins_a_resumed_run_that_began_without_it(deploy):
-    run = deploy(min_nodes=2, checkpoint_every=1, num_rounds=6)
+    run = deploy(min_answers=2, checkpoint_every=1, num_rounds=6)
     with pytest.raises(KeyboardInterrupt):
         run.start(interrupt_at(2))
     run.clients[0].is_online = False

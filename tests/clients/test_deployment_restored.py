@@ -88,7 +88,7 @@ def test_a_server_of_an_older_backup_ends_the_run_and_states_no_epsilon(
 
 def test_what_a_late_client_tells_ends_a_run_that_goes_on(older):
     """The others are of a version whose count does not say which run asked."""
-    run = older(min_nodes=2, num_rounds=6, round_timeout=20.0)
+    run = older(min_answers=2, num_rounds=6, round_timeout=20.0)
 
     def spoil(name: str, request: Message, reply: Message) -> Message:
         if name != NAMES[2] and request.metadata.message_type == "query.join":
@@ -141,7 +141,7 @@ def test_a_masked_attempt_of_others_hides_no_release(deploy):
 
     The attempt that asked it was counted after the backup was taken.
     """
-    run = deploy("run", secure_aggregation=True, noise_multiplier=3.0, min_nodes=2)
+    run = deploy("run", secure_aggregation=True, noise_multiplier=3.0, min_answers=2)
     config = run.folder.config
     events = [new_event(config, 1, "all", 1), new_event(config, 2, "all", 1, [0, 1])]
     silent = Progress(None, config, "0" * 16, 0)

@@ -249,7 +249,7 @@ def _renumbered(draw: st.DrawFn, sound: bytes) -> bytes:
 def _messages(sound: Payload, config: RunConfig) -> st.SearchStrategy[Payload]:
     """An honest message with one to three changes."""
     packed = sound["tensors"]
-    if config.transport == "compact":
+    if config.message_precision == "compact":
         inside = _edited(zlib.decompress(packed)).map(zlib.compress)
     else:
         inside = _renumbered(packed)

@@ -148,7 +148,7 @@ SPOILT: dict[str, tuple[Make, str]] = {
 def test_a_spoilt_reply_is_a_failed_answer(create, log, what, noise_multiplier):
     """Asked twice, logged in a line without data; the run is one without that node."""
     make, words = SPOILT[what]
-    noise = {"min_nodes": 1, "noise_multiplier": noise_multiplier}
+    noise = {"min_answers": 1, "noise_multiplier": noise_multiplier}
     folder = create("hostile", **noise)
     start(folder, FakeGrid(6, victim(make)))
     assert attempts(folder) == [(1, 1), (2, 1), (3, 1)]
@@ -188,7 +188,7 @@ def test_a_replayed_reply_is_a_failed_answer(create, log, seed, round, number, w
     def replay(request: Message, reply: Message) -> Message:
         return _reply(request, old[0] | {"round": number})
 
-    every = {"min_nodes": 1, "client_selection": "all"}
+    every = {"min_answers": 1, "client_selection": "all"}
     start(create("old", seed=seed, **every), FakeGrid(6, spoil_at({(3, round): keep})))
     start(create("run", seed=5, **every), FakeGrid(6, spoil_at({(3, 2): replay})))
     assert {line for line in log if line.startswith("answer of node 3")} == {

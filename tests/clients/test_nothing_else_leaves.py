@@ -124,7 +124,7 @@ def _check_answer(
     expected = {"is_empty": 0, "node_id": where[0], "round": where[1]}
     expected |= {"noise_std": config.noise_std, "clip_bound": config.clip_bound}
     assert record == expected
-    if config.transport == "compact":
+    if config.message_precision == "compact":
         assert content == pack_release(releases[where], config)
         return
     tensors = load(content)
@@ -222,13 +222,13 @@ def upstream() -> Iterable[list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("dct_size", "transport"),
+    ("dct_size", "precision"),
     [(None, "exact"), (5, "exact"), (None, "compact")],
 )
 def test_every_message_of_a_run_holds_public_values_only(
-    tmp_path, monkeypatch, upstream, capfd, dct_size, transport
+    tmp_path, monkeypatch, upstream, capfd, dct_size, precision
 ):
-    config = _config(tmp_path, transport=transport, dct_size=dct_size)
+    config = _config(tmp_path, message_precision=precision, dct_size=dct_size)
     requests: list[bytes] = []
 
     def arrives(node: int, request: Message, reply: Message) -> Message:

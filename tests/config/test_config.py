@@ -159,8 +159,8 @@ def test_value_outside_its_range_is_refused_by_name_value_and_remedy(name, value
             "clients_per_round = 7: give .* at most num_clients = 6",
         ),
         (
-            {"min_nodes": 4, "num_clients": 6, "clients_per_node": 2},
-            "min_nodes = 4: give --min-nodes at most the 3 nodes",
+            {"min_answers": 4, "num_clients": 6, "clients_per_node": 2},
+            "min_answers = 4: give --min-answers at most the 3 nodes",
         ),
         (
             {"privacy_unit": "record", "partition": "dirichlet"},

@@ -118,13 +118,13 @@ def test_a_deployment_has_the_clients_of_its_silos():
 
 
 @pytest.mark.parametrize(
-    ("per_round", "min_nodes", "counted"),
+    ("per_round", "min_answers", "counted"),
     [(10, None, 3), (10, 2, 2), (7, None, 1), (8, None, 2), (10, 3, 3), (1, None, 1)],
 )
-def test_the_noise_of_the_fewest_nodes_is_counted(per_round, min_nodes, counted):
+def test_the_noise_of_the_fewest_nodes_is_counted(per_round, min_answers, counted):
     selection = "all" if per_round == 10 else "uniform"
     changes = {"client_selection": selection, "clients_per_round": per_round}
-    sizes = {"node_sizes": "1,7,2", "min_nodes": min_nodes}
+    sizes = {"node_sizes": "1,7,2", "min_answers": min_answers}
     plan = dataclasses.replace(PLAN, **changes, **sizes)
     assert plan.counted_nodes == counted
     # That the nodes differ matters to nobody: three of one size have its epsilons.

@@ -1,4 +1,4 @@
-"""Federated EMNIST: three formats, one result; polarity, classes, test file."""
+"""Federated EMNIST: three formats, one result; background, classes, test file."""
 
 import shutil
 
@@ -85,13 +85,13 @@ def test_hub_data_set_is_read_from_the_cache_without_network(
     assert (data.images == copy.images).all()  # of the hub's repository
 
 
-# ------------------------------------------------------------------ polarity
+# ------------------------------------------------------------------ background
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_declared_dark_background_overrides_and_warns(sources, name):
-    with pytest.warns(DataWarning, match="border pixels look like light-background"):
-        data = load(sources[name], polarity="dark-background")
+    with pytest.warns(DataWarning, match="border pixels look like light"):
+        data = load(sources[name], background="dark")
     assert (data.images[data.client_records[0], 0] == files.paper("f0000_14")).all()
 
 

@@ -79,9 +79,9 @@ def test_classes_without_or_with_one_name_twice_are_refused(tmp_path, classes):
 
 def test_light_background_is_warned_of_and_inverted_on_request(tmp_path):
     save(tmp_path / "ann/1.png", np.full((28, 28), 250, np.uint8))
-    with pytest.warns(DataWarning, match="give --polarity light-background"):
+    with pytest.warns(DataWarning, match="give --background light"):
         assert load(source(tmp_path)).images.max() == 250
-    assert load(source(tmp_path), polarity="light-background").images.max() == 5
+    assert load(source(tmp_path), background="light").images.max() == 5
 
 
 # ------------------------------------------------------------------ kinds of pictures

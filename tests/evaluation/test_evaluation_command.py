@@ -274,7 +274,7 @@ def test_a_run_is_compared_with_its_own_data_by_default(fedgs, tmp_path, real):
 
 def test_a_run_is_compared_with_its_data_as_it_reads_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    settings = {"polarity": "light-background", "image_channels": 3, "data_dir": "x"}
+    settings = {"background": "light", "image_channels": 3, "data_dir": "x"}
     settings |= {"test_fraction": 0.25, "num_classes": 7}
     config = tiny_config(data=f"npz:{tmp_path}/a.npz", **settings)
     for data in (config.data, "npz:a.npz"):
@@ -282,7 +282,7 @@ def test_a_run_is_compared_with_its_data_as_it_reads_them(tmp_path, monkeypatch)
         assert {name: getattr(same, name) for name in settings} == settings
         assert same.image_size == config.image_size
     other = evaluation._reading_of(config, "fashion-mnist")
-    assert (other.polarity, other.test_fraction) == ("auto", 0)
+    assert (other.background, other.test_fraction) == ("auto", 0)
     assert (other.num_classes, other.data_dir) == (None, "x")
     assert (other.image_size, other.image_channels) == (config.image_size, 3)
 
@@ -330,7 +330,7 @@ def test_undefined_scores_are_null_in_the_json(fedgs, tmp_path, monkeypatch):
         found = json.loads(text, parse_constant=pytest.fail)
         assert found["memorisation_ratio"] is found["memorised_share"] is None
     assert found["reading"] == {
-        "polarity": "auto",
+        "background": "auto",
         "classes": "all",
         "test_fraction": 0.0,
         "num_classes": None,

@@ -137,10 +137,12 @@ def test_communication_is_what_flower_serialises(flags, tmp_path):
     assert full["bytes_before"] > 2 * down  # every node's warm start
 
 
-@pytest.mark.parametrize("transport", ["exact", "compact"])
-def test_measured_bytes_do_not_depend_on_the_release(tmp_path, monkeypatch, transport):
+@pytest.mark.parametrize("precision", ["exact", "compact"])
+def test_measured_bytes_do_not_depend_on_the_release(tmp_path, monkeypatch, precision):
     of_data = {"num_clients": 866, "num_classes": 10}
-    config = configured("algorithm-2", "paper", {"transport": transport}, of_data)
+    config = configured(
+        "algorithm-2", "paper", {"message_precision": precision}, of_data
+    )
     shape, step = config.release_shape, release_step(config)
     noise = torch.randn(shape) * config.noise_std
     values = [torch.zeros(shape), noise if step is None else to_grid(noise, step)]
@@ -158,7 +160,7 @@ def test_measured_bytes_do_not_depend_on_the_release(tmp_path, monkeypatch, tran
     sizes = [line["bytes_up"] for line in read_json_lines(tmp_path / "lines.jsonl")]
     assert sizes[0] == sizes[1] == pytest.approx(len(contents[1]), rel=0.1)
     assert sizes[2] < 300  # a node without participants
-    assert (len(contents[0]) < len(contents[1])) == (transport == "compact")
+    assert (len(contents[0]) < len(contents[1])) == (precision == "compact")
 
 
 def test_a_round_that_was_repeated_counts_once(tmp_path):

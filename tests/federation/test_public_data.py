@@ -53,7 +53,7 @@ def test_private_images_under_another_name_are_no_public_start(
         assert problems == ["public_data"] * are_same_people
 
 
-@pytest.mark.filterwarnings("ignore:polarity")
+@pytest.mark.filterwarnings("ignore:background")
 @pytest.mark.parametrize("change", ["copied", "inverted"])
 def test_public_images_that_are_private_ones_are_refused_with_their_number(
     tmp_path, change

@@ -373,10 +373,10 @@ def test_clients_do_not_read_the_public_data(tmp_path):
     assert embedding_round(elsewhere, tiny_data(elsewhere), range(6), request, 0)
 
 
-@pytest.mark.parametrize("transport", ["exact", "compact"])
+@pytest.mark.parametrize("precision", ["exact", "compact"])
 @pytest.mark.parametrize("settings", [STAGED, MOMENTS, PARTS])
-def test_a_stage_travels_and_comes_back_as_it_was(settings, transport):
-    config = tiny_config(**settings, transport=transport)
+def test_a_stage_travels_and_comes_back_as_it_was(settings, precision):
+    config = tiny_config(**settings, message_precision=precision)
     request = stage_request(config, new_server(config))
     again = decode_batch(encode_batch(request, config), config)
     assert again.digest() == request.digest()
@@ -384,7 +384,7 @@ def test_a_stage_travels_and_comes_back_as_it_was(settings, transport):
     payload = encode_answer(release, config, request)
     values = decode_answer(payload, config, request, 0).values
     assert torch.equal(values, release.values)
-    if transport == "compact":  # an eighth of the noise, of this stage
+    if precision == "compact":  # an eighth of the noise, of this stage
         step = release_step(config, config.terms(1))
         assert step == pytest.approx(config.terms(1).noise_std / 8, rel=0.01)
         whole = values.double() / step

@@ -249,7 +249,7 @@ def test_too_few_answers_are_counted_and_discarded_and_the_run_resumes(tmp_path)
     whole = create(tmp_path / "whole", generator="resnet", **LOST)
     run(whole, Nodes(whole))
     folder = create(tmp_path / "run", generator="resnet", **LOST)
-    words = r"round 3: 2 of 3 nodes .*min_nodes asks for 3"
+    words = r"round 3: 2 of 3 nodes .*min_answers asks for 3"
     with pytest.raises(RunStopped, match=words):
         run(folder, Nodes(folder, lost={3: 1}))
     assert [event.round for event in events(folder)] == [1, 2, 3]
@@ -266,7 +266,7 @@ def test_too_few_answers_are_counted_and_discarded_and_the_run_resumes(tmp_path)
 
 
 def test_round_goes_on_with_min_nodes_and_counts_their_noise_only(tmp_path):
-    folder = create(tmp_path / "run", min_nodes=2, **LOST)
+    folder = create(tmp_path / "run", min_answers=2, **LOST)
     run(folder, Nodes(folder, lost={3: 1}))
     assert [event.counted_nodes for event in events(folder)] == [2] * 4
     assert [event.planned_nodes for event in events(folder)] == [3] * 4
@@ -431,7 +431,10 @@ def test_resolving_fixes_clients_classes_seed_and_noise(tiny_npz):
         ({"num_clients": 7}, r"num_clients = 7: .* 6 clients; give --num-clients"),
         ({"clients_per_round": 7}, r"clients_per_round = 7: .*at most num_clients = 6"),
         ({"num_classes": 2}, r"has the label 2; give --num-classes above 2"),
-        ({"min_nodes": 7}, r"min_nodes = 7: give --min-nodes at most the 6 nodes"),
+        (
+            {"min_answers": 7},
+            r"min_answers = 7: give --min-answers at most the 6 nodes",
+        ),
     ],
 )
 def test_settings_that_the_data_contradicts_are_refused(tiny_npz, settings, named):
@@ -482,7 +485,7 @@ def test_run_that_does_not_fit_is_refused_with_the_estimate(
 def test_an_attempt_counts_all_its_nodes_unless_they_follow_from_a_draw():
     """Two clients on each of three nodes; drawn ones are on one node at the fewest."""
     own = {"engine": "flower", "clients_per_node": 2, "secure_aggregation": True}
-    everybody = tiny_config(client_selection="all", min_nodes=2, **own)
+    everybody = tiny_config(client_selection="all", min_answers=2, **own)
     for nodes, asked in (([0, 1, 2], "all"), ([0, 2], (0, 1, 4, 5))):
         event = training.new_event(everybody, 1, "all", 1, nodes)
         found = (event.planned_nodes, event.counted_nodes, event.participants)

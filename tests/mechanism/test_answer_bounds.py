@@ -24,9 +24,9 @@ SETTINGS = {
     "little noise": {"noise_multiplier": 1e-3},
     "three clients": {"clients_per_node": 3},
     "dct": {"dct_size": 5},
-    "compact": {"transport": "compact"},
-    "compact, no noise": {"transport": "compact", "noise_multiplier": 0.0},
-    "compact, three clients": {"transport": "compact", "clients_per_node": 3},
+    "compact": {"message_precision": "compact"},
+    "compact, no noise": {"message_precision": "compact", "noise_multiplier": 0.0},
+    "compact, three clients": {"message_precision": "compact", "clients_per_node": 3},
     "large C": {"clip_bound": 50.0},
 }
 

@@ -90,7 +90,7 @@ def test_noise_ratios_and_shares_of_the_tables():
 
 
 def test_an_adversary_faces_the_noise_of_the_nodes_that_it_cannot_take_away():
-    silos = replace(FULL, clients_per_node=49, min_nodes=10)
+    silos = replace(FULL, clients_per_node=49, min_answers=10)
     mu = math.sqrt(150 * 32) / 1.2
     nodes = {"planned_nodes": 11, "counted_nodes": 10}
     sums = nodes | {"noise_std": 2.4, "batch_size": 32}
@@ -108,7 +108,7 @@ def test_an_adversary_faces_the_noise_of_the_nodes_that_it_cannot_take_away():
 
 
 @pytest.mark.parametrize(
-    ("per_round", "per_node", "min_nodes", "counted"),
+    ("per_round", "per_node", "min_answers", "counted"),
     [
         (1, 1, None, 1),
         (100, 1, None, 100),
@@ -117,9 +117,9 @@ def test_an_adversary_faces_the_noise_of_the_nodes_that_it_cannot_take_away():
     ],
 )
 def test_only_nodes_that_must_answer_are_counted(
-    per_round, per_node, min_nodes, counted
+    per_round, per_node, min_answers, counted
 ):
-    nodes = {"clients_per_node": per_node, "min_nodes": min_nodes}
+    nodes = {"clients_per_node": per_node, "min_answers": min_answers}
     asked = {"client_selection": "uniform", "clients_per_round": per_round}
     assert replace(FULL, **asked, **nodes).counted_nodes == counted
 
@@ -210,7 +210,7 @@ def test_a_plan_that_selects_everybody_is_full_participation():
         (lambda: statements(replace(TABLE_2, noise_multiplier=None), 1e-5), "noise_mu"),
         (lambda: replace(TABLE_2, clients_per_round=867), "clients_per_round"),
         (lambda: replace(TABLE_2, noise_source="dice"), "noise_source"),
-        (lambda: replace(FULL, min_nodes=540), "min_nodes"),
+        (lambda: replace(FULL, min_answers=540), "min_answers"),
         (lambda: Plan.from_config(RunConfig()), "num_clients"),
         (
             lambda: replace(TABLE_1, noise_multiplier=1e-300),

@@ -81,7 +81,7 @@ def test_masked_run_goes_on_without_a_killed_client_and_with_it_again(folder, li
     submitted = live.start_run(
         secure_aggregation=True,
         node_sizes="2,1,1",
-        min_nodes=2,
+        min_answers=2,
         num_rounds=40,
         round_timeout=15,
     )

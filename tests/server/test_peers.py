@@ -91,7 +91,7 @@ def stop_in_upload(site: Site, client) -> int:
 def test_a_client_that_stands_still_in_its_upload_is_not_waited_for_long(site):
     """Flower waits for its parts in the same call as for others': up to the limit."""
     limit = 25.0
-    run = site.start_run(min_nodes=1, round_timeout=limit, num_rounds=12)
+    run = site.start_run(min_answers=1, round_timeout=limit, num_rounds=12)
     a, b = site.start_client("a"), site.start_client("b", STOPS_IN_ITS_UPLOAD)
     site.until_round(3, site.server, a, b)
     before, started = stop_in_upload(site, b), time.monotonic()
@@ -132,7 +132,7 @@ resident.main()
 
 
 def test_an_answer_that_is_far_too_large_costs_the_server_nothing(site):
-    run = site.start_run(min_nodes=1, round_timeout=15, num_rounds=3)
+    run = site.start_run(min_answers=1, round_timeout=15, num_rounds=3)
     clients = site.start_client("a"), site.start_client("b", SENDS_TOO_MUCH)
     pids = site.wait_for("superlink", "serverapp")
     site.until_round(1, site.server, *clients)

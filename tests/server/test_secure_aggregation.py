@@ -33,7 +33,9 @@ from fedgs.runs.run_folder import RunFolder
 from runs import attempts, events, interrupt_at, limit_clients, num_answers, train
 from simulated_grid import MODES, FakeGrid, product, round_of, start
 
-MODES = MODES | {"compact": MODES["full participation"] | {"transport": "compact"}}
+MODES = MODES | {
+    "compact": MODES["full participation"] | {"message_precision": "compact"}
+}
 MASKED = {"secure_aggregation": True, "noise_multiplier": 0.5}
 
 
@@ -98,7 +100,7 @@ def test_a_drop_out_voids_the_attempt_and_the_run_goes_on(create, monkeypatch):
 
     monkeypatch.setattr(round, "train_discriminators", counting)
     mode = MODES["full participation"]
-    folder = create("run", **mode, **MASKED, min_nodes=2)
+    folder = create("run", **mode, **MASKED, min_answers=2)
     start(folder, FakeGrid(3, dropping(1, at=2)))
     assert attempts(folder) == [(1, 1), (2, 1), (2, 2), (3, 1)]
     assert num_answers(folder) == [3, 2, 3]
@@ -117,7 +119,7 @@ def test_a_drop_out_voids_the_attempt_and_the_run_goes_on(create, monkeypatch):
 
 
 def test_a_node_that_announces_no_key_is_left_out_before_anything_is_released(create):
-    folder = create("run", **MODES["moments"], **MASKED, min_nodes=2)
+    folder = create("run", **MODES["moments"], **MASKED, min_answers=2)
     start(folder, FakeGrid(3, dropping(0, at=1, kind="query.key")))
     assert attempts(folder) == [(1, 1), (2, 1), (3, 1)]
     assert num_answers(folder) == [2, 3, 3]
@@ -152,7 +154,7 @@ def test_the_budget_is_asked_before_a_repeat_with_its_smaller_noise(create):
     weights, nodes, sigma = (0.5, 1.0, 1.0), 3, 0.5
     cost = (weights[0] + 2.1 * weights[1]) / (nodes * sigma**2)
     target = {"target_epsilon": epsilon_from_mu(cost**0.5, 1e-5)}
-    folder = create("run", **MODES["moments"], **MASKED | target, min_nodes=2)
+    folder = create("run", **MODES["moments"], **MASKED | target, min_answers=2)
     with pytest.raises(BudgetSpent, match="before round 2"):
         start(folder, FakeGrid(3, dropping(1, at=2)))
     assert attempts(folder) == [(1, 1), (2, 1)]
@@ -265,10 +267,10 @@ def test_a_node_without_its_key_in_the_list_or_without_a_list_releases_nothing(a
 # ------------------------------------------------------------------ messages
 
 
-@pytest.mark.parametrize("transport", ["exact", "compact"])
-def test_only_a_masked_sum_of_the_right_size_with_a_key_is_taken(asked, transport):
+@pytest.mark.parametrize("precision", ["exact", "compact"])
+def test_only_a_masked_sum_of_the_right_size_with_a_key_is_taken(asked, precision):
     own, ask = asked
-    config = dataclasses.replace(own.config, transport=transport)
+    config = dataclasses.replace(own.config, message_precision=precision)
     request = ask()
     masked = own.answer(request)
     sent = encode_answer(masked, config, request)

@@ -27,7 +27,7 @@ from tiny import MOMENTS, tiny_config
 
 ROUND, NODE = 3, 2
 EXACT = tiny_config(num_rounds=9)
-COMPACT = tiny_config(num_rounds=9, transport="compact")
+COMPACT = tiny_config(num_rounds=9, message_precision="compact")
 STAGE = tiny_config(**MOMENTS | {"num_rounds": 9})
 SIDES = ("server", "client")  # whose messages are hostile
 

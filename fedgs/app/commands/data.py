@@ -82,8 +82,8 @@ def describe(
         "classes": data.num_classes,
         "images_per_class": per_class.tolist(),
         "image_shape": list(data.images.shape[1:]),
-        "polarity": records.polarity,
-        "polarity_guess": records.guess,
+        "background": records.background,
+        "background_guess": records.guess,
         "memory_bytes": data.images.nbytes + data.labels.nbytes,
     }
 
@@ -116,7 +116,7 @@ def _show(report: dict[str, Any], sizes: NDArray[np.int64]) -> None:
         "per client": f"{least} to {most}, median {median:g}",
         "classes": report["classes"],
         "per class": f"{min(per_class)} to {max(per_class)} images",
-        "source is": f"{report['polarity']}, looks {report['polarity_guess']}",
+        "source is": f"{report['background']}, looks {report['background_guess']}",
         "memory": f"{report['memory_bytes'] / 2**20:.0f} MiB",
     }
     rows = [[name, str(value)] for name, value in shown.items()]

@@ -62,7 +62,7 @@ def communication(facts: RunFacts) -> Communication:
     Measured: Flower's serialised messages, with an estimate for a compact release,
     whose own size would tell of that release. Computed: the tensors in the run's own
     encoding, whose size is that of any others of their shape. Estimated: with the
-    compact transport it depends on the content, so fakes are those of the last sample
+    compact precision it depends on the content, so fakes are those of the last sample
     grid and releases are noise.
 
     Privacy: post-processing of DP output.
@@ -91,9 +91,9 @@ def _sizes(facts: RunFacts) -> tuple[str, int, int]:
     """Returns how the sizes were found, and those of a request and of a reply."""
     config = facts.config
     if (sent := facts.measured) is not None:
-        how = "measured" if config.transport == "exact" else MEASURED_REQUESTS
+        how = "measured" if config.message_precision == "exact" else MEASURED_REQUESTS
         return how, sent["bytes_down"], sent["bytes_up"]
-    how = "computed" if config.transport == "exact" else "estimated"
+    how = "computed" if config.message_precision == "exact" else "estimated"
     return how, len(_fakes(facts)), stated_release_bytes(config)
 
 
@@ -144,7 +144,7 @@ def communication_table(runs: Sequence[RunFacts]) -> Table:
         "serialised messages; a compact release counts as one of noise, for its own "
         "size would tell of this one release. Computed: the tensors in the run's own "
         "encoding, without the frames of Flower and gRPC. Estimated: the same for a "
-        "transport that compresses. The whole run counts repeated rounds, not the warm "
+        "precision that compresses. The whole run counts repeated rounds, not the warm "
         "start."
     )
     head = ["", *(", ".join(names) for names in columns.values())]

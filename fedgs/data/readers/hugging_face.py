@@ -179,7 +179,7 @@ def read_dataset(
     dataset: Any,
     source: HubSource,
     reading: Reading | None = None,
-    polarity: str = DARK,
+    background: str = DARK,
 ) -> Records:
     """Reads all pictures of a split, client by client.
 
@@ -190,7 +190,7 @@ def read_dataset(
         dataset: a `datasets.Dataset`.
         source: the columns, and who owns what.
         reading: how pictures become images; fitted to the run by default.
-        polarity: what the data set's format declares.
+        background: what the data set's format declares.
 
     Raises:
         UserError: columns or partitioner do not suit the data, or a picture is damaged.
@@ -220,7 +220,7 @@ def read_dataset(
                     yield client, _picture(row[image], reading, where)[None], number
 
     capacity = len(dataset)
-    records = gathered(config.data, parts(), capacity, shape, num_classes, polarity)
+    records = gathered(config.data, parts(), capacity, shape, num_classes, background)
     return records if has_clients else replace(records, clients=None)
 
 

@@ -40,7 +40,7 @@ def read_picture(source: Path | bytes, where: str, channels: int) -> NDArray[np.
         channels: 1 for grey, 3 for RGB (grey pictures are repeated).
 
     Returns:
-        Shape (channels, side, side), uint8, as stored: the polarity is not touched.
+        Shape (channels, side, side), uint8, as stored: the background is not touched.
 
     Raises:
         UserError: unreadable, not square, transparent, above 8 bits per channel, or in

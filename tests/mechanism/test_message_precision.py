@@ -1,4 +1,4 @@
-"""Exact and compact transport: what is rounded, that encoding loses nothing, sizes."""
+"""Exact and compact precision: what is rounded, that encoding loses nothing, sizes."""
 
 import dataclasses
 import math
@@ -26,10 +26,10 @@ from runs import events, train
 from simulated_grid import FakeGrid, product, start
 from tiny import tiny_config
 
-EXACT, COMPACT = tiny_config(), tiny_config(transport="compact")
+EXACT, COMPACT = tiny_config(), tiny_config(message_precision="compact")
 # Algorithm 2 of the paper: 5 batches of 32 fakes down, 32 gradients up.
 PAPER = tiny_config(
-    transport="compact",
+    message_precision="compact",
     image_size=28,
     num_classes=10,
     batch_size=32,
@@ -46,7 +46,7 @@ def _release(config: RunConfig, values: Tensor):
 
 
 def _noisy(config: RunConfig, seed: int = 0) -> Tensor:
-    """What a client releases: gradients of norm C, noise, and the transport's grid."""
+    """What a client releases: gradients of norm C, noise, and the precision's grid."""
     raw = torch.randn(1, *config.release_shape, generator=_rng(seed))
     parts = [clip(PerSampleGradients(raw), config.clip_bound)]
     noise, step = NoiseStream(seed, 0, 1), release_step(config)
@@ -111,7 +111,7 @@ def test_fakes_that_were_not_rounded_are_not_encoded():
     ],
 )
 def test_the_step_is_an_eighth_of_a_coordinate(settings, step):
-    config = tiny_config(transport="compact", **settings)
+    config = tiny_config(message_precision="compact", **settings)
     assert release_step(config) == pytest.approx(step)
 
 
@@ -158,7 +158,7 @@ def test_requests_and_answers_survive_both_transports(config):
 
 
 def test_fakes_are_rounded_before_anybody_sees_them():
-    config = tiny_config(transport="compact", fakes_per_round=8)
+    config = tiny_config(message_precision="compact", fakes_per_round=8)
     drawn, answered = draw_fakes(config, new_server(config))
     for request in (drawn, public_fakes(config)):
         codec.pack_fakes(request.images, request.labels, config)  # or it would raise
@@ -172,11 +172,11 @@ def test_fakes_are_rounded_before_anybody_sees_them():
 
 
 def test_compact_flower_trains_bit_for_bit_as_the_local_engine(create):
-    """And otherwise than exact transport does, on the same ledger."""
+    """And otherwise than exact precision does, on the same ledger."""
     names = {"flower": "compact", "local": "compact", "exact": "exact"}
     flower, *others = (
-        create(name, num_rounds=2, transport=transport, clients_per_round=1)
-        for name, transport in names.items()
+        create(name, num_rounds=2, message_precision=precision, clients_per_round=1)
+        for name, precision in names.items()
     )
     start(flower, FakeGrid(flower.config.num_nodes, num_workers=2))
     for folder in others:
