@@ -90,8 +90,6 @@ def test_selection_is_a_function_of_seed_and_round(selection):
     assert select(tiny_config(client_selection="all"), 1) == EVERYONE
 
 
-
-
 def test_uniform_selection_draws_every_client_equally_often():
     count = 4
     config = tiny_config(clients_per_round=count, client_selection="uniform")
@@ -110,8 +108,6 @@ def test_uniform_selection_draws_every_client_equally_often():
 
 
 # -------------------------------------------------------------- requests and training
-
-
 
 
 @pytest.mark.parametrize(
