@@ -71,16 +71,6 @@ def test_records_are_drawn_uniformly_with_replacement():
     assert all(abs(count - 1000) < 182 for count in visits.values())
 
 
-def test_what_a_client_draws_depends_on_itself_and_the_round_only():
-    together, alone = _draws([1, 4, 5]), _draws([4])
-    for field in ("records", "fakes", "mix"):
-        assert np.array_equal(getattr(together, field)[1], getattr(alone, field)[0])
-    assert not np.array_equal(together.mix[0], together.mix[1])
-    assert not np.array_equal(_draws([4], round=2).mix, alone.mix)
-    assert not np.array_equal(_draws([4], seed=6).mix, alone.mix)
-    assert 0 <= together.mix.min() <= together.mix.max() < 1
-
-
 # ------------------------------------------------------------------------------ fakes
 
 
@@ -127,23 +117,17 @@ def test_matching_fakes_are_drawn_uniformly(label, places):
 # ------------------------------------------------------------------------- warm start
 
 
-def test_local_generators_vanish_with_the_warm_start():
-    config = tiny_config()
-    assert not public_fakes(config).images.any()  # clients make their own fakes
-    discriminators = Discriminators(config, ALL)
-    warm_start(config, discriminators, tiny_data(config), ALL, None)
+@pytest.mark.parametrize("fakes", [None, 5])
+def test_local_generators_vanish_or_are_not_made(monkeypatch, fakes):
+    config = tiny_config(fakes_per_round=fakes)
+    made = record_calls(monkeypatch, LocalGenerators, "__init__")
+    request, discriminators = public_fakes(config), Discriminators(config, ALL)
+    assert request.images.any() == config.is_warm_start_public
+    public = (request.images, request.labels) if fakes else None
+    warm_start(config, discriminators, tiny_data(config), ALL, public)
+    assert bool(made) == (not config.is_warm_start_public)
+    made.clear()
     gc.collect()
     assert not [thing for thing in gc.get_objects() if type(thing) is LocalGenerators]
-    fresh = Discriminators(config, ALL).state()
-    assert set(discriminators.state()) == set(fresh)
-
-
-def test_a_public_warm_start_makes_no_local_generators(monkeypatch):
-    config = tiny_config(fakes_per_round=5)
-    made = record_calls(monkeypatch, LocalGenerators, "__init__")
-    trained = record_calls(monkeypatch, Discriminators, "train")
-    public, discriminators = public_fakes(config), Discriminators(config, ALL)
-    fakes = public.images, public.labels
-    warm_start(config, discriminators, tiny_data(config), ALL, fakes)
-    assert not made
-    assert len(trained) == 4  # T_w = 2 rounds of n_dis = 2 steps
+    assert set(discriminators.state()) == set(Discriminators(config, ALL).state())
+    assert discriminators.steps.tolist() == [4] * 6  # T_w = 2 rounds of n_dis = 2
