@@ -27,7 +27,10 @@ CONFIGURATIONS = {
         "discriminator_training": "every_round",
         "clients_per_node": 3,
     },
-    "full participation, silos that differ": {**FULL_PARTICIPATION, "node_sizes": "1,4,1"},
+    "silos that differ": {
+        **FULL_PARTICIPATION,
+        "node_sizes": "1,4,1",
+    },
     "the paper's networks in colour": {
         "generator": "resnet",
         "image_channels": 3,

@@ -17,14 +17,12 @@ from fedgs.config.stages import Terms
 from fedgs.errors import UserError
 from fedgs.federation.codec import unpack_named
 from fedgs.federation.messages import (
-    Clients,
     Payload,
     Request,
     decode_asked,
     encode_batch,
 )
 from fedgs.gan.models import build_discriminator, build_generator
-from fedgs.mechanism.masks import Attempt
 from fedgs.shapes import TensorDict
 
 
@@ -33,22 +31,12 @@ class UpdateRequest(Request):
     """The request of a round of Fed-Avg GAN.
 
     Attributes:
-        round: the round, from 1.
         generator: its tensors.
         discriminator: its tensors.
-        participants: the clients that answer, or "all".
-        trainees: the same.
-        keep_round: as in `Request`.
-        attempt: is not used: nothing is masked.
     """
 
-    round: int
     generator: TensorDict
     discriminator: TensorDict
-    participants: Clients
-    trainees: Clients
-    keep_round: int = 0
-    attempt: Attempt | None = None
 
     def content(self) -> Iterable[Tensor]:
         """Returns the tensors of both networks, by name."""

@@ -126,7 +126,7 @@ def test_nodes_add_their_share_of_the_noise_or_all_of_it(tmp_path, mode, std):
 def test_a_client_refuses_to_answer_outside_the_public_schedule(tmp_path):
     _, config, data, request = made(tmp_path / "r", clients_per_round=5)
     absent = min({*range(12)} - {*map(int, request.participants)})
-    asked = request.named((absent,), (absent,))
+    asked = dataclasses.replace(request, participants=(absent,), trainees=(absent,))
     with pytest.raises(UserError, match="other clients are asked than the public"):
         node_update(config, data, asked, absent // 4)
 

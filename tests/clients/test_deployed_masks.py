@@ -114,7 +114,7 @@ def test_an_answer_of_a_node_that_is_not_listed_ends_no_run(masked):
     strategy = GsWgan(run.folder, ignore, run.stop)
     strategy._find_nodes(run.grid)
     keys = {node: Announced(MaskingKey.generate().public, b"") for node in (0, 1)}
-    request = request_of(run.folder.config).under(Attempt(1, keys))
+    request = request_of(run.folder.config, attempt=Attempt(1, keys))
     for node in (1, 2):
         strategy.roll.add_release(node, request)
     own = (strategy.roll.start, 1, keys[1].public.hex())

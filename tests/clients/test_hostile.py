@@ -115,7 +115,7 @@ ATTACKS: dict[tuple[str, RunConfig], dict[str, list[Change]]] = {
         ],
     },
     ("server", STAGE): {
-        "other tensors than those of this stage": [values(centre=None)],
+        "with other tensors than expected": [values(centre=None)],
         "a stage's tensor of shape": [values(**{AXES: torch.zeros(1, 4)})],
         "non-finite values in a stage's tensors": [spoilt(AXES, math.nan)],
         "67108864 bytes: at most": [content(lambda packed: bytes(1 << 26))],

@@ -194,7 +194,8 @@ def test_the_papers_round_stays_within_its_target(share):
     """Whatever the generator draws, noise over the whole image included."""
     images = codec.round_fakes(_sparse(PAPER, share), PAPER)
     labels = torch.randint(0, 10, (160,), generator=_rng(0))
-    request = FakeBatch(30_000, images, labels, (5,), (5,), keep_round=29_999)
+    asked = {"participants": (5,), "trainees": (5,), "keep_round": 29_999}
+    request = FakeBatch(30_000, images, labels, **asked)
     answer = _release(PAPER, _noisy(PAPER))
     messages = (encode_batch(request, PAPER), encode_answer(answer, PAPER, request))
     parts = [part for message in messages for item in message.items() for part in item]

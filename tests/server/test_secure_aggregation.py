@@ -189,7 +189,7 @@ def asked(create):
 
     def ask(number: int = 1):
         keys = {0: Announced.unpack(own.announce(1)), 1: other}
-        return request.under(Attempt(number, keys))
+        return dataclasses.replace(request, attempt=Attempt(number, keys))
 
     return own, ask
 
@@ -288,7 +288,7 @@ def test_only_a_masked_sum_of_the_right_size_with_a_key_is_taken(asked, precisio
         with pytest.raises(UserError, match=problem):
             decode_answer({**sent, **change}, config, request, 0)
     without = {name: value for name, value in sent.items() if name != "next_key"}
-    with pytest.raises(UserError, match="without next_key"):
+    with pytest.raises(UserError, match="other fields than"):
         decode_answer(without, config, request, 0)
 
 

@@ -43,7 +43,7 @@ def make_run(path: Path, **settings: object) -> Path:
     with closing(folder.ledger()) as ledger:
         for round in (1, 2, 3):
             nothing, asked = torch.zeros(0), select(config, round)
-            request = FakeBatch(round, nothing, nothing, asked, asked)
+            request = FakeBatch(round, nothing, nothing, participants=asked)
             ledger.append(new_event(config, request.round, request.participants, 1))
             metrics = {"round": round, "seconds": 0.1, "num_answers": 2}
             folder.append_metrics(metrics | {"release_norm": 4.0 - round})
