@@ -149,16 +149,6 @@ def test_compact_messages_are_estimated(tmp_path):
     assert found.reply in range(1, 2 * 4 * SIDE * SIDE)
 
 
-def test_measured_messages_are_preferred(run):
-    lines = [
-        {"round": 1, "node": node, "bytes_down": 5000, "bytes_up": 700}
-        for node in range(2)
-    ]
-    (run / "communication.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
-    found = communication(read_run(run))
-    assert (found.how, found.request, found.reply) == ("measured", 5000, 700)
-
-
 def test_train_command_makes_the_same_configuration(folders):
     facts = read_run(folders / "private")
     config = facts.config

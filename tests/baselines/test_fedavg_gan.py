@@ -12,7 +12,6 @@ import torch
 from flwr.app import Message
 
 from baselines import DIGITS, FEW_STEPS, small_run, train
-from experiments.paper.fed_avg_gan import update_bytes
 from fedgs.baselines import deployed, fedavg_gan
 from fedgs.baselines import run as frame
 from fedgs.baselines.contract import Facts
@@ -391,14 +390,13 @@ def test_an_answer_larger_than_an_honest_one_is_refused(tmp_path, monkeypatch):
         on_flower(run)
 
 
-def test_a_round_weighs_both_networks_down_and_one_discriminator_up(tmp_path):
+def test_a_client_receives_both_networks_and_sends_one_discriminator(tmp_path):
     run, data = new_run(tmp_path / "run")
-    down, up = update_bytes(run)
     training = METHOD.trainer(run.settings, run.config, data, 3)
     generator = sum(p.numel() for p in training.generator.parameters())
     update = len(weights_of(training._discriminator))
-    assert 4 * (generator + update) < down < 4 * (generator + update) + 2000
-    assert 4 * update < up < 4 * update + 500
+    sent = METHOD.bytes_per_client(run.settings, run.config, run.facts)
+    assert sent == 4 * run.settings.steps * (generator + 2 * update)
 
 
 @pytest.mark.slow
