@@ -106,9 +106,9 @@ class Cells(NamedTuple):
         """
         known = tomllib.loads(path.read_text())
         for values in known["methods"].values():
-            if epsilons := values.get("epsilons"):
-                named = {float(e.replace("none", "inf")): v for e, v in epsilons.items()}
-                values["epsilons"] = named
+            found = values.get("epsilons", {}).items()
+            named = {float(e.replace("none", "inf")): more for e, more in found}
+            values["epsilons"] = named
         data = {name: Source(**values) for name, values in known["data"].items()}
         methods = {name: Method(**values) for name, values in known["methods"].items()}
         return cls(data, methods)

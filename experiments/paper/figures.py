@@ -18,12 +18,10 @@ Source: Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020; Triastcyn, Faltings,
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from experiments.grid.cells import Cells, Request
 from experiments.grid.runs import Lines, fill
@@ -32,8 +30,7 @@ from experiments.store import Line
 from fedgs.app.flags import request_flags, run_command, settings_flags
 from fedgs.app.report import words
 from fedgs.app.tables import Table
-from fedgs.config.fields import flag
-from fedgs.errors import UserError
+from fedgs.config.fields import check_ranges, flag
 
 CELLS = Cells.read(Path(__file__).with_suffix(".toml"))
 CURVES = {  # name: which cells
@@ -50,10 +47,19 @@ SCORES = {"IS": "inception_score", "FID": "fid", "CNN": "accuracy_cnn"}
 
 @dataclass(frozen=True, kw_only=True)
 class FigureRequest(Request):
-    """What a call asks for; each flag's help says what it is."""
+    """What a call asks for; each flag's help says what it is.
 
+    Raises:
+        UserError: no such figure.
+    """
+
+    figure: str = flag(MISSING, "Which.", metavar="FIGURE", choices=tuple(FIGURES))
     output: Path = flag(Path("runs/figures"), "Its folder.")
     metrics: tuple[str, ...] = ("cnn", "images")
+
+    def __post_init__(self) -> None:
+        """Checks the figure."""
+        check_ranges(self)
 
 
 def judged(cells: Cells, lines: Lines) -> dict[str, list[Line]]:
@@ -117,16 +123,10 @@ def main(typed: Sequence[str] | None = None) -> int:
 
 @settings_flags("data_dir", "device")
 @request_flags(FigureRequest)
-def figures(
-    figure: Annotated[str, typer.Argument(help=f"Of {', '.join(FIGURES)}.")],
-    *,
-    given: dict[str, Any],
-    settings: dict[str, Any],
-) -> None:
+def figures(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
     """Make a table or figure of the papers; train and evaluate what is missing."""
-    if figure not in FIGURES:
-        raise UserError(f"figure = {figure!r}: give one of {', '.join(FIGURES)}")
-    request = FigureRequest(**given, only=FIGURES[figure])
+    figure = given["figure"]
+    request = FigureRequest(**given, only=FIGURES.get(figure, ""))
     cells = CELLS.at_full_scale() if request.full else CELLS
     cells = cells.with_settings(settings)
     names = {cell.row for cell in request.of(cells)}

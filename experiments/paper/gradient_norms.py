@@ -232,9 +232,9 @@ def gradient_norms(
     else:
         folder = new_run(unprotected(configure(recipe, None, given)))[0]
     if not (path / "generator.safetensors").exists():
-        with exit_if_stopped("continue with the same command"):
-            with stop_on_signal() as stop:
-                probe(folder, stop)
+        go_on = "continue with the same command"
+        with exit_if_stopped(go_on), stop_on_signal() as stop:
+            probe(folder, stop)
     norms, config = read_norms(folder), folder.config
     scale = f"NOT PRIVATE. {config.num_clients} clients, {config.num_rounds} rounds"
     for figure_of in (norm_dynamics, norm_histograms):

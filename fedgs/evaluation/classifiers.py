@@ -97,9 +97,7 @@ class Classifier(Protocol):
         ...
 
 
-def build(
-    name: str, shape: tuple[int, ...], num_classes: int, seed: int
-) -> Classifier:
+def build(name: str, shape: tuple[int, ...], num_classes: int, seed: int) -> Classifier:
     """Returns an untrained classifier for flat float32 images in [0, 1].
 
     Args:
