@@ -18,10 +18,8 @@ from fedgs.errors import UserError
 from fedgs.federation.codec import unpack_named
 from fedgs.federation.messages import (
     Clients,
-    Payload,
     Request,
     decode_asked,
-    encode_batch,
 )
 from fedgs.gan.models import build_discriminator, build_generator
 from fedgs.mechanism.masks import Attempt
@@ -88,11 +86,6 @@ def pack_networks(request: UpdateRequest) -> bytes:
     """Returns the tensors of a request as bytes; the same for every node."""
     named = request.named_tensors().items()
     return save({name: value.cpu().contiguous() for name, value in named})
-
-
-def encode_request(request: UpdateRequest, config: ResolvedConfig) -> Payload:
-    """Encodes a request."""
-    return encode_batch(request, config, pack_networks(request))
 
 
 def decode_request(

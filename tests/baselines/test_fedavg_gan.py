@@ -22,10 +22,15 @@ from fedgs.baselines.fedavg_gan import (
     node_update,
     run_config,
 )
-from fedgs.baselines.fedavg_messages import decode_request, encode_request, weights_of
+from fedgs.baselines.fedavg_messages import (
+    decode_request,
+    pack_networks,
+    weights_of,
+)
 from fedgs.baselines.releases import ReleaseLedger
 from fedgs.baselines.run import Asked, open_run
 from fedgs.errors import UserError
+from fedgs.federation.messages import encode_batch
 from fedgs.federation.training import RunStopped
 from fedgs.gan.losses import discriminator_loss
 from fedgs.privacy.gaussian import epsilon_from_mu
@@ -354,7 +359,7 @@ def test_flower_gives_the_local_engines_bytes(tmp_path, mode, fault, attempts):
 def test_a_request_crosses_the_network_whole_and_a_wrong_one_is_refused(tmp_path):
     training, *_ = made(tmp_path / "r", clients_per_round=5)
     config, request = training.config, training.request(2)
-    payload: dict[str, Any] = encode_request(request, config)
+    payload: dict[str, Any] = encode_batch(request, config, pack_networks(request))
     got = decode_request(payload, config)
     assert got.digest() == request.digest()
     assert got.participants == request.participants
@@ -373,7 +378,7 @@ def test_a_request_crosses_the_network_whole_and_a_wrong_one_is_refused(tmp_path
         discriminator={n: v * math.nan for n, v in request.discriminator.items()},
     )
     with pytest.raises(UserError, match="non-finite values in a round's tensors"):
-        decode_request(encode_request(bad, config), config)
+        decode_request(encode_batch(bad, config, pack_networks(bad)), config)
 
 
 def test_an_answer_larger_than_an_honest_one_is_refused(tmp_path, monkeypatch):
