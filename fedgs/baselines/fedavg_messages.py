@@ -17,10 +17,8 @@ from fedgs.config.stages import Terms
 from fedgs.errors import UserError
 from fedgs.federation.codec import unpack_named
 from fedgs.federation.messages import (
-    Payload,
     Request,
     decode_asked,
-    encode_batch,
 )
 from fedgs.gan.models import build_discriminator, build_generator
 from fedgs.shapes import TensorDict
@@ -76,11 +74,6 @@ def pack_networks(request: UpdateRequest) -> bytes:
     """Returns the tensors of a request as bytes; the same for every node."""
     named = request.named_tensors().items()
     return save({name: value.cpu().contiguous() for name, value in named})
-
-
-def encode_request(request: UpdateRequest, config: ResolvedConfig) -> Payload:
-    """Encodes a request."""
-    return encode_batch(request, config, pack_networks(request))
 
 
 def decode_request(

@@ -18,7 +18,6 @@ from PIL import Image
 import settings_page
 import tiny
 from command_line import flags, printed, refused
-from experiments.paper import scores
 from fedgs.app.cli import main as cli
 from fedgs.app.commands import train as running
 from fedgs.config.settings import settings_of
@@ -28,7 +27,6 @@ from fedgs.files import write_json
 from fedgs.privacy.ledger import Ledger
 from fedgs.privacy_label import privacy_label
 from fedgs.runs.run_folder import RunFolder
-from refusals import assert_refused
 from runs import generator, keep_lines, rewrite
 from tiny import NUM_CLASSES, SIDE, write_tiny_npz
 
@@ -697,7 +695,7 @@ def test_broken_ledger_is_refused(trained, fedgs, tmp_path):
 
 @pytest.mark.parametrize("without", [(), ("checkpoint",)], ids=["whole", "published"])
 @pytest.mark.parametrize("kept", [1, 0])
-@pytest.mark.parametrize("reader", ["privacy", "report", "audit", "status", "scores"])
+@pytest.mark.parametrize("reader", ["privacy", "report", "audit", "status"])
 def test_no_reader_states_an_epsilon_of_a_shortened_ledger(
     trained, fedgs, tmp_path, monkeypatch, reader, kept, without
 ):
@@ -706,9 +704,6 @@ def test_no_reader_states_an_epsilon_of_a_shortened_ledger(
     shutil.copytree(trained, run, ignore=shutil.ignore_patterns("private", *without))
     keep_lines(run / "ledger.jsonl", kept)
     said = r".*ledger.jsonl: line \d is the last, .* saw 3; restore the file"
-    if reader == "scores":
-        assert_refused(said, scores.epsilons, RunFolder.open(run), 1)
-        return
     if reader == "status":
         code, out, _ = fedgs("deploy", "status", run, "--json")
         (found,) = json.loads(out)

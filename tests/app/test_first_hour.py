@@ -84,7 +84,7 @@ def epsilon_of(config) -> float:
     return next(r.epsilon for r in rows if (r.adversary, r.relation) == asked)
 
 
-# The cells of docs/benchmark.md, experiments/paper/pictures.py: PARTED and SIZES.
+# The cells of docs/benchmark.md, experiments/comparison/methods.toml.
 @pytest.mark.parametrize(
     ("clients", "per_node", "epsilon", "side", "has_parts"),
     [

@@ -12,7 +12,6 @@ import torch
 from flwr.app import Message
 
 from baselines import DIGITS, FEW_STEPS, small_run, train
-from experiments.paper.fed_avg_gan import update_bytes
 from fedgs.baselines import deployed, fedavg_gan
 from fedgs.baselines import run as frame
 from fedgs.baselines.contract import Facts
@@ -23,10 +22,15 @@ from fedgs.baselines.fedavg_gan import (
     node_update,
     run_config,
 )
-from fedgs.baselines.fedavg_messages import decode_request, encode_request, weights_of
+from fedgs.baselines.fedavg_messages import (
+    decode_request,
+    pack_networks,
+    weights_of,
+)
 from fedgs.baselines.releases import ReleaseLedger
 from fedgs.baselines.run import Asked, open_run
 from fedgs.errors import UserError
+from fedgs.federation.messages import encode_batch
 from fedgs.federation.training import RunStopped
 from fedgs.gan.losses import discriminator_loss
 from fedgs.privacy.gaussian import epsilon_from_mu
@@ -355,7 +359,7 @@ def test_flower_gives_the_local_engines_bytes(tmp_path, mode, fault, attempts):
 def test_a_request_crosses_the_network_whole_and_a_wrong_one_is_refused(tmp_path):
     training, *_ = made(tmp_path / "r", clients_per_round=5)
     config, request = training.config, training.request(2)
-    payload: dict[str, Any] = encode_request(request, config)
+    payload: dict[str, Any] = encode_batch(request, config, pack_networks(request))
     got = decode_request(payload, config)
     assert got.digest() == request.digest()
     assert got.participants == request.participants
@@ -374,7 +378,7 @@ def test_a_request_crosses_the_network_whole_and_a_wrong_one_is_refused(tmp_path
         discriminator={n: v * math.nan for n, v in request.discriminator.items()},
     )
     with pytest.raises(UserError, match="non-finite values in a round's tensors"):
-        decode_request(encode_request(bad, config), config)
+        decode_request(encode_batch(bad, config, pack_networks(bad)), config)
 
 
 def test_an_answer_larger_than_an_honest_one_is_refused(tmp_path, monkeypatch):
@@ -391,14 +395,13 @@ def test_an_answer_larger_than_an_honest_one_is_refused(tmp_path, monkeypatch):
         on_flower(run)
 
 
-def test_a_round_weighs_both_networks_down_and_one_discriminator_up(tmp_path):
+def test_a_client_receives_both_networks_and_sends_one_discriminator(tmp_path):
     run, data = new_run(tmp_path / "run")
-    down, up = update_bytes(run)
     training = METHOD.trainer(run.settings, run.config, data, 3)
     generator = sum(p.numel() for p in training.generator.parameters())
     update = len(weights_of(training._discriminator))
-    assert 4 * (generator + update) < down < 4 * (generator + update) + 2000
-    assert 4 * update < up < 4 * update + 500
+    sent = METHOD.bytes_per_client(run.settings, run.config, run.facts)
+    assert sent == 4 * run.settings.steps * (generator + 2 * update)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments.comparison.options import OF_DATA, BenchmarkRequest
+from experiments.comparison.options import OF_DATA, CompareRequest
 from experiments.debug.request import (
     DebugRequest,
     ExistingRuns,
@@ -283,16 +283,16 @@ def report(
 
 @app.command()
 @settings_flags(*OF_DATA)
-@request_flags(BenchmarkRequest)
-def benchmark(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
+@request_flags(CompareRequest)
+def compare(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
     """Train and compare all methods at every epsilon; what is stored is printed.
 
     --data, and how it is read, is for a data set of your own in place of the three.
     """
-    request = BenchmarkRequest(**given)
-    from experiments.comparison import compare
+    request = CompareRequest(**given)
+    from experiments.comparison.compare import compare
 
-    compare.benchmark(request, settings)
+    compare(request, settings)
 
 
 @app.command()
