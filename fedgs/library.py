@@ -243,13 +243,6 @@ class TrainingRun:
         if images is not None:
             self._data = _reader(self.config, images, labels, clients)[1](self.config)
         data = self._data = self._data or load_data(self.config)
-        counts = data.num_clients, data.num_classes
-        if counts != (self.config.num_clients, self.config.num_classes):
-            raise UserError(
-                f"{self.path}: is a run of {self.config.num_clients} clients and "
-                f"{self.config.num_classes} classes, these images have {counts[0]} and "
-                f"{counts[1]}; give the data that it was started with"
-            )
         stop = stop or threading.Event()
         num_threads = torch.get_num_threads()
         try:

@@ -10,7 +10,6 @@ from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_test_data
 from loading import configured, load
 
-
 LABELS = np.array([0, 1, 0])
 
 
