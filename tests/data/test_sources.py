@@ -143,7 +143,7 @@ def test_test_split_of_writers_is_mnists(tmp_path):
     assert (labels == LABELS).all()
 
 
-def test_missing_files_are_named_with_the_remedy(tmp_path):
+def test_missing_files_are_named_and_only_they_are_downloaded(tmp_path, monkeypatch):
     write_mnist(tmp_path)
     place = {"data": "mnist-by-writer", "data_dir": str(tmp_path)}
     message = refused(f"data_dir = {str(tmp_path)!r}", **place)
@@ -151,17 +151,12 @@ def test_missing_files_are_named_with_the_remedy(tmp_path):
     assert "--download" in message
     assert "MNIST/raw/train" not in message
 
-
-def test_download_is_torchvisions_and_only_of_what_is_missing(tmp_path, monkeypatch):
-    write_mnist(tmp_path)
-
     def download(root, download):
         assert download
         write_writers(root)
 
     monkeypatch.setattr("torchvision.datasets.QMNIST", download)
-    settings = {"data": "mnist-by-writer", "data_dir": str(tmp_path)}
-    assert load(download=True, **settings).num_clients == 3
+    assert load(download=True, **place).num_clients == 3
 
 
 @given(start=st.integers(0, 20), cut=st.integers(1, 30) | st.just(10**6))
@@ -210,18 +205,14 @@ def test_npz_images_arrive_exactly(tmp_path, images):
     assert (unlabelled.num_classes, unlabelled.labels.max()) == (1, 0)
 
 
-@pytest.mark.parametrize("last", [False, True])
-def test_npz_rgb_images_keep_their_channels(tmp_path, last):
+def test_npz_rgb_images_keep_their_channels(tmp_path):
     rgb = PIXELS.reshape(4, 3, 28, 28)
-    path = write_npz(tmp_path, images=np.moveaxis(rgb, 1, 3) if last else rgb)
-    data = load(data=path, num_clients=2, image_channels=3)
-    assert (data.images == rgb).all()
+    path = write_npz(tmp_path, images=np.moveaxis(rgb, 1, 3))
+    assert (load(data=path, num_clients=2, image_channels=3).images == rgb).all()
 
 
-@pytest.mark.parametrize("clients", [WRITERS, WRITERS.astype(str)])
-def test_npz_clients_make_a_by_client_partition(tmp_path, clients):
-    path = write_npz(tmp_path, images=PIXELS, clients=clients)
-    data = load(data=path)
+def test_npz_clients_make_a_by_client_partition(tmp_path):
+    data = load(data=write_npz(tmp_path, images=PIXELS, clients=WRITERS.astype(str)))
     expected = {"4": 5, "7": 3, "30": 4}
     assert dict(zip(data.client_names, data.sizes.tolist(), strict=True)) == expected
 
@@ -242,7 +233,6 @@ def wrong_pixel(value):
         ({"images": np.zeros((2, 28, 20))}, "square"),
         ({"images": PIXELS > 9}, "images has dtype bool"),
         ({"images": wrong_pixel(np.nan)}, r"image 0 has values in \[nan, nan\]; give"),
-        ({"images": wrong_pixel(-0.1)}, r"values in \[-0.1, 1.0\]"),
         ({"images": PIXELS * 1.0}, r"values in \[0.0, 255.0\]; give uint8 in .* or"),
         ({"images": PIXELS.astype(int) + 1}, r"values in \[1, 256\]"),
         ({"images": PIXELS // 128}, "integers and none is above 1; give uint8 in"),
@@ -255,7 +245,6 @@ def wrong_pixel(value):
             {"images": PIXELS, "labels": np.full(12, 2**64 - 5, np.uint64)},
             "image 0 has the label 18446744073709551611; give labels from 0",
         ),
-        ({"images": PIXELS, "clients": WRITERS[:5]}, r"clients has shape \(5,\)"),
         ({"images": PIXELS, "clients": WRITERS * 1.0}, "clients has dtype float64"),
         ({"images": np.zeros((2, 3, 28, 28))}, "image_channels = 1: .*channels 3"),
     ],
