@@ -46,7 +46,7 @@ BAD = {
     "objects": ({"labels": np.array([{}] * 12, object)}, "cannot be read"),
     "NaN": (
         {"images": np.where(np.arange(12)[:, None, None] == 7, np.nan, FLOATS)},
-        "image 7 has NaN or infinite values",
+        r"image 7 has values in \[nan, nan\]",
     ),
     "above 1": ({"images": FLOATS * 255}, r"values in \[127.5, 127.5\]; give"),
     "below 0": ({"images": FLOATS - 1}, r"values in \[-0.5, -0.5\]; give"),
