@@ -12,7 +12,6 @@ This module imports no tensor library.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 
 from fedgs.config.fields import shortened
 from fedgs.errors import UserError, wrap_error
@@ -24,22 +23,6 @@ MOST_STAGES = 100
 WEIGHTED = "give --stages a positive number for each, as means:0.5,scatter:0.5"
 MOST_FEATURES = 1_000_000  # of one image
 MOST_CHARACTERS = 10_000  # of a text that may come from a hostile server
-
-
-class Sizes(Protocol):
-    """What the number of features depends on; settings of a run."""
-
-    @property
-    def latent_dim(self) -> int:
-        """Length of z, and the most axes of a Gaussian."""
-        ...
-
-    @property
-    def moment_features(self) -> int:
-        """Number of low frequencies of one image."""
-        ...
-
-
 SPLITS = 2  # a class is cut across its longest axes, so many of them
 PARTS = 2**SPLITS  # of a class then
 
@@ -48,13 +31,17 @@ def _pairs(size: int) -> int:
     return size * (size + 1) // 2
 
 
-# Number of features of each kind, in the order in which they determine a Gaussian for
-# each class. What computes them is in `fedgs.gan.features`.
-FEATURES: dict[str, Callable[[Sizes], int]] = {
-    "means": lambda config: config.moment_features,
-    "scatter": lambda config: _pairs(config.moment_features),
-    "moments": lambda config: config.latent_dim + _pairs(config.latent_dim),
-    "parts": lambda config: config.latent_dim + _pairs(config.latent_dim),
+def _moments(coordinates: int, axes: int) -> int:
+    return axes + _pairs(axes)
+
+
+# Number of features of each kind by `moment_features` and `latent_dim`, in the order in
+# which they determine a Gaussian for each class: `fedgs.gan.features` computes them.
+FEATURES: dict[str, Callable[[int, int], int]] = {
+    "means": lambda coordinates, axes: coordinates,
+    "scatter": lambda coordinates, axes: _pairs(coordinates),
+    "moments": _moments,
+    "parts": _moments,
 }
 
 

@@ -173,7 +173,7 @@ def read_npz(path: Path) -> LabelledImages:
     """
     needed, writer = {"images", "labels"}, "`fedgs sample RUN -o FILE.npz`"
     arrays, _ = read_arrays(str(path), path, needed, writer)
-    records = from_arrays(str(path), arrays, in_unit_range=True)
+    records = from_arrays(str(path), arrays)
     if (side := records.images.shape[2]) < SMALLEST_SIDE:
         raise UserError(
             f"{path}: images of {side} pixels; give at least {SMALLEST_SIDE} on each "

@@ -4,11 +4,11 @@ The flags of settings are made in `fedgs.app.flags`. Bad input is one line and
 exit code 2; a run that stopped early or failed is exit code 1 and can be resumed.
 """
 
-import dataclasses
 import json
 import sys
 import time
 import warnings
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +31,6 @@ from fedgs.app.flags import (
     ConfigOption,
     HelpAllOption,
     JsonOption,
-    OfRecipe,
     RecipeOption,
     RunArgument,
     request_flags,
@@ -40,7 +39,13 @@ from fedgs.app.flags import (
 )
 from fedgs.app.tables import folded
 from fedgs.cohorts.settings import Selection, selection_of
-from fedgs.config.recipes import configure, is_left_open, settings_in
+from fedgs.config.recipes import (
+    HELD_OUT,
+    configure,
+    is_left_open,
+    recipe,
+    settings_in,
+)
 from fedgs.config.run_config import RunConfig
 from fedgs.diagnosis.rule import Rule
 from fedgs.errors import reject
@@ -60,6 +65,8 @@ app.add_typer(baseline.app, name="baseline")
 # Of `fedgs train`: what `--help` shows, in two screens.
 MOST_USED = ("data", "test_fraction", "num_clients", "target_epsilon")
 MOST_USED += ("noise_multiplier", "relation", "num_rounds", "engine", "output", "seed")
+# The recipe of a target epsilon alone, whose defaults the help shows.
+CHOSEN = replace(recipe("staged"), test_fraction=HELD_OUT, target_epsilon=None)
 MOST_USED_TO_DEBUG = ("data", "data_dir", "target_epsilon", "engine", "output", "seed")
 FORMAT_WARNING = warnings.formatwarning
 OF_BASELINE = "RUN is of `fedgs baseline`; leave out"
@@ -101,8 +108,8 @@ def _format_warning(
     return FORMAT_WARNING(message, category, *where, **line)
 
 
-@app.command(cls=OfRecipe)
-@settings_flags(shown=MOST_USED)
+@app.command(epilog="Defaults: `staged`, which --target-epsilon alone chooses.")
+@settings_flags(shown=MOST_USED, defaults=vars(CHOSEN))
 def train(
     recipe: RecipeOption = None,
     config: ConfigOption = None,
@@ -375,7 +382,7 @@ def cohorts(
     """
     own = {"engine": "flower", "num_workers": 2} | planted(given)
     config = RunConfig(**own | settings)
-    bug = {spec.name for spec in dataclasses.fields(PlantedBug)}
+    bug = {spec.name for spec in fields(PlantedBug)}
     selection = selection_of({n: v for n, v in given.items() if n not in bug})
     from fedgs.app.commands import cohorts as selecting
 
