@@ -189,7 +189,9 @@ NUMBERS: dict[str, Callable[..., float | None]] = {
     "epsilon of the server": _server_of_full_participation,
     "epsilon by autodp": autodp_epsilon,
     "epsilon by RDP, Poisson": poisson_rdp_epsilon,
-    "epsilon by RDP": lambda s, noise: sampled_rdp_epsilon(*s.fakes(1, noise), s.delta),
+    "epsilon by RDP": lambda s, noise: sampled_rdp_epsilon(
+        s.fakes(1, noise)[0], s.delta
+    ),
     "epsilon of releases": _releases,
     "epsilon of uniform selection": _uniform_selection,
     "epsilon": lambda s, shared: _valid_epsilon(s.fakes(shared), s.delta),

@@ -150,7 +150,7 @@ class Node:
             )
         if isinstance(request, FakeBatch):
             self._check_state(request.round)
-        self._check_run()
+        self._check(request)
         event, key = self._event(request), None
         if event is not None and self.config.is_masked:
             key = self._key_for(request)
@@ -336,7 +336,7 @@ class Node:
             ClientRefused: outside the clients' limits.
         """
         try:
-            self._check_run()
+            self._check(request)
             if (event := self._event(request)) is not None:
                 self.count.check(event, self.limits)
         except ClientRefused:
@@ -378,6 +378,9 @@ class Node:
         if not self._is_agreed:
             self.limits.check_run(self.config)
             self._is_agreed = True
+
+    def _check(self, request: Request) -> None:
+        self._check_run()
 
     def _event(self, request: Request) -> Event | None:
         """Returns the release that a request asks for, as the clients count it."""
@@ -442,7 +445,7 @@ class Node:
         is_later = any(r > (stages or -1) for r in state_rounds(self.folder))
         if self._discriminators is not None or is_later:
             return
-        self._check_run()
+        self._check(request)
         self._discriminators = Discriminators(self.config, self.hosted)
         is_public = self.config.is_warm_start_public
         warm_start(

@@ -107,20 +107,17 @@ def test_selected_clients_of_a_local_run_are_audited_by_their_count(tmp_path):
     assert sums.verdict == HOLDS
 
 
-def test_missing_noise_is_caught(tmp_path, monkeypatch):
+def test_missing_noise_is_caught_whatever_seed_and_budget_the_run_had(
+    tmp_path, monkeypatch
+):
     def none(self, shape, noise_std):
         return np.zeros(shape)
 
     monkeypatch.setattr(NoiseStream, "normal", none)
-    found = audited(tmp_path, config_of(noise_multiplier=100.0))
+    settings = {"target_epsilon": 0.001, "noise_multiplier": 100.0, "noise_seed": 3}
+    found = audited(tmp_path, config_of(**settings, min_answers=1))
     assert found["B node releases"].verdict == REFUTED
     assert found["B sums"].verdict == REFUTED
-
-
-def test_audited_noise_is_never_seeded_and_no_budget_stops_it(tmp_path):
-    settings = {"target_epsilon": 0.001, "noise_multiplier": 1.0, "noise_seed": 3}
-    config = config_of(**settings, min_answers=1)
-    audited(tmp_path, config)
     again = RunFolder.open(tmp_path / "again")
     events = Ledger.read(again.path / "ledger.jsonl").events
     assert again.config.noise_seed is None

@@ -189,13 +189,6 @@ def test_the_same_gradients_are_released_once():
             _release(*parts, round=2)
 
 
-def test_the_same_noise_is_not_added_to_other_gradients():
-    noise = NoiseStream(7, 0, 1)
-    sanitize([_clipped(_random(1, 2, 1, 2, 2))], 1.0, noise, 1, 0)
-    with pytest.raises(RuntimeError, match="already used"):
-        sanitize([_clipped(_random(1, 2, 1, 2, 2, seed=1))], 1.0, noise, 1, 0)
-
-
 @pytest.mark.parametrize("bounds", [(), (1.0, 2.0)])
 def test_a_release_needs_gradients_of_one_clip_bound(bounds):
     parts = [_clipped(torch.ones(1, 1, 1, 2, 2), bound) for bound in bounds]
