@@ -22,7 +22,6 @@ from fedgs.federation.round import embedding_round, new_server, stage_request
 from fedgs.federation.training import new_event
 from fedgs.privacy.accounting import statements
 from fedgs.privacy.gaussian import fixed_law
-from fedgs.privacy.participation import Releases
 from fedgs.privacy.plan import Plan
 from report_folders import make_run
 from tiny import (
@@ -67,7 +66,7 @@ def test_every_point_of_a_run_by_count_is_by_count(repeated):
     ratio = Plan.from_config(config).ratio("release", config.relation, 0)
     for (_, epsilon), end in zip(points, range(1, len(events) + 1), strict=True):
         most = max(chosen[:end].count(0), chosen[:end].count(1))
-        counted = Releases(fixed_law(most), ratio).epsilon(config.delta)
+        counted = fixed_law(most, ratio).epsilon(config.delta)
         assert epsilon == pytest.approx(counted)
 
 

@@ -72,15 +72,6 @@ def test_exact_transport_rounds_nothing():
     assert release_step(EXACT) is None
 
 
-def test_compact_fakes_are_the_nearest_multiples_of_one_255th():
-    images = _sparse(COMPACT, 0.1)
-    images[0, 0, 0, :3] = torch.tensor([0.0, 1.0, 0.5])
-    rounded = codec.round_fakes(images, COMPACT)
-    assert (rounded - images).abs().max() <= 0.5 / 255 + 1e-7
-    assert rounded[0, 0, 0, :3].tolist() == pytest.approx([0, 1, 128 / 255])
-    assert torch.equal(rounded, (rounded * 255).round() / 255)
-
-
 @pytest.mark.parametrize(
     ("share", "levels"), [(0.1, 255), (0.15, 127), (0.2, 31), (0.3, 7), (1.0, 2)]
 )

@@ -64,12 +64,6 @@ def test_the_file_is_the_documented_format_and_comes_back(tmp_path):
     assert (again.events, again.length, again.head) == (EVENTS, 4, head)
 
 
-def test_noise_multiplier_is_in_units_of_two_clip_bounds():
-    published = event(noise_std=2.14, clip_bound=1.0)  # GS-WGAN: 2 * C * 1.07
-    assert published.noise_multiplier == pytest.approx(1.07)
-    assert event(participants="all").num_participants == 10
-
-
 def test_every_append_is_fsynced_before_it_returns(path, monkeypatch):
     synced = []
     with contextlib.closing(Ledger.open(path)) as ledger:
