@@ -262,7 +262,7 @@ def test_secure_aggregation_gives_the_server_the_epsilon_of_the_release(fedgs):
     ("command", "problem"),
     [
         (["train", "--recipe", "algorithm-1"], "a round may be of one node"),
-        (["cohorts"], "No such option '--secure-aggregation'"),
+        (["select-clients"], "No such option '--secure-aggregation'"),
         (["baseline", "dp-merf"], "No such option '--secure-aggregation'"),
     ],
 )

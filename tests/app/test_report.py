@@ -147,18 +147,11 @@ def test_debug_folders_are_not_added_up(folders, tmp_path):
     assert "Not added up" not in page_of(folders / "debug")
 
 
-def test_runs_given_to_debug_have_their_own_commands(folders, debug):
-    assert "fedgs train" not in page_of(folders / "debug")
-    plan = json.loads((debug / "debug.json").read_text()) | {"request": {"runs": {}}}
-    (debug / "debug.json").write_text(json.dumps(plan))
-    assert fresh_page_of(debug).count("fedgs train") == 4
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("debug.json", b'{"format": 1}', "broken debug.json"),
-        ("debug.json", b'{"format": 1, "runs": {}}', "no samples yet"),
+        ("debug.json", b'{"format": 2}', "broken debug.json"),
+        ("debug.json", b'{"format": 2, "runs": {}}', "no samples yet"),
         ("diagnosis.json", b'{"format": 1, "verdict": "none"}', "broken debug.json"),
         ("diagnosis.json", b"[]", "is not a JSON object"),
         ("*/samples/*.png", None, "no samples yet"),

@@ -17,7 +17,6 @@ import typer
 from experiments.comparison.options import OF_DATA, CompareRequest
 from experiments.debug.request import (
     DebugRequest,
-    ExistingRuns,
     OwnSuspects,
     PlantedBug,
     planted,
@@ -38,7 +37,7 @@ from fedgs.app.flags import (
     settings_flags,
 )
 from fedgs.app.tables import folded
-from fedgs.cohorts.settings import Selection, selection_of
+from fedgs.cohorts.settings import Selection
 from fedgs.config.recipes import (
     HELD_OUT,
     configure,
@@ -341,13 +340,10 @@ def inspect_data(
     shown=MOST_USED_TO_DEBUG,
     defaults={"engine": "flower"},
 )
-@request_flags(
-    PlantedBug, OwnSuspects, ExistingRuns, DebugRequest, Rule, has_defaults=False
-)
+@request_flags(PlantedBug, OwnSuspects, DebugRequest, Rule, has_defaults=False)
 def debug(
     recipe: RecipeOption = None,
     config: ConfigOption = None,
-    as_json: JsonOption = False,
     help_all: HelpAllOption = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what can be found at all; no run.")
@@ -363,14 +359,13 @@ def debug(
     """
     from experiments.debug import command
 
-    command.debug(given, recipe, config, settings, as_json, dry_run)
+    command.debug(given, recipe, config, settings, dry_run)
 
 
 @app.command()
 @settings_flags("Data", "output", "engine", "seed", "num_clients", "num_workers")
 @request_flags(PlantedBug, Selection, has_defaults=False)
-def cohorts(
-    as_json: JsonOption = False,
+def select_clients(
     *,
     given: dict[str, Any],
     settings: dict[str, Any],
@@ -383,7 +378,7 @@ def cohorts(
     own = {"engine": "flower", "num_workers": 2} | planted(given)
     config = RunConfig(**own | settings)
     bug = {spec.name for spec in fields(PlantedBug)}
-    selection = selection_of({n: v for n, v in given.items() if n not in bug})
-    from fedgs.app.commands import cohorts as selecting
+    selection = Selection(**{n: v for n, v in given.items() if n not in bug})
+    from fedgs.app.commands import select_clients as selecting
 
-    selecting.cohorts(config, selection, as_json)
+    selecting.select_clients(config, selection)
