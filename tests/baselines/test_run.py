@@ -92,12 +92,6 @@ def test_a_program_samples_a_baselines_run_and_is_refused_its_epsilon(tmp_path):
         run.epsilon()
 
 
-def test_a_baseline_under_masks_is_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(UserError, match=r"secure_aggregation = True: .* without masks"):
-        small_run(STEPS, tmp_path / "run", secure_aggregation=True)
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize(
     "wrong", [{"kind": "gaussian"}, {"step": 0}, {"event": 3}, {"noise_source": "me"}]
 )
