@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from baselines import DIGITS, SMALL, small_run, train
-from fedgs.baselines import METHODS, find
+from fedgs.baselines import METHODS, dp_sgd, find
 from fedgs.baselines import run as frame
 from fedgs.baselines.contract import RELATIONS, SECRET
 from fedgs.baselines.releases import Release, ReleaseLedger
@@ -18,6 +19,7 @@ from fedgs.baselines.run import Asked, load_run_data, made_settings, open_run, u
 from fedgs.errors import UserError
 from fedgs.files import read_tensors
 from fedgs.privacy.accounting import SEEDED
+from fedgs.privacy.gaussian import mu_from_epsilon
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder, read_state
 from fedgs.runs.sample import draw_samples
@@ -168,6 +170,35 @@ def test_guarantees_are_of_the_ledger_and_name_the_methods_unit(name, finished):
     twice = 2 * [release.event for release in run.releases]
     more = run.method.guarantees(run.settings, run.facts, twice, 1e-5)
     assert (more[0].epsilon or 1e9) > (first.epsilon or 0)
+
+
+OF_ONE = {"participants": "all", "nodes": 1, "adversary": "release"}
+
+
+@pytest.mark.parametrize(
+    ("name", "event"),
+    [
+        ("dp-merf", dp_sgd.event(1.0, 1.5)),
+        ("dp-merf federated", dp_sgd.event(1.0, 0.9)),
+        ("dp-sgd-gan", dp_sgd.event(1.0, 0.8)),
+        ("fedavg-gan", OF_ONE | {"clip_bound": 0.1, "noise_std": 0.15}),
+        (
+            "g-pate",
+            {"num_queries": 16, "threshold": 0, "threshold_std": 20, "answer_std": 4},
+        ),
+        ("pate-gan", {"num_queries": 4, "noise_scale": 2.0}),
+    ],
+)
+def test_an_audit_finds_what_a_release_is_said_to_cost(name, event, finished):
+    """In stds of the score: as far as the Gaussian of the same epsilon."""
+    run = open_run(finished(name))
+    asked = run.settings, run.facts
+    claim = run.method.guarantees(*asked, [event], 1e-5)[0]
+    play = run.method.audit_scores
+    outside, inside = play(*asked, event, claim.relation, 400)
+    distance = (inside.mean() - outside.mean()) / outside.std()
+    mu = mu_from_epsilon(claim.epsilon or math.inf, 1e-5)
+    assert 0.4 * mu < distance < 1.4 * mu
 
 
 def test_a_line_of_a_baseline_is_refused_without_its_folders_mark(tmp_path):

@@ -3,7 +3,6 @@
 Real processes with TLS and authentication are in tests/server/test_multihost.py.
 """
 
-import shutil
 import threading
 import tomllib
 from collections import Counter
@@ -20,7 +19,6 @@ from command_line import refused
 from deployed_grid import (
     LIMITS,
     NAMES,
-    Backup,
     DeployedGrid,
     Deployment,
     kill_after_count,
@@ -41,7 +39,7 @@ from fedgs.privacy.ledger import Ledger
 from fedgs.process import RUNS_VARIABLE
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
-from runs import at_round, interrupt_at
+from runs import interrupt_at
 from server.launch import submit
 from server.roll_call import public_settings
 from server.server_app import open_folder, strategy_of
@@ -225,31 +223,6 @@ def test_a_client_restarted_after_a_lost_reply_sends_the_stored_bytes(updates):
     assert replies[0] == replies[1]  # noise of the system's entropy, drawn once
     assert run.counted(1) == [1, 2]
     assert run.attempts() == ONCE[:2]
-
-
-@pytest.mark.slow
-def test_a_server_of_an_older_backup_ends_the_run(updates, tmp_path):
-    run = updates()
-    with pytest.raises(RunStopped):
-        run.start(at_round(1, run.stop.set))
-    run.stop.clear()
-    shutil.copytree(run.path, tmp_path / "backup")
-    with pytest.raises(KeyboardInterrupt):
-        run.start(interrupt_at(3))
-    shutil.rmtree(run.path)
-    shutil.copytree(tmp_path / "backup", run.path)
-    with pytest.raises(RunStopped, match=r"this run's ledger says \(rounds 2, 3\)"):
-        run.start()
-    assert_refused("has released more than", open_run(run.path).guarantees)
-
-
-def test_a_client_whose_count_went_back_releases_no_update(updates):
-    run = updates()
-    backup = Backup(run, 1)
-    with pytest.raises(RunStopped, match="b-clinic failed; its own error"):
-        run.start(backup.between(1, 2))
-    assert run.counted(1) == [1]
-    assert "rolled back or deleted: it has no release of round 2" in backup.refusals()
 
 
 # ------------------------------------------------------------------ what a client sees

@@ -5,7 +5,6 @@ import math
 import threading
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from flwr.app import Message
@@ -93,12 +92,6 @@ def test_one_client_moves_the_sum_by_its_sensitivity_and_no_more(tmp_path):
         (update,) = client_updates(config, data, request, [client])
         rest += update[0] * (bound / update.norm())
     assert torch.allclose(zeroed, rest, atol=1e-6)
-
-
-def test_an_update_that_is_not_finite_counts_as_zero(tmp_path):
-    given = {"noise_per_clip": 0.0, "discriminator_learning_rate": 1e30}
-    _, config, data, request = made(tmp_path / "r", **given)
-    assert torch.count_nonzero(node_update(config, data, request, 0).values) == 0
 
 
 @pytest.mark.parametrize(
@@ -218,28 +211,6 @@ def test_the_published_epsilon_of_table_2():
     released = events(1000, list(range(10)), noise_std=0.01)
     found = fedavg_gan.published_epsilon(facts(866), released, 1.15e-3)
     assert found == pytest.approx(9.991e6, rel=1e-4)
-
-
-def test_the_published_accounting_agrees_with_dp_accounting_at_moderate_noise():
-    from dp_accounting import dp_event
-    from dp_accounting.rdp import RdpAccountant
-
-    released = events(200, list(range(10)), noise_std=0.8)
-    found = fedavg_gan.published_epsilon(facts(100), released, DELTA)
-    accountant = RdpAccountant(orders=list(fedavg_gan.ORDERS))
-    one = dp_event.PoissonSampledDpEvent(0.1, dp_event.GaussianDpEvent(0.8))
-    accountant.compose(one, 200)
-    # dp-accounting's conversion to epsilon is the tighter one.
-    assert accountant.get_epsilon(DELTA) <= found < 1.3 * accountant.get_epsilon(DELTA)
-
-
-def test_the_audit_finds_no_more_than_is_claimed_and_less_without_noise():
-    (event,) = events(1, noise_std=2.0)
-    outside, inside = METHOD.audit_scores(
-        Settings(), facts(4), event, "replace-one", 400
-    )
-    assert np.mean(inside) - np.mean(outside) == pytest.approx(2.0, abs=0.7)
-    assert np.std(inside) == pytest.approx(2.0, rel=0.2)
 
 
 @pytest.mark.parametrize(

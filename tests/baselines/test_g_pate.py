@@ -161,16 +161,3 @@ def test_the_answers_make_fakes_look_real_to_the_teachers(tmp_path):
     for index in range(1, 9):
         training.step(index)
     assert judged() > before
-
-
-# The audit's hook
-
-
-def test_an_audit_finds_no_more_than_the_guarantee_and_not_much_less():
-    facts = dataclasses.replace(FACTS, num_clients=9)
-    settings = Settings(num_bins=2, answer_noise=2.0)
-    event = events(settings)[0] | {"num_queries": 16, "threshold": 0.0}
-    outside, inside = METHOD.audit_scores(settings, facts, event, "replace-one", 3_000)
-    d_prime = (inside.mean() - outside.mean()) / outside.std()
-    mu = math.sqrt(16 * (1 / 12.0**2 + 2 / 2.0**2))
-    assert 0.6 * mu < d_prime < mu

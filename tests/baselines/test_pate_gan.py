@@ -141,13 +141,3 @@ def test_every_label_is_in_the_ledger(tmp_path):
     hidden = dataclasses.replace(training.settings, reveal_votes=False)
     training.settings = hidden
     assert set(training.step(1)) == {"kind", "num_queries", "noise_scale"}
-
-
-def test_an_audit_finds_no_more_than_the_guarantee():
-    settings = Settings(inverse_noise=0.5)
-    event = events(settings)[0] | {"num_queries": 4}
-    facts = dataclasses.replace(FACTS, num_clients=9)
-    outside, inside = METHOD.audit_scores(settings, facts, event, "replace-one", 4_000)
-    rate = (outside >= 3).mean(), (inside >= 3).mean()
-    found = np.log(rate[1] / rate[0])
-    assert 0.4 < found < 4 * 2 * 0.5  # basic composition of four bits
