@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from fedgs.baselines import METHODS, find
 from fedgs.baselines.contract import Facts
 from fedgs.baselines.fedavg_gan import (
     METHOD,
@@ -22,7 +21,7 @@ from fedgs.baselines.fedavg_gan import (
 from fedgs.baselines.fedavg_messages import UpdateRequest, decode_request
 from fedgs.baselines.run import (
     NOT_GS_WGAN,
-    check_asked,
+    check_run,
     folder_content,
     made_settings,
 )
@@ -53,17 +52,11 @@ def check_name(name: str) -> None:
     Raises:
         UserError: with the reason and what to use instead.
     """
-    if name == METHOD.name:
-        return
-    if name not in METHODS:
-        raise UserError(f"NAME = {name!r}: give {METHOD.name}; {INSTEAD}")
-    why = "its clients' part runs in one process with all data"
-    if find(name).central:
-        why = "is central: whoever trains sees all images"
-    raise UserError(
-        f"NAME = {name}: {why}, so it has no deployment; use `fedgs baseline {name}` "
-        f"where the data are in one place; {INSTEAD}"
-    )
+    if name != METHOD.name:
+        raise UserError(
+            f"NAME = {name!r}: has no deployment; {INSTEAD}; other methods train by "
+            "`fedgs baseline`, where the data are in one place"
+        )
 
 
 def submitted(given: Mapping[str, Any], settings: Mapping[str, Any]) -> RunConfig:
@@ -97,7 +90,7 @@ def planned(
         raise UserError("nodes is unset: a baseline is submitted by `fedgs deploy`")
     asked = Asked(**{name: own.pop(name) for name in ASKED if name in own})
     settings = made_settings(METHOD, own)
-    check_asked(METHOD, settings, asked, config)
+    check_run(METHOD, settings, config)
     resolved = resolve_deployed(config)
     # Every client computes the schedule, and with it its share of the noise.
     resolved = dataclasses.replace(resolved, selection_seed=None)
@@ -129,7 +122,7 @@ def check_again(folder: RunFolder, told: Mapping[str, Any]) -> None:
         known |= content["settings"]
     wanted = {"name": "gs-wgan"} | dict(told)
     for name, value in wanted.items():
-        if name != "unit" and known.get(name) != value:
+        if known.get(name) != value:
             raise UserError(
                 f"method.{name} = {value}: the run in {folder.path} has "
                 f"{known.get(name)}; submit it with the same settings, or choose "
