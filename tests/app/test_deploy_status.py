@@ -60,13 +60,6 @@ def test_status_has_the_numbers_that_other_commands_print(trained):
     assert (status["phase"], status["nodes"]) == (None, None)  # it was not deployed
 
 
-def test_status_of_a_run_that_has_not_begun(tmp_path):
-    folder = RunFolder.create(tiny_config(output=str(tmp_path / "run")))
-    status = status_of(folder.path)
-    found = (status["round"], status["released"], status["epsilons"])
-    assert found == (0, 0, [])
-
-
 def test_round_is_that_of_the_checkpoint_where_metrics_were_lost(trained):
     (trained.path / "metrics.jsonl").write_text('{"round": 2}\n{"round": 3, "sec')
     assert status_of(trained.path)["round"] == 3
