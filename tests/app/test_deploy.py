@@ -33,7 +33,6 @@ from command_line import flags
 from fedgs.app.cli.deploy import CLIENT_DATA
 from fedgs.config.run_config import RunConfig
 from fedgs.deployment import check_name
-from fedgs.process import make_private
 from refusals import assert_refused
 from server.launch import certs as deploy_certs
 from server.launch import control as deploy_control
@@ -265,14 +264,6 @@ def test_client_becomes_flowers_with_its_own_data(certs, tmp_path):
     }
     assert not (tmp_path / "state").exists()
     assert {"data", *CLIENT_DATA} == OWN_SETTINGS  # each has a flag
-
-
-def test_state_directory_is_private(tmp_path):
-    make_private("state_dir", tmp_path / "new")
-    assert mode(tmp_path / "new") == 0o700
-    (tmp_path / "open").mkdir(mode=0o755)
-    words = r"state_dir = .* has mode 755, .* chmod 700"
-    assert_refused(words, make_private, "state_dir", tmp_path / "open")
 
 
 # ------------------------------------------------------------------ refused

@@ -1,7 +1,4 @@
-"""Fed-Avg GAN in a deployment without a network: bits, faults, limits, what is refused.
-
-Real processes with TLS and authentication are in tests/server/test_multihost.py.
-"""
+"""Fed-Avg GAN deployed without a network: bits, faults, limits, what is refused."""
 
 import re
 import shutil

@@ -11,10 +11,9 @@ from flwr.app import ConfigRecord, Message
 from clients.failures import reason_of
 from deployed_grid import NAMES, Backup, Deployment, place_of
 from fedgs.federation.training import RunStopped
-from fedgs.files import read_json
 from fedgs.mechanism.masks import Announced, Attempt, MaskingKey
 from fedgs.privacy.client_limits import ClientRefused
-from runs import at_round, events, ignore, interrupt_at, num_answers
+from runs import at_round, events, ignore, num_answers
 from server.launch.certs import make_certificates
 from server.launch.submit import _public_key
 from server.strategy import GsWgan
@@ -140,24 +139,6 @@ def test_a_false_key_with_an_answer_is_not_listed(masked):
     asked = [who for kind, who, _ in run.grid.replies if kind == "query.key"]
     assert asked.count(NAMES[1]) == 3
     assert asked.count(NAMES[0]) == 1
-
-
-def test_a_client_says_that_it_released_in_every_attempt(masked):
-    """A server of an older backup hears of each of them."""
-    run = masked(min_answers=2)
-    lost: list[Message] = []
-
-    def lose(who: str, request: Message, reply: Message) -> Message | None:
-        if who != NAMES[1] or round_of(request) != 2 or len(lost) > 2:
-            return reply
-        return lost.append(reply)
-
-    run.grid.spoil = lose
-    with pytest.raises(KeyboardInterrupt):
-        run.start(interrupt_at(2))
-    (path,) = run.clients[0].state_dir.glob("*/run.json")
-    place = place_of(run, run_id=path.parent.name)
-    assert place.join(read_json(path)).released == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -292,20 +273,3 @@ def opened(run: Deployment) -> np.ndarray:
     parts = {who: reply.content["fedgs"]["tensors"] for who, reply in train}
     assert len(parts) == 3
     return sum(np.frombuffer(part, np.uint32) for part in parts.values())
-
-
-def test_a_client_gives_one_message_under_one_key_whatever_it_is_asked(masked):
-    run = masked(**ONE_STAGE)
-    asked: list[Message] = []
-    when_asked(run, lambda request: asked.append(request) or request)
-    run.start()
-    victim, request = run.clients[A], asked[0]
-    replies = [r for kind, who, r in run.grid.replies if who == victim.name]
-    for _ in range(2):
-        again = run.grid.answer(victim, request)
-        assert again.content["fedgs"] == replies[-1].content["fedgs"]  # the stored one
-        victim.restart()
-    for lie in (lie_about_the_centre, lambda content: {"attempt": 2}, without_c):
-        assert run.grid.answer(victim, told(request, lie)).has_error()
-        victim.restart()
-    assert run.counted(A) == [1]

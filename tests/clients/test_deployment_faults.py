@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+from collections.abc import Iterable
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -228,6 +229,26 @@ def test_who_does_not_answer_in_time_or_wrongly_is_said_and_not_waited_for(
     assert sorted(answered) == sorted(expected - {(NAMES[2], 2)})  # round 0: warm start
     (missing,) = [e for e in events if e["event"] == "missing"]
     assert (missing["node"], missing["round"]) == (NAMES[2], 2)
+
+
+def test_a_reply_that_flower_cannot_read_is_its_senders_trouble(deploy, log):
+    """Flower raises then, and gives nobody's replies; all are asked for again."""
+    run = deploy(min_answers=2, num_rounds=2, round_timeout=5.0)
+    pull = run.grid.pull_messages
+
+    def unreadable(names: Iterable[str]) -> list[Message]:
+        replies = pull(list(names))
+        for reply in replies:
+            client, request = run.grid.sent[reply.metadata.reply_to_message_id]
+            if client.name == NAMES[0] and round_of(request):
+                raise KeyError("NoSuchRecord")
+        return replies
+
+    run.grid.pull_messages = unreadable
+    run.start()
+    assert num_answers(run.folder) == [2, 2]
+    assert "a reply that cannot be read: KeyError" in log
+    assert "round 2: no answer of a-clinic" in log
 
 
 def test_progress_that_cannot_be_written_is_said_once(deploy, log):

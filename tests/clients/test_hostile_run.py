@@ -13,8 +13,6 @@ from fedgs.config.run_config import RunConfig
 from fedgs.federation.messages import FakeBatch
 from fedgs.federation.node import Node
 from fedgs.federation.round import public_fakes
-from fedgs.federation.training import RunStopped
-from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
 from runs import attempts, num_answers
 from simulated_grid import FakeGrid, Make, Spoil, product, round_of, spoil_at, start
@@ -162,15 +160,6 @@ def test_a_spoilt_reply_is_a_failed_answer(create, log):
     assert str(SECRET) not in "".join(log)
     start(silent, FakeGrid(6, victim(dict.fromkeys(makes, lose))))
     assert product(folder) == product(silent)
-
-
-def test_a_run_that_needs_all_nodes_stops_and_may_be_resumed(create):
-    folder = create("run")
-    with pytest.raises(RunStopped, match=r"round 2: 1 of 2 nodes .* 1 s"):
-        start(folder, FakeGrid(6, victim({2: lose})))
-    assert attempts(folder) == [(1, 1), (2, 1)]
-    start(RunFolder.open(folder.path), FakeGrid(6))
-    assert attempts(folder)[2:] == [(2, 2), (3, 1)]
 
 
 def test_a_replayed_reply_is_a_failed_answer(create, log):

@@ -1,7 +1,7 @@
 """The client in one process: what it replaces of Flower, when, and what that does.
 
-The functions of Flower are called directly; one slow test runs real processes with TLS
-and authentication.
+The functions of Flower are called directly; real processes with TLS and authentication
+are in tests/server.
 """
 
 import signal
