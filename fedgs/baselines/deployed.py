@@ -33,10 +33,8 @@ from fedgs.errors import UserError
 from fedgs.federation.messages import Request
 from fedgs.federation.node import Node
 from fedgs.federation.preparation import check_answer, resolve_deployed
-from fedgs.files import read_json
 from fedgs.mechanism.integers import IntegerSum
 from fedgs.mechanism.sanitizer import SanitizedGradients
-from fedgs.runs.run_folder import BASELINE, RunFolder
 
 INSTEAD = (
     f"deployed clients answer {METHOD.name} (`fedgs deploy baseline {METHOD.name}`) "
@@ -103,31 +101,6 @@ def planned(
     resolved = dataclasses.replace(resolved, num_rounds=settings.steps)
     known = (METHOD.name, METHOD, settings, facts, asked.target_epsilon)
     return resolved, folder_content(*known)
-
-
-def check_again(folder: RunFolder, told: Mapping[str, Any]) -> None:
-    """Refuses to go on with a run by another method, or by other settings of it.
-
-    Args:
-        folder: of the run.
-        told: as of `planned`; empty for GS-WGAN.
-
-    Raises:
-        UserError: names what differs.
-    """
-    known: dict[str, Any] = {"name": "gs-wgan"}
-    if folder.is_baseline:
-        content = read_json(folder.path / BASELINE)
-        known = {name: content[name] for name in ("name", "target_epsilon")}
-        known |= content["settings"]
-    wanted = {"name": "gs-wgan"} | dict(told)
-    for name, value in wanted.items():
-        if known.get(name) != value:
-            raise UserError(
-                f"method.{name} = {value}: the run in {folder.path} has "
-                f"{known.get(name)}; submit it with the same settings, or choose "
-                "another output"
-            )
 
 
 def split(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

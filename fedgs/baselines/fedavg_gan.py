@@ -134,11 +134,6 @@ class UpdateConfig(ResolvedConfig):
         """The method's name."""
         return METHOD.name
 
-    @property
-    def most_rounds(self) -> int:
-        """How many rounds the schedule asks a client at most."""
-        return _most_rounds(self.method, self.num_clients)
-
     def terms(self, round: int) -> Terms:
         """Returns what one node's release of a round is agreed to be.
 
