@@ -171,14 +171,6 @@ def test_thirteen_classifiers_stand_below_the_papers():
     assert by_classifier("x", rows) is None
 
 
-def test_a_line_has_the_fid_of_its_scores(monkeypatch, tmp_path):
-    monkeypatch.setattr(lines, "_of_own", lambda run: {})
-    cell = methods.grid(CompareRequest(), {}).of_seeds([0])[0]
-    found = {"fid_lenet_mnist_by_writer": 7.5, "network": "lenet-35af6d"}
-    made = lines.line_of(cell, tmp_path, found)
-    assert (made["fid"], made["fid_network"]) == (7.5, "lenet-35af6d")
-
-
 @pytest.mark.parametrize("is_full", [False, True])
 def test_the_noise_of_bdp_gan_is_that_of_the_epsilon_asked(is_full):
     epsilons = (
