@@ -384,7 +384,8 @@ class FedAvgGan:
             {name: value.detach().cpu() for name, value in net.state_dict().items()}
             for net in (self._generator, self._discriminator)
         )
-        return UpdateRequest(index + 1, generator, discriminator, clients, clients)
+        asked = {"participants": clients, "trainees": clients}
+        return UpdateRequest(index + 1, generator, discriminator, **asked)
 
     def event(self, round: int) -> dict[str, Any]:
         """Returns the ledger's event of a round, from 1."""
