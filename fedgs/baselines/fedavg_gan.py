@@ -384,8 +384,10 @@ class FedAvgGan:
             {name: value.detach().cpu() for name, value in net.state_dict().items()}
             for net in (self._generator, self._discriminator)
         )
-        asked = {"participants": clients, "trainees": clients}
-        return UpdateRequest(index + 1, generator, discriminator, **asked)
+        networks = generator, discriminator
+        return UpdateRequest(
+            index + 1, *networks, participants=clients, trainees=clients
+        )
 
     def event(self, round: int) -> dict[str, Any]:
         """Returns the ledger's event of a round, from 1."""

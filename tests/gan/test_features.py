@@ -44,7 +44,7 @@ def test_tensors_and_features_have_the_shapes_that_the_settings_say(
     assert shapes == KINDS[kind].shapes(config)
     images, labels = fakes(6, side, channels)
     found = KINDS[kind].features(net, images, labels)
-    assert found.shape == (6, FEATURES[kind](config))
+    assert found.shape == (6, FEATURES[kind](config.moment_features, config.latent_dim))
     # Those of an image do not depend on the others.
     alone = [KINDS[kind].features(net, images[[i]], labels[[i]]) for i in range(6)]
     assert torch.allclose(found, torch.cat(alone), atol=1e-5)
@@ -60,7 +60,7 @@ def test_an_embedding_is_its_definition_image_by_image(monkeypatch, kind, groups
     rng = torch.Generator().manual_seed(0)
     images = torch.rand(5, 1, 16, 16, generator=rng)
     labels = torch.tensor([2, 0, 0, 2, 2])  # no image of class 1
-    size = FEATURES[kind](sized(16, 1))
+    size = FEATURES[kind](16, 4)
     centre = torch.rand(2, groups, size, generator=rng)
     found = embedding(kind, networks, centre, images, labels)
     expected = torch.zeros(2, groups, 1 + size, dtype=torch.float64)
@@ -79,7 +79,7 @@ def test_an_embedding_is_its_definition_image_by_image(monkeypatch, kind, groups
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_client_without_images_has_the_embedding_zero(kind):
     groups = {"scatter": 1, "parts": 12}.get(kind, 3)
-    centre = torch.ones(1, groups, FEATURES[kind](sized(16, 1)))
+    centre = torch.ones(1, groups, FEATURES[kind](16, 4))
     nothing = (torch.zeros(0, 1, 16, 16), torch.zeros(0, dtype=torch.int64))
     values = embedding(kind, [made(kind)], centre, *nothing)
     assert torch.equal(values, torch.zeros(1, groups, centre.shape[2] + 1).double())
@@ -99,7 +99,7 @@ def test_no_embedding_is_shorter_than_any_clip_bound_that_is_allowed(
     images, _ = fakes(len(labels))
     net = made(kind)
     groups = {"scatter": 1, "parts": 12}.get(kind, 3)
-    centre = scale * torch.ones(1, groups, FEATURES[kind](sized(16, 1)))
+    centre = scale * torch.ones(1, groups, FEATURES[kind](16, 4))
     values = embedding(kind, [net], centre, images, labels)
     assert values.norm() >= 2 * groups**0.5 * (1 - 1e-9)
     for clip_bound in (1e-3, 1.0, 2.0):
