@@ -387,7 +387,13 @@ class FedAvgGan:
             {name: value.detach().cpu() for name, value in net.state_dict().items()}
             for net in (self._generator, self._discriminator)
         )
-        return UpdateRequest(index + 1, generator, discriminator, clients, clients)
+        return UpdateRequest(
+            index + 1,
+            generator,
+            discriminator,
+            participants=clients,
+            trainees=clients,
+        )
 
     def event(self, round: int) -> dict[str, Any]:
         """Returns the ledger's event of a round, from 1."""
