@@ -19,7 +19,6 @@ from fedgs.audit.mechanism import (
 )
 from fedgs.baselines.run import BaselineRun, open_run
 from fedgs.files import read_json
-from fedgs.privacy_label import privacy_label
 from fedgs.runs.run_folder import RunFolder, is_baseline, versions
 
 NUM_SAMPLES = 10_000
@@ -47,12 +46,9 @@ def line_of(cell: Cell, run: Path, scores: Line) -> Line:
     opened = open_run(run, cell.how.baseline) if is_baseline(run) else None
     facts = _of_own(run) if opened is None else _of_baseline(opened)
     cost = read_json(run / COST) if (run / COST).exists() else {}
-    seen = privacy_label(run)["who_sees_what"]
     return {
         **cell.identity,
         **facts,
-        # Of an adversary the first entry is about the run's own unit.
-        "epsilons": {row["adversary"]: row["epsilon"] for row in reversed(seen)},
         "accuracy_cnn": scores.get("downstream_cnn_accuracy"),
         "accuracy_mean_of_13": scores.get("classifiers", {}).get("average"),
         "accuracy_by_classifier": scores.get("classifiers", {}).get("accuracy"),
@@ -83,6 +79,11 @@ def _of_baseline(run: BaselineRun) -> Line:
         "own": False,
         "trust": run.trust,
         "guarantees": stated,
+        "epsilons": {
+            run.config.adversary: {
+                row.relation: row.epsilon for row in rows if row.unit == run.unit
+            }
+        },
         "num_clients": facts.num_clients,
         "num_records": facts.num_records,
         "cap": facts.max_images_per_user,
@@ -119,6 +120,9 @@ def _of_own(run: Path) -> Line:
         "own": True,
         "trust": NODES,
         "guarantees": stated,
+        "epsilons": {
+            row["adversary"]: row["epsilon"] for row in facts.label["who_sees_what"]
+        },
         "num_clients": config.num_clients,
         "num_records": None,
         "cap": None,
