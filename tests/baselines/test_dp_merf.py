@@ -133,7 +133,7 @@ def test_an_unsampled_release_costs_by_what_a_unit_moves(federated, moved):
             dp_merf_ae,
             AutoencoderSettings(noise_multiplier=0.686),
             9.999,
-            5.54,
+            4.536,
             marks=pytest.mark.slow,
         ),
     ],

@@ -124,6 +124,7 @@ def test_the_epsilons_of_dp_cgan_and_of_its_users_who_have_one_by_the_cap():
     assert "sigma C" in rows[3].theorem
     uncapped = dataclasses.replace(FACTS, max_images_per_user=None)
     assert dp_sgd.add_or_remove(uncapped, events, DELTA) == rows[:1]
+    assert dp_sgd.published(2.1, [], DELTA, "nothing released") == []
 
 
 def test_without_noise_the_discriminator_learns_to_tell_fakes(tmp_path):

@@ -77,7 +77,8 @@ def test_an_update_is_clipped_as_a_whole(tmp_path):
         assert float(cosine) == pytest.approx(1, abs=1e-5)
 
 
-def test_one_client_moves_the_sum_by_its_sensitivity_and_no_more(tmp_path):
+@pytest.mark.parametrize("stacking", ["stacked", "loop"])
+def test_one_client_moves_the_sum_by_its_sensitivity_and_no_more(tmp_path, stacking):
     bound = 1e-3  # binds: an unclipped update is larger
     given = {"noise_per_clip": 0.0, "clip_bound": bound}
     _, config, data, request = made(tmp_path / "r", **given)
