@@ -545,7 +545,7 @@ def test_privacy_without_a_needed_setting_is_refused(fedgs, missing):
 
 
 @pytest.mark.parametrize(("kept", "without"), [(1, ()), (0, ("checkpoint",))])
-@pytest.mark.parametrize("reader", ["privacy", "report", "audit", "status", "scores"])
+@pytest.mark.parametrize("reader", ["privacy", "report", "audit", "status"])
 def test_no_reader_states_an_epsilon_of_a_shortened_ledger(
     trained, fedgs, tmp_path, monkeypatch, reader, kept, without
 ):

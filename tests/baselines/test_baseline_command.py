@@ -189,7 +189,7 @@ def test_a_baselines_run_is_sampled_and_evaluated_like_any_run(
     assert "is finished" in printed(fedgs("resume", run))
     for name in ("FEDGS_CACHE_DIR", "TORCH_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
-    words = ("--fast", "-n", 60, "--metrics", "cnn", "--no-calibrate", "--json")
+    words = ("--fast", "-n", 60, "--metrics", "cnn", "--json")
     found = json.loads(printed(fedgs("evaluate", run, *words)))
     assert found["round"] == 3
     assert 0 <= found["downstream_cnn_accuracy"] <= 1

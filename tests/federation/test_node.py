@@ -216,16 +216,6 @@ def test_a_restarted_node_refuses_beyond_its_clients_epsilon(
     assert torch.equal(node.answer(last).values, answer.values)
 
 
-def test_a_node_refuses_fakes_outside_its_own_limits(tmp_path, work):
-    config = _config()
-    node = _node(config, tmp_path, limits=Limits(num_classes=3, image_size=16))
-    request, done = request_of(config), dict(work)
-    with pytest.raises(ClientRefused):
-        node.answer(dataclasses.replace(request, labels=request.labels + 1))
-    assert work == done
-    assert _counted(tmp_path) == []
-
-
 # ----------------------------------------------------------- who hosts, trains, answers
 
 

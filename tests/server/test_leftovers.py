@@ -86,18 +86,6 @@ def test_a_run_that_goes_on_removes_what_its_killed_process_wrote(tmp_path):
     assert state_path(states, 0).exists()
 
 
-def test_a_new_run_removes_its_killed_creation_but_not_one_at_work(tmp_path):
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    left = tmp_path / f".run.{dead.pid}"
-    at_work = tmp_path / f".run.{os.getppid()}"
-    for path in (left, at_work):
-        (path / "private").mkdir(parents=True)
-    RunFolder.create(tiny_config(output=str(tmp_path / "run")))
-    assert not left.exists()
-    assert at_work.exists()
-
-
 def test_a_client_that_starts_again_removes_what_its_killed_process_wrote(
     tmp_path, monkeypatch
 ):
