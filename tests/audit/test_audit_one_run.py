@@ -128,15 +128,6 @@ def test_missing_noise_is_caught_whatever_seed_and_budget_the_run_had(
 # ------------------------------------------------------------------ canaries
 
 
-def test_directions_are_orthonormal_also_as_images():
-    config = config_of()
-    canaries = canaries_of(config)
-    for vectors in (canaries.directions, canaries.images(config)):
-        flat = vectors.flatten(1)
-        assert torch.allclose(flat @ flat.T, torch.eye(10).double(), atol=1e-5)
-    assert canaries.images(config).shape == (10, 1, 16, 16)
-
-
 def test_gradients_follow_the_coins():
     config = config_of(clip_bound=2.0)
     for relation, out in (("replace-one", -1.0), ("zero-out", 0.0)):

@@ -118,6 +118,15 @@ def test_a_client_refuses_to_answer_outside_the_public_schedule(tmp_path):
     asked = dataclasses.replace(request, participants=(absent,), trainees=(absent,))
     problem = "other clients are asked than the public"
     assert_refused(problem, node_update, config, data, asked, absent // 4)
+    # A deployed node refuses before anything is counted against its clients.
+    node = deployed.UpdateNode(config, absent // 4, data, tmp_path / "private")
+    for asks in (node.check, node.answer):
+        assert_refused(problem, asks, asked)
+    assert node.count.largest() == 0
+    due = int(request.participants[0]) // 4
+    scheduled = deployed.UpdateNode(config, due, data, tmp_path / "private")
+    scheduled.answer(request)
+    assert scheduled.count.largest() > 0
 
 
 # ------------------------------------------------------------------ learning

@@ -66,15 +66,7 @@ def _sparse(config: RunConfig, share: float, seed: int = 0) -> Tensor:
     return images * (torch.rand(images.shape, generator=_rng(seed + 1)) < share)
 
 
-def test_exact_transport_rounds_nothing():
-    images = torch.rand(2, 1, 16, 16, generator=_rng(0))
-    assert codec.round_fakes(images, EXACT) is images
-    assert release_step(EXACT) is None
-
-
-@pytest.mark.parametrize(
-    ("share", "levels"), [(0.1, 255), (0.15, 127), (0.2, 31), (0.3, 7), (1.0, 2)]
-)
+@pytest.mark.parametrize(("share", "levels"), [(0.1, 255), (0.2, 31), (1.0, 2)])
 def test_fakes_have_as_many_levels_as_fit(share, levels):
     images = _sparse(PAPER, share)
     rounded = codec.round_fakes(images, PAPER)
@@ -83,12 +75,6 @@ def test_fakes_have_as_many_levels_as_fit(share, levels):
     packed = codec.pack_fakes(rounded, torch.zeros(160, dtype=torch.int64), PAPER)
     assert len(packed) <= codec.FAKE_BYTES * images.numel() + 100
     assert torch.equal(codec.unpack_fakes(packed, PAPER)[0], rounded)
-
-
-def test_fakes_that_were_not_rounded_are_not_encoded():
-    images = torch.full(codec.fakes_shape(COMPACT), 0.3)
-    with pytest.raises(ValueError, match="round_fakes"):
-        codec.pack_fakes(images, torch.zeros(8, dtype=torch.int64), COMPACT)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +166,7 @@ def test_compact_flower_trains_bit_for_bit_as_the_local_engine(create):
 # ------------------------------------------------------------------ sizes
 
 
-@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 1.0])
+@pytest.mark.parametrize("share", [0.2, 1.0])
 def test_the_papers_round_stays_within_its_target(share):
     """Whatever the generator draws, noise over the whole image included."""
     images = codec.round_fakes(_sparse(PAPER, share), PAPER)

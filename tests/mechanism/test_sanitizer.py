@@ -90,15 +90,6 @@ def test_gradients_within_the_bound_keep_every_bit(grads):
     assert torch.equal(_clipped(grads, clip_bound=5.2).values, grads.double())
 
 
-def test_each_fake_of_each_client_is_clipped_by_itself():
-    grads = _random(4, 5, 1, 3, 3, scale=2.0)
-    together = _clipped(grads).values
-    for client in range(4):
-        for fake in range(5):
-            one = grads[client : client + 1, fake : fake + 1]
-            assert torch.equal(_clipped(one).values[0, 0], together[client, fake])
-
-
 @pytest.mark.parametrize("clip_bound", [0.0, -1.0, math.nan, math.inf])
 def test_a_clip_bound_that_bounds_nothing_is_refused(clip_bound):
     with pytest.raises(ValueError, match="clip_bound"):

@@ -13,7 +13,7 @@ from fedgs.privacy.amplification import PLD_THEOREM
 from fedgs.privacy.gaussian import LEAST_DELTA, epsilon_from_mu
 from fedgs.privacy.oracle import as_published
 from fedgs.privacy.participation import COUNT_THEOREM, MIXTURE_THEOREM
-from fedgs.privacy.plan import ADVERSARIES, RELATIONS, Plan, noise_ratio, noise_shares
+from fedgs.privacy.plan import ADVERSARIES, RELATIONS, Plan
 from plans import FULL, TABLE_1, TABLE_2, epsilon, epsilons, everybody, theorems
 from refusals import assert_refused
 
@@ -69,16 +69,6 @@ def test_the_papers_figures_as_published(capsys):
 
 
 # --------------------------------------------------------------- relations, adversaries
-
-
-def test_noise_ratios_and_shares_of_the_tables():
-    # privacy.md section 2: sigma/sqrt(B) and 2 sigma/sqrt(B) for one node.
-    assert noise_ratio(1.07, 32, "replace-one", 1) == pytest.approx(0.18915, abs=1e-5)
-    assert noise_ratio(1.07, 32, "zero-out", 1) == pytest.approx(2 * 0.18915, abs=2e-5)
-    assert noise_ratio(1.0, 1, "replace-one", 9) == 3.0
-    assert [noise_shares(name, 11) for name in ADVERSARIES] == [11, 1, 11]
-    assert noise_shares("secagg", 11, colluding=3) == 8
-    assert noise_shares("secagg", 2, colluding=3) == 0
 
 
 def test_an_adversary_faces_the_noise_of_the_nodes_that_it_cannot_take_away():
@@ -144,19 +134,6 @@ def test_server_is_worst_and_replace_one_is_worse(selection, rounds, noise, per_
 
 # ------------------------------------------------------------------------ amplification
 
-WHY_NOT = {  # what is refused is named with its reason
-    "discriminator_training = selected: only the selected client": (
-        {"discriminator_training": "selected"}
-    ),
-    "client_selection = balanced": {"client_selection": "balanced"},
-    "every client takes part": {"clients_per_round": 1000},
-    "clients_per_node": {"clients_per_node": 2},
-}
-
-
-def conditions(stated, adversary="release"):
-    return " ".join(c for s in stated if s.adversary == adversary for c in s.conditions)
-
 
 def test_amplification_is_stated_beside_the_other_rows():
     stated = statements(SAMPLED, 1e-5)
@@ -167,22 +144,27 @@ def test_amplification_is_stated_beside_the_other_rows():
         ("release", PLD_THEOREM, relation) for relation in RELATIONS
     ]
     assert [round(s.epsilon, 2) for s in more] == [346.66, 346.66]
-    for statement in more:
-        text = " ".join(statement.conditions)
-        for word in ("(a)", "(b)", "fixed in advance", "2C sqrt(B)", "20000 rounds"):
-            assert word in text
-        assert statement.guarantee
+    assert all(statement.guarantee for statement in more)
 
 
-@pytest.mark.parametrize("reason", WHY_NOT)
-def test_what_cannot_be_amplified_is_refused_and_said(reason):
-    plan = replace(SAMPLED, amplification=False, **WHY_NOT[reason])
-    stated = statements(plan, 1e-5)
+@pytest.mark.parametrize(
+    ("reason", "changes"),
+    [
+        (
+            "discriminator_training = selected: only the selected client",
+            {"discriminator_training": "selected"},
+        ),
+        ("client_selection = balanced", {"client_selection": "balanced"}),
+        ("every client takes part", {"clients_per_round": 1000}),
+        ("clients_per_node", {"clients_per_node": 2}),
+    ],
+)
+def test_what_cannot_be_amplified_is_refused_and_said(reason, changes):
+    stated = statements(replace(SAMPLED, amplification=False, **changes), 1e-5)
     said = f"no amplification by sampling: refused: {reason}"
-    assert said in conditions(stated)
-    assert "no amplification" not in conditions(stated, "server")
+    assert said in " ".join(c for row in stated for c in row.conditions)
     words = f"amplification = True: refused: {reason}"
-    assert_refused(words, replace, SAMPLED, **WHY_NOT[reason])
+    assert_refused(words, replace, SAMPLED, **changes)
 
 
 # -------------------------------------------------------------------- plans, conditions
@@ -237,28 +219,7 @@ def test_record_level_zero_out_says_what_it_protects():
         assert ("whole shard" in text) == (statement.relation == "zero-out")
 
 
-def test_plan_from_config():
-    settings = {"num_clients": 180, "client_selection": "all", "clients_per_node": 49}
-    settings |= {"clients_per_round": None, "noise_multiplier": 0.5, "num_rounds": 300}
-    plan = Plan.from_config(RunConfig(**settings, engine="flower", noise_seed=7))
-    assert (plan.clients_per_round, plan.counted_nodes) == (180, 4)
-    assert (plan.noise_source, plan.noise_multiplier) == ("seeded", 0.5)
-
-
 # ---------------------------------------------------------------- delta at an epsilon
-
-
-def test_delta_at_an_epsilon_inverts_epsilon_at_a_delta(coarse_grid):
-    for stated in statements(SAMPLED, 1e-5):
-        (same,) = [
-            s
-            for s in statements(SAMPLED, 0.5, at_epsilon=stated.epsilon)
-            if (s.adversary, s.relation, s.theorem)
-            == (stated.adversary, stated.relation, stated.theorem)
-        ]
-        assert (same.asked, stated.asked) == ("delta", "epsilon")
-        assert same.delta == pytest.approx(1e-5, rel=1e-3)
-        assert same.epsilon == stated.epsilon
 
 
 @pytest.mark.parametrize(

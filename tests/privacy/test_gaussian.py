@@ -113,20 +113,3 @@ def test_epsilon_and_delta_are_inverse(mu, delta):
     assert delta_from_mu(mu, found) <= delta
     if found > 0:
         assert delta_from_mu(mu, found) == pytest.approx(delta, rel=1e-6)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    rounds=st.integers(1, 2000),
-    rate=st.floats(0.001, 1.0),
-    ratio=st.floats(0.2, 20.0),
-    delta=st.floats(1e-8, 0.1),
-)
-def test_the_mixture_grows_with_rounds_and_lies_below_full_participation(
-    rounds, rate, ratio, delta
-):
-    found = binomial_law({1: rounds}, rate, ratio).epsilon(delta)
-    slack = 1e-9 * (1 + found)
-    for more, less in ((rounds + 1, ratio), (rounds, ratio * 0.9)):
-        assert found <= binomial_law({1: more}, rate, less).epsilon(delta) + slack
-    assert found <= epsilon_from_mu(math.sqrt(rounds) / ratio, delta) + slack
