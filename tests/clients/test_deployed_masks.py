@@ -10,6 +10,7 @@ from flwr.app import ConfigRecord, Message
 
 from clients.failures import reason_of
 from deployed_grid import NAMES, Backup, Deployment, place_of
+from fedgs.federation import round
 from fedgs.federation.training import RunStopped
 from fedgs.mechanism.masks import Announced, Attempt, MaskingKey
 from fedgs.privacy.client_limits import ClientRefused
@@ -18,7 +19,7 @@ from server.launch.certs import make_certificates
 from server.launch.submit import _public_key
 from server.strategy import GsWgan
 from simulated_grid import as_on_a_network, round_of
-from tiny import request_of
+from tiny import record_calls, request_of
 
 MASKED = {"mode": "moments", "secure_aggregation": True, "noise_multiplier": 0.5}
 
@@ -52,8 +53,11 @@ def test_deployment_under_masks_gives_the_bytes_of_the_local_engine(
         assert len(reply.content["fedgs"]["next_key"]) > 32 + 90  # signed
 
 
-def test_a_killed_client_voids_its_round_and_no_later_one_and_may_come_back(masked):
-    run = masked(min_answers=2)
+def test_a_killed_client_voids_its_round_and_no_later_one_and_may_come_back(
+    masked, monkeypatch
+):
+    trained = record_calls(monkeypatch, round, "train_discriminators")
+    run = masked(mode="full participation", min_answers=2)
     gone = run.clients[1]
 
     def kill(name: str, request: Message) -> bool:
@@ -66,6 +70,8 @@ def test_a_killed_client_voids_its_round_and_no_later_one_and_may_come_back(mask
     assert run.attempts() == [(1, 1), (2, 1), (2, 2), (3, 1)]
     assert [e.counted_nodes for e in events(run.folder)] == [3, 3, 2, 3]
     assert num_answers(run.folder) == [3, 2, 3]
+    # Once in a round, whatever its attempts.
+    assert sum(len(chunk) for _, _, chunk, *_ in trained) == 6 + 4 + 6
     # Whoever answered has released twice in round 2; all of it is in its own count.
     assert [run.counted(index) for index in range(3)] == [
         *([1, 2, 2, 3], [1, 3]),

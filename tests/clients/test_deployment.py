@@ -4,19 +4,16 @@ Faults are in test_deployment_faults.py; real processes, TLS and authentication 
 test_resident.py and test_multihost.py.
 """
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from flwr.app import Message
 
-from clients import deployed_client as deployment
 from clients.deployed_client import DeploymentConfig
 from deployed_grid import LIMITS, NAMES, place_of
 from fedgs.errors import UserError
 from fedgs.federation.codec import stated_release_bytes
-from fedgs.federation.preparation import clients_needed
 from fedgs.federation.training import RunStopped
 from fedgs.privacy.client_limits import ClientRefused
 from fedgs.runs.run_folder import state_rounds
@@ -97,41 +94,27 @@ UNSUITABLE = {
     "labels": ({"classes": "digits"}, "classes = 'digits'"),
     "file": ({"data": "npz:/nowhere.npz"}, "nowhere.npz"),
     "noise": ({"limits": None}, "allow_embeddings"),
-    "memory": ({}, "too large"),
 }
 
 
 @pytest.mark.parametrize("wrong", UNSUITABLE)
-def test_a_run_that_does_not_suit_a_client_is_refused_by_it(deploy, wrong, monkeypatch):
-    run, (changes, words) = deploy(mode="staged"), UNSUITABLE[wrong]
+def test_a_run_that_does_not_suit_a_client_is_refused_by_it(deploy, wrong):
+    run, (changes, words) = deploy(), UNSUITABLE[wrong]
     client = run.clients[1]
     six = write_tiny_npz(run.root / "six.npz")
     changes = {k: six if v == "SIX" else v for k, v in changes.items()}
     given = client.node_config | changes
     client.node_config = {k: v for k, v in given.items() if v is not None}
-    if wrong == "memory":
-        needed: list[int] = []
-
-        def no_room(config, folder) -> None:
-            needed.append(clients_needed(config))
-            raise UserError("too large")
-
-        monkeypatch.setattr(deployment, "check_capacity", no_room)
     told = "b-clinic failed; its own error.log says why"
     with pytest.raises(RunStopped, match=words if wrong == "noise" else told):
         run.start()
-    if wrong == "memory":  # for all discriminators that a client may make
-        assert set(needed) == {2}
     assert words in (client.state_dir / "error.log").read_text()
     assert run.attempts() == []
 
 
 def test_another_run_under_a_known_id_is_refused(deploy):
     run = deploy()
-    run.start()
-    settings = roll_call.public_settings(run.folder.config)
-    run_id = json.loads((run.folder.path / "deployment.json").read_text())["run_id"]
-    place = place_of(run, run_id=run_id)
+    settings, place = roll_call.public_settings(run.folder.config), place_of(run)
     place.join(settings)
     words = "other settings under the same run"
     assert_refused(words, place.join, settings | {"batch_size": 2})

@@ -10,8 +10,7 @@ import pytest
 from flwr.app import Message
 
 from clients.deployed_client import DeployedClient, DeploymentConfig, settings_of
-from deployed_grid import LIMITS, NAMES, Client, Deployment, kill_after_count, place_of
-from fedgs.errors import UserError
+from deployed_grid import LIMITS, Deployment, kill_after_count, place_of
 from fedgs.federation.training import RunStopped, new_event
 from fedgs.process import PROTOCOL
 from fedgs.runs.epsilons import of_run
@@ -41,90 +40,32 @@ def restored(backup: Path, place: Path) -> None:
     shutil.copytree(backup, place)
 
 
-def set_limits(client: Client, text: str) -> None:
-    path = client.state_dir.with_suffix(".toml")
-    path.write_text(text)
-    client.node_config["limits"] = str(path)
-
-
-@pytest.fixture(name="older")
-def fixture_older(deploy, tmp_path):
-    """A run at round 4 whose server is of round 2 again; the newest is beside it."""
-
-    def older(**settings: object) -> Deployment:
-        run = deploy(**{"num_rounds": 5, "round_timeout": 5.0} | settings)
-        stop_after(run, 2)
-        backup = copied(run.folder.path, tmp_path / "at-2")
-        stop_after(run, 4)
-        run.newest = copied(run.folder.path, tmp_path / "at-4")
-        restored(backup, run.folder.path)
-        return run
-
-    return older
-
-
 def test_a_server_of_an_older_backup_ends_the_run_and_states_no_epsilon(
-    older, undisturbed
+    deploy, undisturbed, tmp_path
 ):
     """With the newest copy of its folder it goes on: no client has deleted anything."""
-    run = older()
-    asked: list[str] = []
-    run.grid.on_push = lambda name, request: (
-        asked.append(request.metadata.message_type) or True
-    )
+    run = deploy(num_rounds=5, round_timeout=5.0)
+    stop_after(run, 2)
+    backup = copied(run.folder.path, tmp_path / "at-2")
+    stop_after(run, 4)
+    newest = copied(run.folder.path, tmp_path / "at-4")
+    restored(backup, run.folder.path)
+    del run.grid.replies[:]
     with pytest.raises(RunStopped, match=RESTORED.format("3, 4")):
         run.start()
-    assert "train" not in asked
+    assert "train" not in {kind for kind, *_ in run.grid.replies}
     problem = r"ledger-behind.txt: \S+ has released more than this run's ledger says"
     for attempt in (run.start, lambda: of_run(run.folder.path)):
-        with pytest.raises(UserError, match=problem):
-            attempt()
-    restored(run.newest, run.folder.path)
+        assert_refused(problem, attempt)
+    restored(newest, run.folder.path)
     run.start()
     assert run.product() == undisturbed(run)
     assert run.attempts() == [(round, 1) for round in range(1, 6)]
 
 
-def test_what_a_late_client_tells_ends_a_run_that_goes_on(older):
-    """The others are of a version whose count does not say which run asked."""
-    run = older(min_answers=2, num_rounds=6, round_timeout=20.0)
-
-    def spoil(name: str, request: Message, reply: Message) -> Message:
-        if name != NAMES[2] and request.metadata.message_type == "query.join":
-            reply.content["fedgs"]["released"] = []
-        return reply
-
-    run.grid.spoil = spoil
-    run.clients[2].is_online = False
-    with pytest.raises(RunStopped, match="c-clinic " + RESTORED.format("3, 4")):
-        run.start(at_round(3, run.clients[2].restart))
-    assert_refused("c-clinic has released more", of_run, run.folder.path)
-
-
-def test_a_client_tells_what_it_released_whatever_its_limits_file_says(
-    deploy, tmp_path
-):
-    """Also of a count elsewhere, without states, and where it takes part no more."""
-    run = deploy(num_rounds=2)
-    for client in run.clients:
-        (elsewhere := tmp_path / client.name).mkdir()
-        set_limits(client, LIMITS + f'state_dir = "{elsewhere}"\n')
-    stop_after(run, 1)
-    backup = copied(run.folder.path, tmp_path / "at-1")
-    run.start()
-    restored(backup, run.folder.path)
-    for index, client in enumerate(run.clients):
-        shutil.rmtree(run.states(index).parent)
-        place = tmp_path / client.name
-        set_limits(client, LIMITS + f'state_dir = "{place}"\n{EPSILON}')
-        client.restart()
-    with pytest.raises(RunStopped, match=RESTORED.format("2")):
-        run.start()
-
-
 def test_a_clients_own_crash_is_no_restore(deploy, monkeypatch):
     """It counts a release twice, of which one left: the server's ledger is right."""
-    run = deploy(num_rounds=2, round_timeout=600.0)
+    run = deploy(mode="full participation", num_rounds=2, round_timeout=600.0)
     kill_after_count(monkeypatch, 2)
     run.restart_killed()
     with pytest.raises(KeyboardInterrupt):
@@ -160,9 +101,13 @@ def test_a_client_that_does_not_say_what_it_released_is_refused(deploy, released
     calls._check_ledger(0, [0, 0])
 
 
-def test_releases_to_another_server_are_not_told(deploy):
-    """Neither where the folder of that run is there, nor where it was deleted."""
-    run = deploy(num_rounds=2)
+def test_a_client_tells_a_server_what_it_released_to_it_and_to_no_other(
+    deploy, tmp_path
+):
+    """Without states, from a count elsewhere, also where it takes part no more."""
+    run, limits = deploy(num_rounds=3), tmp_path / "limits.toml"
+    limits.write_text(count := LIMITS + f'state_dir = "{tmp_path}"\n')
+    run.clients[0].node_config["limits"] = str(limits)
     run.start()
     settings = public_settings(run.folder.config)
     this, other = (
@@ -171,7 +116,10 @@ def test_releases_to_another_server_are_not_told(deploy):
     assert other.join(settings).released == []
     shutil.rmtree(this.folder)
     assert other.join(settings).released == []
-    assert this.join(settings).released == [1, 1]
+    limits.write_text(count + EPSILON)
+    joined = this.join(settings)
+    assert joined.refusal is not None
+    assert joined.released == [1, 1, 1]
 
 
 # ------------------------------------------------------------------ states

@@ -130,6 +130,7 @@ ATTACKS: dict[tuple[str, RunConfig], dict[str, list[Change]]] = {
             lambda payload: {"is_empty": 1, "loss": 47.11},
         ],
         "another node_id than": [fields(node_id=4)],
+        "another round than": [fields(round=2)],
         "another request than": [fields(request=OLD)],  # under the new round's number
         "another noise_std than": [fields(noise_std=0.4711)],
         "another clip_bound than": [fields(clip_bound=47.11), fields(clip_bound=True)],

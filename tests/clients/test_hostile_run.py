@@ -15,7 +15,7 @@ from fedgs.federation.node import Node
 from fedgs.federation.round import public_fakes
 from refusals import assert_refused
 from runs import attempts, num_answers
-from simulated_grid import FakeGrid, Make, Spoil, product, round_of, spoil_at, start
+from simulated_grid import FakeGrid, Make, Spoil, product, round_of, start
 from tiny import request_of, tiny_config, tiny_data
 
 SECRET = 4711  # must not be in the log
@@ -160,27 +160,3 @@ def test_a_spoilt_reply_is_a_failed_answer(create, log):
     assert str(SECRET) not in "".join(log)
     start(silent, FakeGrid(6, victim(dict.fromkeys(makes, lose))))
     assert product(folder) == product(silent)
-
-
-def test_a_replayed_reply_is_a_failed_answer(create, log):
-    """Round 1's answer for round 2, also with its number; or that of another run."""
-    old: list[dict] = []
-
-    def keep(request: Message, reply: Message) -> Message:
-        old.append(dict(reply.content["fedgs"]))
-        return reply
-
-    def replay(request: Message, reply: Message) -> Message:
-        first, round = old[1], round_of(request)
-        return _reply(request, {2: first, 3: first | {"round": 3}, 4: old[0]}[round])
-
-    every = {"min_answers": 1, "client_selection": "all", "num_rounds": 4}
-    start(create("old", seed=6, **every), FakeGrid(6, spoil_at({(3, 4): keep})))
-    spoil = {(3, 1): keep} | {(3, round): replay for round in (2, 3, 4)}
-    start(create("run", seed=5, **every), FakeGrid(6, spoil_at(spoil)))
-    words = ((2, "round"), (3, "request"), (4, "request"))
-    assert {line for line in log if line.startswith("answer of node 3")} == {
-        f"answer of node 3 to round {round}: another {word} than this run and round "
-        "have"
-        for round, word in words
-    }

@@ -107,19 +107,6 @@ def test_second_launcher_is_refused_and_harms_nothing(tmp_path, monkeypatch):
     assert sleeper.returncode == -signal.SIGTERM
 
 
-def test_stubborn_process_is_killed_after_the_patience():
-    token = secrets.token_hex(16)
-    code = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-    code += "print(1, flush=True); sys.stdin.read()"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    env = environment(**{TOKEN_VARIABLE: token})
-    with subprocess.Popen([sys.executable, "-c", code], env=env, **pipes) as stubborn:
-        assert stubborn.stdout.readline() == b"1\n"
-        # It stays a zombie of this process, whose environment is gone, when killed.
-        end_processes(token, patience=0.5)
-    assert stubborn.returncode == -signal.SIGKILL
-
-
 def test_process_ends_with_its_launcher(tmp_path):
     token, path = secrets.token_hex(16), tmp_path / "launcher.lock"
     lock = process.hold_lock(path, "", 0.0)

@@ -21,7 +21,7 @@ from events import read_events
 from fedgs.privacy.ledger import Ledger
 from hosts import PATIENCE, Network, require_namespaces
 from live import CLIENTS, Live, prepare, undisturbed
-from runs import generator, rounds_done
+from runs import generator
 
 pytestmark = [pytest.mark.multihost, pytest.mark.slow]
 
@@ -31,16 +31,11 @@ ANSWER_KEYS = {"time", "event", "node", "round", "outcome", "seconds"}
 
 
 class Site(Live):
-    """A server and two clients on three hosts, and a run that has some rounds.
-
-    Attributes:
-        struck: when the incident happened, and the rounds until then.
-    """
+    """A server and two clients on three hosts, and a run that has some rounds."""
 
     def __init__(self, folder: Path, network: Network) -> None:
         super().__init__(folder, network)
         self.network, self.kills = network, Counter[str]()
-        self.struck = (0.0, 0)
 
     def begin(self) -> None:
         hosts = ["--host", self.address, "--client", "a", "--client", "b"]
@@ -49,10 +44,6 @@ class Site(Live):
         self.clients = {name: self.join(name) for name in CLIENTS}
         self.submitted = self.start_run()
         self.until_round(STRIKE, self.server, *self.clients.values())
-        self.strike()
-
-    def strike(self) -> None:
-        self.struck = time.monotonic(), rounds_done(self.run)
 
     def go_on(self) -> None:
         """What systemd and a person do."""
@@ -74,9 +65,6 @@ class Site(Live):
 
     def finish(self) -> None:
         """The run ends as if nothing had happened, and leaves nothing."""
-        began, rounds = self.struck
-        self.until_round(rounds + 1, self.server, *self.clients.values())
-        print(f"\nnext round after {time.monotonic() - began:.0f} s")
         assert self.submitted.wait(PATIENCE) == 0, self.machines.logs()
         self.until((self.run / "generator.safetensors").exists)
         assert generator(self.run) == undisturbed(self.folder)
@@ -146,7 +134,6 @@ def test_killed_client(site):
     size = site.counted("a").stat().st_size
     while site.counted("a").stat().st_size == size:
         time.sleep(0.0005)
-    site.strike()
     site.machines.kill(site.clients["a"])
     site.kills["a"] += 1
     site.clients["a"] = site.join("a")
@@ -175,6 +162,5 @@ def test_full_disk(site, disk):
     (ended,) = [event for event in events if event["event"] == "ended"]
     assert (ended["outcome"], reason in ended["reason"]) == ("failed", True)
     filler.unlink()
-    site.strike()
     site.go_on()
     site.finish()

@@ -10,7 +10,6 @@ from flwr.app import ConfigRecord, Message
 
 from fedgs.data.load import load_data
 from fedgs.errors import UserError
-from fedgs.federation import round
 from fedgs.federation.messages import (
     decode_answer,
     decode_batch,
@@ -30,7 +29,7 @@ from fedgs.mechanism.masks import (
 from fedgs.mechanism.sanitizer import received
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.runs.run_folder import RunFolder
-from runs import attempts, events, limit_clients, num_answers, train
+from runs import attempts, events, limit_clients, train
 from simulated_grid import MODES, FakeGrid, product, round_of, start
 
 MODES = MODES | {
@@ -78,34 +77,6 @@ def dropping(who: int, at: int):
         return None if is_lost and request.metadata.message_type == "train" else reply
 
     return spoil
-
-
-def test_a_drop_out_voids_the_attempt_and_the_run_goes_on(create, monkeypatch):
-    trained: list[int] = []
-    original = round.train_discriminators
-
-    def counting(config, nets, chunk, *rest):
-        trained.append(len(chunk))
-        return original(config, nets, chunk, *rest)
-
-    monkeypatch.setattr(round, "train_discriminators", counting)
-    mode = MODES["full participation"]
-    folder = create("run", **mode, **MASKED, min_answers=2)
-    start(folder, FakeGrid(3, dropping(1, at=2)))
-    assert attempts(folder) == [(1, 1), (2, 1), (2, 2), (3, 1)]
-    assert num_answers(folder) == [3, 2, 3]
-    # The voided attempt counts with all its nodes, the repeat with those that are left.
-    assert [(e.planned_nodes, e.counted_nodes) for e in events(folder)] == [
-        *((3, 3), (3, 3)),
-        *((2, 2), (3, 3)),
-    ]
-    assert [e.participants for e in events(folder)] == [
-        "all",
-        "all",
-        (0, 1, 4, 5),
-        "all",
-    ]
-    assert sum(trained) == 3 * 6  # once in a round, whatever its attempts
 
 
 def test_too_few_nodes_end_the_run_and_their_attempt_counts(create):
