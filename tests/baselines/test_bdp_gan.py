@@ -1,6 +1,5 @@
 """BDP-GAN: the Bayesian line is of its own gradients, and never a target."""
 
-import dataclasses
 import shutil
 
 import numpy as np
@@ -8,9 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from baselines import small_run, train
+from baselines import small_run, small_trainer, train
 from fedgs.baselines import bayesian_accounting as bayesian
-from fedgs.baselines.bdp_gan import COSTS, METHOD, BdpGanTrainer
+from fedgs.baselines.bdp_gan import COSTS, METHOD
 from fedgs.baselines.contract import Facts
 from fedgs.baselines.dp_sgd_gan import DPSGDGanTrainer, LayeredDiscriminator
 from fedgs.baselines.run import Asked, Session, open_run
@@ -19,18 +18,14 @@ from fedgs.gan.models import build
 from fedgs.randomness import stream
 from refusals import assert_refused
 
+pytestmark = pytest.mark.usefixtures("coarse_poisson")
+
 FACTS = Facts(12, 480, 40, 10, (1, 16, 16))
 DELTA = 1e-5
 
 
-def trainer(folder, **settings) -> BdpGanTrainer:
-    run, data = small_run("bdp-gan", folder / "run")
-    own = dataclasses.replace(run.settings, **settings)
-    return METHOD.trainer(own, run.config, data, 3)
-
-
 def test_distances_are_the_norms_of_single_clipped_gradients(tmp_path):
-    training = trainer(tmp_path, clip=0.05)
+    training = small_trainer("bdp-gan", tmp_path, clip=0.05)
     found = training.gradient_norms(0)
     plain = build(LayeredDiscriminator, training.config, 0)
     plain.load_state_dict(training.discriminator._module.state_dict())
@@ -47,7 +42,7 @@ def test_distances_are_the_norms_of_single_clipped_gradients(tmp_path):
 
 
 def test_estimating_changes_nothing_of_the_training(tmp_path):
-    training, alone = trainer(tmp_path / "a"), trainer(tmp_path / "b")
+    training, alone = (small_trainer("bdp-gan", tmp_path / name) for name in "ab")
     for index in range(2):
         training.step(index)
         DPSGDGanTrainer.step(alone, index)
@@ -56,7 +51,7 @@ def test_estimating_changes_nothing_of_the_training(tmp_path):
 
 
 def test_lines_are_bayesian_classical_and_published(tmp_path):
-    training = trainer(tmp_path)
+    training = small_trainer("bdp-gan", tmp_path)
     events = [training.step(index) for index in range(4)]
     rows = METHOD.guarantees(training.settings, FACTS, events, DELTA)
     assert [(r.label, r.unit, r.relation) for r in rows] == [
@@ -114,9 +109,8 @@ def test_a_repeated_step_counts_with_the_costs_of_each_attempt(tmp_path, monkeyp
 
 
 def test_without_noise_no_line_is_bounded(tmp_path):
-    training = trainer(tmp_path, noise_per_clip=0.0)
-    event = training.step(0)
-    rows = METHOD.guarantees(training.settings, FACTS, [event], DELTA)
+    training = small_trainer("bdp-gan", tmp_path, noise_per_clip=0.0)
+    rows = METHOD.guarantees(training.settings, FACTS, [training.step(0)], DELTA)
     assert {row.epsilon for row in rows} == {None}
 
 

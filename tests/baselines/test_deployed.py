@@ -126,8 +126,7 @@ def test_updates_that_no_server_reads_are_refused(monkeypatch):
     )
     deployed.planned(RunConfig.from_flat(narrow[0]), narrow[1])
     asked = RunConfig.from_flat(wide[0]), wide[1]
-    problem = "an answer of this run weighs .* a server reads at most"
-    assert_refused(problem, deployed.planned, *asked)
+    assert_refused("an answer of this run weighs", deployed.planned, *asked)
 
 
 # ------------------------------------------------------------------ bits and faults
@@ -202,7 +201,7 @@ def check_status(run: Updates) -> None:
     assert (status["round"], status["released"]) == (3, len(run.attempts()))
     shown = {row["relation"]: row["epsilon"] for row in status["epsilons"]}
     stated = [r for r in open_run(run.path).guarantees() if r.label == SEEDED]
-    assert shown == {row.relation: row.epsilon for row in stated}
+    assert shown == {row.relation: row.epsilon for row in stated if row.unit == "user"}
     assert not any(row["guarantee"] for row in status["epsilons"])  # seeded noise
 
 
@@ -294,25 +293,12 @@ def test_a_hostile_servers_settings_are_refused_before_joining(updates):
 # ------------------------------------------------------------------ the server's side
 
 
-def test_status_shows_the_epsilons_that_privacy_prints(updates, fedgs):
-    run = updates()
-    code, _, error = fedgs("resume", run.path)
-    assert code == 2
-    assert "fedgs deploy submit" in error
-    run.start()
-    status = deploy_status.status_of(run.path)
-    assert (status["round"], status["released"]) == (3, 3)
-    shown = {row["relation"]: row["epsilon"] for row in status["epsilons"]}
-    rows = open_run(run.path).guarantees()
-    stated = [row for row in rows if (row.label, row.unit) == (SEEDED, "user")]
-    assert shown == {row.relation: row.epsilon for row in stated}
-    assert not any(row["guarantee"] for row in status["epsilons"])  # seeded noise
+def test_resume_names_the_command_that_submits_again(updates, fedgs):
+    refused(fedgs("resume", updates().path), "fedgs deploy submit")
 
 
 CLI = ("deploy", "baseline")
 LOCAL = ("--server", "127.0.0.1:1", "--insecure", "--client", "a", "--client", "b")
-
-
 THREE = (*LOCAL, "--num-classes", 3)
 
 
@@ -321,8 +307,6 @@ THREE = (*LOCAL, "--num-classes", 3)
     [
         (("dp-merf", *LOCAL), "NAME = 'dp-merf': has no deployment; .* fedavg-gan"),
         (("fedavg-gan", *LOCAL), "num_classes is unset"),
-        (("fedavg-gan", "--num-classes", 3), "server is unset"),
-        (("fedavg-gan", *LOCAL[:3], "--num-classes", 3), "client is unset"),
         (("fedavg-gan", *THREE, "--steps", 0), "steps = 0"),
         (("fedavg-gan", *THREE, "--clients-per-round", 3), "= 3: there are 2 clients"),
     ],

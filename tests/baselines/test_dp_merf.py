@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from baselines import small_run
+from baselines import small_run, small_trainer
 from fedgs.app.baselines.audit import distinct_events
 from fedgs.baselines import dp_sgd
 from fedgs.baselines.contract import Facts
@@ -19,7 +19,6 @@ from fedgs.baselines.dp_merf import (
     dp_merf_ae,
 )
 from fedgs.privacy.gaussian import epsilon_from_mu
-from refusals import assert_refused
 
 FACTS = Facts(540, 60_000, 111, 10, (1, 28, 28))
 DELTA = 1e-5
@@ -165,15 +164,18 @@ def test_the_autoencoder_gets_its_share_of_the_budget():
         assert row.epsilon == pytest.approx(spent, rel=0.02)
 
 
+def test_a_federated_client_sends_one_embedding():
+    for federated, sent in ((True, 4 * 50 * 10), (False, None)):
+        settings = Settings(federated=federated, num_features=50)
+        assert dp_merf.bytes_per_client(settings, None, FACTS) == sent
+
+
 # ------------------------------------------------------------------ training
 
 
 def test_one_release_is_made_and_then_the_generator_nears_it(tmp_path):
-    run, data = small_run("dp-merf", tmp_path / "run")
-    settings = dataclasses.replace(
-        run.settings, noise_multiplier=0.0, generator_steps=100, num_features=400
-    )
-    trainer = dp_merf.trainer(settings, run.config, data, 3)
+    settings = {"noise_multiplier": 0.0, "generator_steps": 100, "num_features": 400}
+    trainer = small_trainer("dp-merf", tmp_path, **settings)
     assert trainer.step(0) is not None
 
     def loss():
@@ -191,15 +193,9 @@ def test_one_release_is_made_and_then_the_generator_nears_it(tmp_path):
 
 @pytest.mark.slow
 def test_the_autoencoder_learns_without_noise_and_gives_its_decoder(tmp_path):
-    run, data = small_run("dp-merf-ae", tmp_path / "run")
-    settings = dataclasses.replace(
-        run.settings,
-        noise_multiplier=0.0,
-        sampling_rate=0.3,
-        autoencoder_steps=20,
-        autoencoder_learning_rate=0.01,
-    )
-    trainer = dp_merf_ae.trainer(settings, run.config, data, 3)
+    settings = {"noise_multiplier": 0.0, "sampling_rate": 0.3, "autoencoder_steps": 20}
+    settings |= {"autoencoder_learning_rate": 0.01}
+    trainer = small_trainer("dp-merf-ae", tmp_path, **settings)
 
     def loss():
         pixels = trainer.images.flatten(1)
@@ -217,32 +213,3 @@ def test_the_autoencoder_learns_without_noise_and_gives_its_decoder(tmp_path):
     for name, value in trainer.net.decoder.state_dict().items():
         assert torch.equal(value, own[name])
     assert trainer.step(20)["what"] == "mean embedding"
-
-
-# ------------------------------------------------------------------ bad input
-
-
-@pytest.mark.parametrize(
-    ("method", "settings", "message"),
-    [
-        (dp_merf, Settings(), "noise_multiplier is unset: give .*--target-epsilon"),
-        (
-            dp_merf,
-            Settings(num_features=7, noise_multiplier=1.0),
-            "num_features = 7: give an even number",
-        ),
-        (
-            dp_merf_ae,
-            AutoencoderSettings(noise_multiplier=1.0),
-            "generator = 'upsample': give --generator coded",
-        ),
-    ],
-)
-def test_what_cannot_be_trained_is_refused(tmp_path, method, settings, message):
-    run, data = small_run("dp-merf", tmp_path / "run")
-    assert_refused(message, method.trainer, settings, run.config, data, 0)
-
-
-def test_a_clients_embedding_is_not_released_by_batches():
-    given = {"federated": True, "release": "batches"}
-    assert_refused("not with --federated; give --release once", Settings, **given)

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from baselines import small_run
+from baselines import small_run, small_trainer
 from fedgs.baselines.contract import Facts
 from fedgs.baselines.g_pate import (
     METHOD,
     REPLACED,
-    GPateTrainer,
     Settings,
     aggregate,
     bin_of,
@@ -25,18 +24,11 @@ DELTA = 1e-5
 
 def events(settings, count=1):
     event = {
-        "kind": "confident-gnmax",
         "num_queries": settings.batch_size * settings.projection_dim,
         "threshold_std": settings.threshold_ratio * settings.answer_noise,
         "answer_std": settings.answer_noise,
     }
     return [event] * count
-
-
-def trainer(folder, **settings) -> GPateTrainer:
-    run, data = small_run("g-pate", folder / "run")
-    own = dataclasses.replace(run.settings, **settings)
-    return METHOD.trainer(own, run.config, data, 3)
 
 
 def votes_of(training, data=None):
@@ -56,7 +48,7 @@ def test_a_client_changes_one_vote_of_each_query(tmp_path):
     images = data.images.copy()
     images[mine] = 255 - images[mine]
     other = dataclasses.replace(data, images=images)
-    votes = votes_of(trainer(tmp_path))
+    votes = votes_of(small_trainer("g-pate", tmp_path))
     changed = votes_of(METHOD.trainer(run.settings, run.config, data, 3), other)
     moved = np.abs(votes - changed).sum(axis=-1)
     assert set(np.unique(moved)) <= {0, 2}  # left one bin, came into another
@@ -82,15 +74,8 @@ def test_valid_epsilon_does_not_read_the_votes_and_counts_every_query():
     assert rows[2].epsilon == pytest.approx(expected, rel=1e-9)
 
 
-def test_without_noise_or_releases_the_epsilon_says_so():
-    silent = Settings(answer_noise=0.0)
-    for released, epsilon in ((events(silent), None), ([], 0)):
-        rows = METHOD.guarantees(silent, FACTS, released, DELTA)
-        assert {row.epsilon for row in rows} == {epsilon}
-
-
 def test_revealed_votes_are_accounted_by_the_published_code(tmp_path):
-    training = trainer(tmp_path, reveal_votes=True, answer_noise=1.0)
+    training = small_trainer("g-pate", tmp_path, reveal_votes=True, answer_noise=1.0)
     event = training.step(0)
     settings = training.settings
     *rows, published = METHOD.guarantees(settings, FACTS, [event], DELTA)
@@ -138,7 +123,7 @@ def test_noise_decides_as_often_as_the_gaussians_say():
 
 
 def test_what_is_not_answered_does_not_move_a_fake(tmp_path):
-    training = trainer(tmp_path, vote_threshold=1.0, answer_noise=0.0)
+    training = small_trainer("g-pate", tmp_path, vote_threshold=1.0, answer_noise=0.0)
     counts = np.array([[12, *[0] * 9], [6, 6, *[0] * 8]])
     coordinates, event = training._release(0, counts)
     assert coordinates.tolist() == pytest.approx([-0.9e-4, 0.0])
@@ -146,7 +131,9 @@ def test_what_is_not_answered_does_not_move_a_fake(tmp_path):
 
 
 def test_the_answers_make_fakes_look_real_to_the_teachers(tmp_path):
-    training = trainer(tmp_path, answer_noise=0.0, batch_size=32, projection_dim=40)
+    training = small_trainer(
+        "g-pate", tmp_path, answer_noise=0.0, batch_size=32, projection_dim=40
+    )
     z, labels = training.generated.draw("judged", 0, 200)
 
     def judged():

@@ -8,7 +8,6 @@ from fedgs.app.evaluation import paper_tables
 from fedgs.evaluation import classifiers
 from fedgs.evaluation.classifiers import NAMES, Task, build, run_classifiers
 from fedgs.evaluation.images import LabelledImages
-from refusals import assert_refused
 
 QUICK = ("bernoulli_nb", "gaussian_nb", "lda")
 
@@ -111,12 +110,6 @@ def test_result_that_cannot_be_read_is_computed_again(cache, content):
 
 
 # ------------------------------------------------------------------ bad input
-
-
-def test_one_class_is_refused():
-    one = labelled(60, 0)._replace(labels=np.ones(60, np.int64))
-    words, train = "one class only.*--metrics images", classifiers.train_and_test
-    assert_refused(words, train, task(train=one), "lda")
 
 
 def test_classifier_that_cannot_be_trained_is_named_and_costs_no_other():

@@ -13,8 +13,7 @@ from experiments.comparison.rows import rows_of
 from experiments.grid import lines, runs
 from experiments.grid.cells import Method
 from experiments.store import Store
-from fedgs.baselines import METHODS, dp_merf
-from fedgs.baselines.contract import Facts
+from fedgs.baselines import METHODS
 from fedgs.evaluation.classifiers import NAMES
 from fedgs.privacy.poisson import Releases, epsilon
 from refusals import assert_refused
@@ -189,14 +188,6 @@ def test_bdp_gan_has_no_epsilon_where_the_number_of_images_is_not_known():
     known = methods.grid(CompareRequest(), {"data": "npz:own.npz"}).of_seeds([0])
     asked = [cell.epsilon for cell in known if cell.method == "bdp-gan"]
     assert asked == [methods.NO_NOISE]
-
-
-def test_a_client_of_a_federated_method_sends_what_its_messages_hold():
-    facts = Facts(12, 100, None, 10, (1, 16, 16))
-    settings = dp_merf.dp_merf.Settings(federated=True, num_features=50)
-    sent = dp_merf.dp_merf.bytes_per_client
-    assert sent(settings, None, facts) == 4 * 50 * 10
-    assert sent(dp_merf.dp_merf.Settings(), None, facts) is None
 
 
 def test_at_full_scale_no_setting_is_below_its_method():

@@ -1,5 +1,6 @@
 """Small trainings of every baseline, on scikit-learn's digits."""
 
+import dataclasses
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fedgs.baselines import find
 from fedgs.baselines import run as frame
 from fedgs.baselines.contract import Guarantee
 from fedgs.baselines.run import Asked, BaselineRun
@@ -67,12 +69,20 @@ DIGITS: dict[str, Any] = {
 def small_run(
     name: str, output: Path, asked: Asked | None = None, **settings: Any
 ) -> tuple[BaselineRun, FederatedImages]:
-    """Makes the folder of a training of `SMALL`, by its key."""
+    """Makes the folder of a training of `SMALL`, by its key, with other settings."""
     method, own = SMALL.get(name, (name, {}))
+    names = {spec.name for spec in dataclasses.fields(find(method, True).Settings)}
+    own = own | {n: settings.pop(n) for n in list(settings) if n in names}
     if asked is None:
         asked = Asked(max_images_per_user=40)
     given = DIGITS | {"output": str(output)} | settings
     return frame.new_run(method, own, asked, given)
+
+
+def small_trainer(name: str, folder: Path, **settings: Any) -> Any:
+    """Returns the trainer of such a training, which has not begun."""
+    run, data = small_run(name, folder / "run", **settings)
+    return run.method.trainer(run.settings, run.config, data, 3)
 
 
 def train(

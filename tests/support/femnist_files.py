@@ -27,11 +27,11 @@ def paper(user: str) -> np.ndarray:
     return images
 
 
-def write_hdf5(path: Path, writers=WRITERS, scale=1.0, **options: object) -> str:
+def write_hdf5(path: Path, writers=WRITERS, **options: object) -> str:
     """Writes TFF's layout; returns the setting `data`."""
     with h5py.File(path, "w") as file:
         for user, labels in writers.items():
-            pixels = (paper(user) / 255 * scale).astype(np.float32)
+            pixels = (paper(user) / 255).astype(np.float32)
             group = file.create_group(f"examples/{user}")
             group.create_dataset("pixels", data=pixels, **options)
             group.create_dataset("label", data=np.array(labels, np.int32))

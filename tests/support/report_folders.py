@@ -5,14 +5,12 @@ from dataclasses import replace
 from math import nan
 from pathlib import Path
 
-import torch
 from PIL import Image
 
 from experiments.debug.plan import FORMAT
 from experiments.debug.report import with_titles
 from fedgs.config.run_config import RunConfig
 from fedgs.diagnosis.diagnosis import Diagnosis, Rule, Suspect
-from fedgs.federation.messages import FakeBatch
 from fedgs.federation.round import select
 from fedgs.federation.training import new_event
 from fedgs.files import write_json
@@ -42,9 +40,7 @@ def make_run(path: Path, **settings: object) -> Path:
     generator = build_generator(config, 0)
     with closing(folder.ledger()) as ledger:
         for round in (1, 2, 3):
-            nothing, asked = torch.zeros(0), select(config, round)
-            request = FakeBatch(round, nothing, nothing, participants=asked)
-            ledger.append(new_event(config, request.round, request.participants, 1))
+            ledger.append(new_event(config, round, select(config, round), 1))
             metrics = {"round": round, "seconds": 0.1, "num_answers": 2}
             folder.append_metrics(metrics | {"release_norm": 4.0 - round})
             generator = build_generator(config, round).eval()
