@@ -21,8 +21,6 @@ from command_line import flags, printed, refused
 from fedgs.app.cli import main as cli
 from fedgs.app.commands import train as running
 from fedgs.config.settings import settings_of
-from fedgs.errors import UserError
-from fedgs.federation import preparation
 from fedgs.files import write_json
 from fedgs.privacy.ledger import Ledger
 from fedgs.privacy_label import privacy_label
@@ -43,8 +41,6 @@ PAPER = {
     "delta": "1.15e-3",
 }
 FEW = {"num_clients": 10, "num_rounds": 5, "batch_size": 4}
-STATEMENT_KEYS = {"adversary", "relation", "unit", "delta", "epsilon", "theorem"}
-STATEMENT_KEYS |= {"conditions", "guarantee"}
 
 
 @pytest.fixture(scope="module")
@@ -96,30 +92,7 @@ def test_version_is_that_of_the_package(fedgs):
     assert fedgs("--version") == (0, f"fedgs {version}\n", "")
 
 
-def test_python_m_fedgs_is_the_same_program():
-    command = [sys.executable, "-m", "fedgs", "train", "--recipe", "nope"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("Error: recipe = 'nope': give --recipe one of demo")
-
-
 # ------------------------------------------------------------------ train and resume
-
-
-def test_run_is_named_by_data_and_time_where_no_output_is_given(
-    trained, fedgs, tmp_path, monkeypatch
-):
-    write_tiny_npz(tmp_path / "tiny.npz")
-    monkeypatch.chdir(tmp_path)
-    out = printed(fedgs("train", *flags(data="npz:tiny.npz", **TINY)), "")
-    (path,) = (tmp_path / "runs").iterdir()
-    assert re.fullmatch(r"run-npz-\d{8}T\d{6}Z", path.name)
-    assert "6 clients on 6 nodes, 2 per round, 3 rounds" in out
-    assert "round 3 of 3" in out
-    assert "epsilon      none to quote: seeded: not private" in out
-    assert generator(path) == generator(trained)
-    config = RunFolder.open(path).config  # its paths hold from any working directory
-    assert (config.data, config.output) == (f"npz:{tmp_path}/tiny.npz", str(path))
 
 
 def test_privacy_reads_the_engine_of_a_config_file(tmp_path, fedgs):
@@ -134,22 +107,32 @@ def test_privacy_reads_the_engine_of_a_config_file(tmp_path, fedgs):
     assert seen[1] == {"release"}
 
 
-def test_interrupted_run_exits_and_resumes(monkeypatch, tmp_path, data, fedgs, trained):
+def test_a_run_without_output_is_named_and_goes_on_after_an_interrupt(
+    trained, fedgs, tmp_path, monkeypatch
+):
     def stopping(metrics: dict) -> None:
         if metrics["round"] == 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    output = tmp_path / "run"
+    write_tiny_npz(tmp_path / "tiny.npz")
+    monkeypatch.chdir(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(running.Progress, "rounds", lambda *arguments: stopping)
-        code, _, err = fedgs("train", *flags(data=data, output=output, **TINY))
-    assert code == 1
-    assert err == f"stopped after round 1\ncontinue with: fedgs resume {output}\n"
-    assert "round 3 of 3" in printed(fedgs("resume", output), "")
-    assert generator(output) == generator(trained)
-    before = tree(output)
-    assert "is finished" in printed(fedgs("resume", output))
-    assert tree(output) == before
+        code, out, err = fedgs("train", *flags(data="npz:tiny.npz", **TINY))
+    (path,) = (tmp_path / "runs").iterdir()
+    assert re.fullmatch(r"run-npz-\d{8}T\d{6}Z", path.name)
+    assert "6 clients on 6 nodes, 2 per round, 3 rounds" in out
+    go_on = f"continue with: fedgs resume runs/{path.name}"
+    assert (code, err) == (1, f"stopped after round 1\n{go_on}\n")
+    config = RunFolder.open(path).config  # its paths hold from any working directory
+    assert (config.data, config.output) == (f"npz:{tmp_path}/tiny.npz", str(path))
+    out = printed(fedgs("resume", path), "")
+    assert "round 3 of 3" in out
+    assert "epsilon      none to quote: seeded: not private" in out
+    assert generator(path) == generator(trained)
+    before = tree(path)
+    assert "is finished" in printed(fedgs("resume", path))
+    assert tree(path) == before
 
 
 # ------------------------------------------------------------------ sample
@@ -159,13 +142,11 @@ def test_sampled_npz_holds_images_and_labels(trained, fedgs, tmp_path):
     before = tree(trained)
     out = printed(fedgs("sample", trained, "-n", 300, "-o", tmp_path / "s.npz"))
     assert f"300 images in {tmp_path}/s.npz" in out
-    with np.load(tmp_path / "s.npz", allow_pickle=False) as found:
-        images, labels = found["images"], found["labels"]
+    found = np.load(tmp_path / "s.npz", allow_pickle=False)
+    images, labels = found["images"], found["labels"]
     assert (images.shape, images.dtype) == ((300, 1, SIDE, SIDE), np.float32)
     assert 0 <= images.min() < images.max() <= 1
-    counts = np.bincount(labels, minlength=NUM_CLASSES)
-    assert (len(counts), labels.dtype) == (NUM_CLASSES, np.int64)
-    assert counts.min() > 60  # 100 expected, standard deviation 8.2
+    assert np.bincount(labels, minlength=NUM_CLASSES).min() > 60  # 100 expected
     given = ["--per-class", 2, "--labels", "2,0", "-o", tmp_path / "t.npz"]
     printed(fedgs("sample", trained, *given), "")
     assert np.load(tmp_path / "t.npz")["labels"].tolist() == [2, 0, 2, 0]
@@ -211,34 +192,22 @@ def test_bad_sampling_is_refused(
 
 
 def statements(done: tuple[int, str, str]) -> list[dict]:
-    """What a command with --json printed, with all that a statement must say."""
-    rows = json.loads(printed(done))
-    for row in rows:
-        assert set(row) >= STATEMENT_KEYS
-        assert isinstance(row["conditions"], list)
-    return rows
+    """What a command with --json printed."""
+    return json.loads(printed(done))
 
 
-def test_paper_figures_of_the_federated_setting(fedgs):
-    rows = {
-        (s["adversary"], s["relation"], s["client_selection"], s["guarantee"]): s
-        for s in statements(fedgs("privacy", *flags(**PAPER), "--json"))
+def test_the_paper_s_setting_is_stated_as_it_is_and_as_published(fedgs):
+    rows = statements(fedgs("privacy", *flags(**PAPER), "--json"))
+    server = [s for s in rows if s["adversary"] == "server"]
+    published = [s for s in server if not s["guarantee"]]
+    assert ["as published" in s["theorem"] for s in published] == [True]
+    assert published[0]["epsilon"] == pytest.approx(598.605, abs=0.005)
+    assert {s["client_selection"] for s in server} == {"uniform", "balanced"}
+    balanced = [*flags(**PAPER), "--client-selection", "balanced", "--json"]
+    only = statements(fedgs("privacy", *balanced))
+    assert {(s["client_selection"], s["guarantee"]) for s in only} == {
+        ("balanced", True)
     }
-    for key, epsilon in {
-        ("server", "replace-one", "uniform", True): 774.31,
-        ("server", "zero-out", "uniform", True): 206.70,
-        ("server", "replace-one", "balanced", True): 583.52,
-        ("server", "zero-out", "balanced", True): 169.04,
-        ("server", "replace-one", "uniform", False): 598.605,
-    }.items():
-        assert rows[key]["epsilon"] == pytest.approx(epsilon, abs=0.005)
-        assert (rows[key]["delta"], rows[key]["unit"]) == (1.15e-3, "client")
-    assert "as published" in rows["server", "replace-one", "uniform", False]["theorem"]
-    balanced = [*flags(**PAPER), "--client-selection", "balanced"]
-    only = statements(fedgs("privacy", *balanced, "--json"))
-    assert {s["client_selection"] for s in only} == {"balanced"}
-    assert all(s["guarantee"] for s in only)
-    assert "774.3" not in printed(fedgs("privacy", *balanced))
 
 
 def test_secure_aggregation_gives_the_server_the_epsilon_of_the_release(fedgs):
@@ -258,24 +227,6 @@ def test_secure_aggregation_gives_the_server_the_epsilon_of_the_release(fedgs):
         assert found == pytest.approx([e for row in expected for e in row], abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("command", "problem"),
-    [
-        (["train", "--recipe", "algorithm-1"], "a round may be of one node"),
-        (["select-clients"], "No such option '--secure-aggregation'"),
-        (["baseline", "dp-merf"], "No such option '--secure-aggregation'"),
-    ],
-)
-def test_what_masks_do_not_cover_is_refused_before_any_work(
-    fedgs, tmp_path, command, problem
-):
-    given = ["--data", "digits", "--engine", "flower", "--output", tmp_path / "run"]
-    if command[0] == "train":
-        given += ["--num-clients", 9, "--partition", "iid"]
-    refused(fedgs(*command, "--secure-aggregation", *given), problem)
-    assert not (tmp_path / "run").exists()
-
-
 def test_privacy_of_a_run_is_that_of_its_ledger(trained, fedgs):
     found = statements(fedgs("privacy", trained, "--json"))
     assert [(s["adversary"], s["relation"]) for s in found] == [
@@ -284,7 +235,12 @@ def test_privacy_of_a_run_is_that_of_its_ledger(trained, fedgs):
     ]
     assert found[0]["epsilon"] > found[1]["epsilon"] > 0
     assert any("seeded" in condition for condition in found[0]["conditions"])
-    assert "release" in fedgs("privacy", trained)[1]
+    strict = statements(fedgs("privacy", trained, "--delta", 1e-6, "--json"))
+    assert (strict[0]["delta"], found[0]["delta"]) == (1e-6, 1e-5)
+    assert strict[0]["epsilon"] > found[0]["epsilon"]
+    given = ["privacy", trained, "--at-epsilon"]
+    refused(fedgs(*given, 3, "--delta", 1e-3), "delta: --at-epsilon computes it")
+    refused(fedgs(*given, -1), "-1.0: give a finite")
 
 
 def test_the_label_of_a_run_is_written_into_its_folder(trained, fedgs, tmp_path):
@@ -292,9 +248,7 @@ def test_the_label_of_a_run_is_written_into_its_folder(trained, fedgs, tmp_path)
     out = printed(fedgs("privacy", run, "--label"))
     assert out == f"{run}/privacy_label.json: NO GUARANTEE; noise seeded: not private\n"
     assert json.loads((run / "privacy_label.json").read_text()) == privacy_label(run)
-    for flag in ("--delta=1e-3", "--json", "--reproduce", "--at-epsilon=1"):
-        name = flag.strip("-").partition("=")[0].replace("-", "_")
-        refused(fedgs("privacy", run, "--label", flag), f"{name} = .*: --label states")
+    refused(fedgs("privacy", run, "--label", "--json"), "json = .*: --label states")
     refused(fedgs("privacy", "--label"), "RUN is unset: --label is about run folders")
 
 
@@ -308,29 +262,6 @@ def test_a_card_is_written_beside_the_samples(trained, fedgs, tmp_path):
     names = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")}
     parquet = "set/data/train-00000-of-00001.parquet"
     assert names == {"set/README.md", "set/privacy_label.json", parquet}
-
-
-def test_delta_of_a_run_can_be_asked_for(trained, fedgs):
-    loose, strict = (
-        statements(fedgs("privacy", trained, "--delta", delta, "--json"))
-        for delta in (1e-3, 1e-6)
-    )
-    assert loose[0]["delta"] == 1e-3
-    assert loose[0]["epsilon"] < strict[0]["epsilon"]
-
-
-def test_unbounded_epsilon_is_null(fedgs):
-    rows = statements(fedgs("privacy", *flags(**FEW, noise_multiplier=0), "--json"))
-    assert {s["epsilon"] for s in rows} == {None}
-
-
-def test_target_is_met_by_the_noise_that_is_printed(fedgs):
-    flag = ["--num-clients", 539, "--recipe", "full-participation", "--json"]
-    done = fedgs("privacy", *flag)
-    words = r"noise_multiplier [\d.]+ for target_epsilon 10 \(release,"
-    assert re.match(words, done[2])
-    release = row_of(statements(done), "release", "zero-out")
-    assert 9.9 < release["epsilon"] <= 10
 
 
 # A run that may be amplified, and its 8 release rows of uniform selection.
@@ -355,32 +286,6 @@ def row_of(found, adversary, relation, theorem=""):
     return row
 
 
-def test_amplification_on_request(fedgs):
-    rows = statements(fedgs("privacy", *flags(**FROZEN), "--amplification", "--json"))
-    pld = rows_of(rows, "release", "amplification by sampling: dominating")
-    assert [round(s["epsilon"], 2) for s in pld] == [346.66, 346.66]
-    assert [s["relation"] for s in pld] == ["replace-one", "zero-out"]
-    assert rows_of(rows, "server", "amplification by") == []
-
-
-@pytest.mark.parametrize(
-    ("more", "named"),
-    [
-        ([], "discriminator_training = selected"),
-        (["--clients-per-round", 6], "every client takes part"),
-        (
-            ["--discriminator-training", "frozen", "--adversary", "server"],
-            "adversary = server sees",
-        ),
-    ],
-)
-def test_refused_amplification_writes_nothing(fedgs, tmp_path, data, more, named):
-    given = flags(data=data, output=tmp_path / "run", num_clients=6, **TINY)
-    done = fedgs("train", *given, "--amplification", *more)
-    refused(done, f"amplification = True: refused: {named}")
-    assert tree(tmp_path) == {}
-
-
 def test_delta_at_an_epsilon(fedgs):
     given = flags(**{n: v for n, v in PAPER.items() if n != "delta"})
     given += ["--at-epsilon", 774.31]
@@ -389,32 +294,8 @@ def test_delta_at_an_epsilon(fedgs):
     assert (found["asked"], found["epsilon"]) == ("delta", 774.31)
     assert found["delta"] == pytest.approx(1.15e-3, rel=1e-3)
     assert "delta at epsilon 774.31" in fedgs("privacy", *given)[1]
-    refused(fedgs("privacy", *given, "--delta", 0.1), "delta: --at-epsilon computes it")
-
-
-def test_an_underflown_delta_is_printed_as_a_bound(fedgs):
-    given = flags(num_clients=20, num_rounds=3, batch_size=32, noise_multiplier=100)
-    rows = statements(fedgs("privacy", *given, "--at-epsilon", 50, "--json"))
-    assert {row["delta"] for row in rows} == {1e-300}
-    assert "< 1e-300" in printed(fedgs("privacy", *given, "--at-epsilon", 50))
-
-
-def test_a_large_delta_is_said_before_a_run_and_beside_its_epsilon(
-    fedgs, tmp_path, data
-):
-    said = "delta is too large to read: 0.3 is 1 / (10 K) or more for K = 6"
-    unseeded = {n: v for n, v in TINY.items() if n != "noise_seed"}
-    unseeded |= {"num_rounds": 1, "output": tmp_path / "run", "delta": 0.3}
-    code, out, error = fedgs("train", *flags(data=data, **unseeded))
-    assert code == 0
-    assert f"Warning: {said}" in " ".join(error.split())
-    assert f"plus 0.3; {said}" in out
-
-
-def test_delta_of_a_run_is_given_or_asked_for(fedgs, trained):
-    given = ["privacy", trained, "--at-epsilon"]
-    refused(fedgs(*given, 3, "--delta", 1e-3), "delta: --at-epsilon computes it")
-    refused(fedgs(*given, -1), "-1.0: give a finite")
+    less = [*flags(**FEW, noise_multiplier=100), "--at-epsilon", 50]
+    assert "< 1e-300" in printed(fedgs("privacy", *less))  # where it underflows
 
 
 def test_noise_and_target_give_the_largest_number_of_rounds(fedgs):
@@ -425,33 +306,6 @@ def test_noise_and_target_give_the_largest_number_of_rounds(fedgs):
     found = statements(done)
     assert {s["num_rounds"] for s in found} == {most}
     assert 99 < row_of(found, "server", "replace-one")["epsilon"] <= 100
-    fewer = statements(fedgs("privacy", *arguments, "--num-rounds", 7, "--json"))
-    assert {s["num_rounds"] for s in fewer} == {7}
-    quiet = ["--noise-multiplier", 0.01, "--target-epsilon", 1]
-    done = fedgs("privacy", *flags(**given), *quiet)
-    refused(done, "noise_multiplier = 0.01: one round alone exceeds")
-
-
-def test_colluding_nodes_reach_the_statements(fedgs):
-    given = [*flags(**{**FROZEN, "clients_per_round": 10, "num_rounds": 50}), "--json"]
-    alone, colluding, everybody = (
-        rows_of(statements(fedgs("privacy", *given, *more)), "secagg", "mixture")[0]
-        for more in ([], ["--colluding-nodes", 7], ["--colluding-nodes", 10])
-    )
-    assert colluding["epsilon"] > alone["epsilon"]
-    assert everybody["epsilon"] is None
-    refused(fedgs("privacy", *given, "--colluding-nodes", -1), "--colluding-nodes")
-
-
-def test_colluding_nodes_reach_the_calibration(fedgs):
-    given = {**FROZEN, "clients_per_round": 10, "num_rounds": 50, "adversary": "secagg"}
-    del given["noise_multiplier"]
-    arguments = [*flags(**given), "--target-epsilon", 3]
-    alone, colluding = (
-        float(re.match(r"noise_multiplier ([\d.]+)", fedgs("privacy", *a)[2])[1])
-        for a in (arguments, [*arguments, "--colluding-nodes", 7])
-    )
-    assert colluding == pytest.approx(alone * (10 / 3) ** 0.5, rel=1e-3)
 
 
 def copy_of(run: Path, target: Path, **changes: object) -> Path:
@@ -504,7 +358,6 @@ def test_deployed_runs_are_matched_by_node(fedgs, trained, tmp_path):
         (None, ".*: given twice; every run"),
         ({"data": "digits"}, "data = .*: other clients.*--same-clients"),
         ({"partition": "iid"}, "partition = auto in .*, iid in"),
-        ({"seed": 6}, "seed = 5 in .*, 6 in"),
         ({"privacy_unit": "record", "partition": "iid"}, "partition = "),
         ({"delta": 0.1}, "delta = .*: give --delta"),
     ],
@@ -516,43 +369,32 @@ def test_runs_on_other_clients_are_refused(fedgs, trained, tmp_path, changes, na
 
 
 WITHOUT_TORCH = """
-import sys
+import runpy, sys
+try:
+    runpy.run_module("fedgs", run_name="__main__", alter_sys=True)
+except SystemExit as end:
+    assert not end.code
 import fedgs
-from fedgs.app.flags import run_app
-from fedgs.app.cli.main import app
 fedgs.Plan, fedgs.statements, fedgs.RunConfig
-separator = sys.argv.index("--")
-for words in (sys.argv[1:separator], sys.argv[separator + 1:]):
-    assert run_app(app, ["privacy", *words]) == 0
 print(sorted({"torch", "flwr", "ray"} & set(sys.modules)))
 """
 
 
-def test_privacy_loads_no_torch(trained):
-    words = [*map(str, flags(**PAPER)), "--", str(trained)]
-    command = [sys.executable, "-c", WITHOUT_TORCH, *words]
+def test_python_m_fedgs_states_privacy_without_torch(trained):
+    command = [sys.executable, "-c", WITHOUT_TORCH, "privacy", str(trained)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "release" in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("missing", ["num_clients", "num_rounds", "batch_size"])
-def test_privacy_without_a_needed_setting_is_refused(fedgs, missing):
-    given = FEW | {"noise_multiplier": 1}
-    del given[missing]
-    flag = missing.replace("_", "-")
-    refused(fedgs("privacy", *flags(**given)), f"{missing} is unset: give --{flag}\n")
-
-
-@pytest.mark.parametrize(("kept", "without"), [(1, ()), (0, ("checkpoint",))])
 @pytest.mark.parametrize("reader", ["privacy", "report", "audit", "status"])
 def test_no_reader_states_an_epsilon_of_a_shortened_ledger(
-    trained, fedgs, tmp_path, monkeypatch, reader, kept, without
+    trained, fedgs, tmp_path, monkeypatch, reader
 ):
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"
-    shutil.copytree(trained, run, ignore=shutil.ignore_patterns("private", *without))
-    keep_lines(run / "ledger.jsonl", kept)
+    shutil.copytree(trained, run, ignore=shutil.ignore_patterns("private"))
+    keep_lines(run / "ledger.jsonl", 1)
     said = r".*ledger.jsonl: line \d is the last, .* saw 3; restore the file"
     if reader == "status":
         code, out, _ = fedgs("deploy", "status", run, "--json")
@@ -574,14 +416,11 @@ def test_no_reader_states_an_epsilon_of_a_shortened_ledger(
         ({"recipe": "nope"}, "recipe = 'nope': give --recipe one of demo, "),
         ({"num_rounds": "ten"}, "Invalid value for '--num-rounds': 'ten' is not a"),
         ({"rounds": 3}, r"No such option '?--rounds'?"),
-        ({"num_clients": 7}, "num_clients = 7: .* has 6 clients; give --num-clients"),
-        ({"clients_per_round": 9}, "clients_per_round = 9: give --clients-per-round"),
-        ({"data": "cifar"}, "data = 'cifar': give --data one of digits, "),
-        ({"data": "npz:no.npz"}, "data = 'npz:.*no.npz': .* does not exist; write it"),
         ({"data": str(Path(__file__).parent)}, "data = .*: give --data folder:/"),
         ({"data": __file__}, r"data = .*: give --data npz:/.*test_cli\.py"),
         ({"data": "npz:/"}, "data = 'npz:/': is a folder; give --data folder:/"),
         ({"noise_multiplier": None}, "noise_multiplier is unset: give --noise-multip"),
+        ({"amplification": True}, "amplification = True: refused: discriminator_tra"),
         ({"config": "no.toml"}, "config = no.toml: .*; give --config a TOML file"),
     ],
 )
@@ -621,52 +460,20 @@ def test_no_run_or_another_version_is_refused(
     assert tree(tmp_path) == before
 
 
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory, data, exit_code) -> Path:
-    """A run with a checkpoint and without its generator."""
-    output = tmp_path_factory.mktemp("interrupted") / "run"
-
-    def stop(*args: object) -> None:
-        raise UserError("stopped by the test")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunFolder, "save_generator", stop)
-        assert exit_code("train", *flags(data=data, output=output, **TINY)) == 2
-    return output
-
-
-@pytest.fixture
-def interrupted(tmp_path, stopped) -> Path:
-    return Path(shutil.copytree(stopped, tmp_path / "run"))
-
-
-def test_corrupted_checkpoint_is_refused(fedgs, interrupted):
-    (path,) = interrupted.glob("checkpoint/*.safetensors")
-    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
-    before = tree(interrupted)
-    refused(fedgs("resume", interrupted), r"restore (it|the file) from")
-    assert tree(interrupted) | {".lock": b""} == before | {".lock": b""}
-
-
-def test_run_is_sampled_from_its_checkpoint_if_it_has_one(fedgs, interrupted, tmp_path):
-    assert fedgs("sample", interrupted, "-o", tmp_path / "s.npz")[0] == 0
+def test_an_unfinished_run_is_sampled_from_its_checkpoint_unless_in_use(
+    trained, fedgs, tmp_path
+):
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    for path in run.glob("generator*"):
+        path.unlink()
+    printed(fedgs("sample", run, "-o", tmp_path / "s.npz"))
     assert (tmp_path / "s.npz").exists()
-    shutil.rmtree(interrupted / "checkpoint")
-    done = fedgs("sample", interrupted, "-o", tmp_path / "t.npz")
-    refused(done, r".*/run: no generator yet; run `fedgs resume")
-
-
-def test_run_that_is_in_use_is_refused(fedgs, interrupted):
-    with RunFolder.open(interrupted).locked():
-        done = fedgs("resume", interrupted)
+    with RunFolder.open(run).locked():
+        done = fedgs("resume", run)
     refused(done, r".*/run: another process trains in this folder; wait")
-
-
-def test_run_that_does_not_fit_is_not_written(fedgs, tmp_path, data, monkeypatch):
-    monkeypatch.setattr(preparation, "available_memory", lambda: 1000)
-    done = fedgs("train", *flags(data=data, output=tmp_path / "run", **TINY))
-    refused(done, r"discriminator_dim = 4: .* GB of memory.*--discriminator-dim")
-    assert tree(tmp_path) == {}
+    shutil.rmtree(run / "checkpoint")
+    done = fedgs("sample", run, "-o", tmp_path / "t.npz")
+    refused(done, r".*/run: no generator yet; run `fedgs resume")
 
 
 def test_privacy_of_a_run_and_its_reproduction_take_no_other_settings(fedgs, trained):

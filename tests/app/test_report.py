@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from fedgs.app.report.debug import DebugFacts
 from fedgs.app.report.page import read_page, render, report
 from fedgs.errors import UserError
 from fedgs.privacy_label import privacy_label
 from fedgs.runs import epsilons
-from fedgs.runs.data_card import in_words
-from report_folders import make_debug, make_run
+from report_folders import diagnosed, make_debug, make_run
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +88,8 @@ def test_every_statement_of_every_run_is_in_the_privacy_table(folders):
 
 def test_every_run_shows_its_label_as_one_block(folders):
     page = page_of(folders / "private", folders / "seeded")
-    for name, value in privacy_label(folders / "private").items():
-        if name not in ("conditions", "versions"):
-            assert f">{name.replace('_', ' ')}</th>" in page
-            for item in value if isinstance(value, list) else [value]:
-                assert text_of(in_words(item)).replace("'", "&#39;") in text_of(page)
+    for name in privacy_label(folders / "private").keys() - {"conditions", "versions"}:
+        assert f">{name.replace('_', ' ')}</th>" in page
     for name in ("private", "seeded"):
         assert text_of(page).count(f"Privacy label of {name}") == 1
 
@@ -124,34 +121,30 @@ def test_debug_folder_answers_first(folders):
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("verdict", "words"),
     [
-        ({"verdict": "one of invert, my_module:blur"}, "Bug: inverted or my_module"),
-        ({"verdict": "undecided", "bugs": []}, "Undecided"),
-        ({"verdict": "none", "bugs": []}, "No bug of the kinds tested"),
-        ({"verdict": "other", "bugs": []}, "Different, but not by a known bug"),
+        ("one of invert, my_module:blur", "Bug: inverted or my_module:blur"),
+        ("undecided", "Undecided"),
+        ("none", "No bug of the kinds tested"),
+        ("other", "Different, but not by a known bug"),
     ],
 )
-def test_other_verdicts_name_no_bug_or_several(debug, changes, words):
-    found = json.loads((debug / "diagnosis.json").read_text()) | changes
-    (debug / "diagnosis.json").write_text(json.dumps(found))
-    page = text_of(page_of(debug))
-    assert words in page
-    assert ("Bug:" in page) == ("bugs" not in changes)
+def test_other_verdicts_name_no_bug_or_several(verdict, words):
+    found = diagnosed() | {"verdict": verdict}
+    title, _ = DebugFacts("", {}, (), {}, found).verdict
+    assert title.startswith(words)
 
 
-def test_debug_folders_are_not_added_up(folders, tmp_path):
-    other = make_debug(tmp_path / "other")
-    for paths in ((folders / "debug", other), (folders / "debug", folders / "private")):
-        assert "Not added up" in page_of(*paths)
-    assert "Not added up" not in page_of(folders / "debug")
+def test_debug_folders_are_not_added_up(folders):
+    debug = folders / "debug"
+    assert "Not added up" in page_of(debug, folders / "private")
+    assert "Not added up" not in page_of(debug)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("debug.json", b'{"format": 2}', "broken debug.json"),
-        ("debug.json", b'{"format": 2, "runs": {}}', "no samples yet"),
         ("diagnosis.json", b'{"format": 1, "verdict": "none"}', "broken debug.json"),
         ("diagnosis.json", b"[]", "is not a JSON object"),
         ("*/samples/*.png", None, "no samples yet"),
@@ -174,21 +167,15 @@ def test_unfinished_debug_folder_says_so(debug):
 
 def test_evaluations_are_shown_as_not_covered(run, folders):
     assert 'id="evaluation"' not in page_of(folders / "private")
+    of_run = {"data": "npz:/home/ada/x.npz", "fast": False}
+    scores = {"accuracy": {"mlp": 0.25, "cnn": 0.75}, "calibrated": {}}
+    scores["real_accuracy"] = {"mlp": 0.5}
     lines = [
         {"data": "other", "fast": False, "fid_lenet_mnist": 1.0},
-        {"data": "npz:/home/ada/x.npz", "fast": False, "recall_lenet_k5": 0.25},
-        {
-            "data": "npz:/home/ada/x.npz",
-            "fast": False,
-            "downstream_cnn_accuracy": 0.5,
-            "classifiers": {
-                "accuracy": {"mlp": 0.25, "cnn": 0.75},
-                "real_accuracy": {"mlp": 0.5},
-                "calibrated": {},
-            },
-            "label_efficiency": {"generator": {"10": 0.125}},
-        },
+        of_run | {"recall_lenet_k5": 0.25},
+        of_run | {"downstream_cnn_accuracy": 0.5, "classifiers": scores},
     ]
+    lines[2]["label_efficiency"] = {"generator": {"10": 0.125}}
     (run / "evaluations.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     page = text_of(page_of(run))
     assert "no epsilon covers these numbers" in page
@@ -249,15 +236,11 @@ def test_seeds_of_an_amplified_run_are_left_out(tmp_path):
 # ------------------------------------------------------------------ files and bad input
 
 
-def test_page_is_written(folders, tmp_path, capsys):
-    paths = [folders / "private", folders / "noise-free"]
+def test_page_is_written_and_runs_of_one_name_are_told_apart(folders, run, tmp_path):
+    paths = [folders / "private", run]
     report(paths, tmp_path / "out.html")
     assert (tmp_path / "out.html").read_text() == page_of(*paths)
-    assert "out.html" in capsys.readouterr().out
-
-
-def test_runs_of_one_name_are_told_apart(folders, run):
-    runs = read_page([folders / "private", run]).runs
+    runs = read_page(paths).runs
     assert [facts.name for facts in runs] == ["private", "private (2)"]
 
 
@@ -275,7 +258,6 @@ def refused(paths: list[Path], output: Path) -> str:
     [
         ("samples/round-0000003.png", b"no picture", "no readable PNG"),
         ("metrics.jsonl", b"{broken\n", "is no JSON object"),
-        ("evaluations.jsonl", b"3\n", "is no JSON object"),
         ("ledger.jsonl", b"{}\n", "altered, deleted or moved"),
         ("config.json", None, "no run folder"),
         ("samples/*.png", None, "no samples yet"),

@@ -12,7 +12,7 @@ from PIL import Image
 from fedgs.app.report import curves as report_curves
 from fedgs.app.report import words as report_words
 from fedgs.app.report.communication import communication, stage_bytes
-from fedgs.app.report.run import epsilon_by_round, read_run
+from fedgs.app.report.run import RunFacts, epsilon_by_round, read_run
 from fedgs.app.report.settings_tables import shown_data, train_command
 from fedgs.app.report.stage_tables import stages_tables
 from fedgs.cohorts.files import EXCLUDED
@@ -35,11 +35,14 @@ from tiny import (
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> Path:
+def run(tmp_path_factory) -> Path:
     """A private run."""
-    root = tmp_path_factory.mktemp("report")
-    make_run(root / "private")
-    return root
+    return make_run(tmp_path_factory.mktemp("report") / "private")
+
+
+@pytest.fixture
+def facts(run) -> RunFacts:
+    return read_run(run)
 
 
 # ------------------------------------------------------------------ curves
@@ -70,8 +73,7 @@ def test_every_point_of_a_run_by_count_is_by_count(repeated):
         assert epsilon == pytest.approx(counted)
 
 
-def test_curve_of_epsilon_ends_at_the_stated_one(folders):
-    facts = read_run(folders / "private")
+def test_curve_of_epsilon_ends_at_the_stated_one(facts):
     curve = report_curves.curves([facts])[0]
     (line,) = curve.lines
     assert [x for x, _ in line.points] == [1, 2, 3]
@@ -79,18 +81,16 @@ def test_curve_of_epsilon_ends_at_the_stated_one(folders):
     assert f"{line.points[-1][1]:.1f}"[:3] in curve.description
 
 
-def test_grid_images_are_the_cells(folders):
-    facts = read_run(folders / "private")
+def test_grid_images_are_the_cells(run, facts):
     images = report_curves.grid_images(facts.grids[-1], facts)
     assert images.shape == (8 * NUM_CLASSES, SIDE * SIDE)
-    with Image.open(folders / "private" / "samples" / "round-0000003.png") as png:
+    with Image.open(run / "samples" / "round-0000003.png") as png:
         pixels = np.asarray(png)
     second = pixels[2 : 2 + SIDE, SIDE + 4 : 2 * SIDE + 4, 0] / 255
     assert np.array_equal(images[1].reshape(SIDE, SIDE), second)
 
 
-def test_movement_is_the_mean_distance_for_100_rounds(folders):
-    facts = read_run(folders / "private")
+def test_movement_is_the_mean_distance_for_100_rounds(facts):
     grids = [report_curves.grid_images(grid, facts) for grid in facts.grids]
     distance = np.sqrt(((grids[2] - grids[1]) ** 2).sum(1)).mean()
     assert report_curves.movement(facts)[-1] == (3, pytest.approx(100 * distance))
@@ -100,8 +100,7 @@ def test_movement_is_the_mean_distance_for_100_rounds(folders):
 # ------------------------------------------------------------------ other numbers
 
 
-def test_headline_is_the_best_guarantee_for_the_run_s_own_adversary(folders):
-    facts = read_run(folders / "private")
+def test_headline_is_the_best_guarantee_for_the_run_s_own_adversary(facts):
     (own, other) = facts.statements
     rows = [
         dataclasses.replace(own, epsilon=1.0, guarantee=False),
@@ -114,8 +113,8 @@ def test_headline_is_the_best_guarantee_for_the_run_s_own_adversary(folders):
     assert dataclasses.replace(facts, statements=rows).headline is rows[2]
 
 
-def test_communication_of_exact_messages_follows_from_shapes(folders):
-    found = communication(read_run(folders / "private"))
+def test_communication_of_exact_messages_follows_from_shapes(facts):
+    found = communication(facts)
     pixels = SIDE * SIDE
     fakes = 2 * 4  # n_dis batches; float32 images and int64 labels, and a header
     assert found.request - fakes * (4 * pixels + 8) in range(8, 300)
@@ -123,18 +122,13 @@ def test_communication_of_exact_messages_follows_from_shapes(folders):
     assert (found.requests, found.replies, found.rounds) == (2, 2, 3)
     assert found.total == 3 * 2 * (found.request + found.reply)
     assert (found.how, found.is_remote) == ("computed", False)
-
-
-def test_compact_messages_are_estimated(tmp_path):
-    found = communication(
-        read_run(make_run(tmp_path / "run", message_precision="compact"))
-    )
+    config = dataclasses.replace(facts.config, message_precision="compact")
+    found = communication(dataclasses.replace(facts, config=config))
     assert found.how == "estimated"
     assert found.reply in range(1, 2 * 4 * SIDE * SIDE)
 
 
-def test_train_command_makes_the_same_configuration(folders):
-    facts = read_run(folders / "private")
+def test_train_command_makes_the_same_configuration(facts):
     config = facts.config
     words = shlex.split(train_command(facts))[2:]
     given: dict[str, object] = {}
@@ -150,15 +144,9 @@ def test_train_command_makes_the_same_configuration(folders):
     assert again.to_flat() == expected.to_flat()
 
 
-@pytest.mark.parametrize(
-    ("data", "shown"),
-    [
-        ("folder:/home/ada/scans", "folder:scans"),
-        ("hf:ylecun/mnist", "hf:ylecun/mnist"),
-    ],
-)
-def test_data_is_shown_without_its_folder(data, shown):
-    assert shown_data(data) == shown
+def test_data_is_shown_without_its_folder():
+    assert shown_data("folder:/home/ada/scans") == "folder:scans"
+    assert shown_data("hf:ylecun/mnist") == "hf:ylecun/mnist"
 
 
 @pytest.mark.parametrize(
@@ -192,15 +180,16 @@ def test_a_delta_too_large_and_a_hypothetical_row_have_no_good_badge():
         assert report_words.reading(row.epsilon, row.conditions) == words
 
 
-def test_stages_are_told_apart_from_gradients(folders, tmp_path):
+def test_stages_are_told_apart_from_gradients(facts, tmp_path):
     """Norms of the releases are 3, 2 and 1; the first two rounds are stages."""
-    assert stages_tables([read_run(folders / "private")]) == []
+    assert stages_tables([facts]) == []
     settings = STAGED | {"noise_multiplier": 0.0}
     facts = read_run(make_run(tmp_path / "staged", **settings))
     (table,) = stages_tables([facts])
-    assert [row[0] for row in table.rows] == ["1 (means)", "2 (scatter)"]
-    assert [row[1] for row in table.rows] == [str(3 * 17), str(137)]
-    assert [row[4:] for row in table.rows] == [["0.5", "0"], ["0.3333", "0"]]
+    assert [[*row[:2], *row[4:]] for row in table.rows] == [
+        ["1 (means)", str(3 * 17), "0.5", "0"],
+        ["2 (scatter)", "137", "0.3333", "0"],
+    ]
     found = communication(facts)
     assert found.rounds == 1
     assert found.stages == 3 * (

@@ -18,13 +18,10 @@ def test_network_has_the_references_weights():
     # Keras: 320 + 18,496 + 36,928 + 36,928 + 2,340.
     assert sum(param.numel() for param in model.parameters()) == 95_012
     assert model(torch.rand(2, 1, 28, 28)).shape == (2, 36)
-
-
-@pytest.mark.parametrize("side", [16, 28, 32, 64])
-def test_network_takes_every_image_size(side):
-    config = RunConfig(num_classes=3, image_size=side, image_channels=3, seed=1)
-    model = classifier.build_classifier(config)
-    assert model(torch.rand(2, 3, side, side)).shape == (2, 3)
+    for side in (16, 32, 64):
+        config = RunConfig(num_classes=3, image_size=side, image_channels=3, seed=1)
+        model = classifier.build_classifier(config)
+        assert model(torch.rand(2, 3, side, side)).shape == (2, 3)
 
 
 def test_untrained_classifier_is_a_function_of_the_seed():

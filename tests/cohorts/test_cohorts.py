@@ -5,7 +5,6 @@ import json
 import math
 import random
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,9 +21,7 @@ from fedgs.cohorts.selection import (
 )
 from fedgs.config.run_config import RunConfig
 from fedgs.data.load import load_data
-from fedgs.federation.preparation import resolve
 from fedgs.privacy.selection_cost import SelectionCost
-from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
 from tiny import open_config, write_tiny_npz
 
@@ -70,10 +67,8 @@ def test_written_cohort_is_read_as_it_was(tmp_path, cohort):
     ("text", "named"),
     [
         (b"", "names no client"),
-        (b"# only a comment\n", "names no client"),
         (b"a\nb\na\nc\nc\n", "'a', 'c' twice"),
         (b"# selection: perhaps\na\n", "line 1: unknown selection"),
-        (b"# selection: private {\na\n", "line 1: unknown selection"),
         (b'# selection: private {"noise_per_clip": 1}\na\n', "unknown selection"),
         (b"# selection: not private\n# selection: not private\na\n", "line 2: a sec"),
         (b"\xff\xfea", "one client name a line"),
@@ -103,16 +98,6 @@ def test_run_uses_the_clients_of_its_cohort_only(config):
         np.testing.assert_array_equal(found.client_test_records[new], held_out)
 
 
-def test_run_goes_on_without_the_users_file(config, tmp_path):
-    resolved, data = resolve(config("5\n4\n2\n", output=str(tmp_path / "run")))
-    assert resolved.num_clients == 3  # a worker loads its data with this
-    assert load_data(resolved).client_names == data.client_names == ("2", "4", "5")
-    RunFolder.create(resolved)
-    Path(resolved.cohort).unlink()
-    again = RunFolder.open(tmp_path / "run").config
-    assert load_data(again).client_names == ("2", "4", "5")
-
-
 @pytest.mark.parametrize(
     ("text", "settings", "named"),
     [
@@ -138,7 +123,6 @@ def test_cohorts_that_the_data_do_not_have_are_refused(config, text, settings, n
     [
         (0.5, 0.5, 0.5, "selected"),
         (0.5001, 0.5, 0.5, "above"),
-        (0.6, 0.5, 0.7, "rest"),
         (0.0, NOBODY_BELOW, 0.5, "rest"),
         (1.0, 0.5, NOBODY_ABOVE, "rest"),
         (math.nan, 1.0, 1.0, "rest"),
@@ -189,12 +173,9 @@ def test_randomised_answers_have_the_probabilities_of_their_epsilon(cohorts):
     [
         ({}, "below is unset"),
         ({"below": 1.1}, "below = 1.1: give --below an accuracy, from 0 to 1"),
-        ({"above": math.nan}, "above = nan"),
         ({"below": 0.9, "above": 0.8}, "below = 0.9: exceeds above = 0.8"),
         ({"below": 0, "are_percentiles": True}, "below = 0: give --below a percentile"),
-        ({"above": 100, "are_percentiles": True}, "above = 100"),
         ({"below": 0.5, "noise_per_clip": 0}, "noise_per_clip = 0"),
-        ({"below": 0.5, "num_rounds": 0}, "num_rounds = 0"),
     ],
 )
 def test_bad_settings_are_refused(settings, named):
@@ -227,9 +208,6 @@ def test_statements_say_all_that_they_depend_on(is_percentile):
         assert release.epsilon == composed.epsilon(1e-5)
         assert (release.guarantee, release.delta) == (True, 1e-5)
         assert (server.epsilon, server.guarantee) == (None, False)
-        text = " ".join(release.conditions)
-        for word in ("at most 4 rounds", "no amplification", "epsilon 3", "hardened"):
-            assert word in text
         # The server is told by a percentile's comparisons, else by the answer alone.
         text = " ".join(server.conditions)
         assert (told in text) == is_percentile

@@ -36,7 +36,7 @@ def stored(request, tmp_path_factory):
     return data, path, path.read_bytes(), load(data)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     place=st.floats(0, 0.999),
     cut=st.integers(0, 9) | st.just(10**9),
@@ -113,19 +113,14 @@ USER = r"bad\.h5: user f0001_41"
 LEAF_USER = r"all_data_0\.json: user f0010_07"
 LAYOUT = f"{LEAF_USER} is not of LEAF's layout"
 BAD = [
-    (lambda root: f"femnist:{root}/no.h5", "no.h5 does not exist"),
     (put_hdf5("examples", None), "TFF's layout is examples/USER/pixels"),
     (put_hdf5(f"{OWN}/label", None), "user f0001_41 has no label"),
     (put_hdf5(f"{OWN}/pixels", np.ones((2, 784))), r"shape \(2, 784\); give"),
-    (put_hdf5(f"{OWN}/pixels", np.ones((2, 28, 28), "u1")), f"{USER}: .*type uint8"),
     (put_hdf5(f"{OWN}/pixels", pixels(np.nan)), f"{USER}: image 1 has values"),
     (put_hdf5(f"{OWN}/pixels", pixels(1)[:0]), "has no images; leave this user out"),
-    (put_hdf5(f"{OWN}/label", np.ones(2)), f"{USER}: label has shape"),
     (put_hdf5(f"{OWN}/label", h5py.Empty("i4")), r"label has shape \(\)"),
     (put_hdf5(f"{OWN}/label", np.array([1, 62])), f"{USER}: image 1 has the label 62"),
-    (put_hdf5(OWN, np.ones(3)), "user f0001_41 has no pixels"),
     (lambda root: f"femnist:{root}", "holds neither all_data_"),
-    (put_leaf(user_data={}), r"not of LEAF's layout \('f0010_07'\)"),
     (put_leaf(num_samples=with_one(0, 6)), "7 labels and num_samples 6"),
     (put_leaf(y=lambda labels: labels[:-1]), f"{LEAF_USER}: has 6 labels"),
     *[
@@ -133,7 +128,6 @@ BAD = [
         for image in ([1.0] * 783, [[], [1.0]], [10**400] * 784)
     ],
     (put_leaf(x=with_one(2, [np.nan] * 784)), f"{LEAF_USER}: image 2 has values"),
-    (put_leaf(y=with_one(3, 62)), f"{LEAF_USER}: image 3 has the label"),
     (put_leaf(y=with_one(3, 10**30)), f"{LEAF_USER}: label has .* type object"),
     (
         lambda root: files.write_leaf(root, files=((0, 1), (1, 2))),

@@ -85,7 +85,6 @@ def test_auto_is_by_client_where_the_data_has_clients_else_iid(settings, owners,
     ("settings", "owners", "message"),
     [
         ({}, None, "num_clients is unset: .*; add 'clients', the .*--num-clients"),
-        ({"partition": "iid"}, OWNERS, "no number of clients for this partition; give"),
         ({"num_clients": 601}, None, r"num_clients = 601: .*600 records.*at most 600"),
         ({"num_clients": 4}, OWNERS, r"num_clients = 4: .*3 clients.*at most 3"),
         (
@@ -94,7 +93,6 @@ def test_auto_is_by_client_where_the_data_has_clients_else_iid(settings, owners,
             "= by-client: .*no clients; add 'clients', the .*--partition iid",
         ),
         ({"privacy_unit": "record"}, OWNERS, r"privacy_unit = record: .*partition iid"),
-        ({"num_clients": 2, "seed": None}, None, r"seed is unset: .*--seed"),
     ],
 )
 def test_split_refuses_what_does_not_suit_the_data(settings, owners, message):

@@ -131,16 +131,12 @@ def test_writers_are_clients_in_name_order(tmp_path):
     assert data.client_records[1].tolist() == [0, 1, 2]
     write_writers(tmp_path, LABELS[::-1])
     place = {"data": "mnist-by-writer", "data_dir": str(tmp_path)}
-    refused("does not describe the 12 images of MNIST", **place)
-
-
-def test_test_split_of_writers_is_mnists(tmp_path):
     write_mnist(tmp_path, split="t10k")
-    place = {"data": "mnist-by-writer", "data_dir": str(tmp_path)}
-    images, labels = load_test_data(configured(**place))
+    images, labels = load_test_data(configured(**place))  # MNIST's
     assert (images.dtype, images.shape) == (np.float32, (12, 1, 28, 28))
     assert np.allclose(images[:, 0] * 255, PIXELS)
     assert (labels == LABELS).all()
+    refused("does not describe the 12 images of MNIST", **place)
 
 
 def test_missing_files_are_named_and_only_they_are_downloaded(tmp_path, monkeypatch):
@@ -211,12 +207,6 @@ def test_npz_rgb_images_keep_their_channels(tmp_path):
     assert (load(data=path, num_clients=2, image_channels=3).images == rgb).all()
 
 
-def test_npz_clients_make_a_by_client_partition(tmp_path):
-    data = load(data=write_npz(tmp_path, images=PIXELS, clients=WRITERS.astype(str)))
-    expected = {"4": 5, "7": 3, "30": 4}
-    assert dict(zip(data.client_names, data.sizes.tolist(), strict=True)) == expected
-
-
 def wrong_pixel(value):
     images = PIXELS / 255
     images[0, 0, 0] = value
@@ -228,19 +218,13 @@ def wrong_pixel(value):
     [
         ({"x": PIXELS}, "holds x; give 'images'"),
         ({"images": PIXELS, "label": LABELS}, "holds images, label; .*no others"),
-        ({"images": PIXELS[0]}, r"shape \(28, 28\); give \(N, H, W\)"),
         ({"images": np.zeros((2, 2, 28, 28))}, r"C = 1 or 3"),
         ({"images": np.zeros((2, 28, 20))}, "square"),
-        ({"images": PIXELS > 9}, "images has dtype bool"),
         ({"images": wrong_pixel(np.nan)}, r"image 0 has values in \[nan, nan\]; give"),
         ({"images": PIXELS * 1.0}, r"values in \[0.0, 255.0\]; give uint8 in .* or"),
-        ({"images": PIXELS.astype(int) + 1}, r"values in \[1, 256\]"),
         ({"images": PIXELS // 128}, "integers and none is above 1; give uint8 in"),
-        ({"images": PIXELS.astype(object)}, "cannot be read"),
         ({"images": PIXELS, "labels": LABELS[:5]}, r"labels has shape \(5,\)"),
-        ({"images": PIXELS, "labels": LABELS * 1.0}, "labels has dtype float64"),
         ({"images": PIXELS, "labels": LABELS - 1}, "label -1; give labels from 0"),
-        ({"images": PIXELS, "labels": LABELS * 10**13}, "give labels below 1000"),
         (
             {"images": PIXELS, "labels": np.full(12, 2**64 - 5, np.uint64)},
             "image 0 has the label 18446744073709551611; give labels from 0",
@@ -254,16 +238,13 @@ def test_malformed_npz_is_refused(tmp_path, arrays, message):
     refused(message, path, num_clients=2, partition="iid")
 
 
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
+def test_num_classes_that_the_labels_contradict_is_refused(tmp_path):
+    for labels, message in (
         ({"labels": LABELS}, r"label [5-9]; give --num-classes above 9"),
         ({}, "has no labels for num_classes = 5"),
-    ],
-)
-def test_num_classes_that_the_labels_contradict_is_refused(tmp_path, labels, message):
-    path = write_npz(tmp_path, images=PIXELS, **labels)
-    refused(message, path, num_clients=2, num_classes=5)
+    ):
+        path = write_npz(tmp_path, images=PIXELS, **labels)
+        refused(message, path, num_clients=2, num_classes=5)
 
 
 NPY = b"\x93NUMPY\x01\x00"  # the start of a file of one array

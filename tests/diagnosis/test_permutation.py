@@ -99,22 +99,6 @@ def test_closed_test_equals_all_subsets_by_hand():
         assert found[name] == worst
 
 
-@pytest.mark.parametrize("effect", [0.0, 3.0])
-def test_closed_test_keeps_the_familywise_rate_with_one_bug_planted(effect):
-    """Naming one of two hypotheses that are true: at most alpha, with a third false."""
-    rng, rows, count, alpha = np.random.default_rng(6), splits(4), 1500, 2 / 35
-    wrong = 0
-    for _ in range(count):
-        x = rng.normal(size=(8, 2))
-        y = rng.normal(size=(8, 1)) + effect * np.repeat([0.0, 1.0], 4)[:, None]
-        own = {"a": distances(x[:, :1] @ x[:, :1].T, rows)}
-        own["b"] = distances(x[:, 1:] @ x[:, 1:].T, rows)
-        own["c"] = distances(y @ y.T, rows)
-        found = closed_test(own)
-        wrong += min(found["a"], found["b"]) <= alpha + 1e-9
-    assert wrong / count <= alpha + 3 * math.sqrt(alpha / count)
-
-
 def test_jackknife_of_a_mean_is_welchs_interval():
     rng = np.random.default_rng(7)
     x = rng.normal(size=10)
@@ -125,15 +109,3 @@ def test_jackknife_of_a_mean_is_welchs_interval():
     # A statistic that is undefined somewhere has none.
     found = jackknife(lambda h, s: math.nan if len(h) < 4 else 1.0, 4, 0.95)
     assert found == (1.0, None)
-
-
-def test_jackknife_interval_covers():
-    rng, hits, count = np.random.default_rng(8), 0, 1000
-    for _ in range(count):
-        x = np.concatenate([rng.normal(0, 1, 4), rng.normal(0.7, 2, 4)])
-        interval = jackknife(
-            lambda h, s, x=x: float(x[s].mean() - x[h].mean()), 4, 0.95
-        )[1]
-        assert interval is not None
-        hits += interval[0] <= 0.7 <= interval[1]
-    assert hits / count >= 0.95 - 3 * math.sqrt(0.05 * 0.95 / count)

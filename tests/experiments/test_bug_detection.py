@@ -162,10 +162,9 @@ def test_own_cohorts_from_files_to_diagnosis(fedgs, done):
     assert len({c.seed for c in configs}) == 8
     assert {c.corruption_seed for c in configs} == {3}
     assert (path / "diagnosis.png").read_bytes().startswith(b"\x89PNG")
-    with np.load(path / "samples" / "suspicious-3.npz") as samples:
-        assert samples["images"].shape == (60, 1, 16, 16)
-        assert samples["images"].dtype == np.float32
-        assert np.bincount(samples["labels"]).tolist() == [20, 20, 20]
+    samples = np.load(path / "samples" / "suspicious-3.npz")
+    assert samples["images"].shape == (60, 1, 16, 16)
+    assert np.bincount(samples["labels"]).tolist() == [20, 20, 20]
     assert found["verdict"] in ("none", "undecided")
     assert found["num_splits"] == 35
     assert [row["bug"] for row in found["ranking"]][-1] == "other"
@@ -376,42 +375,14 @@ def test_cohorts_of_different_sources_are_refused(debug, tmp_path, files):
     refused(debug(**files), "their epsilons cannot be stated together")
 
 
-@pytest.mark.usefixtures("no_training")
-def test_relative_paths_hold_from_any_working_directory(
-    debug, data, files, tmp_path, monkeypatch
-):
-    source = Path(data.removeprefix("npz:"))
-    monkeypatch.chdir(source.parent)
-    with pytest.raises(AssertionError, match="trained"):
-        debug(data=f"npz:{source.name}", **files)
-    assert read_debug(tmp_path / "out")[0]["config"]["data"] == data
-
-
-@pytest.mark.usefixtures("no_training")
-@pytest.mark.parametrize("content", ['engine = "local"', ""])
-def test_the_engine_is_flower_unless_a_file_has_one(debug, files, tmp_path, content):
-    (tmp_path / "own.toml").write_text(content)
-    with pytest.raises(AssertionError, match="trained"):
-        debug(engine=None, config=tmp_path / "own.toml", **files)
-    engine = read_debug(tmp_path / "out")[0]["config"]["engine"]
-    assert engine == ("local" if content else "flower")
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"bug": "melt"}, "give --bug one of flip, rotate, "),
         ({"fraction": 0.5}, "needs --bug"),
         ({"bug": "flip", "fraction": 2}, "at most 1"),
         ({"bug": "flip", "groups": 3}, "--groups at least 4"),
         ({"bug": "flip", "groups": 4, "clients_per_group": 4}, ".npz: 24 clients are"),
-        ({"bug": "flip", "min_effect": 1}, "--min-effect"),
-        ({"bug": "flip", "samples_per_group": 5000}, "at most 1000"),
         ({"bug": "flip", "cohort": "c.txt"}, "leave out --cohort"),
-        ({"suspect": "melt"}, "give --suspect MODULE:FUNCTION"),
-        ({"bug": "flip", "output": None}, "give --output"),
-        ({"bug": "flip", "noise_multiplier": None, "target_epsilon": -1}, "above 0"),
-        ({"bug": "flip", "data": "digits"}, "cohorts are of people"),
         ({"healthy": "/nowhere"}, "give --suspicious too"),
         ({"healthy": "/no", "suspicious": "/no"}, "healthy = /no: cannot be read (No"),
         (
@@ -424,12 +395,6 @@ def test_the_engine_is_flower_unless_a_file_has_one(debug, files, tmp_path, cont
 def test_bad_flags_are_refused_before_any_work(debug, tmp_path, settings, words):
     assert refused(debug(**settings), re.escape(words)).count("\n") == 1
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.usefixtures("no_training")
-def test_an_output_that_is_something_else_is_refused(debug, files, tmp_path):
-    (tmp_path / "out").mkdir()
-    refused(debug(**files), "exists already")
 
 
 def test_a_hopeless_plan_is_refused_with_what_would_suffice(
@@ -470,13 +435,11 @@ def test_power_is_read_between_the_levels_of_the_table():
 
 
 def test_the_stored_table_knows_all_bugs_at_all_levels_in_all_and_in_half():
-    table = power.stored()
-    names = {t.name for t in TRANSFORMATIONS}
-    for part in ("trials", "right", "wrong"):
-        assert table[part].keys() == {"none", *names}
-        assert table["of_half"][part].keys() == names
-        for rows in (table[part], table["of_half"][part]):
-            assert all(len(v) == len(table["signals"]) for v in rows.values())
+    table, names = power.stored(), {t.name for t in TRANSFORMATIONS}
+    for rows, known in ((table, {"none", *names}), (table["of_half"], names)):
+        for part in ("trials", "right", "wrong"):
+            assert rows[part].keys() == known
+            assert {len(v) for v in rows[part].values()} == {len(table["signals"])}
 
 
 def test_the_epsilon_that_suffices_is_that_of_its_noise():
@@ -492,7 +455,6 @@ def test_the_epsilon_that_suffices_is_that_of_its_noise():
     [
         ("fedgs", ["debug", "--bug", "flip"], 7, "fedgs debug --bug flip --seed 7"),
         ("fedgs", ["debug", "--seed=3"], 3, "fedgs debug --seed=3"),
-        ("x/bug_table.py", ["--a"], 0, "python -m experiments.debug.bug_table --a"),
     ],
 )
 def test_the_command_that_is_kept_can_be_typed_again(
@@ -506,10 +468,8 @@ def test_the_command_that_is_kept_can_be_typed_again(
     ("verdict", "bug", "wanted"),
     [
         ("invert", "invert", "right"),
-        ("none", "none", "right"),
         ("undecided", "none", "undecided"),
         ("none", "rotate", "wrong"),
-        ("invert", "rotate", "wrong"),
         ("invert and rotate", "rotate", "wrong"),
         ("rotate", "none", "wrong"),
     ],
@@ -554,11 +514,8 @@ def test_table_counts_outcomes():
 
 def test_a_selection_replaces_what_an_interrupted_one_left(tmp_path, monkeypatch):
     left: list[bool] = []
-    monkeypatch.setattr(
-        debug_cohorts,
-        "select_clients",
-        lambda config, _: left.append(Path(config.output).exists()),
-    )
+    look = lambda config, _: left.append(Path(config.output).exists())  # noqa: E731
+    monkeypatch.setattr(debug_cohorts, "select_clients", look)
     (tmp_path / "cohorts").mkdir()
     debug_cohorts.select(tmp_path / "cohorts", RunConfig())
     assert left == [False]

@@ -52,16 +52,12 @@ def test_the_card_says_the_whole_label_in_words(run):
 
 def test_a_data_set_without_a_guarantee_claims_none(tmp_path):
     label = privacy_label(make_run(tmp_path / "run", noise_multiplier=0.0))
-    card = data_card(6, label)
-    assert head_of(card)["tags"] == ["synthetic"]
-    words = card.split("---\n")[2].split("\n\n")
+    words = data_card(6, label).split("---\n")[2].split("\n\n")
     assert words[1].startswith(f"**Privacy guarantee: {NO_GUARANTEE}; epsilon is unb")
-
-
-def test_the_size_is_one_that_the_hub_knows(run):
-    label = privacy_label(run)
     for count, size in ((1, "n<1K"), (999, "n<1K"), (60_000, "10K<n<100K")):
-        assert head_of(data_card(count, label))["size_categories"] == [size]
+        head = head_of(data_card(count, label))
+        assert head["tags"] == ["synthetic"]
+        assert head["size_categories"] == [size]  # one that the hub knows
 
 
 def test_other_forms_have_no_card(tmp_path, monkeypatch):

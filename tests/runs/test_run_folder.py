@@ -3,7 +3,6 @@
 import dataclasses
 import errno
 import json
-import re
 import shutil
 from collections.abc import Callable
 from contextlib import closing
@@ -49,14 +48,10 @@ def names(path: Path) -> list[str]:
 
 
 def test_new_folder_holds_settings_versions_and_an_empty_ledger(folder):
-    assert names(folder.path) == [
-        "checkpoint",
-        "config.json",
-        "ledger.jsonl",
-        "private",
-        "samples",
-        "versions.json",
-    ]
+    assert {*names(folder.path)} == {
+        *("checkpoint", "config.json", "ledger.jsonl"),
+        *("private", "samples", "versions.json"),
+    }
     stored = json.loads((folder.path / "config.json").read_text())
     assert stored == folder.config.to_flat() | {"counted": ""}
     versions = json.loads((folder.path / "versions.json").read_text())
@@ -66,8 +61,6 @@ def test_new_folder_holds_settings_versions_and_an_empty_ledger(folder):
     assert folder.read_ledger().length == 0
     assert folder.private.stat().st_mode & 0o777 == 0o700  # closed to others
     assert RunFolder.open(folder.path).config == folder.config
-    if (Path(run_folder.__file__).parents[2] / ".git").exists():
-        assert re.fullmatch("[0-9a-f]{40}", versions["git_commit"])
 
 
 def test_run_keeps_a_copy_of_its_cohort(tmp_path):
@@ -263,14 +256,6 @@ def test_finished_run_is_read_as_it_is_published(finished, tmp_path):
 
 
 # ------------------------------------------------------------------ what is bound
-
-
-def test_a_generator_of_another_run_is_refused(folder, finished):
-    name = OTHERS[0]
-    finish(folder, 1)
-    shutil.copy(finished / name, folder.path / name)
-    published(folder, name)
-    assert_refused(f"line 1 is the last, .*{name} saw 3", folder.read_ledger)
 
 
 def without_first_line(path: Path) -> None:
