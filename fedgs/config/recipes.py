@@ -125,6 +125,19 @@ def staged_fonts() -> RunConfig:
     )
 
 
+def warm_start() -> RunConfig:
+    """Moments, and a refiner that is fitted to one release of feature means.
+
+    All that discriminators say which are linear over fixed features, in four releases.
+    """
+    return dataclasses.replace(
+        staged(),
+        num_rounds=4,
+        stages="means:0.25,scatter:0.25,moments:0.5,font-features:1",
+        generator="refined",
+    )
+
+
 def class_means() -> RunConfig:
     """One release of class means, which tell cohorts apart at a small epsilon."""
     return dataclasses.replace(staged(), num_rounds=1, stages="means", moment_size=6)
@@ -205,6 +218,7 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "algorithm-1": algorithm_1,
     "algorithm-2": algorithm_2,
     "full-participation": full_participation,
+    "warm-start": warm_start,
     "staged": staged,
     "staged-parts": staged_parts,
     "staged-fonts": staged_fonts,

@@ -40,6 +40,13 @@ class Sizes(Protocol):
         ...
 
 
+# Of the network that makes features (`fedgs.gan.public_networks`): means over 7x7
+# fields of 32 channels, squares over 4x4, 64 channels over 4x4, a last layer; and
+# products of coordinates along the longest axes of the last one.
+LAYER_FEATURES = (32 * 7**2, 32 * 4**2, 64 * 4**2, 128)
+TRUNK_AXES = 64
+FONT_FEATURES = "font-features"  # where that network has seen digits drawn from fonts
+
 SPLITS = 2  # a class is cut across its longest axes, so many of them
 PARTS = 2**SPLITS  # of a class then
 
@@ -49,12 +56,14 @@ def _pairs(size: int) -> int:
 
 
 # Number of features of each kind, in the order in which they determine a Gaussian for
-# each class. What computes them is in `fedgs.gan.features`.
+# each class, and a network behind it. `fedgs.gan.features` computes them.
 FEATURES: dict[str, Callable[[Sizes], int]] = {
     "means": lambda config: config.moment_features,
     "scatter": lambda config: _pairs(config.moment_features),
     "moments": lambda config: config.latent_dim + _pairs(config.latent_dim),
     "parts": lambda config: config.latent_dim + _pairs(config.latent_dim),
+    "features": lambda config: sum(LAYER_FEATURES) + _pairs(TRUNK_AXES),
+    FONT_FEATURES: lambda config: sum(LAYER_FEATURES) + _pairs(TRUNK_AXES),
 }
 
 
