@@ -15,7 +15,7 @@ ORDINARY := not slow and not gpu and not network and not paper and not browser a
 
 # What uses Flower's own functions, and a deployment and a simulation on it.
 FLOWER_TESTS := tests/clients/test_flower_speed.py tests/clients/test_resident.py \
-  tests/clients/test_deployment.py tests/server/test_exchange.py tests/server/test_flower.py
+  tests/clients/test_deployment.py tests/server/test_flower.py
 PURELIB := python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
 .DEFAULT_GOAL := help
@@ -62,7 +62,7 @@ tutorials: $(STAMP) ## The notebooks of docs/tutorials, at a small size
 multihost: $(STAMP) ## Server and clients on three hosts in network namespaces; needs root
 	$(BIN)/python -m pytest -m multihost $(PYTEST_ARGS)
 
-incidents: $(STAMP) ## Kill, cut, fill and step a deployment of three hosts (root; ONLY=link)
+incidents: $(STAMP) ## Kill, cut and fill a deployment of three hosts (root; ONLY=link)
 	$(BIN)/python -m pytest -s -m multihost tests/server/test_incidents.py -k "$(ONLY)" $(PYTEST_ARGS)
 
 golden: $(STAMP) ## Rewrite the golden trajectories (explain the change in CHANGELOG.md)

@@ -5,9 +5,7 @@ import dataclasses
 from fedgs.baselines.fedavg_gan import UpdateConfig
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.federation.node import Node
-from fedgs.privacy.accounting import statements
 from fedgs.privacy.client_limits import Limits
-from fedgs.privacy.plan import Plan
 
 _COUNTED = ("client_epsilon", "delta", "relation")
 
@@ -36,7 +34,7 @@ def agreement(title: str, node: Node) -> str:
             *_method(config),
             *_stages(config),
             *_masks(node),
-            f"  against the server: {_costs(config, limits, node.count.is_whole)}",
+            f"  against the server: {_costs(config, limits)}",
             f"  limits: {_in_force(limits)}",
             f"  released so far: epsilon {spent:.4g}, over all runs counted in "
             f"{node.count.folder}",
@@ -75,31 +73,18 @@ def _stages(config: ResolvedConfig) -> list[str]:
     ]
 
 
-def _costs(config: ResolvedConfig, limits: Limits, is_whole: bool) -> str:
-    """Returns what all rounds cost, asked as planned or all, and what bounds it."""
+def _costs(config: ResolvedConfig, limits: Limits) -> str:
+    """Returns what all rounds cost whom the server asks in each, and what bounds it."""
     rounds = (*range(1, config.num_stages + 1), 0)  # 0: of all rounds that follow
     *stages, other = [limits.cost_of(config, config.terms(round)) for round in rounds]
-    mu_squared = sum(stages) + (config.num_rounds - len(stages)) * other
-    most = planned = limits.epsilon_of(mu_squared)
-    if isinstance(config, UpdateConfig):
-        times = 1 if is_whole else config.most_rounds / config.num_rounds
-        planned = limits.epsilon_of(mu_squared * times)
-    elif not is_whole:  # shards are one data set, of which any round may ask
-        plan, shares = Plan.from_config(config), limits.shares(config)
-        # As if all nodes colluded but those that these clients believe in.
-        rows = statements(plan, limits.delta, plan.counted_nodes - shares)
-        is_bare = config.is_masked and shares == 1
-        against = ("unmasked" if is_bare else "server", limits.relation)
-        stated = next(r for r in rows if (r.adversary, r.relation) == against)
-        planned = most if stated.epsilon is None else stated.epsilon
-    meaning = f"({limits.relation}, delta {limits.delta:g})"
-    rounds = f"all {config.num_rounds} rounds are run once"
-    text = f"epsilon {planned:.4g} {meaning} if {rounds}"
-    if planned < most:
-        text += f" as planned, {most:.4g} if the server asks it in each of them"
+    epsilon = limits.epsilon_of(sum(stages) + (config.num_rounds - len(stages)) * other)
     limit = limits.client_epsilon  # all that bounds a server that goes back
     bound = "without a bound" if limit is None else f"up to client_epsilon = {limit:g}"
-    return f"{text}; a round that is asked again adds to it, {bound}"
+    return (
+        f"epsilon {epsilon:.4g} ({limits.relation}, delta {limits.delta:g}) if the "
+        f"server asks it once in each of {config.num_rounds} rounds; a round that is "
+        f"asked again adds to it, {bound}"
+    )
 
 
 def _in_force(limits: Limits) -> str:

@@ -1,8 +1,8 @@
 """What makes Flower faster from outside its public API: all of it is in this module.
 
 Each of three parts is used where this Flower has what it replaces, by name and by
-parameters, and is left out with a warning where it has not. `FEDGS_FAST_MESSAGES=0`
-leaves out all of them. Results are the same either way.
+parameters; a warning says what it has not. `FEDGS_FAST_MESSAGES=0` leaves the first one
+out. Results are the same either way.
 
 `hasten_simulation` hands messages to simulated nodes at once, and each node to one
 worker. Flower looks for new messages ten times a second and gives a message to
@@ -85,14 +85,12 @@ RESIDENT: Mapping[str, str | None] = {
 
 
 def is_possible(part: str, needed: Mapping[str, str | None]) -> bool:
-    """Tells whether a part is wanted and this Flower has what it replaces.
+    """Tells whether this Flower has what a part replaces.
 
     Args:
         part: its name, for the warning.
         needed: as `SIMULATION`.
     """
-    if os.environ.get(FAST_VARIABLE) == "0":
-        return False
     for place, parameters in needed.items():
         module, _, name = place.partition(":")
         try:
@@ -101,7 +99,7 @@ def is_possible(part: str, needed: Mapping[str, str | None]) -> bool:
         except (ImportError, AttributeError, TypeError, ValueError):
             names = ""
         if names != parameters:
-            text = "%s: this Flower has no %s(%s), and gets its own, slower way"
+            text = "%s is not possible: this Flower has no %s(%s)"
             log(WARNING, text, part, place, parameters or "")
             return False
     return True

@@ -8,15 +8,12 @@ system process per message, which imports torch and reads every state again, and
 for seconds between looks. Here the models stay loaded; no port is opened, because
 nobody else answers; only the installed fedgs is run, never code that a server sends;
 and it connects again for as long as it is asked to run. For that a handful of Flower's
-functions are replaced (`clients.flower_speed`); a Flower without them, or
-`FEDGS_FAST_MESSAGES=0`, gets Flower's own path.
+functions are replaced (`clients.flower_speed`); a Flower without them is refused.
 
 Exit codes: 0 after SIGTERM or Ctrl-C, 2 for bad input, 1 for any other end.
 """
 
 import argparse
-import os
-import socket
 import ssl
 import sys
 from collections.abc import Sequence
@@ -31,6 +28,7 @@ from clients.deployed_client import DeploymentConfig
 from clients.flower_speed import RESIDENT, is_possible, make_resident
 from fedgs.config.run_config import RunConfig
 from fedgs.data import sources
+from fedgs.deployment import FLOWER_REMEDY
 from fedgs.errors import UserError, wrap_error
 
 
@@ -47,13 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # Kept by nobody: before systemd is told, it must be clear that they are there.
         sources.read_records(RunConfig.from_flat(site.settings))
         if not is_possible("the client in one process", RESIDENT):
-            command = str(Path(sys.executable).with_name("flower-supernode"))
-            with socket.socket() as probe:  # several clients may be on one machine
-                probe.bind(("127.0.0.1", 0))
-                given += ["--port", str(probe.getsockname()[1])]
-            notify("READY=1")
-            # Becomes Flower's process: one pid, its signals and its exit code.
-            os.execv(command, [command, *given])
+            raise UserError(f"this Flower is not known: {FLOWER_REMEDY}")
         site.open()
         notify("READY=1")  # it may still have to wait for the server
     except UserError as error:

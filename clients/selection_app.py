@@ -12,7 +12,6 @@ no node of a deployment (a simulation is one machine, which sees everything).
 """
 
 import dataclasses
-import math
 import random
 from collections.abc import Callable
 from functools import lru_cache
@@ -44,10 +43,10 @@ from fedgs.cohorts.selection import (
     randomise,
     read_plan,
 )
+from fedgs.cohorts.settings import CLIP_BOUND, MEMBERSHIP_EPSILON
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.federation.messages import RECORD
-from fedgs.files import write_json
 from fedgs.randomness import stream
 
 OWN = "own"  # what a client keeps
@@ -62,7 +61,6 @@ class Clients:
 
     def __init__(self, folder: Path) -> None:
         """Loads the data of a selection."""
-        self.folder = folder
         self.config, self.selection = read_plan(folder)
         self.data = self.before = load_data(self.config)
         if self.config.corruption != "none" and not self.selection.train_corrupted:
@@ -74,9 +72,8 @@ class Clients:
     def part(self, client_id: int, of: FederatedImages, held_out: bool) -> Labelled:
         """Returns the images that a client trains on, or those that it holds out."""
         images, labels = of.client(client_id)
-        name, fraction = of.client_names[client_id], self.selection.held_out_fraction
-        seed = self.config.seed
-        chosen = classifier.is_held_out(seed, name, len(labels), fraction)
+        name = of.client_names[client_id]
+        chosen = classifier.is_held_out(self.config.seed, name, len(labels))
         chosen = chosen if held_out else ~chosen
         return images[chosen], labels[chosen]
 
@@ -134,23 +131,16 @@ def train(clients: Clients, message: Message, context: Context) -> RecordDict:
     sensitivity: the server adds the noise to the sum.
     """
     client_id = _client_id(context)
-    config, selection = clients.config, clients.selection
+    config = clients.config
     sent = message.content.array_records[ARRAYS].to_torch_state_dict()
     model = classifier.with_weights(config, sent)
     number = int(str(message.content.config_records[CONFIG]["server-round"]))
     images, labels = clients.part(client_id, clients.before, held_out=False)
-    classifier.train(
-        model,
-        images,
-        labels,
-        steps=selection.steps,
-        batch_size=selection.batch_size,
-        learning_rate=selection.learning_rate,
-        rng=stream(config.seed, "cohorts/batches", client_id, number),
-    )
+    rng = stream(config.seed, "cohorts/batches", client_id, number)
+    classifier.train(model, images, labels, rng)
     trained = model.state_dict()
-    if selection.is_private:
-        trained = classifier.clipped_update(trained, sent, selection.clip_bound)
+    if clients.selection.is_private:
+        trained = classifier.clipped_update(trained, sent, CLIP_BOUND)
     return RecordDict({ARRAYS: ArrayRecord(trained), WEIGHT: MetricRecord({WEIGHT: 1})})
 
 
@@ -171,9 +161,6 @@ def measure(clients: Clients, message: Message, context: Context) -> RecordDict:
     held_out = clients.part(client_id, clients.data, held_out=True)
     accuracy = classifier.accuracy(model, *held_out)
     context.state[OWN] = ConfigRecord({"accuracy": accuracy})
-    if clients.selection.keep_accuracies:
-        path = clients.folder / "private" / f"accuracy-{client_id:05d}.json"
-        write_json(path, {"accuracy": None if math.isnan(accuracy) else accuracy})
     return RecordDict({RECORD: ConfigRecord({})})
 
 
@@ -210,8 +197,8 @@ def join(clients: Clients, message: Message, context: Context) -> RecordDict:
         cohort = membership(float(str(own["accuracy"])), low, high)
         if selection.is_private:
             # The server knows the seed of the run: with it, it could undo the response.
-            epsilon, rng = selection.membership_epsilon, random.SystemRandom()
-            cohort = randomise(cohort, selection.cohorts, epsilon, rng)
+            rng = random.SystemRandom()
+            cohort = randomise(cohort, selection.cohorts, MEMBERSHIP_EPSILON, rng)
         own["cohort"] = cohort
     return RecordDict({RECORD: ConfigRecord({"cohort": own["cohort"]})})
 

@@ -11,47 +11,25 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what type checkers and editors see of `_NAMES`
     from fedgs.config.run_config import RunConfig as RunConfig
-    from fedgs.data.federated import FederatedImages as FederatedImages
-    from fedgs.data.load import load_data as load_data
     from fedgs.errors import UserError as UserError
-    from fedgs.gan.discriminators import Discriminators as Discriminators
-    from fedgs.gan.models import build_discriminator as build_discriminator
-    from fedgs.gan.models import build_generator as build_generator
     from fedgs.library import TrainingRun as TrainingRun
     from fedgs.library import load as load
     from fedgs.library import train as train
-    from fedgs.mechanism.sanitizer import PerSampleGradients as PerSampleGradients
-    from fedgs.mechanism.sanitizer import clip as clip
-    from fedgs.mechanism.sanitizer import sanitize as sanitize
     from fedgs.privacy.accounting import Plan as Plan
     from fedgs.privacy.accounting import Statement as Statement
     from fedgs.privacy.accounting import statements as statements
-    from fedgs.privacy.accounting import (
-        statements_from_ledger as statements_from_ledger,
-    )
     from fedgs.privacy.budget import calibrate_noise as calibrate_noise
     from fedgs.privacy.gaussian import epsilon_from_mu as epsilon_from_mu
-    from fedgs.privacy.ledger import Event as Event
-    from fedgs.privacy.ledger import Ledger as Ledger
-    from fedgs.runs.run_folder import RunFolder as RunFolder
     from fedgs.runs.sample import Samples as Samples
-    from fedgs.runs.sample import load_generator as load_generator
 
 _NAMES = {
     "library": ("train", "load", "TrainingRun"),
-    "runs.sample": ("Samples", "load_generator"),
-    "runs.run_folder": ("RunFolder",),
+    "runs.sample": ("Samples",),
     "config.run_config": ("RunConfig",),
     "errors": ("UserError",),
-    "privacy.accounting": ("Plan", "Statement", "statements", "statements_from_ledger"),
+    "privacy.accounting": ("Plan", "Statement", "statements"),
     "privacy.budget": ("calibrate_noise",),
     "privacy.gaussian": ("epsilon_from_mu",),
-    "privacy.ledger": ("Event", "Ledger"),
-    "data.federated": ("FederatedImages",),
-    "data.load": ("load_data",),
-    "gan.models": ("build_generator", "build_discriminator"),
-    "gan.discriminators": ("Discriminators",),
-    "mechanism.sanitizer": ("PerSampleGradients", "clip", "sanitize"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 __version__ = "0.1.0"

@@ -3,6 +3,7 @@
 Addresses, plain text, names, files, and the environment of Flower's processes.
 """
 
+import contextlib
 import ipaddress
 import os
 import re
@@ -26,8 +27,8 @@ QUIET = {
 # Of a deployed client: a server reads no request that weighs more than it and a frame,
 # for what it reads is held twice before anybody can look at it.
 MOST_ANSWER_BYTES = 2**26
+FLOWER_REMEDY = "install the flwr that fedgs' constraints.txt names"
 INSECURE = "No TLS, no authentication; on one machine only."
-INSECURE_NETWORK = "With --insecure: on a network too."
 LOG_JSON = "Append events as JSON lines: who, round, outcome, duration."
 
 
@@ -38,17 +39,17 @@ class Access:
     server: str = flag(MISSING, "HOST:PORT of the server.")
     ca: Path | None = flag(None, "Certificate of the authority, ca.crt.")
     insecure: bool = flag(False, INSECURE)
-    insecure_network: bool = flag(False, INSECURE_NETWORK)
 
     def check(self) -> None:
-        """Refuses plain text on a network, or no certificate.
+        """Refuses plain text on a network, and TLS without a certificate.
 
         Raises:
             UserError: names the remedy.
         """
         host, _ = split_address(self.server)
-        check_insecure(host, self.insecure, self.insecure_network)
-        if not self.insecure:
+        if self.insecure:
+            check_loopback(host)
+        else:
             file_of("ca", self.ca)
 
 
@@ -62,30 +63,21 @@ def check_name(name: str) -> None:
         raise UserError(f"client = {name!r}: give {NODE_NAME_RULE}")
 
 
-def check_insecure(host: str, insecure: bool, on_network: bool) -> None:
-    """Refuses plain text on a network, unless asked for twice.
+def check_loopback(host: str) -> None:
+    """Refuses plain text on a network.
 
     Raises:
-        UserError: says what is at stake, and the second flag.
+        UserError: says what is at stake.
     """
-    if on_network and not insecure:
-        raise UserError("insecure_network: goes with --insecure; leave it out")
-    if insecure and not on_network and not is_loopback(host):
+    is_loopback = host == "localhost"
+    with contextlib.suppress(ValueError):
+        is_loopback |= ipaddress.ip_address(host.strip("[]")).is_loopback
+    if not is_loopback:
         raise UserError(
             f"insecure = True: {host} is not this machine alone: without TLS anybody "
             "on the way reads and changes messages and poses as a client; give "
-            "certificates (fedgs deploy certs), or add --insecure-network"
+            "certificates (fedgs deploy certs)"
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Tells whether a host name or address is this machine's own loopback."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -3,10 +3,9 @@
 The same settings, checks, ledger and run folder as the command line, in this process.
 """
 
-import dataclasses
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from fedgs.config.fields import Scalar
 from fedgs.config.recipes import is_left_open, overridden
 from fedgs.config.recipes import recipe as named_recipe
 from fedgs.config.run_config import ResolvedConfig, RunConfig, check_names
-from fedgs.config.settings import GIVEN, settings_of
+from fedgs.config.settings import GIVEN
 from fedgs.data.federated import FederatedImages
 from fedgs.data.given import Column, read_given
 from fedgs.data.load import federate, load_data
@@ -57,8 +56,8 @@ def train(
     Args:
         images: an array or tensor (N, H, W), (N, H, W, C) or (N, C, H, W), uint8 or
             float in [0, 1], 0 = background; a torch Dataset of (image, label) or
-            (image, label, client); a `datasets.Dataset`; or `FederatedImages`. None
-            where the setting `data` names a source.
+            (image, label, client); or a `datasets.Dataset`. None where the setting
+            `data` names a source.
         labels: shape (N,), integers from 0; or the name of a column. None: no labels.
         clients: shape (N,), the owner of each image, integers or strings; or the name
             of a column. None: `num_clients` shards.
@@ -102,9 +101,7 @@ def train(
                 f"data = {config.data!r}: images are given; leave out one of the two"
             )
         source = shape, load_given = _reader(config, images, labels, clients)
-        if is_split := isinstance(images, FederatedImages):
-            _check_left_to_data(given)
-        if is_split or (isinstance(recipe, str) and not is_open):
+        if isinstance(recipe, str) and not is_open:
             given = {"image_size": shape[2], "image_channels": shape[0]} | given
             source = shape, lambda config: with_counted(load_given(config), settings)
     config = overridden(config, given)
@@ -246,13 +243,6 @@ class TrainingRun:
         if images is not None:
             self._data = _reader(self.config, images, labels, clients)[1](self.config)
         data = self._data = self._data or load_data(self.config)
-        counts = data.num_clients, data.num_classes
-        if counts != (self.config.num_clients, self.config.num_classes):
-            raise UserError(
-                f"{self.path}: is a run of {self.config.num_clients} clients and "
-                f"{self.config.num_classes} classes, these images have {counts[0]} and "
-                f"{counts[1]}; give the data that it was started with"
-            )
         stop = stop or threading.Event()
         num_threads = torch.get_num_threads()
         try:
@@ -272,24 +262,10 @@ def _reader(
     config: RunConfig, images: Any, labels: Column, clients: Column
 ) -> tuple[tuple[int, ...], Callable[[RunConfig], FederatedImages]]:
     """Returns the shape (C, S, S) of given images, and what splits them for a run."""
-    if isinstance(images, FederatedImages):
-        data = dataclasses.replace(images, name=GIVEN)
-        return data.images.shape[1:], lambda config: data
     records = read_given(config, images, labels, clients)
     return records.images.shape[1:], lambda config: federate(
         config, fit(config, records)
     )
-
-
-def _check_left_to_data(given: Mapping[str, Scalar | None]) -> None:
-    """Refuses settings that `FederatedImages` have decided."""
-    decided = settings_of("Data", "num_clients", "node_sizes")
-    for name, value in given.items():
-        if name in {spec.name for spec in decided}:
-            raise UserError(
-                f"{name} = {value!r}: FederatedImages are split and fitted already; "
-                f"leave out {name}"
-            )
 
 
 def _check_engine(config: RunConfig, command: str) -> None:

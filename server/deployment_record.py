@@ -13,7 +13,7 @@ def kept_of(folder: RunFolder) -> dict[str, Any]:
     """Returns what is kept of a deployed run across starts: `deployment.json`.
 
     `run_id`, under which clients keep their state, is drawn once, so that a run that is
-    submitted again finds it. `answered` is `RollCall`'s.
+    resumed finds it. `answered` is `RollCall`'s.
 
     Raises:
         UserError: the file is broken.

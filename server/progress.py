@@ -9,7 +9,7 @@
 
 Everything in it is public: names, rounds, and when a node answered, to the second. What
 an answer weighs is not there: it may depend on what the answer holds. Counts begin anew
-when a run is submitted again.
+when a run is resumed.
 """
 
 import json

@@ -40,6 +40,7 @@ from fedgs.cohorts.selection import (
     find_thresholds,
     read_plan,
 )
+from fedgs.cohorts.settings import CLIP_BOUND
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.federation.messages import RECORD
 from fedgs.federation.round import select
@@ -169,10 +170,12 @@ class Selecting:
 
     def _thresholds(self) -> tuple[float | None, float | None]:
         """Returns the accuracies that divide the cohorts, found where needed."""
-        given = self.selection
-        computed = find_thresholds(given.percentiles, self.num_clients, self._counts)
-        low = given.below if given.percentile_below is None else computed[0]
-        high = given.above if given.percentile_above is None else computed[-1]
+        low, high = self.selection.below, self.selection.above
+        percentiles = self.selection.percentiles
+        if percentiles:
+            limits = find_thresholds(percentiles, self.num_clients, self._counts)
+            low = None if low is None else limits[0]
+            high = None if high is None else limits[-1]
         if low is not None and high is not None:
             high = max(low, high)  # ties or noise may swap them
         return low, high
@@ -240,7 +243,7 @@ def strategy(
     return DifferentialPrivacyClientSideFixedClipping(
         ScheduledFedAvg(scheduled, addresses, fewest=per_round),
         selection.noise_per_clip,
-        selection.clip_bound,
+        CLIP_BOUND,
         per_round,
     )
 

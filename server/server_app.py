@@ -1,8 +1,7 @@
 """The Flower ServerApp: opens or creates the run folder and starts the strategy.
 
 `fedgs train --engine flower` passes `run_folder`; a plain `flwr run .` and a deployment
-pass the settings themselves, and the run folder is created here. A deployment that is
-submitted again with the same settings continues its run.
+pass the settings themselves, and the run folder is created here.
 """
 
 import contextlib
@@ -29,7 +28,6 @@ from fedgs.baselines.fedavg_gan import METHOD
 from fedgs.baselines.run import open_run
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
-from fedgs.config.settings import settings_with
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
 from fedgs.federation.preparation import check_capacity, resolve, resolve_deployed
@@ -214,16 +212,20 @@ def open_folder(settings: dict[str, Any]) -> RunFolder:
     """
     run_folder = settings.pop("run_folder", "")
     if run_folder:
-        return _opened(_place(str(run_folder)))
+        folder = RunFolder.open(_place(str(run_folder)))
+        if folder.config.node_names:  # may be older than what is refused today
+            folder.config.validate()
+        return folder
     flat, told = deployed.split(settings)
     config = _plain(flat) if "recipe" in flat else RunConfig.from_flat(flat)
     output = config.output or f"run-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     path = _place(output)
     config = dataclasses.replace(config, engine="flower", output=str(path))
     if path.exists():
+        other = "choose another output"
         if config.node_names:
-            return _continued(path, config, told)
-        raise UserError(f"output = {path}: exists already; choose another output")
+            other = f"continue it with --resume {path.name}, or {other}"
+        raise UserError(f"output = {path}: exists already; {other}")
     make_folder(path.parent)
     baseline = None
     if told:
@@ -267,25 +269,3 @@ def _place(name: str) -> Path:
     if given and path.parent != Path(os.path.normpath(runs)):
         raise UserError(f"output = {name}: give the plain name of a run folder")
     return path
-
-
-def _opened(path: Path) -> RunFolder:
-    """Opens a run folder; a deployed one may be older than what is refused today."""
-    folder = RunFolder.open(path)
-    if folder.config.node_names:
-        folder.config.validate()
-    return folder
-
-
-def _continued(path: Path, wanted: RunConfig, told: dict[str, Any]) -> RunFolder:
-    """Opens a deployed run that was submitted again; what is unset is as it was."""
-    folder = _opened(path)
-    deployed.check_again(folder, told)
-    known, free = folder.config.to_flat(), settings_with("free")
-    for name, value in wanted.to_flat().items():
-        if name not in free and value not in ("", known[name]):
-            raise UserError(
-                f"{name} = {value}: the run in {path} has {known[name]}; submit it "
-                "with the same settings, or choose another output"
-            )
-    return folder

@@ -121,6 +121,18 @@ def coarse_grid(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     amplification._composed.cache_clear()
 
 
+@pytest.fixture
+def coarse_poisson(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The same for releases of Poisson batches."""
+    from fedgs.privacy import poisson
+
+    poisson._composed_epsilon.cache_clear()
+    monkeypatch.setattr(poisson, "_RESOLUTION", 3e-2)
+    monkeypatch.setattr(poisson, "_TOLERANCE", 1e-2)
+    yield
+    poisson._composed_epsilon.cache_clear()
+
+
 @pytest.fixture(scope="module")
 def hub_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keeps the Hugging Face cache inside the tests' folder."""

@@ -135,23 +135,18 @@ def test_the_product_survives_before_it_says_that_the_run_is_complete(tmp_path, 
     assert disk.lost(last) == []
 
 
-def test_a_nodes_state_survives_before_its_answer_leaves(tmp_path, disk):
-    path = state_path(tmp_path / "run" / "node-00000", 1)
-    write_tensors(path, TENSORS, is_durable=True)
-    assert disk.lost(path) == []
-
-
-def test_a_clients_count_survives_its_first_release(tmp_path, disk):
-    folder = tmp_path / "far" / "releases"
-    ClientLedger(folder, ["a", "b", "c", "d", "e", "f"]).charge(tiny_event(1), Limits())
-    for name in ("clients.json", "releases-00000.jsonl"):
-        assert disk.lost(folder / name) == []
-
-
-def test_a_state_directory_survives(tmp_path, disk):
-    make_private("state_dir", tmp_path / "far" / "state")
-    assert disk.lost(tmp_path / "far" / "state") == []
-    assert (tmp_path / "far" / "state").stat().st_mode & 0o777 == 0o700
+def test_what_a_client_keeps_survives(tmp_path, disk):
+    """A node's state before its answer leaves, the client's count, its keys."""
+    state, folder = tmp_path / "far" / "state", tmp_path / "far" / "releases"
+    make_private("state_dir", state)
+    write_tensors(state_path(state, 1), TENSORS, is_durable=True)
+    ClientLedger(folder, [*"abcdef"]).charge(tiny_event(1), Limits())
+    make_certificates(tmp_path / "certs", ["localhost"], ["ann"])
+    kept = [path for path in tmp_path.rglob("[!.]*.*") if path.is_file()]
+    assert {"clients.json", "releases-00000.jsonl"} < {path.name for path in kept}
+    for path in (state, *kept):
+        assert disk.lost(path) == []
+    assert state.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_deployed_run_survives_on_the_server_and_on_its_clients(deploy, monkeypatch):
@@ -169,10 +164,4 @@ def test_a_deployed_run_survives_on_the_server_and_on_its_clients(deploy, monkey
     found += client.glob("releases/*.json*")
     assert len(found) == 10  # three states and two files of the count
     for path in found:
-        assert disk.lost(path) == []
-
-
-def test_keys_survive(tmp_path, disk):
-    make_certificates(tmp_path / "certs", ["localhost"], ["ann"])
-    for path in (tmp_path / "certs").rglob("*.*"):
         assert disk.lost(path) == []

@@ -3,8 +3,6 @@
 import ast
 import math
 import re
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -62,9 +60,7 @@ def hugging_face() -> datasets.Dataset:
 
 
 FORMS = {
-    "arrays": lambda: (IMAGES, LABELS, OWNERS),
-    "floats without channels": lambda: (IMAGES[:, 0] / 255, LABELS, OWNERS),
-    "tensors": lambda: (torch.from_numpy(IMAGES), torch.from_numpy(LABELS), OWNERS),
+    "floats": lambda: (IMAGES[:, 0] / 255, LABELS, OWNERS),
     "strings as objects": lambda: (IMAGES, LABELS, OWNERS.astype(str).astype(object)),
     "torch pairs": lambda: (
         TensorDataset(torch.from_numpy(IMAGES), torch.from_numpy(LABELS)),
@@ -73,7 +69,6 @@ FORMS = {
     ),
     "torch triples of pictures": lambda: (Triples(),),
     "Hugging Face": lambda: (hugging_face(), None, "writer"),
-    "federated": lambda: (tiny_data(tiny_config()),),
 }
 
 
@@ -116,12 +111,9 @@ def test_forms_of_data_give_the_same_clients(tmp_path, short, form):
     assert torch.get_num_threads() == 2
     assert (found.config.num_clients, found.config.num_classes) == (6, 3)
     assert generator(found) == short
-    assert len(found.folder.read_ledger().events) == 1
 
 
-def test_light_background_is_inverted_and_the_callers_array_is_not_touched(
-    tmp_path, short
-):
+def test_a_light_background_is_inverted_in_a_copy(tmp_path, short):
     light = 255 - IMAGES
     given = {"background": "light"} | SHORT
     assert generator(train(tmp_path / "a", light, LABELS, OWNERS, **given)) == short
@@ -131,16 +123,12 @@ def test_light_background_is_inverted_and_the_callers_array_is_not_touched(
 @pytest.mark.parametrize(
     ("given", "settings", "message"),
     [
-        ((IMAGES, LABELS[:-1], OWNERS), {}, "labels has shape"),
         (GIVEN, {"num_round": 3}, "num_round: unknown setting"),
         (GIVEN, {"data": "digits"}, "data = 'digits'"),
         (GIVEN, {"engine": "flower"}, "engine = flower"),
-        (GIVEN, {"image_size": 20}, "image_size = 20"),
         ((IMAGES, LABELS), {}, "this partition; add 'clients', the owner"),
         ((hugging_face(), "z", "writer"), {}, "not 'z', 'writer'"),
         ((TensorDataset(*[torch.zeros(2)] * 4),), {}, "items of 4 values"),
-        ((tiny_data(tiny_config()),), {"num_clients": 3}, "num_clients = 3"),
-        ((tiny_data(tiny_config()),), {"test_fraction": 0.5}, "test_fraction = 0.5"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(
@@ -176,8 +164,8 @@ def test_another_process_must_give_the_images_again(tmp_path, run):
     words = r"data = 'given'.*fedgs\.load\(RUN\)\.resume"
     assert_refused(words, command.resume, path)
     assert_refused("data = 'given'", fedgs.load(path).resume)
-    few = tiny_data(tiny_config(num_clients=5))
-    assert_refused("6 clients", fedgs.load(path).resume, few)
+    few = [part[OWNERS < 5] for part in GIVEN]
+    assert_refused("num_clients = 6: .* has 5", fedgs.load(path).resume, *few)
     found = fedgs.load(path).resume(IMAGES, LABELS, OWNERS)
     assert generator(found) == generator(run)
     paths = [run.path, path]
@@ -231,20 +219,14 @@ def test_samples_take_labels_in_turn_and_a_seed(run):
 def test_samples_in_the_forms_of_other_programs(tmp_path, run):
     samples = run.sample(6, labels=[0, 1])
     image, label = samples.as_dataset()[1]
-    assert (image.numpy() == samples.images[1]).all()
-    assert label == 1
     row = samples.as_hugging_face()[1]
+    assert (image.numpy() == samples.images[1]).all()
+    assert label == row["label"] == 1
     written = np.asarray(row["image"]) / 255
     assert np.abs(written - samples.images[1, 0]).max() <= 1 / 255
-    assert row["label"] == 1
     samples.write(tmp_path / "folder")
     folder = ImageFolder(tmp_path / "folder")
     assert (folder.classes, folder.targets) == (["0", "1"], [0, 0, 0, 1, 1, 1])
-    samples.write(tmp_path / "a.npz")
-    with np.load(tmp_path / "a.npz") as stored:
-        assert (stored["images"] == samples.images).all()
-    for name in ("folder", "a.jpg", "no/where.npz"):
-        assert_refused("output", samples.write, tmp_path / name)
 
 
 # ------------------------------------------------------------------ names
@@ -262,9 +244,3 @@ def test_public_names_are_those_that_type_checkers_see():
     assert seen == lazily
     assert set(dir(fedgs)) == set(seen)
     assert all(getattr(fedgs, name) is not None for name in seen)
-
-
-def test_accounting_by_the_public_names_loads_no_torch():
-    code = "import fedgs, sys; fedgs.Plan; fedgs.statements; fedgs.RunConfig; "
-    code += "sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

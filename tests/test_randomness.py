@@ -17,9 +17,7 @@ NUM_DRAWS = 100_000
     [
         (4, "latent", 1, 23),
         (3, "data", 1, 23),
-        (3, "latent", 1, 24),
         (3, "latent", 12, 3),  # the same digits in another grouping
-        (3, "latent", 1),
         (31, "latent", 23),
     ],
 )

@@ -1,1 +1,1 @@
-"""`fedgs benchmark`: every method at every epsilon on every data set, in one table."""
+"""`fedgs compare`: every method at every epsilon on every data set, in one table."""

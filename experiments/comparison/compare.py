@@ -1,16 +1,16 @@
-"""What `fedgs benchmark` does: fills cells, and prints all of them from their lines."""
+"""What `fedgs compare` does: fills cells, and prints all of them from their lines."""
 
 from typing import Any
 
 from experiments.comparison.methods import grid
-from experiments.comparison.options import BenchmarkRequest
+from experiments.comparison.options import CompareRequest
 from experiments.comparison.results import UNITS, overview, page
 from experiments.comparison.rows import Row, rows_of
 from experiments.grid.runs import Lines, fill
 from fedgs.app.tables import Table
 
 
-def benchmark(request: BenchmarkRequest, settings: dict[str, Any]) -> None:
+def compare(request: CompareRequest, settings: dict[str, Any]) -> None:
     """Computes the cells that are missing, unless only printed; writes the page.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The grid of the benchmark: which methods, at which epsilons, on which data.
+"""The grid of `fedgs compare`: which methods, at which epsilons, on which data.
 
 A method of somebody else joins by its registration in `fedgs.baselines.METHODS`, or by
 --method module:object; without an entry here it has its own defaults.
@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from experiments.comparison.options import BenchmarkRequest
+from experiments.comparison.options import CompareRequest
 from experiments.grid.cells import NO_NOISE, Cells, Method, Settings, Source
 from fedgs.baselines import METHODS as REGISTERED
 from fedgs.baselines import find, g_pate, pate_gan
@@ -19,6 +19,7 @@ from fedgs.config.run_config import RunConfig
 
 EPSILONS = (10.0, 3.0, 1.0)
 DELTA = RunConfig().delta  # of all cells
+CAP = 100  # images of a user, of a data set of one's own
 KNOWN = Cells.read(Path(__file__).with_suffix(".toml"))
 # Methods whose settings were chosen with test accuracies on these data in view.
 IN_VIEW = {"fashion-mnist": ["staged", "staged-parts"]}
@@ -41,7 +42,7 @@ def _inverse_noise(settings: Any, epsilon: float) -> Settings:
 
 # BDP-GAN's noise by steps, reduced and published, and by epsilon: that of
 # `fedgs.privacy.poisson.smallest_noise` for 52,000 records. With more of them, as in
-# the benchmark's own data, the epsilon is smaller, and every row says its own.
+# the three data sets of the grid, the epsilon is smaller, and every row says its own.
 CLASSICAL_NOISE: Mapping[int, Mapping[float, float]] = {
     700: {10.0: 0.361, 3.0: 0.516, 1.0: 0.653},
     23_437: {10.0: 1.663, 3.0: 4.263, 1.0: 11.29},
@@ -62,28 +63,26 @@ NOISE: Mapping[str, Callable[[Any, float], Settings]] = {
 }
 
 
-def grid(request: BenchmarkRequest, settings: Settings) -> Cells:
+def grid(request: CompareRequest, settings: Settings) -> Cells:
     """Returns all cells that a call knows.
 
     Args:
         request: of the call.
         settings: of `OF_DATA`; with `data` the user's data set takes the place of the
-            benchmark's three.
+            grid's three.
 
     Raises:
         UserError: an unknown method, or a setting out of range.
     """
     if "data" in settings:
-        source = Source(settings, cap=request.max_images_per_user)
-        data = {re.sub(r"\W+", "-", settings["data"]).strip("-"): source}
+        name = re.sub(r"\W+", "-", settings["data"]).strip("-")
+        data = {name: Source(settings, cap=CAP)}
     else:
-        data = {
-            name: source._replace(settings={**source.settings, **settings})
-            for name, source in KNOWN.data.items()
-        }
+        data = KNOWN.with_settings(settings).data
+    known = KNOWN.at_full_scale() if request.full else KNOWN
     methods = {
-        name: how._replace(reduced={}) if request.full else how
-        for name, how in KNOWN.methods.items()
+        name: how
+        for name, how in known.methods.items()
         if how.baseline in ("", *REGISTERED) and {*how.data} <= {*data}
     }
     listed = {how.baseline for how in methods.values()}
@@ -92,12 +91,12 @@ def grid(request: BenchmarkRequest, settings: Settings) -> Cells:
             row = re.sub(r"\W+", "-", find(name, is_typed=True).name)
             methods[row] = Method(baseline=name)
     methods = {n: _of_others(h) if h.baseline else h for n, h in methods.items()}
-    if settings.keys() - {"device"} and "bdp-gan" in methods:
+    if settings.keys() - {"data_dir", "device"} and "bdp-gan" in methods:
         # How many images there are is not known, and its noise depends on it.
         bdp_gan = methods["bdp-gan"]
         free = {NO_NOISE: bdp_gan.epsilons[NO_NOISE]}
         methods["bdp-gan"] = bdp_gan._replace(epsilons=free)
-    return Cells(KNOWN.caption, data, methods)
+    return Cells(data, methods)
 
 
 def _of_others(method: Method) -> Method:

@@ -1,4 +1,4 @@
-"""What `fedgs benchmark` is asked for: its flags.
+"""What `fedgs compare` is asked for: its flags.
 
 Imports no tensor library: the command line reads the flags from here at every start.
 """
@@ -8,24 +8,23 @@ from pathlib import Path
 
 from experiments.grid.cells import Request
 from fedgs.config.fields import flag
-from fedgs.config.settings import settings_of
 from fedgs.errors import UserError
 
 METRICS = ("cnn", "images", "classifiers")
-# Settings of a data set of the user's; --data-dir is a flag of every call.
-_OF_DATA = settings_of("Data", "num_clients", "clients_per_node", "device")
-OF_DATA = tuple(spec.name for spec in _OF_DATA if spec.name != "data_dir")
+# Settings of a data set of the user's.
+OF_DATA = ("Data", "num_clients", "clients_per_node", "device")
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchmarkRequest(Request):
+class CompareRequest(Request):
     """What a call asks for; each flag's help says what it is.
 
     Raises:
         UserError: an unknown metric.
     """
 
-    output: Path = flag(Path("runs/benchmark"), "Its folder.")
+    only: str = flag("", "Regular expression: the cells with such a name.")
+    output: Path = flag(Path("runs/compare"), "Its folder.")
     metrics: tuple[str, ...] = flag(
         ("cnn",),
         "Of cnn (accuracy of a CNN), images (FID), classifiers (the thirteen; hours).",
@@ -33,10 +32,6 @@ class BenchmarkRequest(Request):
     method: tuple[str, ...] = flag(
         (), "More methods of fedgs baseline, each as module:object."
     )
-    max_images_per_user: int = flag(
-        100, "Of your own data: the cap of methods of record level.", at_least=1
-    )
-    full: bool = flag(False, "Reduce no setting: for a GPU, with --device cuda.")
 
     def __post_init__(self) -> None:
         """Checks the metrics."""

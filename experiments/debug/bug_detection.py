@@ -3,7 +3,7 @@
 The folder that it writes, OUT:
 
     debug.json          what is asked for; written first, completed with the groups
-    cohorts/            of `fedgs cohorts`, unless the user gave cohorts or runs
+    cohorts/            of `fedgs select-clients`, unless the user gave cohorts
     groups/*.txt        the cohort file of every group
     healthy-0/ ... suspicious-0/ ...   a run folder per group
     samples/*.npz       images and labels drawn from each generator
@@ -14,9 +14,9 @@ them together tell about a client what that of its group tells.
 """
 
 import dataclasses
-import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,9 @@ from experiments.debug import report as debug_report
 from experiments.debug.plan import FORMAT, config_of, read_debug, request_of, write_plan
 from experiments.debug.request import COHORTS, DebugRequest
 from fedgs.app.commands import privacy as privacy_report
-from fedgs.app.commands.cohorts import planted_counts, refuse_cohort, split_selectable
 from fedgs.app.commands.progress import say
 from fedgs.app.commands.run_outcome import exit_if_stopped, make_output, new_output
+from fedgs.app.commands.select_clients import planted_counts, split_selectable
 from fedgs.app.commands.train import go_back, train_from_checkpoint
 from fedgs.cohorts.files import read_cohort
 from fedgs.config.run_config import ResolvedConfig, RunConfig
@@ -60,7 +60,6 @@ PARALLEL = (
 def debug(
     config: RunConfig,
     request: DebugRequest,
-    as_json: bool,
     suspects: Sequence[Transformation] = (),
     dry_run: bool = False,
 ) -> dict[str, Any]:
@@ -72,7 +71,6 @@ def debug(
     Args:
         config: settings of all runs, with `output` and the planted corruption.
         request: everything else.
-        as_json: print diagnosis.json instead of tables.
         suspects: the user's own, beside the catalogue.
         dry_run: only say what the plan can find, and write nothing.
 
@@ -87,14 +85,13 @@ def debug(
     path = new_output(config.output)
     config = with_absolute_paths(config)
     if config.seed is None:
+        if request.healthy is not None and config.corruption != "none":
+            raise UserError(
+                "seed is unset: a bug in cohorts of your own is in the clients that "
+                "--seed draws; give the --seed that they were selected with"
+            )
         config = dataclasses.replace(config, seed=secrets.randbelow(2**31))
-    debug_cohorts.selection_of(request)  # raises where it would later
-    if request.runs is not None:
-        _warn_if_hopeless(request)
-        return _debug_runs(config, request, path, as_json, suspects)
-    config = debug_cohorts.shared_settings(config, request)
-    if request.healthy is None and request.cohorts is None:
-        refuse_cohort(config)
+    if request.healthy is None:
         everyone = split_selectable(config, sources.load_records(config))
     else:
         everyone = load_data(config)
@@ -102,18 +99,16 @@ def debug(
     shape = (4, group.image_channels, group.image_size, group.image_size)
     for suspect in suspects:  # that one fails is said before hours of training
         suspect.apply(np.zeros(shape, np.float32), np.zeros(4, np.int64), 1)
-    power.show(group, as_error=as_json)
+    power.show(group)
     if dry_run:
-        say("no run: --dry-run writes nothing and spends no epsilon", is_error=as_json)
+        say("no run: --dry-run writes nothing and spends no epsilon")
         return {}
     make_output(path)
-    write_plan(path, config, request, is_selected=request.healthy is None)
-    return _continue(path, everyone, as_json, suspects)
+    write_plan(path, config, request)
+    return _continue(path, everyone, suspects)
 
 
-def resume(
-    path: Path, as_json: bool, suspects: Sequence[Transformation] = ()
-) -> dict[str, Any]:
+def resume(path: Path, suspects: Sequence[Transformation] = ()) -> dict[str, Any]:
     """Continues a folder of `debug` where it was left.
 
     Raises:
@@ -122,24 +117,7 @@ def resume(
     """
     path = path.expanduser().absolute()
     plan, _ = read_debug(path)
-    if missing := {"request", "config", "runs", "clients_per_group"} - plan.keys():
-        raise UserError(
-            f"{path / 'debug.json'}: lacks {', '.join(sorted(missing))}; restore it "
-            "from a copy, or start anew with another --output"
-        )
-    if plan["request"]["runs"] is not None:
-        return _diagnose(path, as_json, suspects)
-    return _continue(path, load_data(config_of(plan)), as_json, suspects)
-
-
-def _warn_if_hopeless(request: DebugRequest) -> None:
-    least = attainable_p(request.groups)
-    if request.rule.alpha < least:
-        text = (
-            f"Note: alpha = {request.rule.alpha:g} is below {least:.4g}, the least p "
-            f"of {request.groups} groups: no bug can be named; give --groups more"
-        )
-        say(text, is_error=True)
+    return _continue(path, load_data(config_of(plan)), suspects)
 
 
 def _checked_group(
@@ -158,7 +136,7 @@ def _checked_group(
             f"{request.groups} groups, so no bug could be named; give --groups more or "
             "a larger --alpha"
         )
-    if request.healthy is not None or request.cohorts is not None:
+    if request.healthy is not None:
         files = debug_cohorts.cohort_files(path, config, request)
         count = debug_cohorts.make_groups(files, everyone, config, request).size
     else:
@@ -182,7 +160,6 @@ def _checked_group(
 def _continue(
     path: Path,
     everyone: FederatedImages,
-    as_json: bool,
     suspects: Sequence[Transformation],
 ) -> dict[str, Any]:
     """Does what is left: the selection, the groups, the runs, the diagnosis."""
@@ -193,13 +170,13 @@ def _continue(
             files = debug_cohorts.cohort_files(path, config, request)
             groups = debug_cohorts.make_groups(files, everyone, config, request)
             groups.write(path / "groups")
-            write_plan(path, config, request, groups, groups.is_selected)
-        _train_all(path, config, everyone)
-    return _diagnose(path, as_json, suspects)
+            plan |= {"clients_per_group": groups.size, "clients": groups.clients}
+            write_json(path / "debug.json", plan)
+        _train_all(path, plan, everyone)
+    return _diagnose(path, suspects)
 
 
-def _train_all(path: Path, config: RunConfig, everyone: FederatedImages) -> None:
-    plan = read_json(path / "debug.json")
+def _train_all(path: Path, plan: dict[str, Any], everyone: FederatedImages) -> None:
     # Alternating, so that a look at an unfinished folder sees both cohorts.
     names = [n for pair in zip(*plan["runs"].values(), strict=True) for n in pair]
     for number, name in enumerate(names):
@@ -207,7 +184,9 @@ def _train_all(path: Path, config: RunConfig, everyone: FederatedImages) -> None
             continue
         print(f"{name}: generator {number + 1} of {len(names)}", flush=True)
         group = dataclasses.replace(
-            debug_cohorts.group_settings(config, plan["clients_per_group"], number),
+            debug_cohorts.group_settings(
+                config_of(plan), plan["clients_per_group"], number
+            ),
             output=str(path / name),
             cohort=str(path / "groups" / f"{name}.txt"),
         )
@@ -231,39 +210,17 @@ def _train(config: RunConfig, everyone: FederatedImages) -> bool:
 # ------------------------------------------------------------------ the diagnosis
 
 
-def _debug_runs(
-    config: RunConfig,
-    request: DebugRequest,
-    path: Path,
-    as_json: bool,
-    suspects: Sequence[Transformation],
-) -> dict[str, Any]:
-    """Diagnoses runs that exist already."""
-    assert request.runs is not None
-    folders = {c: [RunFolder.open(p) for p in request.runs[c]] for c in COHORTS}
-    debug_cohorts.check_runs(folders)
-    groups = [*folders["healthy"], *folders["suspicious"]]
-    for group in groups:
-        sample.load_generator(group)  # raises where there is none
-    debug_cohorts.check_independent(groups)
-    config = dataclasses.replace(
-        folders["healthy"][0].config, output=config.output, seed=config.seed
-    )
-    make_output(path)
-    cohort = read_cohort(Path(folders["healthy"][0].config.cohort or ""))
-    is_selected = cohort.selection != "given"
-    write_plan(path, config, request, is_selected=is_selected)
-    return _diagnose(path, as_json, suspects)
-
-
-def _diagnose(
-    path: Path, as_json: bool, suspects: Sequence[Transformation]
-) -> dict[str, Any]:
+def _diagnose(path: Path, suspects: Sequence[Transformation]) -> dict[str, Any]:
     """Draws samples, writes diagnosis.json and diagnosis.png, and prints the tables."""
     plan = read_json(path / "debug.json")
     request = request_of(plan)
     folders = {c: [RunFolder.open(path / n) for n in plan["runs"][c]] for c in COHORTS}
-    debug_cohorts.check_runs(folders)
+    members = {c: [n for f in folders[c] for n in _clients(f)] for c in COHORTS}
+    if len({*chain(*members.values())}) < sum(map(len, members.values())):
+        raise UserError(
+            f"{path}: a client is in two groups, so no epsilon holds for all of them; "
+            "restore the folder from a copy"
+        )
     (path / "samples").mkdir(exist_ok=True)
     samples = {
         cohort: [
@@ -290,23 +247,20 @@ def _diagnose(
     content = {
         "format": FORMAT,
         "sentence": debug_report.sentence(diagnosis),
-        **debug_report.with_words(diagnosis),
+        **debug_report.with_titles(diagnosis),
         "groups": request.groups,
         "samples_per_group": request.samples_per_group,
         "conditions": debug_report.conditions(plan),
         "privacy": [row.to_json() for row in rows],
-        **_planted(path, plan, diagnosis.verdict),
+        **_planted(plan, members, diagnosis.verdict),
         "runs": plan["runs"],
         "picture": "diagnosis.png",
         "versions": versions(),
     }
     write_json(path / "diagnosis.json", content)
-    if as_json:
-        print(json.dumps(content, indent=2))
-    else:
-        debug_report.show(path, content)
-        privacy_report.show(rows)
-        say(f"debug folder {path}; the picture is {path / 'diagnosis.png'}")
+    debug_report.show(path, content)
+    privacy_report.show(rows)
+    say(f"debug folder {path}; the picture is {path / 'diagnosis.png'}")
     return content
 
 
@@ -345,22 +299,20 @@ def _size(row: Statement) -> float:
     return float("inf") if row.epsilon is None else row.epsilon
 
 
-def _planted(path: Path, plan: dict[str, Any], verdict: str) -> dict[str, Any]:
+def _clients(folder: RunFolder) -> tuple[str, ...]:
+    return read_cohort(Path(str(folder.config.cohort))).names
+
+
+def _planted(
+    plan: dict[str, Any], members: Mapping[str, Sequence[str]], verdict: str
+) -> dict[str, Any]:
     """Returns what was planted, in whom, and whether the verdict says so."""
-    if plan["planted"] is None:
-        return {"planted": None, "outcome": None}
     config = config_of(plan)
-    bug = plan["planted"]["corruption"]
-    members = {
-        cohort: [
-            name
-            for run in plan["runs"][cohort]
-            for name in read_cohort(path / "groups" / f"{run}.txt").names
-        ]
-        for cohort in COHORTS
-    }
+    if not plan["request"]["is_experiment"]:
+        return {"planted": None, "outcome": None}
+    bug, fraction = config.corruption, config.corruption_fraction
     counts = planted_counts(config, members)
-    planted = {"bug": bug, "fraction": plan["planted"]["fraction"], "counts": counts}
+    planted = {"bug": bug, "fraction": fraction, "counts": counts}
     return {"planted": planted, "outcome": outcome(verdict, bug)}
 
 

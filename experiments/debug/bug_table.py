@@ -6,14 +6,15 @@
 For each seed and bug the cohorts are selected once; for each noise level a generator
 per group is trained and the samples are diagnosed, as `fedgs debug` does. Each cell is
 one line of DIR/table.jsonl and one folder of `fedgs debug`; a cell that is there is not
-computed again. DIR/table.md is rewritten after every cell.
+computed again, and one that was interrupted goes on. DIR/table.md is rewritten after
+every cell.
 """
 
 import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import MISSING
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,6 @@ from typing import Any, NamedTuple
 
 from experiments.debug import bug_detection
 from experiments.debug import cohorts as debug_cohorts
-from experiments.debug import plan as debug_plan
 from experiments.debug.request import BUGS, DebugRequest
 from experiments.store import Line, Store, each, end
 from fedgs.app.commands.progress import say
@@ -30,13 +30,14 @@ from fedgs.app.tables import Table
 from fedgs.config.fields import flag
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
-from fedgs.errors import UserError, wrap_error
 from fedgs.files import write_atomically
 
 SETTINGS = Path(__file__).with_suffix(".toml")  # over full-participation
-DEBUG = DebugRequest(groups=4, clients_per_group=64, selection_rounds=12)
+DEBUG = DebugRequest(groups=4, clients_per_group=64, is_experiment=True)
+SELECTION = dataclasses.replace(debug_cohorts.SELECTION, num_rounds=12)
 SELECTION_SIZE = 28  # pixels
-NONE_SEEDS = 5  # of cohorts alike
+SHOWN = {"flip": 3, "rotate": 3, "none": 5}  # bugs, and seeds of each
+EPSILONS = (None, 10.0, 3.0, 1.0)  # None is without noise
 OUTCOMES = ("right", "undecided", "wrong")
 
 
@@ -60,16 +61,14 @@ class Cell(NamedTuple):
         return f"{self.bug}-{self.seed}-{noise}"
 
 
-def cells(
-    bugs: Sequence[str], epsilons: Sequence[float | None], seeds: int
-) -> list[Cell]:
+def cells() -> list[Cell]:
     """Returns all cells, seed by seed, so that an unfinished table is balanced."""
     return [
         Cell(seed, bug, epsilon)
-        for seed in range(max(seeds, NONE_SEEDS))
-        for bug in bugs
-        for epsilon in epsilons
-        if seed < (NONE_SEEDS if bug == "none" else seeds)
+        for seed in range(max(SHOWN.values()))
+        for bug, seeds in SHOWN.items()
+        for epsilon in EPSILONS
+        if seed < seeds
     ]
 
 
@@ -80,51 +79,26 @@ class TableRequest:
     output: Path = flag(MISSING, "Folder; continued if it exists.")
     data: str = flag("mnist-by-writer", "As of fedgs train.")
     data_dir: str = flag("", "As of fedgs train.")
-    engine: str = flag("local", "As of fedgs train.")
-    bugs: tuple[str, ...] = flag(
-        ("flip", "rotate", "none"), "Which bugs, of those of --bug."
-    )
-    epsilons: tuple[str, ...] = flag(("none", "10", "3", "1"), "none is without noise.")
-    seeds: int = flag(3, f"Of bugs; cohorts alike have {NONE_SEEDS}.")
-    config: Path | None = flag(None, "TOML instead of bug_table.toml.")
 
 
 @request_flags(TableRequest)
 def main(*, given: dict[str, Any]) -> None:
     """Fill the table."""
     request = TableRequest(**given)
-    if unknown := set(request.bugs) - set(BUGS):
-        raise UserError(f"bugs = {sorted(unknown)}: give --bugs of {', '.join(BUGS)}")
-    levels = [_epsilon(text) for text in request.epsilons]
-    names = ("data", "data_dir", "engine")
-    known = {name: getattr(request, name) for name in names}
-    settings = configure("full-participation", request.config or SETTINGS, known)
+    known = {"data": request.data, "data_dir": request.data_dir, "engine": "local"}
+    settings = configure("full-participation", SETTINGS, known)
     output = request.output.absolute()
-    configs = {  # raises before anything is made
-        cell: _config(output, cell, settings)
-        for cell in cells(request.bugs, levels, request.seeds)
-    }
     store = Store(output / "table.jsonl")
-    missing = [cell for cell in configs if not is_done(store, cell)]
-    end(
-        each(
-            {cell.name: partial(_fill, cell, configs[cell], store) for cell in missing}
-        )
-    )
-
-
-def _epsilon(text: str) -> float | None:
-    remedy = "give --epsilons like none,10,3,1"
-    with wrap_error(ValueError, f"epsilons = {text!r}", remedy):
-        return None if text == "none" else float(text)
+    work = {
+        cell.name: partial(_fill, cell, _config(output, cell, settings), store)
+        for cell in cells()
+        if cell.name not in store.lines
+    }
+    end(each(work))
 
 
 def _config(output: Path, cell: Cell, settings: RunConfig) -> RunConfig:
-    """Returns the settings of all runs of a cell.
-
-    Raises:
-        UserError: an epsilon or a seed out of range.
-    """
+    """Returns the settings of all runs of a cell."""
     noise: dict[str, Any] = {"target_epsilon": cell.epsilon}
     noise["noise_multiplier"] = 0.0 if cell.epsilon is None else None
     return dataclasses.replace(
@@ -136,16 +110,6 @@ def _config(output: Path, cell: Cell, settings: RunConfig) -> RunConfig:
     )
 
 
-def is_done(store: Store, cell: Cell) -> bool:
-    """Tells whether a cell is there, with the same rule of the verdict.
-
-    With another rule the generators are used again: only the diagnosis is new.
-    """
-    line = store.lines.get(cell.name, {})
-    rule = dataclasses.asdict(DEBUG.rule)
-    return all(line.get(name) == value for name, value in rule.items())
-
-
 def _fill(cell: Cell, config: RunConfig, store: Store) -> None:
     """Selects the cohorts, unless they are there, trains and diagnoses one cell."""
     started, folder = time.monotonic(), Path(config.output)
@@ -153,12 +117,12 @@ def _fill(cell: Cell, config: RunConfig, store: Store) -> None:
     with open(folder.parent / "log.txt", "a") as log, contextlib.redirect_stdout(log):
         selected = _selection(folder.parent / "cohorts", cell, config)
         if (folder / "debug.json").exists():
-            debug_plan.change_rule(folder, DEBUG.rule)
-            diagnosis = bug_detection.resume(folder, as_json=False)
+            diagnosis = bug_detection.resume(folder)
         else:
-            of_cell = dataclasses.replace(DEBUG, cohorts=selected, is_experiment=True)
-            diagnosis = bug_detection.debug(config, of_cell, as_json=False)
-    line = cell._asdict() | dataclasses.asdict(DEBUG.rule)
+            files = {c: selected / name for c, name in debug_cohorts.FILES.items()}
+            of_cell = dataclasses.replace(DEBUG, **files)
+            diagnosis = bug_detection.debug(config, of_cell)
+    line = cell._asdict()
     line |= {name: diagnosis[name] for name in ("verdict", "outcome", "has_learned")}
     line["seconds"] = round(time.monotonic() - started, 1)
     store.add(cell.name, line)
@@ -173,7 +137,7 @@ def _selection(folder: Path, cell: Cell, config: RunConfig) -> Path:
         folder.parent.mkdir(exist_ok=True)
         # At its own size: a dozen rounds of the classifier learn little at 16 pixels.
         full = dataclasses.replace(config, image_size=SELECTION_SIZE)
-        debug_cohorts.select(folder, full, DEBUG)
+        debug_cohorts.select(folder, full, SELECTION)
     return folder
 
 
@@ -199,10 +163,5 @@ def table(lines: Iterable[Line]) -> str:
     return Table("", head, shown).markdown()
 
 
-def command() -> None:
-    """Runs the command line; bad input is one line and exit code 2."""
-    sys.exit(run_command(main))
-
-
 if __name__ == "__main__":
-    command()
+    sys.exit(run_command(main))

@@ -12,7 +12,6 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from fedgs.app.commands.forecast import target
 from fedgs.app.commands.progress import say
 from fedgs.config.recipes import CLASS_MEANS, signal_of
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.data.transformations import TRANSFORMATIONS
 from fedgs.errors import UserError
 from fedgs.files import read_json
 from fedgs.privacy.accounting import statements
@@ -29,7 +27,6 @@ from fedgs.privacy.plan import Plan
 STORED = Path(__file__).with_name("power.json")
 CLASSES = 10  # of the table's data
 MOST_EPSILON = 100.0  # a larger one protects nobody
-WIDTH = 80
 YES, PERHAPS, NO = "found", "perhaps", "not found"
 
 
@@ -72,12 +69,11 @@ def is_measured(config: ResolvedConfig) -> bool:
     return kinds == ["means"] and config.num_rounds == 1
 
 
-def show(config: ResolvedConfig, as_error: bool) -> None:
+def show(config: ResolvedConfig) -> None:
     """Prints which bugs a plan can find, and what would suffice for the others.
 
     Args:
         config: of one group's run.
-        as_error: to standard error, where standard output is for a program.
 
     Raises:
         UserError: it can find none.
@@ -85,8 +81,7 @@ def show(config: ResolvedConfig, as_error: bool) -> None:
     if not is_measured(config):
         say(
             "power: not measured for these settings, only for --recipe "
-            f"{CLASS_MEANS}; --dry-run with it says what that would find",
-            is_error=as_error,
+            f"{CLASS_MEANS}; --dry-run with it says what that would find"
         )
         return
     table = stored()
@@ -95,16 +90,15 @@ def show(config: ResolvedConfig, as_error: bool) -> None:
     clean = powers.pop("none")
     if all(power.now == NO for power in powers.values()):
         raise UserError(
-            f"target_epsilon = {_epsilon_now(config)}: with {config.num_clients} "
-            "clients in a group the noise hides every bug (docs/debugging.md); the "
-            f"least that suffices for one is {_plan(config, least)}"
+            f"target_epsilon = {config.target_epsilon or 'unset'}: with "
+            f"{config.num_clients} clients in a group the noise hides every bug "
+            "(docs/debugging.md); the least that suffices for one is "
+            f"{_plan(config, least)}"
         )
     for line in _lines(config, powers, clean, table):
-        for part in _wrapped(line):
-            say(part, is_error=as_error)
+        say(line)
 
 
-@lru_cache(maxsize=1)
 def stored() -> dict[str, Any]:
     """Returns power.json."""
     return read_json(STORED)
@@ -117,11 +111,12 @@ def _lines(
     table: Mapping[str, Any],
 ) -> Iterator[str]:
     trials = min(min(counts) for counts in table["trials"].values())
-    of = "trial" if trials == 1 else "trials"
-    noise = "without noise" if math.isinf(_signal(config)) else target(config)
+    noise = f"noise multiplier {config.noise_multiplier:g}"
+    if config.target_epsilon is not None:
+        noise = target(config)
     yield (
         f"power: {config.num_clients} clients in each group, {noise}. By {trials} "
-        f"{of} a bug on digits of fonts with this noise, the bug in all images of "
+        "trials a bug on digits of fonts with this noise, the bug in all images of "
         "one cohort:"
     )
     for now in (YES, PERHAPS, NO):
@@ -138,8 +133,6 @@ def _lines(
     if None in needed:
         bugs = [b for b, p in powers.items() if p.now != YES and p.needed is None]
         yield f"  not always found at any noise that was tried: {', '.join(bugs)}"
-    if unknown := [t.name for t in TRANSFORMATIONS if t.name not in powers]:
-        yield f"  not measured: {', '.join(unknown)}"
 
 
 CLEAN = {
@@ -149,15 +142,6 @@ CLEAN = {
 }
 
 
-def _wrapped(line: str) -> Iterator[str]:
-    """Yields parts of at most 80 columns; a name with hyphens stays whole."""
-    import textwrap
-
-    yield from textwrap.wrap(
-        line, WIDTH, subsequent_indent="    ", break_on_hyphens=False
-    )
-
-
 def _share(config: ResolvedConfig) -> float:
     """Returns what each class has of the table's signal: more classes, more noise."""
     return min(1.0, math.sqrt(CLASSES / config.num_classes))
@@ -165,10 +149,6 @@ def _share(config: ResolvedConfig) -> float:
 
 def _signal(config: ResolvedConfig) -> float:
     return signal_of(config) * _share(config)
-
-
-def _epsilon_now(config: ResolvedConfig) -> str:
-    return "unset" if config.target_epsilon is None else f"{config.target_epsilon:g}"
 
 
 def _plan(config: ResolvedConfig, level: float) -> str:
@@ -186,11 +166,6 @@ def epsilon_of(config: ResolvedConfig, noise_multiplier: float) -> float | None:
     """Returns the epsilon of a group's run with other noise, for its own adversary."""
     other = dataclasses.replace(config, noise_multiplier=noise_multiplier)
     rows = statements(Plan.from_config(other), config.delta)
-    found = [
-        row.epsilon
-        for row in rows
-        if row.guarantee
-        and (row.adversary, row.relation) == (config.adversary, config.relation)
-        and row.epsilon is not None
-    ]
-    return max(found, default=None)
+    about = config.adversary, config.relation
+    found = [r for r in rows if r.guarantee and (r.adversary, r.relation) == about]
+    return max((r.epsilon for r in found if r.epsilon is not None), default=None)

@@ -1,13 +1,12 @@
 """How much noise can a bug be found through? The table that `fedgs debug` looks up.
 
     python -m experiments.debug.power_table --output power.jsonl
-    python -m experiments.debug.power_table --output power.jsonl --store
 
 Both cohorts are digits of fonts, four groups of 64 pseudo-writers each, in other groups
 for every trial. The bug is put into all images of one cohort, or of half of its
 clients; each group releases its class means (recipe `class-means`) with the noise of
 one level, and the samples are diagnosed. Every bug, share and trial is one line of the
-output; the same command goes on. The second command adds up what is there for
+output; the same command goes on. At the end they are added up in
 experiments/debug/power.json.
 """
 
@@ -32,7 +31,7 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.data.load import load_data
 from fedgs.data.transformations import TRANSFORMATIONS, Transformation
-from fedgs.diagnosis.diagnosis import verdict
+from fedgs.diagnosis.diagnosis import diagnose
 from fedgs.evaluation.images import LabelledImages
 from fedgs.federation import round as rounds
 from fedgs.federation.preparation import resolve
@@ -43,6 +42,7 @@ from fedgs.runs import sample
 
 SIGNALS = (10, 20, 40, 80, 160, 320, 640)  # of `recipes.signal_of`, of one group
 GROUPS, CLIENTS = 4, 64
+TRIALS = 2  # of every bug
 ALL, HALF = 1.0, 0.5  # of the suspicious clients have the bug
 SAMPLES = 10  # one of each class, for all of a class are alike
 
@@ -52,8 +52,6 @@ class Request:
     """What the command is asked for; each flag's help says what it is."""
 
     output: Path = flag(MISSING, "JSON lines; continued if it exists.")
-    trials: int = flag(2, "Of every bug.", at_least=1)
-    store: bool = flag(False, "Add up the output for `fedgs debug`; no trial.")
 
 
 BUGS = {"none": None, **{entry.name: entry for entry in TRANSFORMATIONS}}
@@ -61,14 +59,10 @@ BUGS = {"none": None, **{entry.name: entry for entry in TRANSFORMATIONS}}
 
 @request_flags(Request)
 def main(*, given: dict[str, Any]) -> None:
-    """Fill the table, or store it."""
-    asked = Request(**given)
-    store = Store(asked.output)
-    if asked.store:
-        write_json(STORED, added_up([*store.lines.values()]))
-        return
+    """Fill the table."""
+    store = Store(Request(**given).output)
     config, data = _setting()
-    for trial in range(asked.trials):
+    for trial in range(TRIALS):
         cells = {
             f"{trial}-{bug}-{share:g}": {"trial": trial, "bug": bug, "share": share}
             for bug in BUGS
@@ -77,6 +71,7 @@ def main(*, given: dict[str, Any]) -> None:
         missing = {n: cell for n, cell in cells.items() if n not in store.lines}
         for name, verdicts in _trial(config, data, trial, missing):
             store.add(name, missing[name] | {"verdicts": verdicts})
+    write_json(STORED, added_up([*store.lines.values()]))
 
 
 def added_up(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -132,7 +127,9 @@ def _trial(
         yield (
             name,
             [
-                verdict(own, drawn(other, signal, GROUPS), data.num_classes, **sizes)
+                diagnose(
+                    own, drawn(other, signal, GROUPS), data.num_classes, **sizes
+                ).verdict
                 for own, signal in zip(healthy, SIGNALS, strict=True)
             ],
         )

@@ -24,6 +24,7 @@ from fedgs.diagnosis.diagnosis import (
     Diagnosis,
     Suspect,
 )
+from fedgs.diagnosis.rule import CONFIDENCE
 from fedgs.evaluation.images import LabelledImages
 from fedgs.runs import sample
 
@@ -126,27 +127,12 @@ def where(diagnosis: Diagnosis) -> str:
     return f"most in {most[0]}, and in the classes {most[1]}"
 
 
-def with_words(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Returns the diagnosis as JSON values, with a title and words for each suspect."""
+def with_titles(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Returns the diagnosis as JSON values, with a title for each suspect."""
     content = diagnosis.to_json()
     for row, suspect in zip(content["ranking"], diagnosis.ranking, strict=True):
         row["title"] = title(suspect.bug)
-        row["words"] = _words(suspect, diagnosis)
     return content
-
-
-def _words(suspect: Suspect, diagnosis: Diagnosis) -> str:
-    if suspect.bug == OTHER:
-        return (
-            "the cohorts' samples differ, by whatever: cohorts selected by accuracy do "
-            "so without a bug"
-            if suspect.decision == DIFFERS
-            else "the samples show no difference beyond that of two groups"
-        )
-    if suspect.effect is None:
-        return "not measurable: the samples have no such structure"
-    whole = "" if diagnosis.draws_averages else " of the images"
-    return f"{_effect(suspect, diagnosis)}{whole}"
 
 
 def _degree(suspect: Suspect) -> str:
@@ -161,32 +147,26 @@ def _effect(suspect: Suspect, diagnosis: Diagnosis) -> str:
     if suspect.interval is None:
         return text
     low, high = suspect.interval
-    level = "" if diagnosis.draws_averages else f"{diagnosis.rule.confidence:.0%} "
+    level = "" if diagnosis.draws_averages else f"{CONFIDENCE:.0%} "
     return f"{text}, {level}interval {low:.2f} to {high:.2f}"
 
 
 def conditions(plan: Mapping[str, Any]) -> list[str]:
     """Returns what a verdict rests on, in plain sentences."""
-    selected = (
-        "The cohorts were selected by accuracy, so their handwriting differs without "
-        "a bug, and a bolder or a smaller hand looks like another gamma, brightness or "
-        "scale. The permutation test alone would notice that; a bug is named only if "
-        "it explains most of the difference and its share of the images is large."
-    )
-    given = (
-        "The user's own cohorts may differ in more than pre-processing. The "
-        "permutation test alone would notice that; a bug is named only if it explains "
-        "most of the difference and its share of the images is large."
-    )
-    grouped = "as fedgs did here"
-    if plan["request"]["runs"] is not None:
-        grouped = "which only who trained these runs knows"
+    differ = "The user's own cohorts may differ in more than pre-processing."
+    if plan["source"] == BY_ACCURACY:
+        differ = (
+            "The cohorts were selected by accuracy, so their handwriting differs "
+            "without a bug, and a bolder or a smaller hand looks like another gamma, "
+            "brightness or scale."
+        )
     return [
         "The null hypothesis of the exact test: the groups of both cohorts are "
-        "exchangeable. That holds if the cohorts are one population, processed alike, "
-        f"and clients were put into groups at random, {grouped}. All generators were "
-        "trained with the same settings on equally many clients.",
-        selected if plan["source"] == BY_ACCURACY else given,
+        "exchangeable. That holds if the cohorts are one population, processed alike. "
+        "Clients were put into groups at random, and all generators were trained with "
+        "the same settings on equally many clients.",
+        f"{differ} The permutation test alone would notice that; a bug is named only "
+        "if it explains most of the difference and its share of the images is large.",
         "Which cohort is spoilt the samples say only of a bug that nothing undoes: an "
         "inverted or turned cohort may be the healthy one. Look at the picture.",
         "A bug is excluded as far as the generators have learned the data: few rounds "
@@ -203,13 +183,7 @@ def show(path: Path, content: Mapping[str, Any]) -> None:
     say(f"{path.name}, {content['groups']} groups per cohort")
     for table in diagnosis_tables(content):
         table.show()
-    attainable = content["attainable_p"]
-    lines = [
-        f"attainable p  {attainable:.3g}, one of {content['num_splits']} splits; "
-        f"alpha {content['alpha']:g}",
-        f"verdict       {content['verdict']}",
-        content["sentence"],
-    ]
+    lines = [f"verdict       {content['verdict']}", content["sentence"]]
     if content["planted"] is not None:
         lines.append(f"planted: {content['planted']['bug']}; {content['outcome']}")
     say("\n".join(lines))

@@ -50,14 +50,6 @@ def planted(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class ExistingRuns:
-    """Runs that were trained before, one for each group of a cohort."""
-
-    healthy_run: list[Path] | None = flag(None, "A run that exists; 4 to 6 times.")
-    suspicious_run: list[Path] | None = flag(None, "Likewise, of the other cohort.")
-
-
-@dataclass(frozen=True)
 class OwnSuspects:
     """Beside the catalogue; no part of a folder, for it is code that will run."""
 
@@ -71,27 +63,16 @@ class DebugRequest:
     """What is compared and how; each flag's help says what it is.
 
     Attributes:
-        runs: run folders of each cohort, instead of training.
-        percentile_below: suspicious are clients of at most this percentile's accuracy.
-        percentile_above: healthy are clients of more than this percentile's accuracy.
-        selection_rounds: of the federated classifier that measures it.
         groups: G of each cohort.
         rule: of the verdict.
         is_experiment: whether the planted bug, or none, is known to be the truth.
 
     Raises:
-        UserError: a value out of range, or sources of cohorts that exclude others.
+        UserError: a value out of range, or one cohort without the other.
     """
 
     healthy: Path | None = flag(None, "Your cohort: a file of client names.")
     suspicious: Path | None = flag(None, "The cohort to compare with it.")
-    cohorts: Path | None = flag(None, "A folder of `fedgs cohorts` instead.")
-    runs: dict[str, list[Path]] | None = None
-    percentile_below: float = flag(
-        50.0, "Suspicious: of at most this percentile of accuracy."
-    )
-    percentile_above: float = flag(50.0, "Healthy: above this percentile of accuracy.")
-    selection_rounds: int = flag(40, "Rounds of the classifier.")
     groups: int = flag(
         4,
         "Generators of each cohort, 4 to 6.",
@@ -118,10 +99,4 @@ class DebugRequest:
             raise UserError(
                 f"{name} = {getattr(self, name)}: compares two cohorts; give "
                 f"--{other} too"
-            )
-        sources = (self.healthy, self.cohorts, self.runs)
-        if sum(source is not None for source in sources) > 1:
-            raise UserError(
-                "healthy, cohorts, healthy_run: each says which clients are in the "
-                "cohorts; give one of them"
             )

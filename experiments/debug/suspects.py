@@ -12,19 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedgs.data.transformations import Degree, Images, Transformation
 from fedgs.errors import UserError
 
 
 def load_suspect(text: str) -> Transformation:
-    """Returns the transformation of a Python function or a torchvision transform.
+    """Returns the transformation of a Python function.
 
     Args:
         text: MODULE:NAME, or FILE.py:NAME. NAME is a function of images, shape
-            (n, C, S, S), float32 in [0, 1], that returns such an array, or a
-            torchvision transform or its class, which gets a tensor of these.
+            (n, C, S, S), float32 in [0, 1], that returns such an array.
 
     Raises:
         UserError: it is not there, or cannot be called.
@@ -35,8 +33,6 @@ def load_suspect(text: str) -> Transformation:
         raise UserError(f"suspect = {text!r}: {remedy}")
     with _of_user_code(text, remedy):
         found = getattr(_module(source), name)
-        if isinstance(found, type) and issubclass(found, torch.nn.Module):
-            found = found()
     if not callable(found):
         raise UserError(f"suspect = {text!r}: {name} cannot be called; {remedy}")
     return Transformation(text, f"changed as by {text}", images=_checked(text, found))
@@ -69,11 +65,9 @@ def _checked(
     """Returns the function on arrays; what it returns is checked."""
 
     def changed(images: Images, degree: Degree) -> Images:
-        own = images.copy()  # the samples are used again
-        is_torch = isinstance(function, torch.nn.Module)
         with _of_user_code(text, "return images of the same shape"):
-            made = function(torch.from_numpy(own)) if is_torch else function(own)
-            found = np.asarray(made, np.float32)
+            # A copy, because the samples are used again.
+            found = np.asarray(function(images.copy()), np.float32)
         if found.shape != images.shape or not np.isfinite(found).all():
             raise UserError(
                 f"suspect = {text!r}: made {found.shape} of images {images.shape}, or "

@@ -22,13 +22,12 @@ NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 
 class Source(NamedTuple):
-    """Private data: its clients, and the accuracy aimed at by epsilon.
+    """Private data and its clients.
 
     `cap` is the most images of a user that methods of record level train on.
     """
 
     settings: Mapping[str, Any] = NOTHING
-    targets: Mapping[float, float] = NOTHING
     cap: int | None = None
 
 
@@ -96,7 +95,6 @@ class Cell(NamedTuple):
 class Cells(NamedTuple):
     """The rows of a table: every method on its data, at its epsilons."""
 
-    caption: str
     data: Mapping[str, Source]
     methods: Mapping[str, Method]
 
@@ -107,13 +105,26 @@ class Cells(NamedTuple):
         Epsilons are keys; `none` is without noise.
         """
         known = tomllib.loads(path.read_text())
-        for values in (*known["data"].values(), *known["methods"].values()):
-            for name in {"targets", "epsilons"} & values.keys():
-                found = values[name].items()
-                values[name] = {float(e.replace("none", "inf")): v for e, v in found}
+        for values in known["methods"].values():
+            found = values.get("epsilons", {}).items()
+            named = {float(e.replace("none", "inf")): more for e, more in found}
+            values["epsilons"] = named
         data = {name: Source(**values) for name, values in known["data"].items()}
         methods = {name: Method(**values) for name, values in known["methods"].items()}
-        return cls(known["caption"], data, methods)
+        return cls(data, methods)
+
+    def with_settings(self, settings: Mapping[str, Any]) -> "Cells":
+        """Returns the cells with settings over those of all data."""
+        data = {
+            name: source._replace(settings={**source.settings, **settings})
+            for name, source in self.data.items()
+        }
+        return self._replace(data=data)
+
+    def at_full_scale(self) -> "Cells":
+        """Returns the cells with no setting below the published ones."""
+        methods = {n: how._replace(reduced={}) for n, how in self.methods.items()}
+        return self._replace(methods=methods)
 
     def of_seeds(self, seeds: Sequence[int]) -> list[Cell]:
         """Returns the cells in the order of the table."""
@@ -129,13 +140,19 @@ class Cells(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a call asks for; each flag's help says what it is."""
+    """What a call asks for; each flag's help says what it is.
 
-    only: str = flag("", "Regular expression: the cells with such a name.")
+    Attributes:
+        only: regular expression; the cells with such a name.
+        output: the folder of the cells.
+        metrics: keys of `experiments.grid.runs.METRICS`.
+    """
+
     seeds: tuple[str, ...] = flag(("0", "1", "2"), "Of each row, at most.")
-    output: Path = flag(Path("runs/pictures"), "Its folder.")
-    data_dir: str | None = flag(None, "As of fedgs train.")
+    full: bool = flag(False, "Reduce no setting: for a GPU, with --device cuda.")
     printed: bool = flag(False, "Compute nothing.", names=("--print",))
+    only: str = ""
+    output: Path = Path()
     metrics: tuple[str, ...] = ("cnn",)
 
     def of(self, cells: Cells) -> list[Cell]:

@@ -1,5 +1,6 @@
 """The line of a cell: what its run folder says, and nothing that needs it again."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -45,20 +46,25 @@ def line_of(cell: Cell, run: Path, scores: Line) -> Line:
     opened = open_run(run, cell.how.baseline) if is_baseline(run) else None
     facts = _of_own(run) if opened is None else _of_baseline(opened)
     cost = read_json(run / COST) if (run / COST).exists() else {}
-    fids = [value for name, value in scores.items() if name.startswith("fid_lenet")]
     return {
         **cell.identity,
         **facts,
         "accuracy_cnn": scores.get("downstream_cnn_accuracy"),
         "accuracy_mean_of_13": scores.get("classifiers", {}).get("average"),
         "accuracy_by_classifier": scores.get("classifiers", {}).get("accuracy"),
-        "fid": fids[0] if fids else None,  # named after the data
+        "inception_score": _score(scores, "is_lenet"),
+        "fid": _score(scores, "fid_lenet"),
         "fid_network": scores.get("network"),
         "num_synthetic": scores.get("num_synthetic"),
         **{name: cost.get(name) for name in COSTS},
         "reduced": dict(cell.how.reduced),
         "versions": versions(),
     }
+
+
+def _score(scores: Line, start: str) -> float | None:
+    """Returns the first score whose name begins so; it goes on with the data's."""
+    return next((v for name, v in scores.items() if name.startswith(start)), None)
 
 
 def _of_baseline(run: BaselineRun) -> Line:
@@ -73,6 +79,11 @@ def _of_baseline(run: BaselineRun) -> Line:
         "own": False,
         "trust": run.trust,
         "guarantees": stated,
+        "epsilons": {
+            run.config.adversary: {
+                row.relation: row.epsilon for row in rows if row.unit == run.unit
+            }
+        },
         "num_clients": facts.num_clients,
         "num_records": facts.num_records,
         "cap": facts.max_images_per_user,
@@ -100,14 +111,18 @@ def _of_own(run: Path) -> Line:
         and row.epsilon is not None
         and not row.theorem.startswith(OTHER_CLAIMS)
     ]
-    # Of a client that is a node of its own, asked in every round.
-    sent = (weight.request + weight.reply) * weight.rounds
+    # Of a client that is a node of its own, asked as often as the others.
+    share = config.clients_per_round / config.num_clients
+    sent = (weight.request + weight.reply) * math.ceil(share * weight.rounds)
     sent += weight.stages // config.num_nodes
     return {
         "unit": "user" if stated else "none",
         "own": True,
         "trust": NODES,
         "guarantees": stated,
+        "epsilons": {
+            row["adversary"]: row["epsilon"] for row in facts.label["who_sees_what"]
+        },
         "num_clients": config.num_clients,
         "num_records": None,
         "cap": None,

@@ -47,7 +47,7 @@ def fill(
     request: Request,
     page_of: Callable[[Lines], str],
     tables_of: Callable[[Lines], Sequence[Table]],
-) -> None:
+) -> Lines:
     """Trains and evaluates what is missing, unless only printed; prints the tables.
 
     Args:
@@ -55,6 +55,9 @@ def fill(
         request: which of them, and where.
         page_of: the Markdown page of the stored lines.
         tables_of: what is printed of them.
+
+    Returns:
+        All stored lines, by the names of their cells.
 
     Raises:
         UserError: no such cell or folder, lines that make no table, or cells that
@@ -72,7 +75,7 @@ def fill(
     if not request.printed:
         lines, metrics = store.lines, request.metrics
         missing = [c for c in chosen if not is_done(lines.get(c.name), metrics)]
-        check_data(missing, request.data_dir)
+        check_data(missing)
         failed = each({c.name: partial(_compute, c, request, store) for c in missing})
         for cell in missing:
             if cell.name in failed:
@@ -88,9 +91,10 @@ def fill(
         table.show()
     say(f"page  {page}")
     end(failed)
+    return store.lines
 
 
-def check_data(cells: Sequence[Cell], data_dir: str | None) -> None:
+def check_data(cells: Sequence[Cell]) -> None:
     """Refuses what every cell of a data set would fail by, before one is trained.
 
     Privacy: reads private data; output nothing.
@@ -99,8 +103,7 @@ def check_data(cells: Sequence[Cell], data_dir: str | None) -> None:
         UserError: data that cannot be read, or no such device.
     """
     for name, source in {cell.data: cell.source for cell in cells}.items():
-        places = {"data": name, "data_dir": data_dir or ""}
-        config = overridden(RunConfig(), {**places, **source.settings})
+        config = overridden(RunConfig(), {"data": name, **source.settings})
         check_device(config)
         load_records(config)
 
@@ -118,33 +121,17 @@ def _compute(cell: Cell, request: Request, store: Store) -> None:
     Privacy: releases (epsilon, delta)-DP output; events: in the run's ledger. The
     scores are computed from real data: output private.
     """
-    path = trained(cell, request.output, request.data_dir)
+    path = request.output.expanduser().absolute() / cell.name
+    if not (path / "generator.safetensors").exists():
+        say(f"{cell.name}: training")
+        _train(cell, path)
     known = _scores(path)
     missing = tuple(name for name in request.metrics if METRICS[name][0] not in known)
     if missing:
-        # Calibration trains the thirteen on 60,000 real images: no column shows it.
-        asked = EvaluationRequest(
-            str(path), count=NUM_SAMPLES, metrics=missing, calibrate=False
-        )
+        asked = EvaluationRequest(str(path), count=NUM_SAMPLES, metrics=missing)
         evaluate(asked, as_json=True)
     store.add(cell.name, line_of(cell, path, _scores(path)))
     say(f"{cell.name}: stored")
-
-
-def trained(cell: Cell, output: Path, data_dir: str | None) -> Path:
-    """Returns the folder of a cell's run, which is trained as far as it is not there.
-
-    Privacy: releases (epsilon, delta)-DP output; events: in the run's ledger.
-
-    Raises:
-        UserError: bad settings or data.
-        Exit: the run stopped early (code 1).
-    """
-    path = output.expanduser().absolute() / cell.name
-    if not (path / "generator.safetensors").exists():
-        say(f"{cell.name}: training")
-        _train(cell, path, data_dir)
-    return path
 
 
 def _scores(run: Path) -> Line:
@@ -155,24 +142,23 @@ def _scores(run: Path) -> Line:
     return found
 
 
-def _train(cell: Cell, path: Path, data_dir: str | None) -> None:
+def _train(cell: Cell, path: Path) -> None:
     name = cell.how.baseline
     if is_baseline(path):
         return baselines.resume(path, typed=name)
     if (path / "config.json").exists():
         return resume(path)  # nobody knows what its first part took
-    values = cell.settings
-    places = {"data_dir": data_dir or "", "output": str(path)}
+    values = cell.settings | {"output": str(path)}
     if name:
         kinds = (find(name, is_typed=True).Settings, Asked)
         names = {spec.name for kind in kinds for spec in fields(kind)}
         of_method = {key: value for key, value in values.items() if key in names}
         of_run = {key: value for key, value in values.items() if key not in names}
         with _measured(path):
-            baselines.train(name, of_method, of_run | places)
+            baselines.train(name, of_method, of_run)
         return None
     config = overridden(recipe(cell.how.recipe), values)
-    folder, data = new_run(overridden(config, places))
+    folder, data = new_run(config)
     with _measured(path):
         is_told_to_stop = train_from_checkpoint(folder, data)
     if is_told_to_stop:

@@ -1,183 +1,150 @@
-"""The paper's figures, from runs that are stored and never trained twice.
+"""The papers' tables and figures, from cells that are trained once and kept.
 
-    python -m experiments.paper.figures norms            Fig. 2 and A1; NOT PRIVATE
+    python -m experiments.paper.figures table2           Table 2
     python -m experiments.paper.figures noise-scale      Fig. 4 c, A2
     python -m experiments.paper.figures iterations       Fig. 4 b, A2
     python -m experiments.paper.figures sampling-rate    Fig. 4 a
-    python -m experiments.paper.figures samples RUN...   Fig. 3 and 5
+    python -m experiments.paper.figures rotation         BDP-GAN's Fig. 1
 
-A command trains what is missing in `OUTPUT/runs` (`OUTPUT/probes` for the norms),
-computes what is missing in `OUTPUT/scores.jsonl`, and draws. With `--redraw` it only
-draws. The runs are those of `experiments.paper.table2` where their settings are the
-same.
+The cells are in `figures.toml`; see `experiments.grid.runs` for what a cell is. Every
+row has its grid of samples, `OUTPUT/<row>.png` (Fig. 3, 5). Sizes are for two CPU
+cores and about an hour, and say nothing of the published numbers; `--full` reduces
+none, which needs a GPU and days.
 
-Source: Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020.
+Source: Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020; Triastcyn, Faltings,
+"Generating higher-fidelity synthetic datasets with privacy guarantees", Algorithms 15,
+2022.
 """
 
 import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
-from functools import partial
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
-import numpy as np
-
+from experiments.grid.cells import Cells, Request
+from experiments.grid.runs import Lines, fill
 from experiments.paper import figure_drawing
-from experiments.paper.gradient_norms import probe, read_norms, unprotected
-from experiments.paper.privacy_utility import KINDS, curves, parse_values, variations
-from experiments.paper.scales import Experiment, configured, label
-from experiments.paper.stored_runs import stopped_by_signal, stored, train
-from experiments.store import Store
-from fedgs.app.flags import request_flags, run_command
-from fedgs.config.fields import flag
-from fedgs.config.recipes import RECIPES
-from fedgs.config.run_config import ResolvedConfig, RunConfig
-from fedgs.errors import UserError
-from fedgs.federation.training import Stop
-from fedgs.files import write_json
-from fedgs.privacy.plan import ADVERSARIES, RELATIONS
-from fedgs.runs import sample
-from fedgs.runs.run_folder import RunFolder
+from experiments.store import Line
+from fedgs.app.flags import request_flags, run_command, settings_flags
+from fedgs.app.report import words
+from fedgs.app.tables import Table
+from fedgs.config.fields import check_ranges, flag
 
-NAMES = ("norms", *KINDS, "samples")
+CELLS = Cells.read(Path(__file__).with_suffix(".toml"))
+CURVES = {  # name: which cells
+    "noise-scale": "full-participation-eps",
+    "iterations": "full-participation-eps10-|rounds-",
+    "sampling-rate": "full-participation-eps10-|participants-",
+}
+FIGURES = CURVES | {
+    "table2": "algorithm-2|full-participation(-compact)?-eps10-|fedavg-gan",
+    "rotation": "bdp-gan",
+}
+SCORES = {"IS": "inception_score", "FID": "fid", "CNN": "accuracy_cnn"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request(Experiment):
-    """What a call asks for; each flag's help says what it is."""
-
-    figure: str = flag(MISSING, "Which one.", metavar="FIGURE", choices=NAMES)
-    runs: list[Path] | None = flag(None, "Run folders, of samples.", metavar="RUN...")
-    output: Path = flag(Path("runs/figures"), "Its folder.")
-    recipe: str = flag("full-participation", f"Of {', '.join(RECIPES)}.")
-    seed: int = flag(0, "Of the runs.")
-    values: str | None = flag(None, "What the curve varies, as 1,3,10; 0 is no noise.")
-    adversary: str = flag("release", "Of epsilon.", choices=ADVERSARIES)
-    relation: str = flag("replace-one", "Of epsilon.", choices=tuple(RELATIONS))
-    redraw: bool = flag(False, "Train nothing.")
-
-    def __post_init__(self) -> None:
-        """Checks what goes together."""
-        super().__post_init__()
-        if bool(self.runs) != (self.figure == "samples"):
-            raise UserError("RUN: give run folders to samples, and to no other figure")
-        if self.figure not in KINDS and self.values is not None:
-            raise UserError(
-                f"values = {self.values}: only curves vary a setting; leave out "
-                "--values"
-            )
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The settings of the runs over their recipe."""
-        return {"seed": self.seed, "engine": "flower", **super().settings}
-
-
-def draw(request: Request, stop: Stop) -> list[Path]:
-    """Returns the pictures of a figure; trains and computes what is missing.
-
-    Privacy: reads private data; output private. `samples` is post-processing of DP
-    output.
+class FigureRequest(Request):
+    """What a call asks for; each flag's help says what it is.
 
     Raises:
-        RunStopped: `stop` was set; call again to continue.
-        UserError: bad settings or data, or with `is_redraw` a run that is missing.
+        UserError: no such figure.
     """
-    if request.figure == "norms":
-        return _draw_norms(request, stop)
-    if request.figure == "samples":
-        return [_draw_samples(request)]
-    return [_draw_curves(request, stop)]
+
+    figure: str = flag(MISSING, "Which.", metavar="FIGURE", choices=tuple(FIGURES))
+    output: Path = flag(Path("runs/figures"), "Its folder.")
+    metrics: tuple[str, ...] = ("cnn", "images")
+
+    def __post_init__(self) -> None:
+        """Checks the figure."""
+        check_ranges(self)
 
 
-def _draw_norms(request: Request, stop: Stop) -> list[Path]:
-    config = configured(request.recipe, request.scale, request.settings)
-    config = unprotected(config)
-    train_probe = None if request.redraw else partial(probe, stop=stop)
-    folder = stored(request.output / "probes", request.recipe, config, train_probe)
-    norms, scale = read_norms(folder), _scale(folder, config, request.recipe)
-    figures = {
-        request.output / "norm-dynamics.png": figure_drawing.norm_dynamics,
-        request.output / "norm-histograms.png": figure_drawing.norm_histograms,
-    }
-    for path, figure_of in figures.items():
-        figure_drawing.save(path, figure_of(norms, config.clip_bound, scale))
-    return list(figures)
+def judged(cells: Cells, lines: Lines) -> dict[str, list[Line]]:
+    """Returns the lines of what was computed, by what their seeds have in common."""
+    rows: dict[str, list[Line]] = {}
+    for name, line in lines.items():
+        if "failed" not in line and line["method"] in cells.methods:
+            rows.setdefault(name.rpartition("-seed")[0], []).append(line)
+    return rows
 
 
-def _draw_curves(request: Request, stop: Stop) -> Path:
-    kind, recipe = request.figure, request.recipe
-    values = parse_values(kind, request.values, request.scale)
-    configs = variations(kind, recipe, request.scale, values, request.settings)
-    training = None if request.redraw else partial(train, stop=stop)
-    runs = {
-        title: stored(request.output / "runs", recipe, config, training)
-        for title, config in configs.items()
-    }
-    store = Store(request.output / "scores.jsonl")
-    asked = (request.adversary, request.relation)
-    found, names = curves(kind, runs, request.protocol, store, *asked)
-    config = configured(recipe, request.scale, request.settings)
-    scale = _scale(next(iter(runs.values())), config, recipe)
-    words = ", ".join([*asked, f"delta {config.delta:g}"])
-    path = request.output / f"{kind}.png"
-    figure_drawing.save(
-        path, figure_drawing.privacy_utility(found, names, words, scale)
-    )
-    points = {name: [p._asdict() for p in curve] for name, curve in found.items()}
-    write_json(path.with_suffix(".json"), {"scores": names, "curves": points})
-    return path
+def table(caption: str, rows: dict[str, list[Line]]) -> Table:
+    """Returns scores, epsilons and costs, a row for each method and epsilon."""
+    head = ["", "epsilon, release", "epsilon, server", *SCORES, "bytes/client"]
+    cells = [[name, *_row(lines)] for name, lines in rows.items()]
+    note = "bytes/client: of the whole run, asked as often as the others"
+    return Table(caption, [*head, "wall s", "rounds", "seeds"], cells, note)
 
 
-def _draw_samples(request: Request) -> Path:
-    grids, texts = {}, []
-    folders = [RunFolder.open(run) for run in request.runs or ()]
-    shapes = {_grid_shape(folder.config) for folder in folders}
-    if len(shapes) > 1:
-        raise UserError(
-            "RUN: the runs differ in classes or in the size of images; draw them apart"
+def _row(lines: Sequence[Line]) -> list[str]:
+    first = lines[0]
+    seconds = [s for line in lines if (s := line["wall_seconds"]) is not None]
+    sent = first["bytes_per_client"]
+    return [
+        *(_epsilons(first, adversary) for adversary in ("release", "server")),
+        *(_mean([line[score] for line in lines]) for score in SCORES.values()),
+        words.num_bytes(sent) if sent else "–",
+        f"{mean(seconds):.0f}" if seconds else "–",
+        str(first["rounds"]),
+        str(len(lines)),
+    ]
+
+
+def _epsilons(line: Line, adversary: str) -> str:
+    known = line["epsilons"].get(adversary, {})
+    return " / ".join(f"{words.epsilon(e)} {name}" for name, e in known.items()) or "–"
+
+
+def _mean(values: Sequence[float]) -> str:
+    spread = f" ± {stdev(values):.2g}" if len(values) > 1 else ""
+    return f"{mean(values):.4g}{spread}"
+
+
+def points(rows: dict[str, list[Line]]) -> list[figure_drawing.Point]:
+    """Returns where each row lies: its release's epsilon (replace-one), IS and FID."""
+    return [
+        figure_drawing.Point(
+            f"{line['method']}, {line['rounds']} rounds",
+            line["epsilons"].get("release", {}).get("replace-one"),
+            *(mean(other[SCORES[score]] for other in lines) for score in ("IS", "FID")),
         )
-    columns, classes = shapes.pop()[:2]
-    for folder in folders:
-        config = folder.config
-        labels = np.tile(np.arange(columns) % classes, figure_drawing.GRID_ROWS)
-        images = sample.draw(config, sample.load_generator(folder), labels, seed=0)
-        noise = f"noise multiplier {config.noise_multiplier:g}"
-        noise = "no noise: NOT PRIVATE" if config.noise_multiplier == 0 else noise
-        bug = "" if config.corruption == "none" else f", {config.corruption}"
-        grids[f"{folder.path.name}, {config.num_rounds} rounds, {noise}{bug}"] = images
-        texts.append(f"{config.num_clients} clients of {config.data.split(':')[0]}")
-    path = request.output / "samples.png"
-    scale = f"scale: {', '.join(dict.fromkeys(texts))}"
-    figure_drawing.save(path, figure_drawing.sample_grids(grids, columns, scale))
-    return path
+        for lines in rows.values()
+        for line in lines[:1]
+    ]
 
 
-def _grid_shape(config: ResolvedConfig) -> tuple[int, int, int, int]:
-    """Returns columns, classes, and size and channels of the images."""
-    classes = config.num_classes
-    return classes, classes, config.image_size, config.image_channels
+def main(typed: Sequence[str] | None = None) -> int:
+    """Makes one figure; returns the exit code."""
+    return run_command(figures, typed)
 
 
-def _scale(folder: RunFolder, config: RunConfig, recipe: str) -> str:
-    """Returns in words where the runs of a figure are not their recipe."""
-    data = folder.config.data.split(":")[0]
-    clients = f"{folder.config.num_clients} clients of {data}, seed {config.seed}"
-    return f"scale: {recipe}, {clients}, {label(config, recipe)}"
+@settings_flags("data_dir", "device")
+@request_flags(FigureRequest)
+def figures(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
+    """Make a table or figure of the papers; train and evaluate what is missing."""
+    figure = given["figure"]
+    request = FigureRequest(**given, only=FIGURES.get(figure, ""))
+    cells = CELLS.at_full_scale() if request.full else CELLS
+    cells = cells.with_settings(settings)
+    names = {cell.row for cell in request.of(cells)}
 
+    def chosen(lines: Lines) -> dict[str, list[Line]]:
+        return {n: row for n, row in judged(cells, lines).items() if n in names}
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Draws one figure; returns the exit code."""
-    return run_command(figures, words)
-
-
-@request_flags(Request)
-def figures(*, given: dict[str, Any]) -> None:
-    """Draw one of the paper's figures; train and compute what is missing."""
-    request = Request(**given)
-    with stopped_by_signal() as stop:
-        print(*draw(request, stop), sep="\n")
+    lines = fill(
+        cells,
+        request,
+        lambda lines: table("", judged(cells, lines)).markdown(),
+        lambda lines: [table(figure, chosen(lines))],
+    )
+    if figure in CURVES:
+        picture = request.output / f"{figure}.png"
+        drawn = figure_drawing.privacy_utility(points(chosen(lines)))
+        scale = "full scale" if request.full else "reduced: figures.toml says how"
+        figure_drawing.save(picture, drawn, f"scale: {scale}")
 
 
 if __name__ == "__main__":

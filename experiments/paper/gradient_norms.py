@@ -1,23 +1,34 @@
 """Gradient norms before and after clipping, on data that the user owns: NOT PRIVATE.
 
+    python -m experiments.paper.gradient_norms --data mnist --data-dir DATA
+
 Nobody may see these norms of other people's data: they are computed from it and no
 noise covers them, so no run of fedgs writes them. A probe is a run of its own, in this
 process, whose noise is absent or seeded, so that its ledger says that it guarantees
-nothing; `NOT-PRIVATE.txt` in its folder says so too.
+nothing; `NOT-PRIVATE.txt` in its folder says so too. Called again with the same
+--output, the command goes on where it was stopped, and draws again.
 
 Source: Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020, Fig. 2 and A1.
 """
 
 import dataclasses
 import json
+import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
+from experiments.paper import figure_drawing
+from fedgs.app.commands.drawing import new_figure
+from fedgs.app.commands.run_outcome import exit_if_stopped
+from fedgs.app.flags import RecipeOption, run_command, settings_flags
+from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
@@ -25,8 +36,9 @@ from fedgs.errors import UserError
 from fedgs.federation.local import LocalNodes, train_nodes
 from fedgs.federation.messages import Release, Request, clients_of, fakes_of
 from fedgs.federation.node import Node
+from fedgs.federation.preparation import new_run
 from fedgs.federation.round import query
-from fedgs.federation.training import Stop
+from fedgs.federation.training import Stop, stop_on_signal
 from fedgs.files import read_json_lines, write_atomically
 from fedgs.mechanism.sanitizer import clip
 from fedgs.runs.run_folder import RunFolder
@@ -39,6 +51,7 @@ WARNING = (
     "nobody but the owner of the data.\n"
 )
 MOST_NORMS = 256  # kept of a round, a random subset
+HISTOGRAM_BINS = 40
 
 
 class Norms(NamedTuple):
@@ -161,3 +174,74 @@ def unprotected(config: RunConfig) -> RunConfig:
     if config.noise_multiplier == 0 or config.noise_seed is not None:
         return config
     return dataclasses.replace(config, noise_seed=config.seed)
+
+
+# ------------------------------------------------------------------ pictures
+
+
+def norm_dynamics(norms: Sequence[Norms], clip_bound: float) -> Figure:
+    """Returns the norms before clipping against the rounds (Fig. 2)."""
+    figure = new_figure(7, 4)
+    axes = figure.subplots()
+    rounds = [found.round for found in norms]
+    low, middle, high = np.array(
+        [np.quantile(found.before, (0.05, 0.5, 0.95)) for found in norms]
+    ).T
+    axes.fill_between(rounds, low, high, alpha=0.3, label="5 % to 95 % of the fakes")
+    axes.plot(rounds, middle, label="median")
+    axes.axhline(clip_bound, color="black", linestyle="--", label="clip bound")
+    axes.set(xlabel="round", ylabel="gradient norm before clipping", ylim=(0, None))
+    axes.legend()
+    return figure
+
+
+def norm_histograms(norms: Sequence[Norms], clip_bound: float) -> Figure:
+    """Returns the distribution of norms before and after clipping (Fig. A1)."""
+    figure = new_figure(8, 3.6)
+    both = {
+        "before clipping": np.concatenate([found.before for found in norms]),
+        "after clipping": np.concatenate([found.after for found in norms]),
+    }
+    top = max(clip_bound, float(np.quantile(both["before clipping"], 0.999)))
+    bins = np.linspace(0, 1.05 * top, HISTOGRAM_BINS + 1)
+    parts: NDArray[np.object_] = figure.subplots(1, 2, sharex=True, squeeze=False)
+    for axes, (title, values) in zip(parts[0], both.items(), strict=True):
+        axes.hist(np.minimum(values, bins[-1]), bins=bins)
+        axes.axvline(clip_bound, color="black", linestyle="--")
+        words = f"{title}: mean {values.mean():.3g}, std {values.std():.2g}"
+        axes.set_title(words, fontsize=10)
+        axes.set(xlabel="gradient norm", ylabel="fakes")
+    return figure
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Takes and draws norms; returns the exit code."""
+    return run_command(gradient_norms, words)
+
+
+@settings_flags(shown=("data", "data_dir", "num_rounds", "output"))
+def gradient_norms(
+    recipe: RecipeOption = "algorithm-1", *, settings: dict[str, Any]
+) -> None:
+    """Draw norms of gradients before and after clipping: NOT PRIVATE."""
+    given = {"output": "runs/norms", "seed": 0} | settings
+    path = Path(given["output"])
+    if (path / "config.json").exists():
+        folder = RunFolder.open(path)
+        read_norms(folder)  # refuses a run that is no probe
+    else:
+        folder = new_run(unprotected(configure(recipe, None, given)))[0]
+    if not (path / "generator.safetensors").exists():
+        go_on = "continue with the same command"
+        with exit_if_stopped(go_on), stop_on_signal() as stop:
+            probe(folder, stop)
+    norms, config = read_norms(folder), folder.config
+    scale = f"NOT PRIVATE. {config.num_clients} clients, {config.num_rounds} rounds"
+    for figure_of in (norm_dynamics, norm_histograms):
+        picture = folder.path / f"{figure_of.__name__.replace('_', '-')}.png"
+        figure_drawing.save(picture, figure_of(norms, config.clip_bound), scale)
+        print(picture)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

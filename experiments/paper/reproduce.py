@@ -25,15 +25,14 @@ from fedgs.app.commands.progress import Progress
 from fedgs.app.commands.run_outcome import Exit
 from fedgs.app.tables import Table
 from fedgs.files import read_json
-from fedgs.privacy.amplification import (
-    AttainedBound,
-    RenyiBound,
-    Sampled,
-    SampledBound,
-    naive_epsilon,
+from fedgs.privacy.amplification import Sampled, SampledBound
+from fedgs.privacy.gaussian import binomial_law, epsilon_from_mu, mu_from_epsilon
+from fedgs.privacy.oracle import (
+    autodp_epsilon,
+    poisson_rdp_epsilon,
+    sampled_rdp_epsilon,
+    two_directions,
 )
-from fedgs.privacy.gaussian import binomial_epsilon, epsilon_from_mu, mu_from_epsilon
-from fedgs.privacy.oracle import autodp_epsilon, poisson_rdp_epsilon
 
 SIGMA, B = 1.07, 32
 ROOT = math.sqrt(B)
@@ -127,12 +126,16 @@ def results(numbers: Iterable[Mapping[str, Any]]) -> Iterator[Result]:
         else:
             found, dominating = (
                 float(PAIRS[quantity](epsilon, *where, **values))
-                for epsilon in (naive_epsilon, _valid_epsilon)
+                for epsilon in (_naive_epsilon, _valid_epsilon)
             )
         ours = math.inf if found is None else float(found)
         same = agrees(reference, ours)
         note = "" if same or not is_close(reference, ours) else differs
         yield Result(what, reference, ours, dominating, same, note)
+
+
+def _naive_epsilon(draws: Any, delta: float) -> float:
+    return two_directions(*draws).get_epsilon_for_delta(delta)
 
 
 def _valid_epsilon(draws: Any, delta: float) -> float:
@@ -147,7 +150,8 @@ def _releases(setting: Setting, count: float, sensitivity: float) -> float:
 
 def _uniform_selection(setting: Setting, sensitivity: float) -> float:
     ratio = SIGMA / ROOT * 2 / sensitivity
-    return binomial_epsilon(setting.rounds, 1 / setting.clients, ratio, setting.delta)
+    law = binomial_law({1: setting.rounds}, 1 / setting.clients, ratio)
+    return law.epsilon(setting.delta)
 
 
 def _noise_of_all_clients(setting: Setting, target: float) -> float:
@@ -174,19 +178,26 @@ def _ratio(
     return math.exp(float(found.brentq(excess, -2.0, 5.0, xtol=2e-5)))
 
 
+@lru_cache
+def _attained(setting: Setting) -> Any:
+    return two_directions(*setting.fakes(), is_attained=True)
+
+
 NUMBERS: dict[str, Callable[..., float | None]] = {
     "mu": mu_from_epsilon,
     "epsilon of mu": epsilon_from_mu,
     "epsilon of the server": _server_of_full_participation,
     "epsilon by autodp": autodp_epsilon,
     "epsilon by RDP, Poisson": poisson_rdp_epsilon,
-    "epsilon by RDP": lambda s, noise: RenyiBound(s.fakes(1, noise)).epsilon(s.delta),
+    "epsilon by RDP": lambda s, noise: sampled_rdp_epsilon(
+        s.fakes(1, noise)[0], s.delta
+    ),
     "epsilon of releases": _releases,
     "epsilon of uniform selection": _uniform_selection,
     "epsilon": lambda s, shared: _valid_epsilon(s.fakes(shared), s.delta),
     "delta": lambda s, shared, epsilon: SampledBound(s.fakes(shared)).delta(epsilon),
-    "attained epsilon": lambda s: AttainedBound(*s.fakes()).epsilon(s.delta),
-    "attained delta": lambda s, epsilon: AttainedBound(*s.fakes()).delta(epsilon),
+    "attained epsilon": lambda s: _attained(s).get_epsilon_for_delta(s.delta),
+    "attained delta": lambda s, epsilon: _attained(s).get_delta_for_epsilon(epsilon),
     "noise of all clients": _noise_of_all_clients,
 }
 # Each by naive PLD, which is no bound, and by the dominating pair.

@@ -15,17 +15,14 @@ from typing import Annotated, Any
 
 import click
 import typer
-from typer.core import TyperCommand
 
 from fedgs.app.tables import folded
-from fedgs.config.recipes import HELD_OUT, RECIPES, recipe
-from fedgs.config.run_config import RunConfig
+from fedgs.config.recipes import RECIPES
 from fedgs.config.settings import field_type, settings_of
 from fedgs.errors import UserError
 
 RecipeOption = Annotated[
-    str | None,
-    typer.Option(help=f"Start from a recipe: {', '.join(RECIPES)}.", is_eager=True),
+    str | None, typer.Option(help=f"Start from a recipe: {', '.join(RECIPES)}.")
 ]
 ConfigOption = Annotated[
     Path | None, typer.Option(help="A TOML file of settings, over the recipe.")
@@ -34,7 +31,6 @@ RunArgument = Annotated[Path, typer.Argument(help="The run folder.")]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print JSON instead of a table.")
 ]
-OF_TARGET = "`staged`, which --target-epsilon without a method chooses"
 Command = Callable[..., None]
 NAMES = tuple[str, ...]  # on the command line one text, comma-separated
 
@@ -171,48 +167,21 @@ def _parameter(name: str, kind: Any, default: Any, flag: Any) -> inspect.Paramet
     )
 
 
-class OfRecipe(TyperCommand):
-    """A command whose help shows the defaults of a recipe, named before `--help`."""
-
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Prints the help, of the recipe that a target epsilon alone chooses if none.
-
-        Raises:
-            UserError: there is no such recipe.
-        """
-        name = ctx.params.get("recipe")
-        config = dataclasses.replace(recipe(name or "staged"), test_fraction=HELD_OUT)
-        if name is None:
-            config = dataclasses.replace(config, target_epsilon=None)
-        specs = RunConfig.__dataclass_fields__
-        for parameter in self.params:
-            if isinstance(parameter, click.Option) and parameter.name in specs:
-                default = getattr(config, parameter.name)
-                parameter.help = _setting_help(specs[parameter.name], default)
-        of = OF_TARGET if name is None else f"recipe {name}"
-        self.epilog = f"Defaults: {of}. All flags: {ctx.command_path} --help-all"
-        super().format_help(ctx, formatter)
-
-
 def _setting_flag(
     spec: "dataclasses.Field[Any]", default: Any, is_hidden: bool = False
 ) -> inspect.Parameter:
     """Returns one setting as a typer option; unset means: not given."""
     flag = f"--{spec.name.replace('_', '-')}"
     kind, _ = field_type(spec.name)
+    shown = "" if default in (None, "") else f" \\[default: {default}]"
     option = typer.Option(
         f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
-        help=_setting_help(spec, default),
+        help=_help_of(spec) + shown,
         hidden=is_hidden,
         rich_help_panel=spec.metadata["group"],
         show_default=False,
     )
     return _parameter(spec.name, kind | None, None, option)
-
-
-def _setting_help(spec: "dataclasses.Field[Any]", default: Any) -> str:
-    shown = "" if default in (None, "") else f" \\[default: {default}]"
-    return _help_of(spec) + shown
 
 
 def _help_of(spec: "dataclasses.Field[Any]") -> str:

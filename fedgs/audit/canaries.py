@@ -20,7 +20,6 @@ from torch import Tensor
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
-from fedgs.errors import UserError
 from fedgs.federation.local import LocalNodes
 from fedgs.federation.messages import Release, Request, clients_of, fakes_of
 from fedgs.federation.round import client_round, query, select
@@ -31,7 +30,6 @@ from fedgs.mechanism.masks import MaskedSum
 from fedgs.mechanism.sanitizer import clip, from_dct
 from fedgs.shapes import PerSampleGrads
 
-FEWEST = 10
 LENGTH = 10.0  # of a canary's gradient, in units of C
 INSIDE = 1.0
 OUTSIDE = {"replace-one": -1.0, "zero-out": 0.0}  # signs of the gradient
@@ -63,19 +61,11 @@ class Canaries:
         relation: str,
         rng: np.random.Generator,
     ) -> "Canaries":
-        """Draws them; clients that are asked at all come first.
+        """Draws some of the clients; those that are asked at all come first.
 
         Privacy: public; independent of data.
-
-        Raises:
-            UserError: fewer than 10 canaries, or more than clients.
         """
         num_clients = config.num_clients
-        if not FEWEST <= num_canaries <= num_clients:
-            raise UserError(
-                f"canaries = {num_canaries}: give --canaries from {FEWEST} to the "
-                f"run's {num_clients} clients"
-            )
         counts = np.zeros(num_clients, np.int64)
         for round in range(1, config.num_rounds + 1):
             counts[clients_of(select(config, round), range(num_clients))] += 1

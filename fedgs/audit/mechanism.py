@@ -48,7 +48,6 @@ from fedgs.federation.training import new_event
 from fedgs.mechanism.integers import real_values
 from fedgs.mechanism.sanitizer import PerSampleGradients
 from fedgs.privacy.accounting import statements
-from fedgs.privacy.amplification import RDP_THEOREM
 from fedgs.privacy.gaussian import epsilon_from_mu, fixed_law
 from fedgs.privacy.ledger import Event
 from fedgs.privacy.participation import COUNT_THEOREM, MIXTURE_THEOREM
@@ -120,7 +119,7 @@ def recorded_plan(config: ResolvedConfig, events: Sequence[Event]) -> Plan:
     )
 
 
-def claims_of_one_round(plan: Plan, delta: float, colluding: int = 0) -> list[Claim]:
+def claims_of_one_round(plan: Plan, delta: float) -> list[Claim]:
     """Returns what the accountant says about one round of a plan.
 
     Given that the client takes part, for every adversary and relation; and, where the
@@ -131,18 +130,18 @@ def claims_of_one_round(plan: Plan, delta: float, colluding: int = 0) -> list[Cl
     """
     found: list[Claim] = []
     for adversary in plan.adversaries:
-        shares = plan.shares(adversary, colluding)
+        shares = plan.shares(adversary, colluding=0)
         for relation in RELATIONS:
-            ratio = plan.ratio(adversary, relation, colluding)
+            ratio = plan.ratio(adversary, relation, colluding=0)
             mu = 1 / ratio if ratio else math.inf
-            epsilon = fixed_law(1).epsilon(ratio, delta)
+            epsilon = fixed_law(1, ratio).epsilon(delta)
             stated = epsilon if epsilon < math.inf else None
             who = (adversary, relation, shares)
             found.append(Claim(*who, stated, COUNT_THEOREM, mu, "asked"))
     one_round = dataclasses.replace(plan, num_rounds=1)
-    for row in statements(one_round, delta, colluding):
-        if row.theorem not in (COUNT_THEOREM, RDP_THEOREM):
-            shares = plan.shares(row.adversary, colluding)
+    for row in statements(one_round, delta):
+        if row.theorem != COUNT_THEOREM:
+            shares = plan.shares(row.adversary, colluding=0)
             view = "seen" if row.theorem == MIXTURE_THEOREM else "hidden"
             who = (row.adversary, row.relation, shares)
             found.append(Claim(*who, row.epsilon, row.theorem, None, view))

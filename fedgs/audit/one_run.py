@@ -56,7 +56,6 @@ def audit_run(
     delta: float,
     report: Report,
     stop: Stop,
-    colluding: int = 0,
     num_audits: int = 1,
 ) -> list[Finding]:
     """Trains once with canaries and bounds epsilon from guesses of their coins.
@@ -74,7 +73,6 @@ def audit_run(
         delta: of the claims.
         report: called with the public metrics of each round.
         stop: when set, training ends early by `RunStopped`.
-        colluding: nodes that take their noise out of secagg's sum, at least 0.
         num_audits: this one and those whose bounds stand beside it.
 
     Raises:
@@ -98,7 +96,7 @@ def audit_run(
         views = [*own, *views]
     alpha = (1 - CONFIDENCE) / len(views) / num_audits
     return [
-        _finding(plan, canaries, delta, alpha, colluding, config.num_rounds, *view)
+        _finding(plan, canaries, delta, alpha, config.num_rounds, *view)
         for view in views
     ]
 
@@ -135,7 +133,6 @@ def _finding(
     canaries: Canaries,
     delta: float,
     alpha: float,
-    colluding: int,
     rounds: int,
     adversary: str,
     view: str,
@@ -149,8 +146,8 @@ def _finding(
         scores, is_in, len(canaries.clients), delta, alpha
     )
     count = int(canaries.counts.max())
-    ratio = plan.ratio(adversary, canaries.relation, colluding)
-    epsilon = fixed_law(count).epsilon(ratio, delta)
+    ratio = plan.ratio(adversary, canaries.relation, colluding=0)
+    epsilon = fixed_law(count, ratio).epsilon(delta)
     return Finding(
         attack=f"B {view}",
         adversary=adversary,

@@ -17,12 +17,10 @@ e^(T c) are normal, which they are not, and the distances are read from private 
 without noise. `python -m experiments.paper.bayesian_outlier` shows an outlier that an
 attack finds.
 
-Differs from the reference, whose figures are `published_...` here:
+Differs from the reference, whose figure is `published_epsilon` here:
     - f is the chance that one of all estimates fails, of all steps and all orders,
       because the minimum of (3) looks at all of them. The reference's confidence grows
       once a call, however many steps the call stands for, and not with the orders.
-    - An epsilon is asked of delta - f, and a delta has f added: the reference forgets
-      it where it returns a delta.
     - The distances are norms of gradients of independent records, added to the batch;
       the reference's demo takes all 28 pairs of 8, which depend on each other.
     - It runs with NumPy 2 (the reference uses names that NumPy removed).
@@ -50,7 +48,6 @@ Floats = npt.NDArray[np.float64]
 
 ORDERS: Floats = np.array([2, 4, 8, 16, 32], np.float64)  # of the reference's notebooks
 FAILURE = 1e-16  # chance that one estimate of (2) is too low
-LEAST_RECORDS = 28  # with 8, Student's quantile at FAILURE is 382
 
 
 def log_moments(distances: Floats, rate: float, orders: Floats = ORDERS) -> Floats:
@@ -76,7 +73,7 @@ def log_moments(distances: Floats, rate: float, orders: Floats = ORDERS) -> Floa
     return np.stack(rows)
 
 
-def step_cost(moments: Floats, total_steps: int, failure: float = FAILURE) -> Floats:
+def step_cost(moments: Floats, total_steps: int) -> Floats:
     """Returns the cost of one step, Eq. 2.
 
     Privacy: reads private data; output private.
@@ -84,82 +81,42 @@ def step_cost(moments: Floats, total_steps: int, failure: float = FAILURE) -> Fl
     Args:
         moments: of `log_moments`, shape (orders, records), at least three records.
         total_steps: T, the number of steps of the whole training, fixed in advance.
-        failure: the chance that the estimate of one order is too low.
 
     Returns:
         Shape (orders,).
-
-    Raises:
-        ValueError: fewer than three records.
     """
     count = moments.shape[1]
-    if count < 3:
-        raise ValueError("an estimate needs at least three records")
     scaled = total_steps * moments
     top = scaled.max(axis=1, keepdims=True)
     shares = np.exp(scaled - top)  # at most 1: no overflow
-    quantile = float(cast(Any, t).isf(failure, count - 1))
+    quantile = float(cast(Any, t).isf(FAILURE, count - 1))
     bound = shares.mean(axis=1) + quantile * shares.std(axis=1) / math.sqrt(count - 1)
     return (top[:, 0] + np.log(bound)) / total_steps
 
 
-def bayesian_epsilon(
-    costs: Floats,
-    num_steps: int,
-    delta: float,
-    failure: float = FAILURE,
-    orders: Floats = ORDERS,
-) -> float:
+def bayesian_epsilon(costs: Floats, num_steps: int, delta: float) -> float:
     """Returns the Bayesian epsilon of steps, Eq. 3; inf if delta is not above f.
 
     Privacy: reads private data (through the costs); output private.
 
     Args:
-        costs: summed over the steps, shape (orders,).
+        costs: summed over the steps, for each of `ORDERS`.
         num_steps: how many there were, an estimate in each.
         delta: of the outcomes and the records together.
-        failure: of one estimate of one order.
-        orders: those of the costs.
     """
-    room = delta - num_steps * len(orders) * failure
+    room = delta - num_steps * len(ORDERS) * FAILURE
     if room <= 0:
         return math.inf
-    return max(0.0, float(((costs - math.log(room)) / orders).min()))
+    return max(0.0, float(((costs - math.log(room)) / ORDERS).min()))
 
 
-def bayesian_delta(
-    costs: Floats,
-    num_steps: int,
-    epsilon: float,
-    failure: float = FAILURE,
-    orders: Floats = ORDERS,
-) -> float:
-    """Returns the delta at an epsilon: Eq. 3 the other way, at most 1."""
-    failed = num_steps * len(orders) * failure
-    return min(1.0, float(np.exp(costs - orders * epsilon).min()) + failed)
-
-
-def published_epsilon(
-    costs: Floats,
-    num_calls: int,
-    delta: float,
-    failure: float = FAILURE,
-    orders: Floats = ORDERS,
-) -> float:
+def published_epsilon(costs: Floats, num_calls: int, delta: float) -> float:
     """Returns the reference's `get_privacy(target_delta=delta)`: no bound.
 
     Source: `BayesianPrivacyAccountant.get_privacy`; log-confidence once a call.
     """
-    confidence = math.exp(num_calls * math.log(1 - failure))
+    confidence = math.exp(num_calls * math.log(1 - FAILURE))
     room = delta - (1 - confidence)
     if room <= 0:
         return math.inf
-    return float(((costs - math.log(room)) / orders).min())
-
-
-def published_delta(costs: Floats, epsilon: float, orders: Floats = ORDERS) -> float:
-    """Returns the reference's `get_privacy(target_eps=epsilon)`: no confidence in it.
-
-    Source: `BayesianPrivacyAccountant.get_privacy`.
-    """
-    return float(np.exp(costs - orders * epsilon).min())
+    return float(((costs - math.log(room)) / ORDERS).min())

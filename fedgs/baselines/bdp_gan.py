@@ -37,15 +37,15 @@ import torch.nn.functional as F
 from fedgs.baselines import bayesian_accounting as bayesian
 from fedgs.baselines import dp_sgd, dp_sgd_gan
 from fedgs.baselines.contract import SECRET, Event, Facts, Guarantee
-from fedgs.config.fields import NOISE, Scalar, entry, flag
+from fedgs.config.fields import Scalar, again, entry
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
-from fedgs.gan.models import Generator
 from fedgs.randomness import stream
-from fedgs.shapes import TensorDict
 
 COSTS = f"{SECRET}bayesian_costs"
+# Images drawn in each step to estimate its cost; with 8, Student's quantile is 382.
+COST_RECORDS = 32
 DISTRIBUTIONAL = (
     "of an image drawn like the others: an outlier is promised nothing",
     "estimated from private gradients without noise: itself private",
@@ -57,23 +57,15 @@ KEPT_BACK = (
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(dp_sgd_gan.Settings):
     """What BDP-GAN is asked for; defaults are the paper's for MNIST, with B = 1024."""
 
-    noise_per_clip: float = flag(
-        20.48, "Noise of a sum of gradients / clip bound.", **NOISE
-    )
-    clip: float = flag(0.5, "Clip bound of an image's gradient.", above=0)
-    expected_batch: int = flag(
-        1024, "Images of a Poisson batch on average.", at_least=1
-    )
-    steps: int = flag(23_437, "Steps of the discriminator: releases.", at_least=1)
-    learning_rate: float = entry(1e-4, above=0)  # of Adam, for both networks
-    cost_records: int = flag(
-        32,
-        "Images drawn in each step to estimate its Bayesian cost.",
-        at_least=bayesian.LEAST_RECORDS,
-    )
+    noise_per_clip: float | None = again(dp_sgd_gan.Settings, "noise_per_clip", 20.48)
+    clip: float = again(dp_sgd_gan.Settings, "clip", 0.5)
+    expected_batch: int = again(dp_sgd_gan.Settings, "expected_batch", 1024)
+    steps: int = again(dp_sgd_gan.Settings, "steps", 23_437)
+    steps_per_generator_step: int = entry(1, at_least=1)
+    optimizer: str = again(dp_sgd_gan.Settings, "optimizer", "adam")
 
 
 class BdpGan:
@@ -84,7 +76,11 @@ class BdpGan:
     unit = "record"
     central = True
     Settings = Settings
-    recipe: Mapping[str, Scalar] = dp_sgd_gan.dp_sgd_gan.recipe
+    recipe: Mapping[str, Scalar] = {
+        **dp_sgd_gan.dp_sgd_gan.recipe,
+        "discriminator_learning_rate": 1e-4,
+        "generator_learning_rate": 1e-4,
+    }
 
     def calibrated(
         self, settings: Settings, facts: Facts, target_epsilon: float, delta: float
@@ -120,7 +116,7 @@ class BdpGan:
             ]
         if any(event["noise_per_clip"] == 0 for event in events):
             found = [math.inf, math.inf]
-        ours, theirs = (value if math.isfinite(value) else None for value in found)
+        ours, theirs = found
         line = Guarantee(
             "distributional",
             "record",
@@ -150,78 +146,34 @@ class BdpGan:
         Raises:
             UserError: too large a batch, or too few images for an estimate.
         """
+        if data.sizes.sum() < COST_RECORDS:
+            raise UserError(
+                f"data has {data.sizes.sum()} images: each step's Bayesian cost is "
+                f"estimated from {COST_RECORDS} of them; give more images"
+            )
         return BdpGanTrainer(settings, config, data, seed)
 
     audit_scores = staticmethod(dp_sgd.audit_scores)
 
 
-class BdpGanTrainer:
+class BdpGanTrainer(dp_sgd_gan.DPSGDGanTrainer):
     """A training of BDP-GAN under way; see `fedgs.baselines.contract.Trainer`."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        config: ResolvedConfig,
-        data: FederatedImages,
-        seed: int,
-    ) -> None:
-        """Starts the training of `dp-sgd-gan` that does the work."""
-        self.settings, self.seed = settings, seed
-        config = dataclasses.replace(
-            config,
-            discriminator_learning_rate=settings.learning_rate,
-            generator_learning_rate=settings.learning_rate,
-        )
-        self.training = dp_sgd_gan.dp_sgd_gan.trainer(
-            dp_sgd_gan.Settings(
-                noise_per_clip=settings.noise_per_clip,
-                clip=settings.clip,
-                expected_batch=settings.expected_batch,
-                steps=settings.steps,
-                optimizer="adam",
-            ),
-            config,
-            data,
-            seed,
-        )
-        self.num_steps = self.training.num_steps
-        if settings.cost_records > len(self.training.labels):
-            raise UserError(
-                f"cost_records = {settings.cost_records}: an estimate draws so many of "
-                f"{len(self.training.labels)} images; give fewer --cost-records, at "
-                f"least {bayesian.LEAST_RECORDS}, or more images"
-            )
-
-    @property
-    def generator(self) -> Generator:
-        """What samples are drawn from."""
-        return self.training.generator
+    settings: Settings
 
     def step(self, index: int) -> dict[str, Any]:
         """Estimates the cost of a step, and takes it."""
-        costs = self._costs(index)
-        event = self.training.step(index)
-        assert event is not None  # noqa: S101 - every step releases
-        return event | {COSTS: costs}
-
-    def state(self) -> TensorDict:
-        """Returns everything that the training needs."""
-        return self.training.state()
-
-    def load(self, state: TensorDict) -> None:
-        """Goes on from what `state` returned."""
-        self.training.load(state)
+        return {COSTS: self._costs(index)} | super().step(index)
 
     def _costs(self, index: int) -> list[float]:
         """Returns the Bayesian cost of the step for each order: private."""
-        settings = self.settings
-        if settings.noise_per_clip == 0:
+        if self.noise_per_clip == 0:
             return [0.0] * len(bayesian.ORDERS)  # `guarantees` says unbounded
-        norms = self.gradient_norms(index) / settings.clip
-        moments = bayesian.log_moments(
-            norms / settings.noise_per_clip, self.training.rate
+        distances = (
+            self.gradient_norms(index) / self.settings.clip / self.noise_per_clip
         )
-        return bayesian.step_cost(moments, settings.steps).tolist()
+        moments = bayesian.log_moments(distances, self.rate)
+        return bayesian.step_cost(moments, self.settings.steps).tolist()
 
     def gradient_norms(self, index: int) -> np.ndarray:
         """Returns norms of the clipped gradients of images drawn for a step.
@@ -229,20 +181,15 @@ class BdpGanTrainer:
         Privacy: reads private data; output private.
 
         Returns:
-            Shape (cost_records,), at most the clip bound, float64.
+            Shape (COST_RECORDS,), at most the clip bound, float64.
         """
-        training, network = self.training, self.training.discriminator
+        network, device = self.discriminator, self.config.device
         rng = stream(self.seed, "bayesian-records", index)
-        count = len(training.labels)
-        rows = torch.from_numpy(
-            rng.choice(count, self.settings.cost_records, replace=False)
-        )
-        device = training.config.device
+        drawn = rng.choice(len(self.labels), COST_RECORDS, replace=False)
+        rows = torch.from_numpy(drawn)
         network.zero_grad(set_to_none=True)
         with dp_sgd.quiet():
-            scores = network(
-                training.images[rows].to(device), training.labels[rows].to(device)
-            )
+            scores = network(self.images[rows].to(device), self.labels[rows].to(device))
             F.softplus(-scores).sum().backward()
         grads = torch.cat([p.grad_sample.flatten(1) for p in network.parameters()], 1)
         network.zero_grad(set_to_none=True)

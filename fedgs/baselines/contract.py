@@ -19,9 +19,8 @@ Rules that the contract test checks, or that reviewers do:
 
 Optional, found by name:
 
-- `Settings` may have an attribute `unit` ("none", "record", "user") or `central`
-  (bool), as a field or a property, where they depend on the settings. A field `unit`
-  becomes the flag --unit of the method. They replace those of the method.
+- `Settings` may have a property `unit` ("none", "record", "user") or `central` (bool),
+  where they depend on the settings. They replace those of the method.
 - `adversaries: tuple[str, ...]` of a method that is not central: who a target_epsilon
   can be asked against, of "release", "server", "secagg"; ("release",) otherwise.
 - `trust: str` of a method that is not central: who sees what before it is sanitized.
@@ -40,6 +39,7 @@ Optional, found by name:
   `guarantees(settings, facts, [event], delta)`.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -48,12 +48,9 @@ from fedgs.config.fields import Scalar
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.models import Generator
-from fedgs.privacy.accounting import SEEDED
 from fedgs.shapes import TensorDict
 
 SECRET = "secret."  # begins the names of tensors and numbers that stay private
-LABELS = ("valid", "as published", "distributional", SEEDED)
-UNITS = ("none", "record", "user")  # of a method; a guarantee's is never "none"
 RELATIONS = ("add-or-remove", "zero-out", "replace-one")
 
 Event = Mapping[str, Any]  # what one step released, as plain JSON values
@@ -66,16 +63,13 @@ class Guarantee:
     Attributes:
         label: "valid", "as published" (by the published code's call, kept to compare)
             "distributional" (over random data: no differential privacy), or, by the
-            frame, `SEEDED` in the place of both.
+            frame, `fedgs.privacy.accounting.SEEDED` in the place of both.
         unit: "record" or "user".
         relation: "add-or-remove", "zero-out" or "replace-one".
-        epsilon: at least 0; None means unbounded.
+        epsilon: at least 0; None means unbounded, and is what infinity becomes.
         delta: from 0 to 1.
         theorem: how it was computed, in a few words.
         conditions: without each of them the line is not valid.
-
-    Raises:
-        ValueError: an unknown label, unit or relation.
     """
 
     label: str
@@ -87,14 +81,9 @@ class Guarantee:
     conditions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Checks the words that tables are sorted by."""
-        for name, known in (
-            ("label", LABELS),
-            ("unit", UNITS[1:]),
-            ("relation", RELATIONS),
-        ):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} = {getattr(self, name)!r}: not of {known}")
+        """Says that no bound is None: JSON has no infinity."""
+        if self.epsilon == math.inf:
+            object.__setattr__(self, "epsilon", None)
 
     @property
     def is_guarantee(self) -> bool:
@@ -208,10 +197,12 @@ class Baseline(Protocol):
     ) -> list[Guarantee]:
         """Returns what was released so far, by all events in their order.
 
-        Published call and valid computation, for record and for user. The target's own
-        line, label "valid" in the method's unit, comes first. Empty for a method that
-        guarantees nothing. Lines that need values of `SECRET` are left out where the
-        events lack them.
+        Published call and valid computation. The target's own line, label "valid" in
+        the method's unit, comes first. Empty for a method that guarantees nothing.
+        Lines that need values of `SECRET` are left out where the events lack them.
+
+        A method of users states nothing of a record: some partitions give a client a
+        record because of what the others have.
         """
         ...
 

@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from fedgs.baselines import METHODS, find
 from fedgs.baselines.contract import Facts
 from fedgs.baselines.fedavg_gan import (
     METHOD,
@@ -22,7 +21,7 @@ from fedgs.baselines.fedavg_gan import (
 from fedgs.baselines.fedavg_messages import UpdateRequest, decode_request
 from fedgs.baselines.run import (
     NOT_GS_WGAN,
-    check_asked,
+    check_run,
     folder_content,
     made_settings,
 )
@@ -34,10 +33,8 @@ from fedgs.errors import UserError
 from fedgs.federation.messages import Request
 from fedgs.federation.node import Node
 from fedgs.federation.preparation import check_answer, resolve_deployed
-from fedgs.files import read_json
 from fedgs.mechanism.integers import IntegerSum
 from fedgs.mechanism.sanitizer import SanitizedGradients
-from fedgs.runs.run_folder import BASELINE, RunFolder
 
 INSTEAD = (
     f"deployed clients answer {METHOD.name} (`fedgs deploy baseline {METHOD.name}`) "
@@ -53,17 +50,11 @@ def check_name(name: str) -> None:
     Raises:
         UserError: with the reason and what to use instead.
     """
-    if name == METHOD.name:
-        return
-    if name not in METHODS:
-        raise UserError(f"NAME = {name!r}: give {METHOD.name}; {INSTEAD}")
-    why = "its clients' part runs in one process with all data"
-    if find(name).central:
-        why = "is central: whoever trains sees all images"
-    raise UserError(
-        f"NAME = {name}: {why}, so it has no deployment; use `fedgs baseline {name}` "
-        f"where the data are in one place; {INSTEAD}"
-    )
+    if name != METHOD.name:
+        raise UserError(
+            f"NAME = {name!r}: has no deployment; {INSTEAD}; other methods train by "
+            "`fedgs baseline`, where the data are in one place"
+        )
 
 
 def submitted(given: Mapping[str, Any], settings: Mapping[str, Any]) -> RunConfig:
@@ -97,7 +88,7 @@ def planned(
         raise UserError("nodes is unset: a baseline is submitted by `fedgs deploy`")
     asked = Asked(**{name: own.pop(name) for name in ASKED if name in own})
     settings = made_settings(METHOD, own)
-    check_asked(METHOD, settings, asked, config)
+    check_run(METHOD, settings, config)
     resolved = resolve_deployed(config)
     # Every client computes the schedule, and with it its share of the noise.
     resolved = dataclasses.replace(resolved, selection_seed=None)
@@ -110,31 +101,6 @@ def planned(
     resolved = dataclasses.replace(resolved, num_rounds=settings.steps)
     known = (METHOD.name, METHOD, settings, facts, asked.target_epsilon)
     return resolved, folder_content(*known)
-
-
-def check_again(folder: RunFolder, told: Mapping[str, Any]) -> None:
-    """Refuses to go on with a run by another method, or by other settings of it.
-
-    Args:
-        folder: of the run.
-        told: as of `planned`; empty for GS-WGAN.
-
-    Raises:
-        UserError: names what differs.
-    """
-    known: dict[str, Any] = {"name": "gs-wgan"}
-    if folder.is_baseline:
-        content = read_json(folder.path / BASELINE)
-        known = {name: content[name] for name in ("name", "target_epsilon")}
-        known |= content["settings"]
-    wanted = {"name": "gs-wgan"} | dict(told)
-    for name, value in wanted.items():
-        if name != "unit" and known.get(name) != value:
-            raise UserError(
-                f"method.{name} = {value}: the run in {folder.path} has "
-                f"{known.get(name)}; submit it with the same settings, or choose "
-                "another output"
-            )
 
 
 def split(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -24,7 +24,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -88,11 +88,6 @@ class _Shared:
         return self.sampling_rate if self.release == "batches" else 1.0
 
     @property
-    def num_releases(self) -> int:
-        """Embeddings that are released."""
-        return self.generator_steps if self.release == "batches" else 1
-
-    @property
     def noise_std(self) -> float:
         """Of every number of a released sum of vectors of norm 1.
 
@@ -119,6 +114,12 @@ class Settings(_Shared):
         "user level.",
     )
 
+    def __post_init__(self) -> None:
+        """Refuses a client's embedding by batches: all of it is released."""
+        if self.federated and self.release == "batches":
+            remedy = "give --release once"
+            raise UserError(f"release = 'batches': not with --federated; {remedy}")
+
     @property
     def unit(self) -> str:
         """Unit of the guarantee."""
@@ -135,11 +136,11 @@ class AutoencoderSettings(_Shared):
     """What `dp-merf-ae` is asked for."""
 
     kernel_variance: float = again(_Shared, "kernel_variance", 80.0)
-    release: str = again(_Shared, "release", "batches")
+    release: str = entry("batches", choices=("batches",))
     generator_steps: int = again(_Shared, "generator_steps", 840)
     fakes_per_step: int = again(_Shared, "fakes_per_step", 500)
     autoencoder_steps: int = flag(1200, "Steps of the autoencoder.", at_least=1)
-    # Its noise / its clip bound; unset: the number noise_multiplier, as published.
+    # Its noise / its clip bound, set by a target; else noise_multiplier, as published.
     autoencoder_noise: float | None = entry(None, **NOISE)
     autoencoder_learning_rate: float = entry(1e-3, above=0)
 
@@ -426,17 +427,12 @@ class DPMerf:
     def calibrated(
         self, settings: Any, facts: Facts, target_epsilon: float, delta: float
     ) -> Any:
-        """Sets sigma: replace-one once, add-or-remove by batches, zero-out federated.
-
-        Raises:
-            UserError: federated by batches.
-        """
-        _check(settings)
+        """Sets sigma for replace-one; by batches add-or-remove, federated zero-out."""
         if settings.release == "once":  # noise / sensitivity of the relation, 1 or 2
             sigma = 1 / mu_from_epsilon(target_epsilon, delta)
             sigma /= 2 if settings.federated else 1
         else:
-            rate, count = settings.rate, settings.num_releases
+            rate, count = settings.rate, settings.generator_steps
             sigma = smallest_noise(
                 lambda noise: [Releases(rate, 2 * noise, count)], target_epsilon, delta
             )
@@ -445,12 +441,7 @@ class DPMerf:
     def guarantees(
         self, settings: Any, facts: Facts, events: Sequence[Event], delta: float
     ) -> list[Guarantee]:
-        """Returns what was released so far; the relation of `calibrated` comes first.
-
-        Raises:
-            UserError: federated by batches.
-        """
-        _check(settings)
+        """Returns what was released so far, first by the relation of `calibrated`."""
         if settings.federated:
             return _bounded(events, delta, "user", 1, ("zero-out", "replace-one"))
         if settings.release == "batches":
@@ -469,7 +460,6 @@ class DPMerf:
         self, settings: Any, config: ResolvedConfig, data: FederatedImages, seed: int
     ) -> _Trainer:
         """Starts a training."""
-        _check(settings)
         return _Trainer(settings, config, data, seed)
 
     def audit_scores(
@@ -497,12 +487,6 @@ class DPMerf:
         return scores[0], scores[1]
 
 
-def _check(settings: Settings) -> None:
-    if settings.federated and settings.release == "batches":
-        remedy = "give --release once: a client's whole embedding is released"
-        raise UserError(f"release = 'batches': not with --federated; {remedy}")
-
-
 def _bounded(
     events: Sequence[Event],
     delta: float,
@@ -518,7 +502,7 @@ def _bounded(
     lines: list[Guarantee] = []
     for relation in relations:
         moved = 2 * size if relation == "replace-one" else size
-        found = dp_sgd.finite(epsilon_from_mu(moved * math.sqrt(square), delta))
+        found = epsilon_from_mu(moved * math.sqrt(square), delta)
         theorem = f"{GAUSSIAN_THEOREM}, sensitivity {moved}"
         lines.append(Guarantee("valid", unit, relation, found, delta, theorem))
     return lines
@@ -545,27 +529,20 @@ class DPMerfAutoencoder:
         self, settings: Any, facts: Facts, target_epsilon: float, delta: float
     ) -> Any:
         """Sets both noises: first the autoencoder's by its share, then the rest."""
-        given = cast(AutoencoderSettings, settings)
-        rate, steps = given.sampling_rate, given.autoencoder_steps
+        rate, count = settings.sampling_rate, settings.generator_steps
 
-        def first(noise: float) -> list[Releases]:
-            return [Releases(rate, noise, steps)]
+        def first(noise: float) -> Releases:
+            return Releases(rate, noise, settings.autoencoder_steps)
 
         share = AUTOENCODER_SHARE * target_epsilon
-        encoder = given.autoencoder_noise
-        if encoder is None:
-            encoder = smallest_noise(first, share, delta)
-        embeddings = given.rate, given.num_releases
+        encoder = smallest_noise(lambda noise: [first(noise)], share, delta)
         sigma = smallest_noise(
-            lambda noise: [
-                *first(encoder),
-                Releases(embeddings[0], 2 * noise, embeddings[1]),
-            ],
+            lambda noise: [first(encoder), Releases(rate, 2 * noise, count)],
             target_epsilon,
             delta,
         )
         return dataclasses.replace(
-            given, noise_multiplier=sigma, autoencoder_noise=encoder
+            settings, noise_multiplier=sigma, autoencoder_noise=encoder
         )
 
     def guarantees(

@@ -8,7 +8,6 @@ with Poisson batches; https://github.com/pytorch/opacus (per-sample gradients).
 """
 
 import contextlib
-import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -183,7 +182,7 @@ def add_or_remove(
             "valid",
             unit,
             "add-or-remove",
-            finite(epsilon(made, delta, size)),
+            epsilon(made, delta, size),
             delta,
             theorem(made, size),
             conditions,
@@ -214,11 +213,6 @@ def published(
     found = autodp_epsilon(sigma, count, None if rate == 1 else rate, delta)
     line = ("as published", "record", "replace-one", found, delta, f"autodp: {code}")
     return [Guarantee(*line)]
-
-
-def finite(value: float) -> float | None:
-    """Returns None in the place of an epsilon without bound."""
-    return value if math.isfinite(value) else None
 
 
 def audit_scores(

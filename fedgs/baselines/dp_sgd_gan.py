@@ -51,8 +51,6 @@ from fedgs.shapes import Images, Labels, Scores, TensorDict
 
 BETA2 = 0.999  # Adam's default
 SGD_DECAY, SGD_DECAY_STEPS = 0.48, 10_000  # DP-CGAN's rate: linear, 0.1 to 0.052
-
-
 # Settings of `RunConfig` that the methods read beside the shared ones: Adam's.
 RATES = ("generator_learning_rate", "discriminator_learning_rate")
 
@@ -99,7 +97,9 @@ class LayeredDiscriminator(Discriminator):
         return scores + (self.embedding(labels) * h).sum(1)
 
 
-class _Trainer:
+class DPSGDGanTrainer:
+    """A training under way; see `fedgs.baselines.contract.Trainer`."""
+
     def __init__(
         self,
         settings: Settings,
@@ -107,11 +107,16 @@ class _Trainer:
         data: FederatedImages,
         seed: int,
     ) -> None:
+        """Builds the networks.
+
+        Raises:
+            UserError: no noise, too large a batch, or Opacus is not installed.
+        """
         if settings.noise_per_clip is None:
             remedy = "give --noise-per-clip or --target-epsilon"
             raise UserError(f"noise_per_clip is unset: {remedy}")
         self.settings, self.config, self.seed = settings, config, seed
-        self.noise_std = settings.noise_per_clip * settings.clip
+        self.noise_per_clip = settings.noise_per_clip
         self.images, self.labels = dp_sgd.pooled(data)
         self.rate = sampling_rate(settings, len(self.labels))
         self.num_steps = settings.steps
@@ -126,30 +131,29 @@ class _Trainer:
         self.optimizer = torch.optim.Adam(
             self.net.parameters(), config.generator_learning_rate, betas
         )
-        weights, rate = (
-            self.discriminator.parameters(),
-            config.discriminator_learning_rate,
-        )
+        weights = self.discriminator.parameters()
+        rate = config.discriminator_learning_rate
         self.private_optimizer: torch.optim.Optimizer = (
             torch.optim.SGD(weights, rate)
             if settings.optimizer == "sgd"
             else torch.optim.Adam(weights, rate, betas)
         )
-        self.generator_steps = 0
 
     @property
     def generator(self) -> Generator:
+        """The average."""
         return self.average
 
-    def step(self, index: int) -> dict[str, Any] | None:
+    def step(self, index: int) -> dict[str, Any]:
         """Takes one step of the discriminator, and one of the generator if due."""
         self._train_discriminator(index)
         if (index + 1) % self.settings.steps_per_generator_step == 0:
             self._train_generator(index)
-        noise, clip = self.noise_std / self.settings.clip, self.settings.clip
-        return dp_sgd.event(self.rate, noise, what="discriminator", clip_bound=clip)
+        what = {"what": "discriminator", "clip_bound": self.settings.clip}
+        return dp_sgd.event(self.rate, self.noise_per_clip, **what)
 
     def state(self) -> TensorDict:
+        """Returns the networks with what their optimizers remember."""
         parts = {
             "generator": self.net,
             "average": self.average,
@@ -161,16 +165,15 @@ class _Trainer:
             for name, value in network.state_dict().items()
         }
         tensors |= moments_of("adam.", self.optimizer)
-        tensors |= moments_of("private.adam.", self.private_optimizer)
-        return tensors | {"generator_steps": torch.tensor(self.generator_steps)}
+        return tensors | moments_of("private.adam.", self.private_optimizer)
 
     def load(self, state: TensorDict) -> None:
+        """Goes on from what `state` returned."""
         self.net.load_state_dict(under("generator.", state))
         self.average.load_state_dict(under("average.", state))
         self.discriminator.load_state_dict(under("discriminator.", state))
         load_moments("adam.", self.optimizer, state)
         load_moments("private.adam.", self.private_optimizer, state)
-        self.generator_steps = int(state["generator_steps"])
 
     def _fakes(self, index: int, purpose: str) -> tuple[Images, Labels]:
         rng = stream(self.seed, purpose, index)
@@ -180,14 +183,12 @@ class _Trainer:
         return self.net(z, labels), labels
 
     def _train_discriminator(self, index: int) -> None:
-        config, clip, noise_seed = (
-            self.config,
-            self.settings.clip,
-            self.config.noise_seed,
-        )
+        config, clip = self.config, self.settings.clip
         with torch.no_grad():
             fakes, fake_labels = self._fakes(index, "discriminator-fakes")
-        rows = dp_sgd.poisson_batch(noise_seed, index, len(self.labels), self.rate)
+        rows = dp_sgd.poisson_batch(
+            config.noise_seed, index, len(self.labels), self.rate
+        )
         images = self.images[rows].to(config.device)
         labels = self.labels[rows].to(config.device)
 
@@ -200,7 +201,7 @@ class _Trainer:
         real = dp_sgd.clipped_sum(self.discriminator, real_losses, len(rows), clip)
         fake = dp_sgd.clipped_sum(self.discriminator, fake_losses, len(fakes), clip)
         source = dp_sgd.noise_source(config, index)
-        gradient = dp_sgd.noisy(real, self.noise_std, source) + fake
+        gradient = dp_sgd.noisy(real, self.noise_per_clip * clip, source) + fake
         # By the expected number: how many were drawn is private.
         dp_sgd.set_grads(self.discriminator, gradient / self.settings.expected_batch)
         if self.settings.optimizer == "sgd":
@@ -222,9 +223,8 @@ class _Trainer:
         self.optimizer.step()
         self.discriminator.enable_hooks()
         self.discriminator.zero_grad(set_to_none=True)
-        decay = self.config.ema_decay
-        update_ema(self.average, self.net, self.generator_steps, decay)
-        self.generator_steps += 1
+        done = index // self.settings.steps_per_generator_step
+        update_ema(self.average, self.net, done, self.config.ema_decay)
 
 
 def sampling_rate(settings: Settings, num_records: int) -> float:
@@ -277,37 +277,26 @@ class DPSGDGan:
         """
         lines = dp_sgd.add_or_remove(facts, events, delta)
         sigma = settings.noise_per_clip or 0.0
+        accounted, what = sigma, "sigma"
         if self.is_dp_cgan:
             lines += dp_sgd.published(sigma, events, delta, "GS-WGAN, Table 1")
-            return lines + _published_rdp(
-                sigma * settings.clip, events, delta, "sigma C"
-            )
-        return lines + _published_rdp(sigma, events, delta, "sigma")
+            accounted, what = sigma * settings.clip, "sigma C"
+        made = dp_sgd.releases(events)
+        if len(made) == 1 and accounted:
+            released = (accounted, made[0].rate, made[0].times)
+            found = poisson_rdp_epsilon(*released, delta)
+            how = f"RDP of Poisson batches with {what}"
+            line = ("as published", "record", "add-or-remove", found, delta, how)
+            lines.append(Guarantee(*line))
+        return lines
 
     def trainer(
         self, settings: Any, config: ResolvedConfig, data: FederatedImages, seed: int
-    ) -> _Trainer:
-        """Starts a training.
-
-        Raises:
-            UserError: no noise, too large a batch, or Opacus is not installed.
-        """
-        return _Trainer(settings, config, data, seed)
+    ) -> DPSGDGanTrainer:
+        """Starts a training."""
+        return DPSGDGanTrainer(settings, config, data, seed)
 
     audit_scores = staticmethod(dp_sgd.audit_scores)
-
-
-def _published_rdp(
-    accounted: float, events: Sequence[Event], delta: float, what: str
-) -> list[Guarantee]:
-    """Returns the line of the published code, an RDP accountant of Poisson batches."""
-    made = dp_sgd.releases(events)
-    if len(made) != 1 or accounted == 0:
-        return []
-    found = poisson_rdp_epsilon(accounted, made[0].rate, made[0].times, delta)
-    theorem = f"RDP of Poisson batches with {what}"
-    line = ("as published", "record", "add-or-remove", found, delta, theorem)
-    return [Guarantee(*line)]
 
 
 dp_sgd_gan = DPSGDGan(

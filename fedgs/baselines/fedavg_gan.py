@@ -25,6 +25,7 @@ datasets", ICLR 2020, Algorithm 2; reference google-research/federated, gans/.
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,11 +35,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.special import gammaln, logsumexp
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.utils import vector_to_parameters
 
+from fedgs.baselines.bayesian_accounting import log_moments
 from fedgs.baselines.contract import Event, Facts, Guarantee
 from fedgs.baselines.fedavg_messages import (
     UpdateRequest,
@@ -51,6 +52,7 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
+from fedgs.federation.checkpoint import under
 from fedgs.federation.messages import clients_of
 from fedgs.federation.round import select
 from fedgs.federation.training import nodes_of
@@ -78,7 +80,7 @@ from fedgs.shapes import TensorDict
 KIND = "discriminator-update"
 OF_METHOD = "method."  # begins the names of the method's settings among a run's
 WEIGHT_DECAY = 2.5e-5  # of both networks; Augenstein et al., their code's default
-ORDERS = range(2, 257)  # of the published accountant: whole numbers
+ORDERS = np.arange(2.0, 257)  # of the published accountant: whole numbers
 SEES = {
     "release": "adversary: sees what is published, so the noise of all nodes counts; "
     "whoever adds up the nodes' answers is trusted",
@@ -131,11 +133,6 @@ class UpdateConfig(ResolvedConfig):
     def baseline(self) -> str:
         """The method's name."""
         return METHOD.name
-
-    @property
-    def most_rounds(self) -> int:
-        """How many rounds the schedule asks a client at most."""
-        return _most_rounds(self.method, self.num_clients)
 
     def terms(self, round: int) -> Terms:
         """Returns what one node's release of a round is agreed to be.
@@ -387,7 +384,10 @@ class FedAvgGan:
             {name: value.detach().cpu() for name, value in net.state_dict().items()}
             for net in (self._generator, self._discriminator)
         )
-        return UpdateRequest(index + 1, generator, discriminator, clients, clients)
+        networks = generator, discriminator
+        return UpdateRequest(
+            index + 1, *networks, participants=clients, trainees=clients
+        )
 
     def event(self, round: int) -> dict[str, Any]:
         """Returns the ledger's event of a round, from 1."""
@@ -432,20 +432,19 @@ class FedAvgGan:
 
     def state(self) -> TensorDict:
         """Returns both networks."""
-        networks = {"generator": self._generator, "discriminator": self._discriminator}
         return {
             f"{key}.{name}": value.clone()
-            for key, net in networks.items()
+            for key, net in self._networks().items()
             for name, value in net.state_dict().items()
         }
 
     def load(self, state: TensorDict) -> None:
         """Goes on from what `state` returned."""
-        for key, net in (
-            ("generator", self._generator),
-            ("discriminator", self._discriminator),
-        ):
-            net.load_state_dict({n: state[f"{key}.{n}"] for n in net.state_dict()})
+        for key, net in self._networks().items():
+            net.load_state_dict(under(f"{key}.", state))
+
+    def _networks(self) -> dict[str, nn.Module]:
+        return {"generator": self._generator, "discriminator": self._discriminator}
 
 
 # ------------------------------------------------------------------ the method
@@ -491,19 +490,13 @@ class FedAvgGanMethod:
         conditions = (SCHEDULE, *(SEES[name] for name in sorted(sees)))
         others = [name for name in RELATIONS if name != settings.relation]
         lines: list[Guarantee] = []
-        asked = [("user", relation, "") for relation in (settings.relation, *others)]
-        # Without one record an update is another one of norm C, it is not zero.
-        asked.append(("record", "replace-one", "; a record is in one user's data"))
-        for unit, relation, about in asked:
+        for relation in (settings.relation, *others):
             mu = RELATIONS[relation] * math.sqrt(_squared_mu(facts, events))
-            theorem = f"exact curve of Gaussian releases, mu = {mu:.4g}{about}"
-            values = (_finite(epsilon_from_mu(mu, delta)), delta, theorem)
-            lines.append(Guarantee("valid", unit, relation, *values, conditions))
-        for unit in ("user", "record"):
-            epsilon = _finite(published_epsilon(facts, events, delta))
-            figure = (epsilon, delta, PUBLISHED)
-            lines.append(Guarantee("as published", unit, "add-or-remove", *figure))
-        return lines
+            theorem = f"exact curve of Gaussian releases, mu = {mu:.4g}"
+            values = (epsilon_from_mu(mu, delta), delta, theorem)
+            lines.append(Guarantee("valid", "user", relation, *values, conditions))
+        figure = (published_epsilon(facts, events, delta), delta, PUBLISHED)
+        return [*lines, Guarantee("as published", "user", "add-or-remove", *figure)]
 
     def trainer(
         self,
@@ -572,25 +565,12 @@ def published_epsilon(facts: Facts, events: Sequence[Event], delta: float) -> fl
     ratios = [_counted_noise(event) / event["clip_bound"] for event in events]
     if not min(ratios):
         return math.inf
-    chances = [_num_asked(facts, event) / facts.num_clients for event in events]
-    kinds: dict[tuple[float, float], int] = {}
-    for kind in zip(chances, ratios, strict=True):
-        kinds[kind] = kinds.get(kind, 0) + 1
-    return min(
-        sum(count * _sampled_rdp(order, *kind) for kind, count in kinds.items())
-        + math.log(1 / delta) / (order - 1)
-        for order in ORDERS
+    rates = [_num_asked(facts, event) / facts.num_clients for event in events]
+    moments = sum(
+        count * log_moments(np.array([1 / ratio]), rate, ORDERS - 1)[:, 0]
+        for (rate, ratio), count in Counter(zip(rates, ratios, strict=True)).items()
     )
-
-
-def _sampled_rdp(order: int, rate: float, ratio: float) -> float:
-    if rate == 1.0:
-        return order / (2 * ratio**2)
-    k = np.arange(order + 1)
-    binomial = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
-    chance = k * math.log(rate) + (order - k) * math.log1p(-rate)
-    terms = binomial + chance + k * (k - 1) / (2 * ratio**2)
-    return float(np.asarray(logsumexp(terms))) / (order - 1)
+    return float(((moments - math.log(delta)) / (ORDERS - 1)).min())
 
 
 def _counted_noise(event: Event) -> float:
@@ -614,10 +594,6 @@ def _squared_mu(facts: Facts, events: Sequence[Event]) -> float:
         asked = event["participants"]
         costs[slice(None) if asked == "all" else asked] += cost
     return float(costs.max())
-
-
-def _finite(epsilon: float) -> float | None:
-    return epsilon if math.isfinite(epsilon) else None
 
 
 METHOD = FedAvgGanMethod()

@@ -17,14 +17,10 @@ from fedgs.config.stages import Terms
 from fedgs.errors import UserError
 from fedgs.federation.codec import unpack_named
 from fedgs.federation.messages import (
-    Clients,
-    Payload,
     Request,
     decode_asked,
-    encode_batch,
 )
 from fedgs.gan.models import build_discriminator, build_generator
-from fedgs.mechanism.masks import Attempt
 from fedgs.shapes import TensorDict
 
 
@@ -33,22 +29,12 @@ class UpdateRequest(Request):
     """The request of a round of Fed-Avg GAN.
 
     Attributes:
-        round: the round, from 1.
         generator: its tensors.
         discriminator: its tensors.
-        participants: the clients that answer, or "all".
-        trainees: the same.
-        keep_round: as in `Request`.
-        attempt: is not used: nothing is masked.
     """
 
-    round: int
     generator: TensorDict
     discriminator: TensorDict
-    participants: Clients
-    trainees: Clients
-    keep_round: int = 0
-    attempt: Attempt | None = None
 
     def content(self) -> Iterable[Tensor]:
         """Returns the tensors of both networks, by name."""
@@ -88,11 +74,6 @@ def pack_networks(request: UpdateRequest) -> bytes:
     """Returns the tensors of a request as bytes; the same for every node."""
     named = request.named_tensors().items()
     return save({name: value.cpu().contiguous() for name, value in named})
-
-
-def encode_request(request: UpdateRequest, config: ResolvedConfig) -> Payload:
-    """Encodes a request."""
-    return encode_batch(request, config, pack_networks(request))
 
 
 def decode_request(

@@ -46,7 +46,6 @@ from fedgs.baselines.contract import Event, Facts, Guarantee
 from fedgs.baselines.teachers import (
     TeacherSettings,
     VoteTraining,
-    num_teachers,
     trial_scores,
     valid_guarantees,
 )
@@ -106,8 +105,7 @@ class GPateTrainer(VoteTraining[Settings]):
         images = self.generated(z, labels)
         projections = self._projections(index, images)
         counts = self._votes(images, labels, projections).reshape(-1, settings.num_bins)
-        release = self._release(index, counts, len(self.teachers.records))
-        coordinates, event = release
+        coordinates, event = self._release(index, counts)
         middles = torch.from_numpy(coordinates).to(images).view(len(images), 1, -1)
         change = (middles @ projections).view_as(images)
         self.generated.step(_distance, z, labels, images + change)
@@ -135,11 +133,11 @@ class GPateTrainer(VoteTraining[Settings]):
         return total.cpu().numpy()
 
     def _release(
-        self, index: int, counts: npt.NDArray[np.int64], num_teachers: int
+        self, index: int, counts: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.float64], dict[str, Any]]:
         """Returns the answered coordinates, 0 where there is none, and their event."""
         settings, config = self.settings, self.config
-        threshold = settings.vote_threshold * num_teachers
+        threshold = settings.vote_threshold * config.num_clients
         stds = (settings.threshold_ratio * settings.answer_noise, settings.answer_noise)
         source = NoiseStream(config.noise_seed, 0, index)
         noise = source.normal((len(counts), settings.num_bins + 1), 1.0)
@@ -185,7 +183,6 @@ class GPate:
         self, settings: Settings, facts: Facts, target_epsilon: float, delta: float
     ) -> Settings:
         """Returns settings with the noise for replace-one of a user's data set."""
-        num_teachers(settings, facts.num_clients)  # refuses what cannot vote
         noise = smallest_noise(settings, REPLACED, target_epsilon, delta)
         return dataclasses.replace(settings, answer_noise=noise)
 
@@ -195,16 +192,12 @@ class GPate:
         """Returns what the queries so far cost."""
         users = "GDP of every query, answered or not"
         lines = valid_guarantees(
-            settings,
-            facts,
             (_epsilon(events, REPLACED, delta), _epsilon(events, 1.0, delta)),
             delta,
             users,
             is_revealed=any("rdp_of_votes" in event for event in events),
         )
-        return lines + [
-            _as_published(unit, events, delta) for unit in ("user", "record")
-        ]
+        return [*lines, _as_published(events, delta)]
 
     def audit_scores(
         self,
@@ -222,7 +215,7 @@ class GPate:
         A long release is tried less often than asked; see `trial_scores`.
         """
         queries, bins = int(event["num_queries"]), settings.num_bins
-        voters = num_teachers(settings, facts.num_clients) - 1
+        voters = facts.num_clients - 1
         counts = np.zeros((queries, bins), np.int64)
         counts[:, 0], counts[:, 1] = voters // 2, voters - voters // 2
         inside, outside = counts.copy(), counts.copy()
@@ -230,17 +223,16 @@ class GPate:
         outside[:, 1] += relation == "replace-one"
         stds = (event["threshold"], event["threshold_std"], event["answer_std"])
 
-        def scores(count: int, votes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-            shape = (count * queries, bins + 1)
-            noise = NoiseStream(None, 0, 0).normal(shape, 1.0)
-            is_answered, winner = aggregate(np.tile(votes, (count, 1)), noise, *stds)
+        def score(votes: npt.NDArray[np.int64]) -> float:
+            noise = NoiseStream(None, 0, 0).normal((queries, bins + 1), 1.0)
+            is_answered, winner = aggregate(votes, noise, *stds)
             sign = np.select([winner == 0, winner == 1], [1, -1], 0)
-            return (sign * is_answered).reshape(count, queries).sum(axis=1)
+            return float((sign * is_answered).sum())
 
         numbers = queries * (bins + 1)
         return (
-            trial_scores(trials, numbers, lambda count: scores(count, outside)),
-            trial_scores(trials, numbers, lambda count: scores(count, inside)),
+            trial_scores(trials, numbers, partial(score, outside)),
+            trial_scores(trials, numbers, partial(score, inside)),
         )
 
 
@@ -312,7 +304,7 @@ def _distance(generator: Any, z: Tensor, labels: Labels, target: Images) -> Tens
     return (generator(z, labels) - target).square().sum()
 
 
-def _epsilon(events: Sequence[Event], distance: float, delta: float) -> float | None:
+def _epsilon(events: Sequence[Event], distance: float, delta: float) -> float:
     squares = [
         accounting.confident_gnmax_mu(
             event["num_queries"], event["threshold_std"], event["answer_std"], distance
@@ -320,11 +312,10 @@ def _epsilon(events: Sequence[Event], distance: float, delta: float) -> float | 
         ** 2
         for event in events
     ]
-    epsilon = epsilon_from_mu(math.sqrt(sum(squares)), delta)
-    return epsilon if math.isfinite(epsilon) else None
+    return epsilon_from_mu(math.sqrt(sum(squares)), delta)
 
 
-def _as_published(unit: str, events: Sequence[Event], delta: float) -> Guarantee:
+def _as_published(events: Sequence[Event], delta: float) -> Guarantee:
     """Returns the reference's accountant, by the votes where they were revealed."""
     orders = accounting.GNMAX_ORDERS
     total, theorem = np.zeros_like(orders), "RDP orders 1.1 to 199"
@@ -338,14 +329,8 @@ def _as_published(unit: str, events: Sequence[Event], delta: float) -> Guarantee
         mu = accounting.confident_gnmax_mu(event["num_queries"], *stds, REPLACED)
         total = total + orders * mu**2 / 2
     epsilon = accounting.rdp_epsilon(total, delta) if events else 0.0
-    return Guarantee(
-        "as published",
-        unit,
-        "replace-one",
-        epsilon if math.isfinite(epsilon) else None,
-        delta,
-        theorem,
-    )
+    line = ("as published", "user", "replace-one", epsilon, delta, theorem)
+    return Guarantee(*line)
 
 
 METHOD = GPate()

@@ -46,6 +46,7 @@ Floats = npt.NDArray[np.float64]
 
 GNMAX_ORDERS: Floats = np.array([1.1, *range(2, 200)], np.float64)  # G-PATE, main.py
 NUM_MOMENTS = 20  # PATE-GAN, L
+ABOVE = 1 + 1e-9  # over a root that is found numerically
 
 
 def confident_gnmax_mu(
@@ -101,11 +102,12 @@ def pure_epsilon(epsilon_0: float, num_queries: int, delta: float) -> float:
         return math.inf
     if num_queries == 0 or pure_delta(epsilon_0, num_queries, 0.0) <= delta:
         return 0.0
-    return _least(
+    spent = _root(
         lambda epsilon: pure_delta(epsilon_0, num_queries, epsilon) - delta,
         0.0,
         num_queries * epsilon_0,
     )
+    return spent * ABOVE
 
 
 def pure_per_query(epsilon: float, num_queries: int, delta: float) -> float:
@@ -117,19 +119,14 @@ def pure_per_query(epsilon: float, num_queries: int, delta: float) -> float:
     low, high = epsilon / num_queries, 1.0
     while pure_epsilon(high, num_queries, delta) <= epsilon:
         high *= 2
-    return _largest(
-        lambda e0: epsilon - pure_epsilon(e0, num_queries, delta), low / 2, high
+    return (
+        _root(lambda e0: epsilon - pure_epsilon(e0, num_queries, delta), low / 2, high)
+        / ABOVE
     )
 
 
-def _least(excess: Callable[[float], float], low: float, high: float) -> float:
-    """Returns the root of a decreasing function, rounded up by 1e-9 relative."""
-    return float(cast(Any, optimize).brentq(excess, low, high, rtol=1e-12)) * (1 + 1e-9)
-
-
-def _largest(room: Callable[[float], float], low: float, high: float) -> float:
-    """Returns the root of a decreasing function, rounded down by 1e-9 relative."""
-    return float(cast(Any, optimize).brentq(room, low, high, rtol=1e-12)) * (1 - 1e-9)
+def _root(function: Callable[[float], float], low: float, high: float) -> float:
+    return float(cast(Any, optimize).brentq(function, low, high, rtol=1e-12))
 
 
 def confident_gnmax_rdp(
@@ -181,7 +178,7 @@ def log_pr_not_plurality(counts: npt.NDArray[Any], noise_std: float) -> Floats:
     return np.minimum(log_q, math.log1p(-1 / counts.shape[1]))
 
 
-def gnmax_rdp(log_q: Floats, noise_std: float, orders: Floats = GNMAX_ORDERS) -> Floats:
+def gnmax_rdp(log_q: Floats, noise_std: float) -> Floats:
     """Returns the data-dependent RDP of GNMax, never above order / noise_std^2.
 
     Privacy: reads private data (through q); output private.
@@ -189,14 +186,13 @@ def gnmax_rdp(log_q: Floats, noise_std: float, orders: Floats = GNMAX_ORDERS) ->
     Args:
         log_q: shape (queries,), below 0.
         noise_std: of each count.
-        orders: above 1, shape (orders,).
 
     Returns:
-        Shape (queries, orders).
+        Shape (queries, orders), at `GNMAX_ORDERS`.
 
     Source: Papernot et al. 2018, Theorem 6, with the orders of Proposition 10.
     """
-    log_q = log_q[:, None]
+    log_q, orders = log_q[:, None], GNMAX_ORDERS
     order_2 = noise_std * np.sqrt(-log_q)
     order_1 = order_2 + 1
     rdp_1, rdp_2 = order_1 / noise_std**2, order_2 / noise_std**2
@@ -255,9 +251,9 @@ def laplace_moments(
     moments = np.arange(1.0, NUM_MOMENTS + 1)
     scaled = inverse_scale * np.asarray(gaps, np.float64)[:, None]
     q = (2 + scaled) * np.exp(-scaled) / 4
-    growth = math.exp(2 * inverse_scale)
     independent = 2 * inverse_scale**2 * moments * (moments + 1)
     with np.errstate(all="ignore"):
+        growth = np.exp(2 * inverse_scale)
         kept = (1 - q) * ((1 - q) / (1 - q * growth)) ** moments
         dependent = np.log(kept + q * growth**moments)
     applies = np.isfinite(dependent)

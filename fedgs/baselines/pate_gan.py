@@ -43,12 +43,10 @@ from torch import Tensor, nn
 from fedgs.baselines import pate_accounting as accounting
 from fedgs.baselines.contract import Event, Facts, Guarantee
 from fedgs.baselines.teachers import (
-    BETAS,
     Single,
     TeacherSettings,
     VoteTraining,
     function_of,
-    num_teachers,
     trial_scores,
     valid_guarantees,
 )
@@ -76,10 +74,9 @@ class Settings(TeacherSettings):
 
     teacher_steps: int = again(TeacherSettings, "teacher_steps", 5)  # n_T
     student_steps: int = entry(1, at_least=1)  # n_S, of the student per step
-    inverse_noise: float | None = flag(
+    inverse_noise: float = flag(
         1.0,
-        "lambda: counts get Laplace noise of scale 1 / lambda; unset is no noise; set "
-        "by a target.",
+        "lambda: counts get Laplace noise of scale 1 / lambda; set by a target.",
         at_least=1e-100,
         at_most=1e100,
     )
@@ -123,7 +120,6 @@ class PateGanTrainer(VoteTraining[Settings]):
         self.student = Single(
             lambda: judge(derived_seed(seed, "student")),
             settings.learning_rate,
-            BETAS,
             config.device,
         )
         self.stacks["student"] = self.student.stack
@@ -161,18 +157,20 @@ class PateGanTrainer(VoteTraining[Settings]):
         config = self.config
         source = NoiseStream(config.noise_seed, 0, step)
         noise = laplace(source.normal((2, 4, *ones.shape), 1.0))
-        zeros = len(self.teachers.records) - ones
-        return label(zeros, ones, noise, _scale(self.settings)).astype(np.float64)
+        zeros = config.num_clients - ones
+        return label(zeros, ones, noise, 1 / self.settings.inverse_noise).astype(
+            np.float64
+        )
 
     def _event(self, ones: npt.NDArray[np.int64]) -> dict[str, Any]:
         settings = self.settings
         event: dict[str, Any] = {
             "kind": KIND,
             "num_queries": len(ones),
-            "noise_scale": _scale(settings),
+            "noise_scale": 1 / settings.inverse_noise,
         }
-        if settings.reveal_votes and settings.inverse_noise is not None:
-            gaps = np.abs(len(self.teachers.records) - 2 * ones)
+        if settings.reveal_votes:
+            gaps = np.abs(self.config.num_clients - 2 * ones)
             for name, needs_condition in REVEALED.items():
                 moments = accounting.laplace_moments(
                     gaps, settings.inverse_noise, needs_condition
@@ -203,7 +201,6 @@ class PateGan:
         self, settings: Settings, facts: Facts, target_epsilon: float, delta: float
     ) -> Settings:
         """Returns settings with the noise for replace-one of a user's data set."""
-        num_teachers(settings, facts.num_clients)  # refuses what cannot vote
         inverse = largest_inverse_noise(settings, 2.0, target_epsilon, delta)
         return dataclasses.replace(settings, inverse_noise=inverse)
 
@@ -213,16 +210,12 @@ class PateGan:
         """Returns what the labels so far cost."""
         pure = "optimal composition of pure DP"
         lines = valid_guarantees(
-            settings,
-            facts,
             (_epsilon(events, 2.0, delta), _epsilon(events, 1.0, delta)),
             delta,
             pure,
             is_revealed=any("moments_of_code" in event for event in events),
         )
-        for unit in ("user", "record"):
-            lines += _as_published(unit, events, delta)
-        return lines
+        return lines + _as_published(events, delta)
 
     def audit_scores(
         self,
@@ -239,14 +232,14 @@ class PateGan:
         tried less often than asked; see `trial_scores`.
         """
         queries, scale = int(event["num_queries"]), event["noise_scale"]
-        others = (num_teachers(settings, facts.num_clients) - 1) // 2
+        others = (facts.num_clients - 1) // 2
 
         def scores(zeros: int, ones: int) -> npt.NDArray[np.float64]:
-            def labelled_real(count: int) -> npt.NDArray[np.int64]:
-                shape = (count, queries)
-                noise = laplace(NoiseStream(None, 0, 0).normal((2, 4, *shape), 1.0))
-                votes = (np.full(shape, zeros), np.full(shape, ones))
-                return label(*votes, noise, scale).sum(axis=1)
+            votes = (np.full(queries, zeros), np.full(queries, ones))
+
+            def labelled_real() -> float:
+                noise = laplace(NoiseStream(None, 0, 0).normal((2, 4, queries), 1.0))
+                return float(label(*votes, noise, scale).sum())
 
             return trial_scores(trials, 8 * queries, labelled_real)
 
@@ -316,30 +309,19 @@ def _student_loss(
     return F.binary_cross_entropy_with_logits(scores, target)
 
 
-def _scale(settings: Settings) -> float:
-    return 0.0 if settings.inverse_noise is None else 1 / settings.inverse_noise
-
-
-def _epsilon(events: Sequence[Event], moved: float, delta: float) -> float | None:
+def _epsilon(events: Sequence[Event], moved: float, delta: float) -> float:
     """Returns epsilon where one client moves both counts by `moved` in all."""
     if not events:
         return 0.0
     scales = {event["noise_scale"] for event in events}
     if len(scales) > 1:
         raise ValueError("the releases of a run have one noise scale")
-    scale = scales.pop()
-    if scale == 0:
-        return None
     queries = sum(event["num_queries"] for event in events)
-    return accounting.pure_epsilon(moved / scale, queries, delta)
+    return accounting.pure_epsilon(moved / scales.pop(), queries, delta)
 
 
-def _as_published(unit: str, events: Sequence[Event], delta: float) -> list[Guarantee]:
+def _as_published(events: Sequence[Event], delta: float) -> list[Guarantee]:
     """Returns the reference's accountant, by the votes where they were revealed."""
-    relation = "replace-one"
-    if any(event["noise_scale"] == 0 for event in events):
-        theorem = "moments accountant"
-        return [Guarantee("as published", unit, relation, None, delta, theorem)]
     if events and all(name in event for name in REVEALED for event in events):
         why = {
             "moments_of_code": "moments of the votes, without the theorem's condition",
@@ -362,8 +344,8 @@ def _as_published(unit: str, events: Sequence[Event], delta: float) -> list[Guar
     return [
         Guarantee(
             "as published",
-            unit,
-            relation,
+            "user",
+            "replace-one",
             accounting.moments_epsilon(np.asarray(moments), delta) if events else 0.0,
             delta,
             theorem,

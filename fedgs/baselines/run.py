@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,8 +83,6 @@ NUMBER = "the number of images is public"
 # Who sees what before it is sanitized, where the method does not say it itself.
 CURATOR = "who runs it sees all images"
 AGGREGATOR = "who adds up the clients' answers sees each of them"
-# Partitioners of flwr_datasets that give a record to a client whatever others are.
-APART = (None, "NaturalIdPartitioner", "IidPartitioner")
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,17 +132,7 @@ class BaselineRun:
         Raises:
             UserError: the ledger is broken.
         """
-        releases = self.folder.read_ledger(ReleaseLedger).events
-        source = "os" if self.config.noise_seed is None else "seeded"
-        agreed = (self.method.name, source)
-        for release in releases:
-            if (release.method, release.noise_source) != agreed:
-                raise UserError(
-                    f"{self.folder.path}: step {release.step} is of {release.method} "
-                    f"with {release.noise_source} noise, {BASELINE} and config.json "
-                    f"say {' with '.join(agreed)}; restore them from a copy"
-                )
-        return releases
+        return self.folder.read_ledger(ReleaseLedger).events
 
     def num_units(self, unit: str) -> int:
         """Returns how many units a guarantee may be about; 0 of the unit "none"."""
@@ -179,11 +167,6 @@ class BaselineRun:
         shared += self.config.public_conditions
         if self.facts.num_records:  # in baseline.json, and in every sampling rate
             shared += (NUMBER,)
-        if self.unit == "user":
-            config = self.config
-            # There a record's label decides in whose data others are.
-            is_apart = config.partition != "dirichlet" and config.partitioner in APART
-            rows = [row for row in rows if row.unit == "user" or is_apart]
         return [
             dataclasses.replace(
                 row,
@@ -228,7 +211,6 @@ def new_run(
     settings: dict[str, Any],
     asked: Asked,
     given: dict[str, Any],
-    load: Callable[[RunConfig], FederatedImages] = load_data,
 ) -> tuple[BaselineRun, FederatedImages]:
     """Makes the folder of a run that can start, and loads its data.
 
@@ -238,7 +220,6 @@ def new_run(
         asked: of the run.
         given: settings of `RunConfig` over the method's recipe; without `output` the
             folder is made in `runs/`.
-        load: of the data.
 
     Raises:
         UserError: bad input, or a guarantee that the method cannot give; nothing was
@@ -248,9 +229,9 @@ def new_run(
     own = made_settings(method, settings)
     config = overridden(RunConfig(), dict(method.recipe) | given | NOT_GS_WGAN)
     config = with_held_out(config, given)
-    check_asked(method, own, asked, config)
+    check_run(method, own, config)
     config = free_output(config, method.name.replace(":", "-"))
-    resolved, data = resolve(with_absolute_paths(config), load=load)
+    resolved, data = resolve(with_absolute_paths(config))
     check_device(resolved)
     data = capped(data, asked.max_images_per_user, resolved.seed)
     facts = facts_of(data, asked.max_images_per_user)
@@ -294,37 +275,17 @@ def made_settings(method: Baseline, values: dict[str, Any]) -> Any:
     return settings
 
 
-def check_asked(
-    method: Baseline, settings: Any, asked: Asked, config: RunConfig
-) -> None:
-    """Refuses a guarantee that the method cannot give.
+def check_run(method: Baseline, settings: Any, config: RunConfig) -> None:
+    """Refuses settings of a run under which the method's guarantee would not hold.
 
     Raises:
         UserError: with the reason and what to use instead.
     """
-    unit, title = unit_of(method, settings), method.name
-    if asked.target_epsilon is not None and unit == "none":
-        raise UserError(
-            f"target_epsilon = {asked.target_epsilon:g}: {title} adds no noise and "
-            "guarantees nothing; leave out --target-epsilon, or use a private method "
-            "(`fedgs baseline --list`) or `fedgs train`"
-        )
+    title = method.name
     if selection_costs([config]):
         raise UserError(
             f"cohort = {config.cohort}: its selection read private images, and "
             f"{title} does not count that; leave out --cohort, or use `fedgs train`"
-        )
-    if asked.unit not in (None, unit):
-        instead = {
-            "none": "leave out --unit",
-            "user": "leave out --unit",
-            "record": "give --max-images-per-user and read the epsilon of a user, by "
-            "group privacy, from `fedgs privacy`, or use a method with unit user "
-            "(`fedgs baseline --list`), or `fedgs train`",
-        }
-        says = "nothing" if unit == "none" else f"epsilons of one {unit}"
-        raise UserError(
-            f"unit = {asked.unit}: {title} guarantees {says}; {instead[unit]}"
         )
     if config.secure_aggregation:
         raise UserError(

@@ -36,11 +36,6 @@ class Target:
     target_epsilon: float | None = flag(
         None, "Find the noise for this epsilon, in the method's own unit.", above=0
     )
-    unit: str | None = flag(
-        None,
-        "What target_epsilon is about; refused where the method cannot give it.",
-        choices=("record", "user"),
-    )
 
 
 @dataclass(frozen=True)

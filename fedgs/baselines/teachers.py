@@ -1,7 +1,6 @@
 """What the PATE methods share: stacked teachers on disjoint data, and their student.
 
-A teacher is a network that sees the images of its own clients only. Client i belongs to
-teacher i modulo the number of teachers, whatever the data are: so a client's whole data
+Every client is a teacher: a network that sees its images only. So a client's whole data
 set decides one vote of each query, and the epsilon of votes is an epsilon of users.
 
 Teachers are the discriminators' `ModuleStack`: one batched call trains or asks a chunk
@@ -19,11 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedgs.baselines.contract import SECRET, Facts, Guarantee
+from fedgs.baselines.contract import SECRET, Guarantee
 from fedgs.config.fields import entry, flag
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
-from fedgs.errors import UserError
+from fedgs.federation.checkpoint import under
 from fedgs.gan.client_training import draw_matching
 from fedgs.gan.discriminators import CHUNK_SIZE, ModuleStack
 from fedgs.gan.models import (
@@ -41,8 +40,7 @@ REVEALING = (
     "the figures that are computed from them"
 )
 BETAS = (0.5, 0.999)  # of Adam, for all networks; the references'
-NOISE_AT_ONCE = 2_000_000  # numbers; an audit draws them in chunks
-MOST_NOISE = 30_000_000  # and so many in all, for each of its two arrays: half a minute
+MOST_NOISE = 30_000_000  # numbers of an audit, for each of its two arrays
 FIRST = torch.zeros(1, dtype=torch.int64)  # the position of a stack's only module
 
 
@@ -54,9 +52,6 @@ class TeacherSettings:
         UserError: a value outside its range.
     """
 
-    num_teachers: int | None = flag(
-        None, "Teachers; one for each client when unset.", at_least=2
-    )
     steps: int = flag(100, "Steps of the generator.", at_least=1)
     teacher_steps: int = entry(1, at_least=1)  # of each teacher per step
     teacher_batch_size: int = entry(64, at_least=1)  # its real and fake images
@@ -73,26 +68,8 @@ class TeacherSettings:
 AnySettings = TypeVar("AnySettings", bound=TeacherSettings)
 
 
-def num_teachers(settings: TeacherSettings, num_clients: int) -> int:
-    """Returns how many teachers there are: one for each client when not given.
-
-    Raises:
-        UserError: fewer than two teachers, or teachers without clients.
-    """
-    count = settings.num_teachers or num_clients
-    if not 2 <= count <= num_clients:
-        raise UserError(
-            f"num_teachers = {count}: a vote needs two teachers, and each of "
-            f"them a client of its own; give --num-teachers from 2 to {num_clients}"
-            + (" and --num-clients above 1" if num_clients < 2 else "")
-        )
-    return count
-
-
 def valid_guarantees(
-    settings: TeacherSettings,
-    facts: Facts,
-    epsilons: tuple[float | None, float | None],
+    epsilons: tuple[float, float],
     delta: float,
     theorem: str,
     is_revealed: bool,
@@ -100,48 +77,36 @@ def valid_guarantees(
     """Returns the valid lines of votes, with what they suppose.
 
     Args:
-        settings: of the run, as are the facts.
-        facts: decide who can be left out.
         epsilons: where one teacher's votes are replaced, and where they are left out.
         delta: of both.
         theorem: how they were computed.
         is_revealed: the ledger tells of the votes.
     """
     replaced, left_out = epsilons
-    found = [("user", "replace-one", replaced, theorem)]
-    if num_teachers(settings, facts.num_clients) == facts.num_clients:
-        why = f"{theorem}; the user's teacher casts no vote"
-        found.append(("user", "zero-out", left_out, why))
-    why = f"{theorem}; a record is in one user's data"
-    found.append(("record", "replace-one", replaced, why))
+    why = f"{theorem}; the user's teacher casts no vote"
+    found = [("replace-one", replaced, theorem), ("zero-out", left_out, why)]
     conditions = (TRUSTED, REVEALING) if is_revealed else (TRUSTED,)
     return [
-        Guarantee("valid", unit, relation, epsilon, delta, how, conditions)
-        for unit, relation, epsilon, how in found
+        Guarantee("valid", "user", relation, epsilon, delta, how, conditions)
+        for relation, epsilon, how in found
     ]
 
 
 def trial_scores(
-    trials: int, numbers: int, scores: Callable[[int], npt.NDArray[np.int64]]
+    trials: int, numbers: int, score: Callable[[], float]
 ) -> npt.NDArray[np.float64]:
     """Returns the scores of an audit's trials, fewer where one draws much noise.
 
     Args:
         trials: asked for.
         numbers: of noise that one trial draws.
-        scores: of so many trials at once.
+        score: of one trial.
 
-    >>> len(trial_scores(5, 400_000, np.zeros))
-    5
-    >>> len(trial_scores(10**6, 10_000, np.zeros))
+    >>> len(trial_scores(10**6, 10_000, float))
     3000
     """
-    left, parts = min(trials, max(1, MOST_NOISE // numbers)), []
-    while left > 0:
-        count = min(left, max(1, NOISE_AT_ONCE // numbers))
-        parts.append(scores(count))
-        left -= count
-    return np.concatenate(parts).astype(np.float64)
+    count = min(trials, max(1, MOST_NOISE // numbers))
+    return np.array([score() for _ in range(count)], np.float64)
 
 
 def function_of(stack: ModuleStack, params: TensorDict, buffers: TensorDict) -> Any:
@@ -163,20 +128,15 @@ class Teachers:
         config: ResolvedConfig,
         training: TeacherSettings,
         data: FederatedImages,
-        num_teachers: int,
         build: Callable[[int], nn.Module],
         seed: int,
     ) -> None:
-        """Builds teacher t by `build(its seed)` and gives it clients t, t + n, ..."""
+        """Builds the teacher of each client by `build(its seed)`."""
         self.config, self.training = config, training
         self.data, self.seed = data, seed
-        self.records = [
-            np.concatenate(data.client_records[teacher::num_teachers])
-            for teacher in range(num_teachers)
-        ]
         self.stack = ModuleStack(
             lambda teacher: build(derived_seed(seed, "teacher", teacher)),
-            num_teachers,
+            data.num_clients,
             training.learning_rate,
             BETAS,
             config.stacked,
@@ -198,7 +158,8 @@ class Teachers:
             records, fakes = [], []
             for teacher in chunk.tolist():
                 rng = stream(self.seed, "teacher-batch", teacher, index)
-                own, size = self.records[teacher], self.training.teacher_batch_size
+                own = self.data.client_records[teacher]
+                size = self.training.teacher_batch_size
                 records.append(own[rng.integers(len(own), size=size)])
                 drawn = self.data.labels[records[-1]]
                 fakes.append(draw_matching(rng, drawn, wanted))
@@ -251,7 +212,7 @@ class Teachers:
 
     def chunks(self) -> Iterator[Positions]:
         """Splits the teachers into chunks of at most CHUNK_SIZE, in order."""
-        everyone = torch.arange(len(self.records), device=self.config.device)
+        everyone = torch.arange(self.data.num_clients, device=self.config.device)
         yield from everyone.split(CHUNK_SIZE)
 
 
@@ -266,12 +227,11 @@ class Single:
         self,
         build: Callable[[], nn.Module],
         learning_rate: float,
-        betas: tuple[float, float],
         device: str,
     ) -> None:
         """Builds the network."""
         self.stack = ModuleStack(
-            lambda _: build(), 1, learning_rate, betas, False, device
+            lambda _: build(), 1, learning_rate, BETAS, False, device
         )
 
     def __call__(self, *inputs: Tensor) -> Tensor:
@@ -306,7 +266,6 @@ class Student(Single):
         super().__init__(
             lambda: build_generator(config, derived_seed(seed, "generator")),
             training.learning_rate,
-            BETAS,
             config.device,
         )
 
@@ -346,10 +305,9 @@ class VoteTraining(Generic[AnySettings]):
         seed: int,
     ) -> None:
         """Builds teachers, each by `build(its seed)`, and generator."""
-        count = num_teachers(settings, data.num_clients)
         self.settings, self.config, self.seed = settings, config, seed
         self.num_steps = settings.steps
-        self.teachers = Teachers(config, settings, data, count, build, seed)
+        self.teachers = Teachers(config, settings, data, build, seed)
         self.generated = Student(config, settings, seed)
         self.stacks = {
             f"{SECRET}teachers": self.teachers.stack,
@@ -386,11 +344,4 @@ class VoteTraining(Generic[AnySettings]):
             ValueError: they are of other architectures.
         """
         for stack, tensors in self.stacks.items():
-            prefix = f"{stack}."
-            tensors.load_state(
-                {
-                    name.removeprefix(prefix): value
-                    for name, value in state.items()
-                    if name.startswith(prefix)
-                }
-            )
+            tensors.load_state(under(f"{stack}.", state))

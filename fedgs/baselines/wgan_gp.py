@@ -1,11 +1,7 @@
 """WGAN-GP without privacy: the ceiling that private methods are measured against.
 
-`--discriminators central`: one discriminator on all data. `per-client`: one for each
-client on its own images; the server gets the plain sum of the clients' gradients of the
-fakes, which is what a round of GS-WGAN sends without clipping and noise.
-
-Networks are the project's (the paper's of GS-WGAN by default): same generator, same
-discriminator, so that what differs from a private run is the privacy.
+One discriminator sees all data. Networks are the project's (the paper's of GS-WGAN by
+default), so that what differs from a private run is the privacy.
 
 Differs from the reference: labels of the fakes are drawn uniformly, and a discriminator
 sees fakes of the labels of its real batch, as clients do in GS-WGAN; WGAN-GP itself is
@@ -31,7 +27,6 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
 from fedgs.federation.checkpoint import load_moments, moments_of, under
-from fedgs.federation.preparation import available_memory
 from fedgs.federation.round import jacobian_step
 from fedgs.gan.client_training import Draws, train_discriminators
 from fedgs.gan.discriminators import Discriminators
@@ -39,16 +34,15 @@ from fedgs.gan.models import (
     ADAM_BETAS,
     Generator,
     advance_in_place,
-    build_discriminator,
     build_generator,
     sample_labels,
     sample_latents,
     update_ema,
 )
 from fedgs.randomness import derived_seed, stream
-from fedgs.shapes import ImageGrads, Images, Labels, TensorDict
+from fedgs.shapes import Images, Labels, TensorDict
 
-DISCRIMINATORS = f"{SECRET}discriminators."  # begins their names in a state
+DISCRIMINATOR = f"{SECRET}discriminators."  # begins its names in a state: private
 NOT_PRIVATE = "not-private"  # a step that read private images and added no noise
 
 
@@ -56,13 +50,8 @@ NOT_PRIVATE = "not-private"  # a step that read private images and added no nois
 class Settings:
     """What wgan-gp can be told; the rest are settings of `RunConfig`."""
 
-    discriminators: str = flag(
-        "central",
-        "One discriminator on all data, or one for each client on its own.",
-        choices=("central", "per-client"),
-    )
     steps: int = flag(20_000, "Updates of the generator.", at_least=1)
-    discriminator_steps: int = entry(5, at_least=1)  # n_dis, for each of them
+    discriminator_steps: int = entry(5, at_least=1)  # n_dis
     batch_size: int = flag(
         50, "Real and fake images of a discriminator step, and of a query.", at_least=1
     )
@@ -70,11 +59,6 @@ class Settings:
     ema_decay: float = flag(
         0.999, "Decay of the averaged generator.", at_least=0, below=1
     )
-
-    @property
-    def central(self) -> bool:
-        """Whether one discriminator sees all data."""
-        return self.discriminators == "central"
 
 
 class Wgan:
@@ -86,16 +70,17 @@ class Wgan:
     def __init__(
         self, settings: Settings, config: ResolvedConfig, data: FederatedImages
     ) -> None:
-        """Builds the networks.
-
-        Raises:
-            UserError: the clients' discriminators do not fit the memory.
-        """
+        """Builds the networks."""
         self.settings, self.num_steps = settings, settings.steps
-        self.data = pooled(data) if settings.central else data
-        self.config = config = _training_config(config, settings)
-        _check_memory(config, self.data.num_clients)
-        self.discriminators = Discriminators(config, range(self.data.num_clients))
+        self.data = pooled(data)
+        self.config = config = dataclasses.replace(
+            config,
+            discriminator_steps=settings.discriminator_steps,
+            discriminator_batch_size=settings.batch_size,
+            generator_learning_rate=settings.learning_rate,
+            discriminator_learning_rate=settings.learning_rate,
+        )
+        self.discriminator = Discriminators(config, range(1))
         seed = derived_seed(config.seed, "generator")
         self._generator = build_generator(config, seed).to(config.device)
         self.average = copy.deepcopy(self._generator).eval().requires_grad_(False)
@@ -111,15 +96,18 @@ class Wgan:
         return self.average
 
     def step(self, index: int) -> dict[str, Any]:
-        """Trains the discriminators n_dis steps, then the generator one."""
+        """Trains the discriminator n_dis steps, then the generator one."""
         advance_in_place(self._generator)
         rng = stream(self.config.seed, "latent", index)
         with torch.no_grad():
             fakes, labels = self._draw(rng, self.config.discriminator_steps)
         images, asked = self._draw(rng, 1)
-        grads = self._summed_grads(index, fakes, labels, images.detach(), asked)
-        answers = self.data.num_clients * len(images)
-        jacobian_step(self.optimizer, images, grads / answers)
+        drawn = (self.data, (0,), "wgan-gp", index, labels.cpu().numpy())
+        draws, stack = Draws(self.config, *drawn), self.discriminator
+        only = torch.zeros(1, dtype=torch.int64, device=self.config.device)
+        train_discriminators(self.config, stack, only, draws, fakes, labels)
+        grads = stack.query(only, images.detach(), asked)[0]
+        jacobian_step(self.optimizer, images, grads / len(images))
         update_ema(self.average, self._generator, index, self.settings.ema_decay)
         return {"kind": NOT_PRIVATE}
 
@@ -129,31 +117,17 @@ class Wgan:
         labels = sample_labels(self.config, rng, count).to(self.config.device)
         return self._generator(z, labels), labels
 
-    def _summed_grads(
-        self, index: int, fakes: Images, labels: Labels, images: Images, asked: Labels
-    ) -> ImageGrads:
-        """Returns the sum over clients of d L_G / d image, without 1/B."""
-        total = torch.zeros_like(images)
-        for chunk in self.discriminators.chunks(range(self.data.num_clients)):
-            drawn = (self.data, chunk.tolist(), "wgan-gp", index, labels.cpu().numpy())
-            draws = Draws(self.config, *drawn)
-            train_discriminators(
-                self.config, self.discriminators, chunk, draws, fakes, labels
-            )
-            total += self.discriminators.query(chunk, images, asked).sum(0)
-        return total
-
     def state(self) -> TensorDict:
-        """Returns the networks with their Adam moments; discriminators stay private."""
-        flat = self.discriminators.state()
-        flat = {f"{DISCRIMINATORS}{name}": value for name, value in flat.items()}
+        """Returns the networks with their Adam moments."""
+        flat = self.discriminator.state()
+        flat = {f"{DISCRIMINATOR}{name}": value for name, value in flat.items()}
         for name, module in self._networks().items():
             flat |= {f"{name}.{n}": v for n, v in module.state_dict().items()}
         return flat | moments_of("adam.", self.optimizer)
 
     def load(self, state: TensorDict) -> None:
         """Goes on from what `state` returned."""
-        self.discriminators.load_state(under(DISCRIMINATORS, state))
+        self.discriminator.load_state(under(DISCRIMINATOR, state))
         for name, module in self._networks().items():
             module.load_state_dict(under(f"{name}.", state))
         load_moments("adam.", self.optimizer, state)
@@ -171,28 +145,6 @@ def pooled(data: FederatedImages) -> FederatedImages:
     return dataclasses.replace(
         data, client_records=everything, client_names=("all",), client_test_records=()
     )
-
-
-def _training_config(config: ResolvedConfig, settings: Settings) -> ResolvedConfig:
-    """Returns the configuration with what discriminators and generator train by."""
-    return dataclasses.replace(
-        config,
-        discriminator_steps=settings.discriminator_steps,
-        discriminator_batch_size=settings.batch_size,
-        generator_learning_rate=settings.learning_rate,
-        discriminator_learning_rate=settings.learning_rate,
-    )
-
-
-def _check_memory(config: ResolvedConfig, num_clients: int) -> None:
-    weights = sum(p.numel() for p in build_discriminator(config, 0).parameters())
-    needed = 3 * 4 * weights * num_clients  # weights and two moments, float32
-    if config.device == "cpu" and needed > available_memory():
-        raise UserError(
-            f"discriminator_dim = {config.discriminator_dim}: the discriminators of "
-            f"{num_clients} clients need about {needed / 1e9:.1f} GB; give a smaller "
-            "--discriminator-dim or --num-clients, or --discriminators central"
-        )
 
 
 class WganGp:
@@ -213,7 +165,8 @@ class WganGp:
         """Refuses: there is no noise to calibrate."""
         raise UserError(
             f"target_epsilon = {target_epsilon:g}: wgan-gp adds no noise and "
-            "guarantees nothing; leave out --target-epsilon, or use `fedgs train`"
+            "guarantees nothing; leave out --target-epsilon, or use a private method "
+            "(`fedgs baseline --list`) or `fedgs train`"
         )
 
     def guarantees(

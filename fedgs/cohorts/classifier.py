@@ -24,6 +24,8 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.randomness import derived_seed, stream
 from fedgs.shapes import TensorDict
 
+STEPS, BATCH_SIZE, LEARNING_RATE = 5, 20, 0.1  # of a client in a round
+HELD_OUT = 0.3  # of a client's images, on which it evaluates itself
 EVALUATED_AT_ONCE = 256  # images of a forward pass without gradients
 
 
@@ -88,10 +90,10 @@ def with_weights(config: ResolvedConfig, weights: TensorDict) -> Classifier:
     return model
 
 
-def is_held_out(seed: int, name: str, count: int, fraction: float) -> NDArray[np.bool_]:
+def is_held_out(seed: int, name: str, count: int) -> NDArray[np.bool_]:
     """Tells which of a client's images it evaluates itself on.
 
-    It holds out fraction * count of them, rounded, at least one and at most all but
+    It holds out `HELD_OUT` of them, rounded, at least one and at most all but
     one; of a single image none. The draw depends on the seed and its name alone.
 
     Privacy: public, as a function of the client's number of images.
@@ -100,13 +102,12 @@ def is_held_out(seed: int, name: str, count: int, fraction: float) -> NDArray[np
         seed: of the selection.
         name: the client's.
         count: its number of images, at least 1.
-        fraction: above 0 and below 1.
 
     Returns:
         Shape (count,).
     """
     chosen = np.zeros(count, bool)
-    size = min(max(round(fraction * count), 1), count - 1)
+    size = min(max(round(HELD_OUT * count), 1), count - 1)
     chosen[stream(seed, f"cohorts/held-out/{name}").permutation(count)[:size]] = True
     return chosen
 
@@ -115,13 +116,9 @@ def train(
     model: Classifier,
     images: NDArray[np.float32],
     labels: NDArray[np.int64],
-    *,
-    steps: int,
-    batch_size: int,
-    learning_rate: float,
     rng: np.random.Generator,
 ) -> None:
-    """Takes steps of SGD in place, whatever the number of images.
+    """Takes `STEPS` of SGD in place, on images drawn with replacement.
 
     Privacy: reads private data; output private.
 
@@ -129,14 +126,11 @@ def train(
         model: the server's classifier.
         images: shape (n, C, S, S), float32 in [0, 1], n at least 1.
         labels: shape (n,), int64.
-        steps: number of steps, at least 1.
-        batch_size: images of a step, drawn with replacement.
-        learning_rate: above 0.
         rng: the stream of the client's draws.
     """
-    optimizer = torch.optim.SGD(model.parameters(), learning_rate)
-    for _ in range(steps):
-        drawn = rng.integers(len(labels), size=batch_size)
+    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE)
+    for _ in range(STEPS):
+        drawn = rng.integers(len(labels), size=BATCH_SIZE)
         logits = model(torch.from_numpy(images[drawn]))
         optimizer.zero_grad()
         F.cross_entropy(logits, torch.from_numpy(labels[drawn])).backward()

@@ -1,7 +1,7 @@
 """Cohorts: files of client names, the clients of a run, and what naming them cost.
 
 A cohort file has one client name a line. Lines that begin with `#` are comments; one of
-them may say how the clients were selected (`fedgs cohorts` writes it):
+them may say how the clients were selected (`fedgs select-clients` writes it):
 
     # selection: not private
     # selection: private {"noise_per_clip": ..., ...}
@@ -125,7 +125,7 @@ def _selection(where: str, words: str) -> Cohort:
     if words == NOT_PRIVATE:
         return Cohort((), "not private")
     unknown = f"{where}: unknown selection"
-    remedy = "select the cohort again with `fedgs cohorts`"
+    remedy = "select the cohort again with `fedgs select-clients`"
     with wrap_error((ValueError, UserError), unknown, remedy):
         # Words of another kind are no JSON.
         values = json.loads(words.removeprefix(PRIVATE))

@@ -15,7 +15,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedgs.cohorts.settings import ABOVE, REST, SEARCH_STEPS, SELECTED, Selection
+from fedgs.cohorts.settings import (
+    ABOVE,
+    DELTA,
+    REST,
+    SEARCH_STEPS,
+    SELECTED,
+    Selection,
+)
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import wrap_error
 from fedgs.files import read_json, write_json
@@ -127,12 +134,12 @@ def statements(selection: Selection, num_clients: int) -> tuple[Statement, ...]:
     rows: list[Statement] = []
     learns = {"release": (), "server": (_SERVER_LEARNS[bool(selection.percentiles)],)}
     for adversary, relation in itertools.product(_ADVERSARIES, _RELATIONS):
-        epsilon = cost.composed(adversary, relation).epsilon(selection.delta)
+        epsilon = cost.composed(adversary, relation).epsilon(DELTA)
         row = Statement(
             adversary=adversary,
             relation=relation,
             unit="client",
-            delta=selection.delta,
+            delta=DELTA,
             epsilon=epsilon if epsilon < math.inf else None,
             asked="epsilon",
             theorem=THEOREM,

@@ -4,19 +4,20 @@ Imports neither torch nor scipy: the command line reads the flags from here.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fedgs.config.fields import check_ranges, flag
-from fedgs.errors import UserError, reject
+from fedgs.errors import UserError
 
 if TYPE_CHECKING:
     from fedgs.privacy.selection_cost import SelectionCost
 
 SELECTED, ABOVE, REST = "selected", "above", "rest"
 SEARCH_STEPS = 8  # questions per percentile: the threshold is a multiple of 1/256
-OF_PRIVACY = ("clip_bound", "membership_epsilon", "delta")
+# Of a private selection: the largest norm of an update, the epsilon of a client's
+# randomised answer, and the delta of the epsilon that is stated.
+CLIP_BOUND, MEMBERSHIP_EPSILON, DELTA = 1.0, 3.0, 1e-5
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Selection:
 
     `selected` are the clients of an accuracy at most `below`, `above` those of more
     than `above`, `rest` all others and those that hold out no image. A percentile is
-    the accuracy that this share of all clients does not exceed.
+    the accuracy that this share of all clients does not exceed; both are, or none is.
 
     What a client sends: the trained classifier (clipped in private mode); with
     percentiles `SEARCH_STEPS` times per percentile whether its accuracy exceeds a
@@ -33,47 +34,29 @@ class Selection:
     was asked about, so the server then knows the membership exactly, and more.
 
     Attributes:
-        below: accuracy, in [0, 1].
-        above: accuracy, in [0, 1], at least `below`.
-        percentile_below: instead of `below`, above 0 and below 100.
-        percentile_above: instead of `above`, at least `percentile_below`.
+        below: accuracy, in [0, 1], or a percentile, in (0, 100).
+        above: likewise, at least `below`.
+        are_percentiles: whether they are percentiles.
         num_rounds: rounds of federated averaging.
         clients_per_round: of a round, in a balanced schedule; all if there are fewer.
-        steps: SGD steps of a client in a round.
-        batch_size: images of a step, drawn with replacement.
-        learning_rate: of the clients.
-        held_out_fraction: share of a client's images that it evaluates itself on.
         train_corrupted: train on corrupted images as well; else the bug is planted
             after the training, as in the paper.
-        noise_per_clip: Flower's z, noise_std of the sum / clip_bound; None: not
+        noise_per_clip: Flower's z, noise_std of the sum / `CLIP_BOUND`; None: not
             private.
-        clip_bound: C, the largest L2 norm of a client's update, in private mode.
-        membership_epsilon: epsilon of the randomised response, in private mode.
-        delta: of the epsilon stated.
-        keep_accuracies: in a simulation, write every client's accuracy to `private/`.
 
     Raises:
         UserError: a value out of range, or thresholds that contradict each other.
     """
 
-    below: float | None = flag(
-        None, "Select clients of at most this accuracy.", at_least=0, at_most=1
-    )
-    above: float | None = flag(
-        None, "And those of more than this accuracy.", at_least=0, at_most=1
-    )
-    percentile_below: float | None = flag(
-        None, "Of accuracy, instead of --below.", above=0, below=100
-    )
-    percentile_above: float | None = flag(
-        None, "Of accuracy, instead of --above.", above=0, below=100
+    below: float | None = flag(None, "Select clients of at most this accuracy.")
+    above: float | None = flag(None, "And those of more than this accuracy.")
+    are_percentiles: bool = flag(
+        False,
+        "Both are percentiles of all clients' accuracies.",
+        names=("--percentiles",),
     )
     num_rounds: int = flag(40, "Of federated averaging.", at_least=1)
     clients_per_round: int = flag(50, "In each of them.", at_least=1)
-    steps: int = field(default=5, metadata={"at_least": 1})
-    batch_size: int = field(default=20, metadata={"at_least": 1})
-    learning_rate: float = field(default=0.1, metadata={"above": 0})
-    held_out_fraction: float = field(default=0.3, metadata={"above": 0, "below": 1})
     train_corrupted: bool = flag(
         False, "The planted bug is there in training, not only afterwards."
     )
@@ -82,43 +65,28 @@ class Selection:
         "Select privately: noise on a sum of updates / clip bound.",
         above=0,
     )
-    clip_bound: float = flag(1.0, "Largest norm of an update, if private.", above=0)
-    membership_epsilon: float = flag(
-        3.0, "Of a client's randomised answer, likewise.", above=0
-    )
-    delta: float = flag(1e-5, "Of the epsilon, if private.", at_least=1e-300, below=1)
-    keep_accuracies: bool = flag(
-        False,
-        "In this simulation, write and draw every client's accuracy.",
-        names=("--private-diagnostics",),
-    )
 
     def __post_init__(self) -> None:
         """Checks everything that can be checked without the data."""
         check_ranges(self)
-        self._check_thresholds()
-
-    def _check_thresholds(self) -> None:
-        low = (self.below, self.percentile_below)
-        high = (self.above, self.percentile_above)
-        for name, pair in (("below", low), ("above", high)):
-            if None not in pair:
+        most = 100 if self.are_percentiles else 1
+        for name, value in (("below", self.below), ("above", self.above)):
+            is_edge = self.are_percentiles and value in (0, most)
+            if value is not None and (is_edge or not 0 <= value <= most):
+                kind = "a percentile" if self.are_percentiles else "an accuracy"
                 raise UserError(
-                    f"{name} = {pair[0]}: percentile_{name} = {pair[1]} says the same "
-                    "otherwise; leave one of the two out"
+                    f"{name} = {value}: give --{name} {kind}, from 0 to {most}"
                 )
-        if low == high == (None, None):
+        if self.below is None and self.above is None:
             raise UserError(
-                "below is unset: give --below or --above (accuracies), or "
-                "--percentile-below or --percentile-above"
+                "below is unset: give --below or --above, accuracies or --percentiles"
             )
-        for one, other, name in zip(low, high, ("", "percentile_"), strict=True):
-            if one is not None and other is not None and one > other:
-                raise UserError(
-                    f"{name}below = {one}: exceeds {name}above = {other}, so that a "
-                    f"client would be in both; give --{name.replace('_', '-')}below at "
-                    f"most {other}"
-                )
+        low, high = self.below, self.above
+        if low is not None and high is not None and low > high:
+            raise UserError(
+                f"below = {low}: exceeds above = {high}, so that a client would be in "
+                f"both; give --below at most {high}"
+            )
 
     @property
     def is_private(self) -> bool:
@@ -128,15 +96,14 @@ class Selection:
     @property
     def cohorts(self) -> tuple[str, ...]:
         """The cohorts that a client can be in, two or three."""
-        has_low = self.below is not None or self.percentile_below is not None
-        has_high = self.above is not None or self.percentile_above is not None
+        has_low, has_high = self.below is not None, self.above is not None
         return (SELECTED,) * has_low + (ABOVE,) * has_high + (REST,)
 
     @property
     def percentiles(self) -> tuple[float, ...]:
         """The percentiles whose accuracies have to be found."""
-        found = (self.percentile_below, self.percentile_above)
-        return tuple(value for value in found if value is not None)
+        both = (self.below, self.above) if self.are_percentiles else ()
+        return tuple(value for value in both if value is not None)
 
     @property
     def num_questions(self) -> int:
@@ -161,20 +128,5 @@ class Selection:
             math.ceil(self.num_rounds * per_round / num_clients),
             counts,
             math.sqrt(num_clients) / 2 if counts else 0.0,
-            self.membership_epsilon,
+            MEMBERSHIP_EPSILON,
         )
-
-
-def selection_of(given: Mapping[str, Any]) -> Selection:
-    """Returns the selection of the command's flags, as far as they are given.
-
-    Raises:
-        UserError: as of `Selection`, or settings of privacy without the noise.
-    """
-    if "noise_per_clip" not in given:
-        reject(
-            {name: given.get(name) for name in OF_PRIVACY},
-            "is for a private selection, this one is not; give "
-            "--noise-per-clip, or leave out",
-        )
-    return Selection(**given)

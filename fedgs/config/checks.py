@@ -287,7 +287,7 @@ def _moment_problems(config: Settings) -> Iterator[Problem]:
         order = ", ".join([*first, "any number of moments, parts once, features"])
         yield "stages", f"moments come in the order {order}; give --stages so"
     for name, kind in (("moment_size", "scatter"), ("latent_dim", "moments")):
-        if FEATURES[kind](config) > MOST_FEATURES:
+        if FEATURES[kind](config.moment_features, config.latent_dim) > MOST_FEATURES:
             why = f"more than {MOST_FEATURES} products of two coordinates"
             yield name, f"{why}; give a smaller --{name.replace('_', '-')}"
     generator = "refined" if config.has_features else "gaussian"

@@ -34,7 +34,7 @@ Trait = Literal[
     "mechanism",  # decides the epsilons in advance: part of a `Plan`
     "of_client",  # a deployed client's own, which no server sets
     "stays",  # never leaves a server: a place on it, or a secret
-    "free",  # may change when a deployed run is submitted again
+    "free",  # decides nothing of what a run learns
     "path",  # names a file or folder
     "machine",  # where a run lies and what computes it
 ]

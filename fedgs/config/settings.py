@@ -594,7 +594,8 @@ class Settings:
         if self.num_classes is None:
             raise UserError("num_classes is unset: give --num-classes")
         groups = stage.num_groups(self.num_classes)
-        shape = (1, 1, groups, 1 + FEATURES[stage.kind](self))
+        count = FEATURES[stage.kind](self.moment_features, self.latent_dim)
+        shape = (1, 1, groups, 1 + count)
         multiplier /= stage.weight**0.5
         return Terms("embedding", multiplier, self.clip_bound, shape)
 

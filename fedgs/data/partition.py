@@ -24,9 +24,7 @@ from fedgs.errors import UserError
 from fedgs.randomness import stream
 
 DIGITS_NUM_CLIENTS = 180  # about 10 images each: noise on the average falls as 1/K
-# Above it a Dirichlet draw is uniform to float precision of a record count.
 DIRICHLET_ALPHA = 0.5  # label skew of `dirichlet`; smaller is more
-LARGEST_ALPHA = 1e9
 HELD_OUT_SEED = 0  # one for all runs
 NOBODY = ""  # the owner of all records of a source that names none
 
@@ -66,7 +64,7 @@ def split(
     if chosen == "iid":
         groups = iid(len(labels), num_clients, rng)
     else:
-        groups = dirichlet(labels, num_classes, num_clients, DIRICHLET_ALPHA, rng)
+        groups = dirichlet(labels, num_classes, num_clients, rng)
     return groups, tuple(str(client_id) for client_id in range(num_clients))
 
 
@@ -122,10 +120,9 @@ def dirichlet(
     labels: NDArray[np.int64],
     num_classes: int,
     num_clients: int,
-    alpha: float,
     rng: np.random.Generator,
 ) -> Groups:
-    """Deals each class to the clients in proportions drawn from Dirichlet(alpha).
+    """Deals each class to the clients in proportions drawn from a Dirichlet.
 
     All N records are dealt; sizes differ too. A client left without any takes one
     record from the largest. With a single class only the sizes are skewed.
@@ -136,11 +133,10 @@ def dirichlet(
         labels: shape (N,), int64, in [0, num_classes), N at least num_clients.
         num_classes: number of labels; each has its own draw, used or not.
         num_clients: K, at least 1.
-        alpha: above 0; small means few labels per client, large uniform.
         rng: the stream of the partition.
     """
     owner = np.zeros(len(labels), np.int64)
-    concentration = np.full(num_clients, min(alpha, LARGEST_ALPHA))
+    concentration = np.full(num_clients, DIRICHLET_ALPHA)
     for label in range(num_classes):
         shares = rng.dirichlet(concentration)
         members = rng.permutation(np.flatnonzero(labels == label))

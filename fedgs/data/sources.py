@@ -10,7 +10,6 @@ Source:
     Xiao, Rasul, Vollgraf, "Fashion-MNIST", arXiv:1708.07747, 2017.
 """
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +33,8 @@ READERS = {
     "npz": arrays.read,
     "hf": hugging_face.read,
 }
-NAMES = (
-    *("digits", "fonts", *FOLDERS),
-    *("femnist[:PATH]", "folder:PATH", "npz:PATH", "hf:NAME"),
-)
+NAMES = "digits, fonts, mnist, fashion-mnist, mnist-by-writer, femnist[:PATH], "
+NAMES += "folder:PATH, npz:PATH, hf:NAME"
 QMNIST_LABELS = "QMNIST/raw/qmnist-train-labels-idx2-int"
 QMNIST_LABEL, QMNIST_WRITER = 0, 2  # columns of the 8 in a row
 # What torchvision raises on damaged or hostile files.
@@ -77,13 +74,13 @@ def read_records(config: RunConfig) -> Records:
         raise UserError(
             f"data = {GIVEN!r}: these images were given in Python and are in no file; "
             "continue the run there, by fedgs.load(RUN).resume(images, labels, "
-            f"clients), or give --data one of {_list(NAMES)}"
+            f"clients), or give --data one of {NAMES}"
         )
     elif (path := Path(config.data).expanduser()).exists():
         kind = "folder" if path.is_dir() else "npz"
         raise UserError(f"data = {config.data!r}: give --data {kind}:{config.data}")
     else:
-        raise UserError(f"data = {config.data!r}: give --data one of {_list(NAMES)}")
+        raise UserError(f"data = {config.data!r}: give --data one of {NAMES}")
     return records
 
 
@@ -207,7 +204,7 @@ def _find(config: RunConfig, names: list[str]) -> list[Path]:
     if config.data_dir is None:
         raise UserError(
             f"data_dir is unset: data = {config.data} needs --data-dir, a folder with "
-            f"{_list(names)}\nor one to fill with --download"
+            f"{', '.join(names)}\nor one to fill with --download"
         )
     root = Path(config.data_dir).expanduser()
     missing = [name for name in names if not (root / name).is_file()]
@@ -215,7 +212,7 @@ def _find(config: RunConfig, names: list[str]) -> list[Path]:
         _download(config, root, missing)
     elif missing:
         raise UserError(
-            f"data_dir = {config.data_dir!r}: {_list(missing)} not found there\n"
+            f"data_dir = {config.data_dir!r}: {', '.join(missing)} not found there\n"
             "give --data-dir the folder that holds these files, or add --download"
         )
     return [root / name for name in names]
@@ -226,10 +223,6 @@ def _download(config: RunConfig, root: Path, missing: list[str]) -> None:
 
     for family in sorted({name.split("/")[0] for name in missing}):
         where = f"download = True: {family} for data_dir = {config.data_dir!r} failed"
-        remedy = f"put {_list(missing)} there by hand"
+        remedy = f"put {', '.join(missing)} there by hand"
         with wrap_error((OSError, RuntimeError), where, remedy):
             getattr(torchvision.datasets, family)(root, download=True)
-
-
-def _list(names: Iterable[str]) -> str:
-    return ", ".join(names)

@@ -54,15 +54,8 @@ from fedgs.data.transformations import (
 from fedgs.diagnosis import group_features as features
 from fedgs.diagnosis import permutation
 from fedgs.diagnosis.catalogue import HEALTHY, Candidate, Samples, of_groups, within
-from fedgs.diagnosis.effects import (
-    Difference,
-    Effect,
-    TwoSample,
-    differences,
-    effects,
-    two_sample,
-)
-from fedgs.diagnosis.rule import FEWEST_GROUPS, MOST_GROUPS, Rule
+from fedgs.diagnosis.differences import Difference, differences
+from fedgs.diagnosis.rule import CONFIDENCE, FEWEST_GROUPS, MOST_GROUPS, Rule
 from fedgs.errors import raise_if_any
 from fedgs.evaluation.images import LabelledImages
 from fedgs.files import without_nan
@@ -94,8 +87,7 @@ class Suspect:
 
     Attributes:
         bug: name of the catalogue's entry, or other.
-        p: of the exact permutation test.
-        adjusted_p: for all suspects together.
+        adjusted_p: of the exact permutation test, for all suspects together.
         statistic: what it explains of the cohorts' squared distance; of `other` the
             distance.
         effect: share of spoilt images; None for `other`, or not measurable.
@@ -108,7 +100,6 @@ class Suspect:
     """
 
     bug: str
-    p: float
     adjusted_p: float
     statistic: float
     effect: float | None
@@ -127,8 +118,6 @@ class Diagnosis:
         verdict: the name of a bug, "one of A, B", more than one, none, other or
             undecided.
         ranking: the suspects, likeliest first.
-        effects: pixel intensity, orientation, class balance.
-        two_sample: MMD and the classifier two-sample test.
         has_learned: whether the generators show structure of the data; see the module.
         num_splits: of the permutation test.
         rule: as asked for.
@@ -139,8 +128,6 @@ class Diagnosis:
 
     verdict: str
     ranking: tuple[Suspect, ...]
-    effects: tuple[Effect, ...]
-    two_sample: tuple[TwoSample, ...]
     has_learned: bool
     num_splits: int
     rule: Rule
@@ -161,7 +148,6 @@ class Diagnosis:
         """Returns the fields as JSON values, numbers that are not defined as null."""
         found = {"bugs": list(self.bugs), **dataclasses.asdict(self)}
         found |= found.pop("rule")
-        found["attainable_p"] = 1 / self.num_splits
         found["false_positive_rate"] = self.false_positive_rate
         return without_nan(found)
 
@@ -195,75 +181,6 @@ def diagnose(
         UserError: groups that cannot be compared.
     """
     rule = rule or Rule()
-    found = _decided(
-        *(healthy, suspicious, num_classes, rule, entries, frequencies),
-        has_shared_start=has_shared_start,
-    )
-    groups = [*healthy, *suspicious]
-    images = [group.images for group in groups]
-    components = features.principal_components(images)
-    shares = features.class_shares(components, [g.labels for g in groups], num_classes)
-    return Diagnosis(
-        verdict=found.verdict,
-        ranking=tuple(sorted(found.suspects, key=_rank)),
-        effects=effects(
-            [features.intensity(g.images) for g in groups],
-            [features.orientation(g.images, g.labels, num_classes) for g in groups],
-            shares,
-            found.rule.confidence,
-        ),
-        two_sample=two_sample(found.kernel, components, found.rows),
-        has_learned=found.has_learned,
-        num_splits=len(found.rows),
-        rule=found.rule,
-        differences=differences(found.samples.by_feature),
-        draws_averages=frequencies is not None,
-    )
-
-
-def verdict(
-    healthy: Sequence[LabelledImages],
-    suspicious: Sequence[LabelledImages],
-    num_classes: int,
-    rule: Rule | None = None,
-    entries: Sequence[Transformation] = TRANSFORMATIONS,
-    frequencies: int | None = None,
-) -> str:
-    """Returns the verdict of `diagnose`, without what only describes the samples.
-
-    Privacy: post-processing of DP output.
-
-    Raises:
-        UserError: groups that cannot be compared.
-    """
-    found = _decided(
-        healthy, suspicious, num_classes, rule or Rule(), entries, frequencies
-    )
-    return found.verdict
-
-
-@dataclass(frozen=True)
-class _Decided:
-    """A verdict, its suspects, and what the description of the samples needs."""
-
-    verdict: str
-    suspects: Sequence[Suspect]
-    has_learned: bool
-    samples: Samples
-    rows: Rows
-    kernel: Array
-    rule: Rule
-
-
-def _decided(
-    healthy: Sequence[LabelledImages],
-    suspicious: Sequence[LabelledImages],
-    num_classes: int,
-    rule: Rule,
-    entries: Sequence[Transformation],
-    frequencies: int | None,
-    has_shared_start: bool = False,
-) -> _Decided:
     groups = [*healthy, *suspicious]
     sizes = len(healthy), len(suspicious)
     raise_if_any("samples", _problems(*sizes, groups, num_classes))
@@ -281,10 +198,11 @@ def _decided(
     adjusted = permutation.closed_test({**most, OTHER: any_difference})
     p_other = permutation.p_value(any_difference)
     is_different = adjusted[OTHER] <= rule.alpha
-    decisions = dict.fromkeys([own.name for own in found], UNDECIDED)
-    has_learned = not has_shared_start and _has_learned(samples, rule)
-    if has_learned:
-        decisions |= {own.name: EXCLUDED for own in found if own.is_excluded}
+    has_learned = not has_shared_start and _has_learned(samples)
+    decisions = {
+        own.name: EXCLUDED if has_learned and own.is_excluded else UNDECIDED
+        for own in found
+    }
     able = [own for own in found if adjusted[own.best.family] <= rule.alpha]
     if able:
         others = [own for own in found if own is not able[0]]
@@ -293,17 +211,20 @@ def _decided(
         _suspect(own, most[own.best.family], adjusted[own.best.family], decisions)
         for own in found
     ]
-    suspects.append(
-        Suspect(
-            *(OTHER, p_other, adjusted[OTHER], float(np.sqrt(squared[0]))),
-            *(None, None, DIFFERS if is_different else SAME),
-        )
-    )
+    distance, seen = float(np.sqrt(squared[0])), DIFFERS if is_different else SAME
+    suspects.append(Suspect(OTHER, adjusted[OTHER], distance, None, None, seen))
     p_any_bug = permutation.p_value(np.max([*most.values()], axis=0))
     is_clear = min(p_other, p_any_bug) > rule.alpha
-    text = _verdict(suspects, entries, is_different, is_clear)
-    text = text if rule.alpha >= 1 / len(rows) else UNDECIDED
-    return _Decided(text, suspects, has_learned, samples, rows, kernel, rule)
+    verdict = _verdict(suspects, entries, is_different, is_clear)
+    return Diagnosis(
+        verdict=verdict if rule.alpha >= 1 / len(rows) else UNDECIDED,
+        ranking=tuple(sorted(suspects, key=_rank)),
+        has_learned=has_learned,
+        num_splits=len(rows),
+        rule=rule,
+        differences=differences(samples.by_feature),
+        draws_averages=frequencies is not None,
+    )
 
 
 def _problems(
@@ -418,10 +339,10 @@ def _explanation(
     unit = max(float(squared.mean()), _LEAST_SQUARED)
     forth = np.array([c.explained(~rows, rows) for c in own])
     back = np.array([c.explained(rows, ~rows) for c in own])
-    shares = [_jackknife(c.share, rows, rule) for c in own]
+    shares = [_jackknife(c.share, rows) for c in own]
     # The healthy cohort may be the spoilt one: a turn is asked the other way as well.
     back_ways = (dataclasses.replace(c, spoilt=HEALTHY) for c in own if c.is_turn)
-    more = (_jackknife(c.share, rows, rule) for c in back_ways)  # only where it matters
+    more = (_jackknife(c.share, rows) for c in back_ways)  # only where it matters
     limits = itertools.chain(shares, more)
     limit = rule.min_effect * samples.shown(own[0].entry)
     weighted = [c.weighted(weights) for c in own]
@@ -454,13 +375,13 @@ def _least_fit(best: Candidate, rows: Rows) -> float:
 
 
 def _jackknife(
-    statistic: Callable[[Rows, Rows], Array], rows: Rows, rule: Rule
+    statistic: Callable[[Rows, Rows], Array], rows: Rows
 ) -> tuple[float, tuple[float, float] | None]:
     count = rows.shape[1] // 2
-    return permutation.jackknife(of_groups(statistic, count), count, rule.confidence)
+    return permutation.jackknife(of_groups(statistic, count), count, CONFIDENCE)
 
 
-def _has_learned(samples: Samples, rule: Rule) -> bool:
+def _has_learned(samples: Samples) -> bool:
     """Tells whether a turn moves the generators of each cohort alike, with confidence.
 
     Random starts have nothing in common: the mean inner product of what the turn does
@@ -474,15 +395,14 @@ def _has_learned(samples: Samples, rule: Rule) -> bool:
         def size(*rows: Rows, cohort: int = cohort) -> Array:
             return within(sizes, rows[cohort])
 
-        if not _is_above_zero(of_groups(size, count), count, rule):
+        if not _is_above_zero(of_groups(size, count), count):
             return False
     return True
 
 
-def _is_above_zero(statistic: permutation.Statistic, count: int, rule: Rule) -> bool:
+def _is_above_zero(statistic: permutation.Statistic, count: int) -> bool:
     """Tells whether a statistic is above 0: one limit, so the error is on one side."""
-    both_sides = 2 * rule.confidence - 1
-    _, interval = permutation.jackknife(statistic, count, max(0.0, both_sides))
+    _, interval = permutation.jackknife(statistic, count, 2 * CONFIDENCE - 1)
     return interval is not None and interval[0] > 0
 
 
@@ -499,20 +419,18 @@ def _named(
     """
     if first.interval is None or first.interval[0] < rule.min_effect:
         return {}  # it may fit, and be rare
-    if second := _second(first, samples, entries, rule):
+    if second := _second(first, samples, entries):
         # An average of intact and spoilt images looks like two bugs.
         return {} if samples.frequencies else {first.name: PART, second: PART}
     if first.least_fit < LEAST_FIT:
         return {}
-    rivals = [own.name for own in others if _is_rival(first, own, samples, rule)]
+    rivals = [own.name for own in others if _is_rival(first, own, samples)]
     if len(rivals) > (MOST_TURNS if first.best.family == TURNS else MOST_RIVALS):
         return {}
     return dict.fromkeys([first.name, *rivals], POSSIBLE if rivals else NAMED)
 
 
-def _is_rival(
-    first: _Explanation, other: _Explanation, samples: Samples, rule: Rule
-) -> bool:
+def _is_rival(first: _Explanation, other: _Explanation, samples: Samples) -> bool:
     """Tells whether another entry may be what the first looks like."""
     kin = first.best.entry.kin
     if samples.frequencies and kin and kin == other.best.entry.kin:
@@ -529,12 +447,10 @@ def _is_rival(
     is_coarse = first.best.steps[-1][1] is not None
     if is_coarse and first.fit - other.fit < CLOSE_FIT:
         return True
-    return not _is_clearly_more(first, other, first.own_weights, rule)
+    return not _is_clearly_more(first, other, first.own_weights)
 
 
-def _is_clearly_more(
-    first: _Explanation, other: _Explanation, weights: Array, rule: Rule
-) -> bool:
+def _is_clearly_more(first: _Explanation, other: _Explanation, weights: Array) -> bool:
     """Tells whether one explains more than the other of some features."""
 
     def gap(healthy: Rows, suspicious: Rows) -> Array:
@@ -545,14 +461,13 @@ def _is_clearly_more(
         return one - two
 
     count = first.best.sizes.shape[1] // 2
-    return _is_above_zero(of_groups(gap, count), count, rule)
+    return _is_above_zero(of_groups(gap, count), count)
 
 
 def _second(
     first: _Explanation,
     samples: Samples,
     entries: Sequence[Transformation],
-    rule: Rule,
 ) -> str | None:
     """Returns the entry that explains clearly more on top of the first, if any does."""
     if first.fit >= GOOD_FIT:
@@ -569,9 +484,7 @@ def _second(
     fit = float(best.explained(~rows, rows)[0])
     is_enough = fit - first.fit >= MORE_FIT and _least_fit(best, rows) >= LEAST_FIT
     alike = np.ones_like(weights)  # where the evidence is, not the fit
-    return (
-        best.name if is_enough and _is_clearly_more(more, first, alike, rule) else None
-    )
+    return best.name if is_enough and _is_clearly_more(more, first, alike) else None
 
 
 def _suspect(
@@ -582,7 +495,6 @@ def _suspect(
     step = own.best.steps[-1]
     return Suspect(
         bug=own.name,
-        p=permutation.p_value(own.values),
         adjusted_p=max(gate, single_step),
         statistic=min(1.0, own.fit),
         effect=own.share if math.isfinite(own.share) else None,

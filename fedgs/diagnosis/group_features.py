@@ -1,13 +1,7 @@
 """What the samples of one generator look like, as vectors that a bug changes.
 
-`intensity` changes its sign if the images are inverted and `orientation` if they are
-rotated by 90 degrees; neither notices the other's bug. So a share f of spoilt images
-multiplies the vector by 1 - 2 f, and f can be read from it. `kernel_means` and
-`classifier_accuracies` notice any difference.
-
 Source: Bigün and Granlund, "Optimal orientation detection of linear symmetry", ICCV
-1987 (structure tensor); Gretton et al., "A kernel two-sample test", JMLR 2012;
-Lopez-Paz and Oquab, "Revisiting classifier two-sample tests", ICLR 2017.
+1987 (structure tensor); Gretton et al., "A kernel two-sample test", JMLR 2012.
 """
 
 import numpy as np
@@ -18,64 +12,12 @@ Images = NDArray[np.float32]
 Labels = NDArray[np.int64]
 Array = NDArray[np.float64]
 _SMOOTHING = 1.0  # pixels: the noise of a generator is finer than a stroke
-_COMPONENTS = 32
 _CELLS = 8  # along each side
 _LEVELS, _RINGS = 8, 6
 # Of the features: noise of the training alone changes how sharp samples are.
 IS_LEARNED = np.array([True, True, False, False, False])
 _LEAST_CONTRAST = 0.001  # per pixel, likewise
 _LEAST_POWER = 1e-4  # per pixel: what is below it looks black
-
-
-def intensity(images: Images) -> Array:
-    """Returns 1 - 2 m, where m is the mean pixel: inversion changes its sign.
-
-    Privacy: post-processing of DP output.
-
-    Args:
-        images: shape (n, C, S, S), in [0, 1].
-
-    Returns:
-        Shape (1,), from -1 (all white) to 1 (all background).
-
-    >>> intensity(np.full((1, 1, 2, 2), 0.25, np.float32))
-    array([0.5])
-    """
-    return np.array([1 - 2 * images.mean(dtype=np.float64)])
-
-
-def orientation(images: Images, labels: Labels, num_classes: int) -> Array:
-    """Returns the direction and strength of the strokes of every class.
-
-    Of a class, from the structure tensor J summed over its images and pixels:
-    (Jxx - Jyy, 2 Jxy) / (Jxx + Jyy), the gradient's direction at twice its angle. A
-    rotation by 90 degrees, either way, exchanges Jxx and Jyy and changes the sign of
-    Jxy: the sign of the vector. Inversion changes all gradients' sign, which J does not
-    notice. A rotation by 180 degrees and a reflection at both axes go unseen.
-
-    Privacy: post-processing of DP output.
-
-    Args:
-        images: shape (n, C, S, S), in [0, 1].
-        labels: shape (n,), below num_classes.
-        num_classes: at least 1.
-
-    Returns:
-        Shape (2 num_classes,), of norm 0 (no direction) to 1; a class without
-        gradients is 0.
-    """
-    found = np.zeros((num_classes, 2))
-    per_image = _structure(images)
-    for label in range(num_classes):
-        difference, mixed, energy = per_image[:, labels == label].sum(1)
-        if energy > 0:
-            found[label] = difference / energy, mixed / energy
-    return found.ravel() / np.sqrt(num_classes)
-
-
-def _structure(images: Images) -> Array:
-    """Returns Jxx - Jyy, 2 Jxy and Jxx + Jyy of every image, shape (3, n)."""
-    return _tensor(images).sum((2, 3))
 
 
 def _tensor(images: Images) -> Array:
@@ -110,19 +52,6 @@ def _cells(side: int) -> Array:
     pixels = np.arange(side)
     upper = np.minimum(edges[1:, None], pixels + 1)
     return np.maximum(0, upper - np.maximum(edges[:-1, None], pixels))
-
-
-def gram(features: list[Array]) -> Array:
-    """Returns all inner products of vectors.
-
-    Privacy: post-processing of DP output.
-
-    >>> gram([np.array([1.0, 2.0]), np.array([0.0, 3.0])])
-    array([[5., 6.],
-           [6., 9.]])
-    """
-    stacked = np.stack(features)
-    return stacked @ stacked.T
 
 
 def kernel_means(groups: list[Images]) -> Array:
@@ -276,100 +205,3 @@ def class_means(values: Images, labels: Labels, num_classes: int) -> Array:
     counts = is_of.sum(1)[:, None]
     sums = is_of.astype(values.dtype) @ values
     return np.where(counts > 0, sums / np.maximum(1, counts), np.nan).astype(np.float64)
-
-
-def principal_components(groups: list[Images]) -> list[Array]:
-    """Returns the images in the first principal components of all groups together.
-
-    Privacy: post-processing of DP output.
-
-    Args:
-        groups: arrays (n, C, S, S) of one shape.
-
-    Returns:
-        For each group shape (n, k), k at most 32.
-    """
-    from sklearn.decomposition import PCA
-
-    flat = np.concatenate(groups).reshape(sum(map(len, groups)), -1).astype(np.float64)
-    if not np.ptp(flat, axis=0).any():  # PCA divides by the variance
-        return [np.zeros((len(group), 1)) for group in groups]
-    model = PCA(min(_COMPONENTS, *flat.shape), svd_solver="full")
-    return np.split(model.fit_transform(flat), np.cumsum([len(g) for g in groups])[:-1])
-
-
-def classifier_accuracies(components: list[Array], rows: NDArray[np.bool_]) -> Array:
-    """Returns how well a linear classifier tells the two cohorts apart.
-
-    Each group in turn is left out of the training and tested on: the classifier has to
-    learn the cohort and not the generator, for any two generators can be told apart.
-
-    Privacy: post-processing of DP output.
-
-    Args:
-        components: of the 2G groups.
-        rows: of `permutation.splits`.
-
-    Returns:
-        Accuracy for every split, shape (number of splits,); a coin's is 0.5, and less
-        is usual where the cohorts are alike.
-    """
-    size = len(components[0])
-    cohorts = rows.astype(np.int64).repeat(size, axis=1)
-    return np.array([np.mean(_predicted(components, own) == own) for own in cohorts])
-
-
-def class_shares(
-    components: list[Array], labels: list[Labels], num_classes: int
-) -> Array:
-    """Returns what share of a group's images looks like each class.
-
-    A linear classifier of all other groups decides. Labels are drawn by whoever draws
-    the samples, uniformly: how often a class is in the data does not reach a
-    conditional generator. What is seen is a class that looks like another.
-
-    Privacy: post-processing of DP output.
-
-    Args:
-        components: of all groups.
-        labels: of all groups, each shape (n,).
-        num_classes: at least 1.
-
-    Returns:
-        Shape (number of groups, num_classes); rows sum to 1.
-    """
-    shown = np.concatenate(labels)
-    if len(np.unique(shown)) < 2:
-        seen = np.zeros_like(shown)
-    else:
-        seen = _predicted(components, shown)
-    by_group = np.split(seen, len(labels))
-    counts = [np.bincount(group, minlength=num_classes) for group in by_group]
-    return np.array(counts) / len(by_group[0])
-
-
-def _predicted(components: list[Array], labels: Labels) -> Labels:
-    """Returns what classifiers say of every group that saw all others but it.
-
-    Args:
-        components: of all groups, of one size.
-        labels: of all their images.
-    """
-    x, groups = np.concatenate(components), np.arange(len(components))
-    group = groups.repeat(len(components[0]))
-    parts = [
-        _fit_and_predict(x[group != one], labels[group != one], x[group == one])
-        for one in groups
-    ]
-    return np.concatenate(parts)
-
-
-def _fit_and_predict(x: Array, y: Labels, other: Array) -> Labels:
-    from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-
-    classes = np.unique(y)
-    if not x.any():  # no image differs from any other
-        return np.full(len(other), classes[0])
-    priors = np.full(len(classes), 1 / len(classes))
-    model = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=1e-3, priors=priors)
-    return np.asarray(model.fit(x, y).predict(other))

@@ -57,19 +57,6 @@ def attainable_p(num_groups: int) -> float:
     return 2 / math.comb(2 * num_groups, num_groups)
 
 
-def within(gram: Array, groups: NDArray[np.int64]) -> float:
-    """Returns the mean inner product of different groups of one cohort.
-
-    Privacy: post-processing of DP output.
-
-    Args:
-        gram: inner products of the groups' features, shape (2G, 2G).
-        groups: of the cohort, at least 2.
-    """
-    own, count = gram[np.ix_(groups, groups)], len(groups)
-    return float((own.sum() - np.trace(own)) / (count * (count - 1)))
-
-
 def distances(gram: Array, rows: NDArray[np.bool_]) -> Array:
     """Returns the distance of the two cohorts' means for every split.
 

@@ -3,11 +3,12 @@
 Imports no tensor library: the command line reads its flags from here.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fedgs.config.fields import check_ranges, flag
 
 FEWEST_GROUPS, MOST_GROUPS = 4, 6  # C(12, 6) / 2 = 462 splits
+CONFIDENCE = 0.95  # of the intervals
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,6 @@ class Rule:
         alpha: largest probability to name any bug, or to see any difference, where the
             groups are exchangeable.
         min_effect: share of spoilt images from which on a bug is one.
-        confidence: of the intervals.
 
     Raises:
         UserError: a value that is not above 0 and below 1.
@@ -26,7 +26,6 @@ class Rule:
 
     alpha: float = flag(0.05, "False-positive rate.", above=0, below=1)
     min_effect: float = flag(0.25, "Share of images that is a bug.", above=0, below=1)
-    confidence: float = field(default=0.95, metadata={"above": 0, "below": 1})
 
     def __post_init__(self) -> None:
         """Checks the ranges."""

@@ -22,6 +22,7 @@ from fedgs.runs import sample
 from fedgs.runs.run_folder import RunFolder
 
 YARDSTICKS = ("real", "real-test", "noise")
+YARDSTICK = "yardstick"  # the purpose of a subset in their place
 SMALLEST_SIDE = 16  # the classifiers halve it twice
 
 
@@ -145,9 +146,9 @@ def yardstick(name: str, real: RealImages, seed: int, count: int) -> LabelledIma
     Privacy: reads private data; output private. Of `noise` only the shape is read.
     """
     if name == "real":
-        return real.train.subset(count, seed, "yardstick")
+        return real.train.subset(count, seed, YARDSTICK)
     if name == "real-test":
-        return real.test.subset(count, seed, "yardstick")
+        return real.test.subset(count, seed, YARDSTICK)
     shape = (count, *real.train.images.shape[1:])
     generator = np.random.default_rng(seed)
     return LabelledImages(
@@ -172,7 +173,7 @@ def read_npz(path: Path) -> LabelledImages:
     """
     needed, writer = {"images", "labels"}, "`fedgs sample RUN -o FILE.npz`"
     arrays, _ = read_arrays(str(path), path, needed, writer)
-    records = from_arrays(str(path), arrays, in_unit_range=True)
+    records = from_arrays(str(path), arrays)
     if (side := records.images.shape[2]) < SMALLEST_SIDE:
         raise UserError(
             f"{path}: images of {side} pixels; give at least {SMALLEST_SIDE} on each "

@@ -31,34 +31,24 @@ BATCH_SIZE = 50
 Report = Callable[[int, int], None]
 
 
-def find_weights(given: Path | None) -> Path | None:
-    """Returns the weights file: the given one, or torch hub's own download.
+def find_weights() -> Path | None:
+    """Returns the user's download of the weights, in torch hub's folder.
 
     Raises:
-        UserError: the given file does not exist, or the file is another.
+        UserError: the file is another.
     """
-    if given is not None and not given.is_file():
-        raise UserError(
-            f"inception_weights = {given}: does not exist; download {WEIGHTS_NAME} "
-            f"from {WEIGHTS_SOURCE}"
-        )
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = Path(os.environ.get("TORCH_HOME") or f"{cache}/torch").expanduser()
-    hub = home / "hub" / "checkpoints" / WEIGHTS_NAME
-    found = given or (hub if hub.is_file() else None)
-    if found is not None:
-        _check_weights(found)
-    return found
-
-
-def _check_weights(weights: Path) -> None:
+    weights = home / "hub" / "checkpoints" / WEIGHTS_NAME
+    if not weights.is_file():
+        return None
     content = hashlib.sha256(weights.read_bytes()).hexdigest()
     if content != WEIGHTS_SHA256:
         raise UserError(
-            f"inception_weights = {weights}: is not {WEIGHTS_NAME} (SHA-256 "
-            f"{content[:8]}..., not {WEIGHTS_SHA256[:8]}...); download it from "
-            f"{WEIGHTS_SOURCE}"
+            f"{weights}: is not {WEIGHTS_NAME} (SHA-256 {content[:8]}..., not "
+            f"{WEIGHTS_SHA256[:8]}...); download it from {WEIGHTS_SOURCE}, or remove it"
         )
+    return weights
 
 
 def fid_inception_v3_pool3(
@@ -70,25 +60,24 @@ def fid_inception_v3_pool3(
 ) -> float:
     """Returns the Frechet distance of 2048 Inception-v3 features.
 
-    The file is a pickle, so it is opened only if it has the known hash.
+    The file is a pickle: it is one that `find_weights` knows by its hash.
 
     Privacy: reads private data; output private.
 
     Args:
         real: shape (n, C, S, S), float32 in [0, 1], n at least 2.
         synthetic: shape (m, C, S, S), m at least 2.
-        weights: the file `WEIGHTS_NAME`.
+        weights: of `find_weights`.
         device: cpu (about ten images per second and core) or cuda.
         report: is called with the images done and all images.
 
     Raises:
-        UserError: another weights file, or torch-fidelity is not installed.
+        UserError: torch-fidelity is not installed.
     """
-    _check_weights(weights)
     from torchmetrics.image.fid import FrechetInceptionDistance
 
     needs, remedy = (
-        "inception_weights: needs torch-fidelity",
+        f"{weights}: needs torch-fidelity",
         "run `pip install torch-fidelity`",
     )
     with wrap_error(ModuleNotFoundError, needs, remedy):

@@ -175,15 +175,6 @@ def nearest(points: torch.Tensor, others: torch.Tensor, count: int) -> torch.Ten
     return torch.cat(parts)
 
 
-def nearest_index(points: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Returns which of the others is nearest to each point, shape (n,).
-
-    Privacy: reads private data; output private.
-    """
-    parts = [distances.argmin(dim=1) for _, distances in _distances(points, others)]
-    return torch.cat(parts)
-
-
 def _distances(
     points: torch.Tensor, others: torch.Tensor
 ) -> Iterator[tuple[slice, torch.Tensor]]:

@@ -24,8 +24,7 @@ def server_tensors(server: ServerState) -> TensorDict:
     Privacy: post-processing of DP output.
     """
     flat = {f"generator.{n}": v for n, v in server.generator.state_dict().items()}
-    averaged = server.ema.state_dict()
-    flat |= {f"ema.{name}": value for name, value in averaged.items()}
+    flat |= {f"ema.{n}": v for n, v in server.ema.state_dict().items()}
     flat |= moments_of("adam.", server.optimizer)
     for index, release in enumerate(server.stages):
         flat |= {f"stage.{index}.{n}": v for n, v in _stage_tensors(release).items()}
@@ -51,9 +50,8 @@ def _restored_stages(config: ResolvedConfig, tensors: TensorDict) -> list[StageR
         networks = tuple(
             under(f"network.{at}.", own) for at in range(len(own["target"]))
         )
-        target, noise_std = own["target"], own["noise_std"]
-        found = stage.kind, networks, target, noise_std, own.get("shares")
-        releases.append(StageRelease(*found))
+        released = own["target"], own["noise_std"], own.get("shares")
+        releases.append(StageRelease(stage.kind, networks, *released))
     return releases
 
 

@@ -74,13 +74,10 @@ def round_fakes(images: Images, config: ResolvedConfig) -> Images:
     """
     if config.message_precision == "exact":
         return images
-    levels = next((n for n in PIXEL_LEVELS[:-1] if _fits(images, n)), PIXEL_LEVELS[-1])
+    most = FAKE_BYTES * images.numel()
+    sizes = ((n, len(_deflate(_pixels(images, n)))) for n in PIXEL_LEVELS[:-1])
+    levels = next((n for n, size in sizes if size <= most), PIXEL_LEVELS[-1])
     return _images(_pixels(images, levels), levels)
-
-
-def _fits(images: Images, levels: int) -> bool:
-    size = len(_deflate(_pixels(images, levels)))
-    return size <= FAKE_BYTES * images.numel()
 
 
 def _pixels(images: Images, levels: int) -> Tensor:
@@ -171,8 +168,7 @@ def unpack_named(
         UserError: too large, malformed, of other names, shapes or types, or not finite.
     """
     size = sum(4 * math.prod(shape) for shape in shapes.values())
-    most = size + TENSOR_BYTES * len(shapes)
-    tensors = _load(content, most, {*shapes}, f"those of this {what}")
+    tensors = _load(content, size + TENSOR_BYTES * len(shapes), {*shapes})
     for name, shape in shapes.items():
         _check(tensors[name], f"a {what}'s tensor", shape, torch.float32)
         if not bool(tensors[name].isfinite().all()):
@@ -301,9 +297,7 @@ def _bytes(content: object, most: int) -> bytes:
     return content
 
 
-def _load(
-    content: object, size: int, names: set[str], expected: str = ""
-) -> TensorDict:
+def _load(content: object, size: int, names: set[str]) -> TensorDict:
     data = _bytes(content, size + HEADER_BYTES)
     try:
         tensors = load(data)
@@ -311,8 +305,7 @@ def _load(
         # Without the cause: its text quotes the sender's bytes.
         raise UserError("message that cannot be decoded: refused") from None
     if set(tensors) != names:
-        expected = expected or str(sorted(names))
-        raise UserError(f"message with other tensors than {expected}: refused")
+        raise UserError("message with other tensors than expected: refused")
     return tensors
 
 

@@ -13,10 +13,11 @@ inputs were tried: docs/security.md.
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -70,6 +71,7 @@ MOST_ATTEMPTS = 10_000  # of one round
 SHOWN_CHARACTERS = 200  # of a foreign text, in one log line
 
 
+@dataclass(frozen=True)
 class Request:
     """What a `FakeBatch` and a `StageRequest` have in common: who is asked, and when.
 
@@ -82,10 +84,11 @@ class Request:
     """
 
     round: int
-    participants: Clients
-    trainees: Clients
-    keep_round: int
-    attempt: Attempt | None
+    _: KW_ONLY
+    participants: Clients = EVERYONE
+    trainees: Clients = EVERYONE
+    keep_round: int = 0
+    attempt: Attempt | None = None
 
     def digest(self) -> str:
         """Returns the hash of what is asked: the same request, the same answer."""
@@ -99,16 +102,6 @@ class Request:
         """Returns the tensors that the nodes compute with."""
         raise NotImplementedError
 
-    def named(self, participants: Clients, trainees: Clients) -> Self:
-        """Returns the same request to these clients."""
-        own: Any = self  # a dataclass
-        return replace(own, participants=participants, trainees=trainees)
-
-    def under(self, attempt: Attempt) -> Self:
-        """Returns the same request, of these nodes' masked sums."""
-        own: Any = self  # a dataclass
-        return replace(own, attempt=attempt)
-
     def per_node(self, hosting: Placement, nodes: Iterable[int]) -> dict[int, Self]:
         """Returns each node's request, in the given order; it names no other's clients.
 
@@ -119,11 +112,12 @@ class Request:
         requests: dict[int, Self] = {}
         for node in nodes:
             hosted = hosting.hosted(node)
-            participants = _of_node(self.participants, hosted)
-            trainees = _of_node(self.trainees, hosted)
-            if (participants, trainees) not in distinct:
-                distinct[participants, trainees] = self.named(participants, trainees)
-            requests[node] = distinct[participants, trainees]
+            taking_part = _of_node(self.participants, hosted)
+            training = _of_node(self.trainees, hosted)
+            if (key := (taking_part, training)) not in distinct:
+                names = {"participants": taking_part, "trainees": training}
+                distinct[key] = replace(self, **names)
+            requests[node] = distinct[key]
         return requests
 
     @cached_property
@@ -153,21 +147,13 @@ class FakeBatch(Request):
     Round 0 is the warm start on public fakes: nobody answers it.
 
     Attributes:
-        round: the round, 0 for the warm start.
-        images: the fakes, shape (F, C, S, S), float32 in [0, 1], 0 = background.
+        images: the fakes, shape (F, C, S, S), float32 in [0, 1], 0 = background; the
+            participants answer on the last `batch_size` ones.
         labels: shape (F,), int64.
-        participants: the clients that answer on the last `batch_size` fakes.
-        trainees: the clients whose discriminators train on the fakes, or "all".
-        keep_round, attempt: as in `Request`.
     """
 
-    round: int
     images: Images
     labels: Labels
-    participants: Clients
-    trainees: Clients
-    keep_round: int = 0
-    attempt: Attempt | None = None
 
     def content(self) -> Iterable[Tensor]:
         """Returns images and labels."""
@@ -181,20 +167,12 @@ class StageRequest(Request):
     The kind of the networks is that of the run's settings.
 
     Attributes:
-        round: the stage, from 1.
         networks: the tensors of each feature network.
         centre: what is subtracted, shape (networks, classes, features), float32.
-        participants, trainees: "all".
-        keep_round, attempt: as in `Request`.
     """
 
-    round: int
     networks: tuple[TensorDict, ...]
     centre: Tensor
-    participants: Clients = EVERYONE
-    trainees: Clients = EVERYONE
-    keep_round: int = 0
-    attempt: Attempt | None = None
 
     def content(self) -> Iterable[Tensor]:
         """Returns the tensors of all networks, by name, and the centre."""
@@ -277,16 +255,24 @@ def decode_batch(
         if (participants, trainees) != (EVERYONE, EVERYONE):
             raise UserError("request for a stage that is not to everyone: refused")
         networks, centre = unpack_stage(payload["tensors"], config, round)
-        own: dict[str, Any] = {"keep_round": keep_round, "attempt": attempt}
-        return StageRequest(round, networks, centre, **own)
+        return StageRequest(
+            round, networks, centre, keep_round=keep_round, attempt=attempt
+        )
     images, labels = unpack_fakes(payload["tensors"], config)
     if not bool(((images >= 0) & (images <= 1)).all()):
         raise UserError("fakes outside [0, 1]: refused")
     num_classes = config.num_classes
     if not bool(((labels >= 0) & (labels < num_classes)).all()):
         raise UserError(f"labels outside [0, {num_classes}): refused")
-    asked = (participants, trainees, keep_round, attempt)
-    return FakeBatch(round, images, labels, *asked)
+    return FakeBatch(
+        round,
+        images,
+        labels,
+        participants=participants,
+        trainees=trainees,
+        keep_round=keep_round,
+        attempt=attempt,
+    )
 
 
 def decode_asked(
@@ -486,10 +472,7 @@ def one_line(text: object) -> str:
 def _check_fields(
     payload: Mapping[str, object], names: Set[str], others: Set[str] = frozenset()
 ) -> None:
-    for name in sorted(names):
-        if name not in payload:
-            raise UserError(f"message without {name}: refused")
-    if not set(payload) <= names | others:
+    if not names <= set(payload) <= names | others:
         raise UserError(f"message with other fields than {sorted(names)}: refused")
 
 
@@ -515,15 +498,10 @@ def _split(payload: Mapping[str, object], name: str, config: ResolvedConfig) -> 
         return EVERYONE
     problem = f"message whose {name} is no list of clients below {num_clients}: refused"
     longest = num_clients * (len(str(num_clients)) + 1)
-    if not isinstance(text, str) or len(text) > longest:
-        raise UserError(problem)
-    try:
-        clients = tuple(int(part) for part in text.split(",") if part)
-    except ValueError:
-        raise UserError(problem) from None
-    is_increasing = all(a < b for a, b in pairwise(clients))
-    if not is_increasing or not all(0 <= client < num_clients for client in clients):
-        raise UserError(problem)
-    if _join(clients) != text:  # " 1", "+1", "01", "1,,2"
-        raise UserError(problem)
-    return clients
+    if isinstance(text, str) and len(text) <= longest:
+        with suppress(ValueError):
+            clients = tuple(int(part) for part in text.split(",") if part)
+            is_increasing = all(a < b for a, b in pairwise((-1, *clients, num_clients)))
+            if is_increasing and _join(clients) == text:  # not " 1", "+1", "01", "1,,2"
+                return clients
+    raise UserError(problem)

@@ -15,10 +15,8 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from torch import Tensor
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.settings import settings_with
@@ -26,7 +24,6 @@ from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
 from fedgs.federation.messages import (
     NEXT_KEY,
-    Answer,
     FakeBatch,
     Release,
     Request,
@@ -202,15 +199,7 @@ class Node:
 
     def _check_next(self, round: int) -> None:
         self._check_run()
-        num_clients = len(self.hosted)
-        event = release_event(
-            self.config,
-            round,
-            range(num_clients),
-            num_clients,
-            self.limits.shares(self.config),
-        )
-        self.count.check(event, self.limits)
+        self.count.check(self._event_of(round, self.hosted), self.limits)
 
     @property
     def _key_path(self) -> Path:
@@ -317,17 +306,14 @@ class Node:
             UserError: what is missing, and the remedy.
         """
         self._made()
-        if self._must_see_every_round and self.round < round - 1:
+        # No round counts without this node, so that an old state is wrong.
+        needs_all = self.config.min_answers in (None, self.config.num_nodes)
+        trains_all = self.config.discriminator_training == "every_round"
+        if needs_all and trains_all and self.round < round - 1:
             raise UserError(
                 f"node {self.node_id}: its state is of round {self.round}, not of the "
                 f"one before round {round}; restore the newer {self.folder}"
             )
-
-    @property
-    def _must_see_every_round(self) -> bool:
-        """Whether no round counts without this node, so that an old state is wrong."""
-        needs_all = self.config.min_answers in (None, self.config.num_nodes)
-        return needs_all and self.config.discriminator_training == "every_round"
 
     def check(self, request: Request) -> None:
         """Refuses a request that `answer` would refuse by a limit; changes nothing.
@@ -381,21 +367,19 @@ class Node:
 
     def _check(self, request: Request) -> None:
         self._check_run()
-        if isinstance(request, FakeBatch):
-            self.limits.check_fakes(request.images.shape, request.labels.tolist())
 
     def _event(self, request: Request) -> Event | None:
         """Returns the release that a request asks for, as the clients count it."""
         participants = clients_of(request.participants, self.hosted)
         if not participants:
             return None
-        positions = [client - self.hosted.start for client in participants]
-        num_clients = len(self.hosted)
-        shares = self.limits.shares(self.config)
-        event = release_event(
-            self.config, request.round, positions, num_clients, shares
-        )
+        event = self._event_of(request.round, participants)
         return dataclasses.replace(event, source=self.source)
+
+    def _event_of(self, round: int, participants: Sequence[int]) -> Event:
+        positions = [client - self.hosted.start for client in participants]
+        shares = self.limits.shares(self.config)
+        return release_event(self.config, round, positions, len(self.hosted), shares)
 
     def _has_answered(self, request: Request, digest: str) -> bool:
         """Tells whether the stored answer is to this request; looks on disk too."""
@@ -421,16 +405,14 @@ class Node:
         self._asked = metadata.get(ASKED)
         self._answer = None
         if values is not None:
-            self._answer = self._stored_answer(values, metadata)
+            place, terms = (self.round, self.node_id), self.config.terms(self.round)
+            if self.config.is_masked:
+                next_key = bytes.fromhex(metadata[NEXT_KEY])
+                self._answer = received_masked(values, *place, next_key)
+            else:
+                agreed = terms.noise_std, terms.clip_bound
+                self._answer = received(values, *place, *agreed)
         self.is_saved = True
-
-    def _stored_answer(self, values: Tensor, metadata: Mapping[str, str]) -> Answer:
-        place = (self.round, self.node_id)
-        if self.config.is_masked:
-            next_key = bytes.fromhex(metadata[NEXT_KEY])
-            return received_masked(values, *place, next_key)
-        terms = self.config.terms(self.round)
-        return received(values, *place, terms.noise_std, terms.clip_bound)
 
     def _load(self, tensors: TensorDict) -> None:
         if self._discriminators is None:

@@ -229,9 +229,16 @@ class RunSession:
         nodes = None
         if keys is not None:
             nodes = sorted(keys)
-            self._check_listed(request, len(nodes), failures)
+            least = max(self.required(request.participants), LEAST_NODES)
+            if len(nodes) < least:
+                raise RunStopped(
+                    f"stopped before round {request.round}: {len(nodes)} nodes can be "
+                    f"asked, its secure aggregation needs {least}, by min_answers"
+                    + _reasons(failures)
+                )
             # Sorted, for a node refuses a list in which nodes do not increase.
-            request = request.under(Attempt(attempt, {n: keys[n] for n in nodes}))
+            listed = Attempt(attempt, {n: keys[n] for n in nodes})
+            request = replace(request, attempt=listed)
         event = new_event(
             self.config, request.round, request.participants, attempt, nodes
         )
@@ -242,7 +249,10 @@ class RunSession:
                 f"target_epsilon = {self.config.target_epsilon:g}; the generator is "
                 "written"
             )
-        self._append(event)
+        self.ledger.append(event)  # durably, then counted
+        self._attempts[event.round] += 1
+        if self._budget is not None:
+            self._budget.add(event)
         return request
 
     def required(self, participants: Clients) -> int:
@@ -250,28 +260,15 @@ class RunSession:
         planned = len(nodes_of(self.config, participants))
         return min(self.config.min_answers or planned, planned)
 
-    def _check_listed(
-        self, request: Request, count: int, failures: Sequence[str]
-    ) -> None:
-        least = max(self.required(request.participants), LEAST_NODES)
-        if count < least:
-            raise RunStopped(
-                f"stopped before round {request.round}: {count} nodes can be asked, "
-                f"its secure aggregation needs {least}, by min_answers"
-                + _reasons(failures)
-            )
-
     def _draw(self) -> "_Round":
         # Spectral vectors move with each drawing; a discarded round puts them back.
         buffers = {n: v.clone() for n, v in self.server.generator.named_buffers()}
-        committed, answered = self._checkpoints.committed, None
         if self.server.round < self.config.num_stages:
-            request = stage_request(self.config, self.server)
-            request = replace(request, keep_round=committed)
+            request, answered = stage_request(self.config, self.server), None
         else:
             request, answered = draw_fakes(self.config, self.server)
-            request = replace(request, keep_round=committed)
             self._prepared |= {*nodes_of(self.config, request.trainees)}
+        request = replace(request, keep_round=self._checkpoints.committed)
         return _Round(None, request, answered, buffers, time.monotonic())
 
     def finish(
@@ -319,8 +316,16 @@ class RunSession:
                 ) from error
         own = [each for each in answers if isinstance(each, SanitizedGradients)]
         self._step(self._round, own)
-        metrics = self._metrics(own, num_answers, self._round.started)
-        is_stage, self._round = self._round.answered is None, None
+        started, is_stage = self._round.started, self._round.answered is None
+        self._round = None
+        total = torch.stack([answer.values.double() for answer in own]).sum(0)
+        metrics = {
+            "round": self.server.round,
+            "seconds": round(time.monotonic() - started, 4),
+            "num_answers": num_answers,
+            "events": self.ledger.length,
+            "release_norm": round(float(total.norm()), 6),
+        }
         if is_stage:  # which takes longer the more images the clients have
             del metrics["seconds"]
         with _dispensable(self.folder.path / "metrics.jsonl"):
@@ -341,33 +346,11 @@ class RunSession:
         elif isinstance(request, StageRequest):
             stage_round(self.config, self.server, request, answers)
 
-    def _append(self, event: Event) -> None:
-        """Writes an event durably, then counts it."""
-        self.ledger.append(event)
-        self._attempts[event.round] += 1
-        if self._budget is not None:
-            self._budget.add(event)
-
     def _discard_round(self) -> None:
         """Puts the generator back to where the unfinished round began."""
         if self._round is not None:
             buffers = self._round.buffers
             self.server.generator.load_state_dict(buffers, strict=False)
-
-    def _metrics(
-        self,
-        answers: Sequence[SanitizedGradients],
-        num_answers: int,
-        started: float,
-    ) -> dict[str, Any]:
-        total = torch.stack([answer.values.double() for answer in answers]).sum(0)
-        return {
-            "round": self.server.round,
-            "seconds": round(time.monotonic() - started, 4),
-            "num_answers": num_answers,
-            "events": self.ledger.length,
-            "release_norm": round(float(total.norm()), 6),
-        }
 
     def _write_samples(self, is_last: bool = False) -> None:
         number, last = self.server.round, self.config.num_rounds

@@ -66,30 +66,6 @@ class ClippedGradients:
         self.clip_bound = clip_bound
         self.is_released = False
 
-    def sensitivity(self, relation: str) -> float:
-        """Returns the L2 sensitivity of the sum over clients, for one fake.
-
-        Args:
-            relation: "replace-one" (2C) or "zero-out" (C).
-
-        Raises:
-            ValueError: another relation.
-
-        Source: docs/privacy.md, "Relation and sensitivity".
-        """
-        factors = {"replace-one": 2.0, "zero-out": 1.0}
-        if relation not in factors:
-            raise ValueError(f"relation = {relation!r}: give one of {list(factors)}")
-        return factors[relation] * self.clip_bound
-
-    def round_sensitivity(self, relation: str) -> float:
-        """Returns the L2 sensitivity of the whole release, B fakes.
-
-        Raises:
-            ValueError: an unknown relation.
-        """
-        return math.sqrt(self.values.shape[1]) * self.sensitivity(relation)
-
 
 class SanitizedGradients:
     """One node's release of one round: the only type that may leave a node.
@@ -171,7 +147,7 @@ def sanitize(
     the clients were batched over workers.
 
     Privacy: releases (epsilon, delta)-DP output; event: one Gaussian release with
-    standard deviation `noise_std` and sensitivity `round_sensitivity(relation)`.
+    standard deviation `noise_std` and sensitivity sqrt(B) times that of one fake.
 
     Args:
         parts: the node's participating clients, in order; not empty.

@@ -20,24 +20,18 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from fedgs.config.amplification_rules import DEPLOYED
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
-from fedgs.privacy.amplification import (
-    PLD_THEOREM,
-    RDP_THEOREM,
-    RenyiBound,
-    Sampled,
-    SampledBound,
-)
+from fedgs.privacy.amplification import PLD_THEOREM, Sampled, SampledBound
 from fedgs.privacy.budget import is_spent
-from fedgs.privacy.gaussian import LEAST_DELTA, check_numbers
+from fedgs.privacy.gaussian import LEAST_DELTA, Law, check_numbers
 from fedgs.privacy.ledger import Event
-from fedgs.privacy.participation import Releases, RunsOnSameClients
+from fedgs.privacy.participation import RunsOnSameClients
 from fedgs.privacy.plan import ADVERSARIES, COLUMNS, RELATIONS, Plan, costs_of
-from fedgs.privacy.selection_cost import NOT_IN_RDP, SelectionCost, with_selections
+from fedgs.privacy.selection_cost import SelectionCost, with_selections
 from fedgs.privacy.spending import Spending
 
 SEEDED = "seeded: not private"
@@ -138,18 +132,6 @@ def large_delta(delta: float, num_units: int) -> tuple[str, ...]:
     )
 
 
-class Bound(Protocol):
-    """Epsilon as a function of delta, and the other way round."""
-
-    def epsilon(self, delta: float) -> float:
-        """Returns the least epsilon for a delta; inf is unbounded."""
-        ...
-
-    def delta(self, epsilon: float) -> float:
-        """Returns the delta at an epsilon."""
-        ...
-
-
 class _Rounds(NamedTuple):
     """What is planned to be released, or was, and what all its statements share.
 
@@ -173,7 +155,7 @@ class _Rounds(NamedTuple):
     nodes: int
     is_masked: bool
     is_seeded: bool
-    laws: Mapping[str, tuple[Releases, str, str]]
+    laws: Mapping[str, tuple[Law, str, str]]
     no_amplification: str
     sampled: tuple[Sampled, ...]
     shared: tuple[str, ...] = ()
@@ -196,49 +178,37 @@ class _Question(NamedTuple):
 
     def rows(self, rounds: _Rounds) -> Iterator[Statement]:
         """Yields the statements for every adversary and relation."""
-        for adversary, ((law, ratio), theorem, why) in rounds.laws.items():
+        for adversary, (law, theorem, why) in rounds.laws.items():
             for relation, sensitivity in RELATIONS.items():
                 # The ratio is that of replace-one; z grows as the sensitivity falls.
-                bound = Releases(law, ratio * RELATIONS["replace-one"] / sensitivity)
+                ratio = law.ratio * RELATIONS["replace-one"] / sensitivity
+                bound = law._replace(ratio=ratio)
                 yield self._row(rounds, adversary, relation, bound, theorem, why)
-        if not rounds.no_amplification:
-            yield from self._amplified(rounds)
-
-    def _amplified(self, rounds: _Rounds) -> Iterator[Statement]:
-        """Yields the rows with amplification, which only `release` has."""
+        if rounds.no_amplification:
+            return
         draws = f"{sum(kind.rounds for kind in rounds.sampled)} rounds"
         conditions = [condition.format(draws) for condition in _AMPLIFIED]
-        for theorem, bound in (
-            (PLD_THEOREM, SampledBound(rounds.sampled)),
-            (RDP_THEOREM, RenyiBound(rounds.sampled)),
-        ):
-            if theorem == RDP_THEOREM:
-                conditions.append("RDP is looser: a check of the row above it")
-            for relation in RELATIONS:
-                yield self._row(
-                    rounds, "release", relation, bound, theorem, *conditions
-                )
+        bound = SampledBound(rounds.sampled)
+        for relation in RELATIONS:  # only `release` does not see who takes part
+            yield self._row(
+                rounds, "release", relation, bound, PLD_THEOREM, *conditions
+            )
 
     def _row(
         self,
         rounds: _Rounds,
         adversary: str,
         relation: str,
-        alone: Releases | SampledBound | RenyiBound,
+        alone: Law | SampledBound,
         theorem: str,
         *why: str,
     ) -> Statement:
         """Returns one row: of the rounds, and of the selections where it can."""
         conditions = [*why, *self._conditions(rounds, adversary, relation)]
-        bound: Bound = alone
-        if isinstance(alone, RenyiBound):
-            conditions.extend([NOT_IN_RDP] * bool(self.selections))
-        elif self.selections:
-            bound = with_selections(alone, self.selections, adversary, relation)
+        bound = with_selections(alone, self.selections, adversary, relation)
+        if self.selections:
             theorem += WITH_SELECTION
             conditions += [c for s in self.selections for c in s.conditions(adversary)]
-        # An RDP row without the selection's cost is a check, no guarantee.
-        is_bound = not rounds.is_seeded and NOT_IN_RDP not in conditions
         epsilon, delta = self.at_epsilon, self.delta
         if epsilon is None:
             epsilon = bound.epsilon(delta)
@@ -254,7 +224,7 @@ class _Question(NamedTuple):
             asked="epsilon" if self.at_epsilon is None else "delta",
             theorem=theorem,
             conditions=tuple(conditions),
-            guarantee=epsilon < math.inf and delta < 1 and is_bound,
+            guarantee=epsilon < math.inf and delta < 1 and not rounds.is_seeded,
             client_selection=rounds.selection,
             num_rounds=rounds.num_rounds,
         )
@@ -313,14 +283,13 @@ def statements(
 
 
 def _planned(plan: Plan, selection: str, colluding: int) -> _Rounds:
-    law, theorem, why = plan.law(selection)
     no_amplification = _ASK
     if reason := plan.why_not_amplified(selection):
         no_amplification = f"refused: {reason}"
     elif plan.amplification:
         no_amplification = ""
     laws = {
-        name: (Releases(law, plan.ratio(name, "replace-one", colluding)), theorem, why)
+        name: plan.law(selection, plan.ratio(name, "replace-one", colluding))
         for name in plan.adversaries
     }
     return _Rounds(

@@ -23,15 +23,10 @@ from decimal import ROUND_CEILING, Decimal
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.privacy.amplification import MOST_KINDS, SampledBound
-from fedgs.privacy.gaussian import check_numbers, fixed_law
+from fedgs.privacy.gaussian import Law, check_numbers, fixed_law
 from fedgs.privacy.ledger import Event
-from fedgs.privacy.participation import Releases, mixture_of, sampled_of
-from fedgs.privacy.plan import (
-    COLUMNS,
-    RELATIONS,
-    Plan,
-    costs_of,
-)
+from fedgs.privacy.participation import mixture_of, sampled_of
+from fedgs.privacy.plan import COLUMNS, RELATIONS, Plan, costs_of
 from fedgs.privacy.selection_cost import SelectionCost, Target
 from fedgs.privacy.spending import Kind, Spending, columns_of
 
@@ -91,11 +86,11 @@ def calibrate_noise(
     Source: inverse of `fedgs.privacy.accounting.statements`.
     """
     target = Target(target_epsilon, delta, adversary, relation, tuple(selections))
-    law = plan.law(_checked(plan, target, colluding))[0]
+    selection = _checked(plan, target, colluding)
     if plan.shares(adversary, colluding) == 0:
         nodes = plan.counted_nodes
         raise UserError(f"colluding = {colluding}: give less than the {nodes} nodes")
-    ratio = target.least_ratio(law)
+    ratio = target.least_ratio(plan.law(selection, ratio=1.0)[0])
     # z is proportional to the multiplier, so that a quotient inverts it.
     of_one = replace(plan, noise_multiplier=1.0).ratio(adversary, relation, colluding)
     exact = Decimal(ratio / of_one)
@@ -164,8 +159,7 @@ def largest_num_rounds(
     ratio = plan.ratio(adversary, relation, colluding)
 
     def holds(rounds: int) -> bool:
-        law = plan.law_of(selection, rounds)[0]
-        return target.is_kept(Releases(law, ratio))
+        return target.is_kept(plan.law(selection, ratio, rounds)[0])
 
     def holds_amplified(rounds: int) -> bool:
         sampled = replace(plan, num_rounds=rounds).sampled()
@@ -271,7 +265,7 @@ class Budget:
         self,
         event: Event,
         theorem: str,
-        bound_of: Callable[[Kinds], Releases | SampledBound],
+        bound_of: Callable[[Kinds], Law | SampledBound],
     ) -> bool:
         """Asks how many draws like this one fit beside the others, once for all."""
         exposure = self._exposure
@@ -289,14 +283,14 @@ class Budget:
             cap = self._caps[theorem] = (draw.kind, others, most)
         return exposure.kinds[draw.kind] < cap[2]
 
-    def _mixture(self, kinds: Kinds) -> Releases:
-        law, ratio = mixture_of(kinds, self._row)
-        return Releases(law, ratio * self._scale)
+    def _mixture(self, kinds: Kinds) -> Law:
+        law = mixture_of(kinds, self._row)
+        return law._replace(ratio=law.ratio * self._scale)
 
     def _amplified(self, kinds: Kinds) -> SampledBound:
         return SampledBound(sampled_of(kinds, self._row))
 
-    def _holds(self, rounds: Releases | SampledBound) -> bool:
+    def _holds(self, rounds: Law | SampledBound) -> bool:
         # Of more kinds no such row would be stated after the run.
         if isinstance(rounds, SampledBound) and len(rounds.rounds) > MOST_KINDS:
             return False

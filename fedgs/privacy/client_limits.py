@@ -31,7 +31,7 @@ Source: docs/privacy.md, "A client that limits itself".
 """
 
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
@@ -240,30 +240,6 @@ class Limits:
                 f"the run gives this node {number} clients: num_clients is "
                 f"{self.num_clients}; have the server set node_sizes so",
             )
-
-    def check_fakes(self, shape: Sequence[int], labels: Sequence[int]) -> None:
-        """Refuses fakes or labels outside these limits.
-
-        Args:
-            shape: (F, C, S, S) of a request's fakes.
-            labels: theirs, of length F.
-
-        Raises:
-            ClientRefused: names the limit.
-        """
-        count, channels, *sides = shape
-        for name, values in (("image_channels", {channels}), ("image_size", {*sides})):
-            only = getattr(self, name)
-            if only is not None and values != {only}:
-                text = f"fakes of shape {tuple(shape)}: {name} is {only}"
-                raise ClientRefused(name, text)
-        if self.max_fakes is not None and count > self.max_fakes:
-            text = f"{count} fakes: max_fakes is {self.max_fakes}"
-            raise ClientRefused("max_fakes", text)
-        most = self.num_classes
-        if most is not None and not all(0 <= label < most for label in labels):
-            text = f"labels of the fakes outside [0, {most})"
-            raise ClientRefused("num_classes", text)
 
 
 def release_cost(noise_multiplier: float, batch_size: int, shares: int = 1) -> float:

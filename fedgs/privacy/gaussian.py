@@ -15,7 +15,7 @@ ask the same clients; with one attempt each, n ~ Binomial(T, rate).
 
 >>> round(epsilon_from_mu(1.0, 1e-5), 2)
 4.38
->>> round(binomial_epsilon(30_000, rate=1 / 866, ratio=0.18915, delta=1.15e-3))
+>>> round(binomial_law({1: 30_000}, rate=1 / 866, ratio=0.18915).epsilon(1.15e-3))
 774
 
 Source:
@@ -48,32 +48,33 @@ _MOST_MU = 1e12  # the epsilon of more, 10^23, is too coarse a number to solve E
 
 
 class Law(NamedTuple):
-    """Law of a client's number of releases n, Eq. 4, and what it costs, Eq. 3.
+    """Law of a client's number of releases n, Eq. 4, and what they cost, Eq. 3.
 
     Attributes:
         counts: the values of n, at least 0, float64 of shape (values,). Any sum of
             1 / z^2 may stand for n / z^2: then z = 1.
         weights: their probabilities P(n), float64 of the same shape.
         tail: the probability left out; it is added to delta.
+        ratio: z of one release, at least 0; 0 is no noise.
     """
 
     counts: npt.NDArray[np.float64]
     weights: npt.NDArray[np.float64]
     tail: float
+    ratio: float
 
-    def delta(self, ratio: float, epsilon: float) -> float:
+    def delta(self, epsilon: float) -> float:
         """Returns Eq. 3, with the second term of Eq. 2 as exp(epsilon + log Phi).
 
         Without noise it is 1, however rarely a client takes part.
 
         Args:
-            ratio: z of one release, at least 0; 0 is no noise.
             epsilon: finite, at least 0; of either sign, if n is never 0.
         """
-        if ratio == 0:
+        if self.ratio == 0:
             return float(self.counts.max() > 0)
         with np.errstate(over="ignore"):
-            mu = np.sqrt(self.counts) / ratio
+            mu = np.sqrt(self.counts) / self.ratio
             # A ratio so small that mu overflows is no noise.
             deltas = np.where(mu == np.inf, 1.0, 0.0)
             proper = (mu > 0) & (mu < np.inf)
@@ -83,26 +84,27 @@ class Law(NamedTuple):
         deltas[proper] = np.clip(ndtr(upper) - second, 0.0, 1.0)
         return float(self.weights @ deltas) + self.tail
 
-    def epsilon(self, ratio: float, delta: float) -> float:
+    def epsilon(self, delta: float) -> float:
         """Returns the least epsilon at which Eq. 3 is at most delta, rounded up.
 
         inf if there is none: with next to no noise, or if delta is not above `tail`.
 
         Args:
-            ratio: z of one release, at least 0; 0 is no noise.
             delta: above 0 and below 1.
         """
-        if self.delta(ratio, 0.0) <= delta:
+        if self.delta(0.0) <= delta:
             return 0.0
-        top = math.sqrt(self.counts.max()) / ratio if ratio else math.inf
+        top = math.sqrt(self.counts.max()) / self.ratio if self.ratio else math.inf
         if delta <= self.tail or top > _MOST_MU:
             return math.inf
         # Phi(-x) <= exp(-x^2 / 2) / 2 bounds the root from above.
         high = top * top / 2 + top * math.sqrt(-2 * math.log(delta - self.tail))
-        return _root(lambda epsilon: self.delta(ratio, epsilon) - delta, 0.0, high)
+        return _root(lambda epsilon: self.delta(epsilon) - delta, 0.0, high)
 
     def smallest_ratio(self, epsilon: float, delta: float) -> float:
         """Returns the least z at which Eq. 3 is at most delta, rounded up.
+
+        The law's own z is not read.
 
         Args:
             epsilon: finite, at least 0.
@@ -116,13 +118,17 @@ class Law(NamedTuple):
         if not self.tail < delta < chance:
             remedy = f"give --delta below a client's chance to take part, {chance:.3g}"
             raise UserError(f"delta = {delta}: {remedy}, and above {self.tail:.1g}")
+
+        def excess(ratio: float) -> float:
+            return self._replace(ratio=ratio).delta(epsilon) - delta
+
         # delta falls as z grows: by doubling, the root is between two of them.
         low = high = 1.0
-        while self.delta(low, epsilon) <= delta:
+        while excess(low) <= 0:
             low /= 2
-        while self.delta(high, epsilon) > delta:
+        while excess(high) > 0:
             high *= 2
-        return _root(lambda ratio: self.delta(ratio, epsilon) - delta, low, high)
+        return _root(excess, low, high)
 
 
 def _root(excess: Callable[[float], float], low: float, high: float) -> float:
@@ -131,18 +137,19 @@ def _root(excess: Callable[[float], float], low: float, high: float) -> float:
     return float(found) * (1 + 1e-12) + 1e-14
 
 
-def fixed_law(count: float) -> Law:
+def fixed_law(count: float, ratio: float = 1.0) -> Law:
     """Returns the law of a number of releases that is known; Eq. 3 is then Eq. 2.
 
     Args:
         count: n, at least 0, or a sum of 1 / z^2; see `Law`.
+        ratio: z of one release.
 
     Source: Balle and Wang, Theorem 8.
     """
-    return Law(np.array([float(count)]), np.ones(1), 0.0)
+    return Law(np.array([float(count)]), np.ones(1), 0.0, ratio)
 
 
-def binomial_law(num_rounds: Mapping[int, int], rate: float) -> Law:
+def binomial_law(num_rounds: Mapping[int, int], rate: float, ratio: float = 1.0) -> Law:
     """Returns the law of Eq. 4: a sum of a * Bernoulli(rate) over all rounds.
 
     The attempts of a round ask the same clients: a tries are one draw, counted a times.
@@ -152,6 +159,7 @@ def binomial_law(num_rounds: Mapping[int, int], rate: float) -> Law:
         num_rounds: how many rounds were tried a times, for every a: {1: T} if none
             was repeated.
         rate: a client's chance to take part in a round, m / K in [0, 1].
+        ratio: z of one release.
 
     Source: docs/privacy.md, "Which theorem may be used when", 1.
     """
@@ -164,7 +172,7 @@ def binomial_law(num_rounds: Mapping[int, int], rate: float) -> Law:
         tail += float(bdtrc(high, count, rate))
         tail += float(bdtr(low - 1, count, rate)) if low else 0.0
         weights, start = np.convolve(weights, spread), start + low * attempts
-    return Law(start + np.arange(float(len(weights))), weights, tail)
+    return Law(start + np.arange(float(len(weights))), weights, tail, ratio)
 
 
 def _window(count: int, rate: float) -> tuple[int, int]:
@@ -219,7 +227,7 @@ def delta_from_mu(mu: float, epsilon: float) -> float:
     Source: Balle and Wang, Theorem 8.
     """
     check_numbers(mu=0.0 if mu == math.inf else mu, epsilon=epsilon)
-    return fixed_law(1).delta(1 / mu, epsilon) if mu else 0.0
+    return fixed_law(1, 1 / mu).delta(epsilon) if mu else 0.0
 
 
 def epsilon_from_mu(mu: float, delta: float) -> float:
@@ -238,7 +246,7 @@ def epsilon_from_mu(mu: float, delta: float) -> float:
     Source: inverse of `delta_from_mu`.
     """
     check_numbers(mu=0.0 if mu == math.inf else mu, delta=delta)
-    return fixed_law(1).epsilon(1 / mu, delta) if mu else 0.0
+    return fixed_law(1, 1 / mu).epsilon(delta) if mu else 0.0
 
 
 def mu_from_epsilon(epsilon: float, delta: float) -> float:
@@ -258,45 +266,3 @@ def mu_from_epsilon(epsilon: float, delta: float) -> float:
     """
     check_numbers(epsilon=epsilon, delta=delta)
     return 1 / fixed_law(1).smallest_ratio(epsilon, delta)
-
-
-def binomial_delta(num_rounds: int, rate: float, ratio: float, epsilon: float) -> float:
-    """Returns delta under uniform selection: Eq. 3 with n ~ Binomial(T, m / K).
-
-    Args:
-        num_rounds: T, at least 1.
-        rate: m / K in [0, 1].
-        ratio: z of one release, at least 0; 0 is no noise.
-        epsilon: finite, at least 0.
-
-    Returns:
-        delta in [0, 1], with the tails that `binomial_law` cuts off added to it.
-
-    Raises:
-        UserError: rate, ratio or epsilon is out of range.
-
-    Source: docs/privacy.md, "Which theorem may be used when", 1.
-    """
-    check_numbers(ratio=ratio, rate=rate, epsilon=epsilon)
-    return binomial_law({1: num_rounds}, rate).delta(ratio, epsilon)
-
-
-def binomial_epsilon(num_rounds: int, rate: float, ratio: float, delta: float) -> float:
-    """Returns epsilon under uniform selection: Eq. 3 solved, rounded up.
-
-    Args:
-        num_rounds: T, at least 1.
-        rate: m / K in [0, 1].
-        ratio: z of one release, at least 0; 0 is no noise.
-        delta: above 0 and below 1.
-
-    Returns:
-        epsilon at least 0; inf without noise.
-
-    Raises:
-        UserError: rate, ratio or delta is out of range.
-
-    Source: inverse of `binomial_delta`.
-    """
-    check_numbers(ratio=ratio, delta=delta, rate=rate)
-    return binomial_law({1: num_rounds}, rate).epsilon(ratio, delta)

@@ -14,6 +14,7 @@ import warnings
 from typing import Any
 
 from fedgs.privacy.accounting import Statement
+from fedgs.privacy.amplification import Sampled, grid_step
 from fedgs.privacy.gaussian import check_numbers
 from fedgs.privacy.plan import Plan
 
@@ -124,3 +125,54 @@ def poisson_rdp_epsilon(
     accountant = dp.rdp.RdpAccountant()
     event = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(multiplier))
     return float(accountant.compose(event, count).get_epsilon(delta))
+
+
+def sampled_rdp_epsilon(kind: Sampled, delta: float) -> float:
+    """Returns dp-accounting's RDP epsilon of rounds that are sampled, replace-one.
+
+    Privacy: public. A looser bound than `fedgs.privacy.amplification`: it allows no
+    order between 1 and 2 of its own, so a small z makes it useless.
+
+    Args:
+        kind: the rounds; z above 0.
+        delta: above 0 and below 1.
+
+    Source: Wang, Balle and Kasiviswanathan, AISTATS 2019, Theorem 27 of the full
+        version.
+    """
+    dp: Any = importlib.import_module("dp_accounting")
+    relation = dp.NeighboringRelation.REPLACE_ONE
+    accountant = dp.rdp.RdpAccountant(neighboring_relation=relation)
+    cohort = (kind.num_clients, kind.clients_per_round)
+    event = dp.SampledWithoutReplacementDpEvent(*cohort, dp.GaussianDpEvent(kind.ratio))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return float(accountant.compose(event, kind.rounds).get_epsilon(delta))
+
+
+def two_directions(kind: Sampled, is_attained: bool = False) -> Any:
+    """Returns dp-accounting's privacy losses of sampled rounds, by direction.
+
+    Its epsilon is the larger one of both directions: common, and no bound, for a round
+    may go either way; see `fedgs.privacy.amplification`. With losses rounded down it
+    is attained: no accountant can state less. One client then always sends +C e and all
+    others -C e, for one unit vector e.
+
+    Privacy: public; for comparison only.
+
+    Args:
+        kind: the rounds; z above 0.
+        is_attained: round losses down, on a grid of 1e-4.
+
+    Source: Lebeda, Regehr, Kamath and Steinke, "Avoiding pitfalls for privacy
+        accounting of subsampled mechanisms under composition", 2024.
+    """
+    pld: Any = importlib.import_module("dp_accounting.pld.privacy_loss_distribution")
+    one = pld.from_gaussian_mechanism(
+        kind.ratio,
+        pessimistic_estimate=not is_attained,
+        value_discretization_interval=1e-4 if is_attained else grid_step((kind,)),
+        use_connect_dots=not is_attained,
+        sampling_prob=kind.rate,
+    )
+    return one.self_compose(kind.rounds)

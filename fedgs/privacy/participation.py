@@ -16,7 +16,6 @@ Source: docs/privacy.md, "Which theorem may be used when".
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -37,28 +36,12 @@ _MOST_VALUES = 2**17  # of a convolved law; more are rounded up to a grid
 _MOST_MULTIPLE = 64
 
 
-class Releases(NamedTuple):
-    """The epsilon and delta of a law of releases, each with noise ratio z.
-
-    Attributes:
-        law: of the number of releases.
-        ratio: z of one release, at least 0; 0 is no noise.
-    """
-
-    law: Law
-    ratio: float
-
-    def delta(self, epsilon: float) -> float:
-        """Returns `Law.delta`."""
-        return self.law.delta(self.ratio, epsilon)
-
-    def epsilon(self, delta: float) -> float:
-        """Returns `Law.epsilon`."""
-        return self.law.epsilon(self.ratio, delta)
-
-
 def planned_law(
-    selection: str, num_rounds: int, num_clients: int, clients_per_round: int
+    selection: str,
+    num_rounds: int,
+    num_clients: int,
+    clients_per_round: int,
+    ratio: float,
 ) -> tuple[Law, str, str]:
     """Returns the law of a client's number of rounds in a run that is planned.
 
@@ -69,6 +52,7 @@ def planned_law(
         num_rounds: T, at least 1.
         num_clients: K, at least 1.
         clients_per_round: m, from 1 to K.
+        ratio: z of one release.
 
     Returns:
         The law, the name of the theorem, and the condition under which it applies.
@@ -77,19 +61,19 @@ def planned_law(
     """
     if selection == "all" or clients_per_round == num_clients:
         why = f"count: every client takes part in all {num_rounds} rounds"
-        return fixed_law(num_rounds), COUNT_THEOREM, why
+        return fixed_law(num_rounds, ratio), COUNT_THEOREM, why
     if selection == "balanced":
         # Every lap through the clients uses each of them once.
         most = math.ceil(clients_per_round * num_rounds / num_clients)
         why = f"count: a client takes part at most {most} times; repeats count again"
-        return fixed_law(most), COUNT_THEOREM, why
+        return fixed_law(most, ratio), COUNT_THEOREM, why
     why = _MIXTURE.format(clients_per_round, num_clients, f"{num_rounds} rounds")
-    law = binomial_law({1: num_rounds}, clients_per_round / num_clients)
+    law = binomial_law({1: num_rounds}, clients_per_round / num_clients, ratio)
     return law, MIXTURE_THEOREM, why
 
 
-def mixture_of(kinds: Mapping[Kind, int], row: int, fixed: float = 0.0) -> Releases:
-    """Returns the law of a client's mu^2 after independent draws, and z.
+def mixture_of(kinds: Mapping[Kind, int], row: int, fixed: float = 0.0) -> Law:
+    """Returns the law of a client's mu^2 after independent draws.
 
     A draw of cost c at the rate q adds c with probability q. Costs that are multiples
     of one number give a Binomial law; others are convolved.
@@ -105,9 +89,9 @@ def mixture_of(kinds: Mapping[Kind, int], row: int, fixed: float = 0.0) -> Relea
     for ((num_clients, clients), costs), count in kinds.items():
         counts[clients / num_clients, costs[row]] += count
     if math.inf in (fixed, *(cost for _, cost in counts)):
-        return Releases(fixed_law(1), 0.0)
+        return fixed_law(1, 0.0)
     if not counts:
-        return Releases(fixed_law(fixed), 1.0)
+        return fixed_law(fixed)
     least = min(cost for _, cost in counts)
     multiples = {cost: round(cost / least) for _, cost in counts}
     is_whole = all(
@@ -120,12 +104,12 @@ def mixture_of(kinds: Mapping[Kind, int], row: int, fixed: float = 0.0) -> Relea
         tries: Counter[int] = Counter()
         for (_, cost), count in counts.items():
             tries[multiples[cost]] += count
-        return Releases(binomial_law(tries, rate), least**-0.5)
+        return binomial_law(tries, rate, least**-0.5)
     total = fixed_law(fixed)
     for (rate, cost), count in counts.items():
         law = binomial_law({1: count}, rate)
         total = _sum(total, law._replace(counts=law.counts * cost))
-    return Releases(total, 1.0)
+    return total
 
 
 def _sum(one: Law, other: Law) -> Law:
@@ -138,7 +122,7 @@ def _sum(one: Law, other: Law) -> Law:
         index = np.ceil(counts / step).astype(np.int64)
         weights = np.bincount(index, weights).astype(np.float64)
         counts = np.arange(float(len(weights))) * step
-    return Law(counts, weights, one.tail + other.tail)
+    return Law(counts, weights, one.tail + other.tail, ratio=1.0)
 
 
 def sampled_of(kinds: Mapping[Kind, int], row: int) -> tuple[Sampled, ...]:
@@ -179,7 +163,7 @@ class RunsOnSameClients:
             mixed, self._draws = [], Counter[Kind]()
         self._mixed, self._counted = mixed, [r for r in self.runs if r not in mixed]
 
-    def law(self, row: int) -> tuple[Releases, str, str]:
+    def law(self, row: int) -> tuple[Law, str, str]:
         """Returns what the events cost a client, without amplification.
 
         Args:

@@ -191,22 +191,24 @@ class Plan:
         fewest = self.hosting.fewest_nodes(self.clients_per_round)
         return min(fewest, self.min_answers or fewest)
 
-    def law(self, selection: str) -> tuple[Law, str, str]:
+    def law(
+        self, selection: str, ratio: float, num_rounds: int | None = None
+    ) -> tuple[Law, str, str]:
         """Returns `fedgs.privacy.participation.planned_law` for a client_selection.
 
         With stages it counts in gradient releases: a stage of weight w costs w / B.
-        """
-        return self.law_of(selection, self.num_rounds)
 
-    def law_of(self, selection: str, num_rounds: int) -> tuple[Law, str, str]:
-        """Returns `law` for another number of rounds, at least 1.
+        Args:
+            selection: client_selection.
+            ratio: z of a gradient release.
+            num_rounds: at least 1; None: the plan's.
 
         Source: docs/privacy.md, "Embedding releases".
         """
-        stages = read_stages(self.stages)
+        stages, num_rounds = read_stages(self.stages), num_rounds or self.num_rounds
         if not stages:
             clients = (self.num_clients, self.clients_per_round)
-            return planned_law(selection, num_rounds, *clients)
+            return planned_law(selection, num_rounds, *clients, ratio)
         # A run with stages asks all clients in every round (a check), so n is known.
         weight = sum(stage.weight for stage in stages[:num_rounds])
         gradients = max(num_rounds - len(stages), 0)
@@ -214,7 +216,8 @@ class Plan:
             f"count: every client takes part in all {num_rounds} rounds, of which "
             f"{num_rounds - gradients} release embeddings"
         )
-        return fixed_law(gradients + weight / self.batch_size), COUNT_THEOREM, why
+        law = fixed_law(gradients + weight / self.batch_size, ratio)
+        return law, COUNT_THEOREM, why
 
     def ended_after(self, num_rounds: int) -> "Plan":
         """Returns the plan of the first rounds only, at least one, stages first."""

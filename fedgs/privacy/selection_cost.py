@@ -48,13 +48,8 @@ from fedgs.config.fields import coerce_fields, entry
 from fedgs.errors import UserError
 from fedgs.privacy.amplification import Sampled, SampledBound
 from fedgs.privacy.gaussian import Law, fixed_law
-from fedgs.privacy.participation import Releases
 from fedgs.privacy.plan import RELATIONS
 
-NOT_IN_RDP = (
-    "excludes cohort selection: RDP has no delta at the negative epsilons that a "
-    "randomised response needs; no bound, a check of the rounds alone"
-)
 _INCLUDED = (
     "cohort selection is included: at most {} rounds of its classifier with noise {:g} "
     "C on their sum, {} counts with noise {:g}, a randomised response of epsilon {:g}"
@@ -69,7 +64,7 @@ _UNBOUNDED = (
     "so that this adversary's row is unbounded"
 )
 _LARGEST_RATIO = 1e9  # more is no cost at all
-_NOTHING = Releases(fixed_law(0), 1.0)
+_NOTHING = fixed_law(0)
 
 
 @dataclass(frozen=True)
@@ -117,17 +112,15 @@ class SelectionCost:
         return math.sqrt(training + counts)
 
     def composed(
-        self, adversary: str, relation: str, law: Law | None = None, ratio: float = 1.0
-    ) -> "Releases | SampledBound | Composed":
+        self, adversary: str, relation: str, rounds: Law = _NOTHING
+    ) -> "Law | SampledBound | Composed":
         """Returns the guarantee of the selection and of a run on the cohort, together.
 
         Args:
             adversary: as in `mu`.
-            relation: a key of `RELATIONS`; that of the run's ratio.
-            law: of a client's number of releases n_run; None for the selection alone.
-            ratio: z_run of one release, at least 0; 0 is no noise.
+            relation: a key of `RELATIONS`; that of the run's z.
+            rounds: of a client in the run; nothing: the selection alone.
         """
-        rounds = Releases(law or fixed_law(0), ratio)
         return with_selections(rounds, [self], adversary, relation)
 
     def conditions(self, adversary: str) -> tuple[str, ...]:
@@ -177,7 +170,7 @@ class Composed(NamedTuple):
         membership_epsilon: epsilon_r.
     """
 
-    rest: "Releases | SampledBound | Composed"
+    rest: "Law | SampledBound | Composed"
     membership_epsilon: float
 
     def delta(self, epsilon: float) -> float:
@@ -209,11 +202,11 @@ class Composed(NamedTuple):
 
 
 def with_selections(
-    rounds: Releases | SampledBound,
+    rounds: Law | SampledBound,
     selections: Sequence[SelectionCost],
     adversary: str,
     relation: str,
-) -> Releases | SampledBound | Composed:
+) -> Law | SampledBound | Composed:
     """Returns the guarantee of runs and of the selections of their cohorts, together.
 
     Args:
@@ -231,18 +224,15 @@ def with_selections(
     return result
 
 
-def _with_gaussians(
-    rounds: Releases | SampledBound, mu: float
-) -> Releases | SampledBound:
+def _with_gaussians(rounds: Law | SampledBound, mu: float) -> Law | SampledBound:
     """Adds Gaussian releases of mu to rounds: Eq. 2."""
     if isinstance(rounds, SampledBound):
         everybody = Sampled(1, 1, 1 / mu, 1)
         return rounds._replace(rounds=(*rounds.rounds, everybody))
-    law, ratio = rounds
-    if mu == math.inf or ratio == 0:
-        return Releases(fixed_law(1), 0.0)
+    if mu == math.inf or rounds.ratio == 0:
+        return fixed_law(1, 0.0)
     # So many releases of the run's z have this mu^2; they are certain, hence a shift.
-    return Releases(law._replace(counts=law.counts + (ratio * mu) ** 2), ratio)
+    return rounds._replace(counts=rounds.counts + (rounds.ratio * mu) ** 2)
 
 
 class Target(NamedTuple):
@@ -262,12 +252,12 @@ class Target(NamedTuple):
     relation: str
     selections: tuple[SelectionCost, ...] = ()
 
-    def excess(self, rounds: Releases | SampledBound) -> float:
+    def excess(self, rounds: Law | SampledBound) -> float:
         """Returns how much the delta of rounds at this epsilon exceeds that asked."""
         asked = (self.selections, self.adversary, self.relation)
         return with_selections(rounds, *asked).delta(self.epsilon) - self.delta
 
-    def is_kept(self, rounds: Releases | SampledBound) -> bool:
+    def is_kept(self, rounds: Law | SampledBound) -> bool:
         """Tells whether rounds, with the selections, cost no more than this."""
         return self.excess(rounds) <= 0
 
@@ -283,7 +273,7 @@ class Target(NamedTuple):
         self.check()
 
         def excess(ratio: float) -> float:
-            return self.excess(Releases(law, ratio))
+            return self.excess(law._replace(ratio=ratio))
 
         low = law.smallest_ratio(self.epsilon, self.delta)
         if not self.selections or excess(low) <= 0:

@@ -170,9 +170,7 @@ class Spending:
         self.num_events += 1
         self.last_round = event.round
         draw = self.draw_with(event, costs)
-        if known := self.draws.get(event.round):
-            self.kinds[known.kind] -= 1
-        self.kinds[draw.kind] += 1
+        self.kinds = self.kinds_with(event, draw)
         self.draws[event.round] = draw
 
 

@@ -16,7 +16,6 @@ commit are leftovers of an interrupted run and are removed when it resumes.
 
 import contextlib
 import dataclasses
-import glob
 import hashlib
 import importlib.metadata
 import json
@@ -28,17 +27,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-import psutil
 from filelock import AcquireReturnProxy
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, wrap_error
 from fedgs.files import (
     REMEDY,
-    TEMPORARY,
     append_whole,
     make_folder,
     read_json,
+    read_json_lines,
     read_metadata,
     read_tensors,
     remove_temporaries,
@@ -139,7 +137,6 @@ class RunFolder:
         check_free(config.output)
         path = Path(config.output).absolute()
         staging = temporary_path(path)
-        _remove_killed_creations(path)
         problem = f"output = {config.output}: cannot be made"
         with contextlib.ExitStack() as stack:
             stack.enter_context(wrap_error(OSError, problem, "choose another --output"))
@@ -175,11 +172,6 @@ class RunFolder:
             UserError: no run folder, of another format version, or unreadable.
         """
         path = Path(path).absolute()
-        if (path / "debug.json").is_file():
-            raise UserError(
-                f"{path}: is a folder of `fedgs debug`, whose runs are in it; go on by "
-                f"`fedgs debug --output {path}`, look by `fedgs report {path}`"
-            )
         if not (path / "config.json").is_file():
             raise UserError(
                 f"{path}: no run folder (config.json is missing); give the --output of "
@@ -394,14 +386,13 @@ class RunFolder:
             write_atomically(path, text.encode())
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Returns the whole lines of metrics.jsonl; the last one may be torn."""
-        path, rounds = self.path / METRICS, list[dict[str, Any]]()
-        for line in path.read_text().splitlines() if path.exists() else ():
-            with contextlib.suppress(ValueError):
-                content = json.loads(line)
-                if type(content) is dict and type(content.get("round")) is int:
-                    rounds.append(content)
-        return rounds
+        """Returns the whole lines of metrics.jsonl; the last one may be torn.
+
+        Raises:
+            UserError: another line is no JSON object.
+        """
+        lines = read_json_lines(self.path / METRICS)
+        return [line for line in lines if type(line.get("round")) is int]
 
     def save_checkpoint(
         self, round: int, tensors: "TensorDict", ledger: Chain[Any]
@@ -496,14 +487,6 @@ def _hashes(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
-def _remove_killed_creations(path: Path) -> None:
-    """Removes the unfinished folders of creations whose process is gone."""
-    for entry in path.parent.glob(f".{glob.escape(path.name)}.*"):
-        found = TEMPORARY.fullmatch(entry.name)
-        if found and found[1] == path.name and not psutil.pid_exists(int(found[2])):
-            shutil.rmtree(entry, ignore_errors=True)
-
-
 # ------------------------------------------------------------------ node states
 
 
@@ -539,7 +522,7 @@ def sealed(tensors: "TensorDict", metadata: dict[str, str]) -> "TensorDict":
 
 
 def read_state(path: Path) -> "tuple[TensorDict, dict[str, str]]":
-    """Reads a node's state and its metadata; one of earlier versions has no hash.
+    """Reads a node's state and its metadata.
 
     Privacy: output as private as the file.
 
@@ -548,7 +531,7 @@ def read_state(path: Path) -> "tuple[TensorDict, dict[str, str]]":
     """
     tensors, metadata = read_tensors(path)
     written = tensors.pop(STATE_HASH, None)
-    if written is not None and written.tolist() != [*_state_hash(tensors, metadata)]:
+    if written is None or written.tolist() != [*_state_hash(tensors, metadata)]:
         raise UserError(f"{path}: corrupted state, of another hash; {REMEDY}")
     return tensors, metadata
 

@@ -1,6 +1,5 @@
 """Drawing from a trained generator: arrays and picture grids; no privacy cost."""
 
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 Label = Mapping[str, Any] | None  # of `fedgs.privacy_label`
 FORMS = ("npz", "png", "folder", "hf")
 PARQUET = "train-00000-of-00001.parquet"  # a name that load_dataset looks for
-SAMPLE_FILES = rf"[^/]+/\d{{6,}}\.png|data/{PARQUET}"  # below a folder of samples
 GRID_ROWS = 8
 SAMPLE_BATCH = 256
 
@@ -132,9 +130,7 @@ class Samples:
         kinds = datasets.Features(image=datasets.Image(), label=classes)
         return datasets.Dataset.from_dict(columns, kinds)
 
-    def write(
-        self, output: str | Path, overwrite: bool = False, label: Label = None
-    ) -> None:
+    def write(self, output: str | Path, label: Label = None) -> None:
         """Writes npz (images, labels), png (one grid), folder or hf; see `Output`.
 
         A folder gets CLASS/NUMBER.png, as torchvision's ImageFolder reads them; hf one
@@ -142,14 +138,13 @@ class Samples:
 
         Args:
             output: a name that ends in .npz or .png, that of a folder, or FORM:PATH.
-            overwrite: replace what is there, a folder only if samples alone are in it.
             label: `privacy_label` of the run: a folder for Hugging Face gets it, with a
                 data card that says it in words.
 
         Raises:
             UserError: see `check_output`, or the package `datasets` is missing.
         """
-        where = check_output(output, overwrite, has_card=label is not None)
+        where = check_output(output, has_card=label is not None)
         if where.form == "png":
             save_images(where.path, self.images, columns=min(len(self), 10))
         elif where.form == "npz":
@@ -158,7 +153,7 @@ class Samples:
         else:
             fill = partial(self._fill_hf, label=label)
             is_hf = where.form == "hf"
-            _replace_folder(where.path, fill if is_hf else self._fill_folder)
+            _make_folder(where.path, fill if is_hf else self._fill_folder)
 
     def _fill_folder(self, path: Path) -> None:
         for index, picture in enumerate(self._pictures()):
@@ -204,14 +199,11 @@ class Output:
         return cls(path.suffix[1:] or otherwise, path)
 
 
-def check_output(
-    output: str | Path, overwrite: bool = False, has_card: bool = False
-) -> Output:
+def check_output(output: str | Path, has_card: bool = False) -> Output:
     """Refuses a name that samples cannot be written under, before they are drawn.
 
     Args:
         output: as of `Samples.write`.
-        overwrite: as of `Samples.write`.
         has_card: they get a data card, so a folder's form is hf.
 
     Raises:
@@ -221,12 +213,12 @@ def check_output(
     if has_card and where.form != "hf":
         remedy = "is for Hugging Face; give a new folder, or hf:PATH"
         raise UserError(f"output = {output}: a data card {remedy}")
-    raise_if_any(f"output = {output}", _output_problems(where, overwrite))
+    raise_if_any(f"output = {output}", _output_problems(where))
     return where
 
 
-def _output_problems(where: Output, overwrite: bool) -> Iterator[str]:
-    path, is_folder = where.path, where.form in ("folder", "hf")
+def _output_problems(where: Output) -> Iterator[str]:
+    path = where.path
     if where.form not in FORMS or not path.name:
         yield (
             "give a name that ends in .npz or .png, or that of a new folder, or "
@@ -234,31 +226,16 @@ def _output_problems(where: Output, overwrite: bool) -> Iterator[str]:
         )
     if not path.absolute().parent.is_dir():
         yield "its folder does not exist; make it first"
-    if path.is_dir() != is_folder and path.exists():
-        yield f"is {'no' if is_folder else 'a'} folder; choose another name"
-    if path.exists() and not overwrite:
-        yield "exists already; choose another name, or add --overwrite"
-    if path.is_dir() and not _holds_samples_only(path):
-        yield "holds other files than samples; choose another name"
+    if path.exists():
+        yield "exists already; choose another name"
 
 
-def _holds_samples_only(path: Path) -> bool:
-    """Tells whether nothing is lost with a folder but what `Samples.write` made."""
-    files = [entry for entry in path.rglob("*") if not entry.is_dir()]
-    names = {str(entry.relative_to(path)) for entry in files}
-    if f"data/{PARQUET}" in names:  # else README.md may be anybody's
-        names -= {CARD, LABEL}
-    return all(re.fullmatch(SAMPLE_FILES, name) for name in names)
-
-
-def _replace_folder(path: Path, fill: Callable[[Path], None]) -> None:
-    """Makes a folder that appears whole, in place of one that is there."""
+def _make_folder(path: Path, fill: Callable[[Path], None]) -> None:
+    """Makes a folder that appears whole."""
     staging = temporary_path(path)
     staging.mkdir()
     try:
         fill(staging)
-        if path.exists():
-            shutil.rmtree(path)
         staging.rename(path)
     finally:
         shutil.rmtree(staging, ignore_errors=True)  # is gone after the rename

@@ -5,7 +5,8 @@
     clients/NAME.key, NAME.pub  a client's key pair; the server learns NAME.pub
 
 Keys are on the curve P-384, the one Flower's SuperNodes use. Private keys have mode
-0600, appear whole or not at all, and are never overwritten unless asked for.
+0600, appear whole or not at all, and are never overwritten: what is to be made anew is
+deleted first.
 """
 
 import contextlib
@@ -35,7 +36,8 @@ from fedgs.errors import UserError, wrap_error
 from fedgs.files import make_folder, sync
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")  # for `submit` on the server or by tunnel
-AUTHORITY_DAYS = 3650
+AUTHORITY_DAYS, SERVER_DAYS = 3650, 365
+ANEW = "delete it to have it made anew"
 CLOCK_SKEW = timedelta(days=1)
 KEY_USAGES = (
     *("digital_signature", "content_commitment", "key_encipherment"),
@@ -48,8 +50,6 @@ def make_certificates(
     folder: Path,
     hosts: Sequence[str],
     clients: Sequence[str],
-    days: int = 365,
-    replace: bool = False,
 ) -> list[Path]:
     """Makes what is missing: authority and server certificate, clients' key pairs.
 
@@ -58,9 +58,6 @@ def make_certificates(
         hosts: names or addresses by which clients reach the server; none: no authority
             and no server certificate, for a client that makes its own key.
         clients: names of clients to make a key pair for.
-        days: how long the server's certificate holds.
-        replace: make the server's certificate and the named clients' keys anew. The
-            authority is never replaced: that is another folder.
 
     Returns:
         The files that were written.
@@ -72,8 +69,6 @@ def make_certificates(
         raise UserError("certs: give --host of the server, --client names, or both")
     for name in clients:
         check_name(name)
-    if not 1 <= days <= AUTHORITY_DAYS:
-        raise UserError(f"days = {days}: give --days from 1 to {AUTHORITY_DAYS}")
     names = [_host(host) for host in dict.fromkeys([*hosts, *LOOPBACK])]
     remedy = "choose another folder for the certificates"
     with wrap_error(OSError, f"{folder}: cannot be written", remedy):
@@ -81,9 +76,9 @@ def make_certificates(
         written = []
         if hosts:
             written += _authority(folder)
-            written += _server(folder, names, days, replace)
+            written += _server(folder, names)
         for name in clients:
-            written += _client(folder / "clients", name, replace)
+            written += _client(folder / "clients", name)
         return written
 
 
@@ -102,27 +97,22 @@ def _authority(folder: Path) -> list[Path]:
     return [*written, certificate]
 
 
-def _server(
-    folder: Path, names: list[x509.GeneralName], days: int, replace: bool
-) -> list[Path]:
+def _server(folder: Path, names: list[x509.GeneralName]) -> list[Path]:
     certificate, key_file = folder / "server.crt", folder / "server.key"
-    if certificate.exists() and not replace:
+    if certificate.exists():
         known = _hosts_of(certificate)
         if missing := [str(name.value) for name in names if name not in known]:
-            raise UserError(
-                f"{certificate}: is not for {missing[0]}; add --replace to make it anew"
-            )
+            raise UserError(f"{certificate}: is not for {missing[0]}; {ANEW}")
         return []
     if not (folder / "ca.key").exists():
         raise UserError(
             f"{folder}/ca.key: is not here; put the authority's key back to make a "
             "server certificate"
         )
-    authority = _certificate(folder / "ca.crt", "put the authority's certificate back")
+    path, remedy = folder / "ca.crt", "put the authority's certificate back"
+    with wrap_error(ValueError, f"{path}: is no certificate in PEM form", remedy):
+        authority = x509.load_pem_x509_certificate(path.read_bytes())
     signer = _load_key(folder / "ca.key")
-    if replace:  # the certificate goes first: a key without one is made use of below
-        certificate.unlink(missing_ok=True)
-        key_file.unlink(missing_ok=True)
     key, written = _key(key_file)
     name, issuer = _name("fedgs server"), authority.subject
     limits = (x509.BasicConstraints(False, None), _usage("digital_signature"))
@@ -130,21 +120,18 @@ def _server(
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
         x509.SubjectAlternativeName(names),
     )
-    _certify(certificate, name, key, issuer, signer, days, limits, purpose)
+    _certify(certificate, name, key, issuer, signer, SERVER_DAYS, limits, purpose)
     return [*written, certificate]
 
 
-def _client(folder: Path, name: str, replace: bool) -> list[Path]:
+def _client(folder: Path, name: str) -> list[Path]:
     make_folder(folder, 0o700)
     private, public = folder / f"{name}.key", folder / f"{name}.pub"
-    if private.exists() and public.exists() and not replace:
+    if public.exists():
+        if not private.exists():
+            problem = "is not here; delete its .pub to have a new pair made"
+            raise UserError(f"{private}: {problem}")
         return []
-    if public.exists() and not private.exists() and not replace:
-        raise UserError(f"{private}: is not here; add --replace to make a new pair")
-    if replace:
-        # The public half first: a private key alone gets its public half again.
-        public.unlink(missing_ok=True)
-        private.unlink(missing_ok=True)
     key, written = _key(private, PrivateFormat.OpenSSH)
     content = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     _write(public, content + f" {name}\n".encode(), 0o644)
@@ -165,17 +152,11 @@ def _key(
     return key, [path]
 
 
-def _certificate(path: Path, remedy: str) -> x509.Certificate:
-    with wrap_error(ValueError, f"{path}: is no certificate in PEM form", remedy):
-        return x509.load_pem_x509_certificate(path.read_bytes())
-
-
 def _hosts_of(path: Path) -> x509.SubjectAlternativeName:
     """Returns the names that a server's certificate is for."""
-    remedy, kind = "add --replace to make it anew", x509.SubjectAlternativeName
-    certificate = _certificate(path, remedy)
-    problem = f"{path}: names no host as SubjectAltName, which Flower's clients ask for"
-    with wrap_error((x509.ExtensionNotFound, ValueError), problem, remedy):
+    kind, problem = x509.SubjectAlternativeName, f"{path}: is no certificate of a host"
+    with wrap_error((x509.ExtensionNotFound, ValueError), problem, ANEW):
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
         return certificate.extensions.get_extension_for_class(kind).value
 
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fedgs.deployment import FLOWER_REMEDY
 from fedgs.errors import wrap_error
-from server.launch.flower_app import REMEDY
 
 KNOWN_KEY = 23  # Flower's ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE
 UNKNOWN_RUN = 16  # and RUN_ID_NOT_FOUND
@@ -162,7 +162,7 @@ def control_of(
     Raises:
         UserError: another Flower, or no certificate.
     """
-    with wrap_error(ImportError, "this Flower is not known", REMEDY):
+    with wrap_error(ImportError, "this Flower is not known", FLOWER_REMEDY):
         from flwr.supercore.control import ControlHttpClient
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
     problem = f"ca = {authority}: is no certificate in PEM form"

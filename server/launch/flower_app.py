@@ -9,7 +9,6 @@ import subprocess
 import time
 
 TRAINING = ("server.server_app:app", "clients.client_app:app")
-REMEDY = "install the flwr that fedgs' constraints.txt names"
 _APP = """\
 [project]
 name = "fedgs-run"

@@ -9,17 +9,15 @@ from pathlib import Path
 from fedgs.config.fields import check_ranges, flag
 from fedgs.deployment import (
     INSECURE,
-    INSECURE_NETWORK,
     LOG_JSON,
     QUIET,
     Command,
-    check_insecure,
+    check_loopback,
     event_log_variable,
     file_of,
 )
 from fedgs.errors import wrap_error
 from fedgs.process import RUNS_VARIABLE
-from server.launch.superlink import CONTROL_VARIABLE, networks_of
 
 CERTIFICATES = {
     "ca.crt": "--ssl-ca-certfile",
@@ -35,16 +33,13 @@ class Server:
     Attributes:
         state: directory of the run folders.
         certs: not looked at if insecure.
-        control_from: networks that may submit runs beside this machine.
     """
 
     state: Path = flag(Path("fedgs-server"), "Run folders.", names=("--state-dir",))
     host: str = flag("127.0.0.1", "Address to listen on; 0.0.0.0 is all.")
     port: int = flag(8000, "The only port.", at_least=1, at_most=65535)
     certs: Path = flag(Path("certs"), "Of `fedgs deploy certs`.")
-    control_from: str = flag("", "Networks that may submit runs, e.g. 10.0.0.0/24.")
     insecure: bool = flag(False, INSECURE)
-    insecure_network: bool = flag(False, INSECURE_NETWORK)
     log_json: Path | None = flag(None, LOG_JSON)
 
     def __post_init__(self) -> None:
@@ -58,10 +53,9 @@ class Server:
         Raises:
             UserError: a missing certificate, or plain text on a network.
         """
-        check_insecure(self.host, self.insecure, self.insecure_network)
-        networks_of(self.control_from)
         command = [sys.executable, "-m", "server.launch.superlink"]
         if self.insecure:
+            check_loopback(self.host)
             command.append("--insecure")
         else:
             for name, flag in CERTIFICATES.items():
@@ -75,8 +69,6 @@ class Server:
             "FLWR_HOME": str(self.state / "flwr"),
             RUNS_VARIABLE: str(self.state / "runs"),
         }
-        if self.control_from:
-            environment[CONTROL_VARIABLE] = self.control_from
         return command, environment | event_log_variable(self.log_json)
 
     def superexec(self) -> list[str]:
@@ -109,9 +101,3 @@ class Server:
         """HOST:PORT by which this machine reaches the server."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
-
-
-def who_submits(server: Server) -> str:
-    """Returns who may submit runs to a server, in one line."""
-    others = f" and from {server.control_from}" if server.control_from else ""
-    return f"runs can be submitted from this machine{others}, and by ssh -L to it"

@@ -4,8 +4,8 @@ Flower 1.41 serves three interfaces on one port: Fleet (SuperNodes, authenticate
 their keys), Control (register a SuperNode, start a run) and Runtime (the ServerApp).
 The open-source Control interface has no authentication: whoever reaches it registers a
 key of his own and starts code of his own. Here, requests to anything but Fleet and
-Flower's health check are refused unless they come from this machine or from a network
-in $FEDGS_CONTROL_FROM. Users of other machines reach it by `ssh -L`.
+Flower's health check are refused unless they come from this machine. Users of other
+machines reach it by `ssh -L`.
 
 Requests of clients that weigh more than any answer does are not read.
 
@@ -15,24 +15,19 @@ hands to uvicorn.
 
 import ipaddress
 import logging
-import os
 import sys
 from collections.abc import Awaitable, Callable
 from importlib import import_module
 from typing import Any
 
-from fedgs.deployment import MOST_ANSWER_BYTES
-from fedgs.errors import wrap_error
-from server.launch.flower_app import REMEDY
+from fedgs.deployment import FLOWER_REMEDY, MOST_ANSWER_BYTES
 
 HEALTH_PATH = "/health"
-CONTROL_VARIABLE = "FEDGS_CONTROL_FROM"  # networks, separated by commas
 FLEET = "/v1/fleet/"
 OPEN_PATHS = (FLEET, HEALTH_PATH)
 MOST_BYTES = MOST_ANSWER_BYTES + 2**20  # of a client's request, with its frame
 GRACE_SECONDS = 3  # for open connections; clients keep theirs, and ask again elsewhere
 
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 App = Callable[..., Awaitable[None]]
 log = logging.getLogger("uvicorn.error")
 
@@ -42,12 +37,11 @@ class Guard:
 
     Args:
         app: Flower's.
-        networks: that may use Control and Runtime beside this machine.
     """
 
-    def __init__(self, app: App, networks: tuple[Network, ...] = ()) -> None:
-        """Keeps both."""
-        self.app, self.networks = app, networks
+    def __init__(self, app: App) -> None:
+        """Keeps it."""
+        self.app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Passes a request on or answers 403."""
@@ -62,7 +56,7 @@ class Guard:
             await self.app(scope, receive, send)
 
     def may_pass(self, scope: Any) -> bool:
-        """Tells whether a request is for a client, or comes from where users are."""
+        """Tells whether a request is a client's, or comes from this machine."""
         path = str(scope.get("path", ""))
         # A path that goes up again could lead out of Fleet, behind this check.
         if scope["type"] == "http" and ".." not in path and path.startswith(OPEN_PATHS):
@@ -71,11 +65,8 @@ class Guard:
             return False
         peer = _address(scope["client"][0])
         own = scope.get("server") and _address(scope["server"][0])
-        if peer is None:
-            return False
-        if peer.is_loopback or peer == own:  # no other machine can have our address
-            return True
-        return any(peer in network for network in self.networks)
+        # No other machine can have our address.
+        return peer is not None and (peer.is_loopback or peer == own)
 
 
 def is_too_large(scope: Any) -> bool:
@@ -95,17 +86,6 @@ async def _refuse(scope: Any, send: Any, status: int, text: bytes) -> None:
         await send({"type": "http.response.body", "body": text})
 
 
-def networks_of(text: str) -> tuple[Network, ...]:
-    """Reads networks such as 10.0.0.0/24,10.1.2.3.
-
-    Raises:
-        UserError: no network.
-    """
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    with wrap_error(ValueError, f"control_from = {text!r}", "give 10.0.0.0/24"):
-        return tuple(ipaddress.ip_network(part) for part in parts)
-
-
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         address = ipaddress.ip_address(text)
@@ -117,7 +97,6 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 def main() -> None:
     """Runs flower-superlink with the guard, or not at all."""
-    networks = networks_of(os.environ.get(CONTROL_VARIABLE, ""))
     try:
         import uvicorn
 
@@ -127,14 +106,14 @@ def main() -> None:
         if flower.uvicorn is not uvicorn:
             raise AttributeError("flower_superlink.uvicorn")
     except (ImportError, AttributeError) as error:
-        sys.exit(f"this Flower is not known ({error}); {REMEDY}")
+        sys.exit(f"this Flower is not known ({error}); {FLOWER_REMEDY}")
 
     def run(app: App, **settings: Any) -> None:
         own = {
             "proxy_headers": False,  # no proxy may say where a request comes from
             "timeout_graceful_shutdown": GRACE_SECONDS,
         }
-        serve(Guard(app, networks), **settings | own)
+        serve(Guard(app), **settings | own)
 
     flower.uvicorn.run = run
     flower.flower_superlink()

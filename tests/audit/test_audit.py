@@ -2,12 +2,10 @@
 
 import hashlib
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import runs
 import tiny
@@ -72,57 +70,51 @@ def test_quick_audit_holds_and_alters_nothing(run, quick, capsys):
     assert (code, written["holds"]) == (0, True)
     assert content(run) == before
     found = {path.name for path in (run / "audit").iterdir()}
-    assert found == {"report.json", "table.txt", "plot.png"}
+    assert found == {"report.json"}
     printed = capsys.readouterr()
     assert "B, one run with canaries: not run: give --full" in printed.out
     assert "has no test split" in " ".join(printed.out.split())  # why C was skipped
-    assert (run / "audit" / "table.txt").read_text().split()[:2] == ["audit", "at"]
     assert {f["verdict"] for f in written["findings"]} == {"holds"}
-    with Image.open(run / "audit" / "plot.png") as picture:
-        assert picture.size[0] > 500
     assert "rounds with gradient" in printed.err  # progress, plain lines
 
 
-def test_broken_noise_is_exit_code_1(quick, capsys, monkeypatch):
-    normal = NoiseStream.normal
+def test_broken_noise_is_exit_code_1_and_membership_uses_the_test_split(
+    quick, capsys, monkeypatch
+):
+    normal, rng = NoiseStream.normal, np.random.default_rng(0)
 
     def half(self, shape, noise_std):
         return normal(self, shape, noise_std / 2)
 
-    monkeypatch.setattr(NoiseStream, "normal", half)
-    code, written = quick()
-    assert (code, written["holds"]) == (1, False)
-    assert "REFUTED: A takes part: release, " in capsys.readouterr().err
-
-
-def test_membership_uses_the_test_split(quick, monkeypatch, capsys):
-    rng = np.random.default_rng(0)
-
     def test_split(config):
         return rng.random((40, 1, 16, 16), dtype=np.float32), np.zeros(40, np.int64)
 
+    monkeypatch.setattr(NoiseStream, "normal", half)
     monkeypatch.setattr(audit, "load_test_data", test_split)
     monkeypatch.setattr(audit, "NUM_SYNTHETIC", 50)
     code, written = quick()
-    found = written["membership"]
-    assert code == 0
-    assert (found["num_members"], found["num_others"]) == (20, 20)
-    assert "proves nothing" in capsys.readouterr().out
+    assert (code, written["holds"]) == (1, False)
+    found, printed = written["membership"], capsys.readouterr()
+    assert (found["num_members"], found["num_others"]) == (40, 40)
+    assert "REFUTED: A takes part: release, " in printed.err
+    assert "proves nothing" in printed.out
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--trials", 10), "trials = 10: give --trials at least 1000"),
-        (("--canaries", 20), "canaries = 20: is for --full"),
         (("--rounds", 5), "rounds = 5: is for --full"),
-        (("--full", "--canaries", 9), "canaries = 9: --full needs"),
-        (("--full", "--canaries", 13), "canaries = 13: .* 12 clients"),
         (("--full", "--rounds", 0), "rounds = 0: give --rounds at least 1"),
     ],
 )
 def test_bad_numbers_are_exit_code_2(run, fedgs, arguments, message):
     refused(fedgs("audit", run, *arguments), message)
+
+
+def test_full_audit_of_few_clients_is_exit_code_2(run, fedgs, monkeypatch):
+    monkeypatch.setattr(audit, "FEWEST_CANARIES", 13)
+    refused(fedgs("audit", run, "--full"), "num_clients = 12: --full needs")
 
 
 def test_no_run_folder_and_broken_ledger_are_exit_code_2(run, fedgs, tmp_path):
@@ -151,18 +143,13 @@ def test_full_audit_holds_leaves_no_training_behind_and_shares_its_confidence(
 
     monkeypatch.setattr(mechanism, "_attack", spy(mechanism._attack))
     monkeypatch.setattr(one_run, "_finding", spy(one_run._finding))
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    (run / "audit" / "plot.png").unlink(missing_ok=True)
-    full = ("--full", "--canaries", 10, "--rounds", 1)
+    full = ("--full", "--rounds", 1)
     code, written = quick(run, *full, "--json")
     assert (code, content(run)) == (0, before)
     assert sum(shares) == pytest.approx(1 - CONFIDENCE)
     printed = json.loads(capsys.readouterr().out)
     assert printed == written
-    assert printed["one_run"] == "ran: 10 canaries, 1 rounds"
+    assert printed["one_run"] == "ran: 12 canaries, 1 rounds"
     attacks = [finding["attack"] for finding in printed["findings"]]
     assert attacks[-2:] == ["B sums", "B generator"]
-    assert {path.name for path in (run / "audit").iterdir()} == {
-        *("report.json", "table.txt")
-    }
-    assert "needs matplotlib" in written["plot"]
+    assert [path.name for path in (run / "audit").iterdir()] == ["report.json"]

@@ -13,23 +13,18 @@ def images(count: int) -> np.ndarray:
 
 
 def test_memorising_generator_is_caught():
-    members, others, reference = images(200), images(200), images(300)
+    members, others = images(200), images(200)
     copies = members + rng.normal(0, 0.02, members.shape).astype(np.float32)
-    found = audit_samples(copies, members, others, reference)
-    for attack in ("nearest", "calibrated"):
-        assert found[attack]["auc"]["low"] > 0.95
-        assert found[attack]["tpr_at_0.01_fpr"]["value"] > 0.9
-    assert found["nearest_is_member"]["value"] > 0.99
-    assert found["median_distance_ratio"] < 0.2
+    found = audit_samples(copies, members, others)["nearest"]
+    assert found["auc"]["low"] > 0.95
+    assert found["tpr_at_0.01_fpr"]["value"] > 0.9
 
 
 def test_fresh_samples_tell_nothing():
-    found = audit_samples(images(400), images(300), images(300), images(300))
-    for attack in ("nearest", "calibrated"):
-        assert found[attack]["auc"]["low"] < 0.5 < found[attack]["auc"]["high"]
-        assert found[attack]["tpr_at_0.01_fpr"]["value"] < 0.06
-    assert found["nearest_is_member"]["value"] == pytest.approx(0.5, abs=0.1)
-    assert found["median_distance_ratio"] == pytest.approx(1.0, abs=0.05)
+    found = audit_samples(images(400), images(300), images(300))
+    auc, rate = found["nearest"]["auc"], found["nearest"]["tpr_at_0.01_fpr"]
+    assert auc["low"] < 0.5 < auc["high"]
+    assert rate["value"] < 0.06
     assert "proves nothing" in found["warning"]
 
 
@@ -39,28 +34,7 @@ def test_true_positives_respect_the_false_positive_rate():
     members[:30] = 1.5  # nearer than all others but one
     members[30:] = 1000.0
     others = np.arange(1, 101, dtype=np.float32).reshape(-1, 1, 1, 1)
-    synthetic, reference = np.zeros((1, 1, 1, 1), np.float32), others + 0.5
-    found = audit_samples(synthetic, members, others, reference)["nearest"]
+    synthetic = np.zeros((1, 1, 1, 1), np.float32)
+    found = audit_samples(synthetic, members, others)["nearest"]
     assert found["tpr_at_0.01_fpr"]["value"] == pytest.approx(0.3)
     assert found["tpr_at_0.001_fpr"]["value"] == 0.0
-
-
-def test_unequal_groups_are_refused():
-    with pytest.raises(ValueError, match="as many members"):
-        audit_samples(images(5), images(5), images(6), images(5))
-
-
-def test_samples_of_few_neighbours_prove_little():
-    rng = np.random.default_rng(3)
-    shape = (1, 4, 4)
-    members, others, more = (
-        rng.random((20, *shape), dtype=np.float32) for _ in range(3)
-    )
-    # 200 samples, but 3 records that they lie at, 2 of them members.
-    at = np.concatenate(
-        [np.repeat(members[:2], 80, axis=0), np.tile(others[:1], (40, 1, 1, 1))]
-    )
-    samples = at + rng.normal(0, 1e-3, at.shape).astype(np.float32)
-    share = audit_samples(samples, members, others, more)["nearest_is_member"]
-    assert share["value"] == pytest.approx(0.8)
-    assert share["low"] < 0.5 < 0.99 < share["high"]

@@ -20,7 +20,6 @@ from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
 from fedgs.privacy.plan import Plan
 from fedgs.runs.run_folder import RunFolder
-from refusals import assert_refused
 from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
 
 CLIENTS = 12
@@ -108,20 +107,17 @@ def test_selected_clients_of_a_local_run_are_audited_by_their_count(tmp_path):
     assert sums.verdict == HOLDS
 
 
-def test_missing_noise_is_caught(tmp_path, monkeypatch):
+def test_missing_noise_is_caught_whatever_seed_and_budget_the_run_had(
+    tmp_path, monkeypatch
+):
     def none(self, shape, noise_std):
         return np.zeros(shape)
 
     monkeypatch.setattr(NoiseStream, "normal", none)
-    found = audited(tmp_path, config_of(noise_multiplier=100.0))
+    settings = {"target_epsilon": 0.001, "noise_multiplier": 100.0, "noise_seed": 3}
+    found = audited(tmp_path, config_of(**settings, min_answers=1))
     assert found["B node releases"].verdict == REFUTED
     assert found["B sums"].verdict == REFUTED
-
-
-def test_audited_noise_is_never_seeded_and_no_budget_stops_it(tmp_path):
-    settings = {"target_epsilon": 0.001, "noise_multiplier": 1.0, "noise_seed": 3}
-    config = config_of(**settings, min_answers=1)
-    audited(tmp_path, config)
     again = RunFolder.open(tmp_path / "again")
     events = Ledger.read(again.path / "ledger.jsonl").events
     assert again.config.noise_seed is None
@@ -158,12 +154,6 @@ def test_clients_that_are_asked_come_first():
     counts = canaries_of(config_of(**SELECTED, num_rounds=4)).counts
     assert counts.sum() == 4
     assert sorted(counts > 0, reverse=True) == (counts > 0).tolist()
-
-
-@pytest.mark.parametrize("count", [9, CLIENTS + 1])
-def test_number_of_canaries_is_checked(count):
-    given = (config_of(), count, "zero-out", np.random.default_rng())
-    assert_refused(f"canaries = {count}: .* from 10 to .* 12", Canaries.draw, *given)
 
 
 def test_other_clients_answer_as_without_canaries():

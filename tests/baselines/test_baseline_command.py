@@ -15,6 +15,7 @@ from fedgs.app.baselines.command import to_quote
 from fedgs.baselines import METHODS
 from fedgs.baselines.run import open_run
 from fedgs.config.settings import settings_with
+from fedgs.privacy.accounting import SEEDED
 from fedgs.privacy_label import HOLDS, privacy_label
 from fedgs.runs.data_card import NO_GUARANTEE
 from report_folders import make_run
@@ -33,7 +34,6 @@ def test_the_list_names_every_method_and_the_help_its_settings(fedgs, monkeypatc
     monkeypatch.setenv("COLUMNS", "160")
     out = printed(fedgs("baseline", "--list"))
     assert all(name in out for name in METHODS)
-    assert "who runs it sees all images" in out
     out = printed(fedgs("baseline", "dp-merf", "--help"))
     for flag in ("--target-epsilon", "--max-images-per-user", "--data", "--seed"):
         assert flag in out
@@ -41,13 +41,11 @@ def test_the_list_names_every_method_and_the_help_its_settings(fedgs, monkeypatc
 
 def test_a_seeded_run_has_a_label_of_its_own_and_guarantees_nothing(fedgs, tmp_path):
     given = DIGITS | FEW_FEATURES | {"generator_steps": 2, "output": tmp_path / "run"}
+    given |= {"federated": True}
     out = printed(fedgs("baseline", "dp-merf", *flags(**given)))
     assert "none to quote: seeded: not private" in out
     rows = privacy_of(fedgs, tmp_path / "run")["guarantees"]
-    assert rows
-    assert not any(row["guarantee"] for row in rows)
-    labels = {row["label"] for row in rows}
-    assert labels - {"as published"} == {"seeded: not private"}
+    assert {(r["label"], r["guarantee"]) for r in rows} == {(SEEDED, False)}
     label = privacy_label(tmp_path / "run")
     assert label["guarantee"] == f"{NO_GUARANTEE}; noise seeded: not private"
     assert label["epsilon"] is None
@@ -91,15 +89,13 @@ A_RUN = "a run"
             ("baseline", "dp-merf", "--target-epsilon", 3, "--noise-multiplier", 1),
             r"noise_multiplier = 1\.0: --target-epsilon finds the noise; leave out",
         ),
-        (("baseline", "wgan-gp", "--discriminators", "two"), "= 'two': give"),
+        (("baseline", "dp-merf", "--release", "two"), "= 'two': give"),
         (
             ("baseline", "dp-merf", "--noise-multiplier", 1e-300),
             "noise_multiplier = 1e-300: give --noise-multiplier 0, or at least 1e-100",
         ),
-        (("baseline", "wgan-gp", "--ema-decay", 1), r"ema_decay = 1\.0: give .* below"),
         (("audit", A_RUN), "RUN = .*: wgan-gp claims no epsilon"),
         (("privacy", A_RUN, A_RUN), "RUN = .*: a baseline's run is accounted alone"),
-        (("privacy", A_RUN, "--at-epsilon", 1), "at_epsilon = 1.0: RUN is of"),
         (("privacy", A_RUN, "--num-rounds", 1), "num_rounds = 1: RUN is of"),
         (("privacy", A_RUN, "--delta", 2), "delta = 2.0: give --delta"),
     ],
@@ -146,12 +142,11 @@ def test_the_label_and_the_epsilon_to_quote_are_of_the_valid_line(run, class_mea
 
 
 def test_the_audit_of_the_methods_release_holds_and_comes_near(fedgs, class_means):
-    words = ("audit", class_means, "--trials", 200_000, "--json")
+    words = ("audit", class_means, "--trials", 50_000, "--json")
     found = json.loads(printed(fedgs(*words)))
     (row,) = found["findings"]
     assert found["holds"]
-    assert 3 < row["lower_bound"] <= row["epsilon"] <= 8
-    assert "REFUTED" not in printed(fedgs("audit", class_means, "--trials", 1000))
+    assert 2 < row["lower_bound"] <= row["epsilon"] <= 8
 
 
 def test_an_audit_finds_noise_that_is_not_there(fedgs, class_means, monkeypatch):
@@ -162,7 +157,7 @@ def test_an_audit_finds_noise_that_is_not_there(fedgs, class_means, monkeypatch)
         return sums + noise.normal(sums.shape, std)
 
     monkeypatch.setattr(method, "released", half)
-    code, out, _ = fedgs("audit", class_means, "--trials", 100_000)
+    code, out, _ = fedgs("audit", class_means, "--trials", 30_000)
     assert code == 1
     assert "REFUTED" in out
     refuted = privacy_label(class_means)
@@ -194,7 +189,7 @@ def test_a_baselines_run_is_sampled_and_evaluated_like_any_run(
     assert "is finished" in printed(fedgs("resume", run))
     for name in ("FEDGS_CACHE_DIR", "TORCH_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
-    words = ("--fast", "-n", 60, "--metrics", "cnn", "--no-calibrate", "--json")
+    words = ("--fast", "-n", 60, "--metrics", "cnn", "--json")
     found = json.loads(printed(fedgs("evaluate", run, *words)))
     assert found["round"] == 3
     assert 0 <= found["downstream_cnn_accuracy"] <= 1

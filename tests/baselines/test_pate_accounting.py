@@ -7,6 +7,8 @@ Figures "of its code" were computed with `pate_core.py` of G-PATE and the formul
 import numpy as np
 import pytest
 from dp_accounting.pld import common, privacy_loss_distribution
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedgs.baselines import pate_accounting as accounting
 from fedgs.privacy.gaussian import epsilon_from_mu
@@ -67,11 +69,6 @@ def moment(gap, needs_condition, inverse_scale=1.0):
     return accounting.laplace_moments(gaps, inverse_scale, needs_condition)
 
 
-def test_at_a_tie_the_published_code_charges_a_third_of_what_is_proven():
-    assert moment(0, needs_condition=False)[0] == pytest.approx(1.28142, abs=1e-5)
-    assert moment(0, needs_condition=True)[0] == 4.0  # 2 lambda^2 l (l + 1)
-
-
 def test_a_gap_of_two_divides_by_zero_in_the_published_formula():
     # q = (2 + 2) / (4 e^2) = e^-2, so 1 - q e^2 = 0.
     for needs_condition in (False, True):
@@ -81,8 +78,10 @@ def test_a_gap_of_two_divides_by_zero_in_the_published_formula():
 
 def test_the_bound_of_the_votes_is_taken_only_where_its_theorem_allows():
     # q < (e^2 - 1) / (e^4 - 1) = 0.1192: q is 0.2759 at a gap of 1, 0.0622 at 3.
-    assert moment(1, needs_condition=False)[0] == pytest.approx(0.42784, abs=1e-5)
-    assert moment(1, needs_condition=True)[0] == 4.0
+    # The code takes it at a tie as well, where 2 lambda^2 l (l + 1) is what holds.
+    for gap, by_code in ((0, 1.28142), (1, 0.42784)):
+        assert moment(gap, needs_condition=False)[0] == pytest.approx(by_code, abs=1e-5)
+        assert moment(gap, needs_condition=True)[0] == 4.0
     assert moment(3, needs_condition=True)[0] == pytest.approx(0.73617, abs=1e-5)
     assert moment(3, True).tolist() == moment(3, False).tolist()
 
@@ -101,14 +100,13 @@ def true_moment(gap, other, order, inverse_scale=1.0):
     return np.log((votes * (votes / neighbour) ** order).sum())
 
 
-@pytest.mark.parametrize("gap", range(12))
-@pytest.mark.parametrize("inverse_scale", [0.1, 0.5, 1.0, 2.0])
+@given(gap=st.integers(0, 30), inverse_scale=st.floats(0.05, 3.0))
 def test_charged_moments_bound_the_true_ones(gap, inverse_scale):
     charged = moment(gap, True, inverse_scale)
     for order in (1, 2, 5, 20):
         for other in (gap - 2, gap + 2):
             true = true_moment(gap, other, order, inverse_scale)
-            assert true <= charged[order - 1] + 1e-12
+            assert true <= charged[order - 1] + 1e-9
 
 
 # Composition of pure differential privacy
@@ -127,7 +125,7 @@ def test_composition_is_that_of_dp_accounting(pure, count):
 
 
 def test_a_calibrated_query_spends_the_epsilon_and_no_more():
-    for epsilon, count in [(10.0, 6_400), (1.0, 1), (0.1, 50_000)]:
+    for epsilon, count in [(10.0, 640), (1.0, 1), (0.1, 5_000)]:
         pure = accounting.pure_per_query(epsilon, count, DELTA)
         spent = accounting.pure_epsilon(pure, count, DELTA)
         assert epsilon * (1 - 1e-6) < spent <= epsilon

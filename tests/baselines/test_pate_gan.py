@@ -18,8 +18,7 @@ DELTA = 1e-5
 
 def events(settings, count=1):
     queries = settings.student_steps * settings.batch_size
-    scale = 1 / settings.inverse_noise if settings.inverse_noise else 0.0
-    event = {"kind": "laplace-votes", "num_queries": queries, "noise_scale": scale}
+    event = {"num_queries": queries, "noise_scale": 1 / settings.inverse_noise}
     return [event] * count
 
 
@@ -76,21 +75,17 @@ def test_a_client_changes_one_vote_whatever_its_data_are(tmp_path):
 
 
 def test_teachers_learn_each_on_its_own_part(tmp_path):
-    training = trainer(tmp_path, num_teachers=4)
-    owned = [set(records) for records in training.teachers.records]
-    assert sum(map(len, owned)) == len(set.union(*owned))
-    clients = training.teachers.data.client_records
-    assert owned[1] == {*clients[1], *clients[5], *clients[9]}
+    training = trainer(tmp_path)
     shown, labels = fakes(training)
     real = torch.from_numpy(training.teachers.data.images[:64]).float() / 255
     for index in range(30):
         training.teachers.train(shown, labels, index)
-    assert training._votes(shown, labels).mean() < 0.5
-    assert training._votes(real, labels).mean() > 3.5
+    assert training._votes(shown, labels).mean() < 1.5
+    assert training._votes(real, labels).mean() > 10.5
 
 
 def test_the_student_learns_from_labels_alone_and_the_generator_from_it(tmp_path):
-    training = trainer(tmp_path, inverse_noise=None, batch_size=64)
+    training = trainer(tmp_path, inverse_noise=1e9, batch_size=64)
     before = training.student(*fakes(training)).mean()
     for index in range(4):
         training.step(index)
@@ -110,16 +105,13 @@ def test_valid_epsilon_is_of_bits_of_two_lambda():
     rows = METHOD.guarantees(settings, FACTS, events(settings, 10), DELTA)
     users, left_out = rows[0], rows[1]
     assert users.epsilon == accounting.pure_epsilon(0.02, 640, DELTA)
-    assert (left_out.relation, left_out.epsilon) == (
-        "zero-out",
-        accounting.pure_epsilon(0.01, 640, DELTA),
-    )
-    assert (rows[2].unit, rows[2].epsilon) == ("record", users.epsilon)
+    assert left_out.relation == "zero-out"
+    assert left_out.epsilon == accounting.pure_epsilon(0.01, 640, DELTA)
 
 
 def test_published_settings_cost_far_more_than_the_published_epsilon():
     """Lambda 1, 64 fakes, all teachers agree: its code would stop after this step."""
-    settings = Settings(num_teachers=10)
+    settings = Settings()
     gaps = np.full(64, 10)
     event = events(settings)[0] | {
         "moments_of_code": accounting.laplace_moments(gaps, 1.0, False).tolist(),
@@ -127,36 +119,25 @@ def test_published_settings_cost_far_more_than_the_published_epsilon():
     }
     rows = METHOD.guarantees(settings, FACTS, [event], DELTA)
     published = [row for row in rows if row.label == "as published"]
-    assert len(published) == 4
+    assert len(published) == 2
     assert all("itself private" in row.theorem for row in published)
     assert published[0].epsilon == pytest.approx(5.0288, abs=1e-4)
     assert rows[0].epsilon > 90  # at most 128
     assert "ledger is published" in rows[0].conditions[-1]
 
 
-def test_without_noise_or_releases_the_epsilon_says_so():
-    silent = Settings(inverse_noise=None)
-    rows = METHOD.guarantees(silent, FACTS, events(silent), DELTA)
-    assert {row.epsilon for row in rows} == {None}
-    assert {row.epsilon for row in METHOD.guarantees(silent, FACTS, [], DELTA)} == {0.0}
+def test_almost_no_noise_costs_almost_everything_and_no_release_nothing():
+    loud = Settings(inverse_noise=1e50)
+    for row in METHOD.guarantees(loud, FACTS, events(loud), DELTA):
+        assert (row.epsilon or 0) > 1e50
+    assert {row.epsilon for row in METHOD.guarantees(loud, FACTS, [], DELTA)} == {0.0}
 
 
-@pytest.mark.parametrize("student_steps", [1, 3])
-def test_every_label_is_in_the_ledger(tmp_path, student_steps):
-    training = trainer(tmp_path, student_steps=student_steps, reveal_votes=True)
+def test_every_label_is_in_the_ledger(tmp_path):
+    training = trainer(tmp_path, student_steps=3, reveal_votes=True)
     event = training.step(0)
-    assert event["num_queries"] == student_steps * training.settings.batch_size
+    assert event["num_queries"] == 3 * training.settings.batch_size
     assert len(event["moments_of_code"]) == 20
     hidden = dataclasses.replace(training.settings, reveal_votes=False)
     training.settings = hidden
     assert set(training.step(1)) == {"kind", "num_queries", "noise_scale"}
-
-
-def test_an_audit_finds_no_more_than_the_guarantee():
-    settings = Settings(inverse_noise=0.5)
-    event = events(settings)[0] | {"num_queries": 4}
-    facts = dataclasses.replace(FACTS, num_clients=9)
-    outside, inside = METHOD.audit_scores(settings, facts, event, "replace-one", 4_000)
-    rate = (outside >= 3).mean(), (inside >= 3).mean()
-    found = np.log(rate[1] / rate[0])
-    assert 0.4 < found < 4 * 2 * 0.5  # basic composition of four bits

@@ -4,7 +4,6 @@ import threading
 
 import pytest
 
-import fedgs
 from baselines import small_run, train
 from fedgs.baselines.releases import Release
 from fedgs.baselines.run import Asked, RunStopped, is_finished, open_run
@@ -81,21 +80,6 @@ def test_a_ledger_of_another_method_is_refused(tmp_path):
     path.write_text(path.read_text().replace(STEPS, "wgan-gp"))
     with pytest.raises(UserError, match=r"baseline.json: is not what the run began"):
         open_run(tmp_path / "run").guarantees()
-
-
-def test_a_program_samples_a_baselines_run_and_is_refused_its_epsilon(tmp_path):
-    train(*small_run(STEPS, tmp_path / "run"))
-    run = fedgs.load(tmp_path / "run")
-    assert run.is_finished
-    assert run.sample(3).images.shape == (3, 1, 16, 16)
-    with pytest.raises(UserError, match="is a run of `fedgs baseline`"):
-        run.epsilon()
-
-
-def test_a_baseline_under_masks_is_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(UserError, match=r"secure_aggregation = True: .* without masks"):
-        small_run(STEPS, tmp_path / "run", secure_aggregation=True)
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

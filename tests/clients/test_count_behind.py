@@ -20,9 +20,8 @@ BEHIND = "own count was rolled back or deleted: it has no release of round"
 @pytest.mark.parametrize(
     ("mode", "settings"),
     [
-        ("full participation", {"min_answers": 2}),
+        ("full participation", {"num_rounds": 3, "min_answers": 2}),
         ("moments", {"num_rounds": 3}),
-        ("moments", {"num_rounds": 3, "min_answers": 2}),
     ],
 )
 def test_a_count_that_goes_back_while_a_run_goes_on_is_refused(deploy, mode, settings):
@@ -83,7 +82,7 @@ def test_an_answer_that_came_too_late_has_left_its_client_all_the_same(deploy):
     run.grid.spoil = spoil_at({(NAMES[0], 2): hold, (NAMES[1], 3): come})
     run.grid.on_push = lambda name, request: (name, round_of(request)) != (NAMES[0], 3)
     run.start(backup.between(1, 3))
-    assert late
+    assert run.grid.waiting == {}  # taken from Flower, which would keep it
     assert num_answers(run.folder) == [3, 2, 2, 2]
     assert run.counted(0) == [1]
     assert f"{BEHIND} 2 of run" in backup.refusals()
@@ -113,7 +112,7 @@ def test_a_count_that_is_ahead_is_right(deploy):
 
 def test_an_older_state_with_the_newest_count_goes_on_whichever_start_it_is_of(deploy):
     """As docs/deployment.md says: only RUN_ID/ is restored, never releases/."""
-    run = deploy(min_answers=2, num_rounds=6, checkpoint_every=1)
+    run = deploy(min_answers=2, num_rounds=4, checkpoint_every=1)
     backup = Backup(run, 1)
 
     def first(metrics: dict) -> None:
@@ -129,8 +128,8 @@ def test_an_older_state_with_the_newest_count_goes_on_whichever_start_it_is_of(d
             backup.put_back(only=run_id)
 
     run.start(second)
-    assert num_answers(run.folder) == [3] * 6
-    assert run.counted(1) == [1, 2, 2, 3, 4, 5, 6]
+    assert num_answers(run.folder) == [3] * 4
+    assert run.counted(1) == [1, 2, 2, 3, 4]
 
 
 def released(start: str, round: str, key: str = "") -> dict[str, str]:
@@ -141,13 +140,10 @@ def released(start: str, round: str, key: str = "") -> dict[str, str]:
     "told",
     [
         {},
-        {"start": "0" * 16},
         UNTOLD | {"start": "../.."},
-        UNTOLD | {"start": 3},
         UNTOLD | {"since": -1},
         UNTOLD | {"since": "0"},
         UNTOLD | {"answered": 3},
-        UNTOLD | {"answered": "null"},
         released("../../etc/passwd", "1"),
         released("0" * 16, "-1"),
         released("0" * 16, "1" * 10),

@@ -63,12 +63,11 @@ def fixture_older(deploy, tmp_path):
     return older
 
 
-@pytest.mark.parametrize("every", [1, 2])
 def test_a_server_of_an_older_backup_ends_the_run_and_states_no_epsilon(
-    older, undisturbed, every
+    older, undisturbed
 ):
     """With the newest copy of its folder it goes on: no client has deleted anything."""
-    run = older(checkpoint_every=every)
+    run = older()
     asked: list[str] = []
     run.grid.on_push = lambda name, request: (
         asked.append(request.metadata.message_type) or True
@@ -102,9 +101,8 @@ def test_what_a_late_client_tells_ends_a_run_that_goes_on(older):
     assert_refused("c-clinic has released more", of_run, run.folder.path)
 
 
-@pytest.mark.parametrize("limit", ["", EPSILON])
 def test_a_client_tells_what_it_released_whatever_its_limits_file_says(
-    deploy, tmp_path, limit
+    deploy, tmp_path
 ):
     """Also of a count elsewhere, without states, and where it takes part no more."""
     run = deploy(num_rounds=2)
@@ -118,7 +116,7 @@ def test_a_client_tells_what_it_released_whatever_its_limits_file_says(
     for index, client in enumerate(run.clients):
         shutil.rmtree(run.states(index).parent)
         place = tmp_path / client.name
-        set_limits(client, LIMITS + f'state_dir = "{place}"\n{limit}')
+        set_limits(client, LIMITS + f'state_dir = "{place}"\n{EPSILON}')
         client.restart()
     with pytest.raises(RunStopped, match=RESTORED.format("2")):
         run.start()

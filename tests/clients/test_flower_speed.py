@@ -46,25 +46,18 @@ def test_what_another_flower_has_not_is_left_out_with_a_warning(
     monkeypatch.setattr(FLOWER_LOGGER, "propagate", True)
     assert not is_possible("it", PULLS | missing)
     (place,) = missing
-    assert f"it: this Flower has no {place}(" in caplog.text
+    assert f"it is not possible: this Flower has no {place}(" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("variable", "is_simulation_fast", "is_rest_fast"),
-    [("1", True, True), (None, False, True), ("0", False, False)],
-)
-def test_one_switch_is_for_all(monkeypatch, variable, is_simulation_fast, is_rest_fast):
-    """The launcher of a simulation sets it to 1, unless it is set already."""
-    monkeypatch.delenv(FAST_VARIABLE, raising=False)
-    if variable is not None:
-        monkeypatch.setenv(FAST_VARIABLE, variable)
+@pytest.mark.parametrize(("variable", "is_fast"), [("1", True), ("0", False)])
+def test_the_launcher_of_a_simulation_switches_it(monkeypatch, variable, is_fast):
+    monkeypatch.setenv(FAST_VARIABLE, variable)
     installed: list[bool] = []
     monkeypatch.setattr(
         flower_speed, "install_fast_messages", lambda: installed.append(True)
     )
     flower_speed.hasten_simulation()
-    assert bool(installed) is is_simulation_fast
-    assert is_possible("it", RESIDENT) is is_rest_fast
+    assert bool(installed) is is_fast
 
 
 def test_parts_on_their_way_are_looked_for_soon_and_not_for_ever(monkeypatch):

@@ -77,7 +77,6 @@ LONG = 1e3 * a_release(STAGE).values
 ATTACKS: dict[tuple[str, RunConfig], dict[str, list[Change]]] = {
     ("server", EXACT): {
         "round is no integer from 0 to 9": [fields(round=SECRET**272)],
-        "keep_round is no integer from 0 to 2": [fields(keep_round=SECRET)],
         "without tensors": [fields(tensors="4711")],
         "with other fields than": [fields(send_me_client_4711=1)],
         "participants is no list of clients below 6": [
@@ -91,7 +90,6 @@ ATTACKS: dict[tuple[str, RunConfig], dict[str, list[Change]]] = {
         ],
         r"labels outside \[0, 3\)": [spoilt("labels", SECRET)],
         "fakes of shape": [values(images=torch.zeros(7, 1, 16, 16))],
-        "labels of shape": [values(labels=torch.zeros(7).long())],
         "with other tensors than": [values(secret_4711=torch.zeros(1))],
         "bytes: at most 9280": [
             values(images=torch.zeros(8, 1, 28, 28)),
@@ -104,21 +102,16 @@ ATTACKS: dict[tuple[str, RunConfig], dict[str, list[Change]]] = {
             content(lambda packed: bomb(1 << 21)),  # small enough for the first look
             content(lambda packed: packed + b"4711"),
         ],
-        "bytes: at most 2441": [content(lambda packed: bomb(1 << 26))],
         "cannot be decoded": [
             content(lambda packed: packed[:-1] + bytes([packed[-1] ^ 1]))  # checksum
         ],
         "of other levels than": [inflated(lambda data: b"\x01" + data[1:])],
         "fakes outside": [inflated(lambda data: b"\x02\x04" + data[2:])],
-        "labels outside": [
-            inflated(lambda data: data[:-8] + struct.pack("<q", SECRET))
-        ],
     },
     ("server", STAGE): {
-        "other tensors than those of this stage": [values(centre=None)],
+        "with other tensors than expected": [values(centre=None)],
         "a stage's tensor of shape": [values(**{AXES: torch.zeros(1, 4)})],
         "non-finite values in a stage's tensors": [spoilt(AXES, math.nan)],
-        "67108864 bytes: at most": [content(lambda packed: bytes(1 << 26))],
         "cannot be decoded": [fields(tensors=CODE)],
         "not to everyone": [fields(participants="2"), fields(trainees="2")],
     },
@@ -137,7 +130,6 @@ ATTACKS: dict[tuple[str, RunConfig], dict[str, list[Change]]] = {
             lambda payload: {"is_empty": 1, "loss": 47.11},
         ],
         "another node_id than": [fields(node_id=4)],
-        "another round than": [fields(round=2)],
         "another request than": [fields(request=OLD)],  # under the new round's number
         "another noise_std than": [fields(noise_std=0.4711)],
         "another clip_bound than": [fields(clip_bound=47.11), fields(clip_bound=True)],
@@ -311,19 +303,14 @@ def check_accepted(side: str, config: RunConfig, payload: Payload) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")
-@pytest.mark.parametrize(
-    "count", [300, pytest.param(3_000, marks=pytest.mark.slow)]
-)  # messages of each kind, in each run
 @pytest.mark.parametrize(("side", "config"), RUNS)
-def test_no_message_is_accepted_wrongly(side, config, count):
+def test_no_message_is_accepted_wrongly(side, config):
     sound = honest(side, config)
     assert check_accepted(side, config, sound)
     outcomes: list[bool] = []
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
-    @settings(
-        max_examples=count, deadline=None, database=None, suppress_health_check=slow
-    )
+    @settings(max_examples=150, deadline=None, suppress_health_check=slow)
     @given(payload=_messages(sound, config))
     @example(payload=sound | {"tensors": header_of(gradients={"dtype": "F4"})})
     @example(payload=sound | {"tensors": header_of(gradients=HUGE, images=HUGE)})

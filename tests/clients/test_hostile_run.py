@@ -13,8 +13,6 @@ from fedgs.config.run_config import RunConfig
 from fedgs.federation.messages import FakeBatch
 from fedgs.federation.node import Node
 from fedgs.federation.round import public_fakes
-from fedgs.federation.training import RunStopped
-from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
 from runs import attempts, num_answers
 from simulated_grid import FakeGrid, Make, Spoil, product, round_of, spoil_at, start
@@ -74,17 +72,21 @@ def test_a_node_answers_a_round_once_and_nothing_else_changes_it(
 # ------------------------------------------------------------------ a hostile client
 
 
-def victim(make: Make, round: int = 2) -> Spoil:
+def victim(makes: dict[int, Make]) -> Spoil:
     """Spoils what the first node that is asked in a round replies in it."""
-    victims: list[int] = []
+    victims: dict[int, int] = {}
 
     def spoil(node: int, request: Message, reply: Message) -> Message | None:
-        if round_of(request) != round:
+        round = round_of(request)
+        if round not in makes or victims.setdefault(round, node) != node:
             return reply
-        victims.append(node)
-        return make(request, reply) if node == victims[0] else reply
+        return makes[round](request, reply)
 
     return spoil
+
+
+def lose(request: Message, reply: Message) -> None:
+    """Loses a reply."""
 
 
 def _reply(request: Message, record: dict) -> Message:
@@ -129,55 +131,38 @@ def of_another_sender(request: Message, reply: Message) -> Message:
     return reply
 
 
-SPOILT: dict[str, tuple[Make, str]] = {
-    "poison": (poisoned(5.0), "gradients with a norm above"),
-    "much poison": (poisoned(1e30), "gradients with a norm above"),
-    "other noise": (changed(noise_std=0.1), "another noise_std than"),
-    "no tensors": (changed(tensors=b"4711 \x80"), "cannot be decoded"),
-    "an error of 10 MB": (failed, "says: all is well?2026-01-01 INFO the run"),
-    "other records": (with_more_records, "answered with other records too"),
-    "no record": (without_record, "answered without a record"),
-    "another sender": (of_another_sender, "a reply of another sender"),
-}
+SPOILT: list[tuple[Make, str]] = [
+    (poisoned(5.0), "gradients with a norm above"),
+    (changed(noise_std=0.1), "another noise_std than"),
+    (changed(tensors=b"4711 \x80"), "cannot be decoded"),
+    (failed, "says: all is well?2026-01-01 INFO the run"),  # an error of 10 MB
+    (with_more_records, "answered with other records too"),
+    (without_record, "answered without a record"),
+    (of_another_sender, "a reply of another sender"),
+]
 
 
-@pytest.mark.parametrize(
-    ("what", "noise_multiplier"),
-    [*((what, 0.5) for what in SPOILT), ("poison", 0.0), ("much poison", 0.0)],
-)
-def test_a_spoilt_reply_is_a_failed_answer(create, log, what, noise_multiplier):
+def test_a_spoilt_reply_is_a_failed_answer(create, log):
     """Asked twice, logged in a line without data; the run is one without that node."""
-    make, words = SPOILT[what]
-    noise = {"min_answers": 1, "noise_multiplier": noise_multiplier}
-    folder = create("hostile", **noise)
-    start(folder, FakeGrid(6, victim(make)))
-    assert attempts(folder) == [(1, 1), (2, 1), (3, 1)]
-    assert num_answers(folder) == [2, 1, 2]
-    lines = [line for line in log if line.startswith(("round 2", "answer of node"))]
-    assert sum(words in line for line in lines) == 2
-    assert all(line.isprintable() and len(line) < 300 for line in lines)
+    last = len(SPOILT)
+    settings = {"min_answers": 1, "num_rounds": last}
+    folder, silent = create("hostile", **settings), create("silent", **settings)
+    makes = {number: make for number, (make, _) in enumerate(SPOILT, 1)}
+    start(folder, FakeGrid(6, victim(makes)))
+    assert attempts(folder) == [(number, 1) for number in makes]
+    assert num_answers(folder) == last * [1]
+    for number, (_, words) in enumerate(SPOILT, 1):
+        of_round = (f"round {number}:", "answer of node")
+        lines = [line for line in log if line.startswith(of_round)]
+        assert sum(words in line for line in lines) == 2
+        assert all(line.isprintable() and len(line) < 300 for line in lines)
+        assert any(line.startswith(f"round {number}: no answer of ") for line in log)
     assert str(SECRET) not in "".join(log)
-    assert any(line.startswith("round 2: no answer of node ") for line in log)
-    silent = create("silent", **noise)
-    start(silent, FakeGrid(6, victim(lambda request, reply: None)))
+    start(silent, FakeGrid(6, victim(dict.fromkeys(makes, lose))))
     assert product(folder) == product(silent)
 
 
-@pytest.mark.parametrize("make", [changed(noise_std=0.1), lambda request, reply: None])
-def test_a_run_that_needs_all_nodes_stops_and_may_be_resumed(create, make):
-    folder = create("run")
-    with pytest.raises(RunStopped, match=r"round 2: 1 of 2 nodes .* 1 s"):
-        start(folder, FakeGrid(6, victim(make)))
-    assert attempts(folder) == [(1, 1), (2, 1)]
-    start(RunFolder.open(folder.path), FakeGrid(6))
-    assert attempts(folder)[2:] == [(2, 2), (3, 1)]
-
-
-@pytest.mark.parametrize(
-    ("seed", "round", "number", "word"),
-    [(5, 1, 1, "round"), (5, 1, 2, "request"), (6, 2, 2, "request")],
-)
-def test_a_replayed_reply_is_a_failed_answer(create, log, seed, round, number, word):
+def test_a_replayed_reply_is_a_failed_answer(create, log):
     """Round 1's answer for round 2, also with its number; or that of another run."""
     old: list[dict] = []
 
@@ -186,11 +171,16 @@ def test_a_replayed_reply_is_a_failed_answer(create, log, seed, round, number, w
         return reply
 
     def replay(request: Message, reply: Message) -> Message:
-        return _reply(request, old[0] | {"round": number})
+        first, round = old[1], round_of(request)
+        return _reply(request, {2: first, 3: first | {"round": 3}, 4: old[0]}[round])
 
-    every = {"min_answers": 1, "client_selection": "all"}
-    start(create("old", seed=seed, **every), FakeGrid(6, spoil_at({(3, round): keep})))
-    start(create("run", seed=5, **every), FakeGrid(6, spoil_at({(3, 2): replay})))
+    every = {"min_answers": 1, "client_selection": "all", "num_rounds": 4}
+    start(create("old", seed=6, **every), FakeGrid(6, spoil_at({(3, 4): keep})))
+    spoil = {(3, 1): keep} | {(3, round): replay for round in (2, 3, 4)}
+    start(create("run", seed=5, **every), FakeGrid(6, spoil_at(spoil)))
+    words = ((2, "round"), (3, "request"), (4, "request"))
     assert {line for line in log if line.startswith("answer of node 3")} == {
-        f"answer of node 3 to round 2: another {word} than this run and round have"
+        f"answer of node 3 to round {round}: another {word} than this run and round "
+        "have"
+        for round, word in words
     }

@@ -1,10 +1,9 @@
 """The client in one process: what it replaces of Flower, when, and what that does.
 
-The functions of Flower are called directly; one slow test runs real processes with TLS
-and authentication.
+The functions of Flower are called directly; real processes with TLS and authentication
+are in tests/server.
 """
 
-import os
 import signal
 import subprocess
 import sys
@@ -24,7 +23,6 @@ from flwr.supernode.nodestate import NodeStateFactory
 from clients import client_app, flower_speed, resident
 from clients.flower_speed import POLL_LEAST, Waiting
 from fedgs.errors import UserError
-from fedgs.process import FAST_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOP, COMMAND, CONNECTION, RETRY = (
@@ -53,27 +51,13 @@ def installed(monkeypatch):
 # ------------------------------------------------------------------ the command
 
 
-@pytest.mark.parametrize("reason", ["the switch", "another Flower"])
-def test_a_wish_or_another_flower_gets_flowers_own_path(monkeypatch, tmp_path, reason):
-    started: list[list[str]] = []
-
-    def execv(command: str, arguments: list[str]) -> None:
-        started.append(arguments)
-        raise SystemExit
-
-    monkeypatch.setattr(os, "execv", execv)
-    if reason == "the switch":
-        monkeypatch.setenv(FAST_VARIABLE, "0")
-    else:
-        monkeypatch.delattr(LOOP, "_push_messages")
+def test_another_flower_ends_with_exit_code_2(monkeypatch, tmp_path, capsys):
+    monkeypatch.delattr(LOOP, "_push_messages")
     node = f'name="a" data="digits" state-dir="{tmp_path}/s"'
-    given = ["--superlink", "host:1", "--node-config", node]
-    with pytest.raises(SystemExit):
-        resident.main(given)
-    ((command, *rest),) = started
-    assert Path(command).name == "flower-supernode"
-    assert Path(command).exists()
-    assert rest[:-1] == [*given, "--port"]
+    with pytest.raises(SystemExit) as ended:
+        resident.main(["--superlink", "host:1", "--node-config", node])
+    assert ended.value.code == 2
+    assert "this Flower is not known: install" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -118,19 +102,14 @@ def test_systemd_is_told_once_the_state_directory_is_open(monkeypatch, is_refuse
     assert done == (begun if is_refused else [*begun, "READY=1", "runs"])
 
 
-@pytest.mark.parametrize("switch", ["0", "1"])
 @pytest.mark.parametrize("text", [None, "garbage"])
 def test_systemd_is_not_told_of_a_client_without_data(
-    monkeypatch, tmp_path, capsys, text, switch
+    monkeypatch, tmp_path, capsys, text
 ):
     path, told = tmp_path / "a.npz", []
-    monkeypatch.setenv(FAST_VARIABLE, switch)
     if text is not None:
         path.write_text(text)
     monkeypatch.setattr(resident, "notify", told.append)
-    monkeypatch.setattr(resident, "make_resident", lambda app: None)
-    monkeypatch.setattr(COMMAND, "flower_supernode", sys.exit)
-    monkeypatch.setattr(os, "execv", lambda *command: sys.exit())
     node = f'name="a" data="npz:{path}" state-dir="{tmp_path}/state"'
     with pytest.raises(SystemExit) as ended:
         resident.main(["--node-config", node])
@@ -139,37 +118,36 @@ def test_systemd_is_not_told_of_a_client_without_data(
     assert told == []
 
 
-def ended_at(moment: str, number: int, command: list[str]) -> int:
-    """Sends a signal to a process once it says a word; returns its exit code."""
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        for line in process.stdout:
-            if moment in line:
-                process.send_signal(number)
-                break
-    return process.returncode
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("moment", ["typer", "clients.client_command", "torch"])
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        ("typer", signal.SIGTERM),
+        ("clients.client_command", signal.SIGINT),
+        ("torch", signal.SIGTERM),
+    ],
+)
 def test_a_client_that_is_told_to_end_while_it_starts_ends_with_0(
     tmp_path, moment, number
 ):
     """While its command is imported, as it becomes another, while that is imported."""
-    given = ["--server", "127.0.0.1:1", "--insecure", "--data", "digits"]
-    given += ["--state-dir", f"{tmp_path}/state"]
     command = [sys.executable, "-X", "importtime", "-m"]
     if moment == "torch":
         node = f'name="a" data="digits" state-dir="{tmp_path}/state"'
         command += ["clients.resident", "--superlink", "127.0.0.1:1", "--insecure"]
         command += ["--node-config", node]
     else:
-        command += ["fedgs", "deploy", "client", "a", *given]
-    assert ended_at(moment, number, command) == 0
+        command += ["fedgs", "deploy", "client", "a", "--server", "127.0.0.1:1"]
+        command += ["--insecure", "--data", "digits", "--state-dir", f"{tmp_path}/s"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        next(line for line in process.stdout if moment in line)
+        process.send_signal(number)
+        process.communicate()
+    assert process.returncode == 0
 
 
-@pytest.mark.parametrize("text", ["", "-----BEGIN CERTIFICATE-----\nAA", None])
+@pytest.mark.parametrize("text", ["-----BEGIN CERTIFICATE-----\nAA", None])
 @pytest.mark.parametrize("what", ["ca", "key"])
 def test_a_file_that_is_no_certificate_or_key_ends_with_exit_code_2(
     tmp_path, capsys, what, text
@@ -188,33 +166,6 @@ def test_a_file_that_is_no_certificate_or_key_ends_with_exit_code_2(
     assert f"error: {what} = {path}: {reason}" in capsys.readouterr().err
 
 
-def test_a_second_client_on_a_state_directory_is_refused(tmp_path):
-    node = f'name="a" data="digits" state-dir="{tmp_path}/state"'
-    code = (
-        "import sys; from clients.deployed_client import *; from pathlib import Path; "
-    )
-    code += "DeploymentConfig('a', Path(sys.argv[1]), {}).open(); "
-    code += "print(1, flush=True); sys.stdin.read()"
-    command = [sys.executable, "-c", code, str(tmp_path / "state")]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    impatient = "import sys; from clients import resident, deployed_client; "
-    impatient += "deployed_client.LOCK_SECONDS = 0.2; resident.main(sys.argv[1:])"
-    with subprocess.Popen(command, env=env, **pipes) as first:
-        assert first.stdout.readline() == b"1\n"
-        second = subprocess.run(
-            [sys.executable, "-c", impatient, "--node-config", node],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        first.stdin.close()
-    assert second.returncode == 2
-    assert "another client process uses it" in second.stderr
-
-
 # ------------------------------------------------------------------ the loop
 
 
@@ -229,14 +180,6 @@ def test_looks_for_messages_rarely_only_when_rarely_asked(monkeypatch):
     waiting.last = clock.now  # asked just now
     waiting.sleep(3)
     assert slept[-1] == POLL_LEAST
-
-
-@pytest.mark.usefixtures("installed")
-def test_no_port_is_opened():
-    server, thread = COMMAND._start_supernode_http_api(None, None)
-    server.should_exit = True
-    thread.join(timeout=3)
-    assert not thread.is_alive()
 
 
 class Flow:
@@ -270,27 +213,23 @@ class Flow:
 
 
 @pytest.mark.usefixtures("installed", "server_process")
-def test_a_message_is_answered_in_the_process_and_nothing_is_left_over():
-    flow = Flow()
-    flow.push()
-    ((reply, seconds),) = flow.sent
-    assert dict(reply.content["fedgs"]) == {"node_id": 4}
-    assert seconds < 0.01  # not how long the answer took: that depends on data
-    assert len(flow.store) == 0
-    assert flow.state.msg_store == {}
-    assert flow.state.task_store == {}
-
-
-@pytest.mark.usefixtures("installed", "server_process")
-def test_the_time_that_an_answer_takes_is_not_sent(monkeypatch):
+def test_a_message_is_answered_in_the_process_and_nothing_is_left_over(monkeypatch):
     def slow(message, context):
-        threading.Event().wait(0.2)
+        threading.Event().wait(0.1)
         return client_app.roll_call(message, context)
 
     monkeypatch.setattr(client_app, "app", slow)
     flow = Flow()
     flow.push()
-    assert flow.sent[0][1] < 0.1
+    ((reply, seconds),) = flow.sent
+    assert dict(reply.content["fedgs"]) == {"node_id": 4}
+    assert seconds < 0.05  # not how long the answer took: that depends on data
+    assert len(flow.store) == 0
+    assert flow.state.msg_store == {}
+    assert flow.state.task_store == {}
+    server, thread = COMMAND._start_supernode_http_api(None, None)
+    server.should_exit = True  # no port was opened
+    assert not thread.is_alive()
 
 
 @pytest.mark.usefixtures("installed", "server_process")

@@ -42,12 +42,12 @@ def test_untrained_classifier_is_a_function_of_the_seed():
     ("count", "expected"), [(1, 0), (2, 1), (3, 1), (10, 3), (100, 30)]
 )
 def test_held_out_images_are_a_fixed_share(count, expected):
-    chosen = classifier.is_held_out(5, "ann", count, 0.3)
+    chosen = classifier.is_held_out(5, "ann", count)
     assert chosen.sum() == expected
-    assert (chosen == classifier.is_held_out(5, "ann", count, 0.3)).all()
+    assert (chosen == classifier.is_held_out(5, "ann", count)).all()
     if count == 100:
-        assert (chosen != classifier.is_held_out(5, "bob", count, 0.3)).any()
-        assert (chosen != classifier.is_held_out(6, "ann", count, 0.3)).any()
+        assert (chosen != classifier.is_held_out(5, "bob", count)).any()
+        assert (chosen != classifier.is_held_out(6, "ann", count)).any()
 
 
 def test_accuracy_counts_right_labels(monkeypatch):

@@ -33,9 +33,8 @@ def sources(tmp_path_factory):
 # ------------------------------------------------------------------ one result
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_every_format_gives_the_writers_images_inverted(sources, name):
-    data = load(sources[name])
+def test_the_writers_images_are_inverted(sources):
+    data = load(sources["hdf5"])
     assert data.images.dtype == np.uint8
     assert data.client_names == tuple(USERS)
     assert data.num_classes == 62
@@ -45,7 +44,10 @@ def test_every_format_gives_the_writers_images_inverted(sources, name):
         assert data.labels[records].tolist() == files.WRITERS[user]
 
 
-@pytest.mark.parametrize("settings", [{}, {"image_size": 32}, {"classes": "merged"}])
+@pytest.mark.filterwarnings("ignore::fedgs.data.records.DataWarning")
+@pytest.mark.parametrize(
+    "settings", [{}, {"image_size": 32}, {"classes": "digits"}, {"background": "dark"}]
+)
 def test_all_three_loaders_give_identical_arrays(sources, settings):
     """TFF's HDF5, LEAF's JSON, the hub through flwr-datasets: one fixture."""
     first, *others = (load(sources[n], **settings) for n in FORMATS)
@@ -88,10 +90,9 @@ def test_hub_data_set_is_read_from_the_cache_without_network(
 # ------------------------------------------------------------------ background
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_declared_dark_background_overrides_and_warns(sources, name):
+def test_declared_dark_background_overrides_and_warns(sources):
     with pytest.warns(DataWarning, match="border pixels look like light"):
-        data = load(sources[name], background="dark")
+        data = load(sources["leaf"], background="dark")
     assert (data.images[data.client_records[0], 0] == files.paper("f0000_14")).all()
 
 
@@ -99,35 +100,30 @@ def test_declared_dark_background_overrides_and_warns(sources, name):
 
 
 @pytest.mark.parametrize(
-    ("classes", "count", "expected"),
+    ("classes", "count", "expected"),  # of the labels 0, 9, 10, 35, 36 and 61
     [
-        ("all", 62, {0: 0, 9: 9, 10: 10, 35: 35, 36: 36, 61: 61}),
-        ("merged", 36, {0: 0, 9: 9, 10: 10, 35: 35, 36: 10, 61: 35}),
-        ("digits", 10, {0: 0, 9: 9, 10: -1, 35: -1, 36: -1, 61: -1}),
-        ("letters", 52, {0: -1, 9: -1, 10: 0, 35: 25, 36: 26, 61: 51}),
-        ("merged-letters", 26, {0: -1, 9: -1, 10: 0, 35: 25, 36: 0, 61: 25}),
+        ("all", 62, [0, 9, 10, 35, 36, 61]),
+        ("merged", 36, [0, 9, 10, 35, 10, 35]),
+        ("digits", 10, [0, 9, -1, -1, -1, -1]),
+        ("letters", 52, [-1, -1, 0, 25, 26, 51]),
+        ("merged-letters", 26, [-1, -1, 0, 25, 0, 25]),
     ],
 )
 def test_class_maps(classes, count, expected):
     found = class_map(classes)
-    assert {old: found[old] for old in expected} == expected
-    assert found.max() + 1 == count
+    assert found[[0, 9, 10, 35, 36, 61]].tolist() == expected
     assert set(found) - {-1} == set(range(count))
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_users_without_images_of_the_classes_are_left_out(sources, name):
+def test_users_without_images_of_the_classes_are_left_out(sources, tmp_path):
     with pytest.warns(DataWarning, match=r"1 of 4 users have no images .*\(f0002_30\)"):
-        data = load(sources[name], classes="digits")
+        data = load(sources["hub"], classes="digits")
     assert data.client_names == ("f0000_14", "f0001_41", "f0010_07")
     assert data.num_classes == 10
     assert data.labels.tolist() == [0, 9, 3, 3, 3, 5, 7]
     assert (data.images[2:, 0] == 255 - files.paper("f0010_07")[[0, 1, 2, 5, 6]]).all()
-
-
-def test_nobody_with_an_image_is_an_error(tmp_path):
-    data = files.write_hdf5(tmp_path / "x", writers={"f0002_30": [50]})
-    refused("none of its 1 users has an image", data, classes="digits")
+    nobody = files.write_hdf5(tmp_path / "x", writers={"f0002_30": [50]})
+    refused("none of its 1 users has an image", nobody, classes="digits")
 
 
 def test_classes_of_other_data_are_refused():

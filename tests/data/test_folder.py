@@ -5,8 +5,8 @@ import pytest
 from PIL import Image
 
 from fedgs.data.records import DataWarning
-from fedgs.errors import UserError
 from loading import configured, load, refused
+from refusals import assert_refused
 
 PIXELS = np.random.default_rng(0).integers(256, size=(6, 28, 28), dtype=np.uint8)
 
@@ -69,12 +69,9 @@ def test_classes_are_the_settings_even_if_nobody_has_them(tmp_path):
     data = load(source(tmp_path), classes="7, caf\u00e9, tea")
     assert data.num_classes == 3
     assert data.labels.tolist() == [1, 0, 1]
-
-
-@pytest.mark.parametrize("classes", ["cat,cat", "cat,", "", "caf\u00e9,cafe\u0301"])
-def test_classes_without_or_with_one_name_twice_are_refused(tmp_path, classes):
-    with pytest.raises(UserError, match="give --classes each name once"):
-        configured(source(tmp_path), classes=classes)
+    for classes in ("cat,", "caf\u00e9,cafe\u0301"):
+        words = "give --classes each name once"
+        assert_refused(words, configured, source(tmp_path), classes=classes)
 
 
 def test_light_background_is_warned_of_and_inverted_on_request(tmp_path):
@@ -87,47 +84,30 @@ def test_light_background_is_warned_of_and_inverted_on_request(tmp_path):
 # ------------------------------------------------------------------ kinds of pictures
 
 
-def test_colour_keeps_its_channels(tmp_path):
-    rgb = PIXELS[:3].transpose(1, 2, 0)
-    save(tmp_path / "ann/1.png", rgb)
-    save(tmp_path / "bob/1.png", PIXELS[3])
-    images = load(source(tmp_path), image_channels=3).images
-    assert (images[0] == PIXELS[:3]).all()
-    assert (images[1] == PIXELS[3]).all()
-
-
-@pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA", "P"])
+@pytest.mark.parametrize("mode", ["RGBA", "P"])
 def test_grey_stored_otherwise_is_read_exactly(tmp_path, mode):
     save(tmp_path / "ann/1.png", PIXELS[0], mode)
     assert (load(source(tmp_path)).images[0, 0] == PIXELS[0]).all()
 
 
-def test_a_photograph_is_turned_upright(tmp_path):
+def test_a_photograph_is_turned_upright_and_grey_beside_colour_is_repeated(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by 90 degrees
-    save(tmp_path / "ann/1.png", PIXELS[0], exif=exif)
-    expected = np.rot90(PIXELS[0], -1)
-    assert (load(source(tmp_path)).images[0, 0] == expected).all()
+    save(tmp_path / "ann/1.png", PIXELS[:3].transpose(1, 2, 0), exif=exif)
+    save(tmp_path / "bob/1.png", PIXELS[3])
+    images = load(source(tmp_path), image_channels=3).images
+    assert (images[0] == np.rot90(PIXELS[:3], -1, axes=(1, 2))).all()
+    assert (images[1] == PIXELS[3]).all()
 
 
 # ------------------------------------------------------------------ refused
 
 
-def colour(root):
-    save(root / "ann/1.png", PIXELS[:3].transpose(1, 2, 0))
+RGBA = np.dstack([PIXELS[0]] * 3 + [np.full((28, 28), 128, np.uint8)])
 
 
-def transparent(root):
-    rgba = np.dstack([PIXELS[0]] * 3 + [np.full((28, 28), 128, np.uint8)])
-    save(root / "ann/1.png", rgba)
-
-
-def deep(root):
-    save(root / "ann/1.png", PIXELS[0].astype(np.uint16) * 257)
-
-
-def wide(root):
-    save(root / "ann/1.png", PIXELS[0][:20])
+def picture(pixels):
+    return lambda root: save(root / "ann/1.png", pixels)
 
 
 def truncated(root):
@@ -142,17 +122,17 @@ def files(*names):
 
 FILE = r"ann/1\.png"
 BAD = {
-    "colour": (colour, f"{FILE}: is in colour; give --image-channels 3"),
-    "transparent": (transparent, f"{FILE}: has transparent pixels"),
-    "16 bits": (deep, f"{FILE}: has the pixel format I;16"),
-    "not square": (wide, f"{FILE}: has 28 x 20 pixels; give square"),
+    "colour": (picture(PIXELS[:3].T), f"{FILE}: is in colour; give --image-channels 3"),
+    "transparent": (picture(RGBA), f"{FILE}: has transparent pixels"),
+    "16 bits": (
+        picture(PIXELS[0].astype(np.uint16) * 257),
+        f"{FILE}: has the pixel format I;16",
+    ),
+    "not square": (picture(PIXELS[0][:20]), f"{FILE}: has 28 x 20 pixels; give square"),
     "truncated": (truncated, f"{FILE}: cannot be read as a picture"),
     "empty": (lambda root: None, "is empty; give CLIENT/LABEL"),
     "no folder": (lambda root: root.rmdir(), "is no folder; give CLIENT/LABEL"),
-    "an empty client": (
-        lambda root: (write(root, ["ann/1.png"]), (root / "bob").mkdir()),
-        r"bob: has no pictures \(1 of 2 clients\)",
-    ),
+    "an empty client": (lambda root: (root / "bob").mkdir(), "bob: has no pictures"),
     "pictures of nobody": (files("1.png"), "1.png is in no client's folder"),
     "another kind": (files("ann/1.bmp"), r"ann/1\.bmp: is no picture"),
     "some without label": (

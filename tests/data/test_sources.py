@@ -101,27 +101,21 @@ def test_fonts_are_legible_centred_and_the_same_bits_every_time(few_fonts):
     assert (load(data="fonts", **settings).images == 255 - train.images).all()
 
 
-def test_fonts_need_matplotlib(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert_refused("pip install matplotlib", fonts.read.__wrapped__, "test")
-
-
 def test_source_that_is_unknown_or_not_installed_is_refused(monkeypatch):
     refused(r"data = 'cifar': .*digits, fonts, mnist, .*npz:PATH", data="cifar")
     refused(r"data_dir is unset: .*train-images-idx3", data="mnist", num_clients=2)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     refused("pip install scikit-learn")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert_refused("pip install matplotlib", fonts.read.__wrapped__, "test")
 
 
 # MNIST's families, in small files of the real format
 
 
-@pytest.mark.parametrize(
-    ("name", "folder"), [("mnist", "MNIST"), ("fashion-mnist", "FashionMNIST")]
-)
-def test_idx_files_of_28_pixels_pass_through_exactly(tmp_path, name, folder):
-    write_mnist(tmp_path, folder)
-    data = load(data=name, data_dir=str(tmp_path), num_clients=4)
+def test_idx_files_of_28_pixels_pass_through_exactly(tmp_path):
+    write_mnist(tmp_path, "FashionMNIST")
+    data = load(data="fashion-mnist", data_dir=str(tmp_path), num_clients=4)
     assert (data.images[:, 0] == PIXELS).all()
     assert (data.labels == LABELS).all()
     assert data.num_classes == 10
@@ -140,17 +134,16 @@ def test_writers_are_clients_in_name_order(tmp_path):
     refused("does not describe the 12 images of MNIST", **place)
 
 
-@pytest.mark.parametrize("name", ["mnist", "mnist-by-writer"])
-def test_test_split_is_mnists(tmp_path, name):
+def test_test_split_of_writers_is_mnists(tmp_path):
     write_mnist(tmp_path, split="t10k")
-    images, labels = load_test_data(configured(data=name, data_dir=str(tmp_path)))
-    assert images.dtype == np.float32
-    assert images.shape == (12, 1, 28, 28)
+    place = {"data": "mnist-by-writer", "data_dir": str(tmp_path)}
+    images, labels = load_test_data(configured(**place))
+    assert (images.dtype, images.shape) == (np.float32, (12, 1, 28, 28))
     assert np.allclose(images[:, 0] * 255, PIXELS)
     assert (labels == LABELS).all()
 
 
-def test_missing_files_are_named_with_the_remedy(tmp_path):
+def test_missing_files_are_named_and_only_they_are_downloaded(tmp_path, monkeypatch):
     write_mnist(tmp_path)
     place = {"data": "mnist-by-writer", "data_dir": str(tmp_path)}
     message = refused(f"data_dir = {str(tmp_path)!r}", **place)
@@ -158,17 +151,12 @@ def test_missing_files_are_named_with_the_remedy(tmp_path):
     assert "--download" in message
     assert "MNIST/raw/train" not in message
 
-
-def test_download_is_torchvisions_and_only_of_what_is_missing(tmp_path, monkeypatch):
-    write_mnist(tmp_path)
-
     def download(root, download):
         assert download
         write_writers(root)
 
     monkeypatch.setattr("torchvision.datasets.QMNIST", download)
-    settings = {"data": "mnist-by-writer", "data_dir": str(tmp_path)}
-    assert load(download=True, **settings).num_clients == 3
+    assert load(download=True, **place).num_clients == 3
 
 
 @given(start=st.integers(0, 20), cut=st.integers(1, 30) | st.just(10**6))
@@ -184,19 +172,13 @@ def test_an_idx_file_that_lost_bytes_is_refused(tmp_path_factory, start, cut):
     refused(message, data="mnist", data_dir=str(root), num_clients=2)
 
 
-@pytest.mark.parametrize("code", [b"\x1f\x8b\x08\x00", bytes((0, 0, 9, 3))])
-def test_another_format_is_no_idx_file(tmp_path, code):
-    write_mnist(tmp_path)
-    path = tmp_path / "MNIST/raw/train-images-idx3-ubyte"
-    path.write_bytes(code + path.read_bytes()[4:])
-    words, place = "not a whole idx file of 3 dimensions of", {"data": "mnist"}
-    refused(words, data_dir=str(tmp_path), num_clients=2, **place)
-
-
-def test_images_and_labels_of_different_splits_are_refused(tmp_path):
+def test_files_of_another_format_or_of_two_splits_are_refused(tmp_path):
+    place = {"data": "mnist", "data_dir": str(tmp_path), "num_clients": 2}
     write_mnist(tmp_path, pixels=PIXELS[:5])
-    place = {"data": "mnist", "data_dir": str(tmp_path)}
-    refused(r"has 5 images, .* has 12 labels", num_clients=2, **place)
+    refused(r"has 5 images, .* has 12 labels", **place)
+    path = tmp_path / "MNIST/raw/train-images-idx3-ubyte"
+    path.write_bytes(b"\x1f\x8b\x08\x00" + path.read_bytes()[4:])
+    refused("not a whole idx file of 3 dimensions of", **place)
 
 
 # Files of the user
@@ -205,15 +187,12 @@ def test_images_and_labels_of_different_splits_are_refused(tmp_path):
 @pytest.mark.parametrize(
     "images",
     [
-        PIXELS,
         PIXELS[:, None],
         PIXELS[..., None],
         PIXELS.astype(np.int64),
-        PIXELS.astype(np.float64),
-        PIXELS / 255,
         (PIXELS / 255).astype(np.float32),
     ],
-    ids=["NHW", "NCHW", "NHWC", "int64", "float-255", "float64", "float32"],
+    ids=["NCHW", "NHWC", "int64", "float32"],
 )
 def test_npz_images_arrive_exactly(tmp_path, images):
     path = write_npz(tmp_path, images=images, labels=LABELS)
@@ -226,34 +205,22 @@ def test_npz_images_arrive_exactly(tmp_path, images):
     assert (unlabelled.num_classes, unlabelled.labels.max()) == (1, 0)
 
 
-@pytest.mark.parametrize("last", [False, True])
-def test_npz_rgb_images_keep_their_channels(tmp_path, last):
+def test_npz_rgb_images_keep_their_channels(tmp_path):
     rgb = PIXELS.reshape(4, 3, 28, 28)
-    path = write_npz(tmp_path, images=np.moveaxis(rgb, 1, 3) if last else rgb)
-    data = load(data=path, num_clients=2, image_channels=3)
-    assert (data.images == rgb).all()
+    path = write_npz(tmp_path, images=np.moveaxis(rgb, 1, 3))
+    assert (load(data=path, num_clients=2, image_channels=3).images == rgb).all()
 
 
-@pytest.mark.parametrize("clients", [WRITERS, WRITERS.astype(str)])
-def test_npz_clients_make_a_by_client_partition(tmp_path, clients):
-    path = write_npz(tmp_path, images=PIXELS, clients=clients)
-    data = load(data=path)
+def test_npz_clients_make_a_by_client_partition(tmp_path):
+    data = load(data=write_npz(tmp_path, images=PIXELS, clients=WRITERS.astype(str)))
     expected = {"4": 5, "7": 3, "30": 4}
     assert dict(zip(data.client_names, data.sizes.tolist(), strict=True)) == expected
 
 
-def with_one(at, value, scale=255):
-    """Images one of which, or one pixel, has another value."""
-    images = PIXELS / scale
-    images[at] = value
-    return images
-
-
 def wrong_pixel(value):
-    return with_one((0, 0, 0), value)
-
-
-INK = PIXELS[2] > 127
+    images = PIXELS / 255
+    images[0, 0, 0] = value
+    return images
 
 
 @pytest.mark.parametrize(
@@ -265,17 +232,10 @@ INK = PIXELS[2] > 127
         ({"images": np.zeros((2, 2, 28, 28))}, r"C = 1 or 3"),
         ({"images": np.zeros((2, 28, 20))}, "square"),
         ({"images": PIXELS > 9}, "images has dtype bool"),
-        ({"images": wrong_pixel(np.nan)}, "NaN"),
-        ({"images": wrong_pixel(-0.1)}, r"values in \[-0.1, 1.0\]"),
-        ({"images": wrong_pixel(1.5)}, r"values in \[0.0, 1.5\]"),
+        ({"images": wrong_pixel(np.nan)}, r"image 0 has values in \[nan, nan\]; give"),
+        ({"images": PIXELS * 1.0}, r"values in \[0.0, 255.0\]; give uint8 in .* or"),
         ({"images": PIXELS.astype(int) + 1}, r"values in \[1, 256\]"),
-        ({"images": PIXELS // 128}, "integers and none is above 1; save them as uint8"),
-        ({"images": with_one(1, PIXELS[1])}, "0 has fractions .* 1 whole .*uint8"),
-        (
-            {"images": with_one(2, INK, scale=1)},
-            "2 has no other values .*uint8",
-        ),
-        ({"images": PIXELS // 128 * 1.0}, "image 0 has no other values than 0 and 1"),
+        ({"images": PIXELS // 128}, "integers and none is above 1; give uint8 in"),
         ({"images": PIXELS.astype(object)}, "cannot be read"),
         ({"images": PIXELS, "labels": LABELS[:5]}, r"labels has shape \(5,\)"),
         ({"images": PIXELS, "labels": LABELS * 1.0}, "labels has dtype float64"),
@@ -285,7 +245,6 @@ INK = PIXELS[2] > 127
             {"images": PIXELS, "labels": np.full(12, 2**64 - 5, np.uint64)},
             "image 0 has the label 18446744073709551611; give labels from 0",
         ),
-        ({"images": PIXELS, "clients": WRITERS[:5]}, r"clients has shape \(5,\)"),
         ({"images": PIXELS, "clients": WRITERS * 1.0}, "clients has dtype float64"),
         ({"images": np.zeros((2, 3, 28, 28))}, "image_channels = 1: .*channels 3"),
     ],

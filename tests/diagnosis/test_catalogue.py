@@ -16,10 +16,9 @@ from fedgs.config.settings import CORRUPTIONS
 from fedgs.data.federated import to_float
 from fedgs.data.load import load_data
 from fedgs.data.transformations import TRANSFORMATIONS
-from fedgs.diagnosis import diagnosis, group_features
+from fedgs.diagnosis import diagnosis
 from fedgs.diagnosis.catalogue import Samples, low_pass, mixture, of_groups
-from fedgs.diagnosis.diagnosis import MORE_THAN_ONE, ONE_OF, diagnose, verdict
-from fedgs.diagnosis.rule import Rule
+from fedgs.diagnosis.diagnosis import MORE_THAN_ONE, ONE_OF, diagnose
 from fedgs.evaluation.images import LabelledImages
 from fedgs.randomness import stream
 from refusals import assert_refused
@@ -55,13 +54,6 @@ def digits():
     images = (found.images / 16).astype(np.float32).repeat(2, 1).repeat(2, 2)[:, None]
     parts = np.split(np.random.default_rng(0).permutation(1600), 2 * G)
     return [LabelledImages(images[p], found.target[p].astype(np.int64)) for p in parts]
-
-
-@pytest.fixture(autouse=True)
-def _without_classifier(monkeypatch):
-    monkeypatch.setattr(
-        group_features, "classifier_accuracies", lambda own, rows: np.zeros(len(rows))
-    )
 
 
 def spoilt(group, name, share=1.0, degrees=OTHER_DEGREES):
@@ -188,18 +180,15 @@ OF_MEANS = ("invert", "border", "crop", "blank", "brightness", "gamma", "scale")
     ],
 )
 def test_a_bug_is_looked_for_as_the_generators_would_draw_it(released, bug, said):
-    entries = [BY_NAME[n] for n in OF_MEANS]
-    groups = [*released()[:G], *released(bug)[G:]]
-    found = verdict(groups[:G], groups[G:], 10, None, entries, frequencies=6)
-    assert found == said
+    assert of_averages(released, bug, 1.0).verdict == said
 
 
 def test_averages_of_two_bugs_are_undecided_for_one_in_a_part_looks_like_two(released):
     rotated = BY_NAME["rotate"].images
     groups = [g._replace(images=rotated(g.images, None)) for g in released("blank")]
     entries = [BY_NAME[name] for name in ("invert", "rotate", "blank", "shift")]
-    found = verdict([*released()[:G]], groups[G:], 10, None, entries, frequencies=6)
-    assert found == "undecided"
+    found = diagnose([*released()[:G]], groups[G:], 10, None, entries, frequencies=6)
+    assert found.verdict == "undecided"
 
 
 def of_averages(released, name, share, bugs=OF_MEANS, changed=lambda group: group):
@@ -276,7 +265,7 @@ def test_averages_have_more_rivals_than_images(
     pair = explanation(*first), explanation(*other)
     for frequencies, wanted in ((6, is_rival), (None, False)):
         samples = Samples(released(), 10, frequencies)
-        assert diagnosis._is_rival(*pair, samples, Rule()) == wanted
+        assert diagnosis._is_rival(*pair, samples) == wanted
 
 
 def test_averages_clear_nobody_of_what_changes_images_and_not_their_average(released):
@@ -318,20 +307,12 @@ def test_a_bug_that_nobody_knows_is_neither_named_nor_cleared(digits):
 
 def test_a_suspect_of_the_users_own_is_found(digits, tmp_path):
     (tmp_path / "own.py").write_text(
-        "import torchvision.transforms.v2 as v2\n"
-        "def wrapped(images):\n"
-        "    import numpy as np\n"
-        "    return np.roll(images, 6, 3)\n"
-        "solarized = v2.RandomSolarize(0.5, p=1.0)\n"
+        "import numpy as np\ndef wrapped(images): return np.roll(images, 6, 3)\n"
     )
-    for name, change in (
-        ("wrapped", lambda x: np.roll(x, 6, 3)),
-        ("solarized", lambda x: np.where(x >= 0.5, 1 - x, x)),
-    ):
-        own = suspects.load_suspect(f"{tmp_path / 'own.py'}:{name}")
-        changed = [g._replace(images=change(g.images)) for g in digits[G:]]
-        entries = (*SOME, own)
-        assert diagnose(digits[:G], changed, 10, None, entries).verdict == own.name
+    own = suspects.load_suspect(f"{tmp_path / 'own.py'}:wrapped")
+    changed = [g._replace(images=np.roll(g.images, 6, 3)) for g in digits[G:]]
+    found = diagnose(digits[:G], changed, 10, None, (*SOME, own))
+    assert found.verdict == own.name
 
 
 @pytest.mark.parametrize(
@@ -343,9 +324,7 @@ def test_a_suspect_of_the_users_own_is_found(digits, tmp_path):
         ("def x(images): return images + 2", r"pixels in \[0, 1\]"),
         ("def x(images): raise KeyError(1)", "KeyError: 1"),
         ("def x(images): return [[1], [1, 2]]", "inhomogeneous"),
-        ("def x(images, more): return images", "TypeError: .*'more'"),
         ("import sys\nsys.exit(0)", "SystemExit: 0"),
-        ("def x(images): raise SystemExit", "SystemExit; return"),
         ("def x(", "SyntaxError"),
     ],
 )

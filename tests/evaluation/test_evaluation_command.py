@@ -16,14 +16,17 @@ from command_line import printed, refused
 from evaluation_data import labelled, write_mnist
 from fedgs.app.evaluation import evaluate as evaluation
 from fedgs.app.evaluation import report as evaluation_report
+from fedgs.app.evaluation.request import EvaluationRequest
+from fedgs.app.evaluation.tables import classifier_table
 from fedgs.errors import UserError
-from fedgs.evaluation import classifiers, lenet, quality
+from fedgs.evaluation import classifiers, inception, lenet, quality
 from fedgs.gan.models import build_generator
 from fedgs.runs import sample
 from fedgs.runs.run_folder import RunFolder
 from tiny import record_calls, tiny_config
 
-SMALL = ("--classifiers", "lda,gaussian_nb")
+QUICK = ("lda", "gaussian_nb")  # in the place of the thirteen
+CLASSIFIERS = ("--metrics", "images,classifiers")
 KEYS = {"fid_lenet_mnist", "is_lenet_mnist_10_splits", "lenet_mnist_test_accuracy"}
 KEYS |= {f"{n}_lenet_mnist_k5" for n in ("precision", "recall", "density", "coverage")}
 KEYS |= {"memorisation_ratio", "memorised_share", "downstream_cnn_accuracy"}
@@ -50,7 +53,7 @@ def cache(tmp_path_factory):
 def fedgs(fedgs, monkeypatch, real, tmp_path):
     """Runs `fedgs evaluate SOURCE --data mnist ...` in a new working directory."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(classifiers, "NAMES", QUICK)
 
     def evaluate(
         source: object, *arguments: object, names_data: bool = True
@@ -94,22 +97,21 @@ def result_of(done: tuple[int, str, str]) -> dict:
 def test_run_is_evaluated_by_every_metric_in_its_folder(fedgs, run, monkeypatch):
     quick = dataclasses.replace(evaluation.FULL, num_steps=10)
     monkeypatch.setattr(evaluation, "FULL", quick)
-    done = fedgs(run.path, "-n", 40, *SMALL, "--json")
+    done = fedgs(run.path, "-n", 40, "--json")
     found, err = result_of(done), done[2]
     assert set(found) >= KEYS
     assert "fid_inception_v3_pool3" not in found  # its weights are not there
     assert found["num_synthetic"] == found["downstream_cnn_num_synthetic"] == 40
     assert (found["num_real"], found["num_test"]) == (120, 60)
     assert "not covered by the epsilon" in found["privacy"]
-    assert list(found["classifiers"]["accuracy"]) == ["lda", "gaussian_nb"]
-    assert found["classifiers"]["protocol"] == "reference-settings"
+    assert set(found["classifiers"]["accuracy"]) == set(QUICK)
     assert set(found["label_efficiency"]) == {"generator", "annotator"}
     assert list(found["label_efficiency"]["annotator"]) == ["10", "30"]
     assert json.loads((run.path / "evaluations.jsonl").read_text()) == found
-    for name in ("samples", "label-efficiency", "per-class-accuracy"):
+    for name in ("samples", "label-efficiency"):
         with Image.open(run.path / "evaluation" / f"{name}.png") as picture:
             assert picture.size[0] > 100
-    assert "classifiers on synthetic images: 2 of 2" in err
+    assert "classifiers: 2 of 2" in err
     assert "label efficiency: 4 of 4" in err
 
 
@@ -117,7 +119,7 @@ def test_file_of_samples_gives_the_numbers_of_its_run(fedgs, run, tmp_path):
     labels = sample.uniform_labels(run.config, 40, 0)
     images = sample.draw(run.config, sample.load_generator(run), labels, 0)
     np.savez(tmp_path / "s.npz", images=images, labels=labels)
-    chosen = ("-n", 40, "--metrics", "images,classifiers", *SMALL, "--json")
+    chosen = ("-n", 40, *CLASSIFIERS, "--json")
     found = [result_of(fedgs(path, *chosen)) for path in (run.path, "s.npz")]
     assert found[0].pop("round") == 0
     for result in found:
@@ -130,9 +132,8 @@ def test_file_of_samples_gives_the_numbers_of_its_run(fedgs, run, tmp_path):
 def test_good_images_score_better_than_noise_and_the_real_ones_are_copies(
     fedgs, tmp_path
 ):
-    chosen = ("--metrics", "images,classifiers", *SMALL)
     good, noise = (
-        result_of(fedgs(source, "-n", 60, *chosen, "--json"))
+        result_of(fedgs(source, "-n", 60, *CLASSIFIERS, "--json"))
         for source in (npz(tmp_path / "good.npz"), "noise")
     )
     name = "lenet_mnist"
@@ -155,15 +156,12 @@ def test_good_images_score_better_than_noise_and_the_real_ones_are_copies(
 
 def test_second_evaluation_trains_nothing_and_adds_a_line(fedgs, tmp_path, monkeypatch):
     path = npz(tmp_path / "s.npz", count=61)  # no other test has trained on these
-    chosen = ("--metrics", "images,classifiers", *SMALL)
     trained = record_calls(monkeypatch, classifiers, "train_and_test")
-    fedgs(path, *chosen)
-    # On the real images too, for calibration, unless another test did.
-    assert sum(len(task.train.labels) == 61 for task, _ in trained) == 2
-    trained.clear()
+    fedgs(path, *CLASSIFIERS)
+    assert len(trained) == 2
     networks = record_calls(monkeypatch, lenet, "train_lenet")
-    _, _, err = fedgs(path, *chosen)
-    assert not trained
+    _, _, err = fedgs(path, *CLASSIFIERS)
+    assert len(trained) == 2
     assert not networks
     assert err.count("(cached)") == 2
     first, second = (tmp_path / "s.evaluations.jsonl").read_text().splitlines()
@@ -172,12 +170,10 @@ def test_second_evaluation_trains_nothing_and_adds_a_line(fedgs, tmp_path, monke
     assert first == second
 
 
-INTERRUPTED = ("--metrics", "classifiers", "--classifiers", "gaussian_nb,lda")
-
-
 def test_interrupted_command_continues_by_classifier(fedgs, tmp_path, monkeypatch):
     path, original = npz(tmp_path / "s.npz", count=62), classifiers.train_and_test
     release, fits = threading.Event(), []
+    monkeypatch.setattr(classifiers, "NUM_WORKERS", 1)
 
     def interrupted(task: classifiers.Task, name: str) -> classifiers.Result:
         if name != "lda":
@@ -191,7 +187,7 @@ def test_interrupted_command_continues_by_classifier(fedgs, tmp_path, monkeypatc
     # A shell's background job ignores SIGINT, and so would this process.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        code, _, err = fedgs(path, *INTERRUPTED, "--num-workers", 1)
+        code, _, err = fedgs(path, "--metrics", "classifiers")
     finally:
         signal.signal(signal.SIGINT, before)
     (fit,) = fits
@@ -202,70 +198,64 @@ def test_interrupted_command_continues_by_classifier(fedgs, tmp_path, monkeypatc
     assert err.endswith("stopped; continue with the same command\n")
     assert not (tmp_path / "s.evaluations.jsonl").exists()
     monkeypatch.setattr(classifiers, "train_and_test", original)
-    code, _, err = fedgs(path, *INTERRUPTED)
+    code, _, err = fedgs(path, "--metrics", "classifiers")
     assert code == 0
     assert re.search(r"1 of 2, gaussian_nb .* \(cached\)", err)
     assert re.search(r"2 of 2, lda .* s\)", err)
 
 
-def test_calibrated_divides_by_the_real_column(fedgs, tmp_path):
+@pytest.mark.parametrize("fast", [(), ("--fast",)])
+def test_calibrated_divides_by_what_was_evaluated_of_the_real_images(
+    fedgs, tmp_path, monkeypatch, fast
+):
+    monkeypatch.setattr(evaluation, "FAST", evaluation.Sizes(30, 80, 45, 20))
     path = npz(tmp_path / "s.npz")
-    chosen = ["--metrics", "classifiers", "--classifiers", "lda,bernoulli_nb"]
-    chosen += ["--seed", "9"]  # so that no other test has trained these
-
-    def classifiers_of(source, *more):
-        return result_of(fedgs(source, *chosen, *more, "--json"))["classifiers"]
-
-    none = classifiers_of(path, "--no-calibrate")
+    # A seed of which no other test has trained any.
+    chosen = ("--metrics", "classifiers", "--seed", "9", *fast, "--json")
+    results = [result_of(fedgs(source, *chosen)) for source in (path, "real", path)]
+    sizes = [results[2][f"num_{what}"] for what in ("synthetic", "real", "test")]
+    assert sizes == ([30, 80, 45] if fast else [60, 120, 60])
+    none, real, after = (result["classifiers"] for result in results)
     assert none["calibrated"] == none["real_accuracy"] == {}
-    after, real = classifiers_of(path), classifiers_of("real")
     assert after["real_accuracy"] == real["accuracy"]
     ratios = {n: after["accuracy"][n] / real["accuracy"][n] for n in real["accuracy"]}
     assert after["calibrated"] == pytest.approx(ratios)
     assert after["calibrated_average"] == pytest.approx(np.mean([*ratios.values()]))
     assert real["calibrated_average"] == 1
-    # Cached from now on: used even where it would not be trained.
-    again = classifiers_of(path, "--no-calibrate")
-    assert again["calibrated"] == after["calibrated"]
-    defaults = ("--protocol", "library-defaults")  # only on demand
-    found = classifiers_of(path, *defaults)
-    assert (found["protocol"], found["calibrated"]) == ("library-defaults", {})
-    found = classifiers_of(path, *defaults, "--calibrate")
-    assert list(found["calibrated"]) == ["lda", "bernoulli_nb"]
 
 
-def test_table_shows_the_papers_columns_and_accuracies(fedgs, tmp_path):
-    out = printed(fedgs(npz(tmp_path / "s.npz"), "--metrics", "images,classifiers"))
-    row = next(line for line in out.splitlines() if "bernoulli_nb" in line)
-    assert re.findall(r"0\.\d{3}", row)[-2:] == ["0.840", "0.770"]
-    assert re.search(r"average .*0\.879 .*0\.596", out)  # Table A1: 0.88 and 0.60
-    assert re.search(r"paper_classifier_test_accuracy\W+0\.9925", out)
-    assert "fid_inception_v3_pool3: not computed, needs --inception-weights" in out
-    assert str(tmp_path / "s.evaluations.jsonl") in out
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        ({"data": "mnist", "fast": True}, "lenet_mnist_fast"),
+        ({"data": "npz:a-b.npz"}, "lenet_npz"),
+        ({"data": "femnist", "reading": {"classes": "merged"}}, "lenet_femnist_merged"),
+    ],
+)
+def test_scores_that_cannot_be_compared_have_other_names(asked, name):
+    assert EvaluationRequest("noise", **asked).network == name
 
 
-def test_fast_uses_fewer_images_and_other_names(fedgs, tmp_path, monkeypatch):
-    small = evaluation.Sizes(30, 80, 45, 20, (10, 20), 5)
-    monkeypatch.setattr(evaluation, "FAST", small)
-    path = npz(tmp_path / "s.npz")
-    found = result_of(fedgs(path, "--fast", *SMALL, "--json"))
-    sizes = [found[f"num_{what}"] for what in ("synthetic", "real", "test")]
-    assert sizes == [30, 80, 45]
-    assert found["num_neighbour_images"] == 20
-    assert "fid_lenet_mnist_fast" in found
-    assert not [name for name in found if name.endswith("lenet_mnist")]
-    assert list(found["label_efficiency"]["generator"]) == ["10", "20"]
-    assert found["classifiers"]["calibrated_average"] > 0  # without being asked
+def test_table_shows_the_papers_columns_and_accuracies():
+    names = classifiers.NAMES
+    accuracy = dict.fromkeys(names, 0.5)
+    table = classifier_table("", "mnist", {"accuracy": accuracy})
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["bernoulli_nb"] == ["0.500", "0.840", "0.770"]
+    assert rows["average"] == ["0.500", "0.879", "0.596"]  # A1: 0.88 and 0.60
+    failed = {"accuracy": {"mlp": 0.5}, "failed": dict.fromkeys(names[1:], "no")}
+    table = classifier_table("", "mnist", failed)
+    assert [row[0] for row in table.rows] == ["mlp"]
 
 
 def test_a_run_is_compared_with_its_own_data_by_default(fedgs, tmp_path, real):
     run = finished_run(tmp_path / "run", data_dir=str(real))
-    chosen = ("-n", 40, "--metrics", "classifiers", *SMALL, "--no-calibrate", "--json")
+    chosen = ("-n", 40, "--metrics", "cnn", "--json")
     found = []
-    for more in ((), ("--data", "mnist"), ("--data", "mnist", "--data-dir", real)):
+    for more in ((), ("--data", "mnist", "--data-dir", real)):
         found.append(result_of(fedgs(run.path, *chosen, *more, names_data=False)))
-        del found[-1]["seconds"], found[-1]["classifiers"]["seconds"]
-    assert found[0] == found[1] == found[2]
+        del found[-1]["seconds"]
+    assert found[0] == found[1]
     assert found[0]["data"] == "mnist"
     moved = finished_run(tmp_path / "moved", data_dir=str(tmp_path / "gone")).path
     refused(fedgs(moved, *chosen, names_data=False), str(tmp_path / "gone"))
@@ -306,8 +296,7 @@ def test_one_classifier_that_fails_costs_no_other_result(fedgs, tmp_path, monkey
 
     monkeypatch.setattr(classifiers, "train_and_test", train)
     path = npz(tmp_path / "s.npz", count=64)  # no other test has trained on these
-    chosen = ("--metrics", "images,classifiers", "--classifiers", "gaussian_nb,lda")
-    out = fedgs(path, *chosen)[1]
+    out = fedgs(path, *CLASSIFIERS)[1]
     assert "classifiers = gaussian_nb: cannot be trained" in out
     found = json.loads((tmp_path / "s.evaluations.jsonl").read_text())
     assert found["fid_lenet_mnist"] > 0
@@ -315,7 +304,6 @@ def test_one_classifier_that_fails_costs_no_other_result(fedgs, tmp_path, monkey
     assert list(found["failed"]) == ["gaussian_nb"]
     assert list(found["accuracy"]) == ["lda"]
     assert found["average"] is None
-    assert "calibrated_average" not in found
 
 
 def test_undefined_scores_are_null_in_the_json(fedgs, tmp_path, monkeypatch):
@@ -324,20 +312,14 @@ def test_undefined_scores_are_null_in_the_json(fedgs, tmp_path, monkeypatch):
     chosen = ("--metrics", "images")
     out = fedgs(npz(tmp_path / "s.npz"), *chosen)[1]
     assert re.search(r"memorisation_ratio\W+undefined", out)
+    assert re.search(r"paper_classifier_test_accuracy\W+0\.9925", out)
+    assert "fid_inception_v3_pool3: not computed" in out
     line = (tmp_path / "s.evaluations.jsonl").read_text()
     printed = fedgs(tmp_path / "s.npz", *chosen, "--json")[1]
     for text in (line, printed):
         found = json.loads(text, parse_constant=pytest.fail)
         assert found["memorisation_ratio"] is found["memorised_share"] is None
-    assert found["reading"] == {
-        "background": "auto",
-        "classes": "all",
-        "test_fraction": 0.0,
-        "num_classes": None,
-        "image_channels": 1,
-        "image_size": 28,
-    }
-    assert re.fullmatch("lenet-[0-9a-f]{24}", found["network"])
+    assert found["reading"]["test_fraction"] == 0.0
     assert found["versions"]["torch"]
 
 
@@ -359,21 +341,17 @@ def test_a_run_is_not_tested_on_its_training_data(
     refused(fedgs(run.path, *arguments, names_data=False), named)
 
 
-@pytest.mark.parametrize("fraction", ["0.2", "0.3"])
-def test_a_run_is_tested_on_what_it_held_out_or_a_part_of_it(fedgs, tmp_path, fraction):
+def test_a_run_is_tested_on_a_part_of_what_it_held_out(fedgs, tmp_path):
     run = finished_run(tmp_path / "run", data="digits", test_fraction=0.3)
-    chosen = ("-n", 40, "--metrics", "cnn", "--json", "--test-fraction", fraction)
+    chosen = ("-n", 40, "--metrics", "cnn", "--json", "--test-fraction", 0.2)
     found = result_of(fedgs(run.path, *chosen, names_data=False))
-    assert found["num_test"] == round(float(fraction) * 1797)
-    assert found["round"] == 0
+    assert (found["num_test"], found["round"]) == (round(0.2 * 1797), 0)
 
 
-def own_test(
-    path: Path, count: int = 24, side: int = 28, classes: int = 3, channels: int = 1
-) -> str:
+def own_test(path: Path, side: int = 28, classes: int = 3) -> str:
     """Writes test images of the user's own; returns the value of `test`."""
-    images = np.full((count, side, side, channels), 90, np.uint8)
-    np.savez(path, images=images, labels=np.arange(count) % classes)
+    images = np.full((24, side, side), 90, np.uint8)
+    np.savez(path, images=images, labels=np.arange(24) % classes)
     return f"npz:{path}"
 
 
@@ -398,7 +376,6 @@ def test_a_run_is_tested_on_images_of_the_users_own(fedgs, tmp_path):
         ("mnist", "test = 'mnist': give --test npz:FILE or folder:PATH, of"),
         ("npz:no.npz", "test = 'npz:no.npz': cannot be used .*no.npz does not exist"),
         ({"classes": 11}, "test = 'npz:.*': label 10, the real labels are 0 to 9"),
-        ({"channels": 3}, "test = .*: cannot be used .*has RGB images"),
         ({"classes": 1}, "the test split has one class only"),
         (None, r"test = .*a\.npz': give --test .*, of images that no run was trained"),
     ],
@@ -421,19 +398,9 @@ def test_test_images_that_do_not_fit_are_refused_in_one_line(
     [
         (["-n", "9"], "count = 9 images: fewer than the 10 splits of the Inception"),
         (["--metrics", "images,fidd"], "metrics = 'fidd': give --metrics of images"),
-        (["--metrics", ""], "metrics = '': give --metrics of images, cnn, class"),
-        (["--protocol", "paper"], "protocol = 'paper': give --protocol of reference"),
-        (["--classifiers", "svm"], "classifiers = 'svm': give --classifiers of mlp"),
-        (["--num-workers", "0"], "num_workers = 0: give --num-workers at least 1"),
-        (["--inception-weights", "no.pth"], "inception_weights = no.pth: does not"),
         (["--data", "digits"], "data = 'digits': .*test split"),
-        (["--data", "mnist"], "data_dir is unset: data = mnist needs --data-dir"),
-        (["--data", "npz:no.npz"], r"data = 'npz:no.npz': no.npz does not exist"),
-        (["--classes", "digits"], "classes = 'digits': only femnist, folder:PATH and"),
         (["--seed", "4294967296"], "seed = 4294967296: give --seed at most 4294967295"),
         (["--device", "cuda"], "device = 'cuda': no GPU is available"),
-        (["--classifiers", "lda,mlp,lda"], "classifiers = lda,mlp,lda: give each"),
-        (["--inception-weights", __file__], "inception_weights = .*: is not weights-"),
         (["--output", __file__, "-n", "20"], "output = .*; give --output a fold"),
     ],
 )
@@ -471,6 +438,14 @@ def test_real_images_of_another_shape_than_the_synthetic_are_refused(
     for source in (npz(tmp_path / "s.npz"), run.path):
         done = fedgs(source, f"--{name.replace('_', '-')}", value)
         refused(done, rf"{name} = {value}: .* has \d+, and real images")
+
+
+def test_other_weights_in_the_hub_are_refused_at_once(fedgs, cache):
+    path = cache / "hub" / "checkpoints" / inception.WEIGHTS_NAME
+    path.parent.mkdir(parents=True)
+    path.touch()
+    refused(fedgs("noise"), f"{path}: is not weights-")
+    path.unlink()
 
 
 def test_missing_package_is_named_at_once(fedgs, monkeypatch):

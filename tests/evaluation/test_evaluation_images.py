@@ -34,41 +34,20 @@ def test_floats_and_bytes_are_the_same_images(tmp_path, shape):
     assert found[0].labels.tolist() == LABELS.tolist()
 
 
-BAD = {
-    "no labels": ({"labels": None}, "holds images; give 'images' and 'labels'"),
-    "no arrays": ({"images": None, "labels": None}, "holds no arrays; give 'images'"),
-    "flat": ({"images": FLOATS.reshape(12, -1)}, r"images has shape \(12, 256\)"),
-    "not square": ({"images": FLOATS[:, :9]}, r"images has shape \(12, 9, 16\)"),
-    "too small": ({"images": FLOATS[:, :8, :8]}, "of 8 pixels; give at least 16"),
-    "channels": ({"images": np.ones((12, 2, 16, 16))}, "with C = 1 or 3"),
-    "none": ({"images": FLOATS[:0], "labels": LABELS[:0]}, "at least one image"),
-    "integers": ({"images": FLOATS.astype(int) + 1}, "integers and none is above 1"),
-    "objects": ({"labels": np.array([{}] * 12, object)}, "cannot be read"),
-    "NaN": (
-        {"images": np.where(np.arange(12)[:, None, None] == 7, np.nan, FLOATS)},
-        "image 7 has NaN or infinite values",
-    ),
-    "above 1": ({"images": FLOATS * 255}, r"values in \[127.5, 127.5\]; give"),
-    "below 0": ({"images": FLOATS - 1}, r"values in \[-0.5, -0.5\]; give"),
-    "number of labels": ({"labels": LABELS[:5]}, r"labels has shape \(5,\)"),
-    "float labels": ({"labels": LABELS / 1}, "dtype float64; give integers"),
-}
-
-
-@pytest.mark.parametrize("wrong", BAD)
-def test_bad_file_is_refused(tmp_path, wrong):
-    changes, named = BAD[wrong]
-    arrays = {"images": FLOATS, "labels": LABELS} | changes
-    path = write(tmp_path / "bad.npz", **arrays)
-    assert_refused(re.escape(str(path)) + ": .*" + named, images.read_npz, path)
-
-
-def test_missing_and_truncated_files_are_refused(tmp_path):
-    words = "does not exist; write it with `fedgs sample"
-    assert_refused(words, images.read_npz, tmp_path / "no.npz")
-    path = write(tmp_path / "torn.npz", images=FLOATS, labels=LABELS)
-    path.write_bytes(path.read_bytes()[:-200])
-    assert_refused(r"torn.npz: .* is not an npz file", images.read_npz, path)
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"labels": None}, "holds images; give 'images' and 'labels'"),
+        ({"images": FLOATS[:, :8, :8]}, "of 8 pixels; give at least 16"),
+        ({"images": FLOATS * 255}, r"values in \[127.5, 127.5\]; give"),
+        (None, "does not exist; write it with `fedgs sample"),
+    ],
+)
+def test_bad_file_is_refused(tmp_path, changes, said):
+    path = tmp_path / "bad.npz"
+    if changes is not None:
+        write(path, **{"images": FLOATS, "labels": LABELS} | changes)
+    assert_refused(re.escape(str(path)) + ":? .*" + said, images.read_npz, path)
 
 
 def config(folder: Path, **settings: object) -> RunConfig:

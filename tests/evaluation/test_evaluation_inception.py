@@ -33,35 +33,16 @@ def known(monkeypatch):
     return known
 
 
-def test_another_file_is_refused_unopened(tmp_path):
-    path = tmp_path / "weights.pth"
-    path.write_bytes(b"a pickle that nobody should open")
-    words = "inception_weights = .* is not weights-incep"
-    assert_refused(words, score, path, images(2, 0), images(2, 1))
-
-
-def test_missing_file_is_refused_and_says_where_it_can_be_had(tmp_path):
-    words = "does not exist; download .* from https://git"
-    assert_refused(words, inception.find_weights, tmp_path / "no.pth")
-
-
-def test_own_download_of_torch_hub_is_found(monkeypatch, tmp_path, known):
+def test_only_the_known_download_of_torch_hub_is_taken(monkeypatch, tmp_path, known):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    assert inception.find_weights(None) is None
+    assert inception.find_weights() is None
     path = tmp_path / "hub" / "checkpoints" / inception.WEIGHTS_NAME
     path.parent.mkdir(parents=True)
-    path.touch()
-    assert_refused(rf"{path}: is not weights-", inception.find_weights, None)
+    path.write_bytes(b"a pickle that nobody should open")
+    words = rf"{path}: is not weights-.*download it from https://git"
+    assert_refused(words, inception.find_weights)
     known(path)
-    assert inception.find_weights(None) == path
-
-
-def test_grey_images_become_rgb_bytes():
-    pixels = torch.tensor([0.0, 0.5, 1.0]).view(1, 1, 1, 3)
-    found = inception.to_rgb_bytes(pixels)
-    assert (found.shape, found.dtype) == ((1, 3, 1, 3), torch.uint8)
-    assert found[0, :, 0].tolist() == [[0, 128, 255]] * 3
-    assert inception.to_rgb_bytes(torch.ones(1, 3, 2, 2)).shape == (1, 3, 2, 2)
+    assert inception.find_weights() == path
 
 
 class Means(torch.nn.Module):
@@ -71,11 +52,12 @@ class Means(torch.nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         assert (images.dtype, images.shape[1]) == (torch.uint8, 3)
+        assert (images[:, 0] == images[:, 2]).all()  # grey
         rows = images.float()[:, 0]
         return rows.unflatten(1, (4, -1)).mean((2, 3))
 
 
-def test_all_images_of_both_sides_are_compared_in_parts(monkeypatch, tmp_path, known):
+def test_all_images_of_both_sides_are_compared_in_parts(monkeypatch, tmp_path):
     from torchmetrics.image import fid
 
     original = fid.FrechetInceptionDistance
@@ -86,8 +68,6 @@ def test_all_images_of_both_sides_are_compared_in_parts(monkeypatch, tmp_path, k
         return original(feature=Means())
 
     path = tmp_path / inception.WEIGHTS_NAME
-    path.write_bytes(b"known")
-    known(path)
     monkeypatch.setattr(fid, "FrechetInceptionDistance", stand_in)
     reports: list[tuple[int, ...]] = []
     real, synthetic = images(70, 0), images(60, 1)
@@ -101,41 +81,3 @@ def test_all_images_of_both_sides_are_compared_in_parts(monkeypatch, tmp_path, k
         for part in (real, synthetic)
     ]
     assert found == pytest.approx(quality.fid(*features), rel=1e-4)
-
-
-@pytest.fixture
-def weights(monkeypatch, tmp_path, known):
-    """Random weights in the format of the real file; its hash becomes the known one."""
-    fidelity = pytest.importorskip("torch_fidelity.feature_extractor_inceptionv3")
-    states = []
-
-    def keep(module: torch.nn.Module, state: object, *_: object) -> None:
-        states.append({n: value.clone() for n, value in module.state_dict().items()})
-
-    kind = fidelity.FeatureExtractorInceptionV3
-    torch.manual_seed(0)
-    with monkeypatch.context() as patch:
-        patch.setattr(fidelity, "load_state_dict_from_url", lambda *a, **k: {})
-        patch.setattr(kind, "load_state_dict", keep)
-        kind("inception-v3-compat", ["2048"])
-    path = tmp_path / inception.WEIGHTS_NAME
-    torch.save(states[0], path)
-    known(path)
-    return path
-
-
-@pytest.mark.slow
-def test_known_file_is_loaded_and_compares_2048_features(weights):
-    reports: list[tuple[int, ...]] = []
-    real = images(2, 0)
-    assert score(weights, real, real.copy(), reports) == pytest.approx(0, abs=1e-3)
-    assert reports == [(2, 4), (4, 4)]
-    from torchmetrics.image.fid import FrechetInceptionDistance
-
-    given = {"feature_extractor_weights_path": str(weights), "antialias": False}
-    metric = FrechetInceptionDistance(2048, **given)
-    dark = 0.2 * images(2, 1)
-    metric.update(inception.to_rgb_bytes(torch.from_numpy(real)), real=True)
-    metric.update(inception.to_rgb_bytes(torch.from_numpy(dark)), real=False)
-    assert score(weights, real, dark) == pytest.approx(float(metric.compute()))
-    assert float(metric.compute()) > 0

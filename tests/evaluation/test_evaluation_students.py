@@ -25,15 +25,6 @@ def test_student_learns_more_from_more_labels_and_from_right_ones():
     assert found["annotator"]["150"] < 0.1  # it was taught wrong labels
 
 
-def test_student_of_few_labels_takes_many_passes(monkeypatch):
-    passes = []
-    monkeypatch.setattr(
-        module, "cnn_accuracy", lambda *a, num_epochs: passes.append(num_epochs) or 0.0
-    )
-    curves(labelled(150, 0).labels, num_labels=(10, 100, 150), num_steps=300)
-    assert passes[:3] == [300, 150, 100]  # 1, 2 and 3 batches of 64
-
-
 def test_cnn_accuracy_is_the_share_of_right_predictions():
     train, test = labelled(150, 0), labelled(60, 1)
     accuracy = cnn_accuracy(train, test, NUM_CLASSES, seed=4, num_epochs=10)

@@ -1,4 +1,4 @@
-"""`fedgs benchmark`: which cells there are, and the page that their lines make."""
+"""`fedgs compare`: which cells there are, and the page that their lines make."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from command_line import refused
 from experiments.comparison import methods
-from experiments.comparison.options import METRICS, BenchmarkRequest
+from experiments.comparison.options import METRICS, CompareRequest
 from experiments.comparison.published import by_classifier
 from experiments.comparison.results import details, losses, overview, page
 from experiments.comparison.rows import rows_of
@@ -46,7 +46,7 @@ def call(fedgs, monkeypatch, tmp_path):
     monkeypatch.setenv("FEDGS_CACHE_DIR", str(tmp_path / "cache"))
 
     def run(*words: str) -> tuple[int, str, str]:
-        return fedgs("benchmark", *SMALL, f"--output={tmp_path / 'out'}", *words)
+        return fedgs("compare", *SMALL, f"--output={tmp_path / 'out'}", *words)
 
     return run
 
@@ -102,7 +102,7 @@ def test_rows_of_users_of_records_and_without_privacy_stand_apart(call, tmp_path
 
 
 def test_every_registered_method_has_rows():
-    asked = BenchmarkRequest(method=("baselines:STEPS",))
+    asked = CompareRequest(method=("baselines:STEPS",))
     known = methods.grid(asked, {})
     names = {m.baseline for m in known.methods.values() if m.baseline}
     assert names == {*METHODS, "baselines:STEPS"}
@@ -171,18 +171,10 @@ def test_thirteen_classifiers_stand_below_the_papers():
     assert by_classifier("x", rows) is None
 
 
-def test_a_line_has_the_fid_of_its_scores(monkeypatch, tmp_path):
-    monkeypatch.setattr(lines, "_of_own", lambda run: {})
-    cell = methods.grid(BenchmarkRequest(), {}).of_seeds([0])[0]
-    found = {"fid_lenet_mnist_by_writer": 7.5, "network": "lenet-35af6d"}
-    made = lines.line_of(cell, tmp_path, found)
-    assert (made["fid"], made["fid_network"]) == (7.5, "lenet-35af6d")
-
-
 @pytest.mark.parametrize("is_full", [False, True])
 def test_the_noise_of_bdp_gan_is_that_of_the_epsilon_asked(is_full):
     epsilons = (
-        methods.grid(BenchmarkRequest(full=is_full), {}).methods["bdp-gan"].epsilons
+        methods.grid(CompareRequest(full=is_full), {}).methods["bdp-gan"].epsilons
     )
     steps, batch = (23_437, 1024) if is_full else (700, 64)
     noise = epsilons[3.0]["noise_per_clip"]
@@ -194,7 +186,7 @@ def test_the_noise_of_bdp_gan_is_that_of_the_epsilon_asked(is_full):
 
 
 def test_bdp_gan_has_no_epsilon_where_the_number_of_images_is_not_known():
-    known = methods.grid(BenchmarkRequest(), {"data": "npz:own.npz"}).of_seeds([0])
+    known = methods.grid(CompareRequest(), {"data": "npz:own.npz"}).of_seeds([0])
     asked = [cell.epsilon for cell in known if cell.method == "bdp-gan"]
     assert asked == [methods.NO_NOISE]
 
@@ -210,7 +202,7 @@ def test_a_client_of_a_federated_method_sends_what_its_messages_hold():
 def test_at_full_scale_no_setting_is_below_its_method():
     full, small = (
         {cell.method: cell for cell in methods.grid(asked, {}).of_seeds([0])}
-        for asked in (BenchmarkRequest(full=True), BenchmarkRequest())
+        for asked in (CompareRequest(full=True), CompareRequest())
     )
     assert small["gs-wgan"].settings["num_rounds"] == 50
     assert "num_rounds" not in full["gs-wgan"].settings
@@ -247,7 +239,7 @@ def stored() -> dict[str, dict]:
 
 @pytest.fixture
 def rows(stored):
-    return rows_of(methods.grid(BenchmarkRequest(), {}).of_seeds([0]), stored)
+    return rows_of(methods.grid(CompareRequest(), {}).of_seeds([0]), stored)
 
 
 def test_stored_lines_have_no_figure_that_the_guarantee_keeps_back(stored):
@@ -261,7 +253,7 @@ def test_seeds_that_were_not_run_alike_have_no_mean(stored):
 
 
 def test_the_documentation_ends_with_the_page_of_the_stored_lines(rows):
-    # Else: fedgs benchmark --print --output docs/benchmark, and move its table.md.
+    # Else: fedgs compare --print --output docs/benchmark, and move its table.md.
     text = (DOCS / "benchmark.md").read_text()
     assert text.partition("docs/benchmark -->\n\n")[2] == page(rows)
 

@@ -2,69 +2,70 @@
 
 import dataclasses
 import json
-import re
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
+from evaluation_data import refuse
+from experiments.comparison import methods
+from experiments.comparison.options import CompareRequest
 from experiments.grid import lines, runs
 from experiments.grid.cells import NO_NOISE, Cell, Cells, Method, Request, Source
-from experiments.paper import pictures
-from experiments.paper.pictures import PICTURES
+from experiments.paper.figures import CELLS
 from experiments.store import Store
+from fedgs.app.commands.run_outcome import Exit
 from fedgs.config.recipes import overridden, recipe
 from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 from fedgs.files import read_json_lines
 from fedgs.privacy.accounting import Plan, statements
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
-from small_scale import refuse
 
 CELL = "digits-tiny-eps10-seed0"
+FEW = {"num_clients": 12, "clients_per_node": 6, "test_fraction": 0.25}
+SMALL = {"image_size": 16, "moment_size": 3, "latent_dim": 4}
+TINY = Cells(
+    {"digits": Source(FEW)},
+    {
+        "broken": Method("staged", SMALL, {10.0: {"generator": "upsample"}}),
+        "tiny": Method("staged", SMALL, {10.0: {}, NO_NOISE: {}}),
+    },
+)
 
 
 @pytest.fixture
-def flags(monkeypatch, tmp_path) -> list[str]:
-    """Of a call whose only data are a few digits, and whose methods are tiny."""
-    few = {"num_clients": 12, "clients_per_node": 6, "test_fraction": 0.25}
-    small = {"image_size": 16, "moment_size": 3, "latent_dim": 4}
-    methods = {
-        "broken": Method("staged", small, {10.0: {"generator": "upsample"}}),
-        "tiny": Method("staged", small, {10.0: {}, NO_NOISE: {}}),
-    }
-    known = Cells("Tiny", {"digits": Source(few, {10.0: 0.93})}, methods)
-    monkeypatch.setattr(pictures, "PICTURES", known)
+def fill(monkeypatch, tmp_path) -> Callable[..., runs.Lines]:
+    """Fills cells whose only data are a few digits, and whose methods are tiny."""
     monkeypatch.setattr(runs, "NUM_SAMPLES", 200)
     monkeypatch.setattr(lines, "TRIALS", 2000)
     monkeypatch.setenv("FEDGS_CACHE_DIR", str(tmp_path / "cache"))
-    return ["--seeds=0", f"--output={tmp_path / 'out'}"]
+
+    def fill(only: str, **asked: object) -> runs.Lines:
+        given = {"seeds": ("0",), "output": tmp_path / "out"} | asked
+        request = Request(only=only, **given)
+        return runs.fill(TINY, request, json.dumps, lambda lines: [])
+
+    return fill
 
 
-def table_of(tmp_path) -> dict[str, list[str]]:
-    lines = (tmp_path / "out" / "table.md").read_text().splitlines()[2:]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    return {" ".join(row[1:3]): row[3:] for row in rows}
-
-
-def test_cells_are_made_once_and_printed_from_their_lines(flags, tmp_path, monkeypatch):
-    assert pictures.main([*flags, "--only=tiny"]) == 0
-    out = tmp_path / "out"
+def test_cells_are_made_once_and_printed_from_their_lines(fill, tmp_path, monkeypatch):
+    found, out = fill("tiny"), tmp_path / "out"
     run = RunFolder.open(out / CELL)
     assert run.config.noise_seed is None
     assert run.config.engine == "local"
     assert run.config.target_epsilon == 10
     scored = read_json_lines(out / CELL / "evaluations.jsonl")[-1]
     assert scored["num_synthetic"] == 200
-    stored = Store(out / "cells.jsonl").lines[CELL]
-    assert stored["audit"]["lower_bound"] <= stored["audit"]["claimed"]
-    found = table_of(tmp_path)
-    private, noise_free = found.values()
-    assert re.fullmatch(r"tiny 10 \(2\d\.\d\)", next(iter(found)))
-    assert [name for name in found if name.endswith("none")]
-    accuracy = f"{scored['downstream_cnn_accuracy']:.3f}"
-    assert private[:3] == [f"{accuracy} ({accuracy}–{accuracy})", "1", "0.93"]
-    assert noise_free[2] == "–"
-    assert private[3].isdigit()
-    assert private[-1] == "3"
+    private, noise_free = found[CELL], found["digits-tiny-epsinf-seed0"]
+    assert private["audit"]["lower_bound"] <= private["audit"]["claimed"]
+    assert private["accuracy_cnn"] == scored["downstream_cnn_accuracy"]
+    assert private["epsilons"]["release"]["zero-out"] == pytest.approx(10, rel=1e-3)
+    assert private["epsilons"]["release"]["replace-one"] > 20
+    assert set(noise_free["epsilons"]["release"].values()) == {None}
+    assert private["cpu_seconds"] > 0
+    assert private["rounds"] == 3
     grids = {"digits-tiny-eps10", "digits-tiny-epsinf"}
     assert {path.stem for path in out.glob("*.png")} == grids
     for path in out.iterdir():
@@ -72,92 +73,87 @@ def test_cells_are_made_once_and_printed_from_their_lines(flags, tmp_path, monke
             path.rename(tmp_path / path.name)
     monkeypatch.setattr(runs, "_compute", refuse)
     kept = (out / "cells.jsonl").read_bytes()
-    for more in ([], ["--print"]):
-        assert pictures.main([*flags, "--only=tiny", *more]) == 0
-        assert table_of(tmp_path) == found
+    for printed in (False, True):
+        assert fill("tiny", printed=printed) == found
+        assert json.loads((out / "table.md").read_text()) == found
     assert (out / "cells.jsonl").read_bytes() == kept
 
 
-def test_a_failed_cell_costs_no_other_and_is_tried_again(flags, tmp_path, capsys):
+def test_a_failed_cell_costs_no_other_and_is_tried_again(fill, tmp_path, capsys):
     for _ in range(2):
-        assert pictures.main([*flags, "--only=eps10"]) == 2
-        assert [name.split()[0] for name in table_of(tmp_path)] == ["tiny"]
-        error = capsys.readouterr().err
-        assert "generator" in error
-        assert "digits-broken-eps10-seed0: failed" in error
+        with pytest.raises(UserError, match=r"digits-broken-eps10-seed0: failed"):
+            fill("eps10")
+        assert "generator" in capsys.readouterr().err
     cells = [line["cell"] for line in read_json_lines(tmp_path / "out" / "cells.jsonl")]
     assert sorted(cells) == [*["digits-broken-eps10-seed0"] * 2, CELL]
 
 
-@pytest.mark.parametrize(
-    ("place", "cost"), [("train_from_checkpoint", "–"), ("evaluate", r"\d+")]
-)
-def test_an_interrupted_cell_goes_on(flags, tmp_path, monkeypatch, place, cost):
+@pytest.mark.parametrize("place", ["train_from_checkpoint", "evaluate"])
+def test_an_interrupted_cell_goes_on(fill, tmp_path, monkeypatch, place):
     """What the first part of a training took is not known any more."""
 
     def crash(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    only = [*flags, "--only=tiny-eps10"]
     with monkeypatch.context() as patched:
         patched.setattr(runs, place, crash)
-        assert pictures.main(only) == 130
+        with pytest.raises((KeyboardInterrupt, Exit)):
+            fill("tiny-eps10")
     assert not (tmp_path / "out" / "cells.jsonl").exists()
     if place == "evaluate":
         monkeypatch.setattr(runs, "_train", refuse)
-    assert pictures.main(only) == 0
-    ((*_, seconds, rounds),) = table_of(tmp_path).values()
-    assert re.fullmatch(cost, seconds)
-    assert rounds == "3"
+    line = fill("tiny-eps10")[CELL]
+    assert (line["cpu_seconds"] is None) == (place == "train_from_checkpoint")
+    assert line["rounds"] == 3
 
 
 def config_of(cell: Cell) -> RunConfig:
     return overridden(recipe(cell.how.recipe), cell.settings).validate()
 
 
-def test_every_cell_is_a_valid_run():
-    found = PICTURES.of_seeds([0, 1, 2])
-    assert len({cell.name for cell in found}) == len(found)
-    for cell in found:
-        config = config_of(cell)
-        assert config.noise_seed is None
-        if config.noise_multiplier is None:
-            asked = (config.target_epsilon, config.relation)
-            assert asked == (cell.epsilon, "zero-out")
-        if cell.method.startswith("staged"):
-            assert config.num_rounds == config.num_stages
+@pytest.mark.parametrize("is_full", [False, True])
+@pytest.mark.parametrize("grid", ["figures", "comparison"])
+def test_every_cell_is_a_valid_run(grid, is_full):
+    known = CELLS.at_full_scale() if is_full else CELLS
+    if grid == "comparison":
+        known = methods.grid(CompareRequest(full=is_full), {})
+    cells = known.of_seeds([0, 1, 2])
+    assert len({cell.name for cell in cells}) == len(cells)
+    for cell in cells:
+        if not cell.how.baseline:
+            config = config_of(cell)
+            assert config.noise_seed is None
+            if config.noise_multiplier is None:
+                asked = (config.target_epsilon, config.relation)
+                assert asked == (cell.epsilon, "zero-out")
 
 
-def test_refinement_leaves_the_stages_four_fifths_of_the_privacy_spent():
-    (cell,) = Request(only="writer-refined-eps", seeds=("0",)).of(PICTURES)
-    config = config_of(cell)
-    stages = sum(stage.weight for stage in config.stage_list)
-    gradients = (config.num_rounds - config.num_stages) * config.batch_size
-    assert stages / (stages + gradients) == pytest.approx(0.8)
-
-
-def test_a_published_noise_costs_the_epsilon_that_its_row_is_called_by():
-    (cell,) = Request(only="algorithm-1", seeds=("0",)).of(PICTURES)
-    config = dataclasses.replace(config_of(cell), num_clients=1000, num_classes=10)
-    assert (config.noise_multiplier, config.target_epsilon) == (1.07, None)
-    (stated,) = [
-        row.epsilon
-        for row in statements(Plan.from_config(config), config.delta)
-        if (row.adversary, row.relation) == ("release", "zero-out") and row.guarantee
-    ]
-    assert stated == pytest.approx(cell.epsilon, rel=5e-3)
+def test_a_noise_of_its_own_costs_the_epsilon_that_its_row_is_called_by():
+    own = [c for c in CELLS.of_seeds([0]) if c.how.recipe and c.epsilon % 1 > 0]
+    assert len(own) == 5
+    for cell in own:
+        config = dataclasses.replace(config_of(cell), num_classes=10)
+        m = config.clients_per_round or config.num_clients
+        plan = Plan.from_config(dataclasses.replace(config, clients_per_round=m))
+        (stated,) = [
+            row.epsilon
+            for row in statements(plan, config.delta)
+            if (row.adversary, row.relation) == ("release", "zero-out")
+            and row.guarantee
+        ]
+        assert stated == pytest.approx(cell.epsilon, rel=5e-3)
 
 
 @pytest.mark.parametrize(
-    ("request_", "said"),
+    ("asked", "said"),
     [
-        (Request(only="no-such"), "give --only a part of"),
-        (Request(only="("), "regular expression"),
-        (Request(seeds=("one",)), "give --seeds"),
+        ({"only": "no-such"}, "give --only a part of"),
+        ({"only": "("}, "regular expression"),
+        ({"seeds": ("one",)}, "give --seeds"),
     ],
 )
-def test_unknown_cells_and_seeds_are_refused(request_, said):
-    assert_refused(said, request_.of, PICTURES)
+def test_unknown_cells_and_seeds_are_refused(asked, said):
+    assert_refused(said, partial(Request(**asked).of, CELLS))
 
 
 def test_stored_lines_survive_a_torn_one(tmp_path):

@@ -5,9 +5,9 @@ That it gives the bytes of every other engine is in test_same_bytes.py.
 
 import dataclasses
 import json
+import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,24 +15,13 @@ import pytest
 from PIL import Image
 from safetensors import safe_open
 
-from fedgs.errors import UserError
 from fedgs.federation import local
 from fedgs.federation.training import RunStopped
 from fedgs.files import read_tensors
 from fedgs.privacy.gaussian import epsilon_from_mu
-from fedgs.privacy.participation import COUNT_THEOREM
-from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder, node_folder, state_rounds
 from refusals import assert_refused
-from runs import (
-    attempts,
-    events,
-    generator,
-    ignore,
-    interrupt,
-    interrupt_at,
-    limit_clients,
-)
+from runs import Report, events, generator, ignore, interrupt_at, limit_clients
 from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
 
 ROUNDS = 4
@@ -40,22 +29,14 @@ ROUNDS = 4
 
 def create(path: Path, **settings: object) -> RunFolder:
     defaults = {"num_rounds": ROUNDS, "checkpoint_every": 2}
+    defaults |= {"warm_start_rounds": 1, "discriminator_steps": 1}
     return RunFolder.create(tiny_config(output=str(path), **defaults | settings))
 
 
-def train(folder: RunFolder, report: Callable[[dict], None] = ignore) -> None:
+def train(folder: RunFolder, report: Report = ignore) -> None:
     """Trains the folder as found on the disk, as another process would."""
     folder = RunFolder(folder.path, folder.config)
     local.train(folder, tiny_data(folder.config), report, threading.Event())
-
-
-def kill_after(folder: RunFolder, round: int) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        train(folder, interrupt_at(round))
-
-
-def rounds_sent(folder: RunFolder) -> list[int]:
-    return [event.round for event in events(folder)]
 
 
 def test_a_run_leaves_plain_files_public_numbers_and_secrets_where_they_belong(
@@ -85,32 +66,6 @@ def test_a_run_leaves_plain_files_public_numbers_and_secrets_where_they_belong(
     assert all(set(line) == public for line in folder.metrics())
 
 
-def test_repeated_rounds_count_again_as_further_attempts(tmp_path):
-    folder = create(tmp_path / "run", clients_per_round=1)
-    kill_after(folder, 3)
-    kill_after(folder, 3)
-    train(folder)
-    first = [(1, 1), (2, 1), (3, 1)]
-    assert attempts(folder) == [*first, (3, 2), (3, 3), (4, 1)]
-
-
-def test_unseeded_noise_is_drawn_anew_for_a_repeated_round(tmp_path):
-    folder = create(tmp_path / "run", noise_seed=None, clients_per_round=1)
-    norms: list[float] = []
-
-    def keep(metrics: dict) -> None:
-        norms.append(metrics["release_norm"])
-        if len(norms) == 1:
-            interrupt()
-
-    with pytest.raises(KeyboardInterrupt):
-        train(folder, keep)
-    train(folder, keep)
-    assert norms[0] != norms[1]
-    assert rounds_sent(folder)[:2] == [1, 1]
-    assert {event.noise_source for event in events(folder)} == {"os"}
-
-
 # ------------------------------------------------------------------ the clients' limits
 
 
@@ -130,7 +85,7 @@ def test_run_that_a_client_refuses_stops_with_a_checkpoint_and_can_go_on(
         with pytest.raises(RunStopped, match=reason):
             train(folder)
     # Counted by the server in advance, computed by nobody.
-    assert rounds_sent(folder) == [1, 2, 3, 3]
+    assert [event.round for event in events(folder)] == [1, 2, 3, 3]
     for node in folder.private.iterdir():
         assert state_rounds(node)[-1] == 2
     limit_clients(monkeypatch, room_for(ROUNDS))
@@ -140,59 +95,24 @@ def test_run_that_a_client_refuses_stops_with_a_checkpoint_and_can_go_on(
     assert generator(folder.path) == generator(whole.path)
 
 
-def test_run_that_a_client_refuses_is_charged_the_count(tmp_path, monkeypatch):
-    """Its end depends on who was drawn: the mixture of its rounds does not hold."""
-    settings = {"clients_per_round": 1, "num_rounds": 40, "num_clients": 3}
-    folder = create(tmp_path / "run", **settings)
-    limit_clients(monkeypatch, room_for(2))
-    with pytest.raises(RunStopped, match="client_epsilon"):
-        train(folder)
-    assert len(sent := rounds_sent(folder)) < 8
-    found = epsilons.of_run(folder.path)[0]
-    assert found.theorem == COUNT_THEOREM
-    assert f"after {len(sent)} of 40 planned rounds" in found.conditions[0]
-    mu = 3**0.5 * 4**0.5 / 0.5  # its third release was refused, and is counted
-    assert found.epsilon == pytest.approx(epsilon_from_mu(mu, folder.config.delta))
-
-
 # ------------------------------------------------------------------ refusals
 
 
-def test_folder_in_use_is_refused(tmp_path):
-    folder = create(tmp_path / "run")
-    with folder.locked(), pytest.raises(UserError, match="another process trains"):
-        train(folder)
-    assert rounds_sent(folder) == []
+@pytest.fixture
+def killed(tmp_path) -> RunFolder:
+    """A run that was killed in its third round, after the checkpoint of the second."""
+    folder = create(tmp_path / "run", clients_per_round=3, num_clients=3)
+    with pytest.raises(KeyboardInterrupt):
+        train(folder, interrupt_at(3))
+    return folder
 
 
-def truncated(node: Path) -> None:
-    path = node / f"round-{state_rounds(node)[-1]:07d}.safetensors"
-    path.write_bytes(path.read_bytes()[:-8])
+def test_a_node_without_its_state_is_refused(killed):
+    shutil.rmtree(node_folder(killed.private, 0))
+    assert_refused(r"node 0: its state is missing .*restor", train, killed)
 
 
-def missing(node: Path) -> None:
-    for path in node.iterdir():
-        path.unlink()
-
-
-@pytest.mark.parametrize(
-    ("damage", "settings", "message"),
-    [
-        (truncated, FULL_PARTICIPATION, "round-.*cannot be read.*restore"),
-        (missing, FULL_PARTICIPATION, r"node \d: its state is missing .*restor"),
-        (missing, {"clients_per_round": 3}, r"node \d: its state is missing .*restor"),
-    ],
-)
-def test_damaged_node_state_is_refused(tmp_path, damage, settings, message):
-    folder = create(tmp_path / "run", **settings | {"num_clients": 3})
-    kill_after(folder, 3)
-    damage(node_folder(folder.private, 0))
-    assert_refused(message, train, folder)
-
-
-def test_checkpoint_of_another_architecture_is_refused(tmp_path):
-    folder = create(tmp_path / "run", clients_per_round=1)
-    kill_after(folder, 3)
-    config = dataclasses.replace(folder.config, generator_dim=8)
-    other = RunFolder(folder.path, config)  # as a later version might build it
+def test_checkpoint_of_another_architecture_is_refused(killed):
+    config = dataclasses.replace(killed.config, generator_dim=8)
+    other = RunFolder(killed.path, config)  # as a later version might build it
     assert_refused(r"another generator .*restore config.json", train, other)

@@ -1,21 +1,19 @@
 """What counts as public: images that a run starts from, and numbers of its data."""
 
-import threading
-
 import numpy as np
 import pytest
 
 from fedgs.config.checks import same_source_problems
 from fedgs.config.recipes import overridden, recipe
 from fedgs.config.run_config import RunConfig
-from fedgs.federation import local
 from fedgs.federation.preparation import fitted_to_data, resolve
+from fedgs.federation.round import embedding_round, new_server, stage_request
 from fedgs.privacy.accounting import statements
 from fedgs.privacy.plan import Plan
 from fedgs.runs.epsilons import of_run
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
-from runs import ignore
+from runs import train
 from tiny import MOMENTS, tiny_config, tiny_data, write_tiny_npz
 
 PUBLIC = MOMENTS | {"stages": "moments,moments"}
@@ -76,11 +74,36 @@ def test_every_row_of_a_run_with_public_data_states_what_it_supposes(tmp_path):
     config = tiny_config(**PUBLIC | start, output=str(tmp_path / "run"))
     planned = statements(Plan.from_config(config), config.delta)
     folder = RunFolder.create(config)
-    local.train(folder, tiny_data(config), ignore, threading.Event())
+    train(folder, data=tiny_data(config))
     for row in (*planned, *of_run(folder.path)):
         (text,) = [c for c in row.conditions if c.startswith("public data: ")]
         assert "belong to nobody who is protected" in text
         assert "not chosen by a look at the private ones" in text
+
+
+@pytest.mark.parametrize(
+    ("labels", "channels", "named"),
+    [
+        ([0, 1, 2, 3], 1, "has images of 4 classes, the run has 3; give"),
+        ([0, 2, 2, 0], 1, "has images of 2 classes, the run has 3; give"),
+        ([0, 1, 2, 1], 3, "image_channels = 1: .* has RGB images"),
+    ],
+)
+def test_public_images_of_other_classes_or_channels_are_refused(
+    tmp_path, labels, channels, named
+):
+    images = np.zeros((4, channels, 16, 16), np.uint8)
+    np.savez(tmp_path / "x.npz", images=images, labels=labels)
+    config = tiny_config(**PUBLIC | {"public_data": f"npz:{tmp_path / 'x.npz'}"})
+    assert_refused(f"public_data = 'npz:.*{named}", new_server, config)
+
+
+def test_clients_do_not_read_the_public_data(tmp_path):
+    there = {"public_data": write_tiny_npz(tmp_path / "public.npz")}
+    config = tiny_config(**PUBLIC | there)
+    request = stage_request(config, new_server(config))
+    elsewhere = tiny_config(**PUBLIC | {"public_data": "npz:/nowhere.npz"})
+    assert embedding_round(elsewhere, tiny_data(elsewhere), range(6), request, 0)
 
 
 # ------------------------------------------------------------------ what was counted

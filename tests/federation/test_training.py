@@ -25,8 +25,18 @@ from fedgs.privacy.accounting import statements_from_ledger
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs import sample
 from fedgs.runs.run_folder import RunFolder
+from plans import epsilon
 from refusals import assert_refused
-from runs import attempts, events, generator, interrupt_at, keep_lines, num_answers
+from runs import (
+    Report,
+    attempts,
+    events,
+    generator,
+    ignore,
+    interrupt_at,
+    keep_lines,
+    num_answers,
+)
 from tiny import open_config, tiny_config, write_tiny_npz
 
 GIGABYTE = 10**9
@@ -37,30 +47,30 @@ class Nodes:
 
     Attributes:
         sent: the rounds that were asked for.
+        kept: the committed round that each request named.
         prepared: the nodes that were asked to make their discriminators.
         saved: the argument of every `save`.
     """
 
     def __init__(self, folder: RunFolder, lost: dict[int, int] | None = None) -> None:
         self.config = folder.config
-        self.ledger = folder.path / "ledger.jsonl"
         self.lost = lost or {}
         self.failures: list[str] = []
         self.sent: list[int] = []
+        self.kept: list[int] = []
         self.prepared: list[int] = []
         self.saved: list[int] = []
 
     def answers(self, request: FakeBatch):
         self.sent.append(request.round)
+        self.kept.append(request.keep_round)
         nodes = nodes_of(self.config, request.participants)
-        return [self.release(request.round, node) for node in self.kept(request, nodes)]
+        answering = nodes[self.lost.get(request.round, 0) :]
+        return [self.release(request.round, node) for node in answering]
 
     def prepare(self, request: FakeBatch, nodes) -> None:
         assert request.round == 0
         self.prepared += nodes
-
-    def kept(self, request: FakeBatch, nodes: list[int]) -> list[int]:
-        return nodes[self.lost.get(request.round, 0) :]
 
     def release(self, round: int, node: int):
         rng = torch.Generator().manual_seed(1000 * round + node)
@@ -78,8 +88,13 @@ def create(path: Path, **settings: object) -> RunFolder:
     return RunFolder.create(tiny_config(output=str(path), **defaults | settings))
 
 
-def run(folder: RunFolder, nodes: Nodes, stop: threading.Event | None = None) -> None:
-    train_nodes(folder, nodes, lambda metrics: None, stop or threading.Event())
+def run(
+    folder: RunFolder,
+    nodes: Nodes,
+    report: Report = ignore,
+    stop: threading.Event | None = None,
+) -> None:
+    train_nodes(folder, nodes, report, stop or threading.Event())
 
 
 def committed(folder: RunFolder) -> int:
@@ -127,16 +142,32 @@ def test_failed_append_sends_nothing(tmp_path, monkeypatch):
     assert nodes.sent == [1, 2]
 
 
-def test_event_says_what_was_planned(tmp_path):
-    folder = create(tmp_path / "run", clients_per_round=3, clients_per_node=2)
-    run(folder, Nodes(folder))
-    for event in events(folder):
-        nodes = {client // 2 for client in event.participants}
-        assert (event.num_clients, len(event.participants)) == (6, 3)
-        assert event.planned_nodes == len(nodes)
-        assert event.counted_nodes == 2  # three clients live on at least two nodes
-        assert (event.noise_std, event.clip_bound, event.batch_size) == (1.0, 1.0, 4)
-        assert event.noise_source == "seeded"
+MASKED = {"engine": "flower", "clients_per_node": 2, "secure_aggregation": True}
+EVERYBODY = MASKED | {"client_selection": "all", "min_answers": 2}
+DRAWN = MASKED | {"clients_per_round": 4}  # two clients each on two nodes, or on three
+
+
+@pytest.mark.parametrize(
+    ("settings", "participants", "nodes", "planned", "counted", "asked"),
+    [
+        # Three clients live on at least two nodes.
+        ({"clients_per_round": 3, "clients_per_node": 2}, (0, 2, 4), None, 3, 2, None),
+        ({"clients_per_round": 3, "clients_per_node": 2}, (0, 1, 4), None, 2, 2, None),
+        # An attempt counts all its nodes unless they follow from a draw.
+        (EVERYBODY, "all", [0, 1, 2], 3, 3, None),
+        (EVERYBODY, "all", [0, 2], 2, 2, (0, 1, 4, 5)),
+        (DRAWN, (0, 1, 2, 3), [0, 1], 2, 2, None),
+        (DRAWN, (0, 2, 3, 5), [0, 1, 2], 3, 2, None),
+    ],
+)
+def test_event_says_what_was_planned(
+    settings, participants, nodes, planned, counted, asked
+):
+    event = training.new_event(tiny_config(**settings), 1, participants, 1, nodes)
+    assert event.participants == (asked or participants)
+    assert (event.planned_nodes, event.counted_nodes) == (planned, counted)
+    assert (event.num_clients, event.batch_size, event.clip_bound) == (6, 4, 1.0)
+    assert (event.noise_std, event.noise_source) == (1.0, "seeded")
 
 
 @pytest.mark.parametrize(
@@ -164,65 +195,32 @@ def test_nodes_prepare_once_when_first_needed_and_that_is_no_event(
 # ------------------------------------------------------------------ budget
 
 
-BUDGETS = {
-    "full": {"client_selection": "all", "discriminator_training": "every_round"},
-    "uniform": {"clients_per_round": 2},
-    "balanced": {"clients_per_round": 2, "client_selection": "balanced"},
-}
-
-
 def spent(folder: RunFolder, some_events) -> float:
     config = folder.config
-    found = statements_from_ledger(some_events, config.delta, engine=config.engine)
-    return next(
-        statement.epsilon
-        for statement in found
-        if (statement.adversary, statement.relation)
-        == (config.adversary, config.relation)
-    )
+    stated = statements_from_ledger(some_events, config.delta, engine=config.engine)
+    return epsilon(stated, adversary=config.adversary, relation=config.relation)
 
 
-@pytest.mark.parametrize("selection", BUDGETS)
-def test_budget_stops_before_the_release_that_exceeds_it(tmp_path, selection):
-    settings = {"noise_multiplier": 3.0, "num_rounds": 40, "delta": 1e-3}
-    folder = create(
-        tmp_path / "run", target_epsilon=6.0, **settings, **BUDGETS[selection]
-    )
+def test_budget_stops_before_the_release_that_exceeds_it_also_after_a_repeat(tmp_path):
+    settings = {"noise_multiplier": 2.0, "num_rounds": 40, "delta": 1e-3}
+    settings |= {"target_epsilon": 6.0, "checkpoint_every": 50}
+    folder = create(tmp_path / "run", client_selection="all", **settings)
     nodes = Nodes(folder)
     with pytest.raises(BudgetSpent, match=r"before round \d+.* target_epsilon = 6"):
         run(folder, nodes)
     done = events(folder)
-    assert 1 < len(done) < 40
+    assert 3 < len(done) < 40
     assert len(nodes.sent) == len(done) == committed(folder)
     assert generator(folder.path)  # what was bought so far is the run's product
-    assert spent(folder, done) <= 6.0
-    request, _ = training.draw_fakes(folder.config, at_round(folder, len(done)))
-    following = training.new_event(
-        folder.config, request.round, request.participants, 1
-    )
-    assert spent(folder, [*done, following]) > 6.0
-
-
-def at_round(folder: RunFolder, round: int):
-    server = training.new_server(folder.config)
-    server.round = round
-    return server
-
-
-def test_repeated_rounds_use_up_the_budget(tmp_path):
-    settings = {"noise_multiplier": 3.0, "num_rounds": 40, "delta": 1e-3}
-    settings |= {"target_epsilon": 6.0, "checkpoint_every": 50} | BUDGETS["full"]
-    folder = create(tmp_path / "run", **settings)
-    with pytest.raises(BudgetSpent):
-        run(folder, Nodes(folder))
-    whole = len(events(folder))
-    again = create(tmp_path / "again", **settings)
+    following = training.new_event(folder.config, len(done) + 1, "all", 1)
+    assert spent(folder, done) <= 6.0 < spent(folder, [*done, following])
+    again = create(tmp_path / "again", client_selection="all", **settings)
     with pytest.raises(KeyboardInterrupt):
-        train_nodes(again, Nodes(again), interrupt_at(2), threading.Event())
+        run(again, Nodes(again), interrupt_at(2))
     with pytest.raises(BudgetSpent):
         run(again, Nodes(again))
-    assert len(events(again)) == whole
-    assert committed(again) == whole - 2
+    assert len(events(again)) == len(done)
+    assert committed(again) == len(done) - 2
 
 
 @pytest.mark.parametrize("noise", [{"noise_multiplier": 1.0}, {"target_epsilon": 9.0}])
@@ -265,7 +263,7 @@ def test_too_few_answers_are_counted_and_discarded_and_the_run_resumes(tmp_path)
     assert generator(folder.path) == generator(whole.path)
 
 
-def test_round_goes_on_with_min_nodes_and_counts_their_noise_only(tmp_path):
+def test_round_goes_on_with_min_answers_and_counts_their_noise_only(tmp_path):
     folder = create(tmp_path / "run", min_answers=2, **LOST)
     run(folder, Nodes(folder, lost={3: 1}))
     assert [event.counted_nodes for event in events(folder)] == [2] * 4
@@ -276,20 +274,18 @@ def test_round_goes_on_with_min_nodes_and_counts_their_noise_only(tmp_path):
 # ------------------------------------------------------------------ stopping
 
 
-@pytest.mark.parametrize("num_rounds", [1, 5])
-def test_stop_commits_a_checkpoint_and_in_the_last_round_the_run(tmp_path, num_rounds):
-    folder, stop = create(tmp_path / "run", num_rounds=num_rounds), threading.Event()
+def test_stop_commits_a_checkpoint_and_in_the_last_round_the_run(tmp_path):
+    folder, stop = create(tmp_path / "run"), threading.Event()
     stop.set()
-    if num_rounds > 1:
-        with pytest.raises(RunStopped, match="stopped after round 1"):
-            run(folder, Nodes(folder), stop)
-        assert committed(folder) == 1
-        nodes = Nodes(folder)
-        run(folder, nodes)
-        assert nodes.sent == [2, 3, 4, 5]
-    else:
-        run(folder, Nodes(folder), stop)
-    assert generator(folder.path)
+    with pytest.raises(RunStopped, match="stopped after round 1"):
+        run(folder, Nodes(folder), stop=stop)
+    assert committed(folder) == 1
+    nodes = Nodes(folder)
+    run(folder, nodes)
+    assert nodes.sent == [2, 3, 4, 5]
+    short = create(tmp_path / "short", num_rounds=1)
+    run(short, Nodes(short), stop=stop)
+    assert generator(short.path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -308,25 +304,19 @@ def test_first_signal_asks_to_stop_and_the_second_one_ends(number):
 
 
 def test_checkpoints_are_as_often_as_asked_and_ten_sample_grids_over_the_run(tmp_path):
-    folder, kept = create(tmp_path / "run", num_rounds=25, checkpoint_every=8), []
-
-    class Watched(Nodes):
-        def answers(self, request: FakeBatch):
-            kept.append(request.keep_round)
-            return super().answers(request)
-
-    nodes = Watched(folder)
+    folder = create(tmp_path / "run", num_rounds=21, checkpoint_every=8)
+    nodes = Nodes(folder)
     run(folder, nodes)
-    assert nodes.saved == [0, 8, 16, 24]  # before the commits of 8, 16, 24 and 25
+    assert nodes.saved == [0, 8, 16]  # before the commits of 8, 16 and 21
     # Nodes are told which state to keep.
-    assert kept == [*[0] * 8, *[8] * 8, *[16] * 8, 24]
-    assert committed(folder) == 25
+    assert nodes.kept == [*[0] * 8, *[8] * 8, *[16] * 5]
+    assert committed(folder) == 21
     names = sorted(path.stem for path in (folder.path / "samples").iterdir())
-    assert [int(name[-7:]) for name in names] == [*range(2, 25, 2), 25]
+    assert [int(name[-7:]) for name in names] == [*range(2, 21, 2), 21]
 
 
 # 600 rounds of 3 s: at most every 10 s (4 rounds), then every 20 times the cost.
-@pytest.mark.parametrize(("cost", "number"), [(0.1, 150), (2.0, 43), (30.0, 3)])
+@pytest.mark.parametrize(("cost", "number"), [(0.1, 150), (30.0, 3)])
 def test_automatic_checkpoints_cost_under_5_percent_of_the_time(
     monkeypatch, cost, number
 ):
@@ -373,32 +363,22 @@ def test_what_must_be_written_ends_the_run_with_the_reason(
     assert_refused(words, run, folder, Nodes(folder))
 
 
-@pytest.mark.parametrize("full", ["samples", "metrics.jsonl"])
 def test_what_is_only_looked_at_ends_no_round_where_it_cannot_be_written(
-    tmp_path, monkeypatch, full
+    tmp_path, monkeypatch
 ):
-    whole = create(tmp_path / "whole", num_rounds=3)
-    folder = create(tmp_path / "run", num_rounds=3)
-    run(whole, Nodes(whole))
+    folder, reported = create(tmp_path / "run", num_rounds=3), []
 
     def no_room(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    if full == "samples":
-        monkeypatch.setattr(sample, "write_atomically", no_room)
-    else:
-        monkeypatch.setattr(RunFolder, "append_metrics", no_room)
-    reported: list[int] = []
-    with pytest.warns(RuntimeWarning, match=rf"{full}: .*No space left") as warned:
-        train_nodes(
-            folder,
-            Nodes(folder),
-            lambda metrics: reported.append(metrics["round"]),
-            threading.Event(),
-        )
-    assert len({str(warning.message) for warning in warned}) == 1  # is shown once
-    assert reported == [1, 2, 3]
-    assert generator(folder.path) == generator(whole.path)
+    monkeypatch.setattr(sample, "write_atomically", no_room)
+    monkeypatch.setattr(RunFolder, "append_metrics", no_room)
+    with pytest.warns(RuntimeWarning, match="No space left") as warned:
+        run(folder, Nodes(folder), reported.append)
+    shown = {str(warning.message).split(":")[0] for warning in warned}
+    assert shown == {str(folder.path / name) for name in ("samples", "metrics.jsonl")}
+    assert [metrics["round"] for metrics in reported] == [1, 2, 3]
+    assert generator(folder.path)
     assert len(events(folder)) == 3
 
 
@@ -412,13 +392,16 @@ def tiny_npz(tmp_path) -> str:
 
 def test_resolving_fixes_clients_classes_seed_and_noise(tiny_npz):
     config = RunConfig(
-        data=tiny_npz, image_size=16, client_selection="all", clients_per_round=None
+        data=tiny_npz,
+        image_size=16,
+        client_selection="all",
+        clients_per_round=None,
+        target_epsilon=3.0,
+        batch_size=4,
     )
-    config = dataclasses.replace(config, target_epsilon=3.0, batch_size=4)
     resolved, data = preparation.resolve(config)
     assert (resolved.num_clients, resolved.num_classes, data.num_clients) == (6, 3, 6)
     assert resolved.clients_per_round == 6
-    assert resolved.seed is not None
     assert resolved.noise_multiplier is not None
     assert resolved.noise_seed is None
     assert preparation.resolve(config)[0].seed != resolved.seed
@@ -429,12 +412,7 @@ def test_resolving_fixes_clients_classes_seed_and_noise(tiny_npz):
     [
         ({"num_clients": 41, "partition": "iid"}, r"num_clients = 41: .* 40 records"),
         ({"num_clients": 7}, r"num_clients = 7: .* 6 clients; give --num-clients"),
-        ({"clients_per_round": 7}, r"clients_per_round = 7: .*at most num_clients = 6"),
         ({"num_classes": 2}, r"has the label 2; give --num-classes above 2"),
-        (
-            {"min_answers": 7},
-            r"min_answers = 7: give --min-answers at most the 6 nodes",
-        ),
     ],
 )
 def test_settings_that_the_data_contradicts_are_refused(tiny_npz, settings, named):
@@ -480,17 +458,3 @@ def test_run_that_does_not_fit_is_refused_with_the_estimate(
         preparation.check_capacity(paper, tmp_path / "not" / "there")
     else:
         assert_refused(needed, preparation.check_capacity, paper, tmp_path)
-
-
-def test_an_attempt_counts_all_its_nodes_unless_they_follow_from_a_draw():
-    """Two clients on each of three nodes; drawn ones are on one node at the fewest."""
-    own = {"engine": "flower", "clients_per_node": 2, "secure_aggregation": True}
-    everybody = tiny_config(client_selection="all", min_answers=2, **own)
-    for nodes, asked in (([0, 1, 2], "all"), ([0, 2], (0, 1, 4, 5))):
-        event = training.new_event(everybody, 1, "all", 1, nodes)
-        found = (event.planned_nodes, event.counted_nodes, event.participants)
-        assert found == (len(nodes), len(nodes), asked)
-    drawn = tiny_config(clients_per_round=4, **own)  # on two nodes, or on three
-    for clients, nodes in (((0, 1, 2, 3), [0, 1]), ((0, 2, 3, 5), [0, 1, 2])):
-        event = training.new_event(drawn, 1, clients, 1, nodes)
-        assert (event.planned_nodes, event.counted_nodes) == (len(nodes), 2)

@@ -1,6 +1,10 @@
-"""What discriminators train on: their own records beside the round's fakes."""
+"""What discriminators train on: their own records beside the round's fakes.
+
+That the warm start is the published one is in tests/test_gs_wgan.py.
+"""
 
 import dataclasses
+import gc
 from collections import Counter
 from collections.abc import Sequence
 
@@ -13,9 +17,10 @@ from hypothesis.extra.numpy import arrays
 
 from fedgs.config.run_config import RunConfig
 from fedgs.federation.messages import FakeBatch
-from fedgs.federation.round import client_round, draw_fakes, new_server
+from fedgs.federation.round import client_round, draw_fakes, new_server, public_fakes
 from fedgs.gan.client_training import Draws, draw_matching
 from fedgs.gan.discriminators import Discriminators
+from fedgs.gan.warm_start import LocalGenerators, warm_start
 from fedgs.mechanism.sanitizer import SanitizedGradients
 from tiny import SIZES, record_calls, tiny_config, tiny_data
 
@@ -66,48 +71,21 @@ def test_records_are_drawn_uniformly_with_replacement():
     assert all(abs(count - 1000) < 182 for count in visits.values())
 
 
-def test_what_a_client_draws_depends_on_itself_and_the_round_only():
-    together, alone = _draws([1, 4, 5]), _draws([4])
-    for field in ("records", "fakes", "mix"):
-        assert np.array_equal(getattr(together, field)[1], getattr(alone, field)[0])
-    assert not np.array_equal(together.mix[0], together.mix[1])
-    assert not np.array_equal(_draws([4], round=2).mix, alone.mix)
-    assert not np.array_equal(_draws([4], seed=6).mix, alone.mix)
-    assert 0 <= together.mix.min() <= together.mix.max() < 1
-
-
 # ------------------------------------------------------------------------------ fakes
 
 
-def test_a_round_can_reuse_one_set_of_fakes(monkeypatch):
-    config = tiny_config(fakes_per_round=6)
-    request = _request(config)
+def test_a_round_can_reuse_one_set_of_fakes_by_the_labels_of_the_real_images(
+    monkeypatch,
+):
+    config = tiny_config(fakes_per_round=6, client_selection="all")
+    request = _request(config, labels=torch.arange(6) % 3)
     assert request.images.shape == (6, 1, 16, 16)
     trained = record_calls(monkeypatch, Discriminators, "train")
     assert _answer(config, request).values.shape == (4, 1, 16, 16)
-    sent = {
-        (image.numpy().tobytes(), int(label))
-        for image, label in zip(request.images, request.labels, strict=True)
-    }
-    used = [
-        (image.numpy().tobytes(), int(label))
-        for args in trained
-        for image, label in zip(
-            args[4].flatten(0, 1), args[5].flatten(0, 1), strict=True
-        )
-    ]
-    assert len(used) == 2 * 2 * 4  # n_dis steps, m clients, b fakes
-    assert set(used) <= sent
-
-
-def test_reused_fakes_have_the_labels_of_the_real_images(monkeypatch):
-    config = tiny_config(
-        fakes_per_round=6, client_selection="all", discriminator_steps=5
-    )
-    trained = record_calls(monkeypatch, Discriminators, "train")
-    _answer(config, _request(config, labels=torch.arange(6) % 3))
-    assert len(trained) == 5
-    for _, _, _, real_labels, _, fake_labels, *_ in trained:
+    sent = {image.numpy().tobytes() for image in request.images}
+    assert len(trained) == 2
+    for _, _, _, real_labels, fakes, fake_labels, *_ in trained:
+        assert {fake.numpy().tobytes() for fake in fakes.flatten(0, 1)} <= sent
         assert torch.equal(real_labels, fake_labels)
 
 
@@ -134,3 +112,22 @@ def test_matching_fakes_are_drawn_uniformly(label, places):
     share = 1 / len(places)
     slack = 6 * (9000 * share * (1 - share)) ** 0.5  # six standard deviations
     assert all(abs(count - 9000 * share) < slack for count in visits.values())
+
+
+# ------------------------------------------------------------------------- warm start
+
+
+@pytest.mark.parametrize("fakes", [None, 5])
+def test_local_generators_vanish_or_are_not_made(monkeypatch, fakes):
+    config = tiny_config(fakes_per_round=fakes)
+    made = record_calls(monkeypatch, LocalGenerators, "__init__")
+    request, discriminators = public_fakes(config), Discriminators(config, ALL)
+    assert request.images.any() == config.is_warm_start_public
+    public = (request.images, request.labels) if fakes else None
+    warm_start(config, discriminators, tiny_data(config), ALL, public)
+    assert bool(made) == (not config.is_warm_start_public)
+    made.clear()
+    gc.collect()
+    assert not [thing for thing in gc.get_objects() if type(thing) is LocalGenerators]
+    assert set(discriminators.state()) == set(Discriminators(config, ALL).state())
+    assert discriminators.steps.tolist() == [4] * 6  # T_w = 2 rounds of n_dis = 2

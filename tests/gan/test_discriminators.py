@@ -1,7 +1,5 @@
 """Many discriminators at once equal one at a time, and share nothing."""
 
-import itertools
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -24,7 +22,6 @@ EVERYONE = tuple(range(6))
 
 # Training and queries leave the random states of the process alone.
 pytestmark = pytest.mark.usefixtures("global_state_is_kept")
-both_norms = pytest.mark.parametrize("spectral_norm", [True, False])
 both_ways = pytest.mark.parametrize("stacking", ["stacked", "loop"])
 
 
@@ -33,10 +30,10 @@ def _config(**overrides: object) -> RunConfig:
     return tiny_config(**overrides)
 
 
-def _draw(num_clients: int, step: int) -> list[Tensor]:
-    """One batch per client: real, labels, fake, labels and mix weights."""
+def _draw(step: int) -> list[Tensor]:
+    """One batch for each of 6 clients: real, labels, fake, labels and mix weights."""
     rng = torch.Generator().manual_seed(step)
-    shape = (num_clients, BATCH)
+    shape = (6, BATCH)
     return [
         torch.rand(*shape, 1, 16, 16, generator=rng),
         torch.randint(3, shape, generator=rng),
@@ -46,18 +43,13 @@ def _draw(num_clients: int, step: int) -> list[Tensor]:
     ]
 
 
-def _train(
-    stack: Discriminators, subset: tuple[int, ...], steps: int = STEPS
-) -> Discriminators:
+def _trained(subset: tuple[int, ...] = EVERYONE, **overrides: object) -> Discriminators:
+    stack = Discriminators(_config(**overrides), range(6))
     indices, device = torch.tensor(subset), stack.config.device
-    for step in range(steps):
-        batch = (part[indices].to(device) for part in _draw(6, step))
+    for step in range(STEPS):
+        batch = (part[indices].to(device) for part in _draw(step))
         stack.train(indices.to(device), *batch)
     return stack
-
-
-def _trained(subset: tuple[int, ...] = EVERYONE, **overrides: object):
-    return _train(Discriminators(_config(**overrides), range(6)), subset)
 
 
 def _question(count: int = BATCH) -> tuple[Tensor, Tensor]:
@@ -65,17 +57,17 @@ def _question(count: int = BATCH) -> tuple[Tensor, Tensor]:
     return torch.rand(count, 1, 16, 16, generator=rng), torch.arange(count) % 3
 
 
+# --------------------------------------------------------------------- equivalence
+
+
 def _plain_steps(config: RunConfig, client: int) -> nn.Module:
     """The same steps in plain PyTorch: modules, autograd and torch.optim.Adam."""
     seed = derived_seed(config.seed, "discriminator", client)
     module = build_discriminator(config, seed)
-    optimizer = torch.optim.Adam(
-        module.parameters(),
-        lr=config.discriminator_learning_rate,
-        betas=ADAM_BETAS,
-    )
+    rate = config.discriminator_learning_rate
+    optimizer = torch.optim.Adam(module.parameters(), rate, ADAM_BETAS)
     for step in range(STEPS):
-        batch = [part[client] for part in _draw(6, step)]
+        batch = [part[client] for part in _draw(step)]
         real, real_labels, fake, fake_labels, mix_weight = batch
         for layer in module.modules():
             if hasattr(layer, "u"):
@@ -97,16 +89,18 @@ def _plain_steps(config: RunConfig, client: int) -> nn.Module:
     return module
 
 
-# --------------------------------------------------------------------- equivalence
-
-
-@both_norms
-@both_ways
-@pytest.mark.parametrize("subset", [EVERYONE, (1, 2, 3), (0, 2, 5)])
+@pytest.mark.parametrize(
+    ("stacking", "spectral_norm", "subset"),
+    [
+        ("stacked", True, (1, 2, 3)),
+        ("stacked", False, EVERYONE),
+        ("loop", True, (0, 2, 5)),
+    ],
+)
 def test_training_equals_plain_torch(stacking, spectral_norm, subset):
     config = _config(spectral_norm=spectral_norm)
     before = Discriminators(config, range(6))
-    stack = _train(Discriminators(config, range(6)), subset)
+    stack = _trained(subset, spectral_norm=spectral_norm)
     for client in range(6):
         if client not in subset:
             assert client_digest(stack, client) == client_digest(before, client)
@@ -116,13 +110,17 @@ def test_training_equals_plain_torch(stacking, spectral_norm, subset):
         for name, value in plain.named_parameters():
             ours = stack.params[name][client]
             torch.testing.assert_close(ours, value.data, **TOLERANCE, msg=name)
+            if ours.dim() > 1 and "embedding" not in name:
+                # What makes the tolerance mean something.
+                moved = (ours - before.params[name][client]).abs().median()
+                assert moved > 0.5 * LEARNING_RATE, name
         for name, value in plain.named_buffers():
             ours = stack.buffers[name][client]
             torch.testing.assert_close(ours, value, rtol=0, atol=1e-4, msg=name)
 
 
 @pytest.mark.gpu
-@both_norms
+@pytest.mark.parametrize("spectral_norm", [True, False])
 @both_ways
 def test_a_gpu_trains_as_the_cpu(stacking, spectral_norm, cuda):
     settings = {"spectral_norm": spectral_norm}
@@ -131,16 +129,6 @@ def test_a_gpu_trains_as_the_cpu(stacking, spectral_norm, cuda):
         torch.testing.assert_close(
             value.cpu(), here.state()[name], **TOLERANCE, msg=name
         )
-
-
-@both_norms
-def test_training_moves_every_weight_by_about_the_learning_rate(spectral_norm):
-    # What makes the tolerance of the equivalences above mean something.
-    config = _config(spectral_norm=spectral_norm)
-    before = Discriminators(config, range(6)).params
-    after = _trained(spectral_norm=spectral_norm).params
-    for name in ("conv1.weight", "conv2.weight", "conv3.weight", "linear.weight"):
-        assert (after[name] - before[name]).abs().median() > 0.5 * LEARNING_RATE
 
 
 @both_ways
@@ -164,41 +152,17 @@ def test_answers_are_the_gradients_of_minus_the_score(stacking):
 # ---------------------------------------------------------------------- separation
 
 
-def test_an_initial_discriminator_depends_on_its_client_only():
-    together, alone = (
-        Discriminators(_config(), clients) for clients in (range(6), [4, 2])
-    )
-    assert client_digest(together, 4) == client_digest(alone, 0)
-    assert client_digest(together, 2) == client_digest(alone, 1)
-    weights = together.params["conv1.weight"]
-    for first, second in itertools.combinations(weights, 2):
-        assert not torch.isclose(first, second).any()
-
-
 def test_no_layer_of_the_discriminator_normalises_over_the_batch():
     # Such a layer would let one fake's gradient depend on the other fakes.
     images, labels = _question(8)
     stack = _trained()
     together = stack.query(torch.arange(6), images, labels)
-    for fake in range(8):
+    for fake in (0, 7):
         alone = stack.query(torch.arange(6), images[[fake]], labels[[fake]])
         torch.testing.assert_close(alone[:, 0], together[:, fake], rtol=1e-4, atol=1e-6)
 
 
 # --------------------------------------------------------------------------- state
-
-
-@both_ways
-def test_a_restored_stack_goes_on_bit_for_bit(stacking):
-    first = _trained()
-    saved = {name: value.clone() for name, value in first.state().items()}
-    second = Discriminators(_config(), range(6))
-    second.load_state(saved)
-    assert digest(second.state()) == digest(first.state())
-    _train(first, (0, 2, 5))
-    _train(second, (0, 2, 5))
-    assert digest(second.state()) == digest(first.state())
-    assert digest(saved) != digest(first.state())
 
 
 @pytest.mark.parametrize(
@@ -216,18 +180,6 @@ def test_the_state_of_another_architecture_is_refused(overrides, num_clients):
     with pytest.raises(ValueError, match="another architecture"):
         stack.load_state(other)
     assert digest(stack.state()) == before
-
-
-@both_norms
-def test_the_state_is_three_times_the_weights(spectral_norm):
-    config = _config(spectral_norm=spectral_norm)
-    module = build_discriminator(config, 0)
-    num_weights = sum(param.numel() for param in module.parameters())
-    num_vectors = sum(buffer.numel() for buffer in module.buffers())
-    state = Discriminators(config, range(6)).state()
-    held = sum(value.numel() * value.element_size() for value in state.values())
-    # float32 weights and two moments, the spectral vectors, one int64 of steps.
-    assert held == 6 * (4 * (3 * num_weights + num_vectors) + 8)
 
 
 @both_ways

@@ -216,6 +216,17 @@ def test_the_generator_draws_a_part_as_often_as_its_share():
     assert torch.allclose(found, shares, atol=0.03)
 
 
+def assert_longest_axes(model, covariance, added=0.0):
+    """A model's axes are numpy's longest ones, of these lengths and `added` means."""
+    lengths, axes = np.linalg.eigh(covariance)
+    lengths, axes = lengths[::-1][:AXES], axes[:, ::-1][:, :AXES]
+    overlap = np.abs(axes.T @ (model.axes / model.axes.norm(dim=0)).numpy())
+    assert np.allclose(overlap, np.eye(AXES), atol=1e-2)
+    longer = lengths + added * lengths.mean()
+    assert np.allclose(model.back.square().sum(1), longer, rtol=1e-3)
+    assert np.allclose((model.back @ model.axes).numpy(), np.eye(AXES), atol=1e-6)
+
+
 def test_fewer_axes_are_the_longest_ones():
     config = tiny_config(**MOMENTS | {"noise_multiplier": 0.0})
     images, labels = images_of()
@@ -223,12 +234,7 @@ def test_fewer_axes_are_the_longest_ones():
     mean = np.stack([low(images)[labels.numpy() == c].mean(0) for c in range(CLASSES)])
     within = np.cov((low(images) - mean[labels.numpy()]).T, bias=True)
     apart = mean - mean.mean(0)
-    lengths, axes = np.linalg.eigh(within + apart.T @ apart / CLASSES)
-    found = model.axes / model.axes.norm(dim=0)
-    overlap = np.abs(axes[:, ::-1][:, :AXES].T @ found.numpy())
-    assert np.allclose(overlap, np.eye(AXES), atol=1e-2)
-    assert np.allclose(model.back.square().sum(1), lengths[::-1][:AXES], rtol=1e-3)
-    assert np.allclose((model.back @ model.axes).numpy(), np.eye(AXES), atol=1e-6)
+    assert_longest_axes(model, within + apart.T @ apart / CLASSES)
 
 
 # ------------------------------------------------------------------ public images
@@ -240,13 +246,7 @@ def test_a_public_start_has_numpys_moments_and_the_longest_axes_lengthened():
     whole = start_of(tiny_config(**PUBLIC), public, labels)
     assert_moments(whole, public / 255, labels, 1e-5, 1e-5)
     start = start_of(tiny_config(**PUBLIC | {"latent_dim": AXES}), public, labels)
-    lengths, axes = np.linalg.eigh(np.cov(low(public / 255).T, bias=True))
-    lengths, axes = lengths[::-1][:AXES], axes[:, ::-1][:, :AXES]
-    found = start.axes / start.axes.norm(dim=0)
-    assert np.allclose(np.abs(axes.T @ found.numpy()), np.eye(AXES), atol=1e-4)
-    longer = lengths + lengths.mean()
-    assert np.allclose(start.back.square().sum(1), longer, rtol=1e-4)
-    assert np.allclose((start.back @ start.axes).numpy(), np.eye(AXES), atol=1e-6)
+    assert_longest_axes(start, np.cov(low(public / 255).T, bias=True), added=1.0)
 
 
 def test_a_release_that_is_all_noise_leaves_what_makes_the_public_classes_differ():
@@ -289,11 +289,9 @@ def test_axes_beyond_the_noise_are_zero():
         used = (model.axes != 0).any(0)
         counts.append(int(used.sum()))
         assert used.tolist() == [True] * counts[-1] + [False] * (16 - counts[-1])
-        unused = ~used
-        assert not model.back[unused].any()
-        assert not model.centre[:, unused].any()
-        assert not model.covariance[:, unused].any()
-        assert not model.covariance[:, :, unused].any()
+        assert not model.back[~used].any()
+        assert not model.centre[:, ~used].any()
+        assert not model.covariance[:, ~used].any()
     assert counts[0] == 16 > counts[1] > counts[2] == 1
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedgs.config.stages import LAYER_FEATURES
-from fedgs.federation.round import fit_refiner, new_server, stage_request, stage_round
+from fedgs.federation.round import new_server
 from fedgs.gan import public_networks, refinement
 from fedgs.gan.features import FEATURE_SCALE, StageRelease
 from fedgs.gan.public_networks import (
@@ -49,7 +49,11 @@ def test_the_packages_networks_are_those_of_the_hash(tmp_path, monkeypatch):
     damaged = tmp_path / "fonts.safetensors"
     damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     monkeypatch.setattr(public_networks, "FONTS", damaged)
-    assert_refused("is not the file of this version", public_networks._of_fonts.__wrapped__, "trunk.")
+    assert_refused(
+        "is not the file of this version",
+        public_networks._of_fonts.__wrapped__,
+        "trunk.",
+    )
 
 
 @pytest.mark.parametrize(("classes", "dim", "count"), [(10, 16, 19), (4, 16, 18)])

@@ -1,7 +1,6 @@
 """The norm check: honest answers pass at the stated rate, poison moves little."""
 
 import math
-from functools import lru_cache
 
 import pytest
 import torch
@@ -10,11 +9,10 @@ from torch import Tensor
 
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
-from fedgs.federation.round import draw_fakes, new_server, server_round
 from fedgs.mechanism.answer_bounds import FALSE_REJECTIONS, check_norms, largest_norm
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.quantization import release_step
-from fedgs.mechanism.sanitizer import PerSampleGradients, clip, received, sanitize
+from fedgs.mechanism.sanitizer import PerSampleGradients, clip, sanitize
 from tiny import tiny_config
 
 CONFIG = tiny_config()  # B = 4, d = 256, C = 1, noise_std = 1
@@ -84,54 +82,3 @@ def test_honest_noise_is_refused_as_often_as_stated(rate):
 
 
 # ------------------------------------------------------------------ what poison can do
-
-
-def _generator_grads(config: RunConfig, releases: list[Tensor]) -> Tensor:
-    """The generator's gradient after a round with these releases, flat."""
-    server = new_server(config)
-    asked = draw_fakes(config, server)
-    noise = config.noise_std, config.clip_bound
-    answers = [received(v, 1, node, *noise) for node, v in enumerate(releases)]
-    server_round(config, server, asked[1], answers)
-    grads = [p.grad for p in server.generator.parameters() if p.grad is not None]
-    return torch.cat([grad.flatten() for grad in grads]).double()
-
-
-@lru_cache
-def _jacobian_norm(batch_size: int) -> float:
-    """The largest singular value of d images / d parameters, for the B images."""
-    config = tiny_config(batch_size=batch_size)
-    server = new_server(config)
-    _, answered = draw_fakes(config, server)
-    pixels = answered.flatten()
-    rows = torch.autograd.grad(
-        pixels,
-        [p for p in server.generator.parameters() if p.requires_grad],
-        torch.eye(len(pixels)),
-        is_grads_batched=True,
-        materialize_grads=True,
-    )
-    jacobian = torch.cat([grads.flatten(1) for grads in rows], dim=1)
-    return float(torch.linalg.matrix_norm(jacobian.double(), 2))
-
-
-@pytest.mark.parametrize("noise_multiplier", [0.0, 0.5])
-def test_a_poisoned_answer_moves_the_generator_within_the_bound(
-    noise_multiplier,
-):
-    config = tiny_config(noise_multiplier=noise_multiplier, batch_size=2)
-    honest = [_honest(config, seed, is_aligned=False) for seed in (1, 2)]
-    before = _generator_grads(config, honest)
-    bound, count = largest_norm(config, 1), config.batch_size
-    most = 2 * bound * math.sqrt(count) / (2 * count) * _jacobian_norm(count)
-    for direction in (torch.ones_like(honest[0]), -honest[0]):
-        rows = direction.flatten(1)
-        poison = (rows / rows.norm(dim=1, keepdim=True)).view_as(direction)
-        check_norms(0.999 * bound * poison, config, 1)
-        moved = _generator_grads(config, [0.999 * bound * poison, honest[1]]) - before
-        assert 0 < moved.norm() <= most
-        # What the check refuses would have moved it by more than that.
-        with pytest.raises(UserError):
-            check_norms(1e4 * bound * poison, config, 1)
-        far = _generator_grads(config, [1e4 * bound * poison, honest[1]]) - before
-        assert far.norm() > most

@@ -1,7 +1,6 @@
 """Statements of a plan: literal figures, relations, adversaries, conditions."""
 
 import math
-import time
 from dataclasses import replace
 
 import pytest
@@ -10,12 +9,12 @@ from hypothesis import strategies as st
 
 from fedgs.config.run_config import RunConfig
 from fedgs.privacy.accounting import SEEDED, statements, statements_from_ledger
-from fedgs.privacy.amplification import PLD_THEOREM, RDP_THEOREM
+from fedgs.privacy.amplification import PLD_THEOREM
 from fedgs.privacy.gaussian import LEAST_DELTA, epsilon_from_mu
 from fedgs.privacy.oracle import as_published
 from fedgs.privacy.participation import COUNT_THEOREM, MIXTURE_THEOREM
 from fedgs.privacy.plan import ADVERSARIES, RELATIONS, Plan, noise_ratio, noise_shares
-from plans import FULL, TABLE_1, TABLE_2, epsilon, epsilons, event, everybody, theorems
+from plans import FULL, TABLE_1, TABLE_2, epsilon, epsilons, everybody, theorems
 from refusals import assert_refused
 
 SAMPLED = replace(
@@ -67,13 +66,6 @@ def test_the_papers_figures_as_published(capsys):
         assert as_published(replace(TABLE_2, **others), 1e-5) == ()
     as_published(replace(TABLE_2, noise_multiplier=1e-3, num_rounds=1), 1e-5)
     assert capsys.readouterr() == ("", "")
-
-
-def test_table_1_as_it_is():
-    stated = statements(TABLE_1, 1e-5)
-    found = epsilons(stated, client_selection="uniform")
-    assert found == pytest.approx([610.34, 168.82], abs=0.006)
-    assert {s.adversary for s in stated} == {"release"}
 
 
 # --------------------------------------------------------------- relations, adversaries
@@ -172,11 +164,9 @@ def test_amplification_is_stated_beside_the_other_rows():
     assert epsilons(stated)[:6] == epsilons(plain)
     more = stated[6:]
     assert [(s.adversary, s.theorem, s.relation) for s in more] == [
-        ("release", theorem, relation)
-        for theorem in (PLD_THEOREM, RDP_THEOREM)
-        for relation in RELATIONS
+        ("release", PLD_THEOREM, relation) for relation in RELATIONS
     ]
-    assert [round(s.epsilon, 2) for s in more[:2]] == [346.66, 346.66]
+    assert [round(s.epsilon, 2) for s in more] == [346.66, 346.66]
     for statement in more:
         text = " ".join(statement.conditions)
         for word in ("(a)", "(b)", "fixed in advance", "2C sqrt(B)", "20000 rounds"):
@@ -258,7 +248,7 @@ def test_plan_from_config():
 # ---------------------------------------------------------------- delta at an epsilon
 
 
-def test_delta_at_an_epsilon_inverts_epsilon_at_a_delta():
+def test_delta_at_an_epsilon_inverts_epsilon_at_a_delta(coarse_grid):
     for stated in statements(SAMPLED, 1e-5):
         (same,) = [
             s
@@ -291,13 +281,3 @@ def test_a_delta_below_all_numbers_is_stated_as_their_bound():
     rows = statements(replace(FULL, noise_multiplier=100.0), 1e-5, at_epsilon=50.0)
     assert {row.delta for row in rows} == {LEAST_DELTA}
     assert all(row.guarantee for row in rows)
-
-
-def test_statements_are_quick():
-    events = [event(t, participants=(t % 10,)) for t in range(1, 10_001)]
-    start = time.process_time()
-    statements(TABLE_2, 1.15e-3)
-    assert time.process_time() - start < 1.0  # about 0.1 s
-    start = time.process_time()
-    statements_from_ledger(events, 1e-5)
-    assert time.process_time() - start < 2.0  # about 0.2 s

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from fedgs.config.run_config import RunConfig
-from fedgs.federation.round import draw_fakes, new_server
 from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
 from fedgs.privacy.gaussian import epsilon_from_mu
 from refusals import assert_refused
@@ -114,37 +113,18 @@ def _config(**settings: object) -> RunConfig:
     return tiny_config(**{"noise_seed": None} | settings)
 
 
-def _fakes(config: RunConfig) -> tuple[tuple[int, ...], list[int]]:
-    request = draw_fakes(config, new_server(config))[0]
-    return tuple(request.images.shape), request.labels.tolist()
-
-
 def test_a_run_at_the_limits_is_accepted():
-    config = _config()
-    Limits(**HOLDS).check_run(config)
-    Limits(**HOLDS).check_fakes(*_fakes(config))
+    Limits(**HOLDS).check_run(_config())
 
 
 @pytest.mark.parametrize("name", FAILS)
-def test_a_run_and_fakes_beyond_a_limit_are_refused(name):
+def test_a_run_beyond_a_limit_is_refused(name):
     limit, setting = FAILS[name]
     limits = Limits(**HOLDS | {name: limit})
     words = rf"{setting}: outside .* {name} = {limit}; give "
     with pytest.raises(ClientRefused, match=words) as refused:
         limits.check_run(_config())
     assert refused.value.setting == name
-    if name in ("image_size", "image_channels", "max_fakes"):
-        with pytest.raises(ClientRefused, match=name) as refused:
-            limits.check_fakes(*_fakes(_config()))
-        assert refused.value.setting == name
-
-
-@pytest.mark.parametrize("label", [-1, 3])
-def test_labels_outside_the_limits_are_refused(label):
-    shape, labels = _fakes(_config())
-    labels[2] = label
-    words, limits = r"labels of the fakes outside \[0, 3\)", Limits(**HOLDS)
-    assert_refused(words, limits.check_fakes, shape, labels)
 
 
 def test_one_release_costs_what_the_analysis_says():

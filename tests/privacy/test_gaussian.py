@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from fedgs.privacy.gaussian import (
-    binomial_delta,
-    binomial_epsilon,
     binomial_law,
     delta_from_mu,
     epsilon_from_mu,
@@ -49,13 +47,13 @@ def test_epsilon_and_mu_are_those_of_the_page(epsilon, delta, mu):
 
 def test_the_mixture_is_the_sum_over_participation_counts():
     total, rate, ratio = 40, 0.3, 1.7
+    law = binomial_law({1: total}, rate, ratio)
     expected = sum(
         binom.pmf(n, total, rate) * delta_from_mu(math.sqrt(n) / ratio, 2.0)
         for n in range(total + 1)
     )
-    assert binomial_delta(total, rate, ratio, 2.0) == pytest.approx(expected, rel=1e-9)
-    found = binomial_epsilon(total, rate, ratio, expected)
-    assert found == pytest.approx(2.0, abs=1e-8)
+    assert law.delta(2.0) == pytest.approx(expected, rel=1e-9)
+    assert law.epsilon(expected) == pytest.approx(2.0, abs=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -81,8 +79,8 @@ def test_limits_of_mu():
     assert epsilon_from_mu(1e-9, 1e-5) == 0.0
     assert delta_from_mu(1e-310, 1.0) == 0.0  # no overflow warning
     # However rare the client: delta = 1e-5 > 1 / K.
-    assert binomial_epsilon(1, 1e-6, 0.0, 1e-5) == math.inf
-    whole = binomial_epsilon(50, 1.0, 9.0, 1e-5)
+    assert binomial_law({1: 1}, 1e-6, 0.0).epsilon(1e-5) == math.inf
+    whole = binomial_law({1: 50}, 1.0, 9.0).epsilon(1e-5)
     assert whole == pytest.approx(epsilon_from_mu(math.sqrt(50) / 9.0, 1e-5))
 
 
@@ -96,7 +94,6 @@ def test_limits_of_mu():
         (epsilon_from_mu, (1.0, 0.0)),
         (epsilon_from_mu, (1.0, 1.0)),
         (mu_from_epsilon, (math.inf, 1e-5)),
-        (binomial_epsilon, (10, 1.5, 1.0, 1e-5)),
     ],
 )
 def test_impossible_arguments_are_user_errors(function, arguments):
@@ -128,8 +125,8 @@ def test_epsilon_and_delta_are_inverse(mu, delta):
 def test_the_mixture_grows_with_rounds_and_lies_below_full_participation(
     rounds, rate, ratio, delta
 ):
-    found = binomial_epsilon(rounds, rate, ratio, delta)
+    found = binomial_law({1: rounds}, rate, ratio).epsilon(delta)
     slack = 1e-9 * (1 + found)
-    assert found <= binomial_epsilon(rounds + 1, rate, ratio, delta) + slack
-    assert found <= binomial_epsilon(rounds, rate, ratio * 0.9, delta) + slack
+    for more, less in ((rounds + 1, ratio), (rounds, ratio * 0.9)):
+        assert found <= binomial_law({1: more}, rate, less).epsilon(delta) + slack
     assert found <= epsilon_from_mu(math.sqrt(rounds) / ratio, delta) + slack

@@ -7,7 +7,7 @@ import json
 import os
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedgs.privacy.ledger import GENESIS, Event, Ledger
@@ -64,12 +64,6 @@ def test_the_file_is_the_documented_format_and_comes_back(tmp_path):
     assert (again.events, again.length, again.head) == (EVENTS, 4, head)
 
 
-def test_noise_multiplier_is_in_units_of_two_clip_bounds():
-    published = event(noise_std=2.14, clip_bound=1.0)  # GS-WGAN: 2 * C * 1.07
-    assert published.noise_multiplier == pytest.approx(1.07)
-    assert event(participants="all").num_participants == 10
-
-
 def test_every_append_is_fsynced_before_it_returns(path, monkeypatch):
     synced = []
     with contextlib.closing(Ledger.open(path)) as ledger:
@@ -83,6 +77,7 @@ def test_every_append_is_fsynced_before_it_returns(path, monkeypatch):
 LINES = st.permutations([0, 1, 2]) | st.lists(st.integers(0, 2), max_size=5)
 
 
+@settings(deadline=None)  # every example waits for the disk
 @given(
     order=LINES,
     start=st.integers(0, 999),

@@ -10,9 +10,14 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from fedgs.privacy.amplification import RenyiBound, Sampled, SampledBound
+from fedgs.privacy.amplification import Sampled, SampledBound
 from fedgs.privacy.gaussian import delta_from_mu, epsilon_from_mu
-from fedgs.privacy.oracle import autodp_epsilon, poisson_rdp_epsilon
+from fedgs.privacy.oracle import (
+    autodp_epsilon,
+    poisson_rdp_epsilon,
+    sampled_rdp_epsilon,
+    two_directions,
+)
 
 DELTA = 1e-5
 ORDERS = np.geomspace(1e-3, 60, 400) + 1  # of RDP; no optimum lies at an end
@@ -38,14 +43,8 @@ def of_dp_accounting(count, ratio):
     return accountant.compose(dp.GaussianDpEvent(ratio), count).get_epsilon(DELTA)
 
 
-def of_opacus(count, ratio):
-    rdp = pytest.importorskip("opacus.accountants.analysis.rdp")
-    spent = rdp.compute_rdp(q=1.0, noise_multiplier=ratio, steps=count, orders=ORDERS)
-    return rdp.get_privacy_spent(orders=ORDERS, rdp=spent, delta=DELTA)[0]
-
-
 @each_gaussian
-@pytest.mark.parametrize("accountant", [of_autodp, of_dp_accounting, of_opacus])
+@pytest.mark.parametrize("accountant", [of_autodp, of_dp_accounting])
 def test_rdp_of_others_is_a_little_above(accountant, count, ratio):
     # Conversion from RDP costs up to 20 %, most where epsilon is small.
     found = accountant(count, ratio)
@@ -86,7 +85,7 @@ each_sampled = pytest.mark.parametrize("kind", [Sampled(*kind) for kind in ROUND
 def test_rdp_of_sampling_without_replacement_is_above(kind):
     ours = SampledBound((kind,)).epsilon(DELTA)
     # Both implement one theorem, with other orders and refinements.
-    theirs = RenyiBound((kind,)).epsilon(DELTA)
+    theirs = sampled_rdp_epsilon(kind, DELTA)
     assert ours <= theirs <= 3 * ours
     pytest.importorskip("autodp")
     other = autodp_epsilon(kind.ratio, kind.rounds, kind.rate, DELTA)
@@ -94,23 +93,15 @@ def test_rdp_of_sampling_without_replacement_is_above(kind):
 
 
 @each_sampled
-def test_dp_accounting_pld_agrees_in_each_direction(kind):
-    pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
-    one = pld.from_gaussian_mechanism(
-        kind.ratio, value_discretization_interval=1e-4, sampling_prob=kind.rate
-    )
-    theirs = one.self_compose(kind.rounds).get_epsilon_for_delta(DELTA)
-    pairs = (SampledBound((kind,), pair) for pair in ("remove", "add"))
+def test_our_bound_is_above_both_directions_and_near_what_is_attained(kind):
+    ours = SampledBound((kind,)).epsilon(DELTA)
+    larger = two_directions(kind).get_epsilon_for_delta(DELTA)
     # Two grids, both rounded up: 0.3 %.
-    assert max(p.epsilon(DELTA) for p in pairs) == pytest.approx(theirs, rel=3e-3)
-    assert theirs <= SampledBound((kind,)).epsilon(DELTA) * 1.003
-
-
-@each_sampled
-def test_rdp_of_poisson_sampling_is_above_the_directions(kind):
+    assert larger <= ours * 1.003
     # Add-or-remove with Poisson draws has these two directions, and no dominating pair
     # of both at once: RDP of the larger one is above their PLD, within 40 %.
-    pairs = (SampledBound((kind,), pair) for pair in ("remove", "add"))
-    direction = max(pair.epsilon(DELTA) for pair in pairs)
     theirs = poisson_rdp_epsilon(kind.ratio, kind.rate, kind.rounds, DELTA)
-    assert direction <= theirs <= 1.4 * direction
+    assert larger <= theirs <= 1.4 * larger
+    if kind.rounds < 1000:  # of the first, the grid is too fine
+        attained = two_directions(kind, is_attained=True).get_epsilon_for_delta(DELTA)
+        assert attained <= ours <= 1.5 * attained

@@ -4,10 +4,7 @@ import dataclasses
 import errno
 import json
 import re
-import resource
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -25,9 +22,6 @@ from fedgs.runs.run_folder import RunFolder, state_path, state_rounds
 from refusals import assert_refused
 from runs import TENSORS, keep_lines, tiny_event
 from tiny import tiny_config
-
-LOCKER = "import fcntl, sys; file = open(sys.argv[1], 'w'); "
-LOCKER += "fcntl.flock(file, fcntl.LOCK_EX); print(1, flush=True); sys.stdin.read()"
 
 
 @pytest.fixture
@@ -98,17 +92,11 @@ def full_disk(*args: object, **kwargs: object) -> None:
 @pytest.mark.parametrize(
     ("output", "prepare", "words"),
     [
-        ("run", lambda root, _: (root / "run").mkdir(), "exists already; "),
         ("run", lambda root, _: (root / "run").touch(), "exists already; "),
         ("f/run", lambda root, _: (root / "f").touch(), "Not a directory"),
         (
             "run",
             lambda _, patch: patch.setattr(run_folder, "write_json", full_disk),
-            "No space left",
-        ),
-        (
-            "run",
-            lambda _, patch: patch.setattr(Ledger, "create", full_disk),
             "No space left",
         ),
     ],
@@ -129,11 +117,9 @@ def test_folder_that_cannot_be_made_leaves_nothing_behind(
     [
         ("config.json", None, r"no run folder .*config.json.*--output"),
         ("config.json", '{"num_rounds": 3', "config.json: .*restore it from a backup"),
-        ("config.json", "[]", "config.json: .*restore it from a backup"),
         ("config.json", '{"no_such": 1}', "no_such: unknown setting"),
         ("versions.json", "", "versions.json: .*restore it from a backup"),
         ("versions.json", '{"format": 1}', "format 1, .* reads 2; use the version"),
-        ("versions.json", '{"format": null}', "format None, .* reads 2"),
     ],
 )
 def test_folder_that_is_no_run_of_this_version_is_refused(folder, name, content, words):
@@ -141,18 +127,6 @@ def test_folder_that_is_no_run_of_this_version_is_refused(folder, name, content,
     if content is not None:
         (folder.path / name).write_text(content)
     assert_refused(words, RunFolder.open, folder.path)
-
-
-def test_folder_in_use_is_refused_until_its_process_is_dead(folder):
-    command = [sys.executable, "-c", LOCKER, str(folder.path / ".lock")]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, **pipes) as other:
-        other.stdout.readline()
-        assert_refused(r"another process trains .*; wait", folder.locked)
-        other.kill()
-        other.wait()
-        with folder.locked():
-            pass
 
 
 # ------------------------------------------------------------------ checkpoints
@@ -192,7 +166,7 @@ def checkpointed(tmp_path_factory) -> tuple[RunFolder, dict[Path, bytes]]:
     cut=st.integers(0, 9) | st.just(10**9),
     put=st.binary(max_size=3),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @example(which=0, place=0.0, cut=10**9, put=b"")
 @example(which=1, place=0.0, cut=10**9, put=b"\x80\x04no tensors")
 @example(which=1, place=0.999, cut=1, put=b"")
@@ -246,12 +220,20 @@ def published(folder: RunFolder, *names: str) -> RunFolder:
     return folder
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A run that has ended after three rounds."""
+    path = tmp_path_factory.mktemp("finished") / "run"
+    return finish(RunFolder.create(tiny_config(output=str(path))), 1, 2, 3).path
+
+
 @pytest.mark.parametrize("kept", [2, 0, None])
 @pytest.mark.parametrize("witness", WITNESSES + OTHERS)
 def test_every_file_of_releases_refuses_a_shorter_or_another_ledger(
-    folder, witness, kept
+    finished, tmp_path, witness, kept
 ):
-    published(finish(folder, 1, 2, 3), witness)
+    folder = RunFolder.open(shutil.copytree(finished, tmp_path / "run"))
+    published(folder, witness)
     ledger = folder.read_ledger()
     assert ledger.length == 3
     if kept is None and witness == "metrics.jsonl":
@@ -273,25 +255,22 @@ def test_every_file_of_releases_refuses_a_shorter_or_another_ledger(
     assert not ledger.path.exists()
 
 
-@pytest.mark.parametrize("rounds", [(), (1, 2, 3)])
-def test_finished_run_is_read_as_it_is_published(folder, rounds):
-    published(finish(folder, *rounds), *OTHERS)
+def test_finished_run_is_read_as_it_is_published(finished, tmp_path):
+    folder = RunFolder.open(shutil.copytree(finished, tmp_path / "run"))
+    published(folder, *OTHERS)
     shutil.rmtree(folder.path / "checkpoint")
-    assert folder.read_ledger().length == len(rounds)
+    assert folder.read_ledger().length == 3
 
 
 # ------------------------------------------------------------------ what is bound
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_a_generator_of_another_run_is_refused(tmp_path, name):
-    first, second = (
-        finish(RunFolder.create(tiny_config(output=str(tmp_path / run), seed=seed)), 1)
-        for run, seed in (("first", 1), ("second", 2))
-    )
-    shutil.copy(second.path / name, first.path / name)
-    published(first, name)
-    assert_refused(f"line 1 is not the one that {name} saw", first.read_ledger)
+def test_a_generator_of_another_run_is_refused(folder, finished):
+    name = OTHERS[0]
+    finish(folder, 1)
+    shutil.copy(finished / name, folder.path / name)
+    published(folder, name)
+    assert_refused(f"line 1 is the last, .*{name} saw 3", folder.read_ledger)
 
 
 def without_first_line(path: Path) -> None:
@@ -324,16 +303,10 @@ def add_event(**changes: object) -> Callable[[Path], None]:
         ),
         (without_first_line, r"lost its first line.*restore"),
         (add_event(noise_std=9.0), "line 2: noise_std = .*settings say"),
-        (add_event(noise_source="os"), "line 2: noise_source = .*settings say"),
-        (add_event(batch_size=5), "line 2: batch_size = .*settings say"),
-        (add_event(clip_bound=2), "line 2: clip_bound = .*settings say"),
-        *[
-            (
-                lambda path, name=name: write_tensors(path / name, TENSORS),
-                f"{name}: does not say under which ledger",
-            )
-            for name in OTHERS
-        ],
+        (
+            lambda path: write_tensors(path / OTHERS[0], TENSORS),
+            f"{OTHERS[0]}: does not say under which ledger",
+        ),
     ],
 )
 def test_what_does_not_belong_to_the_run_is_refused(tmp_path, change, words):
@@ -434,8 +407,6 @@ def test_resuming_removes_the_states_that_no_checkpoint_committed(folder):
     [
         ([1, 2, 3, 4], 2, [2, 3, 4]),
         ([1, 5, 6, 7], 4, [1, 6, 7]),  # last asked long before the commit
-        ([5, 6, 7], 4, [6, 7]),
-        ([1, 2], 0, [1, 2]),
         ([0, 1, 2, 3], 0, [0, 2, 3]),
         ([3, 4, 5], 5, [4, 5]),
     ],
@@ -445,8 +416,7 @@ def test_committed_state_and_the_two_newest_are_kept(folder, rounds, committed, 
     old = run_folder.old_states(node, committed)
     recycle = old.pop() if old else None
     write_tensors(state_path(node, rounds[-1]), TENSORS, recycle=recycle)
-    assert not old
-    assert state_rounds(node) == kept
+    assert (old, state_rounds(node)) == ([], kept)
 
 
 def test_a_recycled_file_holds_the_new_tensors_only(tmp_path):
@@ -469,19 +439,3 @@ def test_metrics_of_repeated_rounds_and_a_torn_line_are_dropped(folder):
     folder.truncate_metrics(2)
     text = (folder.path / "metrics.jsonl").read_text()
     assert text == '{"round": 1}\n{"round": 2}\n'
-
-
-def test_line_of_metrics_that_does_not_fit_leaves_no_half_behind(folder):
-    """Else the next round's line continues it, and readers lose both."""
-    path = folder.path / "metrics.jsonl"
-    folder.append_metrics({"round": 1})
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    limit = path.stat().st_size + 5
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-        with pytest.raises(OSError, match="No space left"):
-            folder.append_metrics({"round": 2})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    folder.append_metrics({"round": 3})
-    assert path.read_text() == '{"round": 1}\n{"round": 3}\n'

@@ -3,50 +3,45 @@
 A run costs 20 to 60 seconds, so that only one of them is among the ordinary tests.
 """
 
+import contextlib
 import json
 import os
 import re
 import secrets
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 import tiny
 from command_line import flags
-from fedgs import gs_wgan, process
+from fedgs import process
 from fedgs.config.recipes import recipe
 from fedgs.config.run_config import ResolvedConfig, RunConfig
-from fedgs.data.load import load_data
 from fedgs.errors import UserError
 from fedgs.federation.preparation import resolve
-from fedgs.files import read_tensors
 from fedgs.privacy.ledger import Ledger
 from fedgs.process import (
     TOKEN_VARIABLE,
     end_processes,
-    end_simulation,
     home_of,
     processes_of,
 )
 from fedgs.runs.run_folder import RunFolder
+from hosts import PATIENCE, ROOT, Machines
 from runs import generator, rounds_done, train
 from server.launch import flower_engine
 from server.launch.control import FlowerFailed
+from server.launch.flower_app import free_port
 from tiny import tiny_config, write_tiny_npz
 
-ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 240.0  # seconds, on a loaded machine
 FULL = tiny.FULL_PARTICIPATION | {"discriminator_training": "every_round"}
 
 
@@ -58,64 +53,16 @@ def environment(**more: str) -> dict[str, str]:
 @pytest.fixture
 def settings(tmp_path) -> dict[str, object]:
     data = write_tiny_npz(tmp_path / "tiny.npz")
-    config = tiny_config(**FULL | {"data": data, "num_workers": 2, "engine": "flower"})
-    unset = RunConfig()
-    names = {name for name in config.to_flat() if name not in ("num_clients",)}
-    found = {
-        name: getattr(config, name)
-        for name in sorted(names - {"num_classes", "clients_per_round"})
-        if getattr(config, name) != getattr(unset, name)
-    }
+    given = tiny.SETTINGS | FULL | {"data": data, "num_workers": 2, "engine": "flower"}
+    of_the_data = ("num_clients", "num_classes", "clients_per_round")
+    found = {name: value for name, value in given.items() if name not in of_the_data}
     return found | {"test_fraction": 0.0}  # the command would hold some out
 
 
-class Fedgs:
-    """One command of fedgs in a process group of its own, and what it leaves."""
-
-    def __init__(self, *arguments: object) -> None:
-        command = [sys.executable, "-m", "fedgs", *map(str, arguments)]
-        self.process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    def wait(self) -> tuple[int, str, str]:
-        out, err = self.process.communicate(timeout=PATIENCE)
-        return self.process.returncode, out, err
-
-    def until(self, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not condition():
-            assert self.process.poll() is None, self.process.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-
-
 @pytest.fixture
-def fedgs() -> Iterator[Callable[..., Fedgs]]:
-    started: list[Fedgs] = []
-
-    def fedgs(*arguments: object) -> Fedgs:
-        started.append(Fedgs(*arguments))
-        return started[-1]
-
-    yield fedgs
-    for one in started:
-        if one.process.poll() is None:
-            os.killpg(one.process.pid, signal.SIGKILL)
-        one.process.communicate()
-
-
-def until(condition: Callable[[], object], patience: float = PATIENCE) -> None:
-    deadline = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+def machines(tmp_path) -> Iterator[Machines]:
+    with contextlib.closing(Machines(tmp_path)) as machines:
+        yield machines
 
 
 def token_of(folder: Path) -> str:
@@ -216,45 +163,23 @@ def test_workers_share_a_gpu(tmp_path, monkeypatch):
 # ------------------------------------------------------------------ with Ray
 
 
-@pytest.mark.gpu
 @pytest.mark.flower
-def test_two_workers_that_share_a_gpu_give_what_one_process_gives_there(
-    tmp_path, settings, fedgs, cuda
-):
-    settings |= {"device": cuda, "num_workers": 2}
+def test_flower_with_two_workers_gives_the_local_bytes(tmp_path, settings, machines):
     output = tmp_path / "run"
-    code, _, err = fedgs("train", *flags(output=output, **settings)).wait()
-    assert (code, err) == (0, ""), (output / "flower.log").read_text()
-    settings |= {"engine": "local"}
-    assert fedgs("train", *flags(output=tmp_path / "local", **settings)).wait()[0] == 0
-    found, expected = (
-        read_tensors(folder / "generator.safetensors")[0]
-        for folder in (output, tmp_path / "local")
-    )
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
-
-
-@pytest.mark.flower
-def test_flower_with_two_workers_gives_the_local_bytes(tmp_path, settings, fedgs):
-    output = tmp_path / "run"
-    command = fedgs("train", *flags(output=output, **settings))
-    command.until(lambda: (output / ".flower" / "token").exists())
+    command = machines.start("cli", "train", *flags(output=output, **settings))
+    machines.until(lambda: (output / ".flower" / "token").exists(), command)
     token = token_of(output)
-    code, out, err = command.wait()
-    assert (code, err) == (0, ""), (output / "flower.log").read_text()
+    assert command.wait(PATIENCE) == 0, (output / "flower.log").read_text()
     assert generator(output) == local_twin(settings, tmp_path / "local")
-    config = RunFolder.open(output).config
-    page = gs_wgan.train(config, load_data(config)).generator.state_dict()
-    found, _ = read_tensors(output / "generator.safetensors")
-    torch.testing.assert_close(found, dict(page), rtol=0, atol=1e-5)
+    out = machines.log_of(command)
     assert "6 clients on 3 nodes, 6 per round, 3 rounds" in out
     assert "round 3 of 3" in out
-    assert f"run folder   {output}" in out
+    assert "run folder" in out
     assert Ledger.read(output / "ledger.jsonl").length == 3
     made = sorted(path.name for path in (output / "private").iterdir())
     assert made == ["node-00000", "node-00001", "node-00002"]
     assert processes_of(token) == []
-    assert not (Path(tempfile.gettempdir()) / f"fedgs-{token[:8]}").exists()
+    assert not home_of(token).exists()
 
 
 def test_a_simulation_whose_ray_started_too_late_is_started_again(
@@ -293,110 +218,65 @@ def test_a_simulation_that_cannot_start_is_noticed_at_once(tmp_path, monkeypatch
 
 @pytest.mark.flower
 @pytest.mark.slow
-def test_killed_run_resumes_and_leaves_no_process(tmp_path, settings, fedgs):
+def test_killed_run_resumes_and_leaves_no_process(tmp_path, settings, machines):
     output = tmp_path / "run"
     settings |= {"num_rounds": 120, "checkpoint_every": 7}
-    command = fedgs("train", *flags(output=output, **settings))
-    command.until(lambda: rounds_done(output) >= 20)
-    os.killpg(command.process.pid, signal.SIGKILL)
-    assert command.wait()[0] == -signal.SIGKILL
+    command = machines.start("cli", "train", *flags(output=output, **settings))
+    machines.until(lambda: rounds_done(output) >= 20, command)
+    machines.kill(command)
     token = token_of(output)
     sent = Ledger.read(output / "ledger.jsonl").length
     assert 20 <= sent < 120
-    code, _, err = fedgs("resume", output).wait()
-    assert (code, err) == (0, ""), (output / "flower.log").read_text()
+    machines.run("cli", "resume", output)
     assert generator(output) == local_twin(settings, tmp_path / "local")
     assert Ledger.read(output / "ledger.jsonl").length >= 120
     assert processes_of(token) == []
-    assert not (Path(tempfile.gettempdir()) / f"fedgs-{token[:8]}").exists()
+    assert not home_of(token).exists()
 
 
 @pytest.mark.flower
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [0.1, 1, 4])
-def test_nothing_is_left_of_a_run_that_is_killed_while_it_starts(
-    tmp_path, settings, fedgs, seconds
-):
-    output, settings = tmp_path / "run", settings | {"num_rounds": 2000}
-    command = fedgs("train", *flags(output=output, **settings))
-    command.until(lambda: (output / ".flower" / "token").exists())
-    token = token_of(output)
-    command.until(lambda: processes_of(token))
-    time.sleep(seconds)
-    command.process.kill()
-    try:
-        until(lambda: not processes_of(token), patience=20)
-        until(lambda: not home_of(token).exists(), patience=5)
-    finally:
-        end_simulation(token, patience=0)
-
-
-@pytest.mark.flower
-@pytest.mark.slow
-def test_terminated_run_has_a_checkpoint_and_resumes(tmp_path, settings, fedgs):
+def test_terminated_run_has_a_checkpoint_and_resumes(tmp_path, settings, machines):
     output = tmp_path / "run"
     settings |= {"num_rounds": 120, "checkpoint_every": 1000}
-    command = fedgs("train", *flags(output=output, **settings))
-    command.until(lambda: rounds_done(output) >= 5)
+    command = machines.start("cli", "train", *flags(output=output, **settings))
+    machines.until(lambda: rounds_done(output) >= 5, command)
     token = token_of(output)
-    command.process.send_signal(signal.SIGTERM)
-    code, _, err = command.wait()
-    assert code == 1
-    assert "\nstopped after round " in err
-    assert f"continue with: fedgs resume {output}" in err
+    command.terminate()
+    assert command.wait(PATIENCE) == 1
+    log = machines.log_of(command)
+    assert "\nstopped after round " in log
+    assert f"continue with: fedgs resume {output}" in log
     assert processes_of(token) == []
     commit = json.loads((output / "checkpoint" / "checkpoint.json").read_text())
     assert 5 <= commit["round"] == rounds_done(output) < 120
-    assert fedgs("resume", output).wait()[0] == 0
+    machines.run("cli", "resume", output)
     assert generator(output) == local_twin(settings, tmp_path / "local")
     assert Ledger.read(output / "ledger.jsonl").length == 120  # nothing repeated
 
 
-@pytest.fixture
-def private_flower(tmp_path) -> Iterator[dict[str, str]]:
-    """An environment in which a plain `flwr` touches nothing of the user's."""
-    token = secrets.token_hex(16)
-    short = tempfile.mkdtemp(prefix="fedgs-")  # Ray makes sockets in it
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    bin_folder = str(Path(sys.executable).parent)
-    try:
-        yield environment(
-            HOME=str(tmp_path),
-            FLWR_HOME=str(tmp_path / "flwr"),
-            PATH=f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
-            RAY_TMPDIR=short,
-            FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=str(port),
-            FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1",
-            **{TOKEN_VARIABLE: token},
-        )
-    finally:
-        end_processes(token)
-        shutil.rmtree(short, ignore_errors=True)
-
-
 @pytest.mark.flower
 @pytest.mark.slow
-def test_plain_flwr_run_trains_with_the_settings_of_pyproject(tmp_path, private_flower):
+def test_plain_flwr_run_trains_with_the_settings_of_pyproject(tmp_path, machines):
     file = tmp_path / "more.toml"
     file.write_text("generator_dim = 4\nnum_rounds = 9\nnoise_seed = 1\n")
     overrides = {"num_clients": 6, "clients_per_node": 3, "image_size": 16}
-    overrides |= {"num_rounds": 3, "config": f"'{file}'"}
-    pairs = [f"{name}={value}" for name, value in overrides.items()]
-    command = ["flwr", "run", ".", "--stream", "--run-config"]
-    command.append(" ".join([*pairs, "output='plain'"]))
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=private_flower,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    overrides |= {"num_rounds": 3, "config": f"'{file}'", "output": "'plain'"}
+    pairs = " ".join(f"{name}={value}" for name, value in overrides.items())
+    command = ["flwr", "run", str(ROOT), "--stream", "--run-config", pairs]
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as short:
+        bin_folder = str(Path(sys.executable).parent)
+        private = {
+            "FLWR_HOME": str(tmp_path / "flwr"),
+            "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
+            "RAY_TMPDIR": short,  # Ray makes sockets in it
+            "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        }
+        machines.launch("cli", command, private).wait(PATIENCE)
+        machines.close()
     folder = tmp_path / "fedgs-runs" / "plain"
-    assert folder.exists(), done.stdout + done.stderr
+    assert folder.exists(), machines.logs()
     result = json.loads((folder / ".flower" / "result.json").read_text())
     assert result == {"status": "completed", "message": ""}
     config = RunFolder.open(folder).config

@@ -1,4 +1,4 @@
-"""Five incidents of a deployment of three hosts: `make incidents`.
+"""Four incidents of a deployment of three hosts: `make incidents`.
 
 The run is disturbed, goes on as docs/deployment.md says, and ends with the bytes of the
 local engine, which nothing disturbed; the server's ledger shows every release that the
@@ -7,7 +7,6 @@ mounts are not permitted.
 """
 
 import contextlib
-import os
 import shutil
 import signal
 import subprocess
@@ -18,10 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from clocks import STEPPED_CLOCK
 from events import read_events
 from fedgs.privacy.ledger import Ledger
-from hosts import PATIENCE, ROOT, Network, require_namespaces
+from hosts import PATIENCE, Network, require_namespaces
 from live import CLIENTS, Live, prepare, undisturbed
 from runs import generator, rounds_done
 
@@ -179,19 +177,4 @@ def test_full_disk(site, disk):
     filler.unlink()
     site.strike()
     site.go_on()
-    site.finish()
-
-
-def test_wrong_clock(site):
-    """A client's clock steps by ten minutes, and back: its signatures are refused."""
-    shim, step = site.folder / "shim", site.folder / "step"
-    shim.mkdir()
-    (shim / "sitecustomize.py").write_text(STEPPED_CLOCK)
-    path = os.pathsep.join([str(shim), str(ROOT)])
-    site.machines.environments["a"] = {"PYTHONPATH": path, "CLOCK_STEP": str(step)}
-    site.begin()
-    step.write_text("600")
-    refused = "the server refuses this client's signature"
-    site.until(lambda: refused in site.log(site.clients["a"]), *site.clients.values())
-    step.write_text("0")
     site.finish()

@@ -1,8 +1,6 @@
 """What a killed save leaves behind is removed when the folder's owner starts again."""
 
 import os
-import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +10,10 @@ import pytest
 from clients import deployed_client as deployment
 from clients.deployed_client import DeploymentConfig
 from fedgs.files import remove_temporaries, write_atomically, write_tensors
-from fedgs.privacy.client_ledger import ClientLedger
-from fedgs.privacy.client_limits import Limits
-from fedgs.process import TOKEN_VARIABLE, hold_lock, processes_of
+from fedgs.process import hold_lock
 from fedgs.runs.run_folder import RunFolder, node_folder, state_path
 from refusals import assert_refused
-from runs import TENSORS, tiny_event
+from runs import TENSORS
 from tiny import tiny_config
 
 KILLED = """
@@ -45,9 +41,6 @@ def test_a_save_that_is_killed_leaves_what_is_removed(tmp_path):
     assert done.returncode == -9
     assert len(os.listdir(tmp_path)) == 2
     (tmp_path / ".lock").touch()
-    (tmp_path / ".b.json.99").touch()
-    remove_temporaries(tmp_path, "a.json")
-    assert sorted(os.listdir(tmp_path)) == [".b.json.99", ".lock", "a.json"]
     remove_temporaries(tmp_path)
     assert sorted(os.listdir(tmp_path)) == [".lock", "a.json"]
     assert (tmp_path / "a.json").read_bytes() == b"old"
@@ -93,18 +86,6 @@ def test_a_run_that_goes_on_removes_what_its_killed_process_wrote(tmp_path):
     assert state_path(states, 0).exists()
 
 
-def test_a_new_run_removes_its_killed_creation_but_not_one_at_work(tmp_path):
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    left = tmp_path / f".run.{dead.pid}"
-    at_work = tmp_path / f".run.{os.getppid()}"
-    for path in (left, at_work):
-        (path / "private").mkdir(parents=True)
-    RunFolder.create(tiny_config(output=str(tmp_path / "run")))
-    assert not left.exists()
-    assert at_work.exists()
-
-
 def test_a_client_that_starts_again_removes_what_its_killed_process_wrote(
     tmp_path, monkeypatch
 ):
@@ -128,45 +109,3 @@ def test_a_client_that_starts_again_removes_what_its_killed_process_wrote(
     DeploymentConfig("ann", state, {}).open()
     assert not any(path.exists() for path in left)
     assert own.exists()
-
-
-def test_a_count_removes_what_a_killed_charge_wrote(tmp_path):
-    left = killed_save(tmp_path / "clients.json")
-    state = killed_save(tmp_path / "round-0000001.safetensors")  # another owner's
-    ClientLedger(tmp_path, ["a", "b", "c", "d", "e", "f"]).charge(
-        tiny_event(1), Limits()
-    )
-    assert not left.exists()
-    assert state.exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_submit_leaves_nothing_however_it_ends(tmp_path, number):
-    """The server takes the connection and never answers."""
-    places = {name: tmp_path / name for name in ("HOME", "TMPDIR", "work")}
-    for place in places.values():
-        place.mkdir()
-    environment = {**os.environ, **{n: str(p) for n, p in places.items()}}
-    environment |= {"PYTHONDONTWRITEBYTECODE": "1", TOKEN_VARIABLE: str(tmp_path)}
-    for name in [name for name in environment if name.startswith("XDG_")]:
-        del environment[name]
-    environment.pop("FLWR_HOME", None)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(120)
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        given = ["deploy", "submit", "--server", address, "--insecure"]
-        command = [sys.executable, "-m", "fedgs", *given, "--resume", "digits-1"]
-        with subprocess.Popen(
-            command, env=environment, cwd=places["work"], stderr=subprocess.DEVNULL
-        ) as submitting:
-            try:
-                connection, _ = server.accept()
-                with connection:
-                    submitting.send_signal(number)
-                    assert submitting.wait(60) != 0
-            finally:
-                submitting.kill()
-    assert processes_of(str(tmp_path)) == []
-    left = [path for place in places.values() for path in place.rglob("*")]
-    assert left == []

@@ -11,8 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.app import Error as FlowerError
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp.strategy import Strategy
 from safetensors.torch import load
 
@@ -22,19 +21,12 @@ from fedgs.federation.training import RunStopped
 from fedgs.files import read_tensors
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
-from fedgs.runs.run_folder import RunFolder, node_folder, state_rounds
+from fedgs.runs.run_folder import RunFolder, state_rounds
 from refusals import assert_refused
 from runs import attempts, limit_clients, train
 from server import server_app, strategy
 from server.strategy import GsWgan
-from simulated_grid import MODES, FakeGrid, product, round_of, spoil_at, start
-
-
-def node_state(folder: RunFolder, node: int) -> dict[str, list]:
-    path = node_folder(folder.private, node)
-    last = path / f"round-{state_rounds(path)[-1]:07d}.safetensors"
-    return {name: value.tolist() for name, value in read_tensors(last)[0].items()}
-
+from simulated_grid import MODES, FakeGrid, product, spoil_at, start
 
 # ------------------------------------------------------------------ workers
 
@@ -54,11 +46,22 @@ ANSWER = {"is_empty", "round", "node_id", "noise_std", "clip_bound", "tensors"}
 ANSWER |= {"request"}  # its hash
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_only_sanitized_gradients_and_public_identifiers_leave_a_node(create, mode):
+@pytest.mark.parametrize("mode", ["silos that differ", "staged"])
+def test_only_public_values_and_sanitized_releases_leave_server_and_nodes(create, mode):
     """See also test_nothing_else_leaves.py."""
+    allowed = {"round", "participants", "trainees", "keep_round", "is_saved"}
+    allowed |= {"tensors", "run_folder"}
+
+    def check(node: int, request: Message, reply: Message) -> Message:
+        assert list(request.content) == ["fedgs"]
+        record = request.content["fedgs"]
+        assert set(record) <= allowed
+        if mode != "staged" and request.metadata.message_type != "query":
+            assert set(load(record["tensors"])) == {"images", "labels"}
+        return reply
+
     folder = create("run", **MODES[mode])
-    grid = FakeGrid(folder.config.num_nodes)
+    grid = FakeGrid(folder.config.num_nodes, check)
     start(folder, grid)
     sizes: dict[int, set[int]] = {}
     for kind, index, reply in grid.replies:
@@ -86,23 +89,6 @@ def test_only_sanitized_gradients_and_public_identifiers_leave_a_node(create, mo
     assert all(not context.state for context in grid.contexts.values())
 
 
-def test_request_holds_fakes_and_public_settings_only(create):
-    allowed = {"round", "participants", "trainees", "keep_round", "is_saved"}
-    allowed |= {"tensors", "run_folder"}
-
-    def check(node: int, request: Message, reply: Message) -> Message:
-        assert list(request.content) == ["fedgs"]
-        record = request.content["fedgs"]
-        if request.metadata.message_type != "query":
-            assert set(load(record["tensors"])) == {"images", "labels"}
-            assert set(record) <= allowed
-        return reply
-
-    grid = FakeGrid(6, check)
-    start(create("run"), grid)
-    assert len(grid.replies) > 6  # not the roll call alone
-
-
 # ------------------------------------------------------------------ failing nodes
 
 
@@ -125,18 +111,28 @@ def failing(monkeypatch, round: int, times: int) -> list[int]:
     return failed
 
 
-def test_node_that_fails_once_is_asked_again(create, monkeypatch, log):
-    whole, folder = create("whole"), create("run")
+def test_node_that_fails_once_is_asked_again_and_twice_gives_no_answer(
+    create, monkeypatch, log
+):
+    whole, once, twice = (create(name) for name in ("whole", "once", "twice"))
     start(whole, FakeGrid(6))
-    failed = failing(monkeypatch, round=2, times=1)
-    start(folder, FakeGrid(6))
+    with monkeypatch.context() as patch:
+        failed = failing(patch, round=2, times=1)
+        start(once, FakeGrid(6))
     assert len(failed) == 2
-    assert product(folder) == product(whole)
-    assert attempts(folder) == [(1, 1), (2, 1), (3, 1)]
+    assert attempts(once) == [(1, 1), (2, 1), (3, 1)]
     assert [line for line in log if "failed" in line] == [
         f"round 2: node {node} says: node {node} failed; its own error.log says why"
         for node in failed
     ]
+    with monkeypatch.context() as patch:
+        failing(patch, round=2, times=2)
+        with pytest.raises(RunStopped, match=r"round 2: 0 of 2 nodes .*discarded"):
+            start(twice, FakeGrid(6))
+    assert attempts(twice) == [(1, 1), (2, 1)]
+    start(RunFolder.open(twice.path), FakeGrid(6))
+    assert attempts(twice) == [(1, 1), (2, 1), (2, 2), (3, 1)]
+    assert product(once) == product(twice) == product(whole)
 
 
 def test_the_server_learns_which_limit_of_a_client_refused(create, log, monkeypatch):
@@ -156,37 +152,6 @@ def test_the_server_learns_which_limit_of_a_client_refused(create, log, monkeypa
     for path in folder.private.iterdir():
         assert Ledger.read(path / "releases-00000.jsonl").length == 2
         assert state_rounds(path)[-1] == 2
-
-
-def test_round_without_answers_is_counted_and_resumed(create, monkeypatch):
-    whole, folder = create("whole"), create("run")
-    start(whole, FakeGrid(6))
-    with monkeypatch.context() as patch:
-        failing(patch, round=2, times=2)
-        with pytest.raises(RunStopped, match=r"round 2: 0 of 2 nodes .*discarded"):
-            start(folder, FakeGrid(6))
-    assert attempts(folder) == [(1, 1), (2, 1)]
-    start(RunFolder.open(folder.path), FakeGrid(6))
-    assert attempts(folder) == [(1, 1), (2, 1), (2, 2), (3, 1)]
-    assert product(folder) == product(whole)
-
-
-def test_answer_that_was_lost_is_sent_again_with_the_same_noise(create):
-    folder = create("run", noise_seed=None)
-    answers: list[bytes] = []
-
-    def lose_first(node: int, request: Message, reply: Message) -> Message:
-        if round_of(request) != 2:
-            return reply
-        answers.append(reply.content["fedgs"]["tensors"])
-        if len(answers) > 2:
-            return reply
-        return Message(FlowerError(3, "lost on the way"), reply_to=request)
-
-    start(folder, FakeGrid(6, lose_first))
-    assert len(answers) == 4  # two nodes, asked twice
-    assert sorted(answers[:2]) == sorted(answers[2:])
-    assert attempts(folder) == [(1, 1), (2, 1), (3, 1)]
 
 
 # ------------------------------------------------------------------ roll call
@@ -224,13 +189,6 @@ def test_flowers_own_loop_trains_the_same_generator_by_the_verbs(create):
     assert attempts(folder) == attempts(alone)
     metrics = result.train_metrics_clientapp
     assert [metrics[round]["num_answers"] for round in (1, 2, 3)] == [2, 2, 2]
-
-
-def test_strategy_never_evaluates_on_clients(create):
-    gs_wgan = GsWgan(create("run"), lambda metrics: None, threading.Event())
-    nothing = RecordDict()
-    assert list(gs_wgan.configure_evaluate(1, nothing, nothing, FakeGrid(1))) == []
-    assert gs_wgan.aggregate_evaluate(1, []) is None
 
 
 def test_apps_are_where_pyproject_says():

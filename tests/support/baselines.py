@@ -19,29 +19,24 @@ from runs import Report, ignore
 
 # One line for each method and each kind of training of it that differs: seconds each.
 FEW_FEATURES = {"noise_multiplier": 1.0, "num_features": 64}
-FEW_STEPS = {"steps": 4, "batch_size": 4}
+FEW_STEPS = {"steps": 3, "batch_size": 4}
 FEW_STEPS |= {"discriminator_steps": 2, "generator_steps": 2}
-ONE_BATCH = {"steps": 4, "batch_size": 4, "discriminator_steps": 1}
-FEW_BATCHES = {"noise_per_clip": 1.0, "expected_batch": 12, "steps": 6}
+ONE_BATCH = {"steps": 3, "batch_size": 4, "discriminator_steps": 1}
+FEW_BATCHES = {"noise_per_clip": 1.0, "expected_batch": 12, "steps": 4}
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
-    "bdp-gan": ("bdp-gan", FEW_BATCHES | {"steps": 4}),
-    "dp-merf": ("dp-merf", FEW_FEATURES | {"generator_steps": 45}),
+    "bdp-gan": ("bdp-gan", FEW_BATCHES),
+    "dp-merf": ("dp-merf", FEW_FEATURES | {"generator_steps": 25}),
     "dp-merf by batches": (
         "dp-merf",
-        FEW_FEATURES | {"release": "batches", "generator_steps": 6},
+        FEW_FEATURES | {"release": "batches", "generator_steps": 4},
     ),
     "dp-merf federated": (
         "dp-merf",
-        FEW_FEATURES | {"federated": True, "generator_steps": 45},
+        FEW_FEATURES | {"federated": True, "generator_steps": 25},
     ),
     "dp-merf-ae": (
         "dp-merf-ae",
-        FEW_FEATURES | {"autoencoder_steps": 4, "generator_steps": 6},
-    ),
-    "dp-merf-ae released once": (
-        "dp-merf-ae",
-        FEW_FEATURES
-        | {"release": "once", "autoencoder_steps": 4, "generator_steps": 25},
+        FEW_FEATURES | {"autoencoder_steps": 4, "generator_steps": 4},
     ),
     "dp-sgd-gan": ("dp-sgd-gan", FEW_BATCHES),
     "dp-sgd-gan-strong": (
@@ -53,10 +48,9 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
         "fedavg-gan",
         FEW_STEPS | {"clients_per_round": 5, "relation": "zero-out"},
     ),
-    "g-pate": ("g-pate", {"steps": 4, "batch_size": 4, "teacher_batch_size": 4}),
-    "pate-gan": ("pate-gan", {"steps": 4, "batch_size": 4, "teacher_batch_size": 4}),
+    "g-pate": ("g-pate", {"steps": 3, "batch_size": 4, "teacher_batch_size": 4}),
+    "pate-gan": ("pate-gan", {"steps": 3, "batch_size": 4, "teacher_batch_size": 4}),
     "wgan-gp": ("wgan-gp", ONE_BATCH),
-    "wgan-gp per client": ("wgan-gp", ONE_BATCH | {"discriminators": "per-client"}),
 }
 DIGITS: dict[str, Any] = {
     "data": "digits",

@@ -141,6 +141,7 @@ def install_clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     clock.sleep = sleep
     for module in (messenger, strategy_base, progress, roll_call):
         monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(roll_call, "TIMEOUT", 60.0)  # it looks ten times a second
     return clock
 
 

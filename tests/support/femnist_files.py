@@ -71,7 +71,7 @@ def hub_rows(writers=WRITERS) -> dict[str, list]:
     return rows
 
 
-def write_hub(folder: Path, rows=None, split="train") -> str:
+def write_hub(folder: Path, rows=None, names=CLASS_NAMES) -> str:
     """Writes the parquet file of flwrlabs/femnist, with its four columns."""
     import datasets
 
@@ -79,10 +79,10 @@ def write_hub(folder: Path, rows=None, split="train") -> str:
         image=datasets.Image(),
         writer_id=datasets.Value("string"),
         hsf_id=datasets.Value("int64"),
-        character=datasets.ClassLabel(names=CLASS_NAMES),
+        character=datasets.ClassLabel(names=names),
     )
     table = datasets.Dataset.from_dict(rows or hub_rows(), features=features)
-    path = folder / "data" / f"{split}-00000-of-00001.parquet"
+    path = folder / "data" / "train-00000-of-00001.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
     table.to_parquet(path)
     return f"femnist:{folder}"

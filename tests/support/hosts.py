@@ -7,7 +7,6 @@ The bridge lies in the server's namespace, so that nothing of it touches this ma
 own network and deleting the namespaces removes all of it.
 """
 
-import contextlib
 import os
 import secrets
 import signal
@@ -100,13 +99,11 @@ class Machines:
         folder: with a log per process.
         token: in every process's environment, so that children of killed ones are
             found too.
-        environments: host -> more variables of its processes.
     """
 
     def __init__(self, folder: Path, network: Network | None = None) -> None:
         self.folder, self.network = folder, network
         self.token = secrets.token_hex(16)
-        self.environments: dict[str, dict[str, str]] = {}
         self.started: list[subprocess.Popen[bytes]] = []
 
     def start(self, host: str, *arguments: object) -> "subprocess.Popen[bytes]":
@@ -125,9 +122,7 @@ class Machines:
             process = subprocess.Popen(
                 command,
                 cwd=self.folder,
-                env=self._environment()
-                | self.environments.get(host, {})
-                | dict(more or {}),
+                env=self._environment() | dict(more or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -191,17 +186,3 @@ class Machines:
                 process.kill()
                 process.wait()
         end_processes(self.token)
-
-
-def family(pid: int) -> list[int]:
-    """Returns a process and all its descendants that live."""
-    parents: dict[int, int] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parents[int(path.parent.name)] = int(
-                path.read_text().rpartition(")")[2].split()[1]
-            )
-    found = [pid]
-    for one in found:
-        found += [child for child, parent in parents.items() if parent == one]
-    return found

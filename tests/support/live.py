@@ -4,7 +4,6 @@ On this machine or on three hosts (`hosts.Network`), started as docs/deployment.
 """
 
 import contextlib
-import socket
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from fedgs.process import SERVER_VARIABLE, processes_of
 from fedgs.runs.run_folder import RunFolder
 from hosts import FEDGS, Machines, Network
 from server.launch.certs import make_certificates
+from server.launch.flower_app import free_port
 
 PORT = 8000  # of a server with a host of its own
 CLIENTS = ("a", "b")
@@ -85,12 +85,6 @@ def prepare(folder: Path) -> Path:
     write_digits(folder)
     (folder / "limits.toml").write_text("allow_seeded_noise = true\n")
     return folder
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Live:

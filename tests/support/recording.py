@@ -1,38 +1,20 @@
-"""Private values that must never be found again, and a Flower run that is recorded.
+"""Private values that must never be found again.
 
 `planted_data` has one client whose pixels, sizes and label counts occur nowhere else.
-`failing` makes clients raise errors that quote them. As the components of a Flower app
-(`recording:server_app`, `recording:client_app`) this file is fedgs with such clients,
-and writes every message, context and print that leaves a client into a folder.
+`failing` makes clients raise errors that quote them.
 """
 
-import os
 import re
 import struct
-import sys
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
-from flwr.common.serde import context_to_proto, message_to_proto
-from flwr.serverapp import Grid, ServerApp
 from google.protobuf.message import Message as Proto
-from safetensors.torch import save_file
 
-import clients.client_app
-import fedgs.federation.node
-import fedgs.federation.round
-import server.server_app
-from fedgs.mechanism.sanitizer import SanitizedGradients
 from tiny import NUM_CLASSES, SIDE, SIZES
-
-FOLDER_VARIABLE = "FEDGS_TEST_RECORDS"  # set: this process is part of a recorded run
-COMPONENTS = ("recording:server_app", "recording:client_app")
 
 VICTIM = 0
 NUM_IMAGES = 10_007  # of the victim
@@ -156,113 +138,3 @@ def failing(round_of_a_client: Callable[..., Any], marks: Path) -> Callable[...,
         return round_of_a_client(config, *args)
 
     return fail_first
-
-
-def keeping(sanitize: Callable[..., Any], folder: Path) -> Callable[..., Any]:
-    """Returns `sanitize`, which also writes its releases into a folder."""
-
-    def kept(*args: Any) -> SanitizedGradients:
-        release = sanitize(*args)
-        name = f"release-{release.node_id}-{release.round}.safetensors"
-        save_file({"gradients": release.values}, folder / name)
-        return release
-
-    return kept
-
-
-# ------------------------------------------------------------------ a recorded run
-
-client_app = ClientApp()
-server_app = ServerApp()
-PRINTED = "printed by a client"
-
-
-@client_app.query()
-def roll_call(message: Message, context: Context) -> Message:
-    """As fedgs; is defined here, so that Ray's workers import this file."""
-    return clients.client_app.roll_call(message, context)
-
-
-@client_app.train()
-def answer(message: Message, context: Context) -> Message:
-    """As fedgs."""
-    print(PRINTED)
-    return clients.client_app.answer(message, context)
-
-
-@server_app.main()
-def main(grid: Grid, context: Context) -> None:
-    """As fedgs."""
-    server.server_app.main(grid, context)
-
-
-def _record_workers(folder: Path) -> None:
-    """Wraps what hands a message to a worker and takes the context from it."""
-    from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
-
-    process_message = RayBackend.process_message
-
-    def recorded(backend: Any, message: Message, context: Context) -> Any:
-        reply, updated = process_message(backend, message, context)
-        sent = context_to_proto(updated).SerializeToString()
-        (folder / f"context-{uuid.uuid4().hex}").write_bytes(sent)
-        return reply, updated
-
-    RayBackend.process_message = recorded  # type: ignore[method-assign]
-
-
-def _record_messages(folder: Path) -> None:
-    """Wraps what the server pushes and pulls: also replies that Flower itself makes."""
-    from flwr.superlink.grid.inmemory_grid import InMemoryGrid
-
-    push_messages = InMemoryGrid.push_messages
-
-    def pushed(grid: InMemoryGrid, messages: Any) -> Any:
-        messages = list(messages)
-        names = push_messages(grid, messages)
-        for message in messages:
-            sent = message_to_proto(message).SerializeToString()
-            (folder / f"request-{uuid.uuid4().hex}").write_bytes(sent)
-        return names
-
-    InMemoryGrid.push_messages = pushed  # type: ignore[method-assign]
-    pull_messages = InMemoryGrid.pull_messages
-
-    def recorded(grid: InMemoryGrid, message_ids: Any) -> list[Message]:
-        replies = list(pull_messages(grid, message_ids))
-        for reply in replies:
-            sent = message_to_proto(reply).SerializeToString()
-            (folder / f"message-{uuid.uuid4().hex}").write_bytes(sent)
-        return replies
-
-    InMemoryGrid.pull_messages = recorded  # type: ignore[method-assign]
-
-
-def _record_prints(folder: Path) -> None:
-    """Wraps what the server's process prints, with what Ray prints for its workers."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.write = _recorded_write(stream.write, folder / "printed")
-
-
-def _recorded_write(write: Callable[[str], int], path: Path) -> Callable[[str], int]:
-    def recorded(text: str) -> int:
-        with open(path, "a") as file:
-            file.write(text)
-        return write(text)
-
-    return recorded
-
-
-def _record(folder: Path) -> None:
-    fedgs.federation.node.client_round = failing(
-        fedgs.federation.node.client_round, folder
-    )
-    fedgs.federation.round.sanitize = keeping(fedgs.federation.round.sanitize, folder)
-    if "default_worker" not in sys.argv[0]:  # Ray's workers
-        _record_workers(folder)
-        _record_messages(folder)
-        _record_prints(folder)
-
-
-if FOLDER_VARIABLE in os.environ:
-    _record(Path(os.environ[FOLDER_VARIABLE]))

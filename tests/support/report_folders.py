@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from experiments.debug.report import with_words
+from experiments.debug.plan import FORMAT
+from experiments.debug.report import with_titles
 from fedgs.config.run_config import RunConfig
 from fedgs.diagnosis.diagnosis import Diagnosis, Rule, Suspect
-from fedgs.diagnosis.effects import Effect, TwoSample
 from fedgs.federation.messages import FakeBatch
 from fedgs.federation.round import select
 from fedgs.federation.training import new_event
@@ -43,7 +43,7 @@ def make_run(path: Path, **settings: object) -> Path:
     with closing(folder.ledger()) as ledger:
         for round in (1, 2, 3):
             nothing, asked = torch.zeros(0), select(config, round)
-            request = FakeBatch(round, nothing, nothing, asked, asked)
+            request = FakeBatch(round, nothing, nothing, participants=asked)
             ledger.append(new_event(config, request.round, request.participants, 1))
             metrics = {"round": round, "seconds": 0.1, "num_answers": 2}
             folder.append_metrics(metrics | {"release_norm": 4.0 - round})
@@ -61,19 +61,13 @@ def make_debug(path: Path, **diagnosis: object) -> Path:
     for group in GROUPS:
         make_run(path / group)
     debug = {
-        "format": 1,
-        "cohorts": ["healthy", "suspicious"],
+        "format": FORMAT,
         "groups": 2,
         "runs": {"healthy": GROUPS[:2], "suspicious": GROUPS[2:]},
         "clients_per_group": 3,
         "clients": {"healthy": 6, "suspicious": 6},
         "source": "the user's own files",
-        "planted": {"corruption": "invert", "fraction": 0.5},
         "command": "fedgs debug --data-dir /home/ada/secret --output /tmp/x",
-        "settings": {"alpha": 0.05, "min_effect": 0.25, "groups": 2},
-        "request": {"runs": None},
-        "config": {},
-        "versions": {},
     }
     write_json(path / "debug.json", debug)
     write_json(path / "diagnosis.json", diagnosed() | diagnosis)
@@ -83,16 +77,12 @@ def make_debug(path: Path, **diagnosis: object) -> Path:
 
 def diagnosed() -> dict[str, object]:
     """What `fedgs debug` says of cohorts one of which is inverted."""
-    groups = {"healthy": [0.12, 0.14], "suspicious": [0.84, 0.86]}
-    unit, interval = "mean of [0, 1]", (0.6, 0.8)
-    intensity = Effect("pixel intensity", unit, 0.13, 0.85, 0.72, interval, groups)
-    named = Suspect("invert", 0.0286, 0.0571, 0.97, 0.96, (0.9, 1.0), "named")
-    other = Suspect("other", nan, nan, nan, None, None, "no difference seen")
-    mmd = TwoSample("MMD", 0.4, 0.0286, "of features")
-    found = ("invert", (named, other), (intensity,), (mmd,), True, 3, Rule())
+    named = Suspect("invert", 0.0571, 0.97, 0.96, (0.9, 1.0), "named")
+    other = Suspect("other", nan, nan, None, None, "no difference seen")
+    found = Diagnosis("invert", (named, other), True, 3, Rule())
     row = statements(Plan.from_config(tiny_config(**PRIVATE)), 1e-5)[0]
-    return with_words(Diagnosis(*found)) | {
-        "format": 1,
+    return with_titles(found) | {
+        "format": FORMAT,
         "sentence": "The suspicious images are inverted <b>& more</b>.",
         "groups": 2,
         "conditions": ["Groups are disjoint."],

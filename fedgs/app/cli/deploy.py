@@ -45,15 +45,11 @@ def certs(
     client: Annotated[
         list[str] | None, typer.Option(help="Name of a client; again for more.")
     ] = None,
-    days: Annotated[int, typer.Option(help="The server certificate's life.")] = 365,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Make these anew; never the authority.")
-    ] = False,
 ) -> None:
-    """Make the authority and the server's certificate, and clients' key pairs."""
+    """Make what is missing: authority, server certificate, clients' key pairs."""
     from server.launch.certs import make_certificates
 
-    for path in make_certificates(folder, host or [], client or [], days, replace):
+    for path in make_certificates(folder, host or [], client or []):
         print(f"{path.stat().st_mode & 0o777:o} {path}")
 
 

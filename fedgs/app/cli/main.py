@@ -4,20 +4,19 @@ The flags of settings are made in `fedgs.app.flags`. Bad input is one line and
 exit code 2; a run that stopped early or failed is exit code 1 and can be resumed.
 """
 
-import dataclasses
 import json
 import sys
 import time
 import warnings
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from experiments.comparison.options import OF_DATA, BenchmarkRequest
+from experiments.comparison.options import OF_DATA, CompareRequest
 from experiments.debug.request import (
     DebugRequest,
-    ExistingRuns,
     OwnSuspects,
     PlantedBug,
     planted,
@@ -31,7 +30,6 @@ from fedgs.app.flags import (
     ConfigOption,
     HelpAllOption,
     JsonOption,
-    OfRecipe,
     RecipeOption,
     RunArgument,
     request_flags,
@@ -39,8 +37,14 @@ from fedgs.app.flags import (
     settings_flags,
 )
 from fedgs.app.tables import folded
-from fedgs.cohorts.settings import Selection, selection_of
-from fedgs.config.recipes import configure, is_left_open, settings_in
+from fedgs.cohorts.settings import Selection
+from fedgs.config.recipes import (
+    HELD_OUT,
+    configure,
+    is_left_open,
+    recipe,
+    settings_in,
+)
 from fedgs.config.run_config import RunConfig
 from fedgs.diagnosis.rule import Rule
 from fedgs.errors import reject
@@ -60,6 +64,8 @@ app.add_typer(baseline.app, name="baseline")
 # Of `fedgs train`: what `--help` shows, in two screens.
 MOST_USED = ("data", "test_fraction", "num_clients", "target_epsilon")
 MOST_USED += ("noise_multiplier", "relation", "num_rounds", "engine", "output", "seed")
+# The recipe of a target epsilon alone, whose defaults the help shows.
+CHOSEN = replace(recipe("staged"), test_fraction=HELD_OUT, target_epsilon=None)
 MOST_USED_TO_DEBUG = ("data", "data_dir", "target_epsilon", "engine", "output", "seed")
 FORMAT_WARNING = warnings.formatwarning
 OF_BASELINE = "RUN is of `fedgs baseline`; leave out"
@@ -101,8 +107,8 @@ def _format_warning(
     return FORMAT_WARNING(message, category, *where, **line)
 
 
-@app.command(cls=OfRecipe)
-@settings_flags(shown=MOST_USED)
+@app.command(epilog="Defaults: `staged`, which --target-epsilon alone chooses.")
+@settings_flags(shown=MOST_USED, defaults=vars(CHOSEN))
 def train(
     recipe: RecipeOption = None,
     config: ConfigOption = None,
@@ -283,16 +289,16 @@ def report(
 
 @app.command()
 @settings_flags(*OF_DATA)
-@request_flags(BenchmarkRequest)
-def benchmark(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
+@request_flags(CompareRequest)
+def compare(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
     """Train and compare all methods at every epsilon; what is stored is printed.
 
     --data, and how it is read, is for a data set of your own in place of the three.
     """
-    request = BenchmarkRequest(**given)
-    from experiments.comparison import compare
+    request = CompareRequest(**given)
+    from experiments.comparison.compare import compare
 
-    compare.benchmark(request, settings)
+    compare(request, settings)
 
 
 @app.command()
@@ -334,13 +340,10 @@ def inspect_data(
     shown=MOST_USED_TO_DEBUG,
     defaults={"engine": "flower"},
 )
-@request_flags(
-    PlantedBug, OwnSuspects, ExistingRuns, DebugRequest, Rule, has_defaults=False
-)
+@request_flags(PlantedBug, OwnSuspects, DebugRequest, Rule, has_defaults=False)
 def debug(
     recipe: RecipeOption = None,
     config: ConfigOption = None,
-    as_json: JsonOption = False,
     help_all: HelpAllOption = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what can be found at all; no run.")
@@ -356,14 +359,13 @@ def debug(
     """
     from experiments.debug import command
 
-    command.debug(given, recipe, config, settings, as_json, dry_run)
+    command.debug(given, recipe, config, settings, dry_run)
 
 
 @app.command()
 @settings_flags("Data", "output", "engine", "seed", "num_clients", "num_workers")
 @request_flags(PlantedBug, Selection, has_defaults=False)
-def cohorts(
-    as_json: JsonOption = False,
+def select_clients(
     *,
     given: dict[str, Any],
     settings: dict[str, Any],
@@ -375,8 +377,8 @@ def cohorts(
     """
     own = {"engine": "flower", "num_workers": 2} | planted(given)
     config = RunConfig(**own | settings)
-    bug = {spec.name for spec in dataclasses.fields(PlantedBug)}
-    selection = selection_of({n: v for n, v in given.items() if n not in bug})
-    from fedgs.app.commands import cohorts as selecting
+    bug = {spec.name for spec in fields(PlantedBug)}
+    selection = Selection(**{n: v for n, v in given.items() if n not in bug})
+    from fedgs.app.commands import select_clients as selecting
 
-    selecting.cohorts(config, selection, as_json)
+    selecting.select_clients(config, selection)

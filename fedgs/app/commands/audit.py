@@ -16,7 +16,7 @@ import torch
 from fedgs.app.commands.audit_report import conclude
 from fedgs.app.commands.audit_request import AuditRequest
 from fedgs.app.commands.progress import Progress, say
-from fedgs.audit.canaries import FEWEST, Canaries
+from fedgs.audit.canaries import Canaries
 from fedgs.audit.finding import Finding
 from fedgs.audit.mechanism import (
     MAX_DRAWS,
@@ -37,7 +37,7 @@ from fedgs.runs import sample as samples
 from fedgs.runs.run_folder import RunFolder
 
 QUICK_DRAWS = 1.2e8  # of noise: one node's million rounds of 32 fakes, three times
-CANARIES = 100
+CANARIES, FEWEST_CANARIES = 100, 10
 NUM_SYNTHETIC = 5000
 NUM_RECORDS = 2500
 NOT_RUN = "not run: give --full"
@@ -47,17 +47,14 @@ def audit(request: AuditRequest, as_json: bool) -> bool:
     """Attacks a run and returns whether its epsilons hold.
 
     Raises:
-        UserError: no run folder, a broken ledger, or a wrong number of canaries.
+        UserError: no run folder, a broken ledger, or too few clients for --full.
     """
     folder = RunFolder.open(request.run)
     clients = folder.config.num_clients
-    canaries = request.canaries
-    if canaries is None:
-        canaries = min(CANARIES, clients)
-    if request.full and not FEWEST <= canaries <= clients:
+    if request.full and clients < FEWEST_CANARIES:
         raise UserError(
-            f"canaries = {canaries}: --full needs --canaries from {FEWEST} to the "
-            f"run's {clients} clients"
+            f"num_clients = {clients}: --full needs a run of at least "
+            f"{FEWEST_CANARIES} clients; leave it out"
         )
     output = folder.path / "audit"
     torch.set_num_threads(1)  # workers are threads, one for each of num_workers
@@ -70,7 +67,7 @@ def audit(request: AuditRequest, as_json: bool) -> bool:
         one_run = NOT_RUN
         if request.full:
             rounds = request.rounds or folder.config.num_rounds
-            more, one_run = attack.one_run(canaries, rounds, output)
+            more, one_run = attack.one_run(min(CANARIES, clients), rounds, output)
             findings += more
         membership = attack.membership()
     is_seeded = folder.config.noise_seed is not None
@@ -134,7 +131,7 @@ class _Attack:
             config = dataclasses.replace(config, output=f"{temporary}/run")
             report = self.progress.rounds(num_rounds, "B: round")
             plan = recorded_plan(self.config, self.events)
-            known = (report, stop, 0, self.num_audits)
+            known = (report, stop, self.num_audits)
             try:
                 found = audit_run(config, plan, data, drawn, config.delta, *known)
             except RunStopped as error:
@@ -152,13 +149,12 @@ class _Attack:
             rng = np.random.default_rng(0)
             records = rng.permutation(np.concatenate(data.client_records))
             test = test[rng.permutation(len(test))]
-            count = min(len(records), len(test) // 2, NUM_RECORDS)
+            count = min(len(records), len(test), NUM_RECORDS)
             labels = samples.uniform_labels(config, NUM_SYNTHETIC, seed=0)
             return audit_samples(
                 samples.draw(config, generator, labels, seed=0),
                 to_float(data.images[records[:count]]),
                 test[:count],
-                test[count : count + NUM_SYNTHETIC],
             )
         except UserError as error:
             return f"skipped: {error}"

@@ -6,7 +6,7 @@ Imports no tensor library: the command line reads the flags from here at every s
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 
-from fedgs.config.fields import Problem, check_ranges, flag, refuse
+from fedgs.config.fields import check_ranges, flag, refuse
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,6 @@ class AuditRequest:
         "Most rounds of a test of the mechanism; fewer where many nodes add noise.",
         at_least=1000,
     )
-    canaries: int | None = flag(None, "Clients of --full; 100 when unset.")
     rounds: int | None = flag(
         None, "Rounds of --full; the run's when unset.", at_least=1
     )
@@ -37,9 +36,5 @@ class AuditRequest:
     def __post_init__(self) -> None:
         """Checks what needs no run."""
         check_ranges(self)
-        problems: list[Problem] = [
-            (name, "is for --full; add it")
-            for name in ("canaries", "rounds")
-            if getattr(self, name) is not None and not self.full
-        ]
-        refuse(self, problems)
+        if self.rounds is not None and not self.full:
+            refuse(self, [("rounds", "is for --full; add it")])

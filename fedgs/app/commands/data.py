@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedgs.app.commands.progress import say
 from fedgs.app.tables import Table
@@ -23,8 +22,6 @@ from fedgs.data.records import Records
 from fedgs.errors import UserError, wrap_error
 from fedgs.runs.sample import save_images
 
-BINS = 8  # of the histogram
-BAR = 30  # its width
 SHEET_CLIENTS, SHEET_IMAGES = 12, 10  # rows and columns of the contact sheet
 
 
@@ -54,7 +51,7 @@ def inspect(config: RunConfig, sheet: Path, as_json: bool) -> None:
     if as_json:
         print(json.dumps(report))
     else:
-        _show(report, data.sizes)
+        _show(report)
 
 
 def describe(
@@ -104,7 +101,7 @@ def write_contact_sheet(path: Path, data: FederatedImages) -> None:
     save_images(path, np.concatenate(rows), SHEET_IMAGES)
 
 
-def _show(report: dict[str, Any], sizes: NDArray[np.int64]) -> None:
+def _show(report: dict[str, Any]) -> None:
     per_client = report["images_per_client"]
     least, median, most = (per_client[name] for name in ("min", "median", "max"))
     shape, per_class = report["image_shape"], report["images_per_class"]
@@ -121,22 +118,4 @@ def _show(report: dict[str, Any], sizes: NDArray[np.int64]) -> None:
     }
     rows = [[name, str(value)] for name, value in shown.items()]
     Table(report["data"], ["what", "now"], rows, numeric=False).show()
-    say(f"images per client\n{_histogram(sizes)}")
     say(f"contact sheet  {report['contact_sheet']} (private images: a row per client)")
-
-
-def _histogram(sizes: NDArray[np.int64]) -> str:
-    """Returns one line for each of at most `BINS` ranges of as many whole sizes."""
-    low, high = int(sizes.min()), int(sizes.max())
-    step = -(-(high - low + 1) // BINS)
-    starts = np.arange(low, high + 1, step)
-    counts = np.bincount((sizes - low) // step, minlength=len(starts))
-    width = len(str(starts[-1] + step - 1))
-    lines = []
-    for count, start in zip(counts, starts, strict=True):
-        bar = "█" * int(np.ceil(BAR * count / counts.max()))
-        sizes_of = f"{start:{width}d}"
-        if step > 1:
-            sizes_of += f" to {start + step - 1:{width}d}"
-        lines.append(f"{sizes_of}  {bar} {count}")
-    return "\n".join(lines)

@@ -17,7 +17,7 @@ from fedgs.files import make_folder
 from fedgs.process import make_private
 from server.launch import submit as submitting
 from server.launch.control import FlowerFailed
-from server.launch.server_command import Server, who_submits
+from server.launch.server_command import Server
 from server.launch.submit import Submission
 from server.launch.supervisor import ServerEnded, supervise
 
@@ -34,7 +34,7 @@ def serve(server: Server) -> None:
     state = server.state
     make_private("state_dir", state)
     make_folder(state / "runs", 0o700)
-    print(who_submits(server), flush=True)
+    print("runs can be submitted from this machine, and by ssh -L to it", flush=True)
     try:
         supervise(state, commands, environment, server.check)
     except ServerEnded as error:

@@ -184,26 +184,23 @@ def _timed_round(
     return of_server, of_client
 
 
-def quality(config: ResolvedConfig) -> dict[str, str]:
-    """Returns the accuracy of a CNN in our runs near this one, and the recipes' order.
+def quality(config: ResolvedConfig) -> str:
+    """Returns the accuracy of a CNN in our runs near this one.
 
     No run is near of other images than grey ones of 28 pixels and ten classes, of other
-    methods, and of less signal. More of it changes little: noise is no limit any more.
+    settings, and of less signal. More of it changes little: noise is no limit any more.
     """
     signal, shape = signal_of(config), (config.image_size, config.image_channels)
     is_alike = (config.num_classes, *shape) == (10, 28, 1) and config.num_stages > 0
-    if not is_alike or signal < SIGNALS[0] / 1.3:
-        return {"quality": "no run of ours is near (docs/benchmark.md)"}
-    ranges = {name: _range(name, signal) for name in MEASURED}
-    best = sorted(ranges, key=lambda name: ranges[name][1], reverse=True)
-    shown = {name: "{:.2f} to {:.2f}".format(*ranges[name]) for name in best}
-    own = next((shown[n] for n in best if _is_of(config, n)), "settings not measured")
-    of_all = ", ".join(f"{name} {shown[name]}" for name in best)
-    return {
-        "quality": f"{own}: accuracy of a CNN of 2,000 samples (of 10,000: up to 0.1 "
-        "more); handwriting near the upper end, clothes and fonts near the lower one",
-        "recipes": f"best first: {of_all}; staged-fonts of digits only",
-    }
+    name = next((name for name in MEASURED if _is_of(config, name)), None)
+    if name is None or not is_alike or signal < SIGNALS[0] / 1.3:
+        return "no run of ours is near (docs/benchmark.md)"
+    low, high = _range(name, signal)
+    return (
+        f"{low:.2f} to {high:.2f}: accuracy of a CNN of 2,000 samples (of 10,000: up "
+        "to 0.1 more); handwriting near the upper end, clothes and fonts near the "
+        "lower one"
+    )
 
 
 def _range(name: str, signal: float) -> tuple[float, float]:
@@ -254,6 +251,6 @@ def _lines(config: ResolvedConfig, data: FederatedImages) -> dict[str, str]:
         "time": duration(config, data),
         "memory": f"about {held / 1e9:.1f} GB",
         "disk": f"about {math.ceil(3 * state / 1e6) + 10} MB in {folder}",
-        **quality(config),
+        "quality": quality(config),
         "scores": evaluation_note(config, data),
     }

@@ -15,6 +15,7 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, wrap_error
 from fedgs.federation.training import RunStopped
 from fedgs.privacy.accounting import CAVEATS, SEEDED, Statement
+from fedgs.runs.run_folder import check_free
 from server.launch.control import FlowerFailed
 
 INTERRUPTED = 130  # exit code of a shell after Ctrl-C
@@ -38,9 +39,8 @@ def new_output(output: str) -> Path:
     """
     if not output:
         raise UserError("output is unset: give --output, the folder to create")
+    check_free(output)
     path = Path(output).expanduser().absolute()
-    if path.exists():
-        raise UserError(f"output = {path}: exists already; choose another --output")
     parent = next(above for above in path.parents if above.exists())
     if not parent.is_dir():
         raise UserError(f"output = {path}: {parent} is a file; choose another --output")

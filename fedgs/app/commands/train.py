@@ -22,7 +22,7 @@ from fedgs.config.recipes import recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
-from fedgs.errors import UserError, wrap_error
+from fedgs.errors import wrap_error
 from fedgs.federation import local
 from fedgs.federation.preparation import (
     fitted_to_data,
@@ -34,7 +34,7 @@ from fedgs.federation.training import RunStopped, stop_on_signal
 from fedgs.privacy.accounting import SEEDED
 from fedgs.privacy_label import privacy_label
 from fedgs.runs import epsilons
-from fedgs.runs.run_folder import GENERATOR, RunFolder
+from fedgs.runs.run_folder import GENERATOR, RunFolder, check_free
 from fedgs.runs.sample import Output, check_output, draw_samples
 from server.launch import flower_engine
 
@@ -181,7 +181,7 @@ def sample(asked: SampleRequest) -> None:
     Raises:
         UserError: invalid labels, count or output, or no generator yet.
     """
-    check_output(asked.output, asked.overwrite, asked.card)
+    check_output(asked.output, asked.card)
     wanted, labels = None, asked.labels
     if labels is not None:
         with wrap_error(ValueError, f"labels = {labels!r}", "give numbers like 3,7"):
@@ -192,7 +192,7 @@ def sample(asked: SampleRequest) -> None:
         count = asked.per_class * len(wanted)
     drawn = draw_samples(folder, count, wanted, asked.seed)
     label = privacy_label(folder.path) if asked.card else None
-    drawn.write(asked.output, asked.overwrite, label)
+    drawn.write(asked.output, label)
     say(f"{count} images in {Output.of(asked.output).path}")
 
 
@@ -203,8 +203,7 @@ def demo(output: Path) -> None:
         UserError: the output exists.
         typer.Exit: a run stopped early or failed.
     """
-    if output.exists():
-        raise UserError(f"output = {output}: exists already; choose another --output")
+    check_free(str(output))
     configs = [
         dataclasses.replace(recipe(name), engine="flower", output=str(output / name))
         for name in ("demo", "gs-wgan-demo")

@@ -21,19 +21,17 @@ from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import settings_with
 from fedgs.data import sources
 from fedgs.errors import UserError, reject
-from fedgs.evaluation import classifiers, images, inception, quality
+from fedgs.evaluation import images, inception, quality
 from fedgs.evaluation.images import LabelledImages, RealImages
 from fedgs.files import without_nan
 from fedgs.runs.run_folder import RunFolder
 
-ALL = classifiers.NAMES
 NEEDED = {  # package: the metrics that need it
     "torchmetrics": {"images"},
     "sklearn": {"classifiers"},
     "xgboost": {"classifiers"},
-    "matplotlib": set(METRICS),
+    "matplotlib": {"label-efficiency"},
 }
-
 
 FULL = Sizes()
 FAST = Sizes(2_000, 10_000, 2_000, 2_000, (10, 100, 1000), 60)
@@ -76,24 +74,12 @@ def check(request: EvaluationRequest) -> None:
     Raises:
         UserError: an unknown name, a count below the splits, a missing package.
     """
-    given = {
-        "metrics": (request.metrics, METRICS),
-        "protocol": ((request.protocol,), classifiers.PROTOCOLS),
-        "classifiers": (request.classifiers, ALL),
-    }
-    for setting, (names, known) in given.items():
-        wrong = [name for name in names if name not in known]
-        if wrong:
-            raise UserError(
-                f"{setting} = {','.join(wrong)!r}: give --{setting} of "
-                f"{', '.join(known)}"
-            )
+    if wrong := [name for name in request.metrics if name not in METRICS]:
+        raise UserError(
+            f"metrics = {','.join(wrong)!r}: give --metrics of {', '.join(METRICS)}"
+        )
     if request.count is not None:
         _check_count("count", request.count)
-    if len(set(request.classifiers)) < len(request.classifiers):
-        raise UserError(
-            f"classifiers = {','.join(request.classifiers)}: give each one once"
-        )
     if request.device == "cuda" and not torch.cuda.is_available():
         raise UserError("device = 'cuda': no GPU is available; give --device cpu")
     for package, metrics in NEEDED.items():
@@ -102,7 +88,7 @@ def check(request: EvaluationRequest) -> None:
                 f"metrics: {package} is not installed; run "
                 "`pip install 'fedgs[eval,report]'`"
             )
-    inception.find_weights(request.inception_weights)
+    inception.find_weights()
 
 
 def with_data(request: EvaluationRequest) -> EvaluationRequest:

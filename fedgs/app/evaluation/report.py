@@ -105,9 +105,6 @@ def write(
         if "label_efficiency" in result:
             figure = label_efficiency_figure(result["label_efficiency"])
             write_atomically(folder / "label-efficiency.png", to_png(figure))
-        if "classifiers" in result:
-            figure = per_class_figure(result["classifiers"]["per_class"])
-            write_atomically(folder / "per-class-accuracy.png", to_png(figure))
         with open(lines, "a") as file:
             file.write(json.dumps(result, allow_nan=False) + "\n")
             file.flush()
@@ -157,24 +154,6 @@ def label_efficiency_figure(curves: dict[str, dict[str, float]]) -> "Figure":
     return figure
 
 
-def per_class_figure(per_class: dict[str, list[float | None]]) -> "Figure":
-    """Returns a map of accuracies, one row per classifier, one column per class."""
-    table = np.array(list(per_class.values()), dtype=float)
-    figure = new_figure(2.5 + 0.5 * table.shape[1], 1.5 + 0.32 * len(table))
-    axes = figure.subplots()
-    image = axes.imshow(table, vmin=0, vmax=1, cmap="viridis", aspect="auto")
-    axes.set_xticks(range(table.shape[1]))
-    axes.set_yticks(range(len(table)), list(per_class))
-    axes.set(xlabel="class", title="accuracy on real test images")
-    if table.shape[1] <= 20:
-        for (row, column), value in np.ndenumerate(table):
-            colour = "black" if value > 0.6 else "white"
-            text = f"{value:.2f}"
-            axes.text(column, row, text, ha="center", va="center", color=colour, size=7)
-    figure.colorbar(image)
-    return figure
-
-
 # ------------------------------------------------------------------ terminal
 
 
@@ -193,7 +172,7 @@ def show(request: EvaluationRequest, result: dict[str, Any], as_json: bool) -> N
     caption = f"{request.source} against {request.data}"
     Table(caption, ["metric", "value"], rows).show()
     if "fid_inception_v3_pool3" not in result and "images" in request.metrics:
-        say("fid_inception_v3_pool3: not computed, needs --inception-weights")
+        say("fid_inception_v3_pool3: not computed, needs the weights in torch hub")
     if "classifiers" in result:
         found = result["classifiers"]
         classifier_table("classifiers", request.data, found).show()
@@ -208,8 +187,8 @@ def show(request: EvaluationRequest, result: dict[str, Any], as_json: bool) -> N
 def _show_notes(result: dict[str, Any]) -> None:
     if len(result["calibrated"]) < len(result["accuracy"]):
         say(
-            "calibrated: needs the same classifiers trained on the real images; add "
-            "--calibrate (trained once, then cached)"
+            "calibrated: needs the same classifiers trained on the real images, once: "
+            "`fedgs evaluate real --metrics classifiers` on the same data"
         )
     for reason in result["failed"].values():
         say(reason)

@@ -24,7 +24,6 @@ class EvaluationRequest:
         data: real data with a test split; "" is the run's own.
         reading: settings of `READING` and `SHAPE` that the user gave, the run's
             otherwise; all of them once the data is known.
-        classifiers: empty is all of them.
 
     Raises:
         UserError: a number out of range.
@@ -48,20 +47,7 @@ class EvaluationRequest:
         0, "Of latents, subsets, classifiers.", at_least=0, at_most=2**32 - 1
     )
     metrics: tuple[str, ...] = flag(METRICS, f"Of {', '.join(METRICS)}.")
-    protocol: str = flag(
-        "reference-settings", "Of the classifiers: or library-defaults (hours)."
-    )
-    classifiers: tuple[str, ...] = flag((), "Which of the thirteen, e.g. mlp,cnn.")
-    calibrate: bool | None = flag(
-        None,
-        "Train the classifiers on real images too, once per data set; unless "
-        "library-defaults are not --fast.",
-    )
     fast: bool = flag(False, "2000 synthetic, 10000 + 2000 real images.")
-    inception_weights: Path | None = flag(
-        None, "Your download, for fid_inception_v3_pool3."
-    )
-    num_workers: int = flag(2, "Classifiers at a time.", at_least=1)
     device: str = flag("cpu", "Of the networks.", choices=("cpu", "cuda"))
     output: Path | None = flag(None, "Folder of the results instead of RUN.")
 

@@ -10,7 +10,7 @@ from fedgs.app.commands.progress import Progress
 from fedgs.app.evaluation.report import classifier_stage
 from fedgs.app.evaluation.request import EvaluationRequest
 from fedgs.evaluation import classifiers, downstream, inception, quality
-from fedgs.evaluation.images import LabelledImages, RealImages
+from fedgs.evaluation.images import YARDSTICK, LabelledImages, RealImages
 from fedgs.evaluation.label_efficiency import NUM_LABELS, NUM_STEPS, label_efficiency
 from fedgs.evaluation.lenet import (
     PAPER_TEST_ACCURACY,
@@ -163,7 +163,7 @@ class Scoring:
 
     def _inception_fid(self) -> dict[str, Any]:
         """Returns the FID by the user's own download of weights, if there is one."""
-        weights = inception.find_weights(self.request.inception_weights)
+        weights = inception.find_weights()
         if weights is None:
             return {}
         seed, stage = self.request.seed, self.progress.stage("Inception-v3:")
@@ -191,52 +191,29 @@ class Scoring:
         """Returns the column of the table, calibrated where the real one is known."""
         request, real = self.request, self.real
         task = classifiers.Task(
-            self.synthetic, real.test, real.num_classes, request.protocol, request.seed
+            self.synthetic, real.test, real.num_classes, request.seed
         )
-        names = request.classifiers or classifiers.NAMES
-        results, failed = self._train(task, names, "synthetic")
-        names = tuple(name for name in names if name not in failed)
-        real_results = self._real_classifiers(task, names)
-        ratios = classifiers.calibrated(results, real_results)
-        accuracy = {name: results[name]["accuracy"] for name in names}
-        trained = {name: results[name] for name in names}
+        names = classifiers.NAMES
+        stage = classifier_stage(self.progress, "classifiers:", len(names))
+        results, failed = classifiers.run_classifiers(task, names, stage)
+        # Of `fedgs evaluate real`: the same number as synthetic ones if fast, else all.
+        train = real.train
+        if request.fast:
+            train = train.subset(self.sizes.synthetic, request.seed, YARDSTICK)
+        on_real = classifiers.cached_results(task._replace(train=train), [*results])
+        ratios = classifiers.calibrated(results, on_real)
+        accuracy = {name: result["accuracy"] for name, result in results.items()}
         content = {
-            "protocol": request.protocol,
             "failed": failed,
             "accuracy": accuracy,
             "average": None if failed else float(np.mean([*accuracy.values()])),
-            "per_class": {name: r["per_class"] for name, r in trained.items()},
-            "unconverged": [n for n, r in trained.items() if r["converged"] is False],
-            "seconds": {n: round(r["seconds"], 1) for n, r in trained.items()},
-            "cpu_seconds": {n: round(r["cpu_seconds"], 1) for n, r in trained.items()},
-            "real_accuracy": {n: r["accuracy"] for n, r in real_results.items()},
+            "per_class": {name: r["per_class"] for name, r in results.items()},
+            "unconverged": [n for n, r in results.items() if r["converged"] is False],
+            "seconds": {n: round(r["seconds"], 1) for n, r in results.items()},
+            "cpu_seconds": {n: round(r["cpu_seconds"], 1) for n, r in results.items()},
+            "real_accuracy": {n: r["accuracy"] for n, r in on_real.items()},
             "calibrated": ratios,
         }
-        if len(ratios) == len(names) and not failed:
+        if len(ratios) == len(names):
             content["calibrated_average"] = float(np.mean([*ratios.values()]))
         return content
-
-    def _real_classifiers(
-        self, task: classifiers.Task, names: tuple[str, ...]
-    ) -> dict[str, Any]:
-        """Returns results of training on real images, as far as they are known."""
-        request, train = self.request, self.real.train
-        # As many as the synthetic ones in --fast, else all real images.
-        if request.fast:
-            train = train.subset(self.sizes.synthetic, request.seed, "calibration")
-        task = task._replace(train=train)
-        results = classifiers.cached_results(task, names)
-        calibrate = request.calibrate
-        if calibrate is None:  # the defaults of the libraries would take hours twice
-            calibrate = request.fast or request.protocol == "reference-settings"
-        if calibrate and len(results) < len(names):
-            results, _ = self._train(task, names, "real")
-        return {name: results[name] for name in names if name in results}
-
-    def _train(
-        self, task: classifiers.Task, names: tuple[str, ...], images: str
-    ) -> tuple[dict[str, Any], dict[str, str]]:
-        """Returns the results by name, and why others failed."""
-        title = f"classifiers on {images} images:"
-        stage = classifier_stage(self.progress, title, len(names))
-        return classifiers.run_classifiers(task, names, self.request.num_workers, stage)

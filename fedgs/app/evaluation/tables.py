@@ -29,7 +29,7 @@ def classifier_table(caption: str, data: str, result: Mapping[str, Any]) -> Tabl
         [name, *(_accuracy(column.get(name)) for column in columns.values())]
         for name in names
     ]
-    note = f"Protocol {result.get('protocol', '?')}. Calibrated: synthetic / real."
+    note = "Calibrated: synthetic / real."
     if failed := result.get("failed"):
         note += f" Without a mean, for these could not be trained: {', '.join(failed)}."
     else:

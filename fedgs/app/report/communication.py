@@ -1,4 +1,4 @@
-"""Bytes between server and nodes: measured where a run counted them, else computed."""
+"""Bytes between server and nodes, from the encoding of a run's tensors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,15 +19,13 @@ from fedgs.federation.codec import (
 )
 from fedgs.gan.features import KINDS
 
-MEASURED_REQUESTS = "measured, releases estimated"
-
 
 @dataclass(frozen=True)
 class Communication:
     """What the messages of a run weigh.
 
     Attributes:
-        how: measured (of a compact run the requests), computed or estimated.
+        how: computed or estimated.
         request: bytes of one request to one node.
         reply: bytes of one reply.
         requests, replies: messages of one round.
@@ -59,22 +57,19 @@ class Communication:
 def communication(facts: RunFacts) -> Communication:
     """Returns the size of a run's messages.
 
-    Measured: Flower's serialised messages, with an estimate for a compact release,
-    whose own size would tell of that release. Computed: the tensors in the run's own
-    encoding, whose size is that of any others of their shape. Estimated: with the
-    compact precision it depends on the content, so fakes are those of the last sample
-    grid and releases are noise.
+    Computed: the tensors in the run's own encoding, whose size is that of any others of
+    their shape. Estimated: with the compact precision it depends on the content, so
+    fakes are those of the last sample grid and releases are noise.
 
     Privacy: post-processing of DP output.
     """
     config, events = facts.config, facts.events
     planned = max((event.planned_nodes for event in events), default=config.num_nodes)
     trains_all = config.discriminator_training == "every_round"
-    how, request, reply = _sizes(facts)
     return Communication(
-        how=how,
-        request=request,
-        reply=reply,
+        how="computed" if config.message_precision == "exact" else "estimated",
+        request=len(_fakes(facts)),
+        reply=stated_release_bytes(config),
         requests=config.num_nodes if trains_all else planned,
         replies=planned,
         rounds=sum(event.release == "gradient" for event in events),
@@ -85,16 +80,6 @@ def communication(facts: RunFacts) -> Communication:
         ),
         is_remote=config.engine != "local",
     )
-
-
-def _sizes(facts: RunFacts) -> tuple[str, int, int]:
-    """Returns how the sizes were found, and those of a request and of a reply."""
-    config = facts.config
-    if (sent := facts.measured) is not None:
-        how = "measured" if config.message_precision == "exact" else MEASURED_REQUESTS
-        return how, sent["bytes_down"], sent["bytes_up"]
-    how = "computed" if config.message_precision == "exact" else "estimated"
-    return how, len(_fakes(facts)), stated_release_bytes(config)
 
 
 def _fakes(facts: RunFacts) -> bytes:
@@ -140,12 +125,10 @@ def communication_table(runs: Sequence[RunFacts]) -> Table:
     }
     note = (
         "A request holds the fakes, or the feature networks of a stage; a reply the "
-        "node's release. Measured: Flower's "
-        "serialised messages; a compact release counts as one of noise, for its own "
-        "size would tell of this one release. Computed: the tensors in the run's own "
-        "encoding, without the frames of Flower and gRPC. Estimated: the same for a "
-        "precision that compresses. The whole run counts repeated rounds, not the warm "
-        "start."
+        "node's release. Computed: the tensors in the run's own encoding, without the "
+        "frames of Flower and gRPC. Estimated: the same for a precision that "
+        "compresses; a release counts as one of noise. The whole run counts repeated "
+        "rounds, not the warm start."
     )
     head = ["", *(", ".join(names) for names in columns.values())]
     return Table("Bytes", head, [[name, *cells] for name, cells in rows.items()], note)

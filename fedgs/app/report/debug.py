@@ -13,7 +13,6 @@ from fedgs.app.report import words
 from fedgs.app.report.cards import Card
 from fedgs.app.report.embedded import Picture, picture_of
 from fedgs.app.report.run import RunFacts, read_run
-from fedgs.app.report.settings_tables import train_command
 from fedgs.diagnosis.diagnosis import ONE_OF
 from fedgs.errors import UserError
 from fedgs.privacy.accounting import Statement
@@ -73,12 +72,6 @@ class DebugFacts:
         if any(facts.config.amplification for facts in self.runs):
             return re.sub(r" --(noise-)?seed[ =]\S+", "", command)
         return command
-
-    @property
-    def commands(self) -> list[str]:
-        """What trains the runs that were given to that command, and the command."""
-        were_given = self.debug["request"]["runs"] is not None
-        return [*map(train_command, self.runs if were_given else ()), self.command]
 
     @property
     def outcome(self) -> str:
@@ -205,7 +198,7 @@ def read_debug_folder(path: Path) -> DebugFacts:
 def _check(path: Path, facts: DebugFacts) -> None:
     """Refuses files of which the page cannot be made."""
     try:
-        _ = (glance_cards(facts), diagnosis_cards(facts), facts.commands)
+        _ = (glance_cards(facts), diagnosis_cards(facts), facts.command)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise UserError(
             f"{path}: a broken debug.json or diagnosis.json ({error!r}); restore it "

@@ -63,8 +63,6 @@ class RunFacts:
         label: see `fedgs.privacy_label`.
         baseline: the run as one of `fedgs baseline`, which has no events and no
             statements here; None of `fedgs train`.
-        measured: bytes of its messages, where they were counted; see
-            `server.launch.measuring_grid`.
     """
 
     name: str
@@ -78,7 +76,6 @@ class RunFacts:
     is_finished: bool
     label: Mapping[str, Any]
     baseline: BaselineRun | None = None
-    measured: dict[str, Any] | None = None
 
     @property
     def round(self) -> int:
@@ -123,17 +120,7 @@ def read_run(path: Path) -> RunFacts:
         is_finished=(folder.path / "generator.safetensors").exists(),
         label=privacy_label(folder.path),
         baseline=open_run(folder.path) if is_baseline else None,
-        measured=_measured(folder),
     )
-
-
-def _measured(folder: RunFolder) -> dict[str, Any] | None:
-    """Returns what the run's messages weighed, None where nobody counted."""
-    if not (folder.path / "communication.jsonl").exists():
-        return None
-    from server.launch.measuring_grid import communication  # imports Flower
-
-    return communication(folder)
 
 
 def _evaluation(run: Path) -> dict[str, Any]:

@@ -214,7 +214,7 @@ def _reproduce(page: Page) -> Section:
             "Seeds are left out: a run here counts sampling as protection, and its "
             "seed tells who was selected."
         )
-    commands = [command for debug in page.debugs for command in debug.commands]
+    commands = [debug.command for debug in page.debugs]
     commands += [train_command(facts) for facts in page.singles]
     cards = [Card("Train again", commands=commands)]
     shared, differing = settings_tables(page.runs)

@@ -27,7 +27,7 @@ COLUMNS = {  # kinds of numpy's types, and what they are called
 }
 KEYS = {"images", *COLUMNS}
 PIXELS = (1, 2, 3)  # the axes of one image
-_REMEDY = "save them as uint8 in [0, 255]"
+RANGES = "give uint8 in [0, 255] or floats in [0, 1]"
 
 
 def read(config: RunConfig) -> Records:
@@ -90,10 +90,7 @@ def read_arrays(
 
 
 def from_arrays(
-    where: str,
-    arrays: Mapping[str, NDArray[Any]],
-    num_classes: int | None = None,
-    in_unit_range: bool = False,
+    where: str, arrays: Mapping[str, NDArray[Any]], num_classes: int | None = None
 ) -> Records:
     """Checks arrays and makes them records.
 
@@ -104,24 +101,17 @@ def from_arrays(
         arrays: "images" of shape (N, H, W), (N, H, W, C) or (N, C, H, W), and if known
             "labels" and "clients" of shape (N,).
         num_classes: that the run is told of; above 1 it needs labels.
-        in_unit_range: floats are in [0, 1], whatever they look like.
 
     Raises:
         UserError: arrays that contradict each other.
     """
     images = _channels_first(arrays["images"])
     raise_if_any(where, _shape_problems(arrays["images"].shape, images.shape))
-    # A float image with a fraction is in [0, 1], and rounded to steps of 1/255; one
-    # with a value above 1 has whole numbers in [0, 255]. What one image becomes, no
-    # other one decides.
-    is_unit = np.full(len(images), in_unit_range)
-    if (is_float := images.dtype.kind == "f") and not in_unit_range:
-        is_unit = (images != np.rint(images)).any(axis=PIXELS)
-    raise_if_any(where, _pixel_problems(images, is_unit & is_float))
+    raise_if_any(where, _pixel_problems(images))
     raise_if_any(where, _column_problems(arrays, num_classes))
-    if is_float:
-        scale = np.float32(255 if is_unit.any() else 1)
-        images = np.rint(images.astype(np.float32) * scale)
+    # The type alone decides the range: what an image becomes, no other one decides.
+    if images.dtype.kind == "f":
+        images = np.rint(images.astype(np.float32) * np.float32(255))
     labels = arrays.get("labels", np.zeros(len(images), np.int64))
     largest = max(int(labels.max()), 0)
     pixels, labels = images.astype(np.uint8), labels.astype(np.int64)
@@ -153,45 +143,18 @@ def _shape_problems(given: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[
         )
 
 
-def _pixel_problems(images: NDArray[Any], is_unit: NDArray[np.bool_]) -> Iterator[str]:
-    """Yields what is wrong with images; `is_unit` tells which have a fraction.
-
-    A float image of zeros and ones alone may be of either range, and images of both
-    ranges were hardly meant: such files are refused.
-    """
+def _pixel_problems(images: NDArray[Any]) -> Iterator[str]:
+    """Yields what is wrong with images: integers in [0, 255], floats in [0, 1]."""
     if images.dtype.kind not in "iuf":
-        yield (
-            f"images has dtype {images.dtype}; give uint8 in [0, 255] or floats in "
-            "[0, 1]"
-        )
-    is_finite = np.isfinite(images).all(axis=PIXELS)
-    if not is_finite.all():
-        yield (
-            f"image {is_finite.argmin()} has NaN or infinite values; give numbers in "
-            "[0, 1] or [0, 255]"
-        )
+        yield f"images has dtype {images.dtype}; {RANGES}"
+    most = 1 if images.dtype.kind == "f" else 255
     low, high = images.min(axis=PIXELS), images.max(axis=PIXELS)
-    is_float = images.dtype.kind == "f"
-    if not is_float and high.max() == 1:
-        yield f"images are integers and none is above 1; {_REMEDY}"
-    is_bad = (low < 0) | (high > 255) | is_unit & (high > 1)
+    is_bad = ~((low >= 0) & (high <= most))  # NaN is bad too
     if is_bad.any():
         worst = is_bad.argmax()
-        yield (
-            f"image {worst} has values in [{low[worst]}, {high[worst]}]; give each in "
-            "[0, 1], or whole numbers in [0, 255]"
-        )
-    is_either = is_float & ~is_unit & (high == 1)
-    if is_either.any():
-        yield (
-            f"images are floats, and image {is_either.argmax()} has no other values "
-            f"than 0 and 1, which may be meant in [0, 1] or in [0, 255]; {_REMEDY}"
-        )
-    if is_unit.any() and (high > 1).any():
-        yield (
-            f"image {is_unit.argmax()} has fractions in [0, 1], image "
-            f"{(high > 1).argmax()} whole numbers up to 255; {_REMEDY}"
-        )
+        yield f"image {worst} has values in [{low[worst]}, {high[worst]}]; {RANGES}"
+    if most == 255 and high.max() == 1:
+        yield f"images are integers and none is above 1; {RANGES}"
 
 
 def _column_problems(
@@ -202,11 +165,8 @@ def _column_problems(
     for name in COLUMNS.keys() & arrays.keys():
         (kinds, words), values = COLUMNS[name], arrays[name]
         if values.shape != (count,):
-            shape, remedy = (
-                values.shape,
-                f"give one value for each of the {count} images",
-            )
-            yield f"{name} has shape {shape}; {remedy}"
+            remedy = f"give one value for each of the {count} images"
+            yield f"{name} has shape {values.shape}; {remedy}"
         if values.dtype.kind not in kinds:
             yield f"{name} has dtype {values.dtype}; give {words}"
     if "labels" not in arrays and (num_classes or 1) > 1:

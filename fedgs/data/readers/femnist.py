@@ -11,6 +11,7 @@ Source:
     datasets", ICLR 2020 (36 classes: the two cases of a letter are one).
 """
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -32,7 +33,8 @@ NUM_CLASSES = 62
 LETTERS, LOWER_CASE = 10, 36  # the first label of each
 HUB_NAME = "flwrlabs/femnist"
 LEAF_LAYOUT = "it is users, num_samples and user_data of lists x and y"
-LEAF_ERRORS = (KeyError, TypeError, ValueError, IndexError)  # where it is another one
+# Where it is another one.
+LEAF_ERRORS = (KeyError, TypeError, ValueError, IndexError, OverflowError)
 TFF_LAYOUT = "TFF's layout is examples/USER/pixels and examples/USER/label"
 # What h5py raises on damaged files, or on groups in the place of arrays.
 HDF5_ERRORS = (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError)
@@ -143,14 +145,6 @@ def _hdf5_user(config: RunConfig, path: Path, examples: Any, user: str) -> Part:
 # ------------------------------------------------------------------ LEAF's JSON
 
 
-class _Floats(dict[str, float]):
-    """The few hundred distinct numbers of LEAF's files, each one object."""
-
-    def __missing__(self, text: str) -> float:
-        self[text] = value = float(text)
-        return value
-
-
 def _leaf(config: RunConfig, files: Iterable[Path]) -> Records:
     parts: dict[str, Part] = {}
     origin: dict[str, Path] = {}
@@ -161,10 +155,7 @@ def _leaf(config: RunConfig, files: Iterable[Path]) -> Records:
             f"{file}: cannot be read as JSON",
             "get it again",
         ):
-            text, floats = file.read_text(encoding="utf-8"), _Floats()
-            content = json.loads(
-                text, parse_float=floats.__getitem__, object_hook=_compact
-            )
+            content = json.loads(file.read_text("utf-8"), object_hook=_compact)
         with wrap_error(LEAF_ERRORS, f"{file}: {not_leaf}", LEAF_LAYOUT):
             counts = zip(content["users"], content["num_samples"], strict=True)
             users = [(str(u), content["user_data"][u], count) for u, count in counts]
@@ -177,57 +168,23 @@ def _leaf(config: RunConfig, files: Iterable[Path]) -> Records:
                 )
             origin[user] = file
             with wrap_error(LEAF_ERRORS, f"{where} {not_leaf}", LEAF_LAYOUT):
-                images, labels = list(values["x"]), list(values["y"])
-            raise_if_any(where, _leaf_problems(images, labels, count))
-            pixels = np.reshape(images, (-1, SIDE, SIDE))
-            parts[user] = _checked(config, pixels, np.array(labels, np.int64), where)
+                pixels = np.asarray(values["x"], np.float32).reshape(-1, SIDE, SIDE)
+                labels = np.asarray(values["y"])
+            if count != len(labels):
+                problem = f"has {len(labels)} labels and num_samples {count}"
+                raise UserError(f"{where}: {problem}; the two must agree")
+            parts[user] = _checked(config, pixels, labels, where)
     return _gathered(config, parts)
 
 
 def _compact(values: dict[str, Any]) -> dict[str, Any]:
     """Packs a user's images as soon as they are parsed: lists take eight times more."""
-    if isinstance(values.get("x"), list):
-        values["x"] = [_image(numbers) for numbers in values["x"]]
+    with contextlib.suppress(*LEAF_ERRORS):  # `_leaf` says whose they are
+        values["x"] = np.asarray(values["x"], np.float32)
     return values
 
 
-def _image(numbers: object) -> NDArray[np.float32] | None:
-    """Returns an image, shape (784,), None where it is no list of 784 numbers."""
-    try:
-        pixels = np.array(numbers)
-    except ValueError:  # lists of several lengths
-        return None
-    is_image = pixels.shape == (SIDE**2,) and pixels.dtype.kind in "if"
-    return pixels.astype(np.float32) if is_image else None
-
-
-def _leaf_problems(
-    images: list[Any], labels: list[Any], count: object
-) -> Iterator[str]:
-    if not len(images) == len(labels) == count:
-        yield (
-            f"has {len(images)} images, {len(labels)} labels and num_samples {count}; "
-            "the three must agree"
-        )
-    for index, image in enumerate(images):
-        if not isinstance(image, np.ndarray):
-            yield f"image {index} is no list of {SIDE**2} numbers; remove or repair it"
-    for index, label in enumerate(labels):
-        if type(label) is not int or not 0 <= label < NUM_CLASSES:
-            yield _unknown_label(index, label)
-
-
 # ------------------------------------------------------------------ all of them
-
-
-def num_classes(config: RunConfig) -> int:
-    """Returns the number of classes that `config.classes` leaves."""
-    return int(class_map(config.classes).max()) + 1
-
-
-def _unknown_label(index: int, label: object) -> str:
-    known = f"Federated EMNIST has the integers 0 to {NUM_CLASSES - 1}"
-    return f"image {index} has the label {label!s:.40}; {known}"
 
 
 def _problems(pixels: NDArray[Any], labels: NDArray[Any]) -> Iterator[str]:
@@ -248,7 +205,9 @@ def _problems(pixels: NDArray[Any], labels: NDArray[Any]) -> Iterator[str]:
         yield f"image {is_bad.argmax()} has values outside [0, 1]; remove or repair it"
     is_unknown = (labels < 0) | (labels >= NUM_CLASSES)
     if is_unknown.any():
-        yield _unknown_label(int(is_unknown.argmax()), labels[is_unknown][0])
+        known = f"Federated EMNIST has the integers 0 to {NUM_CLASSES - 1}"
+        index = is_unknown.argmax()
+        yield f"image {index} has the label {labels[index]}; {known}"
 
 
 def _checked(
@@ -267,8 +226,8 @@ def _gathered(config: RunConfig, parts: dict[str, Part]) -> Records:
     capacity = sum(len(labels) for _, labels in parts.values())
     # Frees the memory as it goes.
     users = ((user, *parts.pop(user)) for user in sorted(parts))
-    shape, count = (1, SIDE, SIDE), num_classes(config)
-    return gathered(config.data, users, capacity, shape, count, LIGHT)
+    count = int(class_map(config.classes).max()) + 1
+    return gathered(config.data, users, capacity, (1, SIDE, SIDE), count, LIGHT)
 
 
 def _from_hub(config: RunConfig, name: str) -> Records:
@@ -281,5 +240,5 @@ def _from_hub(config: RunConfig, name: str) -> Records:
             f"data = {config.data!r}: has no column {', '.join(sorted(missing))}; give "
             f"the files of {HUB_NAME}, or read others by --data hf:FOLDER"
         )
-    reading = Reading(SIDE, 1, resizes=False, class_map=class_map(config.classes))
+    reading = Reading(SIDE, 1, class_map(config.classes))
     return hugging_face.read_dataset(config, dataset, source, reading, LIGHT)

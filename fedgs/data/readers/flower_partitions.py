@@ -10,13 +10,9 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from fedgs.config.hub import HubSource
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError, wrap_error
-
-UNSUITED = ("Partitioner", "IdToSizeFncPartitioner")  # abstract; takes a function
 
 
 def partitions(
@@ -64,23 +60,17 @@ def _partitioner(config: RunConfig, source: HubSource, label: str | None) -> Any
     """Makes the partitioner, which is set, from its arguments."""
     from flwr_datasets import partitioner as partitioners
 
-    known = [
-        name
-        for name in partitioners.__all__
-        if name not in UNSUITED and not name.startswith("Vertical")
-    ]
-    if (name := source.partitioner or "") not in known:
+    name = source.partitioner or ""
+    if name not in partitioners.__all__ or name.startswith("Vertical"):
         raise UserError(
-            f"data = {config.data!r}: partitioner {name!r}; give one of "
-            f"{', '.join(known)}"
+            f"data = {config.data!r}: partitioner {name!r}; give a class of "
+            "flwr_datasets.partitioner that deals rows, such as DirichletPartitioner"
         )
     maker = getattr(partitioners, name)
     wanted = inspect.signature(maker).parameters
-    given = source.arguments
     defaults = {"seed": config.seed, "partition_by": label}
-    arguments = {key: defaults[key] for key in defaults if key in wanted} | {**given}
-    if "distribution_array" in given:
-        arguments["distribution_array"] = np.array(given["distribution_array"])
+    arguments = {key: defaults[key] for key in defaults if key in wanted}
+    arguments |= source.arguments
     problem = f"data = {config.data!r}: the partitioner's arguments do not suit"
     remedy = f"{name} takes {', '.join(wanted)}"
     with wrap_error((TypeError, ValueError), problem, remedy):

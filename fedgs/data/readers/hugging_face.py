@@ -44,13 +44,11 @@ class Reading:
     Attributes:
         side: of the images.
         channels: of the images.
-        resizes: whether pictures of another side are resized, or refused.
         class_map: new label of each label, -1 for those left out; None for all.
     """
 
     side: int
     channels: int
-    resizes: bool = True
     class_map: NDArray[np.int64] | None = None
 
 
@@ -237,15 +235,8 @@ def _picture(cell: Any, reading: Reading, where: str) -> NDArray[np.uint8]:
         raise UserError(f"{where}: is missing; leave this row out")
     source = cell["bytes"] or Path(cell["path"])
     pixels = read_picture(source, where, reading.channels)
-    side = pixels.shape[1]
-    if side != reading.side:
-        if not reading.resizes:
-            raise UserError(
-                f"{where}: has {side} x {side} pixels; this data set has "
-                f"{reading.side} x {reading.side}"
-            )
-        pixels = resize(pixels[None], reading.side)[0]
-    return pixels
+    is_fitted = pixels.shape[1] == reading.side
+    return pixels if is_fitted else resize(pixels[None], reading.side)[0]
 
 
 def _label(value: Any, reading: Reading, where: str) -> int | None:

@@ -1,19 +1,17 @@
-"""`fedgs cohorts`: files, JSON, pictures, bad input, and the same through Flower."""
+"""`fedgs select-clients`: files, bad input, and the same through Flower."""
 
 import json
 import os
-import stat
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from command_line import flags, printed, refused
+from command_line import flags, refused
 from fedgs import process
-from fedgs.app.commands import cohorts
-from fedgs.cohorts.files import EXCLUDED, read_cohort
+from fedgs.app.commands import select_clients
+from fedgs.cohorts.files import read_cohort
 from fedgs.cohorts.selection import Selection, read_plan, statements
 from fedgs.data.corruption import corrupted_clients
 from fedgs.federation.training import RunStopped
@@ -41,7 +39,7 @@ def select(fedgs, tmp_path):
         given = {"data": data, "output": path, "engine": "local"} | SETTINGS | settings
         switches = [f"--{n.replace('_', '-')}" for n, v in given.items() if v is True]
         rest = flags(**{n: value for n, value in given.items() if value is not True})
-        return (*fedgs("cohorts", *rest, *switches), path)
+        return (*fedgs("select-clients", *rest, *switches), path)
 
     return select
 
@@ -58,7 +56,6 @@ def test_selection_writes_cohorts_and_says_that_it_is_not_private(select):
     assert (summary["statements"], summary["cost"]) == ([], None)
     assert summary["thresholds"] == {"below": 0.3, "above": 0.4}
     assert sum(summary["cohorts"].values()) == K
-    assert list((path / "private").iterdir()) == []
     names = [str(client) for client in range(K)]
     truth = dict(zip(names, corrupted_clients(read_plan(path)[0], names), strict=True))
     assert 0 < sum(truth.values()) < K
@@ -77,96 +74,43 @@ def test_selection_writes_cohorts_and_says_that_it_is_not_private(select):
 
 
 def test_private_selection_states_its_epsilon_and_cost(select):
-    settings = {"below": 0.5, "noise_per_clip": 2.0, "delta": 1e-4}
-    code, out, err, path = select(membership_epsilon=2.0, json=True, **settings)
+    code, out, err, path = select(below=0.5, noise_per_clip=2.0)
     assert (code, err) == (0, "")
-    summary = json.loads(out)
-    assert summary == json.loads((path / "cohorts.json").read_text())
+    summary = json.loads((path / "cohorts.json").read_text())
     rounds = {"num_rounds": 2, "clients_per_round": 4}
-    noise = {"noise_per_clip": 2.0, "membership_epsilon": 2.0}
-    selection = Selection(below=0.5, delta=1e-4, **noise, **rounds)
+    selection = Selection(below=0.5, noise_per_clip=2.0, **rounds)
     expected = statements(selection, K)
     assert summary["statements"] == [s.to_json() for s in expected]
-    assert expected[0].epsilon == pytest.approx(7.725, abs=0.001)
+    assert expected[0].epsilon == pytest.approx(9.557, abs=0.001)  # mu^2 = 2
     for cohort, count in summary["cohorts"].items():
         if count:
             found = read_cohort(path / f"{cohort}.txt")
             assert (found.selection, found.cost) == ("private", selection.cost(K))
             assert found.selection_id == summary["id"] != ""
-    out = select("shown", below=0.5, noise_per_clip=2.0)[1]
     assert "unbounded" in out  # for the server
     assert "NOT PRIVATE" not in out
 
 
-def test_same_seed_selects_the_same_and_the_run_takes_the_cohort(select, fedgs):
-    one, two = (select(name, percentile_below=50)[3] for name in ("a", "b"))
-    file = one / "selected.txt"
-    assert file.read_text() == (two / "selected.txt").read_text()
-    names = read_cohort(file).names
-    train = {"data": read_plan(one)[0].data, "cohort": file, "output": one / "run"}
-    train |= {"image_size": 16, "noise_multiplier": 1, "num_rounds": 1}
-    train |= {"warm_start_rounds": 1, "generator": "upsample"}
-    train |= {"discriminator_dim": 4, "generator_dim": 4}
-    out = printed(fedgs("train", *flags(**train)), "")
-    assert f"{len(names)} clients on {len(names)} nodes" in out
-    _, out, _ = fedgs("privacy", one / "run", "--json")
-    assert all(EXCLUDED in row["conditions"] for row in json.loads(out))
-    own = one / "run" / "cohort.txt"
-    assert own.read_text() == file.read_text()
-    own.write_text("\n".join(names) + "\n")  # the same, as if they were the user's own
-    refused(fedgs("privacy", one / "run"), ".*cohort.txt: is not what the run began")
-
-
-def test_diagnostics_are_private_marked_and_drawn(select):
-    code, _, _, path = select(percentile_below=50, bug="flip", private_diagnostics=True)
-    assert code == 0
-    assert stat.S_IMODE((path / "private").stat().st_mode) == 0o700
-    made = sorted(file.name for file in (path / "private").iterdir())
-    assert made == ["accuracies.json", "accuracies.png"]
-    found = json.loads((path / "private" / "accuracies.json").read_text())
-    assert "not private" in found.pop("note")
-    limit = json.loads((path / "cohorts.json").read_text())["thresholds"]["below"]
-    below = tuple(n for n, a in found.items() if a is not None and a <= limit)
-    assert read_cohort(path / "selected.txt").names == below
-    picture = np.asarray(Image.open(path / "private" / "accuracies.png"))
-    assert len(np.unique(picture.reshape(-1, picture.shape[-1]), axis=0)) > 20
+def test_same_seed_selects_the_same(select):
+    one, two = (select(name, below=50, percentiles=True)[3] for name in ("a", "b"))
+    assert (one / "selected.txt").read_text() == (two / "selected.txt").read_text()
 
 
 @pytest.mark.parametrize(
-    ("settings", "named"),
+    ("arrays", "settings", "named"),
     [
-        ({"below": 0.5, "engine": "ray"}, "engine = 'ray': give --engine one of"),
-        ({"below": 0.5, "output": "/"}, "output = /: exists already; choose another"),
-        ({"below": 0.5, "output": "/proc/x"}, "output = /proc/x: "),
-        ({"below": 0.5, "data": "digits"}, "data = digits: cohorts are of people"),
-        ({"below": 0.5, "partition": "iid", "num_clients": 3}, ".*these clients are"),
-        ({"below": 0.5, "data": "npz:no"}, "data = 'npz:.*/no': .* does not exist"),
-        ({"below": 0.5, "num_clients": 7}, "num_clients = 7"),
-        ({"below": 0.5, "cohort": "c.txt"}, "cohort = c.txt: cohorts are selected am"),
-        ({"below": 0.5, "clip_bound": 5}, "clip_bound = 5.0: is for a private sel"),
-        ({"below": 0.5, "membership_epsilon": 2}, "membership_epsilon = 2.0: is for"),
-        ({"below": 0.5, "delta": 1e-6}, "delta = 1e-06: is for a private selection"),
+        ({}, {"partition": "iid", "num_clients": 2}, ".*cohorts are of people"),
+        ({}, {"cohort": "c.txt"}, "cohort = c.txt: cohorts are selected am"),
+        ({"clients": ["#a"] * 3 + ["b"] * 3}, {}, "client '#a': a cohort file cannot"),
+        ({"labels": [0] * 6}, {}, "data = npz:.* has one class only"),
     ],
 )
-def test_bad_input_is_refused_before_work(select, monkeypatch, settings, named):
-    monkeypatch.setattr(cohorts, "Selecting", None)
-    *done, path = select(**settings)
-    refused(done, named)
-    assert not path.exists()
-
-
-@pytest.mark.parametrize(
-    ("arrays", "named"),
-    [
-        ({"clients": ["#a"] * 3 + ["b"] * 3}, "client '#a': a cohort file cannot hold"),
-        ({"labels": [0] * 6}, "data = npz:.* has one class only"),
-    ],
-)
-def test_data_that_no_cohort_can_be_of_is_refused(select, tmp_path, arrays, named):
+def test_bad_input_is_refused_before_work(select, tmp_path, arrays, settings, named):
     arrays = {"labels": [0, 1, 2] * 2, "clients": ["a"] * 3 + ["b"] * 3} | arrays
     arrays = {name: np.array(values) for name, values in arrays.items()}
     np.savez(tmp_path / "own.npz", images=np.zeros((6, 16, 16), np.uint8), **arrays)
-    *done, path = select(below=0.5, data=f"npz:{tmp_path / 'own.npz'}")
+    data = f"npz:{tmp_path / 'own.npz'}"
+    *done, path = select(below=0.5, data=data, **settings)
     refused(done, named)
     assert not path.exists()
 
@@ -182,7 +126,7 @@ def test_empty_cohort_has_no_file_and_a_stopped_selection_no_cohort(
     def stop(*arguments: object) -> None:
         raise RunStopped("stopped after round 1; nothing was selected")
 
-    monkeypatch.setattr(cohorts, "_locally", stop)
+    monkeypatch.setattr(select_clients, "_locally", stop)
     code, _, err, path = select("stopped", below=0.5)
     assert code == 1
     assert err.startswith("stopped after round 1; nothing was selected\nselect again")
@@ -196,8 +140,8 @@ def test_flower_selects_what_the_local_engine_selects(select, monkeypatch):
     root = Path(__file__).resolve().parents[2]
     python_path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
     monkeypatch.setenv("PYTHONPATH", python_path.rstrip(os.pathsep))
-    settings = {"percentile_below": 40, "percentile_above": 60, "num_rounds": 3}
-    settings |= {"bug": "flip", "private_diagnostics": True}
+    settings = {"below": 40, "above": 60, "percentiles": True, "num_rounds": 3}
+    settings |= {"bug": "flip"}
     tokens = []
     original = process.end_simulation
 
@@ -214,10 +158,5 @@ def test_flower_selects_what_the_local_engine_selects(select, monkeypatch):
         ours, theirs = (path / f"{cohort}.txt" for path in (local, flower))
         assert ours.exists() == theirs.exists()
         assert not ours.exists() or ours.read_text() == theirs.read_text()
-    accuracies = [
-        json.loads((path / "private" / "accuracies.json").read_text())
-        for path in (local, flower)
-    ]
-    assert accuracies[0] == accuracies[1]
     assert process.processes_of(tokens[-1]) == []
     assert not (Path(tempfile.gettempdir()) / f"fedgs-{tokens[-1][:8]}").exists()

@@ -1,0 +1,45 @@
+"""Where the samples of two cohorts differ most, whatever the cause."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedgs.diagnosis import permutation
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far the cohorts are apart in one class, or in one feature of the images.
+
+    Attributes:
+        of: class or feature.
+        name: the label, or the feature of `group_features.image_features`.
+        distance: of the cohorts' means; 1 is as far as two images of one group are
+            from their mean.
+    """
+
+    of: str
+    name: str
+    distance: float
+
+
+def differences(features: dict[str, NDArray[np.float64]]) -> tuple[Difference, ...]:
+    """Returns where the cohorts differ: classes, then features, largest first.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        features: name to the class means of all 2G groups, scaled, shape (2G, number
+            of classes, d); healthy groups first.
+    """
+    grams = {n: np.einsum("gkd,hkd->kgh", x, x) for n, x in features.items()}
+    by_class = np.sum(list(grams.values()), axis=0)
+    rows = [("class", str(label), gram) for label, gram in enumerate(by_class)]
+    rows += [("feature", name, gram.mean(0)) for name, gram in grams.items()]
+    truth = permutation.splits(by_class.shape[1] // 2)[:1]
+    found = [
+        Difference(of, name, float(permutation.distances(gram, truth)[0]))
+        for of, name, gram in rows
+    ]
+    return tuple(sorted(found, key=lambda d: (d.of, -d.distance)))
