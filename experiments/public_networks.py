@@ -51,7 +51,7 @@ def trained_trunk(images: Tensor, labels: Labels) -> TensorDict:
             adam.zero_grad()
             loss.backward()
             adam.step()
-        print(f"trunk: epoch {epoch + 1} of {EPOCHS}, loss {float(loss):.4f}")
+        print(f"trunk: epoch {epoch + 1} of {EPOCHS}", flush=True)
     return {name: value.detach() for name, value in trunk.items()}
 
 
@@ -91,7 +91,7 @@ def trained_refiner(
         loss.backward()
         adam.step()
         if (step + 1) % 200 == 0:
-            print(f"refiner: step {step + 1} of {PAIR_STEPS}, loss {float(loss):.4f}")
+            print(f"refiner: step {step + 1} of {PAIR_STEPS}, loss {loss.item():.4f}")
     return generator.refiner.state_dict()
 
 

@@ -387,7 +387,11 @@ def fit_refiner(
     model = model_of(config, server.stages, server.start)
     set_generator(config, model, fresh.generator, server.ema)
     server.generator.load_state_dict(fresh.generator.state_dict())
-    refine(config, server.stages[-1], server.generator, server.ema, check)
+    generator, average = server.generator, server.ema
+    if isinstance(generator, GeneratorRefined) and isinstance(
+        average, GeneratorRefined
+    ):
+        refine(config, server.stages[-1], generator, average, check)
 
 
 # ------------------------------------------------------------------ client

@@ -379,16 +379,14 @@ class Refiner(nn.Module):
             return nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1)
 
         sizes = zip((channels, *widths[:2]), widths, (1, 2, 2), strict=True)
-        self.down = nn.ModuleList(
-            nn.ModuleList([convolution(n, m, stride), convolution(m, m)])
-            for n, m, stride in sizes
-        )
+        self.down = nn.ModuleList(convolution(*size) for size in sizes)
+        self.same = nn.ModuleList(convolution(width, width) for width in widths)
         self.up = nn.ModuleList([convolution(7 * d, 3 * d), convolution(4 * d, d)])
         self.last = convolution(d, channels)
         self.embedding = nn.Embedding(config.num_classes, sum(widths))
         for layer in (self.last, self.embedding):
-            nn.init.zeros_(layer.weight)
-        nn.init.zeros_(self.last.bias)
+            for parameter in layer.parameters():
+                nn.init.zeros_(parameter)
 
     def forward(self, images: Images, labels: Labels) -> Images:
         """Returns images in [0, 1]; changes no state.
@@ -399,8 +397,8 @@ class Refiner(nn.Module):
         """
         of_class = self.embedding(labels)[:, :, None, None].split(self.widths, dim=1)
         h, passed = 2 * images - 1, []
-        for (first, second), added in zip(self.down, of_class, strict=True):
-            h = F.silu(second(F.silu(first(h) + added)))
+        for down, same, added in zip(self.down, self.same, of_class, strict=True):
+            h = F.silu(same(F.silu(down(h) + added)))
             passed.append(h)  # S -> S / 2 -> S / 4
         for layer, beside in zip(self.up, passed[-2::-1], strict=True):
             h = F.interpolate(h, size=beside.shape[-2:])

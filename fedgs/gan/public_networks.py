@@ -27,7 +27,7 @@ from fedgs.randomness import stream
 from fedgs.shapes import Images, TensorDict
 
 FONTS = Path(__file__).with_name("fonts.safetensors")
-FONTS_SHA256 = "f2cf9e3199e705c632323c146eb3dcd281a13a7cc4eb5a746e8c1411397b975e"
+FONTS_SHA256 = "c35ba2072890520557a24d224d8083ed6e6599020d859f046eb78f7356bcf450"
 TRUNK, REFINER, REFINER_DIM = "trunk.", "refiner.", 16
 # Three convolutions and a linear layer, shape of each weight, for C channels:
 # S -> S / 2 -> S / 2 -> S / 4, from there 7 x 7 fields.

@@ -112,7 +112,7 @@ def refine(
     config: ResolvedConfig,
     release: StageRelease,
     generator: GeneratorRefined,
-    average: Generator,
+    average: GeneratorRefined,
     check: Callable[[int], None] = lambda step: None,
 ) -> None:
     """Fits the refiner to a release of feature means.
@@ -139,6 +139,6 @@ def refine(
         adam.zero_grad(set_to_none=True)
         ((found - target) * means).sum().backward()
         adam.step()
-        update_ema(average, generator, step, AVERAGED)
+        update_ema(average.refiner, generator.refiner, step, AVERAGED)
         check(step + 1)
     generator.load_state_dict(average.state_dict())
