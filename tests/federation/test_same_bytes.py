@@ -16,7 +16,6 @@ from deployed_grid import Deployment
 from fedgs.federation import local
 from fedgs.federation import round as rounds_of_servers
 from fedgs.files import read_tensors
-from fedgs.gan import refinement
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs import run_folder
 from fedgs.runs.run_folder import RunFolder, state_rounds
@@ -130,11 +129,6 @@ def made(engine: type, place: Path, mode: str, **more: object):
 def product(run) -> tuple[str, ...]:
     names = ("generator", "generator_ema")
     return tuple(generator(run.folder.path, name) for name in names)
-
-
-@pytest.fixture(autouse=True)
-def short_fits(monkeypatch) -> None:
-    monkeypatch.setattr(refinement, "STEPS", 10)
 
 
 @pytest.fixture(scope="module")

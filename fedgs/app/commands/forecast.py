@@ -14,7 +14,7 @@ from fedgs.app.commands.progress import say
 from fedgs.app.commands.run_outcome import near
 from fedgs.app.tables import Table
 from fedgs.cohorts.files import selection_costs
-from fedgs.config.recipes import OF_STAGED, moments_for, recipe, signal_of
+from fedgs.config.recipes import DEFAULT, OF_STAGED, moments_for, recipe, signal_of
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.sources import has_test_split
@@ -33,8 +33,9 @@ FEW_SECONDS, FLOWER_SECONDS = 5.0, 20.0  # start and end of a run, by engine
 TIMED_SECONDS = 1.0  # of a few clients' rounds, by which all rounds are estimated
 # 60,000 images, 100 low frequencies: 4 CPU seconds (docs/benchmark.md).
 SECONDS_OF_PRODUCT = 4 / (60_000 * 100**2)
+SECONDS_OF_FIT = 300 / 28**2  # on one core; 250 to 300 s at 28 pixels
 # docs/benchmark.md, "The forecast of a dry run": lowest and highest accuracy of runs
-# around each `signal_of`, in hundredths; FITTED is staged with `moments_for`.
+# around each `signal_of`, in hundredths; FITTED is the default with `moments_for`.
 SIGNALS = (260, 420, 650, 1700, 4000)
 FITTED = "none named"
 MEASURED = {
@@ -50,11 +51,10 @@ OUTSIDE = "scores on private data lie outside every epsilon"
 
 def choice(config: ResolvedConfig, data: FederatedImages) -> str:
     """Returns the line that says which recipe was chosen, by what, and how long."""
-    name = "staged" if config.num_parts == 1 else "staged-parts"
     return (
-        f"recipe {name} (none was given): {config.num_rounds} releases of means and "
-        f"covariances, moment_size {config.moment_size} by {config.num_clients} "
-        f"clients and {target(config)}; {duration(config, data)}"
+        f"recipe {DEFAULT} (none was given): {config.num_rounds} releases of means, "
+        f"covariances and features, moment_size {config.moment_size} by "
+        f"{config.num_clients} clients and {target(config)}; {duration(config, data)}"
     )
 
 
@@ -126,6 +126,8 @@ def duration(config: ResolvedConfig, data: FederatedImages) -> str:
     seconds, by = FEW_SECONDS if config.engine == "local" else FLOWER_SECONDS, ""
     if config.num_stages:
         seconds += SECONDS_OF_PRODUCT * len(data.images) * config.moment_features**2
+    if config.has_features:
+        seconds += SECONDS_OF_FIT * config.image_size**2
     if config.num_rounds > config.num_stages:
         seconds += seconds_of_gradients(config, data)
         by = ", by rounds of a few clients timed here, if the cores are idle"
@@ -212,7 +214,7 @@ def _range(name: str, signal: float) -> tuple[float, float]:
 
 def _is_of(config: ResolvedConfig, name: str) -> bool:
     """Tells whether a run has the settings of a row of `MEASURED`."""
-    known = recipe("staged" if name == FITTED else name)
+    known = recipe(DEFAULT if name == FITTED else name)
     if name == FITTED:
         known = dataclasses.replace(known, **moments_for(config))
     return all(getattr(config, key) == getattr(known, key) for key in OF_RECIPE)
