@@ -127,7 +127,7 @@ def test_a_method_is_chosen_only_where_nothing_of_one_is_given(given, is_open):
 def test_target_alone_trains_the_best_recipe_of_own_data(trained):
     config = RunFolder.open(trained).config
     kinds = [stage.kind for stage in config.stage_list]
-    assert kinds == ["means", "scatter", "moments"]
+    assert kinds == ["means", "scatter", "moments", "font-features"]
     assert (config.num_clients, config.num_classes) == (OWNERS, 2)
     assert (config.image_size, config.image_channels) == (28, 1)
     assert config.moment_size == moments_for(config)["moment_size"] < 10
@@ -166,7 +166,7 @@ def test_training_ends_with_picture_epsilon_and_where_the_rest_is(fedgs, tmp_pat
     out = printed(fedgs("train", *given), "")
     assert "scores: possible, on 0.25 of every owner's images" in out
     end = out.splitlines()[-5:]
-    assert end[0] == f"sample grid  {run}/samples/round-0000003.png"
+    assert end[0] == f"sample grid  {run}/samples/round-0000004.png"
     sentence = (
         r"epsilon +9\.9\d+ \(adversary release, zero-out, delta 1e-05, unit: one "
     )
@@ -230,7 +230,7 @@ def test_dry_run_says_what_a_run_costs_and_writes_nothing(
 ):
     monkeypatch.chdir(tmp_path)
     out = printed(fedgs("train", *flags(data=own, target_epsilon=10), "--dry-run"), "")
-    assert re.match(r"recipe staged .* by 30 clients and epsilon 10 \(release", out)
+    assert re.match(r"recipe warm-start .* by 30 clients and epsilon 10 \(release", out)
     for word in ("does:", "time:", "memory:", "disk:", "quality:", "zero-out"):
         assert word in out
     assert "possible, on 0.1 of every owner's images: scores on private data lie" in out
@@ -302,11 +302,7 @@ def planned(name: str, clients: int, epsilon: float, **more) -> ResolvedConfig:
     """The configuration of a run of a row of the forecast's table."""
     given = {"num_clients": clients, "num_classes": 10, "clients_per_round": clients}
     given |= {"target_epsilon": epsilon, "seed": 0} | more
-    known = "staged" if name == forecast.FITTED else name
-    config = with_noise(overridden(recipe(known), given))
-    if name == forecast.FITTED:
-        config = dataclasses.replace(config, **moments_for(config) | more)
-    return config
+    return with_noise(overridden(recipe(name), given))
 
 
 def both_ends(text: str) -> tuple[float, float]:
@@ -326,9 +322,6 @@ def test_less_noise_never_forecasts_less(name):
 
 # Runs that the table was not made of, on other owners; two more of them missed.
 CHECKED = [  # recipe, clients, epsilon, accuracy of a CNN of 2,000 samples
-    ("none named", 120, 5, 0.596),
-    ("none named", 1000, 3, 0.689),
-    ("none named", 170, 10, 0.790),
     ("staged", 90, 10, 0.576),
     ("staged", 170, 10, 0.771),
     ("staged-fonts", 170, 10, 0.799),
@@ -423,7 +416,7 @@ def test_every_command_of_the_page_works(walk):
     assert "npz:mine.npz" in out[0]
     of_folder = out[1].replace("folder:mine", "npz:mine.npz")
     assert of_folder.splitlines()[1:] == out[0].splitlines()[1:]
-    assert out[2].startswith("recipe staged (none was given)")
+    assert out[2].startswith("recipe warm-start (none was given)")
     assert "will not be possible" not in out[2]
     assert "epsilon      9.9" in out[3]
     assert len([*Path("drawn").glob("*/*.png")]) == 4 * 100

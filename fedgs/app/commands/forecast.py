@@ -14,7 +14,7 @@ from fedgs.app.commands.progress import say
 from fedgs.app.commands.run_outcome import near
 from fedgs.app.tables import Table
 from fedgs.cohorts.files import selection_costs
-from fedgs.config.recipes import DEFAULT, OF_STAGED, moments_for, recipe, signal_of
+from fedgs.config.recipes import DEFAULT, OF_STAGED, recipe, signal_of
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.sources import has_test_split
@@ -35,11 +35,9 @@ TIMED_SECONDS = 1.0  # of a few clients' rounds, by which all rounds are estimat
 SECONDS_OF_PRODUCT = 4 / (60_000 * 100**2)
 SECONDS_OF_FIT = 300 / 28**2  # on one core; 250 to 300 s at 28 pixels
 # docs/benchmark.md, "The forecast of a dry run": lowest and highest accuracy of runs
-# around each `signal_of`, in hundredths; FITTED is the default with `moments_for`.
+# around each `signal_of`, in hundredths.
 SIGNALS = (260, 420, 650, 1700, 4000)
-FITTED = "none named"
 MEASURED = {
-    FITTED: ((27, 69), (51, 75), (59, 81), (71, 87), (74, 89)),
     "staged": ((35, 62), (58, 73), (63, 83), (69, 87), (71, 88)),
     "staged-parts": ((12, 20), (33, 58), (54, 79), (71, 87), (74, 89)),
     "staged-fonts": ((72, 78), (75, 81), (80, 83), (84, 85), (83, 83)),
@@ -214,9 +212,7 @@ def _range(name: str, signal: float) -> tuple[float, float]:
 
 def _is_of(config: ResolvedConfig, name: str) -> bool:
     """Tells whether a run has the settings of a row of `MEASURED`."""
-    known = recipe(DEFAULT if name == FITTED else name)
-    if name == FITTED:
-        known = dataclasses.replace(known, **moments_for(config))
+    known = recipe(name)
     return all(getattr(config, key) == getattr(known, key) for key in OF_RECIPE)
 
 
