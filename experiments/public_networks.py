@@ -2,7 +2,7 @@
 
     python -m experiments.public_networks
 
-It writes `fedgs/gan/fonts.safetensors` and prints the hash that
+It writes `fedgs/gan/fonts.json` and prints the hash that
 `fedgs.gan.public_networks` expects. The trunk learns to tell the digits apart. The
 refiner learns to make a digit out of what the fonts' own Gaussians draw near it, and
 then to match the fonts' own feature means, as it does in a run.
@@ -10,16 +10,18 @@ then to match the fonts' own feature means, as it does in a run.
 Privacy: public; no person's image is in it.
 """
 
+import base64
 import hashlib
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save
 from torch import Tensor
 
 from fedgs.config.recipes import recipe
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.readers import fonts
-from fedgs.files import write_tensors
+from fedgs.files import write_json
 from fedgs.gan.models import GeneratorRefined, build_generator
 from fedgs.gan.moments import set_generator, start_of
 from fedgs.gan.public_networks import (
@@ -109,7 +111,8 @@ def main() -> None:
     refiner = trained_refiner(config, images, labels)
     tensors = {TRUNK + name: value.half() for name, value in trunk.items()}
     tensors |= {REFINER + name: value.half() for name, value in refiner.items()}
-    write_tensors(FONTS, tensors, {})
+    content = base64.b64encode(save(tensors)).decode()
+    write_json(FONTS, {"safetensors": content})
     print(f"FONTS_SHA256 = {hashlib.sha256(FONTS.read_bytes()).hexdigest()!r}")
 
 

@@ -46,7 +46,7 @@ def test_the_packages_networks_are_those_of_the_hash(tmp_path, monkeypatch):
     assert {n: v.shape for n, v in fonts_trunk().items()} == {
         n: v.shape for n, v in random_trunk(1).items()
     }
-    damaged = tmp_path / "fonts.safetensors"
+    damaged = tmp_path / "fonts.json"
     damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     monkeypatch.setattr(public_networks, "FONTS", damaged)
     assert_refused(
